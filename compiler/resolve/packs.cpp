@@ -54,7 +54,7 @@ bool readTensor(const Pack &pack, const Tensors &tensors, PackTree &tree, Diagno
   return true;
 }
 
-/// Joins the shapes of a concat's or interleave's components.
+/// Joins the shapes of a entries of a concat or interleave.
 bool joinShapes(const Pack &pack, const Tensors &tensors, PackTree &tree, Diagnostics &diagnostics) {
   const char *kind = tree.kind == Pack::Kind::concat ? "concat" : "interleave";
   const PackTree &first = tree.of[0];
@@ -67,28 +67,26 @@ bool joinShapes(const Pack &pack, const Tensors &tensors, PackTree &tree, Diagno
   bool ok = true;
   tree.shape = first.shape;
   int64_t total = 0;
-  for (const PackTree &component : tree.of) {
+  for (const PackTree &entry : tree.of) {
     auto refuse = [&](const std::string &why) {
-      diagnostics.error(component.at, describe(component, tensors) + " cannot be joined with " +
-                                          describe(first, tensors) + " along dimension " + text(tree.dimension) + ": " +
-                                          why);
+      diagnostics.error(entry.at, describe(entry, tensors) + " cannot be joined with " + describe(first, tensors) +
+                                      " along dimension " + text(tree.dimension) + ": " + why);
       ok = false;
     };
-    if (component.shape.size() != first.shape.size()) {
-      refuse("it has " + dimensionsText(component.shape.size()) + ", expected " + text(rank));
+    if (entry.shape.size() != first.shape.size()) {
+      refuse("it has " + dimensionsText(entry.shape.size()) + ", expected " + text(rank));
       continue;
     }
     for (int64_t d = 0; d < rank; ++d)
-      if (d != tree.dimension && component.shape[d] != first.shape[d])
-        refuse("dimension " + text(d) + " is " + text(component.shape[d]) + ", expected " + text(first.shape[d]));
-    if (tree.kind == Pack::Kind::interleave && component.shape[tree.dimension] % tree.groups != 0) {
-      diagnostics.error(component.at, describe(component, tensors) + " cannot be interleaved in " + text(tree.groups) +
-                                          " groups: " + text(tree.groups) + " does not divide " +
-                                          text(component.shape[tree.dimension]) + ", its dimension " +
-                                          text(tree.dimension));
+      if (d != tree.dimension && entry.shape[d] != first.shape[d])
+        refuse("dimension " + text(d) + " is " + text(entry.shape[d]) + ", expected " + text(first.shape[d]));
+    if (tree.kind == Pack::Kind::interleave && entry.shape[tree.dimension] % tree.groups != 0) {
+      diagnostics.error(entry.at, describe(entry, tensors) + " cannot be interleaved in " + text(tree.groups) +
+                                      " groups: " + text(tree.groups) + " does not divide " +
+                                      text(entry.shape[tree.dimension]) + ", its dimension " + text(tree.dimension));
       ok = false;
     }
-    total += component.shape[tree.dimension];
+    total += entry.shape[tree.dimension];
     if (total > kMaxRows) {
       refuse("the pack would have more than 2^60 rows");
       return false;
@@ -127,24 +125,24 @@ bool layOut(const Tensors &tensors, int64_t align, PackTree &tree, Diagnostics &
 void collect(const PackTree &tree, std::vector<const PackTree *> &result) {
   if (tree.kind == Pack::Kind::tensor)
     result.push_back(&tree);
-  for (const PackTree &component : tree.of)
-    collect(component, result);
+  for (const PackTree &entry : tree.of)
+    collect(entry, result);
 }
 
-/// Appends the shards of a concat's component, whose rows begin at `offset` of the joined array, to those of the
-/// components before it.
-void append(DimensionShards &whole, const DimensionShards &component, int64_t offset) {
+/// Appends the shards of a concat's entry, whose rows begin at `offset` of the joined array, to those of the
+/// entries before it.
+void append(DimensionShards &whole, const DimensionShards &entry, int64_t offset) {
   if (whole.at.empty()) {
-    whole.at.resize(component.at.size());
-    whole.lengths.resize(component.at.size());
+    whole.at.resize(entry.at.size());
+    whole.lengths.resize(entry.at.size());
   }
-  for (size_t r = 0; r < component.at.size(); ++r) {
-    for (IndexBlock s : component.at[r]) {
+  for (size_t r = 0; r < entry.at.size(); ++r) {
+    for (IndexBlock s : entry.at[r]) {
       s.from += offset;
       s.to += whole.lengths[r];
       whole.at[r].push_back(s);
     }
-    whole.lengths[r] += component.lengths[r];
+    whole.lengths[r] += entry.lengths[r];
   }
 }
 
@@ -160,8 +158,8 @@ std::optional<PackTree> readPack(const Pack &pack, const Tensors &tensors, const
     return readTensor(pack, tensors, tree, diagnostics) ? std::optional(std::move(tree)) : std::nullopt;
 
   bool ok = true;
-  for (const Pack &component : pack.of) {
-    if (auto read = readPack(component, tensors, names, diagnostics))
+  for (const Pack &entry : pack.of) {
+    if (auto read = readPack(entry, tensors, names, diagnostics))
       tree.of.push_back(std::move(*read));
     else
       ok = false;
@@ -201,11 +199,11 @@ std::vector<IndexMap> joinedIndexMaps(const PackTree &tree, int64_t d) {
   if (tree.kind == Pack::Kind::tensor)
     return {ir::identity(tree.shape[d])};
   std::vector<IndexMap> result;
-  int64_t offset = 0; // of the component: in the joined array, or in a group
-  for (const PackTree &component : tree.of) {
-    // Row i of an interleaved component with w rows in each group is joined row (i / w) * groupRows + offset + i % w.
-    const int64_t rows = component.shape[d], width = rows / tree.groups;
-    for (IndexMap &relation : joinedIndexMaps(component, d)) {
+  int64_t offset = 0; // of the entry: in the joined array, or in a group
+  for (const PackTree &entry : tree.of) {
+    // Row i of an interleaved entry with w rows in each group is joined row (i / w) * groupRows + offset + i % w.
+    const int64_t rows = entry.shape[d], width = rows / tree.groups;
+    for (IndexMap &relation : joinedIndexMaps(entry, d)) {
       if (tree.dimension == d && tree.kind == Pack::Kind::concat)
         for (IndexBlock &s : relation)
           s.to += offset;
@@ -219,12 +217,12 @@ std::vector<IndexMap> joinedIndexMaps(const PackTree &tree, int64_t d) {
   return result;
 }
 
-bool splitsComponents(const PackTree &tree, int64_t d) {
+bool splitsEntries(const PackTree &tree, int64_t d) {
   if (tree.kind == Pack::Kind::tensor || tree.kind == Pack::Kind::flat ||
       (tree.kind == Pack::Kind::interleave && tree.dimension == d))
     return false;
-  return tree.dimension == d || std::any_of(tree.of.begin(), tree.of.end(),
-                                            [&](const PackTree &component) { return splitsComponents(component, d); });
+  return tree.dimension == d ||
+         std::any_of(tree.of.begin(), tree.of.end(), [&](const PackTree &entry) { return splitsEntries(entry, d); });
 }
 
 llvm::Expected<DimensionShards> shardDimension(const PackTree &tree, const DimensionSharding &sharding) {
@@ -237,21 +235,20 @@ llvm::Expected<DimensionShards> shardDimension(const PackTree &tree, const Dimen
 
   std::optional<DimensionShards> whole;
   int64_t offset = 0;
-  for (const PackTree &component : tree.of) {
-    llvm::Expected<DimensionShards> shards =
-        shardDimension(component, {.d = d,
-                                   .padded = along ? component.shape[d] : sharding.padded,
-                                   .scheme = sharding.scheme,
-                                   .ranks = sharding.ranks});
+  for (const PackTree &entry : tree.of) {
+    llvm::Expected<DimensionShards> shards = shardDimension(entry, {.d = d,
+                                                                    .padded = along ? entry.shape[d] : sharding.padded,
+                                                                    .scheme = sharding.scheme,
+                                                                    .ranks = sharding.ranks});
     if (!shards)
       return shards.takeError();
     if (along) {
       append(whole ? *whole : whole.emplace(), *shards, offset);
-      offset += component.shape[d];
+      offset += entry.shape[d];
     } else if (!whole) {
       whole = std::move(*shards);
     } else if (shards->at != whole->at || shards->repeats != whole->repeats) {
-      return llvm::createStringError("the components along dimension " + text(tree.dimension) +
+      return llvm::createStringError("the entries along dimension " + text(tree.dimension) +
                                      " are sharded differently along dimension " + text(d) +
                                      ", expected the same sharding; 'cut: joined' shards them as one array");
     }

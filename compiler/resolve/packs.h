@@ -30,9 +30,9 @@ struct PackTree {
   int64_t groupRows() const { return shape[dimension] / groups; }
 };
 
-/// Finds the tensors of a pack and joins their shapes. Components of a concat add up along its dimension and agree
-/// along the others; each component of an interleave has rows/groups rows in every group; entries of a flat buffer
-/// follow one another. Returns nothing after errors, which are reported at the component.
+/// Finds the tensors of a pack and joins their shapes. Entries of a concat add up along its dimension and agree
+/// along the others; each entry of an interleave has rows/groups rows in every group; entries of a flat buffer
+/// follow one another. Returns nothing after errors, which are reported at the entry.
 std::optional<PackTree> readPack(const Pack &pack, const Tensors &tensors, const Environment &names,
                                  Diagnostics &diagnostics);
 
@@ -42,9 +42,9 @@ std::vector<const PackTree *> leaves(const PackTree &tree);
 /// For each leaf, along dimension d: position in the tensor -> position in the joined array.
 std::vector<ir::IndexMap> joinedIndexMaps(const PackTree &tree, int64_t d);
 
-/// Whether sharding dimension d shards the components of a concat along d separately. Then neither `pad` nor lists of
+/// Whether sharding dimension d shards the entries of a concat along d separately. Then neither `pad` nor lists of
 /// sizes are possible.
-bool splitsComponents(const PackTree &tree, int64_t d);
+bool splitsEntries(const PackTree &tree, int64_t d);
 
 /// How shardDimension() shards dimension d, padded to `padded` rows.
 struct DimensionSharding {
@@ -54,9 +54,9 @@ struct DimensionSharding {
   bool joined = false; // `cut: joined`: any pack is sharded as one array
 };
 
-/// Shards a dimension: position in the joined array -> local position. The components of a concat along d are sharded
+/// Shards a dimension: position in the joined array -> local position. The entries of a concat along d are sharded
 /// separately, and a rank joins its shards of them. An interleave along d is sharded as one array, between groups
-/// unless the scheme states a unit. Along other dimensions all components must have the same sharding.
+/// unless the scheme states a unit. Along other dimensions all entries must have the same sharding.
 llvm::Expected<DimensionShards> shardDimension(const PackTree &tree, const DimensionSharding &sharding);
 
 } // namespace reshard

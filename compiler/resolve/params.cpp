@@ -99,8 +99,8 @@ bool Params::allAbsent(const ParamDeclaration &declaration) const {
         return false; // readPack reports the error
       (tensors_.all()[*tensor].absent ? absent : present) = tensors_.name(*tensor);
     }
-    for (const Pack &component : packs[i]->of)
-      packs.push_back(&component);
+    for (const Pack &entry : packs[i]->of)
+      packs.push_back(&entry);
   }
   if (!absent.empty() && !present.empty())
     diagnostics_.error(declaration.at, "param '" + declaration.name + "' exists for some of its tensors only: '" +
@@ -114,8 +114,8 @@ void Params::checkAbsent(const ParamDeclaration &declaration) const {
   for (size_t i = 0; i < packs.size(); ++i) {
     if (packs[i]->kind == Pack::Kind::tensor)
       tensors_.find(packs[i]->tensor, packs[i]->at, diagnostics_);
-    for (const Pack &component : packs[i]->of)
-      packs.push_back(&component);
+    for (const Pack &entry : packs[i]->of)
+      packs.push_back(&entry);
   }
 }
 
@@ -412,8 +412,8 @@ bool Params::shardDimension(Building &building, int64_t d) const {
   if (!rule)
     return false;
   const bool joined = declaration.joined || dimension.stack;
-  if (!joined && splitsComponents(pack, inPack)) {
-    const std::string why = ", whose components are sharded separately, expected 'cut: joined'";
+  if (!joined && splitsEntries(pack, inPack)) {
+    const std::string why = ", whose entries are sharded separately, expected 'cut: joined'";
     if (padded)
       return refuse(pad->second.at, "'pad' of " + title + why);
     if (hasLists(rule->scheme))

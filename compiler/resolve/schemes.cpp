@@ -142,7 +142,7 @@ llvm::Error stride(const Problem &p) {
   return llvm::Error::success();
 }
 
-/// Global component lengths, each sharded evenly, joined on each rank (Megatron-Core's partition_sizes, times k).
+/// Global lengths of blocks, each sharded evenly, joined on each rank (Megatron-Core's partition_sizes, times k).
 llvm::Error blocks(const Problem &p) {
   int64_t start = 0, local = 0;
   for (int64_t length : p.scheme.numbers) {

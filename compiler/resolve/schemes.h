@@ -38,7 +38,7 @@ struct DimensionShards {
 /// unless a `map` omits it.
 llvm::Expected<DimensionShards> applyScheme(const Scheme &scheme, int64_t n, int64_t ranks, int64_t defaultUnit);
 
-/// Whether a scheme's numbers are for one n (sizes, blocks, map): such a scheme cannot shard the components of a concat
+/// Whether a scheme's numbers are for one n (sizes, blocks, map): such a scheme cannot shard the entries of a concat
 /// separately.
 bool hasLists(const Scheme &scheme);
 

@@ -50,8 +50,8 @@ Where rows(const PackTree &tree, int64_t d, int64_t p, int &leaf) {
     return result;
   }
   std::vector<Where> parts;
-  for (const PackTree &component : tree.of)
-    parts.push_back(rows(component, d, p, leaf));
+  for (const PackTree &entry : tree.of)
+    parts.push_back(rows(entry, d, p, leaf));
   if (tree.dimension != d)
     return parts[p % parts.size()];
   Where result;
@@ -83,8 +83,8 @@ std::optional<List> referenceCut(const PackTree &tree, int64_t d, int64_t n, con
     return schemeOf(1);
   std::optional<List> result;
   int64_t offset = 0;
-  for (const PackTree &component : tree.of) {
-    auto list = referenceCut(component, d, tree.dimension == d ? component.shape[d] : n, scheme, k, r, false);
+  for (const PackTree &entry : tree.of) {
+    auto list = referenceCut(entry, d, tree.dimension == d ? entry.shape[d] : n, scheme, k, r, false);
     if (!list)
       return std::nullopt;
     if (tree.dimension != d) {
@@ -96,15 +96,15 @@ std::optional<List> referenceCut(const PackTree &tree, int64_t d, int64_t n, con
     result = result ? result : List();
     for (int64_t p : *list)
       result->push_back(offset + p);
-    offset += component.shape[d];
+    offset += entry.shape[d];
   }
   return result;
 }
 
 int leafCount(const PackTree &tree) {
   int count = tree.kind == Kind::tensor;
-  for (const PackTree &component : tree.of)
-    count += leafCount(component);
+  for (const PackTree &entry : tree.of)
+    count += leafCount(entry);
   return count;
 }
 
@@ -132,7 +132,7 @@ TEST(Packs, RandomPacksEqualTheReference) {
       scheme.unit = upTo(3) == 0 ? 1 + upTo(3) : 0;
       const int64_t k = 1 + upTo(3);
       const bool joined = upTo(2) == 0;
-      const int64_t padded = splitsComponents(tree, d) && !joined ? tree.shape[d] : tree.shape[d] + upTo(3);
+      const int64_t padded = splitsEntries(tree, d) && !joined ? tree.shape[d] : tree.shape[d] + upTo(3);
       llvm::Expected<DimensionShards> shards =
           shardDimension(tree, {.d = d, .padded = padded, .scheme = scheme, .ranks = k, .joined = joined});
       const std::string error = shards ? "" : toString(shards.takeError());

@@ -161,7 +161,7 @@ TEST(Resolve,
             (Lines{"[2x2] t:0,0 z t:1,0 z", "[2x2] t:2,0 z z z"}));
 }
 
-TEST(Resolve, ConcatIsShardedByComponent) {
+TEST(Resolve, ConcatIsShardedByEntry) {
   EXPECT_EQ(elements(target("{g: [4], u: [4]}", "{p: {concat: [g, u], shard: {0: tp}}}")),
             (Lines{"[4] g:0 g:1 u:0 u:1", "[4] g:2 g:3 u:2 u:3"}));
   EXPECT_EQ(elements(target("{g: [4], u: [4]}", "{p: {concat: [g, u], cut: joined, shard: {0: tp}}}")),
@@ -193,7 +193,7 @@ TEST(Resolve, PacksOfPacks) {
 TEST(Resolve, ConcatAlongTheOtherDimension) {
   EXPECT_EQ(elements(target("{a: [2, 2], b: [2, 1]}", "{p: {concat: {dim: 1, of: [a, b]}, shard: {0: tp}}}")),
             (Lines{"[1x3] a:0,0 a:0,1 b:0,0", "[1x3] a:1,0 a:1,1 b:1,0"}));
-  // Along dimension 0 the second component is itself sharded by component: rows 0 2 | 1 3, not 0 1 | 2 3 like the
+  // Along dimension 0 the second entry is itself sharded by entry: rows 0 2 | 1 3, not 0 1 | 2 3 like the
   // first.
   const std::string params = "{p: {concat: {dim: 1, of: [a, {concat: [b, c]}]}, shard: {0: tp}CUT}}";
   const std::string tensors = "{a: [4, 1], b: [2, 1], c: [2, 1]}";
