@@ -27,7 +27,7 @@ int64_t blocks(const IndexMap &indexMap) {
   return total;
 }
 
-constexpr int64_t kMostWork = 1 << 20; // index blocks that are processed for one tensor pattern
+constexpr int64_t kMaxWork = 1 << 20; // index blocks that are processed for one tensor pattern
 
 using ParamPart = std::pair<unsigned, unsigned>; // numbers of a param and of one of its parts
 
@@ -47,7 +47,7 @@ struct Rest {
     for (ProductSet &set : sets) {
       for (const IndexMap &each : set)
         work += blocks(each);
-      if (work <= kMostWork)
+      if (work <= kMaxWork)
         reshard::subtract(std::move(set), product, left);
       else
         left.push_back(std::move(set));
@@ -102,7 +102,7 @@ private:
       if (rest.sets.empty())
         return true;
     }
-    tooMuch_ = tooMuch_ || rest.work > kMostWork;
+    tooMuch_ = tooMuch_ || rest.work > kMaxWork;
     if (rest.any || tooMuch_)
       report(pattern, whole, rest.sets[0], parts);
     return rest.any || tooMuch_;
@@ -125,7 +125,7 @@ private:
     }
     for (int64_t meshRank : distinctMeshRanks(source_, std::move(all))) {
       if (!present(source_, param, meshRank) || !mayRead(source_, meshRank) || rest.sets.empty() ||
-          rest.work > kMostWork)
+          rest.work > kMaxWork)
         continue;
       for (const ir::Part *each : together) {
         ProductSet product;
@@ -186,7 +186,7 @@ private:
     }
     // Long periodic lists: disjoint sets that have as many positions as the domain are the domain.
     constexpr int64_t kManyBlocks = 1 << 16;
-    if (many > kManyBlocks && total == size(domain) && std::ssize(sets) * std::ssize(sets) <= kMostWork) {
+    if (many > kManyBlocks && total == size(domain) && std::ssize(sets) * std::ssize(sets) <= kMaxWork) {
       bool disjoint = true;
       for (size_t i = 0; i < sets.size() && disjoint; ++i)
         for (size_t j = 0; j < i && disjoint; ++j)
@@ -194,7 +194,7 @@ private:
       if (disjoint)
         return unions_[sharding].emplace(domain);
     }
-    if (many > 4 * kMostWork) {
+    if (many > 4 * kMaxWork) {
       tooMuch_ = tooLong_[sharding] = true;
       return unions_[sharding].emplace();
     }

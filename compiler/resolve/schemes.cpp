@@ -179,11 +179,11 @@ llvm::Error map(const Problem &p) {
                                        ", expected 0 to " + text(p.n - 1));
       const size_t layer = seen[row]++;
       if (layer > p.repeats.size()) {
-        constexpr int64_t kMostLists = 1 << 22; // layers of repeats times ranks
-        if (static_cast<int64_t>(layer) * p.k > kMostLists)
+        constexpr int64_t kMaxLists = 1 << 22; // layers of repeats times ranks
+        if (static_cast<int64_t>(layer) * p.k > kMaxLists)
           return llvm::createStringError("'map' lists " + p.scheme.noun + " " + text(row) + " of rank " + text(r) +
                                          " " + text(layer + 1) + " times, expected at most " +
-                                         text(kMostLists / p.k + 1) + " times");
+                                         text(kMaxLists / p.k + 1) + " times");
         p.repeats.emplace_back(p.k);
       }
       (layer == 0 ? p.at : p.repeats[layer - 1])[r].push_back({row, static_cast<int64_t>(slot), 1, 1, 0, 0});

@@ -36,7 +36,7 @@ std::vector<std::pair<FlowKey, Descriptor>> Relays::cut(const std::vector<FlowKe
           of.push_back(last);
         }
     }
-    const std::vector<Relayed> relayed = spread(hops, layout_.topology, layout_.world, room * kMostRelayPhases);
+    const std::vector<Relayed> relayed = spread(hops, layout_.topology, layout_.world, room * kMaxRelayPhases);
     for (const Relayed &each : relayed) {
       split[of[each.hop]].emplace_back(each.relay, each.bytes);
       split[of[each.hop]].front().second -= each.bytes;
@@ -47,7 +47,7 @@ std::vector<std::pair<FlowKey, Descriptor>> Relays::cut(const std::vector<FlowKe
   }
   // Cuts and alignment can make a phase exceed the room. Then divide into more phases.
   std::vector<std::pair<FlowKey, Descriptor>> all;
-  for (int64_t factor = 1; any && factor <= kMostRelayPhases; factor *= 2) {
+  for (int64_t factor = 1; any && factor <= kMaxRelayPhases; factor *= 2) {
     all.clear();
     for (size_t s = 0; s < flows.size(); ++s)
       cutFlow(keys[s], llvm::ArrayRef(descriptors).slice(firsts[s], firsts[s + 1] - firsts[s]), split[s],

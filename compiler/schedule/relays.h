@@ -12,7 +12,7 @@
 
 namespace reshard {
 
-/// What the descriptors of one flow have in common.
+/// The properties that all descriptors of a flow share.
 struct FlowKey {
   EpochPhase when;
   int32_t source = 0, target = 0; // world ranks

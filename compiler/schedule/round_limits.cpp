@@ -11,8 +11,7 @@ namespace reshard {
 
 namespace {
 
-constexpr int64_t kMostRounds = 8;
-constexpr int64_t kMostChunks = 1 << 24; // of a plan: a small staging limit makes many
+constexpr int64_t kMaxRounds = 8;
 
 /// The load of a port or, as maxima over ports, of a link tier; `total` is the sum of a tier.
 struct Load {
@@ -62,7 +61,7 @@ llvm::Expected<RoundLimits> roundLimits(const std::vector<Flow> &flows, const ir
   RoundLimits limits;
   limits.internodeRounds = internode && intranode
                                ? static_cast<uint32_t>(std::clamp<int64_t>(
-                                     (inside.bytes + between.bytes - 1) / between.bytes, 1, kMostRounds))
+                                     (inside.bytes + between.bytes - 1) / between.bytes, 1, kMaxRounds))
                                : 1;
   const int64_t ofRank = topology.nicRate / topology.ranksOfNic(); // several ranks share a NIC
   limits.internodeBytes = bestChunkBytes(between.bytes, between.partners, depth, ofRank, topology.nicLatency);
@@ -71,7 +70,7 @@ llvm::Expected<RoundLimits> roundLimits(const std::vector<Flow> &flows, const ir
     limits.intranodeBytes = std::min(limits.intranodeBytes, limits.internodeBytes);
   const int64_t busiest = std::max(between.bytes / limits.internodeBytes, inside.bytes / limits.intranodeBytes);
   if (layout.stagingLimit == 0) {
-    if (busiest > kMostChunks)
+    if (busiest > kMaxPlanChunks)
       return llvm::createStringError("a rank sends or receives " +
                                      std::to_string(std::max(between.bytes, inside.bytes)) +
                                      " bytes, which is more than 2^24 chunks of at most 64 MiB; use more ranks");
@@ -85,14 +84,14 @@ llvm::Expected<RoundLimits> roundLimits(const std::vector<Flow> &flows, const ir
   const int64_t total = between.total + inside.total;
   const int64_t least =
       std::min(internode ? limits.internodeBytes : INT64_MAX, intranode ? limits.intranodeBytes : INT64_MAX);
-  if (least > 0 && total / least <= kMostChunks)
+  if (least > 0 && total / least <= kMaxPlanChunks)
     return limits;
   const int64_t parts = internode && intranode ? 8 : 4;
   std::string use = std::to_string(total) + " bytes of messages";
   if (staged > 0)
     use += " beside " + std::to_string(staged) + " bytes that are staged to be quantized, transformed or relayed";
   return llvm::make_error<StagingLimitError>(
-      layout.stagingLimit, (total / kMostChunks + kStagingAlignment) * parts + staged, std::move(use));
+      layout.stagingLimit, (total / kMaxPlanChunks + kStagingAlignment) * parts + staged, std::move(use));
 }
 
 } // namespace reshard

@@ -10,6 +10,9 @@
 
 namespace reshard {
 
+/// The largest number of chunks of a plan. A small staging limit makes many.
+constexpr int64_t kMaxPlanChunks = 1 << 24;
+
 /// The chunk sizes of each link tier: the best size (message_size.h), or a smaller one that the staging limit
 /// requires. The arena holds two chunks in each direction: one is packed while the other is sent, or unpacked while the
 /// other is received. `staged`: the largest number of bytes that a rank's arena holds besides messages. Returns an

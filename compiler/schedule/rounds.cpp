@@ -14,16 +14,16 @@ inline constexpr uint32_t kNone = UINT32_MAX;
 
 /// The turn of a message that began in round r lasts r / kTurns rounds if another pair waits.
 constexpr uint32_t kTurns = 2;
-/// A port with more partners than this takes the first one that has nearly the most chunks left, without a look at the
-/// others: if all are alike, as between shards and shards, a look at all of them would take most of the time.
-constexpr size_t kFew = 64;
-/// A port with more partners than this takes the first one that has as many chunks left as the best one had when the
-/// port last looked at all: a rank that sends to very many ranks would otherwise look at all of them for each.
-constexpr size_t kVeryMany = 1 << 12;
-/// Looking up a pair takes as long as skipping so many pairs of a list.
-constexpr size_t kLookup = 8;
-/// The number of pairs that one search for an augmenting path looks at.
-constexpr size_t kMostLooks = 1 << 14;
+/// A port with more pairs than this chooses the first one that has nearly the most chunks left, without a scan of the
+/// others: if all are equal, as between shards and shards, full scans would be most of the running time.
+constexpr size_t kFullScanPairs = 64;
+/// A port with more pairs than this chooses the first one that has as many chunks left as the best one had in the
+/// port's last full scan: a rank that sends to very many ranks would otherwise scan all of them for each.
+constexpr size_t kCachedScanPairs = 1 << 12;
+/// A lookup of a pair costs as much as a scan of so many pairs of a list.
+constexpr size_t kLookupCost = 8;
+/// The number of pairs that one search for an augmenting path visits.
+constexpr size_t kMaxSearchPairs = 1 << 14;
 /// Bytes that a node's entry rank sends to several other ranks of its node, where they end, wait until 1 / kBatches of
 /// them has arrived. Otherwise the entry would alternate between these ranks with every chunk, and each chunk would be
 /// a message; the delay of the last batch is all that it costs.
@@ -62,18 +62,18 @@ struct Pair {
   int64_t lastChunk = 0;    // bytes of its last chunk
   uint32_t message = kNone; // the message that it is sending
   uint32_t slot = kNone;    // index in Tier::active_
-  int64_t planned = 0;      // chunks that are sent without a look at the pair; see Tier::begin
+  int64_t planned = 0;      // chunks that are sent before the pair is examined again; see Tier::begin
 };
 
 /// One direction of a rank's link, or of its share of a NIC.
 struct Port {
   int32_t rank = 0;
   bool sends = true;
-  size_t idle = 0;             // index in Tier::idle_ while the port is unmatched
-  uint64_t search = 0;         // the last search that visited the port
-  std::vector<uint32_t> pairs; // pairs with bytes left, and some without
-  size_t next = 0;             // index of the pair to look at first if there are more than kFew
-  int64_t most = INT64_MAX;    // chunks left of the best partner when the port last looked at more than kVeryMany
+  size_t idle = 0;                   // index in Tier::idle_ while the port is unmatched
+  uint64_t search = 0;               // the last search that visited the port
+  std::vector<uint32_t> pairs;       // pairs with bytes left, and some without
+  size_t next = 0;                   // index of the pair that a scan begins with if there are more than kFullScanPairs
+  int64_t maxChunksLeft = INT64_MAX; // of a partner, in the last full scan of more than kCachedScanPairs pairs
 };
 
 /// A matched pair.
@@ -162,8 +162,8 @@ private:
   /// Matches a pair; releases the pairs that had its ports.
   void take(uint32_t pair);
 
-  /// Sets the number of chunks that can follow without another look at the pair: those of the current hop, if it is not
-  /// forwarded (forwarding needs each arrival).
+  /// Sets the number of chunks that can follow before the pair is examined again: those of the current hop, if it is
+  /// not forwarded (forwarding needs each arrival).
   void plan(Active &active);
 
   /// Enters the planned chunks that were sent since plan().
@@ -376,14 +376,14 @@ uint32_t Tier::choose(uint32_t port) {
     if (pair.ready > 0 && mates_[other(mine, pair)] == kNone && (best == kNone || merit(candidate) > merit(best)))
       best = candidate;
   };
-  const bool veryMany = mine.pairs.size() > kVeryMany;
+  const bool cached = mine.pairs.size() > kCachedScanPairs;
   auto good = [&](uint32_t pair) {
     const int64_t left = chunks_[other(mine, pairs_[pair])];
-    return left >= most_ - most_ / 8 || (veryMany && left >= mine.most);
+    return left >= most_ - most_ / 8 || (cached && left >= mine.maxChunksLeft);
   };
-  // Look at the unmatched ports if they are few, else at the pairs of this port.
+  // Scan the unmatched ports if they are few, else the pairs of this port.
   const std::vector<uint32_t> &idle = idle_[!mine.sends];
-  if (idle.size() * kLookup < mine.pairs.size()) {
+  if (idle.size() * kLookupCost < mine.pairs.size()) {
     for (size_t i = 0; i < idle.size() && !(best != kNone && good(best)); ++i) {
       const uint32_t partner = idle[i];
       const int32_t rank = ports_[partner].rank;
@@ -393,7 +393,7 @@ uint32_t Tier::choose(uint32_t port) {
     }
     return best;
   }
-  const bool many = mine.pairs.size() > kFew;
+  const bool many = mine.pairs.size() > kFullScanPairs;
   size_t done = 0;
   for (size_t i = 0; i < mine.pairs.size(); ++i) {
     const size_t at = many ? (mine.next + i) % mine.pairs.size() : i;
@@ -404,8 +404,8 @@ uint32_t Tier::choose(uint32_t port) {
       break;
     }
   }
-  if (veryMany && !(best != kNone && good(best))) // the loop looked at all pairs
-    mine.most = best == kNone ? INT64_MAX : chunks_[other(mine, pairs_[best])];
+  if (cached && !(best != kNone && good(best))) // the scan was full
+    mine.maxChunksLeft = best == kNone ? INT64_MAX : chunks_[other(mine, pairs_[best])];
   if (!many || 2 * done > mine.pairs.size())
     std::erase_if(mine.pairs, [&](uint32_t pair) { return pairs_[pair].left == 0; });
   return best;
@@ -419,10 +419,10 @@ void Tier::augment(uint32_t start) {
   };
   std::vector<Step> steps = {{start, kNone, 0}};
   ++search_;
-  size_t looks = 0;
-  for (size_t at = 0; at < steps.size() && looks < kMostLooks; ++at) {
+  size_t visited = 0;
+  for (size_t at = 0; at < steps.size() && visited < kMaxSearchPairs; ++at) {
     const Port &mine = ports_[steps[at].port];
-    looks += mine.pairs.size();
+    visited += mine.pairs.size();
     uint32_t best = kNone;
     int64_t least = chunks_[start];
     for (uint32_t candidate : mine.pairs) {

@@ -332,7 +332,7 @@ private:
   /// Whether the first rank of a flow reads it from files.
   bool read(size_t flow) const { return keys_[flow].reads(); }
 
-  /// Makes a send and a receive for each message. In a round, sends come before receives; sends are ordered by distance
+  /// Makes a send and a receive for each message. In a round, sends precede receives; sends are ordered by distance
   /// to the next higher ranks, receives by distance to the next lower ranks. A send of forwarded bytes waits for the
   /// receives that brought them. The steps of a phase follow those of earlier phases.
   void messageSteps() {

@@ -11,12 +11,12 @@ using namespace ir;
 
 namespace {
 
-constexpr int64_t kMostBytes = 256 << 20; // that a relay holds if there is no staging limit
-constexpr int64_t kEven = 16;             // relays are not used if the busiest NIC is at most 1 / kEven above the level
+constexpr int64_t kMaxRelayBytes = 256 << 20; // that a relay holds if there is no staging limit
+constexpr int64_t kEven = 16; // relays are not used if the busiest NIC is at most 1 / kEven above the level
 constexpr int64_t kLatencies =
     8; // the time gained, and a phase, must be at least so many latencies of a relayed message
 // Chunks of a plan. Less than round_limits.cpp allows, because a relay leaves half of the staging limit to messages.
-constexpr int64_t kMostChunks = 1 << 22;
+constexpr int64_t kMaxRelayChunks = 1 << 22;
 
 /// The bytes that a NIC could send during the latency of a relayed message.
 int64_t perLatency(const Topology &topology) {
@@ -101,12 +101,12 @@ int64_t relayPhases(const std::vector<Relayed> &relayed, int64_t world, int64_t 
 
 int64_t relayRoom(const Layout &layout, int64_t sent) {
   if (layout.stagingLimit == 0)
-    return kMostBytes;
+    return kMaxRelayBytes;
   const int64_t half = layout.stagingLimit / 2,
                 chunk = half / 8 / kStagingAlignment * kStagingAlignment; // of the other half, which is for slots
-  return chunk == 0 || sent / chunk > kMostChunks || half < kLatencies * perLatency(layout.topology)
+  return chunk == 0 || sent / chunk > kMaxRelayChunks || half < kLatencies * perLatency(layout.topology)
              ? 0
-             : std::min(kMostBytes, half / kStagingAlignment * kStagingAlignment);
+             : std::min(kMaxRelayBytes, half / kStagingAlignment * kStagingAlignment);
 }
 
 } // namespace reshard

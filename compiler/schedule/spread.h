@@ -37,6 +37,6 @@ int64_t relayPhases(const std::vector<Relayed> &relayed, int64_t world, int64_t 
 /// plan. 0: the staging limit is too small for relays.
 int64_t relayRoom(const ir::Layout &layout, int64_t sent);
 /// With more phases the cost of additional messages exceeds the gain of relays.
-constexpr int64_t kMostRelayPhases = 64;
+constexpr int64_t kMaxRelayPhases = 64;
 
 } // namespace reshard

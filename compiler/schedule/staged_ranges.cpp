@@ -1,6 +1,7 @@
 #include "compiler/schedule/staged_ranges.h"
 
 #include "compiler/schedule/descriptor_cutter.h"
+#include "compiler/schedule/round_limits.h"
 #include "compiler/transfer/staging.h"
 
 #include <algorithm>
@@ -11,8 +12,7 @@ using namespace ir;
 
 namespace {
 
-constexpr int64_t kMostBytes = 256 << 20; // staged in one phase if there is no staging limit
-constexpr int64_t kMostChunks = 1 << 24;  // the same as in round_limits.cpp
+constexpr int64_t kMaxPhaseBytes = 256 << 20; // staged in one phase if there is no staging limit
 
 bool isStaged(const Param &param) { return param.view && param.view->kind == ViewKind::elements && param.view->staged; }
 
@@ -104,7 +104,7 @@ llvm::Error StagedRanges::plan(int64_t remote) {
   if (std::all_of(all.begin(), all.end(), [](const std::vector<Rows> &rows) { return rows.empty(); }))
     return llvm::Error::success();
   const std::vector<std::vector<BufferRange>> ranges = buffers(layout_);
-  const int64_t staging = remote > 0 ? 8 * (2 * kStagingAlignment + remote / kMostChunks) : 0; // for messages
+  const int64_t staging = remote > 0 ? 8 * (2 * kStagingAlignment + remote / kMaxPlanChunks) : 0; // for messages
   int64_t least = 0;
   const Rows *largest = nullptr;
   for (int32_t rank = 0; rank < layout_.world; ++rank) {
@@ -120,7 +120,7 @@ llvm::Error StagedRanges::plan(int64_t remote) {
     if (layout_.stagingLimit == 0 || needs <= layout_.stagingLimit)
       planRank(rank, all[rank],
                layout_.stagingLimit == 0
-                   ? kMostBytes
+                   ? kMaxPhaseBytes
                    : std::min((layout_.stagingLimit - fixed) / 2, layout_.stagingLimit - fixed - staging));
   }
   if (layout_.stagingLimit > 0 && least > layout_.stagingLimit)

@@ -14,8 +14,8 @@
 
 namespace reshard {
 
-/// What is scheduled together: an epoch (targets that joined at one time), and in it a phase (what a rank stages at one
-/// time).
+/// Steps with the same value are scheduled together: an epoch (targets that joined at one time), and in it a phase (the
+/// ranges that a rank stages at one time).
 struct EpochPhase {
   uint32_t epoch = 0, phase = 0;
   auto operator<=>(const EpochPhase &) const = default;
@@ -56,7 +56,7 @@ public:
   /// tensor scales need the amax that arrive in phase 0.
   uint32_t phaseOf(const ir::Param &param) const;
 
-  /// The ranges of a world rank, in the order of their phases, and the bytes of the arena that they take.
+  /// The ranges of a world rank, in the order of their phases, and the bytes of the arena that they occupy.
   const std::vector<StagedRange> &of(int32_t rank) const { return ranges_[rank]; }
   int64_t bytes(int32_t rank) const { return bytes_[rank]; }
 
@@ -83,8 +83,8 @@ private:
 void cutAtStagedRanges(const ir::Descriptor &descriptor, const StagedRanges &stagedRanges, Interner<ir::Shape> &shapes,
                        std::vector<ir::Descriptor> &parts);
 
-/// Appends steps to the schedule of each rank with the dependences between phases, and the steps that convert what a
-/// phase staged.
+/// Appends steps to the schedule of each rank with the dependences between phases, and the steps that convert the
+/// elements that a phase staged.
 class PhaseSteps {
 public:
   /// The buffers of the module's schedule must be set. `shapes`: by rank, interns the shapes of operands.
@@ -100,7 +100,7 @@ public:
   void finish(int32_t rank, const EpochPhase &when, uint32_t round);
 
 private:
-  /// What a step writes or needs.
+  /// The memory that a step writes, and the values that it needs.
   struct Needs {
     bool writesStaged = false; // writes staged elements or relayed bytes (buffer 0)
     bool writesAmax = false;

@@ -26,9 +26,9 @@ namespace {
 /// classes before it.
 constexpr int64_t kTolerance = 512;
 /// Limits of the improvement after the assignment: the number of moves (or chains of moves), and the number of mesh
-/// ranks that the search for one of them looks at.
+/// ranks that the search for one of them visits.
 constexpr int kMoves = 64;
-constexpr int kMostLooks = 1 << 16;
+constexpr int kMaxVisited = 1 << 16;
 
 class Balancer {
 public:
@@ -152,7 +152,7 @@ private:
     std::vector<bool> seen(load_.size());
     seen[static_cast<size_t>(busiest)] = true;
     std::vector<Move> moves; // in breadth-first order
-    int looked = 0;
+    int visited = 0;
     for (size_t m = 0; m == 0 || m <= moves.size(); ++m) {
       const int32_t meshRank = m == 0 ? busiest : moves[m - 1].to;
       const int64_t load = load_[meshRank] + (m == 0 ? 0 : moves[m - 1].bytes);
@@ -169,7 +169,7 @@ private:
           return true;
         }
         for (int32_t to : meshRanks)
-          if (!seen[static_cast<size_t>(to)] && ++looked < kMostLooks) {
+          if (!seen[static_cast<size_t>(to)] && ++visited < kMaxVisited) {
             // One tensor, or the smallest part that can be cut: `to` must pass on as much.
             const int64_t tensor = bytes(module_.transfers, all[i]) / all[i].count;
             const Move next = split(meshRank, to, i, m, tensor);

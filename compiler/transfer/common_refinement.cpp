@@ -11,7 +11,7 @@ namespace {
 
 /// With at most this many sets, comparing each with each is as fast as an index.
 constexpr size_t kFewSets = 64;
-constexpr int64_t kMostBlocks = 1 << 22;
+constexpr int64_t kMaxBlocks = 1 << 22;
 
 int64_t blocks(const IndexMap &indexMap) {
   int64_t count = 0;
@@ -34,7 +34,7 @@ Bounds bounds(const IndexMap &indexMap) {
 std::optional<BlockIndex> BlockIndex::of(const std::vector<const IndexMap *> &sets) {
   int64_t count = 0;
   for (const IndexMap *set : sets)
-    if (count += blocks(*set); count > kMostBlocks)
+    if (count += blocks(*set); count > kMaxBlocks)
       return std::nullopt;
   BlockIndex index;
   index.blocks_.reserve(static_cast<size_t>(count));

@@ -20,7 +20,7 @@ struct Bounds {
 };
 Bounds bounds(const ir::IndexMap &indexMap);
 
-/// The blocks of disjoint sets, ordered by position: finds the sets that an index map intersects without a look at each
+/// The blocks of disjoint sets, ordered by position: finds the sets that an index map intersects without visiting each
 /// set.
 class BlockIndex {
 public:
@@ -53,12 +53,12 @@ public:
   bool whole() const { return whole_; }
   /// The cells that an interned target index map intersects, ascending.
   llvm::ArrayRef<unsigned> intersecting(unsigned number);
-  /// Whether more than kMostPairs pairs of sets had to be compared. Then the comparison was stopped, and the results
+  /// Whether more than kMaxPairs pairs of sets had to be compared. Then the comparison was stopped, and the results
   /// are incomplete.
-  bool tooMany() const { return pairs_ > kMostPairs; }
+  bool tooMany() const { return pairs_ > kMaxPairs; }
 
 private:
-  static constexpr int64_t kMostPairs = 1 << 24;
+  static constexpr int64_t kMaxPairs = 1 << 24;
 
   void refine(unsigned number, std::vector<size_t> &active);
 

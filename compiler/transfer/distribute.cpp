@@ -1,10 +1,10 @@
 // distribute: makes transfers of overlaps, one for each target that needs it (balance chooses their sources), and
-// routes by which targets forward what they received. Bytes that a node lacks enter it once: they are cut into stripes,
-// one for each of its ranks that need them, and these exchange stripes inside the node (as hierarchical collectives do:
-// HiCCL, MSCCL). Between nodes stripes are forwarded along pipelined chains if the replicas' NICs are the bottleneck: a
-// chain of n nodes costs the replica one copy instead of n, and adds the time of n - 1 messages. All chains of a job
-// have one length: the power of two with the least estimated time. Bytes of files that several ranks need are read
-// once: each rank reads a stripe and sends it to the others.
+// routes by which targets forward bytes that they received. Bytes that a node lacks enter it once: they are cut into
+// stripes, one for each of its ranks that need them, and these exchange stripes inside the node (as hierarchical
+// collectives do: HiCCL, MSCCL). Between nodes stripes are forwarded along pipelined chains if the replicas' NICs are
+// the bottleneck: a chain of n nodes costs the replica one copy instead of n, and adds the time of n - 1 messages. All
+// chains of a job have one length: the power of two with the least estimated time. Bytes of files that several ranks
+// need are read once: each rank reads a stripe and sends it to the others.
 
 #include "compiler/pass.h"
 #include "compiler/resolve/interner.h"
@@ -26,7 +26,7 @@ using namespace ir;
 namespace {
 
 /// The smallest stripe, in bytes.
-constexpr int64_t kLeastStripe = 256 << 10;
+constexpr int64_t kMinStripeBytes = 256 << 10;
 
 /// Overlaps with the same source replicas and the same targets, on nodes that hold no replica. If the source is files,
 /// one target reads them and forwards them to the others.
@@ -60,7 +60,7 @@ public:
   }
 
 private:
-  /// A target gets a transfer of its own if a replica is on its node, or if it needs no other rank. The other targets
+  /// A target gets a separate transfer if a replica is on its node, or if it needs no other rank. The other targets
   /// form a class for each epoch (and, if the source is files, for each group).
   void classify(uint32_t t) {
     const Overlap &overlap = module_.transfers.overlaps[t];
@@ -117,7 +117,7 @@ private:
     size_t most = 1;
     for (const auto &meshRanks : each.nodes)
       most = std::max(most, meshRanks.size());
-    return std::clamp<int64_t>(each.bytes / kLeastStripe, 1, static_cast<int64_t>(most));
+    return std::clamp<int64_t>(each.bytes / kMinStripeBytes, 1, static_cast<int64_t>(most));
   }
 
   /// The length of a chain (1, 2, 4 … nodes) with the least estimated time: that of the busiest NIC plus the chain's

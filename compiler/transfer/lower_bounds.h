@@ -1,4 +1,4 @@
-// Lower bounds that no plan can beat. The report prints them beside the plan's values.
+// Values that no plan can be below. The report prints them beside the plan's values.
 #pragma once
 
 #include "ir/ir.h"

@@ -26,7 +26,7 @@ int64_t bestChunkBytes(int64_t bytes, int64_t partners, int64_t hops, int64_t ra
   int64_t best = squareRoot(2 * bytes * perMessage / std::max<int64_t>(1, partners));
   if (hops > 0)
     best = std::min(best, squareRoot(bytes * perMessage / hops));
-  return std::clamp(best, kLeastMessage, kMostMessage) / kStagingAlignment * kStagingAlignment;
+  return std::clamp(best, kMinMessageBytes, kMaxMessageBytes) / kStagingAlignment * kStagingAlignment;
 }
 
 } // namespace reshard

@@ -48,7 +48,7 @@ struct SourceBox {
   Bounds along{0, 0}; // along dimension PatternSource::sweep
 };
 
-/// What the source holds of one tensor pattern: rank classes by products of cells, or as disjoint boxes.
+/// The elements of one tensor pattern that the source holds: rank classes by products of cells, or as disjoint boxes.
 struct PatternSource {
   std::vector<RankClass> rankClasses;
   std::vector<SourceBox> boxes;                // ordered by where they begin along `sweep`; empty: use `dimensions`
@@ -183,11 +183,11 @@ private:
     std::sort(boxes.begin(), boxes.end(), [](const SourceBox &a, const SourceBox &b) {
       return std::tie(a.along.begin, a.along.end, a.indexMaps) < std::tie(b.along.begin, b.along.end, b.indexMaps);
     });
-    constexpr int64_t kMostPairs = 1 << 22;
+    constexpr int64_t kMaxPairs = 1 << 22;
     int64_t pairs = 0;
     for (size_t i = 0; i < boxes.size(); ++i)
       for (size_t j = i + 1; j < boxes.size() && boxes[j].along.begin < boxes[i].along.end; ++j)
-        if (++pairs > kMostPairs || intersects(boxes[i].indexMaps, boxes[j].indexMaps))
+        if (++pairs > kMaxPairs || intersects(boxes[i].indexMaps, boxes[j].indexMaps))
           return false;
     return true;
   }
@@ -238,7 +238,7 @@ private:
     llvm::Expected<int64_t> found = boxes ? overlapBoxes(rankClass, like) : overlapCells(rankClass, like);
     if (!found)
       return found.takeError();
-    if (replicaGroups_ > kMostReplicaGroups)
+    if (replicaGroups_ > kMaxReplicaGroups)
       return llvm::createStringError(
           "tensor '" + pattern.name +
           "' is held by so many params on both sides that more than 2^22 pairs of a source and a target param "
@@ -345,7 +345,7 @@ private:
       (d < variables ? overlap.tensors : overlap.bytes) *= size(relations_[relations[d]]);
   }
 
-  static constexpr int64_t kMostReplicaGroups = 1 << 22;
+  static constexpr int64_t kMaxReplicaGroups = 1 << 22;
 
   Module &module_;
   const Layout &layout_;

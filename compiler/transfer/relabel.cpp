@@ -1,8 +1,8 @@
 // relabel (--relabel-target): permutes the world ranks of each target endpoint so that most bytes are local. It solves
 // a maximum-weight assignment of mesh ranks to world ranks; a weight is the number of bytes that the world rank already
-// holds of what the mesh rank needs. The solution is exact and takes O(n^3) (shortest augmenting paths: Jonker and
-// Volgenant, "A shortest augmenting path algorithm for dense and sparse linear assignment problems", 1987). Among equal
-// assignments, the one that changes the fewest mesh ranks is preferred.
+// holds of those that the mesh rank needs. The solution is exact, in time O(n^3) (shortest augmenting paths: Jonker
+// and Volgenant, "A shortest augmenting path algorithm for dense and sparse linear assignment problems", 1987). Among
+// equal assignments, the one that changes the fewest mesh ranks is preferred.
 
 #include "compiler/pass.h"
 #include "compiler/transfer/candidates.h"
@@ -17,7 +17,7 @@ using namespace ir;
 
 namespace {
 
-constexpr size_t kMostRanks = 4096;
+constexpr size_t kMaxRanks = 4096;
 
 using Weights = std::vector<std::vector<int64_t>>;
 
@@ -68,8 +68,8 @@ std::vector<size_t> assign(const Weights &weights) {
   return columnOf;
 }
 
-/// The bytes that each world rank of a target endpoint (columns, ordered as in Endpoint::ranks) holds of what each of
-/// its mesh ranks (rows) needs.
+/// The bytes that each world rank of a target endpoint (columns, ordered as in Endpoint::ranks) holds of those that
+/// each of its mesh ranks (rows) needs.
 Weights heldBytes(const Module &module, unsigned number) {
   const Endpoint &source = module.layout.endpoints[0], &target = module.layout.endpoints[number];
   std::map<int32_t, size_t> columnOf;
@@ -98,9 +98,9 @@ llvm::Error relabel(Module &module) {
     if (target.storage || layout.endpoints[0].storage)
       continue;
     const size_t n = target.ranks.size();
-    if (n > kMostRanks)
+    if (n > kMaxRanks)
       return llvm::createStringError(target.role + " has " + std::to_string(n) +
-                                     " ranks, but --relabel-target supports at most " + std::to_string(kMostRanks) +
+                                     " ranks, but --relabel-target supports at most " + std::to_string(kMaxRanks) +
                                      "; compile without --relabel-target");
     Weights weights = heldBytes(module, e);
     int64_t before = 0, largest = 0, after = 0;
@@ -111,7 +111,7 @@ llvm::Error relabel(Module &module) {
     if (largest == 0)
       continue;
     // Of several best assignments choose the one that changes the fewest ranks: scale the weights by n + 1 and add one
-    // for each mesh rank that keeps its rank. If that could overflow, take any best assignment.
+    // for each mesh rank that keeps its rank. If that could overflow, use any best assignment.
     Weights scaled = weights;
     if (const auto scale = static_cast<int64_t>(n) + 1;
         largest < std::numeric_limits<int64_t>::max() / 4 / scale / scale)
