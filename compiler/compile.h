@@ -54,7 +54,7 @@ struct PassTime {
 /// least that any plan could reach for it.
 struct Statistics {
   int64_t tensors = 0, params = 0, transfers = 0, descriptorsBefore = 0, descriptors = 0, messages = 0, rounds = 0;
-  int64_t messagesBefore = 0; // if each tensor were sent from rank to rank in a message of its own
+  int64_t messagesBefore = 0; // if each tensor were sent from rank to rank in a separate message
   int64_t sendsInPlace = 0, receivesInPlace = 0;
   int64_t targetBytes = 0, localBytes = 0, remoteBytes = 0, storageBytes = 0, paddingBytes = 0;
   int64_t internodeBytes = 0, forwardedBytes = 0; // parts of remoteBytes: between nodes; forwarded by target ranks

@@ -130,9 +130,9 @@ std::string instanceName(const Layout &layout, const Endpoint &endpoint, const P
     const int64_t position = map(positions.at[coordinate(endpoint, positions.axes, meshRank)], value);
     placeholders.emplace_back("{" + layout.variables[variable].name + "}", std::to_string(value));
     placeholders.emplace_back("{" + layout.variables[variable].name + ".local}",
-                              std::to_string(position % kChunkStride));
+                              std::to_string(position % kModelChunkStride));
     placeholders.emplace_back("{" + layout.variables[variable].name + ".chunk}",
-                              std::to_string(position / kChunkStride));
+                              std::to_string(position / kModelChunkStride));
   }
   std::string result = param.name;
   for (const auto &[from, to] : placeholders)

@@ -152,13 +152,13 @@ struct Param {
   bool operator==(const Param &) const = default;
 };
 
-/// In chunk c (a virtual pipeline stage; 0 without them) the positions of an index variable's values on a mesh rank
-/// start at c * kChunkStride: `{x.local}` is the position modulo kChunkStride, `{x.chunk}` the quotient.
-constexpr int64_t kChunkStride = int64_t{1} << 20;
+/// In model chunk c (a virtual pipeline stage; 0 without them) the positions of an index variable's values on a mesh
+/// rank start at c * kModelChunkStride: `{x.local}` is the position modulo kModelChunkStride, `{x.chunk}` the quotient.
+constexpr int64_t kModelChunkStride = int64_t{1} << 20;
 
 /// One side of the job. Its mesh ranks are world ranks, or the files of a checkpoint.
 struct Endpoint {
-  std::string role;   // "source", "target", or with several pools "target.0", "target.1" …
+  std::string role;   // "source", "target", or with several targets "target.0", "target.1" …
   std::string layout; // the layout's name, for messages
   bool storage = false;
   std::string directory;   // a storage endpoint's folder, as written in the job
@@ -166,7 +166,8 @@ struct Endpoint {
   std::vector<Axis> axes;
   std::vector<int32_t> ranks; // world rank of each mesh rank; for storage 0, 1, 2 … (file numbers)
   std::vector<Sharding> shardings;
-  std::vector<unsigned> placement; // per index variable of the model, the Sharding: value -> position (kChunkStride)
+  std::vector<unsigned>
+      placement; // per index variable of the model, the Sharding: value -> position (kModelChunkStride)
   std::vector<Param> params;
   std::vector<Presence> authority; // of the source: the mesh ranks that may be read; empty: all
   std::vector<uint32_t> epochs;    // of a target, by mesh rank: the epoch in which it joined (--keep); empty: all 0

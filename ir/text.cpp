@@ -69,7 +69,7 @@ private:
     return text + "]";
   }
 
-  /// Numbers; a run of consecutive ones is printed as a:b, without b.
+  /// Numbers; consecutive ones are printed as a range a:b, without b.
   template <class Numbers> std::string ranges(const Numbers &numbers) {
     std::string text = "[";
     for (size_t i = 0; i < numbers.size();) {

@@ -168,8 +168,8 @@ struct ParamDeclaration {
   StorageForm form;
 };
 
-/// `chunks` of a layout: each chunk of a rank is a separate module, and its params' names begin with the chunk number.
-struct ChunkNames {
+/// `chunks` of a layout: each model chunk of a rank is a separate module, and its params' names begin with its number.
+struct ModelChunkNames {
   std::string variable;
   std::string prefix; // contains {variable.chunk}
   Location at;
@@ -180,7 +180,7 @@ struct LayoutDeclaration {
   Location at;
   std::optional<std::vector<std::pair<std::string, Location>>> axes;
   std::map<std::string, ShardRule> placement; // index variable -> rule
-  std::optional<ChunkNames> chunks;
+  std::optional<ModelChunkNames> chunks;
   std::map<std::string, Expression> switches; // default values
   std::vector<ParamDeclaration> params;
   bool same = false; // params: same

@@ -242,7 +242,7 @@ void readChunks(const Node &node, const Model &model, LayoutDeclaration &layout,
     return refuse(node, "text with one placeholder {x.chunk}", "'chunks'", diagnostics);
   const std::string variable = text->substr(open + 1, end - open - 1);
   if (checkVariable(variable, locationIn(node, open + 1), model.variables, diagnostics))
-    layout.chunks = ChunkNames{variable, *text, node.at};
+    layout.chunks = ModelChunkNames{variable, *text, node.at};
 }
 
 /// Reports an error and returns false if `params` more params exceed the limit for all layouts.

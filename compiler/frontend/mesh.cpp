@@ -1,4 +1,4 @@
-// Reads a mesh: its axes, further views of the same mesh ranks, and the key `megatron`, which stands for two views.
+// Reads a mesh: its axes, further views of the same mesh ranks, and the key `megatron`, a shorthand for two views.
 
 #include "compiler/frontend/reading.h"
 
@@ -133,7 +133,7 @@ private:
   }
 
   /// `megatron: {tp, cp, pp, dp, ep, etp, order}` defines a view for dense layers and one for experts. In the latter,
-  /// etp takes the position of tp, and edp that of dp.
+  /// etp replaces tp, and edp replaces dp.
   void readMegatron(const Node &node) {
     Fields fields(node, "'megatron'", diagnostics_);
     if (!fields.isMap())

@@ -31,7 +31,7 @@ constexpr size_t kMaxDepth = 64;
 constexpr const char *kBraces = "quote a name with braces in flow style, and everywhere if it begins with a brace";
 
 /// Thrown by the builder through yaml-cpp to stop the parsing after an error that was reported.
-struct Refused {};
+struct ParseStopped {};
 
 /// A stream buffer over text that is not copied.
 struct TextBuffer : std::streambuf {
@@ -65,7 +65,7 @@ public:
   void OnDocumentStart(const YAML::Mark &mark) override {
     if (started_) {
       diagnostics_.error(location(mark), "expected one document, found the start of another");
-      throw Refused();
+      throw ParseStopped();
     }
     started_ = true;
   }
@@ -137,14 +137,14 @@ private:
       }
     }
     diagnostics_.error(location(mark), "quoted text without a closing " + std::string(quote == '"' ? "'\"'" : "\"'\""));
-    throw Refused();
+    throw ParseStopped();
   }
 
   void enter(const YAML::Mark &mark, const std::string &tag, Node::Kind kind) {
     checkTag(mark, tag);
     if (open_.size() == kMaxDepth) {
       diagnostics_.error(location(mark), "lists and maps nested more than " + std::to_string(kMaxDepth) + " deep");
-      throw Refused();
+      throw ParseStopped();
     }
     open_.push_back({{kind, location(mark), false, {}, {}, {}}, {}, true, {}});
   }
@@ -199,11 +199,11 @@ private:
   bool complete_ = true;
 };
 
-/// Replaces an error text of yaml-cpp by one that says what was expected.
-struct Wording {
+/// Replaces an error text of yaml-cpp by one that states the expected text.
+struct MessageRule {
   std::string_view theirs, ours;
 };
-const Wording kWordings[] = {
+const MessageRule kMessageRules[] = {
     {YAML::ErrorMsg::END_OF_MAP, "expected another key of this map or its end; check the indentation"},
     {YAML::ErrorMsg::END_OF_SEQ, "expected another '- ' of this list or its end; check the indentation"},
     {YAML::ErrorMsg::END_OF_MAP_FLOW, "expected ',' or '}' in a map"},
@@ -225,9 +225,9 @@ const Wording kWordings[] = {
 void Builder::explain(const YAML::Exception &exception) const {
   std::string message = exception.msg;
   bool flow = false;
-  for (const Wording &wording : kWordings)
-    if (exception.msg == wording.theirs)
-      message = wording.ours;
+  for (const MessageRule &rule : kMessageRules)
+    if (exception.msg == rule.theirs)
+      message = rule.ours;
   for (const char *unfinished :
        {YAML::ErrorMsg::END_OF_MAP_FLOW, YAML::ErrorMsg::END_OF_SEQ_FLOW, YAML::ErrorMsg::END_OF_MAP})
     flow = flow || exception.msg == unfinished;
@@ -302,7 +302,7 @@ std::unique_ptr<Node> parseYaml(uint32_t file, Diagnostics &diagnostics, size_t 
     YAML::Parser parser(stream);
     while (parser.HandleNextDocument(builder)) {
     }
-  } catch (const Refused &) {
+  } catch (const ParseStopped &) {
     return nullptr;
   } catch (const YAML::Exception &exception) {
     builder.explain(exception);

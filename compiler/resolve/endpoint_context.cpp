@@ -222,7 +222,7 @@ void EndpointContext::readModelChunks(const Job &job) {
   while (job.model.variables[variable].name != layout->chunks->variable)
     ++variable;
   const VariablePlacement &placement = placements_[variable];
-  if (placement.chunks == 1)
+  if (placement.modelChunks == 1)
     return;
   if (placement.rule.names.size() != 1) {
     diagnostics_.error(placement.rule.at, "index variable '" + layout->chunks->variable +
@@ -231,7 +231,7 @@ void EndpointContext::readModelChunks(const Job &job) {
                                               "' has 'chunks'");
     return;
   }
-  modelChunks_ = ModelChunks{*layout->chunks, placement.rule.names[0], placement.rule.ranks, placement.chunks};
+  modelChunks_ = ModelChunks{*layout->chunks, placement.rule.names[0], placement.rule.ranks, placement.modelChunks};
 }
 
 unsigned EndpointContext::intern(ir::Sharding sharding) {
@@ -295,7 +295,7 @@ void EndpointContext::applyRule(const ir::IndexVariable &variable, ResolvedRule 
   placement.hasRule = true;
   placement.shards = std::move(shards->shards);
   placement.local = std::move(shards->local);
-  placement.chunks = shards->chunks;
+  placement.modelChunks = shards->modelChunks;
   placement.rule = std::move(rule);
   if (!placement.shards.repeats.empty() && source())
     diagnostics_.error(placement.rule.at, title + ": 'map' lists a value twice for a rank, which only a target allows");

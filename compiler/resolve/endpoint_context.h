@@ -66,16 +66,16 @@ public:
     bool hasRule = false; // false: every mesh rank has all values
     ResolvedRule rule;
     DimensionShards shards;
-    std::vector<ir::IndexMap> local; // by rank: value -> chunk * ir::kChunkStride + position
-    int64_t chunks = 1;              // of each rank
+    std::vector<ir::IndexMap> local; // by rank: value -> model chunk * kModelChunkStride + position
+    int64_t modelChunks = 1;         // of each rank
   };
   const VariablePlacement &placement(unsigned variable) const { return placements_[variable]; }
 
-  /// The chunks of a rank that the layout's `chunks` makes modules of their own. Nothing if a rank has one chunk.
+  /// The model chunks of a rank, which the layout's `chunks` turns into separate modules. Nothing if a rank has one.
   struct ModelChunks {
-    ChunkNames names;
-    std::string axis; // of the variable's rule
-    int64_t ranks = 1, chunks = 1;
+    ModelChunkNames names;
+    std::string axis;             // of the variable's rule
+    int64_t ranks = 1, count = 1; // `count`: of model chunks of a rank
   };
   const std::optional<ModelChunks> &modelChunks() const { return modelChunks_; }
 

@@ -1,8 +1,8 @@
-// A name is divided into text and *runs* of digits, from literal digits or placeholders. Two names are equal exactly if
-// their texts are equal and each pair of runs is. Each variable occurs once in a pattern, so its runs vary
-// independently: two patterns have a common name on a mesh rank if their texts are equal and each pair of runs has a
+// A name is divided into text and *digit groups*, of literal digits or placeholders. Two names are equal exactly if
+// their texts are equal and each pair of groups is. Each variable occurs once in a pattern, so its groups vary
+// independently: two patterns have a common name on a mesh rank if their texts are equal and each pair of groups has a
 // common number there. Few patterns have the same texts. The exception is `{x.chunk}` beside `{x.local}`, one variable
-// in two runs: for such patterns all names are listed.
+// in two groups: for such patterns all names are listed.
 
 #include "compiler/resolve/names.h"
 #include "compiler/resolve/mesh_ranks.h"
@@ -17,38 +17,38 @@ using ir::IndexMap;
 
 namespace {
 
-/// A part of a run: literal digits, or a placeholder.
+/// A part of a group: literal digits, or a placeholder.
 struct NameToken {
   std::string digits;
   int variable = -1; // into Param::variables
   enum class Kind { value, local, chunk } kind = Kind::value;
 };
-using TokenRun = std::vector<NameToken>;
+using DigitGroup = std::vector<NameToken>;
 
-constexpr char kRun = '\1'; // YAML text has no such character unescaped
+constexpr char kDigits = '\1'; // YAML text has no such character unescaped
 
 struct NamePattern {
-  std::string skeleton; // the name with kRun for each run
-  std::vector<TokenRun> runs;
+  std::string skeleton; // the name with kDigits for each group
+  std::vector<DigitGroup> groups;
   bool literal = true; // no placeholder
-  bool chunks = false; // has {x.chunk}: a variable in two runs
+  bool chunks = false; // has {x.chunk}: a variable in two groups
 };
 
 NamePattern readNamePattern(const ir::Layout &layout, const ir::Param &param) {
   NamePattern pattern;
-  bool inRun = false;
-  auto run = [&]() -> TokenRun & {
-    if (!inRun) {
-      pattern.skeleton += kRun;
-      pattern.runs.emplace_back();
+  bool inDigits = false;
+  auto group = [&]() -> DigitGroup & {
+    if (!inDigits) {
+      pattern.skeleton += kDigits;
+      pattern.groups.emplace_back();
     }
-    inRun = true;
-    return pattern.runs.back();
+    inDigits = true;
+    return pattern.groups.back();
   };
   for (size_t i = 0; i < param.name.size(); ++i) {
     const char c = param.name[i];
     if (c >= '0' && c <= '9') {
-      TokenRun &tokens = run();
+      DigitGroup &tokens = group();
       if (tokens.empty() || tokens.back().variable >= 0)
         tokens.emplace_back();
       tokens.back().digits += c;
@@ -61,13 +61,13 @@ NamePattern readNamePattern(const ir::Layout &layout, const ir::Param &param) {
         for (const auto &[suffix, kind] :
              {std::pair("", Kind::value), std::pair(".local", Kind::local), std::pair(".chunk", Kind::chunk)})
           if (placeholder == variable + suffix)
-            run().push_back({{}, static_cast<int>(v), kind});
+            group().push_back({{}, static_cast<int>(v), kind});
         pattern.chunks = pattern.chunks || placeholder == variable + ".chunk";
       }
       pattern.literal = false;
       i = end;
     } else {
-      inRun = false;
+      inDigits = false;
       pattern.skeleton += c;
     }
   }
@@ -120,16 +120,16 @@ private:
         result.push_back(value);
     else
       for (const auto &[value, position] : expand(restrict(local, here)))
-        result.push_back(token.kind == NameToken::Kind::local ? position % ir::kChunkStride
-                                                              : position / ir::kChunkStride);
+        result.push_back(token.kind == NameToken::Kind::local ? position % ir::kModelChunkStride
+                                                              : position / ir::kModelChunkStride);
     return result;
   }
 
   /// All names of a param on a mesh rank, sorted. Nothing if they are too many.
   std::optional<std::vector<std::string>> names(unsigned p, int64_t meshRank) const {
-    constexpr int64_t kMost = 1 << 20;
+    constexpr int64_t kMaxNames = 1 << 20;
     const int64_t count = instances(endpoint_, endpoint_.params[p], meshRank);
-    if (count > kMost)
+    if (count > kMaxNames)
       return std::nullopt;
     std::vector<std::string> result;
     for (int64_t i = 0; i < count; ++i)
@@ -138,18 +138,18 @@ private:
     return result;
   }
 
-  /// All texts of a run on a mesh rank, sorted, with repeats. Nothing if they are too many.
-  std::optional<std::vector<std::string>> texts(unsigned p, const TokenRun &run, int64_t meshRank) const {
-    constexpr size_t kMost = 1 << 22;
+  /// All texts of a group on a mesh rank, sorted, with repeats. Nothing if they are too many.
+  std::optional<std::vector<std::string>> texts(unsigned p, const DigitGroup &group, int64_t meshRank) const {
+    constexpr size_t kMaxNames = 1 << 22;
     std::vector<std::string> result = {""};
-    for (const NameToken &token : run) {
+    for (const NameToken &token : group) {
       std::vector<std::string> longer;
       if (token.variable < 0) {
         for (std::string &text : result)
           longer.push_back(std::move(text) + token.digits);
       } else {
         const auto values = numbers(endpoint_.params[p], token, meshRank);
-        if (values.size() * result.size() > kMost)
+        if (values.size() * result.size() > kMaxNames)
           return std::nullopt;
         for (const std::string &text : result)
           for (int64_t value : values)
@@ -171,13 +171,13 @@ private:
   }
 
   void compare(unsigned q, unsigned p) {
-    const auto &runs = patterns_[p].runs, &others = patterns_[q].runs;
-    if (std::count(patterns_[p].skeleton.begin(), patterns_[p].skeleton.end(), kRun) != std::ssize(runs) ||
-        runs.size() != others.size())
-      return;                                // the name itself contains kRun
-    for (size_t i = 0; i < runs.size(); ++i) // a common difference that is cheap to find: layers.1 and layers.2
-      if (runs[i].size() == 1 && others[i].size() == 1 && runs[i][0].variable < 0 && others[i][0].variable < 0 &&
-          runs[i][0].digits != others[i][0].digits)
+    const auto &groups = patterns_[p].groups, &others = patterns_[q].groups;
+    if (std::count(patterns_[p].skeleton.begin(), patterns_[p].skeleton.end(), kDigits) != std::ssize(groups) ||
+        groups.size() != others.size())
+      return;                                  // the name itself contains kDigits
+    for (size_t i = 0; i < groups.size(); ++i) // a common difference that is cheap to find: layers.1 and layers.2
+      if (groups[i].size() == 1 && others[i].size() == 1 && groups[i][0].variable < 0 && others[i][0].variable < 0 &&
+          groups[i][0].digits != others[i][0].digits)
         return;
     std::vector<unsigned> axes;
     addAxes(p, axes);
@@ -187,7 +187,7 @@ private:
           instances(endpoint_, endpoint_.params[q], meshRank) == 0)
         continue;
       std::string name;
-      size_t run = 0;
+      size_t group = 0;
       if (patterns_[p].chunks || patterns_[q].chunks) {
         const auto one = names(p, meshRank), other = names(q, meshRank);
         if (!one || !other)
@@ -197,14 +197,14 @@ private:
         if (common.empty())
           continue;
         name = common[0];
-        run = runs.size();
+        group = groups.size();
       }
-      for (char c : run == 0 ? std::string_view(patterns_[p].skeleton) : std::string_view()) {
-        if (c != kRun) {
+      for (char c : group == 0 ? std::string_view(patterns_[p].skeleton) : std::string_view()) {
+        if (c != kDigits) {
           name += c;
           continue;
         }
-        const auto one = texts(p, runs[run], meshRank), other = texts(q, others[run], meshRank);
+        const auto one = texts(p, groups[group], meshRank), other = texts(q, others[group], meshRank);
         if (!one || !other)
           return reportTooMany(p);
         std::vector<std::string> common;
@@ -212,9 +212,9 @@ private:
         if (common.empty())
           break;
         name += common[0];
-        ++run;
+        ++group;
       }
-      if (run < runs.size())
+      if (group < groups.size())
         continue;
       report(p, title(p) + " and " + title(q) + " both have the name '" + name + "'" + onRank(meshRank));
       const Location one = declaredAt_[p], other = declaredAt_[q];
@@ -228,11 +228,13 @@ private:
   /// and 11, 1), or of positions in several chunks of virtual stages in a name without {x.chunk}.
   void compareWithItself(unsigned p) {
     const ir::Param &param = endpoint_.params[p];
-    const bool local = std::any_of(patterns_[p].runs.begin(), patterns_[p].runs.end(), [&](const TokenRun &run) {
-      return std::any_of(run.begin(), run.end(), [&](const NameToken &token) {
-        return token.kind == NameToken::Kind::local && chunked(endpoint_.placement[param.variables[token.variable]]);
-      });
-    });
+    const bool local =
+        std::any_of(patterns_[p].groups.begin(), patterns_[p].groups.end(), [&](const DigitGroup &group) {
+          return std::any_of(group.begin(), group.end(), [&](const NameToken &token) {
+            return token.kind == NameToken::Kind::local &&
+                   chunked(endpoint_.placement[param.variables[token.variable]]);
+          });
+        });
     std::vector<unsigned> localAxes;
     addAxes(p, localAxes);
     for (int64_t meshRank : local ? distinctMeshRanks(endpoint_, std::move(localAxes)) : std::vector<int64_t>()) {
@@ -243,15 +245,15 @@ private:
         return report(p, title(p) + " has the same name for different values" + onRank(meshRank) + ": '" + *twice +
                              "' in several chunks, expected {x.chunk} in the name or 'chunks' in the layout");
     }
-    for (const TokenRun &run : patterns_[p].runs) {
-      if (std::count_if(run.begin(), run.end(), [](const NameToken &token) { return token.variable >= 0; }) < 2)
+    for (const DigitGroup &group : patterns_[p].groups) {
+      if (std::count_if(group.begin(), group.end(), [](const NameToken &token) { return token.variable >= 0; }) < 2)
         continue;
       std::vector<unsigned> axes;
       addAxes(p, axes);
       for (int64_t meshRank : distinctMeshRanks(endpoint_, std::move(axes))) {
         if (instances(endpoint_, endpoint_.params[p], meshRank) == 0)
           continue;
-        const auto all = texts(p, run, meshRank);
+        const auto all = texts(p, group, meshRank);
         if (!all)
           return reportTooMany(p);
         const auto twice = std::adjacent_find(all->begin(), all->end());
@@ -269,7 +271,7 @@ private:
     if (added)
       for (const IndexMap &here : endpoint_.shardings[sharding].at)
         for (const ir::IndexBlock &s : here)
-          at->second = at->second || s.to + (s.count - 1) * s.toStep >= ir::kChunkStride;
+          at->second = at->second || s.to + (s.count - 1) * s.toStep >= ir::kModelChunkStride;
     return at->second;
   }
 

@@ -8,8 +8,8 @@
 
 namespace reshard {
 
-/// Reports params with the same name on one mesh rank, at the declaration of the later one. `titles`, by param: how
-/// messages call params that have no declaration of their own ("the scales of param 'x'"); empty text for the others.
+/// Reports params with the same name on one mesh rank, at the declaration of the later one. `titles`, by param: the
+/// names in messages of params without a declaration ("the scales of param 'x'"); empty for the others.
 void checkParamNames(const ir::Layout &layout, const ir::Endpoint &endpoint, const std::vector<Location> &declaredAt,
                      const std::vector<std::string> &titles, Diagnostics &diagnostics);
 

@@ -138,17 +138,17 @@ void Params::buildByModelChunk(const ParamDeclaration &declaration) {
     return build(one);
   if (declaration.stack && declaration.stack->first == variable)
     return diagnostics_.error(declaration.stack->second, title + " stacks '" + variable + "', whose values are in " +
-                                                             text(modelChunks->chunks) +
+                                                             text(modelChunks->count) +
                                                              " chunks of a rank, expected {" + variable + "} or {" +
                                                              variable + ".local} in its name");
   const auto at = std::find_if(one.presence.begin(), one.presence.end(),
                                [&](const auto &rule) { return rule.first == modelChunks->axis; });
   if (at == one.presence.end())
-    return diagnostics_.error(declaration.at, title + " is in none of the " + text(modelChunks->chunks) +
+    return diagnostics_.error(declaration.at, title + " is in none of the " + text(modelChunks->count) +
                                                   " chunks of a rank, expected {" + variable +
                                                   ".local} in its name or 'at: {" + modelChunks->axis +
                                                   ": first}', 'last' or numbers");
-  const auto stages = context_.coordinates(modelChunks->axis, at->second, modelChunks->ranks * modelChunks->chunks);
+  const auto stages = context_.coordinates(modelChunks->axis, at->second, modelChunks->ranks * modelChunks->count);
   if (!stages)
     return;
   std::map<int64_t, std::vector<Expression>> ranks; // by chunk

@@ -80,26 +80,26 @@ llvm::Expected<PipelineShards> applyPipeline(Scheme scheme, Pipeline pipeline, i
     scheme.numbers = std::move(*sizes);
     scheme.name = "sizes";
   }
-  const int64_t chunks = pipeline.interleave;
-  llvm::Expected<DimensionShards> stages = applyScheme(scheme, n, ranks * chunks, 1);
+  const int64_t modelChunks = pipeline.interleave;
+  llvm::Expected<DimensionShards> stages = applyScheme(scheme, n, ranks * modelChunks, 1);
   if (!stages)
     return stages.takeError();
   PipelineShards result;
-  result.chunks = chunks;
+  result.modelChunks = modelChunks;
   result.local.resize(ranks);
-  for (int64_t stage = 0; stage < ranks * chunks; ++stage)
+  for (int64_t stage = 0; stage < ranks * modelChunks; ++stage)
     for (IndexBlock s : dense(stages->at[stage])) {
-      s.to += stage / ranks * ir::kChunkStride;
+      s.to += stage / ranks * ir::kModelChunkStride;
       result.local[stage % ranks].push_back(s);
     }
-  if (chunks == 1) {
+  if (modelChunks == 1) {
     result.shards = std::move(*stages);
     return result;
   }
   result.shards.at.resize(ranks);
   result.shards.lengths.resize(ranks);
   result.shards.repeats.assign(stages->repeats.size(), std::vector<IndexMap>(ranks));
-  for (int64_t stage = 0; stage < ranks * chunks; ++stage) {
+  for (int64_t stage = 0; stage < ranks * modelChunks; ++stage) {
     const int64_t rank = stage % ranks;
     for (size_t layer = 0; layer < stages->layers(); ++layer)
       for (IndexBlock s : stages->layer(layer)[stage]) {

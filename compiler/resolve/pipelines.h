@@ -13,21 +13,21 @@ namespace reshard {
 
 /// A rule's pipeline keys, evaluated.
 struct Pipeline {
-  int64_t interleave = 1; // chunks of a rank
+  int64_t interleave = 1; // model chunks of a rank
   std::optional<int64_t> first, last;
   std::optional<int64_t> embedding, loss;
-  std::optional<std::vector<int64_t>> stages; // values of each virtual rank; chunks = stages / ranks
-  std::string key = "stages";                 // the key that `stages` comes from: "stages" or "pattern"
+  std::optional<std::vector<int64_t>> stages; // values of each virtual rank; a rank has stages / ranks model chunks
+  std::string key = "stages";                 // the key that states `stages`: "stages" or "pattern"
 
   /// Whether the rule has no pipeline keys.
   bool plain() const { return interleave == 1 && !first && !last && !embedding && !loss && !stages; }
 };
 
-/// Values distributed over ranks in chunks.
+/// Values distributed over ranks in model chunks.
 struct PipelineShards {
-  DimensionShards shards;          // value -> slot on the rank, chunk after chunk
-  std::vector<ir::IndexMap> local; // by rank: value -> chunk * ir::kChunkStride + ascending position in the chunk
-  int64_t chunks = 1;              // of a rank
+  DimensionShards shards;          // value -> slot on the rank, model chunk after model chunk
+  std::vector<ir::IndexMap> local; // by rank: value -> model chunk * kModelChunkStride + ascending position in it
+  int64_t modelChunks = 1;         // of a rank
 };
 
 /// Applies a scheme and a pipeline to n values over `ranks` ranks.

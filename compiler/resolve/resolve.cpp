@@ -181,7 +181,7 @@ struct Declarations {
   std::vector<std::vector<StorageForm>> forms;
 };
 
-/// What matchSides() reads.
+/// The inputs of matchSides().
 struct Sides {
   const Job &job;
   const Allowed &allowed;

@@ -116,7 +116,7 @@ ir::TensorPattern Tensors::readTensorPattern(const Model &model, unsigned tensor
   return pattern;
 }
 
-/// A tied tensor has the shape, dtype and index values of the other. A shape of its own must be the same.
+/// A tied tensor has the shape, dtype and index values of the other. If it states a shape, that must be the same.
 void Tensors::checkTie(unsigned tensor, Diagnostics &diagnostics) const {
   const TensorDeclaration &one = *tensors_[tensor].declaration,
                           &other = *tensors_[tensors_[tensor].canonical].declaration;

@@ -23,7 +23,7 @@ public:
   struct Tensor {
     const TensorDeclaration *declaration = nullptr;
     unsigned pattern = 0;
-    unsigned canonical = 0; // the declared tensor that the pattern comes from
+    unsigned canonical = 0; // the declared tensor that defines the pattern
     bool absent = false;    // its `when` is 0: it has no pattern
   };
   const std::vector<Tensor> &all() const { return tensors_; }
@@ -32,7 +32,7 @@ public:
   const std::string &name(unsigned tensor) const { return tensors_[tensor].declaration->name; }
   /// Whether its bytes cannot be split.
   bool opaque(unsigned tensor) const { return tensors_[tensors_[tensor].canonical].declaration->opaque; }
-  /// The declared tensor that a pattern comes from.
+  /// The declared tensor that defines a pattern.
   unsigned canonical(unsigned pattern) const { return canonical_[pattern]; }
 
   /// The tensor of that name or, if there is none, the only one whose name ends in `.name`. Reports at `at` that there

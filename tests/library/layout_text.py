@@ -6,7 +6,7 @@ import subprocess
 from functools import lru_cache
 from pathlib import Path
 
-CHUNK = 1 << 20  # positions of chunk c begin at c * CHUNK (kChunkStride in ir/ir.h)
+CHUNK = 1 << 20  # positions of chunk c begin at c * CHUNK (kModelChunkStride in ir/ir.h)
 TRANSFORM_DTYPES = {"neg_exp": "fp32"}
 
 
