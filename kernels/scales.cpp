@@ -64,11 +64,8 @@ void clearScalePadding(const ScaleMatrix &target) {
     clear({shape.rows, 0, rows - shape.rows, columns});
   } else if (target.layout == ScaleLayout::packed) {
     const uint64_t rows = packedRows(shape), used = shape.columns % kPackedScales;
-    for (uint64_t group = 0; group < columns / kPackedScales; ++group)
-      std::memset(target.scales + (group * rows + shape.matrixRows) * kPackedScales, 0,
-                  (rows - shape.matrixRows) * kPackedScales);
     std::byte *const last = target.scales + (columns / kPackedScales - 1) * rows * kPackedScales;
-    for (uint64_t row = 0; used > 0 && row < shape.matrixRows; ++row)
+    for (uint64_t row = 0; used > 0 && row < rows; ++row)
       std::memset(last + row * kPackedScales + used, 0, kPackedScales - used);
   }
 }

@@ -4,8 +4,9 @@
 //   each, row-major among themselves; rows and columns are padded to whole tiles. In a tile, rows r, r + 32, r + 64 and
 //   r + 96 are adjacent: 16 bytes, four for each row.
 // - packed: as DeepGEMM's kernels for Blackwell read them: an int32 for each row of elements and four columns of
-//   scales, the first column in the low byte. All rows of a block repeat its scale. The int32 of all rows are adjacent,
-//   padded to a multiple of four rows (16 bytes, the alignment of TMA); groups of four columns follow each other.
+//   scales, the first column in the low byte. All rows of a block repeat its scale. The int32 of all rows are adjacent;
+//   their number is rounded up to a multiple of four (16 bytes, the alignment of TMA), and the added rows repeat the
+//   scale of the last block. Groups of four columns follow each other.
 #pragma once
 
 #include "formats/quantized_formats.h"
@@ -63,7 +64,7 @@ RESHARD_HOST_DEVICE inline uint64_t scaleOffset(ScaleLayout layout, const ScaleS
 
 /// Returns how often a layout has the scale of a row of blocks, kPackedScales bytes from one to the next.
 RESHARD_HOST_DEVICE inline uint64_t scaleCopies(ScaleLayout layout, const ScaleShape &shape, uint64_t row) {
-  const uint64_t rest = shape.matrixRows - row * shape.blockRows;
+  const uint64_t rest = packedRows(shape) - row * shape.blockRows;
   return layout != ScaleLayout::packed ? 1 : rest < shape.blockRows ? rest : shape.blockRows;
 }
 
@@ -83,8 +84,7 @@ RESHARD_HOST_DEVICE inline ScalePosition scalePosition(ScaleLayout layout, const
   case ScaleLayout::packed: {
     const uint64_t rows = packedRows(shape), word = offset / kPackedScales, group = quotient(word, rows),
                    row = word - group * rows;
-    return {row < shape.matrixRows ? quotient(row, shape.blockRows) : shape.rows,
-            group * kPackedScales + offset % kPackedScales};
+    return {quotient(row, shape.blockRows), group * kPackedScales + offset % kPackedScales};
   }
   default: {
     const uint64_t row = quotient(offset, shape.columns);

@@ -168,9 +168,16 @@ def unswizzle(swizzled, rows, columns):
 
 def pack_scales(scales, block_rows, matrix_rows):
     """Packs the scales of one matrix, [rows of blocks, columns] bytes, as DeepGEMM's reference does: repeats each row of
-    blocks for its rows of elements, pads rows and columns to multiples of four, views four columns as an int32, and
-    transposes. Returns bytes."""
-    repeated = scales[np.arange(matrix_rows) // block_rows]
-    padded = np.zeros((-(-matrix_rows // 4) * 4, -(-scales.shape[1] // 4) * 4), np.uint8)
-    padded[:matrix_rows, : scales.shape[1]] = repeated
+    blocks for its rows of elements, up to a multiple of four rows, pads columns to a multiple of four, views four
+    columns as an int32, and transposes. Returns bytes."""
+    repeated = scales[np.arange(-(-matrix_rows // 4) * 4) // block_rows]
+    padded = np.zeros((len(repeated), -(-scales.shape[1] // 4) * 4), np.uint8)
+    padded[:, : scales.shape[1]] = repeated
     return np.ascontiguousarray(padded.view("<u4").T).view(np.uint8).ravel()
+
+
+def unpack_scales(packed, rows, columns, block_rows):
+    """The reverse, of bytes; `rows` and `columns` are those of the scales."""
+    groups = -(-columns // 4)
+    by_row = np.ascontiguousarray(packed.view("<u4").reshape(groups, -1).T).view(np.uint8)
+    return by_row[::block_rows][:rows, :columns]
