@@ -16,6 +16,8 @@
 
 namespace reshard::kernels {
 
+using reshard::ScaleLayout; // found before the enumeration of plans in files that use namespace schema
+
 /// Rows and columns of the scales of a matrix (for MXFP8, ceil(elements of a row / 32) columns), the rows of elements
 /// of a block, and the rows of the matrix.
 struct ScaleShape {

@@ -88,8 +88,9 @@ public:
       if (!rank.steps.empty())
         module_.schedule.rounds = std::max(module_.schedule.rounds, 1u);
     if (const uint64_t levels = assignDependencyLevels(module_.schedule); levels > schema::kMaxLevels)
-      return "the steps have " + std::to_string(levels) + " dependency levels, expected at most " +
-             std::to_string(schema::kMaxLevels) + "; raise options.staging, or choose another options.exchange";
+      return llvm::createStringError("the steps have " + std::to_string(levels) +
+                                     " dependency levels, expected at most " + std::to_string(schema::kMaxLevels) +
+                                     "; raise options.staging, or choose another options.exchange");
     module_.level = Level::schedule;
     return llvm::Error::success();
   }
