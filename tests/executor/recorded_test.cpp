@@ -28,7 +28,7 @@ void spoilTargets(const Ranks &ranks) {
 schema::Step altered(const schema::Step &step, uint64_t staging, uint32_t round) {
   return {step.bytes(),        staging,     step.first_input(), step.input_count(), step.first_output(),
           step.output_count(), round,       step.peer(),        step.message(),     step.first_after(),
-          step.after_count(),  step.kind(), step.slot(),        step.level(),    step.chunk()};
+          step.after_count(),  step.kind(), step.slot(),        step.level(),       step.chunk()};
 }
 
 /// Addresses that a table reads or writes.
