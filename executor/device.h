@@ -32,8 +32,8 @@ struct P2pOp {
 /// Enqueues work on the device's stream.
 using Call = std::function<Status()>;
 
-/// Three tables that run one after the other: copies, conversions, copies of converted units (SplitUnits in packing.h).
-/// The entries of one table are unordered.
+/// Three tables that run one after the other: copies, conversions, copies of converted blocks (SplitBlocks in
+/// packing.h). The entries of one table are unordered.
 struct Tables {
   kernels::CopyTable copies;
   kernels::ConversionTable conversions;

@@ -41,12 +41,12 @@ void addViewJobs(const std::vector<LocalRank> &ranks, ViewJobs::JobSet set, std:
 }
 
 /// Adds the packs, or the unpacks, of a round to tables.
-Status launch(const Round &round, bool packs, SplitUnits &splitUnits, Tables &tables) {
+Status launch(const Round &round, bool packs, SplitBlocks &splitBlocks, Tables &tables) {
   for (const auto &[packing, at, staged, op] : round.chunks) {
     if (!staged || op.send != packs)
       continue;
     const Packing::PackedRange range{at, at + op.bytes, op.memory};
-    if (Status status = packs ? packing->pack(range, splitUnits, tables) : packing->unpack(range, splitUnits, tables);
+    if (Status status = packs ? packing->pack(range, splitBlocks, tables) : packing->unpack(range, splitBlocks, tables);
         !status.ok())
       return status;
   }
@@ -78,13 +78,13 @@ void appendLocalSteps(LocalSteps &localSteps, int64_t number, std::vector<Operat
     append(operations, std::move(localSteps.lower_bound({number, 0})->second));
 }
 
-Status addExchanges(const std::vector<Round> &rounds, SplitUnits &splitUnits, LocalSteps &localSteps,
+Status addExchanges(const std::vector<Round> &rounds, SplitBlocks &splitBlocks, LocalSteps &localSteps,
                     std::vector<Operation> &operations) {
   Status status;
   auto launchNow = [&](const Round &round, bool packs) {
     Tables tables;
     if (status.ok())
-      status = launch(round, packs, splitUnits, tables);
+      status = launch(round, packs, splitBlocks, tables);
     append(operations, std::move(tables));
   };
   bool packed = false; // this round, beside the batch of the round before
@@ -102,11 +102,11 @@ Status addExchanges(const std::vector<Round> &rounds, SplitUnits &splitUnits, Lo
       launchNow(round, true);
     auto &batch = std::get<P2pBatch>(operations.emplace_back(std::in_place_type<P2pBatch>));
     if (before && !unpackFirst && status.ok())
-      status = launch(*before, false, splitUnits, batch.concurrent);
+      status = launch(*before, false, splitBlocks, batch.concurrent);
     packed = next && next->needs < number && !clash(*next, true, round, true, true) &&
              !(before && clash(*next, true, *before, false, true));
     if (packed && status.ok())
-      status = launch(*next, true, splitUnits, batch.concurrent);
+      status = launch(*next, true, splitBlocks, batch.concurrent);
     for (const Chunk &chunk : round.chunks)
       batch.ops.push_back(chunk.op);
   }
@@ -364,14 +364,14 @@ uint64_t selfChunk(const LocalRank &rank, uint64_t most) {
   return (std::min(bytes, most) + 255) / 256 * 256;
 }
 
-uint64_t splitUnitCount(const LocalRank &rank, uint64_t selfBytes) {
-  uint64_t units = 0;
+uint64_t splitBlockCount(const LocalRank &rank, uint64_t selfBytes) {
+  uint64_t blocks = 0;
   for (const Step *step : *rank.segment->steps())
     if (step->kind() == StepKind::send || step->kind() == StepKind::recv)
-      units += chunkCount(*step) - 1;
+      blocks += chunkCount(*step) - 1;
     else if (step->kind() == StepKind::copy && selfBytes > 0)
-      units += 2 * (step->bytes() / selfBytes + 1); // one packing and one unpacking has all of these copies
-  return rank.forms.empty() ? 0 : units;
+      blocks += 2 * (step->bytes() / selfBytes + 1); // one packing and one unpacking has all of these copies
+  return rank.forms.empty() ? 0 : blocks;
 }
 
 Status addRounds(const LocalRank &rank, const Staging &staging, std::vector<Operation> &operations, uint64_t &bytes) {
@@ -392,9 +392,9 @@ Status addRounds(const LocalRank &rank, const Staging &staging, std::vector<Oper
     return status;
   if (Status status = planRounds.append(staging, unpacked, rounds); !status.ok())
     return status;
-  SplitUnits splitUnits(staging.splitUnits, staging.splitUnitCount);
+  SplitBlocks splitBlocks(staging.splitBlocks, staging.splitBlockCount);
   addViewJobs({rank}, ViewJobs::kBefore, operations);
-  Status status = addExchanges(rounds, splitUnits, localSteps, operations);
+  Status status = addExchanges(rounds, splitBlocks, localSteps, operations);
   addViewJobs({rank}, ViewJobs::kAfter, operations);
   return status;
 }

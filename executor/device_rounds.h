@@ -17,13 +17,13 @@ struct Staging {
   std::byte *arena = nullptr;
   std::byte *self = nullptr; // 4 * selfBytes: two slots in each direction; null: local copies are not messages
   uint64_t selfBytes = 0;
-  std::byte *splitUnits = nullptr; // splitUnitCount * SplitUnits::kUnit bytes
-  uint64_t splitUnitCount = 0;
+  std::byte *splitBlocks = nullptr; // splitBlockCount * SplitBlocks::kBytes bytes
+  uint64_t splitBlockCount = 0;
 };
 
-/// An upper bound of the units (elements, blocks) that chunk boundaries of a rank's messages split: 0 if the rank
+/// An upper bound of the elements and blocks that chunk boundaries of a rank's messages split: 0 if the rank
 /// converts nothing. `selfBytes` as in Staging.
-uint64_t splitUnitCount(const LocalRank &rank, uint64_t selfBytes);
+uint64_t splitBlockCount(const LocalRank &rank, uint64_t selfBytes);
 
 /// Bytes of a chunk of a rank's messages to itself: at most `most` and at most the bytes that it copies, rounded up to
 /// 256; 0 if it copies nothing.

@@ -72,18 +72,19 @@ std::byte *Packing::contiguous() const {
   return entries_.size() == 1 && !converts_ && out_[entries_[0].shape].loopCount == 0 ? entries_[0].source : nullptr;
 }
 
-std::byte *SplitUnits::at(const void *message, uint64_t byte) {
+std::byte *SplitBlocks::at(const void *message, uint64_t byte) {
   const auto [known, added] = known_.try_emplace({message, byte}, left_ > 0 ? next_ : nullptr);
   if (added && left_ > 0) {
-    next_ += kUnit;
+    next_ += kBytes;
     --left_;
   }
   return known->second;
 }
 
-/// Like move(). But each unit that a range splits gets memory of its own (splitUnits): unpack collects its packed bytes
-/// there until the last one has arrived; pack converts the whole unit to there and copies the range's bytes of it.
-Status Packing::tabulate(const PackedRange &range, bool unpacks, SplitUnits &splitUnits, Tables &tables) const {
+/// Like move(). But each block that a range splits gets memory of its own (splitBlocks): unpack collects its packed
+/// bytes there until the last one has arrived; pack converts the whole block to there and copies the range's bytes of
+/// it.
+Status Packing::tabulate(const PackedRange &range, bool unpacks, SplitBlocks &splitBlocks, Tables &tables) const {
   const auto &[begin, end, packed] = range;
   auto address = [](const std::byte *pointer) { return reinterpret_cast<uint64_t>(pointer); };
   auto entry = std::prev(std::upper_bound(entries_.begin(), entries_.end(), range.begin,
@@ -98,39 +99,39 @@ Status Packing::tabulate(const PackedRange &range, bool unpacks, SplitUnits &spl
       tables.copies.add(unpacks ? memory : side, unpacks ? side : memory, shape, first, last - first);
       continue;
     }
-    const uint64_t unit = std::max(conversion.read.item(), conversion.write.block);
-    // Handles bytes [from, to) of a split unit; false if there is no memory for it.
+    const uint64_t block = std::max(conversion.read.item(), conversion.write.block);
+    // Adds bytes [from, to) of a split block; false if there is no memory for it.
     auto part = [&](uint64_t from, uint64_t to) {
-      const uint64_t whole = from / unit * unit;
-      std::byte *const unitMemory = splitUnits.at(this, entry->begin + whole);
+      const uint64_t whole = from / block * block;
+      std::byte *const blockMemory = splitBlocks.at(this, entry->begin + whole);
       kernels::Strided bytes;
       bytes.rowBytes = to - from;
-      if (!unitMemory)
+      if (!blockMemory)
         return false;
-      // The address of byte 0 of the packed side, such that the unit is at unitMemory.
-      const uint64_t apart = address(unitMemory) - whole;
+      // The address of byte 0 of the packed side, such that the block is at blockMemory.
+      const uint64_t apart = address(blockMemory) - whole;
       if (!unpacks) {
-        tables.conversions.add(apart, memory, shape, conversion, whole, unit);
+        tables.conversions.add(apart, memory, shape, conversion, whole, block);
         tables.rest.add(side + from, apart + from, bytes);
       } else {
         tables.copies.add(apart + from, side + from, bytes);
-        if (to == whole + unit)
-          tables.conversions.add(memory, apart, shape, conversion, whole, unit);
+        if (to == whole + block)
+          tables.conversions.add(memory, apart, shape, conversion, whole, block);
       }
       return true;
     };
-    bool room = true;
-    if (first % unit > 0) {
-      const uint64_t to = std::min(first / unit * unit + unit, last);
-      room = part(first, to);
+    bool allocated = true;
+    if (first % block > 0) {
+      const uint64_t to = std::min(first / block * block + block, last);
+      allocated = part(first, to);
       first = to;
     }
-    if (first < last && last % unit > 0) {
-      room = part(last / unit * unit, last) && room;
-      last = last / unit * unit;
+    if (first < last && last % block > 0) {
+      allocated = part(last / block * block, last) && allocated;
+      last = last / block * block;
     }
-    if (!room)
-      return failed("out of memory for units that chunk boundaries split");
+    if (!allocated)
+      return failed("out of memory for elements or blocks that chunk boundaries split");
     if (first < last)
       tables.conversions.add(unpacks ? memory : side, unpacks ? side : memory, shape, conversion, first, last - first);
   }
@@ -147,7 +148,7 @@ struct Packing::EntryMove {
   bool stream;
 
   /// The bytes that are converted at once: an element or a block; 1 without a conversion.
-  uint64_t unit() const { return conversion ? std::max(conversion.read.item(), conversion.write.block) : 1; }
+  uint64_t block() const { return conversion ? std::max(conversion.read.item(), conversion.write.block) : 1; }
 
   const std::byte *sourceAt(uint64_t position) const {
     return source + rowOffsets(shape, position / shape.rowBytes).source +
@@ -166,7 +167,7 @@ struct Packing::EntryMove {
   /// Moves a part of one row.
   void part(uint64_t position, uint64_t count) const { bytes(targetAt(position), sourceAt(position), count); }
 
-  /// Moves a range without split units: a part of a row, whole rows, and another part of a row.
+  /// Moves a range without split blocks: a part of a row, whole rows, and another part of a row.
   void range(uint64_t at, uint64_t last) const {
     if (const uint64_t within = at % shape.rowBytes; within > 0 && at < last) {
       const uint64_t count = std::min(shape.rowBytes - within, last - at);
@@ -185,8 +186,8 @@ struct Packing::EntryMove {
   }
 };
 
-/// A range may begin and end anywhere in a unit (an element, a block). A unit that two ranges split is written with the
-/// range that has its last byte.
+/// A range may begin and end anywhere in a block (SplitBlocks). A block that two ranges split is written with the range
+/// that has its last byte.
 void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const {
   auto entry = std::prev(std::upper_bound(entries_.begin(), entries_.end(), begin,
                                           [](uint64_t at, const Entry &p) { return at < p.begin; }));
@@ -206,48 +207,48 @@ void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::b
     uint64_t at = std::max(begin, entry->begin) - entry->begin;
     uint64_t last = std::min(end - entry->begin, move.shape.bytes());
     if (packing)
-      packSplitUnits(move, at, last);
+      packSplitBlocks(move, at, last);
     else if (packed)
-      unpackSplitUnits(move, at, last);
-    else { // the range before left out the unit that it splits with this one
-      at -= at % move.unit();
-      last -= last % move.unit();
+      unpackSplitBlocks(move, at, last);
+    else { // the range before left out the block that it splits with this one
+      at -= at % move.block();
+      last -= last % move.block();
     }
     move.range(at, last);
   }
 }
 
-/// Packs the units that a range splits: each is converted as a whole, and the range's bytes of it are copied. Removes
+/// Packs the blocks that a range splits: each is converted as a whole, and the range's bytes of it are copied. Removes
 /// them from the range.
-void Packing::packSplitUnits(const EntryMove &move, uint64_t &at, uint64_t &last) {
-  const uint64_t unit = move.unit(), begun = at % unit, left = last % unit, end = last;
+void Packing::packSplitBlocks(const EntryMove &move, uint64_t &at, uint64_t &last) {
+  const uint64_t block = move.block(), begun = at % block, left = last % block, end = last;
   std::byte element[8];
   last -= left;
   if (begun > 0) {
-    move.bytes(element, move.sourceAt(at - begun), unit);
-    std::memcpy(move.target + at, element + begun, std::min(unit - begun, end - at));
-    at += unit - begun;
+    move.bytes(element, move.sourceAt(at - begun), block);
+    std::memcpy(move.target + at, element + begun, std::min(block - begun, end - at));
+    at += block - begun;
   }
   if (left > 0 && at <= last) {
-    move.bytes(element, move.sourceAt(last), unit);
+    move.bytes(element, move.sourceAt(last), block);
     std::memcpy(move.target + last, element, left);
   }
 }
 
-/// Unpacks the unit that the range before has begun, and keeps the first bytes of the one that it ends in, in
+/// Unpacks the block that the range before has begun, and keeps the first bytes of the one that it ends in, in
 /// partialBlock_. Removes both from the range.
-void Packing::unpackSplitUnits(const EntryMove &move, uint64_t &at, uint64_t &last) const {
-  const uint64_t unit = move.unit(), begun = at % unit, left = last % unit, end = last;
+void Packing::unpackSplitBlocks(const EntryMove &move, uint64_t &at, uint64_t &last) const {
+  const uint64_t block = move.block(), begun = at % block, left = last % block, end = last;
   last -= left;
   if (begun > 0) {
-    const uint64_t some = std::min(unit - begun, end - at);
+    const uint64_t some = std::min(block - begun, end - at);
     std::memcpy(partialBlock_.data() + begun, move.source + at, some);
     at += some;
-    if (begun + some < unit) { // a later range has the rest of the block
+    if (begun + some < block) { // a later range has the rest of the block
       last = at;
       return;
     }
-    move.bytes(move.targetAt(at - unit), partialBlock_.data(), unit);
+    move.bytes(move.targetAt(at - block), partialBlock_.data(), block);
   }
   if (left > 0)
     std::memcpy(partialBlock_.data(), move.source + last, left);

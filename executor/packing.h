@@ -9,14 +9,14 @@
 
 namespace reshard {
 
-/// Device memory for units (elements, blocks) that two ranges of packed bytes split. Each unit has at most kUnit bytes
-/// and memory of its own.
-class SplitUnits {
+/// Device memory for split blocks: elements or quantization blocks that two ranges of packed bytes split. Each has at
+/// most kBytes bytes, and memory of its own.
+class SplitBlocks {
 public:
-  static constexpr uint64_t kUnit = kernels::kMxBlock * 4;
-  SplitUnits() = default;
-  SplitUnits(std::byte *memory, uint64_t units) : next_(memory), left_(units) {}
-  /// The memory of the unit that begins at a byte of a message; null if there is no more memory.
+  static constexpr uint64_t kBytes = kernels::kMxBlock * 4;
+  SplitBlocks() = default;
+  SplitBlocks(std::byte *memory, uint64_t count) : next_(memory), left_(count) {}
+  /// The memory of the block that begins at a byte of a message; null if there is no more memory.
   std::byte *at(const void *message, uint64_t byte);
 
 private:
@@ -54,12 +54,12 @@ public:
     std::byte *memory;
   };
   /// The same for a device: appends the work to tables. The ranges of unpack must run in ascending order. Each range
-  /// splits at most two units; fails if `splitUnits` has no memory for them.
-  Status pack(const PackedRange &range, SplitUnits &splitUnits, Tables &tables) const {
-    return tabulate(range, false, splitUnits, tables);
+  /// splits at most two blocks; fails if `splitBlocks` has no memory for them.
+  Status pack(const PackedRange &range, SplitBlocks &splitBlocks, Tables &tables) const {
+    return tabulate(range, false, splitBlocks, tables);
   }
-  Status unpack(const PackedRange &range, SplitUnits &splitUnits, Tables &tables) const {
-    return tabulate(range, true, splitUnits, tables);
+  Status unpack(const PackedRange &range, SplitBlocks &splitBlocks, Tables &tables) const {
+    return tabulate(range, true, splitBlocks, tables);
   }
 
 private:
@@ -70,17 +70,17 @@ private:
     size_t shape;
   };
   void append(const Expansion &expansion);
-  Status tabulate(const PackedRange &range, bool unpacks, SplitUnits &splitUnits, Tables &tables) const;
+  Status tabulate(const PackedRange &range, bool unpacks, SplitBlocks &splitBlocks, Tables &tables) const;
   void move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const;
   struct EntryMove;
-  static void packSplitUnits(const EntryMove &move, uint64_t &at, uint64_t &last);
-  void unpackSplitUnits(const EntryMove &move, uint64_t &at, uint64_t &last) const;
+  static void packSplitBlocks(const EntryMove &move, uint64_t &at, uint64_t &last);
+  void unpackSplitBlocks(const EntryMove &move, uint64_t &at, uint64_t &last) const;
 
   std::vector<Entry> entries_;
   std::vector<kernels::Strided> out_, in_;       // memory -> packed, packed -> memory; equal for pairs
   std::vector<kernels::Conversion> conversions_; // by shape; for pack and unpack, both sides are equal
   bool converts_ = false;
-  /// While unpacking: the bytes of a unit whose last byte is in a later range.
+  /// While unpacking: the bytes of a block whose last byte is in a later range.
   mutable std::array<std::byte, kernels::kMxBlock * 4> partialBlock_{};
   uint64_t bytes_ = 0;
 };

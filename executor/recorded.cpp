@@ -124,9 +124,9 @@ private:
     if (Status status = allocate(4 * staging.selfBytes, "staging for messages of the rank to itself", staging.self);
         !status.ok())
       return status;
-    staging.splitUnitCount = splitUnitCount(ranks[0], staging.selfBytes);
-    if (Status status = allocate(staging.splitUnitCount * SplitUnits::kUnit, "units that chunk boundaries split",
-                                 staging.splitUnits);
+    staging.splitBlockCount = splitBlockCount(ranks[0], staging.selfBytes);
+    if (Status status = allocate(staging.splitBlockCount * SplitBlocks::kBytes,
+                                 "elements or blocks that chunk boundaries split", staging.splitBlocks);
         !status.ok())
       return status;
     return addRounds(ranks[0], staging, operations, bytes_);

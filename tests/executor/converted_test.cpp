@@ -172,7 +172,7 @@ TEST(Converted, OneRankPerCommunicatorGivesTheSameBytes) {
                 quantized += entry.task == kernels::Task::blocks && entry.units > 0 && o > 1;
               }
             }
-            split += splitUnitCount(ranks[rank]->local, 0) > 0;
+            split += splitBlockCount(ranks[rank]->local, 0) > 0;
           });
         for (std::thread &thread : running)
           thread.join();
