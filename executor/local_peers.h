@@ -26,11 +26,11 @@ struct PeerAddress {
   int32_t file = -1;   // descriptor of the block; -1: nothing is published
 };
 
-/// The state of a message that its receiver copies. `posted`: how many of its chunks the receiver may copy, summed over
-/// all runs.
+/// The state of a message that its receiver copies. `published`: how many of its chunks the receiver may copy, summed
+/// over all runs.
 struct alignas(64) Progress {
-  std::atomic<uint64_t> posted{0};
-  std::atomic<uint32_t> pulled{0}; // 1: the receiver copies it; decided in prepare
+  std::atomic<uint64_t> published{0};
+  std::atomic<uint32_t> copiedByReceiver{0}; // 1, or 0: it uses the channel; decided in prepare
 };
 
 class LocalPeers {

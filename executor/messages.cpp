@@ -1,5 +1,5 @@
 // The transport with one rank per process: it runs the messages of the plan. If a receiver can map the memory of a
-// sender on its host, it copies the message out of it as soon as the sender has posted it. All other messages use a
+// sender on its host, it copies the message out of it as soon as the sender has published it. All other messages use a
 // channel: chunks of staged messages are packed into the arena, sent, received and unpacked while others are in flight;
 // messages in place are sent from and received into bound memory.
 //
@@ -37,14 +37,14 @@ constexpr size_t kInFlight = 16, kOfOne = 4, kAhead = 8;
 /// progress on both sides.
 constexpr size_t kReserved = 2 * kOfOne;
 /// Bytes that a rank copies out of a peer's memory before it polls its other messages.
-constexpr uint64_t kPullBytes = 1 << 20;
+constexpr uint64_t kCopyBytes = 1 << 20;
 /// If the processes of a host copy more than this in a run, nothing of it is in the caches in the next run, and
 /// streaming stores are faster.
 constexpr uint64_t kStreamBytes = 64 << 20;
 
-/// How a step moves its bytes: receive or send over the channel; copy out of a local peer's memory (pull); let a local
-/// peer copy (post); copy within the rank.
-enum Method { kReceive, kSend, kPull, kPost, kLocal };
+/// How a step moves its bytes: receive or send over the channel; copy out of a local peer's memory; publish to a
+/// local peer, which copies; copy within the rank.
+enum Method { kReceive, kSend, kCopyFromPeer, kPublish, kLocal };
 
 struct MessageState {
   const Step *step = nullptr;
@@ -54,8 +54,8 @@ struct MessageState {
   std::vector<uint32_t> sharing; // of send and receive: earlier messages of that method that used its slots
   /// (step, how many chunks of it must be done before each chunk of this message)
   std::vector<std::pair<uint32_t, std::vector<uint64_t>>> dependencies;
-  Progress *progress = nullptr; // of pull and post: in the sender's block
-  uint64_t copied = 0;          // bytes pulled, in this run
+  Progress *progress = nullptr; // of kCopyFromPeer and kPublish: in the sender's block
+  uint64_t copied = 0;          // bytes of kCopyFromPeer, in this run
 };
 
 /// A chunk that is being sent or received.
@@ -93,7 +93,7 @@ public:
         bootstrap_.exchangeAddresses(plan.digest(), localPeers_.address(), deadline);
     if (!localPeers.ok())
       return abandon(localPeers.status());
-    // Each receiver decides which messages it pulls. After all-reduce min the senders know these decisions.
+    // Each receiver decides which messages it copies. After all-reduce min the senders know these decisions.
     where_.resize(rank.segment->steps()->size());
     if (Status status = failTogether(addSteps(plan, rank, *localPeers, false), deadline); !status.ok())
       return status;
@@ -111,7 +111,7 @@ public:
     }
     if (status = failTogether(std::move(status), deadline); !status.ok())
       return status;
-    for (const Method method : {kReceive, kSend, kPull, kPost})
+    for (const Method method : {kReceive, kSend, kCopyFromPeer, kPublish})
       for (MessageState &message : messages_[method])
         link(*rank.segment, method, message);
     for (MessageState &local : locals_)
@@ -134,8 +134,8 @@ public:
       bool any = false;
       if (Status status = exchange(any); !status.ok())
         return abandon(std::move(status));
-      post(any);
-      pull(any);
+      publish(any);
+      copyFromPeers(any);
       copy(any);
       if (finished())
         break;
@@ -232,8 +232,8 @@ private:
     message.chunks = chunkCount(step);
     Method method = sends ? kSend : kReceive;
     if (sends) {
-      if (shortcut_ && localPeers_.progress(number).pulled) {
-        method = kPost;
+      if (shortcut_ && localPeers_.progress(number).copiedByReceiver) {
+        method = kPublish;
         message.progress = &localPeers_.progress(number);
       }
     } else {
@@ -241,13 +241,13 @@ private:
       bool relayed = false;
       if (peer != localPeers.end())
         if (const LocalRank *other = localPeers_.attach(plan, step.peer(), peer->second)) {
-          const Result<PulledMemory> memory = addPull(rank, *other, message);
+          const Result<SenderMemory> memory = pairWithSender(rank, *other, message);
           if (!memory.ok())
             return memory.status();
-          method = memory->mapped ? kPull : kReceive;
+          method = memory->mapped ? kCopyFromPeer : kReceive;
           relayed = memory->relayed;
         }
-      (method == kPull ? by_.sharedMemory : by_.messages) += step.bytes();
+      (method == kCopyFromPeer ? by_.sharedMemory : by_.messages) += step.bytes();
       if (method == kReceive && shortcut_ && peer != localPeers.end() && !relayed)
         by_.messagesInsideHost += step.bytes();
     }
@@ -270,13 +270,13 @@ private:
   }
 
   /// The memory of a send of a local peer.
-  struct PulledMemory {
-    bool mapped = true;   // all of it is mapped here, and the message is pulled
+  struct SenderMemory {
+    bool mapped = true;   // all of it is mapped here, and the receiver copies it
     bool relayed = false; // the sender relays bytes from its arena, which is never mapped
   };
 
   /// Pairs a receive with its send, to copy out of the sender's memory.
-  Result<PulledMemory> addPull(const LocalRank &rank, const LocalRank &other, MessageState &message) {
+  Result<SenderMemory> pairWithSender(const LocalRank &rank, const LocalRank &other, MessageState &message) {
     const Step &step = *message.step;
     const auto *steps = other.segment->steps();
     const auto send = std::find_if(steps->begin(), steps->end(), [&](const Step *s) {
@@ -287,7 +287,7 @@ private:
       return failed("message " + std::to_string(step.message()) + " differs between rank " +
                     std::to_string(other.rank) + " and rank " + std::to_string(rank.rank) +
                     ": expected equal peers, bytes, chunks and operand counts");
-    PulledMemory memory;
+    SenderMemory memory;
     for (uint32_t i = 0; i < send->input_count(); ++i)
       memory.relayed = memory.relayed || other.segment->operands()->Get(send->first_input() + i)->buffer() == 0;
     for (uint32_t i = 0; i < step.output_count() && memory.mapped; ++i) {
@@ -299,7 +299,7 @@ private:
     }
     if (memory.mapped) {
       message.progress = &localPeers_.progress(other.rank, static_cast<uint32_t>(send - steps->begin()));
-      message.progress->pulled = 1;
+      message.progress->copiedByReceiver = 1;
     } else {
       message.packing = {};
     }
@@ -307,7 +307,7 @@ private:
   }
 
   void link(const Segment &segment, Method method, MessageState &message) {
-    const bool send = method == kSend || method == kPost;
+    const bool send = method == kSend || method == kPublish;
     const std::vector<std::vector<uint64_t>> before =
         send ? chunksBefore(segment, *message.step) : std::vector<std::vector<uint64_t>>();
     for (uint32_t i = 0; i < message.step->after_count(); ++i) {
@@ -323,7 +323,7 @@ private:
     }
   }
 
-  /// Adds the earlier messages over the channel whose slots `message` uses. Steps that are pulled or posted do not use
+  /// Adds the earlier messages over the channel whose slots `message` uses. Steps that receivers copy do not use
   /// theirs: their own predecessors count instead. Each step is visited once, since their paths may join again.
   void share(const Segment &segment, Method method, uint32_t earlier, MessageState &message) const {
     if (method != kSend && method != kReceive)
@@ -347,7 +347,7 @@ private:
   }
 
   bool finished() const {
-    for (const Method method : {kReceive, kSend, kPull, kPost})
+    for (const Method method : {kReceive, kSend, kCopyFromPeer, kPublish})
       if (first_[method] < messages_[method].size())
         return false;
     return copied_ == copies_.size();
@@ -387,35 +387,36 @@ private:
     any = true;
   }
 
-  /// Tells local peers which chunks they may copy. The barrier at the end of the run tells that they have.
-  void post(bool &any) {
-    auto &all = messages_[kPost];
-    for (size_t m = first_[kPost]; m < std::min(all.size(), first_[kPost] + kAhead); ++m)
+  /// Publishes which chunks local peers may copy. The barrier at the end of the run confirms that they have copied
+  /// them.
+  void publish(bool &any) {
+    auto &all = messages_[kPublish];
+    for (size_t m = first_[kPublish]; m < std::min(all.size(), first_[kPublish] + kAhead); ++m)
       for (MessageState &message = all[m]; message.begun < message.chunks && dependenciesDone(message); any = true)
-        message.progress->posted.store(runs_ * message.chunks + (message.done = ++message.begun),
-                                       std::memory_order_release);
-    while (first_[kPost] < all.size() && all[first_[kPost]].done == all[first_[kPost]].chunks)
-      ++first_[kPost];
+        message.progress->published.store(runs_ * message.chunks + (message.done = ++message.begun),
+                                          std::memory_order_release);
+    while (first_[kPublish] < all.size() && all[first_[kPublish]].done == all[first_[kPublish]].chunks)
+      ++first_[kPublish];
   }
 
-  /// Copies at most kPullBytes of the first message whose next chunk a local peer has posted.
-  void pull(bool &any) {
-    auto &all = messages_[kPull];
-    for (size_t m = first_[kPull]; m < std::min(all.size(), first_[kPull] + kAhead); ++m) {
+  /// Copies at most kCopyBytes of the first message whose next chunk a local peer has published.
+  void copyFromPeers(bool &any) {
+    auto &all = messages_[kCopyFromPeer];
+    for (size_t m = first_[kCopyFromPeer]; m < std::min(all.size(), first_[kCopyFromPeer] + kAhead); ++m) {
       MessageState &message = all[m];
       if (message.done == message.chunks || !dependenciesDone(message) ||
-          message.progress->posted.load(std::memory_order_acquire) <= runs_ * message.chunks + message.done)
+          message.progress->published.load(std::memory_order_acquire) <= runs_ * message.chunks + message.done)
         continue;
       const uint64_t end = message.done * message.step->chunk() + chunkBytes(*message.step, message.done),
-                     last = std::min(end, message.copied + kPullBytes);
+                     last = std::min(end, message.copied + kCopyBytes);
       message.packing.copy(message.copied, last, stream_);
       message.copied = last;
       any = true;
       message.done += last == end;
       break;
     }
-    while (first_[kPull] < all.size() && all[first_[kPull]].done == all[first_[kPull]].chunks)
-      ++first_[kPull];
+    while (first_[kCopyFromPeer] < all.size() && all[first_[kCopyFromPeer]].done == all[first_[kCopyFromPeer]].chunks)
+      ++first_[kCopyFromPeer];
   }
 
   /// The memory of the next chunk: its slot of the arena, and then `end` is set; or bound memory.
@@ -509,10 +510,10 @@ private:
 
   /// The error text of a timeout, with the message that this rank waits for.
   std::string timeoutText() const {
-    for (const Method method : {kReceive, kPull, kSend})
+    for (const Method method : {kReceive, kCopyFromPeer, kSend})
       for (size_t m = first_[method]; m < messages_[method].size(); ++m)
         if (const MessageState &message = messages_[method][m];
-            method == kPull ? message.done < message.chunks : message.begun > message.done)
+            method == kCopyFromPeer ? message.done < message.chunks : message.begun > message.done)
           return "timed out" + named(method == kSend, message, message.done);
     return "timed out: no message is in flight, and the remaining steps could not start";
   }

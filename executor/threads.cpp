@@ -70,7 +70,7 @@ public:
         ++ticket_;
       }
       wake_.notify_all();
-      pull();
+      runChunks();
       std::unique_lock lock(mutex_);
       done_.wait(lock, [this] { return busy_ == 0; });
     }
@@ -106,7 +106,8 @@ private:
       levelEnds_.push_back(work_.size() + copies_.size());
   }
 
-  void pull() {
+  /// Runs chunks of the level until none is left.
+  void runChunks() {
     for (size_t i = next_.fetch_add(1, std::memory_order_relaxed); i < levelEnd_;
          i = next_.fetch_add(1, std::memory_order_relaxed)) {
       if (deadline_ && std::chrono::steady_clock::now() >= *deadline_) {
@@ -131,7 +132,7 @@ private:
         return;
       seen = ticket_;
       lock.unlock();
-      pull();
+      runChunks();
       lock.lock();
       if (--busy_ == 0)
         done_.notify_all();

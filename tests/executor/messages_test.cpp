@@ -205,9 +205,9 @@ void cutMessages(ir::Module &module, uint32_t count) {
   ASSERT_EQ(toString(assignStaging(module)), "");
 }
 
-// Of 64 consecutive messages that are pulled, each second one waits for two others because of its slots: 2^32 paths
-// lead through them, from a message over the channel after them to one before. prepare must not follow each path.
-TEST(Messages, PrepareIsFastIfSlotsPassThroughManyPulledMessages) {
+// Of 64 consecutive messages that the receiver copies, each second one waits for two others because of its slots: 2^32
+// paths lead through them, from a message over the channel after them to one before. prepare must not follow each path.
+TEST(Messages, PrepareIsFastIfSlotsPassThroughManyCopiedMessages) {
   constexpr uint32_t kCount = 64;
   const tests::Folder folder;
   std::string job = "version: 1\nmodel:\n  dtype: bf16\n  tensors:\n";
@@ -223,7 +223,7 @@ TEST(Messages, PrepareIsFastIfSlotsPassThroughManyPulledMessages) {
   std::unique_ptr<Plan> plan;
   ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
 
-  // Ranks 1 and 2 neither publish nor map memory: only rank 3 pulls, from rank 0; all else uses the channel.
+  // Ranks 1 and 2 neither publish nor map memory: only rank 3 copies, from rank 0; all else uses the channel.
   const auto shortcut = [](uint32_t rank) { return rank != 1 && rank != 2; };
   std::vector<std::unique_ptr<RankMemory>> sent;
   uint64_t channelChunks = 0;
