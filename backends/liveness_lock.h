@@ -1,4 +1,4 @@
-// Liveness locks: tell which processes of an MPI launch on this host are alive, even before MPI_Init, which returns
+// Liveness locks: report which processes of an MPI launch on this host are alive, even before MPI_Init, which returns
 // only when all processes have called it.
 #pragma once
 
@@ -12,7 +12,7 @@ class LivenessLock {
 public:
   LivenessLock();
   /// For an error text: the ranks of this host that have ended, have not joined, or are stopped; if there are none, or
-  /// that is unknown, a text that says so.
+  /// that is unknown, a text that states it.
   std::string missing() const;
 
 private:

@@ -43,11 +43,11 @@ public:
       own_ = false;
     } else {
       ncclUniqueId id;
-      if (options.rank == 0 || !options.share)
+      if (options.rank == 0 || !options.broadcastId)
         if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess)
           return checked(result);
-      if (options.share)
-        if (Status status = options.share(reinterpret_cast<std::byte *>(&id), sizeof id, options.deadline);
+      if (options.broadcastId)
+        if (Status status = options.broadcastId(reinterpret_cast<std::byte *>(&id), sizeof id, options.deadline);
             !status.ok())
           return status;
       ncclConfig_t config = NCCL_CONFIG_INITIALIZER;

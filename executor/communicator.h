@@ -35,7 +35,7 @@ struct CommunicatorOptions {
   void *communicator = nullptr;
   /// Broadcasts rank 0's unique id: reads `id` on rank 0, writes it on the others. Empty: NCCL makes the same id on
   /// every rank (NCCL_COMM_ID).
-  std::function<Status(std::byte *id, size_t bytes, const Deadline &deadline)> share;
+  std::function<Status(std::byte *id, size_t bytes, const Deadline &deadline)> broadcastId;
   Deadline deadline;
 };
 

@@ -125,12 +125,12 @@ Status addOperands(const LocalRank &rank, uint32_t first, uint32_t count, Packin
 }
 
 /// A rank's messages to itself.
-struct Self {
+struct SelfMessages {
   Packing out, in;
 };
 
 /// Makes rounds of the local copies that wait for nothing, if `staging` has memory for messages to itself.
-Status addSelf(const LocalRank &rank, const Staging &staging, Self &self, std::vector<Round> &rounds) {
+Status addSelf(const LocalRank &rank, const Staging &staging, SelfMessages &self, std::vector<Round> &rounds) {
   for (const Step *step : *rank.segment->steps())
     if (staging.self && step->kind() == StepKind::copy && step->after_count() == 0) {
       if (Status status = addOperands(rank, step->first_input(), step->input_count(), self.out); !status.ok())
@@ -375,7 +375,7 @@ uint64_t splitBlockCount(const LocalRank &rank, uint64_t selfBytes) {
 }
 
 Status addRounds(const LocalRank &rank, const Staging &staging, std::vector<Operation> &operations, uint64_t &bytes) {
-  Self self;
+  SelfMessages self;
   std::vector<Round> rounds;
   if (Status status = addSelf(rank, staging, self, rounds); !status.ok())
     return status;

@@ -182,17 +182,17 @@ Status findRendezvous(const reshard_executor &e, const OpenRequest &request, con
   const char *named =
       request.options.unique_id_file ? request.options.unique_id_file : std::getenv("RESHARD_NCCL_ID_FILE");
   if (named) {
-    options.share = [path = std::string(named), rank = options.rank](std::byte *id, size_t bytes,
-                                                                     const Deadline &deadline) {
-      return shareByFile(path, rank, id, bytes, deadline);
+    options.broadcastId = [path = std::string(named), rank = options.rank](std::byte *id, size_t bytes,
+                                                                           const Deadline &deadline) {
+      return broadcastByFile(path, rank, id, bytes, deadline);
     };
   } else if (!std::getenv("NCCL_COMM_ID")) {
     if (!launch.mpi)
       return failed("transport 'nccl' cannot find rank 0: give a communicator, unique_id_file, RESHARD_NCCL_ID_FILE or "
                     "NCCL_COMM_ID, or start the processes with mpirun");
-    options.share = [seconds = e.joinSeconds](std::byte *id, size_t bytes, const Deadline &deadline) {
+    options.broadcastId = [seconds = e.joinSeconds](std::byte *id, size_t bytes, const Deadline &deadline) {
       const Result<std::unique_ptr<Channel>> channel = openChannel("mpi", seconds);
-      return channel.ok() ? shareByChannel(**channel, id, bytes, deadline) : channel.status();
+      return channel.ok() ? broadcastByChannel(**channel, id, bytes, deadline) : channel.status();
     };
   }
   return {};
@@ -212,7 +212,7 @@ Status connectDevices(reshard_executor &e, const OpenRequest &request, Connectio
                                 .size = e.plan->world(),
                                 .device = (*device)->number(),
                                 .communicator = request.options.communicator,
-                                .share = {},
+                                .broadcastId = {},
                                 .deadline = deadlineIn(e.joinSeconds)};
     if (!options.communicator && options.size > 1)
       if (Status status = findRendezvous(e, request, launch, options); !status.ok())

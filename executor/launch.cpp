@@ -44,7 +44,8 @@ Launch findLaunch() {
   return {};
 }
 
-Status shareByFile(const std::string &path, uint32_t rank, std::byte *data, size_t bytes, const Deadline &deadline) {
+Status broadcastByFile(const std::string &path, uint32_t rank, std::byte *data, size_t bytes,
+                       const Deadline &deadline) {
   std::error_code error;
   if (rank == 0) {
     if (std::filesystem::exists(path, error))
@@ -87,7 +88,7 @@ Status waitFor(Channel &channel, uint32_t peer, const Deadline &deadline) {
 
 } // namespace
 
-Status shareByChannel(Channel &channel, std::byte *data, size_t bytes, const Deadline &deadline) {
+Status broadcastByChannel(Channel &channel, std::byte *data, size_t bytes, const Deadline &deadline) {
   channel.reserve(1);
   const bool sends = channel.rank() == 0;
   // Rank 0 sends to one rank after the other: no faster broadcast is needed, since all wait for each other next.

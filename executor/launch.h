@@ -25,10 +25,10 @@ Launch findLaunch();
 
 /// Broadcasts rank 0's bytes to all ranks by a file on a shared filesystem. The file must not exist before the launch:
 /// rank 0 writes it atomically, the others wait for it.
-Status shareByFile(const std::string &path, uint32_t rank, std::byte *data, size_t bytes, const Deadline &deadline);
+Status broadcastByFile(const std::string &path, uint32_t rank, std::byte *data, size_t bytes, const Deadline &deadline);
 
 class Channel;
 /// The same over a channel, with its request 0 and tag 0.
-Status shareByChannel(Channel &channel, std::byte *data, size_t bytes, const Deadline &deadline);
+Status broadcastByChannel(Channel &channel, std::byte *data, size_t bytes, const Deadline &deadline);
 
 } // namespace reshard

@@ -86,7 +86,7 @@ size_t reshard_struct_size(const char *name);
 /* Opens the plan file for world ranks `ranks`, which this process runs. NULL: every rank of the plan, or with transport
    "mpi" or "nccl" this process's own rank, which "nccl" takes from the communicator or the launcher's environment.
    `options` NULL: the defaults. With "mpi" all processes open or none: if one fails, all return its status. On failure
-   *executor is set unless memory is exhausted, so that reshard_error tells the cause; close it. */
+   *executor is set unless memory is exhausted, so that reshard_error returns the cause; close it. */
 reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank_count, const reshard_options *options,
                             reshard_executor **executor);
 
@@ -149,10 +149,10 @@ typedef struct {
    rank, the other processes wait for it until their deadline, or until it runs again. */
 reshard_status reshard_set_transform(reshard_executor *executor, const char *name, const reshard_transform *transform);
 
-/* Checks that all used params are bound and do not overlap, meets the other processes, and allocates all that runs
-   need. Afterwards bindings are fixed. After RESHARD_INVALID or RESHARD_BAD_BINDING it may be called again, for example
-   with the missing binding; after RESHARD_FAILED or RESHARD_TIMEOUT it may not. Either all processes are prepared or
-   none: the others wait for a process with a missing binding until their deadline. */
+/* Checks that all used params are bound and do not overlap, synchronizes with the other processes, and allocates all
+   that runs need. Afterwards bindings are fixed. After RESHARD_INVALID or RESHARD_BAD_BINDING it may be called again,
+   for example with the missing binding; after RESHARD_FAILED or RESHARD_TIMEOUT it may not. Either all processes are
+   prepared or none: the others wait for a process with a missing binding until their deadline. */
 reshard_status reshard_prepare(reshard_executor *executor);
 
 /* Moves every byte; returns when all have arrived. Allocates nothing. timeout_seconds <= 0: no deadline. With device

@@ -1,5 +1,5 @@
-// The C API for C++: RAII handles, and exceptions with the full error text. Header only; units, order of calls and all
-// else are as in reshard.h and reshard_plan.h.
+// The C API for C++: RAII handles, and exceptions with the full error text. Header only. Arguments and the order of
+// calls are those of reshard.h and reshard_plan.h.
 #pragma once
 
 #include "reshard.h"
@@ -26,7 +26,7 @@ private:
   reshard_status status_;
 };
 
-/// An opened plan file. Thread-safe; what it returns is valid as long as it lives.
+/// An opened plan file. Thread-safe. Returned pointers are valid until it is destroyed.
 class PlanFile {
 public:
   explicit PlanFile(const std::string &path) {

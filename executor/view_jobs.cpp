@@ -60,7 +60,7 @@ private:
 
 } // namespace
 
-void ViewJobs::Free::operator()(std::byte *memory) const { std::free(memory); }
+void ViewJobs::FreeDeleter::operator()(std::byte *memory) const { std::free(memory); }
 
 void ViewJobs::Job::run(const std::vector<LocalAmax> &all) const {
   switch (kind) {

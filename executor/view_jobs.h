@@ -51,7 +51,7 @@ private:
     void run(const std::vector<LocalAmax> &amax) const;
     void tabulate(const std::vector<LocalAmax> &amax, Tables &tables) const;
   };
-  struct Free {
+  struct FreeDeleter {
     void operator()(std::byte *memory) const;
   };
   class Binder;
@@ -68,7 +68,7 @@ private:
   void addRows(JobSet set, Job job);
 
   std::vector<std::vector<std::byte *>> tables_; // by BufferRange: the memory of each instance, if it is a view
-  std::unique_ptr<std::byte, Free> memory_;
+  std::unique_ptr<std::byte, FreeDeleter> memory_;
   uint64_t headBytes_ = 0, tailBytes_ = 0;
   std::unordered_map<uint32_t, Job> reduces_; // by buffer
   std::vector<LocalAmax> localAmax_;

@@ -16,9 +16,9 @@ template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return 
 
 constexpr int64_t kNameWork =
     64; // cost of building and looking up a name, in iterations of checkManifest's other loops
-constexpr char kRun = '\1';
+constexpr char kDigits = '\1';
 
-/// A name with placeholders. Its skeleton has kRun in place of each run of digits and placeholders. Placeholders are
+/// A name with placeholders. Its skeleton has kDigits in place of consecutive digits and placeholders. Placeholders are
 /// replaced by digits, so equal names have equal skeletons.
 struct NamePattern {
   std::string skeleton;
@@ -69,22 +69,22 @@ private:
     const size_t count = sizeOf(variables);
     namePattern.value.assign(count, false);
     namePattern.local = namePattern.chunk = namePattern.value;
-    bool inRun = false, placeholderInRun = false;
+    bool inDigits = false, placeholderInDigits = false;
     for (size_t i = 0; i < name.size(); ++i) {
       const char c = name[i];
       if (c != '{' && (c < '0' || c > '9')) {
-        inRun = placeholderInRun = false;
+        inDigits = placeholderInDigits = false;
         namePattern.skeleton += c;
         continue;
       }
-      if (!inRun)
-        namePattern.skeleton += kRun;
-      inRun = true;
+      if (!inDigits)
+        namePattern.skeleton += kDigits;
+      inDigits = true;
       if (c != '{')
         continue;
       namePattern.literal = false;
-      namePattern.touching = namePattern.touching || placeholderInRun;
-      placeholderInRun = true;
+      namePattern.touching = namePattern.touching || placeholderInDigits;
+      placeholderInDigits = true;
       const size_t end = std::min(name.find('}', i), name.size());
       const std::string inside = name.substr(i + 1, end - i - 1);
       bool known = false;

@@ -73,22 +73,22 @@ TEST_F(LaunchTest, RankZeroWritesAndTheOthersRead) {
   Status results[3];
   std::vector<std::thread> readers;
   for (const uint32_t rank : {1u, 2u})
-    readers.emplace_back([&, rank] { results[rank] = shareByFile(path, rank, ids[rank], 100, in(60'000)); });
+    readers.emplace_back([&, rank] { results[rank] = broadcastByFile(path, rank, ids[rank], 100, in(60'000)); });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  results[0] = shareByFile(path, 0, ids[0], 100, {});
+  results[0] = broadcastByFile(path, 0, ids[0], 100, {});
   for (std::thread &reader : readers)
     reader.join();
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(results[rank].message(), "");
     EXPECT_EQ(ids[rank][99], std::byte{7});
   }
-  EXPECT_EQ(shareByFile(path, 0, ids[0], 100, {}).message(),
+  EXPECT_EQ(broadcastByFile(path, 0, ids[0], 100, {}).message(),
             "'" + path + "' already exists, expected a new file for each launch");
-  const Status tooShort = shareByFile(path, 1, ids[1], 99, {});
+  const Status tooShort = broadcastByFile(path, 1, ids[1], 99, {});
   EXPECT_EQ(tooShort.message(),
             "'" + path + "' does not have 99 bytes, expected the file that rank 0 of this launch writes");
   EXPECT_FALSE(tooShort.timedOut());
-  const Status missing = shareByFile(folder / "other", 1, ids[1], 100, in(15));
+  const Status missing = broadcastByFile(folder / "other", 1, ids[1], 100, in(15));
   EXPECT_EQ(missing.message(), "timed out waiting for '" + (folder / "other") + "', which rank 0 writes");
   EXPECT_TRUE(missing.timedOut());
 }

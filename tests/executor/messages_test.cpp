@@ -279,7 +279,7 @@ TEST(Messages, RankZeroBroadcastsItsId) {
   for (uint32_t rank = 0; rank < 4; ++rank)
     ranks.emplace_back([&, rank] {
       SlowChannel channel(network, rank, 4, 1);
-      EXPECT_EQ(shareByChannel(channel, ids[rank], 128, std::chrono::steady_clock::now() + std::chrono::seconds(60))
+      EXPECT_EQ(broadcastByChannel(channel, ids[rank], 128, std::chrono::steady_clock::now() + std::chrono::seconds(60))
                     .message(),
                 "");
     });
@@ -288,7 +288,7 @@ TEST(Messages, RankZeroBroadcastsItsId) {
   for (const auto &id : ids)
     EXPECT_EQ(std::memcmp(id, ids[0], 128), 0);
   SlowChannel alone(network, 1, 2, 1);
-  const Status status = shareByChannel(alone, ids[1], 128, std::chrono::steady_clock::now());
+  const Status status = broadcastByChannel(alone, ids[1], 128, std::chrono::steady_clock::now());
   EXPECT_EQ(status.message(), "timed out waiting for rank 0 to join");
   EXPECT_TRUE(status.timedOut());
 }
