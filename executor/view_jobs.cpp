@@ -283,8 +283,10 @@ kernels::Quantized ViewJobs::matricesOf(const Endpoint &endpoint, uint32_t numbe
   matrices.columns = static_cast<uint64_t>(shape.back());
   matrices.rows = static_cast<uint64_t>(shape[shape.size() - 2]);
   if (view.kind() == ViewKind::plain_scales) {
+    const std::vector<int64_t> stored = localShape(endpoint, *endpoint.params()->Get(view.codes()), meshRank);
     matrices.columns *= static_cast<uint64_t>(format.blockColumns);
-    matrices.rows *= static_cast<uint64_t>(format.blockRows);
+    matrices.rows = static_cast<uint64_t>(
+        matrixRows(format, scaleLayoutOf(view), static_cast<int64_t>(matrices.rows), stored.back()));
   } else if (const auto number = kernels::formatNamed(dtypeName(wide.dtype()))) {
     matrices.wide = *number;
   }

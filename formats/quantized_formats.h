@@ -60,9 +60,11 @@ struct QuantizedFormat {
   constexpr int64_t scaleRows(int64_t rows) const { return (rows + blockRows - 1) / blockRows; }
   constexpr int64_t scaleColumns(int64_t columns) const { return (columns + blockColumns - 1) / blockColumns; }
 
-  /// The dtypes of the params of codes and of scales.
+  /// The dtypes of the params of codes and of scales in a layout.
   constexpr std::string_view codeType() const { return code == CodeFormat::fp4_e2m1 ? "u8" : "fp8_e4m3"; }
-  constexpr std::string_view scaleType() const {
+  constexpr std::string_view scaleType(ScaleLayout stored = ScaleLayout::plain) const {
+    if (stored == ScaleLayout::packed)
+      return "i32";
     return scale == ScaleFormat::e8m0 ? "u8" : scale == ScaleFormat::fp32 ? "fp32" : "fp8_e4m3";
   }
 };
@@ -99,10 +101,17 @@ struct ScaleLengths {
   size_t count; // of `at` in use
 };
 /// `rows` and `columns` are those of the scales.
-constexpr ScaleLengths scaleLengths(ScaleLayout layout, int64_t rows, int64_t columns) {
+constexpr ScaleLengths scaleLengths(ScaleLayout layout, int64_t matrixRows, int64_t rows, int64_t columns) {
   if (layout == ScaleLayout::plain)
     return {{rows, columns}, 2};
+  if (layout == ScaleLayout::packed) // a number for each row of the matrix and four columns; rows in multiples of four
+    return {{(columns + 3) / 4, (matrixRows + 3) / 4 * 4}, 2};
   return {{(rows + 127) / 128 * ((columns + 3) / 4) * 512, 0}, 1}; // tiles of 128 rows by 4 columns
+}
+
+/// The rows of a matrix, or these rounded up, from the rows of its scales and the last length of their param.
+constexpr int64_t matrixRows(const QuantizedFormat &format, ScaleLayout layout, int64_t scaleRows, int64_t length) {
+  return layout == ScaleLayout::packed ? length : scaleRows * format.blockRows;
 }
 
 namespace detail {

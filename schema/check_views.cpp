@@ -87,6 +87,8 @@ private:
                    p,
                    "has a wrong `staged`, expected true for scales, plain_scales and amax, false for codes and for the "
                    "elements of a source") &&
+           require(view.staged() || !target_ || view.kind() != ViewKind::elements || formatOf(view).blocksInRows(), p,
+                   "has blocks of several rows, but its elements are not staged") &&
            require(!view.staged() || !endpoint_.storage() || view.kind() == ViewKind::amax ||
                        view.kind() == ViewKind::elements,
                    p, "is staged in storage, where only amax and elements can be");
@@ -111,12 +113,16 @@ private:
     const QuantizedView &view = *param.view();
     const QuantizedFormat &format = formatOf(view);
     auto isCode = [&](const Param &one) { return dtypeName(one.dtype()) == format.codeType(); };
-    auto isScale = [&](const Param &one) { return dtypeName(one.dtype()) == format.scaleType(); };
+    auto isScale = [&](const Param &one, reshard::ScaleLayout layout) {
+      return dtypeName(one.dtype()) == format.scaleType(layout);
+    };
+    constexpr auto kPlain = reshard::ScaleLayout::plain;
     const auto &[codes, scales, tensorScale] = bases;
     const bool plain = !codes->view() && !scales->view();
     switch (view.kind()) {
     case ViewKind::elements:
-      require(plain && !tensorScale->view() && isWide(param.dtype()) && isCode(*codes) && isScale(*scales) &&
+      require(plain && !tensorScale->view() && isWide(param.dtype()) && isCode(*codes) &&
+                  isScale(*scales, scaleLayoutOf(view)) &&
                   (!format.tensorScale() || tensorScale->dtype() == DType::fp32),
               p,
               "is a view of params with wrong dtypes, expected plain params with those of its format, and elements of "
@@ -130,11 +136,11 @@ private:
       require(isWide(codes->dtype()), p, "is a view of a param that is not fp32, bf16 or fp16");
       break;
     case ViewKind::scales:
-      require(!codes->view() && isWide(codes->dtype()) && isScale(param) && format.sendersCanQuantize(), p,
+      require(!codes->view() && isWide(codes->dtype()) && isScale(param, kPlain) && format.sendersCanQuantize(), p,
               "is a view of scales of a param that has none, expected a plain param of fp32, bf16 or fp16");
       break;
     case ViewKind::plain_scales:
-      require(plain && isScale(*codes) && isScale(param), p,
+      require(plain && isScale(*codes, scaleLayoutOf(view)) && isScale(param, kPlain), p,
               "is a view of scales with a wrong dtype, expected that of its format");
       break;
     case ViewKind::amax:
@@ -221,8 +227,13 @@ private:
     case ViewKind::scales:
       return local.codes.size() >= 2 && fits(local.codes) &&
              local.own == scalesOf(format, reshard::ScaleLayout::plain, local.codes);
-    case ViewKind::plain_scales:
-      return local.codes == stored(scaleLayoutOf(view), local.own);
+    case ViewKind::plain_scales: {
+      if (local.codes.empty())
+        return false;
+      const int64_t scaleRows = local.own[local.own.size() - 2];
+      const int64_t rows = matrixRows(format, scaleLayoutOf(view), scaleRows, local.codes.back());
+      return format.scaleRows(rows) == scaleRows && local.codes == stored(scaleLayoutOf(view), rows, local.own);
+    }
     case ViewKind::amax:
       break;
     }
@@ -236,14 +247,15 @@ private:
 
   /// The shape of the scales of matrices of this shape, which has two or more dimensions.
   static Lengths scalesOf(const QuantizedFormat &format, reshard::ScaleLayout layout, Lengths shape) {
+    const int64_t rows = shape[shape.size() - 2];
     shape.back() = format.scaleColumns(shape.back());
-    shape[shape.size() - 2] = format.scaleRows(shape[shape.size() - 2]);
-    return stored(layout, std::move(shape));
+    shape[shape.size() - 2] = format.scaleRows(rows);
+    return stored(layout, rows, std::move(shape));
   }
 
   /// The shape in a layout of scales that have this shape in the plain layout.
-  static Lengths stored(reshard::ScaleLayout layout, Lengths shape) {
-    const ScaleLengths lengths = scaleLengths(layout, shape[shape.size() - 2], shape.back());
+  static Lengths stored(reshard::ScaleLayout layout, int64_t matrixRows, Lengths shape) {
+    const ScaleLengths lengths = scaleLengths(layout, matrixRows, shape[shape.size() - 2], shape.back());
     shape.resize(shape.size() - 2);
     shape.insert(shape.end(), lengths.at.begin(), lengths.at.begin() + static_cast<ptrdiff_t>(lengths.count));
     return shape;

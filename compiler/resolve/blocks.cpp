@@ -14,7 +14,9 @@ int64_t ceilDivide(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 DType codeType(Quantization format) { return *parseDType(std::string(formatOf(format).codeType())); }
 
-DType scaleType(Quantization format) { return *parseDType(std::string(formatOf(format).scaleType())); }
+DType scaleType(Quantization format, ScaleLayout layout) {
+  return *parseDType(std::string(formatOf(format).scaleType(layout)));
+}
 
 std::vector<Extent> scaleShape(const Endpoint &endpoint, std::vector<Extent> shape, Quantization number,
                                ScaleLayout layout) {
@@ -46,7 +48,7 @@ std::vector<Extent> scaleShape(const Endpoint &endpoint, std::vector<Extent> sha
       return extent.at[at];
     };
     const ScaleLengths lengths =
-        scaleLengths(layout, format.scaleRows(length(rows)), format.scaleColumns(length(columns)));
+        scaleLengths(layout, length(rows), format.scaleRows(length(rows)), format.scaleColumns(length(columns)));
     stored.resize(lengths.count, Extent{axes, {}});
     for (size_t d = 0; d < lengths.count; ++d)
       stored[d].at.push_back(lengths.at[d]);

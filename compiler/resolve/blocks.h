@@ -12,7 +12,7 @@
 namespace reshard {
 
 ir::DType codeType(ir::Quantization format);
-ir::DType scaleType(ir::Quantization format);
+ir::DType scaleType(ir::Quantization format, ir::ScaleLayout layout = ir::ScaleLayout::plain);
 
 /// Applies `change` to each length of an extent.
 template <class Change> ir::Extent mapped(ir::Extent extent, Change change) {

@@ -99,7 +99,7 @@ private:
     for (Param *each : {&scales, &tensorScale, &param(e, p)})
       each->parts.clear();
     scales.name = named(rule.scale, scales.name);
-    scales.dtype = scaleType(format.number);
+    scales.dtype = scaleType(format.number, rule.scaleLayout);
     scales.shape = scaleShape(endpoint(e), scales.shape, format.number, rule.scaleLayout);
     param(e, p).dtype = codeType(format.number);
     param(e, p).shape.back() = mapped(param(e, p).shape.back(), [&](int64_t n) { return n / format.codesPerByte(); });
@@ -169,6 +169,8 @@ private:
       return;
     if (format.tensorScale())
       why = std::string(format.name) + " needs the amax of the whole matrix, which no sender has";
+    else if (!sameFormat && !format.sendersCanQuantize())
+      why = "senders quantize only formats with one code in a byte";
     if (rule.by == QuantizeRule::By::sender)
       diagnostics_.warning(rule.at, title(e, p) + " is quantized by the receiver: " + why);
     if (format.tensorScale() && !findAmax(e, p))

@@ -52,6 +52,13 @@ const struct {
     {"", "{format: nvfp4, scale_layout: swizzled}", 8, QuantizedBy::arrival},
     {"mxfp8", "nvfp4", 8, QuantizedBy::arrival},
     {"nvfp4", "{format: nvfp4, scale_layout: swizzled}", 8, QuantizedBy::passthrough},
+    {"", "{format: mxfp4, by: sender}", 8, QuantizedBy::arrival}, // senders do not write two codes in a byte
+    {"mxfp4", "{format: mxfp4, scale_layout: swizzled}", 8, QuantizedBy::passthrough},
+    {"", "{format: block_fp8_ue8m0, scale_layout: packed}", 512, QuantizedBy::sender},
+    {"", "{format: block_fp8_ue8m0, by: receiver, scale_layout: packed}", 8, QuantizedBy::staged},
+    {"block_fp8_ue8m0", "{format: block_fp8_ue8m0, scale_layout: packed}", 512, QuantizedBy::passthrough},
+    {"{format: block_fp8_ue8m0, scale_layout: packed}", "block_fp8_ue8m0", 512, QuantizedBy::passthrough},
+    {"{format: block_fp8_ue8m0, scale_layout: packed}", "", 8, QuantizedBy::held},
 };
 
 class QuantizedPlan : public testing::Test {

@@ -185,11 +185,15 @@ class Statements(FolderTest):
                 self.assertEqual((found["w"][1], found["w_scale"][1]), (bytes([0, sign] * 16), b"\0"))
                 found = self.moved(model, "{mesh: {}, quantize: block_fp8}", w=w)
                 self.assertEqual((found["w"][1], found["w_scale_inv"][1]), (bytes([0, sign] * 16), one))
+                found = self.moved(model, "{mesh: {}, quantize: mxfp4}", w=w)
+                self.assertEqual((found["w"][1], found["w_scale"][1]), (bytes([sign] * 16), b"\0"))
+                found = self.moved(model, "{mesh: {}, quantize: block_fp8_ue8m0}", w=w)
+                self.assertEqual((found["w"][1], found["w_scale_inv"][1]), (bytes([0, sign] * 16), b"\0"))
                 found = self.moved(model, "{mesh: {}, quantize: nvfp4}", w=w)
                 self.assertEqual((found["w"][1], found["w_scale"][1], found["w_scale_2"][1]), (bytes([sign] * 16), b"\x38\x38", one))
-        for format, scales in (("mxfp8", [0, 1]), ("block_fp8", [0, 1]), ("nvfp4", [0, 2])):
+        for format, scales in (("mxfp8", [0, 1]), ("block_fp8", [0, 1]), ("block_fp8_ue8m0", [0, 1]), ("mxfp4", [0, 1]), ("nvfp4", [0, 2])):
             found = self.moved("{dtype: fp32, tensors: {w: [0, 32]}}", f"{{mesh: {{}}, quantize: {format}}}", w=np.zeros((0, 32), np.float32))
-            self.assertEqual(found["w_scale_inv" if format == "block_fp8" else "w_scale"], (scales, b""))
+            self.assertEqual(found["w_scale_inv" if format.startswith("block_fp8") else "w_scale"], (scales, b""))
         self.assertEqual(found["w_scale_2"], ([], one))
         model, scale = "{dtype: bf16, tensors: {w: [1, 2]}}", np.zeros((1, 1), np.float32)
         found = self.moved(model, "{mesh: {}}", "{storage: hf, quantize: block_fp8}", w=np.array([[448, -1]], ml_dtypes.float8_e4m3fn), w_scale_inv=scale)
@@ -207,6 +211,20 @@ class Statements(FolderTest):
                 for c in range(columns):
                     at = eval(code, {"r": r, "c": c, "C": columns, "ceil": math.ceil})
                     self.assertEqual(swizzled[at], scales[r, c], (rows, columns, r, c))
+
+    def test_packed_order(self):
+        """Section 12: packed scales follow the documented formula, in every row of the matrix."""
+        text = (ROOT / "docs" / "yaml.md").read_text()
+        (formula,) = re.findall(r"^ +(\(\(c div 4\) · A.*)$", text, re.MULTILINE)
+        code = formula.replace("·", "*").replace("div", "//").replace("mod", "%")
+        for rows, columns in ((1, 1), (128, 4), (130, 9), (301, 6)):
+            scales = np.random.default_rng(rows).integers(1, 256, (-(-rows // 128), columns), dtype=np.uint8)
+            packed, aligned = formats_reference.pack_scales(scales, 128, rows), -(-rows // 4) * 4
+            expected = np.zeros_like(packed)
+            for r in range(aligned):
+                for c in range(columns):
+                    expected[eval(code, {"r": r, "c": c, "A": aligned})] = scales[r // 128, c]
+            self.assertEqual(packed.tobytes(), expected.tobytes(), (rows, columns))
 
 
 def anchors(path):

@@ -97,6 +97,9 @@ const std::string kForms[] = {
     "quantize: {format: block_fp8, by: receiver}",
     "quantize: {format: block_fp8, by: sender}",
     "quantize: {format: nvfp4, scale_layout: swizzled}",
+    "quantize: {format: block_fp8_ue8m0, scale_layout: packed}",
+    "quantize: {format: block_fp8_ue8m0, by: receiver, scale_layout: packed}",
+    "quantize: mxfp4",
 };
 
 std::string jobOf(std::string layout, const std::string &form) {

@@ -13,10 +13,10 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in 
 import generate  # noqa: E402
 
 FLOATS = ["fp32", "bf16", "fp16"]
-FORMATS = ["mxfp8", "block_fp8", "nvfp4"]
+LAYOUTS = {"mxfp8": "swizzled", "block_fp8": "", "nvfp4": "swizzled", "block_fp8_ue8m0": "packed", "mxfp4": "swizzled"}  # besides plain
+FORMATS = list(LAYOUTS)
 # Every combination that a test must cover.
-VARIANTS = [(form, by, layout) for form, by, layout in itertools.product(FORMATS, ["", "receiver", "sender"], ["", "swizzled"])
-        if (form, layout) != ("block_fp8", "swizzled")]
+VARIANTS = [(form, by, layout) for form, by in itertools.product(FORMATS, ["", "receiver", "sender"]) for layout in dict.fromkeys(["", LAYOUTS[form]])]
 
 
 def quantize_dict(variant: tuple[str, str, str]) -> dict:

@@ -18,7 +18,9 @@ import formats_reference as formats  # noqa: E402
 from inherit import fits  # noqa: E402
 from oracle import Endpoint, Held, Param  # noqa: E402
 
-BLOCK = {"mxfp8": (1, 32), "block_fp8": (128, 128), "nvfp4": (1, 16)}
+BLOCK = {"mxfp8": (1, 32), "block_fp8": (128, 128), "nvfp4": (1, 16), "block_fp8_ue8m0": (128, 128), "mxfp4": (1, 32)}
+SCALES = {"block_fp8": "fp32", "nvfp4": "fp8_e4m3"}  # dtypes of scales; others: u8
+PAIRS = ("nvfp4", "mxfp4")  # two codes in a byte
 WIDE = {"fp32": formats.FP32, "bf16": formats.BF16, "fp16": formats.FP16}
 
 
@@ -27,7 +29,7 @@ class Quantize:
     """One `quantize` of the YAML."""
     format: str
     by: str
-    swizzled: bool
+    layout: str  # of the scales
     scale: str
     tensor_scale: str
 
@@ -36,11 +38,21 @@ class Quantize:
         node = node if isinstance(node, dict) else {"format": node}
         if node["format"] == "none":
             return None
-        scale = node.get("scale", "{name}_scale_inv" if node["format"] == "block_fp8" else "{name}_scale")
-        return Quantize(node["format"], node.get("by", ""), node.get("scale_layout") == "swizzled", scale, node.get("tensor_scale", "{name}_scale_2"))
+        scale = node.get("scale", "{name}_scale_inv" if node["format"] in ("block_fp8", "block_fp8_ue8m0") else "{name}_scale")
+        return Quantize(node["format"], node.get("by", ""), node.get("scale_layout", "plain"), scale, node.get("tensor_scale", "{name}_scale_2"))
 
     def __str__(self) -> str:
-        return f"{self.format} by {self.by or 'default'}{', swizzled' if self.swizzled else ''}"
+        return f"{self.format} by {self.by or 'default'}{'' if self.layout == 'plain' else ', ' + self.layout}"
+
+    @property
+    def short_blocks(self) -> bool:
+        """Whether the last blocks of a matrix may be short."""
+        return BLOCK[self.format][0] > 1
+
+    @property
+    def scale_type(self) -> np.dtype:
+        """The dtype of the scales of a matrix here; E4M3 and E8M0 are integers."""
+        return np.dtype(np.float32 if self.format == "block_fp8" else np.uint8)
 
 
 @dataclass
@@ -54,7 +66,7 @@ class LocalParam:
     @property
     def fits(self) -> bool:
         """Whether the local columns of a param can be quantized."""
-        return not self.quantize or self.quantize.format == "block_fp8" or self.held.labels.shape[-1] % BLOCK[self.quantize.format][1] == 0
+        return not self.quantize or self.quantize.short_blocks or self.held.labels.shape[-1] % BLOCK[self.quantize.format][1] == 0
 
 
 @lru_cache(maxsize=16)  # a job has up to four endpoints, which a test asks for several times
@@ -89,11 +101,11 @@ def quantized(placed: LocalParam, values: np.ndarray, tensor_scales: np.ndarray)
     codes, scales = [], []
     for number, matrix in enumerate(values):
         if matrix.size == 0:
-            one = np.zeros(matrix.shape, np.uint8), np.zeros(scale_shape, np.float32 if placed.quantize.format == "block_fp8" else np.uint8)
+            one = np.zeros(matrix.shape, np.uint8), np.zeros(scale_shape, placed.quantize.scale_type)
         elif placed.quantize.format == "nvfp4":
             one = formats.numpy_nvfp4(matrix, tensor_scales[number])
         else:
-            one = (formats.numpy_mxfp8 if placed.quantize.format == "mxfp8" else formats.numpy_block_fp8)(matrix)
+            one = getattr(formats, "numpy_" + placed.quantize.format)(matrix)
         codes.append(one[0])
         scales.append(one[1])
     stack = lambda arrays, shape: np.stack(arrays) if arrays else np.zeros((0, *shape))  # noqa: E731
@@ -112,23 +124,22 @@ def entries(placed: LocalParam, codes: np.ndarray, scales: np.ndarray, tensor_sc
     how, name, shape = placed.quantize, placed.name, placed.held.labels.shape
     lead, rows = shape[:-2], shape[-2]
     names = [text.replace("{name}", name) for text in (how.scale, how.tensor_scale)]
-    if how.format == "block_fp8":
-        return {name: ("fp8_e4m3", codes.astype(np.uint8).reshape(shape)), names[0]: ("fp32", scales.astype(np.float32).reshape(*lead, *scales_of(placed)))}
-    if how.swizzled:
-        size = -(-rows // 128) * 128 * (-(-scales_of(placed)[1] // 4) * 4)
-        scales = np.array([formats.swizzle(matrix) for matrix in scales.astype(np.uint8)]).reshape(*lead, size)
+    scales, dtype = scales.astype(how.scale_type), SCALES.get(how.format, "u8")
+    groups = -(-scales_of(placed)[1] // 4)  # of four columns
+    if how.layout == "swizzled":
+        scales = np.array([formats.swizzle(matrix) for matrix in scales]).reshape(*lead, -(-rows // 128) * 128 * groups * 4)
+    elif how.layout == "packed":
+        scales, dtype = np.array([formats.pack_scales(matrix, 128, rows) for matrix in scales], np.uint8).view("<i4").reshape(*lead, groups, -(-rows // 4) * 4), "i32"
     else:
         scales = scales.reshape(*lead, *scales_of(placed))
-    scales = scales.astype(np.uint8)
-    if how.format == "mxfp8":
-        return {name: ("fp8_e4m3", codes.astype(np.uint8).reshape(shape)), names[0]: ("u8", scales)}
-    packed = formats.pack_nvfp4(codes.astype(np.uint8).reshape(shape))
-    return {name: ("u8", packed), names[0]: ("fp8_e4m3", scales), names[1]: ("fp32", tensor_scales.astype(np.float32).reshape(lead))}
+    codes = codes.astype(np.uint8).reshape(shape)
+    result = {name: ("u8", formats.pack_nvfp4(codes)) if how.format in PAIRS else ("fp8_e4m3", codes), names[0]: (dtype, scales)}
+    return result | ({names[1]: ("fp32", tensor_scales.astype(np.float32).reshape(lead))} if how.format == "nvfp4" else {})
 
 
 @dataclass
 class Codes:
-    """The contents of a quantized param's entries, by matrix: one code per element, scales not swizzled."""
+    """The contents of a quantized param's entries, by matrix: one code per element, plain scales."""
     codes: np.ndarray
     scales: np.ndarray
     tensor_scales: np.ndarray
@@ -139,11 +150,13 @@ def read_codes(placed: LocalParam, found: dict[str, tuple[str, list[int], bytes]
     how, shape = placed.quantize, placed.held.labels.shape
     count, (rows, columns) = prod(shape[:-2]), shape[-2:]
     codes = np.frombuffer(found[placed.name][2], np.uint8)
-    if how.format == "nvfp4":
+    if how.format in PAIRS:
         codes = formats.unpack_nvfp4(codes.reshape(count, rows, columns // 2))
-    scales = np.frombuffer(found[how.scale.replace("{name}", placed.name)][2], np.float32 if how.format == "block_fp8" else np.uint8)
-    if how.swizzled:
-        scales = np.array([formats.unswizzle(matrix, *scales_of(placed)) for matrix in scales.reshape(count, -1)]) if scales.size else scales
+    scales = np.frombuffer(found[how.scale.replace("{name}", placed.name)][2], how.scale_type)
+    if how.layout == "swizzled" and scales.size:
+        scales = np.array([formats.unswizzle(matrix, *scales_of(placed)) for matrix in scales.reshape(count, -1)])
+    elif how.layout == "packed" and scales.size:
+        scales = np.array([formats.unpack_scales(matrix, *scales_of(placed), 128) for matrix in scales.reshape(count, -1)])
     tensor_scales = np.frombuffer(found[how.tensor_scale.replace("{name}", placed.name)][2], np.float32) if how.format == "nvfp4" else np.zeros(0, np.float32)
     return Codes(codes.reshape(count, rows, columns), scales.reshape(count, *scales_of(placed)), tensor_scales)
 
@@ -158,8 +171,9 @@ def dequantized(placed: LocalParam, codes: Codes) -> np.ndarray:
             code, scale = code.view(ml_dtypes.float4_e2m1fn), scale.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * codes.tensor_scales[number]
             code = code.astype(np.float32)
         else:
-            code = code.view(ml_dtypes.float8_e4m3fn)
-            scale = scale.view(ml_dtypes.float8_e8m0fnu).astype(np.float32) if how.format == "mxfp8" else np.repeat(scale, 128, 0)[:rows]
+            code = code.view(ml_dtypes.float4_e2m1fn).astype(np.float32) if how.format in PAIRS else code.view(ml_dtypes.float8_e4m3fn)
+            scale = scale if how.format == "block_fp8" else scale.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+            scale = np.repeat(scale, BLOCK[how.format][0], 0)[:rows]
         matrices.append(formats.decode(code, scale, BLOCK[how.format][1], columns, WIDE[placed.held.dtype]).astype(np.float32))
     return np.array(matrices, np.float32).reshape(shape)
 

@@ -230,7 +230,8 @@ class Quantize(unittest.TestCase):
         that the error names."""
         for kind, (source, target, options) in enumerate(mpi_test.KINDS):
             odd = kind % 2
-            for variant in (("mxfp8", ("", "sender")[odd], "swizzled"), ("block_fp8", ("", "receiver")[odd], ""), ("nvfp4", "", ("", "swizzled")[odd])):
+            for variant in (("mxfp8", ("", "sender")[odd], "swizzled"), ("block_fp8", ("", "receiver")[odd], ""), ("nvfp4", "", ("", "swizzled")[odd]),
+                        ("block_fp8_ue8m0", ("", "receiver")[odd], ("packed", "")[odd]), ("mxfp4", "", ("", "swizzled")[odd])):
                 with self.subTest(source=source, target=target, options=options, variant=variant):
                     node = {"version": 1, "model": mpi_test.WEIGHTS, "source": source, "target": target | {"quantize": jobs.quantize_dict(variant)},
                             "options": dict(options)}
@@ -276,6 +277,7 @@ class Quantize(unittest.TestCase):
         cases = [
             ("columns of mxfp8", plain(96, "mxfp8"), (r"'w'", r"\b48\b", r"\b32\b")),
             ("columns of nvfp4", plain(48, "nvfp4"), (r"'w'", r"\b24\b", r"\b16\b")),
+            ("columns of mxfp4", plain(96, "mxfp4"), (r"'w'", r"\b48\b", r"\b32\b")),
             ("one dimension", serve({"n": {"holds": "n", "quantize": "mxfp8"}}), (r"'n'", r"dimension")),
             ("integers", serve({"i": {"holds": "i", "quantize": "mxfp8"}}), (r"'i'", r"i32")),
             ("fp64", serve({"d": {"holds": "d", "quantize": "block_fp8"}}), (r"'d'", r"fp64")),
@@ -285,6 +287,7 @@ class Quantize(unittest.TestCase):
             ("key", plain(64, {"format": "mxfp8", "scales": "{name}_s"}), (r"'scales'", r"did you mean 'scale'")),
             ("by", plain(64, {"format": "mxfp8", "by": "sendr"}), (r"sendr", r"sender")),
             ("scale_layout", plain(64, {"format": "mxfp8", "scale_layout": "swizled"}), (r"swizled", r"swizzled")),
+            ("packed rows", plain(64, {"format": "mxfp8", "scale_layout": "packed"}), (r"mxfp8", r"packed", r"'plain' or 'swizzled'")),
             ("swizzled blocks", plain(64, {"format": "block_fp8", "scale_layout": "swizzled"}), (r"swizzled|scale_layout", r"block_fp8")),
             ("only", plain(64, {"format": "mxfp8", "only": "*.experts.*"}), (r"\*\.experts\.\*", r"only")),
             ("ignore", plain(64, {"format": "mxfp8", "ignore": ["w", "*.gate"]}), (r"\*\.gate", r"ignore")),
@@ -315,7 +318,7 @@ class Quantize(unittest.TestCase):
                     node["options"] = {"staging": limit}
                     done = self.work.compile("job", node)
                     if done.returncode == 0:
-                        self.assertNotEqual(form, "block_fp8")  # other formats need no staging here
+                        self.assertEqual(reference.BLOCK[form][0], 1)  # blocks of one row need no staging here
                         self.work.prove("job")
                         continue
                     self.assertEqual(done.returncode, 2, done.stderr)
@@ -336,7 +339,8 @@ class Quantize(unittest.TestCase):
             return {"version": 1, "model": model(**{"layer.w": {"shape": [512, 768], "shard": {"0": "rows", "1": "columns"}}}), "source": {"mesh": source},
                     "target": {"mesh": target, "ranks": "8..9", "quantize": quantize}}
 
-        for form in ("mxfp8", "block_fp8"):
+        scales = {"mxfp8": 512 * 768 // 32, "block_fp8": 4 * 6 * 4, "block_fp8_ue8m0": 4 * 6}
+        for form in scales:
             for rows, columns in ((2, 1), (1, 2), (1, 3), (4, 1), (1, 8), (8, 1)):
                 source, fits = {"rows": rows, "columns": columns}, form == "mxfp8" or max(rows, columns) < 8  # 96 columns, 64 rows
                 with self.subTest(format=form, source=source):
@@ -346,7 +350,7 @@ class Quantize(unittest.TestCase):
                     self.work.prove("job")
                     if fits:
                         self.assertNotIn("warning", self.stderr)
-                        self.assertEqual(after, 512 * 768 + (512 * 768 // 32 if form == "mxfp8" else 4 * 6 * 4))
+                        self.assertEqual(after, 512 * 768 + scales[form])
                     else:
                         self.assertRegex(self.stderr, r"warning: .*layer\.w")
                         self.assertEqual(after, before)

@@ -379,8 +379,8 @@ class Work:
                 # Codes are copied if they form whole blocks of one tensor; for nvfp4, if the whole matrix does; not
                 # from files with swizzled scales.
                 other = placed.quantize and placed.quantize.format == "nvfp4" and not reference.matrices_of(placed) <= matrices
-                files = "storage" in first and placed.quantize and placed.quantize.swizzled
-                if placed.quantize and (other or files or not reference.plain(placed) or placed.quantize.swizzled != forms[placed.declared].swizzled
+                files = "storage" in first and placed.quantize and placed.quantize.layout != "plain"
+                if placed.quantize and (other or files or not reference.plain(placed) or placed.quantize.layout != forms[placed.declared].layout
                                         or not source.same_blocks(placed).all()):
                     whole.discard(placed.declared)
         before = self.counts.copy()
@@ -404,9 +404,10 @@ class Work:
             param["quantize"] = "none"
             if name in forms:
                 form = forms[name]
-                swizzled = form.swizzled if rng.random() < 0.8 else not form.swizzled and form.format != "block_fp8"
-                param["quantize"] = {"format": form.format} | ({"by": form.by} if form.by else {}) | ({"scale_layout": "swizzled"} if swizzled else {})
-        other = jobs.FORMATS[(jobs.FORMATS.index(next(iter(forms.values())).format) + 1 + self.seed % 2) % 3]
+                layout = form.layout if rng.random() < 0.8 else rng.choice(["plain", jobs.LAYOUTS[form.format] or "plain"])
+                param["quantize"] = {"format": form.format, "scale_layout": layout} | ({"by": form.by} if form.by else {})
+        others = [one for one in jobs.FORMATS if one != next(iter(forms.values())).format]
+        other = others[self.seed % len(others)]
         plain, quantized = weights.layout(rng, meshes[0].get("tp", 1), True, False), weights.layout(rng, meshes[2].get("tp", 1), False, True)
         layouts = {"held": layout_node, "plain": plain, "alike": alike, "other": quantized}
         targets = []

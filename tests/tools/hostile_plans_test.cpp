@@ -110,7 +110,8 @@ TEST_F(HostilePlans, ViewFieldsOfAnotherKind) {
   const std::string yaml =
       R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1, quantize: HOW}})";
   const auto how = [&](const std::string &text) { return std::string(yaml).replace(yaml.find("HOW"), 3, text); };
-  const std::string sender = how("{format: mxfp8, by: sender, scale_layout: swizzled}"), nvfp4 = how("nvfp4");
+  const std::string sender = how("{format: mxfp8, by: sender, scale_layout: swizzled}"), nvfp4 = how("nvfp4"),
+                    packed = how("{format: block_fp8_ue8m0, scale_layout: packed}");
   const char *other = "is a view with params, or a layout of scales, that its kind does not use";
   const struct {
     std::string yaml;
@@ -119,14 +120,24 @@ TEST_F(HostilePlans, ViewFieldsOfAnotherKind) {
     std::function<void(fbs::QuantizedViewT &)> alter;
     std::string message;
   } violations[] = {
-      {sender, 0, "w (codes of mxfp8)", [](fbs::QuantizedViewT &view) { view.scale_layout = fbs::ScaleLayout::swizzled; }, other},
-      {sender, 0, "w (scales of mxfp8)", [](fbs::QuantizedViewT &view) { view.scale_layout = fbs::ScaleLayout::swizzled; }, other},
+      {sender, 0, "w (codes of mxfp8)",
+       [](fbs::QuantizedViewT &view) { view.scale_layout = fbs::ScaleLayout::swizzled; }, other},
+      {sender, 0, "w (scales of mxfp8)",
+       [](fbs::QuantizedViewT &view) { view.scale_layout = fbs::ScaleLayout::swizzled; }, other},
       {sender, 0, "w (scales of mxfp8)", [](fbs::QuantizedViewT &view) { view.scales = 1; }, other},
-      {sender, 1, "w_scale (plain)", [](fbs::QuantizedViewT &view) { view.scale_layout = fbs::ScaleLayout::plain; }, other},
+      {sender, 1, "w_scale (plain)", [](fbs::QuantizedViewT &view) { view.scale_layout = fbs::ScaleLayout::plain; },
+       other},
       {sender, 1, "w_scale (plain)", [](fbs::QuantizedViewT &view) { view.scales = 0; }, other},
       {how("mxfp8"), 1, "w (elements)", [](fbs::QuantizedViewT &view) { view.tensor_scale = 0; }, other},
       {nvfp4, 0, "w (amax of 'w')", [](fbs::QuantizedViewT &view) { view.tensor_scale = 1; }, other},
       {nvfp4, 1, "w (amax)", [](fbs::QuantizedViewT &view) { view.scale_layout = fbs::ScaleLayout::swizzled; }, other},
+      {how("mxfp8"), 1, "w (elements)", [](fbs::QuantizedViewT &view) { view.scale_layout = fbs::ScaleLayout::packed; },
+       "has a layout of scales that its format does not have"},
+      {packed, 1, "w_scale_inv (plain)", [](fbs::QuantizedViewT &view) { view.format = fbs::Quantization::mxfp4; },
+       "has a layout of scales that its format does not have"},
+      {how("{format: block_fp8, by: receiver}"), 1, "w (elements)",
+       [](fbs::QuantizedViewT &view) { view.staged = false; },
+       "has blocks of several rows, but its elements are not staged"},
   };
   for (const auto &violation : violations) {
     const UnpackedPlan parts = read(violation.yaml);
