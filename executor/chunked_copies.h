@@ -32,11 +32,11 @@ public:
     }
     const auto &[shape, conversion] = shapes_[each.shape];
     if (conversion)
-      kernels::convertRows(each.target, each.source, shape, each.first, each.count, conversion, stream);
+      kernels::convertRows({each.target, each.source, shape, each.first, each.count}, conversion, stream);
     else if (!each.source)
       kernels::fillRows(each.target, shape, each.first, each.count);
     else
-      kernels::copyRows(each.target, each.source, shape, each.first, each.count, stream);
+      kernels::copyRows({each.target, each.source, shape, each.first, each.count}, stream);
   }
 
 private:

@@ -193,7 +193,7 @@ Status addCopy(const Side &source, const Side &target, Tables &tables) {
                     " uses a buffer that was not bound");
     const auto there = reinterpret_cast<uint64_t>(to), here = source.operand ? reinterpret_cast<uint64_t>(from) : 0;
     if (const kernels::Conversion conversion{expansion.source, expansion.target, sourceBase, targetBase})
-      tables.conversions.add(there, here, expansion.shape, conversion, 0, expansion.shape.bytes());
+      tables.conversions.add(there, here, expansion.shape, conversion, {0, expansion.shape.bytes()});
     else
       tables.copies.add(there, here, expansion.shape);
   }

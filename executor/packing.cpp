@@ -111,12 +111,12 @@ Status Packing::tabulate(const PackedRange &range, bool unpacks, SplitBlocks &sp
       // The address of byte 0 of the packed side, such that the block is at blockMemory.
       const uint64_t apart = address(blockMemory) - whole;
       if (!unpacks) {
-        tables.conversions.add(apart, memory, shape, conversion, whole, block);
+        tables.conversions.add(apart, memory, shape, conversion, {whole, block});
         tables.rest.add(side + from, apart + from, bytes);
       } else {
         tables.copies.add(apart + from, side + from, bytes);
         if (to == whole + block)
-          tables.conversions.add(memory, apart, shape, conversion, whole, block);
+          tables.conversions.add(memory, apart, shape, conversion, {whole, block});
       }
       return true;
     };
@@ -133,7 +133,8 @@ Status Packing::tabulate(const PackedRange &range, bool unpacks, SplitBlocks &sp
     if (!allocated)
       return failed("out of memory for elements or blocks that chunk boundaries split");
     if (first < last)
-      tables.conversions.add(unpacks ? memory : side, unpacks ? side : memory, shape, conversion, first, last - first);
+      tables.conversions.add(unpacks ? memory : side, unpacks ? side : memory, shape, conversion,
+                             {first, last - first});
   }
   return {};
 }
@@ -176,9 +177,9 @@ struct Packing::EntryMove {
     }
     if (const uint64_t whole = at < last ? (last - at) / shape.rowBytes : 0; whole > 0) {
       if (conversion)
-        kernels::convertRows(target, source, shape, at / shape.rowBytes, whole, conversion, stream);
+        kernels::convertRows({target, source, shape, at / shape.rowBytes, whole}, conversion, stream);
       else
-        kernels::copyRows(target, source, shape, at / shape.rowBytes, whole, stream);
+        kernels::copyRows({target, source, shape, at / shape.rowBytes, whole}, stream);
       at += whole * shape.rowBytes;
     }
     if (at < last)

@@ -27,7 +27,8 @@ static_assert(blocksAreSupported(), "the table stores the logarithms of block sh
 } // namespace
 
 void ConversionTable::add(uint64_t target, uint64_t source, const Strided &shape, const Conversion &conversion,
-                          uint64_t first, uint64_t bytes) {
+                          ByteRange range) {
+  const auto [first, bytes] = range;
   using Kind = StorageForm::Kind;
   if (bytes == 0)
     return;
@@ -66,8 +67,8 @@ void ConversionTable::addScales(const Quantized &target, uint64_t wide) {
   Quantized scales = target;
   scales.codes = nullptr;
   const ViewBase base{scales, nullptr};
-  add(0, wide, all, {{}, {StorageForm::Kind::elements, target.wide, Format::fp8_e4m3, 1}, nullptr, &base}, 0,
-      all.rowBytes);
+  add(0, wide, all, {{}, {StorageForm::Kind::elements, target.wide, Format::fp8_e4m3, 1}, nullptr, &base},
+      {0, all.rowBytes});
 }
 
 /// Adds blocks of several rows: bytes [first, first + bytes) of one row.

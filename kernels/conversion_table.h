@@ -10,6 +10,11 @@
 
 namespace reshard::kernels {
 
+/// Bytes [first, first + bytes) of a shape, numbered along rows, the innermost loop fastest.
+struct ByteRange {
+  uint64_t first, bytes;
+};
+
 /// The conversions of one launch. They run in any order: no entry may read or write what another entry writes. All
 /// addresses, including those in the matrices of a conversion, are device addresses; this class does not dereference
 /// them.
@@ -18,11 +23,9 @@ public:
   /// Shapes of `maxUnits` units (at least 8) or more are split, because units are numbered in 32 bits.
   explicit ConversionTable(uint64_t maxUnits = uint64_t{1} << 31) : maxUnits_(maxUnits) {}
 
-  /// Adds what convertRows does with bytes [first, first + bytes) of a shape, numbered along rows, the innermost loop
-  /// fastest. The range must be whole elements; for a quantized target, whole blocks; for blocks of several rows, whole
-  /// rows of blocks of a shape without loops. Source 0 means zeros.
-  void add(uint64_t target, uint64_t source, const Strided &shape, const Conversion &conversion, uint64_t first,
-           uint64_t bytes);
+  /// Adds what convertRows does with a range of a shape. The range must be whole elements; for a quantized target,
+  /// whole blocks; for blocks of several rows, whole rows of blocks of a shape without loops. Source 0 means zeros.
+  void add(uint64_t target, uint64_t source, const Strided &shape, const Conversion &conversion, ByteRange range);
 
   /// Adds the computation of all scales of `target` from elements at `wide`; its codes are not written.
   void addScales(const Quantized &target, uint64_t wide);

@@ -73,7 +73,7 @@ struct Block {
 };
 
 /// Calls visit(block) for each block.
-template <class Visit> void forBlocks(const BlockMatrix &matrix, Visit visit) {
+template <class Visit> void forBlocks(const BlockMatrix &matrix, const Visit &visit) {
   const QuantizedFormat &format = formatOf(matrix.format);
   const auto height = static_cast<uint64_t>(format.blockRows), width = static_cast<uint64_t>(format.blockColumns);
   std::byte *scale = matrix.scales;
@@ -95,8 +95,8 @@ void encodeBlock(const BlockMatrix &matrix, const Block &block, const std::byte 
   const float factor = powers ? inverseE8m0(scale) : std::bit_cast<float>(scale);
   for (uint64_t row = 0; row < block.rows; ++row) {
     std::byte *const to = matrix.codes + block.code + static_cast<int64_t>(row) * matrix.codeStride;
-    convert({to, wide + block.wide + static_cast<int64_t>(row) * matrix.wideStride, block.columns, factor,
-             Overflow::saturate, streams(how, to)});
+    convert(to, wide + block.wide + static_cast<int64_t>(row) * matrix.wideStride, block.columns, factor,
+            {Overflow::saturate, streams(how, to)});
   }
 }
 
@@ -107,13 +107,13 @@ void decodeBlock(const BlockMatrix &matrix, const Block &block, std::byte *wide,
   const float factor = format.scale == ScaleFormat::e8m0 ? e8m0(scale) : std::bit_cast<float>(scale);
   for (uint64_t row = 0; row < block.rows; ++row) {
     std::byte *const to = wide + block.wide + static_cast<int64_t>(row) * matrix.wideStride;
-    convert({to, matrix.codes + block.code + static_cast<int64_t>(row) * matrix.codeStride, block.columns, factor,
-             Overflow::infinity, streams(how, to)});
+    convert(to, matrix.codes + block.code + static_cast<int64_t>(row) * matrix.codeStride, block.columns, factor,
+            {Overflow::infinity, streams(how, to)});
   }
 }
 
 /// Calls visit(offset of the elements, offset of the codes, scales) for each row of a matrix whose blocks have one row.
-template <class Visit> void forRows(const BlockMatrix &matrix, Visit visit) {
+template <class Visit> void forRows(const BlockMatrix &matrix, const Visit &visit) {
   const auto block = static_cast<uint64_t>(formatOf(matrix.format).blockColumns),
              scales = (matrix.columns + block - 1) / block;
   for (uint64_t row = 0; row < matrix.rows; ++row)
@@ -134,25 +134,25 @@ uint32_t amaxBits(const BlockMatrix &matrix, const Block &block, const std::byte
 
 } // namespace
 
-void cast(const Cast &cast, ConvertOptions how) {
+void cast(const Cast &cast, const ConvertOptions &how) {
   const auto multiply = kernels(how.level).multiply[static_cast<size_t>(cast.from)][static_cast<size_t>(cast.to)];
   assert(multiply);
-  multiply({cast.target, cast.source, cast.count, 1, cast.overflow, streams(how, cast.target)});
+  multiply(cast.target, cast.source, cast.count, 1, {cast.overflow, streams(how, cast.target)});
   finish(how);
 }
 
-float amax(Format wide, const std::byte *source, const Matrix &matrix, ConvertOptions how) {
+float amax(Format wide, const std::byte *source, const Matrix &matrix, const ConvertOptions &how) {
   const uint32_t bits =
       kernels(how.level).amax[wideIndex(wide)](source, matrix.rows, matrix.columns, matrix.sourceStride);
   return std::bit_cast<float>(bits < kInfinityBits ? bits : kNanBits);
 }
 
-void quantize(const BlockMatrix &target, const std::byte *wide, ConvertOptions how) {
+void quantize(const BlockMatrix &target, const std::byte *wide, const ConvertOptions &how) {
   if (blocksInRows(target)) {
     const auto kernel = blockKernels(target, how).quantize[wideIndex(target.wide)];
     forRows(target, [&](int64_t from, int64_t to, std::byte *scales) {
       std::byte *const codes = target.codes + to;
-      kernel({codes, wide + from, scales, target.columns, target.tensorScale, streams(how, codes)});
+      kernel(codes, {scales, target.tensorScale}, wide + from, target.columns, streams(how, codes));
     });
   } else {
     forBlocks(target, [&](const Block &block) {
@@ -163,11 +163,11 @@ void quantize(const BlockMatrix &target, const std::byte *wide, ConvertOptions h
   finish(how);
 }
 
-void computeScales(const BlockMatrix &target, const std::byte *wide, ConvertOptions how) {
+void computeScales(const BlockMatrix &target, const std::byte *wide, const ConvertOptions &how) {
   if (blocksInRows(target)) {
     const auto kernel = blockKernels(target, how).computeScales[wideIndex(target.wide)];
     return forRows(target, [&](int64_t from, int64_t, std::byte *scales) {
-      kernel({nullptr, wide + from, scales, target.columns, target.tensorScale, false});
+      kernel({scales, target.tensorScale}, wide + from, target.columns);
     });
   }
   // Row by row, in memory order: block by block takes twice as long (docs/performance.md).
@@ -194,13 +194,13 @@ void computeScales(const BlockMatrix &target, const std::byte *wide, ConvertOpti
     }
 }
 
-void quantizeWithScales(const BlockMatrix &target, const std::byte *wide, ConvertOptions how) {
+void quantizeWithScales(const BlockMatrix &target, const std::byte *wide, const ConvertOptions &how) {
   assert(formatOf(target.format).codesPerByte() == 1);
   if (blocksInRows(target)) {
     const auto kernel = blockKernels(target, how).quantizeWithScales[wideIndex(target.wide)];
     forRows(target, [&](int64_t from, int64_t to, std::byte *scales) {
       std::byte *const codes = target.codes + to;
-      kernel({codes, wide + from, scales, target.columns, target.tensorScale, streams(how, codes)});
+      kernel(codes, {scales, target.tensorScale}, wide + from, target.columns, streams(how, codes));
     });
   } else {
     forBlocks(target, [&](const Block &block) { encodeBlock(target, block, wide, how); });
@@ -208,12 +208,12 @@ void quantizeWithScales(const BlockMatrix &target, const std::byte *wide, Conver
   finish(how);
 }
 
-void dequantize(const BlockMatrix &source, std::byte *wide, ConvertOptions how) {
+void dequantize(const BlockMatrix &source, std::byte *wide, const ConvertOptions &how) {
   if (blocksInRows(source)) {
     const auto kernel = blockKernels(source, how).dequantize[wideIndex(source.wide)];
     forRows(source, [&](int64_t to, int64_t from, std::byte *scales) {
       std::byte *const elements = wide + to;
-      kernel({elements, source.codes + from, scales, source.columns, source.tensorScale, streams(how, elements)});
+      kernel(elements, {scales, source.tensorScale}, source.codes + from, source.columns, streams(how, elements));
     });
   } else {
     forBlocks(source, [&](const Block &block) { decodeBlock(source, block, wide, how); });

@@ -28,7 +28,7 @@ struct Cast {
   uint64_t count;
   Overflow overflow;
 };
-void cast(const Cast &cast, ConvertOptions how = {});
+void cast(const Cast &cast, const ConvertOptions &how = {});
 
 /// A matrix on both sides; strides between rows in bytes.
 struct Matrix {
@@ -38,7 +38,7 @@ struct Matrix {
 
 /// Returns the amax of a matrix (targetStride is ignored): 0 if it has no elements, NaN if it contains a NaN or an
 /// infinity.
-float amax(Format wide, const std::byte *source, const Matrix &matrix, ConvertOptions how = {});
+float amax(Format wide, const std::byte *source, const Matrix &matrix, const ConvertOptions &how = {});
 
 /// Codes and scales of a matrix of `rows` x `columns` elements. Blocks are counted from the first element; the last
 /// ones may be short. Scales are in the plain layout, without gaps: ceil(columns / columns of a block) of them for each
@@ -64,17 +64,17 @@ struct BlockMatrix {
 /// A code is element / scale, or element / (scale * tensorScale), saturating. The scale of a block that contains a NaN
 /// or an infinity is NaN, so the whole block becomes NaN: a weight that is not finite never becomes finite. Its E4M3
 /// codes are NaN, its E2M1 codes the largest value, with the signs of the elements.
-void quantize(const BlockMatrix &target, const std::byte *wide, ConvertOptions how = {});
+void quantize(const BlockMatrix &target, const std::byte *wide, const ConvertOptions &how = {});
 
 /// Writes only the scales.
-void computeScales(const BlockMatrix &target, const std::byte *wide, ConvertOptions how = {});
+void computeScales(const BlockMatrix &target, const std::byte *wide, const ConvertOptions &how = {});
 
 /// Writes only the codes, with given scales: what quantize gives with these scales. A value beyond the largest code
 /// becomes NaN if blocks have one row, else it saturates. Not for two codes in a byte.
-void quantizeWithScales(const BlockMatrix &target, const std::byte *wide, ConvertOptions how = {});
+void quantizeWithScales(const BlockMatrix &target, const std::byte *wide, const ConvertOptions &how = {});
 
 /// Writes the elements: code * scale, or code * (scale * tensorScale).
-void dequantize(const BlockMatrix &source, std::byte *wide, ConvertOptions how = {});
+void dequantize(const BlockMatrix &source, std::byte *wide, const ConvertOptions &how = {});
 
 /// Returns the scale of a whole NVFP4 tensor with this amax: amax / (448 * 6), or 1 if that is 0 (`weight_scale_2` of
 /// ModelOpt).

@@ -77,19 +77,20 @@ template <class Lanes> struct Rows {
     }
   }
 
-  template <Format From, Format To> static void multiply(const ScaledRow &row) {
+  template <Format From, Format To>
+  static void multiply(std::byte *target, const std::byte *source, uint64_t count, float factor, Writing how) {
     walk<kCastChunk, kCastChunk * kItemBytes<To>, kCastChunk * kItemBytes<From>>(
-        row.target, row.source, row.count, row.stream,
-        [factor = row.factor, overflow = row.overflow](uint64_t, std::byte *to, const std::byte *from, bool past) {
+        target, source, count, how.stream,
+        [factor, overflow = how.overflow](uint64_t, std::byte *to, const std::byte *from, bool past) {
           convert<From, To, kCastChunk>(to, from, overflow, past,
                                         [&](Floats value) { return value * Lanes::broadcast(factor); });
         });
   }
 
-  template <Format From> static void divide(const ScaledRow &row) {
+  template <Format From>
+  static void divide(std::byte *target, const std::byte *source, uint64_t count, float divisor, Writing how) {
     walk<kCastChunk, kCastChunk, kCastChunk * kItemBytes<From>>(
-        row.target, row.source, row.count, row.stream,
-        [divisor = row.factor](uint64_t, std::byte *to, const std::byte *from, bool past) {
+        target, source, count, how.stream, [divisor](uint64_t, std::byte *to, const std::byte *from, bool past) {
           convert<From, Format::fp8_e4m3, kCastChunk>(to, from, Overflow::saturate, past,
                                                       [&](Floats value) { return value / Lanes::broadcast(divisor); });
         });
@@ -215,76 +216,81 @@ template <class Lanes> struct Rows {
     e8m0Block<Of, From>(target, source, code, stream);
   }
 
-  /// Quantizes a group of a format with E8M0 scales: `row` from the group on.
-  template <Quantization Of, Format From> static void e8m0Group(const BlockRow &row) {
+  /// Quantizes a group of a format with E8M0 scales, which begins `left` elements before the end of the row.
+  template <Quantization Of, Format From>
+  static void e8m0Group(std::byte *target, BlockScales scales, const std::byte *source, uint64_t left, bool stream) {
     constexpr uint64_t kBlock = Traits<Of>::kBlock;
-    const uint64_t blocks = blocksOfGroup(kBlock, row.count);
-    const Bits codes = powersOfTwo<Traits<Of>::kCode>(amaxOfGroup<From, kBlock>(row.source));
+    const uint64_t blocks = blocksOfGroup(kBlock, left);
+    const Bits codes = powersOfTwo<Traits<Of>::kCode>(amaxOfGroup<From, kBlock>(source));
     uint32_t code[kLanes];
     std::memcpy(code, &codes, sizeof(codes));
     for (uint64_t block = 0; block < blocks; ++block) {
-      row.scales[block] = static_cast<std::byte>(code[block]);
-      std::byte *const to = row.target + block * Traits<Of>::kBlockBytes;
-      const std::byte *const from = row.source + block * kBlock * kItemBytes<From>;
+      scales.scales[block] = static_cast<std::byte>(code[block]);
+      std::byte *const to = target + block * Traits<Of>::kBlockBytes;
+      const std::byte *const from = source + block * kBlock * kItemBytes<From>;
       if constexpr (From == Format::bf16 && Traits<Of>::kCode == Format::fp8_e4m3 &&
-                    requires { Lanes::template storePairs<kBlock>(to, from, 0, row.stream); }) {
-        if (!Lanes::template storePairs<kBlock>(to, from, code[block], row.stream))
-          e8m0BlockApart<Of, From>(to, from, code[block], row.stream);
+                    requires { Lanes::template storePairs<kBlock>(to, from, 0, stream); }) {
+        if (!Lanes::template storePairs<kBlock>(to, from, code[block], stream))
+          e8m0BlockApart<Of, From>(to, from, code[block], stream);
       } else {
-        e8m0Block<Of, From>(to, from, code[block], row.stream);
+        e8m0Block<Of, From>(to, from, code[block], stream);
       }
     }
   }
 
   /// The same with E4M3 scales and a tensor scale.
-  template <Quantization Of, Format From> static void tensorGroup(const BlockRow &row) {
+  template <Quantization Of, Format From>
+  static void tensorGroup(std::byte *target, BlockScales scales, const std::byte *source, uint64_t left, bool stream) {
     constexpr uint64_t kBlock = Traits<Of>::kBlock;
-    const uint64_t blocks = blocksOfGroup(kBlock, row.count);
+    const uint64_t blocks = blocksOfGroup(kBlock, left);
     alignas(kLine) std::byte codes[kLanes];
-    scalesOfGroup<Of, From>(codes, row.tensorScale, row.source);
-    std::memcpy(row.scales, codes, blocks);
-    Floats factor = factors(codes, row.tensorScale);
+    scalesOfGroup<Of, From>(codes, scales.tensorScale, source);
+    std::memcpy(scales.scales, codes, blocks);
+    Floats factor = factors(codes, scales.tensorScale);
     factor = factor == 0.0f ? Floats{} + as<float>(kInfinity) : factor;
     alignas(kLine) float divisors[kLanes];
     std::memcpy(divisors, &factor, sizeof(factor));
     for (uint64_t block = 0; block < blocks; ++block) {
       const Floats divisor = Lanes::broadcast(divisors[block]);
-      storeBlock<Of, From>(row.target + block * Traits<Of>::kBlockBytes, row.source + block * kBlock * kItemBytes<From>,
-                           row.stream, [&](Floats value) { return value / divisor; });
+      storeBlock<Of, From>(target + block * Traits<Of>::kBlockBytes, source + block * kBlock * kItemBytes<From>, stream,
+                           [&](Floats value) { return value / divisor; });
     }
   }
 
-  template <Quantization Of, Format From> static void quantize(const BlockRow &row) {
+  template <Quantization Of, Format From>
+  static void quantize(std::byte *target, BlockScales scales, const std::byte *source, uint64_t count, bool stream) {
     constexpr uint64_t kGroup = Traits<Of>::kGroup, kPerByte = Traits<Of>::kPerByte;
     walk<kGroup, kGroup / kPerByte, kGroup * kItemBytes<From>>(
-        row.target, row.source, row.count, row.stream,
-        [scales = row.scales, count = row.count, tensorScale = row.tensorScale](uint64_t group, std::byte *to,
-                                                                                const std::byte *from, bool past) {
-          const BlockRow part = {to, from, scales + group * kLanes, count - group * kGroup, tensorScale, past};
+        target, source, count, stream,
+        [scales, count](uint64_t group, std::byte *to, const std::byte *from, bool past) {
+          const BlockScales part = {scales.scales + group * kLanes, scales.tensorScale};
           if constexpr (Traits<Of>::kTensorScale)
-            tensorGroup<Of, From>(part);
+            tensorGroup<Of, From>(to, part, from, count - group * kGroup, past);
           else
-            e8m0Group<Of, From>(part);
+            e8m0Group<Of, From>(to, part, from, count - group * kGroup, past);
         });
-    if (kPerByte == 2 && row.count % 2 == 1) // in a NaN block the padding code would be NaN too, but must be 0
-      row.target[row.count / 2] = static_cast<std::byte>(static_cast<uint8_t>(row.target[row.count / 2]) & 0x0F);
+    if (kPerByte == 2 && count % 2 == 1) // in a NaN block the padding code would be NaN too, but must be 0
+      target[count / 2] = static_cast<std::byte>(static_cast<uint8_t>(target[count / 2]) & 0x0F);
   }
 
-  template <Quantization Of, Format From> static void computeScales(const BlockRow &row) {
+  template <Quantization Of, Format From>
+  static void computeScales(BlockScales scales, const std::byte *source, uint64_t count) {
     constexpr uint64_t kGroup = Traits<Of>::kGroup;
     walk<kGroup, kLanes, kGroup * kItemBytes<From>>(
-        row.scales, row.source, row.count, false,
-        [tensorScale = row.tensorScale](uint64_t, std::byte *to, const std::byte *from, bool) {
+        scales.scales, source, count, false,
+        [tensorScale = scales.tensorScale](uint64_t, std::byte *to, const std::byte *from, bool) {
           scalesOfGroup<Of, From>(to, tensorScale, from);
         });
   }
 
   /// Writes the codes as quantize does, with given scales.
-  template <Quantization Of, Format From> static void quantizeWithScales(const BlockRow &row) {
+  template <Quantization Of, Format From>
+  static void quantizeWithScales(std::byte *target, BlockScales scales, const std::byte *source, uint64_t count,
+                                 bool stream) {
     constexpr uint64_t kBlock = Traits<Of>::kBlock;
     walk<kBlock, kBlock, kBlock * kItemBytes<From>>(
-        row.target, row.source, row.count, row.stream,
-        [scales = row.scales](uint64_t block, std::byte *to, const std::byte *from, bool past) {
+        target, source, count, stream,
+        [scales = scales.scales](uint64_t block, std::byte *to, const std::byte *from, bool past) {
           e8m0Block<Of, From>(to, from, static_cast<uint32_t>(scales[block]), past);
         });
   }
@@ -307,17 +313,17 @@ template <class Lanes> struct Rows {
     }
   }
 
-  template <Quantization Of, Format To> static void dequantize(const BlockRow &row) {
-    constexpr uint64_t kBlock = Traits<Of>::kBlock, kBytes = Traits<Of>::kBlockBytes;
+  template <Quantization Of, Format To>
+  static void dequantize(std::byte *target, BlockScales scales, const std::byte *source, uint64_t count, bool stream) {
+    constexpr uint64_t kBlock = Traits<Of>::kBlock, kBytes = Traits<Of>::kBlockBytes, kGroup = Traits<Of>::kGroup;
     if constexpr (Traits<Of>::kTensorScale)
-      walk<kBlock * kLanes, kBlock * kLanes * kItemBytes<To>, kBytes * kLanes>(
-          row.target, row.source, row.count, row.stream,
-          [scales = row.scales, count = row.count, tensorScale = row.tensorScale](uint64_t group, std::byte *to,
-                                                                                  const std::byte *from, bool past) {
+      walk<kGroup, kGroup * kItemBytes<To>, kBytes * kLanes>(
+          target, source, count, stream,
+          [scales, count](uint64_t group, std::byte *to, const std::byte *from, bool past) {
             alignas(kLine) std::byte codes[kLanes] = {};
-            const uint64_t blocks = blocksOfGroup(kBlock, count - group * kBlock * kLanes);
-            std::memcpy(codes, scales + group * kLanes, blocks);
-            const Floats factor = factors(codes, tensorScale);
+            const uint64_t blocks = blocksOfGroup(kBlock, count - group * kGroup);
+            std::memcpy(codes, scales.scales + group * kLanes, blocks);
+            const Floats factor = factors(codes, scales.tensorScale);
             alignas(kLine) float each[kLanes];
             std::memcpy(each, &factor, sizeof(factor));
             for (uint64_t block = 0; block < blocks; ++block)
@@ -326,8 +332,8 @@ template <class Lanes> struct Rows {
           });
     else
       walk<kBlock, kBlock * kItemBytes<To>, kBytes>(
-          row.target, row.source, row.count, row.stream,
-          [scales = row.scales](uint64_t block, std::byte *to, const std::byte *from, bool past) {
+          target, source, count, stream,
+          [scales = scales.scales](uint64_t block, std::byte *to, const std::byte *from, bool past) {
             const auto code = static_cast<uint32_t>(scales[block]);
             loadBlock<Of, To>(to, from,
                               Lanes::broadcast(as<float>(code == 255 ? kQuietNan

@@ -68,18 +68,17 @@ void convertRow(std::byte *target, const std::byte *source, uint64_t bytes, cons
     finishStreaming();
 }
 
-void convertRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count,
-                 const Conversion &conversion, bool stream) {
-  const Loop outer = innerLoop(shape, 1), inner = innerLoop(shape, 0);
-  forBlocks(shape, first, count, [&](int64_t to, int64_t from, uint64_t steps, uint64_t rows) {
+void convertRows(const StridedRows &all, const Conversion &conversion, bool stream) {
+  const Loop outer = innerLoop(all.shape, 1), inner = innerLoop(all.shape, 0);
+  forBlocks(all.shape, all.first, all.count, [&](int64_t to, int64_t from, uint64_t steps, uint64_t rows) {
     for (uint64_t i = 0; i < steps; ++i)
       for (uint64_t k = 0; k < rows; ++k)
-        convertOne(target + to + static_cast<int64_t>(i) * outer.targetStride +
+        convertOne(all.target + to + static_cast<int64_t>(i) * outer.targetStride +
                        static_cast<int64_t>(k) * inner.targetStride,
-                   source ? source + from + static_cast<int64_t>(i) * outer.sourceStride +
-                                static_cast<int64_t>(k) * inner.sourceStride
-                          : nullptr,
-                   shape.rowBytes, conversion, stream);
+                   all.source ? all.source + from + static_cast<int64_t>(i) * outer.sourceStride +
+                                    static_cast<int64_t>(k) * inner.sourceStride
+                              : nullptr,
+                   all.shape.rowBytes, conversion, stream);
   });
   if (stream)
     finishStreaming();

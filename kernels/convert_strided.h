@@ -53,7 +53,6 @@ void convertRow(std::byte *target, const std::byte *source, uint64_t bytes, cons
                 bool stream = false);
 
 /// As copyRows. rowBytes counts bytes as sent; strides are those of each side's memory.
-void convertRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count,
-                 const Conversion &conversion, bool stream = false);
+void convertRows(const StridedRows &rows, const Conversion &conversion, bool stream = false);
 
 } // namespace reshard::kernels

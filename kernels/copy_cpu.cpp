@@ -139,7 +139,7 @@ void streamRow(StreamLines stream, std::byte *target, const std::byte *source, u
   std::memcpy(target + tail, source + tail, bytes - tail);
 }
 
-void streamStretch(StreamLines stream, const Rows &rows) {
+void streamRange(StreamLines stream, const Rows &rows) {
   if (onLines(rows))
     return stream({rows.target, rows.source, rows.count, rows.rowBytes / kLine, rows.targetStride, rows.sourceStride});
   if (rows.rowBytes < kStreamRowBytes) {
@@ -154,37 +154,37 @@ void streamStretch(StreamLines stream, const Rows &rows) {
 
 } // namespace
 
-void copyRowsAt(Level level, std::byte *target, const std::byte *source, const Strided &shape, uint64_t first,
-                uint64_t count, bool stream) {
+void copyRowsAt(Level level, const StridedRows &all, bool stream) {
   const StreamLines streamLines = stream ? lineStreamer(level) : nullptr;
+  const Strided &shape = all.shape;
   const Loop outer = innerLoop(shape, 1), inner = innerLoop(shape, 0);
   const bool transposed = transposes(shape);
-  forBlocks(shape, first, count, [&](int64_t to, int64_t from, uint64_t steps, uint64_t rows) {
+  forBlocks(shape, all.first, all.count, [&](int64_t to, int64_t from, uint64_t steps, uint64_t rows) {
     if (transposed)
-      return transposeBlock(level, streamLines, target + to, source + from, shape.rowBytes,
-                            {steps, outer.sourceStride, outer.targetStride},
-                            {rows, inner.sourceStride, inner.targetStride});
+      return transposeBlock(level, streamLines,
+                            {.target = all.target + to,
+                             .source = all.source + from,
+                             .elementBytes = shape.rowBytes,
+                             .outer = {steps, outer.sourceStride, outer.targetStride},
+                             .inner = {rows, inner.sourceStride, inner.targetStride}});
     for (uint64_t i = 0; i < steps; ++i) {
-      const Rows stretch = {target + to + static_cast<int64_t>(i) * outer.targetStride,
-                            source + from + static_cast<int64_t>(i) * outer.sourceStride,
-                            shape.rowBytes,
-                            rows,
-                            inner.targetStride,
-                            inner.sourceStride};
+      const Rows range = {all.target + to + static_cast<int64_t>(i) * outer.targetStride,
+                          all.source + from + static_cast<int64_t>(i) * outer.sourceStride,
+                          shape.rowBytes,
+                          rows,
+                          inner.targetStride,
+                          inner.sourceStride};
       if (streamLines)
-        streamStretch(streamLines, stretch);
+        streamRange(streamLines, range);
       else
-        copyPlain(stretch);
+        copyPlain(range);
     }
   });
   if (streamLines)
     finishStreaming();
 }
 
-void copyRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count,
-              bool stream) {
-  copyRowsAt(cpuLevel(), target, source, shape, first, count, stream);
-}
+void copyRows(const StridedRows &rows, bool stream) { copyRowsAt(cpuLevel(), rows, stream); }
 
 void fillRows(std::byte *target, const Strided &shape, uint64_t first, uint64_t count) {
   const Loop outer = innerLoop(shape, 1), inner = innerLoop(shape, 0);

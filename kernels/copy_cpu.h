@@ -7,7 +7,6 @@
 namespace reshard::kernels {
 
 /// As copyRows, with the instructions of `level`, which must not be above cpuLevel().
-void copyRowsAt(Level level, std::byte *target, const std::byte *source, const Strided &shape, uint64_t first,
-                uint64_t count, bool stream);
+void copyRowsAt(Level level, const StridedRows &rows, bool stream);
 
 } // namespace reshard::kernels

@@ -139,12 +139,17 @@ RESHARD_HOST_DEVICE inline void copyUnits(const CopyTableView &table, const Copy
   }
 }
 
-/// Copies slots [begin, end) of an entry, counted from its first slot: every step-th unit, starting at `lane`.
-RESHARD_HOST_DEVICE inline void copySlots(const CopyTableView &table, const CopyEntry &entry, uint64_t begin,
-                                          uint64_t end, uint32_t lane, uint32_t step) {
+/// Slots [begin, end) of an entry, counted from its first slot, of which a thread copies every step-th unit, starting
+/// at `lane`.
+struct SlotRange {
+  uint64_t begin, end;
+  uint32_t lane, step;
+};
+
+RESHARD_HOST_DEVICE inline void copySlots(const CopyTableView &table, const CopyEntry &entry, const SlotRange &slots) {
   const auto perSlot = kSlotBytes / entry.width;
-  const auto first = static_cast<uint32_t>(begin * perSlot) + lane;
-  const auto last = static_cast<uint32_t>(end * perSlot < entry.units ? end * perSlot : entry.units);
+  const uint32_t first = static_cast<uint32_t>(slots.begin * perSlot) + slots.lane, step = slots.step;
+  const auto last = static_cast<uint32_t>(slots.end * perSlot < entry.units ? slots.end * perSlot : entry.units);
   switch (entry.width) {
   case 16:
     return copyUnits<Unit16>(table, entry, first, last, step);
@@ -189,8 +194,9 @@ RESHARD_HOST_DEVICE inline void copyThread(const CopyTableView &table, uint32_t 
     RESHARD_NO_UNROLL
     for (uint64_t slot = together ? tile : tile + lane; slot < tileEnd; slot += together ? kTileSlots : kWarpThreads) {
       const CopyEntry &own = table.entries[together ? entry : detail::findEntry(table.entries, entry, after, slot)];
-      detail::copySlots(table, own, slot - own.slot, (together ? tileEnd : slot + 1) - own.slot, together ? lane : 0,
-                        together ? kWarpThreads : 1);
+      detail::copySlots(table, own,
+                        {slot - own.slot, (together ? tileEnd : slot + 1) - own.slot, together ? lane : 0,
+                         together ? kWarpThreads : 1});
     }
   }
 }

@@ -33,11 +33,18 @@ void simplify(Strided &shape);
 /// transpose elements, because a fast transpose needs whole cache lines in both loops.
 uint64_t chunkRows(const Strided &shape, uint64_t bytes);
 
-/// Copies rows [first, first + count) of a shape, numbered with the innermost loop fastest. Source and target must not
-/// overlap. `stream`: writes whole cache lines with non-temporal stores where the CPU supports them, which is faster if
-/// much more than the cache size is moved.
-void copyRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count,
-              bool stream = false);
+/// Rows [first, first + count) of a shape, numbered with the innermost loop fastest. `target` and `source` are the
+/// addresses of row 0.
+struct StridedRows {
+  std::byte *target;
+  const std::byte *source;
+  const Strided &shape;
+  uint64_t first, count;
+};
+
+/// Copies rows. Source and target must not overlap. `stream`: writes whole cache lines with non-temporal stores where
+/// the CPU supports them, which is faster if much more than the cache size is moved.
+void copyRows(const StridedRows &rows, bool stream = false);
 
 /// Writes zeros to the target side of rows [first, first + count).
 void fillRows(std::byte *target, const Strided &shape, uint64_t first, uint64_t count);

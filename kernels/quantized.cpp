@@ -33,7 +33,7 @@ float tensorScale(const Quantized &of, uint64_t element) {
 }
 
 std::byte *codesAt(const Quantized &of, uint64_t element) {
-  return of.codes + element / static_cast<uint64_t>(formatOf(of.format).codesPerByte());
+  return of.codes + (formatOf(of.format).codesPerByte() == 2 ? element / 2 : element);
 }
 
 /// Returns the scales of a matrix whose scales have one byte.
@@ -47,7 +47,7 @@ enum class Access { read, write };
 /// by row. A part lies in one matrix and, if blocks have several rows, in one row of blocks. Scales that are not in the
 /// plain layout are copied to a buffer and back: as many whole rows as fit, or parts of longer rows.
 template <Access kAccess, class Visit>
-void forBlocks(const Quantized &of, uint64_t first, uint64_t count, Visit visit) {
+void forBlocks(const Quantized &of, uint64_t first, uint64_t count, const Visit &visit) {
   const ScaleShape shape = of.scaleShape();
   const uint64_t ofMatrix = shape.rows * shape.columns, end = first + count;
   const auto item = static_cast<uint64_t>(formatOf(of.format).scaleBytes());
@@ -107,36 +107,35 @@ struct RowPart {
 
 /// Calls step(part) for a part that begins `skipped` elements after the begin of a block: once for the rest of that
 /// block, and once for all others together.
-template <class Step> void splitFirstBlock(const Quantized &of, RowPart part, uint64_t skipped, Step step) {
-  if (skipped > 0) {
-    const uint64_t rest = std::min(blockShape(of.format).columns - skipped, part.end - part.first);
-    step(RowPart{part.first, part.first + rest, part.scales});
-    part.first += rest;
-    part.scales += formatOf(of.format).scaleBytes();
-  }
-  if (part.first < part.end)
-    step(part);
+template <class Step>
+void splitFirstBlock(const Quantized &of, const RowPart &part, uint64_t skipped, const Step &step) {
+  if (skipped == 0)
+    return step(part);
+  const uint64_t cut = std::min(part.first + blockShape(of.format).columns - skipped, part.end);
+  step(RowPart{part.first, cut, part.scales});
+  if (cut < part.end)
+    step(RowPart{cut, part.end, part.scales + formatOf(of.format).scaleBytes()});
 }
 
 /// Calls splitFirstBlock for parts of elements [first, end): parts of one matrix, or, if blocks have several rows, of
 /// one row.
-template <class Step> void forElements(const Quantized &of, uint64_t first, uint64_t end, Step step) {
+template <class Step> void forElements(const Quantized &of, uint64_t first, uint64_t end, const Step &step) {
   const BlockShape block = blockShape(of.format);
   if (first == end)
     return;
   if (blocksInRows(of))
-    return forBlocks<Access::read>(of, first / block.columns,
-                                   (end + block.columns - 1) / block.columns - first / block.columns,
+    return forBlocks<Access::read>(of, divide(first, block.columns),
+                                   divideUp(end, block.columns) - divide(first, block.columns),
                                    [&](uint64_t index, uint64_t blocks, std::byte *scales) {
                                      const uint64_t from = std::max(first, index * block.columns),
                                                     to = std::min(end, (index + blocks) * block.columns);
-                                     splitFirstBlock(of, {from, to, scales}, from % block.columns, step);
+                                     splitFirstBlock(of, {from, to, scales}, from & (block.columns - 1), step);
                                    });
   const ScaleShape shape = of.scaleShape();
   while (first < end) {
     const uint64_t row = first / of.columns, begin = row * of.columns, next = std::min(end, begin + of.columns);
-    const uint64_t blockRow = row / of.rows * shape.rows + row % of.rows / block.rows;
-    const uint64_t left = (first - begin) / block.columns, right = (next - begin + block.columns - 1) / block.columns;
+    const uint64_t blockRow = row / of.rows * shape.rows + divide(row % of.rows, block.rows);
+    const uint64_t left = divide(first - begin, block.columns), right = divideUp(next - begin, block.columns);
     forBlocks<Access::read>(
         of, blockRow * shape.columns + left, right - left, [&](uint64_t index, uint64_t blocks, std::byte *scales) {
           const uint64_t column = index % shape.columns * block.columns, from = std::max(first, begin + column),
@@ -154,16 +153,12 @@ BlockMatrix matrixOf(const Quantized &of, const RowPart &part, std::byte *codes)
 
 } // namespace
 
-ScaleShape Quantized::scaleShape() const {
-  const BlockShape block = blockShape(format);
-  return {(rows + block.rows - 1) / block.rows, (columns + block.columns - 1) / block.columns, block.rows, rows};
-}
-
 uint64_t Quantized::scaleBytes() const {
   return storedScales(layout, scaleShape()) * static_cast<uint64_t>(formatOf(format).scaleBytes());
 }
 
-void quantizeRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count, ConvertOptions how) {
+void quantizeRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count,
+                  const ConvertOptions &how) {
   const uint64_t columns = target.scaleShape().columns;
   forBlocks<Access::write>(target, first * columns, count * columns,
                            [&](uint64_t index, uint64_t blocks, std::byte *scales) {
@@ -172,7 +167,8 @@ void quantizeRows(const Quantized &target, const std::byte *wide, uint64_t first
                            });
 }
 
-void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count, ConvertOptions how) {
+void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count,
+               const ConvertOptions &how) {
   const uint64_t columns = target.scaleShape().columns;
   forBlocks<Access::write>(target, first * columns, count * columns,
                            [&](uint64_t index, uint64_t blocks, std::byte *scales) {
@@ -182,11 +178,11 @@ void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, u
 }
 
 void quantizeBlocks(const Quantized &target, uint64_t first, const std::byte *wide, uint64_t count,
-                    ConvertOptions how) {
+                    const ConvertOptions &how) {
   const uint64_t block = blockShape(target.format).columns;
   assert(blocksInRows(target) && first % block == 0 && count % block == 0);
   forBlocks<Access::write>(
-      target, first / block, count / block, [&](uint64_t index, uint64_t blocks, std::byte *scales) {
+      target, divide(first, block), divide(count, block), [&](uint64_t index, uint64_t blocks, std::byte *scales) {
         Part part = partOf(target, index, blocks, scales);
         if (wide)
           return quantize(part.matrix, wide + (part.element - first) * itemBytes(target.wide), how);
@@ -206,14 +202,16 @@ void quantizeBlocks(const Quantized &target, uint64_t first, const std::byte *wi
 }
 
 void encodeElements(const Quantized &with, ElementRange range, std::byte *codes, const std::byte *wide,
-                    ConvertOptions how) {
-  forElements(with, range.first, range.first + range.count, [&](const RowPart &part) {
-    const uint64_t at = part.first - range.first;
-    quantizeWithScales(matrixOf(with, part, codes + at), wide + at * itemBytes(with.wide), how);
+                    const ConvertOptions &how) {
+  const uint64_t begin = range.first, item = itemBytes(with.wide);
+  forElements(with, begin, begin + range.count, [&](const RowPart &part) {
+    const uint64_t at = part.first - begin;
+    quantizeWithScales(matrixOf(with, part, codes + at), wide + at * item, how);
   });
 }
 
-void decodeElements(const Quantized &source, uint64_t first, std::byte *wide, uint64_t count, ConvertOptions how) {
+void decodeElements(const Quantized &source, uint64_t first, std::byte *wide, uint64_t count,
+                    const ConvertOptions &how) {
   const uint64_t item = itemBytes(source.wide), block = blockShape(source.format).columns;
   const bool pairs = formatOf(source.format).codesPerByte() == 2;
   forElements(source, first, first + count, [&](const RowPart &part) {

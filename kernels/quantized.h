@@ -6,6 +6,8 @@
 #include "kernels/convert.h"
 #include "kernels/scales.h"
 
+#include <bit>
+
 namespace reshard::kernels {
 
 using reshard::Quantization;
@@ -20,6 +22,11 @@ struct BlockShape {
 constexpr BlockShape blockShape(Quantization format) {
   return {static_cast<uint64_t>(formatOf(format).blockRows), static_cast<uint64_t>(formatOf(format).blockColumns)};
 }
+
+/// Division by rows or columns of a block, which are powers of two. Real divisions would be much of the time of short
+/// ranges.
+constexpr uint64_t divide(uint64_t count, uint64_t power) { return count >> std::countr_zero(power); }
+constexpr uint64_t divideUp(uint64_t count, uint64_t power) { return divide(count + power - 1, power); }
 
 /// Matrices of rows x columns, one after the other, each with scales in a layout of scales.h. For formats whose blocks
 /// have one row, the columns are a multiple of the block. Elements are numbered across all matrices, row by row.
@@ -37,7 +44,10 @@ struct Quantized {
   uint64_t codeBytes() const { return elements() / static_cast<uint64_t>(formatOf(format).codesPerByte()); }
   uint64_t scaleBytes() const;
   /// The scales of one matrix.
-  ScaleShape scaleShape() const;
+  ScaleShape scaleShape() const {
+    const BlockShape block = blockShape(format);
+    return {divideUp(rows, block.rows), divideUp(columns, block.columns), block.rows, rows};
+  }
   /// Rows of blocks of all matrices; they can be converted independently.
   uint64_t blockRows() const { return matrices * scaleShape().rows; }
 };
@@ -46,13 +56,14 @@ struct Quantized {
 /// quantizeRows writes codes and scales, scaleRows only scales. Tensor scales must be set. Padding of scales is not
 /// written.
 void quantizeRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count,
-                  ConvertOptions how = {});
-void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count, ConvertOptions how = {});
+                  const ConvertOptions &how = {});
+void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count,
+               const ConvertOptions &how = {});
 
 /// For formats whose blocks have one row: quantizes elements [first, first + count), whole blocks, from contiguous
 /// elements at `wide`; null means zeros.
 void quantizeBlocks(const Quantized &target, uint64_t first, const std::byte *wide, uint64_t count,
-                    ConvertOptions how = {});
+                    const ConvertOptions &how = {});
 
 /// Elements [first, first + count).
 struct ElementRange {
@@ -62,10 +73,11 @@ struct ElementRange {
 /// For formats of one code in a byte: writes the codes of a range of elements with the scales of `with`. Any range;
 /// `wide` and `codes` are the addresses of its first element.
 void encodeElements(const Quantized &with, ElementRange range, std::byte *codes, const std::byte *wide,
-                    ConvertOptions how = {});
+                    const ConvertOptions &how = {});
 
 /// Dequantizes elements [first, first + count), any range, to `wide`.
-void decodeElements(const Quantized &source, uint64_t first, std::byte *wide, uint64_t count, ConvertOptions how = {});
+void decodeElements(const Quantized &source, uint64_t first, std::byte *wide, uint64_t count,
+                    const ConvertOptions &how = {});
 
 /// Copies the scales of all matrices to the plain layout, matrix after matrix; and back (padding becomes zero).
 void toPlainScales(const Quantized &source, std::byte *plain);

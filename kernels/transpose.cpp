@@ -88,9 +88,15 @@ void fillTile([[maybe_unused]] Level level, Tile<Bytes> &tile, const std::byte *
   copyElements<Bytes>(tile.bytes, source, {Tile<Bytes>::kRows, Bytes, kTileRow}, {count, stride, Bytes});
 }
 
-template <size_t Bytes>
-void transposeTiles(Level level, StreamLines stream, std::byte *target, const std::byte *source, Loop along,
-                    Loop across) {
+/// Elements that are contiguous in the source for `along` and in the target for `across`.
+struct Walk {
+  std::byte *target;
+  const std::byte *source;
+  Loop along, across;
+};
+
+template <size_t Bytes> void transposeTiles(Level level, StreamLines stream, Walk walk) {
+  auto &[target, source, along, across] = walk;
   using Tile = kernels::Tile<Bytes>;
   Tile tile;
   const uint64_t head = (kLine - reinterpret_cast<uintptr_t>(target) % kLine) % kLine;
@@ -144,21 +150,23 @@ uint64_t chunkRows(const Strided &shape, uint64_t bytes) {
   return std::max<uint64_t>(1, rows / tiles) * tiles;
 }
 
-void transposeBlock(Level level, StreamLines stream, std::byte *target, const std::byte *source, uint64_t elementBytes,
-                    const Loop &outer, const Loop &inner) {
-  const bool sourceOrder = walks(elementBytes, inner, outer);
-  const Loop &along = sourceOrder ? inner : outer, &across = sourceOrder ? outer : inner;
-  switch (elementBytes) {
+void transposeBlock(Level level, StreamLines stream, const TransposedBlock &block) {
+  const bool sourceOrder = walks(block.elementBytes, block.inner, block.outer);
+  const Walk walk = {.target = block.target,
+                     .source = block.source,
+                     .along = sourceOrder ? block.inner : block.outer,
+                     .across = sourceOrder ? block.outer : block.inner};
+  switch (block.elementBytes) {
   case 1:
-    return transposeTiles<1>(level, stream, target, source, along, across);
+    return transposeTiles<1>(level, stream, walk);
   case 2:
-    return transposeTiles<2>(level, stream, target, source, along, across);
+    return transposeTiles<2>(level, stream, walk);
   case 4:
-    return transposeTiles<4>(level, stream, target, source, along, across);
+    return transposeTiles<4>(level, stream, walk);
   case 8:
-    return transposeTiles<8>(level, stream, target, source, along, across);
+    return transposeTiles<8>(level, stream, walk);
   default:
-    return transposeTiles<16>(level, stream, target, source, along, across);
+    return transposeTiles<16>(level, stream, walk);
   }
 }
 

@@ -10,10 +10,15 @@ namespace reshard::kernels {
 /// contiguous in the source and the other is contiguous in the target.
 bool transposes(const Strided &shape);
 
-/// Copies a block of such a shape: its two innermost loops, with the counts of the block. With `stream` null, the
-/// target is written with usual stores.
+/// A block of such a shape: its two innermost loops, with the counts of the block.
+struct TransposedBlock {
+  std::byte *target;
+  const std::byte *source;
+  uint64_t elementBytes;
+  Loop outer, inner;
+};
 
-void transposeBlock(Level level, StreamLines stream, std::byte *target, const std::byte *source, uint64_t elementBytes,
-                    const Loop &outer, const Loop &inner);
+/// Copies a block. With `stream` null, the target is written with usual stores.
+void transposeBlock(Level level, StreamLines stream, const TransposedBlock &block);
 
 } // namespace reshard::kernels

@@ -79,7 +79,7 @@ void paired(benchmark::State &state, const Strided &shape, Level level, uint64_t
   std::vector<double> ours, theirs;
   for (auto _ : state) {
     const double begin = now();
-    copyRowsAt(level, target, source, simple, 0, simple.rows(), /*stream=*/true);
+    copyRowsAt(level, {target, source, simple, 0, simple.rows()}, /*stream=*/true);
     benchmark::ClobberMemory();
     const double middle = now();
     memcpyRows(target, source, shape);

@@ -160,7 +160,7 @@ bool benchConversions(Device &memory) {
   for (const auto &[what, to] : {std::pair("to fp32", Format::fp32), std::pair("to fp16", Format::fp16),
                                  std::pair("to fp8_e4m3", Format::fp8_e4m3)}) {
     ConversionTable table;
-    table.add(target, source, all, {{}, castForm(Format::bf16, to), nullptr, nullptr}, 0, all.rowBytes);
+    table.add(target, source, all, {{}, castForm(Format::bf16, to), nullptr, nullptr}, {0, all.rowBytes});
     compareWith(what, kElements * (2 + itemBytes(to)), table);
   }
   const std::pair<const char *, Quantized> kinds[] = {
@@ -177,9 +177,9 @@ bool benchConversions(Device &memory) {
     const StorageForm form{StorageForm::Kind::elements, Format::bf16, Format::fp8_e4m3, 2};
     const uint64_t bytes = kElements * 2 + matrices.codeBytes() + matrices.scaleBytes();
     ConversionTable quantize, dequantize;
-    quantize.add(target, source, all, {{}, form, nullptr, &base}, 0, all.rowBytes);
+    quantize.add(target, source, all, {{}, form, nullptr, &base}, {0, all.rowBytes});
     compareWith(("to " + std::string(name)).c_str(), bytes, quantize);
-    dequantize.add(source, target, all, {form, {}, &base, nullptr}, 0, all.rowBytes);
+    dequantize.add(source, target, all, {form, {}, &base, nullptr}, {0, all.rowBytes});
     compareWith(("from " + std::string(name)).c_str(), bytes, dequantize);
   }
   return met;

@@ -349,7 +349,7 @@ TEST_P(ConversionTables, WarpsEqualTheCpuKernels) {
     std::vector<Bytes> before, expected;
     for (const Bytes *each : memory)
       before.push_back(*each);
-    convertRows(one.target, one.source, one.shape, 0, one.shape.rows(), one.conversion);
+    convertRows({one.target, one.source, one.shape, 0, one.shape.rows()}, one.conversion);
     for (size_t m = 0; m < memory.size(); ++m) {
       expected.push_back(*memory[m]);
       *memory[m] = before[m];
@@ -357,8 +357,8 @@ TEST_P(ConversionTables, WarpsEqualTheCpuKernels) {
     ConversionTable table(seed % 3 == 0 ? 8 + seed % 50 : uint64_t{1} << 31);
     const uint64_t bytes = one.shape.bytes(),
                    cut = all.random() % 2 ? all.random() % (bytes / one.unit + 1) * one.unit : bytes;
-    table.add(at(one.target), at(one.source), one.shape, one.conversion, 0, cut);
-    table.add(at(one.target), at(one.source), one.shape, one.conversion, cut, bytes - cut);
+    table.add(at(one.target), at(one.source), one.shape, one.conversion, {0, cut});
+    table.add(at(one.target), at(one.source), one.shape, one.conversion, {cut, bytes - cut});
     ASSERT_EQ(table.bytes(), bytes);
     run(all.random, table);
     for (size_t m = 0; m < memory.size(); ++m)
@@ -389,9 +389,9 @@ TEST_P(ConversionTables, CastsOfEveryBf16Value) {
     shape.rowBytes = 2 * kCount;
     const auto *source = reinterpret_cast<const std::byte *>(values.data());
     Bytes expected(kCount * itemBytes(other) + 16), found = expected;
-    convertRows(expected.data(), source, shape, 0, 1, conversion);
+    convertRows({expected.data(), source, shape, 0, 1}, conversion);
     ConversionTable table;
-    table.add(at(found.data()), at(source), shape, conversion, 0, shape.rowBytes);
+    table.add(at(found.data()), at(source), shape, conversion, {0, shape.rowBytes});
     run(random, table);
     ASSERT_TRUE(found == expected) << static_cast<int>(other);
   }

@@ -100,7 +100,7 @@ void checkCopy(std::mt19937_64 &random, const Strided &shape, uint64_t targetOff
           for (uint64_t first = 0; first < each.rows();) {
             const uint64_t count =
                 cut ? std::min(each.rows() - first, 1 + random() % (1 + random() % (each.rows() + 5))) : each.rows();
-            copyRowsAt(static_cast<Level>(level), target.first(), source.first(), each, first, count, stream);
+            copyRowsAt(static_cast<Level>(level), {target.first(), source.first(), each, first, count}, stream);
             first += count;
           }
           ASSERT_TRUE(target.bytes() == expected)
@@ -229,7 +229,7 @@ TEST(Copy, NegativeStrides) {
   shape.loops[0] = {4, -2, 2};
   const char source[] = "aabbccdd";
   char target[8];
-  copyRows(reinterpret_cast<std::byte *>(target), reinterpret_cast<const std::byte *>(source) + 6, shape, 0, 4);
+  copyRows({reinterpret_cast<std::byte *>(target), reinterpret_cast<const std::byte *>(source) + 6, shape, 0, 4});
   EXPECT_EQ(std::string(target, 8), "ddccbbaa");
 }
 
