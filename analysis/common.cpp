@@ -1,6 +1,6 @@
 #include "analysis/common.h"
 
-#include "executor/nearest.h"
+#include "support/nearest.h"
 #include "schema/output.h"
 
 #include <algorithm>

@@ -71,9 +71,9 @@ bool readText(const std::string &path, Module &module, Diagnostics &diagnostics)
     diagnostics.error({}, "cannot read '" + path + "': " + why);
     return false;
   };
-  llvm::Expected<int> file = openInput(path);
-  if (!file)
-    return unreadable(toString(file.takeError()));
+  const Result<int> file = openInput(path);
+  if (!file.ok())
+    return unreadable(file.status().message());
   auto buffer =
       llvm::MemoryBuffer::getOpenFile(*file, path, /*FileSize=*/-1); // -1: of the file, or to the end of a pipe
   ::close(*file);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "compiler/frontend/allowed.h"
-#include "compiler/frontend/diagnostics.h"
+#include "yaml/diagnostics.h"
 #include "compiler/frontend/stored_types.h"
 #include "compiler/transfer/lower_bounds.h"
 #include "ir/ir.h"

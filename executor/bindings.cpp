@@ -1,7 +1,7 @@
 #include "executor/bindings.h"
 
 #include "executor/mappings.h"
-#include "executor/nearest.h"
+#include "support/nearest.h"
 #include "schema/manifest.h"
 
 #include <algorithm>

@@ -4,6 +4,7 @@
 
 #include "formats/quantized_formats.h"
 #include "ir/index_map.h"
+#include "support/topology.h"
 
 #include "llvm/ADT/SmallVector.h"
 
@@ -106,6 +107,7 @@ struct Presence {
 
 using reshard::Quantization;
 using reshard::ScaleLayout;
+using reshard::Topology;
 /// Kinds of quantized views; schema/plan.fbs defines them.
 enum class ViewKind : uint8_t { elements, codes, scales, plain_scales, amax };
 const char *name(ViewKind kind);
@@ -176,29 +178,6 @@ struct Endpoint {
   std::vector<std::string> omitted; // params of the layout that the endpoint lacks: only, ignore, --allow=missing
   int64_t meshRanks() const { return static_cast<int64_t>(ranks.size()); }
   bool operator==(const Endpoint &) const = default;
-};
-
-/// The network between the ranks. Rates are bytes per second and direction; latencies are nanoseconds. The defaults
-/// describe nodes of eight H100 with a 400 Gb/s NIC each (sources: examples/topologies/h100x8.yaml).
-struct Topology {
-  int64_t ranksPerNode = 0;                                // 0: all ranks on one node
-  int64_t linkRate = 450'000'000'000, linkLatency = 3'000; // of a rank, inside its node
-  int64_t nicsPerNode = 0;                                 // divided among the node's ranks in order; 0: one per rank
-  int64_t nicRate = 50'000'000'000, nicLatency = 8'000;    // of a NIC, between nodes
-  int64_t copyRate = 1'300'000'000'000;                    // of a rank: bytes copied, each read once and written once
-  /// The node of a world rank.
-  int64_t node(int64_t rank) const { return ranksPerNode > 0 ? rank / ranksPerNode : 0; }
-  /// The NIC of a world rank, numbered over all nodes.
-  int64_t nic(int64_t rank) const {
-    return nicsPerNode == 0 || ranksPerNode == 0
-               ? rank
-               : node(rank) * nicsPerNode + rank % ranksPerNode * nicsPerNode / ranksPerNode;
-  }
-  /// The most ranks that share a NIC.
-  int64_t ranksOfNic() const {
-    return nicsPerNode == 0 || ranksPerNode == 0 ? 1 : (ranksPerNode + nicsPerNode - 1) / nicsPerNode;
-  }
-  bool operator==(const Topology &) const = default;
 };
 
 /// How a rank forwards the bytes that it read from files to the other ranks that need them.

@@ -3,8 +3,8 @@
 
 #include "analysis/files/new_folder.h"
 #include "analysis/report/inspection.h"
-#include "compiler/frontend/reading.h"
-#include "compiler/frontend/topology.h"
+#include "support/glob.h"
+#include "yaml/topology.h"
 
 #include <cstdio>
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "analysis/common.h"
-#include "ir/ir.h"
+#include "support/topology.h"
 
 #include <functional>
 #include <optional>
@@ -15,9 +15,9 @@ struct InspectionOptions {
   int64_t rank = -1;                             // -1: no rank
   std::function<bool(const std::string &)> fits; // whether a name matches `param`
   bool verify = false;
-  std::optional<ir::Topology> topology; // to simulate on
-  std::string trace;                    // where to write the simulation's activities
-  double timeout = 0;                   // 0: none
+  std::optional<Topology> topology; // to simulate on
+  std::string trace;                // where to write the simulation's activities
+  double timeout = 0;               // 0: none
 };
 
 /// Prints the report on stdout and errors on stderr. Returns the exit code.

@@ -148,7 +148,7 @@ private:
 
 class Simulator {
 public:
-  Simulator(const Plan &plan, const ir::Topology &topology, bool keep, Simulation &result)
+  Simulator(const Plan &plan, const Topology &topology, bool keep, Simulation &result)
       : plan_(plan), topology_(topology), keep_(keep), result_(result) {}
 
   std::string run() {
@@ -394,7 +394,7 @@ private:
   static constexpr uint32_t kNone = UINT32_MAX;
 
   const Plan &plan_;
-  const ir::Topology &topology_;
+  const Topology &topology_;
   const bool keep_;
   Simulation &result_;
   Flows flows_;
@@ -406,7 +406,7 @@ private:
 
 } // namespace
 
-std::string simulate(const Plan &plan, const ir::Topology &topology, bool keep, Simulation &result) {
+std::string simulate(const Plan &plan, const Topology &topology, bool keep, Simulation &result) {
   return Simulator(plan, topology, keep, result).run();
 }
 

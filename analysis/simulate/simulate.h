@@ -2,7 +2,7 @@
 #pragma once
 
 #include "executor/load.h"
-#include "ir/ir.h"
+#include "support/topology.h"
 
 #include <cstdint>
 #include <string>
@@ -42,6 +42,6 @@ struct Simulation {
 /// slot, the bytes that it relays have arrived, and its ranks have finished the previous chunk of the same link tier
 /// and direction. In each tier and direction, chunks are packed and unpacked one after the other. There is no ramp-up
 /// and no protocol overhead. `keep`: fill `activities`. Returns an error text, empty on success.
-std::string simulate(const Plan &plan, const ir::Topology &topology, bool keep, Simulation &result);
+std::string simulate(const Plan &plan, const Topology &topology, bool keep, Simulation &result);
 
 } // namespace reshard::analysis

@@ -1,11 +1,11 @@
-// The data structures of the frontend: the YAML tree (Node), the model and the job. Expressions with axes are not yet
-// evaluated. yaml.cpp builds Nodes, model.cpp Models, job.cpp Jobs; compiler/resolve turns a Job into the layout IR.
+// The data structures of the frontend: the model and the job. Expressions with axes are not yet evaluated. model.cpp
+// builds Models, job.cpp Jobs, from Nodes (yaml/node.h); compiler/resolve turns a Job into the layout IR.
 #pragma once
 
 #include "compiler/frontend/allowed.h"
-#include "compiler/frontend/diagnostics.h"
 #include "compiler/frontend/stored_types.h"
 #include "ir/ir.h"
+#include "yaml/node.h"
 
 #include <cstdint>
 #include <map>
@@ -16,24 +16,6 @@
 #include <vector>
 
 namespace reshard {
-
-/// One YAML node with its source location. A scalar keeps its text: the reader of a key decides whether it must be a
-/// number.
-struct Node {
-  enum class Kind { null, scalar, sequence, map };
-  Kind kind = Kind::null;
-  Location at;
-  bool quoted = false;     // a quoted scalar is text, never a number, bool or null
-  std::string text;        // the text of a scalar; of a map: "same" if it is a `params` that extends `params: same`
-  std::vector<Node> items; // sequence
-  struct Entry;
-  std::vector<Entry> entries; // map, in file order; keys are scalars, unique
-  /// The value of a key, or nullptr.
-  const Node *find(std::string_view key) const;
-};
-struct Node::Entry {
-  Node key, value;
-};
 
 /// An expression of the YAML with its source location: integers, names, + - * / ( ), ceil(x, multiple), comparisons,
 /// and, or, not.
@@ -239,19 +221,12 @@ struct Job {
 /// Limits on input; exceeding one is an error. kMaxBytes (of a tensor) and kMaxInstances (of a param on a rank) equal
 /// the limits of the plan loader, so that every emitted plan can be loaded.
 constexpr int64_t kMaxBytes = 1LL << 60, kMaxInstances = 1LL << 22;
-constexpr int64_t kMaxWorld = 1 << 20, kMaxIndexValues = 1 << 20, kMaxDimensions = 8, kMaxFileBytes = 256 << 20;
+constexpr int64_t kMaxIndexValues = 1 << 20, kMaxDimensions = 8;
 constexpr int64_t kMaxParamInstances = 1LL << 32; // of all params of a rank together
 constexpr size_t kMaxGlobs = 1024;                // in one list
 constexpr size_t kMaxAxes = 1024;                 // of a mesh with all its views; also of `axes` of a layout
 constexpr size_t kMaxVariables = 1024, kMaxLayouts = 1024;
 constexpr size_t kMaxLayoutParams = 1 << 19; // of all layouts together, including inherited ones
-
-/// Parses a YAML file, starting at byte `begin` of its first line, into a tree. The language is the YAML 1.2 core
-/// schema with restrictions: duplicate keys, anchors, aliases, tags, several documents, invalid UTF-8, non-scalar keys,
-/// nesting deeper than 64 and files larger than kMaxFileBytes are errors. Returns nullptr after an error, except after
-/// errors that leave the tree complete (a duplicate key, an anchor, a tag): then the caller can find further errors in
-/// it.
-std::unique_ptr<Node> parseYaml(uint32_t file, Diagnostics &diagnostics, size_t begin = 0);
 
 /// Reads a model from a node (a whole file or an inline map). `folder`: base of a relative `config:` path. nullopt
 /// after an error.

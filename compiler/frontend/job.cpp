@@ -1,7 +1,7 @@
 // Reads the job: the file, included files, --set, endpoints and options.
 
 #include "compiler/frontend/reading.h"
-#include "compiler/frontend/topology.h"
+#include "yaml/topology.h"
 
 #include <algorithm>
 #include <unordered_set>

@@ -1,8 +1,8 @@
 // `dtype: stored`: the dtypes in the headers of the source's files.
 #pragma once
 
-#include "compiler/frontend/diagnostics.h"
 #include "ir/ir.h"
+#include "yaml/diagnostics.h"
 
 #include "llvm/Support/Error.h"
 

@@ -1,7 +1,7 @@
 // Checks that the source holds each of its tensors completely: every element is on some mesh rank.
 #pragma once
 
-#include "compiler/frontend/diagnostics.h"
+#include "yaml/diagnostics.h"
 #include "ir/ir.h"
 
 #include <vector>

@@ -1,7 +1,7 @@
 // Storage forms: the dtype in which each side stores values, and the dtype in which they are sent.
 #pragma once
 
-#include "compiler/frontend/diagnostics.h"
+#include "yaml/diagnostics.h"
 #include "compiler/frontend/frontend.h"
 
 #include <vector>

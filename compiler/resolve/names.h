@@ -1,7 +1,7 @@
 // Checks that no two params of a mesh rank and no two tensors have the same name. Compares patterns, not instances.
 #pragma once
 
-#include "compiler/frontend/diagnostics.h"
+#include "yaml/diagnostics.h"
 #include "ir/ir.h"
 
 #include <vector>

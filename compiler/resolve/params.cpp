@@ -5,6 +5,7 @@
 
 #include "compiler/frontend/reading.h"
 #include "compiler/resolve/forms.h"
+#include "support/glob.h"
 
 #include <algorithm>
 

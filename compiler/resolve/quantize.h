@@ -2,7 +2,7 @@
 // between them and elements.
 #pragma once
 
-#include "compiler/frontend/diagnostics.h"
+#include "yaml/diagnostics.h"
 #include "compiler/frontend/frontend.h"
 
 #include <vector>

@@ -10,6 +10,7 @@
 #include "compiler/resolve/params.h"
 #include "compiler/resolve/quantize.h"
 #include "compiler/resolve/tensors.h"
+#include "support/glob.h"
 
 #include <algorithm>
 

@@ -1,6 +1,7 @@
 // `extend: FILE` of models: overriding, removal, base folders of paths, and cyclic chains. Also globs.
 
 #include "compiler/frontend/reading.h"
+#include "support/glob.h"
 
 #include <gtest/gtest.h>
 

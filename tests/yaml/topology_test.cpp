@@ -1,7 +1,7 @@
 // topology.yaml: all keys, units and errors.
 
-#include "compiler/frontend/reading.h"
-#include "compiler/frontend/topology.h"
+#include "yaml/node.h"
+#include "yaml/topology.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@ using namespace reshard;
 
 namespace {
 
-std::optional<ir::Topology> read(const std::string &text, std::string &errors) {
+std::optional<Topology> read(const std::string &text, std::string &errors) {
   Diagnostics diagnostics;
   const auto root = parseYaml(diagnostics.addFile("t.yaml", text), diagnostics);
   auto topology = root ? readTopology(*root, diagnostics) : std::nullopt;
@@ -23,18 +23,18 @@ TEST(Topology, ReadsUnits) {
                       "latency: 500ns}\ncopy: {rate: 8MB/s}\n",
                       errors);
   ASSERT_TRUE(t) << errors;
-  EXPECT_EQ(*t, (ir::Topology{4, 10'000'000'000, 2000, 2, 12'500'000'000, 500, 8'000'000}));
+  EXPECT_EQ(*t, (Topology{4, 10'000'000'000, 2000, 2, 12'500'000'000, 500, 8'000'000}));
 }
 
 TEST(Topology, AssignsNicsToRanksInOrder) {
-  const ir::Topology t{4, 1, 0, 2, 1, 0, 1};
+  const Topology t{4, 1, 0, 2, 1, 0, 1};
   std::vector<int64_t> nics;
   for (int64_t rank = 0; rank < 8; ++rank)
     nics.push_back(t.nic(rank));
   EXPECT_EQ(nics, (std::vector<int64_t>{0, 0, 1, 1, 2, 2, 3, 3}));
   EXPECT_EQ(t.node(5), 1);
-  EXPECT_EQ(ir::Topology{}.nic(5), 5);
-  EXPECT_EQ(ir::Topology{}.node(5), 0);
+  EXPECT_EQ(Topology{}.nic(5), 5);
+  EXPECT_EQ(Topology{}.node(5), 0);
 }
 
 TEST(Topology, RefusesInvalidValues) {

@@ -1,6 +1,6 @@
 // Parsing of YAML into Nodes, and printing of messages. Complete messages about invalid YAML are in errors/yaml_*.yaml.
 
-#include "compiler/frontend/frontend.h"
+#include "yaml/node.h"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,9 @@
 // Collects and prints error messages. llvm::SourceMgr is not used, because it misplaces the caret after non-ASCII text
 // and prints long lines and control characters unchanged.
 
-#include "compiler/frontend/diagnostics.h"
+#include "yaml/diagnostics.h"
 
-#include "llvm/ADT/StringRef.h"
-#include "llvm/Support/ConvertUTF.h"
+#include "yaml/utf8.h"
 
 #include <algorithm>
 #include <tuple>
@@ -16,14 +15,6 @@ namespace {
 constexpr size_t kMaxRecorded = 100; // errors; also warnings
 constexpr size_t kMaxMessageBytes = 2000;
 constexpr size_t kMaxLineBytes = 160; // a longer source line is clipped around the caret
-constexpr size_t kMaxSuggestedBytes = 200, kMaxListed = 8;
-
-/// The number of bytes of the UTF-8 character at `at`; 0 if it is invalid.
-size_t characterBytes(std::string_view text, size_t at) {
-  const auto *begin = reinterpret_cast<const llvm::UTF8 *>(text.data() + at);
-  const size_t bytes = llvm::getNumBytesForUTF8(*begin);
-  return at + bytes <= text.size() && llvm::isLegalUTF8Sequence(begin, begin + bytes) ? bytes : 0;
-}
 
 /// Appends text with control characters and invalid UTF-8 replaced, so that each character takes one terminal column.
 /// Returns the number of columns.
@@ -31,7 +22,7 @@ size_t appendPrintable(std::string &result, std::string_view text) {
   size_t columns = 0;
   for (size_t i = 0; i < text.size(); ++columns) {
     const unsigned char c = static_cast<unsigned char>(text[i]);
-    const size_t bytes = characterBytes(text, i);
+    const size_t bytes = utf8Bytes(text, i);
     const bool control =
         c < 0x20 || c == 0x7f || (c == 0xc2 && bytes == 2 && static_cast<unsigned char>(text[i + 1]) < 0xa0);
     if (c == '\t' || c == '\n')
@@ -176,32 +167,6 @@ std::string Diagnostics::text() const {
   else if (errors_ > 1)
     result += std::to_string(errors_) + " errors\n";
   return result;
-}
-
-std::string suggestion(std::string_view name, const std::vector<std::string> &known) {
-  const std::string *nearest = nullptr;
-  if (name.size() <= kMaxSuggestedBytes) {
-    unsigned limit = name.size() < 3 ? 0
-                                     : static_cast<unsigned>(name.size() + 2) /
-                                           3; // the limit that clang uses; for "ep" it excludes "tp"
-    for (const std::string &candidate : known) {
-      if (candidate.size() > kMaxSuggestedBytes)
-        continue;
-      const unsigned distance = llvm::StringRef(name).edit_distance_insensitive(candidate, true, limit);
-      if (distance <= limit && (!nearest || distance < limit)) {
-        nearest = &candidate;
-        limit = distance;
-      }
-    }
-  }
-  if (nearest)
-    return ", did you mean '" + *nearest + "'?";
-  if (known.empty() || known.size() > kMaxListed)
-    return "";
-  std::string list;
-  for (const std::string &each : known)
-    list += (list.empty() ? "; known here: " : ", ") + each;
-  return list;
 }
 
 } // namespace reshard

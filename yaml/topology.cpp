@@ -1,8 +1,8 @@
 // Reads a topology: ranks per node, and rates and latencies of links, NICs and local copies.
 
-#include "compiler/frontend/topology.h"
+#include "yaml/topology.h"
 
-#include "compiler/frontend/reading.h"
+#include "yaml/fields.h"
 
 namespace reshard {
 
@@ -13,7 +13,7 @@ constexpr int64_t kMaxLatency = 1'000'000'000;      // nanoseconds
 
 struct Suffix {
   const char *text;
-  int64_t numerator, denominator; // value in the unit of ir::Topology = number * numerator / denominator
+  int64_t numerator, denominator; // value in the unit of Topology = number * numerator / denominator
 };
 
 /// A kind of value: its description in errors, its suffixes, and its largest value.
@@ -73,9 +73,9 @@ void readPort(Fields &fields, int64_t &rate, int64_t &latency, Diagnostics &diag
 
 } // namespace
 
-std::optional<ir::Topology> readTopology(const Node &node, Diagnostics &diagnostics) {
+std::optional<Topology> readTopology(const Node &node, Diagnostics &diagnostics) {
   const size_t errorsBefore = diagnostics.errors();
-  ir::Topology topology;
+  Topology topology;
   Fields fields(node, "'topology'", diagnostics);
   if (!fields.isMap())
     return std::nullopt;
@@ -108,7 +108,7 @@ std::optional<ir::Topology> readTopology(const Node &node, Diagnostics &diagnost
   return topology;
 }
 
-std::optional<ir::Topology> readTopologyFile(const std::string &path, Diagnostics &diagnostics) {
+std::optional<Topology> readTopologyFile(const std::string &path, Diagnostics &diagnostics) {
   const auto file = readFile(path, {}, diagnostics);
   const auto root = file ? parseYaml(*file, diagnostics) : nullptr;
   if (!root || !checkMap(*root, "'topology'", diagnostics))

@@ -2,10 +2,8 @@
 // duplicate keys, several documents, anchors, unterminated quotes, invalid UTF-8 and unlimited nesting; this file
 // reports them as errors.
 
-#include "compiler/frontend/frontend.h"
-
-#include "llvm/ADT/StringMap.h"
-#include "llvm/Support/ConvertUTF.h"
+#include "yaml/node.h"
+#include "yaml/utf8.h"
 
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/exceptions.h>
@@ -15,6 +13,7 @@
 #include <algorithm>
 #include <istream>
 #include <streambuf>
+#include <unordered_map>
 
 namespace reshard {
 
@@ -107,7 +106,7 @@ private:
   struct Open {
     Node node, key;
     bool atKey = true; // for a map: whether the next node is a key
-    llvm::StringMap<Location> keys;
+    std::unordered_map<std::string, Location> keys;
   };
 
   char character(const YAML::Mark &mark) const {
@@ -269,10 +268,13 @@ bool checkText(uint32_t file, std::string_view text, Diagnostics &diagnostics) {
                                         std::to_string(kMaxFileBytes));
     return false;
   }
-  const auto *begin = reinterpret_cast<const llvm::UTF8 *>(text.data()), *at = begin;
-  if (!llvm::isLegalUTF8String(&at, begin + text.size())) {
-    diagnostics.error(locate(file, text, static_cast<size_t>(at - begin)), "invalid UTF-8");
-    return false;
+  for (size_t i = 0; i < text.size();) {
+    const size_t bytes = utf8Bytes(text, i);
+    if (bytes == 0) {
+      diagnostics.error(locate(file, text, i), "invalid UTF-8");
+      return false;
+    }
+    i += bytes;
   }
   for (size_t i = 0; i < text.size(); ++i) {
     const unsigned char c = static_cast<unsigned char>(text[i]);

@@ -1,6 +1,8 @@
 // Source locations and error messages. All errors of a job are collected and printed together.
 #pragma once
 
+#include "support/nearest.h"
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -58,9 +60,5 @@ private:
   size_t errors_ = 0, warnings_ = 0;
   bool recorded_ = false; // the last error or warning was kept, so its notes are kept too
 };
-
-/// A hint to append to an error about an unknown name: ", did you mean 'x'?" with the nearest known name; if none is
-/// near, "; known here: a, b, c" for a short list, else "".
-std::string suggestion(std::string_view name, const std::vector<std::string> &known);
 
 } // namespace reshard
