@@ -42,7 +42,7 @@ void help(const Command &command) {
   }
   printOption("--help", "print this text");
   printOption("--version", "print the version");
-  std::printf("\nexit codes: 0 success; 1 the answer is no (plans differ, a check failed); 2 wrong usage or input;\n"
+  std::printf("\nexit codes: 0 success; 1 plans differ, or a check failed; 2 wrong usage or input;\n"
               "3 a failure at run time\n");
 }
 

@@ -12,7 +12,7 @@
 namespace reshard::analysis {
 
 constexpr int kDone = 0;     // done
-constexpr int kNegative = 1; // the answer is no: plans differ, a check failed
+constexpr int kNegative = 1; // plans differ, or a check failed
 constexpr int kUsage = 2;    // wrong usage or input
 constexpr int kFailure = 3;  // a failure at run time
 
