@@ -33,10 +33,10 @@ def move(folder, source, target, tensors):
     save_file(tensors, folder / "in" / "model.safetensors")
     (folder / "job.yaml").write_text(JOB.format(experts=EXPERTS, rows=ROWS, columns=COLUMNS, source=source, target=target))
     for command in (["reshard-compile", folder / "job.yaml", "-o", folder / "plan"],
-                    ["reshard-exec", folder / "plan", f"--source={folder / 'in'}", f"--target={folder / 'out'}", "--check"]):
+                    ["reshard-exec", folder / "plan", f"--source={folder / 'in'}", f"--target={folder / target}", "--check"]):
         done = subprocess.run([BIN / command[0], *command[1:]], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    return load_file(folder / "out" / "rank-00000.safetensors")
+    return load_file(folder / target / "rank-00000.safetensors")
 
 
 def dequantized(tensors):
