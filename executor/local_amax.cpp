@@ -103,7 +103,7 @@ void LocalAmax::repeat(const Rectangle &rectangle, int64_t first, int64_t length
   repeated.push_back(next);
 }
 
-float LocalAmax::of(kernels::Format wide, const std::byte *elements) const {
+float LocalAmax::of(kernels::NumberFormat wide, const std::byte *elements) const {
   const uint64_t item = kernels::itemBytes(wide);
   float result = 0;
   for (const Rectangle &rectangle : rectangles_)
@@ -142,7 +142,8 @@ void LocalAmax::clear(std::byte *number, Tables &tables) {
   tables.copies.add(reinterpret_cast<uint64_t>(number), 0, one);
 }
 
-void LocalAmax::tabulate(kernels::Format wide, const std::byte *elements, std::byte *number, Tables &tables) const {
+void LocalAmax::tabulate(kernels::NumberFormat wide, const std::byte *elements, std::byte *number,
+                         Tables &tables) const {
   const uint64_t item = kernels::itemBytes(wide);
   clear(number, tables);
   for (const Rectangle &rectangle : rectangles_)

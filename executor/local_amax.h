@@ -14,11 +14,11 @@ public:
 
   /// The amax of plain elements, or of a quantized param: 0 if there are no elements, NaN if one is not finite.
   /// Allocates nothing.
-  float of(kernels::Format wide, const std::byte *elements) const;
+  float of(kernels::NumberFormat wide, const std::byte *elements) const;
   float of(const kernels::Quantized &matrices) const;
 
   /// Appends to tables the same computation on a device, with its result in *number (fp32).
-  void tabulate(kernels::Format wide, const std::byte *elements, std::byte *number, Tables &tables) const;
+  void tabulate(kernels::NumberFormat wide, const std::byte *elements, std::byte *number, Tables &tables) const;
   void tabulate(const kernels::Quantized &matrices, std::byte *number, Tables &tables) const;
 
 private:

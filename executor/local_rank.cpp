@@ -23,7 +23,7 @@ size_t bufferRangeOf(const Segment &segment, uint32_t buffer) {
 namespace {
 
 /// The format of a dtype that can be cast (checkManifest).
-kernels::Format formatOf(DType type) { return kernels::formatNamed(dtypeName(type)).value(); }
+kernels::NumberFormat formatOf(DType type) { return kernels::numberFormatNamed(dtypeName(type)).value(); }
 
 } // namespace
 
@@ -64,8 +64,8 @@ std::vector<kernels::StorageForm> formsOf(const Plan &plan, const Segment &segme
       form = kernels::castForm(formatOf(param.dtype()), formatOf(*param.storage_dtype()));
     } else if (view && view->kind() <= ViewKind::codes) {
       const bool elements = view->kind() == ViewKind::elements;
-      const kernels::Format code = kernels::Format::fp8_e4m3,
-                            wide = formatOf((elements ? param : *params.Get(view->codes())).dtype());
+      const kernels::NumberFormat code = kernels::NumberFormat::fp8_e4m3,
+                                  wide = formatOf((elements ? param : *params.Get(view->codes())).dtype());
       form = {elements ? StorageForm::Kind::elements : StorageForm::Kind::codes, elements ? wide : code,
               elements ? code : wide, 1};
       form.block = form.item() * (elements && range->endpoint() > 0 && !view->staged()

@@ -287,7 +287,7 @@ kernels::Quantized ViewJobs::matricesOf(const Endpoint &endpoint, uint32_t numbe
     matrices.columns *= static_cast<uint64_t>(format.blockColumns);
     matrices.rows = static_cast<uint64_t>(
         matrixRows(format, scaleLayoutOf(view), static_cast<int64_t>(matrices.rows), stored.back()));
-  } else if (const auto number = kernels::formatNamed(dtypeName(wide.dtype()))) {
+  } else if (const auto number = kernels::numberFormatNamed(dtypeName(wide.dtype()))) {
     matrices.wide = *number;
   }
   for (size_t d = 0; d + 2 < shape.size(); ++d)

@@ -1,9 +1,9 @@
 // Conversion of one value between fp32 and a stored format in few instructions, and the scale of one block, for GPU
-// code and for scalar code of the CPU. The results equal those of decode and encode in kernels/formats.h.
+// code and for scalar code of the CPU. The results equal those of decode and encode in kernels/number_formats.h.
 #pragma once
 
-#include "kernels/formats.h"
 #include "kernels/host_device.h"
+#include "kernels/number_formats.h"
 
 namespace reshard::kernels {
 
@@ -11,10 +11,10 @@ namespace reshard::kernels {
 constexpr uint32_t kMagnitudeBits = 0x7FFFFFFF, kInfinityBits = 0x7F800000, kNanBits = 0x7FC00000;
 
 /// Returns the fp32 bits of the value of `code`. A NaN keeps the code's sign.
-template <Format From> RESHARD_HOST_DEVICE inline uint32_t decodeBits(uint32_t code) {
-  if constexpr (From == Format::fp32) {
+template <NumberFormat From> RESHARD_HOST_DEVICE inline uint32_t decodeBits(uint32_t code) {
+  if constexpr (From == NumberFormat::fp32) {
     return code;
-  } else if constexpr (From == Format::bf16) {
+  } else if constexpr (From == NumberFormat::bf16) {
     return code << 16;
   } else {
     constexpr Encoding e = encoding(From);
@@ -29,19 +29,19 @@ template <Format From> RESHARD_HOST_DEVICE inline uint32_t decodeBits(uint32_t c
 }
 
 /// Returns the code nearest to the value of the fp32 `bits`; ties go to the even code.
-template <Format To> RESHARD_HOST_DEVICE inline uint32_t encodeBits(uint32_t bits, Overflow overflow) {
+template <NumberFormat To> RESHARD_HOST_DEVICE inline uint32_t encodeBits(uint32_t bits, Overflow overflow) {
   constexpr Encoding e = encoding(To);
   constexpr uint32_t kSign = e.sign();
   const uint32_t magnitude = bits & kMagnitudeBits, sign = (bits >> 31) << (e.bits - 1);
   const bool nan = magnitude > kInfinityBits;
-  if constexpr (To == Format::fp32) {
+  if constexpr (To == NumberFormat::fp32) {
     return nan ? kNanBits | sign : bits;
-  } else if constexpr (To == Format::bf16) {
+  } else if constexpr (To == NumberFormat::bf16) {
     return (nan ? e.nan : (magnitude + 0x7FFF + (magnitude >> 16 & 1)) >> 16) | sign;
   } else {
     // The clamp limit: the largest finite value (saturate), or the first value that encodes as infinity or NaN.
-    constexpr float kLargest = To == Format::fp16 ? 65536 : largest(To);
-    constexpr float kBeyond = To == Format::fp8_e4m3 ? 480 : To == Format::fp4_e2m1 ? 6 : 65536;
+    constexpr float kLargest = To == NumberFormat::fp16 ? 65536 : largest(To);
+    constexpr float kBeyond = To == NumberFormat::fp8_e4m3 ? 480 : To == NumberFormat::fp4_e2m1 ? 6 : 65536;
     const uint32_t limit = bitCast<uint32_t>(overflow == Overflow::saturate ? kLargest : kBeyond);
     const uint32_t clamped = magnitude < limit ? magnitude : limit;
     // Adding 2^23 units of the code's last place rounds to whole units, which are then the lowest bits of the sum.
@@ -51,7 +51,7 @@ template <Format To> RESHARD_HOST_DEVICE inline uint32_t encodeBits(uint32_t bit
     const uint32_t own = clamped & kInfinityBits, exponent = own > kLowest << 23 ? own : kLowest << 23;
     const float sum = bitCast<float>(clamped) + bitCast<float>(exponent + (kDropped << 23));
     const uint32_t code = bitCast<uint32_t>(sum) + (exponent >> kDropped) - (kLowest << e.mantissaBits);
-    return (nan && To != Format::fp4_e2m1 ? e.nan : code & (kSign - 1)) | sign;
+    return (nan && To != NumberFormat::fp4_e2m1 ? e.nan : code & (kSign - 1)) | sign;
   }
 }
 
@@ -66,7 +66,7 @@ RESHARD_HOST_DEVICE inline float inverseE8m0(uint32_t code) {
 /// Scales of a block or matrix, from the fp32 bits of its amax. An amax that is not finite gives the canonical NaN.
 /// powerOfTwo: the code of the least E8M0 scale that brings the amax to the largest value of the codes or below. For
 /// E4M3, whose largest value is 1.75 * 2^8, the sum rounds the exponent up if the mantissa is above 1.75.
-RESHARD_HOST_DEVICE inline uint32_t powerOfTwo(uint32_t amax, Format codes) {
+RESHARD_HOST_DEVICE inline uint32_t powerOfTwo(uint32_t amax, NumberFormat codes) {
   const Encoding e = encoding(codes);
   const uint32_t exponent = (amax + (0x7FFFFF - e.largestMantissa())) >> 23,
                  lowered = static_cast<uint32_t>(e.largestExponent());

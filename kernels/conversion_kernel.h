@@ -26,14 +26,14 @@ struct TableMatrices {
   uint64_t scaleBytes;         // of one matrix
   ScaleShape shape;            // of the scales of one matrix
   uint8_t rowBits, columnBits; // binary logarithms of the rows and columns of a block
-  Format wide, code;
+  NumberFormat wide, code;
   ScaleFormat scale;
   ScaleLayout layout;
 
   RESHARD_HOST_DEVICE bool blocksInRows() const { return rowBits == 0; }
   /// Returns the address of the byte of an element's code.
   RESHARD_HOST_DEVICE uint64_t codeAddress(uint64_t element) const {
-    return codes + (code == Format::fp4_e2m1 ? element / 2 : element);
+    return codes + (code == NumberFormat::fp4_e2m1 ? element / 2 : element);
   }
 };
 
@@ -63,10 +63,10 @@ struct ConversionEntry {
   Task task;
   Reads reads;
   Writes writes;
-  Format loads, stores; // formats of plain memory
-  Overflow overflow;    // of the stored values
-  uint8_t vector;       // elements of a unit: 8, 4, 2 or 1
-  uint8_t sourceVector; // elements that are read at once: `vector`, or 1 if the source has them in several blocks
+  NumberFormat loads, stores; // formats of plain memory
+  Overflow overflow;          // of the stored values
+  uint8_t vector;             // elements of a unit: 8, 4, 2 or 1
+  uint8_t sourceVector;       // elements that are read at once: `vector`, or 1 if the source has them in several blocks
   uint8_t sourceWidth, targetWidth; // bytes of one load and of one store; all addresses of units are multiples
 };
 
@@ -156,19 +156,19 @@ RESHARD_HOST_DEVICE inline void storeWords(uint64_t address, uint32_t bytes, uin
 }
 
 /// Converts packed codes to fp32 bits, and back. Elements beyond the unit's last are zeros or ignored.
-template <Format Of>
+template <NumberFormat Of>
 RESHARD_HOST_DEVICE inline void decodeWords(const uint32_t (&words)[kVector], uint32_t (&bits)[kVector]) {
   constexpr uint32_t kBits = static_cast<uint32_t>(encoding(Of).bits), kEach = 32 / kBits;
   RESHARD_UNROLL
   for (uint32_t k = 0; k < kVector; ++k)
     bits[k] = decodeBits<Of>(words[k / kEach] << (32 - kBits - k % kEach * kBits) >> (32 - kBits));
 }
-template <Format Of>
+template <NumberFormat Of>
 RESHARD_HOST_DEVICE inline void encodeWords(const uint32_t (&bits)[kVector], Overflow overflow,
                                             uint32_t (&words)[kVector]) {
   constexpr uint32_t kBits = static_cast<uint32_t>(encoding(Of).bits), kEach = 32 / kBits;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  if constexpr (Of == Format::fp8_e4m3)
+  if constexpr (Of == NumberFormat::fp8_e4m3)
     // One instruction converts two values, but loses the sign of a NaN. E5M2 is excluded: the instruction would give
     // another NaN code.
     if (overflow == Overflow::saturate) {
@@ -187,63 +187,68 @@ RESHARD_HOST_DEVICE inline void encodeWords(const uint32_t (&bits)[kVector], Ove
     words[k / kEach] = (k % kEach > 0 ? words[k / kEach] : 0) | encodeBits<Of>(bits[k], overflow) << k % kEach * kBits;
 }
 
-RESHARD_HOST_DEVICE inline uint32_t bitsOf(Format format) {
-  return format == Format::fp32 ? 32 : format <= Format::fp16 ? 16 : format == Format::fp4_e2m1 ? 4 : 8;
+RESHARD_HOST_DEVICE inline uint32_t bitsOf(NumberFormat format) {
+  return format == NumberFormat::fp32       ? 32
+         : format <= NumberFormat::fp16     ? 16
+         : format == NumberFormat::fp4_e2m1 ? 4
+                                            : 8;
 }
 
 template <bool Again = false>
-RESHARD_HOST_DEVICE inline void loadElements(Format format, const Access &from, uint32_t (&bits)[kVector]) {
+RESHARD_HOST_DEVICE inline void loadElements(NumberFormat format, const Access &from, uint32_t (&bits)[kVector]) {
   uint32_t words[kVector] = {};
   loadWords<Again>(from.address, (from.count * bitsOf(format) + 7) / 8, from.width, words);
   switch (format) {
-  case Format::fp32:
-    return decodeWords<Format::fp32>(words, bits);
-  case Format::bf16:
-    return decodeWords<Format::bf16>(words, bits);
-  case Format::fp16:
-    return decodeWords<Format::fp16>(words, bits);
-  case Format::fp8_e4m3:
-    return decodeWords<Format::fp8_e4m3>(words, bits);
-  case Format::fp8_e5m2:
-    return decodeWords<Format::fp8_e5m2>(words, bits);
-  case Format::fp4_e2m1:
-    return decodeWords<Format::fp4_e2m1>(words, bits);
+  case NumberFormat::fp32:
+    return decodeWords<NumberFormat::fp32>(words, bits);
+  case NumberFormat::bf16:
+    return decodeWords<NumberFormat::bf16>(words, bits);
+  case NumberFormat::fp16:
+    return decodeWords<NumberFormat::fp16>(words, bits);
+  case NumberFormat::fp8_e4m3:
+    return decodeWords<NumberFormat::fp8_e4m3>(words, bits);
+  case NumberFormat::fp8_e5m2:
+    return decodeWords<NumberFormat::fp8_e5m2>(words, bits);
+  case NumberFormat::fp4_e2m1:
+    return decodeWords<NumberFormat::fp4_e2m1>(words, bits);
   }
 }
 
-RESHARD_HOST_DEVICE inline void storeElements(Format format, const Access &to, Overflow overflow,
+RESHARD_HOST_DEVICE inline void storeElements(NumberFormat format, const Access &to, Overflow overflow,
                                               const uint32_t (&bits)[kVector]) {
   uint32_t words[kVector] = {};
   switch (format) {
-  case Format::fp32:
-    encodeWords<Format::fp32>(bits, overflow, words);
+  case NumberFormat::fp32:
+    encodeWords<NumberFormat::fp32>(bits, overflow, words);
     break;
-  case Format::bf16:
-    encodeWords<Format::bf16>(bits, overflow, words);
+  case NumberFormat::bf16:
+    encodeWords<NumberFormat::bf16>(bits, overflow, words);
     break;
-  case Format::fp16:
-    encodeWords<Format::fp16>(bits, overflow, words);
+  case NumberFormat::fp16:
+    encodeWords<NumberFormat::fp16>(bits, overflow, words);
     break;
-  case Format::fp8_e4m3:
-    encodeWords<Format::fp8_e4m3>(bits, overflow, words);
+  case NumberFormat::fp8_e4m3:
+    encodeWords<NumberFormat::fp8_e4m3>(bits, overflow, words);
     break;
-  case Format::fp8_e5m2:
-    encodeWords<Format::fp8_e5m2>(bits, overflow, words);
+  case NumberFormat::fp8_e5m2:
+    encodeWords<NumberFormat::fp8_e5m2>(bits, overflow, words);
     break;
-  case Format::fp4_e2m1:
-    encodeWords<Format::fp4_e2m1>(bits, overflow, words);
+  case NumberFormat::fp4_e2m1:
+    encodeWords<NumberFormat::fp4_e2m1>(bits, overflow, words);
     break;
   }
   storeWords(to.address, (to.count * bitsOf(format) + 7) / 8, to.width, words);
 }
 
 /// Rounds elements to the format `wide`, as if they were stored in it in between.
-RESHARD_HOST_DEVICE inline void roundTo(Format wide, uint32_t (&bits)[kVector]) {
+RESHARD_HOST_DEVICE inline void roundTo(NumberFormat wide, uint32_t (&bits)[kVector]) {
   RESHARD_UNROLL
   for (uint32_t k = 0; k < kVector; ++k)
-    bits[k] = wide == Format::bf16   ? decodeBits<Format::bf16>(encodeBits<Format::bf16>(bits[k], Overflow::infinity))
-              : wide == Format::fp16 ? decodeBits<Format::fp16>(encodeBits<Format::fp16>(bits[k], Overflow::infinity))
-                                     : bits[k];
+    bits[k] = wide == NumberFormat::bf16
+                  ? decodeBits<NumberFormat::bf16>(encodeBits<NumberFormat::bf16>(bits[k], Overflow::infinity))
+              : wide == NumberFormat::fp16
+                  ? decodeBits<NumberFormat::fp16>(encodeBits<NumberFormat::fp16>(bits[k], Overflow::infinity))
+                  : bits[k];
 }
 
 RESHARD_HOST_DEVICE inline float loadFloat(uint64_t address) {
@@ -295,8 +300,9 @@ RESHARD_HOST_DEVICE inline float factorOf(const TableMatrices &m, uint64_t eleme
   if (m.scale == ScaleFormat::fp32)
     return loadFloat(at);
   const uint32_t code = load<unsigned char, true>(at);
-  return m.scale == ScaleFormat::e8m0 ? e8m0(code)
-                                      : bitCast<float>(decodeBits<Format::fp8_e4m3>(code)) * tensorScaleOf(m, element);
+  return m.scale == ScaleFormat::e8m0
+             ? e8m0(code)
+             : bitCast<float>(decodeBits<NumberFormat::fp8_e4m3>(code)) * tensorScaleOf(m, element);
 }
 
 /// Reads the elements of one load as fp32 bits.
@@ -318,7 +324,7 @@ RESHARD_HOST_DEVICE inline void readElements(const ConversionTableView &view, co
   const TableMatrices &m = view.matrices[entry.from];
   const uint64_t element = source - m.begin;
   loadElements(m.code, {m.codeAddress(element), entry.sourceVector, entry.sourceWidth}, bits);
-  if (m.code == Format::fp4_e2m1 && entry.sourceVector == 1) { // one of the two codes of the byte
+  if (m.code == NumberFormat::fp4_e2m1 && entry.sourceVector == 1) { // one of the two codes of the byte
     bits[0] = element % 2 == 1 ? bits[1] : bits[0];
     bits[1] = 0;
   }
@@ -350,8 +356,8 @@ RESHARD_HOST_DEVICE inline void quantizeUnit(const ConversionEntry &entry, const
   const float ofTensor = powers ? 1.0f : tensorScaleOf(m, element);
   const uint32_t code =
       powers ? powerOfTwo(amax, m.code)
-             : encodeBits<Format::fp8_e4m3>(quotientOrOne(amax, largest(m.code) * ofTensor) & kMagnitudeBits,
-                                            Overflow::saturate);
+             : encodeBits<NumberFormat::fp8_e4m3>(quotientOrOne(amax, largest(m.code) * ofTensor) & kMagnitudeBits,
+                                                  Overflow::saturate);
   if ((element & ((uint64_t{1} << m.columnBits) - 1)) == 0)
     store(scaleAddress(m, element), static_cast<unsigned char>(code));
   if (!m.codes)
@@ -359,7 +365,7 @@ RESHARD_HOST_DEVICE inline void quantizeUnit(const ConversionEntry &entry, const
   if (powers) {
     multiply(bits, inverseE8m0(code)); // only NaN is beyond the largest code
   } else {
-    const float factor = bitCast<float>(decodeBits<Format::fp8_e4m3>(code)) * ofTensor;
+    const float factor = bitCast<float>(decodeBits<NumberFormat::fp8_e4m3>(code)) * ofTensor;
     divide(bits, factor == 0.0f ? bitCast<float>(kInfinityBits) : factor);
   }
   storeElements(m.code, {m.codeAddress(element), entry.vector, entry.targetWidth}, Overflow::saturate, bits);
@@ -499,7 +505,7 @@ RESHARD_HOST_DEVICE inline void convertOne(const ConversionTableView &view, cons
       most = one > most ? one : most;
     }
     return storeFloat(entry.target + 4 * uint64_t{unit},
-                      quotientOrOne(most, largest(Format::fp8_e4m3) * largest(Format::fp4_e2m1)));
+                      quotientOrOne(most, largest(NumberFormat::fp8_e4m3) * largest(NumberFormat::fp4_e2m1)));
   }
   const TableMatrices &m = view.matrices[entry.to];
   const uint64_t each = entry.task == Task::toPlain ? m.shape.rows * m.shape.columns : m.scaleBytes;

@@ -67,7 +67,7 @@ void ConversionTable::addScales(const Quantized &target, uint64_t wide) {
   Quantized scales = target;
   scales.codes = nullptr;
   const ViewBase base{scales, nullptr};
-  add(0, wide, all, {{}, {StorageForm::Kind::elements, target.wide, Format::fp8_e4m3, 1}, nullptr, &base},
+  add(0, wide, all, {{}, {StorageForm::Kind::elements, target.wide, NumberFormat::fp8_e4m3, 1}, nullptr, &base},
       {0, all.rowBytes});
 }
 
@@ -116,7 +116,7 @@ uint32_t ConversionTable::widthOf(const Rows &rows, const Strided &shape, uint32
   if (target ? entry.writes == Writes::amax : entry.source == 0 && !numbers)
     return 1;
   const TableMatrices *m = numbers ? &matrices_[target ? entry.to : entry.from] : nullptr;
-  const uint64_t half = m && m->code == Format::fp4_e2m1 ? 2 : 1; // codes per byte
+  const uint64_t half = m && m->code == NumberFormat::fp4_e2m1 ? 2 : 1; // codes per byte
   if (m && (m->codes == 0 || vector < half))
     return 1;
   const uint64_t at = target ? entry.target : entry.source;
@@ -205,7 +205,7 @@ void ConversionTable::addUnits(ConversionEntry entry, uint64_t matrices, uint64_
   append(entry);
 }
 
-void ConversionTable::addAmax(uint64_t number, Format wide, uint64_t source, const Strided &shape,
+void ConversionTable::addAmax(uint64_t number, NumberFormat wide, uint64_t source, const Strided &shape,
                               const Quantized *quantized) {
   Rows rows{};
   rows.entry.target = number;

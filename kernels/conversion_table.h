@@ -39,7 +39,7 @@ public:
   /// Strides and rowBytes of the shape are those of memory in the format `wide`. The elements are in memory, or, if
   /// `quantized` is given, they are those of quantized matrices; `source` is then the index of the first element times
   /// itemBytes(wide).
-  void addAmax(uint64_t number, Format wide, uint64_t source, const Strided &shape, const Quantized *quantized);
+  void addAmax(uint64_t number, NumberFormat wide, uint64_t source, const Strided &shape, const Quantized *quantized);
 
   /// Adds the nvfp4 tensor scales of `matrices` matrices, each from the maximum of `count` amax values.
   void addTensorScales(uint64_t target, uint64_t numbers, uint64_t count, uint64_t matrices);

@@ -23,7 +23,7 @@ const ConvertKernels &kernels(Level level) {
   return kConvertPortable;
 }
 
-size_t wideIndex(Format wide) {
+size_t wideIndex(NumberFormat wide) {
   assert(static_cast<size_t>(wide) < kWideFormats);
   return static_cast<size_t>(wide);
 }
@@ -52,7 +52,7 @@ static_assert(blocksAreSupported(), "storeScale and encodeBlock have one case fo
 
 /// Writes the scale of a block from the fp32 bits of its amax.
 void storeScale(const QuantizedFormat &format, std::byte *at, uint32_t amaxBits) {
-  const Format code = numberFormat(format.code);
+  const NumberFormat code = numberFormat(format.code);
   const uint32_t scale =
       format.scale == ScaleFormat::e8m0 ? powerOfTwo(amaxBits, code) : quotientOrOne(amaxBits, largest(code));
   std::memcpy(at, &scale, static_cast<size_t>(format.scaleBytes()));
@@ -90,7 +90,7 @@ void encodeBlock(const BlockMatrix &matrix, const Block &block, const std::byte 
   const QuantizedFormat &format = formatOf(matrix.format);
   const uint32_t scale = loadScale(format, block.scale);
   const bool powers = format.scale == ScaleFormat::e8m0;
-  const auto convert = powers ? level.multiply[wideIndex(matrix.wide)][static_cast<size_t>(Format::fp8_e4m3)]
+  const auto convert = powers ? level.multiply[wideIndex(matrix.wide)][static_cast<size_t>(NumberFormat::fp8_e4m3)]
                               : level.divide[wideIndex(matrix.wide)];
   const float factor = powers ? inverseE8m0(scale) : std::bit_cast<float>(scale);
   for (uint64_t row = 0; row < block.rows; ++row) {
@@ -102,7 +102,7 @@ void encodeBlock(const BlockMatrix &matrix, const Block &block, const std::byte 
 
 void decodeBlock(const BlockMatrix &matrix, const Block &block, std::byte *wide, const ConvertOptions &how) {
   const QuantizedFormat &format = formatOf(matrix.format);
-  const auto convert = kernels(how.level).multiply[static_cast<size_t>(Format::fp8_e4m3)][wideIndex(matrix.wide)];
+  const auto convert = kernels(how.level).multiply[static_cast<size_t>(NumberFormat::fp8_e4m3)][wideIndex(matrix.wide)];
   const uint32_t scale = loadScale(format, block.scale);
   const float factor = format.scale == ScaleFormat::e8m0 ? e8m0(scale) : std::bit_cast<float>(scale);
   for (uint64_t row = 0; row < block.rows; ++row) {
@@ -141,7 +141,7 @@ void cast(const Cast &cast, const ConvertOptions &how) {
   finish(how);
 }
 
-float amax(Format wide, const std::byte *source, const Matrix &matrix, const ConvertOptions &how) {
+float amax(NumberFormat wide, const std::byte *source, const Matrix &matrix, const ConvertOptions &how) {
   const uint32_t bits =
       kernels(how.level).amax[wideIndex(wide)](source, matrix.rows, matrix.columns, matrix.sourceStride);
   return std::bit_cast<float>(bits < kInfinityBits ? bits : kNanBits);
@@ -222,7 +222,7 @@ void dequantize(const BlockMatrix &source, std::byte *wide, const ConvertOptions
 }
 
 float nvfp4TensorScale(float amax) {
-  const float scale = amax / (largest(Format::fp8_e4m3) * largest(Format::fp4_e2m1));
+  const float scale = amax / (largest(NumberFormat::fp8_e4m3) * largest(NumberFormat::fp4_e2m1));
   return scale == 0 ? 1 : scale;
 }
 

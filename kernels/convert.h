@@ -5,8 +5,8 @@
 // overlap and need no alignment. `stream` is that of copyRows.
 #pragma once
 
-#include "kernels/formats.h"
-#include "kernels/stream.h"
+#include "kernels/number_formats.h"
+#include "kernels/streaming_stores.h"
 
 namespace reshard::kernels {
 
@@ -21,9 +21,9 @@ struct ConvertOptions {
 /// A cast of `count` elements; both formats have 8 bits or more. For equal formats use copyRows, which keeps NaNs as
 /// they are.
 struct Cast {
-  Format to;
+  NumberFormat to;
   std::byte *target;
-  Format from;
+  NumberFormat from;
   const std::byte *source;
   uint64_t count;
   Overflow overflow;
@@ -38,7 +38,7 @@ struct Matrix {
 
 /// Returns the amax of a matrix (targetStride is ignored): 0 if it has no elements, NaN if it contains a NaN or an
 /// infinity.
-float amax(Format wide, const std::byte *source, const Matrix &matrix, const ConvertOptions &how = {});
+float amax(NumberFormat wide, const std::byte *source, const Matrix &matrix, const ConvertOptions &how = {});
 
 /// Codes and scales of a matrix of `rows` x `columns` elements. Blocks are counted from the first element; the last
 /// ones may be short. Scales are in the plain layout, without gaps: ceil(columns / columns of a block) of them for each
@@ -46,7 +46,7 @@ float amax(Format wide, const std::byte *source, const Matrix &matrix, const Con
 /// with 0.
 struct BlockMatrix {
   Quantization format;
-  Format wide; ///< of the elements: fp32, bf16 or fp16
+  NumberFormat wide; ///< of the elements: fp32, bf16 or fp16
   uint64_t rows, columns;
   int64_t wideStride, codeStride; ///< bytes from row to row of elements, and of codes; one row does not use them
   std::byte *codes, *scales;

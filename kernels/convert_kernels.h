@@ -1,7 +1,7 @@
 // The table of row kernels of a CPU level; convert.cpp selects the level.
 #pragma once
 
-#include "kernels/formats.h"
+#include "kernels/number_formats.h"
 
 namespace reshard::kernels {
 

@@ -56,18 +56,18 @@ template <class Machine> struct Lanes {
 
   /// Decodes 8- and 4-bit codes, one in each byte, by moving them to the fp16 positions of sign, exponent and mantissa
   /// and correcting the exponent bias.
-  template <Format From> static Floats load(const std::byte *at) {
-    if constexpr (From == Format::fp32) {
+  template <NumberFormat From> static Floats load(const std::byte *at) {
+    if constexpr (From == NumberFormat::fp32) {
       return read<Floats>(at);
-    } else if constexpr (From == Format::bf16) {
+    } else if constexpr (From == NumberFormat::bf16) {
       return floats((Bits)Machine::widen(as<typename Machine::HalfRegister>(read<Words>(at))) << 16);
-    } else if constexpr (From == Format::fp16) {
+    } else if constexpr (From == NumberFormat::fp16) {
       return fromHalves(read<Words>(at));
     } else {
       const Words codes = (Words)Machine::widenBytes(at);
-      if constexpr (From == Format::fp8_e5m2)
+      if constexpr (From == NumberFormat::fp8_e5m2)
         return fromHalves(codes << 8);
-      if constexpr (From == Format::fp4_e2m1)
+      if constexpr (From == NumberFormat::fp4_e2m1)
         return fromHalves((codes & 8) << 12 | (codes & 7) << 9) * 0x1p14f;
       const Words half =
           (Words)((Shorts)(codes << 8) >> 1) & 0xBF80; // the shift duplicates the sign; the mask removes the copy
@@ -79,9 +79,9 @@ template <class Machine> struct Lanes {
   /// Returns codes of magnitudes below 2^17 in the lowest bits of each lane; the upper bits are undefined. Adding 2^23
   /// units of a code's last place rounds to whole units, which are then the lowest bits of the sum. Subnormal values of
   /// the format use the unit of its smallest normal value.
-  template <Format To> static Bits smallCode(Bits magnitude) {
+  template <NumberFormat To> static Bits smallCode(Bits magnitude) {
     constexpr Encoding e = encoding(To);
-    constexpr int kLowest = encoding(Format::fp32).bias - e.bias + 1, kDropped = 23 - e.mantissaBits;
+    constexpr int kLowest = encoding(NumberFormat::fp32).bias - e.bias + 1, kDropped = 23 - e.mantissaBits;
     Integers exponent = (Integers)(magnitude & kInfinity);
     exponent = exponent > (kLowest << 23) ? exponent : Integers{} + (kLowest << 23);
     const Floats sum = floats(magnitude) + (Floats)(exponent + (kDropped << 23));
@@ -97,16 +97,17 @@ template <class Machine> struct Lanes {
     return (Bits)(condition ? (Integers)(Bits{} + yes) : (Integers)no);
   }
 
-  template <Format To> static void store(std::byte *at, Floats scaled, Bits value, Overflow overflow, bool stream) {
+  template <NumberFormat To>
+  static void store(std::byte *at, Floats scaled, Bits value, Overflow overflow, bool stream) {
     constexpr Encoding e = encoding(To);
     const Bits magnitude = bits(scaled) & kMagnitude, sign = value & ~kMagnitude;
     const Integers nan = (Integers)magnitude > static_cast<int32_t>(kInfinity);
-    if constexpr (To == Format::fp32) {
+    if constexpr (To == NumberFormat::fp32) {
       Machine::store(at, as<typename Machine::Register>(select(nan, kQuietNan, magnitude) | sign), stream);
-    } else if constexpr (To == Format::fp16) {
+    } else if constexpr (To == NumberFormat::fp16) {
       Machine::store(at, Machine::toHalves(as<typename Machine::Register>(select(nan, kQuietNan, magnitude) | sign)),
                      stream);
-    } else if constexpr (To == Format::bf16) {
+    } else if constexpr (To == NumberFormat::bf16) {
       const Bits rounded = (magnitude + 0x7FFF + (magnitude >> 16 & 1)) >> 16;
       Machine::store(at, Machine::words(as<typename Machine::Register>(select(nan, e.nan, rounded) | sign >> 16)),
                      stream);
@@ -115,9 +116,9 @@ template <class Machine> struct Lanes {
       // E4M3's NaN, and a NaN input is above the limit.
       constexpr uint32_t kSign = e.sign();
       constexpr float kLargest = largest(To);
-      constexpr float kBeyond = To == Format::fp8_e4m3 ? 480 : To == Format::fp8_e5m2 ? 65536 : 6;
+      constexpr float kBeyond = To == NumberFormat::fp8_e4m3 ? 480 : To == NumberFormat::fp8_e5m2 ? 65536 : 6;
       Bits code = smallCode<To>(smaller(magnitude, as<uint32_t>(overflow == Overflow::saturate ? kLargest : kBeyond)));
-      if (To == Format::fp8_e5m2 || (To == Format::fp8_e4m3 && overflow == Overflow::saturate))
+      if (To == NumberFormat::fp8_e5m2 || (To == NumberFormat::fp8_e4m3 && overflow == Overflow::saturate))
         code = select(nan, e.nan, code);
       Machine::store(at, Machine::bytes(as<typename Machine::Register>((code & (kSign - 1)) | sign >> (32 - e.bits))),
                      stream);
@@ -144,7 +145,7 @@ template <class Machine> struct Lanes {
   template <uint64_t Count>
     requires(Count % kPairs == 0)
   static bool storePairs(std::byte *target, const std::byte *source, uint32_t scale, bool stream) {
-    constexpr Encoding e = encoding(Format::fp8_e4m3);
+    constexpr Encoding e = encoding(NumberFormat::fp8_e4m3);
     constexpr uint32_t kBias = static_cast<uint32_t>(e.bias), kDropped = 7 - e.mantissaBits;
     if (scale <= kBias || scale == 255)
       return false;

@@ -15,13 +15,13 @@ struct Single {
   static Floats broadcast(float value) { return value; }
   static Bits maxOfEach(const Bits (&each)[kLanes]) { return each[0]; }
 
-  template <Format From> static Floats load(const std::byte *at) {
+  template <NumberFormat From> static Floats load(const std::byte *at) {
     uint32_t code = 0;
     std::memcpy(&code, at, kItemBytes<From>); // stored elements are little-endian
     return floats(decodeBits<From>(code));
   }
 
-  template <Format To> static void store(std::byte *at, Floats scaled, Bits value, Overflow overflow, bool) {
+  template <NumberFormat To> static void store(std::byte *at, Floats scaled, Bits value, Overflow overflow, bool) {
     const uint32_t code = encodeBits<To>(withSign(scaled, value), overflow);
     std::memcpy(at, &code, kItemBytes<To>);
   }

@@ -1,6 +1,6 @@
 // Row kernels, written once for all levels. `Lanes` is a level's vector of kLanes fp32 values (Floats; Bits as
-// integers): load<Format>(at) decodes; store<Format>(at, scaled, value, overflow, stream) encodes the magnitude of
-// `scaled` with the sign of `value`, because arithmetic on a NaN may lose the sign.
+// integers): load<NumberFormat>(at) decodes; store<NumberFormat>(at, scaled, value, overflow, stream) encodes the
+// magnitude of `scaled` with the sign of `value`, because arithmetic on a NaN may lose the sign.
 //
 // One file for each level includes this header and is compiled for that level. No two of them may share code that is
 // compiled here, so everything is in an unnamed namespace and no functions of the standard library are used.
@@ -25,7 +25,7 @@ template <class To, class From> inline To as(From value) {
 }
 
 /// itemBytes() as a constant: the function would be shared between levels.
-template <Format Of> constexpr uint64_t kItemBytes = itemBytes(Of);
+template <NumberFormat Of> constexpr uint64_t kItemBytes = itemBytes(Of);
 
 /// Elements of a cast that are converted at a time: whole lines of every format.
 constexpr uint64_t kCastChunk = 64;
@@ -60,8 +60,8 @@ template <class Lanes> struct Rows {
   static Bits larger(Bits a, Bits b) { return a > b ? a : b; }
 
   /// Returns the maximum of `most` and the magnitudes of `Count` elements, lane by lane.
-  template <Format From, uint64_t Count> static Bits amaxOf(Bits most, const std::byte *source) {
-    if constexpr (From == Format::bf16 && requires { Lanes::template amaxOfPairs<Count>(source); })
+  template <NumberFormat From, uint64_t Count> static Bits amaxOf(Bits most, const std::byte *source) {
+    if constexpr (From == NumberFormat::bf16 && requires { Lanes::template amaxOfPairs<Count>(source); })
       return larger(most, Lanes::template amaxOfPairs<Count>(source));
     for (uint64_t i = 0; i < Count; i += kLanes)
       most = larger(most, Lanes::bits(Lanes::template load<From>(source + i * kItemBytes<From>)) & kMagnitude);
@@ -69,7 +69,7 @@ template <class Lanes> struct Rows {
   }
 
   /// Loads `Count` elements, applies `scale` to them, and stores them.
-  template <Format From, Format To, uint64_t Count, class Scale>
+  template <NumberFormat From, NumberFormat To, uint64_t Count, class Scale>
   static void convert(std::byte *target, const std::byte *source, Overflow overflow, bool stream, Scale scale) {
     for (uint64_t i = 0; i < Count; i += kLanes) {
       const Floats value = Lanes::template load<From>(source + i * kItemBytes<From>);
@@ -77,7 +77,7 @@ template <class Lanes> struct Rows {
     }
   }
 
-  template <Format From, Format To>
+  template <NumberFormat From, NumberFormat To>
   static void multiply(std::byte *target, const std::byte *source, uint64_t count, float factor, Writing how) {
     walk<kCastChunk, kCastChunk * kItemBytes<To>, kCastChunk * kItemBytes<From>>(
         target, source, count, how.stream,
@@ -87,16 +87,16 @@ template <class Lanes> struct Rows {
         });
   }
 
-  template <Format From>
+  template <NumberFormat From>
   static void divide(std::byte *target, const std::byte *source, uint64_t count, float divisor, Writing how) {
     walk<kCastChunk, kCastChunk, kCastChunk * kItemBytes<From>>(
         target, source, count, how.stream, [divisor](uint64_t, std::byte *to, const std::byte *from, bool past) {
-          convert<From, Format::fp8_e4m3, kCastChunk>(to, from, Overflow::saturate, past,
-                                                      [&](Floats value) { return value / Lanes::broadcast(divisor); });
+          convert<From, NumberFormat::fp8_e4m3, kCastChunk>(
+              to, from, Overflow::saturate, past, [&](Floats value) { return value / Lanes::broadcast(divisor); });
         });
   }
 
-  template <Format From>
+  template <NumberFormat From>
   static uint32_t amax(const std::byte *source, uint64_t rows, uint64_t columns, int64_t stride) {
     Bits most = {};
     for (uint64_t row = 0; row < rows; ++row, source += stride) {
@@ -130,7 +130,7 @@ template <class Lanes> struct Rows {
     static constexpr uint64_t kBlock = static_cast<uint64_t>(formatOf(Of).blockColumns), kGroup = kBlock * kLanes;
     static constexpr uint64_t kPerByte = static_cast<uint64_t>(formatOf(Of).codesPerByte()); // codes
     static constexpr uint64_t kBlockBytes = kBlock / kPerByte;                               // of codes
-    static constexpr Format kCode = numberFormat(formatOf(Of).code);
+    static constexpr NumberFormat kCode = numberFormat(formatOf(Of).code);
     static constexpr float kLargest = largest(kCode);
     static constexpr bool kTensorScale = formatOf(Of).rule == ScaleRule::tensorQuotient;
     static_assert(formatOf(Of).blockRows == 1 && formatOf(Of).scaleBytes() == 1 &&
@@ -140,7 +140,7 @@ template <class Lanes> struct Rows {
   };
 
   /// Returns the amax of each block of a group.
-  template <Format From, uint64_t Block> static Bits amaxOfGroup(const std::byte *source) {
+  template <NumberFormat From, uint64_t Block> static Bits amaxOfGroup(const std::byte *source) {
     Bits each[kLanes];
     for (uint64_t block = 0; block < kLanes; ++block)
       each[block] = amaxOf<From, Block>(Bits{}, source + block * Block * kItemBytes<From>);
@@ -150,7 +150,7 @@ template <class Lanes> struct Rows {
   /// Returns the codes of the least E8M0 scales that bring each amax to the largest value of the codes or below; NaN
   /// for an amax that is not finite. For E4M3, whose largest value is 1.75 * 2^8, the sum rounds the exponent up if the
   /// mantissa is above 1.75.
-  template <Format Code> static Bits powersOfTwo(Bits magnitudes) {
+  template <NumberFormat Code> static Bits powersOfTwo(Bits magnitudes) {
     constexpr Encoding e = encoding(Code);
     constexpr uint32_t kRound = 0x7FFFFF - e.largestMantissa(), kLowered = static_cast<uint32_t>(e.largestExponent());
     const Bits exponents = (magnitudes + kRound) >> 23;
@@ -162,11 +162,11 @@ template <class Lanes> struct Rows {
     magnitudes = magnitudes >= kInfinity ? Bits{} + kQuietNan : magnitudes;
     Floats scale = Lanes::floats(magnitudes) / Lanes::broadcast(Traits<Of>::kLargest * tensorScale);
     scale = scale == 0.0f ? Floats{} + 1.0f : scale;
-    Lanes::template store<Format::fp8_e4m3>(codes, scale, Bits{}, Overflow::saturate, false);
+    Lanes::template store<NumberFormat::fp8_e4m3>(codes, scale, Bits{}, Overflow::saturate, false);
   }
 
   /// Writes the codes of the scales of a group, one byte each.
-  template <Quantization Of, Format From>
+  template <Quantization Of, NumberFormat From>
   static void scalesOfGroup(std::byte *codes, float tensorScale, const std::byte *source) {
     const Bits magnitudes = amaxOfGroup<From, Traits<Of>::kBlock>(source);
     if constexpr (Traits<Of>::kTensorScale) {
@@ -182,11 +182,11 @@ template <class Lanes> struct Rows {
 
   /// Returns the factors that dequantize the blocks of a group of a format with tensor scales.
   static Floats factors(const std::byte *scales, float tensorScale) {
-    return Lanes::template load<Format::fp8_e4m3>(scales) * Lanes::broadcast(tensorScale);
+    return Lanes::template load<NumberFormat::fp8_e4m3>(scales) * Lanes::broadcast(tensorScale);
   }
 
   /// Writes the codes of a block whose elements are given by `scale`. Two 4-bit codes are stored in a byte.
-  template <Quantization Of, Format From, class Scale>
+  template <Quantization Of, NumberFormat From, class Scale>
   static void storeBlock(std::byte *target, const std::byte *source, bool stream, Scale scale) {
     constexpr uint64_t kBlock = Traits<Of>::kBlock;
     if constexpr (Traits<Of>::kPerByte == 1) {
@@ -202,7 +202,7 @@ template <class Lanes> struct Rows {
 
   /// Writes the elements of a block whose E8M0 scale has this code. The inverse of code 254 is subnormal; powersOfTwo
   /// never gives that code, but given scales may contain it.
-  template <Quantization Of, Format From>
+  template <Quantization Of, NumberFormat From>
   static void e8m0Block(std::byte *target, const std::byte *source, uint32_t code, bool stream) {
     const Floats inverse = Lanes::broadcast(as<float>(code == 255   ? kQuietNan
                                                       : code == 254 ? 1u << 22
@@ -211,13 +211,13 @@ template <class Lanes> struct Rows {
   }
 
   /// A separate function, so that its constants use no registers in a loop that rarely calls it.
-  template <Quantization Of, Format From>
+  template <Quantization Of, NumberFormat From>
   [[gnu::noinline]] static void e8m0BlockApart(std::byte *target, const std::byte *source, uint32_t code, bool stream) {
     e8m0Block<Of, From>(target, source, code, stream);
   }
 
   /// Quantizes a group of a format with E8M0 scales, which begins `left` elements before the end of the row.
-  template <Quantization Of, Format From>
+  template <Quantization Of, NumberFormat From>
   static void e8m0Group(std::byte *target, BlockScales scales, const std::byte *source, uint64_t left, bool stream) {
     constexpr uint64_t kBlock = Traits<Of>::kBlock;
     const uint64_t blocks = blocksOfGroup(kBlock, left);
@@ -228,7 +228,7 @@ template <class Lanes> struct Rows {
       scales.scales[block] = static_cast<std::byte>(code[block]);
       std::byte *const to = target + block * Traits<Of>::kBlockBytes;
       const std::byte *const from = source + block * kBlock * kItemBytes<From>;
-      if constexpr (From == Format::bf16 && Traits<Of>::kCode == Format::fp8_e4m3 &&
+      if constexpr (From == NumberFormat::bf16 && Traits<Of>::kCode == NumberFormat::fp8_e4m3 &&
                     requires { Lanes::template storePairs<kBlock>(to, from, 0, stream); }) {
         if (!Lanes::template storePairs<kBlock>(to, from, code[block], stream))
           e8m0BlockApart<Of, From>(to, from, code[block], stream);
@@ -239,7 +239,7 @@ template <class Lanes> struct Rows {
   }
 
   /// The same with E4M3 scales and a tensor scale.
-  template <Quantization Of, Format From>
+  template <Quantization Of, NumberFormat From>
   static void tensorGroup(std::byte *target, BlockScales scales, const std::byte *source, uint64_t left, bool stream) {
     constexpr uint64_t kBlock = Traits<Of>::kBlock;
     const uint64_t blocks = blocksOfGroup(kBlock, left);
@@ -257,7 +257,7 @@ template <class Lanes> struct Rows {
     }
   }
 
-  template <Quantization Of, Format From>
+  template <Quantization Of, NumberFormat From>
   static void quantize(std::byte *target, BlockScales scales, const std::byte *source, uint64_t count, bool stream) {
     constexpr uint64_t kGroup = Traits<Of>::kGroup, kPerByte = Traits<Of>::kPerByte;
     walk<kGroup, kGroup / kPerByte, kGroup * kItemBytes<From>>(
@@ -273,7 +273,7 @@ template <class Lanes> struct Rows {
       target[count / 2] = static_cast<std::byte>(static_cast<uint8_t>(target[count / 2]) & 0x0F);
   }
 
-  template <Quantization Of, Format From>
+  template <Quantization Of, NumberFormat From>
   static void computeScales(BlockScales scales, const std::byte *source, uint64_t count) {
     constexpr uint64_t kGroup = Traits<Of>::kGroup;
     walk<kGroup, kLanes, kGroup * kItemBytes<From>>(
@@ -284,7 +284,7 @@ template <class Lanes> struct Rows {
   }
 
   /// Writes the codes as quantize does, with given scales.
-  template <Quantization Of, Format From>
+  template <Quantization Of, NumberFormat From>
   static void quantizeWithScales(std::byte *target, BlockScales scales, const std::byte *source, uint64_t count,
                                  bool stream) {
     constexpr uint64_t kBlock = Traits<Of>::kBlock;
@@ -296,7 +296,7 @@ template <class Lanes> struct Rows {
   }
 
   /// Writes the elements of a block: its codes times `factor`.
-  template <Quantization Of, Format To>
+  template <Quantization Of, NumberFormat To>
   static void loadBlock(std::byte *target, const std::byte *source, Floats factor, bool stream) {
     constexpr uint64_t kBlock = Traits<Of>::kBlock;
     auto scale = [&](Floats value) { return value * factor; };
@@ -313,7 +313,7 @@ template <class Lanes> struct Rows {
     }
   }
 
-  template <Quantization Of, Format To>
+  template <Quantization Of, NumberFormat To>
   static void dequantize(std::byte *target, BlockScales scales, const std::byte *source, uint64_t count, bool stream) {
     constexpr uint64_t kBlock = Traits<Of>::kBlock, kBytes = Traits<Of>::kBlockBytes, kGroup = Traits<Of>::kGroup;
     if constexpr (Traits<Of>::kTensorScale)
@@ -344,7 +344,7 @@ template <class Lanes> struct Rows {
   }
 
   template <Quantization Of> static constexpr BlockKernels blockKernels() {
-    using enum Format;
+    using enum NumberFormat;
     if constexpr (formatOf(Of).blockRows > 1) {
       return {};
     } else {
@@ -370,7 +370,7 @@ template <class Lanes> struct Rows {
   }
 
   static constexpr ConvertKernels table() {
-    using enum Format;
+    using enum NumberFormat;
     ConvertKernels kernels = {
         {{nullptr, multiply<fp32, bf16>, multiply<fp32, fp16>, multiply<fp32, fp8_e4m3>, multiply<fp32, fp8_e5m2>},
          {multiply<bf16, fp32>, nullptr, multiply<bf16, fp16>, multiply<bf16, fp8_e4m3>, multiply<bf16, fp8_e5m2>},

@@ -12,7 +12,7 @@ struct StorageForm {
   /// that are stored as plain elements; read only.
   enum class Kind : uint8_t { plain, cast, elements, codes };
   Kind kind = Kind::plain;
-  Format sent = Format::fp32, stored = Format::fp32;
+  NumberFormat sent = NumberFormat::fp32, stored = NumberFormat::fp32;
   uint64_t block = 1; ///< bytes, as sent, that must be written together
 
   explicit operator bool() const { return kind != Kind::plain; }
@@ -28,7 +28,9 @@ struct StorageForm {
 };
 
 /// Returns the storage form of a cast from one format to another.
-inline StorageForm castForm(Format from, Format to) { return {StorageForm::Kind::cast, from, to, itemBytes(from)}; }
+inline StorageForm castForm(NumberFormat from, NumberFormat to) {
+  return {StorageForm::Kind::cast, from, to, itemBytes(from)};
+}
 
 /// The matrices of a param of form `elements` or `codes`. An element's address, relative to `begin`, only encodes its
 /// index; it is not dereferenced.

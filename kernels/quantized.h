@@ -32,7 +32,7 @@ constexpr uint64_t divideUp(uint64_t count, uint64_t power) { return divide(coun
 /// have one row, the columns are a multiple of the block. Elements are numbered across all matrices, row by row.
 struct Quantized {
   Quantization format = Quantization::mxfp8;
-  Format wide = Format::bf16; ///< format of the elements: fp32, bf16 or fp16
+  NumberFormat wide = NumberFormat::bf16; ///< format of the elements: fp32, bf16 or fp16
   ScaleLayout layout = ScaleLayout::plain;
   uint64_t matrices = 1, rows = 0, columns = 0;
   std::byte *codes = nullptr;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/kernels.h"
-#include "kernels/stream.h"
+#include "kernels/streaming_stores.h"
 
 namespace reshard::kernels {
 

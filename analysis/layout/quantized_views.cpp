@@ -144,7 +144,7 @@ std::vector<Bytes> writeView(const Endpoint &endpoint, uint32_t number, uint32_t
 }
 
 float amaxOf(DType type, const std::byte *elements, int64_t count) {
-  return kernels::amax(kernels::formatNamed(dtypeName(type)).value(), elements,
+  return kernels::amax(kernels::numberFormatNamed(dtypeName(type)).value(), elements,
                        {1, static_cast<uint64_t>(count), 0, 0});
 }
 

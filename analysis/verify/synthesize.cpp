@@ -3,7 +3,7 @@
 #include "analysis/flatbuffer_vectors.h"
 #include "analysis/verify/tensor_instances.h"
 #include "executor/view_jobs.h"
-#include "kernels/formats.h"
+#include "kernels/number_formats.h"
 
 #include <algorithm>
 #include <cstring>
@@ -51,7 +51,7 @@ SynthesizedValues::SynthesizedValues(const Manifest &manifest, const Param &of)
       cast = cast || each->storage_dtype();
       quantized = quantized || each->view();
     }
-  const auto format = kernels::formatNamed(dtypeName(sentDtype));
+  const auto format = kernels::numberFormatNamed(dtypeName(sentDtype));
   if (!(cast || quantized) || !format)
     return;
   const kernels::Encoding encoding = kernels::encoding(*format);
@@ -93,8 +93,8 @@ void fill(std::byte *memory, const ElementRange &range, uint64_t key, const Synt
 }
 
 uint64_t castCode(const Param &param, uint64_t code) {
-  const auto from = kernels::formatNamed(dtypeName(param.dtype())),
-             to = kernels::formatNamed(dtypeName(storageDtypeOf(param)));
+  const auto from = kernels::numberFormatNamed(dtypeName(param.dtype())),
+             to = kernels::numberFormatNamed(dtypeName(storageDtypeOf(param)));
   return kernels::encode(to.value(), kernels::decode(from.value(), static_cast<uint32_t>(code)),
                          kernels::Overflow::saturate);
 }

@@ -61,7 +61,7 @@ MORE = {
     "tools/compile.cpp": ("compiler/", "ir/"),
     "tools/inspect.cpp": ("yaml/topology.h",),
     "analysis/layout/quantized_views.cpp": ("kernels/quantized.h",),
-    "analysis/verify/synthesize.cpp": ("kernels/formats.h",),
+    "analysis/verify/synthesize.cpp": ("kernels/number_formats.h",),
 }
 LESS = {
     "analysis/verify/regular_sets.cpp": ("analysis/verify/regular_sets.h",),

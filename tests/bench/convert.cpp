@@ -36,7 +36,7 @@ std::byte *touched(uint64_t bytes) {
 }
 
 /// Fills memory with a normal distribution as wide as that of usual weights, in fp32 or bf16.
-void fillWeights(std::byte *source, Format format) {
+void fillWeights(std::byte *source, NumberFormat format) {
   constexpr uint64_t kPeriod = 1 << 20; // repeated, because drawing all values would take longer than the benchmark
   std::mt19937_64 random(1);
   std::normal_distribution<float> weight(0, 0.02f);
@@ -58,7 +58,7 @@ double median(std::vector<double> values) {
 
 struct Case {
   const char *name;
-  Format source;
+  NumberFormat source;
   std::function<void(const Memory &, uint64_t count, ConvertOptions)> convert;
 };
 
@@ -92,7 +92,7 @@ void paired(benchmark::State &state, const Case &each, Level level) {
 BlockMatrix matrix(Quantization format, const Memory &m, uint64_t count, bool quantizes) {
   const uint64_t columns = formatOf(format).blockRows > 1 ? kColumns : count;
   return {.format = format,
-          .wide = Format::bf16,
+          .wide = NumberFormat::bf16,
           .rows = count / columns,
           .columns = columns,
           .wideStride = static_cast<int64_t>(columns * 2),
@@ -103,22 +103,22 @@ BlockMatrix matrix(Quantization format, const Memory &m, uint64_t count, bool qu
 
 /// Quantizes bf16 elements.
 Case quantizing(const char *name, Quantization format) {
-  return {name, Format::bf16, [format](const Memory &m, uint64_t count, ConvertOptions how) {
+  return {name, NumberFormat::bf16, [format](const Memory &m, uint64_t count, ConvertOptions how) {
             BlockMatrix target = matrix(format, m, count, true);
             if (formatOf(format).rule == ScaleRule::tensorQuotient) // both passes: the amax, then the codes
-              target.tensorScale = nvfp4TensorScale(amax(Format::bf16, m.source, {1, count, 0, 0}, how));
+              target.tensorScale = nvfp4TensorScale(amax(NumberFormat::bf16, m.source, {1, count, 0, 0}, how));
             quantize(target, m.source, how);
           }};
 }
 
 /// Dequantizes to bf16. A byte has one or two codes.
 Case dequantizing(const char *name, Quantization format) {
-  return {name, Format::fp8_e4m3, [format](const Memory &m, uint64_t count, ConvertOptions how) {
+  return {name, NumberFormat::fp8_e4m3, [format](const Memory &m, uint64_t count, ConvertOptions how) {
             dequantize(matrix(format, m, count, false), m.target, how);
           }};
 }
 
-Case casting(const char *name, Format from, Format to) {
+Case casting(const char *name, NumberFormat from, NumberFormat to) {
   return {name, from, [from, to](const Memory &m, uint64_t count, ConvertOptions how) {
             cast({.to = to,
                   .target = m.target,
@@ -133,8 +133,8 @@ Case casting(const char *name, Format from, Format to) {
 const std::vector<Case> &cases() {
   static const std::vector<Case> all = {
       quantizing("bf16-to-mxfp8", Quantization::mxfp8),
-      casting("bf16-to-fp8_e4m3", Format::bf16, Format::fp8_e4m3),
-      casting("fp32-to-bf16", Format::fp32, Format::bf16),
+      casting("bf16-to-fp8_e4m3", NumberFormat::bf16, NumberFormat::fp8_e4m3),
+      casting("fp32-to-bf16", NumberFormat::fp32, NumberFormat::bf16),
       dequantizing("mxfp8-to-bf16", Quantization::mxfp8),
       quantizing("bf16-to-block-fp8", Quantization::block_fp8),
       quantizing("bf16-to-nvfp4", Quantization::nvfp4),

@@ -143,7 +143,7 @@ void fillWeights(const std::vector<Bound> &params) {
   std::normal_distribution<float> weight(0, 0.02f);
   std::vector<uint16_t> weights(kPeriod);
   for (uint16_t &each : weights)
-    each = static_cast<uint16_t>(encode(Format::bf16, weight(random), Overflow::saturate));
+    each = static_cast<uint16_t>(encode(NumberFormat::bf16, weight(random), Overflow::saturate));
   for (const Bound &param : params)
     for (size_t at = 0; at < param.bytes(); at += kPeriod * sizeof(uint16_t))
       std::memcpy(param.memory + at, weights.data(), std::min(param.bytes() - at, kPeriod * sizeof(uint16_t)));

@@ -157,24 +157,25 @@ bool benchConversions(Device &memory) {
   const auto source = reinterpret_cast<uint64_t>(wide), target = reinterpret_cast<uint64_t>(stored);
   Strided all;
   all.rowBytes = kElements * 2;
-  for (const auto &[what, to] : {std::pair("to fp32", Format::fp32), std::pair("to fp16", Format::fp16),
-                                 std::pair("to fp8_e4m3", Format::fp8_e4m3)}) {
+  for (const auto &[what, to] : {std::pair("to fp32", NumberFormat::fp32), std::pair("to fp16", NumberFormat::fp16),
+                                 std::pair("to fp8_e4m3", NumberFormat::fp8_e4m3)}) {
     ConversionTable table;
-    table.add(target, source, all, {{}, castForm(Format::bf16, to), nullptr, nullptr}, {0, all.rowBytes});
+    table.add(target, source, all, {{}, castForm(NumberFormat::bf16, to), nullptr, nullptr}, {0, all.rowBytes});
     compareWith(what, kElements * (2 + itemBytes(to)), table);
   }
   const std::pair<const char *, Quantized> kinds[] = {
-      {"mxfp8", {Quantization::mxfp8, Format::bf16, ScaleLayout::plain, 1, kRows, kColumns, stored, scales, scales}},
+      {"mxfp8",
+       {Quantization::mxfp8, NumberFormat::bf16, ScaleLayout::plain, 1, kRows, kColumns, stored, scales, scales}},
       {"mxfp8, swizzled",
-       {Quantization::mxfp8, Format::bf16, ScaleLayout::swizzled, 1, kRows, kColumns, stored, scales, scales}},
+       {Quantization::mxfp8, NumberFormat::bf16, ScaleLayout::swizzled, 1, kRows, kColumns, stored, scales, scales}},
       {"block_fp8",
-       {Quantization::block_fp8, Format::bf16, ScaleLayout::plain, 1, kRows, kColumns, stored, scales, scales}},
+       {Quantization::block_fp8, NumberFormat::bf16, ScaleLayout::plain, 1, kRows, kColumns, stored, scales, scales}},
       {"nvfp4",
-       {Quantization::nvfp4, Format::bf16, ScaleLayout::plain, 1, kRows, kColumns, stored, scales,
+       {Quantization::nvfp4, NumberFormat::bf16, ScaleLayout::plain, 1, kRows, kColumns, stored, scales,
         scales + kElements / 8}}};
   for (const auto &[name, matrices] : kinds) {
     const ViewBase base{matrices, stored};
-    const StorageForm form{StorageForm::Kind::elements, Format::bf16, Format::fp8_e4m3, 2};
+    const StorageForm form{StorageForm::Kind::elements, NumberFormat::bf16, NumberFormat::fp8_e4m3, 2};
     const uint64_t bytes = kElements * 2 + matrices.codeBytes() + matrices.scaleBytes();
     ConversionTable quantize, dequantize;
     quantize.add(target, source, all, {{}, form, nullptr, &base}, {0, all.rowBytes});

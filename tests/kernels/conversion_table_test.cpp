@@ -37,7 +37,7 @@ private:
 };
 
 /// Random elements of a format: many magnitudes, some values that are not finite, some ranges of zeros.
-void fillElements(std::mt19937_64 &random, Format format, std::byte *to, uint64_t count) {
+void fillElements(std::mt19937_64 &random, NumberFormat format, std::byte *to, uint64_t count) {
   const uint64_t item = itemBytes(format);
   const bool strange = random() % 4 == 0, any = random() % 3 == 0;
   for (uint64_t i = 0; i < count; ++i) {
@@ -72,7 +72,7 @@ ScaleLayout anyLayout(std::mt19937_64 &random, Quantization format) {
 
 /// Quantized matrices with their memory.
 struct Matrices {
-  Matrices(std::mt19937_64 &random, Quantization format, Format wide, bool filled)
+  Matrices(std::mt19937_64 &random, Quantization format, NumberFormat wide, bool filled)
       : quantized{format,
                   wide,
                   anyLayout(random, format),
@@ -94,7 +94,7 @@ struct Matrices {
       for (uint64_t i = 0; i < quantized.matrices * quantized.scaleBytes(); ++i)
         quantized.scales[i] = static_cast<std::byte>(random());
       if (formatOf(format).scale == ScaleFormat::fp32)
-        fillElements(random, Format::fp32, quantized.scales, quantized.matrices * quantized.scaleBytes() / 4);
+        fillElements(random, NumberFormat::fp32, quantized.scales, quantized.matrices * quantized.scaleBytes() / 4);
     }
     for (uint64_t m = 0; m < quantized.matrices; ++m) {
       const float scale = random() % 16 == 0 ? NAN
@@ -112,8 +112,8 @@ struct Matrices {
   Memory codes, scales, tensorScales;
 };
 
-Format anyFormat(std::mt19937_64 &random, int count) {
-  return static_cast<Format>(random() % static_cast<uint64_t>(count));
+NumberFormat anyFormat(std::mt19937_64 &random, int count) {
+  return static_cast<NumberFormat>(random() % static_cast<uint64_t>(count));
 }
 
 /// A rectangle of matrices, or a run through several rows, whose first column and width are multiples of `unit`;
@@ -156,7 +156,7 @@ struct Random {
   explicit Random(uint64_t seed) : random(seed) {
     using Kind = StorageForm::Kind;
     const bool quantizes = random() % 2, reads = random() % 3 > 0;
-    Format wide = anyFormat(random, 3);
+    NumberFormat wide = anyFormat(random, 3);
     auto format = anyQuantization(random);
     uint64_t width = 0, count = 1;
     if (quantizes && random() % 4 == 0) { // blocks of several rows: whole rows of blocks
@@ -172,7 +172,7 @@ struct Random {
       one.what = "quantizes rows of blocks " + std::to_string(static_cast<int>(format));
       base[1] = {q, q.codes};
       one.conversion.to = &base[1];
-      one.conversion.write = {Kind::elements, wide, Format::fp8_e4m3, itemBytes(wide)};
+      one.conversion.write = {Kind::elements, wide, NumberFormat::fp8_e4m3, itemBytes(wide)};
       one.shape.rowBytes = (element(last) - element(first)) * itemBytes(wide);
       one.unit = one.shape.rowBytes;
       one.target = q.codes + element(first);
@@ -188,7 +188,8 @@ struct Random {
       const Rectangle part(random, q, blockShape(format).columns);
       base[1] = {q, q.codes};
       one.conversion.to = &base[1];
-      one.conversion.write = {Kind::elements, wide, Format::fp8_e4m3, itemBytes(wide) * blockShape(format).columns};
+      one.conversion.write = {Kind::elements, wide, NumberFormat::fp8_e4m3,
+                              itemBytes(wide) * blockShape(format).columns};
       width = part.width;
       count = part.count;
       one.target = q.codes + part.first;
@@ -221,12 +222,12 @@ struct Random {
         one.source = q.codes + part.first;
         one.shape.loops[0].sourceStride = static_cast<int64_t>(part.step);
       }
-      one.conversion.read = {Kind::elements, wide, Format::fp8_e4m3, itemBytes(wide)};
+      one.conversion.read = {Kind::elements, wide, NumberFormat::fp8_e4m3, itemBytes(wide)};
       base[0] = {q, q.codes};
       if (codes) {
         plain.emplace_back(random, q.elements() * itemBytes(wide));
         fillElements(random, wide, plain[0].begin(), q.elements());
-        one.conversion.read = {Kind::codes, Format::fp8_e4m3, wide, 1};
+        one.conversion.read = {Kind::codes, NumberFormat::fp8_e4m3, wide, 1};
         one.source = plain[0].begin() + (one.source - q.codes) * static_cast<int64_t>(itemBytes(wide));
         one.shape.loops[0].sourceStride *= static_cast<int64_t>(itemBytes(wide));
         base[0] = {q, plain[0].begin()};
@@ -235,13 +236,13 @@ struct Random {
       one.what += codes ? " codes" : " dequantizes";
       one.unit = std::max(one.unit, one.conversion.read.item());
       if (!quantizes && !codes && random() % 2) {
-        Format other = anyFormat(random, 5);
-        other = other == wide ? static_cast<Format>((static_cast<int>(wide) + 1) % 5) : other;
+        NumberFormat other = anyFormat(random, 5);
+        other = other == wide ? static_cast<NumberFormat>((static_cast<int>(wide) + 1) % 5) : other;
         one.conversion.write = castForm(wide, other);
       }
     } else if (!quantizes) {
       wide = anyFormat(random, 5);
-      const auto other = static_cast<Format>((static_cast<uint64_t>(wide) + 1 + random() % 4) % 5);
+      const auto other = static_cast<NumberFormat>((static_cast<uint64_t>(wide) + 1 + random() % 4) % 5);
       one.conversion.write = castForm(wide, other);
       one.unit = itemBytes(wide);
       width = 1 + random() % 300;
@@ -314,8 +315,8 @@ INSTANTIATE_TEST_SUITE_P(Code, ConversionTables, testing::Bool(),
 } // namespace
 
 TEST(Codes, EqualTheFormats) {
-  auto check = []<Format Of>(std::integral_constant<Format, Of>) {
-    const uint32_t codes = Of == Format::fp32 ? 0 : 1u << encoding(Of).bits;
+  auto check = []<NumberFormat Of>(std::integral_constant<NumberFormat, Of>) {
+    const uint32_t codes = Of == NumberFormat::fp32 ? 0 : 1u << encoding(Of).bits;
     for (uint32_t code = 0; code < codes; ++code) {
       const float value = decode(Of, code), mine = std::bit_cast<float>(decodeBits<Of>(code));
       ASSERT_TRUE(std::isnan(value) ? std::isnan(mine) && std::signbit(value) == std::signbit(mine)
@@ -330,12 +331,12 @@ TEST(Codes, EqualTheFormats) {
               << std::hex << bits << " to format " << static_cast<int>(Of);
         }
   };
-  check(std::integral_constant<Format, Format::fp32>());
-  check(std::integral_constant<Format, Format::bf16>());
-  check(std::integral_constant<Format, Format::fp16>());
-  check(std::integral_constant<Format, Format::fp8_e4m3>());
-  check(std::integral_constant<Format, Format::fp8_e5m2>());
-  check(std::integral_constant<Format, Format::fp4_e2m1>());
+  check(std::integral_constant<NumberFormat, NumberFormat::fp32>());
+  check(std::integral_constant<NumberFormat, NumberFormat::bf16>());
+  check(std::integral_constant<NumberFormat, NumberFormat::fp16>());
+  check(std::integral_constant<NumberFormat, NumberFormat::fp8_e4m3>());
+  check(std::integral_constant<NumberFormat, NumberFormat::fp8_e5m2>());
+  check(std::integral_constant<NumberFormat, NumberFormat::fp4_e2m1>());
 }
 
 TEST_P(ConversionTables, WarpsEqualTheCpuKernels) {
@@ -382,9 +383,10 @@ TEST_P(ConversionTables, CastsOfEveryBf16Value) {
   std::vector<uint16_t> values(kCount);
   for (uint64_t i = 0; i < kCount; ++i)
     values[i] = static_cast<uint16_t>(i * 40503); // an odd factor: every value once, in mixed order
-  for (const Format other : {Format::fp32, Format::fp16, Format::fp8_e4m3, Format::fp8_e5m2}) {
+  for (const NumberFormat other :
+       {NumberFormat::fp32, NumberFormat::fp16, NumberFormat::fp8_e4m3, NumberFormat::fp8_e5m2}) {
     Conversion conversion;
-    conversion.write = castForm(Format::bf16, other);
+    conversion.write = castForm(NumberFormat::bf16, other);
     Strided shape;
     shape.rowBytes = 2 * kCount;
     const auto *source = reinterpret_cast<const std::byte *>(values.data());
@@ -401,7 +403,7 @@ TEST_P(ConversionTables, ScalesOnlyAndScaleLayouts) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     std::mt19937_64 random(seed);
     const auto format = static_cast<Quantization>(seed % std::size(kQuantizedFormats));
-    const Format wide = anyFormat(random, 3);
+    const NumberFormat wide = anyFormat(random, 3);
     Matrices matrices(random, format, wide, false);
     Memory elements(random, matrices.quantized.elements() * itemBytes(wide));
     fillElements(random, wide, elements.begin(), matrices.quantized.elements());
@@ -440,7 +442,7 @@ TEST_P(ConversionTables, ScalesOnlyAndScaleLayouts) {
 TEST_P(ConversionTables, AmaxAndTensorScales) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     std::mt19937_64 random(seed);
-    const Format wide = anyFormat(random, 3);
+    const NumberFormat wide = anyFormat(random, 3);
     const uint64_t item = itemBytes(wide);
     Matrices matrices(random, static_cast<Quantization>(seed % std::size(kQuantizedFormats)), wide, true);
     const Quantized &q = matrices.quantized;

@@ -13,7 +13,7 @@ ConvertOptions at(int level) { return {.stream = true, .level = static_cast<Leve
 BlockMatrix matrix(int format, int wide, const int64_t shape[4], std::byte *codes, std::byte *scales,
                    float tensorScale) {
   return {static_cast<Quantization>(format),
-          static_cast<Format>(wide),
+          static_cast<NumberFormat>(wide),
           static_cast<uint64_t>(shape[0]),
           static_cast<uint64_t>(shape[1]),
           shape[2],
@@ -35,7 +35,8 @@ int convert_levels() { return static_cast<int>(cpuLevel()) + 1; }
 
 void convert_cast(int level, int to, std::byte *target, int from, const std::byte *source, uint64_t count,
                   int overflow) {
-  cast({static_cast<Format>(to), target, static_cast<Format>(from), source, count, static_cast<Overflow>(overflow)},
+  cast({static_cast<NumberFormat>(to), target, static_cast<NumberFormat>(from), source, count,
+        static_cast<Overflow>(overflow)},
        at(level));
 }
 
@@ -51,7 +52,7 @@ void convert_dequantize(int level, int format, int wide, const int64_t shape[4],
 }
 
 float convert_amax(int level, int wide, const std::byte *source, uint64_t count) {
-  return amax(static_cast<Format>(wide), source, {1, count, 0, 0}, at(level));
+  return amax(static_cast<NumberFormat>(wide), source, {1, count, 0, 0}, at(level));
 }
 
 float convert_nvfp4_tensor_scale(float amax) { return nvfp4TensorScale(amax); }

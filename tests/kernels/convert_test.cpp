@@ -25,7 +25,8 @@ using namespace reshard::test;
 
 namespace {
 
-constexpr Format kStored[] = {Format::fp32, Format::bf16, Format::fp16, Format::fp8_e4m3, Format::fp8_e5m2};
+constexpr NumberFormat kStored[] = {NumberFormat::fp32, NumberFormat::bf16, NumberFormat::fp16, NumberFormat::fp8_e4m3,
+                                    NumberFormat::fp8_e5m2};
 
 /// Samples of fp32: every exponent and sign, values around the ties of each narrower format, and random bits.
 std::vector<float> floatSample() {
@@ -49,8 +50,8 @@ std::vector<float> floatSample() {
 }
 
 /// All codes of a format; the sample for fp32.
-Bytes everyCode(Format format) {
-  if (format == Format::fp32) {
+Bytes everyCode(NumberFormat format) {
+  if (format == NumberFormat::fp32) {
     const std::vector<float> values = floatSample();
     Bytes bytes(values.size() * sizeof(float));
     std::memcpy(bytes.data(), values.data(), bytes.size());
@@ -64,7 +65,7 @@ Bytes everyCode(Format format) {
 }
 
 /// Elements whose magnitudes are similar within a block; some are zero, extreme or not finite.
-Bytes randomElements(std::mt19937_64 &random, Format format, uint64_t count) {
+Bytes randomElements(std::mt19937_64 &random, NumberFormat format, uint64_t count) {
   Bytes bytes(count * itemBytes(format));
   std::normal_distribution<float> normal;
   const bool strange = random() % 3 == 0; // else no block of many elements would be finite
@@ -84,17 +85,18 @@ Bytes randomElements(std::mt19937_64 &random, Format format, uint64_t count) {
 } // namespace
 
 TEST(Formats, CodesRoundTrip) {
-  for (const Format format : {Format::bf16, Format::fp16, Format::fp8_e4m3, Format::fp8_e5m2, Format::fp4_e2m1})
+  for (const NumberFormat format :
+       {NumberFormat::bf16, NumberFormat::fp16, NumberFormat::fp8_e4m3, NumberFormat::fp8_e5m2, NumberFormat::fp4_e2m1})
     for (uint32_t code = 0; code < 1u << encoding(format).bits; ++code) {
       const float value = decode(format, code);
       const uint32_t sign = code & encoding(format).sign();
       ASSERT_EQ(encode(format, value, Overflow::infinity), std::isnan(value) ? sign | encoding(format).nan : code)
           << code;
     }
-  EXPECT_EQ(decode(Format::fp8_e4m3, 0x7E), 448);
-  EXPECT_EQ(decode(Format::fp8_e5m2, 0x7B), 57344);
-  EXPECT_EQ(decode(Format::fp4_e2m1, 0xF), -6);
-  EXPECT_EQ(decode(Format::fp8_e4m3, 1), 0x1p-9f);
+  EXPECT_EQ(decode(NumberFormat::fp8_e4m3, 0x7E), 448);
+  EXPECT_EQ(decode(NumberFormat::fp8_e5m2, 0x7B), 57344);
+  EXPECT_EQ(decode(NumberFormat::fp4_e2m1, 0xF), -6);
+  EXPECT_EQ(decode(NumberFormat::fp8_e4m3, 1), 0x1p-9f);
   EXPECT_EQ(decodeE8m0(0), 0x1p-127f);
   EXPECT_EQ(decodeE8m0(254), 0x1p127f);
   EXPECT_TRUE(std::isnan(decodeE8m0(255)));
@@ -102,14 +104,14 @@ TEST(Formats, CodesRoundTrip) {
 
 TEST(Formats, Overflow) {
   for (const float value : {465.0f, 1e30f, INFINITY}) {
-    EXPECT_EQ(encode(Format::fp8_e4m3, -value, Overflow::saturate), 0xFEu);
-    EXPECT_EQ(encode(Format::fp8_e4m3, -value, Overflow::infinity), 0xFFu);
-    EXPECT_EQ(encode(Format::fp4_e2m1, -value, Overflow::infinity), 0xFu);
+    EXPECT_EQ(encode(NumberFormat::fp8_e4m3, -value, Overflow::saturate), 0xFEu);
+    EXPECT_EQ(encode(NumberFormat::fp8_e4m3, -value, Overflow::infinity), 0xFFu);
+    EXPECT_EQ(encode(NumberFormat::fp4_e2m1, -value, Overflow::infinity), 0xFu);
   }
-  EXPECT_EQ(encode(Format::fp8_e4m3, 464, Overflow::infinity), 0x7Eu); // halfway between 448 and 480; 448 is even
-  EXPECT_EQ(encode(Format::fp8_e5m2, 61440, Overflow::saturate), 0x7Bu);
-  EXPECT_EQ(encode(Format::fp8_e5m2, 61440, Overflow::infinity), 0x7Cu);
-  EXPECT_EQ(encode(Format::fp16, 1e6, Overflow::saturate), 0x7C00u);
+  EXPECT_EQ(encode(NumberFormat::fp8_e4m3, 464, Overflow::infinity), 0x7Eu); // halfway between 448 and 480; 448 is even
+  EXPECT_EQ(encode(NumberFormat::fp8_e5m2, 61440, Overflow::saturate), 0x7Bu);
+  EXPECT_EQ(encode(NumberFormat::fp8_e5m2, 61440, Overflow::infinity), 0x7Cu);
+  EXPECT_EQ(encode(NumberFormat::fp16, 1e6, Overflow::saturate), 0x7C00u);
 }
 
 TEST(Formats, EqualCudaHeaders) {
@@ -121,39 +123,41 @@ TEST(Formats, EqualCudaHeaders) {
     std::memcpy(&bits, &value, sizeof(bits));
     return static_cast<uint32_t>(bits);
   };
-  auto same = [](Format format, uint32_t ours, uint32_t theirs) { // CUDA's NaNs have other payloads
+  auto same = [](NumberFormat format, uint32_t ours, uint32_t theirs) { // CUDA's NaNs have other payloads
     return ours == theirs || (std::isnan(decode(format, ours)) && std::isnan(decode(format, theirs)));
   };
   auto check = [&](float value) {
-    ASSERT_TRUE(same(Format::bf16, encode(Format::bf16, value, Overflow::saturate), raw(__float2bfloat16_rn(value))))
+    ASSERT_TRUE(same(NumberFormat::bf16, encode(NumberFormat::bf16, value, Overflow::saturate),
+                     raw(__float2bfloat16_rn(value))))
         << value;
-    ASSERT_TRUE(same(Format::fp16, encode(Format::fp16, value, Overflow::saturate), raw(__float2half_rn(value))))
+    ASSERT_TRUE(
+        same(NumberFormat::fp16, encode(NumberFormat::fp16, value, Overflow::saturate), raw(__float2half_rn(value))))
         << value;
     for (const Overflow overflow : {Overflow::saturate, Overflow::infinity}) {
       const auto saturation = overflow == Overflow::saturate ? __NV_SATFINITE : __NV_NOSAT;
-      ASSERT_TRUE(same(Format::fp8_e4m3, encode(Format::fp8_e4m3, value, overflow),
+      ASSERT_TRUE(same(NumberFormat::fp8_e4m3, encode(NumberFormat::fp8_e4m3, value, overflow),
                        __nv_cvt_float_to_fp8(value, saturation, __NV_E4M3)))
           << value;
-      ASSERT_TRUE(same(Format::fp8_e5m2, encode(Format::fp8_e5m2, value, overflow),
+      ASSERT_TRUE(same(NumberFormat::fp8_e5m2, encode(NumberFormat::fp8_e5m2, value, overflow),
                        __nv_cvt_float_to_fp8(value, saturation, __NV_E5M2)))
           << value;
     }
     const uint32_t sign = std::signbit(value) ? 0x80 : 0; // CUDA's NaN has no sign; kernels/conversion_kernel.h adds it
-    ASSERT_EQ(encode(Format::fp8_e4m3, value, Overflow::saturate),
+    ASSERT_EQ(encode(NumberFormat::fp8_e4m3, value, Overflow::saturate),
               __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3) | sign)
         << value;
-    const uint32_t four = encode(Format::fp4_e2m1, value, Overflow::saturate);
+    const uint32_t four = encode(NumberFormat::fp4_e2m1, value, Overflow::saturate);
     ASSERT_EQ(std::isnan(value) ? four & 7 : four, __nv_cvt_float_to_fp4(value, __NV_E2M1, cudaRoundNearest)) << value;
   };
   for (const float value : floatSample())
     check(value);
   for (uint32_t code = 0; code < 1 << 16; ++code) {
-    check(decode(Format::bf16, code));
-    check(decode(Format::fp16, code));
+    check(decode(NumberFormat::bf16, code));
+    check(decode(NumberFormat::fp16, code));
     __nv_bfloat16_raw bf16{static_cast<unsigned short>(code)};
     __half_raw fp16{static_cast<unsigned short>(code)};
     const float wide[] = {__bfloat162float(__nv_bfloat16(bf16)), __half2float(__half(fp16))};
-    const float ours[] = {decode(Format::bf16, code), decode(Format::fp16, code)};
+    const float ours[] = {decode(NumberFormat::bf16, code), decode(NumberFormat::fp16, code)};
     for (int i = 0; i < 2; ++i)
       ASSERT_TRUE(std::bit_cast<uint32_t>(ours[i]) == std::bit_cast<uint32_t>(wide[i]) ||
                   (std::isnan(ours[i]) && std::isnan(wide[i])))
@@ -161,21 +165,24 @@ TEST(Formats, EqualCudaHeaders) {
   }
   for (uint32_t code = 0; code < 256; ++code) {
     const auto byte = static_cast<__nv_fp8_storage_t>(code);
-    ASSERT_TRUE(same(Format::fp16, encode(Format::fp16, decode(Format::fp8_e4m3, code), Overflow::infinity),
+    ASSERT_TRUE(same(NumberFormat::fp16,
+                     encode(NumberFormat::fp16, decode(NumberFormat::fp8_e4m3, code), Overflow::infinity),
                      raw(__half(__nv_cvt_fp8_to_halfraw(byte, __NV_E4M3)))));
-    ASSERT_TRUE(same(Format::fp16, encode(Format::fp16, decode(Format::fp8_e5m2, code), Overflow::infinity),
+    ASSERT_TRUE(same(NumberFormat::fp16,
+                     encode(NumberFormat::fp16, decode(NumberFormat::fp8_e5m2, code), Overflow::infinity),
                      raw(__half(__nv_cvt_fp8_to_halfraw(byte, __NV_E5M2)))));
-    ASSERT_TRUE(same(Format::bf16, encode(Format::bf16, decodeE8m0(static_cast<uint8_t>(code)), Overflow::infinity),
+    ASSERT_TRUE(same(NumberFormat::bf16,
+                     encode(NumberFormat::bf16, decodeE8m0(static_cast<uint8_t>(code)), Overflow::infinity),
                      raw(__nv_bfloat16(__nv_cvt_e8m0_to_bf16raw(byte)))));
   }
 #endif
 }
 
 TEST(Convert, Casts) {
-  for (const Format from : kStored) {
+  for (const NumberFormat from : kStored) {
     const Bytes source = everyCode(from);
     const uint64_t count = source.size() / itemBytes(from);
-    for (const Format to : kStored)
+    for (const NumberFormat to : kStored)
       for (const Overflow overflow : {Overflow::saturate, Overflow::infinity}) {
         if (to == from)
           continue;
@@ -195,7 +202,7 @@ TEST(Convert, Casts) {
 TEST(Convert, CastsOfShortRowsAtAnyAlignment) {
   std::mt19937_64 random(2);
   for (uint64_t count = 0; count < 200; ++count) {
-    const Format from = kStored[random() % 5], to = kStored[random() % 5];
+    const NumberFormat from = kStored[random() % 5], to = kStored[random() % 5];
     if (from == to)
       continue;
     const uint64_t shift = random() % 64;
@@ -215,7 +222,7 @@ TEST(Convert, CastsOfShortRowsAtAnyAlignment) {
 TEST(Convert, MxScalesAroundPowersOfTwo) {
   auto scaleOf = [](float value, Level level) {
     std::byte element, scale;
-    quantize({Quantization::mxfp8, Format::fp32, 1, 1, 0, 0, &element, &scale},
+    quantize({Quantization::mxfp8, NumberFormat::fp32, 1, 1, 0, 0, &element, &scale},
              reinterpret_cast<const std::byte *>(&value), {false, level});
     return static_cast<int>(scale);
   };
@@ -305,7 +312,7 @@ std::vector<float> tensorScales(const QuantizedFormat &format) {
 TEST(Convert, QuantizedFormats) {
   std::mt19937_64 random(3);
   for (const QuantizedFormat &format : kQuantizedFormats)
-    for (const Format wide : kWide) {
+    for (const NumberFormat wide : kWide) {
       std::vector<std::pair<uint64_t, uint64_t>> shapes;
       for (const uint64_t count : {0, 1, 2, 15, 16, 17, 31, 32, 33, 127, 256, 257, 511, 512, 513, 4096, 5000, 5001})
         shapes.emplace_back(1, count);
@@ -323,7 +330,7 @@ TEST(Convert, QuantizedFormats) {
 }
 
 /// Values around all ties of a format of codes, times a power of two; the first is the largest of the block.
-std::vector<float> ties(Format code, int exponent) {
+std::vector<float> ties(NumberFormat code, int exponent) {
   std::vector<float> values = {std::ldexp(largest(code), exponent)};
   for (uint32_t i = 0; i < encoding(code).maxFinite; ++i) {
     const float tie = (decode(code, i) + decode(code, i + 1)) / 2;
@@ -339,8 +346,8 @@ TEST(Convert, BlocksAtTheLimits) {
   std::mt19937_64 random(5);
   for (const QuantizedFormat &format : kQuantizedFormats) {
     const auto width = static_cast<uint64_t>(format.blockColumns);
-    const Format code = numberFormat(format.code);
-    for (const Format wide : kWide) {
+    const NumberFormat code = numberFormat(format.code);
+    for (const NumberFormat wide : kWide) {
       Elements of{wide, 1, 0, {}};
       auto add = [&](float value) {
         const uint64_t i = of.columns++;
@@ -391,13 +398,14 @@ TEST(Convert, EveryCodeWithEveryScale) {
     for (uint32_t i = 0; i < 256; ++i)
       scales.push_back(
           format.scale == ScaleFormat::fp32 ? i % 2 ? static_cast<uint32_t>(random()) & 0x7FFFFFFF : i << 23 : i);
-    for (const Format wide : kWide)
+    for (const NumberFormat wide : kWide)
       for (const float tensorScale : tensorScales(format))
         for (const uint32_t scale : scales) {
           const Elements shape{wide, 1, bytes.size(), {}};
-          const float factor = format.scale == ScaleFormat::e8m0   ? decodeE8m0(static_cast<uint8_t>(scale))
-                               : format.scale == ScaleFormat::fp32 ? std::bit_cast<float>(scale)
-                                                                   : decode(Format::fp8_e4m3, scale) * tensorScale;
+          const float factor = format.scale == ScaleFormat::e8m0 ? decodeE8m0(static_cast<uint8_t>(scale))
+                               : format.scale == ScaleFormat::fp32
+                                   ? std::bit_cast<float>(scale)
+                                   : decode(NumberFormat::fp8_e4m3, scale) * tensorScale;
           if (std::signbit(factor) && !std::isnan(factor)) // scales have no sign
             continue;
           const uint64_t blocks = (bytes.size() + width - 1) / width;
@@ -426,11 +434,11 @@ TEST(Convert, SplitBlock) {
   Bytes source(kSide * kSide * 2);
   std::normal_distribution<float> normal;
   for (uint64_t i = 0; i < kSide * kSide; ++i)
-    putCode(source.data(), Format::bf16, i, encode(Format::bf16, normal(random), Overflow::saturate));
+    putCode(source.data(), NumberFormat::bf16, i, encode(NumberFormat::bf16, normal(random), Overflow::saturate));
   Bytes expected(kSide * kSide), ours(expected.size());
   float scale;
   BlockMatrix whole = {Quantization::block_fp8,
-                       Format::bf16,
+                       NumberFormat::bf16,
                        kSide,
                        kSide,
                        kSide * 2,
@@ -444,8 +452,8 @@ TEST(Convert, SplitBlock) {
   part.codes = ours.data();
   rest.codes = ours.data() + 48;
   const int64_t stride = kSide * 2;
-  const float most = std::max(amax(Format::bf16, source.data(), {kSide, 48, 0, stride}),
-                              amax(Format::bf16, source.data() + 48 * 2, {kSide, kSide - 48, 0, stride}));
+  const float most = std::max(amax(NumberFormat::bf16, source.data(), {kSide, 48, 0, stride}),
+                              amax(NumberFormat::bf16, source.data() + 48 * 2, {kSide, kSide - 48, 0, stride}));
   EXPECT_EQ(most / 448, scale);
   quantizeWithScales(part, source.data());
   quantizeWithScales(rest, source.data() + 48 * 2);

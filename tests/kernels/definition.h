@@ -1,5 +1,5 @@
 // Quantized formats as docs/yaml.md, section 12, defines them: block by block and element by element, with the exact
-// conversions of kernels/formats.h. Shares no other code with kernels/.
+// conversions of kernels/number_formats.h. Shares no other code with kernels/.
 #pragma once
 
 #include "tests/kernels/support.h"
@@ -12,7 +12,7 @@ namespace reshard::test {
 
 /// A matrix of rows x columns elements of format `wide`, one after the other.
 struct Elements {
-  Format wide;
+  NumberFormat wide;
   uint64_t rows, columns;
   Bytes bytes;
 
@@ -47,14 +47,14 @@ inline std::pair<uint32_t, float> scaleOf(const QuantizedFormat &format, float a
   const float scale = std::isnan(quotient) ? std::bit_cast<float>(0x7FC00000) : quotient == 0 ? 1 : quotient;
   if (format.rule == ScaleRule::quotient)
     return {std::bit_cast<uint32_t>(scale), scale};
-  const uint32_t code = encode(Format::fp8_e4m3, scale, Overflow::saturate) & 0x7F;
-  return {code, decode(Format::fp8_e4m3, code) * tensorScale};
+  const uint32_t code = encode(NumberFormat::fp8_e4m3, scale, Overflow::saturate) & 0x7F;
+  return {code, decode(NumberFormat::fp8_e4m3, code) * tensorScale};
 }
 
 /// Returns the elements of a matrix with these codes (a byte each) and factors of its blocks.
 inline Bytes dequantized(const QuantizedFormat &format, const Elements &shape, const Bytes &codes,
                          const std::vector<float> &factors) {
-  const Format code = numberFormat(format.code);
+  const NumberFormat code = numberFormat(format.code);
   const auto height = static_cast<uint64_t>(format.blockRows), width = static_cast<uint64_t>(format.blockColumns);
   const uint64_t across = (shape.columns + width - 1) / width;
   Bytes back(shape.rows * shape.columns * itemBytes(shape.wide));
@@ -71,7 +71,7 @@ inline Bytes dequantized(const QuantizedFormat &format, const Elements &shape, c
 /// Quantizes a matrix.
 inline Defined define(Quantization number, const Elements &of, float tensorScale) {
   const QuantizedFormat &format = formatOf(number);
-  const Format code = numberFormat(format.code);
+  const NumberFormat code = numberFormat(format.code);
   const auto height = static_cast<uint64_t>(format.blockRows), width = static_cast<uint64_t>(format.blockColumns);
   const uint64_t across = (of.columns + width - 1) / width, blocks = (of.rows + height - 1) / height * across;
   const auto blockAt = [&](uint64_t i) { return i / of.columns / height * across + i % of.columns / width; };

@@ -32,7 +32,7 @@ Bytes blocks(std::mt19937_64 &random, const Quantized &of) {
   const uint64_t across = (of.columns + block.columns - 1) / block.columns;
   std::vector<float> widths(of.blockRows() * across);
   std::vector<bool> infinite(widths.size());
-  const int least = of.wide == Format::fp16 ? -24 : -140, most = of.wide == Format::fp16 ? 6 : 116;
+  const int least = of.wide == NumberFormat::fp16 ? -24 : -140, most = of.wide == NumberFormat::fp16 ? 6 : 116;
   for (uint64_t i = 0; i < widths.size(); ++i) {
     widths[i] =
         random() % 8 ? std::ldexp(1.0f, least + static_cast<int>(random() % static_cast<uint64_t>(most - least))) : 0;
@@ -105,7 +105,7 @@ bool ofOneByte(Quantization format) { return formatOf(format).codesPerByte() == 
 template <class Test> void forSamples(bool (*chosen)(Quantization), Test test) {
   std::mt19937_64 random(11);
   for (const QuantizedFormat &row : kQuantizedFormats)
-    for (const Format wide : kWide)
+    for (const NumberFormat wide : kWide)
       for (const ScaleLayout layout : {ScaleLayout::plain, ScaleLayout::swizzled, ScaleLayout::packed}) {
         const Quantization format = row.number;
         const BlockShape block = blockShape(format);
@@ -266,7 +266,7 @@ TEST(Quantized, DecodeElements) {
 // Scales that quantization would not give: too small, too large, the maximum.
 TEST(Quantized, ElementsWithArbitraryScales) {
   std::mt19937_64 random(12);
-  for (const Format wide : kWide) {
+  for (const NumberFormat wide : kWide) {
     Quantized shape;
     shape.wide = wide, shape.rows = 256, shape.columns = kMxBlock;
     Bytes elements(shape.elements() * itemBytes(wide)), scales(shape.rows), expected(shape.elements());
@@ -281,7 +281,7 @@ TEST(Quantized, ElementsWithArbitraryScales) {
     for (uint64_t i = 0; i < expected.size(); ++i) {
       const float value = decode(wide, codeAt(elements.data(), wide, i));
       const double scaled = std::fabs(static_cast<double>(value)) / decodeE8m0(static_cast<uint8_t>(i / kMxBlock));
-      const uint32_t code = encode(Format::fp8_e4m3, static_cast<float>(scaled), Overflow::infinity) & 0x7F;
+      const uint32_t code = encode(NumberFormat::fp8_e4m3, static_cast<float>(scaled), Overflow::infinity) & 0x7F;
       expected[i] = static_cast<std::byte>(code | (std::signbit(value) ? 0x80 : 0));
     }
     shape.scales = scales.data();

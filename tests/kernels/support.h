@@ -15,15 +15,15 @@ using namespace kernels;
 
 using Bytes = std::vector<std::byte>;
 
-constexpr Format kWide[] = {Format::fp32, Format::bf16, Format::fp16};
+constexpr NumberFormat kWide[] = {NumberFormat::fp32, NumberFormat::bf16, NumberFormat::fp16};
 
-inline uint32_t codeAt(const std::byte *elements, Format format, uint64_t i) {
+inline uint32_t codeAt(const std::byte *elements, NumberFormat format, uint64_t i) {
   uint32_t code = 0;
   std::memcpy(&code, elements + i * itemBytes(format), itemBytes(format));
   return code;
 }
 
-inline void putCode(std::byte *elements, Format format, uint64_t i, uint32_t code) {
+inline void putCode(std::byte *elements, NumberFormat format, uint64_t i, uint32_t code) {
   std::memcpy(elements + i * itemBytes(format), &code, itemBytes(format));
 }
 

@@ -1,4 +1,4 @@
-#include "kernels/stream.h"
+#include "kernels/streaming_stores.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

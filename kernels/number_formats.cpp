@@ -1,4 +1,4 @@
-#include "kernels/formats.h"
+#include "kernels/number_formats.h"
 
 #include <utility>
 
@@ -8,12 +8,12 @@
 
 namespace reshard::kernels {
 
-std::optional<Format> formatNamed(std::string_view name) {
-  constexpr std::pair<std::string_view, Format> kNames[] = {{"fp32", Format::fp32},
-                                                            {"bf16", Format::bf16},
-                                                            {"fp16", Format::fp16},
-                                                            {"fp8_e4m3", Format::fp8_e4m3},
-                                                            {"fp8_e5m2", Format::fp8_e5m2}};
+std::optional<NumberFormat> numberFormatNamed(std::string_view name) {
+  constexpr std::pair<std::string_view, NumberFormat> kNames[] = {{"fp32", NumberFormat::fp32},
+                                                                  {"bf16", NumberFormat::bf16},
+                                                                  {"fp16", NumberFormat::fp16},
+                                                                  {"fp8_e4m3", NumberFormat::fp8_e4m3},
+                                                                  {"fp8_e5m2", NumberFormat::fp8_e5m2}};
   for (const auto &[known, format] : kNames)
     if (known == name)
       return format;
@@ -22,11 +22,11 @@ std::optional<Format> formatNamed(std::string_view name) {
 
 namespace {
 
-constexpr Encoding kFloat = encoding(Format::fp32);
+constexpr Encoding kFloat = encoding(NumberFormat::fp32);
 
 } // namespace
 
-float decode(Format format, uint32_t code) {
+float decode(NumberFormat format, uint32_t code) {
   const Encoding e = encoding(format);
   const uint32_t magnitude = code & (e.sign() - 1);
   const float sign = code & e.sign() ? -1.0f : 1.0f;
@@ -39,13 +39,13 @@ float decode(Format format, uint32_t code) {
          std::ldexp(static_cast<float>(significand), std::max(static_cast<int>(exponent), 1) - e.bias - e.mantissaBits);
 }
 
-uint32_t encode(Format format, float value, Overflow overflow) {
+uint32_t encode(NumberFormat format, float value, Overflow overflow) {
   const Encoding e = encoding(format);
   const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & (kFloat.sign() - 1);
   const uint32_t sign = bits & kFloat.sign() ? e.sign() : 0;
   if (magnitude > kFloat.infinity)
     return sign | e.nan;
-  if (format == Format::fp32)
+  if (format == NumberFormat::fp32)
     return bits;
   // The value is significand * 2^(exponent - 127 - 23). Subnormal fp32 values use the exponent of the smallest normal
   // value.

@@ -13,7 +13,7 @@ namespace reshard::kernels {
 
 /// Number formats. fp8_e4m3 is OCP's E4M3 (PyTorch: float8_e4m3fn) and has no infinity; fp4_e2m1 has neither infinity
 /// nor NaN.
-enum class Format : uint8_t { fp32, bf16, fp16, fp8_e4m3, fp8_e5m2, fp4_e2m1 };
+enum class NumberFormat : uint8_t { fp32, bf16, fp16, fp8_e4m3, fp8_e5m2, fp4_e2m1 };
 
 /// Conversion of values beyond the finite range of an 8-bit format, infinities included. `saturate`: the largest finite
 /// value of the same sign (OCP's saturating mode, CUDA's __NV_SATFINITE). `infinity`: an infinity, or NaN in E4M3
@@ -22,7 +22,7 @@ enum class Format : uint8_t { fp32, bf16, fp16, fp8_e4m3, fp8_e5m2, fp4_e2m1 };
 enum class Overflow : uint8_t { saturate, infinity };
 
 /// Returns the format of a dtype name ("bf16"), or nullopt if the dtype cannot be cast.
-std::optional<Format> formatNamed(std::string_view name);
+std::optional<NumberFormat> numberFormatNamed(std::string_view name);
 
 /// Constants of a format; codes are given without the sign bit. Every conversion of a NaN gives `nan` with the sign of
 /// the input.
@@ -43,43 +43,43 @@ struct Encoding {
 };
 
 /// Returns the encoding of a format. In fp8_e4m3 `infinity` equals `nan`; in fp4_e2m1 both equal the largest value.
-RESHARD_HOST_DEVICE constexpr Encoding encoding(Format format) {
+RESHARD_HOST_DEVICE constexpr Encoding encoding(NumberFormat format) {
   switch (format) {
-  case Format::fp32:
+  case NumberFormat::fp32:
     return {32, 23, 127, 0x7F7FFFFF, 0x7F800000, 0x7FC00000};
-  case Format::bf16:
+  case NumberFormat::bf16:
     return {16, 7, 127, 0x7F7F, 0x7F80, 0x7FC0};
-  case Format::fp16:
+  case NumberFormat::fp16:
     return {16, 10, 15, 0x7BFF, 0x7C00, 0x7E00};
-  case Format::fp8_e4m3:
+  case NumberFormat::fp8_e4m3:
     return {8, 3, 7, 0x7E, 0x7F, 0x7F};
-  case Format::fp8_e5m2:
+  case NumberFormat::fp8_e5m2:
     return {8, 2, 15, 0x7B, 0x7C, 0x7E};
-  case Format::fp4_e2m1:
+  case NumberFormat::fp4_e2m1:
     break;
   }
   return {4, 1, 1, 0x7, 0x7, 0x7};
 }
 
 /// Returns the largest finite value of a format of at most 8 bits.
-RESHARD_HOST_DEVICE constexpr float largest(Format format) {
-  return format == Format::fp8_e4m3 ? 448.0f : format == Format::fp8_e5m2 ? 57344.0f : 6.0f;
+RESHARD_HOST_DEVICE constexpr float largest(NumberFormat format) {
+  return format == NumberFormat::fp8_e4m3 ? 448.0f : format == NumberFormat::fp8_e5m2 ? 57344.0f : 6.0f;
 }
 
 /// Returns the number format of codes.
-RESHARD_HOST_DEVICE constexpr Format numberFormat(CodeFormat code) {
-  return code == CodeFormat::fp4_e2m1 ? Format::fp4_e2m1 : Format::fp8_e4m3;
+RESHARD_HOST_DEVICE constexpr NumberFormat numberFormat(CodeFormat code) {
+  return code == CodeFormat::fp4_e2m1 ? NumberFormat::fp4_e2m1 : NumberFormat::fp8_e4m3;
 }
 
 /// Returns the bytes of an element. An fp4_e2m1 code counts as one byte here (in its low bits); quantized matrices have
 /// two in a byte.
-constexpr uint64_t itemBytes(Format format) { return (static_cast<uint64_t>(encoding(format).bits) + 7) / 8; }
+constexpr uint64_t itemBytes(NumberFormat format) { return (static_cast<uint64_t>(encoding(format).bits) + 7) / 8; }
 
 /// Returns the exact value of a code.
-float decode(Format format, uint32_t code);
+float decode(NumberFormat format, uint32_t code);
 
 /// Returns the code nearest to `value`; ties go to the even code.
-uint32_t encode(Format format, float value, Overflow overflow);
+uint32_t encode(NumberFormat format, float value, Overflow overflow);
 
 /// Returns the value of an E8M0 scale: 2^(code - 127), or NaN for code 255.
 float decodeE8m0(uint8_t code);
