@@ -121,7 +121,7 @@ float LocalAmax::of(const kernels::Quantized &matrices) const {
     for (uint64_t row = 0; row < rectangle.rows; ++row)
       for (uint64_t at = 0; at < rectangle.columns; at += kAtOnce) {
         const uint64_t some = std::min(kAtOnce, rectangle.columns - at);
-        kernels::decodeElements(matrices, rectangle.first + row * rectangle.step + at, elements, some);
+        kernels::decodeElements(matrices, {rectangle.first + row * rectangle.step + at, some}, elements);
         result = larger(kernels::amax(matrices.wide, elements, {1, some, 0, 0}), result);
       }
   return result;

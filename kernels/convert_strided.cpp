@@ -26,7 +26,7 @@ void read(std::byte *target, const std::byte *source, uint64_t count, const Conv
   if (conversion.read.kind == StorageForm::Kind::codes)
     encodeElements(conversion.from->matrices, {first, count}, target, source, unfinished(stream));
   else
-    decodeElements(conversion.from->matrices, first, target, count, unfinished(stream));
+    decodeElements(conversion.from->matrices, {first, count}, target, unfinished(stream));
 }
 
 void write(std::byte *target, const std::byte *source, uint64_t count, const Conversion &conversion, bool stream) {
@@ -39,7 +39,7 @@ void write(std::byte *target, const std::byte *source, uint64_t count, const Con
           .overflow = Overflow::saturate},
          unfinished(stream));
   else if (const Quantized &matrices = conversion.to->matrices; blockShape(matrices.format).rows == 1)
-    quantizeBlocks(matrices, number(conversion.write, *conversion.to, target), source, count, unfinished(stream));
+    quantizeBlocks(matrices, {number(conversion.write, *conversion.to, target), count}, source, unfinished(stream));
   else if (const uint64_t first = number(conversion.write, *conversion.to, target); true)
     quantizeRows(matrices, source - first * itemBytes(conversion.write.sent), blockRow(matrices, first),
                  blockRow(matrices, first + count) - blockRow(matrices, first), unfinished(stream));

@@ -177,12 +177,12 @@ void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, u
                            });
 }
 
-void quantizeBlocks(const Quantized &target, uint64_t first, const std::byte *wide, uint64_t count,
-                    const ConvertOptions &how) {
-  const uint64_t block = blockShape(target.format).columns;
-  assert(blocksInRows(target) && first % block == 0 && count % block == 0);
+void quantizeBlocks(const Quantized &target, ElementRange range, const std::byte *wide, const ConvertOptions &how) {
+  const uint64_t block = blockShape(target.format).columns, first = range.first;
+  assert(blocksInRows(target) && first % block == 0 && range.count % block == 0);
   forBlocks<Access::write>(
-      target, divide(first, block), divide(count, block), [&](uint64_t index, uint64_t blocks, std::byte *scales) {
+      target, divide(first, block), divide(range.count, block),
+      [&](uint64_t index, uint64_t blocks, std::byte *scales) {
         Part part = partOf(target, index, blocks, scales);
         if (wide)
           return quantize(part.matrix, wide + (part.element - first) * itemBytes(target.wide), how);
@@ -210,11 +210,10 @@ void encodeElements(const Quantized &with, ElementRange range, std::byte *codes,
   });
 }
 
-void decodeElements(const Quantized &source, uint64_t first, std::byte *wide, uint64_t count,
-                    const ConvertOptions &how) {
-  const uint64_t item = itemBytes(source.wide), block = blockShape(source.format).columns;
+void decodeElements(const Quantized &source, ElementRange range, std::byte *wide, const ConvertOptions &how) {
+  const uint64_t item = itemBytes(source.wide), block = blockShape(source.format).columns, first = range.first;
   const bool pairs = formatOf(source.format).codesPerByte() == 2;
-  forElements(source, first, first + count, [&](const RowPart &part) {
+  forElements(source, first, first + range.count, [&](const RowPart &part) {
     std::byte *const to = wide + (part.first - first) * item;
     const uint64_t skipped = pairs ? part.first % block : 0;
     if (skipped == 0)

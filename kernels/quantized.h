@@ -60,24 +60,22 @@ void quantizeRows(const Quantized &target, const std::byte *wide, uint64_t first
 void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count,
                const ConvertOptions &how = {});
 
-/// For formats whose blocks have one row: quantizes elements [first, first + count), whole blocks, from contiguous
-/// elements at `wide`; null means zeros.
-void quantizeBlocks(const Quantized &target, uint64_t first, const std::byte *wide, uint64_t count,
-                    const ConvertOptions &how = {});
-
 /// Elements [first, first + count).
 struct ElementRange {
   uint64_t first, count;
 };
 
-/// For formats of one code in a byte: writes the codes of a range of elements with the scales of `with`. Any range;
-/// `wide` and `codes` are the addresses of its first element.
+/// For formats whose blocks have one row: quantizes a range of whole blocks from contiguous elements; null means zeros.
+/// `wide`, here and below, is the address of the first element of the range.
+void quantizeBlocks(const Quantized &target, ElementRange range, const std::byte *wide, const ConvertOptions &how = {});
+
+/// For formats of one code in a byte: writes the codes of a range of elements, from `codes` on, with the scales of
+/// `with`. Any range.
 void encodeElements(const Quantized &with, ElementRange range, std::byte *codes, const std::byte *wide,
                     const ConvertOptions &how = {});
 
-/// Dequantizes elements [first, first + count), any range, to `wide`.
-void decodeElements(const Quantized &source, uint64_t first, std::byte *wide, uint64_t count,
-                    const ConvertOptions &how = {});
+/// Dequantizes a range of elements. Any range.
+void decodeElements(const Quantized &source, ElementRange range, std::byte *wide, const ConvertOptions &how = {});
 
 /// Copies the scales of all matrices to the plain layout, matrix after matrix; and back (padding becomes zero).
 void toPlainScales(const Quantized &source, std::byte *plain);

@@ -99,7 +99,7 @@ Bytes readView(const Endpoint &endpoint, uint32_t number, uint32_t meshRank,
     matrices.scales = at(1);
     matrices.tensorScales = memory.size() > 2 ? at(2) : nullptr;
     if (!wide.empty())
-      kernels::decodeElements(matrices, 0, wide.data(), matrices.elements());
+      kernels::decodeElements(matrices, {0, matrices.elements()}, wide.data());
     return wide;
   }
   case ViewKind::plain_scales: {

@@ -137,7 +137,9 @@ const std::vector<Case> &cases() {
       casting("fp32-to-bf16", NumberFormat::fp32, NumberFormat::bf16),
       dequantizing("mxfp8-to-bf16", Quantization::mxfp8),
       quantizing("bf16-to-block-fp8", Quantization::block_fp8),
+      quantizing("bf16-to-block-fp8-ue8m0", Quantization::block_fp8_ue8m0),
       quantizing("bf16-to-nvfp4", Quantization::nvfp4),
+      quantizing("bf16-to-mxfp4", Quantization::mxfp4),
   };
   return all;
 }

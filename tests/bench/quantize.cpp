@@ -72,8 +72,8 @@ public:
   void dequantize() const {
     forEach([](const Part &part) {
       const uint64_t element = part.first * part.matrix.columns; // for formats whose blocks have one row
-      decodeElements(part.matrix, element, part.wide + element * itemBytes(part.matrix.wide),
-                     part.count * part.matrix.columns, {.stream = true});
+      decodeElements(part.matrix, {element, part.count * part.matrix.columns},
+                     part.wide + element * itemBytes(part.matrix.wide), {.stream = true});
     });
   }
 

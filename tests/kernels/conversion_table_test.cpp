@@ -451,7 +451,7 @@ TEST_P(ConversionTables, AmaxAndTensorScales) {
     if (seed % 2)
       fillElements(random, wide, elements.begin(), q.elements());
     else
-      decodeElements(q, 0, elements.begin(), q.elements());
+      decodeElements(q, {0, q.elements()}, elements.begin());
     Strided shape;
     shape.rowBytes = part.width * item;
     shape.loopCount = 1;

@@ -214,7 +214,7 @@ TEST(Quantized, BlocksEqualTheWhole) {
       const auto part = of.wide.begin() + static_cast<long>(first * itemBytes(of.shape.wide));
       const Bytes wide(part, part + static_cast<long>(count * itemBytes(of.shape.wide)));
       if (count > 0)
-        quantizeBlocks(target.matrices, first, wide.data(), count, how);
+        quantizeBlocks(target.matrices, {first, count}, wide.data(), how);
     }
     ASSERT_TRUE(target.scales.contents() == of.scales);
     ASSERT_TRUE(target.codes.contents() == of.codes);
@@ -229,8 +229,8 @@ TEST(Quantized, BlocksOfZeros) {
     for (uint64_t i = 0; i < all.size(); ++i) {
       const auto [first, count] = all[i];
       const std::byte *wide = i % 2 ? of.wide.data() + first * itemBytes(of.shape.wide) : nullptr;
-      quantizeBlocks(target.matrices, first, wide, count, how);
-      quantizeBlocks(expected.matrices, first, wide ? wide : zeros.data(), count, how);
+      quantizeBlocks(target.matrices, {first, count}, wide, how);
+      quantizeBlocks(expected.matrices, {first, count}, wide ? wide : zeros.data(), how);
     }
     ASSERT_TRUE(target.scales.contents() == expected.scales.contents());
     ASSERT_TRUE(target.codes.contents() == expected.codes.contents());
@@ -256,7 +256,7 @@ TEST(Quantized, DecodeElements) {
     for (const auto &[first, count] : parts(random, of.shape.elements(), 1)) {
       const uint64_t item = itemBytes(of.shape.wide);
       Guarded wide(count * item, random() % 2 * 6);
-      decodeElements(source(of), first, wide.data(), count, how);
+      decodeElements(source(of), {first, count}, wide.data(), how);
       const auto part = of.back.begin() + static_cast<long>(first * item);
       ASSERT_TRUE(wide.contents() == Bytes(part, part + static_cast<long>(count * item))) << first << " + " << count;
     }
