@@ -3,6 +3,7 @@
 #include "schema/manifest.h"
 
 #include <algorithm>
+#include <compare>
 #include <functional>
 #include <map>
 #include <set>
@@ -276,12 +277,13 @@ private:
         return false;
       if (!namePattern.local[v])
         continue;
-      const auto [known, added] = positions_.try_emplace({sharding, variable, namePattern.chunk[v]}, true);
-      if (added && !positions(endpoint, nullptr, sharding, variable, namePattern.chunk[v], known->second))
+      const PositionsOf key{.sharding = sharding, .variable = variable, .chunk = namePattern.chunk[v]};
+      const auto [known, added] = positions_.try_emplace(key, true);
+      if (added && !distinctPositions(endpoint, key, nullptr, known->second))
         return false;
       bool good = known->second;
-      if (!good && !positions(endpoint, &param, sharding, variable, namePattern.chunk[v],
-                              good)) // the mesh ranks with equal positions may not have the param
+      // The mesh ranks with equal positions may not have the param.
+      if (!good && !distinctPositions(endpoint, key, &param, good))
         return false;
       if (!good)
         return fail(name + " has '{" + variableName(variable) +
@@ -301,11 +303,17 @@ private:
     return spend(most * longest);
   }
 
+  /// The positions of the values of a variable, as names contain them.
+  struct PositionsOf {
+    uint32_t sharding, variable;
+    bool chunk; // whether the names contain {x.chunk}
+    auto operator<=>(const PositionsOf &) const = default;
+  };
+
   /// Sets `good` to whether positions exist and differ on each mesh rank (if `param` is given: on those that have it).
-  bool positions(const Endpoint &endpoint, const Param *param, uint32_t shardingNumber, uint32_t variable, bool chunk,
-                 bool &good) {
-    const Sharding &values = *endpoint.shardings()->Get(shardingNumber),
-                   &placement = *endpoint.shardings()->Get(endpoint.placement()->Get(variable));
+  bool distinctPositions(const Endpoint &endpoint, const PositionsOf &of, const Param *param, bool &good) {
+    const Sharding &values = *endpoint.shardings()->Get(of.sharding),
+                   &placement = *endpoint.shardings()->Get(endpoint.placement()->Get(of.variable));
     std::set<std::pair<int64_t, int64_t>> seen; // coordinates
     const int64_t meshRanks = static_cast<int64_t>(endpoint.ranks()->size());
     if (!spend(meshRanks))
@@ -325,7 +333,7 @@ private:
           for (int64_t k = 0; k < block->length() && good; ++k) {
             const std::optional<int64_t> position = placed.map(block->from() + repetition * block->from_step() + k);
             good = position.has_value();
-            numbers.push_back(chunk ? position.value_or(0) : position.value_or(0) % kChunkStride);
+            numbers.push_back(of.chunk ? position.value_or(0) : position.value_or(0) % kChunkStride);
           }
       std::sort(numbers.begin(), numbers.end());
       good = good && std::adjacent_find(numbers.begin(), numbers.end()) == numbers.end();
@@ -377,8 +385,7 @@ private:
   const Manifest &manifest_;
   int64_t &work_;
   const int64_t most_;
-  std::map<std::tuple<uint32_t, uint32_t, bool>, bool>
-      positions_; // by (sharding, variable, with {x.chunk}): whether positions differ on every mesh rank
+  std::map<PositionsOf, bool> positions_;            // whether they differ on every mesh rank
   std::set<std::pair<uint32_t, uint32_t>> lookedUp_; // (sharding, variable)
   Status error_;
 };

@@ -25,8 +25,8 @@ class BoundRank {
 public:
   BoundRank(const Plan &plan, uint32_t rank, uint64_t seed) {
     local.rank = rank;
-    if (const std::string error = plan.segment(rank, local.segment); !error.empty())
-      throw std::runtime_error(error);
+    if (const Status status = plan.segment(rank, local.segment); !status.ok())
+      throw std::runtime_error(status.message());
     for (const schema::BufferRange *range : *local.segment->buffers()) {
       std::vector<std::byte *> &table = tables_.emplace_back();
       const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(range->endpoint());
