@@ -1,7 +1,7 @@
 #include "analysis/common.h"
 
-#include "support/nearest.h"
 #include "schema/output.h"
+#include "support/nearest.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -110,7 +110,7 @@ int parseFlags(const Command &command, int argc, char **argv, std::vector<std::s
       std::vector<std::string> known = {"--help", "--version"};
       for (const Flag &f : command.flags)
         known.push_back(f.name);
-      printError(command.name, "unknown option '" + name + "'" + nearest(name, known));
+      printError(command.name, "unknown option '" + name + "'" + suggestion(name, known));
       return kUsage;
     }
     std::string value;
@@ -219,13 +219,6 @@ std::string humanBytes(double bytes) {
   char text[32];
   std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
   return text;
-}
-
-std::string nearest(const std::string &name, const std::vector<std::string> &known) {
-  Nearest nearest(name);
-  for (const std::string &each : known)
-    nearest.offer(each);
-  return nearest.hint();
 }
 
 std::string writeFile(const std::string &path, const std::string &text) {

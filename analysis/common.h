@@ -63,9 +63,6 @@ std::string explain(const std::exception &exception, const std::string &doing = 
 /// "1.1 GiB", "512 B".
 std::string humanBytes(double bytes);
 
-/// The known name that is most similar to `name`, as ", did you mean 'x'?", or empty.
-std::string nearest(const std::string &name, const std::vector<std::string> &known);
-
 /// Writes a file atomically: to a temporary file, then by rename. A symbolic link is kept and the file that it names is
 /// replaced. A device, FIFO or /dev/stdout is written directly. Returns an error text, empty on success.
 std::string writeFile(const std::string &path, const std::string &text);

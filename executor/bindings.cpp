@@ -1,8 +1,8 @@
 #include "executor/bindings.h"
 
 #include "executor/mappings.h"
-#include "support/nearest.h"
 #include "schema/manifest.h"
+#include "support/nearest.h"
 
 #include <algorithm>
 #include <map>

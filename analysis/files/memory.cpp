@@ -3,6 +3,7 @@
 #include "analysis/common.h"
 #include "analysis/flatbuffer_vectors.h"
 #include "analysis/layout/quantized_views.h"
+#include "support/nearest.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -167,7 +168,7 @@ std::string Memory::bindFile(uint32_t endpointNumber, uint32_t meshRankNumber, c
       if (found == checkpoint.tensors.end()) {
         if (endpoint.checkpoint() && endpointNumber == 0 && heldElsewhere(endpoint, p))
           continue;
-        return what + " has no tensor '" + instance.name + "'" + nearest(instance.name, {left.begin(), left.end()});
+        return what + " has no tensor '" + instance.name + "'" + suggestion(instance.name, {left.begin(), left.end()});
       }
       const TensorView &view = found->second;
       if (view.dtype != schema::storageDtypeOf(param))

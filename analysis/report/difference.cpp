@@ -3,6 +3,7 @@
 #include "analysis/flatbuffer_vectors.h"
 #include "analysis/report/storage_forms.h"
 #include "executor/load.h"
+#include "support/nearest.h"
 
 #include <nlohmann/json.hpp>
 
@@ -277,7 +278,7 @@ private:
     std::vector<std::string> known;
     for (const auto &[name, ignored] : names_)
       known.push_back(name);
-    return fail("unknown name '" + token + "'" + nearest(token, known));
+    return fail("unknown name '" + token + "'" + suggestion(token, known));
   }
   template <class Read> Value deeper(Read read) {
     if (++depth_ > kMaxDepth)

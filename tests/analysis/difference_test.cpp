@@ -48,7 +48,7 @@ TEST(FailOn, ErrorsNameThePosition) {
         {"not remote_bytes", "expected a comparison at character 17"},
         {"(1 < 2) + 1 > 0", "expected a number, found a comparison at character 10"},
         {"1 / 0 > 1", "found a division by zero at character 6"},
-        {"nan > 1", "unknown name 'nan' at character 1"},
+        {"nan > 1", "unknown name 'nan'; known here: messages_delta, remote_bytes, remote_bytes_ratio, world at character 1"},
         {"remote_bytes > 1 and", "expected a number, a name or '(' at character 21"},
         {"remote_bytes > 1 xor 1 == 1", "unexpected 'xor 1 == 1' at character 18"},
         {"1 < 2 < 3", "unexpected '< 3' at character 7"}}) {

@@ -131,13 +131,5 @@ TEST(Diagnostics, ErrorsPastTheHundredthAreCounted) {
   EXPECT_NE(diagnostics.text().find("1000 errors, the first 100 found are shown\n"), std::string::npos);
 }
 
-TEST(Diagnostics, Suggestions) {
-  EXPECT_EQ(suggestion("hiden", {"heads", "hidden"}), ", did you mean 'hidden'?");
-  EXPECT_EQ(suggestion("TP", {"pp", "tp"}), ", did you mean 'tp'?");
-  EXPECT_EQ(suggestion("ep", {"pp", "tp"}), "; known here: pp, tp");
-  EXPECT_EQ(suggestion("x", {}), "");
-  EXPECT_EQ(suggestion("zzz", std::vector<std::string>(9, "abc")), "");
-}
-
 } // namespace
 } // namespace reshard
