@@ -1,6 +1,7 @@
 #include "analysis/common.h"
 
 #include "schema/output.h"
+#include "support/byte_size.h"
 #include "support/nearest.h"
 
 #include <algorithm>
@@ -165,25 +166,10 @@ std::function<std::string(const std::string &)> setNumber(uint64_t &number, uint
 
 std::function<std::string(const std::string &)> setBytes(uint64_t &bytes) {
   return [&bytes](const std::string &value) -> std::string {
-    uint64_t unit = 1;
-    std::string_view digits = value;
-    for (const auto &[suffix, each] : {std::pair<std::string_view, uint64_t>("KiB", uint64_t{1} << 10),
-                                       {"MiB", uint64_t{1} << 20},
-                                       {"GiB", uint64_t{1} << 30},
-                                       {"KB", 1'000},
-                                       {"MB", 1'000'000},
-                                       {"GB", 1'000'000'000}})
-      if (digits.ends_with(suffix)) {
-        unit = each;
-        digits.remove_suffix(suffix.size());
-        break;
-      }
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), bytes);
-    if (error != std::errc() || end != digits.data() + digits.size() || bytes == 0 ||
-        bytes > (uint64_t{1} << 62) / unit)
-      return "found '" + value +
-             "', expected a number of bytes above 0: an integer, with or without the unit KiB, MiB, GiB, KB, MB or GB";
-    bytes *= unit;
+    const Result<int64_t> size = parseBytes(value);
+    if (!size.ok())
+      return "found '" + value + "', expected " + size.status().message();
+    bytes = static_cast<uint64_t>(*size);
     return {};
   };
 }
@@ -207,18 +193,6 @@ std::function<std::string(const std::string &)> setChoice(std::string &text, std
       list += (list.empty() ? "" : ", ") + choice;
     return "found '" + value + "', expected one of " + list;
   };
-}
-
-std::string humanBytes(double bytes) {
-  const char *units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  size_t unit = 0;
-  while (bytes >= 1024 && unit + 1 < std::size(units)) {
-    bytes /= 1024;
-    ++unit;
-  }
-  char text[32];
-  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
-  return text;
 }
 
 std::string writeFile(const std::string &path, const std::string &text) {

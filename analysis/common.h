@@ -1,4 +1,4 @@
-// Shared by all commands: exit codes, option parsing, readable sizes, a progress line. Does not use LLVM, which
+// Shared by all commands: exit codes, option parsing, a progress line. Does not use LLVM, which
 // reshard-exec and reshard-diff do not link.
 #pragma once
 
@@ -59,9 +59,6 @@ void printError(const char *command, const std::string &message);
 /// The error message for an exception that ends a command. `doing`: the activity it interrupted, such as " in pass
 /// 'schedule'", or empty.
 std::string explain(const std::exception &exception, const std::string &doing = {});
-
-/// "1.1 GiB", "512 B".
-std::string humanBytes(double bytes);
 
 /// Writes a file atomically: to a temporary file, then by rename. A symbolic link is kept and the file that it names is
 /// replaced. A device, FIFO or /dev/stdout is written directly. Returns an error text, empty on success.

@@ -7,6 +7,7 @@
 #include "executor/load.h"
 #include "ir/text.h"
 #include "schema/output.h"
+#include "support/byte_size.h"
 
 #include <malloc.h>
 #include <nlohmann/json.hpp>

@@ -11,6 +11,7 @@
 #include "executor/launch.h"
 #include "executor/mappings.h"
 #include "executor/reshard.h"
+#include "support/byte_size.h"
 #include "tools/execution_options.h"
 
 #include <nlohmann/json.hpp>

@@ -3,6 +3,7 @@
 #include "analysis/common.h"
 #include "analysis/flatbuffer_vectors.h"
 #include "analysis/layout/quantized_views.h"
+#include "support/byte_size.h"
 #include "support/nearest.h"
 
 #include <algorithm>

@@ -5,6 +5,7 @@
 #include "analysis/simulate/simulation_report.h"
 #include "analysis/verify/staged.h"
 #include "analysis/work_deadline.h"
+#include "support/byte_size.h"
 
 #include <nlohmann/json.hpp>
 

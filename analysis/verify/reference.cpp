@@ -3,6 +3,7 @@
 #include "analysis/files/new_folder.h"
 #include "analysis/flatbuffer_vectors.h"
 #include "analysis/work_deadline.h"
+#include "support/byte_size.h"
 
 #include <algorithm>
 #include <cerrno>

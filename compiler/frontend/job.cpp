@@ -1,6 +1,7 @@
 // Reads the job: the file, included files, --set, endpoints and options.
 
 #include "compiler/frontend/reading.h"
+#include "support/byte_size.h"
 #include "yaml/topology.h"
 
 #include <algorithm>
@@ -36,32 +37,13 @@ std::string fingerprint(const Diagnostics &diagnostics, uint32_t first) {
   return hexadecimal;
 }
 
-/// Reads a number of bytes: an integer, optionally with KiB, MiB or GiB.
+/// Reads a number of bytes, quoted or not.
 std::optional<int64_t> readBytes(const Node &node, const std::string &what, Diagnostics &diagnostics) {
-  Node digits = node;
-  int64_t unit = 1;
-  digits.quoted = false; // a size with a unit is text, quoted or not
-  if (node.kind == Node::Kind::scalar)
-    for (const auto &[suffix, bytes] :
-         {std::pair("KiB", int64_t{1} << 10), std::pair("MiB", int64_t{1} << 20), std::pair("GiB", int64_t{1} << 30)})
-      if (node.text.ends_with(suffix)) {
-        unit = bytes;
-        digits.text = node.text.substr(0, node.text.size() - 3);
-        digits.text.resize(digits.text.find_last_not_of(' ') + 1);
-      }
-  const bool number = node.kind == Node::Kind::scalar && !digits.text.empty() &&
-                      digits.text.find_first_not_of("0123456789") == std::string::npos;
-  if (!number) {
-    refuse(node, "a number of bytes (an integer, optionally with KiB, MiB or GiB)", what, diagnostics);
-    return std::nullopt;
-  }
-  Diagnostics unused;
-  const auto count = readInteger(digits, what, 1, INT64_MAX / unit, unused);
-  if (!count) {
-    refuse(node, "1 to 2^63 - 1 bytes without leading zeros", what, diagnostics);
-    return std::nullopt;
-  }
-  return *count * unit;
+  const Result<int64_t> bytes = parseBytes(node.kind == Node::Kind::scalar ? node.text : "");
+  if (bytes.ok())
+    return *bytes;
+  refuse(node, bytes.status().message(), what, diagnostics);
+  return std::nullopt;
 }
 
 class JobReader {

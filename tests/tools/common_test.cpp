@@ -1,4 +1,4 @@
-// Command options from a table: parsing, help, similar names. Also readable sizes and atomic files.
+// Command options from a table: parsing, help, similar names. Also atomic files.
 
 #include "analysis/common.h"
 
@@ -106,15 +106,6 @@ TEST(Flags, HelpAndVersionComeFromTheTable) {
     EXPECT_NE(help.out.find(name), std::string::npos) << name;
   EXPECT_EQ(help.err, "");
   EXPECT_EQ(parse({"--version"}).code, kDone);
-}
-
-TEST(Common, HumanBytes) {
-  for (const auto &[bytes, text] : {std::pair{0.0, "0 B"},
-                                    {1023.0, "1023 B"},
-                                    {1024.0, "1.0 KiB"},
-                                    {1.5 * (1 << 30), "1.5 GiB"},
-                                    {3e15, "2728.5 TiB"}})
-    EXPECT_EQ(humanBytes(bytes), text);
 }
 
 TEST(Common, FilesAreWrittenAtomically) {
