@@ -46,7 +46,6 @@ int main(int argc, char **argv) {
                "found " + std::to_string(count) + " of --rank, --param, --simulate and --verify, expected at most one");
     return kUsage;
   }
-  options.fits = [&](const std::string &name) { return reshard::matchesGlob(options.param, name); };
   if (refuseOutput(command.name, "--trace", options.trace, {options.plan, topology}))
     return kUsage;
   if (!topology.empty()) {

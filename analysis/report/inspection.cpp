@@ -6,6 +6,7 @@
 #include "analysis/verify/staged.h"
 #include "analysis/work_deadline.h"
 #include "support/byte_size.h"
+#include "support/glob.h"
 
 #include <nlohmann/json.hpp>
 
@@ -254,7 +255,7 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
             static_cast<int32_t>(other->param()) == form->view)
           written = other;
       for (const ParamInstance &instance : instances(m, endpoint, run->param(), run->mesh_rank())) {
-        if (!options.fits(instance.name))
+        if (!matchesGlob(options.param, instance.name))
           continue;
         const Param &param = *endpoint.params()->Get(run->param());
         Json holds = Json::array();

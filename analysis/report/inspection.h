@@ -4,7 +4,6 @@
 #include "analysis/common.h"
 #include "support/topology.h"
 
-#include <functional>
 #include <optional>
 #include <string>
 
@@ -12,8 +11,7 @@ namespace reshard::analysis {
 
 struct InspectionOptions {
   std::string plan, param, format = "text";
-  int64_t rank = -1;                             // -1: no rank
-  std::function<bool(const std::string &)> fits; // whether a name matches `param`
+  int64_t rank = -1; // -1: no rank
   bool verify = false;
   std::optional<Topology> topology; // to simulate on
   std::string trace;                // where to write the simulation's activities

@@ -334,7 +334,6 @@ TEST_F(QuantizedPlan, ReportsNameTheQuantizingSide) {
     EXPECT_THAT(testing::internal::GetCapturedStdout(), testing::HasSubstr(std::string("quantized: ") + words));
   }
   inspection.param = "l.1.w*";
-  inspection.fits = [](const std::string &name) { return name.starts_with("l.1.w"); };
   testing::internal::CaptureStdout();
   EXPECT_EQ(inspect(inspection), 0);
   const std::string params = testing::internal::GetCapturedStdout();

@@ -1,4 +1,4 @@
-// `extend: FILE` of models: overriding, removal, base folders of paths, and cyclic chains. Also globs.
+// `extend: FILE` of models: overriding, removal, base folders of paths, and cyclic chains.
 
 #include "compiler/frontend/reading.h"
 #include "support/glob.h"
@@ -90,16 +90,4 @@ TEST_F(ModelExtend, RefusesCyclesMissingFilesAndMissingEntries) {
   EXPECT_FALSE(layout("source: {mesh: {}}\ntarget: {mesh: {}}\n"));
   EXPECT_NE(errors().find("'b' is null, which removes it from 'tensors', but 'tensors' has no 'b'"), std::string::npos)
       << errors();
-}
-
-TEST(Globs, MatchCompleteNames) {
-  EXPECT_TRUE(matchesGlob("*", ""));
-  EXPECT_TRUE(matchesGlob("*.experts.*", "layers.{layer}.experts.{expert}.up"));
-  EXPECT_TRUE(matchesGlob("a?c", "abc"));
-  EXPECT_TRUE(matchesGlob("*a*b*", "xxaxxbxx"));
-  EXPECT_FALSE(matchesGlob("a?c", "ac"));
-  EXPECT_FALSE(matchesGlob("a*", "ba"));
-  EXPECT_FALSE(matchesGlob("", "a"));
-  EXPECT_FALSE(matchesGlob("*" + std::string(50, 'a') + "*b", std::string(100000, 'a')))
-      << "also tests that the time is bounded";
 }

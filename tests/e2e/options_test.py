@@ -303,12 +303,17 @@ class Inspection(Options):
                 self.assertEqual(set(param["from"].values()), {param["bytes"] // 2}, param)
 
     def test_globs_are_those_of_yaml(self):
-        self.compile(self.NVFP4)
-        names = lambda glob: [one["name"] for one in json.loads(self.inspect(f"--param={glob}", "--format=json").stdout)]
-        self.assertEqual(names("b[0]"), ["b[0]"])
-        self.assertEqual(names("b?"), ["b0"])
-        self.assertEqual(names("b*"), ["b[0]", "b0"])
-        self.inspect("--param=b[[]0]", code=1)
+        job = "version: 1\nmodel: {dtype: bf16, tensors: {a.up: [8], 'b[0]': [8], b0: [8], 'c\\d': [8]}}\nsource: {mesh: {}}\ntarget: {mesh: {}%s}\n"
+        every = ["a.up", "b0", "b[0]", "c\\d"]
+        for glob, expected in (("*", every), ("b[0]", ["b[0]"]), ("b?", ["b0"]), ("b*", ["b0", "b[0]"]), ("?.*", ["a.up"]), ("*0*", ["b0", "b[0]"]),
+                               ("c\\d", ["c\\d"]), ("a.up", ["a.up"]), ("B0", []), ("b[[]0]", []), ("b[0-9]", []), ("\\*", []), ("{a,b}*", [])):
+            with self.subTest(glob=glob):
+                self.compile(job % "")
+                found = self.inspect(f"--param={glob}", "--format=json", code=0 if expected else 1).stdout
+                self.assertEqual(sorted(one["name"] for one in json.loads(found)) if expected else [], expected)
+                report = self.compile(job % f", only: '{glob}'", code=0 if expected else 2)
+                if expected:
+                    self.assertEqual(sorted(set(every) - set(report["omitted"].get("target", []))), expected)
 
 
 class Refresh(Options):

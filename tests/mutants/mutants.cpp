@@ -239,7 +239,6 @@ void inspectAll(const std::string &path) {
     InspectionOptions options;
     options.plan = path;
     options.param = param;
-    options.fits = [](const std::string &) { return true; };
     options.format = "text";
     options.timeout = kDeadline;
     try {
