@@ -1,6 +1,6 @@
 #include "executor/mappings.h"
 
-#include "schema/hash.h"
+#include "support/hash.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -24,7 +24,7 @@ uint64_t hostId() {
   char space[64] = "";
   [[maybe_unused]] const auto length = readlink("/proc/self/ns/pid", space, sizeof space - 1);
   text += boot + space;
-  return schema::hashOf(text); // equal in every build, unlike std::hash
+  return hashOf(text);
 }
 
 SharedMappings::SharedMappings() {

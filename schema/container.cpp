@@ -3,9 +3,7 @@
 
 #include "schema/limits.h"
 #include "schema/output.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
+#include "support/hash.h"
 
 #include <algorithm>
 #include <atomic>
@@ -42,10 +40,10 @@ struct Header {
   uint64_t indexOffset;
   uint64_t manifestOffset;
   uint64_t manifestBytes;
-  uint8_t manifestDigest[16];
-  uint8_t indexDigest[16];
+  Digest manifestDigest;
+  Digest indexDigest;
   uint8_t padding[16];
-  uint8_t digest[16]; // of the bytes before it: because of the two digests above, of the whole plan
+  Digest digest; // of the bytes before it: because of the two digests above, of the whole plan
 };
 static_assert(sizeof(Header) == 128 && offsetof(Header, version) == 8 && offsetof(Header, headerBytes) == 12 &&
               offsetof(Header, features) == 16 && offsetof(Header, fileBytes) == 24 &&
@@ -58,31 +56,11 @@ static_assert(sizeof(Header) == 128 && offsetof(Header, version) == 8 && offseto
 struct IndexEntry {
   uint64_t offset;
   uint64_t bytes;
-  uint8_t digest[16];
+  Digest digest;
 };
 static_assert(sizeof(IndexEntry) == 32 && offsetof(IndexEntry, bytes) == 8 && offsetof(IndexEntry, digest) == 16);
 
-void digestOf(const void *data, size_t bytes, uint8_t out[16]) {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, bytes));
-  std::memcpy(out, canonical.digest, 16);
-}
-
-bool hasDigest(const void *data, size_t bytes, const uint8_t expected[16]) {
-  uint8_t digest[16];
-  digestOf(data, bytes, digest);
-  return std::memcmp(digest, expected, 16) == 0;
-}
-
-std::string hexadecimal(const uint8_t digest[16]) {
-  std::string text;
-  for (int i = 0; i < 16; ++i) {
-    char two[3];
-    std::snprintf(two, sizeof two, "%02x", digest[i]);
-    text += two;
-  }
-  return text;
-}
+bool hasDigest(const void *data, size_t bytes, const Digest &expected) { return digestOf(data, bytes) == expected; }
 
 uint64_t aligned(uint64_t offset) { return (offset + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -176,7 +154,7 @@ Status ContainerWriter::addManifest(Bytes manifest) {
     return failed("cannot write '" + s.path + "': addManifest must be called once, after create");
   s.header.manifestOffset = s.at;
   s.header.manifestBytes = manifest.size();
-  digestOf(manifest.data(), manifest.size(), s.header.manifestDigest);
+  s.header.manifestDigest = digestOf(manifest.data(), manifest.size());
   if (Status status = s.write(manifest.data(), manifest.size(), s.at); !status.ok())
     return status;
   s.header.indexOffset = aligned(s.at + manifest.size());
@@ -197,7 +175,7 @@ Status ContainerWriter::addSegment(Bytes segment) {
   IndexEntry &entry = s.index[s.added++];
   entry.offset = s.at;
   entry.bytes = segment.size();
-  digestOf(segment.data(), segment.size(), entry.digest);
+  entry.digest = digestOf(segment.data(), segment.size());
   if (Status status = s.write(segment.data(), segment.size(), s.at); !status.ok())
     return status;
   s.at = aligned(s.at + segment.size());
@@ -211,8 +189,8 @@ Status ContainerWriter::finish() {
                   std::to_string(s.index.size()) + " and a manifest");
   const size_t indexBytes = s.index.size() * sizeof(IndexEntry);
   s.header.fileBytes = s.at;
-  digestOf(s.index.data(), indexBytes, s.header.indexDigest);
-  digestOf(&s.header, offsetof(Header, digest), s.header.digest);
+  s.header.indexDigest = digestOf(s.index.data(), indexBytes);
+  s.header.digest = digestOf(&s.header, offsetof(Header, digest));
   s.digest = hexadecimal(s.header.digest);
   if (Status status = s.write(s.index.data(), indexBytes, s.header.indexOffset); !status.ok())
     return status;
@@ -308,10 +286,8 @@ Status Container::State::checkHeader() const {
   if (!hasDigest(&h, offsetof(Header, digest), h.digest))
     return badPlan("damaged: the header does not match its digest");
   if (h.features & ~kKnownFeatures) {
-    char bits[19];
-    std::snprintf(bits, sizeof bits, "0x%llx", static_cast<unsigned long long>(h.features & ~kKnownFeatures));
-    return badPlan("written by a newer compiler: found unknown feature bits " + std::string(bits) +
-                   ", update reshard to read it");
+    return badPlan("written by a newer compiler: found unknown feature bits 0x" +
+                   hexadecimal(h.features & ~kKnownFeatures, 1) + ", update reshard to read it");
   }
   if (bytes < h.fileBytes)
     return truncated(std::to_string(h.fileBytes));
@@ -404,7 +380,7 @@ Status Container::segment(uint32_t rank, Bytes &bytes) const {
 }
 
 std::string Container::segmentDigest(uint32_t rank) const {
-  return {reinterpret_cast<const char *>(state_->index[rank].digest), 16};
+  return {reinterpret_cast<const char *>(state_->index[rank].digest.data()), sizeof(Digest)};
 }
 uint64_t Container::segmentBytes(uint32_t rank) const { return state_->index[rank].bytes; }
 const std::string &Container::digest() const { return state_->digest; }

@@ -1,8 +1,7 @@
 #include "analysis/files/new_folder.h"
 
-#include "schema/hash.h"
-
 #include "analysis/guarded_exit.h"
+#include "support/hash.h"
 
 #include <atomic>
 #include <cerrno>
@@ -160,15 +159,14 @@ std::string insideOf(const std::string &path, const std::string &folder) {
 int64_t NewFolder::ownNumber() {
   char host[256] = "";
   ::gethostname(host, sizeof host - 1);
-  return static_cast<int64_t>(schema::hashOf(host) >> 33 << 32) | getpid();
+  return static_cast<int64_t>(hashOf(host) >> 33 << 32) | getpid();
 }
 
 NewFolder::NewFolder(const std::string &path, int64_t number, bool make)
     : path_(fs::path(path).lexically_normal()), mine_(make) {
   if (!path_.has_filename())
     path_ = path_.parent_path();
-  char host[16];
-  std::snprintf(host, sizeof host, "-%08" PRIx64, static_cast<uint64_t>(number) >> 32);
+  const std::string host = "-" + hexadecimal(static_cast<uint64_t>(number) >> 32, 8);
   temporary_ = path_;
   temporary_ += ".partial-" + std::to_string(number & UINT32_MAX) + host;
   if (!make)

@@ -2,6 +2,7 @@
 
 #include "analysis/flatbuffer_vectors.h"
 #include "analysis/verify/expected.h"
+#include "support/hash.h"
 
 #include <cstdio>
 #include <cstring>
@@ -16,9 +17,7 @@ namespace {
 std::string hex(const std::byte *at, int64_t bytes) {
   uint64_t code = 0;
   std::memcpy(&code, at, static_cast<size_t>(bytes));
-  char text[24];
-  std::snprintf(text, sizeof text, "0x%0*llx", static_cast<int>(2 * bytes), static_cast<unsigned long long>(code));
-  return text;
+  return "0x" + hexadecimal(code, static_cast<size_t>(2 * bytes));
 }
 
 /// Checks the instances of one mesh rank, one at a time.

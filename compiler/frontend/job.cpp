@@ -2,13 +2,11 @@
 
 #include "compiler/frontend/reading.h"
 #include "support/byte_size.h"
+#include "support/hash.h"
 #include "yaml/topology.h"
 
 #include <algorithm>
 #include <unordered_set>
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 namespace reshard {
 
@@ -17,24 +15,16 @@ namespace {
 /// XXH3-128 of the texts of all files from number `first` on, in hexadecimal. Each --set option is such a file. Paths
 /// are not included.
 std::string fingerprint(const Diagnostics &diagnostics, uint32_t first) {
-  XXH3_state_t *state = XXH3_createState();
-  XXH3_128bits_reset(state);
+  Digester digester;
   for (uint32_t file = first; file < diagnostics.files(); ++file) {
     const std::string &text = diagnostics.text(file);
     unsigned char size[8];
     for (int i = 0; i < 8; ++i)
       size[i] = static_cast<unsigned char>(static_cast<uint64_t>(text.size()) >> (8 * i));
-    XXH3_128bits_update(state, size, sizeof(size));
-    XXH3_128bits_update(state, text.data(), text.size());
+    digester.add(size, sizeof(size));
+    digester.add(text.data(), text.size());
   }
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state));
-  XXH3_freeState(state);
-  std::string hexadecimal;
-  for (unsigned char byte : canonical.digest)
-    for (int shift : {4, 0})
-      hexadecimal += "0123456789abcdef"[(byte >> shift) & 15];
-  return hexadecimal;
+  return hexadecimal(digester.digest());
 }
 
 /// Reads a number of bytes, quoted or not.
