@@ -7,12 +7,12 @@
 #include "schema/container.h"
 #include "schema/limits.h"
 #include "schema/manifest.h"
+#include "support/parallel.h"
 
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
-#include <thread>
 
 namespace reshard {
 namespace {
@@ -376,35 +376,40 @@ llvm::Error toError(const std::string &text) {
 llvm::Error addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned threads, schema::ContainerWriter &writer) {
   std::mutex mutex;
   std::condition_variable turn;
-  size_t next = 0, written = 0;
+  size_t written = 0;
   std::optional<llvm::Error> failure;
-  auto work = [&] {
+  std::vector<SegmentBuilder> idle; // kept, because their buffers have grown
+  idle.reserve(threads);
+  parallelFor(ranks.size(), threads, [&](size_t rank) {
     SegmentBuilder builder;
     std::unique_lock lock(mutex);
-    while (next < ranks.size()) {
-      const size_t rank = next++;
-      lock.unlock();
-      llvm::Error error = builder.build(ranks[rank]);
-      lock.lock();
-      turn.wait(lock, [&] { return written == rank; });
-      if (!error && !failure)
-        error = toError(writer.addSegment(builder.bytes()));
-      if (error && failure)
-        llvm::consumeError(std::move(error));
-      else if (error)
-        failure = std::move(error);
-      if (failure)
-        next = ranks.size();
-      ++written;
-      turn.notify_all();
+    if (!idle.empty()) {
+      builder = std::move(idle.back());
+      idle.pop_back();
     }
-  };
-  std::vector<std::thread> helpers;
-  for (size_t t = 1; t < std::min<size_t>(threads, ranks.size()); ++t)
-    helpers.emplace_back(work);
-  work();
-  for (std::thread &helper : helpers)
-    helper.join();
+    lock.unlock();
+    const auto build = [&]() -> llvm::Error {
+      try {
+        return builder.build(ranks[rank]);
+      } catch (const std::bad_alloc &) { // must not end the thread: the others wait for this segment to be written
+        return llvm::createStringError("out of memory for the segment of rank " + std::to_string(rank));
+      }
+    };
+    llvm::Error error = build();
+    lock.lock();
+    turn.wait(lock, [&] { return written == rank || failure; });
+    if (failure) {
+      llvm::consumeError(std::move(error));
+    } else {
+      if (!error)
+        error = toError(writer.addSegment(builder.bytes()));
+      if (error)
+        failure = std::move(error);
+    }
+    ++written;
+    idle.push_back(std::move(builder));
+    turn.notify_all();
+  });
   return failure ? std::move(*failure) : llvm::Error::success();
 }
 

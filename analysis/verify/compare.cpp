@@ -1,8 +1,8 @@
 #include "analysis/verify/compare.h"
 
 #include "analysis/flatbuffer_vectors.h"
-#include "analysis/parallel.h"
 #include "analysis/verify/expected.h"
+#include "support/parallel.h"
 
 #include <algorithm>
 #include <cstring>

@@ -4,7 +4,7 @@
 #include "analysis/files/memory.h"
 #include "analysis/layout/element_ranges.h"
 #include "analysis/layout/quantized_views.h"
-#include "analysis/parallel.h"
+#include "support/parallel.h"
 
 #include <algorithm>
 #include <functional>

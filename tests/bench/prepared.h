@@ -9,6 +9,7 @@
 #include "compiler/compile.h"
 #include "executor/reshard.h"
 #include "executor/transport.h"
+#include "support/parallel.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -48,8 +49,7 @@ public:
     CompileResult result;
     Diagnostics diagnostics;
     if (!compileJob(RESHARD_SOURCE_DIR "/" + job, options, result, diagnostics) ||
-        errorToBool(writePlan(result.module, result.statistics, path, 0).takeError()) ||
-        !Plan::open(path, plan_).ok())
+        errorToBool(writePlan(result.module, result.statistics, path, 0).takeError()) || !Plan::open(path, plan_).ok())
       fail(diagnostics.text());
     memory_ = std::make_unique<analysis::Memory>(*plan_);
     for (uint32_t e : {0u, 1u})
@@ -144,8 +144,8 @@ public:
   /// Runs the copies; returns the seconds.
   double run() const {
     const double begin = analysis::now();
-    analysis::parallelFor(ranges_.size(), threads(),
-                          [&](size_t i) { std::memcpy(ranges_[i].to, ranges_[i].from, ranges_[i].bytes); });
+    parallelFor(ranges_.size(), threads(),
+                [&](size_t i) { std::memcpy(ranges_[i].to, ranges_[i].from, ranges_[i].bytes); });
     return analysis::now() - begin;
   }
 

@@ -108,7 +108,7 @@ private:
     return all;
   }
   template <class Work> void forEach(Work work) const {
-    analysis::parallelFor(parts_.size(), threads(), [&](size_t i) { work(parts_[i]); });
+    parallelFor(parts_.size(), threads(), [&](size_t i) { work(parts_[i]); });
   }
   template <class Work> void forEachMatrix(Work work) const {
     for (const Part &part : parts_)
@@ -117,7 +117,7 @@ private:
   }
   void findTensorScales() const {
     std::vector<float> found(parts_.size());
-    analysis::parallelFor(parts_.size(), threads(), [&](size_t i) {
+    parallelFor(parts_.size(), threads(), [&](size_t i) {
       const auto &[m, wide, first, count, matrixAmax] = parts_[i];
       found[i] = amax(m.wide, wide + first * m.columns * itemBytes(m.wide), {1, count * m.columns, 0, 0});
     });

@@ -37,7 +37,7 @@ public:
   /// Runs the copies; returns the seconds.
   double run() const {
     const double begin = analysis::now();
-    analysis::parallelFor(ends_.size(), threads(), [&](size_t i) {
+    parallelFor(ends_.size(), threads(), [&](size_t i) {
       for (size_t r = i == 0 ? 0 : ends_[i - 1]; r < ends_[i]; ++r)
         std::memcpy(rows_[r].to, rows_[r].from, rows_[r].bytes);
     });

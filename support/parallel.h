@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard {
 
 /// Calls work(i) for each i below `count` on `threads` threads, or fewer if the system cannot start more. Calls
 /// `progress`, if given, on this thread. After the first exception no thread starts another item; the exception is
@@ -47,4 +47,4 @@ void parallelFor(size_t count, unsigned threads, Work work, const std::function<
     std::rethrow_exception(first);
 }
 
-} // namespace reshard::analysis
+} // namespace reshard

@@ -1,8 +1,6 @@
 // Parallel loops end on all threads if one thread fails, and report the first failure.
 
-#include "analysis/files/new_folder.h"
-#include "analysis/parallel.h"
-#include "analysis/work_deadline.h"
+#include "support/parallel.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +9,7 @@
 #include <new>
 #include <stdexcept>
 
-using namespace reshard::analysis;
+using namespace reshard;
 
 TEST(Parallel, EveryItemOnce) {
   for (const unsigned threads : {1u, 4u, 64u}) {
@@ -46,21 +44,4 @@ TEST(Parallel, ExceptionsAreRethrown) {
   }
   EXPECT_THROW(
       parallelFor(10, 1, [](size_t) {}, [](double) { throw std::runtime_error("progress"); }), std::runtime_error);
-}
-
-TEST(WorkDeadline, EndsWorkOnEveryThread) {
-  try {
-    const WorkDeadline deadline("the check", 0.05);
-    parallelFor(4, 4, [](size_t) {
-      while (true)
-        WorkDeadline::spend(1000);
-    });
-    FAIL();
-  } catch (const Failure &failure) {
-    EXPECT_EQ(failure.code, kFailure);
-    EXPECT_EQ(failure.message, "the check did not finish within the deadline of 0.05 s (--timeout)");
-  }
-  WorkDeadline::spend(1 << 30); // the deadline no longer exists
-  const WorkDeadline none("nothing", 0);
-  WorkDeadline::spend(1 << 30);
 }
