@@ -1,6 +1,6 @@
 #include "analysis/common.h"
 
-#include "schema/output.h"
+#include "support/atomic_file.h"
 #include "support/byte_size.h"
 #include "support/nearest.h"
 
@@ -195,24 +195,10 @@ std::function<std::string(const std::string &)> setChoice(std::string &text, std
   };
 }
 
-std::string writeFile(const std::string &path, const std::string &text) {
-  const schema::Output output = schema::outputAt(path);
-  const std::string temporary = output.direct ? output.path : output.path + ".tmp" + std::to_string(getpid());
-  std::FILE *file = std::fopen(temporary.c_str(), "wb");
-  const bool written = file && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const bool closed = file && std::fclose(file) == 0;
-  if (written && closed && (output.direct || std::rename(temporary.c_str(), output.path.c_str()) == 0))
-    return {};
-  const std::string error = "cannot write '" + path + "': " + std::strerror(errno);
-  if (!output.direct)
-    std::remove(temporary.c_str());
-  return error;
-}
-
 bool refuseOutput(const char *command, const char *option, const std::string &output,
                   const std::vector<std::string> &inputs) {
   for (const std::string &input : inputs)
-    if (!output.empty() && schema::sameFile(output, input)) {
+    if (!output.empty() && sameFile(output, input)) {
       printError(command, "option '" + std::string(option) + "': '" + output + "' would overwrite the input '" + input +
                               "', expected another file");
       return true;
@@ -222,15 +208,15 @@ bool refuseOutput(const char *command, const char *option, const std::string &ou
 
 bool refuseSameOutput(const char *command, const char *option, const std::string &output, const char *other,
                       const std::string &otherOutput) {
-  if (output.empty() || otherOutput.empty() || schema::outputAt(output).direct || schema::outputAt(otherOutput).direct)
+  if (output.empty() || otherOutput.empty() || outputAt(output).direct || outputAt(otherOutput).direct)
     return false;
   std::error_code error;
   const auto one =
-      std::filesystem::weakly_canonical(std::filesystem::absolute(schema::outputAt(output).path, error), error);
+      std::filesystem::weakly_canonical(std::filesystem::absolute(outputAt(output).path, error), error);
   if (error) // the write reports the cause
     return false;
   const auto two =
-      std::filesystem::weakly_canonical(std::filesystem::absolute(schema::outputAt(otherOutput).path, error), error);
+      std::filesystem::weakly_canonical(std::filesystem::absolute(outputAt(otherOutput).path, error), error);
   if (error || one != two)
     return false;
   printError(command, "options '" + std::string(other) + "' and '" + option + "' both write '" + output +

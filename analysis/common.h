@@ -60,10 +60,6 @@ void printError(const char *command, const std::string &message);
 /// 'schedule'", or empty.
 std::string explain(const std::exception &exception, const std::string &doing = {});
 
-/// Writes a file atomically: to a temporary file, then by rename. A symbolic link is kept and the file that it names is
-/// replaced. A device, FIFO or /dev/stdout is written directly. Returns an error text, empty on success.
-std::string writeFile(const std::string &path, const std::string &text);
-
 /// Whether the output file of `option` is one of the inputs and would overwrite it; if so, prints an error.
 bool refuseOutput(const char *command, const char *option, const std::string &output,
                   const std::vector<std::string> &inputs);

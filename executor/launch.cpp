@@ -1,6 +1,7 @@
 #include "executor/launch.h"
 
 #include "executor/channel.h"
+#include "support/atomic_file.h"
 
 #include <cerrno>
 #include <charconv>
@@ -50,14 +51,7 @@ Status broadcastByFile(const std::string &path, uint32_t rank, std::byte *data, 
   if (rank == 0) {
     if (std::filesystem::exists(path, error))
       return failed("'" + path + "' already exists, expected a new file for each launch");
-    const std::string temporary = path + ".partial-" + std::to_string(getpid());
-    std::ofstream file(temporary, std::ios::binary);
-    file.write(reinterpret_cast<const char *>(data), static_cast<std::streamsize>(bytes));
-    file.close();
-    if (!file)
-      return failed("cannot write '" + temporary + "': " + std::strerror(errno));
-    std::filesystem::rename(temporary, path, error);
-    return error ? failed("cannot write '" + path + "': " + error.message()) : Status();
+    return writeFile(path, {reinterpret_cast<const char *>(data), bytes});
   }
   while (!std::filesystem::exists(path, error)) {
     if (passed(deadline))

@@ -2,19 +2,13 @@
 #include "schema/container.h"
 
 #include "schema/limits.h"
-#include "schema/output.h"
+#include "support/atomic_file.h"
 #include "support/hash.h"
+#include "support/mapped_file.h"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 namespace reshard::schema {
 namespace {
@@ -67,49 +61,17 @@ uint64_t aligned(uint64_t offset) { return (offset + kAlignment - 1) / kAlignmen
 } // namespace
 
 struct ContainerWriter::State {
-  std::string path, temporary; // `temporary` is empty if the path is written to directly
-  bool direct = false;
-  int file = -1;
+  std::string path;
+  AtomicFile file;
   Header header{};
   std::vector<IndexEntry> index;
   size_t added = 0;
   uint64_t at = 0;
   std::string digest;
-
-  /// Abandons the file and returns the error for errno; `what` names the failed action.
-  Status failure(const char *what) {
-    Status status = failed("cannot " + std::string(what) + " '" + path + "': " + std::strerror(errno));
-    abandon();
-    return status;
-  }
-
-  void abandon() {
-    if (file >= 0)
-      ::close(file);
-    file = -1;
-    if (!temporary.empty())
-      ::unlink(temporary.c_str());
-    temporary.clear();
-  }
-
-  Status write(const void *data, size_t bytes, uint64_t offset) {
-    const char *from = static_cast<const char *>(data);
-    while (bytes > 0) {
-      const ssize_t n = ::pwrite(file, from, bytes, static_cast<off_t>(offset));
-      if (n < 0 && errno == EINTR)
-        continue;
-      if (n <= 0)
-        return failure("write");
-      from += n;
-      offset += static_cast<uint64_t>(n);
-      bytes -= static_cast<size_t>(n);
-    }
-    return {};
-  }
 };
 
 ContainerWriter::ContainerWriter() : state_(std::make_unique<State>()) {}
-ContainerWriter::~ContainerWriter() { state_->abandon(); }
+ContainerWriter::~ContainerWriter() = default;
 
 Status ContainerWriter::create(const std::string &path, uint32_t segments, uint64_t features) {
   State &s = *state_;
@@ -117,27 +79,10 @@ Status ContainerWriter::create(const std::string &path, uint32_t segments, uint6
   if (segments == 0 || segments > kMaxSegments)
     return failed("cannot write '" + path + "': found " + std::to_string(segments) + " ranks, expected 1 to " +
                   std::to_string(kMaxSegments));
-  const Output output = outputAt(path);
-  s.path = output.path;
-  s.direct = output.direct;
-  if (s.direct) { // the header is written last, and a pipe cannot seek: an unnamed file holds the bytes until finish()
-    std::FILE *nameless = std::tmpfile();
-    s.file = nameless ? ::fcntl(::fileno(nameless), F_DUPFD_CLOEXEC, 0) : -1;
-    if (nameless)
-      std::fclose(nameless);
-  }
-  // In the same folder, so that the rename is atomic; not by mkstemp, so that the umask determines the mode.
-  static std::atomic<unsigned> serial{0};
-  while (!s.direct) {
-    s.temporary = s.path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(serial++);
-    s.file = ::open(s.temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (s.file >= 0 || errno != EEXIST)
-      break;
-  }
-  if (s.file < 0) {
-    s.temporary.clear();
-    return s.failure("create");
-  }
+  Result<AtomicFile> file = AtomicFile::create(path);
+  if (!file.ok())
+    return file.status();
+  s.file = std::move(*file);
   std::memcpy(s.header.magic, kMagic, sizeof kMagic);
   s.header.version = kVersion;
   s.header.headerBytes = sizeof(Header);
@@ -150,12 +95,12 @@ Status ContainerWriter::create(const std::string &path, uint32_t segments, uint6
 
 Status ContainerWriter::addManifest(Bytes manifest) {
   State &s = *state_;
-  if (s.file < 0 || s.header.manifestOffset != 0)
+  if (!s.file.open() || s.header.manifestOffset != 0)
     return failed("cannot write '" + s.path + "': addManifest must be called once, after create");
   s.header.manifestOffset = s.at;
   s.header.manifestBytes = manifest.size();
   s.header.manifestDigest = digestOf(manifest.data(), manifest.size());
-  if (Status status = s.write(manifest.data(), manifest.size(), s.at); !status.ok())
+  if (Status status = s.file.write(manifest.data(), manifest.size(), s.at); !status.ok())
     return status;
   s.header.indexOffset = aligned(s.at + manifest.size());
   s.at = aligned(s.header.indexOffset + s.index.size() * sizeof(IndexEntry));
@@ -164,11 +109,11 @@ Status ContainerWriter::addManifest(Bytes manifest) {
 
 Status ContainerWriter::addSegment(Bytes segment) {
   State &s = *state_;
-  if (s.file < 0 || s.header.manifestOffset == 0 || s.added == s.index.size())
+  if (!s.file.open() || s.header.manifestOffset == 0 || s.added == s.index.size())
     return failed("cannot write '" + s.path + "': found segment " + std::to_string(s.added + 1) + ", expected " +
                   std::to_string(s.index.size()) + " segments, after the manifest");
   if (segment.size() >= kMaxSegmentBytes) {
-    s.abandon();
+    s.file.abandon();
     return failed("cannot write '" + s.path + "': the segment of rank " + std::to_string(s.added) + " has " +
                   std::to_string(segment.size()) + " bytes, expected fewer than " + std::to_string(kMaxSegmentBytes));
   }
@@ -176,7 +121,7 @@ Status ContainerWriter::addSegment(Bytes segment) {
   entry.offset = s.at;
   entry.bytes = segment.size();
   entry.digest = digestOf(segment.data(), segment.size());
-  if (Status status = s.write(segment.data(), segment.size(), s.at); !status.ok())
+  if (Status status = s.file.write(segment.data(), segment.size(), s.at); !status.ok())
     return status;
   s.at = aligned(s.at + segment.size());
   return {};
@@ -184,7 +129,7 @@ Status ContainerWriter::addSegment(Bytes segment) {
 
 Status ContainerWriter::finish() {
   State &s = *state_;
-  if (s.file < 0 || s.header.manifestOffset == 0 || s.added != s.index.size())
+  if (!s.file.open() || s.header.manifestOffset == 0 || s.added != s.index.size())
     return failed("cannot write '" + s.path + "': found " + std::to_string(s.added) + " segments, expected " +
                   std::to_string(s.index.size()) + " and a manifest");
   const size_t indexBytes = s.index.size() * sizeof(IndexEntry);
@@ -192,24 +137,12 @@ Status ContainerWriter::finish() {
   s.header.indexDigest = digestOf(s.index.data(), indexBytes);
   s.header.digest = digestOf(&s.header, offsetof(Header, digest));
   s.digest = hexadecimal(s.header.digest);
-  if (Status status = s.write(s.index.data(), indexBytes, s.header.indexOffset); !status.ok())
+  if (Status status = s.file.write(s.index.data(), indexBytes, s.header.indexOffset); !status.ok())
     return status;
-  if (Status status = s.write(&s.header, sizeof s.header, 0); !status.ok())
+  if (Status status = s.file.write(&s.header, sizeof s.header, 0); !status.ok())
     return status;
-  if (::ftruncate(s.file, static_cast<off_t>(s.at)) != 0)
-    return s.failure("write");
   // No fsync: a plan that a power failure leaves incomplete does not match its digests, and can be compiled again.
-  if (s.direct) {
-    Status status = writeThrough(s.file, s.path);
-    s.abandon();
-    return status;
-  }
-  const int closed = ::close(s.file);
-  s.file = -1;
-  if (closed != 0 || ::rename(s.temporary.c_str(), s.path.c_str()) != 0)
-    return s.failure("write");
-  s.temporary.clear();
-  return {};
+  return s.file.commit(s.at);
 }
 
 const std::string &ContainerWriter::digest() const { return state_->digest; }
@@ -217,23 +150,12 @@ int64_t ContainerWriter::bytes() const { return static_cast<int64_t>(state_->at)
 
 struct Container::State {
   std::string path;
+  MappedFile file;
   const std::byte *data = nullptr;
   size_t bytes = 0;
   const Header *header = nullptr;
   const IndexEntry *index = nullptr;
   std::string digest;
-
-  ~State() {
-    if (data)
-      ::munmap(const_cast<std::byte *>(data), bytes);
-  }
-
-  /// Prefetches a range. The mapping itself reads page by page, so that other ranks' segments are not read.
-  void willNeed(uint64_t offset, uint64_t length) const {
-    static const uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-    const uint64_t begin = offset / page * page;
-    ::madvise(const_cast<std::byte *>(data) + begin, offset + length - begin, MADV_WILLNEED);
-  }
 
   /// Whether all bytes of a range are zero. Padding must be, so that no byte of a plan can change without an error.
   bool zero(uint64_t begin, uint64_t end) const {
@@ -306,7 +228,7 @@ Status Container::State::checkHeader() const {
 Status Container::State::checkIndex() {
   const Header &h = *header;
   const uint64_t indexEnd = h.indexOffset + indexBytes(), firstSegment = aligned(indexEnd);
-  willNeed(0, indexEnd);
+  file.willNeed(0, indexEnd);
   index = reinterpret_cast<const IndexEntry *>(data + h.indexOffset);
   if (!hasDigest(data + h.manifestOffset, h.manifestBytes, h.manifestDigest))
     return badPlan("damaged: the manifest does not match its digest");
@@ -333,24 +255,17 @@ Container::Container(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Container::~Container() = default;
 
 Status Container::open(const std::string &path, std::unique_ptr<Container> &container) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // or opening a FIFO would block
-  if (file < 0)
-    return badPlan("cannot open '" + path + "': " + std::strerror(errno));
-  struct stat status{};
+  Result<MappedFile> file = MappedFile::open(path);
+  if (!file.ok())
+    return badPlan(file.status().message());
+  if (file->bytes() == 0)
+    return badPlan("'" + path + "': not a plan: the file is empty");
   auto state = std::make_unique<State>();
   state->path = path;
-  if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) {
-    ::close(file);
-    return badPlan("'" + path +
-                   "': not a plan: " + (S_ISREG(status.st_mode) ? "the file is empty" : "it is not a regular file"));
-  }
-  state->bytes = static_cast<size_t>(status.st_size);
-  void *map = ::mmap(nullptr, state->bytes, PROT_READ, MAP_PRIVATE, file, 0);
-  ::close(file);
-  if (map == MAP_FAILED)
-    return badPlan("cannot map '" + path + "': " + std::strerror(errno));
-  state->data = static_cast<const std::byte *>(map);
-  ::madvise(map, state->bytes, MADV_RANDOM); // no read-ahead into other ranks' segments
+  state->file = std::move(*file);
+  state->data = state->file.data();
+  state->bytes = state->file.bytes();
+  state->file.readOnDemand(); // no read-ahead into other ranks' segments
   if (Status status = state->check(); !status.ok())
     return std::move(status).withPrefix("'" + path + "': ");
   container.reset(new Container(std::move(state)));
@@ -368,7 +283,7 @@ Status Container::segment(uint32_t rank, Bytes &bytes) const {
                    std::to_string(segments() - 1));
   const IndexEntry &entry = state_->index[rank];
   const uint64_t end = aligned(entry.offset + entry.bytes);
-  state_->willNeed(entry.offset, end - entry.offset);
+  state_->file.willNeed(entry.offset, end - entry.offset);
   if (!hasDigest(state_->data + entry.offset, entry.bytes, entry.digest))
     return badPlan("'" + state_->path + "': damaged: the segment of rank " + std::to_string(rank) +
                    " does not match its digest");

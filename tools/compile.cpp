@@ -6,7 +6,7 @@
 #include "compiler/pass.h"
 #include "executor/load.h"
 #include "ir/text.h"
-#include "schema/output.h"
+#include "support/atomic_file.h"
 #include "support/byte_size.h"
 
 #include <malloc.h>
@@ -83,7 +83,7 @@ Json counts(const Statistics &s) {
 void saveReproducer(const std::string &output, const CompileResult &result) {
   if (result.failedPass.empty())
     return;
-  const bool file = !output.empty() && !schema::outputAt(output).direct;
+  const bool file = !output.empty() && !outputAt(output).direct;
   const std::string path = (file ? output : std::string("reshard")) + ".failed.rir";
   std::string rest;
   bool on = false;
@@ -92,7 +92,7 @@ void saveReproducer(const std::string &output, const CompileResult &result) {
     if (on)
       rest += (rest.empty() ? "" : ",") + std::string(pass.name);
   }
-  if (writeFile(path, printed(result.module)).empty())
+  if (writeFile(path, printed(result.module)).ok())
     std::fprintf(stderr, "%s: note: the IR before the failed pass is in '%s'; to continue from it: %s %s --passes=%s\n",
                  kName, path.c_str(), kName, path.c_str(), rest.c_str());
 }
@@ -141,8 +141,8 @@ int describe(const Options &options) {
   const std::string text = describeModel(checkpoint.tensors, options.describe, config);
   if (options.output.empty()) {
     std::cout << text;
-  } else if (const std::string error = writeFile(options.output, text); !error.empty()) {
-    printError(kName, error);
+  } else if (const Status written = writeFile(options.output, text); !written.ok()) {
+    printError(kName, written.message());
     return kFailure;
   }
   return kDone;
@@ -186,7 +186,7 @@ Pinned pinnedOf(const Plan &plan) {
 /// pipe and cannot be read back.
 int64_t sameSegments(const Plan &before, const std::string &path) {
   std::unique_ptr<Plan> after;
-  if (schema::outputAt(path).direct || !Plan::open(path, after).ok())
+  if (outputAt(path).direct || !Plan::open(path, after).ok())
     return 0;
   int64_t same = 0;
   for (uint32_t rank = 0; rank < std::min(before.world(), after->world()); ++rank)
@@ -245,7 +245,7 @@ int compile(const std::string &job, Options &options) {
   if (replaces(options, inputs) || replacesStored(options, job, result.module.layout))
     return kUsage;
 
-  std::FILE *messageStream = schema::outputAt(options.output).direct
+  std::FILE *messageStream = outputAt(options.output).direct
                                  ? stderr
                                  : stdout; // keeps the plan apart from messages if it is written to standard output
   WrittenPlan plan;
@@ -264,8 +264,8 @@ int compile(const std::string &job, Options &options) {
                    static_cast<long long>(sameSegments(*old, options.output)), old->world(), options.keep.c_str());
   } else if (options.output.empty()) {
     std::cout << printed(result.module);
-  } else if (const std::string error = writeFile(options.output, printed(result.module)); !error.empty()) {
-    printError(kName, error);
+  } else if (const Status written = writeFile(options.output, printed(result.module)); !written.ok()) {
+    printError(kName, written.message());
     return kFailure;
   }
 
@@ -295,8 +295,8 @@ int compile(const std::string &job, Options &options) {
       json["pinned_segments"] = options.emit == "plan" ? sameSegments(*old, options.output) : 0;
     json["time_ms"] = {{"total", (now() - begin) * 1e3}, {"passes", passTimes}};
     json["peak_rss_bytes"] = peakRssBytes();
-    if (const std::string error = writeFile(options.report, json.dump(2) + "\n"); !error.empty()) {
-      printError(kName, error);
+    if (const Status written = writeFile(options.report, json.dump(2) + "\n"); !written.ok()) {
+      printError(kName, written.message());
       return kFailure;
     }
   }

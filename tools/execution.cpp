@@ -11,6 +11,7 @@
 #include "executor/launch.h"
 #include "executor/mappings.h"
 #include "executor/reshard.h"
+#include "support/atomic_file.h"
 #include "support/byte_size.h"
 #include "tools/execution_options.h"
 
@@ -478,9 +479,9 @@ private:
                        {"copied", modelFiles_.names},
                        {"peak_rss_bytes", peakRssBytes()}};
     if (!options_.report.empty())
-      throwOnError(writeFile(options_.report, json.dump(2) + "\n"), kFailure);
+      throwOnError(writeFile(options_.report, json.dump(2) + "\n").message(), kFailure);
     if (!options_.trace.empty())
-      throwOnError(writeFile(options_.trace, trace_.text()), kFailure);
+      throwOnError(writeFile(options_.trace, trace_.text()).message(), kFailure);
     std::printf("  %-10s %12s in %u ranks\n", "moved", humanBytes(static_cast<double>(bytes)).c_str(), plan_->world());
     std::printf("  %-10s %12s\n", "local", humanBytes(static_cast<double>(manifest.bytes_local())).c_str());
     std::printf("  %-10s %12s in %llu messages\n", "remote",

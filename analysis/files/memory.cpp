@@ -60,14 +60,14 @@ Memory::~Memory() {
 void Memory::release() const {
   for (const auto &checkpoint : checkpoints_)
     for (const auto &file : checkpoint->files)
-      file->release();
+      file.release();
 }
 
 std::string Memory::changed() const {
   for (const auto &checkpoint : checkpoints_)
     for (const auto &file : checkpoint->files)
-      if (std::string text = file->changed(); !text.empty())
-        return text;
+      if (const Status status = file.unchanged(); !status.ok())
+        return status.message();
   return {};
 }
 

@@ -44,7 +44,7 @@ public:
 
   /// Releases the pages of all files (MappedFile::release).
   void release() const;
-  /// An error text if an opened file was changed since (MappedFile::changed), else empty.
+  /// An error text if an opened file was changed since (MappedFile::unchanged), else empty.
   std::string changed() const;
 
   const std::vector<MeshRankMemory> &rankMemories() const { return rankMemories_; }

@@ -1,17 +1,14 @@
 #include "analysis/files/safetensors.h"
 
 #include "analysis/common.h"
+#include "support/atomic_file.h"
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
-#include <fcntl.h>
 #include <optional>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <unordered_set>
 
@@ -23,37 +20,6 @@ namespace {
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000; // as in the safetensors package
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 50;
-
-std::string systemError(const char *what, const std::string &path) {
-  return "cannot " + std::string(what) + " '" + path + "': " + std::strerror(errno);
-}
-
-/// Maps a whole file for reading. Empty files map to nothing.
-std::string mapFile(const std::string &path, std::byte *&data, uint64_t &bytes, struct stat &status,
-                    bool writable = false) {
-  const int file = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC |
-                                            O_NONBLOCK); // O_NONBLOCK: opening a FIFO must not block
-  if (file < 0)
-    return systemError("open", path);
-  std::string error;
-  if (::fstat(file, &status) != 0) {
-    error = systemError("read", path);
-  } else if (!S_ISREG(status.st_mode)) {
-    error = "'" + path + "' is not a regular file";
-  } else {
-    bytes = static_cast<uint64_t>(status.st_size);
-    data = nullptr;
-    if (bytes > 0) {
-      void *map = ::mmap(nullptr, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, file, 0);
-      if (map == MAP_FAILED)
-        error = systemError("map", path);
-      else
-        data = static_cast<std::byte *>(map);
-    }
-  }
-  ::close(file);
-  return error;
-}
 
 /// Reads a JSON object in one pass, which is several times faster than building a tree. Also finds errors that a tree
 /// hides: repeated keys and unbounded nesting.
@@ -203,9 +169,21 @@ private:
   }
 };
 
-std::string readEntry(const std::string &path, const HeaderReader::Entry &entry, std::byte *data, uint64_t dataBytes,
-                      TensorView &view, uint64_t &begin) {
-  auto refuse = [&](const std::string &why) { return "'" + path + "': tensor '" + entry.name + "': " + why; };
+/// The data of a file, after its header.
+struct FileData {
+  const std::string &path;
+  std::byte *begin;
+  uint64_t bytes;
+};
+
+/// A tensor of a file and where its data begins.
+struct PlacedTensor {
+  TensorView view;
+  uint64_t begin = 0;
+};
+
+std::string readEntry(const HeaderReader::Entry &entry, const FileData &data, PlacedTensor &tensor) {
+  auto refuse = [&](const std::string &why) { return "'" + data.path + "': tensor '" + entry.name + "': " + why; };
   if (!entry.dtype || !entry.shape || !entry.offsets || entry.offsets->size() != 2)
     return refuse("expected dtype, shape and data_offsets");
   const auto dtype = schema::dtypeFromSafetensors(*entry.dtype);
@@ -215,47 +193,28 @@ std::string readEntry(const std::string &path, const HeaderReader::Entry &entry,
   for (const std::optional<uint64_t> &length : *entry.shape) {
     if (!length || *length > kMaxFileBytes)
       return refuse("a length in its shape is not an unsigned integer, or is too large");
-    view.shape.push_back(static_cast<int64_t>(*length));
+    tensor.view.shape.push_back(static_cast<int64_t>(*length));
     if (__builtin_mul_overflow(bytes, *length, &bytes))
       return refuse("its shape is too large");
   }
   if (!(*entry.offsets)[0] || !(*entry.offsets)[1])
     return refuse("its data_offsets are not unsigned integers");
-  begin = *(*entry.offsets)[0];
+  const uint64_t begin = *(*entry.offsets)[0];
   const uint64_t end = *(*entry.offsets)[1];
-  if (begin > end || end > dataBytes)
+  if (begin > end || end > data.bytes)
     return refuse("its data_offsets lie outside the file");
   if (end - begin != bytes)
     return refuse("its shape and dtype need " + std::to_string(bytes) + " bytes, but its data_offsets span " +
                   std::to_string(end - begin));
-  view.file = path;
-  view.dtype = *dtype;
-  view.bytes = static_cast<int64_t>(bytes);
-  view.data = data + begin;
+  tensor.begin = begin;
+  tensor.view.file = data.path;
+  tensor.view.dtype = *dtype;
+  tensor.view.bytes = static_cast<int64_t>(bytes);
+  tensor.view.data = data.begin + begin;
   return {};
 }
 
 } // namespace
-
-void MappedFile::release() const { ::madvise(data_, bytes_, MADV_DONTNEED); }
-
-std::string MappedFile::changed() const {
-  struct stat now{};
-  // A file that was replaced or removed is still mapped unchanged.
-  if (path_.empty() || ::stat(path_.c_str(), &now) != 0 || now.st_dev != status_.st_dev || now.st_ino != status_.st_ino)
-    return {};
-  if (now.st_size != status_.st_size)
-    return "'" + path_ + "' changed during the run: its size was " + std::to_string(status_.st_size) +
-           " bytes and is now " + std::to_string(now.st_size) + " bytes";
-  if (now.st_mtim.tv_sec != status_.st_mtim.tv_sec || now.st_mtim.tv_nsec != status_.st_mtim.tv_nsec)
-    return "'" + path_ + "' changed during the run: its modification time differs";
-  return {};
-}
-
-MappedFile::~MappedFile() {
-  if (data_)
-    ::munmap(data_, bytes_);
-}
 
 std::string rankFile(uint32_t rank) {
   char name[40];
@@ -264,12 +223,12 @@ std::string rankFile(uint32_t rank) {
 }
 
 std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, bool writable) {
-  std::byte *data = nullptr;
-  uint64_t bytes = 0;
-  struct stat status{};
-  if (std::string error = mapFile(path, data, bytes, status, writable); !error.empty())
-    return error;
-  checkpoint.files.push_back(std::make_unique<MappedFile>(data, bytes, path, status));
+  Result<MappedFile> file = MappedFile::open(path, writable ? MappedFile::Access::write : MappedFile::Access::read);
+  if (!file.ok())
+    return file.status().message();
+  std::byte *data = file->data();
+  const uint64_t bytes = file->bytes();
+  checkpoint.files.push_back(std::move(*file));
   if (bytes < 8)
     return "'" + path + "': truncated: found " + std::to_string(bytes) + " bytes, a safetensors file has at least 8";
   uint64_t headerBytes = 0;
@@ -280,17 +239,16 @@ std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, boo
   HeaderReader header;
   if (std::string error = header.read(path, {reinterpret_cast<const char *>(data) + 8, headerBytes}); !error.empty())
     return error;
-  const uint64_t dataBytes = bytes - 8 - headerBytes;
+  const FileData contents{path, data + 8 + headerBytes, bytes - 8 - headerBytes};
   std::vector<std::pair<uint64_t, uint64_t>> ranges;
   for (const HeaderReader::Entry &entry : header.entries) {
     if (entry.name == "__metadata__")
       continue;
-    TensorView view;
-    uint64_t begin = 0;
-    if (std::string error = readEntry(path, entry, data + 8 + headerBytes, dataBytes, view, begin); !error.empty())
+    PlacedTensor tensor;
+    if (std::string error = readEntry(entry, contents, tensor); !error.empty())
       return error;
-    ranges.emplace_back(begin, begin + static_cast<uint64_t>(view.bytes));
-    if (const auto [at, added] = checkpoint.tensors.try_emplace(entry.name, std::move(view)); !added)
+    ranges.emplace_back(tensor.begin, tensor.begin + static_cast<uint64_t>(tensor.view.bytes));
+    if (const auto [at, added] = checkpoint.tensors.try_emplace(entry.name, std::move(tensor.view)); !added)
       return "'" + path + "': tensor '" + entry.name + "' is also in '" + at->second.file + "'";
   }
   std::sort(ranges.begin(), ranges.end());
@@ -301,8 +259,8 @@ std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, boo
              std::to_string(std::min(begin, next));
     next = end;
   }
-  if (next != dataBytes)
-    return "'" + path + "': damaged: the file has " + std::to_string(dataBytes) +
+  if (next != contents.bytes)
+    return "'" + path + "': damaged: the file has " + std::to_string(contents.bytes) +
            " bytes of data, but its tensors have " + std::to_string(next);
   return {};
 }
@@ -311,17 +269,15 @@ std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bo
   const std::string index = folder + "/model.safetensors.index.json";
   if (::access(index.c_str(), F_OK) != 0)
     return readSafetensors(folder + "/model.safetensors", checkpoint, writable);
-  std::byte *data = nullptr;
-  uint64_t bytes = 0;
-  struct stat status{};
-  if (std::string error = mapFile(index, data, bytes, status); !error.empty())
-    return error;
-  const MappedFile unmap(data, bytes);
+  const Result<MappedFile> text = MappedFile::open(index);
+  if (!text.ok())
+    return text.status().message();
   IndexReader json;
-  if (bytes > kMaxHeaderBytes)
-    return "'" + index + "': too large: " + std::to_string(bytes) + " bytes, expected at most " +
+  if (text->bytes() > kMaxHeaderBytes)
+    return "'" + index + "': too large: " + std::to_string(text->bytes()) + " bytes, expected at most " +
            std::to_string(kMaxHeaderBytes);
-  if (std::string error = json.read(index, {reinterpret_cast<const char *>(data), bytes}); !error.empty())
+  if (std::string error = json.read(index, {reinterpret_cast<const char *>(text->data()), text->bytes()});
+      !error.empty())
     return error;
   if (!json.found)
     return "'" + index + "': 'weight_map' is missing";
@@ -368,21 +324,11 @@ std::string createFile(const std::string &path, const std::vector<TensorSpec> &u
   header += "}";
   header.resize((header.size() + 7) / 8 * 8, ' ');
   const uint64_t headerBytes = header.size(), total = 8 + headerBytes + next;
-  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (file < 0)
-    return systemError("create", path);
-  std::string error;
-  void *map = MAP_FAILED;
-  if (const int code = ::posix_fallocate(file, 0, static_cast<off_t>(total));
-      code != 0) // reports a full disk here; writing to the mapping would raise a signal
-    error = "cannot reserve " + std::to_string(total) + " bytes for '" + path + "': " + std::strerror(code);
-  else if ((map = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)) == MAP_FAILED)
-    error = systemError("map", path);
-  ::close(file);
-  if (!error.empty())
-    return error;
-  auto *data = static_cast<std::byte *>(map);
-  checkpoint.files.push_back(std::make_unique<MappedFile>(data, total));
+  Result<MappedFile> file = MappedFile::create(path, total);
+  if (!file.ok())
+    return file.status().message();
+  std::byte *data = file->data();
+  checkpoint.files.push_back(std::move(*file));
   std::memcpy(data, &headerBytes, 8);
   std::memcpy(data + 8, header.data(), header.size());
   std::byte *at = data + 8 + headerBytes;
@@ -427,7 +373,7 @@ std::string createCheckpoint(const std::string &folder, const std::vector<Tensor
   }
   const std::string text = "{\n  \"metadata\": {\n    \"total_size\": " + std::to_string(total) +
                            "\n  },\n  \"weight_map\": {\n" + map + "\n  }\n}\n";
-  return writeFile(folder + "/model.safetensors.index.json", text);
+  return writeFile(folder + "/model.safetensors.index.json", text).message();
 }
 
 } // namespace reshard::analysis

@@ -4,12 +4,11 @@
 #pragma once
 
 #include "schema/manifest.h"
+#include "support/mapped_file.h"
 
 #include <cstddef>
 #include <map>
-#include <memory>
 #include <string>
-#include <sys/stat.h>
 #include <vector>
 
 namespace reshard::analysis {
@@ -33,32 +32,10 @@ struct TensorSpec {
   int64_t bytes = 0;
 };
 
-/// A mapped file. The destructor unmaps it.
-class MappedFile {
-public:
-  /// `path`, `status`: of an input file, for changed(); empty for files that this process writes.
-  MappedFile(std::byte *data, size_t bytes, std::string path = {}, const struct stat &status = {})
-      : data_(data), bytes_(bytes), path_(std::move(path)), status_(status) {}
-  ~MappedFile();
-  MappedFile(const MappedFile &) = delete;
-  MappedFile &operator=(const MappedFile &) = delete;
-  /// Releases the file's pages from memory. Written data stays in the file; the next access reads it again. Any thread
-  /// may call this at any time.
-  void release() const;
-  /// An error text if the file's size or modification time changed since it was mapped, else empty.
-  std::string changed() const;
-
-private:
-  std::byte *data_;
-  size_t bytes_;
-  std::string path_;
-  struct stat status_;
-};
-
 /// One or more mapped files and all their tensors by name.
 struct Checkpoint {
   TensorViews tensors;
-  std::vector<std::unique_ptr<MappedFile>> files;
+  std::vector<MappedFile> files;
 };
 
 /// Adds the tensors of a file. Refuses invalid files: wrong lengths, JSON or dtypes, offsets with gaps or overlaps, a

@@ -1,6 +1,7 @@
 #include "analysis/simulate/simulation_report.h"
 
 #include "analysis/simulate/simulate.h"
+#include "support/atomic_file.h"
 
 #include <nlohmann/json.hpp>
 
@@ -54,7 +55,7 @@ int inspectSimulation(const Plan &plan, const InspectionOptions &options) {
     return kUsage;
   }
   if (!options.trace.empty())
-    if (const std::string error = writeFile(options.trace, traceOf(simulation)); !error.empty()) {
+    if (const std::string error = writeFile(options.trace, traceOf(simulation)).message(); !error.empty()) {
       printError(kName, error);
       return kFailure;
     }

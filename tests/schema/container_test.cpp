@@ -161,9 +161,9 @@ TEST(Container, Refusals) {
   const TemporaryFolder folder;
   const std::string path = folder / "plan";
   EXPECT_EQ(readContainer(path), "cannot open '" + path + "': No such file or directory");
-  EXPECT_EQ(readContainer(folder / ""), "not a plan: it is not a regular file");
+  EXPECT_EQ(readContainer(folder / ""), "'" + (folder / "") + "' is not a regular file");
   ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
-  EXPECT_EQ(readContainer(folder / "pipe"), "not a plan: it is not a regular file");
+  EXPECT_EQ(readContainer(folder / "pipe"), "'" + (folder / "pipe") + "' is not a regular file");
 
   auto open = [&](const std::string &content) {
     writeFile(path, content);

@@ -1,13 +1,8 @@
-// Command options from a table: parsing, help, similar names. Also atomic files.
+// Command options from a table: parsing, help, similar names.
 
 #include "analysis/common.h"
 
 #include <gtest/gtest.h>
-
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-#include <unistd.h>
 
 using namespace reshard::analysis;
 
@@ -106,17 +101,6 @@ TEST(Flags, HelpAndVersionComeFromTheTable) {
     EXPECT_NE(help.out.find(name), std::string::npos) << name;
   EXPECT_EQ(help.err, "");
   EXPECT_EQ(parse({"--version"}).code, kDone);
-}
-
-TEST(Common, FilesAreWrittenAtomically) {
-  const auto path = std::filesystem::temp_directory_path() / ("reshard-common-" + std::to_string(getpid()));
-  EXPECT_EQ(writeFile(path, "one"), "");
-  EXPECT_EQ(writeFile(path, "two"), "");
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
-  EXPECT_EQ(text.str(), "two");
-  std::filesystem::remove(path);
-  EXPECT_EQ(writeFile("/nowhere/x", "one"), "cannot write '/nowhere/x': No such file or directory");
 }
 
 } // namespace

@@ -1,0 +1,57 @@
+// Files mapped into memory.
+#pragma once
+
+#include "support/status.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <sys/stat.h>
+
+namespace reshard {
+
+/// A whole regular file, mapped for reading, or for reading and writing. The destructor unmaps it. Other processes can
+/// map the same memory (MAP_SHARED).
+class MappedFile {
+public:
+  enum class Access { read, write };
+
+  MappedFile() = default;
+  MappedFile(MappedFile &&other) noexcept { swap(other); }
+  MappedFile &operator=(MappedFile &&other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~MappedFile();
+
+  /// An empty file has no data. A folder, a device or a FIFO is an error.
+  static Result<MappedFile> open(const std::string &path, Access access = Access::read);
+  /// Creates a file of `bytes` zero bytes, more than 0, and maps it for writing. A file that exists is an error. A full
+  /// disk is an error here; a later write to the mapping would raise SIGBUS.
+  static Result<MappedFile> create(const std::string &path, uint64_t bytes);
+
+  const std::byte *data() const { return data_; }
+  /// Writable if the file was opened for writing.
+  std::byte *data() { return data_; }
+  size_t bytes() const { return bytes_; }
+
+  /// Stops read-ahead: pages are read when they are used.
+  void readOnDemand() const;
+  /// Starts to read a range.
+  void willNeed(uint64_t offset, uint64_t bytes) const;
+  /// Releases the file's pages from memory. Written data stays in the file; the next access reads it again. Any thread
+  /// may call this at any time.
+  void release() const;
+  /// An error if the size or modification time of a file changed since open().
+  Status unchanged() const;
+
+private:
+  void swap(MappedFile &other) noexcept;
+
+  std::byte *data_ = nullptr;
+  size_t bytes_ = 0;
+  std::string path_; // empty if this process created the file
+  struct stat status_{};
+};
+
+} // namespace reshard
