@@ -3,12 +3,12 @@
 #include "analysis/flatbuffer_vectors.h"
 #include "analysis/report/storage_forms.h"
 #include "executor/load.h"
+#include "support/expression.h"
 #include "support/nearest.h"
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <set>
 #include <vector>
@@ -123,183 +123,30 @@ std::string number(double value) {
   return text;
 }
 
-/// The grammar of expressions in YAML (docs/yaml.md) without `ceil`, over numbers with fractions: recursive descent.
-class Condition {
-public:
-  Condition(const std::string &text, const std::map<std::string, double> &names, std::string &error)
-      : text_(text), names_(names), error_(error) {}
-  bool run() {
-    const bool value = condition(disjunction());
-    if (error_.empty() && at_ < text_.size())
-      fail("unexpected '" + text_.substr(at_) + "'");
-    return value;
-  }
-
-private:
-  static constexpr int kMaxDepth = 64; // of parentheses, `not` and unary minus
-  struct Value {
-    double number = 0;
-    bool condition = false; // number: whether it holds
-  };
-
-  Value fail(const std::string &message) {
-    if (error_.empty())
-      error_ = message + " at character " + std::to_string(at_ + 1);
-    return {};
-  }
-  bool condition(Value value) {
-    skip();
-    if (!value.condition)
-      fail("expected a comparison");
-    return value.number != 0;
-  }
-  double number(Value value) {
-    if (value.condition)
-      fail("expected a number, found a comparison");
-    return value.number;
-  }
-  void skip() {
-    while (at_ < text_.size() && text_[at_] == ' ')
-      ++at_;
-  }
-  std::string word() {
-    skip();
-    const size_t first = at_;
-    while (at_ < text_.size() &&
-           (std::isalnum(static_cast<unsigned char>(text_[at_])) || text_[at_] == '_' || text_[at_] == '.'))
-      ++at_;
-    return text_.substr(first, at_ - first);
-  }
-  bool takeWord(const char *expected) {
-    const size_t before = at_;
-    if (word() == expected)
-      return true;
-    at_ = before;
-    return false;
-  }
-  bool takeSign(const char *expected) {
-    skip();
-    const size_t length = std::char_traits<char>::length(expected);
-    if (!error_.empty() || text_.compare(at_, length, expected) != 0)
-      return false;
-    at_ += length;
-    return true;
-  }
-
-  Value disjunction() {
-    Value value = conjunction();
-    while (error_.empty() && takeWord("or")) {
-      const bool left = condition(value), right = condition(conjunction());
-      value = {left || right ? 1.0 : 0.0, true};
-    }
-    return value;
-  }
-  Value conjunction() {
-    Value value = negation();
-    while (error_.empty() && takeWord("and")) {
-      const bool left = condition(value), right = condition(negation());
-      value = {left && right ? 1.0 : 0.0, true};
-    }
-    return value;
-  }
-  Value negation() {
-    if (!takeWord("not"))
-      return comparison();
-    return deeper([&] { return Value{condition(negation()) ? 0.0 : 1.0, true}; });
-  }
-  Value comparison() {
-    const Value left = sum();
-    for (const char *sign : {"<=", ">=", "==", "!=", "<", ">"})
-      if (takeSign(sign)) {
-        const double a = number(left), b = number(sum());
-        const std::string s = sign;
-        const bool holds = s == "<="   ? a <= b
-                           : s == ">=" ? a >= b
-                           : s == "==" ? a == b
-                           : s == "!=" ? a != b
-                           : s == "<"  ? a < b
-                                       : a > b;
-        skip();
-        return {holds ? 1.0 : 0.0, true};
-      }
-    return left;
-  }
-  Value sum() {
-    Value value = product();
-    while (error_.empty()) {
-      const bool plus = takeSign("+");
-      if (!plus && !takeSign("-"))
-        break;
-      const double left = number(value), right = number(product());
-      value.number = plus ? left + right : left - right;
-    }
-    return value;
-  }
-  Value product() {
-    Value value = unary();
-    while (error_.empty()) {
-      const bool times = takeSign("*");
-      if (!times && !takeSign("/"))
-        break;
-      const double left = number(value), right = number(unary());
-      if (!times && right == 0)
-        return fail("found a division by zero");
-      value.number = times ? left * right : left / right;
-    }
-    return value;
-  }
-  Value unary() {
-    if (!takeSign("-"))
-      return primary();
-    return deeper([&] { return Value{-number(unary()), false}; });
-  }
-  Value primary() {
-    if (takeSign("("))
-      return deeper([&] {
-        const Value value = disjunction();
-        if (error_.empty() && !takeSign(")"))
-          fail("expected ')'");
-        return value;
-      });
-    skip();
-    const size_t before = at_;
-    const std::string token = word();
-    if (!token.empty() && !std::isalpha(static_cast<unsigned char>(token[0])) && token[0] != '_') {
-      double value = 0;
-      const auto [end, problem] = std::from_chars(token.data(), token.data() + token.size(), value);
-      if (problem == std::errc() && end == token.data() + token.size())
-        return {value, false};
-    } else if (const auto known = names_.find(token); known != names_.end()) {
-      return {known->second, false};
-    }
-    at_ = before;
-    if (token.empty())
-      return fail("expected a number, a name or '('");
-    std::vector<std::string> known;
-    for (const auto &[name, ignored] : names_)
-      known.push_back(name);
-    return fail("unknown name '" + token + "'" + suggestion(token, known));
-  }
-  template <class Read> Value deeper(Read read) {
-    if (++depth_ > kMaxDepth)
-      return fail("the expression is nested too deeply: expected at most " + std::to_string(kMaxDepth) +
-                  " levels of parentheses, 'not' and unary '-'");
-    const Value value = read();
-    --depth_;
-    return value;
-  }
-
-  const std::string &text_;
-  const std::map<std::string, double> &names_;
-  std::string &error_;
-  size_t at_ = 0;
-  int depth_ = 0;
-};
-
 } // namespace
 
 bool holds(const std::string &expression, const std::map<std::string, double> &names, std::string &error) {
-  return Condition(expression, names, error).run();
+  size_t at = 0;
+  auto fail = [&](const std::string &message) {
+    error = message + " at character " + std::to_string(at + 1);
+    return false;
+  };
+  const auto parsed = ParsedExpression::parse(expression, ParsedExpression::Numbers::fractions, at);
+  if (!parsed.ok())
+    return fail(parsed.status().message());
+  for (const auto &[name, offset] : parsed->names())
+    if (!names.contains(std::string(name))) {
+      std::vector<std::string> known;
+      for (const auto &[each, ignored] : names)
+        known.push_back(each);
+      at = offset;
+      return fail("unknown name '" + std::string(name) + "'" + suggestion(name, known));
+    }
+  if (!parsed->isCondition())
+    return fail("expected a comparison, found a number");
+  const auto value =
+      parsed->evaluate<double>([&](std::string_view name) { return std::optional(names.at(std::string(name))); }, at);
+  return value.ok() ? **value != 0 : fail(value.status().message());
 }
 
 int difference(const DifferenceOptions &options) {

@@ -15,8 +15,8 @@ struct DifferenceOptions {
 /// Prints the differences on stdout and errors on stderr. Returns the exit code.
 int difference(const DifferenceOptions &options);
 
-/// Whether `expression` holds for `names`: comparisons (< <= > >= == !=) of arithmetic expressions, joined by `and`,
-/// `or` and `not`; `and` binds tighter than `or`. Sets `error` to an error text if the expression is invalid.
+/// Whether `expression` (support/expression.h), a comparison or several joined by `and`, `or` and `not`, holds for
+/// `names`. Sets `error` to an error text if the expression is invalid.
 bool holds(const std::string &expression, const std::map<std::string, double> &names, std::string &error);
 
 } // namespace reshard::analysis
