@@ -3,7 +3,9 @@
 
 #include "compiler/frontend/reading.h"
 
-#include "llvm/Support/JSON.h"
+#include <nlohmann/json_fwd.hpp>
+
+#include <memory>
 
 namespace reshard {
 
@@ -27,16 +29,16 @@ public:
 private:
   /// The value of the first key that exists and is not null, and that key. Null if there is none, which is an error
   /// unless there is a default.
-  std::pair<const llvm::json::Value *, std::string> find(const std::vector<std::string> &keys, Location at,
-                                                         bool hasDefault) const;
+  std::pair<const nlohmann::json *, std::string> find(const std::vector<std::string> &keys, Location at,
+                                                      bool hasDefault) const;
   /// The value of one key, or null. If it is missing, `last` is the component of the path that was not found and
   /// `object` is the object that lacks it.
-  const llvm::json::Value *look(const std::string &key, std::string &last, const llvm::json::Object *&object) const;
+  const nlohmann::json *look(const std::string &key, std::string &last, const nlohmann::json *&object) const;
 
   Diagnostics &diagnostics_;
   std::string name_;
-  llvm::json::Value value_ = nullptr;
-  bool stated_ = false, read_ = false;
+  std::shared_ptr<const nlohmann::json> value_; // null if there is no config, or after an error in it
+  bool stated_ = false;
 };
 
 /// `$a` or `$a or $b`: config keys, of which the first that exists applies. `rest` is the offset of the text after the

@@ -213,9 +213,14 @@ TEST(Errors, HostileConfigs) {
     std::string text, message;
   } cases[] = {
       {repeat("[", 100000), "nested more than 64 deep"},
-      {"", "not JSON"},
+      {"", "c.json:1:1: error: not JSON: unexpected end of input"},
+      {"{\"hidden\": 8,\n \"a\": tru}", "c.json:2:10: error: not JSON: invalid literal"},
+      {"{\"hidden\": 8} 9", "c.json:1:15: error: not JSON: unexpected number literal; expected end of input"},
+      {R"({"a\"": 1, "": 2, "a\"": 3, "": 4})", "c.json:1:19: error: duplicate key 'a\"'"},
+      {R"({"a\"": 1, "": 2, "a\"": 3, "": 4})", "c.json:1:29: error: duplicate key ''"},
+      {R"({"b\\": 1, "b\\": 2})", "c.json:1:12: error: duplicate key 'b\\'"},
       {"[]", "expected a JSON object for a config"},
-      {"{\"hidden\": 1e400}", "'hidden'"},
+      {"{\"hidden\": 1e400}", "not JSON: number overflow parsing '1e400'"},
       {"{\"hidden\": 99999999999999999999}", "a number with a fraction or past 2^63"},
       {"{\"hidden\": \"\xff\"}", "not JSON"},
       {std::string("\0\0", 2), "not JSON"},
