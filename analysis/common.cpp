@@ -4,6 +4,8 @@
 #include "support/byte_size.h"
 #include "support/nearest.h"
 
+#include <CLI/CLI.hpp>
+
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
@@ -47,6 +49,45 @@ void help(const Command &command) {
               "3 a failure at run time\n");
 }
 
+const Flag *flagNamed(const Command &command, std::string_view name) {
+  const auto flag =
+      std::find_if(command.flags.begin(), command.flags.end(), [&](const Flag &each) { return name == each.name; });
+  return flag == command.flags.end() ? nullptr : &*flag;
+}
+
+/// The first flag that is given as `--flag=`, or null. CLI11 would use the next argument as its value.
+const Flag *emptyFlag(const Command &command, int argc, char **argv) {
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    std::string_view name = argv[i];
+    if (!name.ends_with('='))
+      continue;
+    name.remove_suffix(1);
+    if (const Flag *flag = flagNamed(command, name); flag && *flag->value)
+      return flag;
+  }
+  return nullptr;
+}
+
+/// Adds a flag that may be repeated: each value is set, in their order.
+void addFlag(CLI::App &app, const Flag &flag) {
+  const bool isSwitch = !*flag.value, isShort = flag.name[1] != '-';
+  app.add_option(flag.name,
+                 [&flag, isSwitch, isShort](const CLI::results_t &values) {
+                   const std::string option = "option '" + std::string(flag.name) + "'";
+                   for (std::string value : values) {
+                     if (isSwitch && value != "true") // CLI11's value of `--flag`
+                       throw CLI::ValidationError(option + " takes no value");
+                     if (isShort && value.starts_with('=')) // of `-o=FILE`
+                       value.erase(0, 1);
+                     if (const std::string error = flag.set(value); !error.empty())
+                       throw CLI::ValidationError(option + ": " + error);
+                   }
+                   return true;
+                 })
+      ->expected(isSwitch ? 0 : 1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
 } // namespace
 
 std::string printable(std::string_view text) {
@@ -84,60 +125,50 @@ std::string explain(const std::exception &exception, const std::string &doing) {
 void ignoreFileSizeSignal() { std::signal(SIGXFSZ, SIG_IGN); }
 
 int parseFlags(const Command &command, int argc, char **argv, std::vector<std::string> &arguments) {
+  auto refuse = [&](const std::string &message) {
+    printError(command.name, message);
+    return kUsage;
+  };
+  if (const Flag *flag = emptyFlag(command, argc, argv))
+    return refuse("option '" + std::string(flag->name) + "': the value is empty");
+  CLI::App app;
+  app.set_help_flag("-h,--help");
+  app.set_version_flag("--version", RESHARD_VERSION);
+  app.allow_extras(); // positional arguments, and unknown options
+  for (const Flag &flag : command.flags)
+    addFlag(app, flag);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp &) {
+    help(command);
+    return kDone;
+  } catch (const CLI::CallForVersion &) {
+    std::printf("%s %s\n", command.name, RESHARD_VERSION);
+    return kDone;
+  } catch (const CLI::ArgumentMismatch &error) { // the last argument is an option without its value
+    const std::string name = argv[argc - 1];
+    const Flag *flag = flagNamed(command, name);
+    return refuse(flag ? "option '" + name + "' needs a value: " + name + "=" + flag->value : error.what());
+  } catch (const CLI::ParseError &error) {
+    return refuse(error.what());
+  }
   bool flags = true;
-  for (int i = 1; i < argc; ++i) {
-    std::string argument = argv[i];
+  for (const std::string &argument : app.remaining()) {
     if (!flags || argument.size() < 2 || argument[0] != '-') {
       arguments.push_back(argument);
-      continue;
-    }
-    if (argument == "--") {
+    } else if (argument == "--") {
       flags = false;
-      continue;
-    }
-    if (argument == "--help" || argument == "-h") {
-      help(command);
-      return kDone;
-    }
-    if (argument == "--version") {
-      std::printf("%s %s\n", command.name, RESHARD_VERSION);
-      return kDone;
-    }
-    const size_t equals = argument.find('=');
-    const std::string name = argument.substr(0, equals);
-    const auto flag =
-        std::find_if(command.flags.begin(), command.flags.end(), [&](const Flag &f) { return name == f.name; });
-    if (flag == command.flags.end()) {
+    } else {
       std::vector<std::string> known = {"--help", "--version"};
-      for (const Flag &f : command.flags)
-        known.push_back(f.name);
-      printError(command.name, "unknown option '" + name + "'" + suggestion(name, known));
-      return kUsage;
-    }
-    std::string value;
-    if (*flag->value) {
-      if (equals != std::string::npos) {
-        value = argument.substr(equals + 1);
-      } else if (++i < argc) {
-        value = argv[i];
-      } else {
-        printError(command.name, "option '" + name + "' needs a value: " + name + "=" + flag->value);
-        return kUsage;
-      }
-    } else if (equals != std::string::npos) {
-      printError(command.name, "option '" + name + "' takes no value");
-      return kUsage;
-    }
-    if (const std::string error = flag->set(value); !error.empty()) {
-      printError(command.name, "option '" + name + "': " + error);
-      return kUsage;
+      for (const Flag &flag : command.flags)
+        known.push_back(flag.name);
+      const std::string name = argument.substr(0, argument.find('='));
+      return refuse("unknown option '" + name + "'" + suggestion(name, known));
     }
   }
-  if (arguments.size() != command.arguments) {
-    printError(command.name, "found " + std::to_string(arguments.size()) + " positional arguments, expected " +
-                                 std::to_string(command.arguments) + ": " + command.name + " " + command.synopsis);
-    return kUsage;
-  }
+  if (arguments.size() != command.arguments)
+    return refuse("found " + std::to_string(arguments.size()) + " positional arguments, expected " +
+                  std::to_string(command.arguments) + ": " + command.name + " " + command.synopsis);
   return -1;
 }
 
@@ -211,8 +242,7 @@ bool refuseSameOutput(const char *command, const char *option, const std::string
   if (output.empty() || otherOutput.empty() || outputAt(output).direct || outputAt(otherOutput).direct)
     return false;
   std::error_code error;
-  const auto one =
-      std::filesystem::weakly_canonical(std::filesystem::absolute(outputAt(output).path, error), error);
+  const auto one = std::filesystem::weakly_canonical(std::filesystem::absolute(outputAt(output).path, error), error);
   if (error) // the write reports the cause
     return false;
   const auto two =

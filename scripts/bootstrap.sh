@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 # LLVM's CMake package requires zlib and zstd.
 build="g++ cmake ninja-build llvm-19-dev zlib1g-dev libzstd-dev libflatbuffers-dev flatbuffers-compiler libyaml-cpp-dev
-  nlohmann-json3-dev libxxhash-dev python3"
+  nlohmann-json3-dev libcli11-dev libxxhash-dev python3"
 full="openmpi-bin libopenmpi-dev python3-venv ca-certificates"
 tests="ccache llvm-19-tools libgtest-dev libgmock-dev libbenchmark-dev binutils pkg-config dpkg-dev iproute2 file"
 all="clang-19 libclang-rt-19-dev libfuzzer-19-dev"

@@ -54,10 +54,40 @@ TEST(Flags, BothSpellingsSwitchesAndArguments) {
     EXPECT_TRUE(p.on);
     EXPECT_EQ(p.arguments, std::vector<std::string>{"plan"});
   }
-  EXPECT_EQ(parse({"-o", "x", "plan"}).text, "x");
+  for (const auto &words : {std::vector<std::string>{"-o", "x", "plan"}, {"-o=x", "plan"}, {"plan", "-ox"}})
+    EXPECT_EQ(parse(words).text, "x");
   EXPECT_EQ(parse({"--text=a=b", "plan"}).text, "a=b");
   EXPECT_EQ(parse({"--", "--on"}).arguments, std::vector<std::string>{"--on"});
   EXPECT_EQ(parse({"-"}).arguments, std::vector<std::string>{"-"});
+}
+
+TEST(Flags, ValuesAreNotInterpreted) {
+  for (const char *value : {"{}", "[a,b]", "-3", "--on", "--", "a b", "'a'", "%%", "=x"}) {
+    const Parsed p = parse({"--text", value, "plan"});
+    EXPECT_EQ(p.code, -1) << p.err;
+    EXPECT_EQ(p.text, value);
+    EXPECT_FALSE(p.on);
+    EXPECT_EQ(parse({"plan", std::string("--text=") + value}).text, value);
+  }
+}
+
+TEST(Flags, MayBeRepeated) {
+  EXPECT_EQ(parse({"--text=a", "plan", "--text", "b", "-o", "c", "--on", "--on"}).text, "c");
+  std::vector<std::string> values;
+  const Command command{"reshard-test",
+                        "",
+                        "Tests.",
+                        {{"--set", "V", "each",
+                          [&](const std::string &value) {
+                            values.push_back(value);
+                            return std::string();
+                          }}},
+                        0};
+  std::string words[] = {"reshard-test", "--set=a", "--set", "b", "--set=a"};
+  char *argv[] = {words[0].data(), words[1].data(), words[2].data(), words[3].data(), words[4].data()};
+  std::vector<std::string> arguments;
+  EXPECT_EQ(parseFlags(command, 5, argv, arguments), -1);
+  EXPECT_EQ(values, (std::vector<std::string>{"a", "b", "a"}));
 }
 
 TEST(Flags, WrongUsageExitsWith2AndOneMessage) {
@@ -72,6 +102,9 @@ TEST(Flags, WrongUsageExitsWith2AndOneMessage) {
        "--on"},
       {{"plan", "--text"}, "option '--text' needs a value: --text=FILE"},
       {{"plan", "--text="}, "option '--text': the value is empty"},
+      {{"--text=", "plan"}, "option '--text': the value is empty"},
+      {{"--text", "", "plan"}, "option '--text': the value is empty"},
+      {{"plan", "-o"}, "option '-o' needs a value: -o=FILE"},
       {{"plan", "--on=1"}, "option '--on' takes no value"},
       {{"plan", "--number=0"}, "option '--number': found '0', expected a number from 1 to 10"},
       {{"plan", "--number=11"}, "option '--number': found '11', expected a number from 1 to 10"},
