@@ -1,5 +1,6 @@
 // reshard-diff: shows what changed between two plans, for reviews and CI.
 
+#include "analysis/files/new_folder.h"
 #include "analysis/report/difference.h"
 
 using namespace reshard::analysis;
@@ -26,6 +27,9 @@ int main(int argc, char **argv) {
   options.after = arguments[1];
   try {
     return difference(options);
+  } catch (const Failure &failure) {
+    printError("reshard-diff", failure.message);
+    return failure.code;
   } catch (const std::exception &exception) {
     printError("reshard-diff", explain(exception));
     return kFailure;

@@ -192,7 +192,7 @@ private:
           compare(*plan_, whole ? *whole : source, target, threads_, [&](double fraction) { progress.at(fraction); });
       trace_.add("check", begin);
     }
-    throwOnError(source.changed(), kFailure);
+    throwOnError(source.unchanged(), kFailure);
     const bool right = allReduceMin(result_.mismatches == 0 && result_.ambiguity.empty()) != 0;
     if (folder && right)
       folder->commit();
@@ -237,7 +237,7 @@ private:
       return folder->temporary() + (endpoints.size() > 2 ? "/" + endpoints.Get(e)->role()->str() : "");
     };
     throwOnError(source.openFiles(0, source_, false, options_.allow.empty() ? nullptr : &omitted_), kUsage);
-    throwOnError(insideOf(target_, source_), kUsage);
+    throwOnError(checkOutside(target_, source_), kUsage);
     if (!options_.copy.empty() && first())
       modelFiles_ = findModelFiles(options_.copy);
     folder = std::make_unique<NewFolder>(target_, number, first());

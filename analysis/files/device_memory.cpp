@@ -7,7 +7,7 @@
 
 namespace reshard::analysis {
 
-std::string DeviceMemory::mirror(const Plan &plan, const Memory &host, Device &device) {
+Status DeviceMemory::mirror(const Plan &plan, const Memory &host, Device &device) {
   constexpr uint64_t kAlignment = 256;
   device_ = &device;
   rankMemories_ = host.rankMemories();
@@ -25,8 +25,8 @@ std::string DeviceMemory::mirror(const Plan &plan, const Memory &host, Device &d
     if (pairs_.size() > first) { // empty params need an address too
       const Result<std::byte *> memory = device.allocate(std::max(total, kAlignment));
       if (!memory.ok())
-        return "cannot allocate " + humanBytes(static_cast<double>(total)) +
-               " of device memory: " + memory.status().message();
+        return Status(memory.status())
+            .withPrefix("cannot allocate " + humanBytes(static_cast<double>(total)) + " of device memory: ");
       next = *memory;
     }
     size_t pair = first;
@@ -40,13 +40,13 @@ std::string DeviceMemory::mirror(const Plan &plan, const Memory &host, Device &d
   return {};
 }
 
-std::string DeviceMemory::copy(bool toDevice) const {
+Status DeviceMemory::copy(bool toDevice) const {
   for (const BufferPair &pair : pairs_)
     if (pair.bytes > 0)
-      if (std::string error = toDevice ? device_->copy(pair.there, pair.host, pair.bytes)
-                                       : device_->copy(pair.host, pair.there, pair.bytes);
-          !error.empty())
-        return error;
+      if (Status status = toDevice ? device_->copy(pair.there, pair.host, pair.bytes)
+                                   : device_->copy(pair.host, pair.there, pair.bytes);
+          !status.ok())
+        return status;
   return {};
 }
 

@@ -8,22 +8,21 @@ namespace reshard::analysis {
 
 class DeviceMemory {
 public:
-  /// Allocates device memory for each buffer of `host`. Both arguments must outlive this. Returns an error text, empty
-  /// on success.
-  std::string mirror(const Plan &plan, const Memory &host, Device &device);
+  /// Allocates device memory for each buffer of `host`. Both arguments must outlive this.
+  Status mirror(const Plan &plan, const Memory &host, Device &device);
   /// The mesh ranks of `host`, with device pointers.
   const std::vector<MeshRankMemory> &rankMemories() const { return rankMemories_; }
 
-  /// Copies all buffers. Returns an error text, empty on success.
-  std::string toDevice() const { return copy(true); }
-  std::string toHost() const { return copy(false); }
+  /// Copies all buffers.
+  Status toDevice() const { return copy(true); }
+  Status toHost() const { return copy(false); }
 
 private:
   struct BufferPair {
     std::byte *host, *there;
     uint64_t bytes;
   };
-  std::string copy(bool toDevice) const;
+  Status copy(bool toDevice) const;
 
   Device *device_ = nullptr;
   std::vector<MeshRankMemory> rankMemories_;

@@ -2,6 +2,7 @@
 
 #include "analysis/common.h"
 #include "analysis/flatbuffer_vectors.h"
+#include "analysis/layout/element_ranges.h"
 #include "analysis/layout/quantized_views.h"
 #include "support/byte_size.h"
 #include "support/nearest.h"
@@ -18,6 +19,9 @@
 namespace reshard::analysis {
 
 namespace {
+
+/// TEMPORARY: the Status of functions of safetensors.h, which return an error text.
+Status statusOf(std::string error) { return error.empty() ? Status() : failed(std::move(error)); }
 
 std::string shapeText(const std::vector<int64_t> &shape) {
   std::string text = "[";
@@ -42,10 +46,8 @@ bool heldElsewhere(const schema::Endpoint &endpoint, uint32_t number) {
   return true;
 }
 
-std::string meshRankName(const schema::Endpoint &endpoint, uint32_t meshRank) {
-  return endpoint.checkpoint()
-             ? "the checkpoint"
-             : (endpoint.storage() ? "file " : "rank ") + std::to_string(endpoint.ranks()->Get(meshRank));
+std::string locationOf(const schema::Endpoint &endpoint, uint32_t meshRank) {
+  return endpoint.checkpoint() ? "the checkpoint" : meshRankName(endpoint, meshRank);
 }
 
 } // namespace
@@ -63,11 +65,11 @@ void Memory::release() const {
       file.release();
 }
 
-std::string Memory::changed() const {
+Status Memory::unchanged() const {
   for (const auto &checkpoint : checkpoints_)
     for (const auto &file : checkpoint->files)
-      if (const Status status = file.unchanged(); !status.ok())
-        return status.message();
+      if (Status status = file.unchanged(); !status.ok())
+        return status;
   return {};
 }
 
@@ -97,7 +99,7 @@ bool Memory::mine(const schema::Endpoint &endpoint, uint32_t meshRank) const {
          std::binary_search(ranks_.begin(), ranks_.end(), endpoint.ranks()->Get(meshRank));
 }
 
-std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
+Status Memory::allocate(uint32_t endpointNumber, bool shared) {
   constexpr int64_t kAlignment = 64;
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   // Every page is touched, and a system that promises more memory than it has ends processes where it runs out.
@@ -125,9 +127,10 @@ std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
     forEach([&](std::byte *&, int64_t bytes) { fits = fits && !__builtin_add_overflow(total, bytes, &total); });
     allocated_ += fits ? static_cast<uint64_t>(total) : 0;
     if (!fits || allocated_ > machine)
-      return "cannot allocate the params of " + endpoint.role()->str() + ": ranks up to " + meshRankName(endpoint, p) +
-             " need " + (fits ? humanBytes(static_cast<double>(allocated_)) : "more than 2^63 bytes") +
-             ", but this machine has " + humanBytes(static_cast<double>(machine));
+      return failed("cannot allocate the params of " + endpoint.role()->str() + ": ranks up to " +
+                    locationOf(endpoint, p) + " need " +
+                    (fits ? humanBytes(static_cast<double>(allocated_)) : "more than 2^63 bytes") +
+                    ", but this machine has " + humanBytes(static_cast<double>(machine)));
     if (total == 0)
       total = kAlignment;
     int file = -1;
@@ -139,8 +142,8 @@ std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
                     ? ::mmap(nullptr, static_cast<size_t>(total), PROT_READ | PROT_WRITE, kind | MAP_POPULATE, file, 0)
                     : MAP_FAILED;
     if (map == MAP_FAILED)
-      return "cannot allocate " + humanBytes(static_cast<double>(total)) + " for " + endpoint.role()->str() + " " +
-             meshRankName(endpoint, p) + ": " + std::strerror(errno);
+      return failed("cannot allocate " + humanBytes(static_cast<double>(total)) + " for " + endpoint.role()->str() +
+                    " " + locationOf(endpoint, p) + ": " + std::strerror(errno));
     mappings_.emplace_back(map, static_cast<size_t>(total));
     auto *next = static_cast<std::byte *>(map);
     forEach([&](std::byte *&pointer, int64_t bytes) {
@@ -153,8 +156,8 @@ std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
 
 /// Binds a mesh rank to the tensors of its file. Refuses missing tensors, other dtypes and other shapes. Tensors that
 /// the plan does not use are added to `unknown`, or refused if it is null.
-std::string Memory::bindFile(uint32_t endpointNumber, uint32_t meshRankNumber, const std::string &what,
-                             Checkpoint &checkpoint, std::set<std::string> *unknown) {
+Status Memory::bindFile(uint32_t endpointNumber, uint32_t meshRankNumber, const std::string &what,
+                        Checkpoint &checkpoint, std::set<std::string> *unknown) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   MeshRankMemory &memory = addRank(endpointNumber, meshRankNumber);
   std::set<std::string> left;
@@ -169,16 +172,18 @@ std::string Memory::bindFile(uint32_t endpointNumber, uint32_t meshRankNumber, c
       if (found == checkpoint.tensors.end()) {
         if (endpoint.checkpoint() && endpointNumber == 0 && heldElsewhere(endpoint, p))
           continue;
-        return what + " has no tensor '" + instance.name + "'" + suggestion(instance.name, {left.begin(), left.end()});
+        return failed(what + " has no tensor '" + instance.name + "'" +
+                      suggestion(instance.name, {left.begin(), left.end()}));
       }
       const TensorView &view = found->second;
       if (view.dtype != schema::storageDtypeOf(param))
-        return what + ": tensor '" + instance.name + "' is " + schema::dtypeName(view.dtype) + ", expected " +
-               schema::dtypeName(schema::storageDtypeOf(param)) +
-               (endpointNumber == 0 ? "; 'dtype: stored' in the job's source uses the dtypes of its files" : "");
+        return failed(
+            what + ": tensor '" + instance.name + "' is " + schema::dtypeName(view.dtype) + ", expected " +
+            schema::dtypeName(schema::storageDtypeOf(param)) +
+            (endpointNumber == 0 ? "; 'dtype: stored' in the job's source uses the dtypes of its files" : ""));
       if (view.shape != instance.shape)
-        return what + ": tensor '" + instance.name + "' has shape " + shapeText(view.shape) + ", expected " +
-               shapeText(instance.shape);
+        return failed(what + ": tensor '" + instance.name + "' has shape " + shapeText(view.shape) + ", expected " +
+                      shapeText(instance.shape));
       left.erase(instance.name);
       memory.params[p][instance.instance] = view.data;
     }
@@ -186,9 +191,9 @@ std::string Memory::bindFile(uint32_t endpointNumber, uint32_t meshRankNumber, c
   if (unknown)
     unknown->merge(left);
   else if (!left.empty())
-    return what + " has tensor '" + *left.begin() + "', which the plan does not use" +
-           (left.size() > 1 ? " (and " + std::to_string(left.size() - 1) + " more)" : "") +
-           (endpointNumber == 0 ? "; --allow=extra ignores such tensors" : "");
+    return failed(what + " has tensor '" + *left.begin() + "', which the plan does not use" +
+                  (left.size() > 1 ? " (and " + std::to_string(left.size() - 1) + " more)" : "") +
+                  (endpointNumber == 0 ? "; --allow=extra ignores such tensors" : ""));
   return {};
 }
 
@@ -196,16 +201,16 @@ void Memory::dropEndpoint(uint32_t endpoint) {
   std::erase_if(rankMemories_, [&](const MeshRankMemory &each) { return each.endpoint == endpoint; });
 }
 
-std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder, bool writable,
-                              std::set<std::string> *unknown) {
+Status Memory::openFiles(uint32_t endpointNumber, const std::string &folder, bool writable,
+                         std::set<std::string> *unknown) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error))
-    return "'" + folder + "' is not a folder";
+    return failed("'" + folder + "' is not a folder");
   if (endpoint.checkpoint()) {
     checkpoints_.push_back(std::make_unique<Checkpoint>());
-    if (std::string problem = readCheckpoint(folder, *checkpoints_.back(), writable); !problem.empty())
-      return problem;
+    if (Status status = statusOf(readCheckpoint(folder, *checkpoints_.back(), writable)); !status.ok())
+      return status;
     return bindFile(endpointNumber, 0, "checkpoint '" + folder + "'", *checkpoints_.back(), unknown);
   }
   std::set<std::string> files;
@@ -218,24 +223,23 @@ std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder
       continue;
     const std::string name = rankFile(endpoint.ranks()->Get(p)), path = folder + "/" + name;
     if (files.erase(name) == 0)
-      return "'" + folder + "' has no file '" + name + "' for the params of " + endpoint.role()->str() + " " +
-             meshRankName(endpoint, p);
+      return failed("'" + folder + "' has no file '" + name + "' for the params of " + endpoint.role()->str() + " " +
+                    locationOf(endpoint, p));
     if (!mine(endpoint, p))
       continue;
     checkpoints_.push_back(std::make_unique<Checkpoint>());
-    if (std::string problem = readSafetensors(path, *checkpoints_.back(), writable); !problem.empty())
-      return problem;
-    if (std::string problem = bindFile(endpointNumber, p, "'" + path + "'", *checkpoints_.back(), unknown);
-        !problem.empty())
-      return problem;
+    if (Status status = statusOf(readSafetensors(path, *checkpoints_.back(), writable)); !status.ok())
+      return status;
+    if (Status status = bindFile(endpointNumber, p, "'" + path + "'", *checkpoints_.back(), unknown); !status.ok())
+      return status;
   }
   if (!files.empty())
-    return "'" + folder + "' contains '" + *files.begin() + "', but the " + endpoint.role()->str() +
-           " has no params on that rank";
+    return failed("'" + folder + "' contains '" + *files.begin() + "', but the " + endpoint.role()->str() +
+                  " has no params on that rank");
   return {};
 }
 
-std::string Memory::createFiles(uint32_t endpointNumber, const std::string &folder, uint64_t shardBytes) {
+Status Memory::createFiles(uint32_t endpointNumber, const std::string &folder, uint64_t shardBytes) {
   constexpr uint64_t kShardBytes = 5'000'000'000;
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
@@ -246,14 +250,15 @@ std::string Memory::createFiles(uint32_t endpointNumber, const std::string &fold
       continue;
     checkpoints_.push_back(std::make_unique<Checkpoint>());
     Checkpoint &checkpoint = *checkpoints_.back();
-    std::string problem =
-        endpoint.checkpoint()
-            ? createCheckpoint(folder, tensors, static_cast<int64_t>(shardBytes ? shardBytes : kShardBytes), checkpoint)
-            : createSafetensors(folder + "/" + rankFile(endpoint.ranks()->Get(p)), tensors, checkpoint);
-    if (problem.empty())
-      problem = bindFile(endpointNumber, p, "'" + folder + "'", checkpoint);
-    if (!problem.empty())
-      return problem;
+    if (Status status =
+            statusOf(endpoint.checkpoint()
+                         ? createCheckpoint(folder, tensors,
+                                            static_cast<int64_t>(shardBytes ? shardBytes : kShardBytes), checkpoint)
+                         : createSafetensors(folder + "/" + rankFile(endpoint.ranks()->Get(p)), tensors, checkpoint));
+        !status.ok())
+      return status;
+    if (Status status = bindFile(endpointNumber, p, "'" + folder + "'", checkpoint); !status.ok())
+      return status;
   }
   return {};
 }

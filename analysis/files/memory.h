@@ -3,6 +3,7 @@
 
 #include "analysis/files/safetensors.h"
 #include "executor/load.h"
+#include "support/status.h"
 
 #include <memory>
 #include <set>
@@ -18,8 +19,7 @@ struct MeshRankMemory {
   std::vector<std::vector<std::byte *>> params;
 };
 
-/// The memory of a plan's endpoints, by mesh rank. Functions that return a string return an error text, empty on
-/// success.
+/// The memory of a plan's endpoints, by mesh rank.
 class Memory {
 public:
   explicit Memory(const Plan &plan) : plan_(plan) {}
@@ -30,29 +30,29 @@ public:
   Memory &operator=(const Memory &) = delete;
 
   /// Allocates anonymous memory for an endpoint and touches every page. `shared`: other processes can map it.
-  std::string allocate(uint32_t endpoint, bool shared = false);
+  Status allocate(uint32_t endpoint, bool shared = false);
   /// Maps the files of a folder. Checks them against the manifest first: missing and extra files, names, shapes,
   /// dtypes. `writable`: maps them for writing too. `unknown`: receives the names of tensors that the plan does not
   /// use; if null, such tensors are an error.
-  std::string openFiles(uint32_t endpoint, const std::string &folder, bool writable = false,
-                        std::set<std::string> *unknown = nullptr);
+  Status openFiles(uint32_t endpoint, const std::string &folder, bool writable = false,
+                   std::set<std::string> *unknown = nullptr);
   /// Creates files of their final size in an empty folder. A file of a checkpoint has at most `shardBytes` (0: 5 GB, as
   /// Hugging Face) or one tensor.
-  std::string createFiles(uint32_t endpoint, const std::string &folder, uint64_t shardBytes);
+  Status createFiles(uint32_t endpoint, const std::string &folder, uint64_t shardBytes);
   /// Removes an endpoint's mesh ranks from rankMemories(), since another process handles them. Its memory stays mapped.
   void dropEndpoint(uint32_t endpoint);
 
   /// Releases the pages of all files (MappedFile::release).
   void release() const;
-  /// An error text if an opened file was changed since (MappedFile::unchanged), else empty.
-  std::string changed() const;
+  /// An error if an opened file was changed since (MappedFile::unchanged).
+  Status unchanged() const;
 
   const std::vector<MeshRankMemory> &rankMemories() const { return rankMemories_; }
 
 private:
   MeshRankMemory &addRank(uint32_t endpoint, uint32_t meshRank);
-  std::string bindFile(uint32_t endpoint, uint32_t meshRank, const std::string &what, Checkpoint &checkpoint,
-                       std::set<std::string> *unknown = nullptr);
+  Status bindFile(uint32_t endpoint, uint32_t meshRank, const std::string &what, Checkpoint &checkpoint,
+                  std::set<std::string> *unknown = nullptr);
 
   bool mine(const schema::Endpoint &endpoint, uint32_t meshRank) const;
 

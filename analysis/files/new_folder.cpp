@@ -142,14 +142,14 @@ void watchSignals() {
   });
 }
 
-std::string insideOf(const std::string &path, const std::string &folder) {
+Status checkOutside(const std::string &path, const std::string &folder) {
   std::error_code error;
   const fs::path own = fs::weakly_canonical(fs::absolute(path, error), error);
   for (fs::path each = own; !error; each = each.parent_path()) {
     std::error_code absent;
     if (fs::equivalent(each, folder, absent))
-      return "'" + path + (each == own ? "' is the source '" : "' is inside the source '") + folder +
-             "', expected a new folder outside it";
+      return failed("'" + path + (each == own ? "' is the source '" : "' is inside the source '") + folder +
+                    "', expected a new folder outside it");
     if (each == each.root_path())
       break;
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "analysis/common.h"
+#include "support/status.h"
 
 #include <cstdint>
 #include <filesystem>
@@ -15,7 +16,12 @@ struct Failure {
   std::string message;
 };
 
-/// Throws Failure if `error` is not empty.
+/// Throws Failure if `status` is an error.
+inline void throwOnError(const Status &status, int code) {
+  if (!status.ok())
+    throw Failure{code, status.message()};
+}
+/// TEMPORARY, for functions that return an error text. Remove it when all return Status.
 inline void throwOnError(const std::string &error, int code) {
   if (!error.empty())
     throw Failure{code, error};
@@ -26,8 +32,8 @@ inline void throwOnError(const std::string &error, int code) {
 /// an error that names the file.
 void watchSignals();
 
-/// An error text if `path` is `folder` or lies inside it, also through links; else empty.
-std::string insideOf(const std::string &path, const std::string &folder);
+/// An error if `path` is `folder` or lies inside it, also through links.
+Status checkOutside(const std::string &path, const std::string &folder);
 
 /// A folder that is filled under a temporary name and renamed when complete. Until then, it is removed with this
 /// object, or when a signal ends the process (watchSignals). Temporary folders of killed processes of this host are

@@ -1,5 +1,6 @@
 #include "analysis/report/difference.h"
 
+#include "analysis/files/new_folder.h"
 #include "analysis/flatbuffer_vectors.h"
 #include "analysis/report/storage_forms.h"
 #include "executor/load.h"
@@ -21,10 +22,8 @@ namespace {
 
 using namespace schema;
 
-constexpr const char *kName = "reshard-diff";
-
-/// The numbers of one plan that reports show and --fail-on may use. Returns an error text, empty on success.
-std::string numbers(const Plan &plan, std::map<std::string, double> &result) {
+/// The numbers of one plan that reports show and --fail-on may use.
+Result<std::map<std::string, double>> numbers(const Plan &plan) {
   const Manifest &m = plan.manifest();
   std::map<QuantizedBy, double> quantized; // instances of target params, all endpoints
   for (uint32_t e = 0; e < m.endpoints()->size(); ++e) {
@@ -33,27 +32,27 @@ std::string numbers(const Plan &plan, std::map<std::string, double> &result) {
       for (const auto &[format, count] : formats)
         quantized[by] += static_cast<double>(count);
   }
-  uint64_t staged = 0;
-  if (std::string error = peakStagedBytes(plan, staged); !error.empty())
-    return error;
-  result = {{"world", m.world()},
-            {"rounds", m.rounds()},
-            {"messages", static_cast<double>(m.messages())},
-            {"transfers", static_cast<double>(m.transfers())},
-            {"descriptors", static_cast<double>(m.descriptors())},
-            {"target_bytes", static_cast<double>(m.bytes_target())},
-            {"local_bytes", static_cast<double>(m.bytes_local())},
-            {"remote_bytes", static_cast<double>(m.bytes_remote())},
-            {"storage_bytes", static_cast<double>(m.bytes_storage())},
-            {"staging_limit", static_cast<double>(m.staging_limit())},
-            {"arena_bytes", static_cast<double>(m.arena_bytes())}, // of the rank with the largest arena
-            {"quantized_on_arrival", quantized[QuantizedBy::arrival]},
-            {"quantized_staged", quantized[QuantizedBy::staged]},
-            {"quantized_by_sender", quantized[QuantizedBy::sender]},
-            {"quantized_passthrough", quantized[QuantizedBy::passthrough]},
-            {"staged_bytes", static_cast<double>(staged)},
-            {"plan_bytes", static_cast<double>(plan.container().bytes())}};
-  return {};
+  const Result<uint64_t> staged = peakStagedBytes(plan);
+  if (!staged.ok())
+    return staged.status();
+  return std::map<std::string, double>{
+      {"world", m.world()},
+      {"rounds", m.rounds()},
+      {"messages", static_cast<double>(m.messages())},
+      {"transfers", static_cast<double>(m.transfers())},
+      {"descriptors", static_cast<double>(m.descriptors())},
+      {"target_bytes", static_cast<double>(m.bytes_target())},
+      {"local_bytes", static_cast<double>(m.bytes_local())},
+      {"remote_bytes", static_cast<double>(m.bytes_remote())},
+      {"storage_bytes", static_cast<double>(m.bytes_storage())},
+      {"staging_limit", static_cast<double>(m.staging_limit())},
+      {"arena_bytes", static_cast<double>(m.arena_bytes())}, // of the rank with the largest arena
+      {"quantized_on_arrival", quantized[QuantizedBy::arrival]},
+      {"quantized_staged", quantized[QuantizedBy::staged]},
+      {"quantized_by_sender", quantized[QuantizedBy::sender]},
+      {"quantized_passthrough", quantized[QuantizedBy::passthrough]},
+      {"staged_bytes", static_cast<double>(*staged)},
+      {"plan_bytes", static_cast<double>(plan.container().bytes())}};
 }
 
 std::string describe(const Endpoint &endpoint, const Sharding &sharding) {
@@ -149,103 +148,137 @@ bool holds(const std::string &expression, const std::map<std::string, double> &n
   return value.ok() ? **value != 0 : fail(value.status().message());
 }
 
+namespace {
+
+/// What differs between two plans.
+struct PlanDifference {
+  const Plan &before, &after;
+  std::map<std::string, double> numbersBefore, numbersAfter; // by name
+  std::vector<std::string> added, removed, changed;          // params
+  std::vector<uint32_t> ranks;                               // whose segments differ
+  bool equal = false;
+  uint32_t world() const { return std::max(before.world(), after.world()); }
+};
+
+void compareParams(PlanDifference &difference) {
+  const auto before = params(difference.before), after = params(difference.after);
+  for (const auto &[name, facts] : after) {
+    const auto at = before.find(name);
+    if (at == before.end())
+      difference.added.push_back(name);
+    else if (at->second != facts)
+      difference.changed.push_back(name);
+  }
+  for (const auto &[name, facts] : before)
+    if (!after.count(name))
+      difference.removed.push_back(name);
+}
+
+/// Loads all segments, so that a damaged plan is an error, and compares their digests.
+void compareSegments(PlanDifference &difference) {
+  for (const Plan *plan : {&difference.before, &difference.after})
+    for (uint32_t rank = 0; rank < plan->world(); ++rank) {
+      const Segment *segment = nullptr;
+      throwOnError(plan->segment(rank, segment), kUsage);
+    }
+  for (uint32_t rank = 0; rank < difference.world(); ++rank)
+    if (rank >= difference.before.world() || rank >= difference.after.world() ||
+        difference.before.container().segmentDigest(rank) != difference.after.container().segmentDigest(rank))
+      difference.ranks.push_back(rank);
+}
+
+PlanDifference compare(const Plan &before, const Plan &after) {
+  const auto numbersBefore = numbers(before), numbersAfter = numbers(after);
+  throwOnError(numbersBefore.status(), kUsage);
+  throwOnError(numbersAfter.status(), kUsage);
+  PlanDifference difference{.before = before,
+                            .after = after,
+                            .numbersBefore = *numbersBefore,
+                            .numbersAfter = *numbersAfter,
+                            .added = {},
+                            .removed = {},
+                            .changed = {},
+                            .ranks = {},
+                            .equal = before.digest() == after.digest()};
+  if (!difference.equal) { // equal digests mean equal plans
+    compareSegments(difference);
+    compareParams(difference);
+  }
+  return difference;
+}
+
+/// The names that --fail-on may use.
+std::map<std::string, double> namesOf(const PlanDifference &difference) {
+  std::map<std::string, double> names;
+  for (const auto &[name, value] : difference.numbersAfter) {
+    const double before = difference.numbersBefore.at(name);
+    names[name] = value;
+    names[name + "_before"] = before;
+    names[name + "_delta"] = value - before;
+    names[name + "_ratio"] = before > 0 ? value / before : value > 0 ? 1e9 : 1;
+  }
+  names["differ"] = !difference.equal;
+  names["params_added"] = static_cast<double>(difference.added.size());
+  names["params_removed"] = static_cast<double>(difference.removed.size());
+  names["params_changed"] = static_cast<double>(difference.changed.size());
+  names["ranks_changed"] = static_cast<double>(difference.ranks.size());
+  return names;
+}
+
+void printJson(const PlanDifference &difference, bool failed) {
+  Json measures = Json::object();
+  for (const auto &[name, value] : difference.numbersAfter)
+    measures[name] = {{"before", difference.numbersBefore.at(name)}, {"after", value}};
+  std::printf(
+      "%s\n",
+      Json{{"equal", difference.equal},
+           {"digest", {{"before", difference.before.digest()}, {"after", difference.after.digest()}}},
+           {"numbers", measures},
+           {"params", {{"added", difference.added}, {"removed", difference.removed}, {"changed", difference.changed}}},
+           {"ranks_changed", difference.ranks},
+           {"failed", failed}}
+          .dump(2)
+          .c_str());
+}
+
+void printTable(const PlanDifference &difference, bool markdown) {
+  const std::string before = difference.before.digest(), after = difference.after.digest();
+  if (markdown)
+    std::printf("| | before | after |\n|---|---:|---:|\n| digest | `%s` | `%s` |\n", before.c_str(), after.c_str());
+  else
+    std::printf("%-16s %32s %32s\n", "digest", before.c_str(), after.c_str());
+  for (const auto &[name, value] : difference.numbersAfter)
+    if (const double old = difference.numbersBefore.at(name); value != old)
+      std::printf(markdown ? "| %s | %s | %s |\n" : "%-16s %32s %32s\n", name.c_str(), number(old).c_str(),
+                  number(value).c_str());
+  std::printf(markdown ? "\nThe segments of %zu of %u ranks differ.\n\n" : "the segments of %zu of %u ranks differ\n",
+              difference.ranks.size(), difference.world());
+  for (const auto &[title, list] :
+       {std::make_pair("added", &difference.added), std::make_pair("removed", &difference.removed),
+        std::make_pair("changed", &difference.changed)})
+    for (const std::string &name : *list)
+      std::printf(markdown ? "- %s `%s`\n" : "%s: %s\n", title, name.c_str());
+}
+
+} // namespace
+
 int difference(const DifferenceOptions &options) {
   std::unique_ptr<Plan> before, after;
-  for (const auto &[path, plan] : {std::make_pair(&options.before, &before), std::make_pair(&options.after, &after)})
-    if (const std::string error = Plan::open(*path, *plan); !error.empty()) {
-      printError(kName, error);
-      return kUsage;
-    }
-  const bool equal = before->digest() == after->digest();
-
-  std::map<std::string, double> a, b;
-  for (const auto &[plan, result] : {std::make_pair(before.get(), &a), std::make_pair(after.get(), &b)})
-    if (const std::string error = numbers(*plan, *result); !error.empty()) {
-      printError(kName, error);
-      return kUsage;
-    }
-  std::map<std::string, double> names;
-  std::vector<std::string> added, removed, changed;
-  std::vector<uint32_t> ranks;
-  if (!equal) { // equal digests mean equal plans
-    for (const Plan *plan : {before.get(), after.get()})
-      for (uint32_t rank = 0; rank < plan->world(); ++rank) {
-        const Segment *segment = nullptr;
-        if (const std::string error = plan->segment(rank, segment); !error.empty()) {
-          printError(kName, error);
-          return kUsage;
-        }
-      }
-    const auto pa = params(*before), pb = params(*after);
-    for (const auto &[name, facts] : pb) {
-      const auto at = pa.find(name);
-      if (at == pa.end())
-        added.push_back(name);
-      else if (at->second != facts)
-        changed.push_back(name);
-    }
-    for (const auto &[name, facts] : pa)
-      if (!pb.count(name))
-        removed.push_back(name);
-    for (uint32_t rank = 0; rank < std::max(before->world(), after->world()); ++rank)
-      if (rank >= before->world() || rank >= after->world() ||
-          before->container().segmentDigest(rank) != after->container().segmentDigest(rank))
-        ranks.push_back(rank);
-  }
-  for (const auto &[name, value] : b) {
-    names[name] = value;
-    names[name + "_before"] = a.at(name);
-    names[name + "_delta"] = value - a.at(name);
-    names[name + "_ratio"] = a.at(name) > 0 ? value / a.at(name) : value > 0 ? 1e9 : 1;
-  }
-  names["differ"] = !equal;
-  names["params_added"] = static_cast<double>(added.size());
-  names["params_removed"] = static_cast<double>(removed.size());
-  names["params_changed"] = static_cast<double>(changed.size());
-  names["ranks_changed"] = static_cast<double>(ranks.size());
-
-  bool failed = !equal;
+  throwOnError(Plan::open(options.before, before), kUsage);
+  throwOnError(Plan::open(options.after, after), kUsage);
+  const PlanDifference difference = compare(*before, *after);
+  bool failed = !difference.equal;
   if (!options.failOn.empty()) {
     std::string error;
-    failed = holds(options.failOn, names, error);
-    if (!error.empty()) {
-      printError(kName, "--fail-on: " + error);
-      return kUsage;
-    }
+    failed = holds(options.failOn, namesOf(difference), error);
+    throwOnError(error.empty() ? error : "--fail-on: " + error, kUsage);
   }
-
-  if (options.format == "json") {
-    Json measures = Json::object();
-    for (const auto &[name, value] : b)
-      measures[name] = {{"before", a.at(name)}, {"after", value}};
-    std::printf("%s\n", Json{{"equal", equal},
-                             {"digest", {{"before", before->digest()}, {"after", after->digest()}}},
-                             {"numbers", measures},
-                             {"params", {{"added", added}, {"removed", removed}, {"changed", changed}}},
-                             {"ranks_changed", ranks},
-                             {"failed", failed}}
-                            .dump(2)
-                            .c_str());
-  } else if (equal) {
+  if (options.format == "json")
+    printJson(difference, failed);
+  else if (difference.equal)
     std::printf("the plans are equal: %s\n", before->digest().c_str());
-  } else {
-    const bool markdown = options.format == "markdown";
-    if (markdown)
-      std::printf("| | before | after |\n|---|---:|---:|\n| digest | `%s` | `%s` |\n", before->digest().c_str(),
-                  after->digest().c_str());
-    else
-      std::printf("%-16s %32s %32s\n", "digest", before->digest().c_str(), after->digest().c_str());
-    for (const auto &[name, value] : b)
-      if (value != a.at(name))
-        std::printf(markdown ? "| %s | %s | %s |\n" : "%-16s %32s %32s\n", name.c_str(), number(a.at(name)).c_str(),
-                    number(value).c_str());
-    std::printf(markdown ? "\n%zu of %u ranks have another segment.\n\n" : "%zu of %u ranks have another segment\n",
-                ranks.size(), std::max(before->world(), after->world()));
-    for (const auto &[title, list] :
-         {std::make_pair("added", &added), std::make_pair("removed", &removed), std::make_pair("changed", &changed)})
-      for (const std::string &name : *list)
-        std::printf(markdown ? "- %s `%s`\n" : "%s: %s\n", title, name.c_str());
-  }
+  else
+    printTable(difference, options.format == "markdown");
   return failed ? kNegative : kDone;
 }
 

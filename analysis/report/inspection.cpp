@@ -1,5 +1,6 @@
 #include "analysis/report/inspection.h"
 
+#include "analysis/files/new_folder.h"
 #include "analysis/flatbuffer_vectors.h"
 #include "analysis/report/storage_forms.h"
 #include "analysis/simulate/simulation_report.h"
@@ -21,8 +22,6 @@ using Json = nlohmann::ordered_json;
 namespace {
 
 using namespace schema;
-
-constexpr const char *kName = "reshard-inspect";
 
 std::string textOf(const flatbuffers::String *text) { return text ? text->str() : std::string(); }
 
@@ -167,28 +166,49 @@ Json operandJson(const Segment &segment, Names &names, const Operand &operand) {
           {"row_bytes", shape.row_bytes()}, {"loops", loops}};
 }
 
+Json stepJson(const Segment &segment, Names &names, const Step &step) {
+  Json one = {{"kind", EnumNameStepKind(step.kind())}, {"round", step.round()}, {"bytes", step.bytes()}};
+  if (step.peer() != UINT32_MAX)
+    one.update({{"message", step.message()}, {"peer", step.peer()}});
+  if (step.staging() != UINT64_MAX)
+    one["staging"] = step.staging();
+  for (const auto &[key, first, count] : {std::make_tuple("inputs", step.first_input(), step.input_count()),
+                                          std::make_tuple("outputs", step.first_output(), step.output_count())}) {
+    one[key] = Json::array();
+    for (uint32_t i = 0; i < count; ++i)
+      one[key].push_back(operandJson(segment, names, *segment.operands()->Get(first + i)));
+  }
+  return one;
+}
+
+void printStep(const Json &step) {
+  std::printf("round %u %s %s", step["round"].get<uint32_t>(), step["kind"].get<std::string>().c_str(),
+              humanBytes(step["bytes"].get<double>()).c_str());
+  if (step.contains("peer"))
+    std::printf(" %s rank %u, message %u, %s", step["kind"] == "send" ? "to" : "from", step["peer"].get<uint32_t>(),
+                step["message"].get<uint32_t>(),
+                step.contains("staging") ? ("staged at " + step["staging"].dump()).c_str() : "in place");
+  std::printf("\n");
+  for (const char *side : {"inputs", "outputs"})
+    for (const Json &operand : step[side]) {
+      std::printf("  %s %-70s +%-10llu %12llu bytes: rows of %llu", side[0] == 'i' ? "<-" : "->",
+                  operand["name"].get<std::string>().c_str(), operand["offset"].get<unsigned long long>(),
+                  operand["bytes"].get<unsigned long long>(), operand["row_bytes"].get<unsigned long long>());
+      for (const Json &loop : operand["loops"])
+        std::printf(loop["buffer_step"] == 0 ? " x %llu, stride %lld" : " x %llu, stride %lld bytes and %lld params",
+                    loop["count"].get<unsigned long long>(), loop["stride"].get<long long>(),
+                    loop["buffer_step"].get<long long>());
+      std::printf("\n");
+    }
+}
+
 int inspectRank(const Plan &plan, uint32_t rank, bool json) {
   const Segment *segment = nullptr;
-  if (const std::string error = plan.segment(rank, segment); !error.empty()) {
-    printError(kName, error);
-    return kUsage;
-  }
+  throwOnError(plan.segment(rank, segment), kUsage);
   Names names(plan, *segment);
   Json steps = Json::array();
-  for (const Step *step : orEmpty(segment->steps())) {
-    Json one = {{"kind", EnumNameStepKind(step->kind())}, {"round", step->round()}, {"bytes", step->bytes()}};
-    if (step->peer() != UINT32_MAX)
-      one.update({{"message", step->message()}, {"peer", step->peer()}});
-    if (step->staging() != UINT64_MAX)
-      one["staging"] = step->staging();
-    for (const auto &[key, first, count] : {std::make_tuple("inputs", step->first_input(), step->input_count()),
-                                            std::make_tuple("outputs", step->first_output(), step->output_count())}) {
-      one[key] = Json::array();
-      for (uint32_t i = 0; i < count; ++i)
-        one[key].push_back(operandJson(*segment, names, *segment->operands()->Get(first + i)));
-    }
-    steps.push_back(std::move(one));
-  }
+  for (const Step *step : orEmpty(segment->steps()))
+    steps.push_back(stepJson(*segment, names, *step));
   if (json) {
     std::printf("%s\n",
                 Json{{"rank", rank}, {"arena_bytes", segment->arena_bytes()}, {"steps", steps}}.dump(2).c_str());
@@ -199,158 +219,170 @@ int inspectRank(const Plan &plan, uint32_t rank, bool json) {
     buffers += run->count();
   std::printf("rank %u: %s, arena %s, %s\n", rank, counted(buffers, "buffer").c_str(),
               humanBytes(static_cast<double>(segment->arena_bytes())).c_str(), counted(steps.size(), "step").c_str());
-  for (const Json &step : steps) {
-    std::printf("round %u %s %s", step["round"].get<uint32_t>(), step["kind"].get<std::string>().c_str(),
-                humanBytes(step["bytes"].get<double>()).c_str());
-    if (step.contains("peer"))
-      std::printf(" %s rank %u, message %u, %s", step["kind"] == "send" ? "to" : "from", step["peer"].get<uint32_t>(),
-                  step["message"].get<uint32_t>(),
-                  step.contains("staging") ? ("staged at " + step["staging"].dump()).c_str() : "in place");
-    std::printf("\n");
-    for (const char *side : {"inputs", "outputs"})
-      for (const Json &operand : step[side]) {
-        std::printf("  %s %-70s +%-10llu %12llu bytes: rows of %llu", side[0] == 'i' ? "<-" : "->",
-                    operand["name"].get<std::string>().c_str(), operand["offset"].get<unsigned long long>(),
-                    operand["bytes"].get<unsigned long long>(), operand["row_bytes"].get<unsigned long long>());
-        for (const Json &loop : operand["loops"])
-          std::printf(loop["buffer_step"] == 0 ? " x %llu, stride %lld" : " x %llu, stride %lld bytes and %lld params",
-                      loop["count"].get<unsigned long long>(), loop["stride"].get<long long>(),
-                      loop["buffer_step"].get<long long>());
-        std::printf("\n");
-      }
-  }
+  for (const Json &step : steps)
+    printStep(step);
   return kDone;
 }
 
-/// For every target rank and matching param: shape, contents according to the layout, and bytes received from each
-/// rank.
-int inspectParam(const Plan &plan, const InspectionOptions &options) {
-  const Manifest &m = plan.manifest();
-  PairedPlan paired(plan);
-  if (const std::string error = paired.load(); !error.empty()) {
-    printError(kName, error);
-    return kUsage;
+/// Reports target params: shape, contents according to the layout, and bytes received from each rank.
+class ParamReport {
+public:
+  ParamReport(const Plan &plan, const PairedPlan &paired, const InspectionOptions &options)
+      : plan_(plan), paired_(paired), options_(options), manifest_(plan.manifest()) {
+    for (uint32_t e = 0; e < manifest_.endpoints()->size(); ++e)
+      forms_.push_back(storageForms(manifest_, e));
   }
-  std::vector<std::vector<std::optional<StorageForm>>> known;
-  for (uint32_t e = 0; e < m.endpoints()->size(); ++e)
-    known.push_back(storageForms(m, e));
-  Json found = Json::array();
-  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
-    const Segment &segment = paired.segment(rank);
-    struct DerivedBytes {
-      uint32_t buffer;
-      uint64_t bytes, of; // of the buffer; of the view from which it is derived
-    };
-    std::map<uint32_t, Json> wanted; // params to print, by buffer
-    std::map<uint32_t, std::vector<DerivedBytes>>
-        writtenBy; // by written buffer, the buffers to print that get its bytes: for a quantized view, its base params
-    for (const BufferRange *run : orEmpty(segment.buffers())) {
-      const Endpoint &endpoint = *m.endpoints()->Get(run->endpoint());
-      if (run->endpoint() == 0 || (endpoint.storage() && rank > 0) || endpoint.params()->Get(run->param())->view())
-        continue;
-      const std::optional<StorageForm> &form = known[run->endpoint()][run->param()];
-      const BufferRange *written = run;
-      for (const BufferRange *other : orEmpty(segment.buffers()))
-        if (form && other->endpoint() == run->endpoint() && other->mesh_rank() == run->mesh_rank() &&
-            static_cast<int32_t>(other->param()) == form->view)
-          written = other;
-      for (const ParamInstance &instance : instances(m, endpoint, run->param(), run->mesh_rank())) {
-        if (!matchesGlob(options.param, instance.name))
-          continue;
-        const Param &param = *endpoint.params()->Get(run->param());
-        Json holds = Json::array();
-        for (const Part *part : orEmpty(endpoint.params()->Get(written->param())->parts()))
-          holds.push_back(part->pattern() < 0
-                              ? "zero padding"
-                              : m.tensor_patterns()->Get(static_cast<uint32_t>(part->pattern()))->name()->str());
-        wanted[run->first() + instance.instance] = {{"endpoint", textOf(endpoint.role())},
-                                                    {"rank", endpoint.ranks()->Get(run->mesh_rank())},
-                                                    {"name", instance.name},
-                                                    {"dtype", dtypeName(storageDtypeOf(param))},
-                                                    {"shape", instance.shape},
-                                                    {"bytes", instance.bytes},
-                                                    {"declared", textOf(param.origin())},
-                                                    {"refresh", textOf(param.refresh())},
-                                                    {"transform", textOf(param.transform())},
-                                                    {"holds", holds}};
-        Json &one = wanted[run->first() + instance.instance];
-        if (form)
-          one["quantized"] = {
-              {"format", reshard::formatOf(form->format).name},
-              {"content", form->codes ? "codes"
-                          : reshard::formatOf(form->format).tensorScale() && storageDtypeOf(param) == DType::fp32
-                              ? "tensor scale"
-                              : "scales"},
-              {"scale_layout", name(form->scaleLayout)},
-              {"quantized_by", kQuantizedByNames[static_cast<size_t>(form->by)].key}};
-        one["from"] = Json::object();
-        writtenBy[written->first() + instance.instance].push_back(
-            {run->first() + instance.instance, static_cast<uint64_t>(instance.bytes), written->bytes()});
-      }
-    }
-    if (wanted.empty())
-      continue;
-    Names names(plan, segment);
+
+  /// Adds the matching params of a rank to a list.
+  Status add(uint32_t rank, Json &found) {
+    readLayout(rank);
+    if (params_.empty())
+      return {};
     std::map<uint32_t, std::map<std::string, uint64_t>> from; // bytes written to each buffer, by origin
-    std::map<uint32_t, const DerivedBytes *> derived;
-    for (const auto &[buffer, list] : writtenBy)
-      for (const DerivedBytes &one : list)
-        derived[one.buffer] = &one;
-    const std::string error = StagedMoves(plan, paired).forEachMove(rank, [&](const Move &move) {
-      if (const auto at = writtenBy.find(move.targetBuffer); at != writtenBy.end())
-        for (const DerivedBytes &one : at->second)
-          from[one.buffer][move.zero ? "zeros" : "rank " + std::to_string(move.sourceRank)] += move.bytes();
-    });
-    if (!error.empty()) {
-      printError(kName, error);
-      return kUsage;
-    }
-    for (auto &[buffer, one] : wanted) {
+    if (Status status =
+            StagedMoves(plan_, paired_)
+                .forEachMove(rank,
+                             [&](const Move &move) {
+                               if (const auto at = writtenBy_.find(move.targetBuffer); at != writtenBy_.end())
+                                 for (const uint32_t buffer : at->second)
+                                   from[buffer][move.zero ? "zeros" : "rank " + std::to_string(move.sourceRank)] +=
+                                       move.bytes();
+                             });
+        !status.ok())
+      return status;
+    for (auto &[buffer, param] : params_) {
       unsigned __int128 sum = 0;
       uint64_t assigned = 0;
       for (const auto &[source, bytes] :
            from[buffer]) { // scaled to the bytes of the buffer and rounded so that they add up
         sum += bytes;
-        const auto upTo = static_cast<uint64_t>(sum * derived[buffer]->bytes / derived[buffer]->of);
-        one["from"][source] = upTo - assigned;
+        const auto upTo = static_cast<uint64_t>(sum * param.bytes / param.writtenBytes);
+        param.json["from"][source] = upTo - assigned;
         assigned = upTo;
       }
-      found.push_back(std::move(one));
+      found.push_back(std::move(param.json));
+    }
+    return {};
+  }
+
+private:
+  /// A param to print. Its bytes are written to its buffer, or to the quantized view from which it is derived.
+  struct PrintedParam {
+    Json json;
+    uint64_t bytes, writtenBytes;
+  };
+
+  /// Finds the params of a rank that match, and the buffers that are written for them.
+  void readLayout(uint32_t rank) {
+    params_.clear();
+    writtenBy_.clear();
+    const Segment &segment = paired_.segment(rank);
+    for (const BufferRange *run : orEmpty(segment.buffers())) {
+      const Endpoint &endpoint = *manifest_.endpoints()->Get(run->endpoint());
+      if (run->endpoint() == 0 || (endpoint.storage() && rank > 0) || endpoint.params()->Get(run->param())->view())
+        continue;
+      const BufferRange &written = writtenRange(segment, *run);
+      for (const ParamInstance &instance : instances(manifest_, endpoint, run->param(), run->mesh_rank())) {
+        if (!matchesGlob(options_.param, instance.name))
+          continue;
+        const uint32_t buffer = run->first() + instance.instance;
+        params_[buffer] = {describe(*run, written, instance), static_cast<uint64_t>(instance.bytes), written.bytes()};
+        writtenBy_[written.first() + instance.instance].push_back(buffer);
+      }
     }
   }
-  if (found.empty()) {
-    printError(kName, "no target param matches '" + options.param + "'");
-    return kNegative;
+
+  /// The buffers that are written for a param: its own, or those of the quantized view that it is derived from.
+  const BufferRange &writtenRange(const Segment &segment, const BufferRange &run) const {
+    const std::optional<StorageForm> &form = forms_[run.endpoint()][run.param()];
+    const BufferRange *written = &run;
+    for (const BufferRange *other : orEmpty(segment.buffers()))
+      if (form && other->endpoint() == run.endpoint() && other->mesh_rank() == run.mesh_rank() &&
+          static_cast<int32_t>(other->param()) == form->view)
+        written = other;
+    return *written;
   }
-  if (options.format == "json") {
+
+  Json describe(const BufferRange &run, const BufferRange &written, const ParamInstance &instance) const {
+    const Endpoint &endpoint = *manifest_.endpoints()->Get(run.endpoint());
+    const Param &param = *endpoint.params()->Get(run.param());
+    Json holds = Json::array();
+    for (const Part *part : orEmpty(endpoint.params()->Get(written.param())->parts()))
+      holds.push_back(part->pattern() < 0
+                          ? "zero padding"
+                          : manifest_.tensor_patterns()->Get(static_cast<uint32_t>(part->pattern()))->name()->str());
+    Json one = {{"endpoint", textOf(endpoint.role())},
+                {"rank", endpoint.ranks()->Get(run.mesh_rank())},
+                {"name", instance.name},
+                {"dtype", dtypeName(storageDtypeOf(param))},
+                {"shape", instance.shape},
+                {"bytes", instance.bytes},
+                {"declared", textOf(param.origin())},
+                {"refresh", textOf(param.refresh())},
+                {"transform", textOf(param.transform())},
+                {"holds", holds}};
+    if (const std::optional<StorageForm> &form = forms_[run.endpoint()][run.param()])
+      one["quantized"] = {
+          {"format", reshard::formatOf(form->format).name},
+          {"content", form->codes ? "codes"
+                      : reshard::formatOf(form->format).tensorScale() && storageDtypeOf(param) == DType::fp32
+                          ? "tensor scale"
+                          : "scales"},
+          {"scale_layout", name(form->scaleLayout)},
+          {"quantized_by", kQuantizedByNames[static_cast<size_t>(form->by)].key}};
+    one["from"] = Json::object();
+    return one;
+  }
+
+  const Plan &plan_;
+  const PairedPlan &paired_;
+  const InspectionOptions &options_;
+  const Manifest &manifest_;
+  std::vector<std::vector<std::optional<StorageForm>>> forms_; // by endpoint and param
+  std::map<uint32_t, PrintedParam> params_;                    // of one rank, by buffer
+  std::map<uint32_t, std::vector<uint32_t>> writtenBy_;        // by written buffer, the buffers in params_
+};
+
+void printParam(const Json &one) {
+  std::printf("%s rank %s %s %s %s, %s (declared at %s)\n  holds", one["endpoint"].get<std::string>().c_str(),
+              one["rank"].dump().c_str(), one["name"].get<std::string>().c_str(),
+              one["dtype"].get<std::string>().c_str(), one["shape"].dump().c_str(),
+              humanBytes(one["bytes"].get<double>()).c_str(), one["declared"].get<std::string>().c_str());
+  for (const Json &tensor : one["holds"])
+    std::printf(" %s", tensor.get<std::string>().c_str());
+  if (one.contains("quantized")) {
+    const Json &quantized = one["quantized"];
+    const std::string layout = quantized["scale_layout"];
+    const bool plain = quantized["content"] != "scales" || layout == kScaleLayoutNames[0];
+    for (const QuantizedByName &name : kQuantizedByNames)
+      if (quantized["quantized_by"] == name.key)
+        std::printf("\n  quantized as %s, %s%s, %s", quantized["format"].get<std::string>().c_str(),
+                    plain ? "" : (layout + " ").c_str(), quantized["content"].get<std::string>().c_str(), name.words);
+  }
+  if (const std::string transform = one["transform"]; !transform.empty())
+    std::printf("\n  then the engine's transform '%s'", transform.c_str());
+  if (const std::string refresh = one["refresh"]; !refresh.empty())
+    std::printf("\n  then the engine's hook '%s'", refresh.c_str());
+  std::printf("\n  from ");
+  for (const auto &[source, bytes] : one["from"].items())
+    std::printf(" %s: %s;", source.c_str(), humanBytes(bytes.get<double>()).c_str());
+  std::printf("\n");
+}
+
+int inspectParam(const Plan &plan, const InspectionOptions &options) {
+  PairedPlan paired(plan);
+  throwOnError(paired.load(), kUsage);
+  ParamReport report(plan, paired, options);
+  Json found = Json::array();
+  for (uint32_t rank = 0; rank < plan.world(); ++rank)
+    throwOnError(report.add(rank, found), kUsage);
+  if (found.empty())
+    throw Failure{kNegative, "no target param matches '" + options.param + "'"};
+  if (options.format == "json")
     std::printf("%s\n", found.dump(2).c_str());
-    return kDone;
-  }
-  for (const Json &one : found) {
-    std::printf("%s rank %s %s %s %s, %s (declared at %s)\n  holds", one["endpoint"].get<std::string>().c_str(),
-                one["rank"].dump().c_str(), one["name"].get<std::string>().c_str(),
-                one["dtype"].get<std::string>().c_str(), one["shape"].dump().c_str(),
-                humanBytes(one["bytes"].get<double>()).c_str(), one["declared"].get<std::string>().c_str());
-    for (const Json &tensor : one["holds"])
-      std::printf(" %s", tensor.get<std::string>().c_str());
-    if (one.contains("quantized")) {
-      const Json &quantized = one["quantized"];
-      const std::string layout = quantized["scale_layout"];
-      const bool plain = quantized["content"] != "scales" || layout == kScaleLayoutNames[0];
-      for (const QuantizedByName &name : kQuantizedByNames)
-        if (quantized["quantized_by"] == name.key)
-          std::printf("\n  quantized as %s, %s%s, %s", quantized["format"].get<std::string>().c_str(),
-                      plain ? "" : (layout + " ").c_str(), quantized["content"].get<std::string>().c_str(), name.words);
-    }
-    if (const std::string transform = one["transform"]; !transform.empty())
-      std::printf("\n  then the engine's transform '%s'", transform.c_str());
-    if (const std::string refresh = one["refresh"]; !refresh.empty())
-      std::printf("\n  then the engine's hook '%s'", refresh.c_str());
-    std::printf("\n  from ");
-    for (const auto &[source, bytes] : one["from"].items())
-      std::printf(" %s: %s;", source.c_str(), humanBytes(bytes.get<double>()).c_str());
-    std::printf("\n");
-  }
+  else
+    for (const Json &one : found)
+      printParam(one);
   return kDone;
 }
 
@@ -366,20 +398,16 @@ int verify(const Plan &plan, bool json) {
   else if (result.error.empty())
     std::printf("right: all %llu target bytes are written exactly once, from the right source byte (%llu moves)\n",
                 static_cast<unsigned long long>(result.bytes), static_cast<unsigned long long>(result.moves));
-  if (result.error.empty())
-    return kDone;
-  printError(kName, "the plan is wrong: " + result.error);
-  return kNegative;
+  if (!result.error.empty())
+    throw Failure{kNegative, "the plan is wrong: " + result.error};
+  return kDone;
 }
 
 } // namespace
 
 int inspect(const InspectionOptions &options) {
   std::unique_ptr<Plan> plan;
-  if (const std::string error = Plan::open(options.plan, plan); !error.empty()) {
-    printError(kName, error);
-    return kUsage;
-  }
+  throwOnError(Plan::open(options.plan, plan), kUsage);
   const bool json = options.format == "json";
   const WorkDeadline deadline(options.verify     ? "the proof"
                               : options.topology ? "the simulation"
@@ -393,12 +421,9 @@ int inspect(const InspectionOptions &options) {
     return inspectSimulation(*plan, options);
   if (options.verify)
     return verify(*plan, json);
-  uint64_t staged = 0;
-  if (const std::string error = peakStagedBytes(*plan, staged); !error.empty()) {
-    printError(kName, error);
-    return kUsage;
-  }
-  const Json s = summary(*plan, staged);
+  const Result<uint64_t> staged = peakStagedBytes(*plan);
+  throwOnError(staged.status(), kUsage);
+  const Json s = summary(*plan, *staged);
   if (json)
     std::printf("%s\n", s.dump(2).c_str());
   else

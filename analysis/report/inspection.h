@@ -18,7 +18,7 @@ struct InspectionOptions {
   double timeout = 0;               // 0: none
 };
 
-/// Prints the report on stdout and errors on stderr. Returns the exit code.
+/// Prints the report on stdout. Returns the exit code, or throws Failure.
 int inspect(const InspectionOptions &options);
 
 } // namespace reshard::analysis

@@ -103,49 +103,68 @@ QuantizedCounts countQuantized(const Manifest &manifest, uint32_t number) {
   return counts;
 }
 
-std::string peakStagedBytes(const Plan &plan, uint64_t &bytes) {
-  std::map<uint32_t, uint64_t> memory; // by rank: bytes of staged views other than elements
-  auto add = [](uint64_t &sum, uint64_t more) {
-    return !__builtin_add_overflow(sum, more, &sum) && sum <= static_cast<uint64_t>(kMaxSize);
-  };
-  bool rows = false;
-  for (uint32_t e = 0; e < plan.manifest().endpoints()->size(); ++e) {
-    const Endpoint &endpoint = *plan.manifest().endpoints()->Get(e);
+namespace {
+
+/// Adds to a number of bytes; returns false if it exceeds kMaxSize.
+bool addBytes(uint64_t &sum, uint64_t more) {
+  return !__builtin_add_overflow(sum, more, &sum) && sum <= static_cast<uint64_t>(kMaxSize);
+}
+
+constexpr uint32_t kFiles = UINT32_MAX; // a key beside the ranks: every rank may write files
+
+/// Staged memory that the layouts determine.
+struct StagedViews {
+  std::map<uint32_t, uint64_t> bytes; // by rank, or kFiles: of staged views other than elements
+  bool elements = false;              // whether a view of elements is staged: the segments have its bytes
+};
+
+Result<StagedViews> stagedViews(const Manifest &manifest) {
+  StagedViews staged;
+  for (uint32_t e = 0; e < manifest.endpoints()->size(); ++e) {
+    const Endpoint &endpoint = *manifest.endpoints()->Get(e);
     for (uint32_t p = 0; p < orEmpty(endpoint.params()).size(); ++p) {
       const Param &param = *endpoint.params()->Get(p);
       if (!param.view() || !param.view()->staged())
         continue;
-      rows = rows || param.view()->kind() == ViewKind::elements;
-      for (uint32_t meshRank = 0; meshRank < endpoint.ranks()->size() && param.view()->kind() != ViewKind::elements;
-           ++meshRank) {
-        uint64_t each = static_cast<uint64_t>(itemBytes(param.dtype())), of = 0;
+      const bool elements = param.view()->kind() == ViewKind::elements;
+      staged.elements = staged.elements || elements;
+      for (uint32_t meshRank = 0; meshRank < endpoint.ranks()->size() && !elements; ++meshRank) {
+        uint64_t each = static_cast<uint64_t>(itemBytes(param.dtype())), all = 0;
         for (const int64_t length : localShape(endpoint, param, meshRank))
           each *= static_cast<uint64_t>(length); // the loader has checked that these products are at most kMaxSize
-        // Every rank may write files and thus has the views of storage endpoints.
-        uint64_t &sum = memory[endpoint.storage() ? UINT32_MAX : endpoint.ranks()->Get(meshRank)];
+        uint64_t &sum = staged.bytes[endpoint.storage() ? kFiles : endpoint.ranks()->Get(meshRank)];
         if (__builtin_mul_overflow(static_cast<uint64_t>(instanceCount(endpoint, param, meshRank)),
-                                   stagedBytes({e, meshRank, p, 0, 1, 0, each}), &of) ||
-            !add(sum, of))
-          return "param '" + param.name()->str() + "' of endpoint '" + endpoint.role()->str() +
-                 "' and the params before it stage more than " + std::to_string(kMaxSize) +
-                 " bytes on one rank, the largest supported size";
+                                   stagedBytes({e, meshRank, p, 0, 1, 0, each}), &all) ||
+            !addBytes(sum, all))
+          return failed("param '" + param.name()->str() + "' of endpoint '" + endpoint.role()->str() +
+                        "' and the params before it stage more than " + std::to_string(kMaxSize) +
+                        " bytes on one rank, the largest supported size");
       }
     }
   }
-  bytes = 0;
-  if (!rows && memory.empty())
-    return {};
+  return staged;
+}
+
+} // namespace
+
+Result<uint64_t> peakStagedBytes(const Plan &plan) {
+  Result<StagedViews> views = stagedViews(plan.manifest());
+  if (!views.ok())
+    return views.status();
+  uint64_t peak = 0;
+  if (!views->elements && views->bytes.empty())
+    return peak;
   for (uint32_t rank = 0; rank < plan.world(); ++rank) {
-    uint64_t sum = memory.count(rank) ? memory[rank] : 0;
+    uint64_t sum = views->bytes[rank];
     const Segment *segment = nullptr;
-    if (std::string error = rows ? plan.segment(rank, segment) : std::string(); !error.empty())
-      return error;
-    if (!add(sum, memory[UINT32_MAX]) || !add(sum, segment ? arenaHeadBytes(*segment) : 0))
-      return "rank " + std::to_string(rank) + " stages more than " + std::to_string(kMaxSize) +
-             " bytes, the largest supported size";
-    bytes = std::max(bytes, sum);
+    if (Status status = views->elements ? plan.segment(rank, segment) : Status(); !status.ok())
+      return status;
+    if (!addBytes(sum, views->bytes[kFiles]) || !addBytes(sum, segment ? arenaHeadBytes(*segment) : 0))
+      return failed("rank " + std::to_string(rank) + " stages more than " + std::to_string(kMaxSize) +
+                    " bytes, the largest supported size");
+    peak = std::max(peak, sum);
   }
-  return {};
+  return peak;
 }
 
 } // namespace reshard::analysis

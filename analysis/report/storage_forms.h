@@ -3,6 +3,7 @@
 
 #include "executor/load.h"
 #include "schema/manifest.h"
+#include "support/status.h"
 
 #include <map>
 #include <optional>
@@ -48,8 +49,8 @@ struct QuantizedCounts {
 };
 QuantizedCounts countQuantized(const schema::Manifest &manifest, uint32_t endpoint);
 
-/// Sets `bytes` to the largest staging of a rank: bytes in its arena for elements to quantize, scales and amax values.
-/// Reads the segments if elements are staged. Returns an error text, empty on success.
-std::string peakStagedBytes(const Plan &plan, uint64_t &bytes);
+/// The largest staging of a rank: bytes in its arena for elements to quantize, scales and amax values. Reads the
+/// segments if elements are staged.
+Result<uint64_t> peakStagedBytes(const Plan &plan);
 
 } // namespace reshard::analysis

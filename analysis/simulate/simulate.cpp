@@ -148,19 +148,18 @@ private:
 
 class Simulator {
 public:
-  Simulator(const Plan &plan, const Topology &topology, bool keep, Simulation &result)
-      : plan_(plan), topology_(topology), keep_(keep), result_(result) {}
+  Simulator(const Plan &plan, const Topology &topology, bool keep) : plan_(plan), topology_(topology), keep_(keep) {}
 
-  std::string run() {
+  Result<Simulation> run() {
     const uint32_t world = plan_.world();
     std::vector<const Segment *> segments(world);
     for (uint32_t rank = 0; rank < world; ++rank) {
       WorkDeadline::spend(1024);
-      if (std::string error = plan_.segment(rank, segments[rank]); !error.empty())
-        return error;
+      if (Status status = plan_.segment(rank, segments[rank]); !status.ok())
+        return status;
     }
-    if (std::string error = checkMessages(plan_); !error.empty())
-      return error;
+    if (Status status = checkMessages(plan_); !status.ok())
+      return status;
     for (uint32_t rank = 0; rank < world; ++rank) {
       copies_.push_back(flows_.resource(static_cast<double>(topology_.copyRate)));
       for (auto &side : links_)
@@ -184,10 +183,10 @@ public:
         ended(done, true);
     }
     if (finished_ != tasks_.size())
-      return "deadlock: only " + std::to_string(finished_) + " of " + std::to_string(tasks_.size()) +
-             " activities can finish, the others wait for each other";
+      return failed("deadlock: only " + std::to_string(finished_) + " of " + std::to_string(tasks_.size()) +
+                    " activities can finish, the others wait for each other");
     report();
-    return {};
+    return std::move(result_);
   }
 
 private:
@@ -219,7 +218,7 @@ private:
   /// The tasks of one chunk of a message.
   struct Tasks {
     uint32_t pack = kNone, transmit = kNone, unpack = kNone;
-    /// That ends when the chunk is there.
+    /// The task that ends when the chunk has arrived.
     uint32_t last() const { return unpack != kNone ? unpack : transmit; }
   };
   using Chunks = std::vector<Tasks>;
@@ -396,7 +395,7 @@ private:
   const Plan &plan_;
   const Topology &topology_;
   const bool keep_;
-  Simulation &result_;
+  Simulation result_;
   Flows flows_;
   std::vector<uint32_t> copies_, links_[2], nics_[2]; // resources, by rank or NIC; [0] egress, [1] ingress
   std::vector<Task> tasks_;
@@ -406,8 +405,8 @@ private:
 
 } // namespace
 
-std::string simulate(const Plan &plan, const Topology &topology, bool keep, Simulation &result) {
-  return Simulator(plan, topology, keep, result).run();
+Result<Simulation> simulate(const Plan &plan, const Topology &topology, bool keep) {
+  return Simulator(plan, topology, keep).run();
 }
 
 } // namespace reshard::analysis

@@ -41,7 +41,7 @@ struct Simulation {
 /// fairness; bytes arrive one latency after they were sent. A chunk starts when it is packed, the receiver has a free
 /// slot, the bytes that it relays have arrived, and its ranks have finished the previous chunk of the same link tier
 /// and direction. In each tier and direction, chunks are packed and unpacked one after the other. There is no ramp-up
-/// and no protocol overhead. `keep`: fill `activities`. Returns an error text, empty on success.
-std::string simulate(const Plan &plan, const Topology &topology, bool keep, Simulation &result);
+/// and no protocol overhead. `keep`: fill `activities`.
+Result<Simulation> simulate(const Plan &plan, const Topology &topology, bool keep);
 
 } // namespace reshard::analysis

@@ -1,5 +1,6 @@
 #include "analysis/simulate/simulation_report.h"
 
+#include "analysis/files/new_folder.h"
 #include "analysis/simulate/simulate.h"
 #include "support/atomic_file.h"
 
@@ -14,7 +15,6 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-constexpr const char *kName = "reshard-inspect";
 constexpr const char *kKinds[] = {"pack", "transmit", "unpack", "copy"};
 
 /// Chrome's trace format, which Perfetto reads: a process for each rank, a thread for each kind; times in microseconds.
@@ -49,16 +49,11 @@ std::string time(double seconds) {
 } // namespace
 
 int inspectSimulation(const Plan &plan, const InspectionOptions &options) {
-  Simulation simulation;
-  if (const std::string error = simulate(plan, *options.topology, !options.trace.empty(), simulation); !error.empty()) {
-    printError(kName, error);
-    return kUsage;
-  }
+  const Result<Simulation> simulated = simulate(plan, *options.topology, !options.trace.empty());
+  throwOnError(simulated.status(), kUsage);
+  const Simulation &simulation = *simulated;
   if (!options.trace.empty())
-    if (const std::string error = writeFile(options.trace, traceOf(simulation)).message(); !error.empty()) {
-      printError(kName, error);
-      return kFailure;
-    }
+    throwOnError(writeFile(options.trace, traceOf(simulation)), kFailure);
   const double ratio = simulation.lowerBoundSeconds > 0 ? simulation.seconds / simulation.lowerBoundSeconds : 1;
   if (options.format == "json") {
     Json terms = Json::object(), secondsByKind = Json::object();

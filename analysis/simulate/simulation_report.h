@@ -10,7 +10,7 @@ class Plan;
 namespace reshard::analysis {
 
 /// Simulates the plan on options.topology, prints the estimate and the lower bound, and writes options.trace. Returns
-/// the exit code.
+/// the exit code, or throws Failure.
 int inspectSimulation(const Plan &plan, const InspectionOptions &options);
 
 } // namespace reshard::analysis

@@ -25,17 +25,17 @@ public:
       : plan_(plan), paired_(plan), stagedMoves_(plan, paired_), contents_(plan.manifest()) {}
 
   VerifyResult run(const std::function<void(double)> &progress) {
-    result_.error = paired_.load();
+    result_.error = paired_.load().message();
     // Several ranks write a storage target, so its moves are collected first.
     for (uint32_t rank = 0; rank < plan_.world() && result_.error.empty(); ++rank) {
       moves_.clear();
-      const std::string error = stagedMoves_.forEachMove(rank, [&](const Move &move) {
+      const Status status = stagedMoves_.forEachMove(rank, [&](const Move &move) {
         const BufferRange *run = bufferRangeOf(paired_.segment(rank), move.targetBuffer);
         const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
         (endpoint.storage() ? storage_ : moves_).push_back({rank, move});
       });
-      if (!error.empty())
-        fail(error);
+      if (!status.ok())
+        fail(status.message());
       if (result_.error.empty())
         checkRank(rank, moves_, false);
       if (result_.error.empty())
@@ -260,34 +260,36 @@ private:
         continue;
       std::vector<Move> read;
       std::map<uint32_t, RegularSets> written; // by buffer
-      std::string problem;
-      for (uint32_t i = 0; i < step->input_count() && problem.empty(); ++i)
+      Status status;
+      for (uint32_t i = 0; i < step->input_count() && status.ok(); ++i)
         if (const Operand &operand = *segment.operands()->Get(step->first_input() + i); target(operand))
-          problem = paired_.forEachMove(rank, operand, [&](const Move &move) { read.push_back(move); });
+          status = paired_.forEachMove(rank, operand, [&](const Move &move) { read.push_back(move); });
       for (const Move &move : read)
         written.try_emplace(move.targetBuffer);
+      bool fits = true;
       for (uint32_t i = 0; i < step->after_count() && !read.empty(); ++i) {
         const Step &before = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
-        for (uint32_t o = 0; o < before.output_count() && before.kind() != StepKind::send && problem.empty(); ++o)
-          problem =
+        for (uint32_t o = 0; o < before.output_count() && before.kind() != StepKind::send && status.ok(); ++o)
+          status =
               paired_.forEachMove(rank, *segment.operands()->Get(before.first_output() + o), [&](const Move &move) {
-                if (const auto at = written.find(move.targetBuffer); at != written.end() && !addTo(at->second, move))
-                  problem =
-                      "rank " + std::to_string(rank) + ": the bytes that it relays have too many fragments to check";
+                if (const auto at = written.find(move.targetBuffer); at != written.end())
+                  fits = addTo(at->second, move) && fits;
               });
       }
-      if (!problem.empty()) {
-        fail(problem);
+      if (status.ok() && !fits)
+        status = failed("rank " + std::to_string(rank) + ": the bytes that it relays have too many fragments to check");
+      if (!status.ok()) {
+        fail(status.message());
         return;
       }
       for (auto &[buffer, sets] : written)
         sets.finish();
       for (const Move &move : read) {
         NestSplitter splitter(written[move.targetBuffer], work_);
-        const SplitStatus status = splitter.run(nestOf(move), [](const Fragment &) { return true; });
-        if (status == SplitStatus::done)
+        const SplitStatus split = splitter.run(nestOf(move), [](const Fragment &) { return true; });
+        if (split == SplitStatus::done)
           continue;
-        if (status == SplitStatus::fragmented)
+        if (split == SplitStatus::fragmented)
           failFragmented(where(rank, move.targetBuffer, move.targetOffset));
         else
           fail(where(rank, move.targetBuffer, static_cast<uint64_t>(splitter.position())) + " is relayed to rank " +
@@ -382,12 +384,12 @@ private:
 
 } // namespace
 
-std::string PairedPlan::load() {
+Status PairedPlan::load() {
   segments_.resize(plan_.world());
   for (uint32_t rank = 0; rank < plan_.world(); ++rank) {
     WorkDeadline::spend(1024);
-    if (std::string error = plan_.segment(rank, segments_[rank]); !error.empty())
-      return error;
+    if (Status status = plan_.segment(rank, segments_[rank]); !status.ok())
+      return status;
   }
   sends_.resize(plan_.manifest().messages());
   for (uint32_t rank = 0; rank < plan_.world(); ++rank)
@@ -444,12 +446,12 @@ void forEachRow(const Move &move, const std::function<void(const Move &)> &visit
   }
 }
 
-std::string PairedPlan::moves(const OperandPair &operands, const std::function<void(const Move &)> &visit) const {
+Status PairedPlan::moves(const OperandPair &operands, const std::function<void(const Move &)> &visit) const {
   const auto &[from, fromRank, input, to, output] = operands;
   const Shape &target = *to.shapes()->Get(output.shape());
   const Shape &source = input ? *from->shapes()->Get(input->shape()) : target;
   if (source.row_bytes() != target.row_bytes() || source.loop_count() != target.loop_count())
-    return "source and target shapes of an operand differ";
+    return failed("source and target shapes of an operand differ");
   struct BufferLoop {
     uint64_t count, at;
     int64_t targetStep, sourceStep, target, source;
@@ -463,7 +465,7 @@ std::string PairedPlan::moves(const OperandPair &operands, const std::function<v
     const Loop &t = *to.loops()->Get(target.first_loop() + l),
                &s = input ? *from->loops()->Get(source.first_loop() + l) : t;
     if (s.count() != t.count())
-      return "source and target shapes of an operand differ";
+      return failed("source and target shapes of an operand differ");
     const int64_t sourceStep = input ? s.buffer_step() : 0, sourceStride = input ? s.stride() : 0;
     if (t.count() > 1 && (t.buffer_step() != 0 || sourceStep != 0))
       bufferLoops.push_back({t.count(), 0, t.buffer_step(), sourceStep, t.stride(), sourceStride});
@@ -495,8 +497,7 @@ std::string PairedPlan::moves(const OperandPair &operands, const std::function<v
   }
 }
 
-std::string PairedPlan::forEachMove(uint32_t rank, uint32_t number,
-                                    const std::function<void(const Move &)> &visit) const {
+Status PairedPlan::forEachMove(uint32_t rank, uint32_t number, const std::function<void(const Move &)> &visit) const {
   const Segment &to = *segments_[rank];
   const Step &step = *to.steps()->Get(number);
   if (step.kind() == StepKind::send)
@@ -507,9 +508,9 @@ std::string PairedPlan::forEachMove(uint32_t rank, uint32_t number,
   const uint32_t firstInput = receive ? sends_[step.message()].step->first_input() : step.first_input();
   for (uint32_t i = 0; i < step.output_count(); ++i) {
     const Operand *input = step.kind() == StepKind::fill ? nullptr : from->operands()->Get(firstInput + i);
-    if (std::string error = moves({from, fromRank, input, to, *to.operands()->Get(step.first_output() + i)}, visit);
-        !error.empty())
-      return "rank " + std::to_string(rank) + ": " + error;
+    if (Status status = moves({from, fromRank, input, to, *to.operands()->Get(step.first_output() + i)}, visit);
+        !status.ok())
+      return std::move(status).withPrefix("rank " + std::to_string(rank) + ": ");
   }
   return {};
 }

@@ -4,6 +4,7 @@
 
 #include "analysis/verify/regular_sets.h"
 #include "executor/load.h"
+#include "support/status.h"
 
 #include <cstdint>
 #include <functional>
@@ -33,20 +34,19 @@ LoopNest nestOf(const Move &move, int64_t item = 1);
 /// Adds the bytes that a move writes. Returns false as RegularSets::add does.
 bool addTo(RegularSets &sets, const Move &move);
 
-/// All segments of a plan, with the send and the receive of each message paired. Functions that return a string return
-/// an error text, empty on success.
+/// All segments of a plan, with the send and the receive of each message paired.
 class PairedPlan {
 public:
   explicit PairedPlan(const Plan &plan) : plan_(plan) {}
   /// Loads and checks every segment: every send must have exactly one receive with the same message number, round,
   /// bytes and operands.
-  std::string load();
+  Status load();
   /// Calls `visit` for all moves of one step of a rank, including those to and from its arena (buffer 0). Sends are
   /// skipped: their receives report the moves.
-  std::string forEachMove(uint32_t rank, uint32_t step, const std::function<void(const Move &)> &visit) const;
+  Status forEachMove(uint32_t rank, uint32_t step, const std::function<void(const Move &)> &visit) const;
   /// Calls visit(move) for one operand of a rank, with the operand as the target of the moves.
-  std::string forEachMove(uint32_t rank, const schema::Operand &operand,
-                          const std::function<void(const Move &)> &visit) const {
+  Status forEachMove(uint32_t rank, const schema::Operand &operand,
+                     const std::function<void(const Move &)> &visit) const {
     return moves({nullptr, rank, nullptr, *segments_[rank], operand}, visit);
   }
   const schema::Segment &segment(uint32_t rank) const { return *segments_[rank]; }
@@ -65,7 +65,7 @@ private:
     const schema::Segment &to;
     const schema::Operand &output;
   };
-  std::string moves(const OperandPair &operands, const std::function<void(const Move &)> &visit) const;
+  Status moves(const OperandPair &operands, const std::function<void(const Move &)> &visit) const;
 
   const Plan &plan_;
   std::vector<const schema::Segment *> segments_;

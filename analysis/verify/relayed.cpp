@@ -8,7 +8,7 @@ namespace reshard::analysis {
 
 using namespace schema;
 
-std::string RelayedMoves::read(uint32_t rank, const Step &send) {
+Status RelayedMoves::read(uint32_t rank, const Step &send) {
   const Segment &segment = paired_.segment(rank);
   send_ = nullptr;
   arrivals_.clear();
@@ -21,14 +21,14 @@ std::string RelayedMoves::read(uint32_t rank, const Step &send) {
     const uint32_t number = segment.after()->Get(send.first_after() + i);
     if (segment.steps()->Get(number)->kind() != StepKind::recv)
       continue;
-    std::string error = paired_.forEachMove(rank, number, [&](const Move &move) {
+    Status status = paired_.forEachMove(rank, number, [&](const Move &move) {
       if (move.targetBuffer != 0)
         return;
       ranges.emplace_back(move.targetOffset, move.targetOffset + move.bytes());
       arrivals_.push_back(move);
     });
-    if (!error.empty())
-      return error;
+    if (!status.ok())
+      return status;
   }
   for (size_t m = 0; m < arrivals_.size(); ++m) {
     const Move &move = arrivals_[m];
@@ -41,27 +41,28 @@ std::string RelayedMoves::read(uint32_t rank, const Step &send) {
       set.dimensions.push_back({loop.count, loop.target, loop.source});
     set.dimensions.push_back({static_cast<int64_t>(move.rowBytes), 1, 1});
     if (!sets_.add(std::move(set)))
-      return where + " have too many fragments to check";
+      return failed(where + " have too many fragments to check");
   }
   sets_.finish();
   std::sort(ranges.begin(), ranges.end());
   for (size_t r = 1; r < ranges.size(); ++r)
     if (ranges[r].first < ranges[r - 1].second)
-      return where + " are ambiguous: two receives write byte " + std::to_string(ranges[r].first) + " of its arena";
+      return failed(where + " are ambiguous: two receives write byte " + std::to_string(ranges[r].first) +
+                    " of its arena");
   send_ = &send;
   return {};
 }
 
-std::string RelayedMoves::resolve(const Move &move, const Step &send, const std::function<void(const Move &)> &visit) {
+Status RelayedMoves::resolve(const Move &move, const Step &send, const std::function<void(const Move &)> &visit) {
   if (send_ != &send)
-    if (std::string error = read(move.sourceRank, send); !error.empty())
-      return error;
+    if (Status status = read(move.sourceRank, send); !status.ok())
+      return status;
   LoopNest nest{static_cast<int64_t>(move.sourceOffset), static_cast<int64_t>(move.targetOffset), 0, {}};
   for (const Move::Loop &loop : move.loops)
     nest.loops.push_back({loop.count, loop.source, loop.target, 0});
   nest.loops.push_back({static_cast<int64_t>(move.rowBytes), 1, 1, 0});
   NestSplitter splitter(sets_, work_);
-  const SplitStatus status = splitter.run(nest, [&](const Fragment &fragment) {
+  const SplitStatus split = splitter.run(nest, [&](const Fragment &fragment) {
     const Move &from = arrivals_[fragment.set->tag];
     Move straight{move.targetBuffer, static_cast<uint64_t>(fragment.counterpart), 1, false, from.sourceRank,
                   from.sourceBuffer, static_cast<uint64_t>(fragment.value),       {}};
@@ -73,13 +74,13 @@ std::string RelayedMoves::resolve(const Move &move, const Step &send, const std:
     visit(straight);
     return true;
   });
-  if (status == SplitStatus::done)
+  if (split == SplitStatus::done)
     return {};
-  return "rank " + std::to_string(move.sourceRank) + " sends byte " +
-         std::to_string(status == SplitStatus::missing ? splitter.position() : nest.position) +
-         " of its arena to rank " + std::to_string(send.peer()) + " in round " + std::to_string(send.round()) +
-         (status == SplitStatus::missing ? ", but no receive that the send waits for writes it"
-                                         : ", which has too many fragments to check");
+  return failed("rank " + std::to_string(move.sourceRank) + " sends byte " +
+                std::to_string(split == SplitStatus::missing ? splitter.position() : nest.position) +
+                " of its arena to rank " + std::to_string(send.peer()) + " in round " + std::to_string(send.round()) +
+                (split == SplitStatus::missing ? ", but no receive that the send waits for writes it"
+                                               : ", which has too many fragments to check"));
 }
 
 } // namespace reshard::analysis

@@ -13,10 +13,10 @@ public:
   /// Translates a move from the sender's arena into moves from the original buffers, through the receives that `send`
   /// waits for, and calls `visit` for each. Returns an error text, empty on success: the receives must write each byte
   /// of the move exactly once.
-  std::string resolve(const Move &move, const schema::Step &send, const std::function<void(const Move &)> &visit);
+  Status resolve(const Move &move, const schema::Step &send, const std::function<void(const Move &)> &visit);
 
 private:
-  std::string read(uint32_t rank, const schema::Step &send);
+  Status read(uint32_t rank, const schema::Step &send);
 
   const PairedPlan &paired_;
   const schema::Step *send_ = nullptr; // the members below belong to it

@@ -11,8 +11,8 @@ namespace reshard::analysis {
 
 using namespace schema;
 
-std::string StagedMoves::fail(uint32_t step, const std::string &why) const {
-  return "rank " + std::to_string(rank_) + " step " + std::to_string(step) + why;
+Status StagedMoves::fail(uint32_t step, const std::string &why) const {
+  return failed("rank " + std::to_string(rank_) + " step " + std::to_string(step) + why);
 }
 
 bool StagedMoves::waits(uint32_t number, uint32_t earlier) {
@@ -42,7 +42,7 @@ bool StagedMoves::waitsForCopy(uint32_t step, uint32_t copy) {
   return waits(step, copy) || std::any_of(from, copies_.end(), [&](uint32_t later) { return waits(step, later); });
 }
 
-std::string StagedMoves::forEachMove(uint32_t rank, const std::function<void(const Move &)> &visit) {
+Status StagedMoves::forEachMove(uint32_t rank, const std::function<void(const Move &)> &visit) {
   rank_ = rank;
   lookedAt_ = UINT32_MAX;
   segment_ = &paired_.segment(rank);
@@ -51,54 +51,54 @@ std::string StagedMoves::forEachMove(uint32_t rank, const std::function<void(con
   amaxWriters_.clear();
   reduced_.clear();
   copies_.clear();
-  std::string error;
+  Status status;
   const bool anyStaged = stages(); // else the arena has only relayed bytes, which receivers resolve
-  for (uint32_t s = 0; s < orEmpty(segment_->steps()).size() && error.empty(); ++s) {
+  for (uint32_t s = 0; s < orEmpty(segment_->steps()).size() && status.ok(); ++s) {
     const Step &step = *segment_->steps()->Get(s);
-    for (uint32_t i = 0; step.kind() == StepKind::reduce && i < step.input_count() && error.empty(); ++i) {
+    for (uint32_t i = 0; step.kind() == StepKind::reduce && i < step.input_count() && status.ok(); ++i) {
       const uint32_t buffer = segment_->operands()->Get(step.first_input() + i)->buffer();
       for (const uint32_t writer : amaxWriters_[buffer])
         if (!waits(s, writer))
-          error =
+          status =
               fail(s, " reduces amax values that step " + std::to_string(writer) + " writes, but does not wait for it");
       reduced_[buffer] = s;
     }
     uint32_t last = 0; // the last checked buffer: most rows of a step go to few buffers
-    const std::string problem = paired_.forEachMove(rank, s, [&](const Move &move) {
+    Status loaded = paired_.forEachMove(rank, s, [&](const Move &move) {
       const bool stages = move.targetBuffer == 0, quantizes = !stages && move.sourceBuffer == 0 && !move.zero;
       if (stages && !anyStaged)
         return;
-      if (stages && error.empty())
-        error = write(s, move);
-      else if (quantizes && step.kind() == StepKind::recv && error.empty())
-        error = relayed_.resolve(move, paired_.send(step.message()), visit);
+      if (stages && status.ok())
+        status = write(s, move);
+      else if (quantizes && step.kind() == StepKind::recv && status.ok())
+        status = relayed_.resolve(move, paired_.send(step.message()), visit);
       else if (quantizes)
         forEachRow(move, [&](const Move &row) {
-          if (error.empty())
-            error = read(s, row, visit);
+          if (status.ok())
+            status = read(s, row, visit);
         });
-      else if (error.empty())
+      else if (status.ok())
         visit(move);
-      if (!stages && error.empty() && std::exchange(last, move.targetBuffer) != move.targetBuffer)
-        error = scale(s, move.targetBuffer);
+      if (!stages && status.ok() && std::exchange(last, move.targetBuffer) != move.targetBuffer)
+        status = scale(s, move.targetBuffer);
     });
-    if (error.empty())
-      error = problem;
+    if (status.ok())
+      status = std::move(loaded);
     if (step.kind() == StepKind::copy && segment_->operands()->Get(step.first_input())->buffer() == 0) {
       if (!copies_.empty() && !waits(s, copies_.back()))
         copies_.clear(); // the earlier copies may still run when this one is done
       copies_.push_back(s);
     }
   }
-  if (error.empty() && !arrivals_.empty())
-    error = fail(arrivals_.begin()->second.step, " stages bytes at " + std::to_string(arrivals_.begin()->first) +
-                                                     " of the arena that are never quantized");
-  return error;
+  if (status.ok() && !arrivals_.empty())
+    status = fail(arrivals_.begin()->second.step, " stages bytes at " + std::to_string(arrivals_.begin()->first) +
+                                                      " of the arena that are never quantized");
+  return status;
 }
 
 /// Records a move to the arena. It may reuse bytes only if it waits for the step that quantized their previous
 /// contents. read() checks that no byte is written twice.
-std::string StagedMoves::write(uint32_t step, const Move &move) {
+Status StagedMoves::write(uint32_t step, const Move &move) {
   uint64_t begin = move.targetOffset, end = begin + move.rowBytes;
   for (const Move::Loop &loop : move.loops)
     (loop.target < 0 ? begin : end) += static_cast<uint64_t>((loop.count - 1) * loop.target);
@@ -147,7 +147,7 @@ bool StagedMoves::split(uint64_t begin, uint64_t end) {
   return !whole.empty();
 }
 
-std::string StagedMoves::read(uint32_t step, const Move &row, const std::function<void(const Move &)> &visit) {
+Status StagedMoves::read(uint32_t step, const Move &row, const std::function<void(const Move &)> &visit) {
   const uint64_t begin = row.sourceOffset, end = begin + row.rowBytes;
   uint64_t missing = end;
   if (!coversOnce(begin, end, missing) && !(split(begin, end) && coversOnce(begin, end, missing = end))) {
@@ -186,7 +186,7 @@ std::string StagedMoves::read(uint32_t step, const Move &row, const std::functio
 
 /// Checks that a step that quantizes elements with a tensor scale waits for it. Records the steps that write amax
 /// values.
-std::string StagedMoves::scale(uint32_t step, uint32_t buffer) {
+Status StagedMoves::scale(uint32_t step, uint32_t buffer) {
   const auto &runs = orEmpty(segment_->buffers());
   const BufferRange &run = *bufferRangeOf(*segment_, buffer);
   const auto &params = *plan_.manifest().endpoints()->Get(run.endpoint())->params();

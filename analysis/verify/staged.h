@@ -14,10 +14,10 @@ public:
   StagedMoves(const Plan &plan, const PairedPlan &paired) : plan_(plan), paired_(paired), relayed_(paired) {}
 
   /// Calls `visit` for all moves into the buffers of a rank. A move out of an arena (a copy after staging, or a relayed
-  /// message) is replaced by the moves that wrote those bytes. Returns an error text, empty on success. Errors: a copy
+  /// message) is replaced by the moves that wrote those bytes. Errors: a copy
   /// reads staged bytes that no step it waits for has written, staged bytes are overwritten before the copy, or a step
   /// uses tensor scales without waiting for them.
-  std::string forEachMove(uint32_t rank, const std::function<void(const Move &)> &visit);
+  Status forEachMove(uint32_t rank, const std::function<void(const Move &)> &visit);
 
 private:
   /// A move of a step to the arena whose bytes are not quantized yet.
@@ -31,15 +31,15 @@ private:
     uint64_t end;
     uint32_t step;
   };
-  std::string write(uint32_t step, const Move &move);
-  std::string read(uint32_t step, const Move &row, const std::function<void(const Move &)> &visit);
+  Status write(uint32_t step, const Move &move);
+  Status read(uint32_t step, const Move &row, const std::function<void(const Move &)> &visit);
   bool coversOnce(uint64_t begin, uint64_t end, uint64_t &missing);
   bool split(uint64_t begin, uint64_t end);
-  std::string scale(uint32_t step, uint32_t buffer);
+  Status scale(uint32_t step, uint32_t buffer);
   bool stages() const;
   bool waits(uint32_t step, uint32_t earlier);
   bool waitsForCopy(uint32_t step, uint32_t copy);
-  std::string fail(uint32_t step, const std::string &why) const;
+  Status fail(uint32_t step, const std::string &why) const;
 
   const Plan &plan_;
   const PairedPlan &paired_;

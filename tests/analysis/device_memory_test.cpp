@@ -19,20 +19,20 @@ TEST(DeviceMemory, RoundTrip) {
                  folder / "plan");
   ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
   Memory host(*plan);
-  ASSERT_EQ(host.allocate(0), "");
+  ASSERT_EQ(host.allocate(0).message(), "");
   tests::CpuDevice device(1);
   DeviceMemory there;
-  ASSERT_EQ(there.mirror(*plan, host, device), "");
+  ASSERT_EQ(there.mirror(*plan, host, device).message(), "");
   ASSERT_EQ(there.rankMemories().size(), 2u);
   for (const MeshRankMemory &rankMemory : host.rankMemories())
     synthesize(*plan, rankMemory, 5, 1);
-  ASSERT_EQ(there.toDevice(), "");
+  ASSERT_EQ(there.toDevice().message(), "");
   for (const MeshRankMemory &rankMemory :
        there.rankMemories()) // the device has exactly the contents that the layouts require
     EXPECT_EQ(check(*plan, rankMemory, 5, 1).mismatches, 0u);
   for (const MeshRankMemory &rankMemory : there.rankMemories())
     synthesize(*plan, rankMemory, 6, 1);
-  ASSERT_EQ(there.toHost(), "");
+  ASSERT_EQ(there.toHost().message(), "");
   for (const MeshRankMemory &rankMemory : host.rankMemories())
     EXPECT_EQ(check(*plan, rankMemory, 6, 1).mismatches, 0u);
 }

@@ -131,8 +131,8 @@ std::string alter(UnpackedPlan &parts, std::mt19937_64 &random, int64_t item) {
 
 struct Memories {
   explicit Memories(const Plan &plan) : source(plan), target(plan) {
-    EXPECT_EQ(source.allocate(0), "");
-    EXPECT_EQ(target.allocate(1), "");
+    EXPECT_EQ(source.allocate(0).message(), "");
+    EXPECT_EQ(target.allocate(1).message(), "");
   }
   Memory source, target;
 };

@@ -68,8 +68,8 @@ protected:
     ASSERT_EQ(Plan::open(folder_ / "p.rplan", plan_).message(), "");
     source_ = std::make_unique<Memory>(*plan_);
     target_ = std::make_unique<Memory>(*plan_);
-    ASSERT_EQ(source_->allocate(0), "");
-    ASSERT_EQ(target_->allocate(1), "");
+    ASSERT_EQ(source_->allocate(0).message(), "");
+    ASSERT_EQ(target_->allocate(1).message(), "");
     for (const MeshRankMemory &rankMemory : source_->rankMemories())
       synthesize(*plan_, rankMemory, 5, 2);
   }
@@ -122,9 +122,9 @@ TEST_F(QuantizedPlan, TheCheckFindsEveryWrongByte) {
     run();
     EXPECT_EQ(verifyPlan(*plan_, [](double) {}).error, "");
     const QuantizedCounts counts = countQuantized(plan_->manifest(), *target ? 1 : 0);
-    uint64_t staged = 0;
-    EXPECT_EQ(peakStagedBytes(*plan_, staged), "");
-    EXPECT_EQ(by == QuantizedBy::staged, staged >= 8 / 4 * 96 * 2) << staged; // the rows of one rank
+    const Result<uint64_t> staged = peakStagedBytes(*plan_);
+    ASSERT_EQ(staged.status().message(), "");
+    EXPECT_EQ(by == QuantizedBy::staged, *staged >= 8 / 4 * 96 * 2) << *staged; // the rows of one rank
     ASSERT_EQ(counts.params.size(), 1u);
     EXPECT_EQ(counts.params.begin()->first, by);
     EXPECT_EQ(counts.params.begin()->second.begin()->second, 8); // two layers on four mesh ranks

@@ -41,7 +41,7 @@ protected:
     target_.reset();
     ASSERT_EQ(Plan::open(folder_ / "p.rplan", plan_).message(), "");
     target_ = std::make_unique<Memory>(*plan_);
-    ASSERT_EQ(target_->allocate(1), "");
+    ASSERT_EQ(target_->allocate(1).message(), "");
     for (const MeshRankMemory &rankMemory : target_->rankMemories()) {
       synthesize(*plan_, rankMemory, 5, 2);
       forEachInstance(rankMemory, [&](const fbs::ParamInstance &instance, std::byte *memory) {

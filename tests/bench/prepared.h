@@ -95,8 +95,8 @@ public:
   /// Returns the plan's messages, with sends and receives paired.
   analysis::PairedPlan paired() const {
     analysis::PairedPlan paired(*plan_);
-    if (const std::string error = paired.load(); !error.empty())
-      fail(error);
+    if (const Status status = paired.load(); !status.ok())
+      fail(status.message());
     return paired;
   }
   /// Returns the memory of a buffer of a rank.

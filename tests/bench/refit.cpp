@@ -20,13 +20,13 @@ public:
     const analysis::PairedPlan paired = prepared.paired();
     for (uint32_t rank = 0; rank < prepared.plan().world(); ++rank)
       for (uint32_t step = 0; step < paired.segment(rank).steps()->size(); ++step)
-        if (const std::string error =
+        if (const Status status =
                 paired.forEachMove(rank, step,
                                    [&](const analysis::Move &move) {
                                      forEachRow(move, [&](const analysis::Move &row) { add(prepared, rank, row); });
                                    });
-            !error.empty())
-          fail(error);
+            !status.ok())
+          fail(status.message());
     std::sort(rows_.begin(), rows_.end(), [](const Row &a, const Row &b) { return a.to < b.to; });
     for (size_t i = 0, bytes = 0; i < rows_.size(); ++i)
       if (bytes += rows_[i].bytes; bytes >= size_t{1} << 20 || i + 1 == rows_.size()) {

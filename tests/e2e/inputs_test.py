@@ -54,7 +54,7 @@ class Inputs(FolderTest):
         self.run_command("reshard-compile", "job.yaml", "-o", "plan")
         self.run_command("bash", "-c", f"{BIN}/reshard-compile <(cat job.yaml) -o substituted")
         for name in ("standard", "substituted"):
-            self.assertIn("0 of 2 ranks have another segment", self.run_command("reshard-diff", "plan", name, code=1).stdout) # manifests name the job
+            self.assertIn("the segments of 0 of 2 ranks differ", self.run_command("reshard-diff", "plan", name, code=1).stdout) # manifests name the job
 
     def test_a_limit_on_the_size_of_files(self):
         """Python ignores SIGXFSZ, but restores the default in its children."""

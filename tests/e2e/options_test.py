@@ -247,7 +247,7 @@ class Difference(Options):
         self.compile(job % 4, plan="narrow")
         for plans in (("wide", "narrow"), ("narrow", "wide")):
             done = run("reshard-diff", *plans, code=1, cwd=self.folder)
-            self.assertIn("8 of 8 ranks have another segment\n", done.stdout)
+            self.assertIn("the segments of 8 of 8 ranks differ\n", done.stdout)
 
 
 class Patterns(Options):

@@ -71,8 +71,8 @@ public:
     ASSERT_EQ(toString(writePlan(result.module, result.statistics, path_, 1).takeError()), "");
     ASSERT_EQ(Plan::open(path_, plan_).message(), "");
     memory_ = std::make_unique<Memory>(*plan_);
-    ASSERT_EQ(memory_->allocate(0), "");
-    ASSERT_EQ(memory_->allocate(1), "");
+    ASSERT_EQ(memory_->allocate(0).message(), "");
+    ASSERT_EQ(memory_->allocate(1).message(), "");
   }
 
   void open(uint32_t threads = 2) {
