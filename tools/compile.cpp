@@ -3,6 +3,7 @@
 #include "compiler/compile.h"
 #include "analysis/common.h"
 #include "analysis/files/describe.h"
+#include "analysis/files/new_folder.h"
 #include "compiler/pass.h"
 #include "executor/load.h"
 #include "ir/text.h"
@@ -28,7 +29,7 @@ constexpr const char *kName = "reshard-compile";
 
 struct Options {
   CompileOptions compile;
-  std::string output, emit = "plan", report, describe, keep;
+  std::string output, emit = "plan", report, describe, keep, algorithm = "optimum";
   std::vector<std::string> printAfter;
   bool printAll = false, timePasses = false, stats = false;
   uint64_t jobs = 0;
@@ -124,10 +125,7 @@ bool replacesStored(const Options &options, const std::string &job, const ir::La
 /// --describe: writes a model YAML for a checkpoint to -o or standard output.
 int describe(const Options &options) {
   Checkpoint checkpoint;
-  if (const std::string error = readCheckpoint(options.describe, checkpoint); !error.empty()) {
-    printError(kName, error);
-    return kUsage;
-  }
+  throwOnError(readCheckpoint(options.describe, checkpoint), kUsage);
   std::set<std::string> inputs{options.describe + "/config.json", options.describe + "/model.safetensors.index.json"};
   for (const auto &[name, view] : checkpoint.tensors)
     inputs.insert(view.file);
@@ -139,12 +137,10 @@ int describe(const Options &options) {
   if (!std::filesystem::is_regular_file(config, error))
     config.clear();
   const std::string text = describeModel(checkpoint.tensors, options.describe, config);
-  if (options.output.empty()) {
+  if (options.output.empty())
     std::cout << text;
-  } else if (const Status written = writeFile(options.output, text); !written.ok()) {
-    printError(kName, written.message());
-    return kFailure;
-  }
+  else
+    throwOnError(writeFile(options.output, text), kFailure);
   return kDone;
 }
 
@@ -194,175 +190,218 @@ int64_t sameSegments(const Plan &before, const std::string &path) {
   return same;
 }
 
-int compile(const std::string &job, Options &options) {
-  const double begin = now();
-  if (replaces(options, {job}))
-    return kUsage;
-  std::unique_ptr<Plan> old;
-  if (!options.keep.empty()) {
-    if (const std::string error = Plan::open(options.keep, old); !error.empty()) {
-      printError(kName, error);
+/// One compilation, from options to outputs.
+class Compilation {
+public:
+  Compilation(const std::string &job, Options &options) : job_(job), options_(options) {}
+
+  /// Returns the exit code, or throws Failure.
+  int run() {
+    if (replaces(options_, {job_}))
+      return kUsage;
+    if (!options_.keep.empty()) {
+      throwOnError(Plan::open(options_.keep, old_), kUsage);
+      options_.compile.pinned = pinnedOf(*old_);
+    }
+    keepFreedMemory();
+    checkPassNames();
+    const bool good = lower();
+    std::fputs(diagnostics_.text().c_str(), stderr);
+    if (!good) {
+      saveReproducer(options_.output, result_);
       return kUsage;
     }
-    options.compile.pinned = pinnedOf(*old);
+    std::vector<std::string> inputs; // the job and all files that it includes
+    for (uint32_t file = 0; file < diagnostics_.files(); ++file)
+      inputs.push_back(diagnostics_.path(file));
+    if (replaces(options_, inputs) || replacesStored(options_, job_, result_.module.layout))
+      return kUsage;
+    write();
+    if (options_.timePasses)
+      for (const PassTime &time : result_.times)
+        std::fprintf(stderr, "  %-16s %10.3f ms\n", time.pass.c_str(), time.seconds * 1e3);
+    if (options_.stats)
+      std::fputs((counts(result_.statistics).dump(2) + "\n").c_str(), stderr);
+    if (!options_.report.empty())
+      throwOnError(writeFile(options_.report, report().dump(2) + "\n"), kFailure);
+    printResult();
+    return kDone;
   }
-  // The module is never freed, and the allocator keeps memory that a pass frees for the next pass: returning it to the
-  // system costs many page faults with large plans.
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  mallopt(M_TOP_PAD, 1 << 20);
-  mallopt(M_MXFAST, 0); // fast bins are consolidated, block by block, by each large free
-  static CompileResult &result = *new CompileResult;
-  Diagnostics diagnostics;
-  for (const std::string &name : options.printAfter) {
-    bool known = name == "resolve" || name == "parse";
-    for (const PassInfo &pass : passes())
-      known = known || name == pass.name;
-    if (!known)
-      diagnostics.error({}, "option '--print-ir-after': unknown pass '" + name + "'");
-  }
-  options.compile.afterPass = [&](const std::string &pass, const ir::Module &module) {
-    if (options.printAll ||
-        std::find(options.printAfter.begin(), options.printAfter.end(), pass) != options.printAfter.end())
-      std::fprintf(stderr, "// ---- IR after %s ----\n%s", pass.c_str(), printed(module).c_str());
-  };
-  options.compile.readStoredTensors = storedNames;
-  bool good = false;
-  try {
-    good = diagnostics.ok() && compileJob(job, options.compile, result, diagnostics);
-  } catch (const std::exception &exception) { // the last entry of times is the pass that threw
-    printError(kName, explain(exception, result.times.empty() ? "" : " in '" + result.times.back().pass + "'"));
-    return kFailure;
-  }
-  std::fputs(diagnostics.text().c_str(), stderr);
-  if (!good) {
-    saveReproducer(options.output, result);
-    return kUsage;
-  }
-  std::vector<std::string> inputs; // the job and all files that it includes
-  for (uint32_t file = 0; file < diagnostics.files(); ++file)
-    inputs.push_back(diagnostics.path(file));
-  if (replaces(options, inputs) || replacesStored(options, job, result.module.layout))
-    return kUsage;
 
-  std::FILE *messageStream = outputAt(options.output).direct
-                                 ? stderr
-                                 : stdout; // keeps the plan apart from messages if it is written to standard output
-  WrittenPlan plan;
-  if (options.emit == "plan") {
+private:
+  /// The module is never freed.
+  static CompileResult &leakedResult() {
+    static CompileResult &result = *new CompileResult; // reachable, so that it counts as no leak
+    return result;
+  }
+
+  /// Makes the allocator keep memory that a pass frees for the next pass: returning it to the system costs many page
+  /// faults with large plans.
+  static void keepFreedMemory() {
+    mallopt(M_MMAP_THRESHOLD, 1 << 30);
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
+    mallopt(M_TOP_PAD, 1 << 20);
+    mallopt(M_MXFAST, 0); // fast bins are consolidated, block by block, by each large free
+  }
+
+  void checkPassNames() {
+    for (const std::string &name : options_.printAfter) {
+      bool known = name == "resolve" || name == "parse";
+      for (const PassInfo &pass : passes())
+        known = known || name == pass.name;
+      if (!known)
+        diagnostics_.error({}, "option '--print-ir-after': unknown pass '" + name + "'");
+    }
+  }
+
+  /// Runs the passes. False after errors, which are in diagnostics_.
+  bool lower() {
+    options_.compile.afterPass = [this](const std::string &pass, const ir::Module &module) {
+      if (options_.printAll ||
+          std::find(options_.printAfter.begin(), options_.printAfter.end(), pass) != options_.printAfter.end())
+        std::fprintf(stderr, "// ---- IR after %s ----\n%s", pass.c_str(), printed(module).c_str());
+    };
+    options_.compile.readStoredTensors = storedNames;
+    try {
+      return diagnostics_.ok() && compileJob(job_, options_.compile, result_, diagnostics_);
+    } catch (const std::exception &exception) { // the last entry of times is the pass that threw
+      throw Failure{kFailure,
+                    explain(exception, result_.times.empty() ? "" : " in '" + result_.times.back().pass + "'")};
+    }
+  }
+
+  /// Writes the plan or the IR.
+  void write() {
+    if (options_.emit == "plan")
+      return writePlanFile();
+    const std::string text = printed(result_.module);
+    if (options_.output.empty())
+      std::cout << text;
+    else
+      throwOnError(writeFile(options_.output, text), kFailure);
+  }
+
+  void writePlanFile() {
     const double start = now();
     llvm::Expected<WrittenPlan> written =
-        writePlan(result.module, result.statistics, options.output, options.compile.jobs);
-    if (!written) {
-      printError(kName, toString(written.takeError()));
-      return kFailure;
-    }
-    plan = std::move(*written);
-    result.times.push_back({"emit", now() - start});
-    if (old)
-      std::fprintf(messageStream, "  pinned: %lld of %u segments of %s are unchanged\n",
-                   static_cast<long long>(sameSegments(*old, options.output)), old->world(), options.keep.c_str());
-  } else if (options.output.empty()) {
-    std::cout << printed(result.module);
-  } else if (const Status written = writeFile(options.output, printed(result.module)); !written.ok()) {
-    printError(kName, written.message());
-    return kFailure;
+        writePlan(result_.module, result_.statistics, options_.output, options_.compile.jobs);
+    if (!written)
+      throw Failure{kFailure, toString(written.takeError())};
+    plan_ = std::move(*written);
+    result_.times.push_back({"emit", now() - start});
+    if (old_)
+      std::fprintf(messageStream(), "  pinned: %lld of %u segments of %s are unchanged\n",
+                   static_cast<long long>(sameSegments(*old_, options_.output)), old_->world(), options_.keep.c_str());
   }
 
-  const Statistics &s = result.statistics;
-  if (options.timePasses)
-    for (const PassTime &time : result.times)
-      std::fprintf(stderr, "  %-16s %10.3f ms\n", time.pass.c_str(), time.seconds * 1e3);
-  if (options.stats)
-    std::fputs((counts(s).dump(2) + "\n").c_str(), stderr);
-  if (!options.report.empty()) {
-    Json json = {{"digest", plan.digest}, {"plan_bytes", plan.bytes}, {"world", result.module.layout.world}};
-    json.update(counts(s));
-    json["staging"] = {{"limit", result.module.layout.stagingLimit}, {"max", s.stagingMax}};
+  /// Keeps the plan apart from messages if it is written to standard output.
+  std::FILE *messageStream() const { return outputAt(options_.output).direct ? stderr : stdout; }
+
+  Json report() const {
+    const ir::Layout &layout = result_.module.layout;
+    Json json = {{"digest", plan_.digest}, {"plan_bytes", plan_.bytes}, {"world", layout.world}};
+    json.update(counts(result_.statistics));
+    json["staging"] = {{"limit", layout.stagingLimit}, {"max", result_.statistics.stagingMax}};
     Json passTimes = Json::object();
-    for (const PassTime &time : result.times)
+    for (const PassTime &time : result_.times)
       passTimes[time.pass] = time.seconds * 1e3;
-    json["unused"] = result.module.layout.unused;
+    json["unused"] = layout.unused;
     Json omitted = Json::object();
-    for (const ir::Endpoint &endpoint : result.module.layout.endpoints)
+    for (const ir::Endpoint &endpoint : layout.endpoints)
       if (!endpoint.omitted.empty())
         omitted[endpoint.role] = endpoint.omitted;
     json["omitted"] = omitted;
-    for (const ir::Endpoint &endpoint : result.module.layout.endpoints)
-      if (options.compile.relabel && &endpoint != &result.module.layout.endpoints[0] && !endpoint.storage)
+    for (const ir::Endpoint &endpoint : layout.endpoints)
+      if (options_.compile.relabel && &endpoint != &layout.endpoints[0] && !endpoint.storage)
         json["relabel"][endpoint.role] = {{"bytes_saved", endpoint.relabeled}, {"ranks", endpoint.ranks}};
-    if (old)
-      json["pinned_segments"] = options.emit == "plan" ? sameSegments(*old, options.output) : 0;
-    json["time_ms"] = {{"total", (now() - begin) * 1e3}, {"passes", passTimes}};
+    if (old_)
+      json["pinned_segments"] = options_.emit == "plan" ? sameSegments(*old_, options_.output) : 0;
+    json["time_ms"] = {{"total", (now() - begin_) * 1e3}, {"passes", passTimes}};
     json["peak_rss_bytes"] = peakRssBytes();
-    if (const Status written = writeFile(options.report, json.dump(2) + "\n"); !written.ok()) {
-      printError(kName, written.message());
-      return kFailure;
-    }
+    return json;
   }
-  if (options.emit == "plan")
-    std::fprintf(messageStream, "  %s: %lld transfers in %lld messages, %s of %s remote, plan of %s\n",
-                 options.output.c_str(), static_cast<long long>(s.transfers), static_cast<long long>(s.messages),
-                 humanBytes(static_cast<double>(s.remoteBytes)).c_str(),
-                 humanBytes(static_cast<double>(s.targetBytes)).c_str(),
-                 humanBytes(static_cast<double>(plan.bytes)).c_str());
-  return kDone;
+
+  void printResult() const {
+    const Statistics &s = result_.statistics;
+    if (options_.emit == "plan")
+      std::fprintf(messageStream(), "  %s: %lld transfers in %lld messages, %s of %s remote, plan of %s\n",
+                   options_.output.c_str(), static_cast<long long>(s.transfers), static_cast<long long>(s.messages),
+                   humanBytes(static_cast<double>(s.remoteBytes)).c_str(),
+                   humanBytes(static_cast<double>(s.targetBytes)).c_str(),
+                   humanBytes(static_cast<double>(plan_.bytes)).c_str());
+  }
+
+  const double begin_ = now();
+  const std::string &job_;
+  Options &options_;
+  std::unique_ptr<Plan> old_; // of --keep
+  CompileResult &result_ = leakedResult();
+  Diagnostics diagnostics_;
+  WrittenPlan plan_;
+};
+
+/// Adds the items of a list that commas separate.
+std::string append(std::vector<std::string> &list, const std::string &value) {
+  for (size_t at = 0; at <= value.size();) {
+    const size_t comma = std::min(value.find(',', at), value.size());
+    if (comma > at)
+      list.push_back(value.substr(at, comma - at));
+    at = comma + 1;
+  }
+  return list.empty() ? "the list is empty" : "";
 }
 
-} // namespace
+std::string allow(Allowed &allowed, const std::string &value) {
+  std::vector<std::string> names;
+  if (std::string error = append(names, value); !error.empty())
+    return error;
+  for (const std::string &name : names) {
+    bool *known = name == "axis"      ? &allowed.axis
+                  : name == "gap"     ? &allowed.gap
+                  : name == "missing" ? &allowed.missing
+                                      : nullptr;
+    if (!known)
+      return "found '" + name + "', expected axis, gap or missing";
+    *known = true;
+  }
+  return {};
+}
 
-int main(int argc, char **argv) {
-  ignoreFileSizeSignal();
-  Options options;
-  std::vector<std::string> arguments;
-  auto append = [](std::vector<std::string> &list) {
-    return [&list](const std::string &value) {
-      for (size_t at = 0; at <= value.size();) {
-        const size_t comma = std::min(value.find(',', at), value.size());
-        if (comma > at)
-          list.push_back(value.substr(at, comma - at));
-        at = comma + 1;
-      }
-      return list.empty() ? std::string("the list is empty") : std::string();
-    };
-  };
-  auto allow = [&](const std::string &value) {
-    std::vector<std::string> names;
-    if (std::string error = append(names)(value); !error.empty())
-      return error;
-    Allowed &allowed = options.compile.allowed;
-    for (const std::string &name : names) {
-      bool *known = name == "axis"      ? &allowed.axis
-                    : name == "gap"     ? &allowed.gap
-                    : name == "missing" ? &allowed.missing
-                                        : nullptr;
-      if (!known)
-        return "found '" + name + "', expected axis, gap or missing";
-      *known = true;
-    }
-    return std::string();
-  };
-  auto override = [&](const std::string &value) {
-    options.compile.overrides.push_back(value);
-    return value.find('=') == std::string::npos || value[0] == '=' ? "found '" + value + "', expected a.b=value"
-                                                                   : std::string();
-  };
-  std::string algorithm = "optimum";
-  std::string passNames = "run only these passes, in this order (";
-  for (const PassInfo &pass : passes())
-    passNames += (passNames.back() == '(' ? "" : ", ") + std::string(pass.name);
-  passNames += ")";
-  Command command{
+std::string addOverride(std::vector<std::string> &overrides, const std::string &value) {
+  overrides.push_back(value);
+  return value.find('=') == std::string::npos || value[0] == '=' ? "found '" + value + "', expected a.b=value"
+                                                                 : std::string();
+}
+
+/// The help of --passes.
+const std::string &passNames() {
+  static const std::string text = [] {
+    std::string names = "run only these passes, in this order (";
+    for (const PassInfo &pass : passes())
+      names += (names.back() == '(' ? "" : ", ") + std::string(pass.name);
+    return names + ")";
+  }();
+  return text;
+}
+
+/// A setter that calls set(target, value).
+template <class Set, class Target> auto setter(Set set, Target &target) {
+  return [set, &target](const std::string &value) { return set(target, value); };
+}
+
+Command commandOf(Options &options) {
+  return {
       kName,
       "JOB.yaml|IR.rir -o PLAN",
       "Compiles a job into a plan. Errors show the file, line and column.",
       {{"-o", "FILE", "write the plan to FILE, or with --emit=ir|layout the text (default: standard output)",
         setText(options.output)},
-       {"--set", "a.b=c", "override a value of the job or of its model; may be repeated", override},
+       {"--set", "a.b=c", "override a value of the job or of its model; may be repeated",
+        setter(addOverride, options.compile.overrides)},
        {"--allow", "LIST",
         "turn these errors into warnings: axis (an unknown axis has size 1), gap (no source rank holds some elements, "
         "and no target needs them), missing (target params that the source lacks are omitted)",
-        allow},
+        setter(allow, options.compile.allowed)},
        {"--emit", "KIND", "what to write: plan (default), ir (fully lowered), or layout (after resolve)",
         setChoice(options.emit, {"plan", "ir", "layout"})},
        {"--report", "FILE", "write a JSON report", setText(options.report)},
@@ -377,44 +416,60 @@ int main(int argc, char **argv) {
        {"--algorithm", "NAME",
         "how parts of a checkpoint are assigned to the ranks that read or write them: optimum (default: minimizes the "
         "bytes of the busiest rank), or megatron (whole shards, in Megatron-Core's order)",
-        setChoice(algorithm, {"optimum", "megatron"})},
+        setChoice(options.algorithm, {"optimum", "megatron"})},
        {"--describe", "DIR", "print a first model YAML, made from the headers of the checkpoint in DIR; takes no job",
         setText(options.describe)},
        {"--jobs", "N", "number of threads (default: all cores); the plan does not depend on it",
         setNumber(options.jobs, 1, 1024)},
-       {"--passes", "LIST", passNames.c_str(), append(options.compile.passes)},
-       {"--print-ir-after", "PASS", "print the IR after these passes, on standard error", append(options.printAfter)},
+       {"--passes", "LIST", passNames().c_str(), setter(append, options.compile.passes)},
+       {"--print-ir-after", "PASS", "print the IR after these passes, on standard error",
+        setter(append, options.printAfter)},
        {"--print-ir-after-all", "", "print the IR after every pass, on standard error", setSwitch(options.printAll)},
        {"--verify-each", "", "verify the IR after every pass", setSwitch(options.compile.verifyEach)},
        {"--time-passes", "", "print the time of every pass, on standard error", setSwitch(options.timePasses)},
        {"--stats", "", "print counts of transfers, messages and bytes, on standard error", setSwitch(options.stats)}},
       1};
+}
+
+/// Whether options contradict each other; if so, prints an error.
+bool contradict(const Options &options) {
+  std::string error;
+  if (options.compile.relabel && !options.keep.empty())
+    error =
+        "--relabel-target changes the assignment of ranks, but --keep pins it: expected only one of the two options";
+  else if (options.algorithm == "megatron" && !options.keep.empty())
+    error = "--algorithm=megatron changes the assignment of shards, but --keep pins it: expected only one of the two "
+            "options";
+  else if (options.emit == "plan" && options.output.empty() && options.describe.empty())
+    error = "no output file: expected -o PLAN";
+  if (!error.empty())
+    printError(kName, error);
+  return !error.empty();
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+  ignoreFileSizeSignal();
+  Options options;
+  std::vector<std::string> arguments;
+  Command command = commandOf(options);
   for (int i = 1; i < argc; ++i) // --describe is the only use without a job
     if (std::string_view(argv[i]).starts_with("--describe"))
       command.arguments = 0;
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
+  if (contradict(options))
+    return kUsage;
   options.compile.jobs = static_cast<unsigned>(options.jobs);
-  options.compile.megatron = algorithm == "megatron";
+  options.compile.megatron = options.algorithm == "megatron";
   if (options.emit == "layout")
     options.compile.stopAfter = ir::Level::layout;
-  if (options.compile.relabel && !options.keep.empty()) {
-    printError(
-        kName,
-        "--relabel-target changes the assignment of ranks, but --keep pins it: expected only one of the two options");
-    return kUsage;
-  }
-  if (options.compile.megatron && !options.keep.empty()) {
-    printError(kName, "--algorithm=megatron changes the assignment of shards, but --keep pins it: expected only one of "
-                      "the two options");
-    return kUsage;
-  }
-  if (options.emit == "plan" && options.output.empty() && options.describe.empty()) {
-    printError(kName, "no output file: expected -o PLAN");
-    return kUsage;
-  }
   try {
-    return options.describe.empty() ? compile(arguments[0], options) : describe(options);
+    return options.describe.empty() ? Compilation(arguments[0], options).run() : describe(options);
+  } catch (const Failure &failure) {
+    printError(kName, failure.message);
+    return failure.code;
   } catch (const std::exception &exception) {
     printError(kName, explain(exception));
     return kFailure;

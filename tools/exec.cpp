@@ -8,12 +8,16 @@
 using namespace reshard::analysis;
 using namespace reshard::tools;
 
-int main(int argc, char **argv) {
-  ignoreFileSizeSignal();
-  ExecutionOptions options;
-  uint64_t threads = 0;
-  std::vector<std::string> arguments;
-  Command command{
+namespace {
+
+Command commandOf(ExecutionOptions &options) {
+  auto threads = [&options](const std::string &value) {
+    uint64_t number = 0;
+    std::string error = setNumber(number, 1, 4096)(value);
+    options.threads = static_cast<unsigned>(number);
+    return error;
+  };
+  return {
       "reshard-exec",
       "PLAN ([--source=DIR] [--target=DIR] | --synthesize) [--check]",
       "Runs a plan: all ranks in this process, or one rank in each of several processes.",
@@ -58,7 +62,7 @@ int main(int argc, char **argv) {
         "send messages even if a peer's memory could be read directly; with nccl also from a rank to itself",
         setSwitch(options.noLocalShortcut)},
        {"--device", "NAME", "cpu (default), or cuda", setChoice(options.device, {"cpu", "cuda"})},
-       {"--threads", "N", "number of worker threads (default: all cores)", setNumber(threads, 1, 4096)},
+       {"--threads", "N", "number of worker threads (default: all cores)", threads},
        {"--repeat", "N", "number of runs (default: 1)", setNumber(options.repeat, 1, 1'000'000)},
        {"--timeout", "S",
         "deadline in seconds for each of these: joining the other processes, a run, synthesis, a comparison "
@@ -67,6 +71,15 @@ int main(int argc, char **argv) {
        {"--report", "FILE", "write a JSON report", setText(options.report)},
        {"--trace", "FILE", "write the times of the command's activities for Perfetto", setText(options.trace)}},
       1};
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+  ignoreFileSizeSignal();
+  ExecutionOptions options;
+  std::vector<std::string> arguments;
+  const Command command = commandOf(options);
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
   options.plan = arguments[0];
@@ -74,7 +87,6 @@ int main(int argc, char **argv) {
       refuseOutput(command.name, "--trace", options.trace, {options.plan}) ||
       refuseSameOutput(command.name, "--trace", options.trace, "--report", options.report))
     return kUsage;
-  options.threads = static_cast<unsigned>(threads);
   const int code = execute(options);
   if (options.transport == "threads")
     return code;

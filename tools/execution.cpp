@@ -112,7 +112,6 @@ private:
 
   int runSteps() {
     throwOnError(Plan::open(options_.plan, plan_), kUsage);
-    const uint32_t endpoints = plan_->manifest().endpoints()->size();
     checkOptions(options_, *plan_);
     source_ = sourceFolder(options_, *plan_);
     target_ = targetFolder(options_, *plan_);
@@ -122,36 +121,17 @@ private:
       writeSource();
       return kDone;
     }
-    double begin = now();
+    const double begin = now();
     open();
     Memory source(*plan_, ranks_), target(*plan_, ranks_);
     std::unique_ptr<NewFolder> folder;
-    if (options_.synthesize) {
-      throwOnError(source.allocate(0, !ranks_.empty()), kFailure);
-      for (uint32_t e = 1; e < endpoints; ++e)
-        throwOnError(target.allocate(e, !ranks_.empty()), kFailure);
-    } else {
+    if (options_.synthesize)
+      allocate(source, target);
+    else
       folder = openFolders(source, target);
-    }
     trace_.add("bind memory", begin);
+    prepare(source, target);
 
-    begin = now();
-    std::optional<DeviceMemory> sourceOnDevice, targetOnDevice;
-    if (options_.device == "cuda") {
-      openDevice();
-      throwOnError(sourceOnDevice.emplace().mirror(*plan_, source, *device_), kFailure);
-      throwOnError(targetOnDevice.emplace().mirror(*plan_, target, *device_), kFailure);
-    }
-    bind(sourceOnDevice ? sourceOnDevice->rankMemories() : source.rankMemories());
-    bind(targetOnDevice ? targetOnDevice->rankMemories() : target.rankMemories());
-    const auto digest = static_cast<int64_t>(std::stoull(plan_->digest().substr(0, 15), nullptr, 16));
-    const bool samePlan = allReduceMin(digest) == -allReduceMin(-digest);
-    reachable_ = false; // during prepare and run the other processes wait in those calls, not in allReduceMin()
-    if (const reshard_status status = reshard_prepare(executor_.get()); status != RESHARD_OK)
-      throw Failure{samePlan && (status == RESHARD_TIMEOUT || status == RESHARD_FAILED) ? kFailure : kUsage,
-                    reshard_error(executor_.get())};
-    reachable_ = true;
-    trace_.add("prepare", begin);
     const FootprintLimit limit(options_.synthesize ? std::vector<const Memory *>()
                                                    : std::vector<const Memory *>{&source, &target},
                                options_.memory);
@@ -161,37 +141,12 @@ private:
                    kUsage);
     if (options_.checkReplicas && allReduceMin(!first() || replicasAgree(whole ? *whole : source)) == 0)
       return kNegative;
-
     allReduceMin(0); // all processes reach the run
     reachable_ = false;
-    // With --check, synthesized values are moved twice, under two seeds: memory that a run does not write cannot be
-    // correct both times.
-    const int seeds = options_.synthesize && options_.check ? 2 : 1;
-    for (int s = 0; s < seeds; ++s) {
-      if (options_.synthesize)
-        fill(source, target, options_.seed + static_cast<uint64_t>(s), s == 0);
-      if (sourceOnDevice)
-        throwOnError(sourceOnDevice->toDevice(), kFailure);
-      for (uint64_t n = 0; n < (s == 0 ? options_.repeat : 1); ++n)
-        runOnce();
-      if (targetOnDevice)
-        throwOnError(targetOnDevice->toHost(), kFailure);
-      if (options_.synthesize && options_.check)
-        checkSynthesized(target, options_.seed + static_cast<uint64_t>(s));
-    }
+    runAll(source, target);
     reachable_ = true;
-    if (!options_.synthesize && options_.check) {
-      begin = now();
-      const WorkDeadline deadline("the check", options_.timeout);
-      ProgressLine progress("check");
-      // Each process checks its own targets; the first process also checks the files that all processes write.
-      for (uint32_t e = 1; e < endpoints; ++e)
-        if (plan_->manifest().endpoints()->Get(e)->storage() && !first())
-          target.dropEndpoint(e);
-      result_ =
-          compare(*plan_, whole ? *whole : source, target, threads_, [&](double fraction) { progress.at(fraction); });
-      trace_.add("check", begin);
-    }
+    if (!options_.synthesize && options_.check)
+      checkFiles(whole ? *whole : source, target);
     throwOnError(source.unchanged(), kFailure);
     const bool right = allReduceMin(result_.mismatches == 0 && result_.ambiguity.empty()) != 0;
     if (folder && right)
@@ -199,6 +154,63 @@ private:
     folder.reset();
     report();
     return right ? kDone : kNegative;
+  }
+
+  void allocate(Memory &source, Memory &target) {
+    throwOnError(source.allocate(0, !ranks_.empty()), kFailure);
+    for (uint32_t e = 1; e < plan_->manifest().endpoints()->size(); ++e)
+      throwOnError(target.allocate(e, !ranks_.empty()), kFailure);
+  }
+
+  /// Binds the memory, or its copy on the device, and prepares the run.
+  void prepare(const Memory &source, const Memory &target) {
+    const double begin = now();
+    if (options_.device == "cuda") {
+      openDevice();
+      throwOnError(sourceOnDevice_.emplace().mirror(*plan_, source, *device_), kFailure);
+      throwOnError(targetOnDevice_.emplace().mirror(*plan_, target, *device_), kFailure);
+    }
+    bind(sourceOnDevice_ ? sourceOnDevice_->rankMemories() : source.rankMemories());
+    bind(targetOnDevice_ ? targetOnDevice_->rankMemories() : target.rankMemories());
+    const auto digest = static_cast<int64_t>(std::stoull(plan_->digest().substr(0, 15), nullptr, 16));
+    const bool samePlan = allReduceMin(digest) == -allReduceMin(-digest);
+    reachable_ = false; // during prepare and run the other processes wait in those calls, not in allReduceMin()
+    if (const reshard_status status = reshard_prepare(executor_.get()); status != RESHARD_OK)
+      throw Failure{samePlan && (status == RESHARD_TIMEOUT || status == RESHARD_FAILED) ? kFailure : kUsage,
+                    reshard_error(executor_.get())};
+    reachable_ = true;
+    trace_.add("prepare", begin);
+  }
+
+  /// Runs the plan --repeat times. With --check, synthesized values are moved twice, under two seeds: memory that a run
+  /// does not write cannot be correct both times.
+  void runAll(const Memory &source, const Memory &target) {
+    const int seeds = options_.synthesize && options_.check ? 2 : 1;
+    for (int s = 0; s < seeds; ++s) {
+      if (options_.synthesize)
+        fill(source, options_.seed + static_cast<uint64_t>(s), s == 0);
+      if (sourceOnDevice_)
+        throwOnError(sourceOnDevice_->toDevice(), kFailure);
+      for (uint64_t n = 0; n < (s == 0 ? options_.repeat : 1); ++n)
+        runOnce();
+      if (targetOnDevice_)
+        throwOnError(targetOnDevice_->toHost(), kFailure);
+      if (options_.synthesize && options_.check)
+        checkSynthesized(target, options_.seed + static_cast<uint64_t>(s));
+    }
+  }
+
+  /// Compares the written files with the source's. Each process checks its own targets; the first process also checks
+  /// the files that all processes write.
+  void checkFiles(const Memory &source, Memory &target) {
+    const double begin = now();
+    const WorkDeadline deadline("the check", options_.timeout);
+    ProgressLine progress("check");
+    for (uint32_t e = 1; e < plan_->manifest().endpoints()->size(); ++e)
+      if (plan_->manifest().endpoints()->Get(e)->storage() && !first())
+        target.dropEndpoint(e);
+    result_ = compare(*plan_, source, target, threads_, [&](double fraction) { progress.at(fraction); });
+    trace_.add("check", begin);
   }
 
   /// Whether this process reports for all processes.
@@ -278,7 +290,7 @@ private:
   /// Whether all source replicas are equal; prints the names of those that differ.
   bool replicasAgree(const Memory &source) {
     if (options_.synthesize)
-      fill(source, source, options_.seed, true);
+      fill(source, options_.seed, true);
     const double begin = now();
     const WorkDeadline deadline("the comparison of replicas", options_.timeout);
     ProgressLine progress("compare replicas");
@@ -388,7 +400,9 @@ private:
     }
   }
 
-  void fill(const Memory &source, const Memory &target, uint64_t seed, bool first) {
+  /// Fills the source. Targets are not cleared: under the second seed they hold the values of the first, which the run
+  /// must overwrite.
+  void fill(const Memory &source, uint64_t seed, bool first) {
     const double begin = now();
     const WorkDeadline deadline("the synthesis", options_.timeout);
     ProgressLine progress("synthesize");
@@ -396,7 +410,6 @@ private:
       synthesize(*plan_, source.rankMemories()[i], seed, threads_);
       progress.at(static_cast<double>(i + 1) / static_cast<double>(source.rankMemories().size()));
     }
-    (void)target; // not cleared: under the second seed it holds the values of the first, which the run must overwrite
     trace_.add(first ? "synthesize" : "synthesize again", begin);
   }
 
@@ -527,6 +540,7 @@ private:
   std::map<std::tuple<uint32_t, uint32_t, std::string>, std::byte *>
       storages_;                   // memory of params with a transform, by endpoint, rank and name
   std::unique_ptr<Device> device_; // that holds the params
+  std::optional<DeviceMemory> sourceOnDevice_, targetOnDevice_;
   std::unique_ptr<reshard_executor, Close> executor_;
   std::vector<RunTime> runs_;
   ModelFiles modelFiles_;         // set in the first process only

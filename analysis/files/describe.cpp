@@ -103,90 +103,109 @@ std::string key(const std::string &name) {
   return plain && std::isalpha(static_cast<unsigned char>(name[0])) ? name : quoted(name);
 }
 
+using ShapeAndType = std::pair<std::vector<int64_t>, schema::DType>;
+
 /// Tensors of one pattern, shape and dtype.
 struct Group {
   std::vector<std::string> names;
-  std::vector<std::vector<int64_t>> values;
+  std::vector<std::vector<int64_t>> values; // of the pattern's variables, by tensor
 };
+
+/// All tensors whose names differ in numbers only.
+struct Pattern {
+  std::vector<std::string> variables;
+  std::map<ShapeAndType, Group> groups;
+};
+
+/// A line of `tensors`.
+struct Line {
+  std::string name; // with index variables
+  ShapeAndType type;
+  std::vector<std::string> variables;
+  std::vector<std::set<int64_t>> values; // by variable
+};
+
+/// The values of each variable in a group of tensors.
+std::vector<std::set<int64_t>> valuesOf(const Group &group, size_t variables) {
+  std::vector<std::set<int64_t>> sets(variables);
+  for (const auto &values : group.values)
+    for (size_t v = 0; v < values.size(); ++v)
+      sets[v].insert(values[v]);
+  return sets;
+}
+
+/// The largest group of a pattern becomes a tensor pattern if its index values form a product of sets; all other
+/// tensors get a line each.
+void addLines(const std::string &name, const Pattern &pattern, std::vector<Line> &lines) {
+  const auto most = std::max_element(pattern.groups.begin(), pattern.groups.end(), [](const auto &a, const auto &b) {
+    return a.second.names.size() < b.second.names.size();
+  });
+  for (const auto &[type, group] : pattern.groups) {
+    std::vector<std::set<int64_t>> values = valuesOf(group, pattern.variables.size());
+    size_t product = 1;
+    for (const auto &set : values)
+      product *= set.size();
+    if (&group == &most->second && product == group.names.size())
+      lines.push_back({name, type, pattern.variables, std::move(values)});
+    else
+      for (const std::string &tensor : group.names)
+        lines.push_back({tensor, type, {}, {}});
+  }
+}
+
+std::string textOf(const Line &line, schema::DType usual, const std::map<std::string, int64_t> &sizes) {
+  std::string where;
+  for (size_t v = 0; v < line.variables.size(); ++v)
+    if (const std::string &variable = line.variables[v];
+        static_cast<int64_t>(line.values[v].size()) != sizes.at(variable))
+      where += (where.empty() ? "" : ", ") + variable + ": " + ranges(line.values[v]);
+  const auto &[shape, dtype] = line.type;
+  const std::string text = "  " + key(line.name) + ": ";
+  if (where.empty() && dtype == usual)
+    return text + shapeText(shape) + "\n";
+  return text + "{shape: " + shapeText(shape) +
+         (dtype == usual ? "" : std::string(", dtype: ") + schema::dtypeName(dtype)) +
+         (where.empty() ? "" : ", where: {" + where + "}") + "}\n";
+}
 
 } // namespace
 
 std::string describeModel(const TensorViews &tensors, const std::string &origin, const std::string &config) {
-  using Key = std::pair<std::vector<int64_t>, schema::DType>;
-  std::map<std::string, std::map<Key, Group>> patterns;
-  std::map<std::string, std::vector<std::string>> variables; // of each pattern
-  std::map<schema::DType, int64_t> dtypes;                   // tensors
+  std::map<std::string, Pattern> patterns;
+  std::map<schema::DType, int64_t> dtypes; // tensors
   for (const auto &[name, view] : tensors) {
     Name parts = read(name);
-    Group &group = patterns[parts.pattern][{view.shape, view.dtype}];
+    Pattern &pattern = patterns[parts.pattern];
+    pattern.variables = parts.variables;
+    Group &group = pattern.groups[{view.shape, view.dtype}];
     group.names.push_back(name);
     group.values.push_back(parts.values);
-    variables[parts.pattern] = parts.variables;
     ++dtypes[view.dtype];
   }
-  const auto usual =
+  const auto most =
       std::max_element(dtypes.begin(), dtypes.end(), [](const auto &a, const auto &b) { return a.second < b.second; });
-
-  // The largest group of a pattern becomes the tensor pattern if its index values form a product of sets; all other
-  // tensors get a line each.
-  struct Line {
-    std::string name;
-    Key key;
-    std::vector<std::set<int64_t>> where; // by variable of the pattern
-  };
+  const schema::DType usual = dtypes.empty() ? schema::DType::bf16 : most->first;
   std::vector<Line> lines;
-  std::map<std::string, int64_t> sizes;
-  for (const auto &[pattern, groups] : patterns) {
-    const auto mostNames = std::max_element(groups.begin(), groups.end(), [](const auto &a, const auto &b) {
-      return a.second.names.size() < b.second.names.size();
-    });
-    for (const auto &[each, group] : groups) {
-      std::vector<std::set<int64_t>> sets(variables[pattern].size());
-      for (const auto &values : group.values)
-        for (size_t v = 0; v < values.size(); ++v)
-          sets[v].insert(values[v]);
-      size_t product = 1;
-      for (const auto &set : sets)
-        product *= set.size();
-      if (&group == &mostNames->second && product == group.names.size()) {
-        for (size_t v = 0; v < sets.size(); ++v)
-          sizes[variables[pattern][v]] = std::max(sizes[variables[pattern][v]], *sets[v].rbegin() + 1);
-        lines.push_back({pattern, each, std::move(sets)});
-      } else {
-        for (const std::string &name : group.names)
-          lines.push_back({name, each, {}});
-      }
-    }
-  }
+  for (const auto &[name, pattern] : patterns)
+    addLines(name, pattern, lines);
+  std::map<std::string, int64_t> sizes; // of the index variables
+  for (const Line &line : lines)
+    for (size_t v = 0; v < line.variables.size(); ++v)
+      sizes[line.variables[v]] = std::max(sizes[line.variables[v]], *line.values[v].rbegin() + 1);
 
   std::string text = "# From the headers of " + quoted(origin) + ": " + std::to_string(tensors.size()) +
                      " tensors. Next steps: name the dimensions with `let`, and add `layouts` for other frameworks.\n";
   if (!config.empty())
     text += "config: " + quoted(config) + "\n";
-  text += std::string("dtype: ") + (dtypes.empty() ? "bf16" : schema::dtypeName(usual->first)) + "\n";
+  text += std::string("dtype: ") + schema::dtypeName(usual) + "\n";
   std::string index;
   for (const auto &[variable, size] : sizes)
     index += (index.empty() ? "" : ", ") + variable + ": " + std::to_string(size);
   if (!index.empty())
     text += "index: {" + index + "}\n";
   text += "tensors:\n";
-  for (const Line &line : lines) {
-    std::string where;
-    for (size_t v = 0; v < line.where.size(); ++v) {
-      const std::string &variable = variables[line.name][v];
-      if (static_cast<int64_t>(line.where[v].size()) != sizes[variable])
-        where += (where.empty() ? "" : ", ") + variable + ": " + ranges(line.where[v]);
-    }
-    const bool dtype = line.key.second != usual->first;
-    text += "  " + key(line.name) + ": ";
-    if (where.empty() && !dtype)
-      text += shapeText(line.key.first);
-    else
-      text += "{shape: " + shapeText(line.key.first) +
-              (dtype ? std::string(", dtype: ") + schema::dtypeName(line.key.second) : "") +
-              (where.empty() ? "" : ", where: {" + where + "}") + "}";
-    text += "\n";
-  }
+  for (const Line &line : lines)
+    text += textOf(line, usual, sizes);
   return text;
 }
 
