@@ -1,10 +1,10 @@
 #include "tools/execution.h"
 
 #include "analysis/files/device_memory.h"
-#include "analysis/files/footprint.h"
 #include "analysis/files/memory.h"
 #include "analysis/files/model_files.h"
 #include "analysis/files/new_folder.h"
+#include "analysis/files/resident_memory.h"
 #include "analysis/guarded_exit.h"
 #include "analysis/verify/compare.h"
 #include "analysis/work_deadline.h"
@@ -132,9 +132,9 @@ private:
     trace_.add("bind memory", begin);
     prepare(source, target);
 
-    const FootprintLimit limit(options_.synthesize ? std::vector<const Memory *>()
-                                                   : std::vector<const Memory *>{&source, &target},
-                               options_.memory);
+    const ResidentMemoryLimit limit(options_.synthesize ? std::vector<const Memory *>()
+                                                        : std::vector<const Memory *>{&source, &target},
+                                    options_.memory);
     std::optional<Memory> whole; // the source of all processes
     if (!ranks_.empty() && !options_.synthesize && (options_.check || options_.checkReplicas))
       throwOnError(whole.emplace(*plan_).openFiles(0, source_, false, options_.allow.empty() ? nullptr : &omitted_),
@@ -276,7 +276,7 @@ private:
     NewFolder folder(options_.source, NewFolder::ownNumber(), true);
     Memory memory(*plan_);
     throwOnError(memory.createFiles(0, folder.temporary(), options_.shardBytes), kFailure);
-    const FootprintLimit limit({&memory}, options_.memory);
+    const ResidentMemoryLimit limit({&memory}, options_.memory);
     const WorkDeadline deadline("writing the source's files", options_.timeout);
     ProgressLine progress("write");
     for (size_t i = 0; i < memory.rankMemories().size(); ++i) {

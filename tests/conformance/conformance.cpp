@@ -2,8 +2,8 @@
 // byte. Under mpirun all processes run the plans in step, even after one of them has failed.
 
 #include "analysis/common.h"
-#include "analysis/files/footprint.h"
 #include "analysis/files/memory.h"
+#include "analysis/files/resident_memory.h"
 #include "analysis/flatbuffer_vectors.h"
 #include "analysis/verify/check.h"
 #include "executor/reshard.h"

@@ -1,4 +1,4 @@
-// Limits the footprint of mapped files, for models larger than memory.
+// Limits the resident memory of a process that maps files, for models larger than memory.
 #pragma once
 
 #include "analysis/files/memory.h"
@@ -15,12 +15,12 @@ uint64_t rssBytes();
 /// While this object lives, a thread checks the resident memory of this process a few hundred times a second and
 /// releases the pages of the files when it approaches `bytes` (0: no limit). The contents remain in the files: the next
 /// access to a page reads it again.
-class FootprintLimit {
+class ResidentMemoryLimit {
 public:
-  FootprintLimit(std::vector<const Memory *> files, uint64_t bytes);
-  ~FootprintLimit();
-  FootprintLimit(const FootprintLimit &) = delete;
-  FootprintLimit &operator=(const FootprintLimit &) = delete;
+  ResidentMemoryLimit(std::vector<const Memory *> files, uint64_t bytes);
+  ~ResidentMemoryLimit();
+  ResidentMemoryLimit(const ResidentMemoryLimit &) = delete;
+  ResidentMemoryLimit &operator=(const ResidentMemoryLimit &) = delete;
 
 private:
   void watch(uint64_t bytes);

@@ -1,4 +1,4 @@
-#include "analysis/files/footprint.h"
+#include "analysis/files/resident_memory.h"
 
 #include <chrono>
 #include <cstdio>
@@ -16,18 +16,18 @@ uint64_t rssBytes() {
   return resident * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-FootprintLimit::FootprintLimit(std::vector<const Memory *> files, uint64_t bytes) : files_(std::move(files)) {
+ResidentMemoryLimit::ResidentMemoryLimit(std::vector<const Memory *> files, uint64_t bytes) : files_(std::move(files)) {
   if (bytes > 0)
     thread_ = std::thread([this, bytes] { watch(bytes); });
 }
 
-FootprintLimit::~FootprintLimit() {
+ResidentMemoryLimit::~ResidentMemoryLimit() {
   done_ = true;
   if (thread_.joinable())
     thread_.join();
 }
 
-void FootprintLimit::watch(uint64_t bytes) {
+void ResidentMemoryLimit::watch(uint64_t bytes) {
   while (!done_) {
     // Release at half of the limit: more pages are read before the next check.
     if (rssBytes() > bytes / 2)
