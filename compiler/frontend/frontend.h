@@ -119,9 +119,9 @@ struct QuantizeRule {
   std::vector<Glob> only, ignore; // endpoints only
 };
 
-/// The storage form of one param or of all params of an endpoint: a `dtype` (with `convert: rne` if rounding is
-/// intended), a quantized format (`quantize`), or, for one param, a `transform` of the caller.
-struct StorageForm {
+/// Determines the storage form of one param or of all params of an endpoint: a `dtype` (with `convert: rne` if rounding
+/// is intended), a quantized format (`quantize`), or, for one param, a `transform` of the caller.
+struct StorageRule {
   std::optional<std::pair<ir::DType, Location>> dtype;
   std::optional<Location> storedAt;          // endpoints only: location of `dtype: stored`
   std::shared_ptr<const StoredTypes> stored; // the dtypes in its files, for `dtype: stored`
@@ -147,7 +147,7 @@ struct ParamDeclaration {
   std::optional<Expression> when;
   std::map<std::string, std::vector<IntegerRange>> where; // by index variable, as for a tensor
   std::string refresh;                                    // name of the hook that runs after the plan; empty: none
-  StorageForm form;
+  StorageRule form;
 };
 
 /// `chunks` of a layout: each model chunk of a rank is a separate module, and its params' names begin with its number.
@@ -201,7 +201,7 @@ struct EndpointDeclaration {
   std::map<std::string, int64_t> switches;    // the layout's defaults with this endpoint's overrides
   std::vector<Glob> only, ignore;
   AxisRules authority; // source only
-  StorageForm form;
+  StorageRule form;
 };
 
 struct Job {

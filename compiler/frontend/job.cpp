@@ -206,7 +206,7 @@ private:
       axesKnown_ = false;
       return;
     }
-    endpoint.form = readStorageForm(fields, true, diagnostics_);
+    endpoint.form = readStorageRule(fields, true, diagnostics_);
     if (const Node *layout = fields.find("layout"))
       readLayoutName(*layout, endpoint);
     const Node *storage = fields.find("storage");

@@ -61,7 +61,7 @@ public:
       param.refresh = readIdentifier(*refresh, "'refresh'", diagnostics_).value_or("");
     if (const Node *when = fields.find("when"))
       param.when = readExpression(*when, "'when'", diagnostics_);
-    param.form = readStorageForm(fields, false, diagnostics_);
+    param.form = readStorageRule(fields, false, diagnostics_);
     if (const Node *transform = fields.find("transform"))
       readTransform(*transform, param.form);
     fields.finish();
@@ -69,7 +69,7 @@ public:
   }
 
 private:
-  void readTransform(const Node &node, StorageForm &form) {
+  void readTransform(const Node &node, StorageRule &form) {
     if (const auto name = readIdentifier(node, "'transform'", diagnostics_))
       form.transform.emplace(*name, node.at);
     auto exclude = [&](const std::string &key, Location at) {

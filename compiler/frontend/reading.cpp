@@ -231,7 +231,7 @@ std::vector<Glob> readGlobs(const Node &node, const std::string &what, Diagnosti
   return result;
 }
 
-// ------------------------------------------------------------------------------------------------ storage forms
+// ------------------------------------------------------------------------------------------------ storage rules
 
 namespace {
 
@@ -346,8 +346,8 @@ std::optional<QuantizeRule> readQuantize(const Node &node, bool endpoint, Diagno
 
 } // namespace
 
-StorageForm readStorageForm(Fields &fields, bool endpoint, Diagnostics &diagnostics) {
-  StorageForm form;
+StorageRule readStorageRule(Fields &fields, bool endpoint, Diagnostics &diagnostics) {
+  StorageRule form;
   if (const Node *dtype = fields.find("dtype");
       dtype && endpoint && dtype->kind == Node::Kind::scalar && dtype->text == "stored")
     form.storedAt = dtype->at;

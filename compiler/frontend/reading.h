@@ -19,7 +19,7 @@ std::optional<std::string> readIdentifier(const Node &node, const std::string &w
 std::optional<bool> readBoolean(const Node &node, const std::string &what, Diagnostics &diagnostics);
 std::optional<ir::DType> readDType(const Node &node, const std::string &what, Diagnostics &diagnostics);
 /// Reads `dtype`, `convert` and `quantize` of a param or an endpoint.
-StorageForm readStorageForm(Fields &fields, bool endpoint, Diagnostics &diagnostics);
+StorageRule readStorageRule(Fields &fields, bool endpoint, Diagnostics &diagnostics);
 /// An expression with valid syntax, quoted or not.
 std::optional<Expression> readExpression(const Node &node, const std::string &what, Diagnostics &diagnostics);
 /// The value of an expression, which must be in `range`.

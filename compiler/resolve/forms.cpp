@@ -38,11 +38,11 @@ constexpr int64_t kMaxPairs = 1 << 16; // of position sets that are compared for
 
 using PositionSets = std::vector<const IndexMap *>; // by dimension
 
-std::optional<Quantization> formatOf(const StorageForm &form) {
+std::optional<Quantization> formatOf(const StorageRule &form) {
   return form.quantize ? form.quantize->format : std::nullopt;
 }
 
-std::string formText(const StorageForm &form) {
+std::string formText(const StorageRule &form) {
   const auto format = formatOf(form);
   return format ? std::string("quantized as ") + formatOf(*format).name : "unquantized";
 }
@@ -98,7 +98,7 @@ bool widens(DType from, DType to) {
 }
 
 void resolveStorageForms(const std::vector<std::vector<Location>> &paramsAt,
-                         const std::vector<std::vector<StorageForm>> &forms, Layout &layout, Diagnostics &diagnostics) {
+                         const std::vector<std::vector<StorageRule>> &forms, Layout &layout, Diagnostics &diagnostics) {
   std::vector<int> firstParam(layout.tensorPatterns.size(), -1); // of the source, by pattern
   const Endpoint &source = layout.endpoints[0];
   for (size_t p = 0; p < source.params.size(); ++p)
@@ -125,7 +125,7 @@ void resolveStorageForms(const std::vector<std::vector<Location>> &paramsAt,
     for (size_t p = 0; p < layout.endpoints[e].params.size(); ++p) {
       Endpoint &target = layout.endpoints[e];
       Param &param = target.params[p];
-      const StorageForm &form = forms[e][p];
+      const StorageRule &form = forms[e][p];
       const Location at = form.dtype ? form.dtype->second : paramsAt[e][p];
       const std::string title = target.role + " param '" + param.name + "'";
       const DType stored = param.dtype;
@@ -156,7 +156,7 @@ void resolveStorageForms(const std::vector<std::vector<Location>> &paramsAt,
     }
 }
 
-void warnOnMixedForms(const std::vector<Location> &paramsAt, const std::vector<StorageForm> &forms,
+void warnOnMixedForms(const std::vector<Location> &paramsAt, const std::vector<StorageRule> &forms,
                       const Layout &layout, Diagnostics &diagnostics) {
   const Endpoint &source = layout.endpoints[0];
   // By tensor and format: parts of the same format are not compared.

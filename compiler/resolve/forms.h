@@ -18,12 +18,12 @@ bool widens(ir::DType from, ir::DType to);
 /// and they have no transform, it becomes their storageDtype. Errors: a source that stores a tensor in two dtypes, a
 /// target param of tensors that are sent in several, dtypes without a cast, rounding without `convert: rne`.
 void resolveStorageForms(const std::vector<std::vector<Location>> &paramsAt,
-                         const std::vector<std::vector<StorageForm>> &forms, ir::Layout &layout,
+                         const std::vector<std::vector<StorageRule>> &forms, ir::Layout &layout,
                          Diagnostics &diagnostics);
 
 /// Warns if two params of the source hold the same elements in forms that differ in value: quantized in two formats, or
 /// one quantized and one not. Replicas in a target may then differ.
-void warnOnMixedForms(const std::vector<Location> &paramsAt, const std::vector<StorageForm> &forms,
+void warnOnMixedForms(const std::vector<Location> &paramsAt, const std::vector<StorageRule> &forms,
                       const ir::Layout &layout, Diagnostics &diagnostics);
 
 } // namespace reshard

@@ -1,4 +1,4 @@
-// A param's name, presence, tensors and storage form; then its dimensions, the parts that they make, and its padding.
+// A param's name, presence, tensors and storage rule; then its dimensions, the parts that they make, and its padding.
 // Flat buffers are in flat.cpp.
 
 #include "compiler/resolve/params.h"
@@ -246,10 +246,10 @@ bool Params::readName(Building &building) const {
   return ok;
 }
 
-/// The storage form of a param: its own, or else the endpoint's. The endpoint's `dtype` applies to floats, its
+/// The storage rule of a param: its own, or else the endpoint's. The endpoint's `dtype` applies to floats, its
 /// `quantize` to float matrices that match the globs.
-StorageForm Params::formOf(const Building &building) const {
-  StorageForm form = building.declaration.form;
+StorageRule Params::formOf(const Building &building) const {
+  StorageRule form = building.declaration.form;
   if (form.transform)
     return form;
   form.rounding = form.rounding || form_.rounding;
@@ -272,7 +272,7 @@ StorageForm Params::formOf(const Building &building) const {
 }
 
 /// Checks that all tensors have the param's index variables, the same values of them, and one dtype if none is stated.
-/// Sets the param's dtype and storage form.
+/// Sets the param's dtype and storage rule.
 bool Params::checkTensors(Building &building) const {
   building.exists.resize(model_.variables.size());
   bool ok = true;
@@ -324,7 +324,7 @@ bool Params::checkTensor(Building &building, size_t number) const {
   return ok;
 }
 
-/// Sets the dtype, the storage form and the transform of a param.
+/// Sets the dtype, the storage rule and the transform of a param.
 bool Params::setForm(Building &building) const {
   building.param.dtype = tensors_.patternOf(building.leaves[0]->tensor).dtype;
   building.form = formOf(building);

@@ -35,8 +35,8 @@ public:
 
   /// The declaration of each param of the endpoint.
   const std::vector<Location> &locations() const { return locations_; }
-  /// The storage form of each param of the endpoint.
-  const std::vector<StorageForm> &forms() const { return forms_; }
+  /// The storage rule of each param of the endpoint.
+  const std::vector<StorageRule> &forms() const { return forms_; }
 
 private:
   /// One dimension of the param.
@@ -52,7 +52,7 @@ private:
   struct Building {
     const ParamDeclaration &declaration;
     ir::Param param;
-    StorageForm form; // its own, or the endpoint's
+    StorageRule form; // its own, or the endpoint's
     PackTree pack;
     std::vector<const PackTree *> leaves;
     int stack = -1;                    // index variable
@@ -73,14 +73,14 @@ private:
     diagnostics_.error(at, message);
     return false;
   }
-  // params.cpp: presence, name, tensors, storage form
+  // params.cpp: presence, name, tensors, storage rule
   bool absent(const Pack &tensor) const;
   bool allAbsent(const ParamDeclaration &declaration) const;
   void checkAbsent(const ParamDeclaration &declaration) const;
   void buildByModelChunk(const ParamDeclaration &declaration);
   void build(const ParamDeclaration &declaration);
   bool readName(Building &building) const;
-  StorageForm formOf(const Building &building) const;
+  StorageRule formOf(const Building &building) const;
   bool checkTensors(Building &building) const;
   bool checkTensor(Building &building, size_t number) const;
   bool setForm(Building &building) const;
@@ -106,11 +106,11 @@ private:
   const Model &model_;
   const Tensors &tensors_;
   EndpointContext &context_;
-  const StorageForm &form_; // of the endpoint, for params without their own
+  const StorageRule &form_; // of the endpoint, for params without their own
   ir::Endpoint &endpoint_;
   Diagnostics &diagnostics_;
   std::vector<Location> locations_;
-  std::vector<StorageForm> forms_;
+  std::vector<StorageRule> forms_;
 };
 
 } // namespace reshard

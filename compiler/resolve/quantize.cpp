@@ -15,7 +15,7 @@ namespace {
 
 class Quantizer {
 public:
-  Quantizer(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StorageForm>> &forms, Layout &layout,
+  Quantizer(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StorageRule>> &forms, Layout &layout,
             Diagnostics &diagnostics)
       : paramsAt_(paramsAt), forms_(forms), layout_(layout), diagnostics_(diagnostics), blocks_(layout),
         amaxShards_(layout, [this](unsigned like, Param param) { append(0, like, std::move(param)); }) {}
@@ -390,7 +390,7 @@ private:
   }
 
   std::vector<std::vector<Location>> &paramsAt_;
-  std::vector<std::vector<StorageForm>> &forms_;
+  std::vector<std::vector<StorageRule>> &forms_;
   Layout &layout_;
   Diagnostics &diagnostics_;
   Blocks blocks_;
@@ -403,7 +403,7 @@ private:
 
 } // namespace
 
-void quantizeParams(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StorageForm>> &forms,
+void quantizeParams(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StorageRule>> &forms,
                     Layout &layout, Diagnostics &diagnostics) {
   Quantizer(paramsAt, forms, layout, diagnostics).run();
 }

@@ -12,7 +12,7 @@ namespace reshard {
 /// Replaces each param with a `quantize` by the param of its codes, and appends the params of its scales and its
 /// quantized views (ir::QuantizedView), to `paramsAt` and `forms` as well. Adds tensors for codes and scales that are
 /// sent. Reports params that cannot be quantized (docs/yaml.md, section 12); warns if `by: sender` is not possible.
-void quantizeParams(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StorageForm>> &forms,
+void quantizeParams(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StorageRule>> &forms,
                     ir::Layout &layout, Diagnostics &diagnostics);
 
 } // namespace reshard

@@ -176,10 +176,10 @@ void checkInstances(const Job &job, const ir::Layout &layout, Diagnostics &diagn
     }
 }
 
-/// The params of all endpoints: where each is declared, and its storage form. By endpoint and param.
+/// The params of all endpoints: where each is declared, and its storage rule. By endpoint and param.
 struct Declarations {
   std::vector<std::vector<Location>> at;
-  std::vector<std::vector<StorageForm>> forms;
+  std::vector<std::vector<StorageRule>> forms;
 };
 
 /// The inputs of matchSides().
@@ -299,7 +299,7 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
   const bool good = diagnostics.errors() == errorsBefore;
   for (size_t e = 0; e < layout.endpoints.size() && good; ++e) { // scales and views have names now
     std::vector<std::string> titles;
-    for (const StorageForm &form : declared.forms[e])
+    for (const StorageRule &form : declared.forms[e])
       titles.push_back(form.title);
     checkParamNames(layout, layout.endpoints[e], declared.at[e], titles, diagnostics);
   }
