@@ -114,14 +114,13 @@ constexpr int64_t matrixRows(const QuantizedFormat &format, ScaleLayout layout, 
   return layout == ScaleLayout::packed ? length : scaleRows * format.blockRows;
 }
 
-namespace detail {
-constexpr bool rowsAreNumbered() {
-  for (size_t i = 0; i < std::size(kQuantizedFormats); ++i)
-    if (static_cast<size_t>(kQuantizedFormats[i].number) != i)
-      return false;
-  return true;
-}
-} // namespace detail
-static_assert(detail::rowsAreNumbered(), "formatOf() reads row i for number i");
+static_assert(
+    [] {
+      for (size_t i = 0; i < std::size(kQuantizedFormats); ++i)
+        if (static_cast<size_t>(kQuantizedFormats[i].number) != i)
+          return false;
+      return true;
+    }(),
+    "formatOf() reads row i for number i");
 
 } // namespace reshard
