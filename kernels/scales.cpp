@@ -63,7 +63,10 @@ void clearScalePadding(const ScaleMatrix &target) {
     clear({0, shape.columns, shape.rows, columns - shape.columns});
     clear({shape.rows, 0, rows - shape.rows, columns});
   } else if (target.layout == ScaleLayout::packed) {
-    const uint64_t rows = packedRows(shape), used = shape.columns % kPackedScales;
+    const uint64_t rows = packedRows(shape), used = shape.columns % kPackedScales,
+                   inBlocks = std::min(rows, shape.rows * shape.blockRows);
+    for (uint64_t group = 0; group < columns / kPackedScales; ++group)
+      std::memset(target.scales + (group * rows + inBlocks) * kPackedScales, 0, (rows - inBlocks) * kPackedScales);
     std::byte *const last = target.scales + (columns / kPackedScales - 1) * rows * kPackedScales;
     for (uint64_t row = 0; used > 0 && row < rows; ++row)
       std::memset(last + row * kPackedScales + used, 0, kPackedScales - used);

@@ -5,8 +5,8 @@
 //   r + 96 are adjacent: 16 bytes, four for each row.
 // - packed: as DeepGEMM's kernels for Blackwell read them: an int32 for each row of elements and four columns of
 //   scales, the first column in the low byte. All rows of a block repeat its scale. The int32 of all rows are adjacent;
-//   their number is rounded up to a multiple of four (16 bytes, the alignment of TMA), and the added rows repeat the
-//   scale of the last block. Groups of four columns follow each other.
+//   their number is rounded up to a multiple of four (16 bytes, the alignment of TMA). The added rows are part of the
+//   last block, if it has as many; else they are zero. Groups of four columns follow each other.
 #pragma once
 
 #include "formats/quantized_formats.h"
