@@ -5,8 +5,11 @@ is padding, which is 0."""
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from math import prod
 from pathlib import Path
 
@@ -16,7 +19,7 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "kernels")]
 import formats_reference as formats  # noqa: E402
 from inherit import fits  # noqa: E402
-from oracle import Endpoint, Held, Param  # noqa: E402
+from oracle import Endpoint, Held, Param, Tensor  # noqa: E402
 
 BLOCK = {"mxfp8": (1, 32), "block_fp8": (128, 128), "nvfp4": (1, 16), "block_fp8_ue8m0": (128, 128), "mxfp4": (1, 32)}
 SCALES = {"block_fp8": "fp32", "nvfp4": "fp8_e4m3"}  # dtypes of scales; others: u8
@@ -127,7 +130,7 @@ def entries(placed: LocalParam, codes: np.ndarray, scales: np.ndarray, tensor_sc
     scales, dtype = scales.astype(how.scale_type), SCALES.get(how.format, "u8")
     groups = -(-scales_of(placed)[1] // 4)  # of four columns
     if how.layout == "swizzled":
-        scales = np.array([formats.swizzle(matrix) for matrix in scales]).reshape(*lead, -(-rows // 128) * 128 * groups * 4)
+        scales = np.array([formats.swizzle(matrix) for matrix in scales], np.uint8).reshape(*lead, -(-rows // 128) * 128 * groups * 4)
     elif how.layout == "packed":
         scales, dtype = np.array([formats.pack_scales(matrix, 128, rows) for matrix in scales], np.uint8).view("<i4").reshape(*lead, groups, -(-rows // 4) * 4), "i32"
     else:
@@ -204,6 +207,23 @@ def plain(placed: LocalParam) -> bool:
     side = np.diff(labels, axis=-1) == 1
     side[..., wide - 1::wide] = True
     return bool(side.all() and (labels != 0).all())
+
+
+def on_grid(placed: LocalParam, tensors: Iterable[Tensor]) -> bool:
+    """Whether blocks of several rows begin at multiples of their lengths in their tensors and are short at the ends of
+    these only."""
+    high, wide = BLOCK[placed.quantize.format]
+    if high == 1:
+        return True
+    labels = placed.held.labels.reshape(prod(placed.held.labels.shape[:-2]), *placed.held.labels.shape[-2:])
+    shapes = sorted((int(base), tensor.shape) for tensor in tensors for base in tensor.base.values() if len(tensor.shape) > 1)
+    for matrix, row, column in product(range(len(labels)), range(0, labels.shape[1], high), range(0, labels.shape[2], wide)):
+        base, shape = shapes[bisect_right(shapes, int(labels[matrix, row, column]), key=lambda one: one[0]) - 1]
+        down, right = divmod((int(labels[matrix, row, column]) - base) % prod(shape[-2:]), shape[-1])
+        rows, columns = (min(block, length - at) for block, length, at in ((high, labels.shape[1], row), (wide, labels.shape[2], column)))
+        if down % high or right % wide or rows != min(high, shape[-2] - down) or columns != min(wide, shape[-1] - right):
+            return False
+    return True
 
 
 class Passed:

@@ -26,7 +26,7 @@ import quantize_reference as reference  # noqa: E402
 from quantize_work import BIN, Refused, Values, Work, Wrong, least, run  # noqa: E402
 from fake_backend import PROGRAM  # noqa: E402
 
-JOBS = 504 if "RESHARD_FULL" in os.environ else 42
+JOBS = 504 if "RESHARD_FULL" in os.environ else 84
 SEEDS = [int(seed) for seed in os.environ["RESHARD_SEEDS"].split(",")] if "RESHARD_SEEDS" in os.environ else range(1, 12 * JOBS)
 SHARED = "/dev/shm" if os.path.isdir("/dev/shm") else None
 VARIANTS = {str(reference.Quantize.read(jobs.quantize_dict(variant))) for variant in jobs.VARIANTS}
@@ -404,7 +404,7 @@ class Quantize(unittest.TestCase):
             for name, entry in json.loads(whole[8:8 + length]).items():
                 if name != "__metadata__":
                     with self.subTest(format=form, entry=name):
-                        at = 8 + length + entry["data_offsets"][0] + 1
+                        at = 8 + length + entry["data_offsets"][1] - 1
                         file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
                         done = run(BIN / "reshard-exec", self.work.path("after.rplan"), f"--source={folder}", f"--target={folder}-{name}", "--check-replicas")
                         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
