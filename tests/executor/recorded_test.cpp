@@ -161,7 +161,7 @@ TEST_F(RecordedTest, OneRankPerCommunicatorMovesTheSameBytes) {
 }
 
 TEST_F(RecordedTest, LaunchesThatShareArenaBytesAreNotConcurrent) {
-  compile(detail::kUnevenModel +
+  compile(tests::detail::kUnevenModel +
           "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 2}}\noptions: {topology: {ranks_per_node: 4}}\n");
   const uint64_t slot = 1 << 20;
   for (const uint64_t slots : {1, 2}) { // all rounds in one slot, or consecutive rounds in two
