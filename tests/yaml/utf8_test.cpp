@@ -16,7 +16,8 @@ std::string encode(unsigned code) {
     return {static_cast<char>(code)};
   std::string text;
   const int rest = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-  text += static_cast<char>((0xf00 >> rest & 0xff) | code >> 6 * rest);
+  constexpr unsigned kFirst[] = {0, 0xc0, 0xe0, 0xf0};
+  text += static_cast<char>(kFirst[rest] | code >> 6 * rest);
   for (int i = rest; i-- > 0;)
     text += static_cast<char>(0x80 | (code >> 6 * i & 0x3f));
   return text;
