@@ -48,8 +48,6 @@ public:
       error_->message += suffix;
     return std::move(*this);
   }
-  /// TEMPORARY, for callers that expect an error text. Remove it when tools/ uses Status.
-  operator std::string() const { return message(); }
 
 private:
   struct Error {

@@ -153,8 +153,8 @@ llvm::Expected<StoredTensors> storedNames(const std::string &folder, bool checkp
     std::error_code unknown;
     if (!checkpoint && !std::filesystem::exists(path, unknown))
       continue; // a rank without params
-    if (std::string error = checkpoint ? readCheckpoint(path, files) : readSafetensors(path, files); !error.empty())
-      return llvm::createStringError(error);
+    if (Status status = checkpoint ? readCheckpoint(path, files) : readSafetensors(path, files); !status.ok())
+      return llvm::createStringError(status.message());
     for (const auto &[name, tensor] : files.tensors)
       names.emplace_back(name, static_cast<ir::DType>(tensor.dtype));
   }

@@ -492,9 +492,9 @@ private:
                        {"copied", modelFiles_.names},
                        {"peak_rss_bytes", peakRssBytes()}};
     if (!options_.report.empty())
-      throwOnError(writeFile(options_.report, json.dump(2) + "\n").message(), kFailure);
+      throwOnError(writeFile(options_.report, json.dump(2) + "\n"), kFailure);
     if (!options_.trace.empty())
-      throwOnError(writeFile(options_.trace, trace_.text()).message(), kFailure);
+      throwOnError(writeFile(options_.trace, trace_.text()), kFailure);
     std::printf("  %-10s %12s in %u ranks\n", "moved", humanBytes(static_cast<double>(bytes)).c_str(), plan_->world());
     std::printf("  %-10s %12s\n", "local", humanBytes(static_cast<double>(manifest.bytes_local())).c_str());
     std::printf("  %-10s %12s in %llu messages\n", "remote",

@@ -20,9 +20,6 @@ namespace reshard::analysis {
 
 namespace {
 
-/// TEMPORARY: the Status of functions of safetensors.h, which return an error text.
-Status statusOf(std::string error) { return error.empty() ? Status() : failed(std::move(error)); }
-
 std::string shapeText(const std::vector<int64_t> &shape) {
   std::string text = "[";
   for (size_t d = 0; d < shape.size(); ++d)
@@ -209,7 +206,7 @@ Status Memory::openFiles(uint32_t endpointNumber, const std::string &folder, boo
     return failed("'" + folder + "' is not a folder");
   if (endpoint.checkpoint()) {
     checkpoints_.push_back(std::make_unique<Checkpoint>());
-    if (Status status = statusOf(readCheckpoint(folder, *checkpoints_.back(), writable)); !status.ok())
+    if (Status status = readCheckpoint(folder, *checkpoints_.back(), writable); !status.ok())
       return status;
     return bindFile(endpointNumber, 0, "checkpoint '" + folder + "'", *checkpoints_.back(), unknown);
   }
@@ -228,7 +225,7 @@ Status Memory::openFiles(uint32_t endpointNumber, const std::string &folder, boo
     if (!mine(endpoint, p))
       continue;
     checkpoints_.push_back(std::make_unique<Checkpoint>());
-    if (Status status = statusOf(readSafetensors(path, *checkpoints_.back(), writable)); !status.ok())
+    if (Status status = readSafetensors(path, *checkpoints_.back(), writable); !status.ok())
       return status;
     if (Status status = bindFile(endpointNumber, p, "'" + path + "'", *checkpoints_.back(), unknown); !status.ok())
       return status;
@@ -250,11 +247,10 @@ Status Memory::createFiles(uint32_t endpointNumber, const std::string &folder, u
       continue;
     checkpoints_.push_back(std::make_unique<Checkpoint>());
     Checkpoint &checkpoint = *checkpoints_.back();
-    if (Status status =
-            statusOf(endpoint.checkpoint()
-                         ? createCheckpoint(folder, tensors,
-                                            static_cast<int64_t>(shardBytes ? shardBytes : kShardBytes), checkpoint)
-                         : createSafetensors(folder + "/" + rankFile(endpoint.ranks()->Get(p)), tensors, checkpoint));
+    if (Status status = endpoint.checkpoint()
+                            ? createCheckpoint(folder, tensors,
+                                               static_cast<int64_t>(shardBytes ? shardBytes : kShardBytes), checkpoint)
+                            : createSafetensors(folder + "/" + rankFile(endpoint.ranks()->Get(p)), tensors, checkpoint);
         !status.ok())
       return status;
     if (Status status = bindFile(endpointNumber, p, "'" + folder + "'", checkpoint); !status.ok())

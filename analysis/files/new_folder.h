@@ -21,11 +21,6 @@ inline void throwOnError(const Status &status, int code) {
   if (!status.ok())
     throw Failure{code, status.message()};
 }
-/// TEMPORARY, for functions that return an error text. Remove it when all return Status.
-inline void throwOnError(const std::string &error, int code) {
-  if (!error.empty())
-    throw Failure{code, error};
-}
 
 /// Installs signal handlers for the process, once. SIGINT and SIGTERM remove the unfinished folder and then end the
 /// process. So does SIGBUS for an unreadable page of a mapped file (a truncated file, for example), with kFailure and

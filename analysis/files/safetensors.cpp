@@ -26,13 +26,13 @@ constexpr uint64_t kMaxFileBytes = uint64_t{1} << 50;
 class ObjectReader : public nlohmann::json_sax<Json> {
 public:
   /// An error text; empty on success.
-  std::string read(const std::string &path, std::string_view text) {
+  Status read(const std::string &path, std::string_view text) {
     const std::string damaged = "'" + path + "': damaged header: ";
     if (!Json::sax_parse(text, static_cast<nlohmann::json_sax<Json> *>(this)) || !object_)
-      return damaged + "not a JSON object";
+      return failed(damaged + "not a JSON object");
     if (!repeated_.empty())
-      return damaged + "the key '" + repeated_ + "' is repeated";
-    return nul_.empty() ? std::string() : "'" + path + "': a name contains a NUL character: '" + nul_ + "'";
+      return failed(damaged + "the key '" + repeated_ + "' is repeated");
+    return nul_.empty() ? Status() : failed("'" + path + "': a name contains a NUL character: '" + nul_ + "'");
   }
 
 protected:
@@ -182,8 +182,10 @@ struct PlacedTensor {
   uint64_t begin = 0;
 };
 
-std::string readEntry(const HeaderReader::Entry &entry, const FileData &data, PlacedTensor &tensor) {
-  auto refuse = [&](const std::string &why) { return "'" + data.path + "': tensor '" + entry.name + "': " + why; };
+Status readEntry(const HeaderReader::Entry &entry, const FileData &data, PlacedTensor &tensor) {
+  auto refuse = [&](const std::string &why) {
+    return failed("'" + data.path + "': tensor '" + entry.name + "': " + why);
+  };
   if (!entry.dtype || !entry.shape || !entry.offsets || entry.offsets->size() != 2)
     return refuse("expected dtype, shape and data_offsets");
   const auto dtype = schema::dtypeFromSafetensors(*entry.dtype);
@@ -222,91 +224,92 @@ std::string rankFile(uint32_t rank) {
   return name;
 }
 
-std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, bool writable) {
+Status readSafetensors(const std::string &path, Checkpoint &checkpoint, bool writable) {
   Result<MappedFile> file = MappedFile::open(path, writable ? MappedFile::Access::write : MappedFile::Access::read);
   if (!file.ok())
-    return file.status().message();
+    return file.status();
   std::byte *data = file->data();
   const uint64_t bytes = file->bytes();
   checkpoint.files.push_back(std::move(*file));
   if (bytes < 8)
-    return "'" + path + "': truncated: found " + std::to_string(bytes) + " bytes, a safetensors file has at least 8";
+    return failed("'" + path + "': truncated: found " + std::to_string(bytes) +
+                  " bytes, a safetensors file has at least 8");
   uint64_t headerBytes = 0;
   std::memcpy(&headerBytes, data, 8);
   if (headerBytes > kMaxHeaderBytes || headerBytes > bytes - 8)
-    return "'" + path + "': truncated or damaged: the header should have " + std::to_string(headerBytes) +
-           " bytes, but the file has " + std::to_string(bytes);
+    return failed("'" + path + "': truncated or damaged: the header should have " + std::to_string(headerBytes) +
+                  " bytes, but the file has " + std::to_string(bytes));
   HeaderReader header;
-  if (std::string error = header.read(path, {reinterpret_cast<const char *>(data) + 8, headerBytes}); !error.empty())
-    return error;
+  if (Status status = header.read(path, {reinterpret_cast<const char *>(data) + 8, headerBytes}); !status.ok())
+    return status;
   const FileData contents{path, data + 8 + headerBytes, bytes - 8 - headerBytes};
   std::vector<std::pair<uint64_t, uint64_t>> ranges;
   for (const HeaderReader::Entry &entry : header.entries) {
     if (entry.name == "__metadata__")
       continue;
     PlacedTensor tensor;
-    if (std::string error = readEntry(entry, contents, tensor); !error.empty())
-      return error;
+    if (Status status = readEntry(entry, contents, tensor); !status.ok())
+      return status;
     ranges.emplace_back(tensor.begin, tensor.begin + static_cast<uint64_t>(tensor.view.bytes));
     if (const auto [at, added] = checkpoint.tensors.try_emplace(entry.name, std::move(tensor.view)); !added)
-      return "'" + path + "': tensor '" + entry.name + "' is also in '" + at->second.file + "'";
+      return failed("'" + path + "': tensor '" + entry.name + "' is also in '" + at->second.file + "'");
   }
   std::sort(ranges.begin(), ranges.end());
   uint64_t next = 0;
   for (const auto &[begin, end] : ranges) {
     if (begin != next)
-      return "'" + path + "': damaged header: the data has a gap or an overlap at byte " +
-             std::to_string(std::min(begin, next));
+      return failed("'" + path + "': damaged header: the data has a gap or an overlap at byte " +
+                    std::to_string(std::min(begin, next)));
     next = end;
   }
   if (next != contents.bytes)
-    return "'" + path + "': damaged: the file has " + std::to_string(contents.bytes) +
-           " bytes of data, but its tensors have " + std::to_string(next);
+    return failed("'" + path + "': damaged: the file has " + std::to_string(contents.bytes) +
+                  " bytes of data, but its tensors have " + std::to_string(next));
   return {};
 }
 
-std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool writable) {
+Status readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool writable) {
   const std::string index = folder + "/model.safetensors.index.json";
   if (::access(index.c_str(), F_OK) != 0)
     return readSafetensors(folder + "/model.safetensors", checkpoint, writable);
   const Result<MappedFile> text = MappedFile::open(index);
   if (!text.ok())
-    return text.status().message();
+    return text.status();
   IndexReader json;
   if (text->bytes() > kMaxHeaderBytes)
-    return "'" + index + "': too large: " + std::to_string(text->bytes()) + " bytes, expected at most " +
-           std::to_string(kMaxHeaderBytes);
-  if (std::string error = json.read(index, {reinterpret_cast<const char *>(text->data()), text->bytes()});
-      !error.empty())
-    return error;
+    return failed("'" + index + "': too large: " + std::to_string(text->bytes()) + " bytes, expected at most " +
+                  std::to_string(kMaxHeaderBytes));
+  if (Status status = json.read(index, {reinterpret_cast<const char *>(text->data()), text->bytes()}); !status.ok())
+    return status;
   if (!json.found)
-    return "'" + index + "': 'weight_map' is missing";
+    return failed("'" + index + "': 'weight_map' is missing");
   std::map<std::string, size_t> files; // by file name, the number of tensors that it should have
   for (const auto &[name, file] : json.files) {
     if (file.empty() || file.find_first_of(std::string_view("/\0", 2)) != std::string::npos || file[0] == '.')
-      return "'" + index + "': tensor '" + name + "' has an invalid file name, expected a file in the same folder";
+      return failed("'" + index + "': tensor '" + name +
+                    "' has an invalid file name, expected a file in the same folder");
     ++files[file];
   }
   for (const auto &[file, count] : files) {
     const size_t before = checkpoint.tensors.size();
-    if (std::string error = readSafetensors(folder + "/" + file, checkpoint, writable); !error.empty())
-      return error;
+    if (Status status = readSafetensors(folder + "/" + file, checkpoint, writable); !status.ok())
+      return status;
     if (checkpoint.tensors.size() - before != count)
-      return "'" + folder + "/" + file + "' has " + std::to_string(checkpoint.tensors.size() - before) +
-             " tensors, but the index lists " + std::to_string(count);
+      return failed("'" + folder + "/" + file + "' has " + std::to_string(checkpoint.tensors.size() - before) +
+                    " tensors, but the index lists " + std::to_string(count));
   }
   for (const auto &[name, file] : json.files)
     if (const auto at = checkpoint.tensors.find(name);
         at == checkpoint.tensors.end() || at->second.file != folder + "/" + file)
-      return "'" + index + "': tensor '" + name + "' is not in '" + file + "'";
+      return failed("'" + index + "': tensor '" + name + "' is not in '" + file + "'");
   return {};
 }
 
 namespace {
 
 /// `metadata`: the first "key":value of the header, or empty.
-std::string createFile(const std::string &path, const std::vector<TensorSpec> &unordered, const std::string &metadata,
-                       Checkpoint &checkpoint) {
+Status createFile(const std::string &path, const std::vector<TensorSpec> &unordered, const std::string &metadata,
+                  Checkpoint &checkpoint) {
   // Largest elements first, as in the safetensors package: then every tensor is aligned to its elements.
   std::vector<TensorSpec> tensors = unordered;
   std::stable_sort(tensors.begin(), tensors.end(), [](const TensorSpec &a, const TensorSpec &b) {
@@ -326,7 +329,7 @@ std::string createFile(const std::string &path, const std::vector<TensorSpec> &u
   const uint64_t headerBytes = header.size(), total = 8 + headerBytes + next;
   Result<MappedFile> file = MappedFile::create(path, total);
   if (!file.ok())
-    return file.status().message();
+    return file.status();
   std::byte *data = file->data();
   checkpoint.files.push_back(std::move(*file));
   std::memcpy(data, &headerBytes, 8);
@@ -341,12 +344,12 @@ std::string createFile(const std::string &path, const std::vector<TensorSpec> &u
 
 } // namespace
 
-std::string createSafetensors(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint) {
+Status createSafetensors(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint) {
   return createFile(path, tensors, "", checkpoint);
 }
 
-std::string createCheckpoint(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
-                             Checkpoint &checkpoint) {
+Status createCheckpoint(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
+                        Checkpoint &checkpoint) {
   constexpr const char *kMetadata =
       R"("__metadata__":{"format":"pt"})"; // as save_pretrained writes it; some versions of transformers require it
   std::vector<std::vector<TensorSpec>> files(1);
@@ -368,12 +371,12 @@ std::string createCheckpoint(const std::string &folder, const std::vector<Tensor
     std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, files.size());
     for (const TensorSpec &tensor : files[i])
       map += (map.empty() ? "" : ",\n") + ("    " + Json(tensor.name).dump() + ": \"" + name + "\"");
-    if (std::string error = createFile(folder + "/" + name, files[i], kMetadata, checkpoint); !error.empty())
-      return error;
+    if (Status status = createFile(folder + "/" + name, files[i], kMetadata, checkpoint); !status.ok())
+      return status;
   }
   const std::string text = "{\n  \"metadata\": {\n    \"total_size\": " + std::to_string(total) +
                            "\n  },\n  \"weight_map\": {\n" + map + "\n  }\n}\n";
-  return writeFile(folder + "/model.safetensors.index.json", text).message();
+  return writeFile(folder + "/model.safetensors.index.json", text);
 }
 
 } // namespace reshard::analysis

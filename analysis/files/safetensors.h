@@ -39,21 +39,21 @@ struct Checkpoint {
 };
 
 /// Adds the tensors of a file. Refuses invalid files: wrong lengths, JSON or dtypes, offsets with gaps or overlaps, a
-/// shape that does not match its bytes, a repeated name. `writable`: maps the file for writing too. Returns an error
-/// text that names the file and the tensor, empty on success.
-std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, bool writable = false);
+/// shape that does not match its bytes, a repeated name. `writable`: maps the file for writing too. Errors name
+/// the file and the tensor.
+Status readSafetensors(const std::string &path, Checkpoint &checkpoint, bool writable = false);
 
 /// Adds the tensors of a Hugging Face checkpoint folder: model.safetensors.index.json and its files, or
 /// model.safetensors. Every file must have exactly the tensors that the index assigns to it.
-std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool writable = false);
+Status readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool writable = false);
 
 /// Creates a file of its final size with its header and maps it for writing; the data is zero. Tensors are sorted by
 /// element size, largest first, so that each is aligned to its elements.
-std::string createSafetensors(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint);
+Status createSafetensors(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint);
 
 /// Creates a checkpoint: one model.safetensors, or files of at most `fileBytes` and an index.
-std::string createCheckpoint(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
-                             Checkpoint &checkpoint);
+Status createCheckpoint(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
+                        Checkpoint &checkpoint);
 
 /// "rank-00007.safetensors"
 std::string rankFile(uint32_t rank);

@@ -39,7 +39,7 @@ protected:
   std::string refusal(const std::string &bytes) const {
     put("f.safetensors", bytes);
     Checkpoint checkpoint;
-    return shorten(readSafetensors(path("f.safetensors"), checkpoint));
+    return shorten(readSafetensors(path("f.safetensors"), checkpoint).message());
   }
   std::string shorten(std::string text) const {
     const std::string prefix = folder_.string() + "/";
@@ -63,7 +63,7 @@ TEST_F(Safetensors, ReadsWhatTheFormatAllows) {
           R"("w":{"dtype":"F8_E5M2","shape":[1],"data_offsets":[6,7]}}   )",
           7));
   Checkpoint checkpoint;
-  ASSERT_EQ(readSafetensors(path("f.safetensors"), checkpoint), "");
+  ASSERT_EQ(readSafetensors(path("f.safetensors"), checkpoint).message(), "");
   ASSERT_EQ(checkpoint.tensors.size(), 4u);
   EXPECT_EQ(checkpoint.tensors["scalar"].bytes, 4);
   EXPECT_TRUE(checkpoint.tensors["scalar"].shape.empty());
@@ -137,7 +137,7 @@ TEST_F(Safetensors, RefusesAHeaderOverTheLimit) {
     put("f.safetensors", std::string(reinterpret_cast<const char *>(&length), 8));
     fs::resize_file(path("f.safetensors"), 8 + length);
     Checkpoint checkpoint;
-    EXPECT_NE(readSafetensors(path("f.safetensors"), checkpoint).find(message), std::string::npos) << length;
+    EXPECT_NE(readSafetensors(path("f.safetensors"), checkpoint).message().find(message), std::string::npos) << length;
   }
 }
 
@@ -161,9 +161,10 @@ TEST_F(Safetensors, EveryTruncationAndEveryFlippedBitOfTheHeaderIsSafe) {
 
 TEST_F(Safetensors, MissingFilesAndFoldersAreNamed) {
   Checkpoint checkpoint;
-  EXPECT_EQ(shorten(readSafetensors(path("none.safetensors"), checkpoint)),
+  EXPECT_EQ(shorten(readSafetensors(path("none.safetensors"), checkpoint).message()),
             "cannot open 'none.safetensors': No such file or directory");
-  EXPECT_EQ(shorten(readSafetensors(folder_, checkpoint)), "'" + folder_.string() + "' is not a regular file");
+  EXPECT_EQ(shorten(readSafetensors(folder_, checkpoint).message()),
+            "'" + folder_.string() + "' is not a regular file");
 }
 
 TEST_F(Safetensors, WritesAlignedAndReadsBack) {
@@ -172,12 +173,12 @@ TEST_F(Safetensors, WritesAlignedAndReadsBack) {
                                          {"eight", DType::fp8_e4m3, {5}, 5}, {"empty", DType::fp32, {0}, 0}};
   {
     Checkpoint made;
-    ASSERT_EQ(createSafetensors(path("f.safetensors"), specs, made), "");
+    ASSERT_EQ(createSafetensors(path("f.safetensors"), specs, made).message(), "");
     for (const TensorSpec &spec : specs)
       std::memset(made.tensors[spec.name].data, spec.name[0], static_cast<size_t>(spec.bytes));
   }
   Checkpoint found;
-  ASSERT_EQ(readSafetensors(path("f.safetensors"), found), "");
+  ASSERT_EQ(readSafetensors(path("f.safetensors"), found).message(), "");
   ASSERT_EQ(found.tensors.size(), specs.size());
   for (const TensorSpec &spec : specs) {
     const TensorView &view = found.tensors[spec.name];
@@ -207,9 +208,9 @@ TEST_F(Safetensors, CheckpointsAreSplitIntoFiles) {
   for (const auto &[name, limit, files] :
        {std::tuple{"one", 1000, 1}, {"many", 32, 4}}) { // 16 + 16 | 40 | 4 and the index
     Checkpoint made, found;
-    ASSERT_EQ(createCheckpoint(path(name), specs, limit, made), "");
+    ASSERT_EQ(createCheckpoint(path(name), specs, limit, made).message(), "");
     EXPECT_EQ(std::distance(fs::directory_iterator(path(name)), {}), files);
-    ASSERT_EQ(readCheckpoint(path(name), found), "");
+    ASSERT_EQ(readCheckpoint(path(name), found).message(), "");
     EXPECT_EQ(found.tensors.size(), 4u);
   }
   EXPECT_TRUE(fs::exists(path("one/model.safetensors")));
@@ -236,11 +237,11 @@ TEST_F(Safetensors, ManyNamesTakeTimeInProportion) {
   const double begin = cpuSeconds();
   {
     Checkpoint made;
-    ASSERT_EQ(createCheckpoint(folder_, specs, kNames / 4, made), "");
+    ASSERT_EQ(createCheckpoint(folder_, specs, kNames / 4, made).message(), "");
   }
   const double written = cpuSeconds();
   Checkpoint found;
-  ASSERT_EQ(readCheckpoint(folder_, found), "");
+  ASSERT_EQ(readCheckpoint(folder_, found).message(), "");
   const double read = cpuSeconds();
   EXPECT_EQ(found.tensors.size(), specs.size());
   RecordProperty("written_seconds", std::to_string(written - begin));
@@ -249,10 +250,10 @@ TEST_F(Safetensors, ManyNamesTakeTimeInProportion) {
   EXPECT_LT(read - written, 10);
   Checkpoint again; // and a single file with as many tensors
   fs::create_directory(path("one"));
-  ASSERT_EQ(createSafetensors(path("one/model.safetensors"), specs, again), "");
+  ASSERT_EQ(createSafetensors(path("one/model.safetensors"), specs, again).message(), "");
   Checkpoint one;
   const double single = cpuSeconds();
-  ASSERT_EQ(readCheckpoint(path("one"), one), "");
+  ASSERT_EQ(readCheckpoint(path("one"), one).message(), "");
   EXPECT_LT(cpuSeconds() - single, 10);
 }
 
@@ -261,7 +262,7 @@ TEST_F(Safetensors, AnIndexMustAgreeWithItsFiles) {
   auto index = [&](const std::string &text) {
     put("model.safetensors.index.json", text);
     Checkpoint checkpoint;
-    return shorten(readCheckpoint(folder_, checkpoint));
+    return shorten(readCheckpoint(folder_, checkpoint).message());
   };
   EXPECT_EQ(index(R"({"metadata":{"total_size":27},"weight_map":{"a":"x.safetensors","b":"x.safetensors"}})"), "");
   EXPECT_EQ(index(R"({"weight_map":{"a":"x.safetensors"}})"), "'x.safetensors' has 2 tensors, but the index lists 1");
