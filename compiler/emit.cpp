@@ -367,8 +367,8 @@ private:
 };
 
 /// An error of the plan format's writer.
-llvm::Error toError(const std::string &text) {
-  return text.empty() ? llvm::Error::success() : llvm::createStringError(text);
+llvm::Error toError(const Status &status) {
+  return status.ok() ? llvm::Error::success() : llvm::createStringError(status.message());
 }
 
 /// Builds segments in several threads and writes them in rank order. Each thread holds one segment at a time, which

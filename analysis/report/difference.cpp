@@ -271,7 +271,8 @@ int difference(const DifferenceOptions &options) {
   if (!options.failOn.empty()) {
     std::string error;
     failed = holds(options.failOn, namesOf(difference), error);
-    throwOnError(error.empty() ? error : "--fail-on: " + error, kUsage);
+    if (!error.empty())
+      throw Failure{kUsage, "--fail-on: " + error};
   }
   if (options.format == "json")
     printJson(difference, failed);

@@ -37,7 +37,7 @@ protected:
     pack(parts, folder_ / "altered.rplan");
     std::unique_ptr<Plan> plan;
     VerifyResult result;
-    result.error = Plan::open(folder_ / "altered.rplan", plan);
+    result.error = Plan::open(folder_ / "altered.rplan", plan).message();
     return plan && result.error.empty() ? verifyPlan(*plan, [](double) {}) : result;
   }
   std::string error(const UnpackedPlan &parts) const { return proof(parts).error; }

@@ -265,7 +265,7 @@ TEST_F(QuantizedPlan, TheVerifierFollowsViews) {
   auto error = [&](const UnpackedPlan &parts) {
     pack(parts, folder_ / "altered.rplan");
     std::unique_ptr<Plan> plan;
-    const std::string refused = Plan::open(folder_ / "altered.rplan", plan);
+    const std::string refused = Plan::open(folder_ / "altered.rplan", plan).message();
     return refused.empty() ? verifyPlan(*plan, [](double) {}).error : refused;
   };
   const char *const kWhole =

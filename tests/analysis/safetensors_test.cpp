@@ -194,7 +194,7 @@ TEST_F(Safetensors, WritesAlignedAndReadsBack) {
   std::ifstream(path("f.safetensors"), std::ios::binary).read(reinterpret_cast<char *>(&header), 8);
   EXPECT_EQ(header % 8, 0u);
   Checkpoint again;
-  EXPECT_EQ(shorten(createSafetensors(path("f.safetensors"), specs, again)),
+  EXPECT_EQ(shorten(createSafetensors(path("f.safetensors"), specs, again).message()),
             "cannot create 'f.safetensors': File exists");
 }
 

@@ -34,7 +34,7 @@ protected:
   std::string error() const {
     pack(parts_, folder_ / "altered.rplan");
     std::unique_ptr<Plan> plan;
-    std::string error = Plan::open(folder_ / "altered.rplan", plan);
+    std::string error = Plan::open(folder_ / "altered.rplan", plan).message();
     return plan && error.empty() ? verifyPlan(*plan, [](double) {}).error : error;
   }
   bool fromArena(const fbs::SegmentT &segment, const fbs::Step &step) const {
@@ -158,7 +158,7 @@ TEST(TensorScales, AreWaitedFor) {
   auto error = [&] {
     pack(parts, folder / "altered.rplan");
     std::unique_ptr<Plan> plan;
-    std::string text = Plan::open(folder / "altered.rplan", plan);
+    std::string text = Plan::open(folder / "altered.rplan", plan).message();
     return plan && text.empty() ? verifyPlan(*plan, [](double) {}).error : text;
   };
   EXPECT_EQ(error(), "");

@@ -27,8 +27,8 @@ Result<uint64_t> stagedBytes(int64_t slots) {
         extent->at = {slots};
   pack(parts, folder / "altered.rplan");
   std::unique_ptr<Plan> plan;
-  const std::string error = Plan::open(folder / "altered.rplan", plan);
-  return plan ? peakStagedBytes(*plan) : failed(error);
+  Status status = Plan::open(folder / "altered.rplan", plan);
+  return status.ok() ? peakStagedBytes(*plan) : status;
 }
 
 TEST(StorageForms, SumsDoNotOverflow) {

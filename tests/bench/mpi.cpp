@@ -68,16 +68,16 @@ struct Case {
         fail(diagnostics.text());
     }
     MPI_Barrier(MPI_COMM_WORLD);
-    if (std::string error = Plan::open(path, plan); !error.empty())
-      fail(error);
+    if (const Status status = Plan::open(path, plan); !status.ok())
+      fail(status.message());
     if (static_cast<int>(plan->world()) != size)
       fail("found " + std::to_string(size) + " processes, expected mpirun -n " + std::to_string(plan->world()));
-    if (std::string error = plan->segment(static_cast<uint32_t>(rank), segment); !error.empty())
-      fail(error);
+    if (const Status status = plan->segment(static_cast<uint32_t>(rank), segment); !status.ok())
+      fail(status.message());
     memory = std::make_unique<Memory>(*plan, std::vector<uint32_t>{static_cast<uint32_t>(rank)});
     for (uint32_t e : {0u, 1u})
-      if (std::string error = memory->allocate(e, true); !error.empty())
-        fail(error);
+      if (const Status status = memory->allocate(e, true); !status.ok())
+        fail(status.message());
     for (const bool messages : {false, true})
       open(path, messages);
     bytes = plan->manifest().bytes_target();

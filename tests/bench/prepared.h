@@ -4,7 +4,6 @@
 
 #include "analysis/common.h"
 #include "analysis/files/memory.h"
-#include "analysis/parallel.h"
 #include "analysis/verify/plan_verifier.h"
 #include "compiler/compile.h"
 #include "executor/reshard.h"
@@ -53,8 +52,8 @@ public:
       fail(diagnostics.text());
     memory_ = std::make_unique<analysis::Memory>(*plan_);
     for (uint32_t e : {0u, 1u})
-      if (const std::string error = memory_->allocate(e); !error.empty())
-        fail(error);
+      if (const Status status = memory_->allocate(e); !status.ok())
+        fail(status.message());
     if (reshard_open(path.c_str(), nullptr, 0, nullptr, &executor_) != RESHARD_OK)
       fail(reshard_error(executor_));
     for (const analysis::MeshRankMemory &rankMemory : memory_->rankMemories()) {

@@ -87,8 +87,8 @@ void compile(benchmark::State &state, const std::string &job, const std::vector<
     state.SetIterationTime(cost.seconds);
     peak = std::max(peak, cost.peakMiB);
     std::unique_ptr<Plan> opened;
-    if (const std::string error = Plan::open(plan, opened); !error.empty())
-      fail(error);
+    if (const Status status = Plan::open(plan, opened); !status.ok())
+      fail(status.message());
     const double transfers = static_cast<double>(opened->manifest().transfers());
     state.counters["transfers"] = transfers;
     state.counters["ranks"] = opened->world();
@@ -174,8 +174,8 @@ void openAndBind(benchmark::State &state) {
   uint64_t most = 0;
   {
     std::unique_ptr<Plan> plan;
-    if (const std::string error = Plan::open(plans().a, plan); !error.empty())
-      fail(error);
+    if (const Status status = Plan::open(plans().a, plan); !status.ok())
+      fail(status.message());
     for (uint32_t e = 0; e < plan->manifest().endpoints()->size(); ++e) {
       const schema::Endpoint &endpoint = *plan->manifest().endpoints()->Get(e);
       for (uint32_t meshRank = 0; meshRank < endpoint.ranks()->size(); ++meshRank)

@@ -80,7 +80,7 @@ private:
   /// one of them starts the next, since some steps wait for the others.
   bool prepare(const std::string &path, Subject &subject) const {
     subject.name = std::filesystem::path(path).filename();
-    return agreed(subject, Plan::open(path, subject.plan)) && agreed(subject, open(path, subject)) &&
+    return agreed(subject, Plan::open(path, subject.plan).message()) && agreed(subject, open(path, subject)) &&
            agreed(subject, allocate(subject)) && agreed(subject, bind(subject)) &&
            agreed(subject, said(subject, reshard_prepare(subject.executor.get())));
   }
@@ -107,8 +107,8 @@ private:
     const uint32_t *ranks = reshard_ranks(subject.executor.get(), &count);
     subject.memory = std::make_unique<Memory>(*subject.plan, std::vector<uint32_t>(ranks, ranks + count));
     for (uint32_t e = 0; e < subject.plan->manifest().endpoints()->size(); ++e)
-      if (std::string error = subject.memory->allocate(e, options_.transport != "threads"); !error.empty())
-        return error;
+      if (Status status = subject.memory->allocate(e, options_.transport != "threads"); !status.ok())
+        return status.message();
     return {};
   }
 

@@ -18,7 +18,7 @@ class DependencyLevelsTest : public testing::Test {
 protected:
   void compile(const std::string &job) {
     ASSERT_NO_FATAL_FAILURE(tests::compile(job, folder_ / "plan"));
-    ASSERT_EQ(Plan::open(folder_ / "plan", plan_), "");
+    ASSERT_EQ(Plan::open(folder_ / "plan", plan_).message(), "");
   }
   /// Replaces the plan by one in which `level` gives the level of each step.
   template <class Level> void relevel(Level level) {
@@ -29,12 +29,11 @@ protected:
              s.output_count(), s.round(),   s.peer(),        s.message(),        s.first_after(),
              s.after_count(),  s.kind(),    s.slot(),        level(*segment, s), s.chunk()};
     pack(parts, folder_ / "other");
-    ASSERT_EQ(Plan::open(folder_ / "other", plan_), "");
+    ASSERT_EQ(Plan::open(folder_ / "other", plan_).message(), "");
   }
   std::string prepare() {
     const Ranks ranks = fillRanks(*plan_, 1);
-    bool late = false;
-    return makeThreadsTransport(1)->prepare(*plan_, locals(ranks), {}, late);
+    return makeThreadsTransport(1)->prepare(*plan_, locals(ranks), {}).message();
   }
 
   Folder folder_;
@@ -60,7 +59,8 @@ TEST_F(DependencyLevelsTest, CopiesOfALevelRunInAnyOrder) {
                             EXPECT_GE(level, last);
                             last = level;
                             return levels[level].emplace_back().add(from, input, to, *output);
-                          }),
+                          })
+                  .message(),
               "");
     std::mt19937_64 random(1);
     for (auto &[level, copies] : levels) {
@@ -108,7 +108,7 @@ TEST_F(DependencyLevelsTest, RefusesPlansWithoutLevels) {
   std::string errors;
   for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
     const schema::Segment *segment = nullptr;
-    errors += plan_->segment(rank, segment);
+    errors += plan_->segment(rank, segment).message();
   }
   EXPECT_NE(errors.find("has dependency level 0, expected more than the 0 of step"), std::string::npos) << errors;
 }

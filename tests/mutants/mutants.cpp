@@ -56,9 +56,9 @@ constexpr uint64_t kEnough = 1000;    // with this many mutants, the test also r
   std::fprintf(stderr, "mutants: %s\n", why.c_str());
   std::exit(2);
 }
-void must(const std::string &error) {
-  if (!error.empty())
-    die(error);
+void must(const Status &status) {
+  if (!status.ok())
+    die(status.message());
 }
 
 std::string readFile(const std::string &path) {
@@ -133,7 +133,8 @@ std::vector<Base> readBases(const std::string &folder) {
     if (plan->manifest().bytes_target() > kMostBytes)
       continue;
     const VerifyResult proof = verifyPlan(*plan, [](double) {});
-    must(proof.error);
+    if (!proof.error.empty())
+      die(proof.error);
     if (proof.moves > kMostMoves)
       continue;
     Base &base = bases.emplace_back(
@@ -207,13 +208,13 @@ private:
   int file_;
 };
 
-std::string loaded(const std::string &path, std::unique_ptr<Plan> &plan) {
-  std::string error = Plan::open(path, plan);
-  for (uint32_t rank = 0; error.empty() && rank < plan->world(); ++rank) {
+Status loaded(const std::string &path, std::unique_ptr<Plan> &plan) {
+  Status status = Plan::open(path, plan);
+  for (uint32_t rank = 0; status.ok() && rank < plan->world(); ++rank) {
     const schema::Segment *segment = nullptr;
-    error = plan->segment(rank, segment);
+    status = plan->segment(rank, segment);
   }
-  return error.empty() ? checkMessages(*plan) : error;
+  return status.ok() ? checkMessages(*plan) : status;
 }
 
 /// The exit code of reshard-exec --synthesize --check.
@@ -251,10 +252,10 @@ void inspectAll(const std::string &path) {
 
 Verdict judge(const std::string &path, MemoryFile *output) {
   std::unique_ptr<Plan> plan;
-  if (const std::string error = loaded(path, plan); !error.empty()) {
+  if (const Status status = loaded(path, plan); !status.ok()) {
     const int code = executed(path);
     return {code == kUsage ? refused : disagrees,
-            "the loader: " + error + "; reshard-exec: exit " + std::to_string(code)};
+            "the loader: " + status.message() + "; reshard-exec: exit " + std::to_string(code)};
   }
   std::string proof;
   try {

@@ -14,9 +14,7 @@ using namespace reshard::test;
 namespace {
 
 std::string write(const ir::Module &module, const std::string &path, unsigned jobs) {
-  std::string digest;
-  int64_t bytes = 0;
-  return writePlan(module, statistics(module), path, jobs, digest, bytes);
+  return toString(writePlan(module, statistics(module), path, jobs).takeError());
 }
 
 /// The segments of the tiny plan, repeated for `copies` groups of four ranks. The loader would refuse this plan.
@@ -39,14 +37,13 @@ ir::Module many(size_t copies) {
 
 TEST(Emit, DigestAndSize) {
   const TemporaryFolder folder;
-  std::string digest;
-  int64_t bytes = 0;
-  ASSERT_EQ(writePlan(tinyModule(), statistics(tinyModule()), folder / "plan", 1, digest, bytes), "");
+  llvm::Expected<WrittenPlan> written = writePlan(tinyModule(), statistics(tinyModule()), folder / "plan", 1);
+  ASSERT_TRUE(!!written) << toString(written.takeError());
   std::unique_ptr<Plan> plan;
   ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
-  EXPECT_EQ(plan->digest(), digest);
-  EXPECT_EQ(plan->container().bytes(), bytes);
-  EXPECT_EQ(static_cast<int64_t>(std::filesystem::file_size(folder / "plan")), bytes);
+  EXPECT_EQ(plan->digest(), written->digest);
+  EXPECT_EQ(plan->container().bytes(), written->bytes);
+  EXPECT_EQ(static_cast<int64_t>(std::filesystem::file_size(folder / "plan")), written->bytes);
 }
 
 TEST(Emit, SegmentsEqualTheSchedule) {

@@ -161,11 +161,8 @@ inline ir::Module tinyModule() {
 
 /// Writes the tiny plan; throws on failure, because every test depends on it.
 inline void writeTiny(const std::string &path) {
-  std::string digest;
-  int64_t bytes = 0;
-  if (const std::string error = writePlan(tinyModule(), statistics(tinyModule()), path, 1, digest, bytes);
-      !error.empty())
-    throw std::runtime_error(error);
+  if (llvm::Error error = writePlan(tinyModule(), statistics(tinyModule()), path, 1).takeError())
+    throw std::runtime_error(toString(std::move(error)));
 }
 
 // ---------------------------------------------------------------------------------------------- unpacking and packing
