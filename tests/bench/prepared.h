@@ -101,8 +101,8 @@ public:
   /// Returns the memory of a buffer of a rank.
   std::byte *memory(uint32_t rank, uint32_t buffer) const {
     const schema::Segment *segment = nullptr;
-    if (const std::string error = plan_->segment(rank, segment); !error.empty())
-      fail(error);
+    if (const Status status = plan_->segment(rank, segment); !status.ok())
+      fail(status.message());
     const schema::BufferRange &run = *segment->buffers()->Get(static_cast<uint32_t>(bufferRangeOf(*segment, buffer)));
     for (const analysis::MeshRankMemory &rankMemory : memory_->rankMemories())
       if (rankMemory.endpoint == run.endpoint() && rankMemory.meshRank == run.mesh_rank())
