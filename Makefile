@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # From a fresh Debian 12 with git and make: `make demo` and `make test` install packages, configure and build what they need.
 BUILD := build/release
 JOBS ?= $(shell nproc)

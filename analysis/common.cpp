@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "analysis/common.h"
 
 #include "support/atomic_file.h"

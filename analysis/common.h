@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared by all commands: exit codes, option parsing, a progress line. Does not use LLVM, which
 // reshard-exec and reshard-diff do not link.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FlatBuffers may omit empty vectors, and their verifier accepts that: the tools read an absent vector as empty.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Controls calls of _exit by other threads. Open MPI calls _exit if a peer is lost in MPI_Init, and no error handler
 // prevents that. This process must instead exit with its own code, after it has named the missing ranks at the
 // deadline.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "analysis/work_deadline.h"
 
 #include "analysis/files/new_folder.h"

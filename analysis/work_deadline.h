@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The deadline of a command's own work: synthesis, checks, proofs. The executor has the deadline of a run.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libreshard_cuda.so: a GPU. record() captures all operations from a stream as one CUDA graph; replay() launches it.
 
 #include "backends/current_device.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes a CUDA device current for a scope, then restores the caller's.
 #pragma once
 

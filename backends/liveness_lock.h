@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Liveness locks: report which processes of an MPI launch on this host are alive, even before MPI_Init, which returns
 // only when all processes have called it.
 #pragma once

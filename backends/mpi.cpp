@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libreshard_mpi.so: a channel over MPI. If the program has not called MPI_Init, this module calls it, and MPI_Finalize
 // when the last channel closes. No wait is longer than the deadline: requests are polled, and calls without a request
 // run on a thread of their own, which is detached.

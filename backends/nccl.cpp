@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libreshard_nccl.so: a communicator over NCCL. It is non-blocking: every wait for another rank polls and has a
 // deadline.
 

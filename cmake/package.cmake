@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Installation: the commands, libreshard with its headers and backends, the library of models, and the files for CMake
 # and pkg-config. All paths are relative, so the tree can be moved: a prefix, a .deb and the folder of the Python module
 # have one layout.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The compiler as a library: a job file in, a module or plan bytes out.
 #pragma once
 

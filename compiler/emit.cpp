@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // emit: the schedule and its layouts → one manifest, and one segment for each rank. The only file that uses both the IR
 // and the plan format. The bytes depend on the module only, not on the number of threads.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pass registry: passes.def lists the passes in their default order, compile.cpp runs them. Each pass is one file
 // and one line of passes.def.
 #pragma once

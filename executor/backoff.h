@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Spin-then-sleep backoff for polling.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory that the caller binds to params, and the check that bound ranges do not overlap.
 #pragma once
 

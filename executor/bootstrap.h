@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives of the processes of a run over their channel: compare plan digests and exchange addresses, all-reduce
 // min, barrier.
 #pragma once

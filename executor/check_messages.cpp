@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares the send and the receive of every message, which no rank can do alone.
 #include "executor/check_segment.h"
 #include "executor/load.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "executor/check_segment.h"
 
 #include "schema/arena.h"

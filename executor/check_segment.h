@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks what the FlatBuffers verifier cannot: every offset, size, rank and index of a segment, against the manifest.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "executor/chunked_copies.h"
 
 #include "executor/operands.h"

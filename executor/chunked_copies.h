@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies within the memory of this process, from operand to operand, cut into chunks of about 1 MiB.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The time at which a wait ends with an error.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The copies that a process with all ranks makes instead of messages, and their order.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface of a backend of the recorded transport: a device that records the operations of a refit once and
 // replays them in each run. The module of device `cuda` is libreshard_cuda.so (executor/module.h).
 #pragma once

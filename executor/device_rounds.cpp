@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "executor/device_rounds.h"
 
 #include "executor/chunks.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations of a plan's ranks on a device, in order: the copies of all ranks, if they share one device; or one
 // rank's packs, batches of sends and receives, and unpacks.
 #pragma once

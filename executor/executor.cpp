@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C API's life cycle: open → bind → prepare → run … → close.
 
 #include "executor/reshard.h"

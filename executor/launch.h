@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rendezvous: finds this process's rank in the launcher's environment, and broadcasts rank 0's id by a file or a
 // channel.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Opens a plan file and checks it, so that later code may trust its numbers: FlatBuffers verifier, digest, then every
 // offset, size, rank and index against the manifest's buffers.
 #pragma once

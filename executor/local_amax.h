@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Amax values of parts of source params. Receivers need them to compute tensor scales.
 #pragma once
 

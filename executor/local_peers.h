@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared memory between the processes of one host. Each process publishes a block (a memfd) with the file positions of
 // its bound memory and the progress of its messages. If a receiver can map the sender's memory, it copies the message
 // out of it, in one strided copy, and no message is sent.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The MAP_SHARED file mappings of this process, to find memory that other processes can map.
 #pragma once
 

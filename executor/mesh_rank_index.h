@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Maps a world rank to its mesh rank in each endpoint of a plan.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The transport with one rank per process: it runs the messages of the plan. If a receiver can map the memory of a
 // sender on its host, it copies the message out of it as soon as the sender has published it. All other messages use a
 // channel: chunks of staged messages are packed into the arena, sent, received and unpacked while others are in flight;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Backends are modules, libreshard_NAME.so, searched beside this library, beside the program and on the library path.
 // They are loaded on demand, so that one executor runs on machines with and without MPI, CUDA and NCCL.
 #pragma once

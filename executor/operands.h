@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Expands operands of a plan to strided ranges of memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Packs and unpacks ranges of a message's bytes, which are the bytes of its operands in order: between strided and
 // contiguous memory, or directly from the sender's memory to the receiver's if both are mapped.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The transports of a device: prepare() records the operations of a run, run() replays them.
 #pragma once
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The executor's C API: open → bind → prepare → run … → close. No exception crosses it: every failure is a status and
    an error text (reshard_error).
 

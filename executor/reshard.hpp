@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C API for C++: RAII handles, and exceptions with the full error text. Header only. Arguments and the order of
 // calls are those of reshard.h and reshard_plan.h.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C API that reads a plan's manifest.
 
 #include "executor/reshard_plan.h"

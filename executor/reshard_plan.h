@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reads a plan without running it: its sizes, its endpoints, and the params of each rank. No exception crosses this
    API: every failure is a status and an error text. */
 #ifndef RESHARD_PLAN_H

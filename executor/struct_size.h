@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Structs of the C API between programs and libraries of different versions (reshard.h, "Structs"). A later version
 // appends fields and leaves no padding among them: the bytes that an older library does not know must be 0.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Transport `threads`: all ranks in one process. prepare() cuts the copies of all dependency levels into chunks; in
 // run() all worker threads take chunks from a common counter. Nothing is staged. All threads wait for each other at the
 // end of each level.

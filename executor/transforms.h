@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Transforms (schema/plan.fbs): params that the caller does not bind. Their bytes are in the rank's arena: hooks of the
 // caller write them on a source and read them on a target.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface of transports, which move the bytes of a process's ranks from source to target memory. One
 // implementation per file; executor.cpp chooses one by name.
 #pragma once

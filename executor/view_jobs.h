@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantized views (schema/plan.fbs): params of a plan that present quantized params as elements, or plain ones as
 // quantized. Views that are converted row by row become storage forms and view bases of a LocalRank, which packing.cpp
 // and chunked_copies.cpp apply. Staged views get memory here; computing them, or their bases from them, is a list of

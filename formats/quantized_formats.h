@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The quantized formats: the one table that the compiler, the checks of plans, the kernels and the commands read.
 // docs/yaml.md, section 12, defines each format.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Relations between positions, kept as lists of periodic blocks. Sharding, packing, placement and transfers all use
 // them.
 #pragma once

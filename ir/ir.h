@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The three levels of the reshard IR: layout, transfer, schedule. Plain data: text.cpp prints it, parse.cpp reads it,
 // verify.cpp checks its invariants, and the passes (compiler/passes.def) lower one level to the next.
 #pragma once

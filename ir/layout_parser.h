@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parses the layout level of the textual IR. Used by parse.cpp only.
 #pragma once
 

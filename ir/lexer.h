@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tokens of the textual IR: words, numbers, strings, lists. Used by layout_parser.h and parse.cpp.
 #pragma once
 

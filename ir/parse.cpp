@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parses the output of text.cpp, construct by construct in the same order. Memory is proportional to the text: no
 // number in it determines the size of an allocation.
 

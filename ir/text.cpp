@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Prints the IR: one item per line. Where a line refers to a name by number, the name follows as a comment. parse.cpp
 // reads the same constructs in the same order.
 

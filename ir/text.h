@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The textual form of the IR (.rir files): printing (text.cpp), parsing (parse.cpp) and verification (verify.cpp).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversion of one value between fp32 and a stored format in few instructions, and the scale of one block, for GPU
 // code and for scalar code of the CPU. The results equal those of decode and encode in kernels/number_formats.h.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A table of strided copies that convert elements (kernels/convert_strided.h) and of computations on quantized
 // matrices, and the part of it that one warp of a launch runs. As in copy_kernel.h: plain structs and inline functions
 // that a GPU and the host run. The results equal those of the CPU kernels, bit for bit.

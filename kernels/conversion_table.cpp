@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/conversion_table.h"
 
 #include "kernels/copy_table.h"

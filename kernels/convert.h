@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Casts and quantization of elements on the CPU. These functions never allocate and never fail; values that a format
 // cannot represent are handled as described here.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compiled with AVX2 and F16C.
 #include "kernels/convert_lanes.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compiled with AVX-512 F, BW, DQ and VL.
 #include "kernels/convert_lanes.h"
 

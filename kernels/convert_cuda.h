@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches a conversion table on a GPU.
 #pragma once
 

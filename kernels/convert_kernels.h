@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table of row kernels of a CPU level; convert.cpp selects the level.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Vectors of fp32 values and their conversion from and to stored formats, for levels that have a `Machine`: the
 // instructions that the compiler's vector operators do not provide. Included in the same way as convert_rows.h.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/codes.h"
 #include "kernels/convert_rows.h"
 

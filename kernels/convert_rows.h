@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Row kernels, written once for all levels. `Lanes` is a level's vector of kLanes fp32 values (Floats; Bits as
 // integers): load<NumberFormat>(at) decodes; store<NumberFormat>(at, scaled, value, overflow, stream) encodes the
 // magnitude of `scaled` with the sign of `value`, because arithmetic on a NaN may lose the sign.

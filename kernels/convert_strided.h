@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Strided copies that convert elements: the bytes that are sent have one format, the bytes in memory another.
 #pragma once
 

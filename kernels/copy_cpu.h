@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // copyRows at a CPU level that the caller chooses, for tests and benchmarks.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Launches a table of strided copies on a GPU.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A table of strided copies, and the part of it that one thread of a launch copies. Plain structs and inline functions,
 // so that a GPU and the host run the same code on the same table; tests run it thread by thread.
 #pragma once

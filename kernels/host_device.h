@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Primitives for code that runs on a GPU and on the host. A GPU thread runs one lane of a warp; the host runs all lanes
 // of a warp in lockstep, so tests can run the GPU code without a GPU.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies and fills of strided bytes on the CPU.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stored number formats: their constants, and the exact conversion of one value. These functions define the results
 // that the kernels of kernels/convert.h must give.
 #pragma once

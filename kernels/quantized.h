@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantized matrices in memory, and conversions of ranges of their elements, for params that are stored quantized and
 // are read or written in parts (convert.h defines the results). These functions never allocate and never fail.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Layouts of the scales of quantized matrices. This file has the only definition of each.
 // - plain: row-major, one scale for each block. The other layouts store scales of one byte.
 // - swizzled: as Blackwell's tensor cores read them (cuBLAS: "1-D blocked"): tiles of 128 rows by 4 columns, 512 bytes

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Non-temporal stores: they bypass the cache and avoid the read of the target line with which a usual store begins.
 #pragma once
 

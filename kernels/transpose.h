@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies that change the order of elements, in tiles of whole cache lines on both sides.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tracks which step used which bytes of a rank's arena last: a step that reuses bytes must wait for it. Compiler and
 // loader share this rule.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks that a manifest's references exist and its sizes are within bounds. It assumes only that the FlatBuffers
 // verifier accepted the manifest. On a manifest that passes, the functions of manifest.h cannot read outside the
 // manifest, overflow, or loop without end.

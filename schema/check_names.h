@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks that the names in a manifest are unique: those of tensors, and those of params on each mesh rank.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks that the quantized views of an endpoint match their base params.
 #pragma once
 

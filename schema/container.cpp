@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes and maps .rplan files. schema/README.md describes every byte.
 #include "schema/container.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writing and mapping .rplan files: a header, the manifest, an index, one segment per rank. schema/README.md describes
 // every byte.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rule of dependency levels (Step::level), shared by compiler and loader.
 #pragma once
 

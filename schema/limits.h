@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Limits of a plan, the same for writer, loader and executor.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads a manifest: coordinates, param names, shapes and element positions of one mesh rank. The executor binds by name
 // with it, and the tools verify plans with it. It shares no code with the compiler.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Asserts the layout of every struct of plan.fbs. Neither flatc --conform nor the FlatBuffers verifier notices a struct
 // that grew or whose fields moved; old records would then be misread, which gives wrong weights without an error. If an
 // assertion fails, restore the struct and add a new one in a new vector (schema/README.md).

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # All benchmarks of one build tree, one after the other: bench.sh BUILD.
 set -eu
 # Open MPI's permission to run as root, and more processes than cores.

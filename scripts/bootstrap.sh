@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs missing Debian 12 packages.
 #   bootstrap.sh            packages that build the commands and the library
 #   bootstrap.sh --full     also MPI, for transport `mpi`, and venv, for the Python module: `make setup`

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The main job: Qwen3-0.6B from a Megatron trainer (TP2·PP2·DP2, ranks 0-7) to a vLLM engine (TP4, ranks 8-11), real sizes.
 # Usage: demo.sh BUILD. Prints each step before it starts, then the report.
 set -eu

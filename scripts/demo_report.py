@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints the demo's report: bytes moved, lower bounds, speed, and whether all bytes are right. demo_report.py FOLDER: the
 folder with compile.json, exec.json and files.json."""
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The frameworks that tests/frameworks runs, in build/frameworks (2.6 GB; `make test` does not need them): Python >= 3.11 with PyTorch, vLLM for
 # CPUs, transformers 5, Megatron-Core, and transformers 4 in a separate folder. Does nothing if it is complete. PYTHON: the interpreter.
 # `. build/frameworks/env.sh` sets the environment of the tests; PYTHONPATH=$RESHARD_TRANSFORMERS4 chooses transformers 4.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints the test cases that the last ctest run of a build tree skipped, with their reasons: skips.py BUILD. The last line is their number.
 
 ctest counts suites; a suite passes when its cases pass or are skipped. The cases are found in the output of GoogleTest (file:line: Skipped,

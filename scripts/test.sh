@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # All suites of one build tree: test.sh BUILD. Lists the skipped cases with their reasons and ends with
 # `N passed, M failed, K skipped`: suites that passed and failed, and single cases that were skipped. A run without tests fails.
 set -u

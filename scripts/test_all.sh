@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Every suite in full under release, then with its sample counts and cut-down models under address + undefined-behavior and thread
 # sanitizers, then the seeded bugs and 30 seconds of each fuzzer. The summary replaces the one in docs/testing.md.
 set -u

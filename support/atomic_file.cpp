@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/atomic_file.h"
 
 #include "support/system_error.h"

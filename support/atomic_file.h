@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Output files: regular files are replaced as a whole, devices and FIFOs are written to.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes in bytes, as people read and write them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parser is a recursive descent; it writes the operations in postfix order, so that evaluation needs no recursion.
 #include "support/expression.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Expressions of the YAML and of reshard-diff --fail-on (docs/yaml.md, section 4).
 #pragma once
 

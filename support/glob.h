@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The globs of the YAML and of the command line (docs/yaml.md, section 1).
 #pragma once
 

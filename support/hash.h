@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hashes with the same value in every build, unlike std::hash: for values that files hold or processes compare.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "support/mapped_file.h"
 
 #include "support/system_error.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The result of an operation that can fail. For the folders that do not use LLVM: schema, executor, backends, tools.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The network between the ranks.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Golden tests of the IR and the commands: `make test` runs them, `lit.py -sv build/release/tests` runs them alone.
 import os
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard-compile: compiles a job (YAML) or IR text (.rir) into a plan or IR text, or prints errors.
 
 #include "compiler/compile.h"

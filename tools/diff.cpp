@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard-diff: shows what changed between two plans, for reviews and CI.
 
 #include "analysis/files/new_folder.h"

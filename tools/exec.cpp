@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard-exec: runs a plan on files or on synthesized values, and checks the result.
 
 #include "analysis/guarded_exit.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/execution.h"
 
 #include "analysis/files/device_memory.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One run of reshard-exec, from options to exit code.
 #pragma once
 

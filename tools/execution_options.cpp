@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/execution_options.h"
 
 #include "analysis/files/new_folder.h"

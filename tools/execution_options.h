@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Interprets the options of reshard-exec for a plan: its folders, and whether the options are compatible.
 #pragma once
 

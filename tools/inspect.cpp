@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard-inspect: shows what a plan contains, what one rank does and where a param comes from; verifies and simulates
 // plans.
 

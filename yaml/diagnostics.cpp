@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collects and prints error messages. llvm::SourceMgr is not used, because it misplaces the caret after non-ASCII text
 // and prints long lines and control characters unchanged.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Source locations and error messages. All errors of a job are collected and printed together.
 #pragma once
 

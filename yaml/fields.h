@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Readers of YAML files: typed values of Nodes, maps with a fixed set of keys, and files.
 // Each function reports its own errors and returns nullopt (or false, or an empty result) after one. `what` names the
 // value in error messages: "'world'".

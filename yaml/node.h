@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tree of a YAML file, with source locations.
 #pragma once
 

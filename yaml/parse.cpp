@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parses YAML text into Nodes. Only this file uses yaml-cpp; its exceptions are caught here. yaml-cpp silently accepts
 // duplicate keys, several documents, anchors, unterminated quotes, invalid UTF-8 and unlimited nesting; this file
 // reports them as errors.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads a topology: ranks per node, and rates and latencies of links, NICs and local copies.
 
 #include "yaml/topology.h"

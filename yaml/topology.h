@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads topology.yaml: the links between the ranks.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes a first model YAML from the headers of a checkpoint.
 #pragma once
 

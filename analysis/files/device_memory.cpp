@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "analysis/files/device_memory.h"
 
 #include "analysis/common.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Device memory for the params of an execution, with copies to and from host memory.
 #pragma once
 

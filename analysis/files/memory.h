@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory of the params of an execution: anonymous memory, or mapped safetensors files.
 #pragma once
 

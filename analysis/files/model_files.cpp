@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "analysis/files/model_files.h"
 
 #include "analysis/files/new_folder.h"

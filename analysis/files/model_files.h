@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The files of a model other than its weights: config.json, generation_config.json, the tokenizer's files, code.
 #pragma once
 

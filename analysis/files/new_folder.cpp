@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "analysis/files/new_folder.h"
 
 #include "analysis/guarded_exit.h"

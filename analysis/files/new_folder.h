@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Creates folders atomically: they appear only when they are complete.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Limits the resident memory of a process that maps files, for models larger than memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // safetensors files: 8 bytes of header length, a JSON header {name: {dtype, shape, data_offsets}}, the data. Reads and
 // creates single files, folders with one file for each rank, and Hugging Face checkpoints (model.safetensors, or an
 // index and its files).

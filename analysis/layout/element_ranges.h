@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reference model of every check: which tensor element each position of a param instance holds, from the manifest's
 // layouts alone. Transfers and steps are not read.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantized views (schema/plan.fbs), instance by instance: the values that a view presents, and the values that its
 // base params must hold after it is written.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The comparison that reshard-diff prints.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Describes the storage forms of quantized params, for reports.
 #pragma once
 

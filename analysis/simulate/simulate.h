@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Estimates the time of a plan: a flow-level simulation of its steps on a topology.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "analysis/simulate/simulation_report.h"
 
 #include "analysis/files/new_folder.h"

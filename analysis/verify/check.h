@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks of target memory against the layouts of the manifest: transfers are not read.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Comparisons of memory with memory through the layouts of the manifest, tensor by tensor.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which tensor elements each buffer of a plan holds, according to the manifest's layouts. The plan verifier compares
 // the moves with this.
 #pragma once

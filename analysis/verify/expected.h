@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The values that target elements must have.
 #pragma once
 

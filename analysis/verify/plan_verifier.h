@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Proves that a plan is right, from the plan alone: follows the steps of every segment and compares each byte with the
 // manifest's layouts, without the compiler. Regular moves are proven as a whole (analysis/verify/regular_sets.h).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The values of each tensor that the source sends, from synthesized values or from memory, through the layouts of the
 // manifest. Quantized params contribute their dequantized elements, or the codes and scales of their own blocks if
 // these are sent.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Regular sets of positions (strided rows, columns and blocks) with a value at each position, and the one operation
 // that the plan verifier needs: to split a strided access into fragments that lie in one set each. The cost depends on
 // the number of fragments, not of positions.

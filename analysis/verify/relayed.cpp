@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "analysis/verify/relayed.h"
 
 #include "analysis/flatbuffer_vectors.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Relayed bytes: receives write them to a rank's arena and sends forward them from there. This traces them back to the
 // buffers from which the receives got them.
 #pragma once

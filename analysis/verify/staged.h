@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bytes that are staged in a rank's arena before they are quantized. This traces them from their source to their
 // target, and proves that they are complete when the copy reads them and are not overwritten before.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Synthesized values: the value of an element follows from a seed, its tensor and its index.
 #pragma once
 

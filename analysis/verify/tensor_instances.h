@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds the elements of each tensor in the memory of an endpoint, through the layouts of the manifest.
 #pragma once
 

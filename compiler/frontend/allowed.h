@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Errors that `--allow` turns into warnings.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks that the axes and the names in expressions exist, in layouts, endpoints and tensors. Params that `when` omits
 // are checked too. Values of expressions are computed later, in compiler/resolve.
 

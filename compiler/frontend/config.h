@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads the Hugging Face config.json that `$key` refers to.
 #pragma once
 

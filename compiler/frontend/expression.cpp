@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Expressions of the YAML, and the keys whose values are computed from them: `let` and `where`.
 
 #include "support/expression.h"

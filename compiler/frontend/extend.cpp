@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `extend: FILE` of a model: loads that file and merges the model's own entries onto it.
 
 #include "compiler/frontend/reading.h"

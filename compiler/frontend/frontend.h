@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The data structures of the frontend: the model and the job. Expressions with axes are not yet evaluated. model.cpp
 // builds Models, job.cpp Jobs, from Nodes (yaml/node.h); compiler/resolve turns a Job into the layout IR.
 #pragma once

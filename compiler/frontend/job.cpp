@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads the job: the file, included files, --set, endpoints and options.
 
 #include "compiler/frontend/reading.h"

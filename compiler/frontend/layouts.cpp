@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads one layout of a model: axes, place, chunks, switches, params, shard.
 
 #include "compiler/frontend/reading.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads a mesh: its axes, further views of the same mesh ranks, and the key `megatron`, a shorthand for two views.
 
 #include "compiler/frontend/reading.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads the model: config, let, index, tensors, place, layouts. Each layout is read by layouts.cpp.
 
 #include "compiler/frontend/config.h"

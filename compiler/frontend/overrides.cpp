@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `--set a.b=c`: changes a value in the YAML tree of the job before the tree is read.
 
 #include "compiler/frontend/reading.h"

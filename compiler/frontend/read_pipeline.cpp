@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads the pipeline keys of a rule of `place`: interleave, first, last, embedding, loss, stages, count, pattern.
 
 #include "compiler/frontend/config.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Readers of the frontend: typed values of Nodes.
 // Each function reports its own errors and returns nullopt (or false, or an empty result) after one. `what` names the
 // value in error messages: "'world'".

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads a rule that shards a dimension or places an index variable: `axis`, `[axis, axis]` or `{axis: …, scheme…}`.
 
 #include "compiler/frontend/reading.h"

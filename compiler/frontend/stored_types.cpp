@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds the stored dtype of a declared param, for `dtype: stored`. A declared name and the stored names that match it
 // are equal after each number and placeholder is replaced by `#`; this is the lookup key.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `dtype: stored`: the dtypes in the headers of the source's files.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The amax that tensor scales (nvfp4) are computed from: one number for each shard of a tensor that the source
 // holds. These numbers are a tensor of their own, which is sharded and moved like others.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parts of codes and scales for quantized params: a tensor of scales has a position for each block.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A mesh rank holds a product set of a tensor pattern: the product of its shardings' positions along each dimension. If
 // a part's axes are independent of each other, the union of its product sets over all mesh ranks is the product of the
 // unions along each dimension, one set. Else (axes of different views, a presence rule on an axis of a sharding) there

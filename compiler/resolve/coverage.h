@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks that the source holds each of its tensors completely: every element is on some mesh rank.
 #pragma once
 

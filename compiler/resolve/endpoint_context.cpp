@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "compiler/resolve/endpoint_context.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The context in which an endpoint's params are resolved: its axes, the names in expressions, the values of index
 // variables on each mesh rank, and its table of shardings.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A flat buffer: several tensors stored one after the other (ZeRO, FSDP1). A rank's range of it intersects an entry of
 // d dimensions in at most 2d-1 boxes: complete outer positions, and an incomplete one at either end, which again
 // consists of complete inner positions and incomplete ones. A box is a product of intervals, so it is a part like any

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Storage forms: the dtype in which each side stores values, and the dtype in which they are sent.
 #pragma once
 

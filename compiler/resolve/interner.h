@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numbers for values, equal for equal values, so that a result computed for a value can be looked up by its number.
 #pragma once
 

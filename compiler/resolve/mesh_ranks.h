@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The mesh ranks of an endpoint by their coordinates: properties that depend on some axes only are computed once for
 // each combination of coordinates on them.
 #pragma once

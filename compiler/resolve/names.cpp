@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A name is divided into text and *digit groups*, of literal digits or placeholders. Two names are equal exactly if
 // their texts are equal and each pair of groups is. Each variable occurs once in a pattern, so its groups vary
 // independently: two patterns have a common name on a mesh rank if their texts are equal and each pair of groups has a

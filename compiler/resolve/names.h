@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checks that no two params of a mesh rank and no two tensors have the same name. Compares patterns, not instances.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Packs: several tensors joined in one array, the joined array. A tree of packs and their shapes gives the position of
 // each tensor's rows in the joined array, and how that is sharded. Dimensions are independent of each other. Rules:
 // docs/yaml.md, section 6.

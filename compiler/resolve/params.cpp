@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A param's name, presence, tensors and storage rule; then its dimensions, the parts that they make, and its padding.
 // Flat buffers are in flat.cpp.
 

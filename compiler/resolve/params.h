@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes params of the layout IR from a layout's declarations: name, instances, presence, local shape, parts.
 #pragma once
 

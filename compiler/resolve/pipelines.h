@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pipelines: how layers are divided into stages and virtual stages. Formulas: docs/yaml.md, section 5; Megatron-Core's
 // are in transformer_block.py (get_num_layers_to_build), transformer_layer.py (get_transformer_layer_offset) and
 // pipeline_parallel_layer_layout.py.

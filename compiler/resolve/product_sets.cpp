@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "compiler/resolve/product_sets.h"
 
 #include <algorithm>

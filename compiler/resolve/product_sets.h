@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Product sets: sets of elements that are a product of sets of positions, one for each dimension.
 #pragma once
 

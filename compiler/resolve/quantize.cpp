@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "compiler/resolve/quantize.h"
 
 #include "compiler/resolve/amax.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantized params in the layout IR: codes and scales are params and tensors like others, and quantized views convert
 // between them and elements.
 #pragma once

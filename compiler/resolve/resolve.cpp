@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // resolve: a Job → the layout IR: each endpoint by itself, then the checks and dtypes that concern both sides. Tensors
 // are in tensors.cpp, axes and index variables in endpoint_context.cpp, params in params.cpp, checks in names.cpp and
 // coverage.cpp, quantization in quantize.cpp.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One function for each scheme, on units; applyScheme adds `unit` and `replicate`. Regular schemes make one periodic
 // block for each rank, whatever n is. The formulas are in docs/yaml.md, section 5. The comment of a scheme that an
 // engine defines names the engine's function.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The sharding schemes: which rank holds which of n rows. schemes.def lists them. Only schemes.cpp distinguishes them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The model's tensors by name: which tensor a name in a layout means, and which tensors are tied to one.
 #pragma once
 

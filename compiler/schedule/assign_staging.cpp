@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // assign-staging: gives every message a fixed offset in the rank's arena. A message that is one contiguous range of a
 // param needs no staging: it is sent from the param, or received into it. The other messages use two slots for each
 // direction and link tier. Chunks alternate between the two slots, so that one chunk is packed or unpacked while the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "compiler/schedule/dependency_levels.h"
 
 #include "schema/levels.h"

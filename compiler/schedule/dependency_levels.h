@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dependency levels of steps: an order in time for transports that copy between the ranks of one process.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The positions at which flows of descriptors may be cut.
 #pragma once
 

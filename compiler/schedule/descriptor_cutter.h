@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cuts descriptors at a number of bytes.
 #pragma once
 

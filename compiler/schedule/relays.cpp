@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "compiler/schedule/relays.h"
 
 #include "compiler/schedule/descriptor_cuts.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sends part of the flows between nodes over relays (spread.h), and lays out the arenas of the relays.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "compiler/schedule/round_limits.h"
 
 #include "compiler/transfer/message_size.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The chunk sizes of rounds: the best sizes on the topology, within the staging limit.
 #pragma once
 

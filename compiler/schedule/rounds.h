@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Assigns bytes to rounds: in each round a rank sends at most one chunk and receives at most one.
 #pragma once
 

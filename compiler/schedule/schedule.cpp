@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // schedule: turns descriptors into the steps of each rank: fills with zeros, local copies, sends and receives. Remote
 // descriptors with the same source, target and route form a flow. assignRounds (rounds.h) assigns the bytes of flows to
 // rounds, and descriptors are cut where messages end. Epochs (--keep) are scheduled one after the other, so that the

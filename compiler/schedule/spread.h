@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Balances the NICs of a node. If some NICs of a node have more to send to other nodes than others have, part of these
 // bytes is sent over relays: ranks of the same node with less loaded NICs. A relay holds the bytes in its arena until
 // it has sent them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Staging of elements that are quantized only when whole blocks have arrived. A rank stages rows of blocks of its
 // params in its arena, as many in each phase as fit.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // balance: chooses a source for every transfer that has none. Candidates follow the locality rule (candidates.h): the
 // target's own rank, else its node, else all replicas. Transfers with the same candidates form a class. The fractional
 // optimum over the classes (optimum.h) gives the bytes that each candidate sends to each class. The transfers of a

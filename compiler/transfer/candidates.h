@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The candidate sources of an overlap for a target, by the locality rule: the target's own rank if it holds the
 // elements; else the replicas on its node; else all replicas.
 #pragma once

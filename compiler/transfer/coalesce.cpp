@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // coalesce: turns transfers into strided descriptors, as few as possible. Consecutive tensors are a loop over layers or
 // experts (instances of a param are numbered consecutively), a periodic block is a loop, and rows that are adjacent on
 // both sides are one row.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The common refinement of the source's index maps of one dimension: disjoint sets of positions (cells), and the cells
 // that a target's index map intersects.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // convert: decides when a target's quantized view quantizes the elements that it receives. It does so on arrival if
 // every contiguous range that arrives consists of whole blocks. Otherwise (several senders have parts of one block) the
 // elements are staged in the arena and quantized when all have arrived.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // distribute: makes transfers of overlaps, one for each target that needs it (balance chooses their sources), and
 // routes by which targets forward bytes that they received. Bytes that a node lacks enter it once: they are cut into
 // stripes, one for each of its ranks that need them, and these exchange stripes inside the node (as hierarchical

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Broadcast trees: the routes by which bytes that one target has reach the other targets. Chains of nodes, and the
 // exchanges of `options.exchange`.
 #pragma once

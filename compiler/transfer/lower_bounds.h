@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values that no plan can be below. The report prints them beside the plan's values.
 #pragma once
 

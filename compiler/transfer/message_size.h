@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The chunk size with the least cost on a link.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The least possible load of the busiest sender: the goal of balance, and the bound that its result is compared with.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // overlap: intersects source and target. Every dimension of a tensor pattern, index variables included, is solved
 // separately: the source's index maps of it are refined into cells (disjoint sets of positions; usually each index map
 // is one cell), the cells that the target's index map intersects are found, and composing the two index maps gives the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Equivalence classes of mesh ranks. Passes plan once for each class, so that their time does not grow with the number
 // of replicas.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // relabel (--relabel-target): permutes the world ranks of each target endpoint so that most bytes are local. It solves
 // a maximum-weight assignment of mesh ranks to world ranks; a weight is the number of bytes that the world rank already
 // holds of those that the mesh rank needs. The solution is exact, in time O(n^3) (shortest augmenting paths: Jonker

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "compiler/transfer/shard_distribution.h"
 
 #include "compiler/transfer/candidates.h"

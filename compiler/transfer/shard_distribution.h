@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Megatron-Core's shard distribution: the rank that reads or writes each shard of a checkpoint.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Cuts a transfer in two: between tensors, or inside a tensor at a multiple of its units.
 #pragma once
 

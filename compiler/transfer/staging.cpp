@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "compiler/transfer/staging.h"
 
 #include "llvm/Support/raw_ostream.h"

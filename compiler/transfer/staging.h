@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The alignment of messages in the arena, which the passes schedule and assign-staging must agree on, and their common
 // error.
 #pragma once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """reshard: moves a model's weights from one distribution over ranks to another with a precompiled plan.
 
     plan = reshard.compile("refit.yaml")

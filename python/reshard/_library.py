@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ctypes bindings of libreshard: the structs and functions of reshard.h and reshard_plan.h."""
 
 from __future__ import annotations

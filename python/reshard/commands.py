@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry points of a Python environment that run the installed commands."""
 
 from __future__ import annotations

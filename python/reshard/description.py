@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the YAML of a model and a layout from the params of a live module, as a starting point for a job."""
 
 from __future__ import annotations

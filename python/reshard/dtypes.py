@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of the plan's dtypes in NumPy, ml_dtypes, PyTorch, JAX, DLPack, the buffer protocol and safetensors."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a plan on tensors."""
 
 from __future__ import annotations

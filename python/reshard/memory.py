@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The memory of a tensor of any library, through DLPack (PyTorch, NumPy, CuPy, JAX), NumPy's array interface (for the
 dtypes of ml_dtypes and for read-only arrays, which DLPack does not support), or the buffer protocol."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads a compiled plan."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Params with a transform of the caller (``transform: name``), as the transform's hooks see them."""
 
 from __future__ import annotations

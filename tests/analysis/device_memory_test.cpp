@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // DeviceMemory on a simulated device: copies to the device and back, with separate memory for each instance.
 
 #include "analysis/files/device_memory.h"

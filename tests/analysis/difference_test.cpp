@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // --fail-on: comparisons over names, joined by and, or, not and parentheses.
 
 #include "analysis/report/difference.h"

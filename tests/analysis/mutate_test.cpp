@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Alters single descriptors of compiled plans (offset, row length or stride, buffer, peer, order) and recomputes the
 // digests. A plan that then moves a wrong byte must be refused by the loader or the executor, or fail the check against
 // the layouts; and the plan verifier must find it too.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Folders that are created atomically.
 
 #include "analysis/files/new_folder.h"

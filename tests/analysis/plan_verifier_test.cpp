@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plan verifier accepts compiled plans. For altered plans that the loader accepts, it names the wrong byte and the
 // reason.
 

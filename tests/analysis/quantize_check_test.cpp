@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantized params: synthesized, run, checked byte by byte, verified, compared and counted. quantize_test.py compares
 // the values with another implementation.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Splits random loop nests at the borders of regular sets and compares the fragments with the result for each element.
 
 #include "analysis/verify/regular_sets.h"

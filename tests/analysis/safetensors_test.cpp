@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // safetensors files: written files can be read, and invalid files are refused with a message that names the file and
 // the tensor.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bytes that are staged in the arena before they are quantized: plans with a removed wait or a moved operand are
 // rejected by the plan verifier or refused by the loader.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Staged bytes are summed without overflow: a manifest with impossible sizes is refused.
 
 #include "analysis/report/storage_forms.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans for tests: compiles YAML, unpacks a plan, and packs an altered plan with valid digests.
 #pragma once
 

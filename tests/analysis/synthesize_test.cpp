@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Synthesized values must not change, since one release checks files that another wrote. The check finds every wrong
 // byte.
 

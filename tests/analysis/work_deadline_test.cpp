@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A deadline ends the work on all threads.
 
 #include "analysis/files/new_folder.h"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks which folder may include which, the libraries that the executor may link, the length of files, and the license
 line of source files. The rules are data. Run as a test:
 includes.py BUILD"""

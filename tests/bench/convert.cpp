@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversions compared with memcpy of their source bytes: one thread, 256 MiB of source, memory touched before, both
 // alternately in one run. Quote the ratio, not the rates, which count source bytes. `NAME/LEVEL` runs at that level of
 // the CPU; the values are distributed like weights, normal around 0.

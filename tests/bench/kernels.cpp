@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // copyRows compared with a loop of memcpy over the same rows: one thread, 256 MiB of payload, memory touched before,
 // both alternately in one run. Quote the ratio, not the rates. A stride is four rows, like column shards of four ranks.
 // The transposed shapes are nearly square with powers of two as sides, like weights. `…-shifted` begins 16 bytes after

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A whole run over MPI, compared with other methods for the same moves, on the same memory, touched before, alternately
 // in one run: one MPI_Alltoallw with derived datatypes; one MPI_Isend and MPI_Irecv for each transfer, either created
 // each time or persistent; and, for block-cyclic matrices, ScaLAPACK's pdgemr2d. reshard also runs without shared

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A plan on the threads transport with all memory touched before, and memcpy with the same number of threads for
 // comparison.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Refits that quantize or dequantize, compared with the naive method: the same refit without conversion into wide
 // buffers, and a pass of the same kernels over them (for a quantized source, before it); and with memcpy of the
 // source's bytes. All use the same number of threads, on memory touched before, alternately in one run. Quote the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A whole run of a plan on the threads transport, compared with memcpy of the same bytes and with a plain strided copy,
 // each with the same number of threads, on the same memory, touched before, alternately in one run. Quote the ratios,
 // not the rates. `memcpy` copies each target param from a buffer of its size. `strided` is a hand-written copy: one

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ScaLAPACK's pdgemr2d for comparison: moves a matrix of fp64 from one block-cyclic layout to another.
 #pragma once
 

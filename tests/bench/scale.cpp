@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The compiler as a user runs it: the whole process from its start to the written file, on one core, without a cache
 // between runs and without fsync; the median of five runs (one run for the jobs of all models). Counters: peak memory,
 // transfers, bytes of the plan, and nanoseconds per transfer and rank. Then the readers of the largest plans: a rank

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of the pass balance: the busiest sender is near the fractional optimum (which optimum_test.cpp checks against
 // its definition), sources follow the locality rule, and no cut is inside a unit.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests that the size of a plan does not grow with the number of repetitions of a periodic layout.
 
 #include "compiler/compile.h"

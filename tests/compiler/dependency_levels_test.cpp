@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Dependency levels: least numbers that grow along `after`, with equal numbers on both sides of a message.
 
 #include "compiler/schedule/dependency_levels.h"

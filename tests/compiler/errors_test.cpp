@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Complete error messages for invalid jobs. Each job in errors/ ends with its expected messages, one `# expect: ` per
 // line, and may begin with `# set: a.b=c` lines. RESHARD_UPDATE=1 rewrites the expectations.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values of expressions, and the locations of their errors. Complete messages are in errors/let_expressions.yaml and
 // others.
 

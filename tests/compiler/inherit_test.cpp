@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // `extend: FILE` of models: overriding, removal, base folders of paths, and cyclic chains.
 
 #include "compiler/frontend/reading.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading of jobs: includes, --set, meshes, ranks, world, options, fingerprint. Errors are tested by errors/*.yaml.
 
 #include "compiler/frontend/frontend.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading of models: let and config, index, tensors, layouts. Errors are tested by errors/*.yaml.
 
 #include "compiler/frontend/reading.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares optimum() with its definition: the largest quotient over all sets of senders.
 
 #include "compiler/transfer/optimum.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random packs of packs against a simple implementation of docs/yaml.md, section 6, which lists positions one by one.
 #include "compiler/resolve/packs.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests all passes together: lowers random layouts to steps, interprets the steps on labeled elements in a random
 // order, and compares the label of every target element with the label that the shardings give.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random layouts of one to three tensor patterns on two meshes, for tests of the passes.
 #pragma once
 

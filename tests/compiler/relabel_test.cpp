@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares relabel with all permutations: none has more local bytes, and a permutation that is already best does not
 // change.
 

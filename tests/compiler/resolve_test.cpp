@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // resolve: packs, shards, placement and padding on shapes small enough to check by hand (most are in docs/yaml.md,
 // section 6), and the errors of comparing both sides. A param is printed element by element: `q:3` is row 3 of tensor
 // q, `z` is padding.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tests of assignRounds: no port has two chunks at a time, no byte is forwarded before it arrived, and without relays
 // the number of rounds is that of the chunks of the busiest port.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Interprets a schedule on labeled elements. Of all actions that may happen next, it chooses a random one, so that it
 // covers every order that an executor may use.
 #pragma once

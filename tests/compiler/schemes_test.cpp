@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Each scheme against a simple implementation of docs/yaml.md, section 5, which lists the rows of each rank.
 #include "compiler/resolve/schemes.h"
 

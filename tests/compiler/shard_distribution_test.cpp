@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares assignShards with the results of Megatron-Core's `distribute_shards_to_ranks` for tp 2 (rank = tp + 2 dp,
 // groups along dp) if shards are read across groups: a read of another group's shard is assigned last and does not
 // change the other assignments. The test states the main replicas; for d and f they are not the lowest ranks, which the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A staging limit that is too small is an error of the job, at options.staging, and states the limit that is needed.
 // With that limit the job compiles; with one byte less it does not.
 

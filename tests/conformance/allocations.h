@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts the calls of the allocator, by caller.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One suite for every transport and device: runs all plans of a folder, each with two seeds, and checks every target
 // byte. Under mpirun all processes run the plans in step, even after one of them has failed.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One suite for every transport and device: all rows of the semantics table and random jobs of 2 to 8 ranks, many plans in a launch,
 with every target byte checked with two seeds; then many runs, which must neither allocate nor grow. RESHARD_BIN: the folder of the commands.
 

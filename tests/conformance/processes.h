@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The processes of one launch, which run the same plans in step: this process alone, or those of mpirun.
 #pragma once
 

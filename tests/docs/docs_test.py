@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The documents: every complete job compiles, every key of the grammar is used in one of them, the drawings of
 docs/worked-examples.md equal the oracle's, relative links have targets, and the commands of docs/tutorial.md print
 the shown output. `docs_test.py --update` rewrites the drawings and the output in the tutorial. RESHARD_BIN: the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a document: saves its files, runs its `sh` blocks in order, and compares what they print with what the document
 shows.
 

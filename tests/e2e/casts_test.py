@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Casts during a run: random jobs run twice, with the same and with other dtypes on the target. The second result must
 equal the first one cast by ml_dtypes, bit for bit. Also over MPI. RESHARD_BIN: the folder of the commands; needs
 numpy and ml_dtypes."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints as endpoints, compared with the official safetensors package: reads a sharded Hugging Face folder that
 the package wrote; the package reads a checkpoint and rank files (mixed dtypes, scalars, empty tensors) that
 reshard-exec wrote, with the right alignment, names, shapes and values. RESHARD_BIN: the folder of the commands;

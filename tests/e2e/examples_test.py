@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The examples, end to end from the command line: each compiles, its IR and its plan verify, and the plan does not
 depend on the number of threads. Those that fit in memory are run and checked; quickstart, qwen3-0.6b and (with
 RESHARD_FULL) a 4-layer llama3-8b also run from files. RESHARD_BIN: the folder of the commands. RESHARD_SMALL:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Source and target folders of reshard-exec: a source file that changes during a run is an error that names the file,
 the next run removes the folder of a killed process, and a target inside the source is refused. No partial output
 remains. RESHARD_BIN: the folder of the commands."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPU tests that need no GPU: errors for a missing backend, driver or device, and the kernels' use of registers. With a
 GPU the commands run on it (tests/gpu/run.sh tests more). RESHARD_BIN: the folder of the commands."""
 

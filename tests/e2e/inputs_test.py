@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs that are not regular files, and file size limits: the commands report an error and leave no output.
 RESHARD_BIN: the folder of the commands."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares plans on the shipped topologies with their lower bounds, which lower_bounds.py computes from the layouts
 alone: the simulated time is within 1.10 × the bound, arenas are within their limits, and relays save time. RESHARD_BIN:
 the folder of the commands."""

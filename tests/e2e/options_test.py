@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of the commands: --relabel-target, --keep, --allow, --check-replicas; only, ignore, refresh and transform in
 reports. RESHARD_BIN: the folder of the commands."""
 

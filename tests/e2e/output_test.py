@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Output files: devices and FIFOs are written directly, symbolic links are kept, and inputs are never overwritten.
 RESHARD_BIN: the folder of the commands. Uses a device node of its own, if creating one is permitted."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The official safetensors package reads target files with the right names, shapes and values: those of the source
 files, assembled with NumPy as the quickstart's YAML says. RESHARD_BIN: the folder of the commands; needs numpy and
 safetensors."""

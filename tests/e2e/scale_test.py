@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The largest jobs, without times: transfers, bytes of the plan, peak memory. Hostile sizes are refused quickly, and
 long models are read. tests/bench/scale.cpp measures times. RESHARD_BIN: the folder of the commands."""
 

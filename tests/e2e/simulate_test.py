@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulator compared with closed formulas: one pair, packing, incast, ring, all-to-all, a chain, a shared NIC.
 RESHARD_BIN: the folder of the commands."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints that every rank can access: each byte is read or written once, the work is balanced, and ranks exchange
 bytes that several of them need. RESHARD_BIN: the folder of the commands."""
 

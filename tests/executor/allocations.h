@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts allocations while `counting` is true; executor_test.cpp has the operators.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // chunksBefore: which chunks must have arrived before a chunk of a message that forwards them.
 
 #include "executor/chunks.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversions on a CPU device: chunks that split elements and blocks, staged elements, tensor scales; compared with
 // transport `threads`.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A device and a communicator on the CPU, with the weakest guarantees of a GPU and NCCL. A worker thread replays the
 // recorded operations: blocks and threads of a launch run in random order; the concurrent launch of a batch runs before
 // or after it; a send completes only when its receive has copied the bytes out of the sender's memory; sends and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies within one process run by the dependency levels of the plan.
 
 #include "executor/dependency_levels.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replaces libreshard_cuda.so and libreshard_nccl.so in tests: the tests' CPU device and communicator, for one rank.
 
 #include "tests/executor/cpu_device.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rendezvous: the environment of launchers, a file with rank 0's id.
 
 #include "executor/launch.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The message transport over a slow channel: messages are delayed, requests complete in random order, ranks run at
 // different speeds. Every run must complete, with the same targets as transport `threads`.
 

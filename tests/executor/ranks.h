@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks of a plan with memory, and jobs whose messages have several chunks and are forwarded.
 #pragma once
 

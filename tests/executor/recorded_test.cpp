@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The recorded transport on the CPU device and communicator of cpu_device.h.
 
 #include "executor/device_rounds.h"

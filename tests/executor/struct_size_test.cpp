@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Public structs of programs that were compiled with an older or a newer header than the library.
 
 #include "executor/struct_size.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Params with a transform: values arrive, hooks are called once per run and in order, errors name the hook and the
 // param; on a device hooks are called in prepare.
 

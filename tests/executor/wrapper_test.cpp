@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // reshard_plan.h and reshard.hpp: the contents of a plan, exceptions for errors, hooks that throw.
 
 #include "executor/reshard.hpp"

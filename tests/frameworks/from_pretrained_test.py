@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """transformers loads checkpoints that reshard-exec writes: of one file, of several, and of more than 5 GB
 (RESHARD_FULL=1; 16 GB of disk, 12 GB of memory), with the config, generation config and tokenizer added by --copy.
 transformers 5, and transformers 4 in another process.

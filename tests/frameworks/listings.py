@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes tests/library/listings/transformers5 for the models that have routed experts or other names in the installed
 version of transformers: the params and buffers of a live module (on the meta device) and its saved config.json. Run
 it by hand, once for each release:

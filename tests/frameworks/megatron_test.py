@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Live Megatron-Core models in virtual pipeline stages: the names, shapes, dtypes and layers of every rank equal those
 of the library's layouts with `switches: {vpp: 2}`. Each rank's model is a list of chunks, whose names are those of
 torch.nn.ModuleList(chunks).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MXFP4 against transformers' dequantization of gpt-oss (see support.py to run this): codes and scales of random bytes
 give the same bf16 values, and the codes that a run writes give the values that reshard-exec reads from them."""
 

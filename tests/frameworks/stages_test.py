@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's own model classes in pipeline stages: each stage has the params of the layout `vllm`, with the same names and
 shapes. The classes are built on PyTorch's meta device, one stage after the other, with fake process groups.
 

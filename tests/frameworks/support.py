@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helpers for tests with real frameworks: the Python module of a build tree, small models of the library, and their
 checkpoints.
 

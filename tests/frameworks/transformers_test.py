@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Live modules and saved checkpoints of transformers 5 and 4 (see support.py to run this): the library reads the
 config.json of each release, the checkpoint has the library's names, and after a run to the layout of live modules
 each tensor equals that of the saved module."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real vLLM on CPUs, refitted in place (see support.py to run this): all params, also those that older layouts
 lacked, equal those of vLLM's own loader byte for byte, and the engine generates the same tokens. tp 1 and 2."""
 

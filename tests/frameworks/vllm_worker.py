@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One process of an engine: vllm_worker.py FOLDER RESULT MODEL…, under RANK and WORLD_SIZE. For each model: a new
 engine that loads checkpoint B; an engine that loads A and is refitted in place to B, before vLLM repacks params for
 its kernels; and the values of the fixed params without their part of the layout. Writes JSON."""

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libFuzzer: any bytes as a plan are refused, or read to the end. An input is a file, or a list of edits of a small
 // valid plan, with or without updated digests. With them, the fuzzer gets past the container to the FlatBuffers
 // verifier and the checks of the manifest and the segments.

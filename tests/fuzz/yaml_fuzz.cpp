@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libFuzzer: any text is a valid job or gives an error. Inputs that could name existing files are skipped.
 
 #include "compiler/frontend/frontend.h"

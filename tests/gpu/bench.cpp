@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Benchmarks of pack, unpack, conversions and a whole refit, compared with a device-to-device copy of as many bytes.
 // Both are recorded and replayed in the same way, alternately.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Interaction of CUDA graphs: a caller's graph that reads the targets, work of a caller's hook in the refit's graph,
 // and refits in a caller's graph.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gpu-test COMMAND PLAN…: the program that tests/gpu/run.sh runs. Exit codes: 0 all right, 1 failed, 2 usage, 3 no GPU.
 
 #include "tests/gpu/plan_on_gpu.h"

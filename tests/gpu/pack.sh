@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Fills build/gpu with the headers and plans that tests/gpu/run.sh needs, so that it can run on a machine with only
 # CUDA, NCCL and g++.
 # Usage: pack.sh [BUILD]. BUILD (default: build/release) contains the compiler and the generated header;

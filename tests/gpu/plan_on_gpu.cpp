@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/gpu/plan_on_gpu.h"
 
 #include <algorithm>

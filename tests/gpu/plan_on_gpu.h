@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All ranks of a plan, or one of them, with all memory on one GPU, through the C API. Values are synthesized and
 // checked on the host.
 #pragma once

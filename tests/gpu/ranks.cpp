@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All ranks of a plan over NCCL, each a thread with its own GPU: the results must be exact, and each call must end at
 // its deadline if one rank is missing.
 

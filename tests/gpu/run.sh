@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs all checks and benchmarks that need a GPU, on one GPU, in less than eight minutes. Builds the executor with only
 # nvcc and g++. The headers of FlatBuffers and the plans come from build/gpu, which tests/gpu/pack.sh fills on a machine
 # with the compiler. Exit codes: 0 everything is right and every target is met, 1 failed, 2 a part is missing, 3 no GPU.

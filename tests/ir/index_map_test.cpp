@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations on index maps, compared with the same operations on std::map of single positions.
 
 #include "ir/index_map.h"

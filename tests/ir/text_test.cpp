@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // At every level, parsing the printed text gives an equal module, and printing that gives the same text. A syntax error
 // is reported at its line and column.
 

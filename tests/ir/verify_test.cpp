@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // verify() finds each violation that is put into correct IR.
 
 #include "ir/text.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversion tables, run warp by warp as on a GPU, compared byte for byte with the CPU kernels on the same memory: with
 // the host code, and lane by lane with the GPU code.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A C interface to the conversions, for convert_test.py. Element arrays are pointers; formats and levels are numbers.
 
 #include "kernels/quantized.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The conversions at every level of this CPU, compared with the definitions of formats.h, element by element and block
 // by block; and the definitions, compared with the host functions of CUDA's headers if the build has them.
 

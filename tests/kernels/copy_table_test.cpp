@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copy tables, run thread by thread as on a GPU, compared with a loop over bytes: with the host code and with the GPU
 // code.
 

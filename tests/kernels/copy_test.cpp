@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // copyRows at every level of this CPU, and fillRows, compared with a loop over rows: random shapes, every small row
 // size, transposed and reversed loops, every alignment within a cache line, with guard bytes around the memory.
 

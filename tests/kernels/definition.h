@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantized formats as docs/yaml.md, section 12, defines them: block by block and element by element, with the exact
 // conversions of kernels/number_formats.h. Shares no other code with kernels/.
 #pragma once

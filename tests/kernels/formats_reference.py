@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reference conversions, written from the definitions of the formats with NumPy and ml_dtypes on whole arrays. Shares
 no code with kernels/."""
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The GPU code of the kernels (__CUDA_ARCH__), run on the host. The 32 lanes of a warp are coroutines that synchronize
 // in shuffles; host functions replace the GPU's memory instructions; E4M3 conversion uses the host functions of CUDA's
 // headers if they are available. This does not test the arithmetic of a real GPU.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversions of ranges of quantized matrices, compared with conversions of whole matrices (kernels/convert.h), at
 // every level of this CPU: in parts, in any order, at any alignment.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Test helpers for conversions: stored elements, CPU levels and guarded targets.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/kernels/gpu_lanes.h"
 
 #include <array>

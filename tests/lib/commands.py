@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs commands in tests, with a deadline and an expected exit code, in a temporary folder. RESHARD_BIN: the folder of
 the built commands.
 

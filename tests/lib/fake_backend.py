@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands beside backends that simulate a GPU (tests/executor/fake_backend.cpp). RESHARD_BIN: the folder of the
 commands."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several simulated hosts on one machine: network namespaces on a bridge, each with its own host name. MPI between them
 uses TCP. Needs root and `ip`; Hosts.missing() names a missing requirement."""
 

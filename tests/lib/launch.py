@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a program under mpirun with separate output and exit status of each process."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lower bounds of any plan, computed from the layouts alone, the text of `reshard-compile --emit=layout`.
 
 An oracle: it shares no code with the compiler. It divides every dimension of every tensor into sets of positions that

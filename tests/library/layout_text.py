@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The params of each mesh rank of each endpoint of a job, parsed from the layout IR (--emit=layout)."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The library under examples/models for tests: models, layouts, a mesh for each layout, and the params of a layout on
 one rank, parsed from the layout IR."""
 

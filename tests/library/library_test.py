@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The library of models and layouts: compares names and shapes with listings from the sources of each release,
 parameter counts with the published ones, and compiles every ordered pair of layouts of every model. RESHARD_BIN: the
 folder of the commands."""

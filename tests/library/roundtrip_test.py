@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """File round trips: a Hugging Face checkpoint -> Megatron rank folder -> FSDP2 rank folder -> Hugging Face
 checkpoint, bit for bit, for a reduced model of every family; and a run in a quarter of the model's size of memory.
 RESHARD_BIN: the folder of the commands; needs safetensors."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layers of each pipeline stage of vLLM and SGLang, computed by the engines' own function get_pp_indices, which
 is extracted from their wheels. Writes tests/library/stages/ENGINE.txt; --check compares instead.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rewrites the table of docs/library.md, compiling every ordered pair of layouts of every model. Usage: table.py BIN"""
 
 import sys

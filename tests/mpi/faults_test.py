@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of an MPI run is killed, stopped or delayed: the others must end in time, name the rank that they waited for, and not report success; the next
 launch must work. The signal is raised at a call of MPI by the process itself (trap/trap.c, preloaded), or sent at any time. RESHARD_BIN: the folder
 of the commands. faults_test.py [--trials N] [--seed S]"""

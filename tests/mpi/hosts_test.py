@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans on several simulated hosts: messages between them, shared memory inside them. All kinds of schedules must be exact; a host whose link is down must be
 noticed in time. RESHARD_BIN: the folder of the commands."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans over MPI, one process for each rank: all kinds of schedules are exact; processes that do not fit the plan are an error, and so is a missing backend.
 RESHARD_BIN: the folder of the commands."""
 

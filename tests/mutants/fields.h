@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds every scalar, string and vector of a serialized table by reflection over the schema, and alters one in place.
 #pragma once
 

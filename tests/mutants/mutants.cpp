@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mutation test of plans: mutants FOLDER COUNT SEED [ONE]. Each mutant is a plan of FOLDER with one to three fields
 // changed and all digests updated. It is determined by SEED and its number.
 //

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Altered plans: loader, proof and check agree, nothing crashes, nothing hangs (mutants.cpp).
 
 The plans come from random jobs of the property test, the same with quantized targets, jobs with relays, and the rows

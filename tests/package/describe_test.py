@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests of the installed reshard.describe, on fake modules, and on a live one if PyTorch is available. Run by
 package_test.py, like module_test.py."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tensor in host memory that claims through DLPack to be on a GPU."""
 
 import ctypes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests of the installed Python module. package_test.py runs this in an environment with the module and NumPy, and with
 PyTorch and JAX if available."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A refit between tensors of device "cuda". package_test.py runs it with the fake CUDA backend of the tests."""
 
 import ctypes

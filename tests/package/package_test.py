@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests of the installed package: an installation prefix, a .deb and a wheel, each used without the source tree. No
 network access.
 RESHARD_BIN: the finished build. RESHARD_FULL: also builds the wheel from the sources."""

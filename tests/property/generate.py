@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random jobs for the property test. Each job covers one cell of the table scheme × pack × mesh relation × side, one
 of the least covered so far, and has other features at random. The oracle decides whether the job is valid."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Part of the oracle: globs, and layouts that extend others (docs/yaml.md, sections 1 and 6)."""
 
 from __future__ import annotations

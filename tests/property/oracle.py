@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle: computes what every param of every mesh rank must hold, element by element, from the rules of
 docs/yaml.md. It shares no code with the compiler. It builds each global param as an array of labels, by
 concatenating, interleaving, stacking and padding label arrays, and selects the positions of each mesh rank.

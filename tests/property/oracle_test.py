@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests of the oracle itself: the drawings of docs/yaml.md."""
 
 import json

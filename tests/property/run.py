@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random jobs, end to end through the commands, against the oracle: run.py --bin DIR [--jobs N] [--seed S].
 
 For each job, the test writes source files of random bytes and runs reshard-compile --verify-each and reshard-exec.

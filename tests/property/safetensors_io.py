@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A minimal safetensors reader and writer, so that the oracle uses no code of the project."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Part of the oracle: expressions, schemes and pipelines, that is, which rank holds which of n units (docs/yaml.md,
 sections 4 and 5)."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inserts bugs into a copy of the compiler, one at a time; the property test must find each. seeded_bugs.py [--bin
 DIR] [--only N...] [--places]
 

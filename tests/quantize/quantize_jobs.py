@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random jobs with matrices that can be quantized: jobs of the property test with wide columns, and models sharded as
 engines do and in other ways."""
 

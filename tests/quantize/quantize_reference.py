@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The required contents of files for endpoints or params with `quantize` (docs/yaml.md, section 12), computed from the
 labels of the oracle. A table maps each label to its value in fp32 (which represents all of bf16 and fp16); label 0
 is padding, which is 0."""

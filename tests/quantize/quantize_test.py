@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quantization during a run: random jobs with and without `quantize` (docs/yaml.md, section 12), whose target files
 must equal NumPy's result for the same values, bit for bit; quantized targets as sources of further jobs; over MPI;
 refusals; values that are not finite. RESHARD_BIN: the folder of the commands; needs numpy and ml_dtypes. To run a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One random job of tests/quantize/quantize_test.py in a folder: compiled without and with `quantize`, run from files,
 its target files compared with the reference and used as the source of a second job. Raises Wrong on a wrong result."""
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Container and ContainerWriter: a round trip gives the same bytes, and each kind of incomplete, altered, foreign or
 // newer file has its own error.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recomputes the digests of a plan whose bytes a test has altered.
 #pragma once
 

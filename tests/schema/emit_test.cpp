@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // writePlan: a plan has the content of the schedule and the layouts, and the same module gives the same bytes.
 
 #include "tests/schema/support.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans that no compiler writes: missing tables, sizes that overflow, requests for unlimited memory or work. Digests
 // are correct, and the FlatBuffers are valid unless a test says otherwise.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The loader refuses a segment or manifest with correct digests and a valid FlatBuffer in which one value is wrong. The
 // error says what was found and what was expected.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A plan small enough to check by hand, and functions that unpack a plan, and pack it again with correct digests after
 // a test has altered it. Header only, because the fuzzer uses it, too.
 #pragma once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a job end to end: compiles it, moves it from files to files, and compares every element of every target with
 the oracle."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Known limitations and silent errors of Megatron-Core's resharding, by number: reshard handles each correctly."""
 
 import unittest

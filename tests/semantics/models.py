@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small models in Megatron-Core's layouts, as jobs for the tests. A job is a map with the contents of a YAML file."""
 
 MEGATRON_AXES = ["tp", "pp", "etp", "ep"]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cases of Megatron-Core's own resharding tests, by the name of the test: moved here and compared element by
 element. The cases about precision (MXFP8, casts) are in tests/quantize and tests/e2e; those about Python objects
 (caches, matching of operations, NVSHMEM's packs) do not apply."""

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes in bytes: printed and parsed.
 
 #include "support/byte_size.h"

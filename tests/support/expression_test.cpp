@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Expressions: the grammar, values of integers and fractions, the positions of errors.
 // tests/compiler/expression_test.cpp has those of the YAML.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Atomic output files and mapped files: contents, links, devices, FIFOs, failures.
 
 #include "support/atomic_file.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hashes and hexadecimal digits.
 
 #include "support/hash.h"

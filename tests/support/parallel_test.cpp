@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parallel loops end on all threads if one thread fails, and report the first failure.
 
 #include "support/parallel.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Command options from a table: parsing, help, similar names.
 
 #include "analysis/common.h"

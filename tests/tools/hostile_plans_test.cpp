@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans with valid digests and numbers that require too much memory or time: the tools run a correct plan, and reject
 // any other quickly with an error message.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // topology.yaml: all keys, units and errors.
 
 #include "yaml/node.h"

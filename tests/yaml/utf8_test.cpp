@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Characters of UTF-8: the limits of each length, and what is not a character.
 
 #include "yaml/utf8.h"

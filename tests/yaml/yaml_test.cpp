@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parsing of YAML into Nodes, and printing of messages. Complete messages about invalid YAML are in errors/yaml_*.yaml.
 
 #include "yaml/node.h"

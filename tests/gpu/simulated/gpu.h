@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Simulated GPUs: the functions of CUDA's runtime and of NCCL that backends/cuda.cpp, backends/nccl.cpp and tests/gpu
 // use, on the host, as strict and as late as the real ones may be. Enqueued work starts only when a thread waits for it
 // or queries it; streams run in any order, and the nodes of a graph in any order that its edges allow. Kernels run the

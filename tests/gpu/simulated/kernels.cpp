@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernel launches: the registration and launch functions that nvcc's host code calls, which run the GPU code on the
 // host.
 

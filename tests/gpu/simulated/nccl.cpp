@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The functions of NCCL that reshard uses: non-blocking communicators, whose ranks are threads of one process. An
 // operation completes after a random number of state queries. A group completes when all its messages are matched;
 // messages of a pair of ranks match in order.

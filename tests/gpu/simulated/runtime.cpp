@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The functions of CUDA's runtime that reshard uses.
 
 #include "tests/gpu/simulated/gpu.h"

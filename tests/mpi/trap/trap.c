@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Preloaded into the processes of an MPI run: raises a signal at a chosen call of MPI. RESHARD_TRAP="FUNCTION COUNT
    SIGNAL RANK": on world rank RANK, before the COUNT-th call (from 0) of FUNCTION. For MPI_Init_thread and
    MPI_Finalize, COUNT 1 means after the call. SIGNAL 0: calls _exit(1), as Open MPI does if its start fails. */

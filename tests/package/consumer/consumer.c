@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <reshard/reshard_plan.h>
 #include <stdio.h>
 
