@@ -10,6 +10,7 @@
 #include "ir/text.h"
 #include "support/atomic_file.h"
 #include "support/byte_size.h"
+#include "tools/options.h"
 
 #include <malloc.h>
 #include <nlohmann/json.hpp>
@@ -22,6 +23,7 @@
 
 using namespace reshard;
 using namespace reshard::analysis;
+using namespace reshard::tools;
 using Json = nlohmann::ordered_json;
 
 namespace {

@@ -3,8 +3,10 @@
 
 #include "analysis/files/new_folder.h"
 #include "analysis/report/difference.h"
+#include "tools/options.h"
 
 using namespace reshard::analysis;
+using namespace reshard::tools;
 
 int main(int argc, char **argv) {
   ignoreFileSizeSignal();

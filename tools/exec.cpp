@@ -3,6 +3,7 @@
 
 #include "analysis/guarded_exit.h"
 #include "tools/execution.h"
+#include "tools/options.h"
 
 #include <cstdio>
 

@@ -5,11 +5,13 @@
 #include "analysis/files/new_folder.h"
 #include "analysis/report/inspection.h"
 #include "support/glob.h"
+#include "tools/options.h"
 #include "yaml/topology.h"
 
 #include <cstdio>
 
 using namespace reshard::analysis;
+using namespace reshard::tools;
 
 int main(int argc, char **argv) {
   ignoreFileSizeSignal();

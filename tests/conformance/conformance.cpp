@@ -10,6 +10,7 @@
 #include "executor/reshard.h"
 #include "tests/conformance/allocations.h"
 #include "tests/conformance/processes.h"
+#include "tools/options.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -2,10 +2,12 @@
 // Command options from a table: parsing, help, similar names.
 
 #include "analysis/common.h"
+#include "tools/options.h"
 
 #include <gtest/gtest.h>
 
 using namespace reshard::analysis;
+using namespace reshard::tools;
 
 namespace {
 

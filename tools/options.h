@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Command lines: a table of flags for each command, parsed by CLI11.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace reshard::tools {
+
+/// One flag of a command. `value` names its value in the help; empty for a switch.
+struct Flag {
+  const char *name; // "--report"
+  const char *value;
+  const char *help;
+  std::function<std::string(const std::string &value)> set; // returns an error text, empty if the value is valid
+};
+
+/// One command: its table of flags gives parsing, help and order.
+struct Command {
+  const char *name;     // "reshard-exec"
+  const char *synopsis; // "PLAN --source=DIR --target=DIR"
+  const char *about;    // one sentence
+  std::vector<Flag> flags;
+  size_t arguments; // number of positional arguments
+};
+
+/// Every command calls this first. With SIGXFSZ ignored, a file size limit (ulimit -f) makes the write fail instead of
+/// killing the process, so partly written files can be removed.
+void ignoreFileSizeSignal();
+
+/// Parses `--flag=value`, `--flag value`, switches and positional arguments. --help and --version print their text.
+/// Returns -1 if the command should continue, else the exit code; errors are printed.
+int parseFlags(const Command &command, int argc, char **argv, std::vector<std::string> &arguments);
+
+/// Setters for Flag::set.
+std::function<std::string(const std::string &)> setText(std::string &text);
+std::function<std::string(const std::string &)> setSwitch(bool &on);
+std::function<std::string(const std::string &)> setNumber(uint64_t &number, uint64_t least, uint64_t most);
+std::function<std::string(const std::string &)> setBytes(uint64_t &bytes);
+std::function<std::string(const std::string &)> setSeconds(double &seconds);
+std::function<std::string(const std::string &)> setChoice(std::string &text, std::vector<std::string> choices);
+
+/// Whether the output file of `option` is one of the inputs and would overwrite it; if so, prints an error.
+bool refuseOutput(const char *command, const char *option, const std::string &output,
+                  const std::vector<std::string> &inputs);
+
+/// Whether two options name the same output file, so that one output would be lost; if so, prints an error. Devices and
+/// pipes may be shared.
+bool refuseSameOutput(const char *command, const char *option, const std::string &output, const char *other,
+                      const std::string &otherOutput);
+
+} // namespace reshard::tools
