@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/common.h"
 
+#include "support/byte_size.h"
+
 #include <chrono>
 #include <cstdio>
 #include <cstring>

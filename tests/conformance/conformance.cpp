@@ -20,6 +20,7 @@
 
 using namespace reshard;
 using namespace reshard::analysis;
+using namespace reshard::tools;
 using namespace reshard::conformance;
 
 namespace {

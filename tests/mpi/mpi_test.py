@@ -165,7 +165,7 @@ class Mpi(unittest.TestCase):
                 (0, "wide", False, 2, "the channel has 4 processes, expected 8"), (1, "absent", False, 2, "rank 2: .*absent' is not a folder"),
                 (1, "wrong", True, 2, "rank 3: .*tensor 'a' has shape"), (2, "wrong", True, 2, "already exists"), (2, "absent/x", True, 2, "cannot create '"),
                 (3, "--synthesize", False, 2, "rank 2: .*expected no --target"),
-                (3, f"--report={self.folder}/absent/report", True, 3, "rank 0: .*cannot write"))):
+                (3, f"--report={self.folder}/absent/report", True, 3, "rank 0: .*cannot create"))):
             text = 'case $OMPI_COMM_WORLD_RANK in %s) set -- %s;; *) set -- %s;; esac; exec "$0" %s/$1 --transport=mpi --timeout=60 --source=%s/$2 --target=%s/$3 $4'
             other = [value if each == index else name for each, name in enumerate(given)]
             program = ["sh", "-c", text % ("*" if everyone else "2", " ".join(other), " ".join(given), *[self.folder] * 3), BIN / "reshard-exec"]
