@@ -3,10 +3,10 @@
 #pragma once
 
 #include "compiler/frontend/allowed.h"
-#include "yaml/diagnostics.h"
 #include "compiler/frontend/stored_types.h"
 #include "compiler/transfer/lower_bounds.h"
 #include "ir/ir.h"
+#include "yaml/diagnostics.h"
 
 #include "llvm/Support/Error.h"
 

@@ -449,10 +449,10 @@ private:
         if (require(before < n,
                     where + " waits for step " + std::to_string(before) + ", which is not an earlier one") &&
             schema::raisesLevel(rank.steps[before].kind, step.kind))
-          require(step.level > rank.steps[before].level,
-                  where + " has dependency level " + std::to_string(step.level) + ", expected more than the " +
-                      std::to_string(rank.steps[before].level) + " of step " + std::to_string(before) +
-                      ", for which it waits");
+          require(step.level > rank.steps[before].level, where + " has dependency level " + std::to_string(step.level) +
+                                                             ", expected more than the " +
+                                                             std::to_string(rank.steps[before].level) + " of step " +
+                                                             std::to_string(before) + ", for which it waits");
       if (!operands(rank, step, where))
         return false;
       const bool message = step.kind == StepKind::send || step.kind == StepKind::recv;
