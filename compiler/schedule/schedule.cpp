@@ -132,7 +132,8 @@ private:
     int64_t bytes = 0;
     for (const Descriptor &d : module_.transfers.descriptors)
       if (const FlowKey at = flowKey(d); at.source != at.target || d.route >= 0)
-        bytes += bytesOf(shapes_[d.shape]);
+        bytes += bytesOf(shapes_[d.shape]) *
+                 (d.route < 0 ? 1 : static_cast<int64_t>(module_.transfers.routes[d.route].size()));
     return bytes;
   }
 

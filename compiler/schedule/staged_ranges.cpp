@@ -106,14 +106,18 @@ llvm::Error StagedRanges::plan(int64_t remote) {
     return llvm::Error::success();
   const std::vector<std::vector<BufferRange>> ranges = buffers(layout_);
   const int64_t staging = remote > 0 ? 8 * (2 * kStagingAlignment + remote / kMaxPlanChunks) : 0; // for messages
-  int64_t least = 0;
+  int64_t least = 0;     // for the ranks that stage rows
+  int64_t leastRest = 0; // for the others, which roundLimits checks
   const Rows *largest = nullptr;
   for (int32_t rank = 0; rank < layout_.world; ++rank) {
-    if (all[rank].empty())
+    const int64_t fixed = stagedBytes(layout_, ranges[rank]);
+    if (all[rank].empty()) {
+      leastRest = std::max(leastRest, fixed + staging);
       continue;
+    }
     const Rows &row = *std::max_element(all[rank].begin(), all[rank].end(),
                                         [](const Rows &a, const Rows &b) { return a.row < b.row; });
-    const int64_t fixed = stagedBytes(layout_, ranges[rank]), needs = fixed + alignUp(row.row) + staging;
+    const int64_t needs = fixed + alignUp(row.row) + staging;
     if (needs > least) {
       least = needs;
       largest = &row;
@@ -125,7 +129,7 @@ llvm::Error StagedRanges::plan(int64_t remote) {
                    : std::min((layout_.stagingLimit - fixed) / 2, layout_.stagingLimit - fixed - staging));
   }
   if (layout_.stagingLimit > 0 && least > layout_.stagingLimit)
-    return llvm::make_error<StagingLimitError>(layout_.stagingLimit, least,
+    return llvm::make_error<StagingLimitError>(layout_.stagingLimit, std::max(least, leastRest),
                                                "a row of blocks of param '" + largest->name + "' (" +
                                                    std::to_string(largest->row) +
                                                    " bytes) and the other staged bytes of a rank");

@@ -111,13 +111,10 @@ class Work:
         return run(BIN / "reshard-compile", self.path(f"{name}.yaml"), "-o", self.path(f"{name}.rplan"), "--verify-each", *options)
 
     def compile_quantized(self, name: str, node: dict) -> None:
-        """Compiles a job. If its staging limit is too low, compiles it again with the limit that the error names. There
-        are two checks, one after the other: of rows to stage, and of messages beside all that is staged."""
+        """Compiles a job. If its staging limit is too low, compiles it again with the limit that the error names."""
         done = self.compile(name, node)
-        for check in ("staging", "of messages beside"):
-            limit = node.get("options", {}).get("staging")
-            if done.returncode != 2 or not limit or not re.search(check, done.stderr):
-                break
+        limit = node.get("options", {}).get("staging")
+        if done.returncode == 2 and limit and "staging" in done.stderr:
             needed = least(done.stderr, bytes_of(*re.findall(SIZE, str(limit))[0]))
             if needed is None:
                 raise Wrong(f"the error names no sufficient staging limit: {done.stderr}")
