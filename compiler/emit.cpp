@@ -82,11 +82,14 @@ Offset<fbs::Param> param(FlatBufferBuilder &builder, const ir::Param &param) {
     presence.push_back(fbs::CreatePresenceDirect(builder, rule.axis, &coordinates));
   }
   std::vector<Offset<fbs::Extent>> shape;
+  shape.reserve(param.shape.size());
   for (const ir::Extent &extent : param.shape)
     shape.push_back(fbs::CreateExtentDirect(builder, &extent.axes, &extent.at));
   std::vector<Offset<fbs::Part>> parts;
+  parts.reserve(param.parts.size());
   for (const ir::Part &part : param.parts) {
     std::vector<fbs::PartDimension> dimensions;
+    dimensions.reserve(part.dimensions.size());
     for (const ir::PartDimension &dimension : part.dimensions)
       dimensions.emplace_back(dimension.sharding, dimension.param);
     parts.push_back(fbs::CreatePartDirect(builder, part.pattern, &dimensions));
@@ -135,12 +138,15 @@ uint64_t features(const ir::Module &module) {
 
 Offset<fbs::Endpoint> endpoint(FlatBufferBuilder &builder, const ir::Endpoint &endpoint) {
   std::vector<Offset<fbs::Axis>> axes;
+  axes.reserve(endpoint.axes.size());
   for (const ir::Axis &axis : endpoint.axes)
     axes.push_back(fbs::CreateAxisDirect(builder, axis.name.c_str(), axis.size, axis.stride));
   std::vector<Offset<fbs::Sharding>> shardings;
+  shardings.reserve(endpoint.shardings.size());
   for (const ir::Sharding &each : endpoint.shardings)
     shardings.push_back(sharding(builder, each.axes, each.at));
   std::vector<Offset<fbs::Param>> params;
+  params.reserve(endpoint.params.size());
   for (const ir::Param &each : endpoint.params)
     params.push_back(param(builder, each));
   const std::vector<uint32_t> ranks(endpoint.ranks.begin(), endpoint.ranks.end());
@@ -153,11 +159,13 @@ void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statis
   const ir::Layout &layout = module.layout;
   const LowerBounds &least = counts.lowerBounds;
   std::vector<Offset<fbs::Variable>> variables;
+  variables.reserve(layout.variables.size());
   for (const ir::IndexVariable &variable : layout.variables)
     variables.push_back(fbs::CreateVariableDirect(builder, variable.name.c_str(), variable.size));
   std::vector<Offset<fbs::TensorPattern>> tensorPatterns;
   for (const ir::TensorPattern &pattern : layout.tensorPatterns) {
     std::vector<Offset<fbs::Sharding>> exists;
+    exists.reserve(pattern.exists.size());
     for (const ir::IndexMap &values : pattern.exists)
       exists.push_back(sharding(builder, {}, {values}));
     const std::vector<uint64_t> shape(pattern.shape.begin(), pattern.shape.end());
@@ -165,6 +173,7 @@ void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statis
                                                             &shape, dtype(pattern.dtype)));
   }
   std::vector<Offset<fbs::Endpoint>> endpoints;
+  endpoints.reserve(layout.endpoints.size());
   for (const ir::Endpoint &each : layout.endpoints)
     endpoints.push_back(endpoint(builder, each));
   builder.FinishSizePrefixed(

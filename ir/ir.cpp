@@ -105,6 +105,7 @@ int64_t instances(const Endpoint &endpoint, const Param &param, int64_t meshRank
 
 std::vector<int64_t> localShape(const Endpoint &endpoint, const Param &param, int64_t meshRank) {
   std::vector<int64_t> shape;
+  shape.reserve(param.shape.size());
   for (const Extent &extent : param.shape)
     shape.push_back(extent.at[coordinate(endpoint, extent.axes, meshRank)]);
   return shape;

@@ -362,6 +362,7 @@ private:
     std::set<std::vector<uint64_t>> seen;
     for (uint64_t meshRank = 0; meshRank < endpoint.ranks()->size(); ++meshRank) {
       std::vector<uint64_t> coordinates;
+      coordinates.reserve(axes.size());
       for (const uint32_t axis : axes)
         coordinates.push_back(meshRank / endpoint.axes()->Get(axis)->stride() % endpoint.axes()->Get(axis)->size());
       if (!spend(1 + static_cast<int64_t>(axes.size())))

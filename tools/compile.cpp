@@ -215,6 +215,7 @@ public:
       return kUsage;
     }
     std::vector<std::string> inputs; // the job and all files that it includes
+    inputs.reserve(diagnostics_.files());
     for (uint32_t file = 0; file < diagnostics_.files(); ++file)
       inputs.push_back(diagnostics_.path(file));
     if (replaces(options_, inputs) || replacesStored(options_, job_, result_.module.layout))

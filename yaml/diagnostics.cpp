@@ -136,6 +136,7 @@ std::string Diagnostics::text() const {
   std::sort(groups.begin(), groups.end(), [&](const Group &a, const Group &b) { return location(a) < location(b); });
 
   std::vector<Lines> lines;
+  lines.reserve(files_.size());
   for (const File &file : files_)
     lines.emplace_back(file.text);
   std::string result;

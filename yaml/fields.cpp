@@ -98,6 +98,7 @@ bool checkMap(const Node &node, const std::string &what, Diagnostics &diagnostic
 
 std::vector<const Node *> valueOrItems(const Node &node) {
   std::vector<const Node *> result;
+  result.reserve(node.items.size() + 1);
   for (const Node &item : node.items)
     result.push_back(&item);
   if (node.kind != Node::Kind::sequence)

@@ -137,6 +137,7 @@ bool holds(const std::string &expression, const std::map<std::string, double> &n
   for (const auto &[name, offset] : parsed->names())
     if (!names.contains(std::string(name))) {
       std::vector<std::string> known;
+      known.reserve(names.size());
       for (const auto &[each, ignored] : names)
         known.push_back(each);
       at = offset;

@@ -230,6 +230,7 @@ class ParamReport {
 public:
   ParamReport(const Plan &plan, const PairedPlan &paired, const InspectionOptions &options)
       : plan_(plan), paired_(paired), options_(options), manifest_(plan.manifest()) {
+    forms_.reserve(manifest_.endpoints()->size());
     for (uint32_t e = 0; e < manifest_.endpoints()->size(); ++e)
       forms_.push_back(storageForms(manifest_, e));
   }

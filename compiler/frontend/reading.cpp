@@ -12,6 +12,7 @@ bool isLetter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') 
 
 std::vector<std::string> namesOf(const std::vector<ir::IndexVariable> &variables) {
   std::vector<std::string> names;
+  names.reserve(variables.size());
   for (const ir::IndexVariable &variable : variables)
     names.push_back(variable.name);
   return names;

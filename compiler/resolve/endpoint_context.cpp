@@ -16,6 +16,7 @@ bool contains(const std::vector<std::string> &list, const std::string &name) {
 /// `change` of each index map; adjacent equal ones, which are common, are changed once.
 template <class Change> std::vector<IndexMap> mapEach(const std::vector<IndexMap> &indexMaps, Change change) {
   std::vector<IndexMap> result;
+  result.reserve(indexMaps.size());
   for (size_t r = 0; r < indexMaps.size(); ++r)
     result.push_back(r > 0 && indexMaps[r] == indexMaps[r - 1] ? result.back() : change(indexMaps[r]));
   return result;
@@ -37,6 +38,7 @@ EndpointContext::EndpointContext(const Job &job, const EndpointDeclaration &decl
   readAxes(job);
   const LayoutDeclaration *layout = declaration.layoutDeclaration;
   std::vector<std::string> variables;
+  variables.reserve(job.model.variables.size());
   for (const ir::IndexVariable &variable : job.model.variables)
     variables.push_back(variable.name);
   for (const auto *rules : {layout ? &layout->placement : &job.model.placement, &declaration.placement})

@@ -115,13 +115,16 @@ bool Params::addFlatParts(Building &building) const {
   for (size_t e = 0; e < building.pack.of.size(); ++e) {
     const PackTree &entry = building.pack.of[e];
     std::vector<std::vector<Box>> boxes; // by coordinate
+    boxes.reserve(ranges.size());
     for (const Interval &range : ranges)
       boxes.push_back(Boxes(entry.shape, range).from(building.pack.starts[e]));
     std::vector<std::vector<IndexMap>> indexMaps; // by the entry's dimension and tensor: tensor position -> the entry's
+    indexMaps.reserve(entry.shape.size());
     for (size_t f = 0; f < entry.shape.size(); ++f)
       indexMaps.push_back(joinedIndexMaps(entry, static_cast<int64_t>(f)));
     for (size_t i = 0, count = leaves(entry).size(); i < count; ++i, ++leaf) {
       std::vector<IndexMap> ofTensor;
+      ofTensor.reserve(indexMaps.size());
       for (const auto &list : indexMaps)
         ofTensor.push_back(list[i]);
       addBoxes(building, *building.leaves[leaf], entry.shape, ofTensor, boxes);

@@ -36,6 +36,7 @@ std::vector<int64_t> distinctMeshRanks(const ir::Endpoint &endpoint, std::vector
   std::unordered_set<std::vector<int64_t>, ValueHash> seen;
   for (int64_t meshRank = 0; meshRank < end; meshRank += std::max<int64_t>(step, 1)) {
     std::vector<int64_t> coordinates;
+    coordinates.reserve(axes.size());
     for (unsigned axis : axes)
       coordinates.push_back(meshRank / endpoint.axes[axis].stride % endpoint.axes[axis].size);
     if (seen.insert(std::move(coordinates)).second)

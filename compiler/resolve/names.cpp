@@ -133,6 +133,7 @@ private:
     if (count > kMaxNames)
       return std::nullopt;
     std::vector<std::string> result;
+    result.reserve(static_cast<size_t>(count));
     for (int64_t i = 0; i < count; ++i)
       result.push_back(instanceName(layout_, endpoint_, endpoint_.params[p], meshRank, i));
     std::sort(result.begin(), result.end());

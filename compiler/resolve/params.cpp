@@ -203,6 +203,7 @@ void Params::build(const ParamDeclaration &declaration) {
 /// Reads the index variables of the name, `{x}` or `{x.local}`, and of `stack`.
 bool Params::readName(Building &building) const {
   std::vector<std::string> known;
+  known.reserve(model_.variables.size());
   for (const ir::IndexVariable &variable : model_.variables)
     known.push_back(variable.name);
   bool ok = true;

@@ -32,6 +32,7 @@ public:
     if (!any || !diagnostics_.ok())
       return;
     std::vector<unsigned> counts; // of declared params, by endpoint
+    counts.reserve(layout_.endpoints.size());
     for (const Endpoint &endpoint : layout_.endpoints)
       counts.push_back(static_cast<unsigned>(endpoint.params.size()));
     for (unsigned p = 0; p < counts[0]; ++p)

@@ -40,6 +40,7 @@ std::vector<ParamDeclaration> layoutParams(const Job &job, const LayoutDeclarati
   for (const auto &[glob, rules] : layout.shard)
     skipsScalars.push_back(!rules.empty() && glob.text.find_first_of("*?") != std::string::npos);
   std::vector<bool> scalar;
+  scalar.reserve(result.size());
   for (const ParamDeclaration &param : result)
     scalar.push_back(!layout.shard.empty() && isScalar(param, tensors));
   for (size_t p = 0; p < result.size(); ++p)

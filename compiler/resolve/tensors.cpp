@@ -97,6 +97,7 @@ ir::TensorPattern Tensors::readTensorPattern(const Model &model, unsigned tensor
                                        [&](const ir::IndexVariable &known) { return known.name == name; });
     if (variable == model.variables.end()) {
       std::vector<std::string> known;
+      known.reserve(model.variables.size());
       for (const ir::IndexVariable &each : model.variables)
         known.push_back(each.name);
       diagnostics.error(declaration.at, "unknown index variable '" + name + "'" + suggestion(name, known));

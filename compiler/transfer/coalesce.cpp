@@ -286,6 +286,7 @@ private:
 
   std::vector<InternedDescriptor> interned(std::vector<RelativeDescriptor> descriptors) {
     std::vector<InternedDescriptor> result;
+    result.reserve(descriptors.size());
     for (RelativeDescriptor &each : descriptors)
       result.push_back({each.sourceInstance, each.targetInstance, each.sourceOffset, each.targetOffset,
                         shapes_.intern(std::move(each.shape))});

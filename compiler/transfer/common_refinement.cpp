@@ -71,10 +71,12 @@ std::optional<llvm::SmallVector<unsigned, 1>> BlockIndex::intersecting(const Ind
 CommonRefinement::CommonRefinement(std::vector<unsigned> numbers, const Interner<IndexMap> &indexMaps)
     : indexMaps_(indexMaps) {
   std::vector<std::tuple<int64_t, int64_t, unsigned>> order; // by begin and end
+  order.reserve(numbers.size());
   for (unsigned number : numbers)
     order.emplace_back(bounds(indexMaps[number]).begin, bounds(indexMaps[number]).end, number);
   std::sort(order.begin(), order.end());
   std::vector<const IndexMap *> sets;
+  sets.reserve(order.size());
   for (const auto &[begin, end, number] : order)
     sets.push_back(&indexMaps[number]);
   if (sets.size() > kFewSets)

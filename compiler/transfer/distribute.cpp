@@ -108,6 +108,7 @@ private:
   /// All tensors of a class; put() sets their targets.
   std::vector<Transfer> transfersOf(const OverlapClass &each) const {
     std::vector<Transfer> all;
+    all.reserve(each.overlaps.size());
     for (uint32_t overlap : each.overlaps)
       all.push_back(whole(overlap, 0));
     return all;
@@ -154,6 +155,7 @@ private:
         base[nic] = bytes;
       }
       std::vector<SendClass> classes;
+      classes.reserve(heads.size());
       for (const auto &[replicas, bytes] : heads)
         classes.push_back({replicas, bytes});
       egress = std::max(egress, optimum(classes, base).load);
@@ -172,6 +174,7 @@ private:
 
   std::vector<int32_t> replicaNics(const OverlapClass &each) const {
     std::vector<int32_t> nics;
+    nics.reserve(each.replicas.size());
     for (int32_t meshRank : each.replicas)
       nics.push_back(static_cast<int32_t>(layout_.topology.nic(layout_.endpoints[0].ranks[meshRank])));
     std::sort(nics.begin(), nics.end());

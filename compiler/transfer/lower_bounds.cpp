@@ -18,6 +18,7 @@ namespace {
 /// candidates.
 int64_t load(const std::map<std::vector<int32_t>, int64_t> &bytes, int64_t count) {
   std::vector<SendClass> classes;
+  classes.reserve(bytes.size());
   for (const auto &[meshRanks, sum] : bytes)
     classes.push_back({meshRanks, sum});
   return optimum(classes, std::vector<int64_t>(count)).load;

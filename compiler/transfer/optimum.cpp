@@ -153,6 +153,7 @@ Groups groupSenders(const std::vector<SendClass> &classes, const std::vector<int
   }
   for (const SendClass &each : classes) {
     std::vector<uint32_t> list;
+    list.reserve(each.senders.size());
     for (int32_t sender : each.senders)
       list.push_back(groupOf[sender]);
     std::sort(list.begin(), list.end());

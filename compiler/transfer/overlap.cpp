@@ -100,6 +100,7 @@ private:
         continue;
       for (size_t d = 0; d < layout_.tensorPatterns[f].rank(); ++d) {
         std::vector<unsigned> shardings;
+        shardings.reserve(pattern.rankClasses.size());
         for (const RankClass &rankClass : pattern.rankClasses)
           shardings.push_back(rankClass.indexMaps[d]);
         std::sort(shardings.begin(), shardings.end());
@@ -113,6 +114,7 @@ private:
       }
       for (unsigned v = 0; v < pattern.rankClasses.size(); ++v) {
         std::vector<llvm::ArrayRef<unsigned>> lists;
+        lists.reserve(pattern.dimensions.size());
         for (size_t d = 0; d < pattern.dimensions.size(); ++d)
           lists.push_back(pattern.dimensions[d]->of(pattern.rankClasses[v].indexMaps[d]));
         forProduct(lists, [&](const std::vector<unsigned> &cells) {
@@ -167,6 +169,7 @@ private:
     size_t product = 1, most = 0; // products of cuts are solved faster by cells
     for (size_t d = 0; d < boxes[0].indexMaps.size(); ++d) {
       std::vector<unsigned> distinct;
+      distinct.reserve(boxes.size());
       for (const SourceBox &box : boxes)
         distinct.push_back(box.indexMaps[d]);
       std::sort(distinct.begin(), distinct.end());
