@@ -72,7 +72,8 @@ Status checkOverlaps(std::vector<BoundRange> &ranges) {
   std::map<std::pair<uint64_t, uint64_t>, std::vector<BoundRange>> files;
   for (const BoundRange &range : ranges)
     for (const FileRange &part : mappings.ranges(range.begin, range.end)) {
-      const auto *begin = reinterpret_cast<const std::byte *>(part.offset);
+      const auto *begin =
+          reinterpret_cast<const std::byte *>(part.offset); // NOLINT(performance-no-int-to-ptr): not dereferenced
       files[{part.device, part.inode}].push_back({begin, begin + part.bytes, range.target, range.name});
     }
   for (auto &[file, parts] : files) {

@@ -82,6 +82,8 @@ void copyPlain(const Rows &rows) {
     return copyFixed<64>(rows);
   case 128:
     return copyFixed<128>(rows);
+  default:
+    break;
   }
   if (rows.rowBytes < 4)
     return copyHalves<2>(rows);

@@ -52,15 +52,15 @@ struct alignas(16) Unit16 {
 template <class T, bool Again = false> RESHARD_HOST_DEVICE inline T load(uint64_t address) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(T) == 16) {
-    const auto *at = reinterpret_cast<const uint4 *>(address);
+    const auto *at = pointerTo<const uint4>(address);
     const uint4 v = Again ? *at : __ldcs(at);
     return {{v.x, v.y, v.z, v.w}};
   } else {
-    return Again ? *reinterpret_cast<const T *>(address) : __ldcs(reinterpret_cast<const T *>(address));
+    return Again ? *pointerTo<const T>(address) : __ldcs(pointerTo<const T>(address));
   }
 #else
   T value;
-  std::memcpy(&value, reinterpret_cast<const void *>(address), sizeof value);
+  std::memcpy(&value, pointerTo<const void>(address), sizeof value);
   return value;
 #endif
 }
@@ -68,12 +68,11 @@ template <class T, bool Again = false> RESHARD_HOST_DEVICE inline T load(uint64_
 template <class T> RESHARD_HOST_DEVICE inline void store(uint64_t address, const T &value) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(T) == 16)
-    __stcs(reinterpret_cast<uint4 *>(address),
-           make_uint4(value.words[0], value.words[1], value.words[2], value.words[3]));
+    __stcs(pointerTo<uint4>(address), make_uint4(value.words[0], value.words[1], value.words[2], value.words[3]));
   else
-    __stcs(reinterpret_cast<T *>(address), value);
+    __stcs(pointerTo<T>(address), value);
 #else
-  std::memcpy(reinterpret_cast<void *>(address), &value, sizeof value);
+  std::memcpy(pointerTo<void>(address), &value, sizeof value);
 #endif
 }
 

@@ -49,15 +49,20 @@ RESHARD_HOST_DEVICE inline void groupMax(uint32_t (&values)[kLanesPerThread], ui
 #endif
 }
 
+/// A pointer to the address, which the records that kernels read state as an integer.
+template <class T> RESHARD_HOST_DEVICE inline T *pointerTo(uint64_t address) {
+  return reinterpret_cast<T *>(address); // NOLINT(performance-no-int-to-ptr): there is no pointer to start from
+}
+
 /// Atomic max: raises the uint32 at `address` (a multiple of 4) to at least `value`.
 RESHARD_HOST_DEVICE inline void raiseTo(uint64_t address, uint32_t value) {
 #if defined(__CUDA_ARCH__)
-  atomicMax(reinterpret_cast<unsigned *>(address), value);
+  atomicMax(pointerTo<unsigned>(address), value);
 #else
   uint32_t known;
-  std::memcpy(&known, reinterpret_cast<const void *>(address), sizeof known);
+  std::memcpy(&known, pointerTo<const void>(address), sizeof known);
   if (value > known)
-    std::memcpy(reinterpret_cast<void *>(address), &value, sizeof value);
+    std::memcpy(pointerTo<void>(address), &value, sizeof value);
 #endif
 }
 

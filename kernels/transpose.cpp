@@ -96,8 +96,11 @@ struct Walk {
   Loop along, across;
 };
 
-template <size_t Bytes> void transposeTiles(Level level, StreamLines stream, Walk walk) {
-  auto &[target, source, along, across] = walk;
+template <size_t Bytes> void transposeTiles(Level level, StreamLines stream, const Walk &walk) {
+  std::byte *target = walk.target;
+  const std::byte *source = walk.source;
+  const Loop along = walk.along;
+  Loop across = walk.across;
   using Tile = kernels::Tile<Bytes>;
   Tile tile;
   const uint64_t head = (kLine - reinterpret_cast<uintptr_t>(target) % kLine) % kLine;
