@@ -22,7 +22,7 @@ std::string message;
 
 thread_local int64_t WorkDeadline::left_ = kSteps;
 
-WorkDeadline::WorkDeadline(std::string what, double seconds) {
+WorkDeadline::WorkDeadline(const std::string &what, double seconds) {
   if (seconds <= 0)
     return;
   char text[32];

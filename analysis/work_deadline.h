@@ -12,7 +12,7 @@ namespace reshard::analysis {
 class WorkDeadline {
 public:
   /// `what`: "the check"; 0 seconds: no deadline.
-  WorkDeadline(std::string what, double seconds);
+  WorkDeadline(const std::string &what, double seconds);
   ~WorkDeadline();
   WorkDeadline(const WorkDeadline &) = delete;
   WorkDeadline &operator=(const WorkDeadline &) = delete;
@@ -20,7 +20,8 @@ public:
   /// Every loop whose length depends on a plan calls this with its approximate number of steps; the clock is read once
   /// in a while.
   static void spend(int64_t steps) {
-    if ((left_ -= steps) < 0)
+    left_ -= steps;
+    if (left_ < 0)
       look();
   }
 

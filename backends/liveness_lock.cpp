@@ -40,7 +40,7 @@ std::string LivenessLock::missing() const {
       why = flock(other, LOCK_SH | LOCK_NB) == 0 ? "has ended" : "";
       close(other);
     }
-    std::string status, word;
+    std::string status;
     for (std::ifstream lines("/proc/" + std::to_string(process) + "/status");
          why.empty() && std::getline(lines, status);)
       if (status.starts_with("State:") &&

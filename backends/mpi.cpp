@@ -85,7 +85,7 @@ public:
     rank_ = static_cast<uint32_t>(rank);
     size_ = static_cast<uint32_t>(size);
     int *most = nullptr, found = 0;
-    if (MPI_Comm_get_attr(all_, MPI_TAG_UB, &most, &found) == MPI_SUCCESS && found)
+    if (MPI_Comm_get_attr(all_, MPI_TAG_UB, static_cast<void *>(&most), &found) == MPI_SUCCESS && found)
       maxTag_ = static_cast<uint32_t>(*most);
   }
   ~MpiChannel() override {

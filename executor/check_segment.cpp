@@ -422,10 +422,12 @@ private:
       return fail("sends bytes of the arena, expected none on a rank that quantizes in the arena");
     int64_t stride = extents_[operand.shape()].bytes;
     const auto begin = static_cast<int64_t>(operand.offset()), end = begin + stride;
-    for (uint32_t l = 0; l < shape.loop_count(); ++l)
-      if (const Loop &loop = *segment_.loops()->Get(shape.first_loop() + l);
-          loop.stride() != (stride /= static_cast<int64_t>(loop.count())) || loop.buffer_step() != 0)
+    for (uint32_t l = 0; l < shape.loop_count(); ++l) {
+      const Loop &loop = *segment_.loops()->Get(shape.first_loop() + l);
+      stride /= static_cast<int64_t>(loop.count());
+      if (loop.stride() != stride || loop.buffer_step() != 0)
         return fail("is relayed but not contiguous");
+    }
     for (const uint32_t before : relayed_.take(begin, end, step_))
       if (const bool sent = segment_.steps()->Get(before)->kind() == StepKind::send;
           before == step_ || sent == (step.kind() == StepKind::send) || !waits(step, before))

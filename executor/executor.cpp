@@ -273,7 +273,7 @@ Status openRanks(reshard_executor &e, const OpenRequest &request, const Connecti
 
 /// All processes open or none does: otherwise some would wait until their deadline for messages of a process whose open
 /// failed. `mine`: the result of this process's open. If one fails, all return its kind, or the first of several kinds.
-Status openTogether(const reshard_executor &e, Channel &channel, Status mine) {
+Status openTogether(const reshard_executor &e, Channel &channel, const Status &mine) {
   channel.reserve(Bootstrap::kRequests);
   auto bootstrap = std::make_unique<Bootstrap>(channel, 0);
   const int64_t vote = mine.ok() ? INT64_MAX : static_cast<int64_t>(mine.kind()) << 32 | channel.rank();
@@ -356,7 +356,7 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
     if (mine.ok())
       mine = openRanks(e, request, connection);
     if (connection.channel)
-      mine = openTogether(e, *connection.channel, std::move(mine));
+      mine = openTogether(e, *connection.channel, mine);
     if (!mine.ok())
       return mine;
     if (connection.recorded)

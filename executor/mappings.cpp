@@ -51,12 +51,13 @@ SharedMappings::SharedMappings() {
   if (areas_.empty())
     return;
   if (DIR *folder = opendir("/proc/self/fd")) {
+    const int directory = dirfd(folder);
     while (const dirent *entry = readdir(folder)) {
       struct stat status;
       const int number = std::atoi(entry->d_name);
       // fstatat by name, not fstat: other threads may close the descriptor meanwhile.
-      if (entry->d_name[0] != '.' && number != dirfd(folder) &&
-          fstatat(dirfd(folder), entry->d_name, &status, 0) == 0 && S_ISREG(status.st_mode))
+      if (entry->d_name[0] != '.' && number != directory && directory >= 0 &&
+          fstatat(directory, entry->d_name, &status, 0) == 0 && S_ISREG(status.st_mode))
         descriptors_.try_emplace({status.st_dev, status.st_ino}, number);
     }
     closedir(folder);
@@ -67,7 +68,10 @@ FileLocation SharedMappings::find(const std::byte *begin, uint64_t bytes, std::v
   const auto at = reinterpret_cast<uint64_t>(begin);
   auto area =
       std::upper_bound(areas_.begin(), areas_.end(), at, [](uint64_t a, const Area &other) { return a < other.begin; });
-  if (area == areas_.begin() || (--area)->end < at + bytes)
+  if (area == areas_.begin())
+    return {};
+  --area;
+  if (area->end < at + bytes)
     return {};
   return {descriptor(*area, opened), area->device, area->inode, area->offset + (at - area->begin)};
 }

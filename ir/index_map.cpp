@@ -193,8 +193,11 @@ IndexMap compose(const IndexMap &first, const IndexMap &second) {
   // `first`.
   std::vector<int64_t> furthest;
   int64_t end = INT64_MIN;
-  for (const IndexBlock &b : second)
-    furthest.push_back(end = std::max(end, fromSide(b).end()));
+  furthest.reserve(second.size());
+  for (const IndexBlock &b : second) {
+    end = std::max(end, fromSide(b).end());
+    furthest.push_back(end);
+  }
   IndexMap result;
   for (const IndexBlock &original : first) {
     IndexBlock a = original;
@@ -205,8 +208,8 @@ IndexMap compose(const IndexMap &first, const IndexMap &second) {
     const Intervals side = toSide(a);
     auto after = std::lower_bound(second.begin(), second.end(), side.end(),
                                   [](const IndexBlock &b, int64_t position) { return b.from < position; });
-    for (size_t k = after - second.begin(); k-- > 0 && furthest[k] > side.start;)
-      composePair(a, second[k], result);
+    for (size_t k = after - second.begin(); k > 0 && furthest[k - 1] > side.start; --k)
+      composePair(a, second[k - 1], result);
   }
   return normalize(std::move(result));
 }

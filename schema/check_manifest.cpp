@@ -24,8 +24,7 @@ template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return 
 
 /// Whether the elements of a vector are aligned, which the FlatBuffers verifier does not check.
 template <class T> bool aligned(const flatbuffers::Vector<T> *vector) {
-  constexpr size_t alignment =
-      std::is_pointer_v<T> ? alignof(std::remove_const_t<std::remove_pointer_t<T>>) : sizeof(T);
+  constexpr size_t alignment = alignof(std::remove_const_t<std::remove_pointer_t<T>>);
   return !vector || vector->size() == 0 || reinterpret_cast<uintptr_t>(vector->Data()) % alignment == 0;
 }
 

@@ -17,9 +17,9 @@
 namespace reshard::schema {
 
 #define STRUCT(name, bytes, align)                                                                                     \
-  static_assert(sizeof(name) == bytes && alignof(name) == align && std::is_trivially_copyable_v<name>)
+  static_assert(sizeof(name) == (bytes) && alignof(name) == (align) && std::is_trivially_copyable_v<name>)
 #define FIELD(name, field, offset, type)                                                                               \
-  static_assert(offsetof(name, field##_) == offset && std::is_same_v<decltype(name::field##_), type>)
+  static_assert(offsetof(name, field##_) == (offset) && std::is_same_v<decltype(name::field##_), type>)
 
 STRUCT(IndexBlock, 48, 8);
 FIELD(IndexBlock, from, 0, int64_t);

@@ -36,11 +36,12 @@ void parallelFor(size_t count, unsigned threads, Work work, const std::function<
   };
   std::vector<std::thread> helpers;
   helpers.reserve(threads);
-  try {
-    for (size_t t = 1; t < threads && t < count; ++t)
+  for (size_t t = 1; t < threads && t < count; ++t)
+    try {
       helpers.emplace_back(run, false);
-  } catch (const std::system_error &) { // the threads that started do the work
-  }
+    } catch (const std::system_error &) {
+      break; // the threads that started do the work
+    }
   run(true);
   for (std::thread &helper : helpers)
     helper.join();

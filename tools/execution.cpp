@@ -89,7 +89,8 @@ public:
     }
     try {
       allReduceMin(0); // wait until the folder is removed: the launcher kills all processes after the first failure
-    } catch (const Failure &) { // the other processes no longer answer
+    } catch (const Failure &) {
+      return code; // the other processes no longer answer
     }
     return code;
   }
@@ -104,11 +105,12 @@ private:
       if (!executor_ && options_.transport == "mpi")
         open(); // the other processes join or have joined
       allReduceMin(kFailed + (static_cast<int64_t>(code) << 32 | (ranks_.empty() ? 0 : ranks_[0])));
+      return code;
     } catch (const PeerFailure &all) { // thrown whenever the others answer
       return all.code;
     } catch (const Failure &) {
+      return code;
     }
-    return code;
   }
 
   int runSteps() {

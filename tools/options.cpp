@@ -29,7 +29,7 @@ void printOption(const std::string &option, std::string_view text) {
     const size_t end = text.rfind(' ', kWidth);
     if (end == std::string_view::npos)
       break;
-    std::printf("%.*s\n%*s", static_cast<int>(end), text.data(), static_cast<int>(kColumn), "");
+    std::printf("%s\n%*s", std::string(text.substr(0, end)).c_str(), static_cast<int>(kColumn), "");
     text.remove_prefix(end + 1);
   }
   std::printf("%.*s\n", static_cast<int>(text.size()), text.data());

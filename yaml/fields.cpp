@@ -179,7 +179,8 @@ std::optional<uint32_t> readFile(const std::string &path, Location at, Diagnosti
   const std::unique_ptr<FILE, int (*)(FILE *)> file(::fdopen(*descriptor, "rb"), std::fclose);
   std::string text;
   char buffer[1 << 16];
-  while (const size_t bytes = std::fread(buffer, 1, sizeof(buffer), file.get())) {
+  for (size_t bytes = sizeof(buffer); bytes == sizeof(buffer);) { // fewer at the end or after an error
+    bytes = std::fread(buffer, 1, sizeof(buffer), file.get());
     text.append(buffer, bytes);
     if (text.size() > static_cast<size_t>(kMaxFileBytes))
       return fail("it has more than " + std::to_string(kMaxFileBytes) + " bytes");

@@ -69,7 +69,7 @@ std::string ranges(const std::set<int64_t> &values) {
   for (auto at = values.begin(); at != values.end();) {
     const int64_t first = *at;
     int64_t last = first;
-    while (++at != values.end() && *at == last + 1)
+    for (++at; at != values.end() && *at == last + 1; ++at)
       ++last;
     text += (runs++ ? ", " : "") + std::to_string(first) + (last > first ? ".." + std::to_string(last) : "");
   }

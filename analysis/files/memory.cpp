@@ -131,8 +131,8 @@ Status Memory::allocate(uint32_t endpointNumber, bool shared) {
                     ", but this machine has " + humanBytes(static_cast<double>(machine)));
     if (total == 0)
       total = kAlignment;
-    int file = -1;
-    if (shared && (file = ::memfd_create("reshard-params", MFD_CLOEXEC)) >= 0)
+    const int file = shared ? ::memfd_create("reshard-params", MFD_CLOEXEC) : -1;
+    if (file >= 0)
       shared_.push_back(file);
     const bool sized = !shared || (file >= 0 && ::ftruncate(file, static_cast<off_t>(total)) == 0);
     const int kind = shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;

@@ -91,7 +91,8 @@ public:
     }
     promise.set_value(value);
     const std::lock_guard lock(mutex_);
-    if ((bytes_ += size(*value)) > kMaxBytes) {
+    bytes_ += size(*value);
+    if (bytes_ > kMaxBytes) {
       known_.clear();
       bytes_ = 0;
     }

@@ -151,7 +151,12 @@ bool StagedMoves::split(uint64_t begin, uint64_t end) {
 Status StagedMoves::read(uint32_t step, const Move &row, const std::function<void(const Move &)> &visit) {
   const uint64_t begin = row.sourceOffset, end = begin + row.rowBytes;
   uint64_t missing = end;
-  if (!coversOnce(begin, end, missing) && !(split(begin, end) && coversOnce(begin, end, missing = end))) {
+  bool covered = coversOnce(begin, end, missing);
+  if (!covered && split(begin, end)) {
+    missing = end;
+    covered = coversOnce(begin, end, missing);
+  }
+  if (!covered) {
     for (const auto &[from, arrival] : arrivals_)
       if (from < end && arrival.end > begin && (from < begin || arrival.end > end))
         return fail(step, " quantizes only a part of a contiguous row that was staged at byte " + std::to_string(from));

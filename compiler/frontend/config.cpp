@@ -233,7 +233,7 @@ std::optional<int64_t> Config::number(const std::vector<std::string> &keys, Loca
   if (value->is_array())
     return static_cast<int64_t>(value->size());
   if (const auto number = integerOf(*value); number && *number != kUnknownValue)
-    return *number;
+    return number;
   diagnostics_.error(at, "key '" + key + "' of '" + name_ + "' is " + kind(*value) +
                              ", expected an integer, a boolean or an array");
   return kUnknownValue;

@@ -68,8 +68,10 @@ private:
       return {};
     }
     std::string unit = sequence(depth + 1);
-    if (!failed_ && (at_ == text_.size() || text_[at_++] != ')'))
-      fail(begin, "'(' without a ')'");
+    if (at_ == text_.size() || text_[at_] != ')')
+      fail(begin, "'(' without a ')'"); // nothing after another error
+    else
+      ++at_;
     return unit;
   }
 

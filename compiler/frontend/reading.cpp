@@ -23,7 +23,7 @@ std::vector<std::string> namesOf(const std::vector<ir::IndexVariable> &variables
 // ------------------------------------------------------------------------------------------------------- scalars
 
 std::optional<std::string> readIdentifier(const Node &node, const std::string &what, Diagnostics &diagnostics) {
-  const auto name = readText(node, what, diagnostics);
+  auto name = readText(node, what, diagnostics);
   if (!name)
     return std::nullopt;
   if (!isLetter((*name)[0]) ||

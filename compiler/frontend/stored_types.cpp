@@ -43,8 +43,10 @@ bool matchesDeclared(const std::string &declared, const std::string &name,
       for (const ir::IndexVariable &each : variables)
         if (each.name == variable && value >= each.size)
           return false;
-    } else if (j >= name.size() || declared[i] != name[j++]) {
-      return false;
+    } else {
+      if (j >= name.size() || declared[i] != name[j])
+        return false;
+      ++j;
     }
   return j == name.size();
 }

@@ -66,7 +66,12 @@ bool Relays::fits(const std::vector<std::pair<FlowKey, Descriptor>> &all, int64_
     int64_t bytes = 0;
     for (; last < all.size() && all[last].first == all[first].first; ++last)
       bytes += bytesOf(shapes_[all[last].second.shape]);
-    if (const FlowKey &key = all[first].first; key.relay >= 0 && (held[{key.when, key.relay}] += alignUp(bytes)) > room)
+    const FlowKey &key = all[first].first;
+    if (key.relay < 0)
+      continue;
+    int64_t &sum = held[{key.when, key.relay}];
+    sum += alignUp(bytes);
+    if (sum > room)
       return false;
   }
   return true;

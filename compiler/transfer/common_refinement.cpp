@@ -68,7 +68,7 @@ std::optional<llvm::SmallVector<unsigned, 1>> BlockIndex::intersecting(const Ind
   return result;
 }
 
-CommonRefinement::CommonRefinement(std::vector<unsigned> numbers, const Interner<IndexMap> &indexMaps)
+CommonRefinement::CommonRefinement(const std::vector<unsigned> &numbers, const Interner<IndexMap> &indexMaps)
     : indexMaps_(indexMaps) {
   std::vector<std::tuple<int64_t, int64_t, unsigned>> order; // by begin and end
   order.reserve(numbers.size());

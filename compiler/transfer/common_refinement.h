@@ -44,7 +44,7 @@ public:
   /// Refines the distinct source index maps of a dimension into disjoint cells. Usually the index maps are pairwise
   /// disjoint, and each is one cell. Others (a tensor held under two shardings, or an index value placed twice) are
   /// refined by set differences.
-  CommonRefinement(std::vector<unsigned> numbers, const Interner<ir::IndexMap> &indexMaps);
+  CommonRefinement(const std::vector<unsigned> &numbers, const Interner<ir::IndexMap> &indexMaps);
 
   /// The cells, ascending by first position; cells that refinement added are at the end.
   const std::vector<ir::IndexMap> &cells() const { return cells_; }
