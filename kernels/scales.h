@@ -22,7 +22,7 @@ using reshard::ScaleLayout; // found before the enumeration of plans in files th
 /// Rows and columns of the scales of a matrix (for MXFP8, ceil(elements of a row / 32) columns), the rows of elements
 /// of a block, and the rows of the matrix.
 struct ScaleShape {
-  uint64_t rows, columns, blockRows = 1, matrixRows = rows;
+  uint64_t rows = 0, columns = 0, blockRows = 1, matrixRows = rows;
 };
 
 constexpr uint64_t kScaleTileRows = 128, kScaleTileColumns = 4, kScaleTileBytes = kScaleTileRows * kScaleTileColumns;

@@ -233,10 +233,10 @@ private:
   void readNumber() {
     const size_t at = begin_;
     const std::string_view digits = spelling_;
-    const char *const end = digits.data() + digits.size();
+    const char *const begin = digits.data(), *const end = begin + digits.size();
     ParsedExpression::Step step{Operation::number, at};
-    const auto integer = std::from_chars(digits.data(), end, step.integer);
-    const auto fraction = std::from_chars(digits.data(), end, step.fraction);
+    const auto integer = std::from_chars(begin, end, step.integer);
+    const auto fraction = std::from_chars(begin, end, step.fraction);
     if (numbers_ == Numbers::fractions) {
       if (fraction.ec != std::errc() || fraction.ptr != end)
         return fail(at, "expected a number, found " + quote(digits));

@@ -87,7 +87,7 @@ std::pair<int, int> Blocks::quantizedPatterns(const Blocked &blocked) {
 std::string Blocks::padding(const PartNumber &of, const QuantizedFormat &format, QuantizedParts &quantized) {
   const Param &param = layout_.endpoints[of.endpoint].params[of.param];
   Part code = param.parts[of.part], scale = code;
-  const std::string error = layout_.endpoints[of.endpoint].role + " param '" + param.name + "' is padded";
+  std::string error = layout_.endpoints[of.endpoint].role + " param '" + param.name + "' is padded";
   if (!format.zerosAreZeroBytes())
     return error;
   for (const auto &[fromLast, block, codes] : {std::tuple(size_t{1}, format.blockColumns, format.codesPerByte()),

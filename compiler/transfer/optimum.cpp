@@ -217,6 +217,7 @@ Optimum optimum(const std::vector<SendClass> &classes, const std::vector<int64_t
   result.load = std::max(result.load, quotient(classes, groups.groups, everyGroup, [](uint32_t) { return true; }));
 
   std::vector<int64_t> supply;
+  supply.reserve(classes.size());
   for (const SendClass &each : classes)
     supply.push_back(each.bytes);
   MaxFlow flow(supply, groups.ofClass, count);
