@@ -75,7 +75,7 @@ public:
     int code = kFailure;
     try {
       code = runSteps();
-      allReduceMin(0); // no process exits before all have written their output
+      waitForOutput();
       return code;
     } catch (const PeerFailure &all) {
       code = all.code;
@@ -155,8 +155,20 @@ private:
     if (folder && right)
       folder->commit();
     folder.reset();
+    allReduceMin(0); // all processes are done: what each reports next stays true if another one is killed
     report();
     return right ? kDone : kNegative;
+  }
+
+  /// Waits until all processes have written their output, since the launcher kills all when the first one exits with an
+  /// error. A process that is killed while it writes fails no other process.
+  void waitForOutput() {
+    try {
+      allReduceMin(0);
+    } catch (const PeerFailure &) {
+      throw;
+    } catch (const Failure &) {
+    }
   }
 
   void allocate(Memory &source, Memory &target) {
