@@ -124,6 +124,9 @@ class Work:
         targets = node["target"] if isinstance(node["target"], list) else [node["target"]]
         if done.returncode == 2 and any("storage" in target for target in targets) and re.search(r"param '[^']+'.*(share|several|storage|write)", done.stderr):
             raise Refused("blocks of a file are written by several ranks")
+        joins = re.search(r"a dimension of tensor '.*' numbers matrices here, but a source param joins it", done.stderr)
+        if done.returncode == 2 and joins and '"flat"' in json.dumps(node["model"]["layouts"]):
+            raise Refused("matrices with a tensor scale are in a flat buffer of the source")
         if done.returncode != 0:
             raise Wrong(f"exit {done.returncode}: {done.stderr}")
 
