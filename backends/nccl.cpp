@@ -30,7 +30,7 @@ public:
     if (settled(ncclCommFinalize(comm_), std::chrono::steady_clock::now() + kGracePeriod).ok())
       ncclCommDestroy(comm_);
     else
-      abandon();
+      NcclCommunicator::abandon();
   }
 
   Status open(const CommunicatorOptions &options) {
