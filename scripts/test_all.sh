@@ -2,32 +2,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every suite in full under release, then with its sample counts and cut-down models under address + undefined-behavior and thread
 # sanitizers, then the seeded bugs and 30 seconds of each fuzzer. The summary replaces the one in docs/testing.md.
+#   scripts/test_all.sh [PART...]   PART: release asan tsan bugs clang fuzzers. Default: all of them.
+# The summary also has the last results of the parts that this call does not run, each with its commit: after a failure, mend it
+# and repeat that part. The exit code is 0 if all parts have passed.
 set -u
 cd "$(dirname "$0")/.."
-export RESHARD_FULL=1
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1
-summary=""
+results=build/test-all # by part: the rows of the summary, and the exit code
+mkdir -p "$results"
+rows=""
 status=0
 
 note() { # name, result line
-  summary+="| $1 | $2 |"$'\n'
+  rows+="| $1 | $2 |"$'\n'
   echo "$1: $2"
 }
 
-begin=0
-note_time() { # part: notes the time since the last call
-  note "$1: time" "$(((SECONDS - begin + 59) / 60)) min"
-  begin=$SECONDS
-}
-
-for preset in release asan tsan; do
+suites() { # preset: builds it and runs all suites
+  local preset=$1
   cmake --preset "$preset" >/dev/null && cmake --build --preset "$preset" -j "$(nproc)" >"build/$preset.log" 2>&1 || {
     tail -50 "build/$preset.log"
     note "$preset" "did not build"
     status=1
-    continue
+    return
   }
-  [ "$preset" = release ] || { export RESHARD_SMALL=1; unset RESHARD_FULL; }
   ctest --test-dir "build/$preset" --verbose --no-tests=error --timeout 7200 -j "$(nproc)" 2>&1 | tee "build/$preset.tests.log"
   [ "${PIPESTATUS[0]}" = 0 ] || status=1
   skips=$(python3 scripts/skips.py "build/$preset")
@@ -35,17 +33,26 @@ for preset in release asan tsan; do
   note "$preset: suites" "$(grep 'tests passed' "build/$preset.tests.log"), $(tail -1 <<<"$skips") cases skipped"
   note "$preset: mutated plans" "$(sed -n 's/^.*: \([0-9]* mutants: .*\)$/\1/p' "build/$preset.tests.log" | tail -1)"
   note "$preset: random jobs against the oracle" "$(sed -n 's/^.*: \([0-9]* jobs, [0-9]* mismatches\)$/\1/p' "build/$preset.tests.log" | tail -1)"
-  note_time "$preset"
-done
+}
 
-build/venv/bin/python tests/property/seeded_bugs.py | tee build/bugs.log
-[ "${PIPESTATUS[0]}" = 0 ] || status=1
-note "seeded bugs" "$(tail -1 build/bugs.log)"
-note_time "seeded bugs"
+release() { RESHARD_FULL=1 suites release; }
+asan() { RESHARD_SMALL=1 suites asan; }
+tsan() { RESHARD_SMALL=1 suites tsan; }
+
+bugs() {
+  RESHARD_SMALL=1 build/venv/bin/python tests/property/seeded_bugs.py | tee build/bugs.log
+  [ "${PIPESTATUS[0]}" = 0 ] || status=1
+  note "seeded bugs" "$(tail -1 build/bugs.log)"
+}
 
 # The same input gives the same bytes, built with g++ or with clang++.
-if cmake --preset clang >/dev/null && cmake --build --preset clang -j "$(nproc)" --target reshard-compile >build/clang.log 2>&1; then
-  same=0 other=0
+clang() {
+  cmake --preset clang >/dev/null && cmake --build --preset clang -j "$(nproc)" --target reshard-compile >build/clang.log 2>&1 || {
+    note "clang" "did not build"
+    status=1
+    return
+  }
+  local same=0 other=0
   for job in examples/*.yaml examples/clusters/*.yaml; do
     for build in release clang; do
       "build/$build/reshard-compile" "$job" -o "build/$build.rplan" >/dev/null 2>&1 || rm -f "build/$build.rplan"
@@ -55,39 +62,56 @@ if cmake --preset clang >/dev/null && cmake --build --preset clang -j "$(nproc)"
   rm -f build/release.rplan build/clang.rplan
   note "plans of g++ and clang builds" "$same equal, $other different"
   [ "$other" = 0 ] || status=1
-else
-  note "clang" "did not build"
-  status=1
-fi
+}
 
-if cmake --preset fuzz >/dev/null && cmake --build --preset fuzz -j "$(nproc)" --target fuzzers >build/fuzz.log 2>&1; then
-  declare -A fuzzers=()
+fuzzers() {
+  cmake --preset fuzz >/dev/null && cmake --build --preset fuzz -j "$(nproc)" --target fuzzers >build/fuzz.log 2>&1 || {
+    note "fuzzers" "did not build"
+    status=1
+    return
+  }
+  declare -A running=()
   for fuzzer in build/fuzz/fuzz-*; do
     [ -x "$fuzzer" ] && [ -f "$fuzzer" ] || continue
     mkdir -p "build/corpus/$(basename "$fuzzer")"
     "$fuzzer" -max_total_time=30 -rss_limit_mb=4096 "$PWD/build/corpus/$(basename "$fuzzer")" >"$fuzzer.log" 2>&1 &
-    fuzzers[$fuzzer]=$!
+    running[$fuzzer]=$!
   done
-  [ "${#fuzzers[@]}" -gt 0 ] || { note "fuzzers" "found none in build/fuzz"; status=1; }
-  for fuzzer in "${!fuzzers[@]}"; do
-    if wait "${fuzzers[$fuzzer]}"; then
+  [ "${#running[@]}" -gt 0 ] || { note "fuzzers" "found none in build/fuzz"; status=1; }
+  for fuzzer in "${!running[@]}"; do
+    if wait "${running[$fuzzer]}"; then
       note "$(basename "$fuzzer")" "$(grep -E '^Done|DONE' "$fuzzer.log" | tail -1)"
     else
       note "$(basename "$fuzzer")" "failed, see $fuzzer.log"
       status=1
     fi
   done
-else
-  note "fuzzers" "did not build"
-  status=1
-fi
-note_time "g++ against clang++, fuzzers"
+}
 
-summary="Commit $(git rev-parse --short HEAD), $(date -u +%Y-%m-%d), $(nproc) cores.
+parts=(release asan tsan bugs clang fuzzers)
+chosen=("$@")
+[ $# -gt 0 ] || chosen=("${parts[@]}")
+for part in "${chosen[@]}"; do
+  [[ " ${parts[*]} " = *" $part "* ]] || { echo "unknown part '$part', expected one of: ${parts[*]}" >&2; exit 2; }
+done
+for part in "${chosen[@]}"; do
+  rows="" status=0 begin=$SECONDS
+  "$part"
+  note "$part: time" "$(((SECONDS - begin + 59) / 60)) min, at commit $(git rev-parse --short HEAD), $(date -u +%Y-%m-%d)"
+  printf '%s' "$rows" >"$results/$part"
+  echo "$status" >"$results/$part.status"
+done
+
+summary="$(nproc) cores.
 
 | suite | result |
 |---|---|
-$summary"
+"
+status=0
+for part in "${parts[@]}"; do
+  summary+=$(cat "$results/$part" 2>/dev/null || echo "| $part | not run |")$'\n'
+  [ "$(cat "$results/$part.status" 2>/dev/null)" = 0 ] || status=1
+done
 python3 - "$summary" <<'PYTHON'
 import re, sys
 path = "docs/testing.md"
