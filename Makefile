@@ -2,6 +2,7 @@
 # From a fresh Debian 12 with git and make: `make demo` and `make test` install packages, configure and build what they need.
 BUILD := build/release
 JOBS ?= $(shell nproc)
+WERROR ?= OFF
 
 .PHONY: build demo setup cuda test test-build test-all bench format tidy clean
 .DEFAULT_GOAL := build
@@ -36,7 +37,7 @@ cuda:
 
 test-build:
 	@scripts/bootstrap.sh --tests
-	@cmake --preset release >build/configure.log || { cat build/configure.log; exit 1; }
+	@cmake --preset release -DRESHARD_WERROR=$(WERROR) >build/configure.log || { cat build/configure.log; exit 1; }
 	cmake --build $(BUILD) -j $(JOBS)
 
 test: test-build
