@@ -55,6 +55,10 @@ class Library(unittest.TestCase):
         (cls.work / "halves.yaml").write_text(HALVES)
         run(cls.prefix / "bin" / "reshard-compile", cls.work / "halves.yaml", "-o", cls.work / "halves.rplan")
 
+    def check_licenses(self, prefix):
+        for name in ("LICENSE", "NOTICE", "THIRD_PARTY_NOTICES.md"):
+            self.assertEqual((prefix / "share" / "doc" / "reshard" / name).read_text(), (ROOT / name).read_text())
+
     def consume_in_cpp(self, prefix):
         self.assertEqual(run(self.by_cmake(prefix) / "consumer", self.plan), f"{TARGET_BYTES} bytes, version 1\n")
 
@@ -78,6 +82,9 @@ class Library(unittest.TestCase):
     def test_find_package(self):
         self.consume_in_cpp(self.prefix)
 
+    def test_licenses(self):
+        self.check_licenses(self.prefix)
+
     def test_pkg_config(self):
         self.consume_in_c(self.prefix)
 
@@ -86,6 +93,7 @@ class Library(unittest.TestCase):
         (deb,) = (self.work / "deb").glob("*.deb")
         root = self.work / "root"
         run("dpkg-deb", "-x", deb, root)
+        self.check_licenses(root / "usr")
         self.consume_in_cpp(root / "usr")
         self.consume_in_c(root / "usr")
         self.assertEqual(run("dpkg-deb", "-f", deb, "Version"), f"{VERSION}\n")
