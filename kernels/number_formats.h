@@ -69,7 +69,13 @@ RESHARD_HOST_DEVICE constexpr float largest(NumberFormat format) {
 
 /// Returns the number format of codes.
 RESHARD_HOST_DEVICE constexpr NumberFormat numberFormat(CodeFormat code) {
-  return code == CodeFormat::fp4_e2m1 ? NumberFormat::fp4_e2m1 : NumberFormat::fp8_e4m3;
+  switch (code) { // without a default: a new format is a warning of the compiler
+  case CodeFormat::fp8_e4m3:
+    return NumberFormat::fp8_e4m3;
+  case CodeFormat::fp4_e2m1:
+    break;
+  }
+  return NumberFormat::fp4_e2m1;
 }
 
 /// Returns the bytes of an element. An fp4_e2m1 code counts as one byte here (in its low bits); quantized matrices have

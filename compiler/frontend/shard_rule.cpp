@@ -2,30 +2,16 @@
 // Reads a rule that shards a dimension or places an index variable: `axis`, `[axis, axis]` or `{axis: …, scheme…}`.
 
 #include "compiler/frontend/reading.h"
-
-#include <algorithm>
+#include "compiler/frontend/scheme_table.h"
 
 namespace reshard {
 
 namespace {
 
-/// The argument of a scheme, as in schemes.def.
-enum class Argument { none, number, numbers, lists };
-struct SchemeRow {
-  const char *name;
-  Argument argument;
-};
-#define SCHEME(name, argument, help) {#name, Argument::argument},
-constexpr SchemeRow kSchemes[] = {
-#include "compiler/frontend/schemes.def"
-};
-#undef SCHEME
-
 /// Whether a scheme allows `replicate`, with which ranks hold the same unit if there are more ranks than units.
-bool canReplicate(const std::string &scheme) {
-  const auto *row = std::find_if(std::begin(kSchemes), std::end(kSchemes),
-                                 [&](const SchemeRow &known) { return scheme == known.name; });
-  return row != std::end(kSchemes) && row->argument == Argument::none;
+bool canReplicate(const std::string &name) {
+  const SchemeRow *scheme = findScheme(name);
+  return scheme && scheme->argument == SchemeArgument::none;
 }
 
 bool readAxes(const Node &node, ShardRule &rule, Diagnostics &diagnostics) {
@@ -67,9 +53,9 @@ bool readNumbers(const Node &node, const std::string &what, std::vector<Expressi
 
 bool readArgument(const Node &node, const SchemeRow &scheme, ShardRule &rule, Diagnostics &diagnostics) {
   const std::string what = "'" + std::string(scheme.name) + "'";
-  if (scheme.argument == Argument::numbers)
+  if (scheme.argument == SchemeArgument::numbers)
     return readNumbers(node, what, rule.numbers, diagnostics);
-  if (scheme.argument == Argument::number) {
+  if (scheme.argument == SchemeArgument::number) {
     auto number = readExpression(node, what, diagnostics);
     if (number)
       rule.numbers.push_back(std::move(*number));
@@ -92,13 +78,13 @@ bool readSchemeName(const Node &node, ShardRule &rule, Diagnostics &diagnostics)
     return false;
   std::vector<std::string> known;
   for (const SchemeRow &scheme : kSchemes) {
-    if (scheme.argument == Argument::none)
+    if (scheme.argument == SchemeArgument::none)
       known.push_back(scheme.name);
     if (*name != scheme.name)
       continue;
     rule.scheme = *name;
     rule.schemeAt = node.at;
-    if (scheme.argument == Argument::none)
+    if (scheme.argument == SchemeArgument::none)
       return true;
     diagnostics.error(node.at, "scheme '" + *name + "' needs an argument; write '" + *name +
                                    ": …' instead of 'scheme: " + *name + "'");
@@ -120,7 +106,7 @@ bool readScheme(const Node &node, Fields &fields, ShardRule &rule, Diagnostics &
     const Node *argument = fields.find(scheme.name);
     if (!argument)
       continue;
-    if (scheme.argument == Argument::none) {
+    if (scheme.argument == SchemeArgument::none) {
       diagnostics.error(argument->at,
                         "'" + std::string(scheme.name) + "' takes no argument; write 'scheme: " + scheme.name + "'");
       ok = false;

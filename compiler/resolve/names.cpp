@@ -6,6 +6,7 @@
 // in two groups: for such patterns all names are listed.
 
 #include "compiler/resolve/names.h"
+#include "compiler/frontend/reading.h"
 #include "compiler/resolve/mesh_ranks.h"
 
 #include <algorithm>
@@ -22,7 +23,7 @@ namespace {
 struct NameToken {
   std::string digits;
   int variable = -1; // into Param::variables
-  enum class Kind { value, local, chunk } kind = Kind::value;
+  Placeholder::Kind kind = Placeholder::Kind::value;
 };
 using DigitGroup = std::vector<NameToken>;
 
@@ -58,7 +59,7 @@ NamePattern readNamePattern(const ir::Layout &layout, const ir::Param &param) {
       const std::string placeholder = param.name.substr(i + 1, end - i - 1);
       for (size_t v = 0; v < param.variables.size(); ++v) {
         const std::string &variable = layout.variables[param.variables[v]].name;
-        using Kind = NameToken::Kind;
+        using Kind = Placeholder::Kind;
         for (const auto &[suffix, kind] :
              {std::pair("", Kind::value), std::pair(".local", Kind::local), std::pair(".chunk", Kind::chunk)})
           if (placeholder == variable + suffix)
@@ -116,13 +117,13 @@ private:
     const ir::Sharding &positions = endpoint_.shardings[endpoint_.placement[param.variables[token.variable]]];
     const IndexMap &local = positions.at[coordinate(endpoint_, positions.axes, meshRank)];
     std::vector<int64_t> result;
-    if (token.kind == NameToken::Kind::value)
+    if (token.kind == Placeholder::Kind::value)
       for (const auto &[value, instance] : expand(here))
         result.push_back(value);
     else
       for (const auto &[value, position] : expand(restrict(local, here)))
-        result.push_back(token.kind == NameToken::Kind::local ? position % ir::kModelChunkStride
-                                                              : position / ir::kModelChunkStride);
+        result.push_back(token.kind == Placeholder::Kind::local ? position % ir::kModelChunkStride
+                                                                : position / ir::kModelChunkStride);
     return result;
   }
 
@@ -233,7 +234,7 @@ private:
     const bool local =
         std::any_of(patterns_[p].groups.begin(), patterns_[p].groups.end(), [&](const DigitGroup &group) {
           return std::any_of(group.begin(), group.end(), [&](const NameToken &token) {
-            return token.kind == NameToken::Kind::local &&
+            return token.kind == Placeholder::Kind::local &&
                    chunked(endpoint_.placement[param.variables[token.variable]]);
           });
         });

@@ -4,6 +4,7 @@
 // engine defines names the engine's function.
 
 #include "compiler/resolve/schemes.h"
+#include "compiler/frontend/scheme_table.h"
 
 #include <algorithm>
 #include <map>
@@ -196,23 +197,12 @@ llvm::Error map(const Problem &p) {
 } // namespace schemes
 
 using SchemeFunction = llvm::Error (*)(const Problem &);
-enum class Argument { none, number, numbers, lists };
-struct SchemeRow {
-  const char *name;
-  Argument argument;
-  SchemeFunction function;
-};
-#define SCHEME(name, argument, help) {#name, Argument::argument, schemes::name},
-constexpr SchemeRow kSchemes[] = {
+#define SCHEME(name, argument, help) schemes::name,
+constexpr SchemeFunction kFunctions[] = {
+    // of each row of kSchemes
 #include "compiler/frontend/schemes.def"
 };
 #undef SCHEME
-
-const SchemeRow *find(const std::string &name) {
-  const auto *row = std::find_if(std::begin(kSchemes), std::end(kSchemes),
-                                 [&](const SchemeRow &known) { return name == known.name; });
-  return row == std::end(kSchemes) ? nullptr : row;
-}
 
 /// Converts units to rows. The last unit has `last` rows, which may be fewer than `unit`: local positions behind it
 /// move forward.
@@ -254,15 +244,15 @@ void toRows(DimensionShards &shards, int64_t units, int64_t unit, int64_t last) 
 } // namespace
 
 bool hasLists(const Scheme &scheme) {
-  const SchemeRow *row = find(scheme.name);
-  return row && (row->argument == Argument::numbers || row->argument == Argument::lists);
+  const SchemeRow *row = findScheme(scheme.name);
+  return row && (row->argument == SchemeArgument::numbers || row->argument == SchemeArgument::lists);
 }
 
 llvm::Expected<DimensionShards> applyScheme(const Scheme &scheme, int64_t n, int64_t ranks, int64_t defaultUnit) {
-  const SchemeRow *row = find(scheme.name);
+  const SchemeRow *row = findScheme(scheme.name);
   if (!row)
     return llvm::createStringError("unknown scheme '" + scheme.name + "'");
-  if (scheme.replicate && row->argument != Argument::none)
+  if (scheme.replicate && row->argument != SchemeArgument::none)
     return llvm::createStringError("'replicate' cannot be used with '" + scheme.name +
                                    "', expected even, chunk, balanced, vllm, sglang or round_robin");
   const int64_t unit = std::min(scheme.unit > 0 ? scheme.unit : defaultUnit, std::max<int64_t>(n, 1));
@@ -279,7 +269,7 @@ llvm::Expected<DimensionShards> applyScheme(const Scheme &scheme, int64_t n, int
     for (int64_t r = 0; r < ranks; ++r)
       shards.at[r] = {{r / (ranks / units), 0, 1, 1, 0, 0}};
   } else {
-    if (llvm::Error error = row->function({scheme, units, ranks, unitText, shards.at, shards.repeats}))
+    if (llvm::Error error = kFunctions[row - kSchemes]({scheme, units, ranks, unitText, shards.at, shards.repeats}))
       return error;
   }
   for (IndexMap &indexMap : shards.at)

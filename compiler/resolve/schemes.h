@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sharding schemes: which rank holds which of n rows. schemes.def lists them. Only schemes.cpp distinguishes them.
+// The sharding schemes: which rank holds which of n rows. compiler/frontend/scheme_table.h lists them. Only schemes.cpp
+// distinguishes them.
 #pragma once
 
 #include "ir/index_map.h"
