@@ -123,7 +123,8 @@ private:
     for (const std::string_view before : {"] ", ": ", " - "})
       if (const size_t found = message.find(before); found != std::string::npos)
         message.erase(0, found + before.size());
-    const size_t bytes = message.starts_with("unexpected") ? std::max<size_t>(token.size(), 1) : 1;
+    // A token that is valid alone is unexpected: its first byte is reported. Of another, the last byte is invalid.
+    const size_t bytes = Json::accept(token) ? token.size() : 1;
     diagnostics_.error(location(position - std::min(position, bytes)), "not JSON: " + message);
     return false;
   }
