@@ -51,8 +51,6 @@ bool checkVariable(const std::string &name, Location at, const std::vector<ir::I
 std::optional<ShardRule> readShardRule(const Node &node, const Model *model, Diagnostics &diagnostics);
 /// Reads `place: {variable: rule}` of a layout, an endpoint or a model.
 std::map<std::string, ShardRule> readPlacement(const Node &node, const Model &model, Diagnostics &diagnostics);
-/// Reads the pipeline keys of a rule of `place` into `rule` (read_pipeline.cpp). False after an error.
-bool readPipeline(Fields &fields, const Node &node, const Model &model, ShardRule &rule, Diagnostics &diagnostics);
 
 /// The kinds of layers, in order: one string or one character per layer, split into stages at `|`.
 struct LayerPattern {
