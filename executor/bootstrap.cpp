@@ -42,29 +42,30 @@ Status planMismatch(uint32_t rank, const std::string &digest, uint32_t own, cons
                 std::to_string(own) + " runs plan " + ownDigest + "; give the same plan file to all ranks");
 }
 
-Status Bootstrap::wait(size_t request, const Message &message, const Deadline &deadline) {
+Status Bootstrap::wait(size_t request, const Exchange &exchange, const Deadline &deadline) {
   for (uint64_t polls = 0;; ++polls) {
     const Result<bool> done = channel_.test(request);
     if (!done.ok())
-      return Status(done.status()).withSuffix(": with rank " + std::to_string(message.peer) + " " + message.collective);
+      return Status(done.status())
+          .withSuffix(": with rank " + std::to_string(exchange.peer) + " " + exchange.collective);
     if (*done)
       return {};
     if (polls % 64 == 0 && passed(deadline))
-      return timedOut("timed out waiting for rank " + std::to_string(message.peer) + " " + message.collective);
+      return timedOut("timed out waiting for rank " + std::to_string(exchange.peer) + " " + exchange.collective);
     sched_yield(); // no sleep: MPI needs many polls to complete one request
   }
 }
 
-Status Bootstrap::send(const Message &message, const void *data, const Deadline &deadline) {
+Status Bootstrap::send(const Exchange &exchange, const void *data, const Deadline &deadline) {
   Status status =
-      channel_.send(request_, message.peer, message.tag, static_cast<const std::byte *>(data), message.bytes);
-  return status.ok() ? wait(request_, message, deadline) : status;
+      channel_.send(request_, exchange.peer, exchange.tag, static_cast<const std::byte *>(data), exchange.bytes);
+  return status.ok() ? wait(request_, exchange, deadline) : status;
 }
 
-Status Bootstrap::receive(const Message &message, void *data, const Deadline &deadline) {
+Status Bootstrap::receive(const Exchange &exchange, void *data, const Deadline &deadline) {
   Status status =
-      channel_.receive(request_ + 1, message.peer, message.tag, static_cast<std::byte *>(data), message.bytes);
-  return status.ok() ? wait(request_ + 1, message, deadline) : status;
+      channel_.receive(request_ + 1, exchange.peer, exchange.tag, static_cast<std::byte *>(data), exchange.bytes);
+  return status.ok() ? wait(request_ + 1, exchange, deadline) : status;
 }
 
 Result<Bootstrap::Answer> Bootstrap::answerAll(const PeerInfo &mine, const Deadline &deadline) {
@@ -142,9 +143,9 @@ Result<int64_t> Bootstrap::allReduceMin(int64_t value, const Deadline &deadline)
   const uint32_t rank = channel_.rank(), size = channel_.size();
   out_ = value;
   for (uint32_t step = 0, distance = 1; distance < size; ++step, distance *= 2) {
-    const Message from{
+    const Exchange from{
         .peer = (rank + size - distance) % size, .tag = 1 + step, .bytes = sizeof in_, .collective = kAllReduce};
-    Message to = from;
+    Exchange to = from;
     to.peer = (rank + distance) % size;
     if (Status status =
             channel_.receive(request_ + 1, from.peer, from.tag, reinterpret_cast<std::byte *>(&in_), from.bytes);

@@ -39,15 +39,15 @@ private:
   Result<Answer> answerAll(const PeerInfo &mine, const Deadline &deadline);
   /// As another rank: sends `mine` to rank 0. Returns its answer.
   Result<Answer> askRankZero(const PeerInfo &mine, const Deadline &deadline);
-  /// A message of a collective.
-  struct Message {
+  /// A message of a collective, sent to or received from a peer.
+  struct Exchange {
     uint32_t peer, tag = 0;
     size_t bytes;
     const char *collective; // for error texts: "in prepare"
   };
-  Status wait(size_t request, const Message &message, const Deadline &deadline);
-  Status send(const Message &message, const void *data, const Deadline &deadline);
-  Status receive(const Message &message, void *data, const Deadline &deadline);
+  Status wait(size_t request, const Exchange &exchange, const Deadline &deadline);
+  Status send(const Exchange &exchange, const void *data, const Deadline &deadline);
+  Status receive(const Exchange &exchange, void *data, const Deadline &deadline);
 
   Channel &channel_;
   const size_t request_;

@@ -178,12 +178,11 @@ void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, u
                            });
 }
 
-void quantizeBlocks(const Quantized &target, ElementRange range, const std::byte *wide, const ConvertOptions &how) {
-  const uint64_t block = blockShape(target.format).columns, first = range.first;
-  assert(blocksInRows(target) && first % block == 0 && range.count % block == 0);
+void quantizeBlocks(const Quantized &target, ElementSpan span, const std::byte *wide, const ConvertOptions &how) {
+  const uint64_t block = blockShape(target.format).columns, first = span.first;
+  assert(blocksInRows(target) && first % block == 0 && span.count % block == 0);
   forBlocks<Access::write>(
-      target, divide(first, block), divide(range.count, block),
-      [&](uint64_t index, uint64_t blocks, std::byte *scales) {
+      target, divide(first, block), divide(span.count, block), [&](uint64_t index, uint64_t blocks, std::byte *scales) {
         Part part = partOf(target, index, blocks, scales);
         if (wide)
           return quantize(part.matrix, wide + (part.element - first) * itemBytes(target.wide), how);
@@ -202,19 +201,19 @@ void quantizeBlocks(const Quantized &target, ElementRange range, const std::byte
       });
 }
 
-void encodeElements(const Quantized &with, ElementRange range, std::byte *codes, const std::byte *wide,
+void encodeElements(const Quantized &with, ElementSpan span, std::byte *codes, const std::byte *wide,
                     const ConvertOptions &how) {
-  const uint64_t begin = range.first, item = itemBytes(with.wide);
-  forElements(with, begin, begin + range.count, [&](const RowPart &part) {
+  const uint64_t begin = span.first, item = itemBytes(with.wide);
+  forElements(with, begin, begin + span.count, [&](const RowPart &part) {
     const uint64_t at = part.first - begin;
     quantizeWithScales(matrixOf(with, part, codes + at), wide + at * item, how);
   });
 }
 
-void decodeElements(const Quantized &source, ElementRange range, std::byte *wide, const ConvertOptions &how) {
-  const uint64_t item = itemBytes(source.wide), block = blockShape(source.format).columns, first = range.first;
+void decodeElements(const Quantized &source, ElementSpan span, std::byte *wide, const ConvertOptions &how) {
+  const uint64_t item = itemBytes(source.wide), block = blockShape(source.format).columns, first = span.first;
   const bool pairs = formatOf(source.format).codesPerByte() == 2;
-  forElements(source, first, first + range.count, [&](const RowPart &part) {
+  forElements(source, first, first + span.count, [&](const RowPart &part) {
     std::byte *const to = wide + (part.first - first) * item;
     const uint64_t skipped = pairs ? part.first % block : 0;
     if (skipped == 0)

@@ -62,21 +62,21 @@ void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, u
                const ConvertOptions &how = {});
 
 /// Elements [first, first + count).
-struct ElementRange {
+struct ElementSpan {
   uint64_t first, count;
 };
 
 /// For formats whose blocks have one row: quantizes a range of whole blocks from contiguous elements; null means zeros.
 /// `wide`, here and below, is the address of the first element of the range.
-void quantizeBlocks(const Quantized &target, ElementRange range, const std::byte *wide, const ConvertOptions &how = {});
+void quantizeBlocks(const Quantized &target, ElementSpan span, const std::byte *wide, const ConvertOptions &how = {});
 
 /// For formats of one code in a byte: writes the codes of a range of elements, from `codes` on, with the scales of
 /// `with`. Any range.
-void encodeElements(const Quantized &with, ElementRange range, std::byte *codes, const std::byte *wide,
+void encodeElements(const Quantized &with, ElementSpan span, std::byte *codes, const std::byte *wide,
                     const ConvertOptions &how = {});
 
 /// Dequantizes a range of elements. Any range.
-void decodeElements(const Quantized &source, ElementRange range, std::byte *wide, const ConvertOptions &how = {});
+void decodeElements(const Quantized &source, ElementSpan span, std::byte *wide, const ConvertOptions &how = {});
 
 /// Copies the scales of all matrices to the plain layout, matrix after matrix; and back (padding becomes zero).
 void toPlainScales(const Quantized &source, std::byte *plain);

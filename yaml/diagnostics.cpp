@@ -105,7 +105,7 @@ void Diagnostics::add(Kind kind, Location at, std::string text) {
   }
   if (kind != Kind::note) {
     recorded_ = false;
-    for (const Message &known : messages_)
+    for (const Diagnostic &known : diagnostics_)
       if (known.kind == kind && known.text == text && known.at.file == at.file && known.at.line == at.line &&
           known.at.column == at.column)
         return;
@@ -113,7 +113,7 @@ void Diagnostics::add(Kind kind, Location at, std::string text) {
     recorded_ = count++ < kMaxRecorded;
   }
   if (recorded_)
-    messages_.push_back({kind, at, std::move(text)});
+    diagnostics_.push_back({kind, at, std::move(text)});
 }
 
 bool Diagnostics::hasRoom() const { return errors_ < kMaxRecorded; }
@@ -124,13 +124,13 @@ std::string Diagnostics::text() const {
     size_t begin, end;
   };
   std::vector<Group> groups;
-  for (size_t i = 0; i < messages_.size(); ++i) {
-    if (messages_[i].kind != Kind::note)
+  for (size_t i = 0; i < diagnostics_.size(); ++i) {
+    if (diagnostics_[i].kind != Kind::note)
       groups.push_back({i, i});
     groups.back().end = i + 1;
   }
   auto location = [&](const Group &group) {
-    const Location &at = messages_[group.begin].at;
+    const Location &at = diagnostics_[group.begin].at;
     return std::tuple(at.file, at.line, at.column, group.begin);
   };
   std::sort(groups.begin(), groups.end(), [&](const Group &a, const Group &b) { return location(a) < location(b); });
@@ -142,20 +142,21 @@ std::string Diagnostics::text() const {
   std::string result;
   for (const Group &group : groups)
     for (size_t i = group.begin; i < group.end; ++i) {
-      const Message &message = messages_[i];
-      const bool known = message.at.file < files_.size();
+      const Diagnostic &diagnostic = diagnostics_[i];
+      const bool known = diagnostic.at.file < files_.size();
       if (known)
-        appendPrintable(result, files_[message.at.file].path);
-      if (known && message.at.line > 0)
-        result += ":" + std::to_string(message.at.line) + ":" + std::to_string(message.at.column);
+        appendPrintable(result, files_[diagnostic.at.file].path);
+      if (known && diagnostic.at.line > 0)
+        result += ":" + std::to_string(diagnostic.at.line) + ":" + std::to_string(diagnostic.at.column);
       if (known)
         result += ": ";
-      result += message.kind == Kind::error ? "error: " : message.kind == Kind::warning ? "warning: " : "note: ";
-      appendPrintable(result, message.text);
+      result += diagnostic.kind == Kind::error ? "error: " : diagnostic.kind == Kind::warning ? "warning: " : "note: ";
+      appendPrintable(result, diagnostic.text);
       result += '\n';
-      if (!known || message.at.line == 0)
+      if (!known || diagnostic.at.line == 0)
         continue;
-      const Excerpt shown = excerpt(lines[message.at.file].line(message.at.line), std::max(message.at.column, 1u) - 1);
+      const Excerpt shown =
+          excerpt(lines[diagnostic.at.file].line(diagnostic.at.line), std::max(diagnostic.at.column, 1u) - 1);
       result += shown.clippedBefore ? "… " : "";
       appendPrintable(result, shown.text);
       result += shown.clippedAfter ? " …\n" : "\n";

@@ -49,7 +49,7 @@ private:
   struct File {
     std::string path, text;
   };
-  struct Message {
+  struct Diagnostic {
     Kind kind;
     Location at;
     std::string text;
@@ -57,7 +57,7 @@ private:
   void add(Kind kind, Location at, std::string message);
 
   std::vector<File> files_;
-  std::vector<Message> messages_;
+  std::vector<Diagnostic> diagnostics_;
   size_t errors_ = 0, warnings_ = 0;
   bool recorded_ = false; // the last error or warning was kept, so its notes are kept too
 };

@@ -3,7 +3,7 @@
 
 #include "analysis/files/new_folder.h"
 #include "analysis/flatbuffer_vectors.h"
-#include "analysis/report/storage_forms.h"
+#include "analysis/report/quantized_forms.h"
 #include "executor/load.h"
 #include "support/expression.h"
 #include "support/nearest.h"

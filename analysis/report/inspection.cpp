@@ -3,7 +3,7 @@
 
 #include "analysis/files/new_folder.h"
 #include "analysis/flatbuffer_vectors.h"
-#include "analysis/report/storage_forms.h"
+#include "analysis/report/quantized_forms.h"
 #include "analysis/simulate/simulation_report.h"
 #include "analysis/verify/staged.h"
 #include "analysis/work_deadline.h"
@@ -232,7 +232,7 @@ public:
       : plan_(plan), paired_(paired), options_(options), manifest_(plan.manifest()) {
     forms_.reserve(manifest_.endpoints()->size());
     for (uint32_t e = 0; e < manifest_.endpoints()->size(); ++e)
-      forms_.push_back(storageForms(manifest_, e));
+      forms_.push_back(quantizedForms(manifest_, e));
   }
 
   /// Adds the matching params of a rank to a list.
@@ -296,7 +296,7 @@ private:
 
   /// The buffers that are written for a param: its own, or those of the quantized view that it is derived from.
   const BufferRange &writtenRange(const Segment &segment, const BufferRange &run) const {
-    const std::optional<StorageForm> &form = forms_[run.endpoint()][run.param()];
+    const std::optional<QuantizedForm> &form = forms_[run.endpoint()][run.param()];
     const BufferRange *written = &run;
     for (const BufferRange *other : orEmpty(segment.buffers()))
       if (form && other->endpoint() == run.endpoint() && other->mesh_rank() == run.mesh_rank() &&
@@ -323,7 +323,7 @@ private:
                 {"refresh", textOf(param.refresh())},
                 {"transform", textOf(param.transform())},
                 {"holds", holds}};
-    if (const std::optional<StorageForm> &form = forms_[run.endpoint()][run.param()])
+    if (const std::optional<QuantizedForm> &form = forms_[run.endpoint()][run.param()])
       one["quantized"] = {
           {"format", reshard::formatOf(form->format).name},
           {"content", form->codes ? "codes"
@@ -340,9 +340,9 @@ private:
   const PairedPlan &paired_;
   const InspectionOptions &options_;
   const Manifest &manifest_;
-  std::vector<std::vector<std::optional<StorageForm>>> forms_; // by endpoint and param
-  std::map<uint32_t, PrintedParam> params_;                    // of one rank, by buffer
-  std::map<uint32_t, std::vector<uint32_t>> writtenBy_;        // by written buffer, the buffers in params_
+  std::vector<std::vector<std::optional<QuantizedForm>>> forms_; // by endpoint and param
+  std::map<uint32_t, PrintedParam> params_;                      // of one rank, by buffer
+  std::map<uint32_t, std::vector<uint32_t>> writtenBy_;          // by written buffer, the buffers in params_
 };
 
 void printParam(const Json &one) {

@@ -7,7 +7,7 @@
 #include "analysis/flatbuffer_vectors.h"
 #include "analysis/report/difference.h"
 #include "analysis/report/inspection.h"
-#include "analysis/report/storage_forms.h"
+#include "analysis/report/quantized_forms.h"
 #include "analysis/verify/compare.h"
 #include "analysis/verify/plan_verifier.h"
 #include "executor/reshard.h"

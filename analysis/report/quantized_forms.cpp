@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "analysis/report/storage_forms.h"
+#include "analysis/report/quantized_forms.h"
 
 #include "analysis/flatbuffer_vectors.h"
 #include "analysis/layout/quantized_views.h"
@@ -53,11 +53,11 @@ std::map<int32_t, Derived> derived(const Manifest &manifest) {
 
 } // namespace
 
-std::vector<std::optional<StorageForm>> storageForms(const Manifest &manifest, uint32_t number) {
+std::vector<std::optional<QuantizedForm>> quantizedForms(const Manifest &manifest, uint32_t number) {
   const Endpoint &endpoint = *manifest.endpoints()->Get(number);
   const std::map<int32_t, Derived> tensorPatterns = derived(manifest);
   const auto &params = orEmpty(endpoint.params());
-  std::vector<std::optional<StorageForm>> result(params.size());
+  std::vector<std::optional<QuantizedForm>> result(params.size());
   for (uint32_t p = 0; p < params.size(); ++p)
     if (const QuantizedView *view = params.Get(p)->view(); view && view->kind() == ViewKind::elements)
       for (const uint32_t base : baseParams(*view))
@@ -92,7 +92,7 @@ size_t derivedTensorPatterns(const Manifest &manifest) { return derived(manifest
 
 QuantizedCounts countQuantized(const Manifest &manifest, uint32_t number) {
   const Endpoint &endpoint = *manifest.endpoints()->Get(number);
-  const auto forms = storageForms(manifest, number);
+  const auto forms = quantizedForms(manifest, number);
   QuantizedCounts counts;
   for (uint32_t p = 0; p < forms.size(); ++p) {
     const Param &param = *endpoint.params()->Get(p);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Staged bytes are summed without overflow: a manifest with impossible sizes is refused.
 
-#include "analysis/report/storage_forms.h"
+#include "analysis/report/quantized_forms.h"
 
 #include "tests/analysis/support.h"
 
@@ -32,7 +32,7 @@ Result<uint64_t> stagedBytes(int64_t slots) {
   return status.ok() ? peakStagedBytes(*plan) : status;
 }
 
-TEST(StorageForms, SumsDoNotOverflow) {
+TEST(QuantizedForms, SumsDoNotOverflow) {
   for (const uint64_t slots : {2, 1024}) {
     const Result<uint64_t> bytes = stagedBytes(static_cast<int64_t>(slots));
     ASSERT_EQ(bytes.status().message(), "");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Describes the storage forms of quantized params, for reports.
+// Describes the params that hold codes or scales, for reports.
 #pragma once
 
 #include "executor/load.h"
@@ -17,7 +17,8 @@ namespace reshard::analysis {
 /// receiver, when all bytes have arrived; sender: by the sender; passthrough: codes and scales are sent unchanged.
 enum class QuantizedBy { held, arrival, staged, sender, passthrough };
 
-struct StorageForm {
+/// How a param that holds codes or scales is stored and quantized.
+struct QuantizedForm {
   Quantization format;
   QuantizedBy by;
   ScaleLayout scaleLayout;
@@ -25,8 +26,8 @@ struct StorageForm {
   int32_t view; // the param number of the target's view through which it is written; -1: none
 };
 
-/// The storage form of each param of an endpoint that holds codes or scales; empty for other params.
-std::vector<std::optional<StorageForm>> storageForms(const schema::Manifest &manifest, uint32_t endpoint);
+/// The form of each param of an endpoint; empty for params that hold neither codes nor scales.
+std::vector<std::optional<QuantizedForm>> quantizedForms(const schema::Manifest &manifest, uint32_t endpoint);
 
 /// The JSON key ("on_arrival") and the text ("by the receiver on arrival") of a value.
 struct QuantizedByName {
