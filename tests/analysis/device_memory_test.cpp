@@ -12,7 +12,7 @@ using namespace reshard;
 using namespace reshard::analysis;
 
 TEST(DeviceMemory, RoundTrip) {
-  const tests::Folder folder;
+  const tests::TemporaryFolder folder;
   std::unique_ptr<Plan> plan;
   tests::compile("version: 1\nmodel: {dtype: bf16, index: {l: 3}, tensors: {\"a.{l}\": {shape: [64, 7], shard: {0: "
                  "tp}}, b: [33]}}\n"

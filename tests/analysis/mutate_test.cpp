@@ -8,11 +8,11 @@
 #include "analysis/verify/plan_verifier.h"
 #include "compiler/compile.h"
 #include "executor/reshard.h"
+#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <filesystem>
 #include <random>
 #include <unistd.h>
 
@@ -183,12 +183,11 @@ std::string play(const std::string &path, uint64_t seed, std::vector<std::vector
 
 TEST(Mutate, EveryWrongByteIsFound) {
   const int count = 1000;
-  const std::string folder = std::filesystem::temp_directory_path() / ("reshard-mutate-" + std::to_string(getpid()));
-  std::filesystem::create_directory(folder);
+  const reshard::tests::TemporaryFolder folder;
   std::mt19937_64 random(1);
   int refused = 0, wrong = 0, harmless = 0;
   for (const std::string &job : kJobs) {
-    const std::string yaml = folder + "/job.yaml", path = folder + "/good.rplan", altered = folder + "/altered.rplan";
+    const std::string yaml = folder / "job.yaml", path = folder / "good.rplan", altered = folder / "altered.rplan";
     std::FILE *file = std::fopen(yaml.c_str(), "w");
     std::fputs(job.c_str(), file);
     std::fclose(file);
@@ -222,7 +221,6 @@ TEST(Mutate, EveryWrongByteIsFound) {
       }
     }
   }
-  std::filesystem::remove_all(folder);
   std::printf("%d alterations: %d refused, %d moved a wrong byte and were found, %d changed nothing that counts\n",
               refused + wrong + harmless, refused, wrong, harmless);
   EXPECT_GT(refused, count / 20);

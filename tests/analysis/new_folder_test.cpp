@@ -15,7 +15,7 @@ using namespace reshard;
 using namespace reshard::analysis;
 
 TEST(NewFolder, NeverReplacesAFolderCreatedMeanwhile) {
-  tests::Folder folder;
+  tests::TemporaryFolder folder;
   for (int n = 0; n < 2000; ++n) {
     const std::string path = folder / std::to_string(n);
     NewFolder made(path, NewFolder::ownNumber(), true);

@@ -43,7 +43,7 @@ protected:
   }
   std::string error(const UnpackedPlan &parts) const { return proof(parts).error; }
 
-  Folder folder_;
+  TemporaryFolder folder_;
 };
 
 fbs::Operand moved(const fbs::Operand &o, int64_t bytes) {

@@ -111,7 +111,7 @@ protected:
     reshard_close(executor);
   }
 
-  Folder folder_;
+  TemporaryFolder folder_;
   std::unique_ptr<Plan> plan_;
   std::unique_ptr<Memory> source_, target_;
 };

@@ -16,7 +16,7 @@ namespace {
 
 /// The result of peakStagedBytes if the target's `amax` view has `slots` entries of 4 bytes in each of 64 instances.
 Result<uint64_t> stagedBytes(int64_t slots) {
-  const Folder folder;
+  const TemporaryFolder folder;
   compile("{version: 1, model: {dtype: bf16, index: {x: 64}, tensors: {'t.{x}': {shape: [32, 32], shard: {0: tp}}}}, "
           "source: {mesh: {tp: 2}}, "
           "target: {mesh: {}, ranks: [2], quantize: nvfp4}}",

@@ -3,6 +3,7 @@
 // the tensor.
 
 #include "analysis/files/safetensors.h"
+#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
@@ -21,12 +22,6 @@ namespace {
 
 class Safetensors : public testing::Test {
 protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("reshard-safetensors-" + std::to_string(getpid()));
-    fs::create_directory(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   std::string path(const std::string &name) const { return folder_ / name; }
   void put(const std::string &name, const std::string &bytes) const {
     std::ofstream(path(name), std::ios::binary) << bytes;
@@ -43,13 +38,13 @@ protected:
     return shorten(readSafetensors(path("f.safetensors"), checkpoint).message());
   }
   std::string shorten(std::string text) const {
-    const std::string prefix = folder_.string() + "/";
+    const std::string prefix = folder_.path() + "/";
     for (size_t at = text.find(prefix); at != std::string::npos; at = text.find(prefix))
       text.erase(at, prefix.size());
     return text;
   }
 
-  fs::path folder_;
+  const reshard::tests::TemporaryFolder folder_;
 };
 
 const std::string kGood =
@@ -164,8 +159,8 @@ TEST_F(Safetensors, MissingFilesAndFoldersAreNamed) {
   Checkpoint checkpoint;
   EXPECT_EQ(shorten(readSafetensors(path("none.safetensors"), checkpoint).message()),
             "cannot open 'none.safetensors': No such file or directory");
-  EXPECT_EQ(shorten(readSafetensors(folder_, checkpoint).message()),
-            "'" + folder_.string() + "' is not a regular file");
+  EXPECT_EQ(shorten(readSafetensors(folder_.path(), checkpoint).message()),
+            "'" + folder_.path() + "' is not a regular file");
 }
 
 TEST_F(Safetensors, WritesAlignedAndReadsBack) {
@@ -238,11 +233,11 @@ TEST_F(Safetensors, ManyNamesTakeTimeInProportion) {
   const double begin = cpuSeconds();
   {
     Checkpoint made;
-    ASSERT_EQ(createCheckpoint(folder_, specs, kNames / 4, made).message(), "");
+    ASSERT_EQ(createCheckpoint(folder_.path(), specs, kNames / 4, made).message(), "");
   }
   const double written = cpuSeconds();
   Checkpoint found;
-  ASSERT_EQ(readCheckpoint(folder_, found).message(), "");
+  ASSERT_EQ(readCheckpoint(folder_.path(), found).message(), "");
   const double read = cpuSeconds();
   EXPECT_EQ(found.tensors.size(), specs.size());
   RecordProperty("written_seconds", std::to_string(written - begin));
@@ -263,7 +258,7 @@ TEST_F(Safetensors, AnIndexMustAgreeWithItsFiles) {
   auto index = [&](const std::string &text) {
     put("model.safetensors.index.json", text);
     Checkpoint checkpoint;
-    return shorten(readCheckpoint(folder_, checkpoint).message());
+    return shorten(readCheckpoint(folder_.path(), checkpoint).message());
   };
   EXPECT_EQ(index(R"({"metadata":{"total_size":27},"weight_map":{"a":"x.safetensors","b":"x.safetensors"}})"), "");
   EXPECT_EQ(index(R"({"weight_map":{"a":"x.safetensors"}})"), "'x.safetensors' has 2 tensors, but the index lists 1");

@@ -42,7 +42,7 @@ protected:
     return step.kind() == fbs::StepKind::copy && segment.operands[step.first_input()].buffer() == 0;
   }
 
-  Folder folder_;
+  TemporaryFolder folder_;
   UnpackedPlan parts_;
 };
 
@@ -135,7 +135,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, StagedRows, testing::Values("mxfp8", "block_fp
 
 // Columns of 32 tensors from 32 ranks, 59 million rows in the arenas, in 8192 moves. Measured in CPU time.
 TEST(StagedColumns, AreProvenAsColumns) {
-  const Folder folder;
+  const TemporaryFolder folder;
   compile(R"({version: 1, model: {dtype: bf16, index: {x: 32}, tensors: {"t.{x}": [7168, 2048]}, layouts: {
       s: {params: {"t.{x}": {holds: "t.{x}", shard: {1: tp}}}}, t: {params: {w: {stack: x, holds: "t.{x}", shard: {2: tp}}}}}},
       source: {layout: s, mesh: {tp: 32}}, target: {layout: t, mesh: {tp: 4, dp: 8}, ranks: 0..31, quantize: {format: block_fp8, by: receiver}}})",
@@ -151,7 +151,7 @@ TEST(StagedColumns, AreProvenAsColumns) {
 
 // Steps that quantize nvfp4 elements on arrival wait for the tensor scale.
 TEST(TensorScales, AreWaitedFor) {
-  const Folder folder;
+  const TemporaryFolder folder;
   compile("{version: 1, model: {dtype: bf16, tensors: {a: {shape: [64, 96], shard: {0: tp}}}}, source: {mesh: {tp: "
           "2}}, target: {mesh: {tp: 1}, ranks: 2..2, quantize: nvfp4}}",
           folder / "good.rplan");

@@ -5,30 +5,16 @@
 #include "analysis/files/memory.h"
 #include "compiler/compile.h"
 #include "executor/load.h"
+#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 namespace reshard::tests {
-
-/// A temporary folder that is removed by the destructor.
-class Folder {
-public:
-  Folder() : path_(std::filesystem::temp_directory_path() / ("reshard-tools-" + std::to_string(getpid()))) {
-    std::filesystem::create_directory(path_);
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string operator/(const std::string &name) const { return path_ / name; }
-
-private:
-  std::filesystem::path path_;
-};
 
 /// A plan as mutable objects.
 struct UnpackedPlan {

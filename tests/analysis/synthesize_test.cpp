@@ -65,7 +65,7 @@ protected:
         visit(instance, rankMemory.params[p][instance.instance]);
   }
 
-  Folder folder_;
+  TemporaryFolder folder_;
   std::unique_ptr<Plan> plan_;
   std::unique_ptr<Memory> target_;
 };

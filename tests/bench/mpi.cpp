@@ -14,6 +14,7 @@
 #include "analysis/flatbuffer_vectors.h"
 #include "compiler/compile.h"
 #include "executor/reshard.h"
+#include "tests/lib/folder.h"
 
 #include <benchmark/benchmark.h>
 
@@ -21,11 +22,12 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <map>
 #include <mpi.h>
+#include <optional>
 
 using namespace reshard;
 using namespace reshard::analysis;
@@ -57,8 +59,10 @@ struct Case {
   uint64_t bytes = 0;
 
   explicit Case(const std::string &yaml) {
-    const std::string path = (std::filesystem::temp_directory_path() / "reshard-bench-mpi").string();
+    std::optional<tests::TemporaryFolder> folder; // of rank 0, for all
+    std::string path;
     if (rank == 0) {
+      path = folder.emplace() / "plan";
       std::FILE *file = std::fopen((path + ".yaml").c_str(), "w");
       std::fputs(yaml.c_str(), file);
       std::fclose(file);
@@ -68,7 +72,9 @@ struct Case {
           errorToBool(writePlan(result.module, result.statistics, path, 1).takeError()))
         fail(diagnostics.text());
     }
-    MPI_Barrier(MPI_COMM_WORLD);
+    path.resize(4096);
+    MPI_Bcast(path.data(), static_cast<int>(path.size()), MPI_CHAR, 0, MPI_COMM_WORLD);
+    path.resize(std::strlen(path.c_str()));
     if (const Status status = Plan::open(path, plan); !status.ok())
       fail(status.message());
     if (static_cast<int>(plan->world()) != size)

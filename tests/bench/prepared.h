@@ -10,16 +10,15 @@
 #include "executor/reshard.h"
 #include "executor/transport.h"
 #include "support/parallel.h"
+#include "tests/lib/folder.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
-#include <unistd.h>
 #include <vector>
 
 namespace reshard::bench {
@@ -42,8 +41,8 @@ struct Bound {
 class Prepared {
 public:
   Prepared(const std::string &job, const std::vector<std::string> &overrides) {
-    const std::string path =
-        std::filesystem::temp_directory_path() / ("reshard-bench-" + std::to_string(getpid()) + ".rplan");
+    const tests::TemporaryFolder folder;
+    const std::string path = folder / "plan.rplan";
     CompileOptions options;
     options.overrides = overrides;
     CompileResult result;
@@ -75,7 +74,6 @@ public:
     }
     if (reshard_prepare(executor_) != RESHARD_OK)
       fail(reshard_error(executor_));
-    std::filesystem::remove(path);
   }
   ~Prepared() { reshard_close(executor_); }
   Prepared(const Prepared &) = delete;

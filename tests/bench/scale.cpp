@@ -10,6 +10,7 @@
 #include "schema/manifest.h"
 
 #include "executor/load.h"
+#include "tests/lib/folder.h"
 
 #include <benchmark/benchmark.h>
 
@@ -37,8 +38,10 @@ std::string binaries() {
   return folder ? folder : RESHARD_SOURCE_DIR "/build/release";
 }
 
+/// The path of a temporary file, removed at exit.
 std::string temporary(const std::string &name) {
-  return (std::filesystem::temp_directory_path() / ("reshard-scale-" + std::to_string(getpid()) + "-" + name)).string();
+  static const tests::TemporaryFolder folder;
+  return folder / name;
 }
 
 [[noreturn]] void fail(const std::string &why) {
@@ -151,10 +154,6 @@ struct Plans {
     run(compileCommand(job, a, {}));
     run(compileCommand(job, b, {"--set=options.staging=64MiB"}));
     std::filesystem::copy_file(a, copy);
-  }
-  ~Plans() {
-    for (const std::string &path : {a, b, copy})
-      std::filesystem::remove(path);
   }
 };
 

@@ -7,15 +7,14 @@
 #include "compiler/transfer/lower_bounds.h"
 #include "ir/text.h"
 #include "tests/compiler/random_module.h"
+#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
-#include <unistd.h>
 
 using namespace reshard;
 using namespace reshard::ir;
@@ -116,8 +115,8 @@ TEST(Balance, IsWithinOnePercentOfTheOptimum) {
 
 /// A tensor of 1000 rows, three replicas of it, and a target on another rank.
 Module threeReplicas(const std::string &rule, const std::string &shape = "[1000, 8]") {
-  const std::string path =
-      std::filesystem::temp_directory_path() / ("balance_test." + std::to_string(getpid()) + ".yaml");
+  const tests::TemporaryFolder folder;
+  const std::string path = folder / "job.yaml";
   std::ofstream(path) << "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: " << shape << ", shard: {0: " << rule
                       << "}}}}\nsource: {mesh: {tp: 1, dp: 3}}\ntarget: {mesh: {tp: 1}, ranks: 3..3}\n";
   CompileOptions options;
@@ -125,7 +124,6 @@ Module threeReplicas(const std::string &rule, const std::string &shape = "[1000,
   CompileResult result;
   Diagnostics diagnostics;
   EXPECT_TRUE(compileJob(path, options, result, diagnostics)) << diagnostics.text();
-  std::filesystem::remove(path);
   return result.module;
 }
 

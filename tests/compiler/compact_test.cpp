@@ -2,27 +2,25 @@
 // Tests that the size of a plan does not grow with the number of repetitions of a periodic layout.
 
 #include "compiler/compile.h"
+#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
-#include <unistd.h>
 
 using namespace reshard;
 
 namespace {
 
 CompileResult compiled(const std::string &text) {
-  const std::string path =
-      std::filesystem::temp_directory_path() / ("reshard-compact-" + std::to_string(getpid()) + ".yaml");
+  const tests::TemporaryFolder folder;
+  const std::string path = folder / "job.yaml";
   std::ofstream(path) << text;
   CompileOptions options;
   options.verifyEach = true;
   CompileResult result;
   Diagnostics diagnostics;
   EXPECT_TRUE(compileJob(path, options, result, diagnostics)) << diagnostics.text();
-  std::filesystem::remove(path);
   return result;
 }
 

@@ -3,6 +3,7 @@
 // line, and may begin with `# set: a.b=c` lines. RESHARD_UPDATE=1 rewrites the expectations.
 
 #include "compiler/frontend/frontend.h"
+#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
@@ -17,24 +18,10 @@ namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
+using tests::TemporaryFolder;
 
 constexpr size_t kMinCases = 60; // the test fails if the folder errors/ is missing or incomplete
 constexpr std::string_view kExpect = "# expect:", kSet = "# set: ";
-
-/// A temporary folder of this process, removed by the destructor.
-class Folder {
-public:
-  Folder() {
-    std::string path = (fs::temp_directory_path() / "reshard-errors-XXXXXX").string();
-    path_ = mkdtemp(path.data());
-  }
-  ~Folder() { fs::remove_all(path_); }
-  fs::path operator/(const std::string &name) const { return path_ / name; }
-  std::string prefix() const { return path_.string() + "/"; }
-
-private:
-  fs::path path_;
-};
 
 void write(const fs::path &path, std::string_view text) {
   std::ofstream(path, std::ios::binary).write(text.data(), static_cast<std::streamsize>(text.size()));
@@ -47,17 +34,18 @@ std::string read(const fs::path &path) {
 }
 
 /// The compiler's messages about a job, with paths relative to its folder. A job without an error fails the test.
-std::string messages(const Folder &folder, const std::string &name, const std::string &text,
+std::string messages(const TemporaryFolder &folder, const std::string &name, const std::string &text,
                      const std::vector<std::string> &overrides = {}) {
   write(folder / name, text);
   Diagnostics diagnostics;
-  if (const auto job = readJob((folder / name).string(), overrides, diagnostics)) {
+  if (const auto job = readJob(folder / name, overrides, diagnostics)) {
     EXPECT_FALSE(resolve(*job, diagnostics)) << name << ": no error";
   }
   EXPECT_GT(diagnostics.errors(), 0u) << name << ": no error";
   std::string result = diagnostics.text();
-  for (size_t at = result.find(folder.prefix()); at != std::string::npos; at = result.find(folder.prefix(), at))
-    result.erase(at, folder.prefix().size());
+  const std::string prefix = folder / "";
+  for (size_t at = result.find(prefix); at != std::string::npos; at = result.find(prefix, at))
+    result.erase(at, prefix.size());
   return result;
 }
 
@@ -91,7 +79,7 @@ std::string commented(const std::string &message) {
 
 TEST(Errors, CompleteMessages) {
   const fs::path errors = fs::path(RESHARD_SOURCE_DIR) / "tests/compiler/errors";
-  const Folder folder;
+  const TemporaryFolder folder;
   fs::create_directory_symlink(errors / "Inputs", folder / "Inputs");
   std::vector<fs::path> paths;
   for (const fs::directory_entry &entry : fs::directory_iterator(errors))
@@ -185,7 +173,7 @@ TEST(Errors, HostileJobs) {
            "}}}}}\nsource: {layout: l, mesh: {}}\ntarget: {mesh: {}}\n",
        "packs nested more than 16 deep"},
   };
-  const Folder folder;
+  const TemporaryFolder folder;
   for (const auto &hostile : cases) {
     // CPU time, because other tests run at the same time; the minimum of three runs, because they also compete for
     // memory bandwidth.
@@ -207,7 +195,7 @@ TEST(Errors, HostileJobs) {
 }
 
 TEST(Errors, HostileConfigs) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::string job = "version: 1\nmodel: {config: c.json, let: {h: $hidden}, dtype: bf16, tensors: {w: "
                           "[h]}}\nsource: {mesh: {}}\ntarget: {mesh: {}}\n";
   const struct {

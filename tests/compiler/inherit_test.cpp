@@ -3,6 +3,7 @@
 
 #include "compiler/frontend/reading.h"
 #include "support/glob.h"
+#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
@@ -16,23 +17,19 @@ namespace {
 
 class ModelExtend : public testing::Test {
 protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() / ("reshard-extend-" + std::to_string(getpid()));
-    std::filesystem::create_directories(folder_ + "/bases");
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
+  void SetUp() override { std::filesystem::create_directories(folder_ / "bases"); }
 
-  void write(const std::string &name, const std::string &text) { std::ofstream(folder_ + "/" + name) << text; }
+  void write(const std::string &name, const std::string &text) { std::ofstream(folder_ / name) << text; }
 
   std::optional<ir::Layout> layout(const std::string &endpoints, const std::vector<std::string> &overrides = {}) {
     diagnostics_ = std::make_unique<Diagnostics>();
     write("job.yaml", "version: 1\nmodel: own.yaml\n" + endpoints);
-    const auto job = readJob(folder_ + "/job.yaml", overrides, *diagnostics_);
+    const auto job = readJob(folder_ / "job.yaml", overrides, *diagnostics_);
     return job ? resolve(*job, *diagnostics_) : std::nullopt;
   }
   std::string errors() const { return diagnostics_->text(); }
 
-  std::string folder_;
+  const tests::TemporaryFolder folder_;
   std::unique_ptr<Diagnostics> diagnostics_;
 };
 

@@ -2,6 +2,7 @@
 // Reading of jobs: includes, --set, meshes, ranks, world, options, fingerprint. Errors are tested by errors/*.yaml.
 
 #include "compiler/frontend/frontend.h"
+#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
@@ -17,19 +18,13 @@ constexpr const char *kModel =
 
 class JobTest : public testing::Test {
 protected:
-  JobTest() {
-    std::string path = (std::filesystem::temp_directory_path() / "reshard-job-XXXXXX").string();
-    folder_ = mkdtemp(path.data());
-  }
-  ~JobTest() override { std::filesystem::remove_all(folder_); }
-
   void write(const std::string &name, const std::string &text) {
-    std::filesystem::create_directories(std::filesystem::path(folder_ + "/" + name).parent_path());
-    std::ofstream(folder_ + "/" + name) << text;
+    std::filesystem::create_directories(std::filesystem::path(folder_ / name).parent_path());
+    std::ofstream(folder_ / name) << text;
   }
   Job read(const std::vector<std::string> &overrides = {}) {
     Diagnostics diagnostics;
-    auto job = readJob(folder_ + "/job.yaml", overrides, diagnostics);
+    auto job = readJob(folder_ / "job.yaml", overrides, diagnostics);
     EXPECT_TRUE(job) << diagnostics.text();
     EXPECT_TRUE(diagnostics.ok()) << diagnostics.text();
     return job ? std::move(*job) : Job();
@@ -39,7 +34,7 @@ protected:
     return read(overrides);
   }
 
-  std::string folder_;
+  const tests::TemporaryFolder folder_;
 };
 
 std::string axes(const EndpointDeclaration &endpoint) {
@@ -115,7 +110,7 @@ TEST_F(JobTest, LayoutsAndSwitches) {
   const Job job =
       read("model: models/m.yaml\nsource: {layout: train, mesh: {tp: 2}, place: {layer: {axis: pp, sizes: [2]}}}\n"
            "target: {layout: train, mesh: {tp: 4}, switches: {deep: 2 * n}}\n");
-  EXPECT_EQ(job.model.path, folder_ + "/models/m.yaml");
+  EXPECT_EQ(job.model.path, folder_ / "models/m.yaml");
   EXPECT_EQ(job.endpoints.at(0).layoutDeclaration, &job.model.layouts.at(0));
   EXPECT_EQ(job.endpoints[0].placement.at("layer").scheme, "sizes");
   EXPECT_EQ(job.endpoints[0].switches, (std::map<std::string, int64_t>{{"fused", 8}, {"deep", 0}}));
@@ -137,7 +132,7 @@ TEST_F(JobTest, Overrides) {
   EXPECT_EQ(read(included, {"model.let.n=5"}).model.tensors.at(0).shape.at(0), 5); // inside an included file
   EXPECT_EQ(read(included, {"model.let.n=5", "model={dtype: i8, tensors: {w: [7]}}"}).model.tensors.at(0).shape.at(0),
             7);
-  EXPECT_EQ(read("model: none.yaml\nsource: {mesh: {}}\ntarget: {mesh: {}}\n", {"model=" + folder_ + "/m.yaml"})
+  EXPECT_EQ(read("model: none.yaml\nsource: {mesh: {}}\ntarget: {mesh: {}}\n", {"model=" + folder_ / "m.yaml"})
                 .model.let.at("n"),
             4);
 }

@@ -2,10 +2,10 @@
 // Reading of models: let and config, index, tensors, layouts. Errors are tested by errors/*.yaml.
 
 #include "compiler/frontend/reading.h"
+#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 
 namespace reshard {
@@ -78,8 +78,8 @@ TEST(Model, WhereMayBeEmpty) {
 }
 
 TEST(Model, ConfigKeys) {
-  const std::string folder = (std::filesystem::temp_directory_path() / "reshard-model-test").string();
-  std::filesystem::create_directories(folder);
+  const tests::TemporaryFolder temporary;
+  const std::string &folder = temporary.path();
   std::ofstream(folder + "/config.json")
       << R"({"hidden_size": 8, "tie": true, "none": null, "text_config": {"heads": 4}, "theta": 1e6, "types": ["mamba", "mlp", "mamba"], "letters": "M-M"})";
   Diagnostics diagnostics; // the default is checked although it is not used
@@ -105,7 +105,6 @@ TEST(Model, ConfigKeys) {
     ASSERT_EQ(layers.size(), 2u);
     EXPECT_EQ(std::pair(layers[0].first, layers[1].last), std::pair(int64_t{0}, int64_t{2}));
   }
-  std::filesystem::remove_all(folder);
 }
 
 TEST(Model, Rules) {

@@ -3,6 +3,7 @@
 // section 6), and the errors of comparing both sides. A param is printed element by element: `q:3` is row 3 of tensor
 // q, `z` is padding.
 #include "compiler/frontend/frontend.h"
+#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +15,6 @@
 #include <fstream>
 #include <random>
 #include <set>
-#include <unistd.h>
 
 namespace reshard {
 namespace {
@@ -34,11 +34,10 @@ Resolved resolveFile(const std::string &path) {
 }
 
 Resolved resolveText(const std::string &yaml) {
-  const auto path = std::filesystem::temp_directory_path() / ("resolve_test_" + std::to_string(getpid()) + ".yaml");
+  const tests::TemporaryFolder folder;
+  const std::string path = folder / "job.yaml";
   std::ofstream(path) << yaml;
-  Resolved result = resolveFile(path);
-  std::filesystem::remove(path);
-  return result;
+  return resolveFile(path);
 }
 
 std::string replaced(std::string text, const std::string &from, const std::string &to) {
@@ -406,10 +405,7 @@ TEST(Resolve, IncompleteSource) {
 
 /// A job in the folder of a model: layouts `same` and `cut` of base.yaml, joined by those of the job's model.
 struct Same {
-  const std::filesystem::path folder =
-      std::filesystem::temp_directory_path() / ("resolve_same_" + std::to_string(getpid()));
-  Same() { std::filesystem::create_directory(folder); }
-  ~Same() { std::filesystem::remove_all(folder); }
+  const tests::TemporaryFolder folder;
   Resolved target(const std::string &layouts, const std::string &layout) const {
     std::ofstream(folder / "base.yaml")
         << "dtype: bf16\nindex: {x: 2}\n"

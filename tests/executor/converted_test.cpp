@@ -119,7 +119,7 @@ TEST(Converted, AllRanksOnOneDevice) {
   for (const std::string &layout : kLayouts)
     for (const std::string &form : kForms) {
       SCOPED_TRACE(layout + form);
-      Folder folder;
+      TemporaryFolder folder;
       std::unique_ptr<Plan> plan;
       ASSERT_NO_FATAL_FAILURE(compile(jobOf(layout, form), folder / "plan"));
       ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
@@ -137,7 +137,7 @@ TEST(Converted, OneRankPerCommunicatorGivesTheSameBytes) {
     for (const std::string &form : kForms)
       for (const bool self : {false, true}) {
         SCOPED_TRACE(layout + form);
-        Folder folder;
+        TemporaryFolder folder;
         std::unique_ptr<Plan> plan;
         ASSERT_NO_FATAL_FAILURE(compile(jobOf(layout, form), folder / "plan"));
         ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");

@@ -37,7 +37,7 @@ protected:
     return makeThreadsTransport(1)->prepare(*plan_, locals(ranks), {}).message();
   }
 
-  Folder folder_;
+  TemporaryFolder folder_;
   std::unique_ptr<Plan> plan_;
 };
 

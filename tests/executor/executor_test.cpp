@@ -7,12 +7,12 @@
 #include "analysis/verify/check.h"
 #include "compiler/compile.h"
 #include "tests/executor/allocations.h"
+#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <ctime>
-#include <filesystem>
 #include <fstream>
 #include <new>
 #include <sys/mman.h>
@@ -49,16 +49,8 @@ namespace {
 
 class ExecutorTest : public testing::Test {
 public:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() / ("reshard-executor-" + std::to_string(getpid()));
-    std::filesystem::create_directories(folder_);
-    path_ = folder_ + "/plan.rplan";
-    compile({"model.let.hidden=64", "model.let.ffn=96", "model.index.layer=2"});
-  }
-  void TearDown() override {
-    reshard_close(executor_);
-    std::filesystem::remove_all(folder_);
-  }
+  void SetUp() override { compile({"model.let.hidden=64", "model.let.ffn=96", "model.index.layer=2"}); }
+  void TearDown() override { reshard_close(executor_); }
 
   void compile(const std::vector<std::string> &overrides) {
     compileJobAt(RESHARD_SOURCE_DIR "/examples/quickstart.yaml", overrides);
@@ -112,7 +104,8 @@ public:
   }
   std::string error() const { return reshard_error(executor_); }
 
-  std::string folder_, path_;
+  const tests::TemporaryFolder folder_;
+  const std::string path_ = folder_ / "plan.rplan";
   std::unique_ptr<Plan> plan_;
   std::unique_ptr<Memory> memory_;
   reshard_executor *executor_ = nullptr;
@@ -140,7 +133,7 @@ TEST_F(ExecutorTest, MovesEveryByteWithAnyNumberOfThreads) {
 }
 
 TEST_F(ExecutorTest, CallsHooksOfRefreshedParamsAfterEachRun) {
-  const std::string job = folder_ + "/job.yaml";
+  const std::string job = folder_ / "job.yaml";
   std::FILE *file = std::fopen(job.c_str(), "w");
   std::fputs("version: 1\n"
              "model:\n"
@@ -303,9 +296,9 @@ TEST_F(ExecutorTest, RejectsOverlappingBindings) {
 }
 
 TEST_F(ExecutorTest, BindTakesAsLongForTheLastRankAsForTheFirst) {
-  std::ofstream(folder_ + "/wide.yaml")
+  std::ofstream(folder_ / "wide.yaml")
       << "{version: 1, model: {dtype: u8, tensors: {a: [8]}}, source: {mesh: {dp: 30000}}, target: {mesh: {}}}";
-  compileJobAt(folder_ + "/wide.yaml", {});
+  compileJobAt(folder_ / "wide.yaml", {});
   const uint32_t some[] = {0};
   ASSERT_EQ(reshard_open(path_.c_str(), some, 1, nullptr, &executor_), RESHARD_OK);
   auto seconds = [&](uint32_t rank) {

@@ -21,7 +21,7 @@ public:
                              "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"})
       unsetenv(name);
   }
-  tests::Folder folder;
+  tests::TemporaryFolder folder;
 };
 
 Deadline in(int milliseconds) { return std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds); }

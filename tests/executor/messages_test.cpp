@@ -101,7 +101,7 @@ private:
 };
 
 TEST(Messages, CompleteCorrectlyOverSlowChannels) {
-  const tests::Folder folder;
+  const tests::TemporaryFolder folder;
   int chunked = 0, forwarded = 0;
   std::vector<std::string> jobs(std::begin(tests::kRelayJobs), std::end(tests::kRelayJobs));
   jobs.insert(jobs.end(), std::begin(tests::kRelayedJobs), std::end(tests::kRelayedJobs));
@@ -210,7 +210,7 @@ void cutMessages(ir::Module &module, uint32_t count) {
 // paths lead through them, from a message over the channel after them to one before. prepare must not follow each path.
 TEST(Messages, PrepareIsFastIfSlotsPassThroughManyCopiedMessages) {
   constexpr uint32_t kCount = 64;
-  const tests::Folder folder;
+  const tests::TemporaryFolder folder;
   std::string job = "version: 1\nmodel:\n  dtype: bf16\n  tensors:\n";
   for (uint32_t i = 0; i < kCount;
        ++i) // each source rank has six columns: targets get 0 to 3; 4 to 5 and 0 to 1; 2 to 5
@@ -295,7 +295,7 @@ TEST(Messages, RankZeroBroadcastsItsId) {
 }
 
 TEST(Messages, PrepareFailsOnAllRanksIfItFailsOnOne) {
-  const tests::Folder folder;
+  const tests::TemporaryFolder folder;
   std::unique_ptr<Plan> plan;
   tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [66, 32], shard: {0: tp}}}}\nsource: {mesh: "
                  "{tp: 3}}\ntarget: {mesh: {tp: 1}}\n",
@@ -321,7 +321,7 @@ TEST(Messages, PrepareFailsOnAllRanksIfItFailsOnOne) {
 }
 
 TEST(Messages, RejectsAChannelWithTooFewTags) {
-  const tests::Folder folder;
+  const tests::TemporaryFolder folder;
   std::unique_ptr<Plan> plan;
   tests::compile(tests::kRelayJobs[0], folder / "plan");
   ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
@@ -338,7 +338,7 @@ TEST(Messages, RejectsAChannelWithTooFewTags) {
 
 // A process may close the descriptor of its mapped file, and reuse its number, before others have mapped the file.
 TEST(Messages, NoPeerMapsAnotherFileThanThePublishedOne) {
-  const tests::Folder folder;
+  const tests::TemporaryFolder folder;
   std::unique_ptr<Plan> plan;
   tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: "
                  "{tp: 2}}\ntarget: {mesh: {tp: 1}}\n",
@@ -368,7 +368,7 @@ TEST(Messages, NoPeerMapsAnotherFileThanThePublishedOne) {
 }
 
 TEST(Messages, ATimeoutNamesTheMissingPeer) {
-  const tests::Folder folder;
+  const tests::TemporaryFolder folder;
   std::unique_ptr<Plan> plan;
   tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: "
                  "{tp: 2}}\ntarget: {mesh: {tp: 1}}\n",

@@ -74,7 +74,7 @@ public:
     ASSERT_NO_FATAL_FAILURE(tests::compile(job, folder_ / "plan"));
     ASSERT_EQ(Plan::open(folder_ / "plan", plan_).message(), "");
   }
-  Folder folder_;
+  TemporaryFolder folder_;
   std::unique_ptr<Plan> plan_;
 };
 

@@ -62,7 +62,7 @@ public:
     return status;
   }
 
-  tests::Folder folder_;
+  tests::TemporaryFolder folder_;
   std::string error_;
   reshard_plan *plan_ = nullptr;
 };

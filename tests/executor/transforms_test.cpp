@@ -124,7 +124,7 @@ public:
     return values;
   }
 
-  tests::Folder folder_;
+  tests::TemporaryFolder folder_;
   std::vector<uint8_t> from_ = std::vector<uint8_t>(8, 5), to_[2] = {std::vector<uint8_t>(8), std::vector<uint8_t>(8)};
   Caller caller_;
   reshard_executor *executor_ = nullptr;

@@ -4,6 +4,7 @@
 #include "executor/reshard.hpp"
 
 #include "compiler/compile.h"
+#include "tests/lib/folder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,9 +32,6 @@ template <class Body> std::pair<int, std::string> thrown(Body body) {
 class WrapperTest : public testing::Test {
 public:
   void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() / ("reshard-wrapper-" + std::to_string(getpid()));
-    std::filesystem::create_directories(folder_);
-    path_ = folder_ + "/plan.rplan";
     compile("version: 1\n"
             "model:\n"
             "  name: small\n"
@@ -46,10 +44,9 @@ public:
             "source: {layout: train, mesh: {tp: 2}}\n"
             "target: {layout: serve, mesh: {}, ranks: [2]}\n");
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   void compile(const std::string &text) {
-    const std::string job = folder_ + "/job.yaml";
+    const std::string job = folder_ / "job.yaml";
     std::ofstream(job) << text;
     reshard::CompileResult result;
     reshard::Diagnostics diagnostics;
@@ -57,7 +54,8 @@ public:
     ASSERT_EQ(toString(writePlan(result.module, result.statistics, path_, 1).takeError()), "");
   }
 
-  std::string folder_, path_;
+  const reshard::tests::TemporaryFolder folder_;
+  const std::string path_ = folder_ / "plan.rplan";
 };
 
 TEST_F(WrapperTest, PlanContents) {
@@ -107,7 +105,7 @@ TEST_F(WrapperTest, EndpointsAndRanksThatDoNotExist) {
             std::make_pair(int{RESHARD_INVALID}, std::string("there is no endpoint 2, the plan has 2")));
   EXPECT_EQ(thrown([&] { plan.params(1, 0); }),
             std::make_pair(int{RESHARD_INVALID}, std::string("target has no rank 0")));
-  const auto [status, text] = thrown([&] { reshard::PlanFile(folder_ + "/absent"); });
+  const auto [status, text] = thrown([&] { reshard::PlanFile(folder_ / "absent"); });
   EXPECT_EQ(status, RESHARD_BAD_PLAN);
   EXPECT_THAT(text, HasSubstr("/absent'"));
 }

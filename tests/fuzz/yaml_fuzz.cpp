@@ -2,6 +2,7 @@
 // libFuzzer: any text is a valid job or gives an error. Inputs that could name existing files are skipped.
 
 #include "compiler/frontend/frontend.h"
+#include "tests/lib/folder.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -13,11 +14,11 @@ namespace {
 /// The job's path, in an empty temporary folder. That becomes the current folder, so that files that a job includes do
 /// not exist.
 const std::string &jobPath() {
+  static const reshard::tests::TemporaryFolder folder;
   static const std::string path = [] {
-    char folder[] = "/tmp/reshard-fuzz-XXXXXX";
-    if (!mkdtemp(folder) || chdir(folder) != 0)
+    if (chdir(folder.path().c_str()) != 0)
       std::abort();
-    return std::string(folder) + "/job.yaml";
+    return folder / "job.yaml";
   }();
   return path;
 }

@@ -3,15 +3,14 @@
 // its deadline if one rank is missing.
 
 #include "tests/gpu/plan_on_gpu.h"
+#include "tests/lib/folder.h"
 
 #include <cuda_runtime_api.h>
 
 #include <barrier>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <stdexcept>
 #include <thread>
 
@@ -86,18 +85,15 @@ void runRank(const std::string &path, uint32_t rank, MissedCall missed, bool lat
 
 /// Runs all ranks up to a call, which the late rank does not make.
 std::vector<RankResult> runRanks(const std::string &path, uint32_t world, MissedCall missed, uint32_t late) {
-  std::string folder = std::filesystem::temp_directory_path() / "reshard-ranks-XXXXXX";
-  if (!mkdtemp(folder.data()))
-    throw std::runtime_error("cannot create the folder '" + folder + "': " + std::strerror(errno));
+  const tests::TemporaryFolder folder;
   std::barrier together(static_cast<std::ptrdiff_t>(world));
   std::vector<RankResult> results(world);
   std::vector<std::thread> ranks;
   for (uint32_t rank = 0; rank < world; ++rank)
     ranks.emplace_back(
-        [&, rank] { runRank(path, rank, missed, rank == late, folder + "/id", together, results[rank]); });
+        [&, rank] { runRank(path, rank, missed, rank == late, folder / "id", together, results[rank]); });
   for (std::thread &rank : ranks)
     rank.join();
-  std::filesystem::remove_all(folder);
   for (uint32_t rank = 0; rank < world; ++rank)
     if (!results[rank].problem.empty())
       throw std::runtime_error("rank " + std::to_string(rank) + ": " + results[rank].problem);

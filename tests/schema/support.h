@@ -7,9 +7,9 @@
 #include "executor/load.h"
 #include "schema/container.h"
 #include "schema/manifest.h"
+#include "tests/lib/folder.h"
 
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <random>
@@ -18,31 +18,9 @@
 
 namespace reshard::test {
 
+using tests::TemporaryFolder;
+
 // --------------------------------------------------------------------------------------------------------- files
-
-/// A temporary folder, deleted by the destructor.
-class TemporaryFolder {
-public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "reshard-XXXXXX").string();
-    if (!::mkdtemp(name.data()))
-      throw std::runtime_error("cannot create a temporary folder");
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder &) = delete;
-  std::string operator/(const std::string &name) const { return (path_ / name).string(); }
-  size_t entries() const {
-    return static_cast<size_t>(
-        std::distance(std::filesystem::directory_iterator(path_), std::filesystem::directory_iterator()));
-  }
-
-private:
-  std::filesystem::path path_;
-};
 
 inline std::string readFile(const std::string &path) {
   std::ifstream file(path, std::ios::binary);

@@ -3,6 +3,7 @@
 
 #include "support/atomic_file.h"
 #include "support/mapped_file.h"
+#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
@@ -22,20 +23,13 @@ namespace {
 
 class Files : public testing::Test {
 protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("reshard-support-" + std::to_string(getpid()));
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   std::string path(const char *name) const { return folder_ / name; }
   std::string content(const char *name) const {
     std::ifstream file(path(name), std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
   }
-  size_t entries() const { return static_cast<size_t>(std::distance(fs::directory_iterator(folder_), {})); }
 
-  fs::path folder_;
+  const tests::TemporaryFolder folder_;
 };
 
 TEST_F(Files, AreReplacedAsAWhole) {
@@ -47,19 +41,19 @@ TEST_F(Files, AreReplacedAsAWhole) {
   EXPECT_TRUE(file->commit(6).ok());
   EXPECT_FALSE(file->open());
   EXPECT_EQ(content("a"), std::string("\0\0two\0", 6));
-  EXPECT_EQ(entries(), 1u);
+  EXPECT_EQ(folder_.entries(), 1u);
 }
 
 TEST_F(Files, ThatAreNotCommittedAreRemoved) {
   {
     const Result<AtomicFile> file = AtomicFile::create(path("a"));
     ASSERT_TRUE(file.ok());
-    EXPECT_EQ(entries(), 1u);
+    EXPECT_EQ(folder_.entries(), 1u);
   }
-  EXPECT_EQ(entries(), 0u);
+  EXPECT_EQ(folder_.entries(), 0u);
   fs::create_directory(path("b"));
   EXPECT_EQ(writeFile(path("b"), "x").message(), "cannot write '" + path("b") + "': Is a directory");
-  EXPECT_EQ(entries(), 1u);
+  EXPECT_EQ(folder_.entries(), 1u);
   EXPECT_EQ(writeFile(path("none/x"), "x").message(),
             "cannot create '" + path("none/x") + "': No such file or directory");
 }
@@ -111,7 +105,7 @@ TEST_F(Files, ThatAreEmptyHaveNoData) {
 TEST_F(Files, ThatCannotBeMappedAreErrors) {
   EXPECT_EQ(MappedFile::open(path("a")).status().message(),
             "cannot open '" + path("a") + "': No such file or directory");
-  EXPECT_EQ(MappedFile::open(folder_).status().message(), "'" + folder_.string() + "' is not a regular file");
+  EXPECT_EQ(MappedFile::open(folder_.path()).status().message(), "'" + folder_.path() + "' is not a regular file");
   EXPECT_EQ(MappedFile::open("/dev/null").status().message(), "'/dev/null' is not a regular file");
   ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
   EXPECT_EQ(MappedFile::open(path("fifo")).status().message(), "'" + path("fifo") + "' is not a regular file");

@@ -57,7 +57,7 @@ protected:
     throw std::runtime_error("no param '" + name + "'");
   }
 
-  const Folder folder_;
+  const TemporaryFolder folder_;
   const std::string path_ = folder_ / "plan";
   std::string said_; // on stdout
 };
