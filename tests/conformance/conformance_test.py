@@ -9,9 +9,7 @@ import json
 import os
 import random
 import re
-import subprocess
 import sys
-import tempfile
 import unittest
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +18,6 @@ from typing import NamedTuple
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "semantics", "quantize", "mpi", "lib")]
 
 import generate  # noqa: E402
@@ -29,6 +26,7 @@ import hosts  # noqa: E402
 import mpi_test  # noqa: E402
 import rows_test  # noqa: E402
 import fake_backend  # noqa: E402
+from commands import BIN, run, shared_folder  # noqa: E402
 
 SMALL = "RESHARD_SMALL" in os.environ
 WORLDS = range(2, 9)
@@ -113,9 +111,7 @@ class Plans:
         """Compiles a job into the root folder. Returns its report; None if it does not compile and `may_fail`."""
         name, job = named
         (self.root / f"{name}.yaml").write_text(json.dumps(job))
-        command = [BIN / "reshard-compile", f"{name}.yaml", "-o", f"{name}.rplan", f"--report={name}.json", "--jobs=1"]
-        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True)
-        assert done.returncode == 0 or may_fail, f"{name}: {done.stderr}"
+        done = run("reshard-compile", f"{name}.yaml", "-o", f"{name}.rplan", f"--report={name}.json", "--jobs=1", code=None if may_fail else 0, cwd=self.root)
         return json.loads((self.root / f"{name}.json").read_text()) if done.returncode == 0 else None
 
     def add(self, kind, name, report):
@@ -154,9 +150,7 @@ class Plans:
 class Conformance(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-        cls.addClassCleanup(folder.cleanup)
-        cls.plans = plans = Plans(folder.name)
+        cls.plans = plans = Plans(shared_folder(cls, dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
         cls.programs = {"cpu": BIN / "conformance", "cuda": fake_backend.copy_with_backends(plans.root, "conformance")}
         with ThreadPoolExecutor(2) as pool:
             plans.add_rows(pool)
@@ -183,7 +177,7 @@ class Conformance(unittest.TestCase):
         if target.transport != "threads":
             processes = processes or int(folder.name)
             command = [*(self.hosts.mpirun(processes) if target.hosts > 1 else ["mpirun"]), "-n", str(processes), *command]
-        return subprocess.run(["timeout", "600", *command], capture_output=True, text=True, env=ENVIRONMENT)
+        return run("timeout", 600, *command, code=None, env=ENVIRONMENT)
 
     def exact(self, target, kind, *options, seeds=2):
         """Runs the plans of a kind, one launch for each world; all must be right. Returns the number of plans."""

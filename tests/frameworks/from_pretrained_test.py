@@ -10,13 +10,14 @@ transformers 5, and transformers 4 in another process.
 import importlib.util
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
-BIN = Path(os.environ.get("RESHARD_BIN", "build/release")).resolve()
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+
+from commands import ROOT, FolderTest, run  # noqa: E402
+
 MISSING = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
 
 #: Loads a folder, compares it with the weights of another folder and prints the version.
@@ -42,20 +43,8 @@ print(transformers.__version__)
 """
 
 
-def run(*command, **more):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, **more)
-    if done.returncode:
-        raise AssertionError(f"{' '.join(map(str, command))[:300]}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
 @unittest.skipIf(MISSING, f"NOT TESTED: {', '.join(MISSING)} missing; see tests/frameworks")
-class FromPretrained(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR"))
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class FromPretrained(FolderTest):
     def original(self, save, **config):
         """A folder saved by transformers, with weights if `save`, else only the config."""
         import tokenizers
@@ -81,20 +70,20 @@ class FromPretrained(unittest.TestCase):
         return at
 
     def loads(self, written, original):
-        self.assertTrue(run(sys.executable, "-W", "ignore", "-c", LOADS, written, original).startswith("5."))
+        self.assertTrue(run(sys.executable, "-W", "ignore", "-c", LOADS, written, original).stdout.startswith("5."))
         if four := os.environ.get("RESHARD_TRANSFORMERS4"):
             path = os.pathsep.join([four, *filter(None, [os.environ.get("PYTHONPATH")])])
-            version = run(sys.executable, "-W", "ignore", "-c", LOADS, written, original, env=os.environ | {"PYTHONPATH": path})
+            version = run(sys.executable, "-W", "ignore", "-c", LOADS, written, original, env=os.environ | {"PYTHONPATH": path}).stdout
             self.assertTrue(version.startswith("4."), version)
 
     def test_written_with_the_files_of_a_model(self):
         original = self.original(True, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16, vocab_size=101)
-        run(BIN / "reshard-compile", f"--describe={original}", "-o", self.folder / "model.yaml")
+        run("reshard-compile", f"--describe={original}", "-o", self.folder / "model.yaml")
         job = self.folder / "job.yaml"
         job.write_text("version: 1\nmodel: model.yaml\nsource: {storage: original}\ntarget: {storage: one}\n")
-        run(BIN / "reshard-compile", job, "-o", self.folder / "plan")
-        run(BIN / "reshard-exec", self.folder / "plan", "--check", f"--copy={original}")
-        run(BIN / "reshard-exec", self.folder / "plan", "--check", f"--copy={original}", "--max-shard-size=64KiB", f"--target={self.folder / 'many'}")
+        run("reshard-compile", job, "-o", self.folder / "plan")
+        run("reshard-exec", self.folder / "plan", "--check", f"--copy={original}")
+        run("reshard-exec", self.folder / "plan", "--check", f"--copy={original}", "--max-shard-size=64KiB", f"--target={self.folder / 'many'}")
         self.assertEqual([path.name for path in (self.folder / "one").glob("*.safetensors*")], ["model.safetensors"])
         self.assertGreater(len(list((self.folder / "many").glob("model-*-of-*.safetensors"))), 3)
         for name in ("one", "many"):
@@ -108,11 +97,11 @@ class FromPretrained(unittest.TestCase):
                                  head_dim=128, vocab_size=vocab)
         numbers = {"layers": layers, "hidden": hidden, "ffn": ffn, "vocab": vocab, "heads": heads, "kv_heads": 8, "head_dim": 128, "tied": "false"}
         job = self.folder / "job.yaml"
-        models = Path(__file__).resolve().parents[2] / "examples" / "models"
+        models = ROOT / "examples" / "models"
         job.write_text(f"version: 1\nmodel: {models / 'qwen3-8b.yaml'}\nsource: {{layout: hf, storage: weights}}\ntarget: {{layout: hf, storage: written}}\n")
-        run(BIN / "reshard-compile", job, "-o", self.folder / "plan", *(f"--set=model.let.{name}={value}" for name, value in numbers.items()))
-        run(BIN / "reshard-exec", self.folder / "plan", "--synthesize", f"--source={self.folder / 'weights'}")
-        run(BIN / "reshard-exec", self.folder / "plan", f"--copy={original}", "--memory=2GiB")
+        run("reshard-compile", job, "-o", self.folder / "plan", *(f"--set=model.let.{name}={value}" for name, value in numbers.items()))
+        run("reshard-exec", self.folder / "plan", "--synthesize", f"--source={self.folder / 'weights'}")
+        run("reshard-exec", self.folder / "plan", f"--copy={original}", "--memory=2GiB")
         files = sorted((self.folder / "written").glob("model-*.safetensors"))
         self.assertEqual([path.name for path in files], ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"])
         self.assertLess(files[0].stat().st_size, 5.001e9)

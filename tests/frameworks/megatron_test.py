@@ -9,7 +9,6 @@ torch.nn.ModuleList(chunks).
 One process acts as each rank in turn, over PyTorch's fake process group. With --write it rewrites the listings of
 tests/library/chunks, which the ordinary suite compares with the layouts."""
 
-import os
 import re
 import sys
 import tempfile
@@ -18,12 +17,11 @@ import unittest
 import warnings
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(os.environ.get("RESHARD_BIN", ROOT / "build" / "release")).resolve()
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("library",)]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("library", "lib")]
 
 import library  # noqa: E402
 import support  # noqa: E402
+from commands import BIN, ROOT  # noqa: E402
 
 try:
     warnings.filterwarnings("ignore")

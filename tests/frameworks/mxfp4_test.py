@@ -2,9 +2,7 @@
 """MXFP4 against transformers' dequantization of gpt-oss (see support.py to run this): codes and scales of random bytes
 give the same bf16 values, and the codes that a run writes give the values that reshard-exec reads from them."""
 
-import os
-import subprocess
-import tempfile
+import sys
 import unittest
 from pathlib import Path
 
@@ -12,7 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+
+from commands import FolderTest, run  # noqa: E402
+
 EXPERTS, ROWS, COLUMNS = 3, 40, 96
 JOB = """
 version: 1
@@ -35,8 +36,7 @@ def move(folder, source, target, tensors):
     (folder / "job.yaml").write_text(JOB.format(experts=EXPERTS, rows=ROWS, columns=COLUMNS, source=source, target=target))
     for command in (["reshard-compile", folder / "job.yaml", "-o", folder / "plan"],
                     ["reshard-exec", folder / "plan", f"--source={folder / 'in'}", f"--target={folder / target}", "--check"]):
-        done = subprocess.run([BIN / command[0], *command[1:]], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        run(*command)
     return load_file(folder / target / "rank-00000.safetensors")
 
 
@@ -46,11 +46,9 @@ def dequantized(tensors):
     return convert_moe_packed_tensors(blocks, tensors["w_scales"].view(torch.uint8)).transpose(1, 2)
 
 
-class Mxfp4(unittest.TestCase):
+class Mxfp4(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         torch.manual_seed(3)
 
     def same_bits(self, one, other):

@@ -6,18 +6,16 @@ shapes. The classes are built on PyTorch's meta device, one stage after the othe
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/stages_test.py"""
 
 import json
-import os
 import sys
 import tempfile
 import types
 import unittest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(os.environ.get("RESHARD_BIN", ROOT / "build" / "release")).resolve()
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("library",)]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("library", "lib")]
 
 import library  # noqa: E402
+from commands import BIN  # noqa: E402
 from layout_text import endpoints  # noqa: E402
 
 try:

@@ -7,12 +7,14 @@ checkpoints.
 """
 
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+
+from commands import BIN, ROOT  # noqa: E402
+
 MODELS = ROOT / "examples" / "models"
 
 BASE = {"hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 1000, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
@@ -50,12 +52,11 @@ CONFIGS = {
 def module(folder):
     """Makes the reshard module of this tree importable, here and in child processes, with the commands and libraries of
     the build tree."""
-    binaries = Path(os.environ["RESHARD_BIN"]).resolve()
     prefix = Path(folder) / "module"
     if not prefix.exists():
         shutil.copytree(ROOT / "python" / "reshard", prefix / "reshard", ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("bin", "lib"):
-            (prefix / "reshard" / name).symlink_to(binaries)
+            (prefix / "reshard" / name).symlink_to(BIN)
     sys.path.insert(0, str(prefix))
     return prefix
 

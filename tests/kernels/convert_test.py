@@ -4,14 +4,14 @@
 Usage: convert_test.py; RESHARD_BIN is the build folder."""
 
 import ctypes
-import os
 import sys
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("kernels", "lib")]
+from commands import BIN  # noqa: E402
 from formats_reference import (  # noqa: E402
     BF16, DTYPES, E2M1_VALUES, E4M3_VALUES, FP16, FP32, INFINITY, SATURATE, amax, bits, canonical, cast, decode, numpy_block_fp8,
     numpy_block_fp8_ue8m0, numpy_mxfp4, numpy_mxfp8, numpy_nvfp4, nvfp4_tensor_scale, pack_nvfp4, pack_scales, swizzle)
@@ -19,7 +19,7 @@ from formats_reference import (  # noqa: E402
 WIDE = (FP32, BF16, FP16)
 MXFP8, BLOCK_FP8, NVFP4, BLOCK_FP8_UE8M0, MXFP4 = range(5)  # Quantization
 PLAIN, SWIZZLED, PACKED = range(3)  # ScaleLayout
-library = ctypes.CDLL(str(Path(os.environ.get("RESHARD_BIN", "build/release")) / "convert_library.so"))
+library = ctypes.CDLL(str(BIN / "convert_library.so"))
 library.convert_amax.restype = ctypes.c_float
 library.convert_nvfp4_tensor_scale.restype = ctypes.c_float
 library.convert_stored_scales.restype = ctypes.c_uint64

@@ -31,6 +31,14 @@ def run(*command: object, code: int | None = 0, timeout: float = DEADLINE, **opt
     return done
 
 
+def shared_folder(case: type[unittest.TestCase], **options: object) -> Path:
+    """A temporary folder for all tests of a class, removed after them: for setUpClass. `options`: those of
+    tempfile.TemporaryDirectory."""
+    folder = tempfile.TemporaryDirectory(**options)
+    case.addClassCleanup(folder.cleanup)
+    return Path(folder.name)
+
+
 class FolderTest(unittest.TestCase):
     """A test with a temporary folder, self.folder, which is removed after it."""
 

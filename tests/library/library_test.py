@@ -6,26 +6,24 @@ folder of the commands."""
 import math
 import os
 import re
-import tempfile
+import sys
 import unittest
 from pathlib import Path
 
-import library
-from layout_text import endpoints
-import stages
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+import library  # noqa: E402
+import stages  # noqa: E402
+from commands import BIN, FolderTest  # noqa: E402
+from layout_text import endpoints  # noqa: E402
+
 
 # The name of the tied embedding on the last pipeline stage, if that is not also the first. In vLLM, lm_head is an
 # alias (tie_weights, qwen3.py); in SGLang, it is a separate module (Qwen3ForCausalLM).
 TIED = {"vllm": "model.embed_tokens.weight", "sglang": "lm_head.weight"}
 
 
-class Library(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-
+class Library(FolderTest):
     def listings(self):
         """(layout, model, path) of every listing except those of transformers 5."""
         for path in sorted(library.LISTINGS.glob("*/*.txt")):
@@ -42,7 +40,7 @@ class Library(unittest.TestCase):
         for layout, model, path in self.listings():
             with self.subTest(layout=layout, model=model):
                 wanted = library.listing(path)
-                found = library.params(BIN, model, layout, self.folder.name, library.numbers(path))
+                found = library.params(BIN, model, layout, self.folder, library.numbers(path))
                 self.assertEqual(sorted(set(wanted) - set(found))[:4], [], "params that the layout lacks")
                 self.assertEqual(sorted(set(found) - set(wanted))[:4], [], "params that the release lacks")
                 wrong = [f"{name}: {found[name]}, expected {wanted[name]}" for name in wanted if wanted[name] != found[name]]
@@ -64,7 +62,7 @@ class Library(unittest.TestCase):
                 last += [] if "lm_head.weight" in last else [TIED[engine]]
                 pools = [f"{{layout: {engine}, mesh: {{pp: {len(ranges)}}}"
                          + (f", place: {{layer: {{axis: pp, sizes: [{key}]}}}}}}" if "," in key else "}") for key, ranges in keys.items()]
-                found = library.endpoints(BIN, library.job(model, "{layout: hf, mesh: {}}", f"[{', '.join(pools)}]"), self.folder.name)
+                found = library.endpoints(BIN, library.job(model, "{layout: hf, mesh: {}}", f"[{', '.join(pools)}]"), self.folder)
                 for number, (key, ranges) in enumerate(keys.items()):
                     for stage, wanted in enumerate(ranges):
                         with self.subTest(engine=engine, model=model, stages=key, stage=stage):
@@ -82,7 +80,7 @@ class Library(unittest.TestCase):
         for path in paths:
             head, *ranks = re.split(r"^# rank \d+: ", path.read_text(), flags=re.MULTILINE)
             (model, layout), placement = re.search(r"# model: (\S+) (\S+)", head).groups(), re.search(r"# place: (.*)", head)[1]
-            found = library.chunked(BIN, model, layout, {"pp": len(ranks)}, placement, library.numbers(path), self.folder.name)
+            found = library.chunked(BIN, model, layout, {"pp": len(ranks)}, placement, library.numbers(path), self.folder)
             self.assertEqual(len(ranks), 2)
             for rank, text in enumerate(ranks):
                 with self.subTest(listing=path.name, rank=rank):
@@ -103,15 +101,15 @@ class Library(unittest.TestCase):
                 continue
             with self.subTest(model=model):
                 numbers = library.numbers(path)
-                self.assertEqual(library.params(BIN, model, "fsdp2", self.folder.name, numbers, ", switches: {transformers: 4}"), library.listing(path))
+                self.assertEqual(library.params(BIN, model, "fsdp2", self.folder, numbers, ", switches: {transformers: 4}"), library.listing(path))
                 listed = library.LISTINGS / "transformers5" / path.name
                 if listed.exists():
                     wanted = library.listing(listed)
                     more = "" if any(dtype == "fp32" for _, dtype in wanted.values()) else ", dtype: bf16, convert: rne"
                     mtp = ["mtp=0"] if any("nextn" in line for line in (library.MODELS / f"{model}.config.json").read_text().splitlines()) else []
-                    found = library.params(BIN, model, "fsdp2", self.folder.name, [*numbers, *mtp], more)
+                    found = library.params(BIN, model, "fsdp2", self.folder, [*numbers, *mtp], more)
                 else:
-                    wanted, found = library.listing(path), library.params(BIN, model, "fsdp2", self.folder.name, numbers)
+                    wanted, found = library.listing(path), library.params(BIN, model, "fsdp2", self.folder, numbers)
                 self.assertEqual(found, wanted)
         self.assertEqual(len(list((library.LISTINGS / "transformers5").glob("*.txt"))), 8)
 
@@ -121,8 +119,8 @@ class Library(unittest.TestCase):
             model = path.name[: -len(".config.json")]
             with self.subTest(model=model):
                 text = library.job(model, "{layout: hf, mesh: {}}", "{layout: hf, mesh: {}}")
-                found = endpoints(BIN, text, self.folder.name, [f"model.config={path}"])["target"].params(0)
-                self.assertEqual(found, library.params(BIN, model, "hf", self.folder.name))
+                found = endpoints(BIN, text, self.folder, [f"model.config={path}"])["target"].params(0)
+                self.assertEqual(found, library.params(BIN, model, "hf", self.folder))
 
     def test_parameter_counts(self):
         """The number of parameters of each model is the published one."""
@@ -134,7 +132,7 @@ class Library(unittest.TestCase):
         for model in library.NAMES:
             with self.subTest(model=model):
                 found = sum(math.prod(shape) for shape, dtype in
-                            library.params(BIN, model, "hf", self.folder.name).values())
+                            library.params(BIN, model, "hf", self.folder).values())
                 self.assertEqual(found, published[model])
 
     def test_every_pair_compiles(self):
@@ -142,14 +140,14 @@ class Library(unittest.TestCase):
         table = (library.ROOT / "docs" / "library.md").read_text()
         small = os.environ.get("RESHARD_FULL") != "1"
         for model in library.NAMES:
-            known = library.layouts(BIN, model, self.folder.name)
+            known = library.layouts(BIN, model, self.folder)
             self.assertIn("hf", known)
             for s, source in enumerate(known):
                 for t, target in enumerate(known):
                     if small and (s + t) % 3 != 0:
                         continue
                     with self.subTest(model=model, source=source, target=target):
-                        report = library.compile_pair(BIN, model, source, target, self.folder.name)
+                        report = library.compile_pair(BIN, model, source, target, self.folder)
                         balance = report["balance"]
                         self.assertLessEqual(balance["egress_max"], 1.01 * balance["egress_bound"], "busiest source rank")
                         row = library.row(model, source, target, report)

@@ -5,17 +5,17 @@ RESHARD_BIN: the folder of the commands; needs safetensors."""
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
 from safetensors import safe_open
 
-import library
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+import library  # noqa: E402
+from commands import BIN, FolderTest, run  # noqa: E402
+
 
 # Small numbers that do not divide evenly wherever the layouts allow that: a vocabulary of 199, 5 FSDP ranks.
 DENSE = {"layers": 3, "hidden": 24, "heads": 8, "kv_heads": 2, "head_dim": 6, "ffn": 20, "vocab": 199}
@@ -35,12 +35,6 @@ MEGATRON = "{layout: megatron, mesh: {megatron: {tp: 2, pp: 2, dp: 2, ep: 2}}, p
 FSDP2 = "{layout: fsdp2, mesh: {fsdp: 5}}"
 
 
-def run(*command):
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-    assert done.returncode == 0, f"{' '.join(str(word) for word in command)}\n{done.stderr}{done.stdout}"
-    return done
-
-
 def checkpoint(folder):
     """{tensor: (dtype, shape, bytes)}, with dtype and shape read by the safetensors package."""
     result = {}
@@ -58,19 +52,14 @@ def checkpoint(folder):
     return result
 
 
-class RoundTrip(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class RoundTrip(FolderTest):
     def convert(self, model, numbers, source, target, reads, writes):
         """Compiles and runs a job from files to files."""
         path, plan = self.folder / "job.yaml", self.folder / "job.rplan"
         path.write_text(library.job(model, source, target))
         sets = [f"--set=model.let.{name}={value}" for name, value in numbers.items()]
-        run(BIN / "reshard-compile", path, "-o", plan, *sets)
-        run(BIN / "reshard-exec", plan, f"--source={reads}", f"--target={writes}", "--check")
+        run("reshard-compile", path, "-o", plan, *sets)
+        run("reshard-exec", plan, f"--source={reads}", f"--target={writes}", "--check")
         return plan
 
     def test_every_architecture(self):
@@ -81,8 +70,8 @@ class RoundTrip(unittest.TestCase):
                 hf = "{layout: hf, storage: unused}"
                 path, plan = self.folder / "job.yaml", self.folder / "first.rplan"
                 path.write_text(library.job(model, hf, MEGATRON))
-                run(BIN / "reshard-compile", path, "-o", plan, *[f"--set=model.let.{n}={v}" for n, v in numbers.items()])
-                run(BIN / "reshard-exec", plan, "--synthesize", f"--source={at / 'hf'}")
+                run("reshard-compile", path, "-o", plan, *[f"--set=model.let.{n}={v}" for n, v in numbers.items()])
+                run("reshard-exec", plan, "--synthesize", f"--source={at / 'hf'}")
                 self.convert(model, numbers, hf, MEGATRON, at / "hf", at / "megatron")
                 self.convert(model, numbers, MEGATRON, FSDP2, at / "megatron", at / "fsdp2")
                 self.convert(model, numbers, FSDP2, hf, at / "fsdp2", at / "again")
@@ -97,11 +86,11 @@ class RoundTrip(unittest.TestCase):
 
     def describe(self, at):
         """--describe writes a model with all tensors of the checkpoint, and no others."""
-        run(BIN / "reshard-compile", f"--describe={at / 'hf'}", "-o", at / "described.yaml")
+        run("reshard-compile", f"--describe={at / 'hf'}", "-o", at / "described.yaml")
         path, plan = self.folder / "job.yaml", self.folder / "described.rplan"
         path.write_text(f"version: 1\nmodel: {at / 'described.yaml'}\nsource: {{storage: {at / 'hf'}}}\ntarget: {{mesh: {{}}}}\n")
-        run(BIN / "reshard-compile", path, "-o", plan)
-        run(BIN / "reshard-exec", plan, f"--target={at / 'described'}", "--check")
+        run("reshard-compile", path, "-o", plan)
+        run("reshard-exec", plan, f"--target={at / 'described'}", "--check")
         self.assertEqual(checkpoint(at / "described"), checkpoint(at / "hf"))
 
     def test_larger_than_memory(self):
@@ -112,7 +101,7 @@ class RoundTrip(unittest.TestCase):
         numbers = {"layers": 8 if full else 2, "vocab": 32768}
         path, plan = self.folder / "job.yaml", self.folder / "job.rplan"
         path.write_text(library.job("llama3-8b", "{layout: hf, storage: unused}", "{layout: megatron, mesh: {megatron: {tp: 4}}}"))
-        run(BIN / "reshard-compile", path, "-o", plan, *[f"--set=model.let.{n}={v}" for n, v in numbers.items()])
+        run("reshard-compile", path, "-o", plan, *[f"--set=model.let.{n}={v}" for n, v in numbers.items()])
         quarter = None
         for arguments in (["--synthesize", f"--source={self.folder / 'hf'}"],
                           [f"--source={self.folder / 'hf'}", f"--target={self.folder / 'megatron'}"]):

@@ -8,18 +8,16 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+from commands import BIN, FolderTest, run
 from launch import Launch
 
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 FIRST = 1
 TRIALS = 200 if "RESHARD_FULL" in os.environ else 12
 DEADLINE = 3.0
@@ -114,26 +112,24 @@ def trial(seed, work, plan, again=2):
 
 
 @unittest.skipIf("RESHARD_SMALL" in os.environ, "deadlines mean nothing under sanitizers")
-class Faults(unittest.TestCase):
+class Faults(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.work = Path(folder.name)
-        self.plan = self.work / "plan"
-        (self.work / "job.yaml").write_text(JOB)
-        subprocess.run([BIN / "reshard-compile", self.work / "job.yaml", "-o", self.plan], check=True, stdout=subprocess.DEVNULL)
+        super().setUp()
+        self.plan = self.folder / "plan"
+        (self.folder / "job.yaml").write_text(JOB)
+        run("reshard-compile", self.folder / "job.yaml", "-o", self.plan)
 
     def test_faults_of_one_rank(self):
         failed = completed = 0
         with ThreadPoolExecutor(3) as pool:  # a fault mostly waits
-            for what, complaint in pool.map(lambda seed: trial(seed, self.work, self.plan), range(FIRST, FIRST + TRIALS)):
+            for what, complaint in pool.map(lambda seed: trial(seed, self.folder, self.plan), range(FIRST, FIRST + TRIALS)):
                 print(what, flush=True)
                 self.assertEqual(complaint, "", complaint)
                 failed += ": {" in what and "3" in re.findall(r": (\d)", what)
                 completed += "3" not in re.findall(r": (\d)", what)
         print(f"{TRIALS} faults: {failed} runs failed in time, {completed} completed")
         self.assertGreater(failed, TRIALS // 4)
-        launch = start(self.work / "again", self.plan, deadline=30)
+        launch = start(self.folder / "again", self.plan, deadline=30)
         self.addCleanup(launch.end)
         self.assertEqual(set(launch.wait(60).values()), {0})
 
@@ -141,7 +137,7 @@ class Faults(unittest.TestCase):
         """Open MPI calls _exit if a peer is lost in MPI_Init: with a deadline the process lives until then, to print its error; without one it ends at once."""
         for deadline, ranks in ((DEADLINE, range(RANKS)), (None, [1])):
             with self.subTest(deadline=deadline):
-                launch = start(self.work / f"ended{deadline}", self.plan, trap="MPI_Init_thread 0 0 1", deadline=deadline)
+                launch = start(self.folder / f"ended{deadline}", self.plan, trap="MPI_Init_thread 0 0 1", deadline=deadline)
                 self.addCleanup(launch.end)
                 self.assertEqual(set(launch.wait(30, ranks).values()), {3})
                 for rank in ranks if deadline else ():

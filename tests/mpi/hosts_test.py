@@ -4,18 +4,16 @@ noticed in time. RESHARD_BIN: the folder of the commands."""
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
 import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 import hosts
+from commands import BIN, FolderTest, run
 from launch import Launch
 
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 MISSING = hosts.Hosts.missing()
 MODEL = """{dtype: bf16, index: {layer: 3}, tensors: {embed: [3000, 64], "l.{layer}.rows": {shape: [512, 256], shard: {0: tp}},
   "l.{layer}.columns": {shape: [512, 256], shard: {1: tp}}, norm: {shape: [777], dtype: fp32}}}"""
@@ -23,15 +21,10 @@ MODEL = """{dtype: bf16, index: {layer: 3}, tensors: {embed: [3000, 64], "l.{lay
 
 @unittest.skipIf("RESHARD_SMALL" in os.environ, "MPI is not built for sanitizers")
 @unittest.skipIf(MISSING, f"several hosts cannot be simulated: {MISSING}")
-class SeveralHosts(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class SeveralHosts(FolderTest):
     def compile(self, source, target, options="{}"):
         (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {MODEL}\nsource: {source}\ntarget: {target}\noptions: {options}\n")
-        subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan"], check=True, capture_output=True)
+        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan")
 
     def start(self, made, ranks, *options):
         program = [BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize", "--check", *options]

@@ -5,17 +5,14 @@ RESHARD_BIN: the folder of the commands."""
 import json
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+from commands import BIN, FolderTest, run
 from launch import Launch
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 # Allows root and more processes than cores; shared memory only.
 ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_btl": "self,vader",
                             "TSAN_OPTIONS": f"suppressions={Path(__file__).with_name('tsan.supp')}"}
@@ -34,22 +31,17 @@ KINDS = [
     ({"storage": "files"}, {"mesh": {"tp": 2, "dp": 3}}, {"exchange": "gather-rounds", "staging": "64KiB"})]
 
 
-class Mpi(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class Mpi(FolderTest):
     def compile(self, text, plan="plan"):
         (self.folder / "job.yaml").write_text(text)
-        done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / plan, f"--report={self.folder / 'report'}"], capture_output=True, text=True)
+        done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / plan, f"--report={self.folder / 'report'}", code=None)
         if done.returncode != 0:
             return None
         return json.loads((self.folder / "report").read_text())
 
     def run_plan(self, ranks, *options, plan="plan", program=None):
-        return subprocess.run(["timeout", "100", "mpirun", "-n", str(ranks), program or BIN / "reshard-exec", self.folder / plan, "--transport=mpi", "--synthesize", *options],
-                              capture_output=True, text=True, env=MPIRUN)
+        return run("timeout", 100, "mpirun", "-n", ranks, program or BIN / "reshard-exec", self.folder / plan, "--transport=mpi", "--synthesize", *options,
+                   code=None, env=MPIRUN)
 
     def exact(self, report):
         """Runs the plan with shared memory, and with messages only. Checks every byte and the bytes by method."""
@@ -86,9 +78,7 @@ class Mpi(unittest.TestCase):
         self.compile("{version: 1, model: {dtype: bf16, tensors: {a: {shape: [512, 256], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {tp: 4}}}")
         command = [BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize", "--check", "--timeout=60"]
         less = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
-        done = subprocess.run(["timeout", "100", "mpirun", "-n", "2", *command, f"--report={self.folder / 'run'}", ":", "-n", "2", *less, *command],
-                              capture_output=True, text=True, env=MPIRUN)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        done = run("timeout", 100, "mpirun", "-n", 2, *command, f"--report={self.folder / 'run'}", ":", "-n", 2, *less, *command, env=MPIRUN)
         quarter = 512 * 256 * 2 // 4  # rank 0 copies its own quarter, rank 1 gets its quarter from rank 0, ranks 2 and 3 get theirs from rank 1
         by = json.loads((self.folder / "run").read_text())["bytes_by"]
         self.assertEqual(by, {"local": quarter, "shared_memory": quarter, "messages": 2 * quarter, "messages_inside_host": 2 * quarter})
@@ -104,7 +94,7 @@ class Mpi(unittest.TestCase):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 2}}, ranks: [1, 0]}}\n", plan="other")
         command = [BIN / "reshard-exec", "", "--transport=mpi", "--synthesize"]
         one, two = ([*command[:1], self.folder / plan, *command[2:]] for plan in ("plan", "other"))
-        done = subprocess.run(["timeout", "60", "mpirun", "-n", "1", *one, ":", "-n", "1", *two], capture_output=True, text=True, env=MPIRUN)
+        done = run("timeout", 60, "mpirun", "-n", 1, *one, ":", "-n", 1, *two, code=None, env=MPIRUN)
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.stderr, r"plans differ: rank [01] runs plan [0-9a-f]{32}, rank [01] runs plan [0-9a-f]{32}; give the same")  # the error of either rank
         self.assertIn(report["digest"], done.stderr)
@@ -117,11 +107,9 @@ class Mpi(unittest.TestCase):
 
     def test_files(self):
         """Several processes write the same folders as one process; after an error they leave nothing."""
-        def run(*options, **keywords):
-            return subprocess.run(options, capture_output=True, text=True, **keywords)
-
         def over_mpi(ranks, *options):
-            return run("timeout", "100", "mpirun", "-n", str(ranks), BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--timeout=30", *options, env=ENVIRONMENT)
+            return run("timeout", 100, "mpirun", "-n", ranks, BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--timeout=30", *options,
+                       code=None, env=ENVIRONMENT)
 
         for number, (source, target) in enumerate((
                 ("{mesh: {tp: 2}}", "{mesh: {tp: 1, dp: 2}, ranks: 1..2}"),
@@ -131,14 +119,13 @@ class Mpi(unittest.TestCase):
             with self.subTest(source, target=target):
                 report = self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {source}\ntarget: {target}\n")
                 names = [self.folder / f"{name}{number}" for name in ("source", "one", "many", "wrong")]
-                self.assertEqual(run(BIN / "reshard-exec", self.folder / "plan", "--synthesize", f"--source={names[0]}").returncode, 0)
-                done = run(BIN / "reshard-exec", self.folder / "plan", f"--source={names[0]}", f"--target={names[1]}")
-                self.assertEqual(done.returncode, 0, done.stderr)
+                run("reshard-exec", self.folder / "plan", "--synthesize", f"--source={names[0]}")
+                run("reshard-exec", self.folder / "plan", f"--source={names[0]}", f"--target={names[1]}")
                 done = over_mpi(report["world"], f"--source={names[0]}", f"--target={names[2]}", "--check", "--check-replicas")
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 checked = sum(int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("  rank "))
                 self.assertEqual(checked, report["bytes"]["target"], done.stdout)
-                self.assertEqual(run("diff", "-r", names[1], names[2]).returncode, 0)
+                run("diff", "-r", names[1], names[2])
                 done = over_mpi(report["world"], f"--source={names[0]}", f"--target={names[2]}")
                 self.assertNotEqual(done.returncode, 0)
                 self.assertIn("already exists", done.stderr)
@@ -154,7 +141,7 @@ class Mpi(unittest.TestCase):
         for name, rows, tp in ("other", 64, 2), ("wide", 64, 8), ("large", 128, 4), ("plan", 64, 4):
             self.compile(job % (rows, tp), plan=name)
         for name, plan in ("source", "plan"), ("large_source", "large"):
-            subprocess.run([BIN / "reshard-exec", self.folder / plan, "--synthesize", f"--source={self.folder / name}"], check=True, stdout=subprocess.DEVNULL)
+            run("reshard-exec", self.folder / plan, "--synthesize", f"--source={self.folder / name}")
         shutil.copytree(self.folder / "source", self.folder / "wrong")
         shutil.copy(self.folder / "large_source/rank-00003.safetensors", self.folder / "wrong")
         # The index of the argument that differs (plan, source, target, other options), its value, whether all ranks get it or rank 2 only, the exit code, the
@@ -178,23 +165,20 @@ class Mpi(unittest.TestCase):
                 self.assertRegex(printed, error)
                 self.assertEqual(printed.count("error: "), 4, printed)  # each process prints the error, or the rank that does
                 for _ in range((3 if index in (1, 2) else 1) if code == 2 else 0):
-                    done = subprocess.run(["timeout", "100", "mpirun", "-n", "4", *program], capture_output=True, text=True, env=MPIRUN)
-                    self.assertEqual(done.returncode, code, done.stderr)
+                    run("timeout", 100, "mpirun", "-n", 4, *program, code=code, env=MPIRUN)
                 left = {path.name for path in self.folder.iterdir() if not path.name.startswith("launch")}
                 self.assertEqual(left - {"target"}, {"job.yaml", "report", "other", "wide", "large", "plan", "source", "large_source", "wrong"})
 
     def test_files_of_the_target_need_a_folder(self):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{storage: files}}\n")
-        done = subprocess.run([BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize"], capture_output=True, text=True)
-        self.assertEqual(done.returncode, 2)
+        done = run("reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize", code=2)
         self.assertIn("the files of target belong to no single process, expected --source=DIR and --target=DIR instead of --synthesize", done.stderr)
 
     def test_without_the_backend(self):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")
         alone = self.folder / "reshard-exec"
         shutil.copy(BIN / "reshard-exec", alone)
-        done = subprocess.run([alone, self.folder / "plan", "--transport=mpi", "--synthesize"], capture_output=True, text=True)
-        self.assertEqual(done.returncode, 3)
+        done = run(alone, self.folder / "plan", "--transport=mpi", "--synthesize", code=3)
         self.assertIn("backend 'mpi' cannot be loaded: libreshard_mpi.so", done.stderr)
 
 

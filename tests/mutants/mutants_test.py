@@ -8,18 +8,18 @@ mutants."""
 import json
 import os
 import random
-import subprocess
+import shutil
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "quantize", "lib", "conformance", "semantics")]
 
 import generate  # noqa: E402
 import quantize_jobs  # noqa: E402
+from commands import BIN, run  # noqa: E402
 
 FULL, SMALL = "RESHARD_FULL" in os.environ, "RESHARD_SMALL" in os.environ
 JOBS = 240 if FULL else 20 if SMALL else 40  # a random job may be invalid, and then has no plan
@@ -82,18 +82,18 @@ def jobs():
 
 def compile_job(folder, name, job):
     (folder / f"{name}.yaml").write_text(json.dumps(job))
-    subprocess.run([BIN / "reshard-compile", f"{name}.yaml", "-o", f"{name}.rplan", "--jobs=1"], cwd=folder, capture_output=True, check=False)
+    run("reshard-compile", f"{name}.yaml", "-o", f"{name}.rplan", "--jobs=1", code=None, cwd=folder)
 
 
 def main():
     count, seed = (sys.argv[1:] + [str(MUTANTS), "1"])[:2] if len(sys.argv) == 3 else (str(MUTANTS), "1")
-    folder = Path(tempfile.mkdtemp(prefix="reshard-mutants-"))
+    folder = Path(tempfile.mkdtemp(prefix="reshard-mutants-"))  # kept after an error
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for done in [pool.submit(compile_job, folder, name, job) for name, job in jobs()]:
             done.result()
-    found = subprocess.run([BIN / "mutants", folder, count, seed], check=False).returncode
+    found = run(BIN / "mutants", folder, count, seed, code=None, timeout=None, capture_output=False).returncode
     if found == 0:
-        subprocess.run(["rm", "-rf", folder], check=True)
+        shutil.rmtree(folder)
     return found
 
 

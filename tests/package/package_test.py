@@ -7,38 +7,31 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
 import unittest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-BUILD = Path(os.environ["RESHARD_BIN"]).resolve()
+sys.path[:0] = [str(HERE.parent / folder) for folder in ("lib",)]
+
+from commands import BIN as BUILD  # noqa: E402
+from commands import ROOT, run, shared_folder  # noqa: E402
+
 FULL = "RESHARD_FULL" in os.environ
 VERSION = re.search(r"^project\(reshard VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)[1]
 MPI = (BUILD / "libreshard_mpi.so").exists()
 ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_btl": "self,vader"}
-ENVIRONMENT.pop("RESHARD_SOURCE", None)
 SMALL = ("--set", "model.let.hidden=64", "--set", "model.let.ffn=128")
 HALVES = "{version: 1, model: {dtype: bf16, tensors: {w: {shape: [6], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {}}}\n"
 # bf16: up and down of 8 layers, sharded over 8 ranks, and norm, replicated on them.
 TARGET_BYTES = 2 * 8 * 2 * 64 * 128 + 8 * 8 * 2 * 64
 
 
-def run(*command, **options):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, **{"env": ENVIRONMENT, "timeout": 600} | options)
-    if done.returncode:
-        raise AssertionError(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
-def folder_of(case):
-    folder = tempfile.TemporaryDirectory(prefix="reshard-package-")
-    case.addClassCleanup(folder.cleanup)
-    return Path(folder.name)
+def output(*command, **options):
+    """The standard output of a command."""
+    return run(*command, **{"env": ENVIRONMENT, "timeout": 600} | options).stdout
 
 
 class Library(unittest.TestCase):
@@ -46,37 +39,37 @@ class Library(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.work = folder_of(cls)
+        cls.work = shared_folder(cls)
         cls.prefix = cls.work / "elsewhere" / "prefix"
-        run("cmake", "--install", BUILD, "--prefix", cls.prefix)
+        output("cmake", "--install", BUILD, "--prefix", cls.prefix)
         cls.plan = cls.work / "plan.rplan"
-        run(cls.prefix / "bin" / "reshard-compile", cls.prefix / "share" / "reshard" / "quickstart.yaml", *SMALL, "-o", cls.plan)
+        output(cls.prefix / "bin" / "reshard-compile", cls.prefix / "share" / "reshard" / "quickstart.yaml", *SMALL, "-o", cls.plan)
 
         (cls.work / "halves.yaml").write_text(HALVES)
-        run(cls.prefix / "bin" / "reshard-compile", cls.work / "halves.yaml", "-o", cls.work / "halves.rplan")
+        output(cls.prefix / "bin" / "reshard-compile", cls.work / "halves.yaml", "-o", cls.work / "halves.rplan")
 
     def check_licenses(self, prefix):
         for name in ("LICENSE", "NOTICE", "THIRD_PARTY_NOTICES.md"):
             self.assertEqual((prefix / "share" / "doc" / "reshard" / name).read_text(), (ROOT / name).read_text())
 
     def consume_in_cpp(self, prefix):
-        self.assertEqual(run(self.by_cmake(prefix) / "consumer", self.plan), f"{TARGET_BYTES} bytes, version 1\n")
+        self.assertEqual(output(self.by_cmake(prefix) / "consumer", self.plan), f"{TARGET_BYTES} bytes, version 1\n")
 
     def consume_in_c(self, prefix):
         for compiler in (("cc", "-std=c99"), ("c++", "-std=c++17", "-x", "c++")):
-            self.assertEqual(run(self.by_pkg_config(prefix, compiler), self.work / "halves.rplan"), "12 target w 1 2 3 4 5 6\n")
+            self.assertEqual(output(self.by_pkg_config(prefix, compiler), self.work / "halves.rplan"), "12 target w 1 2 3 4 5 6\n")
 
     def by_cmake(self, prefix, source=HERE / "consumer"):
         build = Path(tempfile.mkdtemp(dir=self.work))
-        run("cmake", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release", f"-DEXPECTED={VERSION}")
-        run("cmake", "--build", build)
+        output("cmake", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release", f"-DEXPECTED={VERSION}")
+        output("cmake", "--build", build)
         return build
 
     def by_pkg_config(self, prefix, compiler):
         environment = ENVIRONMENT | {"PKG_CONFIG_LIBDIR": str(prefix / "lib" / "pkgconfig")}
-        flags = run("pkg-config", "--cflags", "--libs", "reshard", env=environment).split()
+        flags = output("pkg-config", "--cflags", "--libs", "reshard", env=environment).split()
         program = Path(tempfile.mkdtemp(dir=self.work)) / "consumer"
-        run(*compiler, "-Wall", "-Wextra", "-Wpedantic", "-Werror", HERE / "consumer" / "consumer.c", "-o", program, *flags, f"-Wl,-rpath,{prefix}/lib")
+        output(*compiler, "-Wall", "-Wextra", "-Wpedantic", "-Werror", HERE / "consumer" / "consumer.c", "-o", program, *flags, f"-Wl,-rpath,{prefix}/lib")
         return program
 
     def test_find_package(self):
@@ -89,15 +82,15 @@ class Library(unittest.TestCase):
         self.consume_in_c(self.prefix)
 
     def test_deb(self):
-        run("cpack", "--config", BUILD / "CPackConfig.cmake", "-B", self.work / "deb", cwd=self.work)
+        output("cpack", "--config", BUILD / "CPackConfig.cmake", "-B", self.work / "deb", cwd=self.work)
         (deb,) = (self.work / "deb").glob("*.deb")
         root = self.work / "root"
-        run("dpkg-deb", "-x", deb, root)
+        output("dpkg-deb", "-x", deb, root)
         self.check_licenses(root / "usr")
         self.consume_in_cpp(root / "usr")
         self.consume_in_c(root / "usr")
-        self.assertEqual(run("dpkg-deb", "-f", deb, "Version"), f"{VERSION}\n")
-        depends = run("dpkg-deb", "-f", deb, "Depends")
+        self.assertEqual(output("dpkg-deb", "-f", deb, "Version"), f"{VERSION}\n")
+        depends = output("dpkg-deb", "-f", deb, "Depends")
         for library in ("libc6", "libstdc++6", "libyaml-cpp"):
             self.assertIn(library, depends)
         self.assertNotIn("llvm", depends.lower())
@@ -105,27 +98,27 @@ class Library(unittest.TestCase):
     def test_version(self):
         """The version of project() in CMakeLists.txt, everywhere; by_cmake and test_deb check theirs."""
         for command in ("compile", "exec", "inspect", "diff"):
-            self.assertEqual(run(self.prefix / "bin" / f"reshard-{command}", "--version"), f"reshard-{command} {VERSION}\n")
-        self.assertEqual(json.loads(run(self.prefix / "bin" / "reshard-inspect", self.plan, "--format=json"))["compiler"], f"reshard {VERSION}")
+            self.assertEqual(output(self.prefix / "bin" / f"reshard-{command}", "--version"), f"reshard-{command} {VERSION}\n")
+        self.assertEqual(json.loads(output(self.prefix / "bin" / "reshard-inspect", self.plan, "--format=json"))["compiler"], f"reshard {VERSION}")
         environment = ENVIRONMENT | {"PKG_CONFIG_LIBDIR": str(self.prefix / "lib" / "pkgconfig")}
-        self.assertEqual(run("pkg-config", "--modversion", "reshard", env=environment), f"{VERSION}\n")
+        self.assertEqual(output("pkg-config", "--modversion", "reshard", env=environment), f"{VERSION}\n")
 
     def test_exports(self):
-        exported = re.findall(r" [TWVBDRu] (\S+?)(?:@|$)", run("nm", "-D", "--defined-only", self.prefix / "lib" / "libreshard.so"), re.MULTILINE)
+        exported = re.findall(r" [TWVBDRu] (\S+?)(?:@|$)", output("nm", "-D", "--defined-only", self.prefix / "lib" / "libreshard.so"), re.MULTILINE)
         declared = set()
         for header in ("reshard.h", "reshard_plan.h"):
             declared |= set(re.findall(r"(reshard_\w+)\((?:const )?\w", (self.prefix / "include" / "reshard" / header).read_text()))
         self.assertGreater(len(declared), 15)
         self.assertEqual(sorted(exported), sorted(declared))
-        needed = run("readelf", "-d", self.prefix / "lib" / "libreshard.so")
+        needed = output("readelf", "-d", self.prefix / "lib" / "libreshard.so")
         self.assertRegex(needed, r"SONAME.*\[libreshard\.so\.\d+\]")
         self.assertNotRegex(needed, "yaml|LLVM|mpi")
 
     @unittest.skipUnless(MPI, "no MPI")
     def test_cpp_example(self):
         build = self.by_cmake(self.prefix, self.prefix / "share" / "reshard" / "cpp")
-        run(self.prefix / "bin" / "reshard-compile", self.prefix / "share" / "reshard" / "refit.yaml", "-o", build / "refit.rplan")
-        lines = run("mpirun", "-n", 4, build / "refit", build / "refit.rplan", cwd=build)
+        output(self.prefix / "bin" / "reshard-compile", self.prefix / "share" / "reshard" / "refit.yaml", "-o", build / "refit.rplan")
+        lines = output("mpirun", "-n", 4, build / "refit", build / "refit.rplan", cwd=build)
         for member in ("source rank 0", "target rank 2"):
             for step in range(1, 6):
                 self.assertRegex(lines, rf"{member}: step {step}, [\d.]+ s, version {step}(?!\d)")
@@ -138,11 +131,11 @@ model: {{extend: {self.prefix}/share/reshard/models/qwen3-0.6b.yaml}}
 source: {{layout: megatron, mesh: {{megatron: {{tp: 2}}}}}}
 target: {{layout: vllm, mesh: {{tp: 2}}}}
 """)
-        run(self.prefix / "bin" / "reshard-compile", "job.yaml", "-o", "refit.rplan", cwd=empty)
-        self.assertIn("world", run(self.prefix / "bin" / "reshard-inspect", "refit.rplan", "--format=json", cwd=empty))
-        run(self.prefix / "bin" / "reshard-exec", self.plan, "--synthesize", "--check", cwd=empty)
+        output(self.prefix / "bin" / "reshard-compile", "job.yaml", "-o", "refit.rplan", cwd=empty)
+        self.assertIn("world", output(self.prefix / "bin" / "reshard-inspect", "refit.rplan", "--format=json", cwd=empty))
+        output(self.prefix / "bin" / "reshard-exec", self.plan, "--synthesize", "--check", cwd=empty)
         if MPI:
-            run("mpirun", "-n", 8, self.prefix / "bin" / "reshard-exec", self.plan, "--transport=mpi", "--synthesize", "--check", cwd=empty)
+            output("mpirun", "-n", 8, self.prefix / "bin" / "reshard-exec", self.plan, "--transport=mpi", "--synthesize", "--check", cwd=empty)
 
 
 class Wheel(unittest.TestCase):
@@ -150,7 +143,7 @@ class Wheel(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.work = folder_of(cls)
+        cls.work = shared_folder(cls)
         cls.python = cls.install(cls.work / "wheel", f"cmake.define.RESHARD_BUILT={BUILD}", f"build-dir={cls.work / 'wheel' / 'build'}")
 
     @classmethod
@@ -160,13 +153,13 @@ class Wheel(unittest.TestCase):
         wheels = folder / "wheels"
         settings = [part for setting in settings for part in ("--config-settings", setting)]
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-        run(*pip, "wheel", ROOT, "--no-build-isolation", "--no-deps", "--no-index", "-w", wheels, *settings, env=ENVIRONMENT | {"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"})
+        output(*pip, "wheel", ROOT, "--no-build-isolation", "--no-deps", "--no-index", "-w", wheels, *settings, env=ENVIRONMENT | {"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"})
         (wheel,) = wheels.glob("*.whl")
         assert wheel.name.startswith(f"reshard-{VERSION}-") and wheel.name.endswith(f"-py3-none-{sysconfig.get_platform().replace('-', '_')}.whl"), wheel.name
-        run(sys.executable, "-m", "venv", folder / "env")
+        output(sys.executable, "-m", "venv", folder / "env")
         python = folder / "env" / "bin" / "python"
-        run(*pip, "--python", python, "install", "--no-deps", "--no-index", wheel)
-        site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+        output(*pip, "--python", python, "install", "--no-deps", "--no-index", wheel)
+        site = output(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
         (Path(site) / "numpy.pth").write_text(sysconfig.get_path("purelib") + "\n")
         return python
 
@@ -175,20 +168,19 @@ class Wheel(unittest.TestCase):
 
     def test_module(self):
         for script, least in (("module_test.py", 10), ("describe_test.py", 4)):
-            output = subprocess.run([self.python, HERE / script, "-v"], cwd=self.empty, env=ENVIRONMENT, capture_output=True, text=True)
-            print("\n" + "\n".join(line for line in output.stderr.splitlines() if " ... skipped " in line), file=sys.stderr)
-            self.assertEqual(output.returncode, 0, output.stderr)
-            self.assertGreaterEqual(int(re.search(r"^Ran (\d+) tests", output.stderr, re.MULTILINE)[1]), least)
+            done = run(self.python, HERE / script, "-v", cwd=self.empty, env=ENVIRONMENT)
+            print("\n" + "\n".join(line for line in done.stderr.splitlines() if " ... skipped " in line), file=sys.stderr)
+            self.assertGreaterEqual(int(re.search(r"^Ran (\d+) tests", done.stderr, re.MULTILINE)[1]), least)
 
     def test_device(self):
         """Device tensors with the fake CUDA backend of the tests, and a refit on a caller's stream."""
-        module = Path(run(self.python, "-c", "import reshard; print(reshard.PREFIX)").strip())
+        module = Path(output(self.python, "-c", "import reshard; print(reshard.PREFIX)").strip())
         shutil.copytree(module, self.empty / "reshard")
         (self.empty / "reshard" / "lib" / "libreshard_cuda.so").unlink(missing_ok=True)
         shutil.copy(BUILD / "tests" / "fake_backend.so", self.empty / "reshard" / "lib" / "libreshard_cuda.so")
         for name in ("on_device.py", "device_tensor.py"):
             shutil.copy(HERE / name, self.empty)
-        self.assertEqual(run(self.python, "on_device.py", cwd=self.empty), "right\n")
+        self.assertEqual(output(self.python, "on_device.py", cwd=self.empty), "right\n")
 
     @unittest.skipUnless(MPI, "no MPI")
     def test_loop_of_readme(self):
@@ -199,12 +191,12 @@ class Wheel(unittest.TestCase):
         (self.empty / "loop.py").write_text(loop)
         (job,) = (block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("version: 1"))
         (self.empty / "quickstart.yaml").write_text(job)
-        self.assertEqual(run("mpirun", "-n", 8, self.python, "loop.py", cwd=self.empty), "0 1 complete\n1 2 complete\n2 3 complete\n")
+        self.assertEqual(output("mpirun", "-n", 8, self.python, "loop.py", cwd=self.empty), "0 1 complete\n1 2 complete\n2 3 complete\n")
 
     @unittest.skipUnless(MPI, "no MPI")
     def test_refit_example(self):
-        library = Path(run(self.python, "-c", "import reshard; print(reshard.LIBRARY)").strip())
-        lines = run("mpirun", "-n", 4, self.python, library / "python" / "refit.py", library / "refit.yaml", "--steps=3", cwd=self.empty)
+        library = Path(output(self.python, "-c", "import reshard; print(reshard.LIBRARY)").strip())
+        lines = output("mpirun", "-n", 4, self.python, library / "python" / "refit.py", library / "refit.yaml", "--steps=3", cwd=self.empty)
         for member in ("source rank 0", "target rank 2"):
             for step in range(1, 4):
                 self.assertRegex(lines, rf"{member}: step {step}, [\d.]+ s, version {step}(?!\d)")
@@ -223,7 +215,7 @@ with reshard.Executor(reshard.compile(reshard.LIBRARY / "refit.yaml"), transport
         raise KeyError("mine")
     executor.run()
 """)
-        done = subprocess.run(["mpirun", "-n", "4", self.python, "raises.py"], cwd=self.empty, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+        done = run("mpirun", "-n", 4, self.python, "raises.py", code=None, cwd=self.empty, env=ENVIRONMENT, timeout=60)
         self.assertIn("KeyError: 'mine'", done.stderr)
         self.assertNotEqual(done.returncode, 0)
 
@@ -248,25 +240,24 @@ try:
 except reshard.Error as error:
     print(error)
 """)
-        lines = run("mpirun", "-n", 4, self.python, "two.py", cwd=self.empty)
+        lines = output("mpirun", "-n", 4, self.python, "two.py", cwd=self.empty)
         self.assertEqual(lines.count("MPI is finalized, which happens when the last executor is closed"), 4, lines)
 
     def test_commands(self):
         bin = self.python.parent
         shutil.copy(ROOT / "examples" / "quickstart.yaml", self.empty)
-        run(bin / "reshard-compile", "quickstart.yaml", *SMALL, "-o", "plan.rplan", cwd=self.empty)
-        self.assertIn("right", run(bin / "reshard-exec", "plan.rplan", "--synthesize", "--check", cwd=self.empty))
-        self.assertIn("world", run(bin / "reshard-inspect", "plan.rplan", "--format=json", cwd=self.empty))
-        run(bin / "reshard-diff", "plan.rplan", "plan.rplan", cwd=self.empty)
-        refused = subprocess.run([bin / "reshard-compile", "absent.yaml", "-o", "x"], cwd=self.empty, capture_output=True, text=True)
-        self.assertEqual(refused.returncode, 2, refused.stderr)
+        output(bin / "reshard-compile", "quickstart.yaml", *SMALL, "-o", "plan.rplan", cwd=self.empty)
+        self.assertIn("right", output(bin / "reshard-exec", "plan.rplan", "--synthesize", "--check", cwd=self.empty))
+        self.assertIn("world", output(bin / "reshard-inspect", "plan.rplan", "--format=json", cwd=self.empty))
+        output(bin / "reshard-diff", "plan.rplan", "plan.rplan", cwd=self.empty)
+        run(bin / "reshard-compile", "absent.yaml", "-o", "x", code=2, cwd=self.empty)
 
     @unittest.skipUnless(FULL, "RESHARD_FULL is not set: the test builds everything again")
     def test_from_sources(self):
         # Below build/, so that ccache finds the objects of the other build.
         python = self.install(self.work / "sources", f"build-dir={ROOT / 'build' / 'wheel'}")
         for script in ("module_test.py", "describe_test.py"):
-            run(python, HERE / script, cwd=self.empty)
+            output(python, HERE / script, cwd=self.empty)
 
 
 if __name__ == "__main__":

@@ -4,21 +4,19 @@ the oracle."""
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
-sys.path.insert(0, str(ROOT / "tests" / "property"))
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "lib")]
 
 import run as property_run  # noqa: E402
+from commands import BIN, FolderTest, run  # noqa: E402
 from oracle import Job  # noqa: E402
 
 
-class Case(unittest.TestCase):
+class Case(FolderTest):
     def moved(self, job, seed=1):
         """Moves a job, compares every target element, and returns the compiler's report."""
         with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
@@ -28,19 +26,16 @@ class Case(unittest.TestCase):
             held = parsed.check()
             self.assertTrue(any(h.labels.size for endpoint in held[1:] for mesh_rank in endpoint for h in mesh_rank.values()), "moves nothing")
             self.assertEqual(property_run.run_job(parsed, held, work, BIN, seed, BIN), "")
-            subprocess.run([BIN / "reshard-compile", work / "job.yaml", "-o", work / "again.rplan", f"--report={work / 'report.json'}"],
-                           check=True, capture_output=True)
+            run("reshard-compile", work / "job.yaml", "-o", work / "again.rplan", f"--report={work / 'report.json'}")
             report = json.loads((work / "report.json").read_text())
             report["plan"] = (work / "again.rplan").read_bytes()
             return report
 
     def refused(self, job, *words):
         """The compiler refuses the job, with an error text that contains all these words."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "job.yaml"
-            path.write_text(json.dumps(job, indent=1))
-            done = subprocess.run([BIN / "reshard-compile", path, "-o", Path(folder) / "plan"], capture_output=True, text=True)
-            self.assertEqual(done.returncode, 2, done.stderr)
-            for word in words:
-                self.assertIn(word, done.stderr)
-            self.assertFalse((Path(folder) / "plan").exists())
+        path = self.folder / "job.yaml"
+        path.write_text(json.dumps(job, indent=1))
+        done = run("reshard-compile", path, "-o", self.folder / "plan", code=2)
+        for word in words:
+            self.assertIn(word, done.stderr)
+        self.assertFalse((self.folder / "plan").exists())
