@@ -281,7 +281,7 @@ public:
       numbers_.emplace(planRound, selfRounds + static_cast<int64_t>(numbers_.size()));
   }
 
-  /// By step: for receives, the number of rounds that must be unpacked before their bytes are there; 0 for others.
+  /// By step: for receives, the number of rounds that must be unpacked before their bytes have arrived; 0 for others.
   std::vector<int64_t> unpacked() const {
     std::vector<int64_t> result(rank_.segment->steps()->size());
     for (const auto &[planRound, chunks] : chunks_)

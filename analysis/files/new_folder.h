@@ -24,8 +24,8 @@ inline void throwOnError(const Status &status, int code) {
 }
 
 /// Installs signal handlers for the process, once. SIGINT and SIGTERM remove the unfinished folder and then end the
-/// process. So does SIGBUS for an unreadable page of a mapped file (a truncated file, for example), with kFailure and
-/// an error that names the file.
+/// process. SIGBUS, which an unreadable page of a mapped file raises (of a truncated file, for example), does the same,
+/// with kFailure and an error that names the file.
 void watchSignals();
 
 /// An error if `path` is `folder` or lies inside it, also through links.

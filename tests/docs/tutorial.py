@@ -3,8 +3,8 @@
 shows.
 
 A block whose first line is `# FILE name` is saved as that file. A `text` block belongs to the `sh` block above it;
-without one, the commands must print nothing. In a `text` block `…` stands for any characters of a line, and alone on
-a line for any lines."""
+without one, the commands must print nothing. In a `text` block `…` matches any characters of a line, and alone on a
+line any lines."""
 
 import os
 import re
