@@ -8,13 +8,13 @@ import random
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 from fnmatch import fnmatch
 from pathlib import Path
 
 import support
+from commands import shared_folder
 
 HERE = Path(__file__).resolve().parent
 NAMES = ["gpt-oss-120b", "glm-4.5", "nemotron-h-8b"]
@@ -35,9 +35,7 @@ def free_port():
 class Refit(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = Path(folder.name)
+        cls.folder = shared_folder(cls)
         support.module(cls.folder)
         import reshard
 
