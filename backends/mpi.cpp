@@ -129,11 +129,12 @@ public:
     }
     return done != 0;
   }
-  void abandon() override {
+  bool abandon() override {
     start.broken = true;
     for (size_t r = 0; r < requests_.size(); ++r)
       if (expected_[r] >= 0 && requests_[r] != MPI_REQUEST_NULL)
         MPI_Cancel(&requests_[r]);
+    return false;
   }
 
 private:
@@ -212,8 +213,8 @@ extern "C" {
 
 extern const uint32_t reshard_open_channel_version = reshard::kChannelVersion;
 
-reshard::Channel *reshard_open_channel(double seconds, reshard::Status &error) {
-  const reshard::Result<reshard::Channel *> channel = reshard::openMpiChannel(seconds);
+reshard::Channel *reshard_open_channel(const reshard::ChannelOptions &options, reshard::Status &error) {
+  const reshard::Result<reshard::Channel *> channel = reshard::openMpiChannel(options.seconds);
   error = channel.status();
   return channel.ok() ? *channel : nullptr;
 }

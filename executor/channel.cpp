@@ -5,13 +5,13 @@
 
 namespace reshard {
 
-Result<std::unique_ptr<Channel>> openChannel(const std::string &name, double seconds) {
+Result<std::unique_ptr<Channel>> openChannel(const std::string &name, const ChannelOptions &options) {
   // Global symbols: MPI loads plugins of its own that need them.
   const Result<void *> function = loadModule(name, "reshard_open_channel", kChannelVersion, Symbols::global);
   if (!function.ok())
     return function.status();
   Status error;
-  std::unique_ptr<Channel> channel(reinterpret_cast<OpenChannel>(*function)(seconds, error));
+  std::unique_ptr<Channel> channel(reinterpret_cast<OpenChannel>(*function)(options, error));
   if (!channel)
     return std::move(error).withPrefix("backend '" + name + "': ");
   return channel;

@@ -3,6 +3,7 @@
 // processes. A backend is a module, libreshard_NAME.so (executor/module.h).
 #pragma once
 
+#include "rendezvous/rendezvous.h"
 #include "support/status.h"
 
 #include <cstddef>
@@ -24,6 +25,9 @@ public:
   virtual uint32_t maxTag() const = 0;
   /// Allocates that many requests. Must be called before the first one; again only while none is in flight.
   virtual void reserve(size_t requests) = 0;
+  /// Memory that messages will be sent from or received into. It stays valid until the channel is closed or abandoned.
+  /// A backend may register it with the network once; messages in other memory are allowed and may be slower.
+  virtual Status registerMemory(std::byte *, uint64_t) { return {}; }
 
   /// Starts a send or a receive of at most kMaxChannelBytes bytes, with a tag of at most maxTag(). Messages of one pair
   /// of ranks and one tag arrive in order.
@@ -32,19 +36,26 @@ public:
   /// Whether a request is complete; also makes progress on the others.
   virtual Result<bool> test(size_t request) = 0;
   /// A run failed and peers may be gone: from here on the channel waits for nothing, not even in its destructor.
-  /// Memory of pending receives may still be written until the process ends, since MPI cannot withdraw them.
-  virtual void abandon() = 0;
+  /// Returns whether the memory of messages is the caller's again: no pending receive writes to it later. MPI cannot
+  /// withdraw receives, so it returns false, and the memory may be written until the process ends.
+  virtual bool abandon() = 0;
 };
 
 constexpr uint64_t kMaxChannelBytes = uint64_t{1} << 30;
 
-constexpr uint32_t kChannelVersion = 3;
+struct ChannelOptions {
+  /// The limit of opening the channel, and of closing it; 0: no limit.
+  double seconds = 0;
+  /// Finds the other processes. Null for a backend whose launcher does (mpi). It outlives the channel.
+  Rendezvous *rendezvous = nullptr;
+};
+
+constexpr uint32_t kChannelVersion = 4;
 /// The function that a module exports as `reshard_open_channel`, with `reshard_open_channel_version`. Returns a
-/// channel, or null and sets `error`, of kind timedOut if not all processes joined within `seconds` (0: no limit). The
-/// same limit holds when the channel is closed.
-using OpenChannel = Channel *(*)(double seconds, Status &error);
+/// channel, or null and sets `error`, of kind timedOut if not all processes joined within the limit.
+using OpenChannel = Channel *(*)(const ChannelOptions &options, Status &error);
 
 /// Loads the module of a backend and opens its channel.
-Result<std::unique_ptr<Channel>> openChannel(const std::string &name, double seconds);
+Result<std::unique_ptr<Channel>> openChannel(const std::string &name, const ChannelOptions &options);
 
 } // namespace reshard

@@ -192,7 +192,7 @@ Status findRendezvous(const reshard_executor &e, const OpenRequest &request, con
       return failed("transport 'nccl' cannot find rank 0: give a communicator, unique_id_file, RESHARD_NCCL_ID_FILE or "
                     "NCCL_COMM_ID, or start the processes with mpirun");
     options.broadcastId = [seconds = e.joinSeconds](std::byte *id, size_t bytes, const Deadline &deadline) {
-      const Result<std::unique_ptr<Channel>> channel = openChannel("mpi", seconds);
+      const Result<std::unique_ptr<Channel>> channel = openChannel("mpi", {.seconds = seconds, .rendezvous = nullptr});
       return channel.ok() ? broadcastByChannel(**channel, id, bytes, deadline) : channel.status();
     };
   }
@@ -237,7 +237,8 @@ Status connect(reshard_executor &e, const OpenRequest &request, Connection &conn
     return connectDevices(e, request, connection);
   if (request.transport == "threads")
     return {};
-  Result<std::unique_ptr<Channel>> channel = openChannel(request.transport, e.joinSeconds);
+  Result<std::unique_ptr<Channel>> channel =
+      openChannel(request.transport, {.seconds = e.joinSeconds, .rendezvous = nullptr});
   if (!channel.ok())
     return channel.status();
   connection.channel = std::move(*channel);

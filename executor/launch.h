@@ -3,7 +3,7 @@
 // channel.
 #pragma once
 
-#include "executor/deadline.h"
+#include "support/deadline.h"
 #include "support/status.h"
 
 #include <cstddef>

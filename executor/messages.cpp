@@ -74,7 +74,7 @@ public:
   }
   ~MessageTransport() override {
     channel_.reset();
-    if (!abandoned_) // else pending receives may still write to it
+    if (owned_)
       std::free(arena_);
   }
 
@@ -170,7 +170,7 @@ private:
   /// Messages in flight cannot be told from those of a later run, so no later run is possible.
   Status abandon(Status status) {
     abandoned_ = true;
-    channel_->abandon();
+    owned_ = channel_->abandon();
     return status;
   }
 
@@ -537,6 +537,7 @@ private:
   std::vector<size_t> localEnds_;    // by local step: the end of its copies
   size_t local_ = 0;                 // the first unfinished local step
   bool abandoned_ = false;
+  bool owned_ = true; // no pending receive can write to the arena
   BytesBy by_;
 };
 

@@ -3,7 +3,7 @@
 // implementation per file; executor.cpp chooses one by name.
 #pragma once
 
-#include "executor/deadline.h"
+#include "support/deadline.h"
 #include "executor/load.h"
 #include "kernels/convert_strided.h"
 

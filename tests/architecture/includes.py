@@ -12,7 +12,7 @@ root = Path(__file__).resolve().parents[2]
 build = Path(sys.argv[1])
 
 # folder -> the allowed beginnings of its includes (our own folders, and libraries that have a prefix)
-OURS = ("tests/", "support/", "yaml/", "formats/", "backends/", "schema/", "ir/", "compiler/", "executor/", "kernels/", "analysis/", "tools/")
+OURS = ("tests/", "support/", "yaml/", "formats/", "backends/", "schema/", "ir/", "compiler/", "rendezvous/", "executor/", "kernels/", "analysis/", "tools/")
 LIBRARIES = ("llvm/", "yaml-cpp/", "flatbuffers/", "nlohmann/", "CLI/", "xxhash.h", "mpi.h", "nccl.h", "cuda")
 ALLOWED = {
     "support": ("support/", "xxhash.h"),
@@ -22,8 +22,9 @@ ALLOWED = {
     "ir": ("ir/", "formats/", "llvm/"),
     "compiler": ("compiler/", "support/", "yaml/", "formats/", "ir/", "llvm/"),
     "kernels": ("kernels/", "formats/"),
-    "executor": ("executor/", "support/", "formats/", "schema/", "kernels/", "flatbuffers/"),
-    "backends": ("backends/", "support/", "executor/channel.h", "mpi.h"),
+    "rendezvous": ("rendezvous/", "support/"),
+    "executor": ("executor/", "rendezvous/", "support/", "formats/", "schema/", "kernels/", "flatbuffers/"),
+    "backends": ("backends/", "support/", "rendezvous/rendezvous.h", "executor/channel.h", "mpi.h"),
     "analysis": ("analysis/", "support/", "formats/", "executor/", "schema/", "nlohmann/"),
     "tools": ("tools/", "analysis/", "support/", "executor/", "schema/", "nlohmann/"),
     # Tests of a folder use it and the folders that make its input.
@@ -34,7 +35,8 @@ ALLOWED = {
     "tests/compiler": ("tests/compiler/", "tests/lib/", "compiler/", "ir/", "schema/", "support/", "llvm/"),
     "tests/schema": ("tests/schema/", "tests/lib/", "schema/", "compiler/", "ir/", "executor/load.h", "flatbuffers/", "llvm/", "xxhash.h"),
     "tests/kernels": ("tests/kernels/", "kernels/", "cuda"),
-    "tests/executor": ("tests/executor/", "tests/analysis/support.h", "tests/lib/", "executor/", "kernels/", "schema/", "compiler/", "analysis/", "flatbuffers/"),
+    "tests/rendezvous": ("tests/lib/", "rendezvous/", "support/"),
+    "tests/executor": ("tests/executor/", "tests/analysis/support.h", "tests/lib/", "rendezvous/", "executor/", "kernels/", "schema/", "compiler/", "analysis/", "flatbuffers/"),
     "tests/analysis": ("tests/analysis/", "tests/executor/", "tests/lib/", "tests/schema/", "analysis/", "support/", "executor/", "schema/", "compiler/", "flatbuffers/", "nlohmann/"),
     "tests/tools": ("tests/analysis/support.h", "tools/", "analysis/"),
     "tests/conformance": ("tests/conformance/", "tools/options.h", "analysis/", "executor/", "mpi.h"),

@@ -81,7 +81,7 @@ public:
     }
     return !request.open;
   }
-  void abandon() override {}
+  bool abandon() override { return false; }
 
 private:
   struct Request {
