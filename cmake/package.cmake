@@ -15,7 +15,7 @@ target_link_libraries(reshard PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
 target_include_directories(reshard INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 
 set(BACKENDS)
-foreach(backend mpi cuda nccl)
+foreach(backend mpi ucx cuda nccl)
   if(TARGET reshard_${backend})
     list(APPEND BACKENDS reshard_${backend})
   endif()

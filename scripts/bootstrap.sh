@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs missing Debian 12 packages.
 #   bootstrap.sh            packages that build the commands and the library
-#   bootstrap.sh --full     also MPI, for transport `mpi`, and venv, for the Python module: `make setup`
+#   bootstrap.sh --full     also MPI and UCX, for transports `mpi` and `ucx`, and venv, for the Python module: `make setup`
 #   bootstrap.sh --tests    also those, packages of `make test`, and the Python environment of the tests in build/venv
 #   bootstrap.sh --all      also packages of `make test-all`
 #   bootstrap.sh --format   only packages of `make format`
@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 # LLVM's CMake package requires zlib and zstd.
 build="g++ cmake ninja-build llvm-19-dev zlib1g-dev libzstd-dev libflatbuffers-dev flatbuffers-compiler libyaml-cpp-dev
   nlohmann-json3-dev libcli11-dev libxxhash-dev python3"
-full="openmpi-bin libopenmpi-dev python3-venv ca-certificates"
+full="openmpi-bin libopenmpi-dev libucx-dev python3-venv ca-certificates"
 tests="ccache llvm-19-tools libgtest-dev libgmock-dev libbenchmark-dev binutils pkg-config dpkg-dev iproute2 file"
 all="clang-19 libclang-rt-19-dev libfuzzer-19-dev"
 format="clang-format-19"

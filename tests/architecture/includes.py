@@ -13,7 +13,7 @@ build = Path(sys.argv[1])
 
 # folder -> the allowed beginnings of its includes (our own folders, and libraries that have a prefix)
 OURS = ("tests/", "support/", "yaml/", "formats/", "backends/", "schema/", "ir/", "compiler/", "rendezvous/", "executor/", "kernels/", "analysis/", "tools/")
-LIBRARIES = ("llvm/", "yaml-cpp/", "flatbuffers/", "nlohmann/", "CLI/", "xxhash.h", "mpi.h", "nccl.h", "cuda")
+LIBRARIES = ("llvm/", "yaml-cpp/", "flatbuffers/", "nlohmann/", "CLI/", "xxhash.h", "mpi.h", "nccl.h", "ucp/", "cuda")
 ALLOWED = {
     "support": ("support/", "xxhash.h"),
     "yaml": ("yaml/", "support/"),
@@ -62,6 +62,7 @@ MORE = {
     "kernels/convert_cuda.h": ("cuda",),
     "backends/current_device.h": ("cuda",),
     "backends/cuda.cpp": ("executor/device.h", "executor/communicator.h", "kernels/convert_cuda.h", "kernels/copy_cuda.h"),
+    "backends/ucx.cpp": ("ucp/",),
     "backends/nccl.cpp": ("executor/communicator.h", "nccl.h"),
     "tools/options.cpp": ("CLI/",),
     "tools/compile.cpp": ("compiler/", "ir/"),

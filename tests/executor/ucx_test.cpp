@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0
+// The channel of transport `ucx`, with all ranks as threads of this process. Each case runs over TCP and over UCX's
+// choice for processes of one host.
+
+#include "executor/channel.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+
+using namespace reshard;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Deadline in(double seconds) {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+/// Where the ranks of a job, threads of this process, meet.
+struct Meeting {
+  explicit Meeting(uint32_t ranks, uint64_t number = 1) : size(ranks), session(number) {}
+
+  const uint32_t size;
+  const uint64_t session;
+  std::mutex mutex;
+  std::condition_variable joined;
+  std::map<uint32_t, std::string> hellos;
+};
+
+class FakeRendezvous : public Rendezvous {
+public:
+  FakeRendezvous(Meeting &meeting, uint32_t rank) : meeting_(meeting), rank_(rank) {}
+  uint32_t rank() const override { return rank_; }
+  uint32_t size() const override { return meeting_.size; }
+  Status join(std::string_view hello, const Deadline &deadline) override {
+    std::unique_lock lock(meeting_.mutex);
+    meeting_.hellos[rank_] = hello;
+    meeting_.joined.notify_all();
+    const bool all = meeting_.joined.wait_until(lock, deadline.value_or(Clock::now() + std::chrono::hours(1)),
+                                                [&] { return meeting_.hellos.size() == meeting_.size; });
+    return all ? Status() : timedOut("not all ranks have joined");
+  }
+  Result<std::string> hello(uint32_t rank, const Deadline &) override {
+    const std::lock_guard lock(meeting_.mutex);
+    return meeting_.hellos.at(rank);
+  }
+  uint64_t session() const override { return meeting_.session; }
+
+private:
+  Meeting &meeting_;
+  const uint32_t rank_;
+};
+
+/// A rank's channel. It closes before its rendezvous.
+struct Rank {
+  Rank(Meeting &meeting, uint32_t rank, size_t requests = 8) : rendezvous(meeting, rank) {
+    Result<std::unique_ptr<Channel>> opened = openChannel("ucx", {.seconds = 20, .rendezvous = &rendezvous});
+    EXPECT_EQ(opened.status().message(), "");
+    if (!opened.ok())
+      return;
+    channel = std::move(*opened);
+    channel->reserve(requests);
+  }
+  Status wait(size_t request, double seconds = 20) const {
+    const Deadline deadline = in(seconds);
+    while (true) {
+      const Result<bool> done = channel->test(request);
+      if (!done.ok())
+        return done.status();
+      if (*done)
+        return {};
+      if (passed(deadline))
+        return timedOut("request " + std::to_string(request) + " of rank " + std::to_string(channel->rank()));
+      std::this_thread::yield();
+    }
+  }
+  Channel *operator->() const { return channel.get(); }
+
+  FakeRendezvous rendezvous;
+  std::unique_ptr<Channel> channel;
+};
+
+/// Runs a function as each rank, on a thread of its own.
+void asRanks(uint32_t ranks, const std::function<void(uint32_t)> &run) {
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < ranks; ++rank)
+    threads.emplace_back(run, rank);
+  for (std::thread &thread : threads)
+    thread.join();
+}
+
+std::vector<std::byte> bytesOf(uint64_t seed, size_t count) {
+  std::vector<std::byte> bytes(count);
+  uint32_t value = static_cast<uint32_t>(seed) * 2654435761u + 1;
+  for (std::byte &each : bytes)
+    each = static_cast<std::byte>((value = value * 1664525 + 1013904223) >> 24);
+  return bytes;
+}
+
+size_t openFiles() {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
+}
+
+/// With the transports of UCX that the parameter names; empty: UCX's choice.
+class Ucx : public testing::TestWithParam<const char *> {
+protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libreshard_ucx.so"))
+      GTEST_SKIP() << "libreshard_ucx.so was not built: UCX is missing";
+    if (*GetParam())
+      ::setenv("UCX_TLS", GetParam(), 1);
+  }
+  void TearDown() override { ::unsetenv("UCX_TLS"); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Over, Ucx, testing::Values("", "tcp"),
+                         [](const auto &each) { return *each.param ? std::string(each.param) : std::string("any"); });
+
+TEST_P(Ucx, MessagesOfAllSizesArriveInBothDirectionsAtOnce) {
+  const std::vector<size_t> sizes = {0, 1, 8, 2048, 2049, 4096, 1 << 16, 1 << 20, 5'000'001};
+  for (const bool registered : {false, true}) {
+    SCOPED_TRACE(registered);
+    Meeting meeting(3);
+    asRanks(3, [&](uint32_t rank) {
+      const Rank mine(meeting, rank, 4);
+      std::vector<std::byte> in[2], out[2]; // by peer
+      for (auto *each : {&in[0], &in[1], &out[0], &out[1]}) {
+        each->resize(sizes.back());
+        if (registered) {
+          EXPECT_EQ(mine->registerMemory(each->data(), each->size()).message(), "");
+        }
+      }
+      for (const size_t size : sizes) {
+        for (const uint32_t p : {0u, 1u}) {
+          const uint32_t peer = (rank + 1 + p) % 3;
+          std::fill(in[p].begin(), in[p].end(), std::byte{9});
+          const std::vector<std::byte> values = bytesOf(size + rank * 3 + peer, size);
+          std::copy(values.begin(), values.end(), out[p].begin());
+          EXPECT_EQ(mine->receive(p, peer, 7, in[p].data(), size).message(), "");
+        }
+        for (const uint32_t p : {0u, 1u})
+          EXPECT_EQ(mine->send(2 + p, (rank + 1 + p) % 3, 7, out[p].data(), size).message(), "");
+        for (size_t request = 0; request < 4; ++request)
+          EXPECT_EQ(mine.wait(request).message(), "");
+        for (const uint32_t p : {0u, 1u}) {
+          const uint32_t peer = (rank + 1 + p) % 3;
+          EXPECT_TRUE(std::equal(in[p].begin(), in[p].begin() + static_cast<ptrdiff_t>(size),
+                                 bytesOf(size + peer * 3 + rank, size).begin()))
+              << size << " bytes from rank " << peer;
+          EXPECT_TRUE(size == sizes.back() || in[p][size] == std::byte{9}) << "writes behind a message";
+        }
+      }
+    });
+  }
+}
+
+// Short and long messages mixed, so that those sent with data may overtake announced ones.
+TEST_P(Ucx, MessagesOfOneTagArriveInOrder) {
+  constexpr uint32_t kMessages = 300, kTags = 5;
+  Meeting meeting(2);
+  const auto sizeOf = [](uint32_t message) { return std::array<size_t, 4>{8, 70'000, 0, 1500}[message % 4]; };
+  asRanks(2, [&](uint32_t rank) {
+    const Rank mine(meeting, rank, kMessages);
+    std::vector<std::vector<std::byte>> data(kMessages);
+    std::mt19937 random(5);
+    std::vector<uint32_t> order;
+    for (uint32_t tag = 0; tag < kTags; ++tag)
+      for (uint32_t message = tag; message < kMessages; message += kTags)
+        order.push_back(message);
+    // The receiver posts tag by tag, half of it late: many messages arrive before their receive.
+    for (uint32_t n = 0; n < kMessages; ++n) {
+      const uint32_t message = rank == 0 ? n : order[n];
+      data[message] = rank == 0 ? bytesOf(message, sizeOf(message)) : std::vector<std::byte>(sizeOf(message));
+      const Status status =
+          rank == 0 ? mine->send(message, 1, message % kTags, data[message].data(), data[message].size())
+                    : mine->receive(message, 0, message % kTags, data[message].data(), data[message].size());
+      EXPECT_EQ(status.message(), "");
+      if (rank == 1 && random() % 16 == 0) {
+        EXPECT_TRUE(mine->test(order[0]).ok());
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    for (uint32_t message = 0; message < kMessages; ++message) {
+      EXPECT_EQ(mine.wait(message).message(), "");
+      if (rank == 1) {
+        EXPECT_TRUE(data[message] == bytesOf(message, sizeOf(message))) << "message " << message;
+      }
+    }
+  });
+}
+
+// A sender that is far ahead must not fill the memory of the receiver, and must complete when the receiver catches up.
+TEST_P(Ucx, ASenderIsAheadByAFewShortMessages) {
+  constexpr uint32_t kMessages = 2000;
+  Meeting meeting(2);
+  std::atomic<uint32_t> sent = 0;
+  asRanks(2, [&](uint32_t rank) {
+    const Rank mine(meeting, rank);
+    for (uint32_t n = 0; n < kMessages; ++n) {
+      if (rank == 1 && n == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        EXPECT_LE(sent, 16u);
+      }
+      uint32_t value = n;
+      const auto data = reinterpret_cast<std::byte *>(&value);
+      EXPECT_EQ(
+          (rank == 0 ? mine->send(0, 1, 1, data, sizeof value) : mine->receive(0, 0, 1, data, sizeof value)).message(),
+          "");
+      ASSERT_EQ(mine.wait(0).message(), "");
+      EXPECT_EQ(value, n);
+      sent += rank == 0;
+    }
+  });
+}
+
+TEST_P(Ucx, AThousandRoundsDoNotGrow) {
+  Meeting meeting(4);
+  std::atomic<size_t> files = 0;
+  asRanks(4, [&](uint32_t rank) {
+    const Rank mine(meeting, rank, 12);
+    std::vector<std::byte> out = bytesOf(rank, 20'000), in(6 * out.size());
+    EXPECT_EQ(mine->registerMemory(in.data(), in.size()).message(), "");
+    for (uint32_t round = 0; round < 1000; ++round) {
+      if (round == 100 && rank == 0)
+        files = openFiles();
+      for (uint32_t p = 0; p < 3; ++p)
+        for (const uint32_t kind : {0u, 1u}) { // short and long
+          const uint32_t peer = (rank + 1 + p) % 4;
+          const size_t bytes = kind ? out.size() : 24, request = 2 * p + kind;
+          EXPECT_EQ(mine->receive(request, peer, 10 + kind, in.data() + request * out.size(), bytes).message(), "");
+          EXPECT_EQ(mine->send(6 + request, peer, 10 + kind, out.data(), bytes).message(), "");
+        }
+      for (size_t request = 0; request < 12; ++request)
+        ASSERT_EQ(mine.wait(request).message(), "") << "round " << round;
+    }
+    if (rank == 0) {
+      EXPECT_EQ(openFiles(), files);
+    }
+  });
+}
+
+// Other ranks may still wait for the last messages of a rank that closes its channel.
+TEST_P(Ucx, ClosingDoesNotLoseTheLastMessages) {
+  for (uint32_t round = 0; round < 20; ++round) {
+    Meeting meeting(3);
+    asRanks(3, [&](uint32_t rank) {
+      const Rank mine(meeting, rank);
+      uint64_t out = rank, in[2] = {};
+      for (const uint32_t p : {0u, 1u}) {
+        const uint32_t peer = (rank + 1 + p) % 3;
+        EXPECT_EQ(mine->receive(p, peer, 0, reinterpret_cast<std::byte *>(&in[p]), sizeof out).message(), "");
+        EXPECT_EQ(mine->send(2 + p, peer, 0, reinterpret_cast<const std::byte *>(&out), sizeof out).message(), "");
+      }
+      if (rank == round % 3)
+        std::this_thread::sleep_for(std::chrono::milliseconds(round % 7));
+      for (size_t request = 0; request < 4; ++request)
+        EXPECT_EQ(mine.wait(request).message(), "") << "rank " << rank << " round " << round;
+      for (const uint32_t p : {0u, 1u})
+        EXPECT_EQ(in[p], (rank + 1 + p) % 3);
+    });
+  }
+}
+
+TEST_P(Ucx, RefusesWrongArguments) {
+  Meeting meeting(1);
+  const Rank alone(meeting, 0);
+  std::byte data{};
+  EXPECT_NE(alone->send(0, 0, 0, &data, kMaxChannelBytes + 1).message().find("expected at most 1073741824 bytes"),
+            std::string::npos);
+  EXPECT_NE(alone->send(0, 1, 0, &data, 1).message().find("a rank below 1"), std::string::npos);
+  EXPECT_NE(alone->receive(0, 0, 1u << 31, &data, 1).message().find("a tag of at most"), std::string::npos);
+  EXPECT_TRUE(*alone->test(0));
+  const Result<std::unique_ptr<Channel>> without = openChannel("ucx", {});
+  EXPECT_EQ(without.status().message(),
+            "backend 'ucx': transport 'ucx' needs a rendezvous, by which the processes find each other");
+}
+
+TEST_P(Ucx, AMessageOfAnotherSizeIsAnError) {
+  for (const auto &sizes :
+       std::vector<std::pair<size_t, size_t>>{{8, 16}, {8, 100'000}, {100'000, 8}, {100'000, 50'000}}) {
+    Meeting meeting(2);
+    std::atomic<bool> failed = false;
+    asRanks(2, [&](uint32_t rank) {
+      const Rank mine(meeting, rank);
+      std::vector<std::byte> data(100'000);
+      if (rank == 0) {
+        EXPECT_EQ(mine->send(0, 1, 3, data.data(), sizes.first).message(), "");
+        while (!failed)
+          EXPECT_TRUE(mine->test(0).ok());
+      } else {
+        EXPECT_EQ(mine->receive(0, 0, 3, data.data(), sizes.second).message(), "");
+        EXPECT_EQ(mine.wait(0).message(), "received a message of " + std::to_string(sizes.first) +
+                                              " bytes from rank 0, expected " + std::to_string(sizes.second));
+        failed = true;
+      }
+    });
+  }
+}
+
+TEST_P(Ucx, APeerThatHasGoneIsNamed) {
+  Meeting meeting(2);
+  asRanks(2, [&](uint32_t rank) {
+    auto mine = std::make_unique<Rank>(meeting, rank);
+    std::vector<std::byte> data(1 << 20);
+    // A first exchange connects the two.
+    std::byte value{};
+    EXPECT_EQ((rank == 0 ? (*mine)->send(0, 1, 0, &value, 1) : (*mine)->receive(0, 0, 0, &value, 1)).message(), "");
+    EXPECT_EQ(mine->wait(0).message(), "");
+    if (rank == 1) {
+      EXPECT_TRUE((*mine)->abandon());
+      return;
+    }
+    EXPECT_EQ((*mine)->receive(1, 1, 1, data.data(), data.size()).message(), "");
+    EXPECT_NE(mine->wait(1, 10).message().find("the connection to rank 1 is lost: "), std::string::npos);
+    // Some attempts are refused at once, others fail later.
+    Status status = (*mine)->send(2, 1, 1, data.data(), data.size());
+    if (status.ok())
+      status = mine->wait(2, 10);
+    EXPECT_NE(status.message().find("the connection to rank 1 is lost: "), std::string::npos);
+  });
+}
+
+// After abandon() the memory is the caller's: the peer completes its send, or fails, and nothing arrives. The same
+// process can open a channel again.
+TEST_P(Ucx, AbandonedMemoryIsNotWrittenAndTheProcessCanStartAgain) {
+  size_t files = 0;
+  for (uint64_t round = 0; round < 6; ++round) {
+    Meeting meeting(2, round);
+    asRanks(2, [&](uint32_t rank) {
+      const Rank mine(meeting, rank);
+      std::byte first{}; // connects the two
+      EXPECT_EQ((rank == 0 ? mine->send(0, 1, 0, &first, 1) : mine->receive(0, 0, 0, &first, 1)).message(), "");
+      EXPECT_EQ(mine.wait(0).message(), "");
+      std::vector<std::byte> data(32 << 20, std::byte{1});
+      EXPECT_EQ(mine->registerMemory(data.data(), data.size()).message(), "");
+      const Status status =
+          rank == 0 ? mine->send(0, 1, 0, data.data(), data.size()) : mine->receive(0, 0, 0, data.data(), data.size());
+      EXPECT_EQ(status.message(), "");
+      if (rank == 0) {
+        const Deadline deadline = in(0.3); // the peer goes in the middle, and is then detected or not
+        while (!passed(deadline) && mine->test(0).ok()) {
+        }
+        EXPECT_TRUE(mine->abandon());
+        return;
+      }
+      for (uint64_t polls = 0; polls < 40 * round; ++polls)
+        EXPECT_TRUE(mine->test(0).ok());
+      EXPECT_TRUE(mine->abandon());
+      std::fill(data.begin(), data.end(), std::byte{2});
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      EXPECT_EQ(std::count(data.begin(), data.end(), std::byte{2}), 32 << 20);
+      EXPECT_NE(mine->send(1, 0, 0, data.data(), 1).message(), "");
+      EXPECT_FALSE(mine->test(0).ok());
+    });
+    if (round == 1)
+      files = openFiles();
+  }
+  EXPECT_EQ(openFiles(), files);
+}
+
+TEST_P(Ucx, AMessageOfAnotherSessionIsDropped) {
+  Meeting meeting(2, 1), strange(2, 2);
+  asRanks(3, [&](uint32_t thread) {
+    if (thread < 2) { // the job
+      const Rank mine(meeting, thread);
+      uint64_t value = thread == 0 ? 11 : 0;
+      const auto data = reinterpret_cast<std::byte *>(&value);
+      std::unique_lock lock(meeting.mutex);
+      if (thread == 1) {
+        lock.unlock();
+        EXPECT_EQ(mine->receive(0, 0, 4, data, sizeof value).message(), "");
+        EXPECT_EQ(mine.wait(0, 0.3).timedOut(), true); // while the stranger sends
+        EXPECT_EQ(value, 0u);
+        EXPECT_EQ(mine.wait(0).message(), "");
+        EXPECT_EQ(value, 11u);
+      } else {
+        lock.unlock();
+        std::this_thread::sleep_for(std::chrono::milliseconds(600));
+        EXPECT_EQ(mine->send(0, 1, 4, data, sizeof value).message(), "");
+        EXPECT_EQ(mine.wait(0).message(), "");
+      }
+      return;
+    }
+    { // as rank 0 of another job, at the address of rank 1 of this one
+      std::unique_lock lock(meeting.mutex);
+      meeting.joined.wait(lock, [&] { return meeting.hellos.size() == 2; });
+      const std::lock_guard other(strange.mutex);
+      strange.hellos[1] = meeting.hellos[1];
+    }
+    const Rank stranger(strange, 0);
+    std::vector<std::byte> garbage(50'000, std::byte{5});
+    EXPECT_EQ(stranger->send(0, 1, 4, garbage.data(), 8).message(), "");
+    EXPECT_EQ(stranger->send(1, 1, 4, garbage.data(), garbage.size()).message(), "");
+    (void)stranger.wait(1, 0.2);
+  });
+}
+
+} // namespace
