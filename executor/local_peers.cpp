@@ -2,6 +2,7 @@
 #include "executor/local_peers.h"
 
 #include "executor/mappings.h"
+#include "support/host_id.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -10,9 +10,6 @@
 
 namespace reshard {
 
-/// Equal for processes that share memory and process ids (same host, boot and pid namespace).
-uint64_t hostId();
-
 /// The position of memory in a file.
 struct FileLocation {
   int file = -1;                  // a descriptor of its process, which may close it and reuse its number

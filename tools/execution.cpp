@@ -10,10 +10,10 @@
 #include "analysis/verify/compare.h"
 #include "analysis/work_deadline.h"
 #include "executor/launch.h"
-#include "executor/mappings.h"
 #include "executor/reshard.h"
 #include "support/atomic_file.h"
 #include "support/byte_size.h"
+#include "support/host_id.h"
 #include "tools/execution_options.h"
 
 #include <nlohmann/json.hpp>
