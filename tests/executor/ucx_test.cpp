@@ -231,6 +231,9 @@ TEST_P(Ucx, AThousandRoundsDoNotGrow) {
     const Rank mine(meeting, rank, 12);
     std::vector<std::byte> out = bytesOf(rank, 20'000), in(6 * out.size());
     EXPECT_EQ(mine->registerMemory(in.data(), in.size()).message(), "");
+    if (rank % 2 == 0) { // receivers read it; else UCX's rendezvous moves it
+      EXPECT_EQ(mine->registerMemory(out.data(), out.size()).message(), "");
+    }
     for (uint32_t round = 0; round < 1000; ++round) {
       if (round == 100 && rank == 0)
         files = openFiles();
@@ -343,7 +346,9 @@ TEST_P(Ucx, AbandonedMemoryIsNotWrittenAndTheProcessCanStartAgain) {
       EXPECT_EQ((rank == 0 ? mine->send(0, 1, 0, &first, 1) : mine->receive(0, 0, 0, &first, 1)).message(), "");
       EXPECT_EQ(mine.wait(0).message(), "");
       std::vector<std::byte> data(32 << 20, std::byte{1});
-      EXPECT_EQ(mine->registerMemory(data.data(), data.size()).message(), "");
+      if (round % 2 == 0) { // then the receiver reads it, else UCX's rendezvous moves it
+        EXPECT_EQ(mine->registerMemory(data.data(), data.size()).message(), "");
+      }
       const Status status =
           rank == 0 ? mine->send(0, 1, 0, data.data(), data.size()) : mine->receive(0, 0, 0, data.data(), data.size());
       EXPECT_EQ(status.message(), "");
