@@ -110,6 +110,8 @@ public:
       else
         status = failed("out of memory for an arena of " + std::to_string(bytes) + " bytes");
     }
+    if (status.ok())
+      status = registerMemory(bytes);
     if (status = failTogether(std::move(status), deadline); !status.ok())
       return status;
     for (const Method method : {kReceive, kSend, kCopyFromPeer, kPublish})
@@ -188,6 +190,27 @@ private:
     if (*first < channel_->size())
       return abandon(failed("prepare failed on rank " + std::to_string(*first) + "; see that rank's error"));
     return {};
+  }
+
+  /// Registers the memory of messages over the channel: the arena, and bound memory that is sent or received in place.
+  Status registerMemory(uint64_t arenaBytes) {
+    std::vector<std::pair<std::byte *, std::byte *>> ranges; // begin and end
+    if (arena_)
+      ranges.emplace_back(arena_, arena_ + arenaBytes);
+    for (const Method method : {kReceive, kSend})
+      for (const MessageState &message : messages_[method])
+        if (std::byte *const begin = message.packing.contiguous();
+            message.step->staging() == UINT64_MAX && message.step->bytes() > 0)
+          ranges.emplace_back(begin, begin + message.step->bytes());
+    std::sort(ranges.begin(), ranges.end());
+    Status status;
+    for (size_t first = 0, next = 0; first < ranges.size() && status.ok(); first = next) {
+      std::byte *end = ranges[first].second;
+      for (next = first + 1; next < ranges.size() && ranges[next].first <= end; ++next) // they overlap or touch
+        end = std::max(end, ranges[next].second);
+      status = channel_->registerMemory(ranges[first].first, static_cast<uint64_t>(end - ranges[first].first));
+    }
+    return status;
   }
 
   /// Runs jobs of the rank's quantized views; false if the deadline passed.

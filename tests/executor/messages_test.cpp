@@ -46,11 +46,19 @@ public:
   uint32_t maxTag() const override { return maxTag_; }
   void reserve(size_t requests) override { requests_.resize(requests); }
 
+  Status registerMemory(std::byte *data, uint64_t bytes) override {
+    for (const auto &[begin, end] : registered_)
+      EXPECT_TRUE(data + bytes < begin || end < data) << "ranges overlap or touch";
+    registered_.emplace_back(data, data + bytes);
+    return {};
+  }
   Status send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override {
+    expectRegistered(tag, data, bytes);
     requests_[request] = {true, true, peer, tag, const_cast<std::byte *>(data), bytes, delay()};
     return {};
   }
   Status receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override {
+    expectRegistered(tag, data, bytes);
     requests_[request] = {true, false, peer, tag, data, bytes, delay()};
     order_[{peer, tag}].push_back(request);
     return {};
@@ -91,13 +99,21 @@ private:
     uint64_t bytes = 0;
     uint64_t delay = 0;
   };
+  /// The memory of all messages of a plan is registered.
+  void expectRegistered(uint32_t tag, const std::byte *data, uint64_t bytes) const {
+    const auto holds = [&](const auto &range) { return range.first <= data && data + bytes <= range.second; };
+    if (tag >= Bootstrap::kTags && bytes > 0) {
+      EXPECT_TRUE(std::any_of(registered_.begin(), registered_.end(), holds)) << bytes << " bytes are not registered";
+    }
+  }
   uint64_t delay() { return random_() % 4 == 0 ? random_() % 60 : random_() % 4; }
 
   FakeNetwork &network_;
   const uint32_t rank_, size_, maxTag_;
   std::mt19937_64 random_;
   std::vector<Request> requests_;
-  std::map<std::pair<uint32_t, uint32_t>, std::deque<size_t>> order_; // receives, by peer and tag
+  std::vector<std::pair<const std::byte *, const std::byte *>> registered_; // begin and end
+  std::map<std::pair<uint32_t, uint32_t>, std::deque<size_t>> order_;       // receives, by peer and tag
 };
 
 TEST(Messages, CompleteCorrectlyOverSlowChannels) {
