@@ -289,6 +289,13 @@ TEST_P(Ucx, RefusesWrongArguments) {
             "backend 'ucx': transport 'ucx' needs a rendezvous, by which the processes find each other");
 }
 
+TEST_P(Ucx, NamesAFolderWithoutUcx) {
+  ::setenv("RESHARD_UCX_ROOT", "/nowhere", 1);
+  const Status status = openChannel("ucx", {}).status();
+  ::unsetenv("RESHARD_UCX_ROOT");
+  EXPECT_EQ(status.message().find("backend 'ucx': RESHARD_UCX_ROOT=/nowhere: "), 0u) << status.message();
+}
+
 TEST_P(Ucx, AMessageOfAnotherSizeIsAnError) {
   for (const auto &sizes :
        std::vector<std::pair<size_t, size_t>>{{8, 16}, {8, 100'000}, {100'000, 8}, {100'000, 50'000}}) {
