@@ -15,9 +15,9 @@ namespace {
 
 constexpr char kGreeting[] = "reshard-ucx-1:"; // begins a hello; a PeerMemory::Address and the worker's address follow
 constexpr size_t kPrefix = sizeof kGreeting - 1 + sizeof(PeerMemory::Address);
-/// Seconds that close() waits for the endpoints after a failure.
+/// Seconds that close() waits for the connections after a failure.
 constexpr double kForcedSeconds = 1;
-/// After the endpoints are closed, UCX frees what belonged to them while it makes progress.
+/// After the connections are closed, UCX frees what belonged to them while it makes progress.
 constexpr int kMoreProgress = 100;
 
 Status checked(ucs_status_t status, const char *call) {
@@ -53,7 +53,7 @@ void UcxChannel::reserve(size_t requests) {
   requests_ = std::vector<Request>(requests);
   reading_.reserve(requests);
   for (Peer &peer : peers_)
-    if (peer.endpoint) {
+    if (peer.connection) {
       peer.arrivals.reserve(kWindow + requests);
       peer.receives.reserve(requests);
     }
@@ -112,7 +112,7 @@ Status UcxChannel::join() {
 
 Status UcxChannel::connect(uint32_t rank) {
   Peer &peer = peers_[rank];
-  if (peer.endpoint || !peer.failure.ok())
+  if (peer.connection || !peer.failure.ok())
     return peer.failure;
   const Result<std::string> hello = rendezvous_.hello(rank, deadlineAfter(seconds_));
   if (!hello.ok())
@@ -126,8 +126,8 @@ Status UcxChannel::connect(uint32_t rank) {
   params.address = reinterpret_cast<const ucp_address_t *>(hello->data() + kPrefix);
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler = {&onFailure, this};
-  if (const ucs_status_t status = ucp_ep_create(worker_, &params, &peer.endpoint); status != UCS_OK) {
-    peer.endpoint = nullptr;
+  if (const ucs_status_t status = ucp_ep_create(worker_, &params, &peer.connection); status != UCS_OK) {
+    peer.connection = nullptr;
     return failed("cannot connect to rank " + std::to_string(rank) + ": " + ucs_status_string(status) + " (UCX)");
   }
   peer.arrivals.reserve(kWindow + requests_.size());
@@ -167,10 +167,10 @@ const Region *UcxChannel::regionOf(const std::byte *data, uint64_t bytes) const 
   return region != regions_.end() && region->begin <= data && data + bytes <= region->end ? &*region : nullptr;
 }
 
-void UcxChannel::onFailure(void *channel, ucp_ep_h endpoint, ucs_status_t status) {
+void UcxChannel::onFailure(void *channel, ucp_ep_h connection, ucs_status_t status) {
   auto &peers = static_cast<UcxChannel *>(channel)->peers_;
   for (size_t rank = 0; rank < peers.size(); ++rank)
-    if (peers[rank].endpoint == endpoint && peers[rank].failure.ok())
+    if (peers[rank].connection == connection && peers[rank].failure.ok())
       peers[rank].failure = lost(static_cast<uint32_t>(rank), status);
 }
 
@@ -181,12 +181,12 @@ bool UcxChannel::close(bool force) {
       if (arrival.descriptor)
         ucp_am_data_release(worker_, arrival.descriptor);
     peer.arrivals.clear();
-    if (!peer.endpoint)
+    if (!peer.connection)
       continue;
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     param.flags = force || !peer.failure.ok() ? UCP_EP_CLOSE_FLAG_FORCE : 0;
-    void *const handle = ucp_ep_close_nbx(std::exchange(peer.endpoint, nullptr), &param);
+    void *const handle = ucp_ep_close_nbx(std::exchange(peer.connection, nullptr), &param);
     if (handle && !UCS_PTR_IS_ERR(handle))
       handles.push_back(handle);
   }

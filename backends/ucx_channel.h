@@ -61,13 +61,13 @@ struct Header {
 struct Arrival {
   Header header;
   Id id = kMessage;
-  size_t slot = 0;            // of bytes that have arrived
+  size_t place = 0;           // of bytes that have arrived: in the inbox
   void *descriptor = nullptr; // of UCX's rendezvous
   bool eager() const { return id == kMessage && !descriptor; }
 };
 
-/// The bytes of arrivals of one peer.
-struct Slots {
+/// The bytes of the arrivals of one peer.
+struct Inbox {
   std::byte memory[kWindow][kEagerBytes];
   bool used[kWindow] = {};
 };
@@ -79,7 +79,7 @@ struct Notice {
 };
 
 struct Peer {
-  ucp_ep_h endpoint = nullptr;
+  ucp_ep_h connection = nullptr;
   Status failure; // once the connection is lost
   PeerMemory memory;
   bool readsOurs = false;  // the peer can read our memory
@@ -91,7 +91,7 @@ struct Peer {
   uint64_t taken = 0;      // messages with data that we have received
   Notice reader, credit;
   std::vector<Arrival> arrivals;
-  std::unique_ptr<Slots> slots; // made for its first message
+  std::unique_ptr<Inbox> inbox; // made for its first message
   std::vector<size_t> receives; // requests without a message, in the order of the calls
 };
 
@@ -145,7 +145,7 @@ private:
   Status openWorker();
   /// Checks the arguments of a message, connects to its peer and sets the request.
   Status begin(size_t request, const Request &message);
-  /// Creates the endpoint of a peer at its first use.
+  /// Creates the connection to a peer at its first use.
   Status connect(uint32_t rank);
   void progress();
   /// Gives the messages of a peer, in the order of their numbers, to the receives that wait for them.
@@ -161,14 +161,14 @@ private:
   /// Sets the memory handle of an operation.
   void describe(ucp_request_param_t &param, const std::byte *data, uint64_t bytes) const;
   /// Frees all that the channel has of UCX: nothing writes to the memory of messages later. `force`: without waiting
-  /// for peers. Returns whether all endpoints were closed in time.
+  /// for peers. Returns whether all connections were closed in time.
   bool close(bool force);
 
   /// The callbacks of active messages and of a lost connection; `channel` is a UcxChannel.
   template <Id id>
   static ucs_status_t onMessage(void *channel, const void *header, size_t headerBytes, void *data, size_t bytes,
                                 const ucp_am_recv_param_t *param);
-  static void onFailure(void *channel, ucp_ep_h endpoint, ucs_status_t status);
+  static void onFailure(void *channel, ucp_ep_h connection, ucs_status_t status);
   /// Stores a message for admit(). Returns whether UCX must keep `data`, the descriptor of a rendezvous.
   bool arrive(Arrival arrival, const void *data, size_t bytes);
   /// Handles a header alone.

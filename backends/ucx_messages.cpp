@@ -64,7 +64,7 @@ Status UcxChannel::send(size_t request, uint32_t peer, uint32_t tag, const std::
   param.flags = eager ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV;
   describe(param, data, bytes);
   const bool nothing = !eager && bytes == 0;
-  void *const handle = ucp_am_send_nbx(to.endpoint, kMessage, &mine.notice.header, sizeof(Header),
+  void *const handle = ucp_am_send_nbx(to.connection, kMessage, &mine.notice.header, sizeof(Header),
                                        nothing ? &nothing_ : data, nothing ? 1 : bytes, &param);
   if (UCS_PTR_IS_ERR(handle))
     return lost(peer, UCS_PTR_STATUS(handle));
@@ -123,12 +123,12 @@ void UcxChannel::take(size_t number, const Arrival &arrival) {
       request.state = Request::kDone;
   } else {
     if (request.bytes > 0)
-      std::memcpy(request.data, peer.slots->memory[arrival.slot], request.bytes);
+      std::memcpy(request.data, peer.inbox->memory[arrival.place], request.bytes);
     request.state = Request::kDone;
   }
   if (!arrival.eager())
     return;
-  peer.slots->used[arrival.slot] = false;
+  peer.inbox->used[arrival.place] = false;
   if (++peer.taken - peer.credit.header.number >= kWindow / 2)
     notify(peer.credit, kCredit, request.peer, peer.taken); // if one is being sent, a later one includes this
 }
@@ -161,7 +161,7 @@ bool UcxChannel::notify(Notice &notice, Id id, uint32_t rank, uint64_t number) {
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_AM_SEND_FLAG_EAGER;
   void *const handle =
-      ucp_am_send_nbx(peers_[rank].endpoint, id, &notice.header, sizeof notice.header, nullptr, 0, &param);
+      ucp_am_send_nbx(peers_[rank].connection, id, &notice.header, sizeof notice.header, nullptr, 0, &param);
   if (!UCS_PTR_IS_ERR(handle))
     notice.request = handle;
   else if (peers_[rank].failure.ok())
@@ -277,15 +277,15 @@ bool UcxChannel::arrive(Arrival arrival, const void *data, size_t bytes) {
   } else if (arrival.descriptor) {
     valid = valid && bytes == std::max<uint64_t>(header.bytes, 1);
   } else {
-    if (!peer.slots)
-      peer.slots = std::make_unique<Slots>();
-    bool(&used)[kWindow] = peer.slots->used;
-    arrival.slot = static_cast<size_t>(std::find(std::begin(used), std::end(used), false) - std::begin(used));
-    valid = valid && arrival.slot < kWindow && bytes == header.bytes && bytes <= kEagerBytes;
+    if (!peer.inbox)
+      peer.inbox = std::make_unique<Inbox>();
+    bool(&used)[kWindow] = peer.inbox->used;
+    arrival.place = static_cast<size_t>(std::find(std::begin(used), std::end(used), false) - std::begin(used));
+    valid = valid && arrival.place < kWindow && bytes == header.bytes && bytes <= kEagerBytes;
     if (valid)
-      used[arrival.slot] = true;
+      used[arrival.place] = true;
     if (valid && bytes > 0)
-      std::memcpy(peer.slots->memory[arrival.slot], data, bytes);
+      std::memcpy(peer.inbox->memory[arrival.place], data, bytes);
   }
   if (!valid) {
     if (peer.failure.ok())
