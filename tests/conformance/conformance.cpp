@@ -26,7 +26,7 @@ using namespace reshard::conformance;
 namespace {
 
 struct Options {
-  std::string folder, transport = "threads", device = "cpu";
+  std::string folder, transport = "threads", device = "cpu", rendezvous;
   bool countAllocations = false, noLocalShortcut = false;
   uint64_t repeat = 0;
   double timeout = 60;
@@ -98,8 +98,11 @@ private:
     options.device = options_.device.c_str();
     options.join_seconds = 60; // independent of --timeout
     options.no_local_shortcut = options_.noLocalShortcut;
+    const bool meets = !options_.rendezvous.empty();
+    options.rendezvous = meets ? options_.rendezvous.c_str() : nullptr;
+    const auto rank = static_cast<uint32_t>(processes_.rank());
     reshard_executor *executor = nullptr;
-    const reshard_status status = reshard_open(path.c_str(), nullptr, 0, &options, &executor);
+    const reshard_status status = reshard_open(path.c_str(), meets ? &rank : nullptr, meets, &options, &executor);
     subject.executor.reset(executor);
     return said(subject, status);
   }
@@ -262,8 +265,9 @@ int main(int argc, char **argv) {
       "conformance",
       "FOLDER",
       "Runs every plan of a folder and checks every target byte.",
-      {{"--transport", "NAME", "threads (default), or under mpirun mpi, nccl",
-        setChoice(options.transport, {"threads", "mpi", "nccl"})},
+      {{"--transport", "NAME", "threads (default), or under mpirun mpi, ucx, nccl",
+        setChoice(options.transport, {"threads", "mpi", "ucx", "nccl"})},
+       {"--rendezvous", "URL", "where the processes of transport ucx find each other", setText(options.rendezvous)},
        {"--device", "NAME", "cpu (default), cuda", setChoice(options.device, {"cpu", "cuda"})},
        {"--count-allocations", "", "one more run, which must not allocate", setSwitch(options.countAllocations)},
        {"--repeat", "N", "N more runs, in which memory and time must not grow",

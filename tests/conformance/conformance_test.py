@@ -46,7 +46,8 @@ class Target(NamedTuple):
         return " ".join([self.transport, self.device, *self.options, *(["on two hosts"] if self.hosts > 1 else [])])
 
 
-TARGETS = [Target("threads", "cpu"), Target("mpi", "cpu"), Target("mpi", "cpu", ("--no-local-shortcut",)), Target("mpi", "cpu", hosts=2),
+TARGETS = [Target("threads", "cpu"),
+           *(Target(name, "cpu", *more) for name in ("mpi", "ucx") for more in ((), (("--no-local-shortcut",),), ((), 2))),
            Target("threads", "cuda")]  # on the CPU device of tests/executor/fake_backend.cpp; on a GPU: tests/gpu/run.sh
 # Source, target and options of plans that run many times, on few ranks.
 OFTEN = [
@@ -174,6 +175,12 @@ class Conformance(unittest.TestCase):
 
     def launch(self, target, folder, *options, processes=None):
         command = [self.programs[target.device], folder, f"--transport={target.transport}", f"--device={target.device}", *target.options, *options]
+        if target.transport == "ucx":
+            meeting = tempfile.TemporaryDirectory(dir=self.plans.root)
+            self.addCleanup(meeting.cleanup)
+            command.append(f"--rendezvous=file://{meeting.name}")
+            if target.hosts > 1:  # they share a kernel, which UCX would notice
+                command = ["env", "UCX_TLS=tcp", "UCX_NET_DEVICES=net0", *command]
         if target.transport != "threads":
             processes = processes or int(folder.name)
             command = [*(self.hosts.mpirun(processes) if target.hosts > 1 else ["mpirun"]), "-n", str(processes), *command]
@@ -199,16 +206,20 @@ class Conformance(unittest.TestCase):
 
     def test_runs_allocate_nothing_and_do_not_grow(self):
         options = ["--repeat=1000"] + ([] if SMALL else ["--count-allocations"])  # sanitizers replace the allocator
-        for target in TARGETS[:3]:  # between hosts, MPI allocates
+        for target in TARGETS:
+            if target.hosts > 1 or target.device != "cpu":  # between hosts, MPI allocates
+                continue
             self.assertEqual(self.exact(target, "often", *options, seeds=3), len(OFTEN))
 
     def test_a_failed_run_is_reported_and_the_next_plan_runs(self):
         folder = self.plans.root / "often" / "4"
-        done = self.launch(Target("mpi", "cpu"), folder, "--timeout=0.000001")
-        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-        count = len(self.plans.bytes[folder])
-        self.assertEqual(len(set(re.findall(r"(?m)^(\S+): rank \d+: timed out", done.stdout))), count, done.stdout)
-        self.assertRegex(done.stdout, rf"(?m)^{count} plans, 0 bytes right, {count} wrong$")
+        for transport in ("mpi", "ucx"):
+            with self.subTest(transport):
+                done = self.launch(Target(transport, "cpu"), folder, "--timeout=0.000001")
+                self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+                count = len(self.plans.bytes[folder])
+                self.assertEqual(len(set(re.findall(r"(?m)^(\S+): rank \d+: timed out", done.stdout))), count, done.stdout)
+                self.assertRegex(done.stdout, rf"(?m)^{count} plans, 0 bytes right, {count} wrong$")
 
     def test_rejects_another_number_of_processes(self):
         done = self.launch(Target("mpi", "cpu"), self.plans.root / "often" / "4", processes=2)
