@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A whole run over MPI, compared with other methods for the same moves, on the same memory, touched before, alternately
 // in one run: one MPI_Alltoallw with derived datatypes; one MPI_Isend and MPI_Irecv for each transfer, either created
-// each time or persistent; and, for block-cyclic matrices, ScaLAPACK's pdgemr2d. reshard also runs without shared
-// memory inside the host, with messages only. All processes run the same benchmarks with the same number of iterations;
-// the first one reports. There is a barrier before and after each measurement.
+// each time or persistent; and, for block-cyclic matrices, ScaLAPACK's pdgemr2d. reshard runs over transports mpi and,
+// where it is built, ucx; each also without shared memory inside the host, with messages only. All processes run the
+// same benchmarks with the same number of iterations; the first one reports. There is a barrier before and after each
+// measurement.
 //   mpirun -n 4 bench-mpi
+//   tests/bench/two_hosts.py build/release/tests/bench-mpi
 
 #ifdef RESHARD_SCALAPACK
 #include "tests/bench/scalapack.h"
@@ -43,11 +45,27 @@ int rank = 0, size = 1;
   std::abort();
 }
 
+/// A way to run a plan. `messages`: without shared memory inside the host.
+struct Way {
+  const char *name, *transport;
+  bool messages;
+};
+constexpr Way kWays[] = {
+    {"ours", "mpi", false}, {"messages", "mpi", true}, {"ucx", "ucx", false}, {"ucx_messages", "ucx", true}};
+
+/// The number of ways of this build: those with transport ucx come last.
+size_t ways() {
+  const auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  const bool ucx = std::filesystem::exists(folder / "libreshard_ucx.so") ||
+                   std::filesystem::exists(folder.parent_path() / "libreshard_ucx.so");
+  return ucx ? std::size(kWays) : 2;
+}
+
 /// One job: the plan, this rank's memory, and the same moves as MPI datatypes.
 struct Case {
   std::unique_ptr<Plan> plan;
   std::unique_ptr<Memory> memory;
-  std::array<reshard_executor *, 2> executors{}; // with shared memory inside the host, and without
+  std::vector<reshard_executor *> executors; // by way
   const Segment *segment = nullptr;
   std::vector<MPI_Datatype> sends, receives; // by peer, for MPI_Alltoallw; includes local copies
   struct One {
@@ -85,19 +103,25 @@ struct Case {
     for (uint32_t e : {0u, 1u})
       if (const Status status = memory->allocate(e, true); !status.ok())
         fail(status.message());
-    for (const bool messages : {false, true})
-      open(path, messages);
+    for (size_t w = 0; w < ways(); ++w)
+      open(path, kWays[w]);
     bytes = plan->manifest().bytes_target();
     describe();
     MPI_Barrier(MPI_COMM_WORLD);
   }
 
-  void open(const std::string &path, bool messages) {
-    reshard_executor *&executor = executors[messages];
+  void open(const std::string &path, const Way &way) {
+    reshard_executor *&executor = executors.emplace_back();
+    const std::string folder = path + ".rendezvous";
+    const std::string url = "file://" + folder;
+    std::filesystem::create_directories(folder);
     reshard_options options = RESHARD_OPTIONS_INITIALIZER;
-    options.transport = "mpi";
-    options.no_local_shortcut = messages;
-    if (reshard_open(path.c_str(), nullptr, 0, &options, &executor) != RESHARD_OK)
+    options.transport = way.transport;
+    options.no_local_shortcut = way.messages;
+    const bool meets = std::string(way.transport) == "ucx";
+    options.rendezvous = meets ? url.c_str() : nullptr;
+    const auto own = static_cast<uint32_t>(rank);
+    if (reshard_open(path.c_str(), meets ? &own : nullptr, meets, &options, &executor) != RESHARD_OK)
       fail(reshard_error(executor));
     for (const MeshRankMemory &rankMemory : memory->rankMemories()) {
       const Endpoint &endpoint = *plan->manifest().endpoints()->Get(rankMemory.endpoint);
@@ -200,9 +224,9 @@ struct Case {
   std::vector<int> sendCounts, receiveCounts, zeros;
   std::vector<MPI_Request> requests;
 
-  void ours(bool messages) {
-    if (reshard_run(executors[messages], 0) != RESHARD_OK)
-      fail(reshard_error(executors[messages]));
+  void ours(reshard_executor *executor) {
+    if (reshard_run(executor, 0) != RESHARD_OK)
+      fail(reshard_error(executor));
   }
   void alltoallw() {
     MPI_Alltoallw(MPI_BOTTOM, sendCounts.data(), zeros.data(), sends.data(), MPI_BOTTOM, receiveCounts.data(),
@@ -236,6 +260,7 @@ struct Case {
 struct Method {
   std::string name;
   std::function<void()> move;
+  bool own = false; // reshard's
 };
 
 /// Checks that all methods leave the same bytes in the targets.
@@ -282,7 +307,8 @@ template <class Move> double timed(Move move) {
   return all;
 }
 
-/// Runs reshard (the first method) and the others alternately. Reports medians, and the ratio to the best other method.
+/// Runs all methods alternately. Reports medians, and for each of reshard's the ratio to the best other method; for
+/// transport ucx transport mpi without shared memory is one of these.
 void paired(benchmark::State &state, const Case &job, const std::vector<Method> &methods) {
   std::vector<std::vector<double>> times(methods.size());
   for (int warm = 0; warm < 2; ++warm)
@@ -293,17 +319,17 @@ void paired(benchmark::State &state, const Case &job, const std::vector<Method> 
       times[w].push_back(timed(methods[w].move));
     state.SetIterationTime(times[0].back());
   }
-  double best = std::numeric_limits<double>::infinity(), own = 0;
+  double best = std::numeric_limits<double>::infinity();
+  std::vector<double> medians;
   for (size_t w = 0; w < methods.size(); ++w) {
     std::sort(times[w].begin(), times[w].end());
-    const double median = times[w][times[w].size() / 2];
-    state.counters[methods[w].name + "_GB/s"] = static_cast<double>(job.bytes) / median / 1e9;
-    if (w == 0)
-      own = median;
-    else if (methods[w].name != "messages")
-      best = std::min(best, median);
+    medians.push_back(times[w][times[w].size() / 2]);
+    state.counters[methods[w].name + "_GB/s"] = static_cast<double>(job.bytes) / medians[w] / 1e9;
+    best = methods[w].own ? best : std::min(best, medians[w]);
   }
-  state.counters["ratio_to_best"] = best / own;
+  state.counters["ratio_to_best"] = best / medians[0];
+  for (size_t w = 2; w < methods.size() && methods[w].own; ++w)
+    state.counters[methods[w].name + "_ratio_to_best"] = std::min(best, medians[1]) / medians[w];
 }
 
 constexpr int kMatrix = 4096;
@@ -375,11 +401,13 @@ int main(int argc, char **argv) {
     benchmark::RegisterBenchmark(name,
                                  [text = yaml](benchmark::State &state) {
                                    const auto job = std::make_unique<Case>(text);
-                                   std::vector<Method> methods = {{"ours", [&] { job->ours(false); }},
-                                                                  {"messages", [&] { job->ours(true); }},
-                                                                  {"alltoallw", [&] { job->alltoallw(); }},
-                                                                  {"one_by_one", [&] { job->oneByOne(); }},
-                                                                  {"persistent", [&] { job->persistent(); }}};
+                                   std::vector<Method> methods;
+                                   for (size_t w = 0; w < ways(); ++w)
+                                     methods.push_back(
+                                         {kWays[w].name, [&job, w] { job->ours(job->executors[w]); }, true});
+                                   methods.push_back({"alltoallw", [&] { job->alltoallw(); }});
+                                   methods.push_back({"one_by_one", [&] { job->oneByOne(); }});
+                                   methods.push_back({"persistent", [&] { job->persistent(); }});
 #ifdef RESHARD_SCALAPACK
                                    if (const auto blocks = cyclicBlocks.find(text); blocks != cyclicBlocks.end())
                                      methods.push_back({"pdgemr2d", scalapack(*job, blocks->second)});
