@@ -176,8 +176,9 @@ private:
     return status;
   }
 
-  static Status abandonedEarlier() {
-    return failed("an earlier run failed with messages in flight; launch the processes again");
+  Status abandonedEarlier() const {
+    return failed(std::string("an earlier run failed with messages in flight; ") +
+                  (owned_ ? "open the plan again in all processes" : "launch the processes again"));
   }
 
   /// All-reduces whether a rank has an error: then all of them fail.

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The channel of transport `ucx`, with all ranks as threads of this process. Each case runs over TCP and over UCX's
-// choice for processes of one host.
+// The channel of transport `ucx`, and plans over it, with all ranks as threads of this process. Each case runs over TCP
+// and over UCX's choice for processes of one host.
 
 #include "executor/channel.h"
+#include "executor/transport.h"
+#include "tests/executor/ranks.h"
 
 #include <gtest/gtest.h>
 
@@ -294,6 +296,74 @@ TEST_P(Ucx, NamesAFolderWithoutUcx) {
   const Status status = openChannel("ucx", {}).status();
   ::unsetenv("RESHARD_UCX_ROOT");
   EXPECT_EQ(status.message().find("backend 'ucx': RESHARD_UCX_ROOT=/nowhere: "), 0u) << status.message();
+}
+
+TEST_P(Ucx, RunsPlans) {
+  const tests::Folder folder;
+  std::vector<std::string> jobs(std::begin(tests::kRelayJobs), std::end(tests::kRelayJobs));
+  jobs.insert(jobs.end(), std::begin(tests::kRelayedJobs), std::end(tests::kRelayedJobs));
+  jobs.push_back(tests::kUnevenJobs[1]);
+  for (const std::string &job : jobs) {
+    SCOPED_TRACE(job);
+    std::unique_ptr<Plan> plan;
+    tests::compile(job, folder / "plan");
+    ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+    const tests::Ranks sent = tests::fillRanks(*plan, 0);
+    std::vector<std::unique_ptr<FakeRendezvous>> rendezvous;
+    std::vector<std::unique_ptr<Transport>> transports(plan->world());
+    Meeting meeting(plan->world());
+    for (uint32_t rank = 0; rank < plan->world(); ++rank)
+      rendezvous.push_back(std::make_unique<FakeRendezvous>(meeting, rank));
+    asRanks(plan->world(), [&](uint32_t rank) {
+      Result<std::unique_ptr<Channel>> channel =
+          openChannel("ucx", {.seconds = 60, .rendezvous = rendezvous[rank].get()});
+      ASSERT_EQ(channel.status().message(), "");
+      transports[rank] = makeMessageTransport(std::move(*channel), false);
+      EXPECT_EQ(transports[rank]->prepare(*plan, {sent[rank]->local}, in(60)).message(), "");
+    });
+    for (uint64_t seed = 1; seed <= 3; ++seed) {
+      asRanks(plan->world(), [&](uint32_t rank) {
+        sent[rank]->fill(seed);
+        EXPECT_EQ(transports[rank]->run(in(60)).message(), "") << "rank " << rank << " run " << seed;
+      });
+      const tests::Ranks expected = tests::copied(*plan, seed);
+      for (uint32_t rank = 0; rank < plan->world(); ++rank)
+        EXPECT_TRUE(expected[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank << " run " << seed;
+    }
+    asRanks(plan->world(), [&](uint32_t rank) { transports[rank].reset(); });
+  }
+}
+
+// The arena and bound memory are the caller's when a run has failed, and the same processes run the plan again.
+TEST_P(Ucx, APlanIsOpenedAgainAfterAFailedRun) {
+  const tests::Folder folder;
+  std::unique_ptr<Plan> plan;
+  tests::compile(tests::kRelayJobs[1], folder / "plan");
+  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+  const tests::Ranks sent = tests::fillRanks(*plan, 0), expected = tests::copied(*plan, 5);
+  for (const uint64_t attempt : {0, 1, 2}) { // the last one succeeds
+    Meeting meeting(plan->world(), attempt);
+    asRanks(plan->world(), [&](uint32_t rank) {
+      FakeRendezvous rendezvous(meeting, rank);
+      Result<std::unique_ptr<Channel>> channel = openChannel("ucx", {.seconds = 60, .rendezvous = &rendezvous});
+      ASSERT_EQ(channel.status().message(), "");
+      const std::unique_ptr<Transport> transport = makeMessageTransport(std::move(*channel), false);
+      EXPECT_EQ(transport->prepare(*plan, {sent[rank]->local}, in(60)).message(), "");
+      sent[rank]->fill(5);
+      if (attempt < 2 && rank == plan->world() - 1) { // does not run; in the second attempt it goes at once
+        std::this_thread::sleep_for(std::chrono::milliseconds(attempt == 0 ? 500 : 0));
+        return;
+      }
+      const Status status = transport->run(in(attempt < 2 ? 0.2 : 60));
+      EXPECT_EQ(status.ok(), attempt == 2) << status.message();
+      if (attempt < 2) {
+        EXPECT_EQ(transport->run({}).message(),
+                  "an earlier run failed with messages in flight; open the plan again in all processes");
+      }
+    });
+  }
+  for (uint32_t rank = 0; rank < plan->world(); ++rank)
+    EXPECT_TRUE(expected[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
 }
 
 TEST_P(Ucx, AMessageOfAnotherSizeIsAnError) {
