@@ -7,7 +7,7 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 add_library(reshard SHARED $<TARGET_OBJECTS:reshard_executor> $<TARGET_OBJECTS:reshard_schema> $<TARGET_OBJECTS:reshard_kernels>
-            $<TARGET_OBJECTS:reshard_support>)
+            $<TARGET_OBJECTS:reshard_rendezvous> $<TARGET_OBJECTS:reshard_support>)
 set_target_properties(reshard PROPERTIES LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
                       LINK_DEPENDS ${PROJECT_SOURCE_DIR}/executor/libreshard.map)
 target_link_options(reshard PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/executor/libreshard.map)

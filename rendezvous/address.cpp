@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/address.h"
+
+#include "support/hash.h"
+
+#include <arpa/inet.h>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <future>
+#include <memory>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sstream>
+#include <thread>
+#include <unistd.h>
+
+namespace reshard {
+
+namespace {
+
+using Addresses = std::vector<SocketAddress>;
+
+Result<Addresses> lookUp(const HostPort &where, int flags) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
+  const int error = getaddrinfo(where.host.c_str(), std::to_string(where.port).c_str(), &hints, &found);
+  if (error != 0)
+    return failed("cannot find the host '" + where.host +
+                  "': " + (error == EAI_SYSTEM ? std::strerror(errno) : gai_strerror(error)));
+  const std::unique_ptr<addrinfo, void (*)(addrinfo *)> owned(found, freeaddrinfo);
+  Addresses addresses;
+  for (const addrinfo *each = found; each; each = each->ai_next) {
+    SocketAddress &address = addresses.emplace_back();
+    std::memcpy(&address.storage, each->ai_addr, each->ai_addrlen);
+    address.bytes = each->ai_addrlen;
+  }
+  return addresses;
+}
+
+/// Addresses that need no look-up: numbers, and localhost.
+Addresses numeric(const HostPort &where) {
+  const HostPort loopback{where.host == "localhost" ? "127.0.0.1" : where.host, where.port};
+  Result<Addresses> found = lookUp(loopback, AI_NUMERICHOST | AI_NUMERICSERV);
+  return found.ok() ? *found : Addresses();
+}
+
+/// An end of a connection as the kernel's tables of sockets show it: the words of the address in hexadecimal, as they
+/// are in memory, and the port. An IPv4 address in IPv6 form is an IPv4 address.
+std::string tableEntry(const SocketAddress &address) {
+  std::string text;
+  auto add = [&text](const void *word) {
+    uint32_t value = 0;
+    std::memcpy(&value, word, sizeof value);
+    text += hexadecimal(value, 8);
+  };
+  if (address.storage.ss_family == AF_INET6) {
+    const auto &ip = reinterpret_cast<const sockaddr_in6 &>(address.storage).sin6_addr;
+    for (int word = IN6_IS_ADDR_V4MAPPED(&ip) ? 3 : 0; word < 4; ++word)
+      add(ip.s6_addr + 4 * word);
+  } else {
+    add(&reinterpret_cast<const sockaddr_in &>(address.storage).sin_addr);
+  }
+  text += ":" + hexadecimal(address.port(), 4);
+  for (char &each : text)
+    each = static_cast<char>(std::toupper(each));
+  return text;
+}
+
+} // namespace
+
+std::string HostPort::text() const {
+  const bool brackets = host.find(':') != std::string::npos;
+  return (brackets ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+Result<HostPort> hostPort(const std::string &text) {
+  const size_t colon = text.rfind(':');
+  const bool brackets = text.starts_with('[') && colon != std::string::npos && colon > 0 && text[colon - 1] == ']';
+  HostPort result;
+  if (colon != std::string::npos)
+    result.host = brackets ? text.substr(1, colon - 2) : text.substr(0, colon);
+  const char *const begin = text.data() + (colon == std::string::npos ? text.size() : colon + 1);
+  const char *const end = text.data() + text.size();
+  const auto [last, error] = std::from_chars(begin, end, result.port);
+  if (result.host.empty() || begin == end || last != end || error != std::errc() || result.port == 0 ||
+      (!brackets && result.host.find(':') != std::string::npos) || result.host.find('/') != std::string::npos)
+    return invalid("found '" + text + "', expected host:port or [IPv6 address]:port with a port of 1 to 65535");
+  return result;
+}
+
+bool SocketAddress::loopback() const {
+  if (storage.ss_family == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in &>(storage).sin_addr.s_addr) >> 24 == 127;
+  if (storage.ss_family != AF_INET6)
+    return false;
+  const auto &ip = reinterpret_cast<const sockaddr_in6 &>(storage).sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&ip) || (IN6_IS_ADDR_V4MAPPED(&ip) && ip.s6_addr[12] == 127);
+}
+
+uint16_t SocketAddress::port() const {
+  return ntohs(storage.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6 &>(storage).sin6_port
+                                             : reinterpret_cast<const sockaddr_in &>(storage).sin_port);
+}
+
+std::string SocketAddress::text() const {
+  char host[NI_MAXHOST] = "?";
+  getnameinfo(get(), bytes, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
+  return host;
+}
+
+Result<std::vector<SocketAddress>> resolve(const HostPort &where, const Deadline &deadline) {
+  if (Addresses found = numeric(where); !found.empty())
+    return found;
+  auto answer = std::make_shared<std::promise<Result<Addresses>>>();
+  std::future<Result<Addresses>> found = answer->get_future();
+  std::thread([where, answer] { answer->set_value(lookUp(where, 0)); }).detach();
+  if (deadline && found.wait_until(*deadline) != std::future_status::ready)
+    return timedOut("timed out looking up the host '" + where.host + "'");
+  return found.get();
+}
+
+Socket::~Socket() {
+  if (number_ >= 0)
+    ::close(number_);
+}
+
+Result<Socket> listenAt(const HostPort &where, bool anyInterface, const Deadline &deadline) {
+  Addresses addresses = numeric(where);
+  if (addresses.empty() && anyInterface)
+    for (const char *any : {"::", "0.0.0.0"}) // the first is both, unless this machine has no IPv6
+      for (const SocketAddress &address : numeric({any, where.port}))
+        addresses.push_back(address);
+  if (addresses.empty()) {
+    Result<Addresses> found = resolve(where, deadline);
+    if (!found.ok())
+      return found.status();
+    addresses = std::move(*found);
+  }
+  int error = 0;
+  for (const SocketAddress &address : addresses) {
+    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const int on = 1, off = 0;
+    setsockopt(socket.number(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (address.storage.ss_family == AF_INET6)
+      setsockopt(socket.number(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (socket.open() && ::bind(socket.number(), address.get(), address.bytes) == 0 &&
+        ::listen(socket.number(), SOMAXCONN) == 0)
+      return socket;
+    error = errno;
+    if (error == EADDRINUSE)
+      break;
+  }
+  std::string reason = std::string(std::strerror(error));
+  if (error == EADDRINUSE)
+    reason = "another process uses the port; choose another port, or end that process";
+  if (error == EADDRNOTAVAIL)
+    reason = "it is no address of this machine, on which rank 0 runs; give the address of rank 0's machine";
+  return failed("rank 0 cannot serve the store at " + where.text() + ": " + reason);
+}
+
+SocketAddress peerOf(int socket) {
+  SocketAddress address;
+  address.bytes = sizeof address.storage;
+  if (getpeername(socket, reinterpret_cast<sockaddr *>(&address.storage), &address.bytes) != 0)
+    return {};
+  return address;
+}
+
+SocketAddress nameOf(int socket) {
+  SocketAddress address;
+  address.bytes = sizeof address.storage;
+  if (getsockname(socket, reinterpret_cast<sockaddr *>(&address.storage), &address.bytes) != 0)
+    return {};
+  return address;
+}
+
+bool ofSameUser(int socket) {
+  const SocketAddress peer = peerOf(socket);
+  if (!peer.loopback())
+    return false;
+  // The other end's line begins with its number, its own address and its peer's address, which is this end's.
+  const std::string ends = tableEntry(peer) + " " + tableEntry(nameOf(socket));
+  const std::string mapped = "0000000000000000FFFF0000";
+  for (const char *table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+    std::ifstream file(table);
+    for (std::string line; std::getline(file, line);) {
+      std::istringstream words(line);
+      std::string number, own, other, state, queues, timer, retransmits;
+      uint64_t user = 0;
+      words >> number >> own >> other >> state >> queues >> timer >> retransmits >> user;
+      for (std::string *end : {&own, &other})
+        if (end->starts_with(mapped))
+          end->erase(0, mapped.size());
+      if (words && own + " " + other == ends)
+        return user == ::geteuid();
+    }
+  }
+  return false;
+}
+
+} // namespace reshard

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/job.h"
+
+#include "rendezvous/polling.h"
+#include "rendezvous/random.h"
+#include "rendezvous/served_client.h"
+#include "support/hash.h"
+
+#include <algorithm>
+#include <cctype>
+#include <unistd.h>
+
+namespace reshard {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+/// A job's name as a part of a key.
+std::string encoded(const std::string &name) {
+  std::string text;
+  for (const char each : name)
+    if (std::isalnum(static_cast<unsigned char>(each)) || each == '-' || each == '_' || each == '.')
+      text += each;
+    else
+      text += "%" + hexadecimal(static_cast<unsigned char>(each), 2);
+  return text.empty() ? "-" : text;
+}
+
+std::string hostName() {
+  char name[256] = "?";
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+/// The deadline of a look that explains a failure whose deadline has passed.
+Deadline shortly() { return Clock::now() + milliseconds(200); }
+
+/// When rank 0 gives up, so that its refusal reaches the others before their own deadline: a tenth of the time earlier,
+/// at most 2 s.
+Deadline earlier(const Deadline &deadline) {
+  if (!deadline)
+    return {};
+  const auto left = *deadline - Clock::now();
+  return *deadline - std::min<Clock::duration>(left / 10, std::chrono::seconds(2));
+}
+
+std::string sameRank(uint32_t rank, const std::string &first, const std::string &second) {
+  return "two processes have joined as rank " + std::to_string(rank) + ": " + first + ", and " + second +
+         "; give each process its own rank, and each job its own name";
+}
+
+} // namespace
+
+Job::Job(Store &store, JobOptions options)
+    : store_(store), options_(std::move(options)),
+      prefix_("reshard/" + encoded(options_.name) + "/" + options_.plan + "/"),
+      jobPrefix_("reshard/" + encoded(options_.name) + "/"), peers_(options_.size) {
+  own_.library = RESHARD_VERSION;
+  own_.token = randomNumber();
+  own_.host = hostName();
+  own_.process = static_cast<uint64_t>(::getpid());
+}
+
+std::string Job::key(const char *kind, uint32_t rank) const { return prefix_ + kind + "/" + std::to_string(rank); }
+std::string Job::planKey(uint32_t rank) const { return jobPrefix_ + "plan/" + std::to_string(rank); }
+
+Status Job::set(const std::string &key, const std::string &record, const Deadline &deadline) {
+  return store_.set(key, seal(options_.authenticator, key, record), deadline);
+}
+
+Result<std::optional<Unsealed>> Job::find(const std::string &key, const Deadline &deadline) {
+  const Result<std::optional<std::string>> value = store_.find(key, deadline);
+  if (!value.ok())
+    return value.status();
+  return *value ? unseal(options_.authenticator, key, **value) : std::nullopt;
+}
+
+Status Job::join(std::string_view hello, const Deadline &deadline) {
+  if (options_.rank >= options_.size)
+    return invalid("found rank " + std::to_string(options_.rank) + ", expected less than " +
+                   std::to_string(options_.size) + ", the number of processes");
+  if (Status status = announce(hello, deadline); !status.ok())
+    return status;
+  return options_.rank == 0 ? admit(deadline) : enter(deadline);
+}
+
+Status Job::announce(std::string_view hello, const Deadline &deadline) {
+  own_.content = hello;
+  const std::string at = key("hello", options_.rank);
+  const Result<std::optional<Unsealed>> before = find(at, deadline);
+  if (!before.ok())
+    return before.status();
+  if (*before)
+    if (const std::optional<Hello> other = Hello::decode((*before)->record))
+      own_.previous = other->token;
+  ownRecord_ = seal(options_.authenticator, at, own_.encode());
+  if (Status status = set(planKey(options_.rank), options_.plan, deadline); !status.ok())
+    return status;
+  return store_.set(at, ownRecord_, deadline);
+}
+
+Status Job::keepHello(const Deadline &deadline) {
+  const std::string at = key("hello", options_.rank);
+  const Result<std::optional<std::string>> value = store_.find(at, deadline);
+  if (!value.ok())
+    return value.status();
+  if (!*value)
+    return store_.set(at, ownRecord_, deadline);
+  if (**value == ownRecord_)
+    return {};
+  const std::optional<Unsealed> unsealed = unseal(options_.authenticator, at, **value);
+  const std::optional<Hello> other = unsealed ? Hello::decode(unsealed->record) : std::nullopt;
+  if (!other)
+    return store_.set(at, ownRecord_, deadline);
+  const Conflict conflict{own_.token, other->token, sameRank(options_.rank, own_.who(), other->who())};
+  Status status = set(key("conflict", options_.rank), conflict.encode(), deadline);
+  return status.ok() ? failed(conflict.text) : status;
+}
+
+// Rank 0.
+
+Status Job::admit(const Deadline &deadline) {
+  session_ = randomNumber();
+  const Deadline givesUp = earlier(deadline);
+  const Clock::time_point begin = Clock::now();
+  Polling polling(pause());
+  while (true) {
+    if (Status status = keepHello(deadline); !status.ok())
+      return status; // the other rank 0 finds the conflict, and refuses
+    bool complete = own_.previous == 0 || Clock::now() - begin > 3 * pause();
+    Status refused = lookForConflict(0, deadline);
+    for (uint32_t rank = 1; rank < size() && refused.ok(); ++rank) {
+      const Result<bool> answered = look(rank, deadline);
+      refused = answered.status();
+      complete = complete && answered.ok() && *answered;
+    }
+    if (!refused.ok())
+      return refuse(std::move(refused), deadline);
+    if (complete)
+      break;
+    if (!polling.wait(givesUp))
+      return refuse(missing(), deadline);
+  }
+  Roster roster{session_, {own_.token}, {}};
+  for (uint32_t rank = 1; rank < size(); ++rank)
+    roster.tokens.push_back(peers_[rank].token);
+  tokens_ = roster.tokens;
+  return set(prefix_ + "roster", roster.encode(), deadline);
+}
+
+/// Whether a rank has answered.
+Result<bool> Job::look(uint32_t rank, const Deadline &deadline) {
+  if (Status status = lookAtHello(rank, deadline); !status.ok())
+    return status;
+  if (peers_[rank].token == 0)
+    return false;
+  if (Status status = lookForConflict(rank, deadline); !status.ok())
+    return status;
+  return lookForAnswer(rank, deadline);
+}
+
+Status Job::lookAtHello(uint32_t rank, const Deadline &deadline) {
+  const Result<std::optional<Unsealed>> found = find(key("hello", rank), deadline);
+  if (!found.ok() || !*found)
+    return found.status();
+  const std::optional<Hello> hello = Hello::decode((*found)->record);
+  Peer &peer = peers_[rank];
+  if (!hello || hello->token == peer.token)
+    return {};
+  peer = {hello->token, Clock::now(), hello->who(), {}, (*found)->problem.empty(), hello->previous != 0, false};
+  if (!(*found)->problem.empty())
+    peer.problem = "the hello of rank " + std::to_string(rank) + " (" + peer.who + ") " + (*found)->problem +
+                   "; give all processes the same secret (RESHARD_SECRET)";
+  else if (hello->version != own_.version || hello->library != own_.library)
+    peer.problem = "rank " + std::to_string(rank) + " (" + peer.who + ") runs reshard " + hello->library +
+                   " with version " + std::to_string(hello->version) + " of the rendezvous, rank 0 runs reshard " +
+                   own_.library + " with version " + std::to_string(own_.version) +
+                   "; install the same release for all processes";
+  return set(key("welcome", rank), Welcome{session_, peer.token}.encode(), deadline);
+}
+
+Status Job::lookForConflict(uint32_t rank, const Deadline &deadline) {
+  const Result<std::optional<Unsealed>> found = find(key("conflict", rank), deadline);
+  if (!found.ok() || !*found || !(*found)->problem.empty())
+    return found.status();
+  const std::optional<Conflict> conflict = Conflict::decode((*found)->record);
+  const uint64_t token = rank == 0 ? own_.token : peers_[rank].token;
+  const bool current = conflict && (conflict->first == token || conflict->second == token);
+  return current ? failed(conflict->text) : Status();
+}
+
+Result<bool> Job::lookForAnswer(uint32_t rank, const Deadline &deadline) {
+  Peer &peer = peers_[rank];
+  if (peer.answered)
+    return true;
+  const Result<std::optional<Unsealed>> found = find(key("answer", rank), deadline);
+  if (!found.ok())
+    return found.status();
+  const std::optional<Welcome> answer = *found ? Welcome::decode((*found)->record) : std::nullopt;
+  if (!answer || *answer != Welcome{session_, peer.token})
+    return false;
+  if (!peer.problem.empty())
+    return failed(peer.problem);
+  // A running process whose hello was replaced finds that within one pause.
+  peer.answered = !peer.replaced || Clock::now() - peer.since > 3 * pause();
+  return peer.answered;
+}
+
+/// Tells all processes that have said hello why the job fails, and waits until they know: the store may end with this
+/// process.
+Status Job::refuse(Status reason, const Deadline &deadline) {
+  Roster roster{session_, {own_.token}, reason};
+  for (uint32_t rank = 1; rank < size(); ++rank)
+    roster.tokens.push_back(peers_[rank].token);
+  Deadline until = Clock::now() + std::chrono::seconds(2);
+  if (deadline)
+    until = std::min(*until, *deadline);
+  if (!set(prefix_ + "roster", roster.encode(), until).ok())
+    return reason;
+  Polling polling(pause());
+  do {
+    bool known = true;
+    for (uint32_t rank = 1; rank < size(); ++rank) {
+      Peer &peer = peers_[rank];
+      if (peer.token == 0 || !peer.trusted)
+        continue;
+      const Result<std::optional<Unsealed>> found = find(key("answer", rank), until);
+      if (!found.ok())
+        return reason;
+      if (*found && Welcome::decode((*found)->record) == std::optional(Welcome{0, peer.token}))
+        peer.token = 0;
+      known = known && peer.token == 0;
+    }
+    if (known)
+      break;
+  } while (polling.wait(until));
+  return reason;
+}
+
+/// The error at the deadline of rank 0: the ranks that have not joined.
+Status Job::missing() {
+  constexpr uint32_t kShown = 8;
+  std::string text;
+  uint32_t count = 0;
+  for (uint32_t rank = 1; rank < size(); ++rank) {
+    const Peer &peer = peers_[rank];
+    if (peer.answered || ++count > kShown)
+      continue;
+    text += (text.empty() ? "" : "; ") + std::string("rank ") + std::to_string(rank);
+    if (peer.token == 0)
+      text += " has not joined" + planNote(rank);
+    else
+      text +=
+          " (" + peer.who + ") has said hello, but does not answer" + (peer.problem.empty() ? "" : ": " + peer.problem);
+  }
+  if (count > kShown)
+    text += "; and " + std::to_string(count - kShown) + " more";
+  if (count == 0)
+    text = "another process may have joined as rank 0";
+  return timedOut("timed out: " + text + storeNote());
+}
+
+// Other ranks.
+
+Status Job::enter(const Deadline &deadline) {
+  Polling polling(pause());
+  while (true) {
+    if (Status status = keepHello(deadline); !status.ok())
+      return status;
+    if (Status status = lookForWelcome(deadline); !status.ok())
+      return status;
+    const Result<bool> complete = lookForRoster(deadline);
+    if (!complete.ok() || *complete)
+      return complete.status();
+    if (!polling.wait(deadline))
+      return timedOut("timed out: rank 0 has not " +
+                      std::string(answered_.session ? "completed the roster" : "joined" + planNote(0)) + storeNote());
+  }
+}
+
+Status Job::lookForWelcome(const Deadline &deadline) {
+  const Result<std::optional<Unsealed>> found = find(key("welcome", rank()), deadline);
+  if (!found.ok() || !*found)
+    return found.status();
+  const std::optional<Welcome> welcome = Welcome::decode((*found)->record);
+  if (!welcome || welcome->token != own_.token || *welcome == answered_)
+    return {};
+  if (Status status = set(key("answer", rank()), welcome->encode(), deadline); !status.ok())
+    return status;
+  answered_ = *welcome;
+  if (!(*found)->problem.empty())
+    return failed("the welcome of rank 0 " + (*found)->problem +
+                  "; give all processes the same secret (RESHARD_SECRET)");
+  return {};
+}
+
+Result<bool> Job::lookForRoster(const Deadline &deadline) {
+  const Result<std::optional<Unsealed>> found = find(prefix_ + "roster", deadline);
+  if (!found.ok())
+    return found.status();
+  if (!*found || !(*found)->problem.empty())
+    return false;
+  const std::optional<Roster> roster = Roster::decode((*found)->record);
+  if (!roster || roster->tokens.size() != size() || roster->tokens[rank()] != own_.token)
+    return false;
+  if (roster->refusal) {
+    // Only tells rank 0 that it need not wait: an error here changes nothing.
+    [[maybe_unused]] const Status told =
+        set(key("answer", rank()), Welcome{0, own_.token}.encode(), deadline ? deadline : shortly());
+    return *roster->refusal;
+  }
+  session_ = roster->session;
+  tokens_ = roster->tokens;
+  return true;
+}
+
+std::string Job::planNote(uint32_t rank) {
+  const Result<std::optional<Unsealed>> found = find(planKey(rank), shortly());
+  if (!found.ok() || !*found || (*found)->record == options_.plan)
+    return {};
+  constexpr size_t kMaxDigest = 64;
+  std::string other = (*found)->record.substr(0, kMaxDigest);
+  std::replace_if(other.begin(), other.end(), [](unsigned char each) { return !std::isalnum(each); }, '?');
+  return " (it has opened plan " + other + ", rank " + std::to_string(this->rank()) + " has opened plan " +
+         options_.plan + "; give the same plan file to all ranks)";
+}
+
+std::string Job::storeNote() {
+  std::string note;
+  if (const Result<std::optional<std::string>> found = store_.find(kRefusalsKey, shortly()); found.ok() && *found)
+    note = "; " + **found;
+  const Result<std::optional<Unsealed>> found = find(prefix_ + "roster", shortly());
+  const bool trusted = found.ok() && *found && (*found)->problem.empty();
+  if (const std::optional<Roster> roster = trusted ? Roster::decode((*found)->record) : std::nullopt;
+      roster && roster->refusal)
+    note += "; an attempt of other processes has failed: " + roster->refusal->message();
+  return note;
+}
+
+Result<std::string> Job::hello(uint32_t rank, const Deadline &deadline) {
+  if (rank >= tokens_.size())
+    return invalid("rank " + std::to_string(rank) + " has not joined");
+  const Result<std::optional<Unsealed>> found = find(key("hello", rank), deadline);
+  if (!found.ok())
+    return found.status();
+  const std::optional<Hello> hello = *found ? Hello::decode((*found)->record) : std::nullopt;
+  if (!hello || !(*found)->problem.empty() || hello->token != tokens_[rank])
+    return failed("the hello of rank " + std::to_string(rank) +
+                  (!*found  ? " is no longer in the store"
+                   : !hello ? " is damaged"
+                   : !(*found)->problem.empty()
+                       ? " " + (*found)->problem
+                       : " is that of another process (" + hello->who() + "), which joined later"));
+  return hello->content;
+}
+
+} // namespace reshard

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rendezvous of a job's processes over any store, which may have keys of earlier attempts.
+//
+// Each process has a token, a random number. Rank r sets `hello/r`. Rank 0 looks at all hellos, and sets `welcome/r`
+// with its session and the token that it has read. A rank that finds its own token there sets `answer/r` with both,
+// which proves that it runs. After all answers rank 0 sets `roster` with the tokens of all ranks: a process that finds
+// its own token in it has joined. A process that restarts meanwhile sets its hello anew, and rank 0 welcomes it anew.
+// If rank 0 refuses the job or its deadline approaches, the roster has the reason, and all processes fail with it.
+//
+// The keys begin with `reshard/JOB/DIGEST OF THE PLAN/`, so that jobs of another name or plan do not meet. Each process
+// also sets `reshard/JOB/plan/r`, so that errors name a rank that has another plan.
+#pragma once
+
+#include "rendezvous/records.h"
+#include "rendezvous/rendezvous.h"
+#include "rendezvous/store.h"
+
+#include <chrono>
+#include <vector>
+
+namespace reshard {
+
+struct JobOptions {
+  std::string name; // may be empty
+  std::string plan; // its digest
+  uint32_t rank = 0, size = 1;
+  Authenticator authenticator;
+};
+
+class Job : public Rendezvous {
+public:
+  /// The store must outlive it.
+  Job(Store &store, JobOptions options);
+
+  uint32_t rank() const override { return options_.rank; }
+  uint32_t size() const override { return options_.size; }
+  uint64_t session() const override { return session_; }
+  Status join(std::string_view hello, const Deadline &deadline) override;
+  Result<std::string> hello(uint32_t rank, const Deadline &deadline) override;
+
+private:
+  /// What rank 0 knows about another rank.
+  struct Peer {
+    uint64_t token = 0; // 0: it has said nothing
+    std::chrono::steady_clock::time_point since;
+    std::string who, problem; // a problem is decisive once it has answered
+    bool trusted = false;     // it has this job's secret, so it can read a refusal
+    bool replaced = false;    // its hello replaced another one
+    bool answered = false;
+  };
+
+  std::string key(const char *kind, uint32_t rank) const;
+  std::string planKey(uint32_t rank) const;
+  Status set(const std::string &key, const std::string &record, const Deadline &deadline);
+  Result<std::optional<Unsealed>> find(const std::string &key, const Deadline &deadline);
+
+  /// Sets this process's hello and plan.
+  Status announce(std::string_view hello, const Deadline &deadline);
+  /// Fails if another process has replaced this process's hello; sets it again if the store has lost it.
+  Status keepHello(const Deadline &deadline);
+
+  // As rank 0.
+  Status admit(const Deadline &deadline);
+  Result<bool> look(uint32_t rank, const Deadline &deadline);
+  Status lookAtHello(uint32_t rank, const Deadline &deadline);
+  Status lookForConflict(uint32_t rank, const Deadline &deadline);
+  Result<bool> lookForAnswer(uint32_t rank, const Deadline &deadline);
+  Status refuse(Status reason, const Deadline &deadline);
+  Status missing();
+
+  // As another rank.
+  Status enter(const Deadline &deadline);
+  Status lookForWelcome(const Deadline &deadline);
+  Result<bool> lookForRoster(const Deadline &deadline);
+
+  /// What the store says about the absence of a rank: another plan.
+  std::string planNote(uint32_t rank);
+  /// What it says about clients that were refused, and about an earlier attempt.
+  std::string storeNote();
+  /// The longest pause between looks: many ranks look less often.
+  std::chrono::milliseconds pause() const { return std::chrono::milliseconds(50 + options_.size / 10); }
+
+  Store &store_;
+  const JobOptions options_;
+  const std::string prefix_, jobPrefix_;
+  Hello own_;
+  std::string ownRecord_; // own_, sealed
+  std::vector<Peer> peers_;
+  Welcome answered_; // the last welcome that this rank answered
+  uint64_t session_ = 0;
+  std::vector<uint64_t> tokens_; // of all ranks, after join
+};
+
+} // namespace reshard

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random numbers that no other process can guess.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+
+namespace reshard {
+
+/// Never 0.
+inline uint64_t randomNumber() {
+  std::random_device device; // libstdc++: the CPU's or the kernel's generator, not a pseudo-random sequence
+  for (uint64_t number = 0;; number = 0) {
+    number = uint64_t{device()} << 32 | device();
+    if (number != 0)
+      return number;
+  }
+}
+
+inline std::string randomBytes(size_t count) {
+  std::random_device device;
+  std::string bytes;
+  while (bytes.size() < count)
+    bytes += static_cast<char>(device() & 0xff);
+  return bytes;
+}
+
+} // namespace reshard
