@@ -5,6 +5,7 @@
 #include "backends/current_device.h"
 #include "executor/communicator.h"
 
+#include <cstring>
 #include <future>
 #include <memory>
 #include <nccl.h>
@@ -44,12 +45,11 @@ public:
       own_ = false;
     } else {
       ncclUniqueId id;
-      if (options.rank == 0 || !options.broadcastId)
+      if (options.rank == 0 || !options.rendezvous)
         if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess)
           return checked(result);
-      if (options.broadcastId)
-        if (Status status = options.broadcastId(reinterpret_cast<std::byte *>(&id), sizeof id, options.deadline);
-            !status.ok())
+      if (options.rendezvous)
+        if (Status status = shareId(*options.rendezvous, id, options.deadline); !status.ok())
           return status;
       ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
       config.blocking = 0;
@@ -145,6 +145,21 @@ public:
   }
 
 private:
+  /// Gives rank 0's id to all ranks.
+  static Status shareId(Rendezvous &rendezvous, ncclUniqueId &id, const Deadline &deadline) {
+    const std::string_view own(reinterpret_cast<const char *>(&id), rendezvous.rank() == 0 ? sizeof id : 0);
+    if (Status status = rendezvous.join(own, deadline); !status.ok() || rendezvous.rank() == 0)
+      return status;
+    const Result<std::string> hello = rendezvous.hello(0, deadline);
+    if (!hello.ok())
+      return hello.status();
+    if (hello->size() != sizeof id)
+      return failed("rank 0 gave an id of " + std::to_string(hello->size()) + " bytes, expected " +
+                    std::to_string(sizeof id) + "; use the same release of NCCL in all processes");
+    std::memcpy(&id, hello->data(), sizeof id);
+    return {};
+  }
+
   Status checked(ncclResult_t result) const {
     if (result == ncclSuccess)
       return {};

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "executor/device.h"
+#include "rendezvous/rendezvous.h"
 
 namespace reshard {
 
@@ -27,20 +28,20 @@ public:
   virtual void abandon() = 0;
 };
 
-/// How a rank finds the others (rendezvous).
+/// How a rank finds the others.
 struct CommunicatorOptions {
   uint32_t rank = 0, size = 1;
   /// Device::number.
   int device = 0;
   /// The caller's ncclComm_t, used instead of a new one; null: create one.
   void *communicator = nullptr;
-  /// Broadcasts rank 0's unique id: reads `id` on rank 0, writes it on the others. Empty: NCCL makes the same id on
-  /// every rank (NCCL_COMM_ID).
-  std::function<Status(std::byte *id, size_t bytes, const Deadline &deadline)> broadcastId;
+  /// By which rank 0's unique id reaches the others, as its hello. Null: NCCL makes the same id on every rank
+  /// (NCCL_COMM_ID). It outlives the communicator.
+  Rendezvous *rendezvous = nullptr;
   Deadline deadline;
 };
 
-constexpr uint32_t kCommunicatorVersion = 2;
+constexpr uint32_t kCommunicatorVersion = 3;
 /// The function that a module exports as `reshard_open_communicator`. Returns a communicator, or null and sets `error`.
 using OpenCommunicator = Communicator *(*)(const CommunicatorOptions &options, Status &error);
 

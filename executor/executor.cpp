@@ -6,7 +6,7 @@
 #include "executor/bindings.h"
 #include "executor/bootstrap.h"
 #include "executor/channel.h"
-#include "executor/launch.h"
+#include "executor/connect_job.h"
 #include "executor/operands.h"
 #include "executor/recorded.h"
 #include "executor/status_of.h"
@@ -14,6 +14,7 @@
 #include "executor/transforms.h"
 #include "executor/transport.h"
 #include "executor/view_jobs.h"
+#include "rendezvous/launch.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -50,6 +51,7 @@ struct reshard_executor {
   std::vector<BoundRange> ranges;
   std::map<std::string, Hook> hooks;
   std::vector<Refresh> refreshes; // in the order of ranks, then of params
+  JobConnection job;              // outlives the transport, whose backend uses it
   std::unique_ptr<Transport> transport;
   double joinSeconds = 0;
   bool recorded = false; // the transport records the hooks in prepare and replays them
@@ -104,6 +106,13 @@ Deadline deadlineIn(double seconds) {
                                                 std::chrono::duration<double>(std::min(seconds, 1e9)));
 }
 
+/// The seconds until a deadline, more than 0; 0 if there is none.
+double secondsUntil(const Deadline &deadline) {
+  if (!deadline)
+    return 0;
+  return std::max(1e-3, std::chrono::duration<double>(*deadline - std::chrono::steady_clock::now()).count());
+}
+
 /// Lists the hooks that the params of the local ranks need. Fails if one is not set.
 Status findRefreshes(reshard_executor &e) {
   e.refreshes.clear();
@@ -154,48 +163,55 @@ Status checkRequest(OpenRequest &request, const reshard_options *given) {
     return invalid("the plan path is NULL");
   if (request.ranks && request.rankCount == 0)
     return invalid("found an empty list of ranks, expected 1 or more; pass NULL for all ranks of the plan (or this "
-                   "process's own with transport 'mpi' or 'nccl')");
+                   "process's own with transport 'mpi', 'ucx' or 'nccl')");
   if (given)
     if (Status status = readStruct(given, request.options); !status.ok())
       return status;
   request.transport = request.options.transport ? request.options.transport : "threads";
   request.device = request.options.device ? request.options.device : "cpu";
   const std::string &transport = request.transport, &device = request.device;
-  if (transport != "threads" && transport != "mpi" && transport != "nccl")
-    return invalid("unknown transport '" + transport + "', expected 'threads', 'mpi' or 'nccl'");
+  if (transport != "threads" && transport != "mpi" && transport != "ucx" && transport != "nccl")
+    return invalid("unknown transport '" + transport + "', expected 'threads', 'mpi', 'ucx' or 'nccl'");
   if (device != "cpu" && device != "cuda")
     return invalid("unknown device '" + device + "', expected 'cpu' or 'cuda'");
   if (transport != "threads" && (transport == "nccl") != (device == "cuda"))
     return invalid("transport '" + transport + "' does not run on device '" + device + "', expected '" +
                    (device == "cpu" ? "cuda" : "cpu") + "'");
+  return checkJobOptions(request.options, transport);
+}
+
+/// The one rank that the caller gave, if it gave exactly one.
+std::optional<uint32_t> rankOf(const OpenRequest &request) {
+  return request.rankCount == 1 ? std::optional(*request.ranks) : std::nullopt;
+}
+
+/// Opens the rendezvous of the caller's options, or `url` if they name none.
+Status openJob(reshard_executor &e, const OpenRequest &request, const char *url, const Deadline &deadline) {
+  const reshard_options &options = request.options;
+  Result<JobConnection> job = connectJob(options, options.rendezvous ? options.rendezvous : url,
+                                         {e.plan->digest(), rankOf(request), e.plan->world()}, deadline);
+  if (!job.ok())
+    return job.status();
+  e.job = std::move(*job);
   return {};
 }
 
-/// How the ranks of a launch without the caller's communicator find rank 0. `options` has the ranks.
-Status findRendezvous(const reshard_executor &e, const OpenRequest &request, const Launch &launch,
-                      CommunicatorOptions &options) {
-  if (request.rankCount != 1 && !launch.rank)
+/// How the ranks of transport nccl without the caller's communicator find rank 0: by a rendezvous, or by NCCL's own.
+Status findRankZero(reshard_executor &e, const OpenRequest &request, const Launch &launch,
+                    CommunicatorOptions &options) {
+  const bool given = request.options.rendezvous || request.options.store;
+  if (!rankOf(request) && !launch.rank)
     return failed("the rank of this process is unknown: pass one rank to open, or start it with a launcher that sets "
                   "RANK (torchrun, mpirun, srun)");
-  if (launch.size && *launch.size != options.size)
+  if (!given && launch.size && *launch.size != options.size)
     return failed("the launch has " + std::to_string(*launch.size) + " processes, expected " +
                   std::to_string(options.size) + ", one for each rank of the plan");
-  const char *named =
-      request.options.unique_id_file ? request.options.unique_id_file : std::getenv("RESHARD_NCCL_ID_FILE");
-  if (named) {
-    options.broadcastId = [path = std::string(named), rank = options.rank](std::byte *id, size_t bytes,
-                                                                           const Deadline &deadline) {
-      return broadcastByFile(path, rank, id, bytes, deadline);
-    };
-  } else if (!std::getenv("NCCL_COMM_ID")) {
-    if (!launch.mpi)
-      return failed("transport 'nccl' cannot find rank 0: give a communicator, unique_id_file, RESHARD_NCCL_ID_FILE or "
-                    "NCCL_COMM_ID, or start the processes with mpirun");
-    options.broadcastId = [seconds = e.joinSeconds](std::byte *id, size_t bytes, const Deadline &deadline) {
-      const Result<std::unique_ptr<Channel>> channel = openChannel("mpi", {.seconds = seconds, .rendezvous = nullptr});
-      return channel.ok() ? broadcastByChannel(**channel, id, bytes, deadline) : channel.status();
-    };
-  }
+  if (!given && std::getenv("NCCL_COMM_ID"))
+    return {};
+  if (Status status = openJob(e, request, request.options.store ? "" : "env://", options.deadline); !status.ok())
+    return status;
+  options.rank = e.job.job->rank();
+  options.rendezvous = e.job.job.get();
   return {};
 }
 
@@ -209,14 +225,14 @@ Status connectDevices(reshard_executor &e, const OpenRequest &request, Connectio
     return device.status();
   std::unique_ptr<Communicator> communicator;
   if (nccl) {
-    CommunicatorOptions options{.rank = request.rankCount == 1 ? *request.ranks : launch.rank.value_or(0),
+    CommunicatorOptions options{.rank = rankOf(request).value_or(launch.rank.value_or(0)),
                                 .size = e.plan->world(),
                                 .device = (*device)->number(),
                                 .communicator = request.options.communicator,
-                                .broadcastId = {},
+                                .rendezvous = nullptr,
                                 .deadline = deadlineIn(e.joinSeconds)};
     if (!options.communicator && options.size > 1)
-      if (Status status = findRendezvous(e, request, launch, options); !status.ok())
+      if (Status status = findRankZero(e, request, launch, options); !status.ok())
         return status;
     Result<std::unique_ptr<Communicator>> opened = openCommunicator("nccl", options);
     if (!opened.ok())
@@ -237,8 +253,12 @@ Status connect(reshard_executor &e, const OpenRequest &request, Connection &conn
     return connectDevices(e, request, connection);
   if (request.transport == "threads")
     return {};
+  const Deadline deadline = deadlineIn(e.joinSeconds);
+  if (request.transport == "ucx")
+    if (Status status = openJob(e, request, "", deadline); !status.ok())
+      return status;
   Result<std::unique_ptr<Channel>> channel =
-      openChannel(request.transport, {.seconds = e.joinSeconds, .rendezvous = nullptr});
+      openChannel(request.transport, {.seconds = secondsUntil(deadline), .rendezvous = e.job.job.get()});
   if (!channel.ok())
     return channel.status();
   connection.channel = std::move(*channel);

@@ -48,16 +48,31 @@ typedef enum {
 typedef enum {
   RESHARD_LOCAL = 0,         /* copied within the process */
   RESHARD_SHARED_MEMORY = 1, /* copied out of the memory of another process of its host */
-  RESHARD_MESSAGES = 2,      /* received as messages, over MPI or NCCL */
+  RESHARD_MESSAGES = 2,      /* received as messages, over MPI, UCX or NCCL */
   /* The part of RESHARD_MESSAGES from processes of its host, because their memory cannot be mapped. 0 with
      no_local_shortcut. */
   RESHARD_MESSAGES_INSIDE_HOST = 3
 } reshard_method;
 
+/* A key-value store of the caller, with which the processes of a job find each other. Keys are printable ASCII, at most
+   4096 bytes; values are any bytes, at most 16 MiB. Both functions are called by the thread that calls reshard_open or
+   reshard_prepare. They must return at once, since the deadline is checked between calls: the library looks for a key
+   repeatedly until it is set. Keys may be left over from earlier jobs. */
+typedef struct {
+  size_t size; /* set by RESHARD_STORE_INITIALIZER */
+  void *user;  /* valid until close, as are the functions */
+  /* Sets a key, or replaces its value as a whole. Returns RESHARD_OK, or RESHARD_FAILED, with which open fails. */
+  reshard_status (*set)(void *user, const char *key, const void *value, size_t bytes);
+  /* Writes the size of a key's value to *bytes, and the value to `buffer` if `capacity` suffices; otherwise it is
+     called again with a larger buffer. Returns RESHARD_OK, RESHARD_TIMEOUT if the key is not set, or RESHARD_FAILED. */
+  reshard_status (*get)(void *user, const char *key, void *buffer, size_t capacity, size_t *bytes);
+} reshard_store;
+#define RESHARD_STORE_INITIALIZER {sizeof(reshard_store), NULL, NULL, NULL}
+
 typedef struct {
   size_t size; /* set by RESHARD_OPTIONS_INITIALIZER */
-  /* "threads" (default, also NULL): all ranks of the plan in this process. "mpi", and "nccl" with device "cuda": one
-     rank in each process.
+  /* "threads" (default, also NULL): all ranks of the plan in this process. "mpi", "ucx", and "nccl" with device "cuda":
+     one rank in each process.
      With "mpi", only one thread of a process may call executors at a time, unless the program has called
      MPI_Init_thread with MPI_THREAD_MULTIPLE. If the program has not called MPI_Init, the first open calls it, and the
      last close calls MPI_Finalize; after that no open succeeds. After RESHARD_FAILED or RESHARD_TIMEOUT of a run, MPI
@@ -70,23 +85,39 @@ typedef struct {
   double join_seconds;
   /* Not 0: send messages even if a peer's memory can be mapped; with "nccl", also for copies within a rank. */
   int no_local_shortcut;
+  /* Not 0: a rendezvous without a secret accepts processes of other machines and users. Only for networks and folders
+     whose users all are trusted. */
+  int insecure;
   /* For "nccl": the caller's ncclComm_t, with as many ranks as the plan, or NULL. It stays the caller's, but a failed
      run aborts it. */
   void *communicator;
-  /* For "nccl" without a communicator: a file on a shared filesystem by which the processes find each other. It must
-     not exist before the launch. NULL: the file that the environment variable RESHARD_NCCL_ID_FILE names; else
-     NCCL_COMM_ID (host:port of rank 0); else MPI, under mpirun. */
-  const char *unique_id_file;
+  /* The rendezvous of "ucx", and of "nccl" without a communicator: how processes that no common launcher started find
+     each other.
+     "tcp://host:port": rank 0 serves a store there, as long as its executor is open. Without a secret the host must be
+     this machine ("127.0.0.1", "localhost"), and only processes of rank 0's user are accepted.
+     "file:///folder": a folder that all processes share.
+     "env://": tcp:// at a host and port from the variables of torchrun, srun or mpirun, which also give the rank and
+     the number of processes (docs/api.md). With "nccl" it is the default, unless NCCL_COMM_ID is set.
+     NULL: `store`. */
+  const char *rendezvous;
+  /* The caller's store for the rendezvous, or NULL. */
+  const reshard_store *store;
+  /* A name that the processes of one job have in common, for several jobs with one store; NULL: none. */
+  const char *job;
+  /* A secret that the processes of one job have in common, 1 to 4096 bytes; all messages of the rendezvous prove it. It
+     needs libcrypto (OpenSSL 3 or 1.1). NULL: the environment variable RESHARD_SECRET. "": no secret. */
+  const char *secret;
 } reshard_options;
-#define RESHARD_OPTIONS_INITIALIZER {sizeof(reshard_options), NULL, NULL, 0, 0, 0, NULL, NULL}
+#define RESHARD_OPTIONS_INITIALIZER {sizeof(reshard_options), NULL, NULL, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL}
 
 /* The size in bytes of a struct of this API in the library, for example of "reshard_options"; 0: there is no such
    struct. For bindings in other languages, which check their own declarations with it. */
 size_t reshard_struct_size(const char *name);
 
 /* Opens the plan file for world ranks `ranks`, which this process runs. NULL: every rank of the plan, or with transport
-   "mpi" or "nccl" this process's own rank, which "nccl" takes from the communicator or the launcher's environment.
-   `options` NULL: the defaults. With "mpi" all processes open or none: if one fails, all return its status. On failure
+   "mpi", "ucx" or "nccl" this process's own rank, which "nccl" takes from the communicator or the launcher's
+   environment, and "ucx" from env://; with another rendezvous "ucx" needs one rank here. `options` NULL: the defaults.
+   With "mpi" and "ucx" all processes that have joined open or none: if one fails, all return its status. On failure
    *executor is set unless memory is exhausted, so that reshard_error returns the cause; close it. */
 reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank_count, const reshard_options *options,
                             reshard_executor **executor);

@@ -82,7 +82,8 @@ struct Transform {
 /// An executor of the ranks of this process. Not thread-safe.
 class Executor {
 public:
-  /// `ranks`: world ranks; empty: every rank of the plan, or with transport "mpi" or "nccl" this process's own.
+  /// `ranks`: world ranks; empty: every rank of the plan, or with transport "mpi", "nccl", or "ucx" with
+  /// env:// this process's own.
   explicit Executor(const std::string &path, const reshard_options &options = RESHARD_OPTIONS_INITIALIZER,
                     const std::vector<uint32_t> &ranks = {}) {
     reshard_executor *executor = nullptr;

@@ -22,9 +22,11 @@ struct PublicStruct {
 #define RESHARD_END_OF(type, field) (offsetof(type, field) + sizeof(type::field))
 template <class Struct> inline constexpr PublicStruct kPublicStruct{};
 template <>
-inline constexpr PublicStruct kPublicStruct<reshard_options>{"reshard_options", "RESHARD_OPTIONS_INITIALIZER",
-                                                             sizeof(reshard_options),
-                                                             RESHARD_END_OF(reshard_options, unique_id_file)};
+inline constexpr PublicStruct kPublicStruct<reshard_options>{
+    "reshard_options", "RESHARD_OPTIONS_INITIALIZER", sizeof(reshard_options), RESHARD_END_OF(reshard_options, secret)};
+template <>
+inline constexpr PublicStruct kPublicStruct<reshard_store>{"reshard_store", "RESHARD_STORE_INITIALIZER",
+                                                           sizeof(reshard_store), RESHARD_END_OF(reshard_store, get)};
 template <>
 inline constexpr PublicStruct kPublicStruct<reshard_transform>{"reshard_transform", "RESHARD_TRANSFORM_INITIALIZER",
                                                                sizeof(reshard_transform),

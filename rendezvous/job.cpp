@@ -266,18 +266,27 @@ Status Job::missing() {
 
 Status Job::enter(const Deadline &deadline) {
   Polling polling(pause());
+  std::string note; // read while there is a store: rank 0's may end before this process's deadline
   while (true) {
-    if (Status status = keepHello(deadline); !status.ok())
-      return status;
-    if (Status status = lookForWelcome(deadline); !status.ok())
-      return status;
-    const Result<bool> complete = lookForRoster(deadline);
-    if (!complete.ok() || *complete)
-      return complete.status();
+    Result<bool> complete = lookAround(deadline);
+    if (!complete.ok())
+      return Status(complete.status()).withSuffix(note);
+    if (*complete)
+      return {};
+    note = answered_.session ? "" : planNote(0);
     if (!polling.wait(deadline))
-      return timedOut("timed out: rank 0 has not " +
-                      std::string(answered_.session ? "completed the roster" : "joined" + planNote(0)) + storeNote());
+      return timedOut("timed out: rank 0 has not " + (answered_.session ? "completed the roster" : "joined" + note) +
+                      storeNote());
   }
+}
+
+/// Whether the job is complete.
+Result<bool> Job::lookAround(const Deadline &deadline) {
+  if (Status status = keepHello(deadline); !status.ok())
+    return status;
+  if (Status status = lookForWelcome(deadline); !status.ok())
+    return status;
+  return lookForRoster(deadline);
 }
 
 Status Job::lookForWelcome(const Deadline &deadline) {
@@ -323,8 +332,8 @@ std::string Job::planNote(uint32_t rank) {
   constexpr size_t kMaxDigest = 64;
   std::string other = (*found)->record.substr(0, kMaxDigest);
   std::replace_if(other.begin(), other.end(), [](unsigned char each) { return !std::isalnum(each); }, '?');
-  return " (it has opened plan " + other + ", rank " + std::to_string(this->rank()) + " has opened plan " +
-         options_.plan + "; give the same plan file to all ranks)";
+  return " (rank " + std::to_string(rank) + " has opened plan " + other + ", rank " + std::to_string(this->rank()) +
+         " has opened plan " + options_.plan + "; give the same plan file to all ranks)";
 }
 
 std::string Job::storeNote() {

@@ -70,6 +70,7 @@ private:
 
   // As another rank.
   Status enter(const Deadline &deadline);
+  Result<bool> lookAround(const Deadline &deadline);
   Status lookForWelcome(const Deadline &deadline);
   Result<bool> lookForRoster(const Deadline &deadline);
 

@@ -19,6 +19,12 @@ Command commandOf(ExecutionOptions &options) {
     options.threads = static_cast<unsigned>(number);
     return error;
   };
+  auto rank = [&options](const std::string &value) {
+    uint64_t number = 0;
+    std::string error = setNumber(number, 0, UINT32_MAX)(value);
+    options.rank = static_cast<uint32_t>(number);
+    return error;
+  };
   return {
       "reshard-exec",
       "PLAN ([--source=DIR] [--target=DIR] | --synthesize) [--check]",
@@ -58,8 +64,19 @@ Command commandOf(ExecutionOptions &options) {
         setBytes(options.memory)},
        {"--seed", "N", "the first seed (default: 0)", setNumber(options.seed, 0, UINT64_MAX - 1)},
        {"--transport", "NAME",
-        "threads (default: all ranks in this process), or one process for each rank: mpi under mpirun, nccl on GPUs",
-        setChoice(options.transport, {"threads", "mpi", "nccl"})},
+        "threads (default: all ranks in this process), or one process for each rank: mpi under mpirun, ucx with "
+        "--rendezvous, nccl on GPUs",
+        setChoice(options.transport, {"threads", "mpi", "ucx", "nccl"})},
+       {"--rank", "R", "the rank of this process (default: that of the launcher)", rank},
+       {"--rendezvous", "URL",
+        "how the processes of ucx or nccl find each other: tcp://HOST:PORT (rank 0 serves it), file:///FOLDER, or "
+        "env:// (the variables of torchrun, srun or mpirun; the default of nccl); a secret in RESHARD_SECRET is needed "
+        "between machines",
+        setText(options.rendezvous)},
+       {"--job", "NAME", "a name that the processes have in common, for several jobs at one rendezvous",
+        setText(options.job)},
+       {"--insecure", "", "without a secret, accept processes of other machines and users",
+        setSwitch(options.insecure)},
        {"--no-local-shortcut", "",
         "send messages even if a peer's memory could be read directly; with nccl also from a rank to itself",
         setSwitch(options.noLocalShortcut)},

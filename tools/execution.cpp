@@ -9,8 +9,8 @@
 #include "analysis/guarded_exit.h"
 #include "analysis/verify/compare.h"
 #include "analysis/work_deadline.h"
-#include "executor/launch.h"
 #include "executor/reshard.h"
+#include "rendezvous/launch.h"
 #include "support/atomic_file.h"
 #include "support/byte_size.h"
 #include "support/host_id.h"
@@ -339,10 +339,14 @@ private:
     options.threads = threads_;
     options.join_seconds = options_.timeout;
     options.no_local_shortcut = options_.noLocalShortcut;
+    options.rendezvous = options_.rendezvous.empty() ? nullptr : options_.rendezvous.c_str();
+    options.job = options_.job.c_str();
+    options.insecure = options_.insecure;
     reshard_executor *executor = nullptr;
     if (options_.transport != "threads")
       guardExits(whileJoining());
-    const reshard_status status = reshard_open(options_.plan.c_str(), nullptr, 0, &options, &executor);
+    const reshard_status status = reshard_open(options_.plan.c_str(), options_.rank ? &*options_.rank : nullptr,
+                                               options_.rank ? 1 : 0, &options, &executor);
     executor_.reset(executor);
     if (status != RESHARD_OK)
       throw Failure{status == RESHARD_FAILED || status == RESHARD_TIMEOUT ? kFailure : kUsage, reshard_error(executor)};

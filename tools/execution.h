@@ -5,6 +5,7 @@
 #include "analysis/common.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace reshard::tools {
@@ -14,8 +15,11 @@ struct ExecutionOptions {
   bool synthesize = false, check = false, checkReplicas = false;
   std::string allow; // "extra": tensors in the source's files that the plan does not use are ignored
   uint64_t seed = 0, repeat = 1;
-  unsigned threads = 0; // 0: all cores
-  double timeout = 0;   // 0: none
+  unsigned threads = 0;         // 0: all cores
+  double timeout = 0;           // 0: none
+  std::optional<uint32_t> rank; // of this process; no value: the transport finds it
+  std::string rendezvous, job;  // empty: none
+  bool insecure = false;
   bool noLocalShortcut = false;
   uint64_t memory = 0;     // limit of resident bytes; 0: none
   std::string copy;        // a model's folder; its files other than weights are copied into written checkpoints

@@ -23,6 +23,23 @@ class _Struct(ctypes.Structure):
         super().__init__(size=ctypes.sizeof(type(self)), **fields)
 
 
+#: reshard_status set(void *user, const char *key, const void *value, size_t bytes)
+STORE_SET = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_size_t)
+#: reshard_status get(void *user, const char *key, void *buffer, size_t capacity, size_t *bytes)
+STORE_GET = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_size_t, POINTER(c_size_t))
+
+
+class Store(_Struct):
+    """reshard_store."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("user", c_void_p),
+        ("set", STORE_SET),
+        ("get", STORE_GET),
+    ]
+
+
 class Options(_Struct):
     """reshard_options."""
 
@@ -33,8 +50,12 @@ class Options(_Struct):
         ("threads", c_uint32),
         ("join_seconds", c_double),
         ("no_local_shortcut", c_int),
+        ("insecure", c_int),
         ("communicator", c_void_p),
-        ("unique_id_file", c_char_p),
+        ("rendezvous", c_char_p),
+        ("store", POINTER(Store)),
+        ("job", c_char_p),
+        ("secret", c_char_p),
     ]
 
 
@@ -124,6 +145,7 @@ class Transform(_Struct):
 
 #: The structs by their names in the headers.
 STRUCTS: dict[str, type[_Struct]] = {
+    "reshard_store": Store,
     "reshard_options": Options,
     "reshard_summary": Summary,
     "reshard_endpoint": Endpoint,
@@ -141,6 +163,9 @@ METHODS = ("local", "shared_memory", "messages", "messages_inside_host")
 
 #: reshard_state
 STATES = ("empty", "complete", "torn")
+
+#: Values of reshard_status that functions of a reshard_store return.
+OK, FAILED, TIMEOUT = 0, 4, 5
 
 #: The exceptions of the values of reshard_status, in order, starting at RESHARD_INVALID.
 _ERRORS = (Error, PlanError, BindError, RunError, TimeoutError)

@@ -17,6 +17,7 @@ from ._library import error_of, library
 from .errors import BindError, Error
 from .memory import Memory, memory_of
 from .plan import Endpoint, Param, Plan
+from .rendezvous import store_of
 from .transforms import Transformed, transformed
 
 
@@ -48,15 +49,19 @@ class Executor:
     plan: a Plan, or the path of a plan file.
     rank: one world rank or several; None: every rank of the plan, or the rank of this process if the transport connects
         processes.
-    transport: "threads" (all ranks in this process), "mpi" (one rank per process), "nccl" (one rank per process, with
-        device "cuda").
+    transport: "threads" (all ranks in this process), "mpi" or "ucx" (one rank per process), "nccl" (one rank per
+        process, with device "cuda").
     device: the device of the tensors, "cpu" or "cuda".
     threads: worker threads of this process; 0: one per core.
     join_timeout: seconds that opening, ``prepare`` and ``close`` wait for other processes; None: no limit.
     no_local_shortcut: send messages even if a peer's memory could be accessed directly.
     communicator: for "nccl", the address of an ncclComm_t, which the caller still owns.
-    unique_id_file: for "nccl" without a communicator, the path of a new file through which the processes find each
-        other.
+    rendezvous: for "ucx", and for "nccl" without a communicator, how the processes find each other: a URL
+        ("tcp://host:port", which rank 0 serves; "file:///folder"; "env://", the variables of torchrun, srun or mpirun),
+        or an object with ``set(key, value)`` and ``get(key)``, such as a store of torch.distributed.
+    job: a name that the processes have in common, if several jobs use one rendezvous.
+    secret: a secret that the processes have in common; None: the environment variable RESHARD_SECRET.
+    insecure: without a secret, accept processes of other machines and users.
     """
 
     def __init__(
@@ -70,7 +75,10 @@ class Executor:
         join_timeout: float | None = None,
         no_local_shortcut: bool = False,
         communicator: int | None = None,
-        unique_id_file: str | os.PathLike[str] | None = None,
+        rendezvous: Any = None,
+        job: str | None = None,
+        secret: str | None = None,
+        insecure: bool = False,
     ):
         self.plan = plan if isinstance(plan, Plan) else Plan.open(plan)
         self.device = device
@@ -85,9 +93,17 @@ class Executor:
             threads=threads,
             join_seconds=_seconds(join_timeout),
             no_local_shortcut=no_local_shortcut,
+            insecure=insecure,
             communicator=communicator,
-            unique_id_file=os.fsencode(unique_id_file) if unique_id_file else None,
+            job=job.encode() if job else None,
+            secret=None if secret is None else secret.encode(),
         )
+        if isinstance(rendezvous, str):
+            options.rendezvous = rendezvous.encode()
+        elif rendezvous is not None:
+            store = store_of(rendezvous, self._fail)
+            self._hooks.append(store)
+            options.store = ctypes.pointer(store)
         numbers = None if rank is None else (ctypes.c_uint32 * len(ranks))(*ranks)
         path = os.fsencode(self.plan.path)
         status = library.reshard_open(path, numbers, len(ranks), ctypes.byref(options), ctypes.byref(self._handle))
@@ -280,6 +296,10 @@ class Executor:
         if not self._handle:
             raise Error("the executor is closed: open a new one")
         return self._handle
+
+    def _fail(self, raised: BaseException) -> None:
+        """Keeps an exception, which the call in progress raises as the cause of its own."""
+        self._raised = raised
 
     def _check(self, status: int) -> None:
         raised, self._raised = self._raised, None

@@ -85,7 +85,7 @@ class Gpu(FolderTest):
         self.compile("{tp: 2}", "{tp: 1}")
         for environment, text in (({}, "the rank of this process is unknown: pass one rank to open, or start it with a launcher that sets RANK (torchrun, mpirun, srun)"),
                                   ({"RANK": "0", "WORLD_SIZE": "3"}, "the launch has 3 processes, expected 2, one for each rank of the plan"),
-                                  ({"RANK": "0"}, "transport 'nccl' cannot find rank 0: give a communicator, unique_id_file, RESHARD_NCCL_ID_FILE or NCCL_COMM_ID, or start the processes with mpirun"),
+                                  ({"RANK": "0"}, "rendezvous 'env://': found RANK=0, expected WORLD_SIZE beside RANK"),
                                   ({"RANK": "0", "NCCL_COMM_ID": "localhost:1"}, "backend 'nccl': found a plan of 2 ranks, expected 1")):
             done = self.execute("--device=cuda", "--transport=nccl", program=program, environment=environment)
             self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))

@@ -6,7 +6,6 @@
 #include "executor/bootstrap.h"
 #include "executor/channel.h"
 #include "executor/chunks.h"
-#include "executor/launch.h"
 #include "executor/local_peers.h"
 #include "executor/mappings.h"
 #include "executor/transport.h"
@@ -286,28 +285,6 @@ TEST(Messages, PrepareIsFastIfSlotsPassThroughManyCopiedMessages) {
     EXPECT_EQ(by[rank].messages, rank < 2 ? 0 : 4 * columns - shared);
     EXPECT_EQ(by[rank].local + by[rank].messagesInsideHost, 0u); // rank 1 publishes no address, so it is no local peer
   }
-}
-
-TEST(Messages, RankZeroBroadcastsItsId) {
-  FakeNetwork network;
-  std::byte ids[4][128] = {};
-  std::fill_n(ids[0], 128, std::byte{7});
-  std::vector<std::thread> ranks;
-  for (uint32_t rank = 0; rank < 4; ++rank)
-    ranks.emplace_back([&, rank] {
-      SlowChannel channel(network, rank, 4, 1);
-      EXPECT_EQ(broadcastByChannel(channel, ids[rank], 128, std::chrono::steady_clock::now() + std::chrono::seconds(60))
-                    .message(),
-                "");
-    });
-  for (std::thread &rank : ranks)
-    rank.join();
-  for (const auto &id : ids)
-    EXPECT_EQ(std::memcmp(id, ids[0], 128), 0);
-  SlowChannel alone(network, 1, 2, 1);
-  const Status status = broadcastByChannel(alone, ids[1], 128, std::chrono::steady_clock::now());
-  EXPECT_EQ(status.message(), "timed out waiting for rank 0 to join");
-  EXPECT_TRUE(status.timedOut());
 }
 
 TEST(Messages, PrepareFailsOnAllRanksIfItFailsOnOne) {

@@ -70,15 +70,18 @@ public:
 TEST(StructSize, InitializersSetTheSizeAndNothingElse) {
   const reshard_options options = RESHARD_OPTIONS_INITIALIZER;
   const reshard_transform transform = RESHARD_TRANSFORM_INITIALIZER;
+  const reshard_store store = RESHARD_STORE_INITIALIZER;
   const reshard_summary summary = RESHARD_SUMMARY_INITIALIZER;
   const reshard_endpoint endpoint = RESHARD_ENDPOINT_INITIALIZER;
   EXPECT_EQ(options.size, sizeof options);
   EXPECT_EQ(transform.size, sizeof transform);
+  EXPECT_EQ(store.size, sizeof store);
   EXPECT_EQ(summary.size, sizeof summary);
   EXPECT_EQ(endpoint.size, sizeof endpoint);
-  EXPECT_TRUE(zeroAfterSize(transform) && zeroAfterSize(summary));
+  EXPECT_TRUE(zeroAfterSize(transform) && zeroAfterSize(summary) && zeroAfterSize(store));
   EXPECT_TRUE(!options.transport && !options.device && options.threads == 0 && options.join_seconds == 0 &&
-              options.no_local_shortcut == 0 && !options.communicator && !options.unique_id_file);
+              options.no_local_shortcut == 0 && options.insecure == 0 && !options.communicator && !options.rendezvous &&
+              !options.store && !options.job && !options.secret);
   EXPECT_TRUE(!endpoint.role && !endpoint.layout && endpoint.storage == 0 && !endpoint.ranks &&
               endpoint.rank_count == 0);
 }
@@ -86,7 +89,8 @@ TEST(StructSize, InitializersSetTheSizeAndNothingElse) {
 /// The sizes of the first version. They never change: older programs have them.
 TEST(StructSize, FirstVersions) {
   static_assert(sizeof(void *) == 8);
-  EXPECT_EQ(kPublicStruct<reshard_options>.firstSize, 64u);
+  EXPECT_EQ(kPublicStruct<reshard_options>.firstSize, 88u);
+  EXPECT_EQ(kPublicStruct<reshard_store>.firstSize, 32u);
   EXPECT_EQ(kPublicStruct<reshard_transform>.firstSize, 40u);
   EXPECT_EQ(kPublicStruct<reshard_transformed>.firstSize, 80u);
   EXPECT_EQ(kPublicStruct<reshard_summary>.firstSize, 112u);
@@ -96,6 +100,7 @@ TEST(StructSize, FirstVersions) {
 
 TEST(StructSize, SizesByName) {
   EXPECT_EQ(reshard_struct_size("reshard_options"), sizeof(reshard_options));
+  EXPECT_EQ(reshard_struct_size("reshard_store"), sizeof(reshard_store));
   EXPECT_EQ(reshard_struct_size("reshard_transform"), sizeof(reshard_transform));
   EXPECT_EQ(reshard_struct_size("reshard_transformed"), sizeof(reshard_transformed));
   EXPECT_EQ(reshard_struct_size("reshard_summary"), sizeof(reshard_summary));
@@ -163,7 +168,7 @@ TEST(StructSize, WritesStructsOfAllVersions) {
 }
 
 TEST_F(StructSizeTest, Options) {
-  const std::string initialize = ", expected 64 or more; initialize the struct with RESHARD_OPTIONS_INITIALIZER";
+  const std::string initialize = ", expected 88 or more; initialize the struct with RESHARD_OPTIONS_INITIALIZER";
   for (const size_t size : {size_t{0}, sizeof(size_t), sizeof(reshard_options) - 1}) {
     reshard_options options = RESHARD_OPTIONS_INITIALIZER;
     options.size = size;
@@ -179,7 +184,7 @@ TEST_F(StructSizeTest, Options) {
   EXPECT_EQ(open(&newer.known), RESHARD_OK) << error_;
   newer.added[1] = 1;
   EXPECT_EQ(open(&newer.known), RESHARD_INVALID);
-  EXPECT_THAT(error_, HasSubstr("reshard_options: found a field that is not 0 at byte 72, expected a struct of 64"));
+  EXPECT_THAT(error_, HasSubstr("reshard_options: found a field that is not 0 at byte 96, expected a struct of 88"));
   EXPECT_EQ(open(nullptr), RESHARD_OK) << error_;
 }
 

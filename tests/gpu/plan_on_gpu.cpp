@@ -13,7 +13,7 @@ void need(const Status &status) {
     throw std::runtime_error(status.message());
 }
 
-PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint32_t *rank, const char *idFile,
+PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint32_t *rank, const char *rendezvous,
                      double joinSeconds) {
   need(Plan::open(path, plan_));
   device_ = need(openDevice("cuda", -1));
@@ -22,7 +22,7 @@ PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint3
   options.device = "cuda";
   options.join_seconds = joinSeconds;
   options.no_local_shortcut = 1;
-  options.unique_id_file = idFile;
+  options.rendezvous = rendezvous;
   reshard_executor *executor = nullptr;
   const reshard_status status = reshard_open(path.c_str(), rank, rank ? 1 : 0, &options, &executor);
   executor_.reset(executor);

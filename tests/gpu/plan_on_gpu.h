@@ -19,9 +19,9 @@ public:
   /// transport: "threads", all ranks on the GPU; "nccl", one rank that sends all its copies to itself.
   PlanOnGpu(const std::string &path, const char *transport)
       : PlanOnGpu(path, transport, nullptr, nullptr, kJoinSeconds) {}
-  /// One rank, over "nccl", on the thread's current device; the ranks find each other through the file `idFile`.
-  PlanOnGpu(const std::string &path, uint32_t rank, const std::string &idFile, double joinSeconds)
-      : PlanOnGpu(path, "nccl", &rank, idFile.c_str(), joinSeconds) {}
+  /// One rank, over "nccl", on the thread's current device; the ranks find each other through `rendezvous`, a URL.
+  PlanOnGpu(const std::string &path, uint32_t rank, const std::string &rendezvous, double joinSeconds)
+      : PlanOnGpu(path, "nccl", &rank, rendezvous.c_str(), joinSeconds) {}
 
   /// Sets one hook for all hook names of the plan.
   void setHook(reshard_hook hook, void *user);
@@ -48,7 +48,7 @@ public:
 
 private:
   static constexpr double kJoinSeconds = 60;
-  PlanOnGpu(const std::string &path, const char *transport, const uint32_t *rank, const char *idFile,
+  PlanOnGpu(const std::string &path, const char *transport, const uint32_t *rank, const char *rendezvous,
             double joinSeconds);
   struct Close {
     void operator()(reshard_executor *executor) const { reshard_close(executor); }

@@ -33,14 +33,14 @@ struct RankResult {
   uint64_t checked = 0;
 };
 
-void runRank(const std::string &path, uint32_t rank, MissedCall missed, bool late, const std::string &idFile,
+void runRank(const std::string &path, uint32_t rank, MissedCall missed, bool late, const std::string &rendezvous,
              std::barrier<> &together, RankResult &result) {
   try {
     if (cudaSetDevice(static_cast<int>(rank)) != cudaSuccess)
       throw std::runtime_error("cannot use device " + std::to_string(rank));
     std::unique_ptr<PlanOnGpu> plan;
     auto open = [&] {
-      plan = std::make_unique<PlanOnGpu>(path, rank, idFile, missed == MissedCall::run ? 60 : kJoinDeadline);
+      plan = std::make_unique<PlanOnGpu>(path, rank, rendezvous, missed == MissedCall::run ? 60 : kJoinDeadline);
       plan->setHook([](void *, const char *, uint32_t) { return 0; }, nullptr);
     };
     reshard_status status = RESHARD_OK;
@@ -91,7 +91,7 @@ std::vector<RankResult> runRanks(const std::string &path, uint32_t world, Missed
   std::vector<std::thread> ranks;
   for (uint32_t rank = 0; rank < world; ++rank)
     ranks.emplace_back(
-        [&, rank] { runRank(path, rank, missed, rank == late, folder / "id", together, results[rank]); });
+        [&, rank] { runRank(path, rank, missed, rank == late, "file://" + folder.path(), together, results[rank]); });
   for (std::thread &rank : ranks)
     rank.join();
   for (uint32_t rank = 0; rank < world; ++rank)

@@ -221,11 +221,11 @@ TEST_F(JobTest, AnotherPlanIsNamed) {
   for (Process &each : all)
     each.deadline = 400;
   run(all);
-  const std::string expected = "timed out: rank 2 has not joined (it has opened plan " + kOther +
+  const std::string expected = "timed out: rank 2 has not joined (rank 2 has opened plan " + kOther +
                                ", rank 0 has opened plan " + kPlan + "; give the same plan file to all ranks)";
   EXPECT_EQ(all[0].result.message(), expected);
   EXPECT_EQ(all[1].result.message(), expected);
-  EXPECT_EQ(all[2].result.message(), "timed out: rank 0 has not joined (it has opened plan " + kPlan +
+  EXPECT_EQ(all[2].result.message(), "timed out: rank 0 has not joined (rank 0 has opened plan " + kPlan +
                                          ", rank 2 has opened plan " + kOther +
                                          "; give the same plan file to all ranks)");
 }
@@ -254,6 +254,7 @@ TEST_F(JobTest, AnotherSecretIsNamedByAll) {
     for (Process &each : all)
       each.options.authenticator = secret("right");
     all[2].options.authenticator = secret(word);
+    all[2].delay = 100; // a process that says hello after the refusal learns of it at its deadline
     run(all);
     for (const uint32_t rank : {0u, 1u})
       EXPECT_THAT(all[rank].result.message(),
@@ -271,6 +272,7 @@ TEST_F(JobTest, AnotherReleaseIsNamedByAll) {
   std::string refusal;
   std::thread later([&] {
     MemoryStore store(memory);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
     const std::string key = prefix + "hello/2";
     Hello hello;
     hello.version = 9;

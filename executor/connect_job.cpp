@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/connect_job.h"
+
+#include "executor/callback_store.h"
+#include "executor/struct_size.h"
+#include "rendezvous/launch.h"
+#include "rendezvous/url.h"
+
+#include <cstdlib>
+
+namespace reshard {
+
+Status checkJobOptions(const reshard_options &options, const std::string &transport) {
+  const bool given = options.rendezvous || options.store;
+  if (options.rendezvous && options.store)
+    return invalid("found a rendezvous '" + std::string(options.rendezvous) + "' and a store, expected one of them");
+  if (given && (transport == "threads" || transport == "mpi"))
+    return invalid("transport '" + transport + "' has no rendezvous, expected transport 'ucx' or 'nccl' with it");
+  if (given && options.communicator)
+    return invalid("found a communicator and a rendezvous, expected one of them");
+  if (!given && transport == "ucx")
+    return invalid("transport 'ucx' needs a rendezvous: tcp://host:port, file:///folder, env://, or a store");
+  return {};
+}
+
+namespace {
+
+/// The caller's store, if it gave one; else that of a URL.
+Result<std::unique_ptr<Store>> storeOf(const reshard_options &options, const StoreOptions &place,
+                                       const Deadline &deadline) {
+  if (!options.store)
+    return openStore(place, deadline);
+  reshard_store own = RESHARD_STORE_INITIALIZER;
+  if (Status status = readStruct(options.store, own); !status.ok())
+    return status;
+  if (!own.set || !own.get)
+    return invalid(std::string("reshard_store.") + (own.set ? "get" : "set") + " is NULL, expected a function");
+  return std::unique_ptr<Store>(std::make_unique<CallbackStore>(own));
+}
+
+/// Completes rank and URL from the environment, if env:// asks for it.
+Status completeFromLauncher(JobProcess &process, std::string &url) {
+  if (!url.starts_with("env://"))
+    return process.rank ? Status()
+                        : invalid("the rank of this process is unknown: pass exactly one rank to open, or use the "
+                                  "rendezvous env://");
+  if (url != "env://")
+    return invalid("rendezvous '" + url + "': found text after env://, expected none");
+  const Result<LaunchedJob> launched = findLaunchedJob();
+  if (!launched.ok())
+    return launched.status();
+  if (launched->size != process.size)
+    return failed("the launch has " + std::to_string(launched->size) + " processes, expected " +
+                  std::to_string(process.size) + ", one for each rank of the plan");
+  process.rank = process.rank.value_or(launched->rank);
+  url = launched->url;
+  return {};
+}
+
+} // namespace
+
+Result<JobConnection> connectJob(const reshard_options &options, const std::string &given, const JobProcess &process,
+                                 const Deadline &deadline) {
+  JobProcess completed = process;
+  std::string url = given;
+  if (Status status = completeFromLauncher(completed, url); !status.ok())
+    return status;
+  if (*completed.rank >= completed.size)
+    return invalid("rank " + std::to_string(*completed.rank) + " is not in the plan, which has " +
+                   std::to_string(completed.size) + " ranks");
+  const char *environment = std::getenv("RESHARD_SECRET");
+  const std::string secret = options.secret ? options.secret : environment ? environment : "";
+  Result<Authenticator> authenticator = Authenticator::create(secret);
+  if (!authenticator.ok())
+    return authenticator.status();
+  const StoreOptions place{url, *completed.rank == 0, *authenticator, options.insecure != 0};
+  Result<std::unique_ptr<Store>> store = storeOf(options, place, deadline);
+  if (!store.ok())
+    return store.status();
+  JobOptions job{options.job ? options.job : "", completed.plan, *completed.rank, completed.size, *authenticator};
+  JobConnection connection{std::move(*store), nullptr};
+  connection.job = std::make_unique<Job>(*connection.store, std::move(job));
+  return connection;
+}
+
+} // namespace reshard

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opens the rendezvous that the caller's options name.
+#pragma once
+
+#include "executor/reshard.h"
+#include "rendezvous/job.h"
+
+#include <memory>
+
+namespace reshard {
+
+/// A process's rendezvous, and the store that it uses.
+struct JobConnection {
+  std::unique_ptr<Store> store;
+  std::unique_ptr<Job> job; // null: the transport has no rendezvous
+};
+
+/// The process that joins: the digest of its plan, the rank that the caller gave, the number of ranks.
+struct JobProcess {
+  std::string plan;
+  std::optional<uint32_t> rank; // no value: env:// has it
+  uint32_t size = 1;
+};
+
+/// Checks that the options give one rendezvous at most, and only for a transport that has one.
+Status checkJobOptions(const reshard_options &options, const std::string &transport);
+
+/// Opens the store; waits until the deadline for rank 0 to serve it. `url`: of the options, or the default of the
+/// transport.
+Result<JobConnection> connectJob(const reshard_options &options, const std::string &url, const JobProcess &process,
+                                 const Deadline &deadline);
+
+} // namespace reshard

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rendezvous of reshard_open: the caller's store, the options, and their errors.
+
+#include "executor/connect_job.h"
+
+#include "tests/analysis/support.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+
+namespace reshard {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+/// A store of a caller, of several threads.
+struct CallersStore {
+  std::map<std::string, std::string> values;
+  std::mutex mutex;
+  bool fails = false;
+
+  static reshard_status set(void *user, const char *key, const void *value, size_t bytes) {
+    auto &store = *static_cast<CallersStore *>(user);
+    const std::lock_guard<std::mutex> lock(store.mutex);
+    store.values[key] = std::string(static_cast<const char *>(value), bytes);
+    return store.fails ? RESHARD_FAILED : RESHARD_OK;
+  }
+  static reshard_status get(void *user, const char *key, void *buffer, size_t capacity, size_t *bytes) {
+    auto &store = *static_cast<CallersStore *>(user);
+    const std::lock_guard<std::mutex> lock(store.mutex);
+    const auto at = store.values.find(key);
+    if (at == store.values.end())
+      return RESHARD_TIMEOUT;
+    *bytes = at->second.size();
+    if (*bytes <= capacity)
+      std::memcpy(buffer, at->second.data(), *bytes);
+    return RESHARD_OK;
+  }
+
+  reshard_store store() {
+    reshard_store store = RESHARD_STORE_INITIALIZER;
+    store.user = this;
+    store.set = set;
+    store.get = get;
+    return store;
+  }
+};
+
+Deadline soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
+
+class ConnectJobTest : public testing::Test {
+public:
+  void SetUp() override {
+    for (const char *name : {"RESHARD_SECRET", "RANK", "WORLD_SIZE", "MASTER_ADDR", "OMPI_COMM_WORLD_RANK", "PMI_RANK",
+                             "SLURM_PROCID", "TORCHELASTIC_RUN_ID"})
+      unsetenv(name);
+    ASSERT_NO_FATAL_FAILURE(tests::compile("version: 1\n"
+                                           "model: {dtype: bf16, tensors: {w: {shape: [6], shard: {0: tp}}}}\n"
+                                           "source: {mesh: {tp: 2}}\n"
+                                           "target: {mesh: {}}\n",
+                                           folder_ / "plan"));
+  }
+  /// The error text of an open.
+  std::string open(const reshard_options &options, std::vector<uint32_t> ranks = {0}) {
+    reshard_executor *executor = nullptr;
+    reshard_open((folder_ / "plan").c_str(), ranks.empty() ? nullptr : ranks.data(), ranks.size(), &options, &executor);
+    std::string error = reshard_error(executor);
+    reshard_close(executor);
+    return error;
+  }
+
+  tests::Folder folder_;
+  CallersStore callers_;
+};
+
+} // namespace
+
+TEST_F(ConnectJobTest, ProcessesJoinOverTheCallersStore) {
+  const reshard_store store = callers_.store();
+  for (const char *secret : {"", "a secret"}) {
+    std::vector<std::thread> processes;
+    for (const uint32_t rank : {0u, 1u, 2u})
+      processes.emplace_back([&, rank] {
+        reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+        options.store = &store;
+        options.secret = secret;
+        const Result<JobConnection> connection = connectJob(options, "", {"plan", rank, 3}, soon());
+        ASSERT_EQ(connection.status().message(), "");
+        const std::string hello(10'000 + rank, static_cast<char>('a' + rank)); // larger than the first buffer
+        ASSERT_EQ(connection->job->join(hello, soon()).message(), "");
+        for (uint32_t other = 0; other < 3; ++other)
+          EXPECT_EQ(*connection->job->hello(other, soon()),
+                    std::string(10'000 + other, static_cast<char>('a' + other)));
+      });
+    for (std::thread &each : processes)
+      each.join();
+  }
+  callers_.fails = true;
+  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+  options.store = &store;
+  const Result<JobConnection> connection = connectJob(options, "", {"plan", 0, 3}, soon());
+  ASSERT_TRUE(connection.ok());
+  EXPECT_EQ(connection->job->join("", soon()).message(),
+            "the caller's store could not set 'reshard/-/plan/0': its function returned 4");
+}
+
+TEST_F(ConnectJobTest, SecretsComeFromTheEnvironmentUnlessGiven) {
+  const reshard_store store = callers_.store();
+  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+  options.store = &store;
+  setenv("RESHARD_SECRET", "one", 1);
+  const Result<JobConnection> one = connectJob(options, "", {"plan", 0, 1}, soon());
+  ASSERT_TRUE(one.ok());
+  ASSERT_TRUE(one->job->join("", soon()).ok());
+  const std::string sealed = callers_.values["reshard/-/plan/hello/0"];
+  options.secret = "";
+  const Result<JobConnection> none = connectJob(options, "", {"plan", 0, 1}, soon());
+  ASSERT_TRUE(none.ok() && none->job->join("", soon()).ok());
+  EXPECT_EQ(callers_.values["reshard/-/plan/hello/0"].size() + kMacBytes, sealed.size());
+  unsetenv("RESHARD_SECRET");
+}
+
+TEST_F(ConnectJobTest, ContradictionsAreNamed) {
+  const reshard_store store = callers_.store();
+  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+  options.transport = "ucx";
+  EXPECT_EQ(open(options), "transport 'ucx' needs a rendezvous: tcp://host:port, file:///folder, env://, or a store");
+  options.rendezvous = "smoke://signals";
+  EXPECT_EQ(open(options), "rendezvous 'smoke://signals': found the scheme 'smoke', expected tcp://host:port, "
+                           "file:///folder or env://");
+  EXPECT_THAT(open(options, {}), StartsWith("the rank of this process is unknown: pass exactly one rank to open"));
+  EXPECT_THAT(open(options, {0, 1}), StartsWith("the rank of this process is unknown: pass exactly one rank to open"));
+  EXPECT_EQ(open(options, {2}), "rank 2 is not in the plan, which has 2 ranks");
+  options.rendezvous = "env://";
+  EXPECT_THAT(open(options), StartsWith("rendezvous 'env://': found no variable of a launcher"));
+  options.rendezvous = "env://a";
+  EXPECT_EQ(open(options), "rendezvous 'env://a': found text after env://, expected none");
+  options.store = &store;
+  EXPECT_EQ(open(options), "found a rendezvous 'env://a' and a store, expected one of them");
+  options.rendezvous = nullptr;
+  for (const char *transport : {"threads", "mpi"}) {
+    options.transport = transport;
+    EXPECT_EQ(open(options), "transport '" + std::string(transport) +
+                                 "' has no rendezvous, expected transport 'ucx' or 'nccl' with it");
+  }
+  options.transport = "ucx";
+  reshard_store incomplete = callers_.store();
+  incomplete.get = nullptr;
+  options.store = &incomplete;
+  EXPECT_EQ(open(options), "reshard_store.get is NULL, expected a function");
+  incomplete.size = 0;
+  EXPECT_THAT(open(options), HasSubstr("reshard_store.size: found 0, expected 32 or more"));
+}
+
+} // namespace reshard
