@@ -136,6 +136,7 @@ public:
   uint32_t maxTag() const override { return INT32_MAX; }
   void reserve(size_t requests) override;
   Status registerMemory(std::byte *data, uint64_t bytes) override;
+  Status connect(uint32_t peer) override;
   Status send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override;
   Status receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override;
   Result<bool> test(size_t request) override;
@@ -145,8 +146,6 @@ private:
   Status openWorker();
   /// Checks the arguments of a message, connects to its peer and sets the request.
   Status begin(size_t request, const Request &message);
-  /// Creates the connection to a peer at its first use.
-  Status connect(uint32_t rank);
   void progress();
   /// Gives the messages of a peer, in the order of their numbers, to the receives that wait for them.
   void admit(uint32_t rank);

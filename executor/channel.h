@@ -29,6 +29,10 @@ public:
   /// A backend may register it with the network once; messages in other memory are allowed and may be slower.
   virtual Status registerMemory(std::byte *, uint64_t) { return {}; }
 
+  /// Connects to a peer, if it is not connected yet. A message to another peer connects to it first, which may take
+  /// long.
+  virtual Status connect(uint32_t) { return {}; }
+
   /// Starts a send or a receive of at most kMaxChannelBytes bytes, with a tag of at most maxTag(). Messages of one pair
   /// of ranks and one tag arrive in order.
   virtual Status send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) = 0;
@@ -50,7 +54,7 @@ struct ChannelOptions {
   Rendezvous *rendezvous = nullptr;
 };
 
-constexpr uint32_t kChannelVersion = 4;
+constexpr uint32_t kChannelVersion = 5;
 /// The function that a module exports as `reshard_open_channel`, with `reshard_open_channel_version`. Returns a
 /// channel, or null and sets `error`, of kind timedOut if not all processes joined within the limit.
 using OpenChannel = Channel *(*)(const ChannelOptions &options, Status &error);

@@ -111,7 +111,7 @@ public:
         status = failed("out of memory for an arena of " + std::to_string(bytes) + " bytes");
     }
     if (status.ok())
-      status = registerMemory(bytes);
+      status = prepareChannel(bytes);
     if (status = failTogether(std::move(status), deadline); !status.ok())
       return status;
     for (const Method method : {kReceive, kSend, kCopyFromPeer, kPublish})
@@ -193,18 +193,22 @@ private:
     return {};
   }
 
-  /// Registers the memory of messages over the channel: the arena, and bound memory that is sent or received in place.
-  Status registerMemory(uint64_t arenaBytes) {
+  /// Connects to the peers of messages over the channel, and registers the memory of these messages: the arena, and
+  /// bound memory that is sent or received in place.
+  Status prepareChannel(uint64_t arenaBytes) {
+    Status status;
     std::vector<std::pair<std::byte *, std::byte *>> ranges; // begin and end
     if (arena_)
       ranges.emplace_back(arena_, arena_ + arenaBytes);
     for (const Method method : {kReceive, kSend})
-      for (const MessageState &message : messages_[method])
+      for (const MessageState &message : messages_[method]) {
+        if (status = channel_->connect(message.step->peer()); !status.ok())
+          return status;
         if (std::byte *const begin = message.packing.contiguous();
             message.step->staging() == UINT64_MAX && message.step->bytes() > 0)
           ranges.emplace_back(begin, begin + message.step->bytes());
+      }
     std::sort(ranges.begin(), ranges.end());
-    Status status;
     for (size_t first = 0, next = 0; first < ranges.size() && status.ok(); first = next) {
       std::byte *end = ranges[first].second;
       for (next = first + 1; next < ranges.size() && ranges[next].first <= end; ++next) // they overlap or touch

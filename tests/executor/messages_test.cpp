@@ -18,6 +18,7 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <set>
 #include <sys/mman.h>
 #include <thread>
 #include <unistd.h>
@@ -45,6 +46,10 @@ public:
   uint32_t maxTag() const override { return maxTag_; }
   void reserve(size_t requests) override { requests_.resize(requests); }
 
+  Status connect(uint32_t peer) override {
+    connected_.insert(peer);
+    return {};
+  }
   Status registerMemory(std::byte *data, uint64_t bytes) override {
     for (const auto &[begin, end] : registered_)
       EXPECT_TRUE(data + bytes < begin || end < data) << "ranges overlap or touch";
@@ -52,12 +57,12 @@ public:
     return {};
   }
   Status send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override {
-    expectRegistered(tag, data, bytes);
+    expectPrepared(peer, tag, data, bytes);
     requests_[request] = {true, true, peer, tag, const_cast<std::byte *>(data), bytes, delay()};
     return {};
   }
   Status receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override {
-    expectRegistered(tag, data, bytes);
+    expectPrepared(peer, tag, data, bytes);
     requests_[request] = {true, false, peer, tag, data, bytes, delay()};
     order_[{peer, tag}].push_back(request);
     return {};
@@ -98,8 +103,9 @@ private:
     uint64_t bytes = 0;
     uint64_t delay = 0;
   };
-  /// The memory of all messages of a plan is registered.
-  void expectRegistered(uint32_t tag, const std::byte *data, uint64_t bytes) const {
+  /// The peers of all messages of a plan are connected, and their memory is registered.
+  void expectPrepared(uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) const {
+    EXPECT_TRUE(tag < Bootstrap::kTags || connected_.contains(peer)) << "rank " << peer << " is not connected";
     const auto holds = [&](const auto &range) { return range.first <= data && data + bytes <= range.second; };
     if (tag >= Bootstrap::kTags && bytes > 0) {
       EXPECT_TRUE(std::any_of(registered_.begin(), registered_.end(), holds)) << bytes << " bytes are not registered";
@@ -112,7 +118,8 @@ private:
   std::mt19937_64 random_;
   std::vector<Request> requests_;
   std::vector<std::pair<const std::byte *, const std::byte *>> registered_; // begin and end
-  std::map<std::pair<uint32_t, uint32_t>, std::deque<size_t>> order_;       // receives, by peer and tag
+  std::set<uint32_t> connected_;
+  std::map<std::pair<uint32_t, uint32_t>, std::deque<size_t>> order_; // receives, by peer and tag
 };
 
 TEST(Messages, CompleteCorrectlyOverSlowChannels) {
