@@ -3,15 +3,11 @@
 // and a worker of its own, so that a process can close one channel and open another, also after a failure.
 //
 // All is sent as active messages; the header has the session of the rendezvous and the sender's number of the message.
-//
-// 1. A message of at most kEagerBytes carries its data.
-// 2. A longer one is sent by UCX's rendezvous: the sender announces its memory, and when the receive is posted, UCX
-// moves
-//    the bytes from memory to memory, without a copy by either process.
-// 3. Inside a host the receiver reads a longer one out of the sender's registered memory (peer_memory.h): UCX 1.13
-// would
-//    use TCP, since its shared memory does not detect that a peer has ended. The sender announces its address, and the
-//    receiver answers when it has read.
+// A message of at most kEagerBytes carries its data. A longer one is sent by UCX's rendezvous: the sender announces its
+// memory, and when the receive is posted, UCX moves the bytes from memory to memory, without a copy by either process.
+// Inside a host the receiver instead reads a longer one out of the sender's registered memory (peer_memory.h), since
+// UCX 1.13 would use TCP: its shared memory does not detect that a peer has ended. The sender announces its address,
+// and the receiver answers when it has read.
 //
 // In all three the receiver's own process, or its own network device, writes the receiver's memory. So nothing writes
 // there once close() has destroyed the worker. ucp_put_nbx would be an alternative, but UCX 1.13 has no put over TCP:

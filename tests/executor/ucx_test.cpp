@@ -5,6 +5,7 @@
 #include "executor/channel.h"
 #include "executor/transport.h"
 #include "tests/executor/ranks.h"
+#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
@@ -299,7 +300,7 @@ TEST_P(Ucx, NamesAFolderWithoutUcx) {
 }
 
 TEST_P(Ucx, RunsPlans) {
-  const tests::Folder folder;
+  const tests::TemporaryFolder folder;
   std::vector<std::string> jobs(std::begin(tests::kRelayJobs), std::end(tests::kRelayJobs));
   jobs.insert(jobs.end(), std::begin(tests::kRelayedJobs), std::end(tests::kRelayedJobs));
   jobs.push_back(tests::kUnevenJobs[1]);
@@ -336,7 +337,7 @@ TEST_P(Ucx, RunsPlans) {
 
 // The arena and bound memory are the caller's when a run has failed, and the same processes run the plan again.
 TEST_P(Ucx, APlanIsOpenedAgainAfterAFailedRun) {
-  const tests::Folder folder;
+  const tests::TemporaryFolder folder;
   std::unique_ptr<Plan> plan;
   tests::compile(tests::kRelayJobs[1], folder / "plan");
   ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");

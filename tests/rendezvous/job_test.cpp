@@ -101,7 +101,7 @@ public:
 
 TEST_F(JobTest, JoinsInAnyOrderOverAnyStore) {
   std::mt19937 random(1);
-  const tests::Folder folder;
+  const tests::TemporaryFolder folder;
   uint16_t port = 0;
   {
     port = (*TcpServer::serve({{"127.0.0.1", 0}, {}, false}, {}, {}))->port();

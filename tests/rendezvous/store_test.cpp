@@ -297,7 +297,7 @@ TEST(TcpStore, ExecutorsOfOneProcessShareAServer) {
 }
 
 TEST(FileStore, KeepsValues) {
-  const tests::Folder folder;
+  const tests::TemporaryFolder folder;
   FileStore store(folder.path(), false), other(folder.path(), false);
   EXPECT_EQ(store.check().message(), "");
   EXPECT_EQ(valueOf(store, "a"), "");
@@ -316,7 +316,7 @@ TEST(FileStore, KeepsValues) {
 TEST(FileStore, ValuesOfOtherUsersNeedASecret) {
   if (::geteuid() != 0)
     GTEST_SKIP() << "only root can give a file to another user";
-  const tests::Folder folder;
+  const tests::TemporaryFolder folder;
   FileStore store(folder.path(), false), any(folder.path(), true);
   ASSERT_TRUE(store.set("a", "1", {}).ok());
   ASSERT_EQ(::chown((folder.path() + "/a").c_str(), 12345, 0), 0);

@@ -5,12 +5,12 @@
 #include "rendezvous/hmac.h"
 #include "rendezvous/store.h"
 #include "support/status.h"
+#include "tests/lib/folder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -28,19 +28,6 @@ inline Authenticator secret(const std::string &text) {
   EXPECT_EQ(made.status().message(), "");
   return made.ok() ? *made : Authenticator();
 }
-
-class Folder {
-public:
-  Folder() {
-    char name[] = "/tmp/reshard-test-XXXXXX";
-    path_ = mkdtemp(name);
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  const std::string &path() const { return path_; }
-
-private:
-  std::string path_;
-};
 
 /// The value of a key; empty if it is not set.
 inline std::string valueOf(Store &store, const std::string &key) {
