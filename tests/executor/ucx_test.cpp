@@ -120,7 +120,7 @@ class Ucx : public testing::TestWithParam<const char *> {
 protected:
   void SetUp() override {
     if (!std::filesystem::exists(std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libreshard_ucx.so"))
-      GTEST_SKIP() << "libreshard_ucx.so was not built: UCX is missing";
+      GTEST_SKIP() << "libreshard_ucx.so was not built: UCX is missing, or this is a build with ThreadSanitizer";
     if (*GetParam())
       ::setenv("UCX_TLS", GetParam(), 1);
   }
