@@ -25,6 +25,8 @@ public:
   }
 
   Status expand(Expansion &expansion) {
+    if (!shapes_[0] && !shapes_[1])
+      return failed("found a pair of operands without a source and without a target, expected one of them");
     if (Status status = pairLoops(); !status.ok())
       return status;
     setShape(expansion.shape);
