@@ -4,6 +4,7 @@
 #include "executor/connect_job.h"
 
 #include "tests/analysis/support.h"
+#include "tests/lib/folder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -75,7 +76,7 @@ public:
     return error;
   }
 
-  tests::Folder folder_;
+  tests::TemporaryFolder folder_;
   CallersStore callers_;
 };
 
