@@ -79,7 +79,7 @@ Result<JobConnection> connectJob(const reshard_options &options, const std::stri
     return store.status();
   JobOptions job{options.job ? options.job : "", completed.plan, *completed.rank, completed.size, *authenticator};
   JobConnection connection{std::move(*store), nullptr};
-  connection.job = std::make_unique<Job>(*connection.store, std::move(job));
+  connection.rendezvous = std::make_unique<StoreRendezvous>(*connection.store, std::move(job));
   return connection;
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "executor/reshard.h"
-#include "rendezvous/job.h"
+#include "rendezvous/store_rendezvous.h"
 
 #include <memory>
 
@@ -12,7 +12,7 @@ namespace reshard {
 /// A process's rendezvous, and the store that it uses.
 struct JobConnection {
   std::unique_ptr<Store> store;
-  std::unique_ptr<Job> job; // null: the transport has no rendezvous
+  std::unique_ptr<StoreRendezvous> rendezvous; // null: the transport has no rendezvous
 };
 
 /// The process that joins: the digest of its plan, the rank that the caller gave, the number of ranks.

@@ -210,8 +210,8 @@ Status findRankZero(reshard_executor &e, const OpenRequest &request, const Launc
     return {};
   if (Status status = openJob(e, request, request.options.store ? "" : "env://", options.deadline); !status.ok())
     return status;
-  options.rank = e.job.job->rank();
-  options.rendezvous = e.job.job.get();
+  options.rank = e.job.rendezvous->rank();
+  options.rendezvous = e.job.rendezvous.get();
   return {};
 }
 
@@ -258,7 +258,7 @@ Status connect(reshard_executor &e, const OpenRequest &request, Connection &conn
     if (Status status = openJob(e, request, "", deadline); !status.ok())
       return status;
   Result<std::unique_ptr<Channel>> channel =
-      openChannel(request.transport, {.seconds = secondsUntil(deadline), .rendezvous = e.job.job.get()});
+      openChannel(request.transport, {.seconds = secondsUntil(deadline), .rendezvous = e.job.rendezvous.get()});
   if (!channel.ok())
     return channel.status();
   connection.channel = std::move(*channel);

@@ -21,8 +21,11 @@ inline uint64_t randomNumber() {
 inline std::string randomBytes(size_t count) {
   std::random_device device;
   std::string bytes;
-  while (bytes.size() < count)
-    bytes += static_cast<char>(device() & 0xff);
+  while (bytes.size() < count) {
+    const uint32_t word = device();
+    for (size_t byte = 0; byte < sizeof word && bytes.size() < count; ++byte)
+      bytes += static_cast<char>(word >> (8 * byte) & 0xff);
+  }
   return bytes;
 }
 

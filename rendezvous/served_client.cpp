@@ -9,14 +9,14 @@ namespace reshard {
 
 using tcp::Verdict;
 
-bool Contents::reserve(size_t bytes) {
+bool StoreContents::reserve(size_t bytes) {
   if (bytes > maxBytes_ - bytes_)
     return false;
   bytes_ += bytes;
   return true;
 }
 
-bool Contents::set(const std::string &key, std::string_view value) {
+bool StoreContents::set(const std::string &key, std::string_view value) {
   constexpr size_t kPerKey = 128; // of the map, for an empty value
   const auto at = values_.find(key);
   if (at != values_.end()) {
@@ -34,18 +34,18 @@ bool Contents::set(const std::string &key, std::string_view value) {
   return true;
 }
 
-const std::string *Contents::find(const std::string &key) const {
+const std::string *StoreContents::find(const std::string &key) const {
   const auto at = values_.find(key);
   return at == values_.end() ? nullptr : &at->second;
 }
 
-void Contents::noteRefusal(const std::string &address) {
+void StoreContents::noteRefusal(const std::string &address) {
   ++refusals_;
   set(kRefusalsKey, "rank 0's store refused " + std::to_string(refusals_) + (refusals_ == 1 ? " client" : " clients") +
                         " that did not have its secret, the last from " + address);
 }
 
-ServedClient::ServedClient(Contents &contents, const Authenticator &authenticator, std::string address,
+ServedClient::ServedClient(StoreContents &contents, const Authenticator &authenticator, std::string address,
                            std::optional<Verdict> refused)
     : contents_(contents), authenticator_(authenticator), address_(std::move(address)), refused_(refused) {}
 

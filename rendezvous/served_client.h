@@ -13,9 +13,9 @@
 namespace reshard {
 
 /// What a server keeps, with the bytes that its clients have sent in part.
-class Contents {
+class StoreContents {
 public:
-  explicit Contents(size_t maxBytes) : maxBytes_(maxBytes) {}
+  explicit StoreContents(size_t maxBytes) : maxBytes_(maxBytes) {}
 
   /// Returns false if there is no room.
   bool set(const std::string &key, std::string_view value);
@@ -38,7 +38,7 @@ inline constexpr const char *kRefusalsKey = "reshard/refused";
 class ServedClient {
 public:
   /// `address`: of the client, for texts. `refused`: a verdict that is certain before the client speaks.
-  ServedClient(Contents &contents, const Authenticator &authenticator, std::string address,
+  ServedClient(StoreContents &contents, const Authenticator &authenticator, std::string address,
                std::optional<tcp::Verdict> refused);
   ~ServedClient() { contents_.release(input_.size()); }
   ServedClient(const ServedClient &) = delete;
@@ -64,7 +64,7 @@ private:
   void answer(tcp::Answer answer, std::string_view value = {});
   void consume(size_t bytes);
 
-  Contents &contents_;
+  StoreContents &contents_;
   const Authenticator &authenticator_;
   const std::string address_;
   const std::optional<tcp::Verdict> refused_;

@@ -15,7 +15,8 @@
 namespace reshard {
 
 struct TcpServer::Client {
-  Client(Socket socket, Contents &contents, const Authenticator &authenticator, std::optional<tcp::Verdict> refused)
+  Client(Socket socket, StoreContents &contents, const Authenticator &authenticator,
+         std::optional<tcp::Verdict> refused)
       : socket(std::move(socket)), served(contents, authenticator, peerOf(this->socket.number()).text(), refused) {}
 
   Socket socket;

@@ -56,7 +56,7 @@ private:
   const TcpPlace place_;
   const TcpLimits limits_;
   const Socket listener_, wake_;
-  Contents contents_;
+  StoreContents contents_;
   std::list<Client> clients_;
   Clock::time_point acceptAgain_{}; // after this process had no free file descriptor
   std::thread thread_;

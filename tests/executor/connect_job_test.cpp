@@ -94,9 +94,9 @@ TEST_F(ConnectJobTest, ProcessesJoinOverTheCallersStore) {
         const Result<JobConnection> connection = connectJob(options, "", {"plan", rank, 3}, soon());
         ASSERT_EQ(connection.status().message(), "");
         const std::string hello(10'000 + rank, static_cast<char>('a' + rank)); // larger than the first buffer
-        ASSERT_EQ(connection->job->join(hello, soon()).message(), "");
+        ASSERT_EQ(connection->rendezvous->join(hello, soon()).message(), "");
         for (uint32_t other = 0; other < 3; ++other)
-          EXPECT_EQ(*connection->job->hello(other, soon()),
+          EXPECT_EQ(*connection->rendezvous->hello(other, soon()),
                     std::string(10'000 + other, static_cast<char>('a' + other)));
       });
     for (std::thread &each : processes)
@@ -107,7 +107,7 @@ TEST_F(ConnectJobTest, ProcessesJoinOverTheCallersStore) {
   options.store = &store;
   const Result<JobConnection> connection = connectJob(options, "", {"plan", 0, 3}, soon());
   ASSERT_TRUE(connection.ok());
-  EXPECT_EQ(connection->job->join("", soon()).message(),
+  EXPECT_EQ(connection->rendezvous->join("", soon()).message(),
             "the caller's store could not set 'reshard/-/plan/0': its function returned 4");
 }
 
@@ -118,11 +118,11 @@ TEST_F(ConnectJobTest, SecretsComeFromTheEnvironmentUnlessGiven) {
   setenv("RESHARD_SECRET", "one", 1);
   const Result<JobConnection> one = connectJob(options, "", {"plan", 0, 1}, soon());
   ASSERT_TRUE(one.ok());
-  ASSERT_TRUE(one->job->join("", soon()).ok());
+  ASSERT_TRUE(one->rendezvous->join("", soon()).ok());
   const std::string sealed = callers_.values["reshard/-/plan/hello/0"];
   options.secret = "";
   const Result<JobConnection> none = connectJob(options, "", {"plan", 0, 1}, soon());
-  ASSERT_TRUE(none.ok() && none->job->join("", soon()).ok());
+  ASSERT_TRUE(none.ok() && none->rendezvous->join("", soon()).ok());
   EXPECT_EQ(callers_.values["reshard/-/plan/hello/0"].size() + kMacBytes, sealed.size());
   unsetenv("RESHARD_SECRET");
 }

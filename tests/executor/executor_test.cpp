@@ -216,7 +216,7 @@ TEST_F(ExecutorTest, ATimeoutLeavesTheTargetsTornUntilALaterRun) {
 TEST_F(ExecutorTest, RejectsWrongOptionsAndPlans) {
   const struct {
     const char *transport, *device, *error;
-  } wrong[] = {{"smoke", nullptr, "unknown transport 'smoke', expected 'threads', 'mpi' or 'nccl'"},
+  } wrong[] = {{"smoke", nullptr, "unknown transport 'smoke', expected 'threads', 'mpi', 'ucx' or 'nccl'"},
                {nullptr, "tpu", "unknown device 'tpu', expected 'cpu' or 'cuda'"},
                {"mpi", "cuda", "transport 'mpi' does not run on device 'cuda', expected 'cpu'"},
                {"nccl", nullptr, "transport 'nccl' does not run on device 'cpu', expected 'cuda'"}};
@@ -236,7 +236,7 @@ TEST_F(ExecutorTest, RejectsWrongOptionsAndPlans) {
   const uint32_t twice[] = {0, 0}, far[] = {99};
   EXPECT_EQ(reshard_open(path_.c_str(), twice, 0, nullptr, &executor_), RESHARD_INVALID);
   EXPECT_EQ(error(), "found an empty list of ranks, expected 1 or more; pass NULL for all ranks of the plan (or this "
-                     "process's own with transport 'mpi' or 'nccl')");
+                     "process's own with transport 'mpi', 'ucx' or 'nccl')");
   reshard_close(executor_);
   EXPECT_EQ(reshard_open(path_.c_str(), twice, 2, nullptr, &executor_), RESHARD_INVALID);
   EXPECT_EQ(error(), "rank 0 is given twice, expected distinct ranks");

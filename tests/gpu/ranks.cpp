@@ -143,10 +143,8 @@ void testRanks(const std::string &path) {
     return;
   for (const auto &[missed, name] : {std::pair(MissedCall::open, "open"), std::pair(MissedCall::prepare, "prepare")}) {
     const std::string waiting = runRanks(path, world, missed, late)[late > 0 ? 0 : 1].waiting;
-    // Without rank 0, no rank gets the unique id, so none reaches NCCL.
-    const char *expected = missed == MissedCall::prepare ? "timed out: not all ranks have reached prepare"
-                           : late == 0                   ? "/id', which rank 0 writes"
-                                                         : "timed out: not all ranks have joined";
+    const std::string expected = missed == MissedCall::prepare ? "timed out: not all ranks have reached prepare"
+                                                               : "rank " + std::to_string(late) + " has not joined";
     if (waiting.find(expected) == std::string::npos)
       throw std::runtime_error(std::string(name) + " without rank " + std::to_string(late) + ": expected \"" +
                                expected + "\", found: " + waiting);

@@ -27,10 +27,10 @@ struct JobOptions {
   Authenticator authenticator;
 };
 
-class Job : public Rendezvous {
+class StoreRendezvous : public Rendezvous {
 public:
   /// The store must outlive it.
-  Job(Store &store, JobOptions options);
+  StoreRendezvous(Store &store, JobOptions options);
 
   uint32_t rank() const override { return options_.rank; }
   uint32_t size() const override { return options_.size; }

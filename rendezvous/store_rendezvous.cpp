@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/job.h"
+#include "rendezvous/store_rendezvous.h"
 
 #include "rendezvous/polling.h"
 #include "rendezvous/random.h"
@@ -53,7 +53,7 @@ std::string sameRank(uint32_t rank, const std::string &first, const std::string 
 
 } // namespace
 
-Job::Job(Store &store, JobOptions options)
+StoreRendezvous::StoreRendezvous(Store &store, JobOptions options)
     : store_(store), options_(std::move(options)),
       prefix_("reshard/" + encoded(options_.name) + "/" + options_.plan + "/"),
       jobPrefix_("reshard/" + encoded(options_.name) + "/"), peers_(options_.size) {
@@ -63,21 +63,23 @@ Job::Job(Store &store, JobOptions options)
   own_.process = static_cast<uint64_t>(::getpid());
 }
 
-std::string Job::key(const char *kind, uint32_t rank) const { return prefix_ + kind + "/" + std::to_string(rank); }
-std::string Job::planKey(uint32_t rank) const { return jobPrefix_ + "plan/" + std::to_string(rank); }
+std::string StoreRendezvous::key(const char *kind, uint32_t rank) const {
+  return prefix_ + kind + "/" + std::to_string(rank);
+}
+std::string StoreRendezvous::planKey(uint32_t rank) const { return jobPrefix_ + "plan/" + std::to_string(rank); }
 
-Status Job::set(const std::string &key, const std::string &record, const Deadline &deadline) {
+Status StoreRendezvous::set(const std::string &key, const std::string &record, const Deadline &deadline) {
   return store_.set(key, seal(options_.authenticator, key, record), deadline);
 }
 
-Result<std::optional<Unsealed>> Job::find(const std::string &key, const Deadline &deadline) {
+Result<std::optional<Unsealed>> StoreRendezvous::find(const std::string &key, const Deadline &deadline) {
   const Result<std::optional<std::string>> value = store_.find(key, deadline);
   if (!value.ok())
     return value.status();
   return *value ? unseal(options_.authenticator, key, **value) : std::nullopt;
 }
 
-Status Job::join(std::string_view hello, const Deadline &deadline) {
+Status StoreRendezvous::join(std::string_view hello, const Deadline &deadline) {
   if (options_.rank >= options_.size)
     return invalid("found rank " + std::to_string(options_.rank) + ", expected less than " +
                    std::to_string(options_.size) + ", the number of processes");
@@ -86,7 +88,7 @@ Status Job::join(std::string_view hello, const Deadline &deadline) {
   return options_.rank == 0 ? admit(deadline) : enter(deadline);
 }
 
-Status Job::announce(std::string_view hello, const Deadline &deadline) {
+Status StoreRendezvous::announce(std::string_view hello, const Deadline &deadline) {
   own_.content = hello;
   const std::string at = key("hello", options_.rank);
   const Result<std::optional<Unsealed>> before = find(at, deadline);
@@ -101,7 +103,7 @@ Status Job::announce(std::string_view hello, const Deadline &deadline) {
   return store_.set(at, ownRecord_, deadline);
 }
 
-Status Job::keepHello(const Deadline &deadline) {
+Status StoreRendezvous::keepHello(const Deadline &deadline) {
   const std::string at = key("hello", options_.rank);
   const Result<std::optional<std::string>> value = store_.find(at, deadline);
   if (!value.ok())
@@ -121,7 +123,7 @@ Status Job::keepHello(const Deadline &deadline) {
 
 // Rank 0.
 
-Status Job::admit(const Deadline &deadline) {
+Status StoreRendezvous::admit(const Deadline &deadline) {
   session_ = randomNumber();
   const Deadline givesUp = earlier(deadline);
   const Clock::time_point begin = Clock::now();
@@ -151,7 +153,7 @@ Status Job::admit(const Deadline &deadline) {
 }
 
 /// Whether a rank has answered.
-Result<bool> Job::look(uint32_t rank, const Deadline &deadline) {
+Result<bool> StoreRendezvous::look(uint32_t rank, const Deadline &deadline) {
   if (Status status = lookAtHello(rank, deadline); !status.ok())
     return status;
   if (peers_[rank].token == 0)
@@ -161,7 +163,7 @@ Result<bool> Job::look(uint32_t rank, const Deadline &deadline) {
   return lookForAnswer(rank, deadline);
 }
 
-Status Job::lookAtHello(uint32_t rank, const Deadline &deadline) {
+Status StoreRendezvous::lookAtHello(uint32_t rank, const Deadline &deadline) {
   const Result<std::optional<Unsealed>> found = find(key("hello", rank), deadline);
   if (!found.ok() || !*found)
     return found.status();
@@ -181,7 +183,7 @@ Status Job::lookAtHello(uint32_t rank, const Deadline &deadline) {
   return set(key("welcome", rank), Welcome{session_, peer.token}.encode(), deadline);
 }
 
-Status Job::lookForConflict(uint32_t rank, const Deadline &deadline) {
+Status StoreRendezvous::lookForConflict(uint32_t rank, const Deadline &deadline) {
   const Result<std::optional<Unsealed>> found = find(key("conflict", rank), deadline);
   if (!found.ok() || !*found || !(*found)->problem.empty())
     return found.status();
@@ -191,7 +193,7 @@ Status Job::lookForConflict(uint32_t rank, const Deadline &deadline) {
   return current ? failed(conflict->text) : Status();
 }
 
-Result<bool> Job::lookForAnswer(uint32_t rank, const Deadline &deadline) {
+Result<bool> StoreRendezvous::lookForAnswer(uint32_t rank, const Deadline &deadline) {
   Peer &peer = peers_[rank];
   if (peer.answered)
     return true;
@@ -210,7 +212,7 @@ Result<bool> Job::lookForAnswer(uint32_t rank, const Deadline &deadline) {
 
 /// Tells all processes that have said hello why the job fails, and waits until they know: the store may end with this
 /// process.
-Status Job::refuse(Status reason, const Deadline &deadline) {
+Status StoreRendezvous::refuse(Status reason, const Deadline &deadline) {
   Roster roster{session_, {own_.token}, reason};
   for (uint32_t rank = 1; rank < size(); ++rank)
     roster.tokens.push_back(peers_[rank].token);
@@ -240,7 +242,7 @@ Status Job::refuse(Status reason, const Deadline &deadline) {
 }
 
 /// The error at the deadline of rank 0: the ranks that have not joined.
-Status Job::missing() {
+Status StoreRendezvous::missing() {
   constexpr uint32_t kShown = 8;
   std::string text;
   uint32_t count = 0;
@@ -264,7 +266,7 @@ Status Job::missing() {
 
 // Other ranks.
 
-Status Job::enter(const Deadline &deadline) {
+Status StoreRendezvous::enter(const Deadline &deadline) {
   Polling polling(pause());
   std::string note; // read while there is a store: rank 0's may end before this process's deadline
   while (true) {
@@ -281,7 +283,7 @@ Status Job::enter(const Deadline &deadline) {
 }
 
 /// Whether the job is complete.
-Result<bool> Job::lookAround(const Deadline &deadline) {
+Result<bool> StoreRendezvous::lookAround(const Deadline &deadline) {
   if (Status status = keepHello(deadline); !status.ok())
     return status;
   if (Status status = lookForWelcome(deadline); !status.ok())
@@ -289,7 +291,7 @@ Result<bool> Job::lookAround(const Deadline &deadline) {
   return lookForRoster(deadline);
 }
 
-Status Job::lookForWelcome(const Deadline &deadline) {
+Status StoreRendezvous::lookForWelcome(const Deadline &deadline) {
   const Result<std::optional<Unsealed>> found = find(key("welcome", rank()), deadline);
   if (!found.ok() || !*found)
     return found.status();
@@ -305,7 +307,7 @@ Status Job::lookForWelcome(const Deadline &deadline) {
   return {};
 }
 
-Result<bool> Job::lookForRoster(const Deadline &deadline) {
+Result<bool> StoreRendezvous::lookForRoster(const Deadline &deadline) {
   const Result<std::optional<Unsealed>> found = find(prefix_ + "roster", deadline);
   if (!found.ok())
     return found.status();
@@ -325,7 +327,7 @@ Result<bool> Job::lookForRoster(const Deadline &deadline) {
   return true;
 }
 
-std::string Job::planNote(uint32_t rank) {
+std::string StoreRendezvous::planNote(uint32_t rank) {
   const Result<std::optional<Unsealed>> found = find(planKey(rank), shortly());
   if (!found.ok() || !*found || (*found)->record == options_.plan)
     return {};
@@ -336,7 +338,7 @@ std::string Job::planNote(uint32_t rank) {
          " has opened plan " + options_.plan + "; give the same plan file to all ranks)";
 }
 
-std::string Job::storeNote() {
+std::string StoreRendezvous::storeNote() {
   std::string note;
   if (const Result<std::optional<std::string>> found = store_.find(kRefusalsKey, shortly()); found.ok() && *found)
     note = "; " + **found;
@@ -348,7 +350,7 @@ std::string Job::storeNote() {
   return note;
 }
 
-Result<std::string> Job::hello(uint32_t rank, const Deadline &deadline) {
+Result<std::string> StoreRendezvous::hello(uint32_t rank, const Deadline &deadline) {
   if (rank >= tokens_.size())
     return invalid("rank " + std::to_string(rank) + " has not joined");
   const Result<std::optional<Unsealed>> found = find(key("hello", rank), deadline);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Processes of a job, as threads, that join in any order, again, twice, with other plans, secrets and versions.
 
-#include "rendezvous/job.h"
+#include "rendezvous/store_rendezvous.h"
 #include "rendezvous/tcp_server.h"
 #include "rendezvous/url.h"
 #include "tests/rendezvous/support.h"
@@ -40,7 +40,7 @@ struct Process {
     if (!result.ok())
       return;
     opened = std::move(*opening);
-    Job job(*opened, options);
+    StoreRendezvous job(*opened, options);
     result = job.join("hello of " + std::to_string(options.rank), until);
     if (!result.ok())
       return;
@@ -54,7 +54,7 @@ struct Process {
 };
 
 /// The processes of a job with a store in memory.
-class JobTest : public testing::Test {
+class StoreRendezvousTest : public testing::Test {
 public:
   std::vector<Process> processes(uint32_t size) {
     std::vector<Process> all(size);
@@ -99,7 +99,7 @@ public:
 
 } // namespace
 
-TEST_F(JobTest, JoinsInAnyOrderOverAnyStore) {
+TEST_F(StoreRendezvousTest, JoinsInAnyOrderOverAnyStore) {
   std::mt19937 random(1);
   const tests::TemporaryFolder folder;
   uint16_t port = 0;
@@ -122,13 +122,13 @@ TEST_F(JobTest, JoinsInAnyOrderOverAnyStore) {
     }
 }
 
-TEST_F(JobTest, OneProcess) {
+TEST_F(StoreRendezvousTest, OneProcess) {
   std::vector<Process> all = processes(1);
   run(all);
   expectJoined(all);
 }
 
-TEST_F(JobTest, ManyProcesses) {
+TEST_F(StoreRendezvousTest, ManyProcesses) {
   std::vector<Process> all = processes(200);
   for (Process &each : all)
     each.delay = static_cast<int>(each.options.rank * 7 % 50);
@@ -136,7 +136,7 @@ TEST_F(JobTest, ManyProcesses) {
   expectJoined(all);
 }
 
-TEST_F(JobTest, JobsAndPlansDoNotMeet) {
+TEST_F(StoreRendezvousTest, JobsAndPlansDoNotMeet) {
   std::vector<Process> all = processes(6);
   for (uint32_t i = 0; i < 6; ++i) {
     all[i].options.rank = i % 2;
@@ -153,7 +153,7 @@ TEST_F(JobTest, JobsAndPlansDoNotMeet) {
   EXPECT_NE(all[2].session, all[4].session);
 }
 
-TEST_F(JobTest, JoinsAgainOverTheKeysOfEarlierAttempts) {
+TEST_F(StoreRendezvousTest, JoinsAgainOverTheKeysOfEarlierAttempts) {
   std::vector<Process> first = processes(4);
   run(first); // one that succeeded
   std::vector<Process> alone = processes(4);
@@ -177,13 +177,13 @@ TEST_F(JobTest, JoinsAgainOverTheKeysOfEarlierAttempts) {
   }
 }
 
-TEST_F(JobTest, ARankThatRestartsJoins) {
+TEST_F(StoreRendezvousTest, ARankThatRestartsJoins) {
   // Rank 1 ends after its answer, while rank 2 has not joined.
   std::vector<Process> all = processes(3);
   all[2].delay = 500;
   std::thread restarting([&] {
     MemoryStore store(memory);
-    Job lost(store, all[1].options);
+    StoreRendezvous lost(store, all[1].options);
     EXPECT_TRUE(lost.join("old", in(200)).timedOut());
     all[1].run();
   });
@@ -193,7 +193,7 @@ TEST_F(JobTest, ARankThatRestartsJoins) {
   expectJoined(all);
 }
 
-TEST_F(JobTest, MissingRanksAreNamed) {
+TEST_F(StoreRendezvousTest, MissingRanksAreNamed) {
   std::vector<Process> all = processes(12);
   all.resize(2);
   leave(5, 7);
@@ -215,7 +215,7 @@ TEST_F(JobTest, MissingRanksAreNamed) {
                                                      "has failed: timed out: rank 2 has not joined; "));
 }
 
-TEST_F(JobTest, AnotherPlanIsNamed) {
+TEST_F(StoreRendezvousTest, AnotherPlanIsNamed) {
   std::vector<Process> all = processes(3);
   all[2].options.plan = kOther;
   for (Process &each : all)
@@ -230,7 +230,7 @@ TEST_F(JobTest, AnotherPlanIsNamed) {
                                          "; give the same plan file to all ranks)");
 }
 
-TEST_F(JobTest, ADuplicateRankIsNamedByAll) {
+TEST_F(StoreRendezvousTest, ADuplicateRankIsNamedByAll) {
   for (const uint32_t twice : {0u, 1u, 2u}) {
     memory.values.clear();
     std::vector<Process> all = processes(4); // rank 3 is missing
@@ -246,7 +246,7 @@ TEST_F(JobTest, ADuplicateRankIsNamedByAll) {
   }
 }
 
-TEST_F(JobTest, AnotherSecretIsNamedByAll) {
+TEST_F(StoreRendezvousTest, AnotherSecretIsNamedByAll) {
   for (const auto &[word, problem] :
        {std::pair("wrong", "was made with another secret"), std::pair("", "was made without a secret")}) {
     memory.values.clear();
@@ -264,7 +264,7 @@ TEST_F(JobTest, AnotherSecretIsNamedByAll) {
   }
 }
 
-TEST_F(JobTest, AnotherReleaseIsNamedByAll) {
+TEST_F(StoreRendezvousTest, AnotherReleaseIsNamedByAll) {
   // A process of a later release, which can do no more than set its hello, answer, and read the refusal.
   std::vector<Process> all = processes(3);
   all.pop_back();
@@ -297,7 +297,7 @@ TEST_F(JobTest, AnotherReleaseIsNamedByAll) {
   EXPECT_THAT(refusal, HasSubstr(all[0].result.message()));
 }
 
-TEST_F(JobTest, AStoreThatLosesAKeyFailsByTheDeadline) {
+TEST_F(StoreRendezvousTest, AStoreThatLosesAKeyFailsByTheDeadline) {
   for (const char *lost : {"hello/1", "welcome/1", "answer/1", "roster", "hello/0"}) {
     memory.values.clear();
     memory.keeps = [lost](const std::string &key) { return !key.ends_with(lost); };
@@ -311,7 +311,7 @@ TEST_F(JobTest, AStoreThatLosesAKeyFailsByTheDeadline) {
   }
 }
 
-TEST_F(JobTest, AStoreThatEndsIsNamed) {
+TEST_F(StoreRendezvousTest, AStoreThatEndsIsNamed) {
   std::shared_ptr<TcpServer> server = *TcpServer::serve({{"127.0.0.1", 0}, {}, false}, {}, {});
   const uint16_t port = server->port();
   std::vector<Process> all = processes(3);
@@ -328,7 +328,7 @@ TEST_F(JobTest, AStoreThatEndsIsNamed) {
     EXPECT_THAT(each.result.message(), HasSubstr("lost the store at 127.0.0.1:" + std::to_string(port)));
 }
 
-TEST_F(JobTest, StrangersWithoutTheSecretAreMentioned) {
+TEST_F(StoreRendezvousTest, StrangersWithoutTheSecretAreMentioned) {
   const Authenticator right = secret("right");
   const auto server = *TcpServer::serve({{"127.0.0.1", 0}, right, false}, {}, {});
   const std::string url = "tcp://127.0.0.1:" + std::to_string(server->port());
