@@ -16,6 +16,7 @@ import numpy as np
 import reshard
 from device_tensor import DeviceTensor
 from reshard import _library
+from reshard.rendezvous import store_of
 
 JOB = """version: 1
 model:
@@ -377,6 +378,86 @@ class Refusals(unittest.TestCase):
         self.assertEqual(reshard.Executor(self.plan, np.int64(1)).ranks, (1,))
         with self.assertRaisesRegex(reshard.Error, "timeout: found 0 seconds, expected more than 0"):
             self.executor.run(timeout=0)
+
+
+class Stores(unittest.TestCase):
+    """Stores of Python as reshard_store, called as libreshard calls them."""
+
+    def setUp(self):
+        self.raised = []
+
+    def get(self, store, key, capacity=100):
+        """The status, and the value or its size."""
+        buffer, size = ctypes.create_string_buffer(capacity), ctypes.c_size_t()
+        status = store_of(store, self.raised.append).get(None, key, buffer, capacity, size)
+        return status, buffer.raw[:size.value] if size.value <= capacity else size.value
+
+    def test_a_store_that_raises_or_returns_nothing_for_missing_keys(self):
+        class Raises(dict):
+            set = dict.__setitem__
+            get = dict.__getitem__
+
+        class ReturnsNone(dict):
+            set = dict.__setitem__
+
+        class TimesOut(ReturnsNone):
+            def get(self, key):
+                if key not in self:
+                    raise TimeoutError
+                return self[key]
+
+        for store in (Raises(), ReturnsNone(), TimesOut()):
+            value = b"a\0b"
+            self.assertEqual(self.get(store, b"key"), (_library.TIMEOUT, b""))
+            self.assertEqual(store_of(store, self.raised.append).set(None, b"key", value, len(value)), _library.OK)
+            self.assertEqual(store, {"key": value})
+            self.assertEqual(self.get(store, b"key"), (_library.OK, value))
+            self.assertEqual(self.get(store, b"key", 2), (_library.OK, 3))
+        self.assertEqual(self.raised, [])
+
+    def test_a_store_that_waits_is_asked_first(self):
+        class Waits(dict):
+            set = dict.__setitem__
+
+            def check(self, keys):
+                return all(key in self for key in keys)
+
+            def get(self, key):
+                assert key in self, "get would wait"
+                return self[key]
+
+        store = Waits()
+        self.assertEqual(self.get(store, b"key"), (_library.TIMEOUT, b""))
+        store.set("key", b"value")
+        self.assertEqual(self.get(store, b"key"), (_library.OK, b"value"))
+        self.assertEqual(self.raised, [])
+
+    def test_failures(self):
+        class Ends:
+            def set(self, key, value):
+                raise ConnectionError("gone")
+
+            def get(self, key):
+                raise ConnectionError("gone")
+
+        class Text(dict):
+            set = dict.__setitem__
+
+        self.assertEqual(self.get(Ends(), b"key")[0], _library.FAILED)
+        self.assertEqual(store_of(Ends(), self.raised.append).set(None, b"key", b"", 0), _library.FAILED)
+        self.assertEqual(self.get(Text(key="text"), b"key")[0], _library.FAILED)
+        self.assertEqual([str(raised) for raised in self.raised],
+                         ["gone", "gone", "store: get('key') returned str, expected bytes, or None for a key that is not set"])
+        with self.assertRaisesRegex(reshard.Error, "rendezvous: found int without set\\(\\), expected a URL, or a store"):
+            reshard.Executor(reshard.compile(job()), 0, transport="ucx", rendezvous=5)
+
+    def test_options_reach_the_library(self):
+        plan = reshard.compile(job())
+        for options, text in (({}, "transport 'ucx' needs a rendezvous"), ({"rendezvous": "udp://a"}, "rendezvous 'udp://a': found the scheme 'udp'"),
+                              ({"rendezvous": "tcp://192.0.2.1:1"}, "needs a secret"), ({"rendezvous": "file:///no/such", "secret": "a" * 5000}, "the secret has 5000 bytes"),
+                              ({"rendezvous": "file:///no/such", "job": "j", "insecure": True}, "'/no/such' is not a folder")):
+            with self.assertRaisesRegex(reshard.Error, re.escape(text)):
+                reshard.Executor(plan, 0, transport="ucx", join_timeout=5, **options)
 
 
 class Structs(unittest.TestCase):

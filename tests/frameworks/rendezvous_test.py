@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Executors in processes of multiprocessing find each other over stores of torch.distributed, as they are, and over
+stores of the caller, and run a plan over transport ucx.
+
+    scripts/frameworks.sh && . build/frameworks/env.sh
+    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/rendezvous_test.py"""
+
+import multiprocessing
+import os
+import socket
+import sys
+import tempfile
+import traceback
+import unittest
+from datetime import timedelta
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from support import module  # noqa: E402
+
+BIN = Path(os.environ.get("RESHARD_BIN", Path(__file__).resolve().parents[2] / "build" / "release")).resolve()
+try:
+    import torch
+    from torch.distributed import FileStore, PrefixStore, TCPStore
+
+    MISSING = "" if (BIN / "libreshard_ucx.so").exists() else "transport ucx was not built"
+except ImportError as error:
+    MISSING = f"{error}: run scripts/frameworks.sh and build/frameworks/env.sh"
+
+JOB = """
+version: 1
+model: {dtype: fp32, tensors: {w: {shape: [64, 48], shard: {0: tp}}}}
+source: {mesh: {tp: 4}}
+target: {mesh: {dp: 2, tp: 2}}
+"""
+WORLD, ROWS = 4, 64
+
+
+class FolderStore:
+    """A store of the caller: set and get only."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+
+    def path(self, key):
+        return self.folder / key.replace("/", "%")
+
+    def set(self, key, value):
+        part = self.path(key).with_suffix(f".{os.getpid()}")
+        part.write_bytes(value)
+        part.rename(self.path(key))
+
+    def get(self, key):
+        return self.path(key).read_bytes() if self.path(key).exists() else None
+
+
+class BrokenStore(FolderStore):
+    def set(self, key, value):
+        raise ConnectionError("the store has ended")
+
+
+def store_of(kind, place, rank):
+    if kind == "tcp":
+        return TCPStore("127.0.0.1", int(place), WORLD, rank == 0, timeout=timedelta(seconds=60), wait_for_workers=False)
+    if kind == "file":
+        return FileStore(f"{place}/torch", WORLD)
+    if kind == "prefix":
+        return PrefixStore("trainer", PrefixStore("refit", store_of("file", place, rank)))
+    return {"url": lambda: f"file://{place}", "folder": lambda: FolderStore(place), "broken": lambda: BrokenStore(place)}[kind]()
+
+
+def refit(binaries, folder, plan, kind, place, rank, options, results, done):
+    """One process: refits twice, and reports what is wrong."""
+    os.environ["RESHARD_BIN"] = binaries
+    module(folder)
+    import reshard
+    try:
+        store = store_of(kind, place, rank)
+        expected = torch.arange(ROWS * 48, dtype=torch.float32).reshape(ROWS, 48)
+        executor = reshard.Executor(plan, rank, transport="ucx", rendezvous=store, join_timeout=20, **options)
+        source, target = torch.zeros(ROWS // 4, 48), torch.zeros(ROWS // 2, 48)
+        executor.bind({"w": source}, "source")
+        executor.bind({"w": target}, "target")
+        executor.prepare()
+        for step in range(2):
+            source.copy_(expected[rank * 16:rank * 16 + 16] + step)
+            executor.run(timeout=20)
+            if not torch.equal(target, expected[rank // 2 * 32:rank // 2 * 32 + 32] + step):
+                raise ValueError(f"step {step}: wrong values")
+        executor.close()
+        results.put((rank, ""))
+    except BaseException:
+        results.put((rank, traceback.format_exc()))
+    done.wait(60)  # rank 0's TCPStore serves the others
+
+
+@unittest.skipIf(MISSING, MISSING)
+class RendezvousTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.temporary.cleanup)
+        os.environ["RESHARD_BIN"] = str(BIN)
+        module(cls.temporary.name)
+        import reshard
+        job = Path(cls.temporary.name, "job.yaml")
+        job.write_text(JOB)
+        cls.plan = reshard.compile(job, output=job.with_suffix(".rplan")).path
+
+    def results(self, kind, place, **options):
+        context = multiprocessing.get_context("spawn")
+        queue, done = context.Queue(), context.Event()
+        processes = [context.Process(target=refit, args=(str(BIN), self.temporary.name, self.plan, kind, place, rank, options, queue, done)) for rank in range(WORLD)]
+        for process in processes:
+            process.start()
+        found = dict(queue.get(timeout=120) for _ in processes)
+        done.set()
+        for process in processes:
+            process.join(60)
+        return found
+
+    def test_stores(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        for kind in ("tcp", "file", "prefix", "folder", "url"):
+            for options in ({}, {"secret": "a secret", "job": "again"}):
+                with self.subTest(kind=kind, options=options):
+                    with tempfile.TemporaryDirectory() as folder:
+                        self.assertEqual(self.results(kind, str(port) if kind == "tcp" else folder, **options), {rank: "" for rank in range(WORLD)})
+
+    def test_the_exception_of_a_store_is_the_cause(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for text in self.results("broken", folder).values():
+                self.assertRegex(text, r"(?s)ConnectionError: the store has ended.*direct cause.*RunError: .*the caller's store could not set 'reshard/-/")
+
+
+if __name__ == "__main__":
+    unittest.main()
