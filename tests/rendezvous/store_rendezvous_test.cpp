@@ -86,7 +86,7 @@ public:
   /// Without joining, sets what a process that was killed has left.
   void leave(uint32_t rank, uint64_t token, const Authenticator &authenticator = {}) {
     Hello hello;
-    hello.library = "0.1.0";
+    hello.library = RESHARD_VERSION;
     hello.token = token;
     hello.host = "elsewhere";
     hello.process = 1;
