@@ -19,7 +19,26 @@ using namespace schema;
 
 namespace {
 constexpr size_t kMapped = 1 << 20; // from this size, untouched pages save more time than two system calls cost
+
+void *newPages(size_t bytes) {
+  return ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
+
+/// More pages for mapped memory, which may move. MAP_FAILED if there is no address space.
+void *morePages(void *data, size_t from, size_t to) {
+#ifdef __SANITIZE_THREAD__
+  // ThreadSanitizer does not see mremap: it would report a race with the thread that had the new addresses before.
+  void *grown = newPages(to);
+  if (grown != MAP_FAILED) {
+    std::memcpy(grown, data, from);
+    ::munmap(data, from);
+  }
+  return grown;
+#else
+  return ::mremap(data, from, to, MREMAP_MAYMOVE);
+#endif
+}
+} // namespace
 
 LazyBuffer::~LazyBuffer() {
   if (bytes_ >= kMapped)
@@ -40,9 +59,7 @@ void LazyBuffer::grow(size_t bytes) {
     bytes_ = bytes;
     return;
   }
-  void *grown = bytes_ >= kMapped ? ::mremap(data_, bytes_, bytes, MREMAP_MAYMOVE)
-                                  : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void *grown = bytes_ >= kMapped ? morePages(data_, bytes_, bytes) : newPages(bytes);
   if (grown == MAP_FAILED)
     throw Failure{kFailure, "cannot assemble a tensor from the source's shards: no address space for " +
                                 humanBytes(static_cast<double>(bytes)) + ": " + std::strerror(errno)};
