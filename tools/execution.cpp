@@ -168,6 +168,7 @@ private:
     } catch (const PeerFailure &) {
       throw;
     } catch (const Failure &) {
+      reachable_ = false;
     }
   }
 
