@@ -34,6 +34,11 @@ def output(*command, **options):
     return run(*command, **{"env": ENVIRONMENT, "timeout": 600} | options).stdout
 
 
+def check_licenses(case, prefix):
+    for name in ("LICENSE", "NOTICE", "THIRD_PARTY_NOTICES.md"):
+        case.assertEqual((prefix / "share" / "doc" / "reshard" / name).read_text(), (ROOT / name).read_text())
+
+
 class Library(unittest.TestCase):
     """Programs that link the library from a prefix, by CMake and by pkg-config, and from the unpacked .deb."""
 
@@ -47,10 +52,6 @@ class Library(unittest.TestCase):
 
         (cls.work / "halves.yaml").write_text(HALVES)
         output(cls.prefix / "bin" / "reshard-compile", cls.work / "halves.yaml", "-o", cls.work / "halves.rplan")
-
-    def check_licenses(self, prefix):
-        for name in ("LICENSE", "NOTICE", "THIRD_PARTY_NOTICES.md"):
-            self.assertEqual((prefix / "share" / "doc" / "reshard" / name).read_text(), (ROOT / name).read_text())
 
     def consume_in_cpp(self, prefix):
         self.assertEqual(output(self.by_cmake(prefix) / "consumer", self.plan), f"{TARGET_BYTES} bytes, version 1\n")
@@ -76,7 +77,7 @@ class Library(unittest.TestCase):
         self.consume_in_cpp(self.prefix)
 
     def test_licenses(self):
-        self.check_licenses(self.prefix)
+        check_licenses(self, self.prefix)
 
     def test_pkg_config(self):
         self.consume_in_c(self.prefix)
@@ -86,7 +87,7 @@ class Library(unittest.TestCase):
         (deb,) = (self.work / "deb").glob("*.deb")
         root = self.work / "root"
         output("dpkg-deb", "-x", deb, root)
-        self.check_licenses(root / "usr")
+        check_licenses(self, root / "usr")
         self.consume_in_cpp(root / "usr")
         self.consume_in_c(root / "usr")
         self.assertEqual(output("dpkg-deb", "-f", deb, "Version"), f"{VERSION}\n")
@@ -171,6 +172,9 @@ class Wheel(unittest.TestCase):
             done = run(self.python, HERE / script, "-v", cwd=self.empty, env=ENVIRONMENT)
             print("\n" + "\n".join(line for line in done.stderr.splitlines() if " ... skipped " in line), file=sys.stderr)
             self.assertGreaterEqual(int(re.search(r"^Ran (\d+) tests", done.stderr, re.MULTILINE)[1]), least)
+
+    def test_licenses(self):
+        check_licenses(self, Path(output(self.python, "-c", "import reshard; print(reshard.PREFIX)").strip()))
 
     def test_device(self):
         """Device tensors with the fake CUDA backend of the tests, and a refit on a caller's stream."""
