@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <sched.h>
 #include <utility>
@@ -15,6 +16,7 @@ namespace {
 
 constexpr char kGreeting[] = "reshard-ucx-1:"; // begins a hello; a PeerMemory::Address and the worker's address follow
 constexpr size_t kPrefix = sizeof kGreeting - 1 + sizeof(PeerMemory::Address);
+constexpr char kTcpPart[] = "2m";
 /// Seconds that close() waits for the connections after a failure.
 constexpr double kForcedSeconds = 1;
 /// After the connections are closed, UCX frees what belonged to them while it makes progress.
@@ -65,6 +67,12 @@ Status UcxChannel::openWorker() {
     return status;
   // With the scheme put_zcopy, a sender on this host would write to the receiver's memory.
   ucs_status_t status = ucp_config_modify(config, "RNDV_SCHEME", "auto");
+  // Over TCP, UCX 1.13 sends a message in parts of 64 KiB, which takes longer than MPI. Later versions refuse this
+  // name of the option.
+  unsigned major = 0, minor = 0, release = 0;
+  ucp_get_version(&major, &minor, &release);
+  if (status == UCS_OK && minor <= 13 && !std::getenv("UCX_TCP_RX_SEG_SIZE"))
+    status = ucp_config_modify(config, "RX_SEG_SIZE", kTcpPart);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
   params.features = UCP_FEATURE_AM;
