@@ -123,8 +123,10 @@ private:
     for (const std::string_view before : {"] ", ": ", " - "})
       if (const size_t found = message.find(before); found != std::string::npos)
         message.erase(0, found + before.size());
-    // A token that is valid alone is unexpected: its first byte is reported. Of another, the last byte is invalid.
-    const size_t bytes = Json::accept(token) ? token.size() : 1;
+    // A value that is valid by itself is unexpected, and its first byte is reported; otherwise the last byte that was
+    // read. `token` also has the punctuation before a literal.
+    const std::string value = token.substr(std::min(token.find_first_not_of(" {}[],:"), token.size()));
+    const size_t bytes = Json::accept(value) ? value.size() : 1;
     diagnostics_.error(location(position - std::min(position, bytes)), "not JSON: " + message);
     return false;
   }

@@ -205,6 +205,8 @@ TEST(Errors, HostileConfigs) {
       {"", "c.json:1:1: error: not JSON: unexpected end of input"},
       {"{\"hidden\": 8,\n \"a\": tru}", "c.json:2:10: error: not JSON: invalid literal"},
       {"{\"hidden\": 8} 9", "c.json:1:15: error: not JSON: unexpected number literal; expected end of input"},
+      {"{\"hidden\": 8,\n}", "c.json:2:1: error: not JSON: unexpected '}'; expected string literal"},
+      {"{true: 8}", "c.json:1:2: error: not JSON: unexpected true literal; expected string literal"},
       {R"({"a\"": 1, "": 2, "a\"": 3, "": 4})", "c.json:1:19: error: duplicate key 'a\"'"},
       {R"({"a\"": 1, "": 2, "a\"": 3, "": 4})", "c.json:1:29: error: duplicate key ''"},
       {R"({"b\\": 1, "b\\": 2})", "c.json:1:12: error: duplicate key 'b\\'"},
