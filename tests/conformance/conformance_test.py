@@ -10,6 +10,7 @@ import os
 import random
 import re
 import sys
+import tempfile
 import unittest
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
