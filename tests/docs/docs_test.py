@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documents: every complete job compiles, every key of the grammar is used in one of them, the drawings of
 docs/worked-examples.md equal the oracle's, relative links have targets, and the commands of docs/tutorial.md print
-the shown output. `docs_test.py --update` rewrites the drawings and the output in the tutorial. RESHARD_BIN: the
+the shown output. The programs of docs/api.md run as launchers start them. `docs_test.py --update` rewrites the drawings and the output in the tutorial. RESHARD_BIN: the
 folder of the commands."""
 
 import json
@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -20,6 +21,8 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "kernels", "lib")]
 
 import formats_reference  # noqa: E402
+import launch  # noqa: E402
+import launchers  # noqa: E402
 import tutorial  # noqa: E402
 from commands import BIN, ROOT, FolderTest, run  # noqa: E402
 from oracle import Job  # noqa: E402
@@ -97,6 +100,48 @@ class Documents(unittest.TestCase):
         text = (ROOT / "docs" / "worked-examples.md").read_text()
         self.assertEqual(text.count("```drawing"), 6)
         self.assertTrue(drawn(text) == text, "docs/worked-examples.md is old: run tests/docs/docs_test.py --update")
+
+
+@unittest.skipUnless((BIN / "libreshard_ucx.so").exists(), "transport ucx was not built")
+class Launchers(FolderTest):
+    """The programs of docs/api.md that launchers start. Those of torchrun and Ray run with the real packages in
+    tests/frameworks/launchers_test.py; here torchrun's and srun's variables are set as they set them."""
+
+    def setUp(self):
+        super().setUp()
+        self.programs = launchers.programs(self.folder)
+        self.environment = launchers.environment(self.folder)
+        self.port = launchers.free_port()
+
+    def check(self, output):
+        self.assertEqual(launchers.lines(output), launchers.OUTPUT, output)
+
+    def launch(self, variables):
+        """Starts each rank with its own variables."""
+        started = [subprocess.Popen([sys.executable, self.folder / "launched.py", launchers.JOB], env=self.environment | variables(rank),
+                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank in (3, 0, 2, 1)]
+        self.check("".join(process.communicate(timeout=120)[0] for process in started))
+
+    def test_programs_are_short(self):
+        self.assertEqual(sorted(self.programs), ["actors.py", "launched.py", "spawned.py"])
+        for name, text in self.programs.items():
+            self.assertLessEqual(text.count("\n"), 25, name)
+
+    def test_torchrun(self):
+        self.launch(lambda rank: {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1",
+                                  "MASTER_PORT": str(self.port - 1), "TORCHELASTIC_RUN_ID": "none"})
+
+    def test_srun(self):
+        self.launch(lambda rank: {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": "4", "SLURM_NNODES": "1", "SLURM_JOB_ID": "77",
+                                  "SLURM_STEP_NODELIST": "localhost", "RESHARD_PORT": str(self.port)})
+
+    @unittest.skipUnless(shutil.which("mpirun"), "mpirun was not found")
+    def test_mpirun(self):
+        done = run("mpirun", "-n", 4, sys.executable, self.folder / "launched.py", launchers.JOB, env=self.environment | launch.ENVIRONMENT)
+        self.check(done.stdout)
+
+    def test_multiprocessing(self):
+        self.check(run(sys.executable, self.folder / "spawned.py", launchers.JOB, env=self.environment).stdout)
 
 
 SAFETENSORS = {"float32": "F32", "uint8": "U8", "float8_e4m3fn": "F8_E4M3"}
