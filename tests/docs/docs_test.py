@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documents: every complete job compiles, every key of the grammar is used in one of them, the drawings of
-docs/worked-examples.md equal the oracle's, relative links have targets, and the commands of docs/tutorial.md print
-the shown output. The programs of docs/api.md run as launchers start them. `docs_test.py --update` rewrites the drawings and the output in the tutorial. RESHARD_BIN: the
-folder of the commands."""
+docs/worked-examples.md equal the oracle's, relative links have targets, the commands of docs/tutorial.md print the
+shown output, and the programs of docs/api.md run as launchers start them. `docs_test.py --update` rewrites the drawings
+and the output in the tutorial. RESHARD_BIN: the folder of the commands."""
 
 import json
 import math
