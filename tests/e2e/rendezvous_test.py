@@ -1,24 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that no launcher started find each other and run a plan over transport ucx: reshard-exec, once per rank."""
+"""Processes that no launcher started find each other and run a plan over transport ucx: reshard-exec, once per rank.
+
+RESHARD_FULL: more rounds, starts that are spread over the whole deadline, and more ranks that are killed or stopped."""
 
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lib.commands import BIN
+from lib.commands import BIN, shared_folder
 
-JOB = "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [4096, 64], shard: {0: tp}}}}\nsource: {mesh: {tp: %d, dp: %d}}\ntarget: {mesh: {tp: 8}}\n"
-LAUNCHERS = re.compile(r"^(RESHARD_SECRET|RESHARD_PORT|RANK|WORLD_SIZE|LOCAL_.*|MASTER_.*|TORCHELASTIC.*|OMPI_.*|PMI.*|SLURM_.*)$")
+JOB = """version: 1
+model: {dtype: bf16, tensors: {w: {shape: [4096, 64], shard: {0: tp}}}}
+source: {mesh: {tp: %d, dp: %d}}
+target: {mesh: {tp: 8}}
+"""
+LAUNCHERS = re.compile(
+    r"^(RESHARD_SECRET|RESHARD_PORT|RANK|WORLD_SIZE|LOCAL_.*|MASTER_.*|TORCHELASTIC.*|OMPI_.*|PMI.*|SLURM_.*)$")
+FULL = "RESHARD_FULL" in os.environ
 WORLD = 8
+START = 20  # seconds that a loaded machine may need to start the processes of a test
+GRACE = 10  # seconds that a loaded machine may need to end a process after its deadline
+TWICE = r"two processes have joined as rank 2: process \d+ on host [^,]+, and process \d+ on host "
+# What servers of other programs send first. The rendezvous's own greeting has 45 bytes.
+BANNER = b"220 mail.example.org ESMTP ready, state your name and your business\r\n"
 
 
 def free_port():
@@ -27,107 +42,322 @@ def free_port():
         return at.getsockname()[1]
 
 
+def wait_until(true, what):
+    end = time.monotonic() + START
+    while not true():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {START} s: {what}")
+        time.sleep(0.02)
+
+
+def clients(port):
+    """The number of connections that a server at a port of 127.0.0.1 has accepted."""
+    end, established = f"0100007F:{port:04X}", "01"
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    return sum(words[1] == end and words[3] == established for words in lines)
+
+
+class Server:
+    """Another program at a port of 127.0.0.1. It sends a banner to each client; if that is empty, it closes each
+    connection at once; if it is None, it never accepts one."""
+
+    def __init__(self, banner):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.banner, self.open = banner, []
+        if banner is not None:
+            threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        try:
+            while True:
+                client = self.listener.accept()[0]
+                if self.banner:
+                    client.sendall(self.banner)
+                    self.open.append(client)
+                else:
+                    client.close()
+        except OSError:  # the test has ended, or the client has
+            return
+
+    def close(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        for each in (self.listener, *self.open):
+            each.close()
+
+
 @unittest.skipUnless((BIN / "libreshard_ucx.so").exists(), "transport ucx was not built")
 class RendezvousTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.temporary = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(cls.temporary.cleanup)
-        cls.folder = Path(cls.temporary.name)
+        cls.folder = shared_folder(cls)
         cls.plan, cls.other = cls.compile("plan", 4, 2), cls.compile("other", 2, 4)
         cls.random = random.Random(1)
 
     @classmethod
     def compile(cls, name, tp, dp):
         (cls.folder / f"{name}.yaml").write_text(JOB % (tp, dp))
-        subprocess.run([BIN / "reshard-compile", cls.folder / f"{name}.yaml", "-o", cls.folder / name], check=True, capture_output=True)
+        subprocess.run([BIN / "reshard-compile", cls.folder / f"{name}.yaml", "-o", cls.folder / name], check=True,
+                       capture_output=True)
         return cls.folder / name
 
-    def start(self, rank, url, *options, plan=None, environment=None, timeout=30):
+    def start(self, rank, url, *options, plan=None, environment=None, timeout=30, check=True):
+        """Starts the process of a rank; None: without --rank. `environment`: variables of the launcher."""
         clean = {name: value for name, value in os.environ.items() if not LAUNCHERS.match(name)}
-        command = [BIN / "reshard-exec", plan or self.plan, "--transport=ucx", f"--rendezvous={url}", "--synthesize", "--check", f"--timeout={timeout}", *options]
+        command = [BIN / "reshard-exec", plan or self.plan, "--transport=ucx", f"--rendezvous={url}", "--synthesize",
+                   f"--timeout={timeout}", "--threads=1", *options]
         command += [] if rank is None else [f"--rank={rank}"]
-        process = subprocess.Popen(command, env=clean | (environment or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command += ["--check"] if check else []
+        process = subprocess.Popen(command, env=clean | (environment or {}), stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.communicate)  # cleanups run in reverse order
         self.addCleanup(process.kill)
         return process
 
+    def start_all(self, url, *options, **others):
+        return [self.start(rank, url, *options, **others) for rank in range(WORLD)]
+
+    def new_folder(self):
+        return Path(tempfile.mkdtemp(dir=self.folder))
+
     def outputs(self, processes, seconds=60):
+        """Standard output, standard error and exit code of each process. Fails if one runs longer than `seconds`."""
         end = time.monotonic() + seconds
-        return [(*process.communicate(timeout=max(0.1, end - time.monotonic())), process.returncode) for process in processes]
+        return [(*process.communicate(timeout=max(0.1, end - time.monotonic())), process.returncode)
+                for process in processes]
 
     def assert_exact(self, processes):
         for out, err, code in self.outputs(processes):
             self.assertEqual((code, err), (0, ""), out)
             self.assertRegex(out, r"rank \d: [1-9]\d* bytes right")
 
-    def assert_failed(self, processes, *patterns, seconds=30):
-        for (out, err, code), pattern in zip(self.outputs(processes, seconds), patterns):
-            self.assertEqual(code, 3, out + err)
+    def assert_failed(self, processes, patterns, seconds=30, code=3):
+        """Each process ends within `seconds` with one error, a line that matches its pattern."""
+        for (out, err, found), pattern in zip(self.outputs(processes, seconds), patterns, strict=True):
+            self.assertEqual(found, code, out + err)
             self.assertRegex(err, r"^reshard-exec: error: [^\n]*" + pattern)
             self.assertEqual(err.count("\n"), 1, err)
+            self.assertNotIn("bytes right", out)
+
+    # Jobs that succeed.
+
+    def assert_exact_in_any_order(self, url, environment=None):
+        timeout = 20 if FULL else 30
+        # Rank 0 gives up 2 s before its deadline, and a process needs some time to start.
+        spread = timeout - 5 if FULL else 1
+        delays = sorted((self.random.uniform(0, spread), rank) for rank in range(WORLD))
+        begin, processes = time.monotonic(), []
+        for delay, rank in delays:
+            time.sleep(max(0, begin + delay - time.monotonic()))
+            processes.append(self.start(rank, url, timeout=timeout, environment=environment))
+        self.assert_exact(processes)
 
     def test_any_order_and_delay(self):
-        shared = self.folder / "shared"
-        shared.mkdir()
-        for attempt in range(2):  # the second finds the files of the first
-            for url in (f"tcp://127.0.0.1:{free_port()}", f"file://{shared}"):
+        # The second attempt finds the port and the files that the first has used a moment ago.
+        for url in (f"tcp://127.0.0.1:{free_port()}", f"file://{self.new_folder()}"):
+            for attempt in range(6 if FULL else 2):
                 with self.subTest(url=url, attempt=attempt):
-                    processes = []
-                    for rank in self.random.sample(range(WORLD), WORLD):
-                        time.sleep(self.random.random() * 0.1)
-                        processes.append(self.start(rank, url, environment={"RESHARD_SECRET": "a secret"} if attempt else None))
-                    self.assert_exact(processes)
+                    secret = {"RESHARD_SECRET": "a secret"} if attempt % 2 else None
+                    self.assert_exact_in_any_order(url, secret)
 
     def test_variables_of_launchers(self):
-        port = free_port()
-        torch = lambda rank: {"RANK": str(rank), "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1)}
-        slurm = lambda rank: {"SLURM_PROCID": str(rank), "SLURM_NTASKS": str(WORLD), "SLURM_NNODES": "1", "RESHARD_PORT": str(port)}
-        for launcher in (torch, slurm):
-            self.assert_exact([self.start(None, "env://", environment=launcher(rank)) for rank in range(WORLD)])
-        done = self.outputs([self.start(None, "env://", environment={"RANK": "1"})])[0]
-        self.assertEqual((done[1], done[2]), ("reshard-exec: error: rendezvous 'env://': found RANK=1, expected WORLD_SIZE beside RANK\n", 3))
+        port = str(free_port())
+        launchers = {
+            "torchrun": lambda rank: {"RANK": rank, "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1",
+                                      "RESHARD_PORT": port},
+            "torchrun, the port after MASTER_PORT": lambda rank: {
+                "RANK": rank, "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(int(port) - 1)},
+            "mpirun": lambda rank: {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "8", "RESHARD_PORT": port,
+                                    "OMPI_MCA_orte_hnp_uri": "1.0;tcp://127.0.0.1,192.0.2.1:4567"},
+            "srun, one host": lambda rank: {"SLURM_PROCID": rank, "SLURM_NTASKS": "8", "SLURM_NNODES": "1",
+                                            "RESHARD_PORT": port},
+            "srun, a list of hosts": lambda rank: {"SLURM_PROCID": rank, "SLURM_NTASKS": "8", "SLURM_NNODES": "2",
+                                                   "SLURM_STEP_NODELIST": "localhost,other", "RESHARD_PORT": port},
+        }
+        for name, variables in launchers.items():
+            with self.subTest(name):
+                self.assert_exact([self.start(None, "env://", environment=variables(str(rank)))
+                                   for rank in range(WORLD)])
+
+    def test_strangers(self):
+        """Connections of other programs to the store while the processes join: they delay nobody."""
+        greeting = b"RESHARDS" + (1).to_bytes(4, "little") + b"\0" + bytes(32)
+        words = {"nothing": b"", "garbage": self.random.randbytes(5000), "another protocol": b"GET / HTTP/1.1\r\n\r\n",
+                 "half a greeting": greeting[:20], "half a message": greeting + (100).to_bytes(4, "little") + b"\2half",
+                 "a huge message": greeting + b"\xff" * 100}
+        for secret in (None, {"RESHARD_SECRET": "a secret"}):
+            port = free_port()
+            with self.subTest(secret=secret):
+                url = f"tcp://127.0.0.1:{port}"
+                processes = [self.start(rank, url, environment=secret, timeout=20) for rank in range(4)]
+                wait_until(lambda: clients(port) >= 1, "rank 0 serves its store")
+                for text in words.values():
+                    stranger = socket.create_connection(("127.0.0.1", port))
+                    self.addCleanup(stranger.close)
+                    stranger.sendall(text)
+                processes += [self.start(rank, url, environment=secret, timeout=20) for rank in range(4, WORLD)]
+                self.assert_exact(processes)
+
+    # Processes that do not fit together.
 
     def test_a_wrong_secret(self):
-        url, secret = f"tcp://127.0.0.1:{free_port()}", {"RESHARD_SECRET": "right"}
-        processes = [self.start(rank, url, environment={"RESHARD_SECRET": "wrong"} if rank == 3 else secret, timeout=4) for rank in range(WORLD)]
-        missing = "rank 3 has not joined; rank 0's store refused 1 client that did not have its secret"
-        self.assert_failed(processes, *(missing if rank != 3 else "has another secret" for rank in range(WORLD)))
+        url = f"tcp://127.0.0.1:{free_port()}"
+        secrets = {3: {"RESHARD_SECRET": "wrong"}, 5: {}}
+        processes = [self.start(rank, url, environment=secrets.get(rank, {"RESHARD_SECRET": "right"}), timeout=4)
+                     for rank in range(WORLD)]
+        errors = {3: "the store at 127.0.0.1:\\d+ has another secret: give all processes the same secret",
+                  5: "the store at 127.0.0.1:\\d+ expects a secret, and this process has none"}
+        missing = ("rank 3 has not joined; rank 5 has not joined; rank 0's store refused 2 clients that did not have "
+                   "its secret, the last from 127.0.0.1")
+        self.assert_failed(processes, [errors.get(rank, missing) for rank in range(WORLD)], 4 + GRACE)
+
+    def test_a_wrong_secret_in_a_folder(self):
+        url = f"file://{self.new_folder()}"
+        processes = [self.start(rank, url, environment={"RESHARD_SECRET": "wrong" if rank == 3 else "right"}, timeout=4)
+                     for rank in range(WORLD)]
+        errors = WORLD * ["the hello of rank 3 \\(process \\d+ on host [^ ]+\\) .*give all processes the same secret"]
+        errors[3] = "the welcome of rank 0 .*give all processes the same secret"
+        self.assert_failed(processes, errors, 4 + GRACE)
 
     def test_another_plan(self):
-        url = f"tcp://127.0.0.1:{free_port()}"
-        processes = [self.start(rank, url, plan=self.other if rank == 3 else self.plan, timeout=4) for rank in range(WORLD)]
-        self.assert_failed(processes, *(f"\\(rank {0 if rank == 3 else 3} has opened plan [0-9a-f]{{32}}, rank {3 if rank == 3 else 0} has opened plan [0-9a-f]{{32}}" for rank in range(WORLD)))
+        jobs = {url: [self.start(rank, url, plan=self.other if rank == 3 else self.plan, timeout=4)
+                      for rank in range(WORLD)]
+                for url in (f"tcp://127.0.0.1:{free_port()}", f"file://{self.new_folder()}")}
+        note = "\\(rank %d has opened plan [0-9a-f]{32}, rank %d has opened plan [0-9a-f]{32}"
+        for url, processes in jobs.items():
+            with self.subTest(url=url):
+                self.assert_failed(processes, [note % ((0, 3) if rank == 3 else (3, 0)) for rank in range(WORLD)],
+                                   4 + GRACE)
 
     def test_a_duplicate_rank(self):
         url = f"tcp://127.0.0.1:{free_port()}"
         processes = [self.start(rank, url) for rank in (0, 1, 2)]
         time.sleep(0.5)
         processes.append(self.start(2, url))
-        self.assert_failed(processes, *4 * ["two processes have joined as rank 2: process \\d+ on host [^,]+, and process \\d+"])
+        self.assert_failed(processes, 4 * [TWICE])
+
+    def test_nine_processes(self):
+        at = self.new_folder()
+        processes = [self.start(rank, f"file://{at}") for rank in range(WORLD - 1)]
+        wait_until(lambda: len(list(at.glob("*%2fhello%2f*"))) == WORLD - 1, "7 processes have said hello")
+        processes.append(self.start(2, f"file://{at}"))
+        wait_until(lambda: list(at.glob("*%2fconflict%2f2")), "two processes have joined as rank 2")
+        # Rank 7 may join after the others have failed. It then reads their reason in the folder.
+        processes.append(self.start(7, f"file://{at}", timeout=3))
+        self.assert_failed(processes, 9 * [TWICE], 3 + GRACE)
+
+    # A store that is lost, or never existed.
 
     def test_the_port_is_in_use(self):
-        with socket.socket() as other:
-            other.bind(("127.0.0.1", 0))
-            other.listen()
-            url = f"tcp://127.0.0.1:{other.getsockname()[1]}"
-            self.assert_failed([self.start(0, url, timeout=4)], "another process uses the port")
-            self.assert_failed([self.start(1, url, timeout=2)], "timed out waiting for the store at")
+        jobs = []
+        for banner, error in ((BANNER, "%s is served by another program, expected rank 0 of this job"),
+                              (b"", "timed out[^\n]* the store at %s"),
+                              (None, "timed out waiting for the store at %s")):
+            other = Server(banner)
+            self.addCleanup(other.close)
+            where = f"127.0.0.1:{other.port}"
+            errors = [f"rank 0 cannot serve the store at {where}: another process uses the port; choose another port"]
+            errors += (WORLD - 1) * [error % where]
+            jobs.append((banner, self.start_all(f"tcp://{where}", timeout=2), errors))
+        for banner, processes, errors in jobs:
+            with self.subTest(banner=banner):
+                self.assert_failed(processes, errors, 2 + GRACE)
 
-    def test_rank_zero_ends(self):
-        url = f"tcp://127.0.0.1:{free_port()}"
+    def test_rank_zero_ends_before_all_have_joined(self):
+        port = free_port()
+        url = f"tcp://127.0.0.1:{port}"
         processes = [self.start(rank, url) for rank in (0, 1, 2)]
-        time.sleep(1)
-        processes[0].send_signal(signal.SIGKILL)
-        processes[0].communicate()
-        self.assert_failed(processes[1:], *2 * ["lost the store at 127.0.0.1:\\d+: .*rank 0 may have ended"])
+        wait_until(lambda: clients(port) == 3, "3 processes have joined")
+        time.sleep(0.5)  # they have greeted
+        processes[0].kill()
+        processes[0].wait()
+        late = self.start(3, url, timeout=2)
+        self.assert_failed(processes[1:], 2 * [f"lost the store at 127.0.0.1:{port}: .*rank 0 may have ended"], GRACE)
+        self.assert_failed([late], [f"timed out: cannot connect to the store at 127.0.0.1:{port}: .*rank 0 of the job"],
+                           2 + GRACE)
+
+    def test_the_folder_is_removed(self):
+        at = self.new_folder()
+        processes = [self.start(rank, f"file://{at}", timeout=20) for rank in (0, 1, 2)]
+        wait_until(lambda: len(list(at.glob("*%2fhello%2f*"))) == 3, "3 processes have said hello")
+        while at.exists():
+            shutil.rmtree(at, ignore_errors=True)  # a process may write a file there in the meantime
+        late = self.start(3, f"file://{at}", timeout=2)
+        self.assert_failed(processes, 3 * [f"'{at}/[^']*hello[^']*': No such file or directory"], GRACE)
+        self.assert_failed([late], [f"'{at}' is not a folder, expected a folder that all processes"], 2 + GRACE)
+
+    # Wrong usage.
 
     def test_bad_urls(self):
-        for url, text in (("udp://a:1", "rendezvous 'udp://a:1': found the scheme 'udp', expected tcp://host:port, file:///folder or env://"),
-                          ("tcp://a", "rendezvous 'tcp://a': found 'a', expected host:port"), ("file:///no/such", "'/no/such' is not a folder"),
-                          ("tcp://no-such-host.invalid:1", "host 'no-such-host.invalid'"), ("tcp://192.0.2.1:1", "needs a secret")):
-            done = self.outputs([self.start(0, url, timeout=20)])[0]
-            self.assertIn(done[2], (2, 3))
-            self.assertIn(text, done[1])
+        for url, code, error in (
+                ("udp://a:1", 2, "rendezvous 'udp://a:1': found the scheme 'udp', expected tcp://host:port"),
+                ("127.0.0.1:1", 2, "rendezvous '127.0.0.1:1': found no scheme, expected tcp://host:port"),
+                ("file://a", 2, "rendezvous 'file://a': found a relative path, expected tcp://host:port"),
+                ("tcp://a", 2, "rendezvous 'tcp://a': found 'a', expected host:port"),
+                ("tcp://a:99999", 2, "rendezvous 'tcp://a:99999': found 'a:99999', expected .* a port of 1 to 65535"),
+                ("file:///no/such", 3, "'/no/such' is not a folder, expected a folder that all processes"),
+                ("tcp://no-such-host.invalid:1", 3, "host 'no-such-host.invalid'"),
+                ("tcp://192.0.2.1:1", 3, "the store at 192.0.2.1:1 needs a secret, since other machines can reach")):
+            for rank in (0, 1):
+                with self.subTest(url=url, rank=rank):
+                    self.assert_failed([self.start(rank, url, timeout=4)], [error], 4 + GRACE, code)
+
+    def test_an_unreachable_host(self):
+        processes = [self.start(rank, "tcp://192.0.2.1:1", "--insecure", timeout=2) for rank in range(WORLD)]
+        # The network may refuse a connection to this address, which is of no machine, or give no answer.
+        errors = ["rank 0 cannot serve the store at 192.0.2.1:1: it is no address of this machine"]
+        self.assert_failed(processes, errors + (WORLD - 1) * ["the store at 192.0.2.1:1"], 2 + GRACE)
+
+    def test_bad_ranks(self):
+        url = f"tcp://127.0.0.1:{free_port()}"
+        torchrun = {"RANK": "8", "WORLD_SIZE": "9", "MASTER_ADDR": "127.0.0.1", "RESHARD_PORT": "1"}
+        for rank, at, variables, code, error in (
+                (8, url, {}, 2, "rank 8 is not in the plan, which has 8 ranks"),
+                (-1, url, {}, 2, "option '--rank': found '-1', expected a number"),
+                ("x", url, {}, 2, "option '--rank': found 'x', expected a number"),
+                (None, url, {}, 2, "the rank of this process is unknown"),
+                (None, "env://", {}, 3, "rendezvous 'env://': found no variable of a launcher, expected RANK"),
+                (None, "env://", {"RANK": "1"}, 3, "rendezvous 'env://': found RANK=1, expected WORLD_SIZE"),
+                (None, "env://", torchrun, 3, "the launch has 9 processes, expected 8, one for each rank of the plan")):
+            with self.subTest(rank=rank, at=at, variables=variables):
+                self.assert_failed([self.start(rank, at, environment=variables, timeout=4)], [error], 4 + GRACE, code)
+
+    # A rank that is lost during a run.
+
+    def assert_lost(self, number, victim):
+        """All other processes end by their deadline with an error that names a rank. A process without a connection to
+        the victim names a rank that has failed before it: each chain of these names ends at the victim."""
+        at, timeout = self.new_folder(), 3
+        processes = self.start_all(f"file://{at}", "--repeat=1000000", timeout=timeout, check=False)
+        wait_until(lambda: list(at.glob("*%2froster")), "all have joined")
+        time.sleep(1)
+        self.assertEqual([process.poll() for process in processes], WORLD * [None])
+        processes[victim].send_signal(number)
+        named = {}
+        others = [rank for rank in range(WORLD) if rank != victim]
+        for rank, (out, err, code) in zip(others, self.outputs([processes[each] for each in others], timeout + GRACE)):
+            self.assertEqual(code, 3, out + err)
+            found = re.fullmatch(r"reshard-exec: error: [^\n]*?\brank (\d)\b[^\n]*\n", err)
+            self.assertTrue(found, err)
+            named[rank] = int(found[1])
+        for rank in others:
+            chain = [rank]
+            while chain[-1] != victim and len(chain) <= WORLD:
+                chain.append(named[chain[-1]])
+            self.assertEqual(chain[-1], victim, named)
+        processes[victim].kill()
+        processes[victim].wait()
+        self.assert_exact(self.start_all(f"file://{at}"))  # the files of the failed job do no harm
+
+    def test_a_killed_rank(self):
+        for victim in range(WORLD) if FULL else (5,):
+            with self.subTest(victim=victim):
+                self.assert_lost(signal.SIGKILL, victim)
+
+    def test_a_stopped_rank(self):
+        for victim in range(WORLD) if FULL else (0,):
+            with self.subTest(victim=victim):
+                self.assert_lost(signal.SIGSTOP, victim)
 
 
 if __name__ == "__main__":
