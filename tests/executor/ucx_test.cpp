@@ -250,8 +250,9 @@ TEST_P(Ucx, AThousandRoundsDoNotGrow) {
       for (size_t request = 0; request < 12; ++request)
         ASSERT_EQ(mine.wait(request).message(), "") << "round " << round;
     }
+    // UCX opens and closes a few connections at times of its own. A descriptor for each round would be 900.
     if (rank == 0) {
-      EXPECT_EQ(openFiles(), files);
+      EXPECT_LT(openFiles(), files + 20);
     }
   });
 }
