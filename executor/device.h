@@ -3,9 +3,9 @@
 // replays them in each run. The module of device `cuda` is libreshard_cuda.so (executor/module.h).
 #pragma once
 
-#include "support/deadline.h"
 #include "kernels/conversion_table.h"
 #include "kernels/copy_table.h"
+#include "support/deadline.h"
 #include "support/status.h"
 
 #include <cstddef>

@@ -3,9 +3,9 @@
 // implementation per file; executor.cpp chooses one by name.
 #pragma once
 
-#include "support/deadline.h"
 #include "executor/load.h"
 #include "kernels/convert_strided.h"
+#include "support/deadline.h"
 
 #include <cstddef>
 #include <memory>

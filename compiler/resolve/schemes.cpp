@@ -199,7 +199,7 @@ llvm::Error map(const Problem &p) {
 using SchemeFunction = llvm::Error (*)(const Problem &);
 #define SCHEME(name, argument, help) schemes::name,
 constexpr SchemeFunction kFunctions[] = {
-    // of each row of kSchemes
+// of each row of kSchemes
 #include "compiler/frontend/schemes.def"
 };
 #undef SCHEME
