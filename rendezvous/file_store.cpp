@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/file_store.h"
 
+#include "rendezvous/percent.h"
 #include "support/atomic_file.h"
 #include "support/hash.h"
 #include "support/system_error.h"
 
-#include <cctype>
 #include <fcntl.h>
 #include <filesystem>
 #include <sys/stat.h>
@@ -34,12 +34,7 @@ Status FileStore::check() const {
 
 std::string FileStore::path(const std::string &key) const {
   constexpr size_t kLongest = 200; // file names have at most 255 bytes, and a temporary file has a suffix
-  std::string name;
-  for (const char each : key)
-    if (std::isalnum(static_cast<unsigned char>(each)) || each == '-' || each == '_' || each == '.')
-      name += each;
-    else
-      name += "%" + hexadecimal(static_cast<unsigned char>(each), 2);
+  std::string name = percentEncoded(key);
   // Encoded names have no '+', so a hashed one cannot equal them.
   if (name.size() > kLongest)
     name = "+" + hexadecimal(digestOf(key.data(), key.size()));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/store_rendezvous.h"
 
+#include "rendezvous/percent.h"
 #include "rendezvous/polling.h"
 #include "rendezvous/random.h"
 #include "rendezvous/served_client.h"
@@ -17,15 +18,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// A job's name as a part of a key.
-std::string encoded(const std::string &name) {
-  std::string text;
-  for (const char each : name)
-    if (std::isalnum(static_cast<unsigned char>(each)) || each == '-' || each == '_' || each == '.')
-      text += each;
-    else
-      text += "%" + hexadecimal(static_cast<unsigned char>(each), 2);
-  return text.empty() ? "-" : text;
+/// With "-" for a job without a name.
+std::string jobPrefix(const std::string &name) {
+  return "reshard/" + (name.empty() ? "-" : percentEncoded(name)) + "/";
 }
 
 std::string hostName() {
@@ -54,9 +49,8 @@ std::string sameRank(uint32_t rank, const std::string &first, const std::string 
 } // namespace
 
 StoreRendezvous::StoreRendezvous(Store &store, JobOptions options)
-    : store_(store), options_(std::move(options)),
-      prefix_("reshard/" + encoded(options_.name) + "/" + options_.plan + "/"),
-      jobPrefix_("reshard/" + encoded(options_.name) + "/"), peers_(options_.size) {
+    : store_(store), options_(std::move(options)), prefix_(jobPrefix(options_.name) + options_.plan + "/"),
+      jobPrefix_(jobPrefix(options_.name)), peers_(options_.size) {
   own_.library = RESHARD_VERSION;
   own_.token = randomNumber();
   own_.host = hostName();

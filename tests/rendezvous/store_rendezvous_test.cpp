@@ -281,13 +281,20 @@ TEST_F(StoreRendezvousTest, AnotherReleaseIsNamedByAll) {
     hello.host = "a";
     hello.process = 3;
     ASSERT_TRUE(store.set(key, seal({}, key, hello.encode()), {}).ok());
-    std::string welcome;
-    while ((welcome = tests::valueOf(store, prefix + "welcome/2")).empty())
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const auto valueOnceSet = [&](const std::string &name) {
+      std::string value;
+      for (const Deadline until = in(10'000); value.empty() && !passed(until);) {
+        value = tests::valueOf(store, prefix + name);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      return value;
+    };
+    const std::string welcome = valueOnceSet("welcome/2");
+    ASSERT_NE(welcome, "");
     ASSERT_TRUE(
         store.set(prefix + "answer/2", seal({}, prefix + "answer/2", unseal({}, "", welcome)->record), {}).ok());
-    while ((refusal = tests::valueOf(store, prefix + "roster")).empty())
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    refusal = valueOnceSet("roster");
+    ASSERT_NE(refusal, "");
     ASSERT_TRUE(store.set(prefix + "answer/2", seal({}, prefix + "answer/2", Welcome{0, 5}.encode()), {}).ok());
   });
   run(all);
