@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 using namespace reshard::analysis;
+using reshard::Status;
 using reshard::schema::DType;
 namespace fs = std::filesystem;
 
@@ -220,37 +222,41 @@ double cpuSeconds() {
   return static_cast<double>(usage.ru_utime.tv_sec) + 1e-6 * static_cast<double>(usage.ru_utime.tv_usec);
 }
 
-TEST_F(Safetensors, ManyNamesTakeTimeInProportion) {
-  // An index of 200,000 names and the headers of its 4 files: a linear search for each name would take minutes.
-  constexpr int kNames = 200'000;
+/// CPU seconds to write a checkpoint of that many names in 4 files with an index, to read it, and to read one file.
+std::array<double, 3> secondsOf(int names, const std::string &folder) {
   std::vector<TensorSpec> specs;
-  for (int i = 0; i < kNames; ++i)
+  for (int i = 0; i < names; ++i)
     specs.push_back(
         {"model.layers." + std::to_string(i / 1000) + ".mlp.experts." + std::to_string(i % 1000) + ".up_proj.weight",
          DType::u8,
          {1},
          1});
-  const double begin = cpuSeconds();
-  {
-    Checkpoint made;
-    ASSERT_EQ(createCheckpoint(folder_.path(), specs, kNames / 4, made).message(), "");
-  }
-  const double written = cpuSeconds();
-  Checkpoint found;
-  ASSERT_EQ(readCheckpoint(folder_.path(), found).message(), "");
-  const double read = cpuSeconds();
+  const auto measured = [](auto work) {
+    const double begin = cpuSeconds();
+    const Status status = work();
+    const double seconds = cpuSeconds() - begin;
+    EXPECT_EQ(status.message(), "");
+    return seconds;
+  };
+  Checkpoint made, found, one;
+  const double written = measured([&] { return createCheckpoint(folder, specs, names / 4, made); });
+  const double read = measured([&] { return readCheckpoint(folder, found); });
   EXPECT_EQ(found.tensors.size(), specs.size());
-  RecordProperty("written_seconds", std::to_string(written - begin));
-  RecordProperty("read_seconds", std::to_string(read - written));
-  EXPECT_LT(written - begin, 10); // the limit allows for sanitizers, which are ten times slower
-  EXPECT_LT(read - written, 10);
-  Checkpoint again; // and a single file with as many tensors
-  fs::create_directory(path("one"));
-  ASSERT_EQ(createSafetensors(path("one/model.safetensors"), specs, again).message(), "");
-  Checkpoint one;
-  const double single = cpuSeconds();
-  ASSERT_EQ(readCheckpoint(path("one"), one).message(), "");
-  EXPECT_LT(cpuSeconds() - single, 10);
+  const std::string alone = folder + "/one";
+  fs::create_directory(alone);
+  EXPECT_EQ(createSafetensors(alone + "/model.safetensors", specs, made).message(), "");
+  return {written, read, measured([&] { return readCheckpoint(alone, one); })};
+}
+
+TEST_F(Safetensors, ManyNamesTakeTimeInProportion) {
+  // A linear search for each of 200,000 names would take minutes. The comparison with fewer names holds for slow
+  // builds and busy machines, too: 8 times as many names take about 8 times as long; with a search for each, 64 times.
+  constexpr int kTimes = 8, kNames = 200'000;
+  fs::create_directory(path("few"));
+  fs::create_directory(path("many"));
+  const std::array<double, 3> few = secondsOf(kNames / kTimes, path("few")), many = secondsOf(kNames, path("many"));
+  for (size_t i = 0; i < few.size(); ++i)
+    EXPECT_LT(many[i], 3 * kTimes * few[i] + 0.1) << "time " << i << ": " << few[i] << " s for an eighth";
 }
 
 TEST_F(Safetensors, AnIndexMustAgreeWithItsFiles) {
