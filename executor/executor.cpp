@@ -519,6 +519,22 @@ reshard_status reshard_all_reduce_min(reshard_executor *executor, int64_t value,
   });
 }
 
+reshard_status reshard_publish(reshard_executor *executor, uint64_t) {
+  return guarded(executor, [&](reshard_executor &) -> Status { return invalid("publish needs options.pull"); });
+}
+
+reshard_status reshard_release(reshard_executor *executor, double) {
+  return guarded(executor, [&](reshard_executor &) -> Status { return invalid("release needs options.pull"); });
+}
+
+reshard_status reshard_pull(reshard_executor *executor, uint64_t, double, uint64_t *) {
+  return guarded(executor, [&](reshard_executor &) -> Status { return invalid("pull needs options.pull"); });
+}
+
+reshard_status reshard_replicas(reshard_executor *executor, reshard_replica *, size_t, size_t, size_t *) {
+  return guarded(executor, [&](reshard_executor &) -> Status { return invalid("replicas needs options.pull"); });
+}
+
 const uint32_t *reshard_ranks(const reshard_executor *executor, size_t *count) {
   if (count)
     *count = executor ? executor->ranks.size() : 0;

@@ -107,8 +107,13 @@ typedef struct {
   /* A secret that the processes of one job have in common, 1 to 4096 bytes; all messages of the rendezvous prove it. It
      needs libcrypto (OpenSSL 3 or 1.1). NULL: the environment variable RESHARD_SECRET. "": no secret. */
   const char *secret;
+  /* Not 0: pull mode, with "ucx" and a plan whose target has `replicas`. Processes join and leave at any time: open and
+     prepare wait for no other process, and reshard_publish, reshard_release and reshard_pull replace reshard_run. */
+  int pull;
+  int reserved; /* 0 */
 } reshard_options;
-#define RESHARD_OPTIONS_INITIALIZER {sizeof(reshard_options), NULL, NULL, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL}
+#define RESHARD_OPTIONS_INITIALIZER                                                                                    \
+  {sizeof(reshard_options), NULL, NULL, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, 0, 0}
 
 /* The size in bytes of a struct of this API in the library, for example of "reshard_options"; 0: there is no such
    struct. For bindings in other languages, which check their own declarations with it. */
@@ -203,9 +208,57 @@ reshard_status reshard_enqueue(reshard_executor *executor, void *stream);
    join_seconds. */
 reshard_status reshard_all_reduce_min(reshard_executor *executor, int64_t value, int64_t *result);
 
+/* Pull mode (options.pull). The source's processes publish versions of the weights in their bound memory. Replicas of
+   the target, each with as many processes as the target has ranks in the plan, pull a version when they want it. World
+   rank of rank i of replica k: that of rank i of replica 0, plus k * the number of ranks of a replica; k < 65536. No
+   process waits for another in open or prepare. The bytes are read from the sources or from other replicas; a thread of
+   the executor serves them from prepare to close. */
+
+/* Of a source rank: its bound memory holds `version`, which is greater than all that it has published before, and does
+   not change until reshard_release. Calls the hooks prepare_send first. Returns at once: the version can be pulled when
+   all source ranks have published it. RESHARD_INVALID if a version is published already. */
+reshard_status reshard_publish(reshard_executor *executor, uint64_t version);
+
+/* Of a source rank: ends the publication, after which the bound memory is the caller's. From the call on no pull begins
+   to read the version. Waits until the pulls that read it are done, but only until the deadline: then it revokes their
+   leases and returns RESHARD_TIMEOUT, and the error names the ranks that held one. What these have read is refused.
+   timeout_seconds <= 0: no deadline. RESHARD_INVALID if no version is published. */
+reshard_status reshard_release(reshard_executor *executor, double timeout_seconds);
+
+/* Of a target rank: waits for a published version of at least `min_version` and pulls it; sets *version (may be NULL)
+   to it. All ranks of a replica call it, and obtain the same version. If the replica holds the newest version already,
+   and it is at least `min_version`, returns at once. If the sources release the version meanwhile, the pull is repeated
+   with a later one. After RESHARD_OK the state is RESHARD_COMPLETE, and reshard_version is the version. From the first
+   byte that is written until then the state is RESHARD_TORN. RESHARD_TIMEOUT: the error names what the pull waited for;
+   the next call continues. timeout_seconds <= 0: no deadline. */
+reshard_status reshard_pull(reshard_executor *executor, uint64_t min_version, double timeout_seconds,
+                            uint64_t *version);
+
+typedef enum {
+  RESHARD_REPLICA_PULLING = 0,  /* it pulls `version` */
+  RESHARD_REPLICA_COMPLETE = 1, /* all its ranks hold `version` */
+  RESHARD_REPLICA_LOST = 2      /* a process of it has ended or is unreachable; it last pulled `version` */
+} reshard_replica_state;
+
+/* A replica of the target in pull mode. */
+typedef struct {
+  size_t size; /* set by the library */
+  uint32_t replica;
+  uint32_t ranks; /* the ranks of it that are connected */
+  uint64_t version;
+  reshard_replica_state state;
+  uint32_t reserved; /* 0 */
+} reshard_replica;
+
+/* In pull mode: the replicas that have pulled since the source's rank 0 began to run, in ascending order. Asks that
+   rank; the deadline is join_seconds. Writes the first `capacity` of them to `replicas`, in elements of `element_size`
+   bytes (sizeof(reshard_replica)), and the number of all to *count. */
+reshard_status reshard_replicas(reshard_executor *executor, reshard_replica *replicas, size_t element_size,
+                                size_t capacity, size_t *count);
+
 /* The state of the targets of this process's ranks. */
 reshard_state reshard_target_state(const reshard_executor *executor);
-/* The number of completed runs. */
+/* The number of completed runs; in pull mode the version that was published or pulled last. */
 uint64_t reshard_version(const reshard_executor *executor);
 /* The error text of the last call; "" if it succeeded. Valid until the next call. */
 const char *reshard_error(const reshard_executor *executor);

@@ -143,6 +143,29 @@ public:
     return result;
   }
 
+  /// Pull mode, of a source: the bound memory holds `version` and does not change until release().
+  void publish(uint64_t version) { check(reshard_publish(executor_.get(), version)); }
+  /// Waits until nothing reads the published version, at most until the deadline. In every case the bound memory is
+  /// the caller's afterwards. 0 seconds: no deadline.
+  void release(double timeoutSeconds = 0) { check(reshard_release(executor_.get(), timeoutSeconds)); }
+  /// Pull mode, of a target: pulls a version of at least `minVersion` and returns it. 0 seconds: no deadline.
+  uint64_t pull(uint64_t minVersion = 0, double timeoutSeconds = 0) {
+    uint64_t version = 0;
+    check(reshard_pull(executor_.get(), minVersion, timeoutSeconds, &version));
+    return version;
+  }
+  /// The replicas that have pulled, in ascending order.
+  std::vector<reshard_replica> replicas() const {
+    std::vector<reshard_replica> found;
+    size_t count = 0;
+    do { // more may have joined since the last call
+      found.resize(count);
+      check(reshard_replicas(executor_.get(), found.data(), sizeof(reshard_replica), found.size(), &count));
+    } while (count > found.size());
+    found.resize(count);
+    return found;
+  }
+
   reshard_state state() const { return reshard_target_state(executor_.get()); }
   uint64_t version() const { return reshard_version(executor_.get()); }
   uint64_t bytes() const { return reshard_bytes(executor_.get()); }

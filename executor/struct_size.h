@@ -45,6 +45,9 @@ inline constexpr PublicStruct kPublicStruct<reshard_endpoint>{"reshard_endpoint"
 template <>
 inline constexpr PublicStruct kPublicStruct<reshard_param>{"reshard_param", nullptr, sizeof(reshard_param),
                                                            RESHARD_END_OF(reshard_param, bytes)};
+template <>
+inline constexpr PublicStruct kPublicStruct<reshard_replica>{"reshard_replica", nullptr, sizeof(reshard_replica),
+                                                             RESHARD_END_OF(reshard_replica, reserved)};
 #undef RESHARD_END_OF
 
 /// Whether a caller of any version can have this `size`. A size above 4096 is a struct without an initializer.

@@ -56,6 +56,8 @@ class Options(_Struct):
         ("store", POINTER(Store)),
         ("job", c_char_p),
         ("secret", c_char_p),
+        ("pull", c_int),
+        ("reserved", c_int),
     ]
 
 
