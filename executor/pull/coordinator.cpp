@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/pull/coordinator.h"
+
+#include <algorithm>
+
+namespace reshard::pull {
+
+void Coordinator::published(uint32_t meshRank, uint64_t version) {
+  if (meshRank >= published_.size())
+    return;
+  published_[meshRank] = version;
+  const bool all =
+      std::all_of(published_.begin(), published_.end(), [&](uint64_t each) { return each == published_[0]; });
+  newest_ = all ? published_[0] : 0;
+  serveParked();
+}
+
+void Coordinator::begin(uint64_t client, const BeginRequest &request, Clock::time_point until) {
+  if (request.meshRank >= shape_.replicaRanks || request.call == 0)
+    return;
+  Replica &replica = replicas_[request.replica];
+  replica.ranks.resize(shape_.replicaRanks);
+  Rank &rank = replica.ranks[request.meshRank];
+  if (rank.client != client && rank.client != 0) { // the process has started again
+    clients_.erase(rank.client);
+    parked_.erase(rank.client);
+  }
+  if (rank.client != client) {
+    rank.client = client;
+    rank.ended = rank.complete = rank.asked = false;
+  }
+  replica.silent = false;
+  clients_[client] = {request.replica, request.meshRank};
+  parked_.erase(client);
+  if (assign(client, request))
+    return;
+  Parked &parked = parked_[client];
+  parked.request = request;
+  parked.until = until;
+  wait(client, parked);
+}
+
+/// Whether a rank that begins may join the replica's assignment.
+bool Coordinator::joins(const Replica &replica, const BeginRequest &request) const {
+  const Rank &rank = replica.ranks[request.meshRank];
+  if (replica.committed) // this call has been answered already, and the answer was lost
+    return rank.call == request.call && request.failed != replica.assignment;
+  return replica.open && replica.version == newest_ && replica.version >= request.minVersion &&
+         request.failed != replica.assignment;
+}
+
+/// Answers a request if a version serves it.
+bool Coordinator::assign(uint64_t client, const BeginRequest &request) {
+  Replica &replica = replicas_[request.replica];
+  if (!joins(replica, request)) {
+    if (newest_ == 0 || newest_ < request.minVersion)
+      return false;
+    open(request.replica, replica);
+  }
+  replica.ranks[request.meshRank].call = request.call;
+  answers_.push_back({client, CoordinatorAnswer::kAssign, replica.assignment, replica.version, replica.parent});
+  return true;
+}
+
+/// Ends the assignment of a replica and fixes a new one.
+void Coordinator::open(uint32_t number, Replica &replica) {
+  for (Rank &rank : replica.ranks) {
+    if (rank.asked && rank.client != 0)
+      answers_.push_back({rank.client, CoordinatorAnswer::kRepeat, replica.assignment, replica.version});
+    rank.asked = rank.complete = false;
+    rank.call = 0;
+  }
+  replica.open = false;
+  replica.committed = false;
+  replica.parent = chooseParent(number, newest_);
+  replica.version = newest_;
+  replica.assignment = ++assignments_;
+  replica.open = true;
+}
+
+void Coordinator::complete(uint64_t client, uint64_t assignment) {
+  Replica *replica = nullptr;
+  Rank *const rank = rankOf(client, replica);
+  if (!rank)
+    return;
+  replica->silent = false;
+  if (assignment == 0 || replica->assignment != assignment) {
+    answers_.push_back({client, CoordinatorAnswer::kRepeat, assignment, 0});
+    return;
+  }
+  rank->complete = rank->asked = true;
+  if (!std::all_of(replica->ranks.begin(), replica->ranks.end(), [](const Rank &each) { return each.complete; }))
+    return;
+  replica->open = false;
+  replica->committed = true;
+  for (Rank &each : replica->ranks) {
+    if (each.asked && each.client != 0)
+      answers_.push_back({each.client, CoordinatorAnswer::kCommitted, assignment, replica->version});
+    each.asked = false;
+  }
+}
+
+void Coordinator::parentFailed(uint64_t client, uint32_t parent) {
+  Replica *replica = nullptr;
+  if (!rankOf(client, replica) || replica->parent != parent)
+    return;
+  if (const auto found = replicas_.find(parent); found != replicas_.end())
+    found->second.silent = true;
+  replica->parent = kSources;
+}
+
+void Coordinator::lost(uint64_t client) {
+  Replica *replica = nullptr;
+  if (Rank *const rank = rankOf(client, replica)) {
+    rank->client = 0;
+    rank->ended = true;
+    rank->asked = rank->complete = false;
+  }
+  clients_.erase(client);
+  parked_.erase(client);
+}
+
+void Coordinator::expire(Clock::time_point now) {
+  std::erase_if(parked_, [&](const auto &each) { return each.second.until <= now; });
+}
+
+std::optional<CoordinatorAnswer> Coordinator::next() {
+  if (answers_.empty())
+    return {};
+  const CoordinatorAnswer answer = answers_.front();
+  answers_.pop_front();
+  return answer;
+}
+
+std::vector<ReplicaInfo> Coordinator::replicas() const {
+  std::vector<ReplicaInfo> result;
+  for (const auto &[number, replica] : replicas_) {
+    ReplicaInfo info{number, 0, replica.version, ReplicaInfo::kPulling};
+    for (const Rank &rank : replica.ranks)
+      info.ranks += rank.client != 0;
+    if (!alive(replica))
+      info.state = ReplicaInfo::kLost;
+    else if (replica.committed)
+      info.state = ReplicaInfo::kComplete;
+    result.push_back(info);
+  }
+  return result;
+}
+
+/// Tells a client that waits why it waits, if that has changed.
+void Coordinator::wait(uint64_t client, Parked &parked) {
+  const uint64_t version = *std::max_element(published_.begin(), published_.end());
+  uint32_t rank = kSources;
+  for (uint32_t source = 0; source < published_.size() && rank == kSources; ++source)
+    if (published_[source] < version || version == 0)
+      rank = source;
+  if (parked.told == version && parked.toldRank == rank)
+    return;
+  parked.told = version;
+  parked.toldRank = rank;
+  answers_.push_back({client, CoordinatorAnswer::kWaiting, 0, version, kSources, rank});
+}
+
+void Coordinator::serveParked() {
+  for (auto each = parked_.begin(); each != parked_.end();) {
+    if (assign(each->first, each->second.request)) {
+      each = parked_.erase(each);
+      continue;
+    }
+    wait(each->first, each->second);
+    ++each;
+  }
+}
+
+bool Coordinator::alive(const Replica &replica) {
+  return !replica.silent &&
+         std::none_of(replica.ranks.begin(), replica.ranks.end(), [](const Rank &rank) { return rank.ended; });
+}
+
+std::optional<uint32_t> Coordinator::depth(uint32_t number, uint32_t child) const {
+  uint32_t depth = 0;
+  for (uint32_t at = number; at != kSources; ++depth) {
+    if (at == child || depth > replicas_.size())
+      return {};
+    const Replica &replica = replicas_.at(at);
+    if (replica.committed)
+      return depth;
+    at = replica.parent;
+  }
+  return depth;
+}
+
+/// The sources, if fewer replicas than allowed read from them; else the end of the shortest chain of replicas that hold
+/// or pull the version.
+uint32_t Coordinator::chooseParent(uint32_t child, uint64_t version) const {
+  uint32_t heads = 0;
+  std::map<uint32_t, uint32_t> children;
+  for (const auto &[number, replica] : replicas_) {
+    if (!replica.open || number == child || replica.version != version || !alive(replica))
+      continue;
+    heads += replica.parent == kSources;
+    ++children[replica.parent];
+  }
+  if (heads < shape_.heads)
+    return kSources;
+  uint32_t parent = kSources;
+  std::optional<uint32_t> least;
+  for (const auto &[number, replica] : replicas_) {
+    if (number == child || replica.version != version || !(replica.open || replica.committed) || !alive(replica) ||
+        children.contains(number))
+      continue;
+    if (const std::optional<uint32_t> found = depth(number, child); found && (!least || *found < *least)) {
+      least = found;
+      parent = number;
+    }
+  }
+  return parent;
+}
+
+Coordinator::Rank *Coordinator::rankOf(uint64_t client, Replica *&replica) {
+  const auto found = clients_.find(client);
+  if (found == clients_.end())
+    return nullptr;
+  replica = &replicas_.at(found->second.first);
+  return &replica->ranks[found->second.second];
+}
+
+} // namespace reshard::pull
