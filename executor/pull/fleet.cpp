@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/pull/fleet.h"
+
+#include <algorithm>
+
+namespace reshard::pull {
+
+using namespace schema;
+
+Result<Fleet> Fleet::of(const Plan &plan) {
+  const auto &endpoints = *plan.manifest().endpoints();
+  if (endpoints.size() != 2 || endpoints.Get(0)->storage() || endpoints.Get(1)->storage())
+    return invalid("pull mode needs a plan with one source and one target, both of processes; found " +
+                   std::to_string(endpoints.size()) + " endpoints" +
+                   (endpoints.size() == 2 ? ", one of them of files" : ""));
+  Fleet fleet;
+  for (const uint32_t rank : *endpoints.Get(0)->ranks())
+    fleet.sources_.push_back(rank);
+  const auto &targets = *endpoints.Get(1)->ranks();
+  const uint32_t last = *std::max_element(fleet.sources_.begin(), fleet.sources_.end());
+  fleet.base_ = targets.Get(0);
+  fleet.replicaRanks_ = targets.size();
+  for (uint32_t i = 0; i < targets.size(); ++i)
+    if (fleet.base_ <= last || targets.Get(i) != fleet.base_ + i)
+      return invalid("pull mode needs a target on consecutive ranks above the source's, whose last is " +
+                     std::to_string(last) + "; found rank " + std::to_string(targets.Get(i)) + " as mesh rank " +
+                     std::to_string(i) + " of the target");
+  return fleet;
+}
+
+std::optional<uint32_t> Fleet::sourceMeshRank(uint32_t worldRank) const {
+  const auto found = std::find(sources_.begin(), sources_.end(), worldRank);
+  return found == sources_.end() ? std::nullopt : std::optional(static_cast<uint32_t>(found - sources_.begin()));
+}
+
+std::string Fleet::name(uint32_t worldRank) const {
+  const std::string world = " (world rank " + std::to_string(worldRank) + ")";
+  if (const std::optional<uint32_t> source = sourceMeshRank(worldRank))
+    return "source rank " + std::to_string(*source) + world;
+  return "replica " + std::to_string(replicaOf(worldRank)) + " rank " + std::to_string(meshRankOf(worldRank)) + world;
+}
+
+Result<uint32_t> headsOf(const Plan &plan, const Fleet &fleet) {
+  uint64_t received = 0, sent = 1; // the greatest of a target rank and of a source rank
+  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
+    const Segment *segment = nullptr;
+    if (Status status = plan.segment(rank, segment); !status.ok())
+      return status;
+    uint64_t in = 0, out = 0;
+    for (const Step *step : *segment->steps()) {
+      in += step->kind() == StepKind::recv ? step->bytes() : 0;
+      out += step->kind() == StepKind::send ? step->bytes() : 0;
+    }
+    received = std::max(received, in);
+    if (!fleet.isTarget(rank))
+      sent = std::max(sent, out);
+  }
+  return static_cast<uint32_t>(std::clamp<uint64_t>(received / sent, 1, kMaxReplicas));
+}
+
+} // namespace reshard::pull

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ranks of a fleet in pull mode. The plan has the ranks of the source and of replica 0; rank i of replica k has
+// world rank base + k * (ranks of a replica) + i.
+#pragma once
+
+#include "executor/load.h"
+#include "executor/pull/coordinator.h"
+
+#include <string>
+#include <vector>
+
+namespace reshard::pull {
+
+/// The maximum of replicas.
+constexpr uint32_t kMaxReplicas = 65536;
+
+class Fleet {
+public:
+  /// Fails, with kind `invalid`, if the plan is not for pull mode: one target of processes, on consecutive ranks above
+  /// the source's.
+  static Result<Fleet> of(const Plan &plan);
+
+  /// World ranks of the source, by mesh rank.
+  const std::vector<uint32_t> &sources() const { return sources_; }
+  uint32_t replicaRanks() const { return replicaRanks_; }
+  bool isTarget(uint32_t worldRank) const {
+    return worldRank >= base_ && (worldRank - base_) / replicaRanks_ < kMaxReplicas;
+  }
+  /// The mesh rank of a world rank of the source; no value if it is not one.
+  std::optional<uint32_t> sourceMeshRank(uint32_t worldRank) const;
+  /// Of a target's world rank.
+  uint32_t replicaOf(uint32_t worldRank) const { return (worldRank - base_) / replicaRanks_; }
+  uint32_t meshRankOf(uint32_t worldRank) const { return (worldRank - base_) % replicaRanks_; }
+  uint32_t worldRank(uint32_t replica, uint32_t meshRank) const { return base_ + replica * replicaRanks_ + meshRank; }
+  /// The rank whose segment of the plan a world rank runs.
+  uint32_t planRank(uint32_t worldRank) const { return worldRank < base_ ? worldRank : base_ + meshRankOf(worldRank); }
+  /// "replica 2 rank 1 (world rank 7)", "source rank 0 (world rank 0)".
+  std::string name(uint32_t worldRank) const;
+
+private:
+  std::vector<uint32_t> sources_;
+  uint32_t base_ = 0, replicaRanks_ = 1;
+};
+
+/// How many replicas read from the sources at the same time: as many as make a source rank as busy as a target rank.
+/// Reads the segments of all ranks.
+Result<uint32_t> headsOf(const Plan &plan, const Fleet &fleet);
+
+} // namespace reshard::pull
