@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// The contract of a Messenger, for the one in memory that other tests use and for the one of libreshard_ucx.so.
+
+#include "executor/messenger.h"
+#include "tests/executor/local_messenger.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+using namespace reshard;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Deadline in(double seconds) {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+std::vector<std::byte> bytesOf(uint64_t seed, size_t count) {
+  std::vector<std::byte> bytes(count);
+  uint32_t value = static_cast<uint32_t>(seed) * 2654435761u + 1;
+  for (std::byte &each : bytes)
+    each = static_cast<std::byte>((value = value * 1664525 + 1013904223) >> 24);
+  return bytes;
+}
+
+/// A messenger and the events that it has returned.
+struct Side {
+  explicit Side(std::unique_ptr<Messenger> opened) : messenger(std::move(opened)) {}
+  void poll() {
+    while (messenger) {
+      std::optional<MessengerEvent> event = messenger->poll();
+      if (!event)
+        return;
+      events.push_back(std::move(*event));
+    }
+  }
+  size_t count(MessengerEvent::Kind kind) const {
+    return static_cast<size_t>(
+        std::count_if(events.begin(), events.end(), [&](const MessengerEvent &each) { return each.kind == kind; }));
+  }
+  Messenger *operator->() const { return messenger.get(); }
+
+  std::unique_ptr<Messenger> messenger;
+  std::vector<MessengerEvent> events;
+};
+
+/// Polls messengers until the condition is true; false if it is not in time.
+bool until(const std::vector<Side *> &sides, const std::function<bool()> &condition, double seconds = 20) {
+  const Deadline deadline = in(seconds);
+  while (!condition()) {
+    if (passed(deadline))
+      return false;
+    for (Side *side : sides)
+      side->poll();
+  }
+  return true;
+}
+
+Frame frameOf(uint64_t first) {
+  Frame frame;
+  frame.words[0] = first;
+  frame.words[7] = ~first;
+  return frame;
+}
+
+/// Opens messengers that reach each other.
+class Contract : public testing::TestWithParam<const char *> {
+protected:
+  std::unique_ptr<Messenger> open() { return network_.open(); }
+
+private:
+  tests::LocalNetwork network_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Of, Contract, testing::Values("local"), [](const auto &each) { return each.param; });
+
+/// Two messengers; a is connected to b, and b knows a by its first frame.
+struct Pair {
+  Pair(std::unique_ptr<Messenger> first, std::unique_ptr<Messenger> second)
+      : a(std::move(first)), b(std::move(second)) {
+    const Result<uint32_t> peer = a->connect(b->address());
+    EXPECT_EQ(peer.status().message(), "");
+    toB = *peer;
+    EXPECT_EQ(a->send(toB, frameOf(0)).message(), "");
+    EXPECT_TRUE(until({&a, &b}, [&] { return b.count(MessengerEvent::kArrived) == 1; }));
+    toA = b.events.at(0).peer;
+    b.events.clear();
+  }
+  Side a, b;
+  uint32_t toA = 0, toB = 0;
+};
+
+TEST_P(Contract, FramesArriveInOrderInBothDirections) {
+  Pair pair(open(), open());
+  for (uint64_t number = 1; number <= 300; ++number) {
+    const std::string text(number % 3 == 0 ? kMaxFrameText : number % 7, static_cast<char>('a' + number % 26));
+    EXPECT_EQ(pair.a->send(pair.toB, frameOf(number), text).message(), "");
+    EXPECT_EQ(pair.b->send(pair.toA, frameOf(1000 + number), text).message(), "");
+  }
+  ASSERT_TRUE(until({&pair.a, &pair.b}, [&] { return pair.a.events.size() == 300 && pair.b.events.size() == 300; }));
+  for (uint64_t number = 1; number <= 300; ++number) {
+    const std::string text(number % 3 == 0 ? kMaxFrameText : number % 7, static_cast<char>('a' + number % 26));
+    for (const Side *side : {&pair.a, &pair.b}) {
+      const MessengerEvent &event = side->events[number - 1];
+      EXPECT_EQ(event.kind, MessengerEvent::kArrived);
+      EXPECT_EQ(event.frame.words, frameOf(number + (side == &pair.a ? 1000 : 0)).words);
+      EXPECT_TRUE(event.text == text);
+      EXPECT_EQ(event.dataBytes, 0u);
+    }
+  }
+  EXPECT_FALSE(pair.a->send(pair.toB, {}, std::string(kMaxFrameText + 1, ' ')).ok());
+}
+
+TEST_P(Contract, DataArriveWhenTheyAreAskedFor) {
+  Pair pair(open(), open());
+  const std::vector<size_t> sizes = {1, 2048, 2049, 100 << 10, 8 << 20};
+  std::vector<std::vector<std::byte>> out, in;
+  for (const size_t size : sizes) {
+    out.push_back(bytesOf(size, size));
+    in.emplace_back(size);
+    EXPECT_EQ(pair.a->sendData(pair.toB, frameOf(size), out.back().data(), size, size).message(), "");
+  }
+  ASSERT_TRUE(until({&pair.a, &pair.b}, [&] { return pair.b.events.size() == sizes.size(); }));
+  EXPECT_EQ(pair.a.events.size(), 0u);
+  for (size_t each = sizes.size(); each-- > 0;) { // in another order than they were sent
+    const MessengerEvent event = pair.b.events[each];
+    EXPECT_EQ(event.dataBytes, sizes[each]);
+    EXPECT_EQ(event.frame.words[0], sizes[each]);
+    EXPECT_EQ(pair.b->receive(event.peer, event.data, in[each].data(), 100 + each).message(), "");
+    EXPECT_FALSE(pair.b->receive(event.peer, event.data, in[each].data(), 100 + each).ok()) << "received already";
+  }
+  ASSERT_TRUE(until({&pair.a, &pair.b}, [&] {
+    return pair.a.count(MessengerEvent::kSent) == sizes.size() &&
+           pair.b.count(MessengerEvent::kReceived) == sizes.size();
+  }));
+  EXPECT_TRUE(in == out);
+  for (const Side *side : {&pair.a, &pair.b})
+    for (const MessengerEvent &event : side->events)
+      EXPECT_TRUE(event.ok);
+  EXPECT_FALSE(pair.b->receive(pair.toA, 999, in[0].data(), 1).ok());
+}
+
+TEST_P(Contract, ADisconnectEndsTheTransfersOfBothSides) {
+  for (const bool sender : {true, false}) {
+    SCOPED_TRACE(sender);
+    Pair pair(open(), open());
+    const std::vector<std::byte> data = bytesOf(1, 1 << 20);
+    std::vector<std::byte> to(data.size());
+    for (const uint64_t token : {1, 2})
+      EXPECT_EQ(pair.a->sendData(pair.toB, {}, data.data(), data.size(), token).message(), "");
+    ASSERT_TRUE(until({&pair.a, &pair.b}, [&] { return pair.b.events.size() == 2; }));
+    const uint64_t number = pair.b.events[1].data;
+    pair.b.events.clear();
+    EXPECT_EQ(pair.b->receive(pair.toA, number, to.data(), 5).message(), "");
+    Side &ends = sender ? pair.a : pair.b, &stays = sender ? pair.b : pair.a;
+    ends->disconnect(sender ? pair.toB : pair.toA);
+    std::fill(to.begin(), to.end(), std::byte{7});
+    ASSERT_TRUE(until({&pair.a, &pair.b}, [&] { return stays.count(MessengerEvent::kLost) == 1; }));
+    EXPECT_EQ(ends.events.size(), 0u);
+    EXPECT_EQ(stays.events.back().kind, MessengerEvent::kLost);
+    EXPECT_FALSE(stays.events.back().reason.ok());
+    if (!sender) {
+      EXPECT_EQ(std::count(to.begin(), to.end(), std::byte{7}), static_cast<ptrdiff_t>(to.size()));
+      EXPECT_EQ(pair.a.count(MessengerEvent::kSent), 2u);
+    }
+    for (const MessengerEvent &event : stays.events)
+      EXPECT_FALSE(event.kind != MessengerEvent::kLost && event.ok);
+    EXPECT_FALSE(stays->send(stays.events.back().peer, {}).ok());
+    // The numbers are used again, and nothing of the old connection arrives.
+    const Result<uint32_t> again = ends->connect(stays->address());
+    ASSERT_TRUE(again.ok());
+    EXPECT_EQ(ends->send(*again, frameOf(9)).message(), "");
+    stays.events.clear();
+    ASSERT_TRUE(until({&pair.a, &pair.b}, [&] { return !stays.events.empty(); }));
+    EXPECT_EQ(stays.events[0].frame.words[0], 9u);
+  }
+}
+
+TEST_P(Contract, WhoeverHasClosedIsLost) {
+  Pair pair(open(), open());
+  const std::string address = pair.b->address();
+  EXPECT_EQ(pair.b->address(), address);
+  pair.b.messenger.reset();
+  ASSERT_TRUE(until({&pair.a}, [&] { return pair.a.count(MessengerEvent::kLost) == 1; }));
+  EXPECT_EQ(pair.a.events.back().peer, pair.toB);
+  EXPECT_FALSE(pair.a->send(pair.toB, {}).ok());
+  pair.a.events.clear();
+  const Result<uint32_t> again = pair.a->connect(address);
+  ASSERT_TRUE(again.ok());
+  ASSERT_TRUE(until({&pair.a}, [&] { return pair.a.count(MessengerEvent::kLost) == 1; }));
+  EXPECT_FALSE(pair.a->connect("").ok());
+  EXPECT_FALSE(pair.a->connect("nonsense").ok());
+}
+
+TEST_P(Contract, APeerThatTakesNothingFillsTheQueueAlone) {
+  Pair pair(open(), open());
+  size_t sent = 0;
+  const std::string text(kMaxFrameText, 'x');
+  while (sent < 100'000 && pair.a->send(pair.toB, {}, text).ok()) {
+    ++sent;
+    pair.a.poll();
+  }
+  EXPECT_GE(sent, kMaxFrames);
+  EXPECT_LT(sent, 100'000u);
+  const auto begin = Clock::now();
+  pair.a->disconnect(pair.toB);
+  EXPECT_LT(Clock::now() - begin, std::chrono::milliseconds(500));
+}
+
+TEST_P(Contract, ReadsTheMemoryOfThisHost) {
+  Pair pair(open(), open());
+  EXPECT_TRUE(pair.b->readsMemory(pair.toA));
+  const std::vector<std::byte> data = bytesOf(3, 100'000);
+  std::vector<std::byte> to(data.size());
+  EXPECT_TRUE(pair.b->readMemory(pair.toA, to.data(), reinterpret_cast<uint64_t>(data.data()), data.size()));
+  EXPECT_TRUE(to == data);
+}
+
+TEST(LocalNetwork, FreezesCutsDelaysAndKills) {
+  tests::LocalNetwork network;
+  Pair pair(network.open("one"), network.open("two"));
+  EXPECT_FALSE(pair.a->readsMemory(pair.toB));
+  network.freeze(pair.b->address());
+  EXPECT_EQ(pair.a->send(pair.toB, {}).message(), "");
+  EXPECT_FALSE(until({&pair.a, &pair.b}, [&] { return !pair.b.events.empty(); }, 0.05));
+  network.freeze(pair.b->address(), false);
+  EXPECT_TRUE(until({&pair.a, &pair.b}, [&] { return pair.b.events.size() == 1; }));
+  network.delay(pair.b->address(), 0.1);
+  EXPECT_EQ(pair.a->send(pair.toB, {}).message(), "");
+  EXPECT_FALSE(until({&pair.a, &pair.b}, [&] { return pair.b.events.size() == 2; }, 0.05));
+  EXPECT_TRUE(until({&pair.a, &pair.b}, [&] { return pair.b.events.size() == 2; }));
+  network.delay(pair.b->address(), 0);
+  network.cut(pair.b->address());
+  EXPECT_TRUE(until({&pair.a, &pair.b}, [&] {
+    return pair.a.count(MessengerEvent::kLost) == 1 && pair.b.count(MessengerEvent::kLost) == 1;
+  }));
+  network.cut(pair.b->address(), false);
+  const Result<uint32_t> again = pair.a->connect(pair.b->address());
+  EXPECT_EQ(pair.a->send(*again, {}).message(), "");
+  EXPECT_TRUE(until({&pair.a, &pair.b}, [&] { return pair.b.count(MessengerEvent::kArrived) == 3; }));
+  network.kill(pair.b->address());
+  EXPECT_TRUE(until({&pair.a, &pair.b}, [&] { return pair.a.count(MessengerEvent::kLost) == 2; }));
+  EXPECT_FALSE(pair.b->connect(pair.a->address()).ok());
+}
+
+} // namespace
