@@ -18,11 +18,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// With "-" for a job without a name.
-std::string jobPrefix(const std::string &name) {
-  return "reshard/" + (name.empty() ? "-" : percentEncoded(name)) + "/";
-}
-
 std::string hostName() {
   char name[256] = "?";
   ::gethostname(name, sizeof name - 1);
@@ -46,31 +41,68 @@ std::string sameRank(uint32_t rank, const std::string &first, const std::string 
          "; give each process its own rank, and each job its own name";
 }
 
+std::string planKey(const JobOptions &job, uint32_t rank) {
+  return jobPrefix(job.name) + "plan/" + std::to_string(rank);
+}
+
+Status setSealed(Store &store, const JobOptions &job, const std::string &key, const std::string &record,
+                 const Deadline &deadline) {
+  return store.set(key, seal(job.authenticator, key, record), deadline);
+}
+
+Result<std::optional<Unsealed>> findSealed(Store &store, const JobOptions &job, const std::string &key,
+                                           const Deadline &deadline) {
+  const Result<std::optional<std::string>> value = store.find(key, deadline);
+  if (!value.ok())
+    return value.status();
+  return *value ? unseal(job.authenticator, key, **value) : std::nullopt;
+}
+
 } // namespace
+
+Hello helloOfThisProcess() {
+  Hello own;
+  own.library = RESHARD_VERSION;
+  own.token = randomNumber();
+  own.host = hostName();
+  own.process = static_cast<uint64_t>(::getpid());
+  return own;
+}
+
+/// With "-" for a job without a name.
+std::string jobPrefix(const std::string &name) {
+  return "reshard/" + (name.empty() ? "-" : percentEncoded(name)) + "/";
+}
+
+Status announcePlan(Store &store, const JobOptions &job, const Deadline &deadline) {
+  return setSealed(store, job, planKey(job, job.rank), job.plan, deadline);
+}
+
+std::string planNoteOf(Store &store, const JobOptions &job, uint32_t rank) {
+  const Result<std::optional<Unsealed>> found = findSealed(store, job, planKey(job, rank), shortly());
+  if (!found.ok() || !*found || (*found)->record == job.plan)
+    return {};
+  constexpr size_t kMaxDigest = 64;
+  std::string other = (*found)->record.substr(0, kMaxDigest);
+  std::replace_if(other.begin(), other.end(), [](unsigned char each) { return !std::isalnum(each); }, '?');
+  return " (rank " + std::to_string(rank) + " has opened plan " + other + ", rank " + std::to_string(job.rank) +
+         " has opened plan " + job.plan + "; give the same plan file to all ranks)";
+}
 
 StoreRendezvous::StoreRendezvous(Store &store, JobOptions options)
     : store_(store), options_(std::move(options)), prefix_(jobPrefix(options_.name) + options_.plan + "/"),
-      jobPrefix_(jobPrefix(options_.name)), peers_(options_.size) {
-  own_.library = RESHARD_VERSION;
-  own_.token = randomNumber();
-  own_.host = hostName();
-  own_.process = static_cast<uint64_t>(::getpid());
-}
+      own_(helloOfThisProcess()), peers_(options_.size) {}
 
 std::string StoreRendezvous::key(const char *kind, uint32_t rank) const {
   return prefix_ + kind + "/" + std::to_string(rank);
 }
-std::string StoreRendezvous::planKey(uint32_t rank) const { return jobPrefix_ + "plan/" + std::to_string(rank); }
 
 Status StoreRendezvous::set(const std::string &key, const std::string &record, const Deadline &deadline) {
-  return store_.set(key, seal(options_.authenticator, key, record), deadline);
+  return setSealed(store_, options_, key, record, deadline);
 }
 
 Result<std::optional<Unsealed>> StoreRendezvous::find(const std::string &key, const Deadline &deadline) {
-  const Result<std::optional<std::string>> value = store_.find(key, deadline);
-  if (!value.ok())
-    return value.status();
-  return *value ? unseal(options_.authenticator, key, **value) : std::nullopt;
+  return findSealed(store_, options_, key, deadline);
 }
 
 Status StoreRendezvous::join(std::string_view hello, const Deadline &deadline) {
@@ -92,7 +124,7 @@ Status StoreRendezvous::announce(std::string_view hello, const Deadline &deadlin
     if (const std::optional<Hello> other = Hello::decode((*before)->record))
       own_.previous = other->token;
   ownRecord_ = seal(options_.authenticator, at, own_.encode());
-  if (Status status = set(planKey(options_.rank), options_.plan, deadline); !status.ok())
+  if (Status status = announcePlan(store_, options_, deadline); !status.ok())
     return status;
   return store_.set(at, ownRecord_, deadline);
 }
@@ -319,17 +351,6 @@ Result<bool> StoreRendezvous::lookForRoster(const Deadline &deadline) {
   session_ = roster->session;
   tokens_ = roster->tokens;
   return true;
-}
-
-std::string StoreRendezvous::planNote(uint32_t rank) {
-  const Result<std::optional<Unsealed>> found = find(planKey(rank), shortly());
-  if (!found.ok() || !*found || (*found)->record == options_.plan)
-    return {};
-  constexpr size_t kMaxDigest = 64;
-  std::string other = (*found)->record.substr(0, kMaxDigest);
-  std::replace_if(other.begin(), other.end(), [](unsigned char each) { return !std::isalnum(each); }, '?');
-  return " (rank " + std::to_string(rank) + " has opened plan " + other + ", rank " + std::to_string(this->rank()) +
-         " has opened plan " + options_.plan + "; give the same plan file to all ranks)";
 }
 
 std::string StoreRendezvous::storeNote() {

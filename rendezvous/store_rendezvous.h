@@ -27,6 +27,15 @@ struct JobOptions {
   Authenticator authenticator;
 };
 
+/// What this process says about itself, with a new token.
+Hello helloOfThisProcess();
+/// The beginning of all keys of a job.
+std::string jobPrefix(const std::string &name);
+/// Sets the plan that this process has opened as its rank, for the error texts of others.
+Status announcePlan(Store &store, const JobOptions &job, const Deadline &deadline);
+/// " (rank 3 has opened plan X, …)" if another rank has opened another plan; else empty.
+std::string planNoteOf(Store &store, const JobOptions &job, uint32_t rank);
+
 class StoreRendezvous : public Rendezvous {
 public:
   /// The store must outlive it.
@@ -50,7 +59,6 @@ private:
   };
 
   std::string key(const char *kind, uint32_t rank) const;
-  std::string planKey(uint32_t rank) const;
   Status set(const std::string &key, const std::string &record, const Deadline &deadline);
   Result<std::optional<Unsealed>> find(const std::string &key, const Deadline &deadline);
 
@@ -75,7 +83,7 @@ private:
   Result<bool> lookForRoster(const Deadline &deadline);
 
   /// What the store says about the absence of a rank: another plan.
-  std::string planNote(uint32_t rank);
+  std::string planNote(uint32_t rank) { return planNoteOf(store_, options_, rank); }
   /// What it says about clients that were refused, and about an earlier attempt.
   std::string storeNote();
   /// The longest pause between looks: many ranks look less often.
@@ -83,7 +91,7 @@ private:
 
   Store &store_;
   const JobOptions options_;
-  const std::string prefix_, jobPrefix_;
+  const std::string prefix_;
   Hello own_;
   std::string ownRecord_; // own_, sealed
   std::vector<Peer> peers_;

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The frames of pull mode. A client opens a connection with a hello that has the server's token, and the server answers
+// with a welcome; a connection that begins otherwise is closed. A server drops a frame whose numbers do not fit.
+#pragma once
+
+#include "executor/messenger.h"
+
+#include <initializer_list>
+
+namespace reshard::pull {
+
+/// Word 0 of a frame, and the words after it.
+enum class FrameKind : uint64_t {
+  // Of every client.
+  hello = 1, // token of the server, world rank of the client, kProtocol
+  welcome,   // token of the server
+  ping,
+  pong, // nothing
+
+  // Of a rank that reads bytes. The first fetch of a version is the lease.
+  fetch,     // version, message, begin, end, slot, 1 if the client can read the server's memory
+  data,      // version, message, begin, end, slot, the address of the bytes (0: they follow as data), lease
+  gone,      // version, message, begin, end, slot: the version is not served, or not any more
+  askSender, // the same: only the sender of the message can serve it
+  confirm,   // version, lease: are all bytes that were read until now those of the version?
+  confirmed, // version, 1 if they are
+  leave,     // version: the lease ends
+
+  // Between source ranks and the coordinator, which is the server of the source's mesh rank 0.
+  coordinator, // token of the coordinator; its address as text
+  published,   // version; 0: none
+
+  // Of a target rank, to the coordinator.
+  begin,        // least version, call, failed assignment, milliseconds until its deadline
+  assign,       // assignment, version, parent
+  waiting,      // newest version, rank that has not published it
+  complete,     // assignment
+  committed,    // assignment, version
+  repeat,       // assignment
+  parentFailed, // parent
+
+  // Of every client, to the coordinator.
+  list,   // nothing
+  listed, // number of replicas, index of the first in the text; the text has kListed of them at most
+};
+
+constexpr uint64_t kProtocol = 1;
+/// Of one message: a fetch has at most kRangeBytes. Fetches of one client at one server that are not answered yet.
+constexpr uint64_t kRangeBytes = uint64_t{4} << 20;
+constexpr uint32_t kWindow = 4;
+/// A replica in the text of `listed`: four numbers of 4, 4, 8 and 1 bytes.
+constexpr size_t kListedBytes = 17, kListed = kMaxFrameText / kListedBytes;
+
+inline Frame makeFrame(FrameKind kind, std::initializer_list<uint64_t> words = {}) {
+  Frame frame;
+  frame.words[0] = static_cast<uint64_t>(kind);
+  size_t at = 1;
+  for (const uint64_t word : words)
+    frame.words[at++] = word;
+  return frame;
+}
+inline FrameKind kindOf(const Frame &frame) { return static_cast<FrameKind>(frame.words[0]); }
+
+} // namespace reshard::pull

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pulls versions into the memory of a target rank, on the caller's thread. Asks the coordinator for an assignment,
+// fetches ranges of all messages, has their servers confirm them, and completes the assignment together with the other
+// ranks of the replica.
+#pragma once
+
+#include "executor/backoff.h"
+#include "executor/pull/server.h"
+
+#include <set>
+
+namespace reshard::pull {
+
+/// What a pull is about. The pointers outlive the puller.
+struct PullerOptions {
+  Fleet fleet;
+  uint32_t worldRank = 0;
+  Directory *directory = nullptr;
+  MessageTable *table = nullptr;
+  Progress *progress = nullptr;
+  Server *server = nullptr;
+  uint64_t rangeBytes = kRangeBytes; // smaller in tests
+};
+
+struct PullRequest {
+  uint64_t minVersion = 0;
+  Deadline deadline;
+  std::function<Status()> beforeWriting; // called before the first byte of a version is written
+  std::function<Status()> afterWriting;  // called when the last byte of a version is there, but not for one that was
+};
+
+class Puller {
+public:
+  Puller(std::unique_ptr<Messenger> messenger, PullerOptions options);
+  ~Puller();
+
+  /// Of a target rank: returns the version.
+  Result<uint64_t> pull(const PullRequest &request);
+  /// The replicas, as the coordinator knows them.
+  Result<std::vector<ReplicaInfo>> replicas(const Deadline &deadline);
+  /// Keeps connections alive between calls; by any thread.
+  void idle();
+
+private:
+  using Clock = std::chrono::steady_clock;
+  /// A range that is being fetched.
+  struct Slot {
+    enum State { free, asked, receiving, arrived } state = free;
+    size_t message = 0;
+    uint64_t begin = 0, end = 0;
+    std::unique_ptr<std::byte[]> memory;
+    bool direct = false; // received into the target's memory
+  };
+  /// Bytes of a message that were read, but not confirmed yet.
+  struct Read {
+    size_t message;
+    uint64_t end;
+  };
+  struct Connection {
+    uint32_t worldRank = 0;
+    std::optional<uint32_t> peer;
+    bool ready = false; // the server has welcomed this process
+    Clock::time_point again{}, heard{}, pinged{};
+    uint32_t fetches = 0; // in flight
+    std::array<Slot, kWindow> slots;
+    std::deque<Read> unconfirmed;
+    size_t confirming = 0; // the first of them, which the server has been asked to confirm
+    bool leased = false;   // a fetch was sent
+    uint64_t lease = 0;    // that the server has named; 0: none yet
+    std::string problem;   // why it is not ready
+  };
+  struct Message {
+    uint64_t next = 0, landed = 0, confirmed = 0;
+    Connection *server = nullptr; // of the ranges in flight and the reads that are not confirmed
+    std::deque<Slot *> inFlight;
+    bool askSender = false;
+  };
+  /// The state of an assignment.
+  struct Assignment {
+    uint64_t number = 0, version = 0;
+    uint32_t parent = kSources;
+  };
+  enum class Outcome { done, again, failed };
+
+  // Connections.
+  Connection &connectionTo(uint32_t worldRank);
+  /// Connects if need be. Returns whether the connection is ready.
+  bool ready(Connection &connection);
+  void disconnect(Connection &connection);
+  /// Ends what is in flight; what the server has not confirmed is fetched again.
+  void discard(Connection &connection);
+  bool handleEvents();
+  void handle(Connection &connection, const MessengerEvent &event);
+  void handleFrame(Connection &connection, const MessengerEvent &event);
+  void arrived(Connection &connection, const MessengerEvent &event);
+  void confirmed(Connection &connection, bool valid);
+  void send(Connection &connection, const Frame &frame);
+  void ping(Connection &connection);
+  void wait(bool any);
+  void release(Slot &slot);
+  Slot *find(Connection &connection, const Frame &frame);
+  void endTransfers();
+  void refused(Connection &connection);
+
+  // The phases of a pull.
+  Result<uint64_t> attempts();
+  Status begin(uint64_t call, uint64_t failed);
+  void startVersion(uint64_t version);
+  Outcome transfer();
+  Outcome complete();
+  void leaveServers();
+
+  // The transfer.
+  uint32_t serverOf(size_t message) const;
+  void fetchMore();
+  bool fetchOne(size_t message);
+  bool unpack();
+  /// Calls the hook before the first byte is written. Returns false, and sets error_, if it fails.
+  bool mayWrite();
+  bool runLocalSteps();
+  void confirmReads();
+  std::string problemOf(const Connection &connection) const;
+  bool isParent(const Connection &connection) const;
+  void checkParent();
+  void leaveParent();
+  bool finished() const;
+  std::string waitsFor() const;
+
+  std::unique_ptr<Messenger> messenger_;
+  const PullerOptions options_;
+  std::mutex mutex_; // idle() and the other functions
+  std::map<uint32_t, Connection> connections_;
+  std::map<uint32_t, Connection *> byPeer_;
+  Backoff sleep_;
+  std::vector<Message> messages_;
+  size_t first_ = 0; // messages before it are fetched
+  size_t inFlight_ = 0;
+  size_t copies_ = 0; // local copies that have run
+  Assignment assignment_;
+  uint64_t version_ = 0; // that the memory holds, or receives
+  bool written_ = false; // a byte of it was written
+  bool whole_ = false;   // and all of them, with afterWriting
+  bool failed_ = false;  // the assignment cannot be completed
+  Status error_;         // of the call
+  const PullRequest *request_ = nullptr;
+  size_t open_ = 0;            // messages that are not confirmed as a whole
+  std::set<size_t> receiving_; // messages with ranges in flight
+  Clock::time_point polled_{};
+  Deadline deadline_; // of the call
+  // Answers of the coordinator.
+  std::optional<Assignment> assigned_;
+  std::optional<uint64_t> committed_, repeated_; // assignments
+  std::string reason_;                           // why there is no assignment yet
+  std::vector<ReplicaInfo> listed_;
+  std::optional<size_t> listedCount_;
+};
+
+} // namespace reshard::pull

@@ -1,0 +1,517 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/pull/server.h"
+
+#include "rendezvous/bytes.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace reshard::pull {
+
+namespace {
+
+constexpr size_t kMaxClients = 8192;
+constexpr std::chrono::milliseconds kMaintain{100};
+
+} // namespace
+
+Server::Server(std::unique_ptr<Messenger> messenger, const MessageTable &table, Progress &progress,
+               ServerOptions options)
+    : messenger_(std::move(messenger)), table_(table), progress_(progress), options_(std::move(options)),
+      address_(messenger_->address()) {
+  if (coordinates())
+    coordinator_.emplace(FleetShape{static_cast<uint32_t>(options_.fleet.sources().size()),
+                                    options_.fleet.replicaRanks(), options_.heads});
+}
+
+void Server::stop() {
+  {
+    const std::unique_lock lock = locked();
+    stop_ = true;
+  }
+  if (thread_.joinable())
+    thread_.join();
+}
+
+void Server::start() {
+  thread_ = std::thread([this] { loop(); });
+}
+
+void Server::loop() {
+  constexpr std::chrono::microseconds kShortest{20}, kLongest{1000};
+  std::chrono::microseconds pause = kShortest;
+  Clock::time_point idle = Clock::now();
+  while (true) {
+    bool any = false;
+    {
+      const std::lock_guard lock(mutex_);
+      if (stop_)
+        return;
+      any = progressOnce();
+    }
+    changed_.notify_all();
+    if (options_.idle && Clock::now() - idle >= kMaintain) {
+      options_.idle();
+      idle = Clock::now();
+    }
+    while (wanted_.load(std::memory_order_relaxed))
+      std::this_thread::yield();
+    if (any)
+      pause = kShortest;
+    else
+      std::this_thread::sleep_for(pause);
+    if (!any)
+      pause = std::min(pause * 2, kLongest);
+  }
+}
+
+/// Handles what has happened; returns whether anything has.
+bool Server::progressOnce() {
+  bool any = change_.has_value();
+  if (change_) {
+    endLeases();
+    progress_.reset();
+    version_ = *std::exchange(change_, {});
+  }
+  const std::optional<MessengerEvent> event = messenger_->poll();
+  if (event) {
+    handle(*event);
+    any = true;
+  }
+  serveParked();
+  if (const Clock::time_point now = Clock::now(); now - maintained_ >= kMaintain) {
+    maintained_ = now;
+    if (coordinator_)
+      coordinator_->expire(now);
+  }
+  maintainLinks();
+  sendAnswers();
+  return any;
+}
+
+void Server::handle(const MessengerEvent &event) {
+  const uint32_t peer = event.peer;
+  if (event.kind == MessengerEvent::kArrived) {
+    handleFrame(peer, event);
+  } else if (event.kind == MessengerEvent::kLost) {
+    for (Link &link : links_)
+      if (link.peer == peer) {
+        link.peer.reset();
+        link.told.reset();
+      }
+    forget(peer);
+  } else if (event.kind == MessengerEvent::kSent) {
+    const auto client = clients_.find(peer);
+    if (client != clients_.end() && event.token < kWindow) {
+      Slot &slot = client->second.slots[event.token];
+      slot.sending = false;
+      if (const std::optional<Fetch> parked = std::exchange(slot.parked, {}))
+        fetch(peer, client->second, *parked);
+    }
+  }
+}
+
+void Server::handleFrame(uint32_t peer, const MessengerEvent &event) {
+  const Frame &frame = event.frame;
+  if (std::any_of(links_.begin(), links_.end(), [&](const Link &link) { return link.peer == peer; }))
+    return; // welcome
+  const auto found = clients_.find(peer);
+  if (found == clients_.end())
+    return greet(peer, frame);
+  Client &client = found->second;
+  if (kindOf(frame) == FrameKind::ping)
+    return send(peer, makeFrame(FrameKind::pong));
+  if (kindOf(frame) == FrameKind::coordinator) {
+    const bool fromThere = client.worldRank == options_.fleet.sources()[0];
+    if (isSource() && fromThere && frame.words[1] != 0 && !event.text.empty())
+      linkTo({frame.words[1], event.text});
+    return;
+  }
+  if (!handleReader(peer, client, frame) && coordinator_)
+    handleMember(peer, client, frame);
+}
+
+/// The first frame of a connection.
+void Server::greet(uint32_t peer, const Frame &frame) {
+  const Fleet &fleet = options_.fleet;
+  const uint64_t rank = frame.words[2];
+  const bool known = rank <= UINT32_MAX &&
+                     (fleet.isTarget(static_cast<uint32_t>(rank)) || fleet.sourceMeshRank(static_cast<uint32_t>(rank)));
+  if (kindOf(frame) != FrameKind::hello || frame.words[1] != options_.token || !known || frame.words[3] != kProtocol ||
+      clients_.size() >= kMaxClients)
+    return messenger_->disconnect(peer);
+  Client &client = clients_[peer];
+  client.number = ++numbers_;
+  client.worldRank = static_cast<uint32_t>(rank);
+  byNumber_[client.number] = peer;
+  send(peer, makeFrame(FrameKind::welcome, {options_.token}));
+}
+
+/// Frames of ranks that read bytes. Returns false for others.
+bool Server::handleReader(uint32_t peer, Client &client, const Frame &frame) {
+  const auto &words = frame.words;
+  switch (kindOf(frame)) {
+  case FrameKind::fetch: {
+    if (words[5] >= kWindow || words[3] >= words[4] || words[4] - words[3] > kRangeBytes || words[1] == 0 ||
+        words[2] > UINT32_MAX)
+      return true;
+    const Fetch asked{words[1], words[2], words[3], words[4], static_cast<uint32_t>(words[5]), words[6] != 0};
+    Slot &slot = client.slots[asked.slot];
+    if (slot.sending) // its data have arrived there, but this process does not know that yet
+      slot.parked = asked;
+    else
+      fetch(peer, client, asked);
+    return true;
+  }
+  case FrameKind::confirm:
+    send(peer, makeFrame(FrameKind::confirmed,
+                         {words[1], words[1] == version_ && words[2] == client.lease && client.lease != 0}));
+    return true;
+  case FrameKind::leave:
+    client.lease = 0;
+    for (Slot &slot : client.slots)
+      slot.parked.reset();
+    return true;
+  default:
+    return false;
+  }
+}
+
+/// Requests to the coordinator.
+bool Server::handleMember(uint32_t peer, Client &client, const Frame &frame) {
+  const Fleet &fleet = options_.fleet;
+  const auto &words = frame.words;
+  if (const std::optional<uint32_t> source = fleet.sourceMeshRank(client.worldRank)) {
+    if (kindOf(frame) == FrameKind::published && *source != 0) {
+      sourceClients_[*source] = client.number;
+      coordinator_->published(*source, words[1]);
+      for (Link &link : links_) // it knows where the coordinator is
+        if (link.to.token == words[2] && link.peer)
+          messenger_->disconnect(*link.peer);
+      std::erase_if(links_, [&](const Link &link) { return link.to.token == words[2]; });
+    } else if (kindOf(frame) == FrameKind::list) {
+      sendList(peer);
+    }
+    return true;
+  }
+  switch (kindOf(frame)) {
+  case FrameKind::begin: {
+    const auto wait = std::chrono::milliseconds(std::min<uint64_t>(words[4], 1'000'000'000));
+    coordinator_->begin(
+        client.number,
+        {fleet.replicaOf(client.worldRank), fleet.meshRankOf(client.worldRank), words[1], words[2], words[3]},
+        Clock::now() + wait);
+    return true;
+  }
+  case FrameKind::complete:
+    coordinator_->complete(client.number, words[1]);
+    return true;
+  case FrameKind::parentFailed:
+    if (words[1] < kMaxReplicas)
+      coordinator_->parentFailed(client.number, static_cast<uint32_t>(words[1]));
+    return true;
+  case FrameKind::list:
+    sendList(peer);
+    return true;
+  default:
+    return false;
+  }
+}
+
+/// Removes what is known of a connection.
+void Server::forget(uint32_t peer) {
+  const auto found = clients_.find(peer);
+  if (found == clients_.end())
+    return;
+  const Client &client = found->second;
+  if (coordinator_) {
+    coordinator_->lost(client.number);
+    if (const std::optional<uint32_t> source = options_.fleet.sourceMeshRank(client.worldRank))
+      if (const auto at = sourceClients_.find(*source); at != sourceClients_.end() && at->second == client.number) {
+        sourceClients_.erase(at);
+        coordinator_->published(*source, 0);
+      }
+  }
+  byNumber_.erase(client.number);
+  clients_.erase(found);
+}
+
+void Server::send(uint32_t peer, const Frame &frame) {
+  // A peer that does not take its frames is closed; it connects again.
+  if (!messenger_->send(peer, frame).ok()) {
+    messenger_->disconnect(peer);
+    for (Link &link : links_)
+      if (link.peer == peer)
+        link.peer.reset();
+    forget(peer);
+  }
+}
+
+void Server::reply(uint32_t peer, FrameKind kind, const Fetch &fetch) {
+  send(peer, makeFrame(kind, {fetch.version, fetch.message, fetch.begin, fetch.end, fetch.slot}));
+}
+
+/// Whether a range is there, may come, or will not come.
+Server::Readiness Server::readiness(const Client &client, const Fetch &fetch, const ServedMessage &served) const {
+  if (isSource())
+    return fetch.version == version_ && (client.lease != 0 || !withdrawing_) ? Readiness::ready : Readiness::never;
+  if (fetch.version == version_ && MessageTable::ready(served, fetch.begin, fetch.end, progress_))
+    return Readiness::ready;
+  // A rank of the own replica may begin earlier than this one. A child of another replica exists only if this one
+  // pulls.
+  const bool own = options_.fleet.replicaOf(client.worldRank) == options_.fleet.replicaOf(options_.worldRank);
+  return fetch.version >= version_ && (own || pulling_) ? Readiness::later : Readiness::never;
+}
+
+void Server::fetch(uint32_t peer, Client &client, const Fetch &fetch) {
+  ServedMessage served;
+  const MessageTable::Serves serves = table_.find(static_cast<uint32_t>(fetch.message), client.worldRank, served);
+  if (serves == MessageTable::Serves::askSender)
+    return reply(peer, FrameKind::askSender, fetch);
+  if (serves == MessageTable::Serves::no || fetch.end > served.packing->bytes())
+    return; // not a request of a rank with this plan
+  switch (readiness(client, fetch, served)) {
+  case Readiness::ready:
+    return answer(peer, client, fetch, served);
+  case Readiness::later:
+    client.slots[fetch.slot].parked = fetch;
+    return;
+  case Readiness::never:
+    return reply(peer, FrameKind::gone, fetch);
+  }
+}
+
+void Server::answer(uint32_t peer, Client &client, const Fetch &fetch, const ServedMessage &served) {
+  if (client.lease == 0) {
+    client.lease = leases_;
+    client.since = Clock::now();
+  }
+  Slot &slot = client.slots[fetch.slot];
+  const uint64_t bytes = fetch.end - fetch.begin;
+  std::byte *data = served.packing->contiguous();
+  slot.inPlace = data != nullptr;
+  if (data) {
+    data += fetch.begin;
+  } else {
+    if (slot.bytes < bytes) {
+      slot.memory.reset(new std::byte[bytes]);
+      slot.bytes = bytes;
+    }
+    data = slot.memory.get();
+    served.packing->pack(fetch.begin, fetch.end, data);
+  }
+  const auto address = fetch.readable ? reinterpret_cast<uint64_t>(data) : 0;
+  const Frame frame = makeFrame(
+      FrameKind::data, {fetch.version, fetch.message, fetch.begin, fetch.end, fetch.slot, address, client.lease});
+  if (fetch.readable)
+    return send(peer, frame);
+  slot.sending = true;
+  if (!messenger_->sendData(peer, frame, data, bytes, fetch.slot).ok()) {
+    messenger_->disconnect(peer);
+    forget(peer);
+  }
+}
+
+/// Answers fetches whose bytes have arrived meanwhile.
+void Server::serveParked() {
+  if (isSource())
+    return;
+  std::vector<std::pair<uint32_t, Fetch>> ready;
+  for (auto &[peer, client] : clients_)
+    for (Slot &slot : client.slots) {
+      ServedMessage served;
+      if (slot.parked && !slot.sending &&
+          table_.find(static_cast<uint32_t>(slot.parked->message), client.worldRank, served) ==
+              MessageTable::Serves::yes &&
+          readiness(client, *slot.parked, served) != Readiness::later)
+        ready.emplace_back(peer, *std::exchange(slot.parked, {}));
+    }
+  for (const auto &[peer, parked] : ready)
+    if (const auto client = clients_.find(peer); client != clients_.end())
+      fetch(peer, client->second, parked);
+}
+
+/// Ends all leases, and every transfer out of the memory that will change.
+void Server::endLeases() {
+  ++leases_;
+  std::vector<uint32_t> sending;
+  for (auto &[peer, client] : clients_) {
+    client.lease = 0;
+    if (std::any_of(client.slots.begin(), client.slots.end(),
+                    [](const Slot &slot) { return slot.sending && slot.inPlace; }))
+      sending.push_back(peer);
+  }
+  for (const uint32_t peer : sending) {
+    messenger_->disconnect(peer);
+    forget(peer);
+  }
+}
+
+void Server::meet(const ServerAddress &process) {
+  const std::unique_lock lock = locked();
+  linkTo(process);
+}
+
+void Server::linkTo(const ServerAddress &process) {
+  if (std::any_of(links_.begin(), links_.end(), [&](const Link &link) { return link.to.token == process.token; }))
+    return;
+  if (!coordinates()) { // there is one coordinator
+    for (const Link &link : links_)
+      if (link.peer)
+        messenger_->disconnect(*link.peer);
+    links_.clear();
+  }
+  links_.push_back({process, {}, {}, kMaintain, {}});
+}
+
+void Server::connect(Link &link) {
+  link.again = Clock::now() + link.pause;
+  link.pause = std::min(2 * link.pause, 50 * kMaintain);
+  const Result<uint32_t> peer = messenger_->connect(link.to.address);
+  if (!peer.ok())
+    return;
+  link.peer = *peer;
+  link.told.reset();
+  send(*peer, makeFrame(FrameKind::hello, {link.to.token, options_.worldRank, kProtocol}));
+  if (link.peer && coordinates()) {
+    if (!messenger_->send(*peer, makeFrame(FrameKind::coordinator, {options_.token}), address_).ok())
+      messenger_->disconnect(*std::exchange(link.peer, {}));
+  }
+}
+
+/// Tells the coordinator which version this source rank has published.
+void Server::maintainLinks() {
+  if (!isSource())
+    return;
+  if (coordinator_ && told_ != available())
+    coordinator_->published(0, told_ = available());
+  for (Link &link : links_) {
+    if (!link.peer && Clock::now() >= link.again)
+      connect(link);
+    if (!coordinator_ && link.peer && link.told != available()) {
+      link.told = available();
+      send(*link.peer, makeFrame(FrameKind::published, {available(), options_.token}));
+    }
+  }
+}
+
+void Server::sendAnswers() {
+  while (coordinator_) {
+    const std::optional<CoordinatorAnswer> answer = coordinator_->next();
+    if (!answer)
+      return;
+    const auto peer = byNumber_.find(answer->client);
+    if (peer == byNumber_.end())
+      continue;
+    Frame frame;
+    switch (answer->kind) {
+    case CoordinatorAnswer::kAssign:
+      frame = makeFrame(FrameKind::assign, {answer->assignment, answer->version, answer->parent});
+      break;
+    case CoordinatorAnswer::kWaiting:
+      frame = makeFrame(FrameKind::waiting, {answer->version, answer->rank});
+      break;
+    case CoordinatorAnswer::kCommitted:
+      frame = makeFrame(FrameKind::committed, {answer->assignment, answer->version});
+      break;
+    case CoordinatorAnswer::kRepeat:
+      frame = makeFrame(FrameKind::repeat, {answer->assignment});
+      break;
+    }
+    send(peer->second, frame);
+  }
+}
+
+void Server::sendList(uint32_t peer) {
+  const std::vector<ReplicaInfo> all = coordinator_->replicas();
+  for (size_t first = 0; first == 0 || first < all.size(); first += kListed) {
+    ByteWriter writer;
+    for (size_t i = first; i < std::min(all.size(), first + kListed); ++i)
+      writer.number(all[i].replica)
+          .number(all[i].ranks)
+          .number(all[i].version)
+          .number(static_cast<uint8_t>(all[i].state));
+    if (!messenger_->send(peer, makeFrame(FrameKind::listed, {all.size(), first}), writer.take()).ok())
+      return;
+  }
+}
+
+/// Locks the mutex, which the service thread then does not take again at once.
+std::unique_lock<std::mutex> Server::locked() {
+  wanted_ = true;
+  std::unique_lock lock(mutex_);
+  wanted_ = false;
+  return lock;
+}
+
+Status Server::mayPublish(uint64_t version) {
+  const std::unique_lock lock = locked();
+  if (version_ != 0)
+    return invalid("version " + std::to_string(version_) + " is published already; release it first");
+  if (version <= last_)
+    return invalid("found version " + std::to_string(version) + ", expected more than " + std::to_string(last_) +
+                   (last_ > 0 ? ", the version that was published last" : ""));
+  return {};
+}
+
+Status Server::publish(uint64_t version) {
+  if (Status status = mayPublish(version); !status.ok())
+    return status;
+  const std::unique_lock lock = locked();
+  version_ = last_ = version;
+  return {};
+}
+
+/// The names of clients with a lease: "replica 2 rank 1 (world rank 7), for 3.2 s".
+std::string Server::holders() const {
+  constexpr size_t kShown = 8;
+  std::string text;
+  size_t count = 0;
+  for (const auto &[peer, client] : clients_)
+    if (client.lease != 0 && ++count <= kShown) {
+      char seconds[32];
+      std::snprintf(seconds, sizeof seconds, ", for %.1f s",
+                    std::chrono::duration<double>(Clock::now() - client.since).count());
+      text += (text.empty() ? "" : "; ") + options_.fleet.name(client.worldRank) + seconds;
+    }
+  return count > kShown ? text + "; and " + std::to_string(count - kShown) + " more" : text;
+}
+
+/// Serves another version, after all leases have ended.
+void Server::change(std::unique_lock<std::mutex> &lock, uint64_t version) {
+  change_ = version;
+  changed_.wait(lock, [&] { return !change_; });
+}
+
+Status Server::release(const Deadline &deadline) {
+  std::unique_lock lock = locked();
+  if (version_ == 0)
+    return invalid("no version is published");
+  withdrawing_ = true;
+  auto leased = [&] {
+    return std::any_of(clients_.begin(), clients_.end(), [](const auto &each) { return each.second.lease != 0; });
+  };
+  while (leased() && !passed(deadline))
+    changed_.wait_for(lock, std::chrono::milliseconds(10));
+  const std::string names = holders();
+  const uint64_t version = version_;
+  change(lock, 0);
+  withdrawing_ = false;
+  if (names.empty())
+    return {};
+  return timedOut("timed out: version " + std::to_string(version) + " was still read by " + names +
+                  "; their leases are revoked");
+}
+
+void Server::serve(uint64_t version) {
+  std::unique_lock lock = locked();
+  if (version_ != version)
+    change(lock, version);
+}
+
+void Server::setPulling(bool pulling) {
+  const std::unique_lock lock = locked();
+  pulling_ = pulling;
+}
+
+} // namespace reshard::pull

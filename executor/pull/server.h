@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Serves the memory of a rank to other processes, on a thread of its own. On the source's mesh rank 0 it is also the
+// coordinator. The thread waits for no peer.
+//
+// A version is served as long as nothing changes the memory. A client whose lease is valid when it asks for a
+// confirmation has read bytes of that version only. So before the memory changes, all leases end.
+#pragma once
+
+#include "executor/pull/directory.h"
+#include "executor/pull/frames.h"
+#include "executor/pull/message_table.h"
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace reshard::pull {
+
+struct ServerOptions {
+  Fleet fleet;
+  uint32_t worldRank = 0;
+  uint64_t token = 0;
+  uint32_t heads = 1;         // of the coordinator
+  std::function<void()> idle; // called by the thread about every 100 ms
+};
+
+class Server {
+public:
+  /// `table` and `progress` outlive it.
+  Server(std::unique_ptr<Messenger> messenger, const MessageTable &table, Progress &progress, ServerOptions options);
+  ~Server() { stop(); }
+  void start();
+  /// Ends the thread.
+  void stop();
+
+  /// What other processes need to connect.
+  const std::string &address() const { return address_; }
+
+  // By one other thread.
+  /// Of a source rank: where the coordinator is. Of the coordinator: a source rank that shall learn where it is.
+  void meet(const ServerAddress &process);
+  /// Of a source rank. Fails, with kind `invalid`, if a version is published or was published before.
+  Status mayPublish(uint64_t version);
+  Status publish(uint64_t version);
+  Status release(const Deadline &deadline);
+  /// Of a target rank: serves what is there of a version, which is nothing if it is another one than before. From here
+  /// on nobody reads an earlier version out of this process.
+  void serve(uint64_t version);
+  /// Whether a pull is running, whose bytes clients may wait for.
+  void setPulling(bool pulling);
+
+private:
+  using Clock = std::chrono::steady_clock;
+  struct Fetch {
+    uint64_t version = 0, message = 0, begin = 0, end = 0;
+    uint32_t slot = 0;
+    bool readable = false; // the client reads this process's memory
+  };
+  /// A place for a range that a client fetches.
+  struct Slot {
+    std::unique_ptr<std::byte[]> memory;
+    uint64_t bytes = 0;
+    bool sending = false, inPlace = false;
+    std::optional<Fetch> parked;
+  };
+  struct Client {
+    uint64_t number = 0; // unlike the number of its connection, never used again
+    uint32_t worldRank = 0;
+    uint64_t lease = 0;      // 0: none; else leases_
+    Clock::time_point since; // of the lease
+    std::array<Slot, kWindow> slots;
+  };
+  /// A connection that this process has opened: of a source rank to the coordinator; of the coordinator to a source
+  /// rank that does not know it yet.
+  struct Link {
+    ServerAddress to;
+    std::optional<uint32_t> peer;
+    Clock::time_point again{};
+    std::chrono::milliseconds pause{};
+    std::optional<uint64_t> told; // the version that the coordinator knows
+  };
+
+  std::unique_lock<std::mutex> locked();
+  void loop();
+  bool progressOnce();
+  void handle(const MessengerEvent &event);
+  void handleFrame(uint32_t peer, const MessengerEvent &event);
+  void greet(uint32_t peer, const Frame &frame);
+  bool handleReader(uint32_t peer, Client &client, const Frame &frame);
+  bool handleMember(uint32_t peer, Client &client, const Frame &frame);
+  void forget(uint32_t peer);
+
+  void fetch(uint32_t peer, Client &client, const Fetch &fetch);
+  enum class Readiness { ready, later, never };
+  Readiness readiness(const Client &client, const Fetch &fetch, const ServedMessage &served) const;
+  void answer(uint32_t peer, Client &client, const Fetch &fetch, const ServedMessage &served);
+  void reply(uint32_t peer, FrameKind kind, const Fetch &fetch);
+  void send(uint32_t peer, const Frame &frame);
+  void serveParked();
+  void change(std::unique_lock<std::mutex> &lock, uint64_t version);
+  void endLeases();
+
+  bool isSource() const { return !options_.fleet.isTarget(options_.worldRank); }
+  bool coordinates() const { return options_.worldRank == options_.fleet.sources()[0]; }
+  uint64_t available() const { return withdrawing_ ? 0 : version_; }
+  void linkTo(const ServerAddress &process);
+  void maintainLinks();
+  void connect(Link &link);
+  void sendAnswers();
+  void sendList(uint32_t peer);
+  std::string holders() const;
+
+  std::unique_ptr<Messenger> messenger_;
+  const MessageTable &table_;
+  Progress &progress_;
+  const ServerOptions options_;
+  const std::string address_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<bool> wanted_{false}; // another thread waits for mutex_
+  std::thread thread_;
+  bool stop_ = false;
+  uint64_t version_ = 0;           // that is served; 0: none
+  uint64_t last_ = 0;              // of a source: the last that was published
+  bool withdrawing_ = false;       // release() waits: no new leases
+  std::optional<uint64_t> change_; // the thread shall end all leases and serve this version
+  uint64_t leases_ = 1;            // another one after each change
+  bool pulling_ = false;
+
+  std::map<uint32_t, Client> clients_; // by connection
+  std::map<uint64_t, uint32_t> byNumber_;
+  uint64_t numbers_ = 0;
+  std::vector<Link> links_;
+  std::optional<Coordinator> coordinator_;
+  uint64_t told_ = 0;                          // the version of this rank that coordinator_ knows
+  std::map<uint32_t, uint64_t> sourceClients_; // by mesh rank of the source
+  Clock::time_point maintained_{};
+};
+
+} // namespace reshard::pull
