@@ -22,10 +22,15 @@ bool PeerMemory::open(const Address &address) {
   if (address.host != hostId() || address.process == 0 || address.process > INT32_MAX)
     return false;
   process_ = static_cast<int32_t>(address.process);
-  uint64_t found = 0;
-  if (!read(reinterpret_cast<std::byte *>(&found), address.at, sizeof found) || found != address.token)
+  address_ = address;
+  if (!isAlive())
     process_ = 0;
   return isOpen();
+}
+
+bool PeerMemory::isAlive() const {
+  uint64_t found = 0;
+  return read(reinterpret_cast<std::byte *>(&found), address_.at, sizeof found) && found == address_.token;
 }
 
 bool PeerMemory::read(std::byte *to, uint64_t from, uint64_t bytes) const {

@@ -22,11 +22,14 @@ public:
   /// Whether this process can read the memory of that one.
   bool open(const Address &address);
   bool isOpen() const { return process_ > 0; }
+  /// Whether the process has not ended. A process that is stopped has not.
+  bool isAlive() const;
   /// Copies bytes from an address of the other process; false if it has ended or does not have that memory.
   bool read(std::byte *to, uint64_t from, uint64_t bytes) const;
 
 private:
   int32_t process_ = 0;
+  Address address_;
 };
 
 } // namespace reshard

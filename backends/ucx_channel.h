@@ -19,9 +19,8 @@
 #pragma once
 
 #include "backends/peer_memory.h"
+#include "backends/ucx_worker.h"
 #include "executor/channel.h"
-
-#include <ucp/api/ucp.h>
 
 #include <memory>
 #include <vector>
@@ -109,12 +108,6 @@ struct Request {
   Status error;
 };
 
-struct Region {
-  std::byte *begin, *end;
-  ucp_mem_h handle;
-  bool host; // not the memory of a GPU
-};
-
 Status lost(uint32_t rank, ucs_status_t status);
 
 class UcxChannel : public Channel {
@@ -151,8 +144,6 @@ private:
   void readPart(size_t request);
   /// Sends a header alone; false if an earlier one of this notice is still being sent.
   bool notify(Notice &notice, Id id, uint32_t rank, uint64_t number);
-  /// Registered memory with these bytes; null if there is none.
-  const Region *regionOf(const std::byte *data, uint64_t bytes) const;
   /// Sets the memory handle of an operation.
   void describe(ucp_request_param_t &param, const std::byte *data, uint64_t bytes) const;
   /// Frees all that the channel has of UCX: nothing writes to the memory of messages later. `force`: without waiting
@@ -171,13 +162,11 @@ private:
 
   Rendezvous &rendezvous_;
   const double seconds_;
-  ucp_context_h context_ = nullptr;
-  ucp_worker_h worker_ = nullptr;
+  Worker worker_;
   std::vector<Peer> peers_;     // by rank
   std::vector<uint32_t> fresh_; // ranks of peers with arrivals that are not admitted
   std::vector<Request> requests_;
   std::vector<size_t> reading_; // requests of state kReads, in the order of their beginning
-  std::vector<Region> regions_; // sorted, without overlaps
   std::byte nothing_{};         // sent in place of no bytes, which UCX does not send by rendezvous
 };
 

@@ -19,14 +19,14 @@ constexpr uint64_t kReadBytes = 1 << 20;
 } // namespace
 
 void UcxChannel::describe(ucp_request_param_t &param, const std::byte *data, uint64_t bytes) const {
-  if (const Region *region = bytes > kEagerBytes ? regionOf(data, bytes) : nullptr) {
+  if (const Region *region = bytes > kEagerBytes ? worker_.regionOf(data, bytes) : nullptr) {
     param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
     param.memh = region->handle;
   }
 }
 
 Status UcxChannel::begin(size_t request, const Request &message) {
-  if (!worker_)
+  if (!worker_.isOpen())
     return invalid("the channel is closed: a run has failed");
   if (message.peer >= size() || message.tag > maxTag() || message.bytes > kMaxChannelBytes)
     return invalid("a message of " + std::to_string(message.bytes) + " bytes with tag " + std::to_string(message.tag) +
@@ -50,7 +50,7 @@ Status UcxChannel::send(size_t request, uint32_t peer, uint32_t tag, const std::
   Peer &to = peers_[peer];
   Request &mine = requests_[request];
   mine.notice.header = {rendezvous_.session(), to.sent++, bytes, reinterpret_cast<uint64_t>(data), rank(), tag};
-  const Region *region = bytes > kEagerBytes && to.readsOurs ? regionOf(data, bytes) : nullptr;
+  const Region *region = bytes > kEagerBytes && to.readsOurs ? worker_.regionOf(data, bytes) : nullptr;
   if (region && region->host) {
     mine.state = Request::kIsRead;
     notify(mine.notice, kReadMe, peer, mine.notice.header.number);
@@ -210,7 +210,7 @@ void UcxChannel::progress() {
 }
 
 Result<bool> UcxChannel::test(size_t number) {
-  if (!worker_)
+  if (!worker_.isOpen())
     return invalid("the channel is closed: a run has failed");
   Request &request = requests_[number];
   if (request.state == Request::kDone)

@@ -41,7 +41,8 @@ struct MessengerEvent {
   Status reason;          // of kLost
 };
 
-/// One end of connections to processes that come and go. One thread uses it at a time.
+/// One end of connections to processes that come and go. One thread uses it at a time. It must poll: a peer that cannot
+/// read this process's memory takes it as lost after kSilentSeconds.
 class Messenger {
 public:
   virtual ~Messenger() = default;
@@ -74,6 +75,9 @@ public:
 
 constexpr uint64_t kMaxFrameText = 4096;
 constexpr size_t kMaxFrames = 1024;
+/// How long a peer may be silent. A shorter silence is not an error, since a process may be stopped. A process of this
+/// host may be silent for any time once it has answered; its end is noticed.
+constexpr double kSilentSeconds = 10;
 
 constexpr uint32_t kMessengerVersion = 1;
 /// The function that a module exports as `reshard_open_messenger`, with `reshard_open_messenger_version`. Returns a

@@ -1,13 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/module.h"
 
+#include <cstdlib>
 #include <dlfcn.h>
 #include <filesystem>
 #include <vector>
 
 namespace reshard {
+namespace {
+
+/// Loads the UCX of RESHARD_UCX_ROOT. The module needs libucp.so.0, and the loader takes the one that is loaded
+/// already.
+Status loadUcx() {
+  const char *root = std::getenv("RESHARD_UCX_ROOT");
+  if (!root || !*root)
+    return {};
+  const std::string path = std::string(root) + "/lib/libucp.so.0";
+  if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL))
+    return {};
+  return failed("backend 'ucx': RESHARD_UCX_ROOT=" + std::string(root) + ": " + dlerror() +
+                "; expected a folder with lib/libucp.so.0 of UCX 1.13 or a later 1.x");
+}
+
+} // namespace
 
 Result<void *> loadModule(const std::string &name, const std::string &entry, uint32_t version, Symbols symbols) {
+  if (Status status = name == "ucx" ? loadUcx() : Status(); !status.ok())
+    return status;
   const std::string file = "libreshard_" + name + ".so";
   std::error_code ignored;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);

@@ -62,7 +62,7 @@ MORE = {
     "kernels/convert_cuda.h": ("cuda",),
     "backends/current_device.h": ("cuda",),
     "backends/cuda.cpp": ("executor/device.h", "executor/communicator.h", "kernels/convert_cuda.h", "kernels/copy_cuda.h"),
-    "backends/ucx_channel.h": ("ucp/",),
+    "backends/ucx_worker.h": ("ucp/",),
     "backends/nccl.cpp": ("executor/communicator.h", "nccl.h"),
     "tools/options.cpp": ("CLI/",),
     "tools/compile.cpp": ("compiler/", "ir/"),

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the channel and the messenger of libreshard_ucx.so share: a UCX context with a worker, and registered memory.
+#pragma once
+
+#include "support/status.h"
+
+#include <ucp/api/ucp.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace reshard::ucx {
+
+/// Success, or an error that names the function of UCX.
+Status checked(ucs_status_t status, const char *call);
+
+struct Region {
+  std::byte *begin, *end;
+  ucp_mem_h handle;
+  bool host; // not the memory of a GPU
+};
+
+/// A context and its worker, with the memory that is registered in it.
+class Worker {
+public:
+  Worker() = default;
+  Worker(const Worker &) = delete;
+  Worker &operator=(const Worker &) = delete;
+  ~Worker() { close(); }
+
+  /// `peers`: how many connections are expected.
+  Status open(size_t peers);
+  /// Frees all. Operations that have not ended are over: nothing accesses their memory later.
+  void close();
+  bool isOpen() const { return worker_ != nullptr; }
+  operator ucp_worker_h() const { return worker_; }
+
+  Status handle(unsigned id, ucp_am_recv_callback_t callback, void *argument);
+  /// Appends the worker's address, by which others connect.
+  Status appendAddress(std::string &text) const;
+  /// Begins a connection; `address` is that of the peer's worker.
+  ucs_status_t connect(const char *address, const ucp_err_handler_t &handler, ucp_ep_h *connection);
+  /// Begins to close a connection. Returns a request to be freed, or null.
+  static void *disconnect(ucp_ep_h connection, bool force);
+
+  Status registerMemory(std::byte *data, uint64_t bytes);
+  void unregisterMemory(std::byte *data);
+  /// Registered memory with these bytes; null if there is none.
+  const Region *regionOf(const std::byte *data, uint64_t bytes) const;
+
+private:
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  std::vector<Region> regions_; // sorted, without overlaps
+};
+
+} // namespace reshard::ucx
