@@ -8,11 +8,21 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <fcntl.h>
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iostream>
+#include <map>
+#include <random>
 #include <sched.h>
+#include <spawn.h>
+#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 using namespace reshard;
@@ -257,6 +267,204 @@ TEST_P(Contract, ReadsTheMemoryOfThisHost) {
   std::vector<std::byte> to(data.size());
   EXPECT_TRUE(pair.b->readMemory(pair.toA, to.data(), reinterpret_cast<uint64_t>(data.data()), data.size()));
   EXPECT_TRUE(to == data);
+}
+
+/// Another process with a messenger, which connects to this one, sends a frame, and sends back all data that it gets.
+/// It ends when it has lost the connection.
+class Child {
+public:
+  Child(const std::string &address, bool apart) {
+    std::string hex;
+    for (const char each : address)
+      for (const int shift : {4, 0})
+        hex += "0123456789abcdef"[static_cast<unsigned char>(each) >> shift & 15];
+    ::setenv("RESHARD_TEST_ADDRESS", hex.c_str(), 1);
+    ::setenv("RESHARD_TEST_APART", apart ? "1" : "", 1);
+    std::string program = "/proc/self/exe", filter = "--gtest_filter=MessengerChild.Runs", brief = "--gtest_brief=1";
+    char *const arguments[] = {program.data(), filter.data(), brief.data(), nullptr};
+    posix_spawn_file_actions_t output; // errors are printed to stderr by UCX
+    posix_spawn_file_actions_init(&output);
+    posix_spawn_file_actions_addopen(&output, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+    EXPECT_EQ(posix_spawn(&process_, program.c_str(), &output, nullptr, arguments, environ), 0);
+    posix_spawn_file_actions_destroy(&output);
+    ::unsetenv("RESHARD_TEST_ADDRESS");
+  }
+  Child(const Child &) = delete;
+  Child &operator=(const Child &) = delete;
+  ~Child() {
+    signal(SIGKILL);
+    waitpid(process_, nullptr, 0);
+  }
+  void signal(int number) const { ::kill(process_, number); }
+  bool hasEnded() const {
+    siginfo_t info{};
+    return waitid(P_PID, static_cast<id_t>(process_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+  }
+
+private:
+  pid_t process_ = 0;
+};
+
+TEST(MessengerChild, Runs) {
+  const char *const hex = std::getenv("RESHARD_TEST_ADDRESS");
+  if (!hex)
+    GTEST_SKIP() << "runs as a process of other tests";
+  std::string address;
+  for (size_t i = 0; hex[i] && hex[i + 1]; i += 2)
+    address += static_cast<char>(std::stoi(std::string(hex + i, 2), nullptr, 16));
+  Side side(*std::getenv("RESHARD_TEST_APART") ? openElsewhere() : openUcx());
+  const Result<uint32_t> peer = side->connect(address);
+  ASSERT_TRUE(peer.ok() && side->send(*peer, frameOf(1)).ok());
+  std::map<uint64_t, std::vector<std::byte>> data; // by token
+  const Deadline deadline = in(60);
+  for (uint64_t token = 0; !passed(deadline);) {
+    side.poll();
+    for (const MessengerEvent &event : std::exchange(side.events, {})) {
+      if (event.kind == MessengerEvent::kLost)
+        return;
+      if (event.kind == MessengerEvent::kSent)
+        data.erase(event.token);
+      if (event.kind == MessengerEvent::kReceived && event.ok) {
+        const std::vector<std::byte> &bytes = data[event.token];
+        (void)side->sendData(*peer, frameOf(bytes.size()), bytes.data(), bytes.size(), event.token);
+      }
+      if (event.kind == MessengerEvent::kArrived && event.dataBytes > 0) {
+        data[++token].resize(event.dataBytes);
+        (void)side->receive(*peer, event.data, data[token].data(), token);
+      }
+    }
+  }
+  FAIL() << "the connection was not lost";
+}
+
+/// A messenger and a child that has connected to it.
+class Processes : public Contract {
+protected:
+  void SetUp() override {
+    Contract::SetUp();
+    if (!IsSkipped())
+      side_ = std::make_unique<Side>(open());
+  }
+  std::unique_ptr<Child> child() {
+    auto made = std::make_unique<Child>((*side_)->address(), apart());
+    side_->events.clear();
+    EXPECT_TRUE(until({side_.get()}, [&] { return side_->count(MessengerEvent::kArrived) == 1; }));
+    peer_ = side_->events.empty() ? 0 : side_->events[0].peer;
+    side_->events.clear();
+    return made;
+  }
+  /// Sends data to the child, and receives them back.
+  void exchange(const std::vector<std::byte> &data) {
+    std::vector<std::byte> back(data.size());
+    EXPECT_EQ((*side_)->sendData(peer_, {}, data.data(), data.size(), 1).message(), "");
+    ASSERT_TRUE(until({side_.get()}, [&] { return side_->events.size() == 2; }));
+    for (const MessengerEvent &event : std::exchange(side_->events, {})) {
+      if (event.kind == MessengerEvent::kArrived) {
+        EXPECT_EQ((*side_)->receive(peer_, event.data, back.data(), 2).message(), "");
+      } else {
+        EXPECT_TRUE(event.kind == MessengerEvent::kSent && event.ok);
+      }
+    }
+    ASSERT_TRUE(until({side_.get()}, [&] { return side_->events.size() == 1; }));
+    EXPECT_TRUE(side_->events[0].kind == MessengerEvent::kReceived && side_->events[0].ok);
+    EXPECT_TRUE(back == data);
+    side_->events.clear();
+  }
+  void expectLost(double seconds) {
+    EXPECT_TRUE(until({side_.get()}, [&] { return side_->count(MessengerEvent::kLost) == 1; }, seconds));
+  }
+  double disconnectSeconds() {
+    const auto begin = Clock::now();
+    (*side_)->disconnect(peer_);
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+  /// One round of connect, data both ways, and an end.
+  void round(uint64_t number, std::mt19937_64 &random) {
+    const std::unique_ptr<Child> other = child();
+    for (const size_t size : {size_t{1}, size_t{2048}, size_t{100} << 10, size_t{8} << 20})
+      exchange(bytesOf(number, size));
+    const std::vector<std::byte> data = bytesOf(number, 8 << 20);
+    if (number % 3 == 0) {
+      (*side_)->disconnect(peer_);
+      EXPECT_TRUE(until({side_.get()}, [&] { return other->hasEnded(); }));
+      return;
+    }
+    EXPECT_EQ((*side_)->registerMemory(const_cast<std::byte *>(data.data()), data.size()).message(), "");
+    EXPECT_EQ((*side_)->sendData(peer_, {}, data.data(), data.size(), 1).message(), "");
+    (void)until({side_.get()}, [] { return false; }, static_cast<double>(random() % 8000) * 1e-6);
+    other->signal(number % 3 == 1 ? SIGKILL : SIGSTOP);
+    if (number % 3 == 1) {
+      expectLost(4);
+    } else {
+      (void)until({side_.get()}, [] { return false; }, 0.01);
+      EXPECT_LT(disconnectSeconds(), 1.0);
+    }
+    (*side_)->unregisterMemory(const_cast<std::byte *>(data.data()));
+  }
+
+  std::unique_ptr<Side> side_;
+  uint32_t peer_ = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(Of, Processes, testing::Values("ucx", "ucx_apart"),
+                         [](const auto &each) { return each.param; });
+
+TEST_P(Processes, AKilledProcessIsLostInTime) {
+  const std::unique_ptr<Child> other = child();
+  exchange(bytesOf(1, 100'000));
+  other->signal(SIGKILL);
+  expectLost(4); // two seconds on a machine that does nothing else
+}
+
+TEST_P(Processes, AStoppedProcessHoldsNobodyUp) {
+  const std::unique_ptr<Child> other = child();
+  const std::vector<std::byte> data = bytesOf(2, 8 << 20);
+  exchange(data);
+  other->signal(SIGSTOP);
+  EXPECT_EQ((*side_)->sendData(peer_, {}, data.data(), data.size(), 5).message(), "");
+  EXPECT_FALSE(until({side_.get()}, [&] { return !side_->events.empty(); }, 2));
+  size_t sent = 0;
+  const auto begin = Clock::now();
+  while (sent < 100'000 && (*side_)->send(peer_, {}, std::string(kMaxFrameText, 'x')).ok())
+    ++sent;
+  EXPECT_GE(sent, kMaxFrames - 1);
+  EXPECT_LT(sent, 100'000u);
+  side_->poll();
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+  EXPECT_TRUE(side_->events.empty());
+  EXPECT_LT(disconnectSeconds(), 1.0);
+}
+
+size_t openFiles() {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
+}
+
+size_t residentBytes() {
+  size_t pages = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident;
+  return resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
+
+/// RESHARD_ROUNDS sets the number of rounds.
+TEST_P(Processes, RoundsLeaveNothingBehind) {
+  const char *const set = std::getenv("RESHARD_ROUNDS");
+  const uint64_t rounds = set ? std::stoull(set) : 12, first = std::max<uint64_t>(rounds / 4, 6);
+  std::mt19937_64 random(7);
+  size_t files = 0, bytes = 0;
+  for (uint64_t number = 0; number < rounds && !HasFailure(); ++number) {
+    SCOPED_TRACE("round " + std::to_string(number));
+    round(number, random);
+    if (number == first) {
+      files = openFiles();
+      bytes = residentBytes();
+    }
+  }
+  (void)until({side_.get()}, [&] { return openFiles() <= files; }, 2);
+  EXPECT_LE(openFiles(), files + 2); // a connection that is being closed
+  EXPECT_LE(residentBytes(), bytes + (48 << 20));
+  if (set)
+    std::cout << rounds << " rounds: descriptors " << files << " to " << openFiles() << ", resident MiB "
+              << (bytes >> 20) << " to " << (residentBytes() >> 20) << "\n";
 }
 
 TEST(LocalNetwork, FreezesCutsDelaysAndKills) {
