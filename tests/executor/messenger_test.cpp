@@ -308,7 +308,7 @@ private:
 TEST(MessengerChild, Runs) {
   const char *const hex = std::getenv("RESHARD_TEST_ADDRESS");
   if (!hex)
-    GTEST_SKIP() << "runs as a process of other tests";
+    return; // runs as a process of other tests
   std::string address;
   for (size_t i = 0; hex[i] && hex[i + 1]; i += 2)
     address += static_cast<char>(std::stoi(std::string(hex + i, 2), nullptr, 16));
