@@ -18,6 +18,10 @@ Status checkJobOptions(const reshard_options &options, const std::string &transp
     return invalid("transport '" + transport + "' has no rendezvous, expected transport 'ucx' or 'nccl' with it");
   if (given && options.communicator)
     return invalid("found a communicator and a rendezvous, expected one of them");
+  if (options.pull && transport != "ucx")
+    return invalid("pull mode needs transport 'ucx', found '" + transport + "'");
+  if (options.reserved != 0)
+    return invalid("reshard_options.reserved: found " + std::to_string(options.reserved) + ", expected 0");
   if (!given && transport == "ucx")
     return invalid("transport 'ucx' needs a rendezvous: tcp://host:port, file:///folder, env://, or a store");
   return {};
@@ -49,7 +53,7 @@ Status completeFromLauncher(JobProcess &process, std::string &url) {
   const Result<LaunchedJob> launched = findLaunchedJob();
   if (!launched.ok())
     return launched.status();
-  if (launched->size != process.size)
+  if (launched->size != process.size && !process.pull)
     return failed("the launch has " + std::to_string(launched->size) + " processes, expected " +
                   std::to_string(process.size) + ", one for each rank of the plan");
   process.rank = process.rank.value_or(launched->rank);
@@ -65,7 +69,7 @@ Result<JobConnection> connectJob(const reshard_options &options, const std::stri
   std::string url = given;
   if (Status status = completeFromLauncher(completed, url); !status.ok())
     return status;
-  if (*completed.rank >= completed.size)
+  if (*completed.rank >= completed.size && !completed.pull)
     return invalid("rank " + std::to_string(*completed.rank) + " is not in the plan, which has " +
                    std::to_string(completed.size) + " ranks");
   const char *environment = std::getenv("RESHARD_SECRET");
@@ -78,8 +82,9 @@ Result<JobConnection> connectJob(const reshard_options &options, const std::stri
   if (!store.ok())
     return store.status();
   JobOptions job{options.job ? options.job : "", completed.plan, *completed.rank, completed.size, *authenticator};
-  JobConnection connection{std::move(*store), nullptr};
-  connection.rendezvous = std::make_unique<StoreRendezvous>(*connection.store, std::move(job));
+  JobConnection connection{std::move(*store), nullptr, job};
+  if (!completed.pull)
+    connection.rendezvous = std::make_unique<StoreRendezvous>(*connection.store, std::move(job));
   return connection;
 }
 

@@ -13,6 +13,7 @@ namespace reshard {
 struct JobConnection {
   std::unique_ptr<Store> store;
   std::unique_ptr<StoreRendezvous> rendezvous; // null: the transport has no rendezvous
+  JobOptions job;
 };
 
 /// The process that joins: the digest of its plan, the rank that the caller gave, the number of ranks.
@@ -20,6 +21,7 @@ struct JobProcess {
   std::string plan;
   std::optional<uint32_t> rank; // no value: env:// has it
   uint32_t size = 1;
+  bool pull = false; // replicas have ranks beyond `size`, and nobody waits for the others
 };
 
 /// Checks that the options give one rendezvous at most, and only for a transport that has one.

@@ -8,6 +8,7 @@
 #include "executor/channel.h"
 #include "executor/connect_job.h"
 #include "executor/operands.h"
+#include "executor/pull/pull_transport.h"
 #include "executor/recorded.h"
 #include "executor/status_of.h"
 #include "executor/struct_size.h"
@@ -53,6 +54,8 @@ struct reshard_executor {
   std::vector<Refresh> refreshes; // in the order of ranks, then of params
   JobConnection job;              // outlives the transport, whose backend uses it
   std::unique_ptr<Transport> transport;
+  std::optional<pull::Fleet> fleet;    // in pull mode
+  pull::PullTransport *pull = nullptr; // `transport` in pull mode
   double joinSeconds = 0;
   bool recorded = false; // the transport records the hooks in prepare and replays them
   bool prepared = false;
@@ -149,6 +152,7 @@ struct Connection {
   std::unique_ptr<Channel> channel;    // transport mpi
   std::unique_ptr<Transport> recorded; // of a GPU
   std::optional<uint32_t> rank;        // of this process, if ranks are processes
+  std::optional<pull::Fleet> fleet;    // in pull mode
 
   /// If open fails before a transport owns the channel, closing it must not wait for the others.
   ~Connection() {
@@ -188,8 +192,9 @@ std::optional<uint32_t> rankOf(const OpenRequest &request) {
 /// Opens the rendezvous of the caller's options, or `url` if they name none.
 Status openJob(reshard_executor &e, const OpenRequest &request, const char *url, const Deadline &deadline) {
   const reshard_options &options = request.options;
-  Result<JobConnection> job = connectJob(options, options.rendezvous ? options.rendezvous : url,
-                                         {e.plan->digest(), rankOf(request), e.plan->world()}, deadline);
+  Result<JobConnection> job =
+      connectJob(options, options.rendezvous ? options.rendezvous : url,
+                 {e.plan->digest(), rankOf(request), e.plan->world(), options.pull != 0}, deadline);
   if (!job.ok())
     return job.status();
   e.job = std::move(*job);
@@ -247,6 +252,18 @@ Status connectDevices(reshard_executor &e, const OpenRequest &request, Connectio
   return {};
 }
 
+/// In pull mode: finds this process's rank in the fleet. Connections are made when they are needed.
+Status joinFleet(reshard_executor &e, Connection &connection) {
+  Result<pull::Fleet> fleet = pull::Fleet::of(*e.plan);
+  if (!fleet.ok())
+    return fleet.status();
+  connection.rank = e.job.job.rank;
+  if (!fleet->isTarget(*connection.rank) && !fleet->sourceMeshRank(*connection.rank))
+    return invalid("rank " + std::to_string(*connection.rank) + " is neither a rank of the source nor of a replica");
+  connection.fleet = std::move(*fleet);
+  return {};
+}
+
 /// Connects this process to the others, if the transport has several.
 Status connect(reshard_executor &e, const OpenRequest &request, Connection &connection) {
   if (request.device == "cuda")
@@ -257,6 +274,8 @@ Status connect(reshard_executor &e, const OpenRequest &request, Connection &conn
   if (request.transport == "ucx")
     if (Status status = openJob(e, request, "", deadline); !status.ok())
       return status;
+  if (request.options.pull)
+    return joinFleet(e, connection);
   Result<std::unique_ptr<Channel>> channel =
       openChannel(request.transport, {.seconds = secondsUntil(deadline), .rendezvous = e.job.rendezvous.get()});
   if (!channel.ok())
@@ -281,7 +300,8 @@ Status openRanks(reshard_executor &e, const OpenRequest &request, const Connecti
   for (uint32_t rank : e.ranks) {
     LocalRank &local = e.locals.emplace_back();
     local.rank = rank;
-    if (Status status = e.plan->segment(rank, local.segment); !status.ok())
+    if (Status status = e.plan->segment(connection.fleet ? connection.fleet->planRank(rank) : rank, local.segment);
+        !status.ok())
       return status;
   }
   std::vector<uint32_t> sorted = e.ranks;
@@ -308,6 +328,30 @@ Status openTogether(const reshard_executor &e, Channel &channel, const Status &m
   return {static_cast<ErrorKind>(*first >> 32),
           mine.ok() ? "rank " + std::to_string(*first & UINT32_MAX) + " could not open the plan; see that rank's error"
                     : mine.message()};
+}
+
+/// The transport of pull mode.
+std::unique_ptr<Transport> openPull(reshard_executor &e, const pull::Fleet &fleet) {
+  e.fleet = fleet;
+  pull::PullOptions options{
+      .fleet = fleet, .worldRank = e.job.job.rank, .store = e.job.store.get(), .job = e.job.job, .open = [] {
+        return openMessenger("ucx");
+      }};
+  auto transport = std::make_unique<pull::PullTransport>(std::move(options));
+  e.pull = transport.get();
+  return transport;
+}
+
+/// Fails, with kind `invalid`, unless a function of pull mode may be called.
+Status checkPull(const reshard_executor &e, const char *function, bool source) {
+  if (!e.pull)
+    return invalid(std::string(function) + " needs pull mode: set options.pull");
+  if (!e.prepared)
+    return invalid(std::string(function) + " before prepare");
+  if (e.pull->isSource() != source)
+    return invalid(std::string(function) + " on " + e.fleet->name(e.ranks[0]) + ", expected a rank of " +
+                   (source ? "the source" : "a replica"));
+  return {};
 }
 
 /// Gives each buffer of the local ranks its bound memory. Fails if an instance of a target is not bound.
@@ -382,6 +426,8 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
       return mine;
     if (connection.recorded)
       e.transport = std::move(connection.recorded);
+    else if (connection.fleet)
+      e.transport = openPull(e, *connection.fleet);
     else
       e.transport = connection.channel
                         ? makeMessageTransport(std::move(connection.channel), !request.options.no_local_shortcut)
@@ -402,11 +448,12 @@ reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint3
       return badBinding("there is no endpoint " + std::to_string(endpoint) + ", the plan has " +
                         std::to_string(endpoints->size()));
     const fbs::Endpoint &at = *endpoints->Get(endpoint);
-    const std::optional<uint32_t> number = e.plan->meshRanks().find(endpoint, rank);
+    const uint32_t planRank = e.fleet && e.fleet->isTarget(rank) ? e.fleet->planRank(rank) : rank;
+    const std::optional<uint32_t> number = e.plan->meshRanks().find(endpoint, planRank);
     const std::string where = at.role()->str() + (at.storage() ? " file " : " rank ") + std::to_string(rank);
     if (!number)
       return badBinding(where + " is not in the plan");
-    Bindable &here = e.bindable(endpoint, *number, rank);
+    Bindable &here = e.bindable(endpoint, *number, planRank);
     const auto found = here.names.find(param);
     if (found == here.names.end())
       if (const std::string transform = transformOf(e.plan->manifest(), at, here.meshRank, param); !transform.empty())
@@ -486,6 +533,8 @@ reshard_status reshard_run(reshard_executor *executor, double timeout_seconds) {
   return guarded(executor, [&](reshard_executor &e) -> Status {
     if (!e.prepared)
       return invalid("run before prepare");
+    if (e.pull)
+      return e.pull->run({});
     e.state = RESHARD_TORN; // until the run is complete
     const Deadline deadline = deadlineIn(timeout_seconds);
     if (!e.recorded)
@@ -519,20 +568,72 @@ reshard_status reshard_all_reduce_min(reshard_executor *executor, int64_t value,
   });
 }
 
-reshard_status reshard_publish(reshard_executor *executor, uint64_t) {
-  return guarded(executor, [&](reshard_executor &) -> Status { return invalid("publish needs options.pull"); });
+reshard_status reshard_publish(reshard_executor *executor, uint64_t version) {
+  return guarded(executor, [&](reshard_executor &e) -> Status {
+    if (Status status = checkPull(e, "publish", true); !status.ok())
+      return status;
+    Status status = e.pull->publish(version, [&] { return e.transforms.prepare(); });
+    if (status.ok())
+      e.version = version;
+    return status;
+  });
 }
 
-reshard_status reshard_release(reshard_executor *executor, double) {
-  return guarded(executor, [&](reshard_executor &) -> Status { return invalid("release needs options.pull"); });
+reshard_status reshard_release(reshard_executor *executor, double timeout_seconds) {
+  return guarded(executor, [&](reshard_executor &e) -> Status {
+    Status status = checkPull(e, "release", true);
+    return status.ok() ? e.pull->release(deadlineIn(timeout_seconds)) : status;
+  });
 }
 
-reshard_status reshard_pull(reshard_executor *executor, uint64_t, double, uint64_t *) {
-  return guarded(executor, [&](reshard_executor &) -> Status { return invalid("pull needs options.pull"); });
+reshard_status reshard_pull(reshard_executor *executor, uint64_t min_version, double timeout_seconds,
+                            uint64_t *version) {
+  return guarded(executor, [&](reshard_executor &e) -> Status {
+    if (Status status = checkPull(e, "pull", false); !status.ok())
+      return status;
+    const Result<uint64_t> pulled = e.pull->pull({.minVersion = min_version,
+                                                  .deadline = deadlineIn(timeout_seconds),
+                                                  .beforeWriting =
+                                                      [&] {
+                                                        e.state = RESHARD_TORN;
+                                                        return e.transforms.prepare();
+                                                      },
+                                                  .afterWriting = [&] { return e.refresh(); }});
+    if (!pulled.ok())
+      return pulled.status();
+    e.state = RESHARD_COMPLETE;
+    e.version = *pulled;
+    if (version)
+      *version = *pulled;
+    return {};
+  });
 }
 
-reshard_status reshard_replicas(reshard_executor *executor, reshard_replica *, size_t, size_t, size_t *) {
-  return guarded(executor, [&](reshard_executor &) -> Status { return invalid("replicas needs options.pull"); });
+reshard_status reshard_replicas(reshard_executor *executor, reshard_replica *replicas, size_t element_size,
+                                size_t capacity, size_t *count) {
+  return guarded(executor, [&](reshard_executor &e) -> Status {
+    if (!e.pull || !e.prepared)
+      return invalid(e.pull ? "replicas before prepare" : "replicas needs pull mode: set options.pull");
+    if (!count || (!replicas && capacity > 0) || !validSize(kPublicStruct<reshard_replica>, element_size))
+      return invalid(!count ? "`count` is NULL" : "found no valid array, expected elements of reshard_replica");
+    const Result<std::vector<pull::ReplicaInfo>> found = e.pull->replicas(deadlineIn(e.joinSeconds));
+    if (!found.ok())
+      return found.status();
+    *count = found->size();
+    for (size_t i = 0; i < std::min(capacity, found->size()); ++i) {
+      const pull::ReplicaInfo &info = (*found)[i];
+      const reshard_replica filled{sizeof(reshard_replica),
+                                   info.replica,
+                                   info.ranks,
+                                   info.version,
+                                   static_cast<reshard_replica_state>(info.state),
+                                   0};
+      auto *const element = reinterpret_cast<reshard_replica *>(reinterpret_cast<char *>(replicas) + i * element_size);
+      std::memcpy(element, &element_size, sizeof element_size);
+      writeStruct(filled, element);
+    }
+    return {};
+  });
 }
 
 const uint32_t *reshard_ranks(const reshard_executor *executor, size_t *count) {

@@ -38,6 +38,8 @@ public:
   Status release(const Deadline &deadline) { return server_->release(deadline); }
   /// Of a target.
   Result<uint64_t> pull(PullRequest request);
+  /// The number of clients that read the served version.
+  size_t leases() { return server_->leases(); }
   Result<std::vector<ReplicaInfo>> replicas(const Deadline &deadline) { return puller_->replicas(deadline); }
 
 private:

@@ -477,6 +477,12 @@ std::string Server::holders() const {
   return count > kShown ? text + "; and " + std::to_string(count - kShown) + " more" : text;
 }
 
+size_t Server::leases() {
+  const std::unique_lock lock = locked();
+  return static_cast<size_t>(
+      std::count_if(clients_.begin(), clients_.end(), [](const auto &each) { return each.second.lease != 0; }));
+}
+
 /// Serves another version, after all leases have ended.
 void Server::change(std::unique_lock<std::mutex> &lock, uint64_t version) {
   change_ = version;

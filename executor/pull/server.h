@@ -44,6 +44,8 @@ public:
   Status mayPublish(uint64_t version);
   Status publish(uint64_t version);
   Status release(const Deadline &deadline);
+  /// The number of clients that read the served version.
+  size_t leases();
   /// Of a target rank: serves what is there of a version, which is nothing if it is another one than before. From here
   /// on nobody reads an earlier version out of this process.
   void serve(uint64_t version);

@@ -198,4 +198,210 @@ TEST_F(Pull, AReplicaPullsTheVersionsThatTheSourcesPublish) {
     }
 }
 
+TEST_F(Pull, AReplicaThatHoldsTheNewestVersionMovesNothing) {
+  compile(kPairs);
+  startSources();
+  startReplica(0);
+  publish(4);
+  EXPECT_EQ(pullReplica(0), "4 4");
+  EXPECT_EQ(writes, 2);
+  EXPECT_EQ(pullReplica(0), "4 4");
+  EXPECT_EQ(writes, 2);
+  release();
+  publish(5);
+  EXPECT_EQ(pullReplica(0, 5), "5 5");
+  EXPECT_EQ(writes, 4);
+}
+
+TEST_F(Pull, APullWaitsForItsVersionAndForTheSources) {
+  compile(kPairs);
+  startReplica(0);
+  EXPECT_THAT(pull(2, 0, 0.2).status().message(),
+              HasSubstr("timed out: source rank 0 (world rank 0) has not opened this plan"));
+  startSources();
+  EXPECT_EQ(pull(2, 3, 0.2).status().message(), "timed out: no source has published version >= 3; none is published");
+  publish(0, 2);
+  EXPECT_EQ(pull(2, 1, 0.2).status().message(), "timed out: source rank 1 (world rank 1) has not published version 2");
+  publish(1, 2);
+  EXPECT_EQ(pull(2, 3, 0.2).status().message(), "timed out: no source has published version >= 3; the newest is 2");
+  EXPECT_EQ(pull(2, 2, 0.5).status().message(), "timed out: this rank has version 2, but other ranks of replica 0 have "
+                                                "not completed it");
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    release();
+    publish(3);
+  });
+  EXPECT_EQ(pullReplica(0, 3), "3 3");
+  later.join();
+}
+
+TEST_F(Pull, PublishAndReleaseCheckTheirOrder) {
+  compile(kPairs);
+  startSources();
+  PullTransport &source = *processes[0]->transport;
+  const auto none = [] { return Status(); };
+  EXPECT_EQ(source.release({}).message(), "no version is published");
+  EXPECT_EQ(source.publish(0, none).message(), "found version 0, expected more than 0");
+  EXPECT_EQ(source.publish(5, none).message(), "");
+  EXPECT_EQ(source.publish(6, none).message(), "version 5 is published already; release it first");
+  EXPECT_EQ(source.release({}).message(), "");
+  EXPECT_EQ(source.publish(5, none).message(),
+            "found version 5, expected more than 5, the version that was published last");
+  EXPECT_EQ(source.publish(6, [] { return failed("the hook"); }).message(), "the hook");
+  EXPECT_EQ(source.publish(6, none).message(), "");
+  EXPECT_EQ(source.run({}).kind(), ErrorKind::invalid);
+  EXPECT_EQ(source.allReduceMin(1, {}).status().kind(), ErrorKind::invalid);
+}
+
+TEST_F(Pull, ReleaseRevokesTheLeasesOfReadersAndNamesThem) {
+  for (const bool readable : {false, true}) {
+    oneHost = readable;
+    compile(kPairs);
+    startSources();
+    startReplica(3);
+    publish(1);
+    // A rank of the replica that has a lease, and does not get the data.
+    for (const std::string &address : processes[9]->addresses)
+      network.delay(address, 0.15);
+    std::thread puller([&] { EXPECT_EQ(pullReplica(3, 0, 20), "2 2"); });
+    std::string text;
+    for (int look = 0; look < 5000 && text.empty(); ++look) { // until the rank has a lease
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (processes[1]->transport->leases() > 0)
+        text = processes[1]->transport->release(in(0.05)).message();
+    }
+    EXPECT_THAT(text, HasSubstr("timed out: version 1 was still read by "));
+    EXPECT_THAT(text, HasSubstr("replica 3 rank 1 (world rank 9), for "));
+    EXPECT_THAT(text, HasSubstr("; their leases are revoked"));
+    [[maybe_unused]] const Status first = processes[0]->transport->release(in(0.01));
+    for (const std::string &address : processes[9]->addresses)
+      network.delay(address, 0);
+    publish(2); // writes the memory
+    puller.join();
+    processes.clear();
+    store.clear();
+  }
+}
+
+TEST_F(Pull, ReplicasReadFromOthersThatPull) {
+  compile(kPairs);
+  oneHost = true;
+  startSources();
+  for (const uint32_t replica : {0, 1, 2, 3})
+    startReplica(replica);
+  publish(1);
+  std::vector<std::thread> threads;
+  for (const uint32_t replica : {0, 1, 2, 3})
+    threads.emplace_back([&, replica] { EXPECT_EQ(pullReplica(replica), "1 1"); });
+  for (std::thread &thread : threads)
+    thread.join();
+  const Result<std::vector<ReplicaInfo>> replicas = processes[1]->transport->replicas(in(5));
+  ASSERT_TRUE(replicas.ok()) << replicas.status().message();
+  ASSERT_EQ(replicas->size(), 4u);
+  for (const ReplicaInfo &info : *replicas) {
+    EXPECT_EQ(info.state, ReplicaInfo::kComplete);
+    EXPECT_EQ(info.version, 1u);
+    EXPECT_EQ(info.ranks, 2u);
+  }
+  release();
+}
+
+TEST_F(Pull, AFrozenOrEndedParentIsLeft) {
+  compile(kPairs);
+  for (const bool ends : {false, true}) {
+    startSources();
+    for (const uint32_t replica : {0, 1})
+      startReplica(replica);
+    publish(1);
+    // Rank 0 of replica 0 has its bytes, and waits for rank 1: so replica 0 still pulls, and is the parent of
+    // replica 1.
+    std::thread first([&] { EXPECT_FALSE(pull(2, 0, 4).ok()); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    if (ends)
+      network.kill(processes[2]->addresses[0]);
+    else
+      network.freeze(processes[2]->addresses[0]);
+    const auto begin = Clock::now();
+    EXPECT_EQ(pullReplica(1, 0, 5), "1 1");
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(3));
+    release();
+    first.join();
+    processes.clear();
+    store.clear();
+  }
+}
+
+TEST_F(Pull, AProcessThatStartsAgainPullsAgain) {
+  compile(kPairs);
+  startSources();
+  startReplica(0);
+  publish(1);
+  EXPECT_EQ(pullReplica(0), "1 1");
+  start(3);
+  EXPECT_EQ(pullReplica(0), "1 1");
+  start(1); // a source rank
+  publish(1, 1);
+  startReplica(1);
+  EXPECT_EQ(pullReplica(1), "1 1");
+  start(0); // the coordinator
+  publish(0, 1);
+  EXPECT_EQ(pullReplica(1), "1 1");
+  EXPECT_EQ(pullReplica(0), "1 1");
+}
+
+/// Sources publish and release; replicas pull, are frozen, cut off, killed and started again. No replica reports bytes
+/// that are not those of the version that it returns, and nothing hangs.
+TEST_F(Pull, FleetsThatChangeReportNoTornVersion) {
+  compile(kPairs);
+  startSources();
+  constexpr uint32_t kReplicas = 3;
+  std::atomic<bool> stop{false};
+  std::atomic<int> pulled{0}, released{0}, revoked{0};
+  for (uint32_t replica = 0; replica < kReplicas; ++replica)
+    startReplica(replica);
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 2; rank < 2 + 2 * kReplicas; ++rank)
+    threads.emplace_back([&, rank] {
+      while (!stop)
+        pulled += pull(rank, 0, 2).ok();
+    });
+  for (const uint32_t rank : {0u, 1u})
+    threads.emplace_back([&, rank] {
+      std::mt19937_64 random(rank);
+      for (uint64_t version = 1; !stop; ++version) {
+        publish(rank, version);
+        std::this_thread::sleep_for(std::chrono::milliseconds(random() % 40));
+        const bool done = processes[rank]->transport->release(in(0.001 * static_cast<double>(1 + random() % 60))).ok();
+        ++(done ? released : revoked);
+      }
+    });
+  std::mt19937_64 random(11);
+  const auto end = Clock::now() + std::chrono::seconds(6);
+  while (Clock::now() < end) {
+    const uint32_t rank = 2 + random() % (2 * kReplicas);
+    const std::string address = processes[rank]->addresses[random() % 2];
+    const auto pause = std::chrono::milliseconds(random() % 300);
+    if (random() % 2) {
+      network.freeze(address);
+      std::this_thread::sleep_for(pause);
+      network.freeze(address, false);
+    } else {
+      network.cut(address);
+      std::this_thread::sleep_for(pause);
+      network.cut(address, false);
+    }
+    std::this_thread::sleep_for(pause / 2);
+  }
+  stop = true;
+  for (std::thread &thread : threads)
+    thread.join();
+  std::printf("%d pulled, %d released, %d revoked\n", pulled.load(), released.load(), revoked.load());
+  EXPECT_GT(pulled, 10);
+  EXPECT_GT(released, 10);
+  for (const uint32_t rank : {0u, 1u})
+    publish(rank, 1'000'000);
+  for (uint32_t replica = 0; replica < kReplicas; ++replica)
+    EXPECT_EQ(pullReplica(replica, 1'000'000), "1000000 1000000");
+}
+
 } // namespace
