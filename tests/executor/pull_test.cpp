@@ -315,7 +315,7 @@ TEST_F(Pull, AFrozenOrEndedParentIsLeft) {
     publish(1);
     // Rank 0 of replica 0 has its bytes, and waits for rank 1: so replica 0 still pulls, and is the parent of
     // replica 1.
-    std::thread first([&] { EXPECT_FALSE(pull(2, 0, 4).ok()); });
+    std::thread first([&] { EXPECT_FALSE(pull(2, 0, 2.5).ok()); });
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     if (ends)
       network.kill(processes[2]->addresses[0]);
@@ -365,16 +365,17 @@ TEST_F(Pull, FleetsThatChangeReportNoTornVersion) {
       while (!stop)
         pulled += pull(rank, 0, 2).ok();
     });
-  for (const uint32_t rank : {0u, 1u})
-    threads.emplace_back([&, rank] {
-      std::mt19937_64 random(rank);
-      for (uint64_t version = 1; !stop; ++version) {
-        publish(rank, version);
-        std::this_thread::sleep_for(std::chrono::milliseconds(random() % 40));
-        const bool done = processes[rank]->transport->release(in(0.001 * static_cast<double>(1 + random() % 60))).ok();
-        ++(done ? released : revoked);
+  threads.emplace_back([&] {
+    std::mt19937_64 random(5);
+    for (uint64_t version = 1; !stop; ++version) {
+      publish(version);
+      std::this_thread::sleep_for(std::chrono::milliseconds(random() % 200));
+      for (const uint32_t rank : {0u, 1u}) {
+        const Deadline deadline = in(0.001 * static_cast<double>(1 + random() % 60));
+        ++(processes[rank]->transport->release(deadline).ok() ? released : revoked);
       }
-    });
+    }
+  });
   std::mt19937_64 random(11);
   const auto end = Clock::now() + std::chrono::seconds(6);
   while (Clock::now() < end) {
