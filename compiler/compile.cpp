@@ -318,6 +318,12 @@ bool compileJob(const std::string &path, const CompileOptions &options, CompileR
   Location stagingAt; // none in IR text
   if (text ? !readText(path, result.module, diagnostics) : !readYaml(path, options, result, stagingAt, diagnostics))
     return false;
+  if (result.module.layout.pool() && (options.pinned || options.relabel)) {
+    diagnostics.error({}, std::string(options.relabel ? "--relabel-target" : "--keep") +
+                              " changes which rank has which part of the target, but the ranks of engine replicas "
+                              "are in the order of the mesh; remove the option or 'replicas'");
+    return false;
+  }
   result.lastGoodPass = text ? "parse" : "resolve";
   if (options.afterPass)
     options.afterPass(result.lastGoodPass, result.module);

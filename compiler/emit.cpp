@@ -20,7 +20,8 @@ namespace {
 
 namespace fbs = schema;
 static_assert(kStagingAlignment % schema::kChunkAlignment == 0);
-static_assert(kMaxBytes == schema::kMaxSize && kMaxInstances == schema::kMaxInstances,
+static_assert(kMaxBytes == schema::kMaxSize && kMaxInstances == schema::kMaxInstances &&
+                  kMaxReplicas == schema::kMaxReplicas && kMaxPoolRanks == schema::kMaxPoolRanks,
               "the loader accepts every size that the compiler accepts");
 
 // The IR and the schema have enumerators of the same names, which are cast. Each pair must have the same number.
@@ -152,7 +153,8 @@ Offset<fbs::Endpoint> endpoint(FlatBufferBuilder &builder, const ir::Endpoint &e
   const std::vector<uint32_t> ranks(endpoint.ranks.begin(), endpoint.ranks.end());
   return fbs::CreateEndpointDirect(builder, endpoint.role.c_str(), endpoint.layout.c_str(), endpoint.storage,
                                    endpoint.checkpoint, endpoint.directory.c_str(), &axes, &ranks, &shardings,
-                                   &endpoint.placement, &params, endpoint.epochs.empty() ? nullptr : &endpoint.epochs);
+                                   &endpoint.placement, &params, endpoint.epochs.empty() ? nullptr : &endpoint.epochs,
+                                   static_cast<uint32_t>(endpoint.replicas));
 }
 
 void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statistics &counts) {

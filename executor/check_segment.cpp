@@ -37,7 +37,10 @@ struct Buffers {
 class SegmentCheck {
 public:
   SegmentCheck(const Manifest &manifest, const MeshRankIndex &meshRanks, const Segment &segment, uint32_t rank)
-      : manifest_(manifest), meshRanks_(meshRanks), segment_(segment), rank_(rank) {}
+      : manifest_(manifest), meshRanks_(meshRanks), segment_(segment), rank_(rank) {
+    const Endpoint &target = *manifest.endpoints()->Get(manifest.endpoints()->size() - 1);
+    passive_ = target.replicas() > 0 && rank < target.ranks()->Get(0);
+  }
 
   Status run() {
     const bool good = general() && buffers() && shapes() && steps() && arena();
@@ -291,6 +294,9 @@ private:
 
   bool step(const Step &step) {
     const bool message = step.kind() == StepKind::send || step.kind() == StepKind::recv;
+    if (step.kind() == StepKind::recv && passive_)
+      return failStep("receives message " + text(step.message()) +
+                      ", expected only sends on a rank of the source: engine replicas pull from it");
     switch (step.kind()) {
     case StepKind::copy:
       if (step.input_count() != step.output_count())
@@ -541,6 +547,7 @@ private:
   int64_t operandRanges_ = 0;   // of all operands
   int64_t chunks_ = 0;          // of all messages, counted as for kMaxChunks
   ArenaUse arena_, relayed_;
+  bool passive_ = false;         // the target is a pool, and this is not one of its ranks
   bool stages_ = false;          // the rank stages elements in the arena and quantizes whole rows of blocks
   const Buffers *last_ = &kNone; // of the last operand: consecutive operands often share it
   static constexpr Buffers kNone{};

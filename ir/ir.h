@@ -175,7 +175,8 @@ struct Endpoint {
   std::vector<Presence> authority; // of the source: the mesh ranks that may be read; empty: all
   std::vector<uint32_t> epochs;    // of a target, by mesh rank: the epoch in which it joined (--keep); empty: all 0
   uint32_t epoch(int64_t meshRank) const { return epochs.empty() ? 0 : epochs[meshRank]; }
-  int64_t relabeled = 0;            // bytes that became local because `relabel` chose the order of the ranks
+  int64_t replicas = 0;  // of the only target: engine replicas; `ranks` are those of replica 0 (plan.fbs); 0: no pool
+  int64_t relabeled = 0; // bytes that became local because `relabel` chose the order of the ranks
   std::vector<std::string> omitted; // params of the layout that the endpoint lacks: only, ignore, --allow=missing
   int64_t meshRanks() const { return static_cast<int64_t>(ranks.size()); }
   bool operator==(const Endpoint &) const = default;
@@ -208,6 +209,8 @@ struct Layout {
   std::vector<TensorPattern> tensorPatterns;
   std::vector<Endpoint> endpoints;
   std::vector<std::string> unused; // name patterns of source tensors that no target uses
+  /// Whether the target is a pool: engine replicas pull, and source ranks only send.
+  bool pool() const { return endpoints.back().replicas > 0; }
   bool operator==(const Layout &) const = default;
 };
 

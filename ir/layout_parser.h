@@ -154,6 +154,8 @@ protected:
       expect("in");
       endpoint.directory = string();
     }
+    if (take("replicas"))
+      endpoint.replicas = number();
     while (take("axis")) {
       Axis axis;
       axis.name = word();

@@ -131,6 +131,8 @@ private:
          << (endpoint.storage ? endpoint.checkpoint ? "checkpoint " : "files " : "ranks ") << ranges(endpoint.ranks);
     if (endpoint.storage)
       out_ << " in " << quoted(endpoint.directory);
+    if (endpoint.replicas > 0)
+      out_ << " replicas " << endpoint.replicas;
     out_ << "\n";
     for (const Axis &axis : endpoint.axes)
       out_ << "  axis " << axis.name << " " << axis.size << " stride " << axis.stride << "\n";

@@ -61,8 +61,28 @@ private:
       for (int64_t length : pattern.shape)
         require(length >= 0, "tensor '" + pattern.name + "' has the negative length " + std::to_string(length));
     }
-    for (const Endpoint &each : layout_.endpoints)
+    for (const Endpoint &each : layout_.endpoints) {
       endpoint(each);
+      if (error_.empty() && each.replicas != 0)
+        pool(each);
+    }
+  }
+
+  /// A pool is the only target; its ranks are consecutive, above those of the source, and the last of the world.
+  void pool(const Endpoint &target) {
+    const Endpoint &source = layout_.endpoints[0];
+    require(target.replicas > 0 && layout_.endpoints.size() == 2 && &target != &source && !target.storage &&
+                !source.storage && !target.ranks.empty() && target.epochs.empty() && target.relabeled == 0,
+            target.role + " has " + std::to_string(target.replicas) +
+                " engine replicas, expected a positive number in the only target, with source and target on ranks");
+    int32_t highest = -1;
+    for (int32_t rank : source.ranks)
+      highest = std::max(highest, rank);
+    const int64_t first = layout_.world - target.meshRanks();
+    for (int64_t meshRank = 0; error_.empty() && meshRank < target.meshRanks(); ++meshRank)
+      require(target.ranks[meshRank] == first + meshRank && first > highest,
+              target.role + " has engine replicas and rank " + std::to_string(target.ranks[meshRank]) +
+                  ", expected the last ranks of the world, in order, above those of the source");
   }
 
   /// Index blocks are sorted, and disjoint and within [0, limit) on the `from` side.
@@ -459,6 +479,8 @@ private:
       require(message == (step.peer >= 0) && step.peer < layout_.world && step.peer != rank.rank,
               where + " has peer " + std::to_string(step.peer) +
                   ", expected another rank of the world for a send or recv, and -1 for other kinds");
+      require(step.kind != StepKind::recv || !layout_.pool() || rank.rank >= layout_.endpoints.back().ranks.front(),
+              where + " receives, expected only sends on a rank of the source: engine replicas pull from it");
       staging(rank, step, where);
       if (step.staging >= 0)
         for (uint32_t before : arena.take(step.staging, step.staging + step.stagingBytes(), n))

@@ -250,8 +250,39 @@ private:
                   (endpoint_->storage() ? "" : ", not in storage") + ", expected one, in storage");
     if (sizeOf(endpoint_->epochs()) != 0 && static_cast<int64_t>(sizeOf(endpoint_->epochs())) != meshRanks)
       return fail(role_ + " has epochs of mesh ranks: " + count(sizeOf(endpoint_->epochs()), meshRanks));
+    if (endpoint_->replicas() > 0 && !pool())
+      return false;
     // The check of each rank's segment visits all params of its mesh rank (of a storage endpoint: of all files).
     return spend(product(meshRanks, static_cast<int64_t>(sizeOf(endpoint_->params())) + 1) + manifest_.world() / 64);
+  }
+
+  /// A pool is the only target. Its ranks are consecutive, above those of the source, and the last of the world: the
+  /// ranks of the other engine replicas follow.
+  bool pool() {
+    const uint32_t replicas = endpoint_->replicas();
+    const Endpoint &source = *manifest_.endpoints()->Get(0);
+    if (replicas > kMaxReplicas)
+      return fail(role_ + " has " + std::to_string(replicas) + " engine replicas, expected at most " +
+                  std::to_string(kMaxReplicas));
+    if (manifest_.endpoints()->size() != 2 || endpoint_ == &source || endpoint_->storage() || source.storage())
+      return fail(role_ + " has " + std::to_string(replicas) +
+                  " engine replicas, expected them in the only target, with source and target on ranks");
+    int64_t expected = 0;
+    for (const uint32_t rank : *source.ranks())
+      expected = std::max<int64_t>(expected, int64_t{rank} + 1);
+    expected = std::max<int64_t>(expected, endpoint_->ranks()->Get(0));
+    for (const uint32_t rank : *endpoint_->ranks())
+      if (rank != expected++)
+        return fail(role_ + " has engine replicas and rank " + std::to_string(rank) + ", expected " +
+                    std::to_string(expected - 1) + ": consecutive ranks above those of the source");
+    if (manifest_.world() != expected)
+      return fail(role_ + " has engine replicas, and the world has " + std::to_string(manifest_.world()) +
+                  " ranks, expected " + std::to_string(expected) + ": the ranks of replica 0 are the last");
+    const int64_t size = endpoint_->ranks()->size();
+    if (expected + size * (int64_t{replicas} - 1) > kMaxPoolRanks)
+      return fail(role_ + " has " + std::to_string(replicas) + " engine replicas of " + std::to_string(size) +
+                  " ranks, expected world ranks of at most " + std::to_string(kMaxPoolRanks - 1));
+    return true;
   }
 
   bool axes() {

@@ -14,6 +14,9 @@ inline constexpr uint64_t kMaxSegmentBytes = uint64_t{1} << 30;
 inline constexpr uint32_t kMaxLoops = 16;
 /// Chunks of messages are multiples of this many bytes.
 inline constexpr uint64_t kChunkAlignment = 256;
+/// Engine replicas of a pool, and the world ranks that they may have.
+inline constexpr uint32_t kMaxReplicas = 1 << 16;
+inline constexpr int64_t kMaxPoolRanks = int64_t{1} << 31;
 /// Instances of one param on one mesh rank.
 inline constexpr int64_t kMaxInstances = int64_t{1} << 22;
 /// Ranges into which loops split the operands of one segment, beyond one for each operand: each change of the buffer

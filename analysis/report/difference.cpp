@@ -38,6 +38,7 @@ Result<std::map<std::string, double>> numbers(const Plan &plan) {
     return staged.status();
   return std::map<std::string, double>{
       {"world", m.world()},
+      {"replicas", m.endpoints()->Get(m.endpoints()->size() - 1)->replicas()}, // engine replicas of a pool
       {"rounds", m.rounds()},
       {"messages", static_cast<double>(m.messages())},
       {"transfers", static_cast<double>(m.transfers())},

@@ -66,6 +66,7 @@ Json summary(const Plan &plan, uint64_t staged) {
                          {"last_rank", *std::max_element(endpoint->ranks()->begin(), endpoint->ranks()->end())},
                          {"param_patterns", patterns},
                          {"params", params},
+                         {"replicas", endpoint->replicas()},
                          {"quantized", quantizedJson(m, e)}});
   }
   uint32_t largestSegment = 0;
@@ -110,6 +111,8 @@ void printSummary(const Json &s) {
                 number(endpoint["mesh_ranks"], endpoint["storage"] ? "file" : "mesh rank").c_str(),
                 number(endpoint["params"], "param").c_str(), number(endpoint["param_patterns"], "pattern").c_str(),
                 endpoint["axes"].dump().c_str());
+    if (const auto replicas = endpoint["replicas"].get<uint64_t>(); replicas > 0)
+      std::printf("%-10s the ranks of replica 0 of %s\n", "", counted(replicas, "engine replica").c_str());
     std::string quantized;
     const Json &counts = endpoint["quantized"];
     for (const QuantizedByName &name : kQuantizedByNames)

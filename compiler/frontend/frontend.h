@@ -195,6 +195,8 @@ struct EndpointDeclaration {
   Location meshAt;
   std::vector<int32_t> ranks; // world rank of each mesh rank; for storage 0, 1, …
   Location ranksAt;
+  int64_t replicas = 0; // engine replicas of a target; 0: not given
+  Location replicasAt;
   bool storage = false;
   bool checkpoint = false; // true for storage without a mesh: a Hugging Face checkpoint
   std::string directory;
@@ -219,13 +221,15 @@ struct Job {
   std::string fingerprint; // hexadecimal XXH3-128 of all files read, in order, and of --set options
 };
 
-/// Limits on input; exceeding one is an error. kMaxBytes (of a tensor) and kMaxInstances (of a param on a rank) equal
-/// the limits of the plan loader, so that every emitted plan can be loaded.
+/// Limits on input; exceeding one is an error. kMaxBytes (of a tensor), kMaxInstances (of a param on a rank), and
+/// kMaxReplicas and kMaxPoolRanks (of a pool) equal the limits of the plan loader, so that every emitted plan can be
+/// loaded.
 constexpr int64_t kMaxBytes = 1LL << 60, kMaxInstances = 1LL << 22;
 constexpr int64_t kMaxIndexValues = 1 << 20, kMaxDimensions = 8;
 constexpr int64_t kMaxParamInstances = 1LL << 32; // of all params of a rank together
-constexpr size_t kMaxGlobs = 1024;                // in one list
-constexpr size_t kMaxAxes = 1024;                 // of a mesh with all its views; also of `axes` of a layout
+constexpr int64_t kMaxReplicas = 1 << 16, kMaxPoolRanks = 1LL << 31;
+constexpr size_t kMaxGlobs = 1024; // in one list
+constexpr size_t kMaxAxes = 1024;  // of a mesh with all its views; also of `axes` of a layout
 constexpr size_t kMaxVariables = 1024, kMaxLayouts = 1024;
 constexpr size_t kMaxLayoutParams = 1 << 19; // of all layouts together, including inherited ones
 

@@ -115,6 +115,7 @@ private:
     if (!source || !target || !axesKnown_)
       return;
     readSwitches();
+    checkReplicas();
     readWorld(world);
     checkFiles();
     checkReferences(job_, allowed_, diagnostics_);
@@ -222,6 +223,8 @@ private:
     axesKnown_ = axesKnown_ && meshed && (!endpoint.layout || endpoint.layoutDeclaration);
     if (endpoint.form.storedAt)
       readStoredTensors(endpoint);
+    if (const Node *replicas = fields.find("replicas"))
+      readReplicas(*replicas, endpoint);
     const Node *ranks = fields.find("ranks");
     if (ranks && storage)
       diagnostics_.error(ranks->at,
@@ -230,7 +233,7 @@ private:
       readRanks(*ranks, meshed, endpoint);
     else
       for (int64_t meshRank = 0; meshRank < endpoint.meshSize; ++meshRank)
-        endpoint.ranks.push_back(static_cast<int32_t>(meshRank));
+        endpoint.ranks.push_back(static_cast<int32_t>(meshRank + (endpoint.replicas > 0 ? sourceRanks() : 0)));
     endpoint.ranksAt = ranks ? ranks->at : endpoint.meshAt;
     if (const Node *placement = fields.find("place"))
       endpoint.placement = readPlacement(*placement, job_.model, diagnostics_);
@@ -295,6 +298,56 @@ private:
         }
         endpoint.ranks.push_back(static_cast<int32_t>(rank));
       }
+  }
+
+  /// The highest rank of the source + 1; 0 if the source is files or had an error.
+  int64_t sourceRanks() const {
+    const EndpointDeclaration &source = job_.endpoints[0];
+    return source.role != "source" || source.storage || source.ranks.empty()
+               ? 0
+               : int64_t{*std::max_element(source.ranks.begin(), source.ranks.end())} + 1;
+  }
+
+  void readReplicas(const Node &node, EndpointDeclaration &endpoint) {
+    endpoint.replicas = readInteger(node, "'replicas'", 1, kMaxReplicas, diagnostics_).value_or(0);
+    endpoint.replicasAt = node.at;
+    if (endpoint.role == "source")
+      diagnostics_.error(node.at, "'replicas' is the number of engine replicas of a target; it is not allowed on the "
+                                  "source");
+    else if (endpoint.storage)
+      diagnostics_.error(node.at, "'replicas' and 'storage' cannot be combined, because engine replicas are processes "
+                                  "with ranks; remove one of them");
+  }
+
+  /// A target with `replicas` is the only one. The ranks of its other engine replicas follow those of replica 0, so
+  /// nothing else may have them.
+  void checkReplicas() {
+    const EndpointDeclaration &source = job_.endpoints[0], &target = job_.endpoints[1];
+    for (const EndpointDeclaration &endpoint : job_.endpoints)
+      if (endpoint.replicas > 0 && job_.endpoints.size() > 2)
+        return diagnostics_.error(endpoint.replicasAt, "'replicas' needs a job with one target, found " +
+                                                           std::to_string(job_.endpoints.size() - 1) +
+                                                           "; give each target a job of its own");
+    if (target.replicas == 0 || target.ranks.empty() || target.storage)
+      return;
+    if (source.storage)
+      return diagnostics_.error(target.replicasAt, "'replicas' needs a source with ranks, from which engine replicas "
+                                                   "pull; found a source with 'storage'");
+    if (const int64_t first = target.ranks[0]; first < sourceRanks()) {
+      diagnostics_.error(target.ranksAt, "a target with 'replicas' has ranks above those of the source: found rank " +
+                                             std::to_string(first) + ", expected " + std::to_string(sourceRanks()) +
+                                             " or more");
+      return diagnostics_.note(source.ranksAt, "ranks of the source");
+    }
+    for (size_t i = 1; i < target.ranks.size(); ++i)
+      if (target.ranks[i] != target.ranks[i - 1] + 1)
+        return diagnostics_.error(
+            target.ranksAt, "a target with 'replicas' has consecutive ranks, in order: found rank " +
+                                std::to_string(target.ranks[i]) + " after rank " + std::to_string(target.ranks[i - 1]));
+    if (const int64_t end = target.ranks[0] + target.replicas * target.meshSize; end > kMaxPoolRanks)
+      diagnostics_.error(target.replicasAt, "the engine replicas have " + std::to_string(target.meshSize) +
+                                                " ranks each, up to rank " + std::to_string(end - 1) +
+                                                ", expected fewer than " + std::to_string(kMaxPoolRanks) + " ranks");
   }
 
   void checkSwitches(const Node &switches, const EndpointDeclaration &endpoint) {
@@ -362,6 +415,11 @@ private:
       diagnostics_.error(node->at, "'world' is " + std::to_string(*world) + ", but rank " + std::to_string(used - 1) +
                                        " is used, expected at least " + std::to_string(used));
       diagnostics_.note(highest->ranksAt, "used by the " + highest->role);
+    } else if (*world > used && job_.endpoints[1].replicas > 0) {
+      diagnostics_.error(node->at, "'world' is " + std::to_string(*world) + ", but ranks from " + std::to_string(used) +
+                                       " on are those of engine replicas; expected " + std::to_string(used) +
+                                       ", or no 'world'");
+      diagnostics_.note(job_.endpoints[1].replicasAt, "engine replicas defined here");
     }
   }
 

@@ -54,6 +54,7 @@ EndpointContext::EndpointContext(const Job &job, const EndpointDeclaration &decl
 void EndpointContext::readAxes(const Job &job) {
   endpoint_.axes = declaration_.axes;
   endpoint_.ranks = declaration_.ranks;
+  endpoint_.replicas = declaration_.replicas;
   const LayoutDeclaration *layout = declaration_.layoutDeclaration;
   listed_ = layout && layout->axes;
   if (listed_) {

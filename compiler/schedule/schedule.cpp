@@ -178,8 +178,11 @@ private:
     firsts_.push_back(descriptors_.size());
   }
 
-  /// Replaces flows of overloaded NICs by flows that are in part sent over relays (spread.h).
+  /// Replaces flows of overloaded NICs by flows that are in part sent over relays (spread.h). The source ranks of a
+  /// pool are no relays: they do not receive.
   void relay() {
+    if (layout_.pool())
+      return;
     std::vector<std::pair<FlowKey, Descriptor>> all = relays_.cut(keys_, flows_, firsts_, descriptors_);
     if (all.empty())
       return;

@@ -14,10 +14,11 @@ using namespace reshard::ir;
 
 namespace {
 
-Module good(const char *lesson) {
+Module good(const char *lesson, const CompileOptions &options = {}) {
   CompileResult result;
   Diagnostics diagnostics;
-  EXPECT_TRUE(compileJob(std::string(RESHARD_SOURCE_DIR "/tests/compiler/lessons/") + lesson, {}, result, diagnostics))
+  EXPECT_TRUE(
+      compileJob(std::string(RESHARD_SOURCE_DIR "/tests/compiler/lessons/") + lesson, options, result, diagnostics))
       << diagnostics.text();
   EXPECT_EQ(toString(verify(result.module)), "");
   return result.module;
@@ -42,6 +43,25 @@ TEST(Verify, Layout) {
             "source param 'w' holds position 6 of a dimension of length 6");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.layout.endpoints[0].params[0].parts[0].pattern = 7; }),
             "source param 'w' holds tensor 7, expected fewer than 1");
+}
+
+TEST(Verify, Pool) {
+  EXPECT_EQ(broken("pool.yaml", [](Module &m) { m.layout.endpoints[1].replicas = -1; }),
+            "target has -1 engine replicas, expected a positive number in the only target, with source and target on "
+            "ranks");
+  EXPECT_EQ(broken("pool.yaml", [](Module &m) { m.layout.endpoints[0].replicas = 1; }),
+            "source has 1 engine replicas, expected a positive number in the only target, with source and target on "
+            "ranks");
+  EXPECT_EQ(
+      broken("pool.yaml", [](Module &m) { std::swap(m.layout.endpoints[1].ranks[0], m.layout.endpoints[1].ranks[1]); }),
+      "target has engine replicas and rank 3, expected the last ranks of the world, in order, above those of the "
+      "source");
+  CompileOptions alone;
+  alone.overrides = {"target={mesh: {dp: 2}, ranks: 2..3}"};
+  Module relayed = good("pool.yaml", alone);
+  relayed.layout.endpoints[1].replicas = 1;
+  EXPECT_EQ(toString(verify(relayed)),
+            "rank 1 step 0 receives, expected only sends on a rank of the source: engine replicas pull from it");
 }
 
 TEST(Verify, Transfers) {

@@ -429,7 +429,7 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
             features.add("few NICs")
     if options:
         job["options"] = options
-    if rng.random() < 0.1 and relation != "storage":
+    if rng.random() < 0.1 and relation != "storage" and "replicas" not in features:
         job["world"] = 40
         features.add("idle")
     for side in sides:
@@ -513,3 +513,9 @@ def assign_ranks(rng: random.Random, sides: list[Side], relation: str, features:
             side.node["ranks"] = ranks
         else:
             side.node["ranks"] = f"{ranks[0]}..{ranks[-1]}"
+            # Engine replicas, without another random number: those of the other jobs do not change.
+            if relation == "disjoint" and len(sides) == 2 and (source.mesh_ranks + side.mesh_ranks) % 3 == 0:
+                features.add("replicas")
+                side.node["replicas"] = offset
+                if offset == source.mesh_ranks:
+                    del side.node["ranks"]

@@ -142,7 +142,8 @@ class Endpoint:
         self.layout = self.model.layouts[node["layout"]] if "layout" in node else None
         ranks = node.get("ranks")
         if self.storage or ranks is None:
-            self.ranks = list(range(self.mesh_ranks))
+            first = 1 + max(job.endpoints[0].ranks) if "replicas" in node else 0
+            self.ranks = list(range(first, first + self.mesh_ranks))
         else:
             self.ranks = self.model.ranges(ranks) if isinstance(ranks, str) else [int(r) for r in ranks]
         need(len(self.ranks) == self.mesh_ranks, "ranks")

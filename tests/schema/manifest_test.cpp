@@ -259,6 +259,26 @@ TEST(Manifest, Refusals) {
        "endpoint 'target' has file number 1, expected 0"},
       {"a checkpoint of ranks", [](Parts &p) { p.manifest.endpoints[0]->checkpoint = true; },
        "endpoint 'source' is a checkpoint with 2 mesh ranks, not in storage, expected one, in storage"},
+      {"engine replicas of the source", [](Parts &p) { p.manifest.endpoints[0]->replicas = 2; },
+       "endpoint 'source' has 2 engine replicas, expected them in the only target, with source and target on ranks"},
+      {"too many engine replicas", [](Parts &p) { p.manifest.endpoints[1]->replicas = UINT32_MAX; },
+       "endpoint 'target' has 4294967295 engine replicas, expected at most 65536"},
+      {"engine replicas on a rank of the source", [](Parts &p) { p.manifest.endpoints[1]->replicas = 1; },
+       "endpoint 'target' has engine replicas and rank 1, expected 2: consecutive ranks above those of the source"},
+      {"engine replicas out of order",
+       [](Parts &p) {
+         p.manifest.endpoints[1]->replicas = 1;
+         p.manifest.endpoints[1]->ranks = {3, 2};
+       },
+       "endpoint 'target' has engine replicas and rank 2, expected 4: consecutive ranks above those of the source"},
+      {"engine replicas before idle ranks",
+       [](Parts &p) {
+         p.manifest.endpoints[1]->replicas = 1;
+         p.manifest.endpoints[1]->ranks = {2, 3};
+         p.manifest.world = 5;
+       },
+       "endpoint 'target' has engine replicas, and the world has 5 ranks, expected 4: the ranks of replica 0 are the "
+       "last"},
       {"no axis size", [](Parts &p) { p.manifest.endpoints[0]->axes[0]->size = 0; },
        "endpoint 'source' has axis 'tp' of size 0 and stride 1, expected 1 to 2^31 - 1"},
       {"no axis stride", [](Parts &p) { p.manifest.endpoints[0]->axes[0]->stride = 0; },
