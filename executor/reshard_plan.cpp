@@ -6,12 +6,14 @@
 #include "executor/load.h"
 #include "executor/status_of.h"
 #include "executor/struct_size.h"
+#include "schema/limits.h"
 
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <tuple>
 
 using namespace reshard;
@@ -54,6 +56,16 @@ Params listParams(const fbs::Manifest &manifest, uint32_t number, int64_t meshRa
   return result;
 }
 
+/// The mesh rank of a world rank (or the number of a file), in any replica of the endpoint; no value if it has none.
+std::optional<uint32_t> meshRankOf(const fbs::Endpoint &endpoint, uint32_t rank) {
+  const auto &ranks = *endpoint.ranks();
+  const uint32_t first = ranks.Get(0);
+  if (endpoint.replicas() > 0 && rank >= first && (rank - first) / ranks.size() < fbs::kMaxReplicas)
+    return (rank - first) % ranks.size();
+  const auto found = std::find(ranks.begin(), ranks.end(), rank);
+  return found == ranks.end() ? std::nullopt : std::optional<uint32_t>(found - ranks.begin());
+}
+
 } // namespace
 
 struct reshard_plan {
@@ -61,7 +73,7 @@ struct reshard_plan {
   std::string error;
   mutable std::mutex mutex;
   mutable std::map<std::tuple<uint32_t, uint32_t, size_t>, Params>
-      params; // by (endpoint, rank or file number, size of a reshard_param); guarded by the mutex
+      params; // by (endpoint, mesh rank, size of a reshard_param); guarded by the mutex
 
   const fbs::Endpoint *endpoint(uint32_t number) const {
     return plan && number < plan->manifest().endpoints()->size() ? plan->manifest().endpoints()->Get(number) : nullptr;
@@ -122,16 +134,16 @@ reshard_status reshard_plan_params(const reshard_plan *plan, uint32_t endpoint, 
   if (!found || !params || !count || !validSize(kPublicStruct<reshard_param>, param_size) ||
       param_size % alignof(reshard_param) != 0)
     return RESHARD_INVALID;
-  const auto number = std::find(found->ranks()->begin(), found->ranks()->end(), rank);
-  if (number == found->ranks()->end())
+  const std::optional<uint32_t> meshRank = meshRankOf(*found, rank);
+  if (!meshRank)
     return RESHARD_INVALID;
   try {
     const std::lock_guard lock(plan->mutex);
-    auto at = plan->params.find({endpoint, rank, param_size});
+    auto at = plan->params.find({endpoint, *meshRank, param_size});
     if (at == plan->params.end())
       at = plan->params
-               .emplace(std::make_tuple(endpoint, rank, param_size),
-                        listParams(plan->plan->manifest(), endpoint, number - found->ranks()->begin(), param_size))
+               .emplace(std::make_tuple(endpoint, *meshRank, param_size),
+                        listParams(plan->plan->manifest(), endpoint, *meshRank, param_size))
                .first;
     *params = reinterpret_cast<const reshard_param *>(at->second.structs.data());
     *count = at->second.instances.size();

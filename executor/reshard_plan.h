@@ -70,7 +70,8 @@ reshard_status reshard_plan_summary(const reshard_plan *plan, reshard_summary *s
 reshard_status reshard_plan_endpoint(const reshard_plan *plan, uint32_t endpoint, reshard_endpoint *description);
 
 /* *params: the *count params that a rank of an endpoint holds (a world rank, or the number of a file), in the order of
-   the plan. param_size: sizeof(reshard_param), by which the elements are spaced whatever the version of the library;
+   the plan. A target with `replicas` also has the ranks of all replicas (reshard.h, pull mode), not only those of
+   replica 0. param_size: sizeof(reshard_param), by which the elements are spaced whatever the version of the library;
    fields that the library's version lacks are 0. RESHARD_INVALID if the endpoint does not have that rank, or if
    param_size is not the size of any version; RESHARD_FAILED if memory is exhausted. The first call for a rank and a
    param_size builds the list, later calls return the same one. */

@@ -64,7 +64,9 @@ class Endpoint:
     role: str  #: "source", "target", "target.0" …
     layout: str
     storage: bool  #: True if its members are files, not ranks
-    ranks: tuple[int, ...]  #: world ranks; numbers of files if ``storage``
+    #: World ranks; numbers of files if ``storage``. Of a target with ``replicas``: those of replica 0; rank ``i`` of
+    #: replica ``k`` has world rank ``ranks[0] + k * len(ranks) + i``.
+    ranks: tuple[int, ...]
 
 
 class Plan:
@@ -119,7 +121,7 @@ class Plan:
         Raises Error if none or several do."""
         endpoints = self.endpoints
         if which is None:
-            fit = [endpoint for endpoint in endpoints if rank in endpoint.ranks]
+            fit = [endpoint for endpoint in endpoints if self._params(rank, endpoint) is not None]
             if len(fit) != 1:
                 roles = ", ".join(endpoint.role for endpoint in fit)
                 raise Error(
@@ -140,11 +142,21 @@ class Plan:
         ``endpoint``: a role or a number; optional if the rank is in one endpoint only.
         """
         at = self.endpoint(endpoint, rank)
-        found, count = ctypes.POINTER(_library.Param)(), ctypes.c_size_t()
-        if status := library.reshard_plan_params(self._handle, at.number, rank, ctypes.sizeof(_library.Param), ctypes.byref(found), ctypes.byref(count)):
-            raise error_of(status, f"{at.role} has no {'file' if at.storage else 'rank'} {rank}".encode() if status == 1 else b"out of memory")
+        found = self._params(rank, at)
+        if found is None:
+            raise Error(f"{at.role} has no {'file' if at.storage else 'rank'} {rank}")
         result = {}
-        for param in found[: count.value]:
+        for param in found:
             name = param.name.decode()
             result[name] = Param(name, param.dtype.decode(), tuple(param.shape[: param.dimensions]), param.bytes, param.refresh.decode(), param.transform.decode())
         return result
+
+    def _params(self, rank: int, at: Endpoint) -> list[_library.Param] | None:
+        """The params of a rank or file of an endpoint; None if the endpoint does not have it."""
+        if not 0 <= rank < 2**32:  # ctypes would pass its last 32 bits
+            return None
+        found, count = ctypes.POINTER(_library.Param)(), ctypes.c_size_t()
+        status = library.reshard_plan_params(self._handle, at.number, int(rank), ctypes.sizeof(_library.Param), ctypes.byref(found), ctypes.byref(count))
+        if status > 1:
+            raise error_of(status, b"out of memory")
+        return None if status else found[: count.value]
