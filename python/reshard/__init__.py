@@ -12,7 +12,7 @@ from ._library import PREFIX
 from .compiler import compile
 from .description import describe
 from .errors import BindError, CompileError, Error, PlanError, RunError, TimeoutError
-from .executor import Executor
+from .executor import Executor, Replica
 from .plan import Endpoint, Param, Plan, Summary
 from .transforms import Transformed, neg_exp
 
@@ -29,6 +29,7 @@ __all__ = [
     "Param",
     "Plan",
     "PlanError",
+    "Replica",
     "RunError",
     "Summary",
     "TimeoutError",

@@ -145,6 +145,19 @@ class Transform(_Struct):
     ]
 
 
+class Replica(_Struct):
+    """reshard_replica."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("replica", c_uint32),
+        ("ranks", c_uint32),
+        ("version", c_uint64),
+        ("state", c_int),
+        ("reserved", c_uint32),
+    ]
+
+
 #: The structs by their names in the headers.
 STRUCTS: dict[str, type[_Struct]] = {
     "reshard_store": Store,
@@ -154,6 +167,7 @@ STRUCTS: dict[str, type[_Struct]] = {
     "reshard_param": Param,
     "reshard_transformed": Transformed,
     "reshard_transform": Transform,
+    "reshard_replica": Replica,
 }
 
 
@@ -165,6 +179,9 @@ METHODS = ("local", "shared_memory", "messages", "messages_inside_host")
 
 #: reshard_state
 STATES = ("empty", "complete", "torn")
+
+#: reshard_replica_state
+REPLICA_STATES = ("pulling", "complete", "lost")
 
 #: Values of reshard_status that functions of a reshard_store return.
 OK, FAILED, TIMEOUT = 0, 4, 5
@@ -183,6 +200,10 @@ _FUNCTIONS = {
     "reshard_run": (c_int, c_void_p, c_double),
     "reshard_enqueue": (c_int, c_void_p, c_void_p),
     "reshard_all_reduce_min": (c_int, c_void_p, c_int64, POINTER(c_int64)),
+    "reshard_publish": (c_int, c_void_p, c_uint64),
+    "reshard_release": (c_int, c_void_p, c_double),
+    "reshard_pull": (c_int, c_void_p, c_uint64, c_double, POINTER(c_uint64)),
+    "reshard_replicas": (c_int, c_void_p, POINTER(Replica), c_size_t, c_size_t, POINTER(c_size_t)),
     "reshard_target_state": (c_int, c_void_p),
     "reshard_version": (c_uint64, c_void_p),
     "reshard_error": (c_char_p, c_void_p),

@@ -10,6 +10,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from . import _library
@@ -40,6 +41,24 @@ def _seconds(timeout: float | None) -> float:
     return timeout or 0
 
 
+def _version(version: int) -> int:
+    """Returns a version for the library, to which ctypes would pass its last 64 bits only."""
+    if not 0 <= version < 2**64:
+        raise Error(f"version: found {version}, expected 0 to 2^64 - 1")
+    return version
+
+
+@dataclass(frozen=True)
+class Replica:
+    """What the source knows about one replica of the target in pull mode."""
+
+    replica: int  #: its number, from 0
+    ranks: int  #: how many of its ranks are connected
+    #: "pulling", "complete" (all its ranks hold ``version``), or "lost" (a process of it has ended or is unreachable)
+    state: str
+    version: int  #: the version that it holds or pulls; of a lost replica, the one that it pulled last
+
+
 class Executor:
     """Executes a plan for the ranks of this process: ``bind`` their tensors, ``prepare`` once, then ``run`` for every
     refit.
@@ -62,6 +81,9 @@ class Executor:
     job: a name that the processes have in common, if several jobs use one rendezvous.
     secret: a secret that the processes have in common; None: the environment variable RESHARD_SECRET.
     insecure: without a secret, accept processes of other machines and users.
+    pull: pull mode, for "ucx" and a plan whose target has ``replicas``: a process of the source calls ``publish`` and
+        ``release``, one of a replica calls ``pull``, in place of ``run``. Processes join and leave at any time; opening
+        and ``prepare`` wait for no other process.
     """
 
     def __init__(
@@ -79,6 +101,7 @@ class Executor:
         job: str | None = None,
         secret: str | None = None,
         insecure: bool = False,
+        pull: bool = False,
     ):
         self.plan = plan if isinstance(plan, Plan) else Plan.open(plan)
         self.device = device
@@ -97,6 +120,7 @@ class Executor:
             communicator=communicator,
             job=job.encode() if job else None,
             secret=None if secret is None else secret.encode(),
+            pull=pull,
         )
         if isinstance(rendezvous, str):
             options.rendezvous = rendezvous.encode()
@@ -249,9 +273,59 @@ class Executor:
         self._check(library.reshard_all_reduce_min(self._open(), value, ctypes.byref(result)))
         return result.value
 
+    def publish(self, version: int) -> None:
+        """Pull mode, of a rank of the source: offers the bound tensors to the replicas as ``version``, and returns at
+        once. They must not change until ``release`` returns.
+
+        version: greater than 0 and than all versions that this process has published.
+
+        Replicas can pull the version when all ranks of the source have published it. Raises Error if a version is
+        published already.
+        """
+        self._check(library.reshard_publish(self._open(), _version(version)))
+
+    def release(self, timeout: float | None = None) -> None:
+        """Pull mode, of a rank of the source: ends the publication. The bound tensors may change when it returns, and
+        also when it raises TimeoutError.
+
+        From now on no replica begins to read the version. Waits for the replicas that are reading it.
+        timeout: seconds; None: no deadline. At the deadline, replicas that are still reading lose the version: they
+            discard what they have read. TimeoutError names them.
+
+        Raises Error if no version is published.
+        """
+        self._check(library.reshard_release(self._open(), _seconds(timeout)))
+
+    def pull(self, min_version: int = 0, timeout: float | None = None) -> int:
+        """Pull mode, of a rank of a replica: waits for a published version of at least ``min_version``, writes it to the
+        bound tensors and returns its number. All ranks of a replica must call it; they obtain the same version.
+
+        Returns at once if the replica holds the newest version already. If the source releases the version during the
+        pull, the pull is repeated with a later one.
+        timeout: seconds; None: no deadline.
+
+        Raises TimeoutError, which names what the pull has waited for, or RunError. ``state`` is then "torn" if the pull
+        has written to the tensors, else as before; the next ``pull`` continues.
+        """
+        version = ctypes.c_uint64()
+        self._check(library.reshard_pull(self._open(), _version(min_version), _seconds(timeout), ctypes.byref(version)))
+        return version.value
+
+    def replicas(self) -> list[Replica]:
+        """Pull mode: the replicas that have pulled, in ascending order. Asks the source's rank 0, at most for
+        ``join_timeout``; rank 0 forgets them when its process ends."""
+        size, count = ctypes.sizeof(_library.Replica), ctypes.c_size_t()
+        found = (_library.Replica * 0)()
+        while True:  # until the list has not grown since the last call
+            self._check(library.reshard_replicas(self._open(), found, size, len(found), ctypes.byref(count)))
+            if count.value <= len(found):
+                break
+            found = (_library.Replica * count.value)()
+        return [Replica(each.replica, each.ranks, _library.REPLICA_STATES[each.state], each.version) for each in found[: count.value]]
+
     @property
     def version(self) -> int:
-        """The number of completed runs."""
+        """The number of completed runs; in pull mode, the version that was published or pulled last."""
         return int(library.reshard_version(self._open()))
 
     @property
