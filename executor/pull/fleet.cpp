@@ -9,22 +9,14 @@ using namespace schema;
 
 Result<Fleet> Fleet::of(const Plan &plan) {
   const auto &endpoints = *plan.manifest().endpoints();
-  if (endpoints.size() != 2 || endpoints.Get(0)->storage() || endpoints.Get(1)->storage())
-    return invalid("pull mode needs a plan with one source and one target, both of processes; found " +
-                   std::to_string(endpoints.size()) + " endpoints" +
-                   (endpoints.size() == 2 ? ", one of them of files" : ""));
+  if (endpoints.size() < 2 || endpoints.Get(1)->replicas() == 0)
+    return invalid("pull mode needs a plan whose target has `replicas`, found none");
+  // The loader has checked that it is the only target, on consecutive ranks above the source's.
   Fleet fleet;
   for (const uint32_t rank : *endpoints.Get(0)->ranks())
     fleet.sources_.push_back(rank);
-  const auto &targets = *endpoints.Get(1)->ranks();
-  const uint32_t last = *std::max_element(fleet.sources_.begin(), fleet.sources_.end());
-  fleet.base_ = targets.Get(0);
-  fleet.replicaRanks_ = targets.size();
-  for (uint32_t i = 0; i < targets.size(); ++i)
-    if (fleet.base_ <= last || targets.Get(i) != fleet.base_ + i)
-      return invalid("pull mode needs a target on consecutive ranks above the source's, whose last is " +
-                     std::to_string(last) + "; found rank " + std::to_string(targets.Get(i)) + " as mesh rank " +
-                     std::to_string(i) + " of the target");
+  fleet.base_ = endpoints.Get(1)->ranks()->Get(0);
+  fleet.replicaRanks_ = endpoints.Get(1)->ranks()->size();
   return fleet;
 }
 

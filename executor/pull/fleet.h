@@ -5,19 +5,18 @@
 
 #include "executor/load.h"
 #include "executor/pull/coordinator.h"
+#include "schema/limits.h"
 
 #include <string>
 #include <vector>
 
 namespace reshard::pull {
 
-/// The maximum of replicas.
-constexpr uint32_t kMaxReplicas = 65536;
+using schema::kMaxReplicas;
 
 class Fleet {
 public:
-  /// Fails, with kind `invalid`, if the plan is not for pull mode: one target of processes, on consecutive ranks above
-  /// the source's.
+  /// Fails, with kind `invalid`, if the plan's target has no engine replicas.
   static Result<Fleet> of(const Plan &plan);
 
   /// World ranks of the source, by mesh rank.

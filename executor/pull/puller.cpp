@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 /// Ranges in flight from all servers; messages that are looked at for more.
 constexpr size_t kInFlight = 16, kAhead = 256;
 /// A process that is not found, or does not welcome this one, is looked for again after these times.
-constexpr milliseconds kLookAgain{20}, kNoWelcome{2000};
+constexpr milliseconds kLookAgain{20}, kLongestPause{1000}, kNoWelcome{2000};
 /// A parent that sends no frame for this time, although it is asked, is left.
 constexpr milliseconds kSilent{1000}, kPing{250};
 /// If this process did not run for this time, the others cannot be blamed for silence.
@@ -66,6 +66,12 @@ bool Puller::ready(Connection &connection) {
                                     : found.status().message();
     return false;
   }
+  // A process that has ended leaves its address in the store, but one that starts again has another token.
+  if ((*found)->token == connection.token && now - connection.attempted < connection.pause)
+    return false;
+  connection.pause = (*found)->token == connection.token ? std::min(2 * connection.pause, kLongestPause) : kLookAgain;
+  connection.token = (*found)->token;
+  connection.attempted = now;
   const Result<uint32_t> peer = messenger_->connect((*found)->address);
   if (!peer.ok()) {
     connection.problem =
@@ -193,6 +199,7 @@ void Puller::handleFrame(Connection &connection, const MessengerEvent &event) {
   switch (kindOf(event.frame)) {
   case FrameKind::welcome:
     connection.ready = true;
+    connection.pause = kLookAgain;
     connection.problem.clear();
     return;
   case FrameKind::data:

@@ -61,6 +61,9 @@ private:
     std::optional<uint32_t> peer;
     bool ready = false; // the server has welcomed this process
     Clock::time_point again{}, heard{}, pinged{};
+    uint64_t token = 0; // of the process of the last attempt, which is made again after `pause`
+    Clock::time_point attempted{};
+    std::chrono::milliseconds pause{};
     uint32_t fetches = 0; // in flight
     std::array<Slot, kWindow> slots;
     std::deque<Read> unconfirmed;

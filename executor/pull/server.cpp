@@ -366,7 +366,7 @@ void Server::linkTo(const ServerAddress &process) {
 
 void Server::connect(Link &link) {
   link.again = Clock::now() + link.pause;
-  link.pause = std::min(2 * link.pause, 50 * kMaintain);
+  link.pause = std::min(2 * link.pause, 10 * kMaintain);
   const Result<uint32_t> peer = messenger_->connect(link.to.address);
   if (!peer.ok())
     return;

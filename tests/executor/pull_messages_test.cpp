@@ -17,13 +17,13 @@ namespace {
 const std::string kModel = "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], \"r.{l}\": {shape: "
                            "[96, 48], shard: {0: tp}}, \"c.{l}\": {shape: [64, 48], shard: {1: tp}}}}\n";
 const std::string kJobs[] = {
-    kModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3}, ranks: 2..4}\n",
+    kModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3}, ranks: 2..4, replicas: 4}\n",
     // One rank of a node receives and forwards.
-    kModel + "source: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 2, dp: 4}, ranks: 8..15}\noptions: {topology: "
+    kModel + "source: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 2, dp: 4}, ranks: 8..15, replicas: 3}\noptions: {topology: "
              "{ranks_per_node: 8}}\n",
-    kModel +
-        "source: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 2, dp: 4}, ranks: 8..15}\noptions: {staging: 8KiB, topology: "
-        "{ranks_per_node: 8}}\n",
+    kModel + "source: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 2, dp: 4}, ranks: 8..15, replicas: 3}\noptions: {staging: "
+             "8KiB, topology: "
+             "{ranks_per_node: 8}}\n",
 };
 
 /// A rank of the fleet, with its progress.
@@ -155,8 +155,7 @@ TEST(PullMessages, APlanThatIsNotForPullModeIsInvalid) {
   std::unique_ptr<Plan> plan;
   tests::compile(kModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 2}}\n", folder / "plan");
   ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
-  EXPECT_EQ(Fleet::of(*plan).status().message(), "pull mode needs a target on consecutive ranks above the source's, "
-                                                 "whose last is 1; found rank 0 as mesh rank 0 of the target");
+  EXPECT_EQ(Fleet::of(*plan).status().message(), "pull mode needs a plan whose target has `replicas`, found none");
 }
 
 } // namespace

@@ -49,17 +49,18 @@ private:
 const std::string kPairs =
     "version: 1\nmodel: {dtype: bf16, index: {l: 3}, tensors: {\"r.{l}\": {shape: [96, 48], shard: "
     "{0: tp}}, \"c.{l}\": {shape: [64, 48], shard: {1: tp}}}}\n"
-    "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 2}, ranks: 2..3}\n";
+    "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 2}, ranks: 2..3, replicas: 4}\n";
 /// One rank of a node receives and forwards.
 const std::string kForwarded =
     "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], \"r.{l}\": {shape: [96, 48], shard: {0: "
     "tp}}, \"c.{l}\": {shape: [64, 48], shard: {1: tp}}}}\n"
-    "source: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 2, dp: 2}, ranks: 4..7}\noptions: {topology: {ranks_per_node: 4}}\n";
+    "source: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 2, dp: 2}, ranks: 4..7, replicas: 4}\noptions: {topology: "
+    "{ranks_per_node: 4}}\n";
 /// Ranges of rows and columns.
 const std::string kRagged =
     "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [96, 40], shard: {0: tp}}, c: {shape: "
     "[31, 90], shard: {1: tp}}, b: [7]}}\n"
-    "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3}, ranks: 2..4}\n";
+    "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3}, ranks: 2..4, replicas: 4}\n";
 
 class Pull : public testing::Test {
 protected:
