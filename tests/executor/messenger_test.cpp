@@ -435,6 +435,28 @@ TEST_P(Processes, AStoppedProcessHoldsNobodyUp) {
   EXPECT_LT(disconnectSeconds(), 1.0);
 }
 
+// Run by tests/e2e/messenger_test.py, which starts the peer on another host and ends it or its network.
+TEST_P(Processes, APeerOfAnotherHostIsLost) {
+  const char *const folder = std::getenv("RESHARD_TEST_FOLDER");
+  if (!folder || apart())
+    return;
+  const std::filesystem::path at(folder);
+  std::ofstream(at / "address.part") << (*side_)->address() << std::flush;
+  std::filesystem::rename(at / "address.part", at / "address");
+  ASSERT_TRUE(until({side_.get()}, [&] { return side_->events.size() == 1; }, 60));
+  peer_ = side_->events[0].peer;
+  side_->events.clear();
+  EXPECT_FALSE((*side_)->readsMemory(peer_));
+  for (const size_t size : {size_t{1}, size_t{2048}, size_t{100} << 10, size_t{32} << 20})
+    exchange(bytesOf(size, size));
+  std::ofstream(at / "connected").flush();
+  const std::vector<std::byte> data = bytesOf(1, 1 << 20);
+  EXPECT_EQ((*side_)->sendData(peer_, {}, data.data(), data.size(), 9).message(), "");
+  expectLost(60);
+  ASSERT_FALSE(side_->events.empty());
+  std::ofstream(at / "reason") << side_->events.back().reason.message();
+}
+
 size_t openFiles() {
   return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
 }

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The messenger over UCX between two simulated hosts: data both ways, and a peer that is killed or cut off."""
+
+import os
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+import hosts
+from commands import BIN, FolderTest
+
+MISSING = hosts.Hosts.missing()
+PARENT = "Of/Processes.APeerOfAnotherHostIsLost/ucx"
+CHILD = "MessengerChild.Runs"
+SILENT = 10  # kSilentSeconds of executor/messenger.h
+GRACE = 10  # seconds that a loaded machine may need in addition
+
+
+@unittest.skipUnless((BIN / "libreshard_ucx.so").exists(), "libreshard_ucx.so was not built")
+@unittest.skipIf(MISSING, f"several hosts cannot be simulated: {MISSING}")
+class TwoHosts(FolderTest):
+    def start(self, made, host, test, **environment):
+        program = [*made.inside(host), BIN / "test-executor", f"--gtest_filter={test}"]
+        process = subprocess.Popen(program, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
+
+    def wait_for(self, name, process):
+        end = time.monotonic() + 60
+        while not (self.folder / name).exists():
+            self.assertLess(time.monotonic(), end, f"no {name}")
+            self.assertIsNone(process.poll(), f"the process has ended before {name} was written")
+            time.sleep(0.02)
+        return (self.folder / name).read_bytes()
+
+    def lose(self, end_peer):
+        """Connects two hosts, ends the peer, and returns the seconds until it is lost, and the reason."""
+        with hosts.Hosts(2, self.folder) as made:
+            parent = self.start(made, 0, PARENT, RESHARD_TEST_FOLDER=str(self.folder))
+            address = self.wait_for("address", parent)
+            child = self.start(made, 1, CHILD, RESHARD_TEST_ADDRESS=address.hex(), RESHARD_TEST_APART="")
+            self.wait_for("connected", parent)
+            begin = time.monotonic()
+            end_peer(made, child)
+            self.assertEqual(parent.wait(60), 0)
+            return time.monotonic() - begin, (self.folder / "reason").read_text()
+
+    def test_killed(self):
+        seconds, reason = self.lose(lambda made, child: child.kill())
+        self.assertLess(seconds, 2 + GRACE / 2, reason)
+
+    def test_cut_off(self):
+        seconds, reason = self.lose(lambda made, child: made.link(1, "down"))
+        self.assertGreater(seconds, SILENT / 2, reason)
+        self.assertLess(seconds, SILENT + GRACE, reason)
+
+
+if __name__ == "__main__":
+    unittest.main()
