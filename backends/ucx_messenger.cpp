@@ -18,7 +18,8 @@ constexpr char kMagic[16] = "reshard-frame-1";
 constexpr size_t kMaxAddress = 4096;
 constexpr uint64_t kShortBytes = 2048; // longer data are sent by rendezvous
 /// The most that a peer may do before this process has reacted. Beyond it, it breaks the protocol.
-constexpr size_t kMostEarly = size_t{1} << 14, kMostIncoming = 2 * kMaxFrames, kMostHellos = 1024;
+// Of hellos: peers that have not sent a frame yet.
+constexpr size_t kMostEarly = size_t{1} << 14, kMostIncoming = 2 * kMaxFrames, kMostHellos = 256;
 /// Bytes that are copied out of a sender's memory before UCX makes progress again.
 constexpr uint64_t kReadBytes = 1 << 20;
 /// Seconds that a disconnect waits until UCX has ended the operations on memory of transfers.
@@ -137,7 +138,10 @@ Result<uint32_t> UcxMessenger::connect(std::string_view address) {
 void UcxMessenger::accept(const PostHeader &header, const std::string &address) {
   const bool repeated =
       std::any_of(peers_.begin(), peers_.end(), [&](const auto &each) { return each && each->remote == header.data; });
-  const Result<uint32_t> number = repeated ? invalid("a hello is repeated") : addPeer(address);
+  const auto strangers =
+      std::count_if(peers_.begin(), peers_.end(), [](const auto &each) { return each && !each->known; });
+  const bool refused = repeated || static_cast<size_t>(strangers) >= kMostHellos;
+  const Result<uint32_t> number = refused ? invalid("a hello is repeated, or one of too many") : addPeer(address);
   if (!number.ok()) {
     ++dropped_;
     return;
@@ -546,7 +550,9 @@ ucs_status_t UcxMessenger::onMessage(void *messenger, const void *header, size_t
   PostHeader own;
   if (headerBytes == sizeof own)
     std::memcpy(&own, header, sizeof own);
-  if (own.protocol == kProtocol && own.token == self.token_ && self.arrive(own, data, bytes, announced))
+  if (own.protocol != kProtocol || own.token != self.token_)
+    ++self.dropped_;
+  else if (self.arrive(own, data, bytes, announced))
     return UCS_INPROGRESS;
   return announced ? UCS_ERR_REJECTED : UCS_OK;
 }

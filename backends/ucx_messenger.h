@@ -133,6 +133,7 @@ public:
   void unregisterMemory(std::byte *data) override { worker_.unregisterMemory(data); }
   bool readsMemory(uint32_t peer) const override;
   bool readMemory(uint32_t peer, std::byte *to, uint64_t from, uint64_t bytes) override;
+  uint64_t dropped() const override { return dropped_; }
 
 private:
   /// Makes a peer from its address, with an identity and a UCX connection.
@@ -188,7 +189,7 @@ private:
   std::vector<Task> tasks_;
   std::vector<std::unique_ptr<Post>> ended_; // of ended connections
   Clock::time_point watched_ = Clock::now();
-  uint64_t dropped_ = 0; // messages
+  uint64_t dropped_ = 0;
 };
 
 } // namespace reshard::ucx

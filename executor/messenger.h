@@ -71,6 +71,8 @@ public:
   virtual bool readsMemory(uint32_t peer) const = 0;
   /// Copies bytes of the peer's memory; false if the process has ended or does not have that memory.
   virtual bool readMemory(uint32_t peer, std::byte *to, uint64_t from, uint64_t bytes) = 0;
+  /// How many messages were dropped so far, since they did not belong to a connection or were malformed.
+  virtual uint64_t dropped() const { return 0; }
 };
 
 constexpr uint64_t kMaxFrameText = 4096;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The contract of a Messenger, for the one in memory that other tests use and for the one of libreshard_ucx.so.
 
+#include "executor/channel.h"
 #include "executor/messenger.h"
+#include "support/hash.h"
 #include "tests/executor/local_messenger.h"
 
 #include <gtest/gtest.h>
@@ -10,6 +12,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <fcntl.h>
 #include <filesystem>
 #include <fstream>
@@ -487,6 +490,62 @@ TEST_P(Processes, RoundsLeaveNothingBehind) {
   if (set)
     std::cout << rounds << " rounds: descriptors " << files << " to " << openFiles() << ", resident MiB "
               << (bytes >> 20) << " to " << (residentBytes() >> 20) << "\n";
+}
+
+/// Where a channel finds the worker of a messenger in place of a channel's.
+class Misled : public Rendezvous {
+public:
+  explicit Misled(const std::string &address)
+      : hello_("reshard-ucx-1:" + std::string(32, '\0') + address.substr(kGreeting)) {}
+  uint32_t rank() const override { return 0; }
+  uint32_t size() const override { return 2; }
+  Status join(std::string_view, const Deadline &) override { return {}; }
+  Result<std::string> hello(uint32_t, const Deadline &) override { return hello_; }
+  uint64_t session() const override { return 1; }
+
+private:
+  static constexpr size_t kGreeting = 64; // bytes of a messenger's address before that of its worker
+  const std::string hello_;
+};
+
+TEST_P(Processes, MessagesOfAnotherProtocolAreDropped) {
+  const std::unique_ptr<Child> other = child();
+  Misled rendezvous((*side_)->address());
+  Result<std::unique_ptr<Channel>> stranger = openChannel("ucx", {.seconds = 1, .rendezvous = &rendezvous});
+  ASSERT_EQ(stranger.status().message(), "");
+  (*stranger)->reserve(30);
+  const std::vector<std::byte> garbage(100'000, std::byte{5});
+  for (size_t request = 0; request < 30; ++request)
+    EXPECT_EQ(
+        (*stranger)->send(request, 1, 0, garbage.data(), request % 3 == 0 ? garbage.size() : 1 + request).message(),
+        "");
+  EXPECT_TRUE(until({side_.get()}, [&] {
+    (void)(*stranger)->test(0);
+    return (*side_)->dropped() == 30;
+  }));
+  EXPECT_TRUE(side_->events.empty());
+  (*stranger)->abandon();
+  exchange(bytesOf(4, 100'000));
+}
+
+TEST_P(Processes, AnAddressOfAnEarlierMessengerConnectsToNone) {
+  std::string address = (*side_)->address();
+  address[20] ^= 1; // its token
+  EXPECT_FALSE((*side_)->connect(address).ok());
+  uint64_t check = 0;
+  std::memcpy(address.data() + 24, &check, sizeof check);
+  check = hashOf(address);
+  std::memcpy(address.data() + 24, &check, sizeof check);
+  Side stale(open());
+  const Result<uint32_t> peer = stale->connect(address);
+  ASSERT_EQ(peer.status().message(), "");
+  EXPECT_EQ(stale->send(*peer, {}).message(), "");
+  EXPECT_TRUE(until({side_.get(), &stale}, [&] { return (*side_)->dropped() == 1; }));
+  EXPECT_TRUE(side_->events.empty());
+  if (!apart())
+    return; // the same after kSilentSeconds
+  EXPECT_TRUE(until({side_.get(), &stale}, [&] { return !stale.events.empty(); }, 2 * kSilentSeconds));
+  EXPECT_EQ(stale.events[0].reason.message().find("the peer has "), 0u) << stale.events[0].reason.message();
 }
 
 TEST(LocalNetwork, FreezesCutsDelaysAndKills) {
