@@ -53,7 +53,8 @@ public:
   /// that made this address, an event kLost follows. Fails if the address is malformed.
   virtual Result<uint32_t> connect(std::string_view address) = 0;
   /// Ends a connection. Transfers of its data are over when it returns: nothing reads or writes their memory later.
-  /// Their events, and events that poll() has not returned yet, are dropped. The number is free.
+  /// Their events, and events that poll() has not returned yet, are dropped. The number is free. The peer may not get
+  /// the last frames that were sent.
   virtual void disconnect(uint32_t peer) = 0;
   /// Sends a frame with at most kMaxFrameText bytes of text, which are copied. Frames to one peer arrive in order.
   /// Fails if the connection is lost or too many frames are not yet sent (kMaxFrames: the peer does not take them).
