@@ -4,6 +4,7 @@
 
 #include "analysis/files/new_folder.h"
 #include "analysis/report/inspection.h"
+#include "schema/limits.h"
 #include "support/glob.h"
 #include "tools/options.h"
 #include "yaml/topology.h"
@@ -23,6 +24,12 @@ int main(int argc, char **argv) {
     options.rank = static_cast<int64_t>(number);
     return error;
   };
+  auto replicas = [&](const std::string &value) {
+    uint64_t number = 0;
+    const std::string error = setNumber(number, 1, reshard::schema::kMaxReplicas)(value);
+    options.replicas = static_cast<uint32_t>(number);
+    return error;
+  };
   std::string topology;
   Command command{
       "reshard-inspect",
@@ -37,6 +44,9 @@ int main(int argc, char **argv) {
        {"--simulate", "TOPOLOGY",
         "estimate the time on the cluster that a topology file describes, with the lower bound of all plans",
         setText(topology)},
+       {"--replicas", "N",
+        "simulate a plan with engine replicas for N of them (default: the number in the job); needs --simulate",
+        replicas},
        {"--trace", "FILE", "write the simulated activities for Perfetto; needs --simulate", setText(options.trace)},
        {"--timeout", "S", "deadline in seconds for --verify, --param and --simulate (default: none)",
         setSeconds(options.timeout)}},
@@ -58,8 +68,9 @@ int main(int argc, char **argv) {
       std::fprintf(stderr, "%s", diagnostics.text().c_str());
       return kUsage;
     }
-  } else if (!options.trace.empty()) {
-    printError("reshard-inspect", "--trace needs --simulate=TOPOLOGY");
+  } else if (!options.trace.empty() || options.replicas > 0) {
+    printError("reshard-inspect",
+               std::string(options.replicas > 0 ? "--replicas" : "--trace") + " needs --simulate=TOPOLOGY");
     return kUsage;
   }
   try {

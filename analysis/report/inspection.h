@@ -15,6 +15,7 @@ struct InspectionOptions {
   int64_t rank = -1; // -1: no rank
   bool verify = false;
   std::optional<Topology> topology; // to simulate on
+  uint32_t replicas = 0;            // engine replicas to simulate; 0: those of the plan
   std::string trace;                // where to write the simulation's activities
   double timeout = 0;               // 0: none
 };

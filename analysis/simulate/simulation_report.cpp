@@ -2,7 +2,7 @@
 #include "analysis/simulate/simulation_report.h"
 
 #include "analysis/files/new_folder.h"
-#include "analysis/simulate/simulate.h"
+#include "analysis/simulate/simulate_pool.h"
 #include "support/atomic_file.h"
 
 #include <nlohmann/json.hpp>
@@ -47,19 +47,70 @@ std::string time(double seconds) {
   return text;
 }
 
+double ratio(double seconds, double lowerBound) { return lowerBound > 0 ? seconds / lowerBound : 1; }
+
+Json termsOf(const std::vector<LowerBoundTerm> &terms) {
+  Json json = Json::object();
+  for (const LowerBoundTerm &term : terms)
+    json[term.name] = term.seconds;
+  return json;
+}
+
+void printLowerBound(const std::vector<LowerBoundTerm> &terms, double lowerBound, double seconds) {
+  if (terms.empty()) {
+    std::printf("lower bound  unknown: the plan was compiled for a topology with other nodes (options.topology)\n");
+    return;
+  }
+  std::printf("lower bound  %s; this plan: %.3f x\n", time(lowerBound).c_str(), ratio(seconds, lowerBound));
+  for (const LowerBoundTerm &term : terms)
+    std::printf("  %-26s %s\n", term.name, time(term.seconds).c_str());
+}
+
+int inspectPool(const Plan &plan, const InspectionOptions &options, uint32_t replicas) {
+  if (!options.trace.empty())
+    throw Failure(kUsage, "--trace shows the activities of one run, but engine replicas pull at times of their own; "
+                          "remove --trace");
+  const Result<PoolSimulation> simulated = simulatePool(plan, *options.topology, replicas);
+  throwOnError(simulated.status(), kUsage);
+  const PoolSimulation &pool = *simulated;
+  const double late = ratio(pool.lateSeconds, pool.lateLowerBoundSeconds);
+  if (options.format == "json") {
+    Json result = {
+        {"replicas", pool.replicas}, {"seconds", pool.seconds}, {"late_joiner", {{"seconds", pool.lateSeconds}}}};
+    if (!pool.lowerBound.empty()) {
+      result.update({{"lower_bound", pool.lowerBoundSeconds},
+                     {"lower_bound_terms", termsOf(pool.lowerBound)},
+                     {"ratio", ratio(pool.seconds, pool.lowerBoundSeconds)}});
+      result["late_joiner"].update({{"lower_bound", pool.lateLowerBoundSeconds}, {"ratio", late}});
+    }
+    std::printf("%s\n", result.dump(2).c_str());
+    return kDone;
+  }
+  std::printf("simulated    %s until %u engine %s the version: one reads from the sources, each other from the one "
+              "before it\n",
+              time(pool.seconds).c_str(), pool.replicas, pool.replicas == 1 ? "replica has" : "replicas have");
+  printLowerBound(pool.lowerBound, pool.lowerBoundSeconds, pool.seconds);
+  std::printf("late joiner  %s", time(pool.lateSeconds).c_str());
+  if (!pool.lowerBound.empty())
+    std::printf("; lower bound %s; this plan: %.3f x", time(pool.lateLowerBoundSeconds).c_str(), late);
+  std::printf("\n");
+  return kDone;
+}
+
 } // namespace
 
 int inspectSimulation(const Plan &plan, const InspectionOptions &options) {
+  if (const uint32_t planned = plan.manifest().endpoints()->Get(1)->replicas(); planned > 0)
+    return inspectPool(plan, options, options.replicas > 0 ? options.replicas : planned);
+  if (options.replicas > 0)
+    throw Failure(kUsage, "--replicas: the target of '" + options.plan + "' has no engine replicas (key 'replicas')");
   const Result<Simulation> simulated = simulate(plan, *options.topology, !options.trace.empty());
   throwOnError(simulated.status(), kUsage);
   const Simulation &simulation = *simulated;
   if (!options.trace.empty())
     throwOnError(writeFile(options.trace, traceOf(simulation)), kFailure);
-  const double ratio = simulation.lowerBoundSeconds > 0 ? simulation.seconds / simulation.lowerBoundSeconds : 1;
   if (options.format == "json") {
-    Json terms = Json::object(), secondsByKind = Json::object();
-    for (const LowerBoundTerm &term : simulation.lowerBound)
-      terms[term.name] = term.seconds;
+    Json secondsByKind = Json::object();
     for (int kind = 0; kind < 4; ++kind)
       secondsByKind[kKinds[kind]] = simulation.secondsByKind[kind];
     Json result = {{"seconds", simulation.seconds},
@@ -67,18 +118,14 @@ int inspectSimulation(const Plan &plan, const InspectionOptions &options) {
                    {"busiest_rank", {{"rank", simulation.busiestRank}, {"seconds", simulation.rankBusy}}},
                    {"busiest_nic", {{"nic", simulation.busiestNic}, {"seconds", simulation.nicBusy}}}};
     if (!simulation.lowerBound.empty())
-      result.update({{"lower_bound", simulation.lowerBoundSeconds}, {"lower_bound_terms", terms}, {"ratio", ratio}});
+      result.update({{"lower_bound", simulation.lowerBoundSeconds},
+                     {"lower_bound_terms", termsOf(simulation.lowerBound)},
+                     {"ratio", ratio(simulation.seconds, simulation.lowerBoundSeconds)}});
     std::printf("%s\n", result.dump(2).c_str());
     return kDone;
   }
   std::printf("simulated    %s\n", time(simulation.seconds).c_str());
-  if (simulation.lowerBound.empty()) {
-    std::printf("lower bound  unknown: the plan was compiled for a topology with other nodes (options.topology)\n");
-  } else {
-    std::printf("lower bound  %s; this plan: %.3f x\n", time(simulation.lowerBoundSeconds).c_str(), ratio);
-    for (const LowerBoundTerm &term : simulation.lowerBound)
-      std::printf("  %-26s %s\n", term.name, time(term.seconds).c_str());
-  }
+  printLowerBound(simulation.lowerBound, simulation.lowerBoundSeconds, simulation.seconds);
   std::printf("busiest      rank %lld, in use for %s", static_cast<long long>(simulation.busiestRank),
               time(simulation.rankBusy).c_str());
   if (simulation.busiestNic >= 0)

@@ -1,22 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulator compared with closed formulas: one pair, packing, incast, ring, all-to-all, a chain, a shared NIC.
-RESHARD_BIN: the folder of the commands."""
+"""The simulator compared with closed formulas: one pair, packing, incast, ring, all-to-all, a chain, a shared NIC; engine
+replicas that pull, also on the shipped topologies, against their lower bound. RESHARD_BIN: the folder of the commands."""
 
 import json
+import os
 import sys
 import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import FolderTest, run  # noqa: E402
+from commands import ROOT, FolderTest, run  # noqa: E402
 
 LINK, NIC, COPY = 100e9, 10e9, 200e9
 LINK_LATENCY, NIC_LATENCY = 5e-6, 50e-6
 ROWS, COLUMNS = 1 << 10, 1 << 14  # of bf16: 32 MiB
 SIZE = 2 * ROWS * COLUMNS
+RANGE = 4 << 20  # bytes that an engine replica reads at a time
+PROTOCOL = 6 * NIC_LATENCY  # three round trips
+
+SMALL, FULL = "RESHARD_SMALL" in os.environ, "RESHARD_FULL" in os.environ
+# A job and its ranks by topology: the engine begins at a node.
+POOLS = {
+    ("clusters/llama3-70b-48-to-16x8", "h100x8"): "48..55",
+    ("clusters/llama3-70b-48-to-16x8", "gb200-nvl72"): "72..79",
+    ("clusters/kimi-k2-256-to-4x128", "h100x8"): "256..383",
+    ("clusters/kimi-k2-256-to-4x128", "gb200-nvl72"): "288..415",
+}
 
 
-class Simulate(FolderTest):
+class SimulationTest(FolderTest):
     def simulate(self, source, target, per_node=64, nics=None, tensors=None, options=(), code=0):
         """Compiles and simulates a job, with source and target endpoints as YAML. Sets self.ir to the plan's IR and
         returns the JSON report."""
@@ -50,6 +62,8 @@ options: {{topology: t.yaml}}
                 found += [min(chunk or bytes, bytes - begin) for begin in range(0, bytes, chunk or bytes)]
         return found
 
+
+class Simulate(SimulationTest):
     def test_one_pair(self):
         found = self.simulate("{mesh: {tp: 1}}", "{mesh: {}, ranks: [1]}")
         self.assertGreater(len(self.chunks()), 1)
@@ -136,6 +150,91 @@ options: {{topology: t.yaml}}
         (self.folder / "bad.yaml").write_text("ranks_per_node: 8\nlinks: {rate: 1GB/s}\n")
         self.assertIn("bad.yaml:2:1: error: unknown key 'links' in 'topology', did you mean 'link'?", refused("--simulate=bad.yaml"))
         self.assertIn("--trace needs --simulate=TOPOLOGY", refused("--trace=x"))
+
+
+class Pool(SimulationTest):
+    """Engine replicas that pull one version."""
+
+    def pool(self, replicas, source="{mesh: {tp: 1}}", target="{mesh: {}, replicas: 2}", **options):
+        return self.simulate(source, target, per_node=options.pop("per_node", 1), options=[f"--replicas={replicas}"], **options)
+
+    def test_chain(self):
+        # A request and its answer, at line rate; each further replica is behind by one range.
+        for replicas in (1, 2, 3, 7):
+            found = self.pool(replicas)
+            late = SIZE / NIC + 2 * NIC_LATENCY + PROTOCOL
+            self.assertAlmostEqual(found["seconds"], late + (replicas - 1) * (RANGE / NIC + NIC_LATENCY), delta=1e-9)
+            self.assertAlmostEqual(found["lower_bound"], SIZE / NIC, delta=1e-9)
+            self.assertAlmostEqual(found["ratio"], found["seconds"] / found["lower_bound"], delta=1e-9)
+            self.assertAlmostEqual(found["late_joiner"]["seconds"], late, delta=1e-9)
+            self.assertAlmostEqual(found["late_joiner"]["lower_bound"], SIZE / NIC, delta=1e-9)
+            self.assertEqual(found["replicas"], replicas)
+
+    def test_number_in_the_job(self):
+        self.assertEqual(self.simulate("{mesh: {tp: 1}}", "{mesh: {}, replicas: 5}", per_node=1)["replicas"], 5)
+
+    def test_packing_overlaps(self):
+        # Columns are packed and unpacked: only the first range and the last one add time, once for each hop.
+        for replicas in (1, 3):
+            found = self.pool(replicas, tensors=f"w: {{shape: [{ROWS}, {COLUMNS}], shard: {{1: tp}}}}", source="{mesh: {tp: 2}}")
+            least = SIZE / NIC + 2 * NIC_LATENCY + PROTOCOL + 2 * RANGE / COPY
+            self.assertAlmostEqual(found["seconds"], least + (replicas - 1) * (RANGE / NIC + NIC_LATENCY + 2 * RANGE / COPY), delta=1e-9)
+
+    def test_nodes_forward_inside(self):
+        # Both ranks of an engine need everything: each reads half between nodes, and they exchange the halves.
+        target = "{mesh: {dp: 2}, ranks: 2..3, replicas: 2}"
+        found = self.pool(4, "{mesh: {tp: 1, dp: 2}}", target, per_node=2)
+        self.assertAlmostEqual(found["lower_bound"], SIZE / 2 / NIC, delta=1e-9)
+        self.assertGreaterEqual(found["seconds"], SIZE / 2 / NIC + 3 * RANGE / NIC)
+        self.assertLessEqual(found["seconds"], SIZE / 2 / NIC + 4 * RANGE / NIC + 20 * NIC_LATENCY)
+
+    def test_the_source_is_read_once(self):
+        # Four readers in one replica, one source NIC: the source is the bottleneck, for any number of replicas.
+        target = "{mesh: {tp: 4}, ranks: 4..7, replicas: 2}"
+        found = self.pool(8, "{mesh: {}}", target, per_node=4, tensors=f"w: {{shape: [{ROWS}, {COLUMNS}], shard: {{0: tp}}}}")
+        self.assertAlmostEqual(found["lower_bound_terms"]["egress of source NICs"], SIZE / 4 / NIC, delta=1e-9)  # with relays
+        self.assertGreaterEqual(found["seconds"], SIZE / NIC)
+        self.assertLessEqual(found["seconds"], SIZE / NIC + 8 * RANGE / NIC + 40 * NIC_LATENCY)
+        self.assertLessEqual(found["late_joiner"]["seconds"], SIZE / 4 / NIC + 20 * NIC_LATENCY)
+
+    def test_converted_messages_come_from_the_source(self):
+        # The memory of an engine has codes and scales, which are not the bytes that were sent.
+        target = "{mesh: {}, replicas: 2, quantize: mxfp8}"
+        one, three = (self.pool(replicas, target=target)["seconds"] for replicas in (1, 3))
+        self.assertAlmostEqual(one, SIZE / NIC, delta=0.2 * SIZE / NIC)
+        self.assertAlmostEqual(three, one + 2 * SIZE / NIC, delta=1e-6)
+
+    def test_near_the_lower_bound(self):
+        for (job, topology), ranks in POOLS.items():
+            if SMALL and "kimi" in job:
+                continue
+            file = ROOT / f"examples/topologies/{topology}.yaml"
+            run("reshard-compile", ROOT / f"examples/{job}.yaml", f"--set=options.topology={file}", f"--set=target.ranks={ranks}", "-o", self.folder / "plan")
+            for replicas in (1, 4) if SMALL or ("kimi" in job and not FULL) else (1, 4, 16, 64):
+                with self.subTest(job=job, topology=topology, replicas=replicas):
+                    found = json.loads(run("reshard-inspect", self.folder / "plan", f"--simulate={file}", f"--replicas={replicas}", "--format=json").stdout)
+                    self.assertGreaterEqual(found["ratio"], 1)
+                    self.assertLessEqual(found["ratio"], 1.10)
+                    self.assertGreaterEqual(found["late_joiner"]["ratio"], 1)
+                    self.assertLessEqual(found["late_joiner"]["ratio"], 1.02)
+
+    def test_text(self):
+        self.pool(2)
+        done = run("reshard-inspect", "plan", "--simulate=t.yaml", cwd=self.folder)
+        self.assertIn("until 2 engine replicas have the version: one reads from the sources, each other from the one before it", done.stdout)
+        self.assertRegex(done.stdout, r"late joiner  [\d.]+ ms; lower bound [\d.]+ ms; this plan: [\d.]+ x\n")
+
+    def test_refused_options(self):
+        self.simulate("{mesh: {tp: 32}}", "{mesh: {tp: 32}, replicas: 2}", per_node=8)
+        def refused(*options):
+            return run("reshard-inspect", "plan", *options, code=2, cwd=self.folder).stderr
+        self.assertIn("--replicas needs --simulate=TOPOLOGY", refused("--replicas=2"))
+        self.assertIn("--trace shows the activities of one run", refused("--simulate=t.yaml", "--trace=x"))
+        self.assertIn("have 2097152 ranks, expected at most 1048576", refused("--simulate=t.yaml", "--replicas=65536"))
+        refused("--simulate=t.yaml", "--replicas=0")
+        refused("--simulate=t.yaml", "--replicas=65537")
+        self.simulate("{mesh: {tp: 1}}", "{mesh: {}, ranks: [1]}")
+        self.assertIn("has no engine replicas (key 'replicas')", refused("--simulate=t.yaml", "--replicas=2"))
 
 
 if __name__ == "__main__":
