@@ -60,9 +60,9 @@ class Library(FolderTest):
                 first = [name for name in outside if "embed" in name]
                 last = [name for name in outside if name not in first]
                 last += [] if "lm_head.weight" in last else [TIED[engine]]
-                pools = [f"{{layout: {engine}, mesh: {{pp: {len(ranges)}}}"
-                         + (f", place: {{layer: {{axis: pp, sizes: [{key}]}}}}}}" if "," in key else "}") for key, ranges in keys.items()]
-                found = library.endpoints(BIN, library.job(model, "{layout: hf, mesh: {}}", f"[{', '.join(pools)}]"), self.folder)
+                targets = [f"{{layout: {engine}, mesh: {{pp: {len(ranges)}}}"
+                           + (f", place: {{layer: {{axis: pp, sizes: [{key}]}}}}}}" if "," in key else "}") for key, ranges in keys.items()]
+                found = library.endpoints(BIN, library.job(model, "{layout: hf, mesh: {}}", f"[{', '.join(targets)}]"), self.folder)
                 for number, (key, ranges) in enumerate(keys.items()):
                     for stage, wanted in enumerate(ranges):
                         with self.subTest(engine=engine, model=model, stages=key, stage=stage):

@@ -291,8 +291,8 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
     scheme, pack, relation, side_name = cell
     variables = {"layer": rng.randint(1, 6)} | ({"expert": rng.randint(2, 5)} if rng.random() < 0.6 or pack == "stack" else {})
     limit = rng.choice([4, 8, 8, 12])
-    pools = 2 if rng.random() < 0.08 else 1
-    sides = [Side(rng, "source", variables, limit)] + [Side(rng, "target", variables, limit) for _ in range(pools)]
+    targets = 2 if rng.random() < 0.08 else 1
+    sides = [Side(rng, "source", variables, limit)] + [Side(rng, "target", variables, limit) for _ in range(targets)]
     wanted = {"concat": 2, "joined": 2, "interleave": 2, "nested": 3}.get(pack, 1)
     units = [Unit(rng, i, variables, wanted if i == 0 else 1, pack == "stack" and i == 0) for i in range(rng.randint(1, 3))]
     cells: set[tuple] = set()
@@ -414,9 +414,9 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
 
     assign_ranks(rng, sides, relation, features)
     job: dict = {"version": 1, "model": model, "source": sides[0].node,
-                 "target": [side.node for side in sides[1:]] if pools > 1 else sides[1].node}
-    if pools > 1:
-        features.add("pools")
+                 "target": [side.node for side in sides[1:]] if targets > 1 else sides[1].node}
+    if targets > 1:
+        features.add("several targets")
     options: dict = {}
     if rng.random() < 0.25:
         options["staging"] = rng.choice(["2KiB", "4KiB", 3000])

@@ -171,10 +171,10 @@ def size(axes: dict) -> int:
 def own(rng: random.Random) -> tuple[dict, Weights]:
     """A job from a trainer to one or two engines."""
     weights = Weights(rng)
-    source, pools = mesh(rng, 8), [mesh(rng, 6) for _ in range(rng.choice([1, 1, 2]))]
+    source, engines = mesh(rng, 8), [mesh(rng, 6) for _ in range(rng.choice([1, 1, 2]))]
     layouts = {"train": weights.layout(rng, source.get("tp", 1), rng.random() < 0.5, rng.random() < 0.3)}
     targets = []
-    for number, axes in enumerate(pools):
+    for number, axes in enumerate(engines):
         layouts[f"serve{number}"] = weights.layout(rng, axes.get("tp", 1), rng.random() < 0.5, rng.random() < 0.8)
         first = rng.choice([0, size(source), rng.randrange(size(source))])
         targets.append({"layout": f"serve{number}", "mesh": axes, "ranks": list(range(first, first + size(axes)))})
