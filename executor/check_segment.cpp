@@ -296,7 +296,7 @@ private:
     const bool message = step.kind() == StepKind::send || step.kind() == StepKind::recv;
     if (step.kind() == StepKind::recv && passive_)
       return failStep("receives message " + text(step.message()) +
-                      ", expected only sends on a rank of the source: engine replicas pull from it");
+                      ", expected none on a rank below those of the engine replicas, which pull");
     switch (step.kind()) {
     case StepKind::copy:
       if (step.input_count() != step.output_count())

@@ -480,7 +480,7 @@ private:
               where + " has peer " + std::to_string(step.peer) +
                   ", expected another rank of the world for a send or recv, and -1 for other kinds");
       require(step.kind != StepKind::recv || !layout_.pool() || rank.rank >= layout_.endpoints.back().ranks.front(),
-              where + " receives, expected only sends on a rank of the source: engine replicas pull from it");
+              where + " receives, expected none on a rank below those of the engine replicas, which pull");
       staging(rank, step, where);
       if (step.staging >= 0)
         for (uint32_t before : arena.take(step.staging, step.staging + step.stagingBytes(), n))

@@ -61,7 +61,7 @@ TEST(Verify, Pool) {
   Module relayed = good("pool.yaml", alone);
   relayed.layout.endpoints[1].replicas = 1;
   EXPECT_EQ(toString(verify(relayed)),
-            "rank 1 step 0 receives, expected only sends on a rank of the source: engine replicas pull from it");
+            "rank 1 step 0 receives, expected none on a rank below those of the engine replicas, which pull");
 }
 
 TEST(Verify, Transfers) {

@@ -444,6 +444,25 @@ TEST(Load, Messages) {
       "");
 }
 
+// The lesson's plan without a pool has a relay, rank 1, which receives. As a pool it would be pulled from.
+TEST(Load, SourcesOfAPoolOnlySend) {
+  CompileOptions options;
+  options.overrides = {"target={mesh: {dp: 2}, ranks: 2..3}"};
+  CompileResult result;
+  Diagnostics diagnostics;
+  ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/tests/compiler/lessons/pool.yaml", options, result, diagnostics))
+      << diagnostics.text();
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  llvm::Expected<WrittenPlan> written = writePlan(result.module, result.statistics, path, 1);
+  ASSERT_TRUE(!!written) << toString(written.takeError());
+  Parts parts = unpack(path);
+  parts.manifest.endpoints[1]->replicas = 2;
+  pack(parts, path);
+  EXPECT_EQ(readAll(path), "the segment of rank 1 is inconsistent: step 0 receives message 0, expected none on a rank "
+                           "below those of the engine replicas, which pull");
+}
+
 TEST(Load, CountsThatDoNotMatchTheFile) {
   expectRefusal(
       {{"world", [](Parts &p) { p.manifest.world = 3; }, "found a world of 3 ranks, the file has 4 segments"},
