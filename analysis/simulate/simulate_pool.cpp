@@ -176,7 +176,7 @@ private:
 
   void at(double time, uint32_t read, Stage stage) {
     reads_[read].stage = stage;
-    events_.push({time, ++events_pushed_, read});
+    events_.push({time, ++eventsPushed_, read});
   }
 
   /// Uses a resource for some seconds as soon as it is free. Returns when it begins.
@@ -231,11 +231,13 @@ private:
     arrived |= 1u << (read.range - landed);
     for (; (arrived & 1) != 0; arrived >>= 1)
       ++landed;
-    const auto ready = std::stable_partition(of.waiting.begin(), of.waiting.end(),
-                                             [&](uint32_t each) { return missingAt(reads_[each]) != nullptr; });
-    for (auto each = ready; each != of.waiting.end(); ++each)
-      at(now_, *each, Stage::request);
-    of.waiting.erase(ready, of.waiting.end());
+    size_t kept = 0;
+    for (const uint32_t each : of.waiting)
+      if (missingAt(reads_[each]))
+        of.waiting[kept++] = each;
+      else
+        at(now_, each, Stage::request);
+    of.waiting.resize(kept);
     issue(read.replica, read.meshRank);
   }
 
@@ -249,7 +251,7 @@ private:
   std::vector<Read> reads_;
   std::vector<uint32_t> free_; // entries of reads_ that are not in use
   std::priority_queue<Event> events_;
-  uint64_t events_pushed_ = 0;
+  uint64_t eventsPushed_ = 0;
   double now_ = 0, end_ = 0;
 };
 
