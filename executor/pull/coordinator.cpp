@@ -29,8 +29,8 @@ void Coordinator::begin(uint64_t client, const BeginRequest &request, Clock::tim
     rank.client = client;
     rank.ended = rank.complete = rank.asked = false;
   }
-  replica.silent = false;
   clients_[client] = {request.replica, request.meshRank};
+  heard(client);
   parked_.erase(client);
   if (assign(client, request))
     return;
@@ -83,7 +83,7 @@ void Coordinator::complete(uint64_t client, uint64_t assignment) {
   Rank *const rank = rankOf(client, replica);
   if (!rank)
     return;
-  replica->silent = false;
+  heard(client);
   if (assignment == 0 || replica->assignment != assignment) {
     answers_.push_back({client, CoordinatorAnswer::kRepeat, assignment, 0});
     return;
@@ -107,6 +107,12 @@ void Coordinator::parentFailed(uint64_t client, uint32_t parent) {
   if (const auto found = replicas_.find(parent); found != replicas_.end())
     found->second.silent = true;
   replica->parent = kSources;
+}
+
+void Coordinator::heard(uint64_t client) {
+  Replica *replica = nullptr;
+  if (rankOf(client, replica))
+    replica->silent = false;
 }
 
 void Coordinator::lost(uint64_t client) {

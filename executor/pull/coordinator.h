@@ -74,6 +74,8 @@ public:
   void complete(uint64_t client, uint64_t assignment);
   /// A rank of a replica cannot read from its parent. The parent gets no other child until it is heard again.
   void parentFailed(uint64_t client, uint32_t parent);
+  /// The client runs.
+  void heard(uint64_t client);
   /// The client has ended.
   void lost(uint64_t client);
   /// Forgets requests whose clients do not wait any more.

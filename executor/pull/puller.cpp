@@ -323,6 +323,7 @@ void Puller::wait(bool any) {
     for (auto &[rank, connection] : connections_)
       connection.heard = now;
   polled_ = now;
+  ping(connectionTo(options_.fleet.sources()[0]));
   if (any)
     sleep_.reset();
   else
@@ -331,8 +332,10 @@ void Puller::wait(bool any) {
 
 void Puller::idle() {
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (lock.owns_lock())
-    handleEvents();
+  if (!lock.owns_lock())
+    return;
+  handleEvents();
+  ping(connectionTo(options_.fleet.sources()[0])); // the coordinator learns that this process runs
 }
 
 // ---------------------------------------------------------------------------------------------------------- pulling
@@ -403,7 +406,6 @@ Status Puller::begin(uint64_t call, uint64_t failed) {
            makeFrame(FrameKind::begin, {request_->minVersion, call, failed, millisecondsUntil(deadline_)}));
       asked = true;
     }
-    ping(coordinator);
     wait(any);
   }
   return {};
@@ -468,7 +470,6 @@ Puller::Outcome Puller::complete() {
                    std::to_string(options_.fleet.replicaOf(options_.worldRank)) + " have not completed it");
       return Outcome::failed;
     }
-    ping(coordinator);
     wait(any);
   }
 }

@@ -119,6 +119,8 @@ void Server::handleFrame(uint32_t peer, const MessengerEvent &event) {
   if (found == clients_.end())
     return greet(peer, frame);
   Client &client = found->second;
+  if (coordinator_)
+    coordinator_->heard(client.number);
   if (kindOf(frame) == FrameKind::ping)
     return send(peer, makeFrame(FrameKind::pong));
   if (kindOf(frame) == FrameKind::coordinator) {

@@ -177,9 +177,13 @@ TEST_F(PullCoordinator, ALostOrSilentReplicaIsNoParent) {
   EXPECT_EQ(answers(), "21:assign 1 from 1");
   coordinator->parentFailed(client(2), 1);
   EXPECT_EQ(states(), "0: lost 1 ranks 1, 1: lost 1 ranks 1, 2: pulling 1 ranks 1");
+  coordinator->heard(client(1));
+  EXPECT_EQ(states(), "0: lost 1 ranks 1, 1: pulling 1 ranks 1, 2: pulling 1 ranks 1");
+  coordinator->parentFailed(client(2), 1); // it has left that parent already
+  EXPECT_EQ(states(), "0: lost 1 ranks 1, 1: pulling 1 ranks 1, 2: pulling 1 ranks 1");
   begin(2, 1); // the other rank of the replica
   EXPECT_EQ(answers(), "22:assign 1 from sources");
-  begin(1, 1); // replica 1 is heard again
+  begin(1, 1);
   begin(0, 1); // and replica 0 is complete again
   EXPECT_EQ(answers(), "12:assign 1 from sources, 2:assign 1 from sources");
   EXPECT_EQ(states(), "0: pulling 1 ranks 2, 1: pulling 1 ranks 2, 2: pulling 1 ranks 2");
