@@ -5,6 +5,9 @@
 
 namespace reshard::pull {
 
+/// A process that is not heard for this time is lost; it is heard at least every second.
+static constexpr std::chrono::seconds kUnheard{5};
+
 void Coordinator::published(uint32_t meshRank, uint64_t version) {
   if (meshRank >= published_.size())
     return;
@@ -28,9 +31,10 @@ void Coordinator::begin(uint64_t client, const BeginRequest &request, Clock::tim
   if (rank.client != client) {
     rank.client = client;
     rank.ended = rank.complete = rank.asked = false;
+    rank.heard = {};
   }
   clients_[client] = {request.replica, request.meshRank};
-  heard(client);
+  replica.silent = false;
   parked_.erase(client);
   if (assign(client, request))
     return;
@@ -83,7 +87,7 @@ void Coordinator::complete(uint64_t client, uint64_t assignment) {
   Rank *const rank = rankOf(client, replica);
   if (!rank)
     return;
-  heard(client);
+  replica->silent = false;
   if (assignment == 0 || replica->assignment != assignment) {
     answers_.push_back({client, CoordinatorAnswer::kRepeat, assignment, 0});
     return;
@@ -109,10 +113,13 @@ void Coordinator::parentFailed(uint64_t client, uint32_t parent) {
   replica->parent = kSources;
 }
 
-void Coordinator::heard(uint64_t client) {
+void Coordinator::heard(uint64_t client, Clock::time_point now) {
   Replica *replica = nullptr;
-  if (rankOf(client, replica))
-    replica->silent = false;
+  Rank *const rank = rankOf(client, replica);
+  if (!rank)
+    return;
+  rank->heard = now;
+  replica->silent = false;
 }
 
 void Coordinator::lost(uint64_t client) {
@@ -138,16 +145,16 @@ std::optional<CoordinatorAnswer> Coordinator::next() {
   return answer;
 }
 
-std::vector<ReplicaInfo> Coordinator::replicas() const {
+std::vector<ReplicaInfo> Coordinator::replicas(Clock::time_point now) const {
   std::vector<ReplicaInfo> result;
   for (const auto &[number, replica] : replicas_) {
     ReplicaInfo info{number, 0, replica.version, ReplicaInfo::kPulling};
-    for (const Rank &rank : replica.ranks)
+    info.state = replica.committed ? ReplicaInfo::kComplete : ReplicaInfo::kPulling;
+    for (const Rank &rank : replica.ranks) {
       info.ranks += rank.client != 0;
-    if (!alive(replica))
-      info.state = ReplicaInfo::kLost;
-    else if (replica.committed)
-      info.state = ReplicaInfo::kComplete;
+      if (rank.ended || (rank.heard != Clock::time_point() && now - rank.heard > kUnheard))
+        info.state = ReplicaInfo::kLost;
+    }
     result.push_back(info);
   }
   return result;

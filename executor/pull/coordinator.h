@@ -74,8 +74,8 @@ public:
   void complete(uint64_t client, uint64_t assignment);
   /// A rank of a replica cannot read from its parent. The parent gets no other child until it is heard again.
   void parentFailed(uint64_t client, uint32_t parent);
-  /// The client runs.
-  void heard(uint64_t client);
+  /// The client runs. It is heard at least every second.
+  void heard(uint64_t client, Clock::time_point now);
   /// The client has ended.
   void lost(uint64_t client);
   /// Forgets requests whose clients do not wait any more.
@@ -83,15 +83,16 @@ public:
 
   /// The next answer to send.
   std::optional<CoordinatorAnswer> next();
-  std::vector<ReplicaInfo> replicas() const;
+  std::vector<ReplicaInfo> replicas(Clock::time_point now) const;
   /// The newest version that all source ranks have published; 0: none.
   uint64_t newest() const { return newest_; }
 
 private:
   /// A rank of a replica.
   struct Rank {
-    uint64_t client = 0;   // 0: not connected
-    bool ended = false;    // its last client has ended
+    uint64_t client = 0; // 0: not connected
+    bool ended = false;  // its last client has ended
+    Clock::time_point heard{};
     uint64_t call = 0;     // the call that has joined the assignment; 0: none
     bool complete = false; // of the assignment
     bool asked = false;    // and waits for the answer

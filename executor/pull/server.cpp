@@ -120,7 +120,7 @@ void Server::handleFrame(uint32_t peer, const MessengerEvent &event) {
     return greet(peer, frame);
   Client &client = found->second;
   if (coordinator_)
-    coordinator_->heard(client.number);
+    coordinator_->heard(client.number, Clock::now());
   if (kindOf(frame) == FrameKind::ping)
     return send(peer, makeFrame(FrameKind::pong));
   if (kindOf(frame) == FrameKind::coordinator) {
@@ -425,7 +425,7 @@ void Server::sendAnswers() {
 }
 
 void Server::sendList(uint32_t peer) {
-  const std::vector<ReplicaInfo> all = coordinator_->replicas();
+  const std::vector<ReplicaInfo> all = coordinator_->replicas(Clock::now());
   for (size_t first = 0; first == 0 || first < all.size(); first += kListed) {
     ByteWriter writer;
     for (size_t i = first; i < std::min(all.size(), first + kListed); ++i)
