@@ -208,11 +208,11 @@ reshard_status reshard_enqueue(reshard_executor *executor, void *stream);
    join_seconds. */
 reshard_status reshard_all_reduce_min(reshard_executor *executor, int64_t value, int64_t *result);
 
-/* Pull mode (options.pull). The source's processes publish versions of the weights in their bound memory. Replicas of
-   the target, each with as many processes as the target has ranks in the plan, pull a version when they want it. World
-   rank of rank i of replica k: that of rank i of replica 0, plus k * the number of ranks of a replica; k < 65536. No
-   process waits for another in open or prepare. The bytes are read from the sources or from other replicas; a thread of
-   the executor serves them from prepare to close. */
+/* Pull mode (options.pull). The source's processes publish versions of the weights in their bound memory. Engine
+   replicas of the target, each with as many processes as the target has ranks in the plan, pull a version when they
+   want it. World rank of rank i of replica k: that of rank i of replica 0, plus k * the number of ranks of a replica;
+   k < 65536. No process waits for another in open or prepare. The bytes are read from the sources or from other engine
+   replicas; a thread of the executor serves them from prepare to close. */
 
 /* Of a source rank: its bound memory holds `version`, which is greater than all that it has published before, and does
    not change until reshard_release. Calls the hooks prepare_send first. Returns at once: the version can be pulled when
@@ -230,7 +230,8 @@ reshard_status reshard_release(reshard_executor *executor, double timeout_second
    and it is at least `min_version`, returns at once. If the sources release the version meanwhile, the pull is repeated
    with a later one. After RESHARD_OK the state is RESHARD_COMPLETE, and reshard_version is the version. From the first
    byte that is written until then the state is RESHARD_TORN. RESHARD_TIMEOUT: the error names what the pull waited for;
-   the next call continues. timeout_seconds <= 0: no deadline. */
+   the next call continues. timeout_seconds <= 0: no deadline. Other engine replicas may read the version out of this
+   one's memory, so the caller must not change it until its next pull. */
 reshard_status reshard_pull(reshard_executor *executor, uint64_t min_version, double timeout_seconds,
                             uint64_t *version);
 
