@@ -56,6 +56,7 @@ Status MessageTable::addReceive(const Plan &plan, const LocalRank &rank, uint32_
     const Param &param = *plan.manifest().endpoints()->Get(buffer.endpoint())->params()->Get(buffer.param());
     message.shared = message.shared && !param.view();
   }
+  message.shared = message.shared && !message.packing.converts(); // casts only write
   // Fetched bytes have buffers of their own, so steps that only share slots of the arena do not wait for each other.
   for (uint32_t i = 0; i < step.after_count(); ++i) {
     const uint32_t earlier = segment.after()->Get(step.first_after() + i);
