@@ -2,6 +2,7 @@
 // Pull mode in one process: ranks of sources and replicas are threads, and their messengers are in memory.
 
 #include "executor/pull/pull_transport.h"
+#include "schema/manifest.h"
 #include "tests/executor/local_messenger.h"
 #include "tests/executor/ranks.h"
 #include "tests/lib/folder.h"
@@ -43,6 +44,14 @@ private:
   std::mutex mutex_;
   std::map<std::string, std::string> values_;
 };
+
+/// The memory of quantized and cast params, converted as they are sent or as they arrive.
+const std::string kConverted[] = {"dtype: fp32, convert: rne",
+                                  "quantize: mxfp8",
+                                  "quantize: {format: mxfp8, by: sender, scale_layout: swizzled}",
+                                  "quantize: {format: block_fp8, by: receiver}",
+                                  "quantize: {format: nvfp4, scale_layout: swizzled}",
+                                  "quantize: {format: block_fp8_ue8m0, by: receiver, scale_layout: packed}"};
 
 /// Two source ranks and replicas of two ranks: a source sends as much as a replica's rank receives, so one replica at a
 /// time reads from the sources.
@@ -404,6 +413,78 @@ TEST_F(Pull, FleetsThatChangeReportNoTornVersion) {
     publish(rank, 1'000'000);
   for (uint32_t replica = 0; replica < kReplicas; ++replica)
     EXPECT_EQ(pullReplica(replica, 1'000'000), "1000000 1000000");
+}
+
+/// A rank with memory for all its params; that of quantized views is the executor's.
+struct ConvertedRank {
+  ConvertedRank(const Plan &plan, uint32_t planRank, Transport &transport) {
+    local.rank = planRank;
+    EXPECT_EQ(plan.segment(planRank, local.segment).message(), "");
+    for (const schema::BufferRange *range : *local.segment->buffers()) {
+      const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(range->endpoint());
+      std::vector<std::byte *> &table = tables.emplace_back();
+      for (const schema::ParamInstance &instance :
+           schema::instances(plan.manifest(), endpoint, range->param(), range->mesh_rank())) {
+        std::vector<std::byte> &bytes = memory.emplace_back(static_cast<size_t>(instance.bytes) + 1, std::byte{0xEE});
+        table.push_back(bytes.data());
+        std::mt19937_64 random(range->param() * 10 + instance.instance + 100 * range->mesh_rank());
+        if (range->endpoint() == 0)
+          std::generate_n(bytes.data(), instance.bytes, [&] { return static_cast<std::byte>(random() % 64); });
+      }
+    }
+    for (const auto &table : tables)
+      local.memory.push_back(table.data());
+    EXPECT_EQ(viewJobs.bind(plan, local, transport).message(), "");
+  }
+  std::deque<std::vector<std::byte *>> tables;
+  std::deque<std::vector<std::byte>> memory;
+  LocalRank local;
+  ViewJobs viewJobs;
+};
+
+TEST_F(Pull, ConvertedParamsEqualThoseOfTransportThreads) {
+  const auto none = [] { return Status(); };
+  for (const std::string &form : kConverted) {
+    SCOPED_TRACE(form);
+    compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [96, 64], r: {shape: [96, 96], shard: {0: tp}}, c: {shape: "
+            "[64, 384], shard: {1: tp}}}}\nsource: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2}, replicas: 3, " +
+            form + "}\noptions: {staging: 300KiB}\n");
+    const std::unique_ptr<Transport> copies = makeThreadsTransport(1);
+    std::vector<std::unique_ptr<ConvertedRank>> wanted;
+    std::vector<LocalRank> all;
+    for (uint32_t rank = 0; rank < plan->world(); ++rank)
+      all.push_back(wanted.emplace_back(std::make_unique<ConvertedRank>(*plan, rank, *copies))->local);
+    ASSERT_EQ(copies->prepare(*plan, all, {}).message(), "");
+    ASSERT_EQ(copies->run({}).message(), "");
+
+    std::map<uint32_t, std::unique_ptr<ConvertedRank>> ranks;
+    std::map<uint32_t, std::vector<LocalRank>> locals; // outlive the transports
+    std::map<uint32_t, std::unique_ptr<PullTransport>> transports;
+    for (uint32_t rank = 0; rank < 3 + 3 * 2; ++rank) {
+      transports[rank] = std::make_unique<PullTransport>(
+          PullOptions{.fleet = fleet,
+                      .worldRank = rank,
+                      .store = &store,
+                      .job = {.name = form, .plan = plan->digest(), .rank = rank, .size = 1, .authenticator = {}},
+                      .open = [this]() -> Result<std::unique_ptr<Messenger>> { return network.open("host"); },
+                      .rangeBytes = 1000});
+      ranks[rank] = std::make_unique<ConvertedRank>(*plan, fleet.planRank(rank), *transports[rank]);
+      locals[rank] = {ranks[rank]->local};
+      ASSERT_EQ(transports[rank]->prepare(*plan, locals[rank], in(10)).message(), "");
+    }
+    for (uint32_t rank = 0; rank < 3; ++rank)
+      ASSERT_EQ(transports[rank]->publish(1, none).message(), "");
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 3; rank < 9; ++rank)
+      threads.emplace_back([&, rank] {
+        const Result<uint64_t> version = transports[rank]->pull({0, in(10), none, none});
+        EXPECT_EQ(version.status().message(), "");
+        EXPECT_TRUE(ranks[rank]->memory == wanted[fleet.planRank(rank)]->memory) << fleet.name(rank);
+      });
+    for (std::thread &thread : threads)
+      thread.join();
+    transports.clear();
+  }
 }
 
 } // namespace

@@ -169,12 +169,19 @@ TEST(StructSize, WritesStructsOfAllVersions) {
 
 TEST_F(StructSizeTest, Options) {
   const std::string initialize = ", expected 88 or more; initialize the struct with RESHARD_OPTIONS_INITIALIZER";
-  for (const size_t size : {size_t{0}, sizeof(size_t), sizeof(reshard_options) - 1}) {
+  for (const size_t size : {size_t{0}, sizeof(size_t), offsetof(reshard_options, pull) - 1}) {
     reshard_options options = RESHARD_OPTIONS_INITIALIZER;
     options.size = size;
     EXPECT_EQ(open(&options), RESHARD_INVALID);
     EXPECT_EQ(error_, "reshard_options.size: found " + std::to_string(size) + initialize);
   }
+  reshard_options older = RESHARD_OPTIONS_INITIALIZER;
+  older.size = offsetof(reshard_options, pull);
+  older.pull = 1; // behind the end of the older struct
+  EXPECT_EQ(open(&older), RESHARD_OK) << error_;
+  older.size = sizeof older;
+  EXPECT_EQ(open(&older), RESHARD_INVALID);
+  EXPECT_EQ(error_, "pull mode needs transport 'ucx', found 'threads'");
   Newer<reshard_options> newer{RESHARD_OPTIONS_INITIALIZER, {0, 0}};
   newer.known.size = sizeof newer;
   newer.known.transport = "smoke";
@@ -184,7 +191,7 @@ TEST_F(StructSizeTest, Options) {
   EXPECT_EQ(open(&newer.known), RESHARD_OK) << error_;
   newer.added[1] = 1;
   EXPECT_EQ(open(&newer.known), RESHARD_INVALID);
-  EXPECT_THAT(error_, HasSubstr("reshard_options: found a field that is not 0 at byte 96, expected a struct of 88"));
+  EXPECT_THAT(error_, HasSubstr("reshard_options: found a field that is not 0 at byte 104, expected a struct of 96"));
   EXPECT_EQ(open(nullptr), RESHARD_OK) << error_;
 }
 
