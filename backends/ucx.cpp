@@ -58,7 +58,7 @@ void UcxChannel::reserve(size_t requests) {
 Status UcxChannel::openWorker() {
   Status status = worker_.open(peers_.size());
   const ucp_am_recv_callback_t callbacks[kIds] = {&onMessage<kMessage>, &onMessage<kReadMe>, &onMessage<kRead>,
-                                                  &onMessage<kReader>, &onMessage<kCredit>};
+                                                  &onMessage<kReader>,  &onMessage<kCredit>, &onMessage<kProbe>};
   for (unsigned id = 0; id < kIds && status.ok(); ++id)
     status = worker_.handle(id, callbacks[id], this);
   return status;
@@ -131,7 +131,7 @@ bool UcxChannel::close(bool force) {
   for (int more = 0; worker_.isOpen() && more < kMoreProgress; ++more)
     ucp_worker_progress(worker_);
   for (Peer &peer : peers_)
-    for (Notice *notice : {&peer.reader, &peer.credit})
+    for (Notice *notice : {&peer.reader, &peer.credit, &peer.probe})
       handles.push_back(std::exchange(notice->request, nullptr));
   for (Request &request : requests_)
     handles.push_back(std::exchange(request.notice.request, nullptr));

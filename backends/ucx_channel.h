@@ -22,6 +22,7 @@
 #include "backends/ucx_worker.h"
 #include "executor/channel.h"
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -40,6 +41,7 @@ enum Id : unsigned {
   kRead,    // it has read message `number`
   kReader,  // its sender can read the receiver's memory
   kCredit,  // its sender has received `number` messages with data, ever
+  kProbe,   // its sender waits for the receiver; if the connection is lost, sending reveals it
   kIds,
 };
 
@@ -84,7 +86,8 @@ struct Peer {
   uint64_t eagerTaken = 0; // of these, received by the peer as far as we know
   uint64_t admitted = 0;   // messages that have arrived, up to the first gap
   uint64_t taken = 0;      // messages with data that we have received
-  Notice reader, credit;
+  Notice reader, credit, probe;
+  std::chrono::steady_clock::time_point probed; // when the last probe was sent
   std::vector<Arrival> arrivals;
   std::unique_ptr<Inbox> inbox; // made for its first message
   std::vector<size_t> receives; // requests without a message, in the order of the calls
@@ -129,6 +132,7 @@ public:
   Status send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override;
   Status receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override;
   Result<bool> test(size_t request) override;
+  Status check(uint32_t peer) override;
   bool abandon() override { return close(true); }
 
 private:
@@ -138,10 +142,15 @@ private:
   void progress();
   /// Gives the messages of a peer, in the order of their numbers, to the receives that wait for them.
   void admit(uint32_t rank);
+  /// The message that a new receive gets; null if it has not arrived.
+  const Arrival *arrivalFor(const Request &receive) const;
   /// Starts to move the bytes of an arrival to a receive.
   void take(size_t request, const Arrival &arrival);
   /// Reads the next part of a message out of the sender's memory.
   void readPart(size_t request);
+  /// Fails if a peer for which this process waits is lost. Otherwise sends it a probe, if the last one is old. A peer
+  /// that is stopped is not lost: its kernel accepts probes.
+  Status lookAfter(uint32_t rank);
   /// Sends a header alone; false if an earlier one of this notice is still being sent.
   bool notify(Notice &notice, Id id, uint32_t rank, uint64_t number);
   /// Sets the memory handle of an operation.

@@ -15,6 +15,8 @@ namespace {
 constexpr size_t kMostArrivals = size_t{1} << 16;
 /// Bytes that are read out of a sender's memory before UCX makes progress again.
 constexpr uint64_t kReadBytes = 1 << 20;
+/// The time between two probes of a peer. The second one fails: TCP accepts the first one after the peer has ended.
+constexpr std::chrono::milliseconds kProbeInterval{500};
 
 } // namespace
 
@@ -33,7 +35,8 @@ Status UcxChannel::begin(size_t request, const Request &message) {
                    " for rank " + std::to_string(message.peer) + ", expected at most " +
                    std::to_string(kMaxChannelBytes) + " bytes, a tag of at most " + std::to_string(maxTag()) +
                    " and a rank below " + std::to_string(size()));
-  if (Status status = connect(message.peer); !status.ok())
+  // A message that has arrived is received, even if its sender has ended since.
+  if (Status status = connect(message.peer); !status.ok() && (message.sends || !arrivalFor(message)))
     return status;
   requests_[request] = message;
   return {};
@@ -83,18 +86,24 @@ Status UcxChannel::receive(size_t request, uint32_t peer, uint32_t tag, std::byt
   if (Status status = begin(request, message); !status.ok())
     return status;
   Peer &from = peers_[peer];
-  // Those below `admitted` have no receive yet, and lie in the order of their numbers.
-  const auto arrival = std::find_if(from.arrivals.begin(), from.arrivals.end(), [&](const Arrival &each) {
-    return each.header.tag == tag && each.header.number < from.admitted;
-  });
-  if (arrival == from.arrivals.end()) {
+  const Arrival *arrival = arrivalFor(message);
+  if (!arrival) {
     from.receives.push_back(request);
     return {};
   }
   const Arrival found = *arrival;
-  from.arrivals.erase(arrival);
+  from.arrivals.erase(from.arrivals.begin() + (arrival - from.arrivals.data()));
   take(request, found);
   return {};
+}
+
+const Arrival *UcxChannel::arrivalFor(const Request &receive) const {
+  const Peer &from = peers_[receive.peer];
+  // Those below `admitted` have no receive yet, and lie in the order of their numbers.
+  const auto arrival = std::find_if(from.arrivals.begin(), from.arrivals.end(), [&](const Arrival &each) {
+    return each.header.tag == receive.tag && each.header.number < from.admitted;
+  });
+  return arrival == from.arrivals.end() ? nullptr : &*arrival;
 }
 
 void UcxChannel::take(size_t number, const Arrival &arrival) {
@@ -154,6 +163,8 @@ bool UcxChannel::notify(Notice &notice, Id id, uint32_t rank, uint64_t number) {
     return false;
   if (notice.request)
     ucp_request_free(std::exchange(notice.request, nullptr));
+  if (!peers_[rank].failure.ok())
+    return true;
   notice.header.session = rendezvous_.session();
   notice.header.number = number;
   notice.header.rank = this->rank();
@@ -230,9 +241,27 @@ Result<bool> UcxChannel::test(size_t number) {
     request.state = Request::kDone;
   if (request.state == Request::kDone)
     return true;
-  if (const Status &failure = peers_[request.peer].failure; !failure.ok())
-    return failure;
+  if (Status status = lookAfter(request.peer); !status.ok())
+    return status;
   return false;
+}
+
+Status UcxChannel::check(uint32_t peer) {
+  if (!worker_)
+    return invalid("the channel is closed: a run has failed");
+  if (Status status = connect(peer); !status.ok())
+    return status;
+  progress();
+  return lookAfter(peer);
+}
+
+Status UcxChannel::lookAfter(uint32_t rank) {
+  Peer &peer = peers_[rank];
+  if (const auto now = std::chrono::steady_clock::now(); peer.failure.ok() && now - peer.probed >= kProbeInterval) {
+    peer.probed = now;
+    notify(peer.probe, kProbe, rank, 0);
+  }
+  return peer.failure;
 }
 
 template <Id id>
@@ -263,6 +292,8 @@ template ucs_status_t UcxChannel::onMessage<kReader>(void *, const void *, size_
                                                      const ucp_am_recv_param_t *);
 template ucs_status_t UcxChannel::onMessage<kCredit>(void *, const void *, size_t, void *, size_t,
                                                      const ucp_am_recv_param_t *);
+template ucs_status_t UcxChannel::onMessage<kProbe>(void *, const void *, size_t, void *, size_t,
+                                                    const ucp_am_recv_param_t *);
 
 bool UcxChannel::arrive(Arrival arrival, const void *data, size_t bytes) {
   const Header &header = arrival.header;
@@ -308,7 +339,7 @@ void UcxChannel::notified(Id id, const Header &header) {
   } else if (id == kCredit) {
     if (header.number <= peer.eagerSent) // credits may arrive in another order than they were sent
       peer.eagerTaken = std::max(peer.eagerTaken, header.number);
-  } else {
+  } else if (id == kRead) {
     for (Request &request : requests_)
       if (request.state == Request::kIsRead && request.peer == header.rank &&
           request.notice.header.number == header.number)

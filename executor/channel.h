@@ -37,8 +37,11 @@ public:
   /// of ranks and one tag arrive in order.
   virtual Status send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) = 0;
   virtual Status receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) = 0;
-  /// Whether a request is complete; also makes progress on the others.
+  /// Whether a request is complete; also makes progress on the others. Fails if its peer is lost: a backend without a
+  /// launcher that ends all processes detects within about a second that the process has ended.
   virtual Result<bool> test(size_t request) = 0;
+  /// For a wait for a peer without a request: fails if that peer is lost, as test() does.
+  virtual Status check(uint32_t) { return {}; }
   /// A run failed and peers may be gone: from here on the channel waits for nothing, not even in its destructor.
   /// Returns whether the memory of messages is the caller's again: no pending receive writes to it later. MPI cannot
   /// withdraw receives, so it returns false, and the memory may be written until the process ends.
@@ -54,7 +57,7 @@ struct ChannelOptions {
   Rendezvous *rendezvous = nullptr;
 };
 
-constexpr uint32_t kChannelVersion = 5;
+constexpr uint32_t kChannelVersion = 6;
 /// The function that a module exports as `reshard_open_channel`, with `reshard_open_channel_version`. Returns a
 /// channel, or null and sets `error`, of kind timedOut if not all processes joined within the limit.
 using OpenChannel = Channel *(*)(const ChannelOptions &options, Status &error);

@@ -147,7 +147,11 @@ public:
         backoff.reset();
       if (!any)
         backoff.wait();
-      if (polls % 64 == 0 && passed(deadline))
+      if (polls % 64 != 0)
+        continue;
+      if (Status status = checkCopiedPeers(); !status.ok())
+        return abandon(std::move(status));
+      if (passed(deadline))
         return abandon(timedOut(timeoutText()));
     }
     ++runs_;
@@ -193,21 +197,23 @@ private:
     return {};
   }
 
-  /// Connects to the peers of messages over the channel, and registers the memory of these messages: the arena, and
-  /// bound memory that is sent or received in place.
+  /// Connects to the peers of all messages: a lost connection reveals that a peer has ended, also to a rank that copies
+  /// out of its memory. Registers the memory of messages over the channel: the arena, and bound memory that is sent or
+  /// received in place.
   Status prepareChannel(uint64_t arenaBytes) {
     Status status;
     std::vector<std::pair<std::byte *, std::byte *>> ranges; // begin and end
     if (arena_)
       ranges.emplace_back(arena_, arena_ + arenaBytes);
-    for (const Method method : {kReceive, kSend})
-      for (const MessageState &message : messages_[method]) {
+    for (const auto &method : messages_)
+      for (const MessageState &message : method)
         if (status = channel_->connect(message.step->peer()); !status.ok())
           return status;
+    for (const Method method : {kReceive, kSend})
+      for (const MessageState &message : messages_[method])
         if (std::byte *const begin = message.packing.contiguous();
             message.step->staging() == UINT64_MAX && message.step->bytes() > 0)
           ranges.emplace_back(begin, begin + message.step->bytes());
-      }
     std::sort(ranges.begin(), ranges.end());
     for (size_t first = 0, next = 0; first < ranges.size() && status.ok(); first = next) {
       std::byte *end = ranges[first].second;
@@ -446,6 +452,16 @@ private:
     }
     while (first_[kCopyFromPeer] < all.size() && all[first_[kCopyFromPeer]].done == all[first_[kCopyFromPeer]].chunks)
       ++first_[kCopyFromPeer];
+  }
+
+  /// Fails if a local peer is lost that has not published the messages that this rank copies next.
+  Status checkCopiedPeers() {
+    const auto &all = messages_[kCopyFromPeer];
+    for (size_t m = first_[kCopyFromPeer]; m < std::min(all.size(), first_[kCopyFromPeer] + kAhead); ++m)
+      if (all[m].done < all[m].chunks)
+        if (Status status = channel_->check(all[m].step->peer()); !status.ok())
+          return std::move(status).withSuffix(named(false, all[m], all[m].done));
+    return {};
   }
 
   /// The memory of the next chunk: its slot of the arena, and then `end` is set; or bound memory.

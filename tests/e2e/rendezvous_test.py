@@ -102,10 +102,12 @@ class RendezvousTest(unittest.TestCase):
         return cls.folder / name
 
     def start(self, rank, url, *options, plan=None, environment=None, timeout=30, check=True):
-        """Starts the process of a rank; None: without --rank. `environment`: variables of the launcher."""
+        """Starts the process of a rank; None: without --rank. `environment`: variables of the launcher. `timeout`:
+        None: without --timeout."""
         clean = {name: value for name, value in os.environ.items() if not LAUNCHERS.match(name)}
         command = [BIN / "reshard-exec", plan or self.plan, "--transport=ucx", f"--rendezvous={url}", "--synthesize",
-                   f"--timeout={timeout}", "--threads=1", *options]
+                   "--threads=1", *options]
+        command += [] if timeout is None else [f"--timeout={timeout}"]
         command += [] if rank is None else [f"--rank={rank}"]
         command += ["--check"] if check else []
         process = subprocess.Popen(command, env=clean | (environment or {}), stdout=subprocess.PIPE,
@@ -348,6 +350,23 @@ class RendezvousTest(unittest.TestCase):
         processes[victim].kill()
         processes[victim].wait()
         self.assert_exact(self.start_all(f"file://{at}"))  # the files of the failed job do no harm
+
+    def test_a_killed_rank_without_a_deadline(self):
+        """The rank is stopped first, so that it is killed while others wait for it: those that copy out of its memory,
+        and with messages alone those that receive from it."""
+        for options in ((), ("--no-local-shortcut",)):
+            for victim in range(WORLD) if FULL else (2,):
+                with self.subTest(options=options, victim=victim):
+                    at = self.new_folder()
+                    processes = self.start_all(f"file://{at}", "--repeat=1000000", *options, timeout=None, check=False)
+                    wait_until(lambda: list(at.glob("*%2froster")), "all have joined")
+                    time.sleep(1)
+                    processes[victim].send_signal(signal.SIGSTOP)
+                    time.sleep(3)  # a stopped rank is not lost
+                    self.assertEqual([process.poll() for process in processes], WORLD * [None])
+                    processes[victim].kill()
+                    others = [process for process in processes if process != processes[victim]]
+                    self.assert_failed(others, len(others) * [r"\brank \d"], GRACE)
 
     def test_a_killed_rank(self):
         for victim in range(WORLD) if FULL else (5,):
