@@ -129,7 +129,7 @@ public:
     }
     return done != 0;
   }
-  bool abandon() override {
+  bool abandon(const Status &) override {
     start.broken = true;
     for (size_t r = 0; r < requests_.size(); ++r)
       if (expected_[r] >= 0 && requests_[r] != MPI_REQUEST_NULL)

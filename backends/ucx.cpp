@@ -15,8 +15,10 @@ namespace {
 
 constexpr char kGreeting[] = "reshard-ucx-1:"; // begins a hello; a PeerMemory::Address and the worker's address follow
 constexpr size_t kPrefix = sizeof kGreeting - 1 + sizeof(PeerMemory::Address);
-/// Seconds that close() waits for the connections after a failure.
-constexpr double kForcedSeconds = 1;
+/// Seconds that abandon() takes at most; of these, to tell the peers why.
+constexpr double kForcedSeconds = 1, kTellSeconds = 0.2;
+/// Of the text that the peers are told.
+constexpr size_t kMostText = 1024;
 /// After the connections are closed, UCX frees what belonged to them while it makes progress.
 constexpr int kMoreProgress = 100;
 
@@ -29,11 +31,6 @@ Deadline deadlineAfter(double seconds) {
 
 } // namespace
 
-Status lost(uint32_t rank, ucs_status_t status) {
-  return failed("the connection to rank " + std::to_string(rank) + " is lost: " + ucs_status_string(status) +
-                " (UCX); see whether that process has ended");
-}
-
 UcxChannel::UcxChannel(const ChannelOptions &options)
     : rendezvous_(*options.rendezvous), seconds_(options.seconds), peers_(rendezvous_.size()) {
   fresh_.reserve(peers_.size());
@@ -42,7 +39,7 @@ UcxChannel::UcxChannel(const ChannelOptions &options)
 UcxChannel::~UcxChannel() {
   const bool idle = std::all_of(requests_.begin(), requests_.end(),
                                 [](const Request &request) { return request.state == Request::kDone; });
-  close(!idle);
+  close(!idle, deadlineAfter(idle ? seconds_ : kForcedSeconds));
 }
 
 void UcxChannel::reserve(size_t requests) {
@@ -58,7 +55,8 @@ void UcxChannel::reserve(size_t requests) {
 Status UcxChannel::openWorker() {
   Status status = worker_.open(peers_.size());
   const ucp_am_recv_callback_t callbacks[kIds] = {&onMessage<kMessage>, &onMessage<kReadMe>, &onMessage<kRead>,
-                                                  &onMessage<kReader>,  &onMessage<kCredit>, &onMessage<kProbe>};
+                                                  &onMessage<kReader>,  &onMessage<kCredit>, &onMessage<kProbe>,
+                                                  &onMessage<kLoss>};
   for (unsigned id = 0; id < kIds && status.ok(); ++id)
     status = worker_.handle(id, callbacks[id], this);
   return status;
@@ -77,8 +75,10 @@ Status UcxChannel::join() {
 
 Status UcxChannel::connect(uint32_t rank) {
   Peer &peer = peers_[rank];
-  if (peer.connection || !peer.failure.ok())
-    return peer.failure;
+  if (peer.loss)
+    return report(rank);
+  if (peer.connection)
+    return {};
   const Result<std::string> hello = rendezvous_.hello(rank, deadlineAfter(seconds_));
   if (!hello.ok())
     return hello.status();
@@ -102,13 +102,38 @@ Status UcxChannel::registerMemory(std::byte *data, uint64_t bytes) {
 }
 
 void UcxChannel::onFailure(void *channel, ucp_ep_h connection, ucs_status_t status) {
-  auto &peers = static_cast<UcxChannel *>(channel)->peers_;
-  for (size_t rank = 0; rank < peers.size(); ++rank)
-    if (peers[rank].connection == connection && peers[rank].failure.ok())
-      peers[rank].failure = lost(static_cast<uint32_t>(rank), status);
+  UcxChannel &self = *static_cast<UcxChannel *>(channel);
+  for (uint32_t rank = 0; rank < self.size(); ++rank)
+    if (self.peers_[rank].connection == connection)
+      self.lose(rank, status);
 }
 
-bool UcxChannel::close(bool force) {
+bool UcxChannel::abandon(const Status &reason) {
+  const Deadline deadline = deadlineAfter(kForcedSeconds);
+  if (worker_)
+    tellPeers(reason);
+  return close(true, deadline);
+}
+
+void UcxChannel::tellPeers(const Status &reason) {
+  if (!reported_) // no peer is the cause
+    reported_ = {rank(), "rank " + std::to_string(rank()) + " has failed: " + reason.message()};
+  const std::string_view text = std::string_view(reported_->reason).substr(0, kMostText);
+  for (uint32_t peer = 0; peer < size(); ++peer)
+    if (peers_[peer].connection)
+      notify(peers_[peer].farewell, kLoss, peer, reported_->rank, text);
+  const auto told = [](const Peer &peer) {
+    void *const request = peer.farewell.request;
+    return !request || ucp_request_check_status(request) != UCS_INPROGRESS;
+  };
+  const Deadline deadline = deadlineAfter(kTellSeconds);
+  while (!std::all_of(peers_.begin(), peers_.end(), told) && !passed(deadline)) {
+    ucp_worker_progress(worker_);
+    sched_yield();
+  }
+}
+
+bool UcxChannel::close(bool force, const Deadline &deadline) {
   std::vector<void *> handles;
   for (Peer &peer : peers_) {
     for (const Arrival &arrival : peer.arrivals)
@@ -117,12 +142,11 @@ bool UcxChannel::close(bool force) {
     peer.arrivals.clear();
     if (!peer.connection)
       continue;
-    const bool forced = force || !peer.failure.ok();
+    const bool forced = force || peer.loss.has_value();
     if (void *const handle = Worker::disconnect(std::exchange(peer.connection, nullptr), forced))
       handles.push_back(handle);
   }
   const auto closed = [](void *handle) { return ucp_request_check_status(handle) != UCS_INPROGRESS; };
-  const Deadline deadline = deadlineAfter(force ? kForcedSeconds : seconds_);
   bool all = true;
   while (worker_.isOpen() && !(all = std::all_of(handles.begin(), handles.end(), closed)) && !passed(deadline)) {
     ucp_worker_progress(worker_);
@@ -131,7 +155,7 @@ bool UcxChannel::close(bool force) {
   for (int more = 0; worker_.isOpen() && more < kMoreProgress; ++more)
     ucp_worker_progress(worker_);
   for (Peer &peer : peers_)
-    for (Notice *notice : {&peer.reader, &peer.credit, &peer.probe})
+    for (Notice *notice : {&peer.reader, &peer.credit, &peer.probe, &peer.farewell})
       handles.push_back(std::exchange(notice->request, nullptr));
   for (Request &request : requests_)
     handles.push_back(std::exchange(request.notice.request, nullptr));

@@ -24,6 +24,9 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace reshard::ucx {
@@ -42,6 +45,7 @@ enum Id : unsigned {
   kReader,  // its sender can read the receiver's memory
   kCredit,  // its sender has received `number` messages with data, ever
   kProbe,   // its sender waits for the receiver; if the connection is lost, sending reveals it
+  kLoss,    // its sender fails because of rank `number`; with the reason as text
   kIds,
 };
 
@@ -75,9 +79,15 @@ struct Notice {
   void *request = nullptr;
 };
 
+/// Why a peer is lost.
+struct Loss {
+  uint32_t rank = 0;  // the rank that failed first, as far as this process knows
+  std::string reason; // names that rank
+};
+
 struct Peer {
   ucp_ep_h connection = nullptr;
-  Status failure; // once the connection is lost
+  std::optional<Loss> loss; // once it is lost
   PeerMemory memory;
   bool readsOurs = false;  // the peer can read our memory
   bool fresh = false;      // some arrivals are not admitted
@@ -86,7 +96,7 @@ struct Peer {
   uint64_t eagerTaken = 0; // of these, received by the peer as far as we know
   uint64_t admitted = 0;   // messages that have arrived, up to the first gap
   uint64_t taken = 0;      // messages with data that we have received
-  Notice reader, credit, probe;
+  Notice reader, credit, probe, farewell;
   std::chrono::steady_clock::time_point probed; // when the last probe was sent
   std::vector<Arrival> arrivals;
   std::unique_ptr<Inbox> inbox; // made for its first message
@@ -96,10 +106,11 @@ struct Peer {
 struct Request {
   enum State {
     kDone,
-    kWaits, // a receive waits for its message
-    kMoves, // UCX moves its bytes, or sends its header
-    kReads, // a receive reads the sender's memory
-    kIsRead // a send waits until the receiver has read
+    kWaits,  // a receive waits for its message
+    kMoves,  // UCX moves its bytes, or sends its header
+    kReads,  // a receive reads the sender's memory
+    kIsRead, // a send waits until the receiver has read
+    kFails   // its peer is lost
   };
   State state = kDone;
   bool sends = false;
@@ -108,10 +119,9 @@ struct Request {
   uint64_t bytes = 0;
   Notice notice; // of a send: the message; of a receive: kRead. Its request also moves the bytes of a message.
   uint64_t from = 0, read = 0; // of kReads: the sender's address, and bytes that are copied
-  Status error;
+  Status error;                // a message of another size
 };
 
-Status lost(uint32_t rank, ucs_status_t status);
 
 class UcxChannel : public Channel {
 public:
@@ -133,7 +143,7 @@ public:
   Status receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override;
   Result<bool> test(size_t request) override;
   Status check(uint32_t peer) override;
-  bool abandon() override { return close(true); }
+  bool abandon(const Status &reason) override;
 
 private:
   Status openWorker();
@@ -151,13 +161,20 @@ private:
   /// Fails if a peer for which this process waits is lost. Otherwise sends it a probe, if the last one is old. A peer
   /// that is stopped is not lost: its kernel accepts probes.
   Status lookAfter(uint32_t rank);
-  /// Sends a header alone; false if an earlier one of this notice is still being sent.
-  bool notify(Notice &notice, Id id, uint32_t rank, uint64_t number);
+  /// Sets why a peer is lost, unless that is known.
+  void lose(uint32_t rank, const std::string &reason);
+  void lose(uint32_t rank, ucs_status_t status);
+  /// The error of a lost peer, for the caller.
+  Status report(uint32_t rank);
+  /// Tells the peers which rank failed first, and why.
+  void tellPeers(const Status &reason);
+  /// Sends a header, with a text if there is one; false if an earlier one of this notice is still being sent.
+  bool notify(Notice &notice, Id id, uint32_t rank, uint64_t number, std::string_view text = {});
   /// Sets the memory handle of an operation.
   void describe(ucp_request_param_t &param, const std::byte *data, uint64_t bytes) const;
   /// Frees all that the channel has of UCX: nothing writes to the memory of messages later. `force`: without waiting
-  /// for peers. Returns whether all connections were closed in time.
-  bool close(bool force);
+  /// for peers. Returns whether all connections were closed by the deadline.
+  bool close(bool force, const Deadline &deadline);
 
   /// The callbacks of active messages and of a lost connection; `channel` is a UcxChannel.
   template <Id id>
@@ -167,7 +184,7 @@ private:
   /// Stores a message for admit(). Returns whether UCX must keep `data`, the descriptor of a rendezvous.
   bool arrive(Arrival arrival, const void *data, size_t bytes);
   /// Handles a header alone.
-  void notified(Id id, const Header &header);
+  void notified(Id id, const Header &header, std::string_view text);
 
   Rendezvous &rendezvous_;
   const double seconds_;
@@ -175,8 +192,9 @@ private:
   std::vector<Peer> peers_;     // by rank
   std::vector<uint32_t> fresh_; // ranks of peers with arrivals that are not admitted
   std::vector<Request> requests_;
-  std::vector<size_t> reading_; // requests of state kReads, in the order of their beginning
-  std::byte nothing_{};         // sent in place of no bytes, which UCX does not send by rendezvous
+  std::vector<size_t> reading_;  // requests of state kReads, in the order of their beginning
+  std::optional<Loss> reported_; // the first one
+  std::byte nothing_{};          // sent in place of no bytes, which UCX does not send by rendezvous
 };
 
 } // namespace reshard::ucx

@@ -69,8 +69,10 @@ Status UcxChannel::send(size_t request, uint32_t peer, uint32_t tag, const std::
   const bool nothing = !eager && bytes == 0;
   void *const handle = ucp_am_send_nbx(to.connection, kMessage, &mine.notice.header, sizeof(Header),
                                        nothing ? &nothing_ : data, nothing ? 1 : bytes, &param);
-  if (UCS_PTR_IS_ERR(handle))
-    return lost(peer, UCS_PTR_STATUS(handle));
+  if (UCS_PTR_IS_ERR(handle)) {
+    lose(peer, UCS_PTR_STATUS(handle));
+    return report(peer);
+  }
   mine.notice.request = handle;
   mine.state = handle ? Request::kMoves : Request::kDone;
   return {};
@@ -126,10 +128,12 @@ void UcxChannel::take(size_t number, const Arrival &arrival) {
     const bool nothing = request.bytes == 0;
     void *const handle = ucp_am_recv_data_nbx(worker_, arrival.descriptor, nothing ? &nothing_ : request.data,
                                               nothing ? 1 : request.bytes, &param);
-    if (UCS_PTR_IS_ERR(handle))
-      request.error = lost(request.peer, UCS_PTR_STATUS(handle));
-    else if (!(request.notice.request = handle))
+    if (UCS_PTR_IS_ERR(handle)) {
+      lose(request.peer, UCS_PTR_STATUS(handle));
+      request.state = Request::kFails;
+    } else if (!(request.notice.request = handle)) {
       request.state = Request::kDone;
+    }
   } else {
     if (request.bytes > 0)
       std::memcpy(request.data, peer.inbox->memory[arrival.place], request.bytes);
@@ -150,20 +154,20 @@ void UcxChannel::readPart(size_t number) {
   if (read && request.read < request.bytes)
     return;
   reading_.erase(reading_.begin());
-  request.state = Request::kMoves;
-  if (!read)
-    request.error = failed("the memory of rank " + std::to_string(request.peer) +
-                           " cannot be read; see whether that process has ended");
-  else
+  request.state = read ? Request::kMoves : Request::kFails;
+  if (read)
     notify(request.notice, kRead, request.peer, request.notice.header.number);
+  else
+    lose(request.peer,
+         "the memory of rank " + std::to_string(request.peer) + " cannot be read; see whether that process has ended");
 }
 
-bool UcxChannel::notify(Notice &notice, Id id, uint32_t rank, uint64_t number) {
+bool UcxChannel::notify(Notice &notice, Id id, uint32_t rank, uint64_t number, std::string_view text) {
   if (notice.request && ucp_request_check_status(notice.request) == UCS_INPROGRESS)
     return false;
   if (notice.request)
     ucp_request_free(std::exchange(notice.request, nullptr));
-  if (!peers_[rank].failure.ok())
+  if (peers_[rank].loss)
     return true;
   notice.header.session = rendezvous_.session();
   notice.header.number = number;
@@ -171,12 +175,12 @@ bool UcxChannel::notify(Notice &notice, Id id, uint32_t rank, uint64_t number) {
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_AM_SEND_FLAG_EAGER;
-  void *const handle =
-      ucp_am_send_nbx(peers_[rank].connection, id, &notice.header, sizeof notice.header, nullptr, 0, &param);
+  void *const handle = ucp_am_send_nbx(peers_[rank].connection, id, &notice.header, sizeof notice.header, text.data(),
+                                       text.size(), &param);
   if (!UCS_PTR_IS_ERR(handle))
     notice.request = handle;
-  else if (peers_[rank].failure.ok())
-    peers_[rank].failure = lost(rank, UCS_PTR_STATUS(handle));
+  else
+    lose(rank, UCS_PTR_STATUS(handle));
   return true;
 }
 
@@ -231,8 +235,10 @@ Result<bool> UcxChannel::test(size_t number) {
     const ucs_status_t status = ucp_request_check_status(request.notice.request);
     if (status != UCS_INPROGRESS) {
       ucp_request_free(std::exchange(request.notice.request, nullptr));
-      if (status != UCS_OK)
-        request.error = lost(request.peer, status);
+      if (status != UCS_OK) {
+        lose(request.peer, status);
+        request.state = Request::kFails;
+      }
     }
   }
   if (!request.error.ok())
@@ -257,11 +263,30 @@ Status UcxChannel::check(uint32_t peer) {
 
 Status UcxChannel::lookAfter(uint32_t rank) {
   Peer &peer = peers_[rank];
-  if (const auto now = std::chrono::steady_clock::now(); peer.failure.ok() && now - peer.probed >= kProbeInterval) {
+  if (const auto now = std::chrono::steady_clock::now(); !peer.loss && now - peer.probed >= kProbeInterval) {
     peer.probed = now;
     notify(peer.probe, kProbe, rank, 0);
   }
-  return peer.failure;
+  return peer.loss ? report(rank) : Status();
+}
+
+void UcxChannel::lose(uint32_t rank, const std::string &reason) {
+  if (!peers_[rank].loss)
+    peers_[rank].loss = {rank, reason};
+}
+
+void UcxChannel::lose(uint32_t rank, ucs_status_t status) {
+  lose(rank, "the connection to rank " + std::to_string(rank) + " is lost: " + ucs_status_string(status) +
+                 " (UCX); see whether that process has ended");
+}
+
+Status UcxChannel::report(uint32_t rank) {
+  const Loss &loss = *peers_[rank].loss;
+  if (!reported_)
+    reported_ = loss;
+  return failed(loss.reason + (loss.rank == rank ? ""
+                                                 : "; rank " + std::to_string(rank) +
+                                                       ", for which this rank waits, failed because of it"));
 }
 
 template <Id id>
@@ -278,7 +303,8 @@ ucs_status_t UcxChannel::onMessage(void *channel, const void *header, size_t hea
     return drop; // of another job
   if (id == kMessage || id == kReadMe)
     return self.arrive({own, id, 0, announced ? data : nullptr}, data, bytes) ? UCS_INPROGRESS : drop;
-  self.notified(id, own);
+  if (!announced)
+    self.notified(id, own, {static_cast<const char *>(data), bytes});
   return drop;
 }
 
@@ -294,6 +320,8 @@ template ucs_status_t UcxChannel::onMessage<kCredit>(void *, const void *, size_
                                                      const ucp_am_recv_param_t *);
 template ucs_status_t UcxChannel::onMessage<kProbe>(void *, const void *, size_t, void *, size_t,
                                                     const ucp_am_recv_param_t *);
+template ucs_status_t UcxChannel::onMessage<kLoss>(void *, const void *, size_t, void *, size_t,
+                                                   const ucp_am_recv_param_t *);
 
 bool UcxChannel::arrive(Arrival arrival, const void *data, size_t bytes) {
   const Header &header = arrival.header;
@@ -319,11 +347,9 @@ bool UcxChannel::arrive(Arrival arrival, const void *data, size_t bytes) {
       std::memcpy(peer.inbox->memory[arrival.place], data, bytes);
   }
   if (!valid) {
-    if (peer.failure.ok())
-      peer.failure =
-          failed("rank " + std::to_string(header.rank) + " sent a message that breaks the protocol: number " +
-                 std::to_string(header.number) + " after " + std::to_string(peer.admitted) + ", " +
-                 std::to_string(header.bytes) + " bytes, found " + std::to_string(bytes));
+    lose(header.rank, "rank " + std::to_string(header.rank) + " sent a message that breaks the protocol: number " +
+                          std::to_string(header.number) + " after " + std::to_string(peer.admitted) + ", " +
+                          std::to_string(header.bytes) + " bytes, found " + std::to_string(bytes));
     return false;
   }
   peer.arrivals.push_back(arrival);
@@ -332,7 +358,7 @@ bool UcxChannel::arrive(Arrival arrival, const void *data, size_t bytes) {
   return arrival.descriptor != nullptr;
 }
 
-void UcxChannel::notified(Id id, const Header &header) {
+void UcxChannel::notified(Id id, const Header &header, std::string_view text) {
   Peer &peer = peers_[header.rank];
   if (id == kReader) {
     peer.readsOurs = true;
@@ -344,6 +370,8 @@ void UcxChannel::notified(Id id, const Header &header) {
       if (request.state == Request::kIsRead && request.peer == header.rank &&
           request.notice.header.number == header.number)
         request.state = Request::kMoves;
+  } else if (id == kLoss && header.number < size()) {
+    peer.loss = Loss{static_cast<uint32_t>(header.number), std::string(text)};
   }
 }
 

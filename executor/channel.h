@@ -45,7 +45,8 @@ public:
   /// A run failed and peers may be gone: from here on the channel waits for nothing, not even in its destructor.
   /// Returns whether the memory of messages is the caller's again: no pending receive writes to it later. MPI cannot
   /// withdraw receives, so it returns false, and the memory may be written until the process ends.
-  virtual bool abandon() = 0;
+  /// A backend may tell its peers the `reason`, so that their errors name the rank that failed first.
+  virtual bool abandon(const Status &reason) = 0;
 };
 
 constexpr uint64_t kMaxChannelBytes = uint64_t{1} << 30;

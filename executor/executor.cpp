@@ -157,7 +157,7 @@ struct Connection {
   /// If open fails before a transport owns the channel, closing it must not wait for the others.
   ~Connection() {
     if (channel)
-      channel->abandon();
+      channel->abandon(failed("it could not open the plan"));
   }
 };
 

@@ -176,7 +176,7 @@ private:
   /// Messages in flight cannot be told from those of a later run, so no later run is possible.
   Status abandon(Status status) {
     abandoned_ = true;
-    owned_ = channel_->abandon();
+    owned_ = channel_->abandon(status);
     return status;
   }
 

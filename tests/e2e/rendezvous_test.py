@@ -327,8 +327,9 @@ class RendezvousTest(unittest.TestCase):
     # A rank that is lost during a run.
 
     def assert_lost(self, number, victim):
-        """All other processes end by their deadline with an error that names a rank. A process without a connection to
-        the victim names a rank that has failed before it: each chain of these names ends at the victim."""
+        """All other processes end by their deadline with an error that names a rank: the victim, if it is killed. If it
+        is stopped, no process knows that it is lost, and their deadlines pass one after the other: each chain of these
+        names ends at the victim."""
         at, timeout = self.new_folder(), 3
         processes = self.start_all(f"file://{at}", "--repeat=1000000", timeout=timeout, check=False)
         wait_until(lambda: list(at.glob("*%2froster")), "all have joined")
@@ -343,6 +344,8 @@ class RendezvousTest(unittest.TestCase):
             self.assertTrue(found, err)
             named[rank] = int(found[1])
         for rank in others:
+            if number == signal.SIGKILL:
+                self.assertEqual(named[rank], victim, named)
             chain = [rank]
             while chain[-1] != victim and len(chain) <= WORLD:
                 chain.append(named[chain[-1]])
@@ -366,7 +369,8 @@ class RendezvousTest(unittest.TestCase):
                     self.assertEqual([process.poll() for process in processes], WORLD * [None])
                     processes[victim].kill()
                     others = [process for process in processes if process != processes[victim]]
-                    self.assert_failed(others, len(others) * [r"\brank \d"], GRACE)
+                    lost = f"the connection to rank {victim} is lost: "
+                    self.assert_failed(others, len(others) * [lost], GRACE)
 
     def test_a_killed_rank(self):
         for victim in range(WORLD) if FULL else (5,):

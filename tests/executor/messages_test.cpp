@@ -93,7 +93,7 @@ public:
     }
     return !request.open;
   }
-  bool abandon() override { return false; }
+  bool abandon(const Status &) override { return false; }
 
 private:
   struct Request {

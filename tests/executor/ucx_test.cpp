@@ -26,6 +26,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+const Status kReason = failed("of the test");
+
 Deadline in(double seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
@@ -400,16 +402,72 @@ TEST_P(Ucx, APeerThatHasGoneIsNamed) {
     EXPECT_EQ((rank == 0 ? (*mine)->send(0, 1, 0, &value, 1) : (*mine)->receive(0, 0, 0, &value, 1)).message(), "");
     EXPECT_EQ(mine->wait(0).message(), "");
     if (rank == 1) {
-      EXPECT_TRUE((*mine)->abandon());
+      EXPECT_TRUE((*mine)->abandon(kReason));
       return;
     }
     EXPECT_EQ((*mine)->receive(1, 1, 1, data.data(), data.size()).message(), "");
-    EXPECT_NE(mine->wait(1, 10).message().find("the connection to rank 1 is lost: "), std::string::npos);
-    // Some attempts are refused at once, others fail later.
-    Status status = (*mine)->send(2, 1, 1, data.data(), data.size());
-    if (status.ok())
-      status = mine->wait(2, 10);
-    EXPECT_NE(status.message().find("the connection to rank 1 is lost: "), std::string::npos);
+    EXPECT_EQ(mine->wait(1, 10).message(), "rank 1 has failed: of the test");
+    const Status status = (*mine)->send(2, 1, 1, data.data(), data.size());
+    EXPECT_EQ(status.message(), "rank 1 has failed: of the test");
+  });
+}
+
+// The ranks fail one after the other, each because of the one before it. All name the first and its reason.
+TEST_P(Ucx, AllNameTheRankThatFailedFirst) {
+  constexpr uint32_t kRanks = 4;
+  Meeting meeting(kRanks);
+  std::vector<std::string> errors(kRanks);
+  asRanks(kRanks, [&](uint32_t rank) {
+    const Rank mine(meeting, rank);
+    uint64_t in = 0, out = rank;
+    const auto message = [&](uint32_t tag) {
+      if (rank > 0) {
+        EXPECT_EQ(mine->receive(0, rank - 1, tag, reinterpret_cast<std::byte *>(&in), sizeof in).message(), "");
+      }
+      if (rank + 1 < kRanks && tag == 0) {
+        EXPECT_EQ(mine->send(1, rank + 1, tag, reinterpret_cast<std::byte *>(&out), sizeof out).message(), "");
+      }
+    };
+    message(0); // connects them
+    EXPECT_EQ(mine.wait(0).message(), "");
+    EXPECT_EQ(mine.wait(1).message(), "");
+    Status error = failed("the disk is full");
+    if (rank == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    } else {
+      message(1);
+      error = mine.wait(0);
+    }
+    errors[rank] = error.message();
+    EXPECT_TRUE(mine->abandon(error));
+  });
+  EXPECT_EQ(errors[1], "rank 0 has failed: the disk is full");
+  EXPECT_EQ(errors[2], "rank 0 has failed: the disk is full; rank 1, for which this rank waits, failed because of it");
+  EXPECT_EQ(errors[3], "rank 0 has failed: the disk is full; rank 2, for which this rank waits, failed because of it");
+}
+
+// A peer that does not read does not delay abandon().
+TEST_P(Ucx, APeerThatDoesNotAnswerDelaysNobody) {
+  Meeting meeting(2);
+  std::atomic<bool> ended = false;
+  asRanks(2, [&](uint32_t rank) {
+    const Rank mine(meeting, rank, 40);
+    std::vector<std::byte> data(1 << 20);
+    if (rank == 1) { // makes no progress
+      std::byte value{};
+      EXPECT_EQ(mine->receive(0, 0, 0, &value, 1).message(), "");
+      EXPECT_EQ(mine.wait(0).message(), "");
+      while (!ended)
+        std::this_thread::yield();
+      return;
+    }
+    for (uint32_t request = 0; request < 40; ++request)
+      EXPECT_EQ(mine->send(request, 1, 0, data.data(), request == 0 ? 1 : data.size()).message(), "");
+    EXPECT_EQ(mine.wait(0).message(), "");
+    const Clock::time_point begin = Clock::now();
+    EXPECT_TRUE(mine->abandon(kReason));
+    EXPECT_LT(std::chrono::duration<double>(Clock::now() - begin).count(), 1.5);
+    ended = true;
   });
 }
 
@@ -435,12 +493,13 @@ TEST_P(Ucx, AbandonedMemoryIsNotWrittenAndTheProcessCanStartAgain) {
         const Deadline deadline = in(0.3); // the peer goes in the middle, and is then detected or not
         while (!passed(deadline) && mine->test(0).ok()) {
         }
-        EXPECT_TRUE(mine->abandon());
+        EXPECT_TRUE(mine->abandon(kReason));
         return;
       }
-      for (uint64_t polls = 0; polls < 40 * round; ++polls)
-        EXPECT_TRUE(mine->test(0).ok());
-      EXPECT_TRUE(mine->abandon());
+      for (uint64_t polls = 0; polls < 40 * round && mine->test(0).ok();
+           ++polls) { // on a slow machine the peer is first
+      }
+      EXPECT_TRUE(mine->abandon(kReason));
       std::fill(data.begin(), data.end(), std::byte{2});
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       EXPECT_EQ(std::count(data.begin(), data.end(), std::byte{2}), 32 << 20);
