@@ -54,8 +54,8 @@ Status completeFromLauncher(JobProcess &process, std::string &url) {
   if (!launched.ok())
     return launched.status();
   if (launched->size != process.size && !process.pull)
-    return failed("the launch has " + std::to_string(launched->size) + " processes, expected " +
-                  std::to_string(process.size) + ", one for each rank of the plan");
+    return invalid("the launch has " + std::to_string(launched->size) + " processes, expected " +
+                   std::to_string(process.size) + ", one for each rank of the plan");
   process.rank = process.rank.value_or(launched->rank);
   url = launched->url;
   return {};

@@ -206,11 +206,11 @@ Status findRankZero(reshard_executor &e, const OpenRequest &request, const Launc
                     CommunicatorOptions &options) {
   const bool given = request.options.rendezvous || request.options.store;
   if (!rankOf(request) && !launch.rank)
-    return failed("the rank of this process is unknown: pass one rank to open, or start it with a launcher that sets "
-                  "RANK (torchrun, mpirun, srun)");
+    return invalid("the rank of this process is unknown: pass one rank to open, or start it with a launcher that sets "
+                   "RANK (torchrun, mpirun, srun)");
   if (!given && launch.size && *launch.size != options.size)
-    return failed("the launch has " + std::to_string(*launch.size) + " processes, expected " +
-                  std::to_string(options.size) + ", one for each rank of the plan");
+    return invalid("the launch has " + std::to_string(*launch.size) + " processes, expected " +
+                   std::to_string(options.size) + ", one for each rank of the plan");
   if (!given && std::getenv("NCCL_COMM_ID"))
     return {};
   if (Status status = openJob(e, request, request.options.store ? "" : "env://", options.deadline); !status.ok())

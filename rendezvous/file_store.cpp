@@ -26,7 +26,7 @@ struct OpenFile {
 Status FileStore::check() const {
   std::error_code error;
   if (!std::filesystem::is_directory(folder_, error))
-    return failed("'" + folder_ + "' is not a folder, expected a folder that all processes of the job share");
+    return invalid("'" + folder_ + "' is not a folder, expected a folder that all processes of the job share");
   if (::access(folder_.c_str(), W_OK | X_OK) != 0)
     return systemError("write to the folder", folder_);
   return {};

@@ -116,8 +116,8 @@ Status incomplete(const std::string &expected) {
         "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_NODELIST", "SLURM_JOB_ID", "RESHARD_PORT"})
     if (const std::string value = valueOf(name); !value.empty())
       found += (found.empty() ? "" : ", ") + std::string(name) + "=" + value;
-  return failed("rendezvous 'env://': found " + (found.empty() ? "no variable of a launcher" : found) + ", expected " +
-                expected);
+  return invalid("rendezvous 'env://': found " + (found.empty() ? "no variable of a launcher" : found) + ", expected " +
+                 expected);
 }
 
 } // namespace

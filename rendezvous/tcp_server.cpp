@@ -33,9 +33,9 @@ Status TcpPlace::check(const Deadline &deadline) const {
     return addresses.status();
   for (const SocketAddress &address : *addresses)
     if (!address.loopback())
-      return failed("the store at " + where.text() + " needs a secret, since other machines can reach " +
-                    address.text() + ": give all processes the same secret (RESHARD_SECRET), or trust the network " +
-                    "with 'insecure' (--insecure)");
+      return invalid("the store at " + where.text() + " needs a secret, since other machines can reach " +
+                     address.text() + ": give all processes the same secret (RESHARD_SECRET), or trust the network " +
+                     "with 'insecure' (--insecure)");
   return {};
 }
 

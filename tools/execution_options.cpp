@@ -34,7 +34,23 @@ std::string targetFolder(const ExecutionOptions &options, const Plan &plan) {
                                                                             : options.target;
 }
 
+namespace {
+
+/// Checks that the options tell this process which rank it is, unless the launcher does.
+void checkRank(const ExecutionOptions &options, const Plan &plan) {
+  const bool launched = options.rendezvous.empty() || options.rendezvous.starts_with("env://");
+  if (options.transport == "ucx" && options.rendezvous.empty())
+    throw Failure{kUsage, "--rendezvous is missing, expected --rendezvous=URL with --transport=ucx: tcp://HOST:PORT, "
+                          "file:///FOLDER or env://"};
+  if (!options.rank && !launched)
+    throw Failure{kUsage, "--rank is missing, expected --rank=R with R from 0 to " + std::to_string(plan.world() - 1) +
+                              ", another one in each process; --rendezvous=env:// " + "reads the launcher's"};
+}
+
+} // namespace
+
 void checkOptions(const ExecutionOptions &options, const Plan &plan) {
+  checkRank(options, plan);
   if (options.synthesize ? !options.target.empty() : sourceFolder(options, plan).empty())
     throw Failure{kUsage, options.synthesize
                               ? "--synthesize keeps the target in memory, expected no --target"

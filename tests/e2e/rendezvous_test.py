@@ -102,11 +102,11 @@ class RendezvousTest(unittest.TestCase):
         return cls.folder / name
 
     def start(self, rank, url, *options, plan=None, environment=None, timeout=30, check=True):
-        """Starts the process of a rank; None: without --rank. `environment`: variables of the launcher. `timeout`:
-        None: without --timeout."""
+        """Starts the process of a rank. `environment`: variables of the launcher. Rank, URL or timeout None: without
+        that option."""
         clean = {name: value for name, value in os.environ.items() if not LAUNCHERS.match(name)}
-        command = [BIN / "reshard-exec", plan or self.plan, "--transport=ucx", f"--rendezvous={url}", "--synthesize",
-                   "--threads=1", *options]
+        command = [BIN / "reshard-exec", plan or self.plan, "--transport=ucx", "--synthesize", "--threads=1", *options]
+        command += [] if url is None else [f"--rendezvous={url}"]
         command += [] if timeout is None else [f"--timeout={timeout}"]
         command += [] if rank is None else [f"--rank={rank}"]
         command += ["--check"] if check else []
@@ -286,7 +286,7 @@ class RendezvousTest(unittest.TestCase):
             shutil.rmtree(at, ignore_errors=True)  # a process may write a file there in the meantime
         late = self.start(3, f"file://{at}", timeout=2)
         self.assert_failed(processes, 3 * [f"'{at}/[^']*hello[^']*': No such file or directory"], GRACE)
-        self.assert_failed([late], [f"'{at}' is not a folder, expected a folder that all processes"], 2 + GRACE)
+        self.assert_failed([late], [f"'{at}' is not a folder, expected a folder that all processes"], 2 + GRACE, 2)
 
     # Wrong usage.
 
@@ -297,9 +297,9 @@ class RendezvousTest(unittest.TestCase):
                 ("file://a", 2, "rendezvous 'file://a': found a relative path, expected tcp://host:port"),
                 ("tcp://a", 2, "rendezvous 'tcp://a': found 'a', expected host:port"),
                 ("tcp://a:99999", 2, "rendezvous 'tcp://a:99999': found 'a:99999', expected .* a port of 1 to 65535"),
-                ("file:///no/such", 3, "'/no/such' is not a folder, expected a folder that all processes"),
+                ("file:///no/such", 2, "'/no/such' is not a folder, expected a folder that all processes"),
                 ("tcp://no-such-host.invalid:1", 3, "host 'no-such-host.invalid'"),
-                ("tcp://192.0.2.1:1", 3, "the store at 192.0.2.1:1 needs a secret, since other machines can reach")):
+                ("tcp://192.0.2.1:1", 2, "the store at 192.0.2.1:1 needs a secret, since other machines can reach")):
             for rank in (0, 1):
                 with self.subTest(url=url, rank=rank):
                     self.assert_failed([self.start(rank, url, timeout=4)], [error], 4 + GRACE, code)
@@ -317,10 +317,11 @@ class RendezvousTest(unittest.TestCase):
                 (8, url, {}, 2, "rank 8 is not in the plan, which has 8 ranks"),
                 (-1, url, {}, 2, "option '--rank': found '-1', expected a number"),
                 ("x", url, {}, 2, "option '--rank': found 'x', expected a number"),
-                (None, url, {}, 2, "the rank of this process is unknown"),
-                (None, "env://", {}, 3, "rendezvous 'env://': found no variable of a launcher, expected RANK"),
-                (None, "env://", {"RANK": "1"}, 3, "rendezvous 'env://': found RANK=1, expected WORLD_SIZE"),
-                (None, "env://", torchrun, 3, "the launch has 9 processes, expected 8, one for each rank of the plan")):
+                (None, url, {}, 2, "--rank is missing, expected --rank=R with R from 0 to 7, another one in each process"),
+                (1, None, {}, 2, "--rendezvous is missing, expected --rendezvous=URL with --transport=ucx"),
+                (None, "env://", {}, 2, "rendezvous 'env://': found no variable of a launcher, expected RANK"),
+                (None, "env://", {"RANK": "1"}, 2, "rendezvous 'env://': found RANK=1, expected WORLD_SIZE"),
+                (None, "env://", torchrun, 2, "the launch has 9 processes, expected 8, one for each rank of the plan")):
             with self.subTest(rank=rank, at=at, variables=variables):
                 self.assert_failed([self.start(rank, at, environment=variables, timeout=4)], [error], 4 + GRACE, code)
 
