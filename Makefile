@@ -4,7 +4,7 @@ BUILD := build/release
 JOBS ?= $(shell nproc)
 WERROR ?= OFF
 
-.PHONY: build demo setup cuda test test-build test-all bench format tidy clean
+.PHONY: build demo setup cuda test test-build test-all bench bench-ucx format tidy clean
 .DEFAULT_GOAL := build
 
 # A new build tree has the commands and the library. A tree that `make cuda` or `make test` configured keeps its options, so that
@@ -52,6 +52,12 @@ test-all:
 bench: test-build
 	cmake --build $(BUILD) -j $(JOBS) --target benches
 	scripts/bench.sh $(BUILD)
+
+# Transport ucx beside its peers, on one host and on two simulated ones. CASES=REGEX selects cases.
+CASES :=
+bench-ucx: test-build
+	cmake --build $(BUILD) -j $(JOBS) --target bench-mpi
+	python3 tests/bench/ucx.py $(BUILD)/bench-mpi '$(CASES)'
 
 # clang-format over the C, C++ and CUDA files that git has.
 format:

@@ -6,7 +6,7 @@
 // same benchmarks with the same number of iterations; the first one reports. There is a barrier before and after each
 // measurement.
 //   mpirun -n 4 bench-mpi
-//   tests/bench/two_hosts.py build/release/tests/bench-mpi
+//   tests/bench/ucx.py build/release/bench-mpi
 
 #ifdef RESHARD_SCALAPACK
 #include "tests/bench/scalapack.h"
