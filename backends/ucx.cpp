@@ -19,8 +19,6 @@ constexpr size_t kPrefix = sizeof kGreeting - 1 + sizeof(PeerMemory::Address);
 constexpr double kForcedSeconds = 1, kTellSeconds = 0.2;
 /// Of the text that the peers are told.
 constexpr size_t kMostText = 1024;
-/// After the connections are closed, UCX frees what belonged to them while it makes progress.
-constexpr int kMoreProgress = 100;
 
 Deadline deadlineAfter(double seconds) {
   if (seconds <= 0)
@@ -152,6 +150,7 @@ bool UcxChannel::close(bool force, const Deadline &deadline) {
     ucp_worker_progress(worker_);
     sched_yield();
   }
+  // UCX frees what belonged to the connections while it makes progress.
   for (int more = 0; worker_.isOpen() && more < kMoreProgress; ++more)
     ucp_worker_progress(worker_);
   for (Peer &peer : peers_)

@@ -37,6 +37,9 @@ constexpr uint64_t kEagerBytes = 2048;
 /// sent by rendezvous too, so that a fast sender does not fill the memory of a slow receiver.
 constexpr uint64_t kWindow = 16;
 
+/// Calls of ucp_worker_progress for work that is ready.
+constexpr int kMoreProgress = 100;
+
 /// The identifiers of active messages.
 enum Id : unsigned {
   kMessage, // with its data, or by UCX's rendezvous

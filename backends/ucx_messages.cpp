@@ -15,8 +15,8 @@ namespace {
 constexpr size_t kMostArrivals = size_t{1} << 16;
 /// Bytes that are read out of a sender's memory before UCX makes progress again.
 constexpr uint64_t kReadBytes = 1 << 20;
-/// The time between two probes of a peer. The second one fails: TCP accepts the first one after the peer has ended.
-constexpr std::chrono::milliseconds kProbeInterval{500};
+/// The time between two probes of a peer. TCP accepts the first one after the peer has ended; a later one fails.
+constexpr std::chrono::milliseconds kProbeInterval{200};
 
 } // namespace
 
@@ -155,11 +155,15 @@ void UcxChannel::readPart(size_t number) {
     return;
   reading_.erase(reading_.begin());
   request.state = read ? Request::kMoves : Request::kFails;
-  if (read)
+  if (read) {
     notify(request.notice, kRead, request.peer, request.notice.header.number);
-  else
-    lose(request.peer,
-         "the memory of rank " + std::to_string(request.peer) + " cannot be read; see whether that process has ended");
+    return;
+  }
+  // Before it ended, the peer may have sent which rank failed first.
+  for (int more = 0; more < kMoreProgress && !peers_[request.peer].loss; ++more)
+    ucp_worker_progress(worker_);
+  lose(request.peer,
+       "the memory of rank " + std::to_string(request.peer) + " cannot be read; see whether that process has ended");
 }
 
 bool UcxChannel::notify(Notice &notice, Id id, uint32_t rank, uint64_t number, std::string_view text) {

@@ -147,11 +147,11 @@ public:
         backoff.reset();
       if (!any)
         backoff.wait();
-      if (polls % 64 != 0)
-        continue;
-      if (Status status = checkCopiedPeers(); !status.ok())
-        return abandon(std::move(status));
-      if (passed(deadline))
+      // On a loaded machine a poll takes several milliseconds, since it yields or sleeps.
+      if (!any && polls % 16 == 0)
+        if (Status status = checkCopiedPeers(); !status.ok())
+          return abandon(std::move(status));
+      if (polls % 64 == 0 && passed(deadline))
         return abandon(timedOut(timeoutText()));
     }
     ++runs_;

@@ -370,7 +370,7 @@ class RendezvousTest(unittest.TestCase):
                     self.assertEqual([process.poll() for process in processes], WORLD * [None])
                     processes[victim].kill()
                     others = [process for process in processes if process != processes[victim]]
-                    lost = f"the connection to rank {victim} is lost: "
+                    lost = f"the (connection to rank {victim} is lost: |memory of rank {victim} cannot be read; )"
                     self.assert_failed(others, len(others) * [lost], GRACE)
 
     def test_a_killed_rank(self):
