@@ -195,7 +195,6 @@ Puller::Slot *Puller::find(Connection &connection, const Frame &frame) {
 
 void Puller::handleFrame(Connection &connection, const MessengerEvent &event) {
   const auto &words = event.frame.words;
-  const bool coordinator = connection.worldRank == options_.fleet.sources()[0];
   switch (kindOf(event.frame)) {
   case FrameKind::welcome:
     connection.ready = true;
@@ -227,9 +226,18 @@ void Puller::handleFrame(Connection &connection, const MessengerEvent &event) {
     if (words[1] == version_ && connection.confirming > 0)
       confirmed(connection, words[2] != 0);
     return;
+  default:
+    if (connection.worldRank == options_.fleet.sources()[0])
+      handleAnswer(event);
+  }
+}
+
+/// The coordinator has answered.
+void Puller::handleAnswer(const MessengerEvent &event) {
+  const auto &words = event.frame.words;
+  switch (kindOf(event.frame)) {
   case FrameKind::assign:
-    if (coordinator)
-      assigned_ = Assignment{words[1], words[2], static_cast<uint32_t>(words[3])};
+    assigned_ = Assignment{words[1], words[2], static_cast<uint32_t>(words[3])};
     return;
   case FrameKind::waiting: {
     const std::string newest = words[1] > 0 ? "the newest is " + std::to_string(words[1]) : "none is published";

@@ -95,6 +95,7 @@ private:
   bool handleEvents();
   void handle(Connection &connection, const MessengerEvent &event);
   void handleFrame(Connection &connection, const MessengerEvent &event);
+  void handleAnswer(const MessengerEvent &event);
   void arrived(Connection &connection, const MessengerEvent &event);
   void confirmed(Connection &connection, bool valid);
   void send(Connection &connection, const Frame &frame);
