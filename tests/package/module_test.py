@@ -460,6 +460,60 @@ class Stores(unittest.TestCase):
                 reshard.Executor(plan, 0, transport="ucx", join_timeout=5, **options)
 
 
+POOL = """version: 1
+model:
+  dtype: fp32
+  tensors:
+    w: {shape: [8, 6], shard: {0: tp}}
+source: {mesh: {tp: 4}}
+target: {mesh: {tp: 2}, replicas: 3}
+"""
+
+
+class Pull(unittest.TestCase):
+    """Pull mode, as far as one process can show it; tests/e2e/replicas_test.py has the rest."""
+
+    def setUp(self):
+        Path("pool.yaml").write_text(POOL)
+        self.plan = reshard.compile("pool.yaml")
+        self.store = {}
+
+    def test_ranks_of_replicas(self):
+        """The plan has the ranks of replica 0; those of all other replicas have the same params."""
+        self.assertEqual([endpoint.ranks for endpoint in self.plan.endpoints], [(0, 1, 2, 3), (4, 5)])
+        for rank in (5, 7, np.int64(9), 4 + 2 * 65536 - 1):
+            self.assertEqual(self.plan.endpoint(None, rank).role, "target")
+            self.assertEqual(self.plan.params(rank), self.plan.params(5, "target"))
+        for rank in (4 + 2 * 65536, -1, 2**32 + 4):
+            with self.assertRaisesRegex(reshard.Error, f"rank {rank} is in no endpoint"):
+                self.plan.params(rank)
+        with self.assertRaisesRegex(reshard.Error, "source has no rank 6"):
+            self.plan.params(6, "source")
+        with self.assertRaisesRegex(reshard.Error, "rank 3 is in no endpoint"):  # without `replicas`
+            reshard.compile(job()).params(3)
+
+    def test_without_pull_mode(self):
+        executor = reshard.Executor(self.plan)
+        for call, name in ((lambda: executor.publish(1), "publish"), (executor.release, "release"), (executor.pull, "pull"),
+                           (executor.replicas, "replicas")):
+            with self.assertRaisesRegex(reshard.Error, f"^{name}.*pull"):
+                call()
+
+    def test_arguments(self):
+        executor = reshard.Executor(self.plan)
+        for version in (-1, 2**64):
+            for call in (executor.publish, executor.pull):
+                with self.assertRaisesRegex(reshard.Error, f"version: found {version}, expected 0 to 2\\^64 - 1"):
+                    call(version)
+        for call in (executor.release, lambda timeout: executor.pull(1, timeout)):
+            with self.assertRaisesRegex(reshard.Error, "timeout: found 0 seconds, expected more than 0"):
+                call(0)
+
+    def test_a_replica_cannot_change(self):
+        with self.assertRaises(AttributeError):
+            reshard.Replica(0, 2, "complete", 3).version = 4
+
+
 class Structs(unittest.TestCase):
     """The ctypes structs equal the structs of the headers, field by field, and have the sizes of the library."""
 
@@ -490,9 +544,9 @@ class Structs(unittest.TestCase):
 
     def test_other_size(self):
         class Older(ctypes.Structure):
-            _fields_ = _library.Options._fields_[:-1]
+            _fields_ = _library.Options._fields_[:-2]
 
-        with self.assertRaisesRegex(ImportError, "reshard_options: found 80 bytes in the Python module, expected 88 as in libreshard: their versions differ"):
+        with self.assertRaisesRegex(ImportError, "reshard_options: found 88 bytes in the Python module, expected 96 as in libreshard: their versions differ"):
             _library.check_sizes(_library.library, {"reshard_options": Older})
 
     def test_options_without_size(self):
