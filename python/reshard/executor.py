@@ -50,7 +50,7 @@ def _version(version: int) -> int:
 
 @dataclass(frozen=True)
 class Replica:
-    """What the source knows about one replica of the target in pull mode."""
+    """What the source knows about one engine replica in pull mode."""
 
     replica: int  #: its number, from 0
     ranks: int  #: how many of its ranks are connected
@@ -82,8 +82,8 @@ class Executor:
     secret: a secret that the processes have in common; None: the environment variable RESHARD_SECRET.
     insecure: without a secret, accept processes of other machines and users.
     pull: pull mode, for "ucx" and a plan whose target has ``replicas``: a process of the source calls ``publish`` and
-        ``release``, one of a replica calls ``pull``, in place of ``run``. Processes join and leave at any time; opening
-        and ``prepare`` wait for no other process.
+        ``release``, one of an engine replica calls ``pull``, in place of ``run``. Processes join and leave at any time;
+        opening and ``prepare`` wait for no other process.
     """
 
     def __init__(
@@ -274,13 +274,13 @@ class Executor:
         return result.value
 
     def publish(self, version: int) -> None:
-        """Pull mode, of a rank of the source: offers the bound tensors to the replicas as ``version``, and returns at
+        """Pull mode, of a rank of the source: offers the bound tensors to the engines as ``version``, and returns at
         once. They must not change until ``release`` returns.
 
         version: greater than 0 and than all versions that this process has published.
 
-        Replicas can pull the version when all ranks of the source have published it. Raises Error if a version is
-        published already.
+        Engine replicas can pull the version when all ranks of the source have published it. Raises Error if a version
+        is published already.
         """
         self._check(library.reshard_publish(self._open(), _version(version)))
 
@@ -288,8 +288,8 @@ class Executor:
         """Pull mode, of a rank of the source: ends the publication. The bound tensors may change when it returns, and
         also when it raises TimeoutError.
 
-        From now on no replica begins to read the version. Waits for the replicas that are reading it.
-        timeout: seconds; None: no deadline. At the deadline, replicas that are still reading lose the version: they
+        From now on no engine begins to read the version. Waits for the engines that are reading it.
+        timeout: seconds; None: no deadline. At the deadline, engines that are still reading lose the version: they
             discard what they have read. TimeoutError names them.
 
         Raises Error if no version is published.
@@ -297,8 +297,9 @@ class Executor:
         self._check(library.reshard_release(self._open(), _seconds(timeout)))
 
     def pull(self, min_version: int = 0, timeout: float | None = None) -> int:
-        """Pull mode, of a rank of a replica: waits for a published version of at least ``min_version``, writes it to the
-        bound tensors and returns its number. All ranks of a replica must call it; they obtain the same version.
+        """Pull mode, of a rank of an engine replica: waits for a published version of at least ``min_version``, writes
+        it to the bound tensors and returns its number. All ranks of a replica must call it; they obtain the same
+        version.
 
         Returns at once if the replica holds the newest version already. If the source releases the version during the
         pull, the pull is repeated with a later one.
@@ -312,7 +313,7 @@ class Executor:
         return version.value
 
     def replicas(self) -> list[Replica]:
-        """Pull mode: the replicas that have pulled, in ascending order. Asks the source's rank 0, at most for
+        """Pull mode: the engine replicas that have pulled, in ascending order. Asks the source's rank 0, at most for
         ``join_timeout``; rank 0 forgets them when its process ends."""
         size, count = ctypes.sizeof(_library.Replica), ctypes.c_size_t()
         found = (_library.Replica * 0)()
