@@ -123,7 +123,7 @@ class Launchers(FolderTest):
         self.check("".join(process.communicate(timeout=120)[0] for process in started))
 
     def test_programs_are_short(self):
-        self.assertEqual(sorted(self.programs), ["actors.py", "launched.py", "spawned.py"])
+        self.assertEqual(sorted(self.programs), ["actors.py", "engine.py", "launched.py", "spawned.py", "trainer.py"])
         for name, text in self.programs.items():
             self.assertLessEqual(text.count("\n"), 25, name)
 
@@ -142,6 +142,27 @@ class Launchers(FolderTest):
 
     def test_multiprocessing(self):
         self.check(run(sys.executable, self.folder / "spawned.py", launchers.JOB, env=self.environment).stdout)
+
+    def start(self, program, *arguments):
+        """Starts a process, which ends with the test."""
+        store = self.folder / "store"
+        store.mkdir(exist_ok=True)
+        process = subprocess.Popen([sys.executable, self.folder / program, launchers.JOB, *map(str, arguments), f"file://{store}"],
+                                   env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.addCleanup(process.communicate)  # cleanups run in reverse order
+        self.addCleanup(process.kill)
+        return process
+
+    def test_replicas(self):
+        engines = [self.start("engine.py", 0, 1)]
+        trainers = [self.start("trainer.py", rank) for rank in (1, 0)]
+        engines += [self.start("engine.py", replica, rank) for replica, rank in ((1, 1), (1, 0), (0, 0))]
+        found = [re.fullmatch(r"replica (\d) rank (\d): version (\d+)\n", text := engine.communicate(timeout=120)[0]) or self.fail(text) for engine in engines]
+        versions = {tuple(map(int, match.group(1, 2))): int(match[3]) for match in found}
+        self.assertEqual(sorted(versions), [(0, 0), (0, 1), (1, 0), (1, 1)])
+        self.assertEqual((versions[0, 0], versions[1, 0]), (versions[0, 1], versions[1, 1]))
+        self.assertGreaterEqual(min(versions.values()), 3)
+        self.assertEqual([trainer.poll() for trainer in trainers], [None, None])
 
 
 SAFETENSORS = {"float32": "F32", "uint8": "U8", "float8_e4m3fn": "F8_E4M3"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of docs/api.md that launchers start, and the reshard module of this tree for them."""
+"""The programs of docs/api.md that run in several processes, and the reshard module of this tree for them."""
 
 import os
 import re
