@@ -11,6 +11,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <thread>
 #include <unistd.h>
 
@@ -85,6 +86,23 @@ TEST_F(WrapperTest, PlanContents) {
   EXPECT_STREQ(served[0].name, "w0");
   EXPECT_STREQ(served[0].refresh, "fold");
   EXPECT_EQ(plan.params(0, 1).data(), held.data()); // the list is built once
+}
+
+TEST_F(WrapperTest, RanksOfAllReplicas) {
+  compile("version: 1\n"
+          "model: {dtype: fp32, tensors: {w: {shape: [3, 6], shard: {0: {axis: tp, scheme: chunk}}}}}\n"
+          "source: {mesh: {tp: 1}}\n"
+          "target: {mesh: {tp: 2}, replicas: 3}\n");
+  const reshard::PlanFile plan(path_);
+  const reshard_endpoint target = plan.endpoint(1);
+  EXPECT_THAT(std::vector(target.ranks, target.ranks + target.rank_count), ElementsAre(1u, 2u)); // of replica 0
+  for (const uint32_t first : {1u, 3u, 1u + 2 * 65535u}) {
+    EXPECT_EQ(plan.params(1, first)[0].shape[0], 2);
+    EXPECT_EQ(plan.params(1, first + 1)[0].shape[0], 1);
+  }
+  EXPECT_EQ(thrown([&] { plan.params(1, 1 + 2 * 65536); }).second, "target has no rank 131073");
+  EXPECT_EQ(thrown([&] { plan.params(1, 0); }).second, "target has no rank 0");
+  EXPECT_EQ(thrown([&] { plan.params(0, 3); }).second, "source has no rank 3");
 }
 
 TEST_F(WrapperTest, ManyThreadsReadAPlan) {
@@ -162,6 +180,21 @@ TEST_F(WrapperTest, RunsAndHooks) {
   EXPECT_EQ(
       thrown([&] { executor.enqueue(nullptr); }),
       std::make_pair(int{RESHARD_INVALID}, std::string("enqueue needs device 'cuda': device 'cpu' has no streams")));
+}
+
+TEST_F(WrapperTest, PullModeIsAnOption) {
+  reshard::Executor executor(path_);
+  const std::pair<const char *, std::function<void()>> calls[] = {
+      {"publish", [&] { executor.publish(1); }},
+      {"release", [&] { executor.release(1); }},
+      {"pull", [&] { executor.pull(1, 1); }},
+      {"replicas", [&] { executor.replicas(); }},
+  };
+  for (const auto &[name, call] : calls) {
+    const auto [status, text] = thrown(call);
+    EXPECT_EQ(status, RESHARD_INVALID);
+    EXPECT_THAT(text, testing::MatchesRegex(std::string(name) + " needs .*pull.*"));
+  }
 }
 
 TEST_F(WrapperTest, Transforms) {
