@@ -524,7 +524,7 @@ TEST_P(Processes, MessagesOfAnotherProtocolAreDropped) {
     return (*side_)->dropped() == 30;
   }));
   EXPECT_TRUE(side_->events.empty());
-  (*stranger)->abandon();
+  (*stranger)->abandon(failed("the test ends"));
   exchange(bytesOf(4, 100'000));
 }
 
