@@ -125,7 +125,6 @@ struct Request {
   Status error;                // a message of another size
 };
 
-
 class UcxChannel : public Channel {
 public:
   explicit UcxChannel(const ChannelOptions &options);

@@ -36,7 +36,7 @@ ALLOWED = {
     "tests/schema": ("tests/schema/", "tests/lib/", "schema/", "compiler/", "ir/", "executor/load.h", "flatbuffers/", "llvm/", "xxhash.h"),
     "tests/kernels": ("tests/kernels/", "kernels/", "cuda"),
     "tests/rendezvous": ("tests/rendezvous/", "tests/lib/", "rendezvous/", "support/"),
-    "tests/executor": ("tests/executor/", "tests/analysis/support.h", "tests/lib/", "rendezvous/", "executor/", "kernels/", "schema/", "compiler/", "analysis/", "flatbuffers/"),
+    "tests/executor": ("tests/executor/", "tests/analysis/support.h", "tests/lib/", "rendezvous/", "executor/", "kernels/", "schema/", "support/", "compiler/", "analysis/", "flatbuffers/"),
     "tests/analysis": ("tests/analysis/", "tests/executor/", "tests/lib/", "tests/schema/", "analysis/", "support/", "executor/", "schema/", "compiler/", "flatbuffers/", "nlohmann/"),
     "tests/tools": ("tests/analysis/support.h", "tools/", "analysis/"),
     "tests/conformance": ("tests/conformance/", "tools/options.h", "analysis/", "executor/", "mpi.h"),
