@@ -51,7 +51,7 @@ void UcxChannel::reserve(size_t requests) {
 }
 
 Status UcxChannel::openWorker() {
-  Status status = worker_.open(peers_.size());
+  Status status = worker_.open(peers_.size(), UCP_FEATURE_AM);
   const ucp_am_recv_callback_t callbacks[kIds] = {&onMessage<kMessage>, &onMessage<kReadMe>, &onMessage<kRead>,
                                                   &onMessage<kReader>,  &onMessage<kCredit>, &onMessage<kProbe>,
                                                   &onMessage<kLoss>};

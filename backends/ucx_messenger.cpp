@@ -16,13 +16,16 @@ namespace {
 constexpr uint64_t kProtocol = 0x3147534d48535201; // differs in each version of the messages
 constexpr char kMagic[16] = "reshard-frame-1";
 constexpr size_t kMaxAddress = 4096;
-constexpr uint64_t kShortBytes = 2048; // longer data are sent by rendezvous
+/// Data are sent in pieces, of which so many are in flight. UCX receives a piece as a whole or not at all.
+constexpr uint64_t kPieceBytes = 256 << 10;
+constexpr size_t kPieces = 8;
+constexpr uint64_t kMostBytes = sizeof(PostHeader) + std::max<uint64_t>(kPieceBytes, kMaxAddress);
 /// The most that a peer may do before this process has reacted. Beyond it, it breaks the protocol.
 // Of hellos: peers that have not sent a frame yet.
 constexpr size_t kMostEarly = size_t{1} << 14, kMostIncoming = 2 * kMaxFrames, kMostHellos = 256;
 /// Bytes that are copied out of a sender's memory before UCX makes progress again.
 constexpr uint64_t kReadBytes = 1 << 20;
-/// Seconds that a disconnect waits until UCX has ended the operations on memory of transfers.
+/// Seconds that the destructor waits until UCX has sent the last messages.
 constexpr double kCloseSeconds = 0.1;
 constexpr auto kWatch = std::chrono::milliseconds(100);
 constexpr auto kPing = std::chrono::seconds(1);
@@ -57,9 +60,10 @@ bool inProgress(void *request) { return request && ucp_request_check_status(requ
 } // namespace
 
 Status UcxMessenger::open() {
-  if (Status status = worker_.open(64); !status.ok())
+  if (Status status = worker_.open(64, UCP_FEATURE_TAG | UCP_FEATURE_AM); !status.ok())
     return status;
-  if (Status status = worker_.handle(0, &onMessage, this); !status.ok())
+  // UCX ends a process that receives active messages and has no function for them.
+  if (Status status = worker_.handle(0, &onStranger, this); !status.ok())
     return status;
   std::string address;
   if (Status status = worker_.appendAddress(address); !status.ok())
@@ -83,10 +87,17 @@ UcxMessenger::~UcxMessenger() {
     if (MessengerPeer *const peer = find(number)) {
       if (peer->remote)
         post(*peer, Kind::bye);
-      close(*peer, 0);
+      close(*peer);
     }
-  if (worker_.isOpen())
-    breakDown();
+  const auto deadline = Clock::now() + std::chrono::duration<double>(kCloseSeconds);
+  const auto busy = [](const std::unique_ptr<Post> &post) { return inProgress(post->request); };
+  while (std::any_of(ended_.begin(), ended_.end(), busy) && Clock::now() < deadline)
+    ucp_worker_progress(worker_);
+  for (const auto *posts : {&ended_, &arrivals_})
+    for (const std::unique_ptr<Post> &post : *posts)
+      if (post->request)
+        ucp_request_free(post->request);
+  worker_.close(); // before what it may still access is freed
 }
 
 Result<uint32_t> UcxMessenger::addPeer(std::string_view address) {
@@ -100,8 +111,6 @@ Result<uint32_t> UcxMessenger::addPeer(std::string_view address) {
     return invalid("the address of a messenger is damaged, or of another version of reshard: expected that it begins "
                    "with '" +
                    std::string(kMagic) + "'");
-  if (!worker_.isOpen())
-    return failed("the messenger is closed: UCX did not end a transfer");
   const auto free = std::find(peers_.begin(), peers_.end(), nullptr);
   const auto number = static_cast<uint32_t>(free - peers_.begin());
   if (number == kMaxPeers)
@@ -161,10 +170,6 @@ MessengerPeer *UcxMessenger::find(uint32_t peer) const {
   return peer < peers_.size() && peers_[peer] && !peers_[peer]->ended ? peers_[peer].get() : nullptr;
 }
 
-Status UcxMessenger::registerMemory(std::byte *data, uint64_t bytes) {
-  return worker_.isOpen() ? worker_.registerMemory(data, bytes) : failed("the messenger is closed");
-}
-
 bool UcxMessenger::readsMemory(uint32_t peer) const {
   const MessengerPeer *const from = find(peer);
   return from && from->memory.isOpen();
@@ -177,11 +182,11 @@ bool UcxMessenger::readMemory(uint32_t peer, std::byte *to, uint64_t from, uint6
 
 void UcxMessenger::post(MessengerPeer &peer, Kind kind, PostHeader header, std::string_view text) {
   auto post = std::make_unique<Post>();
-  post->header = header;
-  post->header.protocol = kProtocol;
-  post->header.token = peer.token;
-  post->header.kind = kind;
-  post->text = text;
+  header.protocol = kProtocol;
+  header.token = peer.token;
+  header.kind = kind;
+  post->bytes.reserve(sizeof header + text.size());
+  post->bytes.append(reinterpret_cast<const char *>(&header), sizeof header).append(text);
   if (peer.remote == 0 && kind != Kind::hello)
     peer.waiting.push_back(std::move(post));
   else
@@ -191,14 +196,13 @@ void UcxMessenger::post(MessengerPeer &peer, Kind kind, PostHeader header, std::
 void UcxMessenger::start(MessengerPeer &peer, std::unique_ptr<Post> post) {
   if (!peer.failure.ok())
     return;
-  post->header.connection = peer.remote;
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = UCP_AM_SEND_FLAG_EAGER;
-  post->request = ucp_am_send_nbx(peer.connection, 0, &post->header, sizeof post->header, post->text.data(),
-                                  post->text.size(), &param);
+  PostHeader header = post->header();
+  header.connection = peer.remote;
+  std::memcpy(post->bytes.data(), &header, sizeof header);
+  const ucp_request_param_t param{};
+  post->request = ucp_tag_send_nbx(peer.connection, post->bytes.data(), post->bytes.size(), kProtocol, &param);
   if (UCS_PTR_IS_ERR(post->request))
-    peer.failure = lostBy(UCS_PTR_STATUS(post->request));
+    peer.failure = lostBy(UCS_PTR_STATUS(std::exchange(post->request, nullptr)));
   else if (post->request)
     peer.posts.push_back(std::move(post));
 }
@@ -264,51 +268,28 @@ Status UcxMessenger::receive(uint32_t number, uint64_t data, std::byte *to, uint
   return peer->failure;
 }
 
-void UcxMessenger::describe(ucp_request_param_t &param, const std::byte *data, uint64_t bytes) const {
-  if (const Region *region = bytes > kShortBytes ? worker_.regionOf(data, bytes) : nullptr) {
-    param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
-    param.memh = region->handle;
+void UcxMessenger::sendPieces(uint32_t number) {
+  MessengerPeer &peer = *peers_[number];
+  for (auto each = peer.outgoing.begin(); each != peer.outgoing.end() && peer.posts.size() < kPieces;) {
+    const uint64_t data = each->first;
+    Outgoing &outgoing = (each++)->second;
+    if (!outgoing.wanted)
+      continue;
+    while (outgoing.sent < outgoing.bytes && peer.posts.size() < kPieces && peer.failure.ok()) {
+      PostHeader header;
+      header.data = data;
+      header.address = outgoing.sent;
+      const uint64_t bytes = std::min(kPieceBytes, outgoing.bytes - outgoing.sent);
+      post(peer, Kind::data, header, {reinterpret_cast<const char *>(outgoing.memory + outgoing.sent), bytes});
+      outgoing.sent += bytes;
+    }
+    if (outgoing.sent == outgoing.bytes)
+      completeOutgoing(number, data, true);
   }
 }
 
-void UcxMessenger::sendWanted(uint32_t number, uint64_t data) {
-  MessengerPeer &peer = *peers_[number];
-  const auto found = peer.outgoing.find(data);
-  if (found == peer.outgoing.end() || found->second.request || !peer.failure.ok())
-    return;
-  Outgoing &outgoing = found->second;
-  PostHeader &header = outgoing.header;
-  header.protocol = kProtocol;
-  header.token = peer.token;
-  header.connection = peer.remote;
-  header.kind = Kind::data;
-  header.data = data;
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = outgoing.bytes <= kShortBytes ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV;
-  describe(param, outgoing.memory, outgoing.bytes);
-  void *const request =
-      ucp_am_send_nbx(peer.connection, 0, &header, sizeof header, outgoing.memory, outgoing.bytes, &param);
-  if (UCS_PTR_IS_ERR(request))
-    peer.failure = lostBy(UCS_PTR_STATUS(request));
-  else if (!(outgoing.request = request))
-    completeOutgoing(number, data, true);
-}
-
-void UcxMessenger::receiveWanted(MessengerPeer &peer, Incoming &incoming) {
-  ucp_request_param_t param{};
-  describe(param, incoming.to, incoming.bytes);
-  void *const request =
-      ucp_am_recv_data_nbx(worker_, std::exchange(incoming.descriptor, nullptr), incoming.to, incoming.bytes, &param);
-  if (UCS_PTR_IS_ERR(request))
-    peer.failure = lostBy(UCS_PTR_STATUS(request));
-  else
-    incoming.request = request;
-  incoming.state = Incoming::kMoves;
-}
-
 std::optional<MessengerEvent> UcxMessenger::poll() {
-  if (events_.empty() && worker_.isOpen())
+  if (events_.empty())
     progress();
   if (events_.empty())
     return {};
@@ -321,6 +302,7 @@ std::optional<MessengerEvent> UcxMessenger::poll() {
 
 void UcxMessenger::progress() {
   ucp_worker_progress(worker_);
+  receiveMessages();
   for (const auto &[header, address] : std::exchange(hellos_, {}))
     accept(header, address);
   for (const Task &task : std::exchange(tasks_, {})) {
@@ -329,21 +311,48 @@ void UcxMessenger::progress() {
       continue;
     PostHeader header;
     header.data = task.data;
-    if (task.kind == Kind::data)
-      sendWanted(numberOf(task.identity), task.data);
-    else if (task.kind != Kind::pong || peer->posts.size() < kMaxFrames)
+    if (task.kind != Kind::pong || peer->posts.size() < kMaxFrames)
       post(*peer, task.kind, header);
   }
   if (!reading_.empty())
     readPart();
   watch();
-  for (uint32_t number = 0; number < peers_.size() && worker_.isOpen(); ++number)
+  for (uint32_t number = 0; number < peers_.size(); ++number)
     if (find(number))
       progress(number);
   std::erase_if(ended_, [](const std::unique_ptr<Post> &post) {
     if (inProgress(post->request))
       return false;
     ucp_request_free(post->request);
+    return true;
+  });
+}
+
+void UcxMessenger::receiveMessages() {
+  ucp_tag_recv_info_t info;
+  for (int count = 0; count < 64; ++count) {
+    const ucp_tag_message_h message = ucp_tag_probe_nb(worker_, 0, 0, 1, &info);
+    if (!message)
+      break;
+    const bool fits = info.sender_tag == kProtocol && info.length >= sizeof(PostHeader) && info.length <= kMostBytes;
+    auto post = std::make_unique<Post>();
+    post->bytes.resize(fits ? info.length : 0); // else UCX drops the message
+    const ucp_request_param_t param{};
+    post->request = ucp_tag_msg_recv_nbx(worker_, post->bytes.data(), post->bytes.size(), message, &param);
+    if (UCS_PTR_IS_ERR(post->request) || !fits)
+      ++dropped_;
+    else if (!post->request)
+      arrive(*post);
+    if (UCS_PTR_IS_PTR(post->request))
+      arrivals_.push_back(std::move(post));
+  }
+  std::erase_if(arrivals_, [this](const std::unique_ptr<Post> &post) {
+    if (inProgress(post->request))
+      return false;
+    const ucs_status_t status = ucp_request_check_status(post->request);
+    ucp_request_free(std::exchange(post->request, nullptr));
+    if (status == UCS_OK && !post->bytes.empty())
+      arrive(*post);
     return true;
   });
 }
@@ -366,19 +375,7 @@ void UcxMessenger::progress(uint32_t number) {
   };
   while (!peer.posts.empty() && ended(peer.posts.front()->request))
     peer.posts.pop_front();
-  for (auto each = peer.outgoing.begin(); each != peer.outgoing.end();) {
-    const auto outgoing = each++;
-    if (ended(outgoing->second.request) && peer.failure.ok())
-      completeOutgoing(number, outgoing->first, true);
-  }
-  for (auto each = peer.incoming.begin(); each != peer.incoming.end();) {
-    const auto incoming = each++;
-    if (incoming->second.descriptor && peer.failure.ok())
-      receiveWanted(peer, incoming->second);
-    if (incoming->second.state == Incoming::kMoves && (!incoming->second.request || ended(incoming->second.request)) &&
-        peer.failure.ok())
-      completeIncoming(number, incoming->first, true);
-  }
+  sendPieces(number);
   if (!peer.failure.ok())
     end(number, Status(peer.failure));
 }
@@ -397,7 +394,8 @@ void UcxMessenger::readPart() {
     reading_.emplace_front(identity, data);
     return;
   }
-  incoming.state = read ? Incoming::kCopied : Incoming::kWanted; // the memory of a GPU cannot be read so
+  incoming.state = read ? Incoming::kCopied : Incoming::kWanted;
+  incoming.copied = 0; // of the pieces
   PostHeader header;
   header.data = data;
   post(*peer, read ? Kind::taken : Kind::want, header);
@@ -441,38 +439,15 @@ Status UcxMessenger::watch(MessengerPeer &peer, Clock::time_point now) {
   return {};
 }
 
-void UcxMessenger::keep(void *request) {
-  if (!request)
-    return;
-  auto post = std::make_unique<Post>();
-  post->request = request;
-  ended_.push_back(std::move(post));
-}
-
-bool UcxMessenger::close(MessengerPeer &peer, double seconds) {
+void UcxMessenger::close(MessengerPeer &peer) {
   peer.ended = true;
   peer.identity = 0;
-  for (auto &[number, incoming] : peer.incoming)
-    if (incoming.descriptor)
-      ucp_am_data_release(worker_, std::exchange(incoming.descriptor, nullptr));
   if (peer.connection)
-    keep(Worker::disconnect(std::exchange(peer.connection, nullptr), true));
-  std::vector<void *> requests;
-  for (const auto &[number, outgoing] : peer.outgoing)
-    requests.push_back(outgoing.request);
-  for (const auto &[number, incoming] : peer.incoming)
-    requests.push_back(incoming.request);
-  const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
-  bool busy = false;
-  while ((busy = std::any_of(requests.begin(), requests.end(), inProgress)) && Clock::now() < deadline)
-    ucp_worker_progress(worker_);
-  for (void *request : requests)
-    if (request)
-      ucp_request_free(request);
+    if (void *const request = Worker::disconnect(std::exchange(peer.connection, nullptr), true))
+      ended_.push_back(std::make_unique<Post>(Post{{}, request}));
   for (std::unique_ptr<Post> &post : peer.posts)
     ended_.push_back(std::move(post));
   peer.posts.clear();
-  return !busy;
 }
 
 void UcxMessenger::tell(uint32_t number, const Status &reason) {
@@ -501,40 +476,19 @@ void UcxMessenger::tell(uint32_t number, const Status &reason) {
 }
 
 void UcxMessenger::end(uint32_t number, const Status &reason) {
-  const bool closed = close(*peers_[number], kCloseSeconds);
+  close(*peers_[number]);
   tell(number, reason);
-  if (!closed)
-    breakDown();
 }
 
 void UcxMessenger::disconnect(uint32_t number) {
   if (MessengerPeer *const peer = find(number)) {
     if (peer->remote != 0)
       post(*peer, Kind::bye);
-    const bool closed = close(*peer, kCloseSeconds);
-    peers_[number].reset();
-    if (!closed)
-      breakDown();
+    close(*peer);
   }
   if (number < peers_.size())
     peers_[number].reset();
   std::erase_if(events_, [&](const MessengerEvent &event) { return event.peer == number; });
-}
-
-void UcxMessenger::breakDown() {
-  for (uint32_t number = 0; number < peers_.size(); ++number)
-    if (MessengerPeer *const peer = find(number)) {
-      close(*peer, 0);
-      tell(number, failed("the connection is lost: UCX did not end a transfer of another connection"));
-    }
-  const auto deadline = Clock::now() + std::chrono::duration<double>(kCloseSeconds);
-  const auto busy = [](const std::unique_ptr<Post> &post) { return inProgress(post->request); };
-  while (std::any_of(ended_.begin(), ended_.end(), busy) && Clock::now() < deadline)
-    ucp_worker_progress(worker_);
-  for (const std::unique_ptr<Post> &post : ended_)
-    ucp_request_free(post->request);
-  worker_.close(); // before what it may still read is freed
-  ended_.clear();
 }
 
 void UcxMessenger::onFailure(void *messenger, ucp_ep_h connection, ucs_status_t status) {
@@ -543,47 +497,43 @@ void UcxMessenger::onFailure(void *messenger, ucp_ep_h connection, ucs_status_t 
       peer->failure = lostBy(status);
 }
 
-ucs_status_t UcxMessenger::onMessage(void *messenger, const void *header, size_t headerBytes, void *data, size_t bytes,
-                                     const ucp_am_recv_param_t *param) {
-  UcxMessenger &self = *static_cast<UcxMessenger *>(messenger);
-  const bool announced = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
-  PostHeader own;
-  if (headerBytes == sizeof own)
-    std::memcpy(&own, header, sizeof own);
-  if (own.protocol != kProtocol || own.token != self.token_)
-    ++self.dropped_;
-  else if (self.arrive(own, data, bytes, announced))
-    return UCS_INPROGRESS;
-  return announced ? UCS_ERR_REJECTED : UCS_OK;
+ucs_status_t UcxMessenger::onStranger(void *messenger, const void *, size_t, void *, size_t,
+                                      const ucp_am_recv_param_t *param) {
+  ++static_cast<UcxMessenger *>(messenger)->dropped_;
+  return param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV ? UCS_ERR_REJECTED : UCS_OK;
 }
 
-bool UcxMessenger::arrive(const PostHeader &header, void *data, size_t bytes, bool announced) {
-  const std::string_view text(static_cast<const char *>(data), announced ? 0 : bytes);
-  if (header.kind == Kind::hello && !announced) {
+void UcxMessenger::arrive(const Post &message) {
+  const PostHeader header = message.header();
+  const std::string_view text = message.text();
+  if (header.protocol != kProtocol || header.token != token_) {
+    ++dropped_;
+    return;
+  }
+  if (header.kind == Kind::hello) {
     if (hellos_.size() < kMostHellos && text.size() <= kMaxAddress && header.data != 0)
       hellos_.emplace_back(header, text);
     else
       ++dropped_;
-    return false;
+    return;
   }
   const uint32_t number = numberOf(header.connection);
   MessengerPeer *const peer = find(number);
-  if (!peer || peer->identity != header.connection || (announced && header.kind != Kind::data)) {
+  if (!peer || peer->identity != header.connection) {
     ++dropped_;
-    return false;
+    return;
   }
   peer->heard = Clock::now();
-  if (header.kind == Kind::data)
-    return arriveData(number, header, data, bytes, announced);
-  if (header.kind == Kind::frame) {
+  if (header.kind == Kind::data) {
+    arriveData(number, header, text);
+  } else if (header.kind == Kind::frame) {
     arriveFrame(number, header, text);
   } else if (header.kind == Kind::welcome && peer->remote == 0) {
     peer->remote = header.data;
     peer->remoteAt = header.address;
-  } else if (header.kind == Kind::want) {
-    tasks_.push_back({peer->identity, Kind::data, header.data});
-  } else if (header.kind == Kind::taken && peer->outgoing.count(header.data) > 0 &&
-             !peer->outgoing[header.data].request) {
+  } else if (header.kind == Kind::want && peer->outgoing.count(header.data) > 0) {
+    peer->outgoing[header.data].wanted = true;
+  } else if (header.kind == Kind::taken && peer->outgoing.count(header.data) > 0) {
     completeOutgoing(number, header.data, true);
     tasks_.push_back({peer->identity, Kind::confirmed, header.data});
   } else if (header.kind == Kind::confirmed) {
@@ -595,24 +545,20 @@ bool UcxMessenger::arrive(const PostHeader &header, void *data, size_t bytes, bo
   } else if (header.kind == Kind::ping) {
     tasks_.push_back({peer->identity, Kind::pong, 0});
   }
-  return false;
 }
 
-bool UcxMessenger::arriveData(uint32_t number, const PostHeader &header, void *data, size_t bytes, bool announced) {
-  MessengerPeer &peer = *peers_[number];
-  const auto found = peer.incoming.find(header.data);
-  if (found == peer.incoming.end() || found->second.state != Incoming::kWanted || found->second.descriptor ||
-      found->second.bytes != bytes) {
+void UcxMessenger::arriveData(uint32_t number, const PostHeader &header, std::string_view piece) {
+  const auto found = peers_[number]->incoming.find(header.data);
+  if (found == peers_[number]->incoming.end() || found->second.state != Incoming::kWanted ||
+      header.address > found->second.bytes || piece.size() > found->second.bytes - header.address) {
     ++dropped_;
-    return false;
+    return;
   }
-  if (announced) {
-    found->second.descriptor = data;
-    return true;
-  }
-  std::memcpy(found->second.to, data, bytes);
-  completeIncoming(number, header.data, true);
-  return false;
+  Incoming &incoming = found->second;
+  std::memcpy(incoming.to + header.address, piece.data(), piece.size());
+  incoming.copied += piece.size();
+  if (incoming.copied >= incoming.bytes)
+    completeIncoming(number, header.data, true);
 }
 
 void UcxMessenger::arriveFrame(uint32_t number, const PostHeader &header, std::string_view text) {

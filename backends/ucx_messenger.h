@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messenger of libreshard_ucx.so. All is sent as active messages of one kind of header; a frame is sent with its
-// text. Data are announced by a frame, and nothing else happens until the receiver asks for them. Inside a host the
-// receiver then copies them out of the sender's memory (peer_memory.h), and the sender confirms that it has not ended
-// the transfer meanwhile. Else the receiver asks the sender to send them, by UCX's rendezvous if they are long. So UCX
-// has an operation on the memory of a transfer only while its bytes move.
+// The messenger of libreshard_ucx.so. Each message is one of UCX with a tag: a header, and a text or a piece of data.
+// Data are announced by a frame, and nothing else happens until the receiver asks for them. Inside a host the receiver
+// then copies them out of the sender's memory (peer_memory.h), and the sender confirms that it has not ended the
+// transfer meanwhile. Else the sender copies them into messages, piece by piece. So UCX never accesses the memory of a
+// transfer, which is the caller's as soon as a connection is closed. Data are in the memory of the host.
 //
 // A connection has an identity at each end: a number that the end draws and that the other one writes into each header.
 // What does not have the identity of a connection that exists is dropped. Each process has a UCX connection of its own
@@ -16,6 +16,7 @@
 #include "executor/messenger.h"
 
 #include <chrono>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <vector>
@@ -49,15 +50,21 @@ struct PostHeader {
   uint64_t number = 0; // of a frame: counts from 0 on
   uint64_t data = 0;   // number of the data
   uint64_t bytes = 0;
-  uint64_t address = 0;
+  uint64_t address = 0; // of data: the position of the piece
   Frame frame;
 };
 
-/// A message that is being sent. UCX may read it until the request is complete.
+/// A message that is being sent or received: a header, and its text. UCX may access it until the request is complete.
 struct Post {
-  PostHeader header;
-  std::string text;
+  std::string bytes;
   void *request = nullptr;
+
+  PostHeader header() const {
+    PostHeader header;
+    std::memcpy(&header, bytes.data(), sizeof header);
+    return header;
+  }
+  std::string_view text() const { return std::string_view(bytes).substr(sizeof(PostHeader)); }
 };
 
 /// Data that this process has announced.
@@ -65,8 +72,8 @@ struct Outgoing {
   const std::byte *memory = nullptr;
   uint64_t bytes = 0;
   uint64_t token = 0;
-  PostHeader header;
-  void *request = nullptr;
+  bool wanted = false; // by a message
+  uint64_t sent = 0;
 };
 
 /// Data that a peer has announced.
@@ -75,16 +82,13 @@ struct Incoming {
     kAnnounced,
     kReads,  // this process copies them
     kCopied, // until they are confirmed
-    kWanted, // until the peer sends them
-    kMoves,  // UCX moves them
+    kWanted, // until the peer has sent them
   };
   State state = kAnnounced;
   std::byte *to = nullptr;
   uint64_t bytes = 0;
   uint64_t token = 0;
   uint64_t from = 0, copied = 0;
-  void *descriptor = nullptr; // of UCX's rendezvous, until it begins
-  void *request = nullptr;
 };
 
 struct MessengerPeer {
@@ -107,7 +111,7 @@ struct MessengerPeer {
   std::map<uint64_t, Incoming> incoming;
 };
 
-/// What a callback of UCX leaves to be done.
+/// What the arrival of a message leaves to be done.
 struct Task {
   uint64_t identity; // of the peer
   Kind kind;         // of the message to be sent
@@ -129,8 +133,6 @@ public:
   Status sendData(uint32_t peer, const Frame &frame, const std::byte *data, uint64_t bytes, uint64_t token) override;
   Status receive(uint32_t peer, uint64_t data, std::byte *to, uint64_t token) override;
   std::optional<MessengerEvent> poll() override;
-  Status registerMemory(std::byte *data, uint64_t bytes) override;
-  void unregisterMemory(std::byte *data) override { worker_.unregisterMemory(data); }
   bool readsMemory(uint32_t peer) const override;
   bool readMemory(uint32_t peer, std::byte *to, uint64_t from, uint64_t bytes) override;
   uint64_t dropped() const override { return dropped_; }
@@ -148,33 +150,29 @@ private:
   /// Sends a message once the peer has answered.
   void post(MessengerPeer &peer, Kind kind, PostHeader header = {}, std::string_view text = {});
   void start(MessengerPeer &peer, std::unique_ptr<Post> post);
-  /// Starts an operation of UCX on bytes of a transfer.
-  void sendWanted(uint32_t number, uint64_t data);
-  void receiveWanted(MessengerPeer &peer, Incoming &incoming);
-  void describe(ucp_request_param_t &param, const std::byte *data, uint64_t bytes) const;
+  /// Copies wanted data into messages, of which a few are in flight.
+  void sendPieces(uint32_t number);
 
   void progress();
   void progress(uint32_t number);
+  void receiveMessages();
   void readPart();
   /// Detects peers that have ended.
   void watch();
   Status watch(MessengerPeer &peer, Clock::time_point now);
   /// Ends a connection and its transfers. If `reason` is an error, the caller is told.
   void end(uint32_t number, const Status &reason);
-  /// Closes a UCX connection. Returns whether all operations on memory of transfers have ended.
-  bool close(MessengerPeer &peer, double seconds);
+  /// Closes a UCX connection.
+  void close(MessengerPeer &peer);
   void tell(uint32_t number, const Status &reason);
-  /// Ends all connections and UCX: it does not end an operation on memory of a transfer otherwise.
-  void breakDown();
-  void keep(void *request);
 
-  /// The callbacks of UCX. They call no function of UCX.
-  static ucs_status_t onMessage(void *messenger, const void *header, size_t headerBytes, void *data, size_t bytes,
-                                const ucp_am_recv_param_t *param);
+  // They call no function of UCX.
   static void onFailure(void *messenger, ucp_ep_h connection, ucs_status_t status);
-  /// These return whether UCX must keep `data`, the descriptor of a rendezvous.
-  bool arrive(const PostHeader &header, void *data, size_t bytes, bool announced);
-  bool arriveData(uint32_t number, const PostHeader &header, void *data, size_t bytes, bool announced);
+  /// Of an active message, which no messenger sends.
+  static ucs_status_t onStranger(void *messenger, const void *, size_t, void *, size_t,
+                                 const ucp_am_recv_param_t *param);
+  void arrive(const Post &message);
+  void arriveData(uint32_t number, const PostHeader &header, std::string_view piece);
   void arriveFrame(uint32_t number, const PostHeader &header, std::string_view text);
   void completeIncoming(uint32_t number, uint64_t data, bool ok);
   void completeOutgoing(uint32_t number, uint64_t data, bool ok);
@@ -187,7 +185,8 @@ private:
   std::vector<std::pair<PostHeader, std::string>> hellos_;
   std::deque<std::pair<uint64_t, uint64_t>> reading_; // identity and number of data of state kReads
   std::vector<Task> tasks_;
-  std::vector<std::unique_ptr<Post>> ended_; // of ended connections
+  std::vector<std::unique_ptr<Post>> ended_;    // of ended connections
+  std::vector<std::unique_ptr<Post>> arrivals_; // that UCX receives
   Clock::time_point watched_ = Clock::now();
   uint64_t dropped_ = 0;
 };

@@ -16,7 +16,7 @@ Status checked(ucs_status_t status, const char *call) {
   return status == UCS_OK ? Status() : failed(std::string(call) + ": " + ucs_status_string(status));
 }
 
-Status Worker::open(size_t peers) {
+Status Worker::open(size_t peers, uint64_t features) {
   ucp_config_t *config = nullptr;
   if (Status status = checked(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read"); !status.ok())
     return status;
@@ -28,9 +28,13 @@ Status Worker::open(size_t peers) {
   ucp_get_version(&major, &minor, &release);
   if (status == UCS_OK && minor <= 13 && !std::getenv("UCX_TCP_RX_SEG_SIZE"))
     status = ucp_config_modify(config, "RX_SEG_SIZE", kTcpPart);
+  // Over TCP, UCX 1.13 aborts a process if the peer is killed while the two exchange numbers of their connection, which
+  // active messages and rendezvous need. Messages with a tag do not, if UCX sends them at once.
+  if (status == UCS_OK && (features & UCP_FEATURE_TAG) != 0 && minor <= 13)
+    status = ucp_config_modify(config, "RNDV_THRESH", "inf");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
-  params.features = UCP_FEATURE_AM;
+  params.features = features;
   params.estimated_num_eps = peers;
   if (status == UCS_OK)
     status = ucp_init(&params, config, &context_);

@@ -30,8 +30,8 @@ public:
   Worker &operator=(const Worker &) = delete;
   ~Worker() { close(); }
 
-  /// `peers`: how many connections are expected.
-  Status open(size_t peers);
+  /// `peers`: how many connections are expected. `features`: UCP_FEATURE_…
+  Status open(size_t peers, uint64_t features);
   /// Frees all. Operations that have not ended are over: nothing accesses their memory later.
   void close();
   bool isOpen() const { return worker_ != nullptr; }

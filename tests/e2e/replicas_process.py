@@ -194,10 +194,12 @@ class Worker:
 
 def main():
     path, rendezvous, rank, model = sys.argv[1:]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # UCX writes its warnings to standard output
     worker = Worker(path, rendezvous, int(rank), model)
     answer = {"ready": True}
     while True:
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
         words = sys.stdin.readline().split()
         if not words:
             os._exit(0)  # the test has ended: peers may not exist any more

@@ -77,7 +77,7 @@ class Process:
         return self.popen.wait()
 
     def __str__(self):
-        errors = self.errors.read_text()[-2000:]
+        errors = self.errors.read_text()[-6000:]
         return f"{self.errors.stem}, asked {self.asked} {time.monotonic() - self.since:.1f} s ago, {errors}"
 
 
@@ -284,12 +284,12 @@ class Fleet:
     def cut(self, _=None):
         if self.hosts and self.connected:
             self.connected = False
-            self.hosts.link(1, "down")
+            self.hosts.traffic(1, False)
             self.done["cuts"] += 1
             self.at(self.random.uniform(0.3, 3), self.connect)
 
     def connect(self):
-        self.hosts.link(1, "up")
+        self.hosts.traffic(1, True)
         self.connected = True
         self.calm[REMOTE] = time.monotonic()
 
@@ -412,9 +412,10 @@ class ReplicasTest(unittest.TestCase):
         self.assertEqual(fleet.release(), [])
         return fleet
 
-    def release_during(self, fleet, fault, heal):
-        """Faults at random moments of pulls, until one makes a release wait for its lease. Returns the last version."""
-        for version in range(2, 42):
+    def release_during(self, fleet, version, fault, heal):
+        """Faults at random moments of pulls of versions after a given one, until a release waits for a lease. Returns
+        the last version, and the errors of release."""
+        for version in range(version + 1, version + 41):
             fleet.ask_sources("publish", version, seconds=START)
             for process in fleet.ranks():
                 fleet.pull(process, version)
@@ -441,16 +442,21 @@ class ReplicasTest(unittest.TestCase):
             victim.stopped = True
             victim.signal(signal.SIGSTOP)
 
-        version, late = self.release_during(fleet, freeze, lambda: fleet.thaw(victim))
+        version, late = self.release_during(fleet, 1, freeze, lambda: fleet.thaw(victim))
         self.assertRegex(late[0], r"replica 0 rank 1 \(world rank 5\)")
         self.assert_pulls_again(fleet, version + 1)
 
     @unittest.skipIf(MISSING, f"several hosts cannot be simulated: {MISSING}")
     def test_a_replica_that_is_cut_off(self):
         fleet = self.alone("medium", True, REMOTE)
-        version, late = self.release_during(fleet, lambda: fleet.hosts.link(1, "down"), lambda: fleet.hosts.link(1, "up"))
-        self.assertRegex(late[0], r"replica 7 rank [01] \(world rank 1[89]\)")
-        self.assert_pulls_again(fleet, version + 1)
+        version = 1
+        for cut, join in (((fleet.hosts.link, "down"), (fleet.hosts.link, "up")),
+                          ((fleet.hosts.traffic, False), (fleet.hosts.traffic, True))):
+            with self.subTest(cut[0].__name__):
+                version, late = self.release_during(fleet, version, lambda: cut[0](1, cut[1]), lambda: join[0](1, join[1]))
+                self.assertRegex(late[0], r"replica 7 rank [01] \(world rank 1[89]\)")
+                version += 1
+                self.assert_pulls_again(fleet, version)
 
     def test_a_source_that_writes_during_a_lease_is_noticed(self):
         """The control of all other tests: the bytes of another version, in one row, are found."""

@@ -55,6 +55,10 @@ class Hosts:
     def link(self, host: int, state: str) -> None:
         run("ip", "-n", self.namespace(host), "link", "set", "net0", state)
 
+    def traffic(self, host: int, passes: bool) -> None:
+        """Whether the switch passes packets of a host. Unlike with link(), no host notices a change."""
+        run("ip", "-n", f"{self.prefix}-s", "link", "set", f"port{host}", "type", "bridge_slave", "state", "3" if passes else "0")
+
     def __enter__(self) -> "Hosts":
         try:
             switch = f"{self.prefix}-s"
