@@ -57,7 +57,7 @@ class Hosts:
 
     def traffic(self, host: int, passes: bool) -> None:
         """Whether the switch passes packets of a host. Unlike with link(), no host notices a change."""
-        run("ip", "-n", f"{self.prefix}-s", "link", "set", f"port{host}", "type", "bridge_slave", "state", "3" if passes else "0")
+        run("ip", "-n", f"{self.prefix}-s", "link", "set", f"port{host}", *(("master", "bridge") if passes else ("nomaster",)))
 
     def __enter__(self) -> "Hosts":
         try:
