@@ -17,8 +17,8 @@ constexpr uint64_t kProtocol = 0x3147534d48535201; // differs in each version of
 constexpr char kMagic[16] = "reshard-frame-1";
 constexpr size_t kMaxAddress = 4096;
 /// Data are sent in pieces, of which so many are in flight. UCX receives a piece as a whole or not at all.
-constexpr uint64_t kPieceBytes = 256 << 10;
-constexpr size_t kPieces = 8;
+constexpr uint64_t kPieceBytes = 48 << 10;
+constexpr size_t kPieces = 32;
 constexpr uint64_t kMostBytes = sizeof(PostHeader) + std::max<uint64_t>(kPieceBytes, kMaxAddress);
 /// The most that a peer may do before this process has reacted. Beyond it, it breaks the protocol.
 // Of hellos: peers that have not sent a frame yet.

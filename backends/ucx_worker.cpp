@@ -29,9 +29,13 @@ Status Worker::open(size_t peers, uint64_t features) {
   if (status == UCS_OK && minor <= 13 && !std::getenv("UCX_TCP_RX_SEG_SIZE"))
     status = ucp_config_modify(config, "RX_SEG_SIZE", kTcpPart);
   // Over TCP, UCX 1.13 aborts a process if the peer is killed while the two exchange numbers of their connection, which
-  // active messages and rendezvous need. Messages with a tag do not, if UCX sends them at once.
-  if (status == UCS_OK && (features & UCP_FEATURE_TAG) != 0 && minor <= 13)
-    status = ucp_config_modify(config, "RNDV_THRESH", "inf");
+  // active messages and rendezvous need. Messages with a tag do not, if UCX sends them at once. It copies them, in one
+  // part each, since it fails when a connection is closed that still sends a caller's memory.
+  constexpr std::pair<const char *, const char *> kTagged[] = {
+      {"RNDV_THRESH", "inf"}, {"ZCOPY_THRESH", "inf"}, {"TX_SEG_SIZE", "64k"}};
+  for (const auto &[name, value] : kTagged)
+    if (status == UCS_OK && (features & UCP_FEATURE_TAG) != 0 && minor <= 13)
+      status = ucp_config_modify(config, name, value);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
   params.features = features;
