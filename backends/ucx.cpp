@@ -30,7 +30,7 @@ Deadline deadlineAfter(double seconds) {
 } // namespace
 
 UcxChannel::UcxChannel(const ChannelOptions &options)
-    : rendezvous_(*options.rendezvous), seconds_(options.seconds), peers_(rendezvous_.size()) {
+    : rendezvous_(options.rendezvous), seconds_(options.seconds), peers_(rendezvous_->size()) {
   fresh_.reserve(peers_.size());
 }
 
@@ -61,14 +61,14 @@ Status UcxChannel::openWorker() {
 }
 
 Status UcxChannel::join() {
-  if (Status status = openWorker(); !status.ok())
+  if (Status status = worker_ ? Status() : openWorker(); !status.ok())
     return status;
   const PeerMemory::Address memory = PeerMemory::own();
   std::string hello = kGreeting;
   hello.append(reinterpret_cast<const char *>(&memory), sizeof memory);
   if (Status status = worker_.appendAddress(hello); !status.ok())
     return status;
-  return rendezvous_.join(hello, deadlineAfter(seconds_));
+  return rendezvous_->join(hello, deadlineAfter(seconds_));
 }
 
 Status UcxChannel::connect(uint32_t rank) {
@@ -77,15 +77,18 @@ Status UcxChannel::connect(uint32_t rank) {
     return report(rank);
   if (peer.connection)
     return {};
-  const Result<std::string> hello = rendezvous_.hello(rank, deadlineAfter(seconds_));
+  const Result<std::string> hello = rendezvous_->hello(rank, deadlineAfter(seconds_));
   if (!hello.ok())
     return hello.status();
   if (hello->compare(0, sizeof kGreeting - 1, kGreeting) != 0 || hello->size() <= kPrefix)
     return failed("rank " + std::to_string(rank) + " has another transport or version of reshard: expected that its " +
                   "hello begins with '" + kGreeting + "'");
-  if (const ucs_status_t status = worker_.connect(hello->data() + kPrefix, {&onFailure, this}, &peer.connection);
-      status != UCS_OK)
+  peer.connection = formerConnection(*hello);
+  const ucs_status_t status =
+      peer.connection ? UCS_OK : worker_.connect(hello->data() + kPrefix, {&onFailure, this}, &peer.connection);
+  if (status != UCS_OK)
     return failed("cannot connect to rank " + std::to_string(rank) + ": " + ucs_status_string(status) + " (UCX)");
+  peer.hello = *hello;
   peer.arrivals.reserve(kWindow + requests_.size());
   peer.receives.reserve(requests_.size());
   PeerMemory::Address memory;
@@ -96,11 +99,25 @@ Status UcxChannel::connect(uint32_t rank) {
 }
 
 Status UcxChannel::registerMemory(std::byte *data, uint64_t bytes) {
-  return worker_.isOpen() ? worker_.registerMemory(data, bytes) : invalid("the channel is closed");
+  if (!worker_.isOpen())
+    return invalid("the channel is closed");
+  if (!worker_.regionOf(data, bytes))
+    worker_.unregisterIf([&](const Region &region) { return region.begin < data + bytes && data < region.end; });
+  return worker_.registerMemory(data, bytes);
+}
+
+void UcxChannel::keepMemory(const std::vector<MemoryRange> &ranges) {
+  worker_.unregisterIf([&](const Region &region) {
+    return std::none_of(ranges.begin(), ranges.end(), [&](const MemoryRange &range) {
+      return range.begin <= region.begin && region.end <= range.end;
+    });
+  });
 }
 
 void UcxChannel::onFailure(void *channel, ucp_ep_h connection, ucs_status_t status) {
   UcxChannel &self = *static_cast<UcxChannel *>(channel);
+  for (auto &[hello, former] : self.former_)
+    former.lost = former.lost || former.connection == connection;
   for (uint32_t rank = 0; rank < self.size(); ++rank)
     if (self.peers_[rank].connection == connection)
       self.lose(rank, status);
@@ -132,6 +149,7 @@ void UcxChannel::tellPeers(const Status &reason) {
 }
 
 bool UcxChannel::close(bool force, const Deadline &deadline) {
+  closeFormer(deadline);
   std::vector<void *> handles;
   for (Peer &peer : peers_) {
     for (const Arrival &arrival : peer.arrivals)

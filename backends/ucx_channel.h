@@ -23,6 +23,7 @@
 #include "executor/channel.h"
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -90,6 +91,7 @@ struct Loss {
 
 struct Peer {
   ucp_ep_h connection = nullptr;
+  std::string hello;        // of the connection's process
   std::optional<Loss> loss; // once it is lost
   PeerMemory memory;
   bool readsOurs = false;  // the peer can read our memory
@@ -135,11 +137,13 @@ public:
   /// Publishes the worker's address and waits until all processes have joined.
   Status join();
 
-  uint32_t rank() const override { return rendezvous_.rank(); }
+  uint32_t rank() const override { return rendezvous_->rank(); }
   uint32_t size() const override { return static_cast<uint32_t>(peers_.size()); }
   uint32_t maxTag() const override { return INT32_MAX; }
   void reserve(size_t requests) override;
   Status registerMemory(std::byte *data, uint64_t bytes) override;
+  void keepMemory(const std::vector<MemoryRange> &ranges) override;
+  Status rejoin(Rendezvous &rendezvous) override;
   Status connect(uint32_t peer) override;
   Status send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override;
   Status receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override;
@@ -148,7 +152,20 @@ public:
   bool abandon(const Status &reason) override;
 
 private:
+  /// A connection of an earlier rendezvous. Its peer may be in this one, too.
+  struct Former {
+    ucp_ep_h connection = nullptr;
+    bool lost = false;
+  };
+
   Status openWorker();
+  /// Waits, not long, until the headers of all peers are sent.
+  void settle();
+  /// The connection to the process of a hello, if an earlier rendezvous has made it; else null.
+  ucp_ep_h formerConnection(const std::string &hello);
+  /// Closes connections without waiting for their peers; those of `former_` that remain.
+  void closeAtOnce(const std::vector<ucp_ep_h> &connections, const Deadline &deadline);
+  void closeFormer(const Deadline &deadline);
   /// Checks the arguments of a message, connects to its peer and sets the request.
   Status begin(size_t request, const Request &message);
   void progress();
@@ -188,11 +205,12 @@ private:
   /// Handles a header alone.
   void notified(Id id, const Header &header, std::string_view text);
 
-  Rendezvous &rendezvous_;
+  Rendezvous *rendezvous_;
   const double seconds_;
   Worker worker_;
-  std::vector<Peer> peers_;     // by rank
-  std::vector<uint32_t> fresh_; // ranks of peers with arrivals that are not admitted
+  std::vector<Peer> peers_;              // by rank
+  std::map<std::string, Former> former_; // by hello
+  std::vector<uint32_t> fresh_;          // ranks of peers with arrivals that are not admitted
   std::vector<Request> requests_;
   std::vector<size_t> reading_;  // requests of state kReads, in the order of their beginning
   std::optional<Loss> reported_; // the first one

@@ -52,7 +52,7 @@ Status UcxChannel::send(size_t request, uint32_t peer, uint32_t tag, const std::
     return status;
   Peer &to = peers_[peer];
   Request &mine = requests_[request];
-  mine.notice.header = {rendezvous_.session(), to.sent++, bytes, reinterpret_cast<uint64_t>(data), rank(), tag};
+  mine.notice.header = {rendezvous_->session(), to.sent++, bytes, reinterpret_cast<uint64_t>(data), rank(), tag};
   const Region *region = bytes > kEagerBytes && to.readsOurs ? worker_.regionOf(data, bytes) : nullptr;
   if (region && region->host) {
     mine.state = Request::kIsRead;
@@ -173,7 +173,7 @@ bool UcxChannel::notify(Notice &notice, Id id, uint32_t rank, uint64_t number, s
     ucp_request_free(std::exchange(notice.request, nullptr));
   if (peers_[rank].loss)
     return true;
-  notice.header.session = rendezvous_.session();
+  notice.header.session = rendezvous_->session();
   notice.header.number = number;
   notice.header.rank = this->rank();
   ucp_request_param_t param{};
@@ -303,7 +303,7 @@ ucs_status_t UcxChannel::onMessage(void *channel, const void *header, size_t hea
   if (headerBytes != sizeof own)
     return drop;
   std::memcpy(&own, header, sizeof own);
-  if (own.session != self.rendezvous_.session() || own.rank >= self.size())
+  if (own.session != self.rendezvous_->session() || own.rank >= self.size())
     return drop; // of another job
   if (id == kMessage || id == kReadMe)
     return self.arrive({own, id, 0, announced ? data : nullptr}, data, bytes) ? UCS_INPROGRESS : drop;

@@ -52,9 +52,7 @@ Status Worker::open(size_t peers, uint64_t features) {
 }
 
 void Worker::close() {
-  for (const Region &region : regions_)
-    ucp_mem_unmap(context_, region.handle);
-  regions_.clear();
+  unregisterIf([](const Region &) { return true; });
   if (worker_)
     ucp_worker_destroy(std::exchange(worker_, nullptr));
   if (context_)
@@ -125,11 +123,16 @@ Status Worker::registerMemory(std::byte *data, uint64_t bytes) {
 }
 
 void Worker::unregisterMemory(std::byte *data) {
-  const auto region = std::find_if(regions_.begin(), regions_.end(), [&](const Region &r) { return r.begin == data; });
-  if (region == regions_.end())
-    return;
-  ucp_mem_unmap(context_, region->handle);
-  regions_.erase(region);
+  unregisterIf([&](const Region &region) { return region.begin == data; });
+}
+
+void Worker::unregisterIf(const std::function<bool(const Region &)> &useless) {
+  std::erase_if(regions_, [&](const Region &region) {
+    const bool dropped = useless(region);
+    if (dropped)
+      ucp_mem_unmap(context_, region.handle);
+    return dropped;
+  });
 }
 
 const Region *Worker::regionOf(const std::byte *data, uint64_t bytes) const {

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,8 @@ public:
 
   Status registerMemory(std::byte *data, uint64_t bytes);
   void unregisterMemory(std::byte *data);
+  /// Unregisters each region for which `useless` returns true. No operation is in flight on its memory.
+  void unregisterIf(const std::function<bool(const Region &)> &useless);
   /// Registered memory with these bytes; null if there is none.
   const Region *regionOf(const std::byte *data, uint64_t bytes) const;
 

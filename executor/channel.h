@@ -10,8 +10,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace reshard {
+
+struct MemoryRange {
+  const std::byte *begin, *end;
+};
 
 /// The channel of one process. The caller numbers requests, [0, requests); a completed request may be used again.
 class Channel {
@@ -26,8 +31,16 @@ public:
   /// Allocates that many requests. Must be called before the first one; again only while none is in flight.
   virtual void reserve(size_t requests) = 0;
   /// Memory that messages will be sent from or received into. It stays valid until the channel is closed or abandoned.
-  /// A backend may register it with the network once; messages in other memory are allowed and may be slower.
+  /// A backend may register it with the network once; messages in other memory are allowed and may be slower. It
+  /// replaces earlier registrations that overlap it. No message is in flight.
   virtual Status registerMemory(std::byte *, uint64_t) { return {}; }
+  /// Drops all registrations except those of memory inside these ranges. No message is in flight.
+  virtual void keepMemory(const std::vector<MemoryRange> &) {}
+
+  /// Leaves the processes that the channel has connected, and joins those of another rendezvous, which outlives the
+  /// channel: rank and size are then as there. Registered memory and the connections to processes that are in both
+  /// stay. If it fails, the channel is as before. After abandon() it opens the channel anew. No message is in flight.
+  virtual Status rejoin(Rendezvous &) { return invalid("this transport cannot join other processes"); }
 
   /// Connects to a peer, if it is not connected yet. A message to another peer connects to it first, which may take
   /// long.

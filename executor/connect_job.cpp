@@ -64,7 +64,7 @@ Status completeFromLauncher(JobProcess &process, std::string &url) {
 } // namespace
 
 Result<JobConnection> connectJob(const reshard_options &options, const std::string &given, const JobProcess &process,
-                                 const Deadline &deadline) {
+                                 const Deadline &deadline, std::shared_ptr<Store> opened) {
   JobProcess completed = process;
   std::string url = given;
   if (Status status = completeFromLauncher(completed, url); !status.ok())
@@ -78,11 +78,14 @@ Result<JobConnection> connectJob(const reshard_options &options, const std::stri
   if (!authenticator.ok())
     return authenticator.status();
   const StoreOptions place{url, *completed.rank == 0, *authenticator, options.insecure != 0};
-  Result<std::unique_ptr<Store>> store = storeOf(options, place, deadline);
-  if (!store.ok())
-    return store.status();
+  if (!opened) {
+    Result<std::unique_ptr<Store>> store = storeOf(options, place, deadline);
+    if (!store.ok())
+      return store.status();
+    opened = std::move(*store);
+  }
   JobOptions job{options.job ? options.job : "", completed.plan, *completed.rank, completed.size, *authenticator};
-  JobConnection connection{std::move(*store), nullptr, job};
+  JobConnection connection{std::move(opened), nullptr, job};
   if (!completed.pull)
     connection.rendezvous = std::make_unique<StoreRendezvous>(*connection.store, std::move(job));
   return connection;

@@ -11,7 +11,7 @@ namespace reshard {
 
 /// A process's rendezvous, and the store that it uses.
 struct JobConnection {
-  std::unique_ptr<Store> store;
+  std::shared_ptr<Store> store; // of the rendezvous of all plans that an executor opens, unless each has a URL
   std::unique_ptr<StoreRendezvous> rendezvous; // null: the transport has no rendezvous
   JobOptions job;
 };
@@ -28,8 +28,8 @@ struct JobProcess {
 Status checkJobOptions(const reshard_options &options, const std::string &transport);
 
 /// Opens the store; waits until the deadline for rank 0 to serve it. `url`: of the options, or the default of the
-/// transport.
+/// transport. `opened`: a store that is used in place of the URL's, or null.
 Result<JobConnection> connectJob(const reshard_options &options, const std::string &url, const JobProcess &process,
-                                 const Deadline &deadline);
+                                 const Deadline &deadline, std::shared_ptr<Store> opened = nullptr);
 
 } // namespace reshard

@@ -7,6 +7,7 @@
 #include "executor/bootstrap.h"
 #include "executor/channel.h"
 #include "executor/connect_job.h"
+#include "executor/kept_options.h"
 #include "executor/operands.h"
 #include "executor/pull/pull_transport.h"
 #include "executor/recorded.h"
@@ -40,12 +41,16 @@ struct Refresh {
   uint32_t rank = 0;
 };
 
+/// By (endpoint, world rank or file number).
+using Bindables = std::map<std::pair<uint32_t, uint32_t>, Bindable>;
+
 } // namespace
 
 struct reshard_executor {
+  KeptOptions options;
   std::unique_ptr<Plan> plan;
   std::vector<uint32_t> ranks;
-  std::map<std::pair<uint32_t, uint32_t>, Bindable> bindables; // by (endpoint, world rank or file number)
+  Bindables bindables;
   std::vector<LocalRank> locals;
   std::vector<ViewJobs> viewJobs; // by local rank
   Transforms transforms;
@@ -285,6 +290,22 @@ Status connect(reshard_executor &e, const OpenRequest &request, Connection &conn
   return {};
 }
 
+/// Loads the segments of distinct ranks. In pull mode, those of a replica have the segments of its ranks in the plan.
+Result<std::vector<LocalRank>> loadRanks(const Plan &plan, std::vector<uint32_t> ranks,
+                                         const std::optional<pull::Fleet> &fleet = {}) {
+  std::vector<LocalRank> locals;
+  for (uint32_t rank : ranks) {
+    LocalRank &local = locals.emplace_back();
+    local.rank = rank;
+    if (Status status = plan.segment(fleet ? fleet->planRank(rank) : rank, local.segment); !status.ok())
+      return status;
+  }
+  std::sort(ranks.begin(), ranks.end());
+  if (const auto twice = std::adjacent_find(ranks.begin(), ranks.end()); twice != ranks.end())
+    return invalid("rank " + std::to_string(*twice) + " is given twice, expected distinct ranks");
+  return locals;
+}
+
 /// Loads the segments of the ranks of this process: those of the request; else the connection's; else all.
 Status openRanks(reshard_executor &e, const OpenRequest &request, const Connection &connection) {
   if (const Channel *channel = connection.channel.get(); channel && channel->size() != e.plan->world())
@@ -297,19 +318,10 @@ Status openRanks(reshard_executor &e, const OpenRequest &request, const Connecti
   else
     for (uint32_t rank = 0; rank < e.plan->world(); ++rank)
       e.ranks.push_back(rank);
-  for (uint32_t rank : e.ranks) {
-    LocalRank &local = e.locals.emplace_back();
-    local.rank = rank;
-    if (Status status = e.plan->segment(connection.fleet ? connection.fleet->planRank(rank) : rank, local.segment);
-        !status.ok())
-      return status;
-  }
-  std::vector<uint32_t> sorted = e.ranks;
-  std::sort(sorted.begin(), sorted.end());
-  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
-    return invalid("rank " + std::to_string(*std::adjacent_find(sorted.begin(), sorted.end())) +
-                   " is given twice, expected distinct ranks");
-  return {};
+  Result<std::vector<LocalRank>> locals = loadRanks(*e.plan, e.ranks, connection.fleet);
+  if (locals.ok())
+    e.locals = std::move(*locals);
+  return locals.status();
 }
 
 /// All processes open or none does: otherwise some would wait until their deadline for messages of a process whose open
@@ -397,6 +409,121 @@ Status checkMemory(const reshard_executor &e) {
   return {};
 }
 
+/// What reshard_replace puts in place of the members of that name.
+struct Replacement {
+  std::unique_ptr<Plan> plan;
+  std::vector<uint32_t> ranks;
+  std::vector<LocalRank> locals;
+  Bindables bindables;
+  std::vector<BoundRange> ranges;
+  std::unique_ptr<Transport> transport;
+};
+
+/// Keeps the memory of a rank or file: that of the instances that have an equal name and equal bytes.
+void keepMemory(const Bindable &before, uint32_t endpoint, uint32_t key, Replacement &next) {
+  const std::optional<uint32_t> meshRank = next.plan->meshRanks().find(endpoint, key);
+  if (!meshRank)
+    return;
+  Bindable now = bindableOf(*next.plan, endpoint, *meshRank);
+  const fbs::Endpoint &at = *next.plan->manifest().endpoints()->Get(endpoint);
+  for (const auto &[name, instance] : now.names) {
+    const auto old = before.names.find(name);
+    if (old == before.names.end() || old->second.second != instance.second || !before.pointers[old->second.first])
+      continue;
+    std::byte *const begin = now.pointers[instance.first] = before.pointers[old->second.first];
+    next.ranges.push_back(
+        {begin, begin + instance.second, endpoint > 0,
+         at.role()->str() + (at.storage() ? " file " : " rank ") + std::to_string(key) + " param '" + name + "'"});
+  }
+  next.bindables.emplace(std::pair(endpoint, key), std::move(now));
+}
+
+/// Keeps the bound memory that the new plan needs, too. Rank i of the process in the new plan takes that of its rank i
+/// in the old one.
+void keepBindings(const reshard_executor &e, Replacement &next) {
+  const auto &endpoints = *next.plan->manifest().endpoints();
+  for (const auto &[place, before] : e.bindables) {
+    const bool files = e.plan->manifest().endpoints()->Get(place.first)->storage();
+    uint32_t key = place.second;
+    if (!files) {
+      const auto rank = std::find(e.ranks.begin(), e.ranks.end(), key) - e.ranks.begin();
+      if (static_cast<size_t>(rank) >= std::min(e.ranks.size(), next.ranks.size()))
+        continue;
+      key = next.ranks[static_cast<size_t>(rank)];
+    }
+    for (uint32_t endpoint = 0; endpoint < endpoints.size(); ++endpoint)
+      if (const fbs::Endpoint &now = *endpoints.Get(endpoint);
+          now.role()->str() == before.role && now.storage() == files)
+        keepMemory(before, endpoint, key, next);
+  }
+}
+
+/// The ranges of bound memory, with those that touch joined.
+std::vector<MemoryRange> joined(const std::vector<BoundRange> &ranges) {
+  std::vector<MemoryRange> result;
+  for (const BoundRange &range : ranges)
+    if (range.begin < range.end)
+      result.push_back({range.begin, range.end});
+  std::sort(result.begin(), result.end(), [](const auto &a, const auto &b) { return a.begin < b.begin; });
+  size_t last = 0;
+  for (size_t next = 1; next < result.size(); ++next)
+    if (result[next].begin <= result[last].end)
+      result[last].end = std::max(result[last].end, result[next].end);
+    else
+      result[++last] = result[next];
+  result.resize(std::min(result.size(), last + 1));
+  return result;
+}
+
+/// The ranks of this process in the new plan: those given; else all, or the present one if ranks are processes.
+Status replaceRanks(const reshard_executor &e, const uint32_t *ranks, size_t count, Replacement &next) {
+  const bool processes = e.options.transport() != "threads";
+  if (ranks && (count == 0 || (processes && count != 1)))
+    return invalid("found " + std::to_string(count) + " ranks, expected " +
+                   (processes ? "the rank of this process" : "1 or more; pass NULL for all ranks of the plan"));
+  if (ranks)
+    next.ranks.assign(ranks, ranks + count);
+  else if (processes)
+    next.ranks = e.ranks;
+  for (uint32_t rank = 0; !ranks && !processes && rank < next.plan->world(); ++rank)
+    next.ranks.push_back(rank);
+  Result<std::vector<LocalRank>> locals = loadRanks(*next.plan, next.ranks);
+  if (locals.ok())
+    next.locals = std::move(*locals);
+  return locals.status();
+}
+
+/// Joins the processes of the new plan with the channel of the old one. If it fails, the channel is as before.
+/// `rendezvous`: a URL; null: the store that is open.
+Status rejoin(reshard_executor &e, const char *rendezvous, Replacement &next) {
+  Result<JobConnection> job = connectJob(e.options.get(), rendezvous ? rendezvous : "",
+                                         {next.plan->digest(), next.ranks.front(), next.plan->world()},
+                                         deadlineIn(e.joinSeconds), rendezvous ? nullptr : e.job.store);
+  if (!job.ok())
+    return job.status();
+  if (Status status = e.transport->channel()->rejoin(*job->rendezvous); !status.ok())
+    return status;
+  std::unique_ptr<Channel> channel = e.transport->takeChannel();
+  channel->keepMemory(joined(next.ranges)); // the arena and other memory can be freed now
+  e.job = std::move(*job);
+  next.transport = makeMessageTransport(std::move(channel), !e.options.get().no_local_shortcut);
+  return {};
+}
+
+/// Puts everything in its place. Nothing fails.
+void install(reshard_executor &e, Replacement &next) {
+  e.transforms.release();
+  e.viewJobs.clear();
+  e.refreshes.clear();
+  e.transport = std::move(next.transport);
+  e.locals = std::move(next.locals);
+  e.bindables = std::move(next.bindables);
+  e.ranges = std::move(next.ranges);
+  e.ranks = std::move(next.ranks);
+  e.plan = std::move(next.plan);
+  e.prepared = e.broken = false;
+}
+
 } // namespace
 
 reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank_count, const reshard_options *options,
@@ -412,6 +539,7 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
     if (Status status = checkRequest(request, options); !status.ok())
       return status;
     e.joinSeconds = request.options.join_seconds;
+    e.options.keep(request.options);
     Status mine = Plan::open(path, e.plan);
     if (!mine.ok() && request.transport != "mpi")
       return mine;
@@ -432,6 +560,34 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
       e.transport = connection.channel
                         ? makeMessageTransport(std::move(connection.channel), !request.options.no_local_shortcut)
                         : makeThreadsTransport(request.options.threads);
+    return {};
+  });
+}
+
+reshard_status reshard_replace(reshard_executor *executor, const char *path, const uint32_t *ranks, size_t rank_count,
+                               const char *rendezvous) {
+  return guarded(executor, [&](reshard_executor &e) -> Status {
+    if (!e.transport || !path)
+      return invalid(path ? "the plan is not open" : "the plan path is NULL");
+    const std::string transport = e.options.transport();
+    if ((transport != "threads" && transport != "ucx") || e.options.device() != "cpu")
+      return invalid("replace is not possible with transport '" + transport + "' on device '" + e.options.device() +
+                     "', expected 'threads' or 'ucx' on 'cpu'; close the executor and open the new plan");
+    if (e.options.get().pull)
+      return invalid("replace is not possible in pull mode; close the executor and open the new plan");
+    if (rendezvous && transport != "ucx")
+      return invalid("transport '" + transport + "' has no rendezvous, expected transport 'ucx' with it");
+    Replacement next;
+    if (Status status = Plan::open(path, next.plan); !status.ok())
+      return status;
+    if (Status status = replaceRanks(e, ranks, rank_count, next); !status.ok())
+      return status;
+    keepBindings(e, next);
+    if (transport == "threads")
+      next.transport = makeThreadsTransport(e.options.get().threads);
+    else if (Status status = rejoin(e, rendezvous, next); !status.ok())
+      return status;
+    install(e, next);
     return {};
   });
 }

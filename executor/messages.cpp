@@ -169,6 +169,9 @@ public:
     return result.ok() ? result : abandon(result.status());
   }
 
+  Channel *channel() override { return channel_.get(); }
+  std::unique_ptr<Channel> takeChannel() override { return std::move(channel_); }
+
   uint64_t bytes() const override { return by_.local + by_.sharedMemory + by_.messages; }
   BytesBy bytesBy() const override { return by_; }
 

@@ -127,7 +127,21 @@ size_t reshard_struct_size(const char *name);
 reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank_count, const reshard_options *options,
                             reshard_executor **executor);
 
-/* The world ranks of this process; *count is their number. Valid until close. */
+/* Between runs, replaces the plan by that of another file, for example because the trainer has lost a node and has
+   another mesh now. All processes of the new plan call it, each with the rank that it has there; a process that is not
+   in the new plan closes its executor or has ended. ranks: NULL: all ranks of the plan, or with "ucx" the rank that
+   this process has now. Then the missing params are bound, and prepare and run follow as after open. Kept are hooks,
+   transforms, options, state and version, and the bound memory of params whose endpoint, name and bytes are in both
+   plans: the i-th rank of `ranks` takes the memory of the i-th rank of now, and of files the same file. Other memory is
+   the caller's again. With "ucx" also kept are UCX's context, the registrations of that memory, and the connections to
+   processes that are in both plans; after a failed run all of these are made anew. rendezvous: with "ucx", a URL as in
+   reshard_options. NULL: the store that is open now, which must still be served: that of tcp:// ends with the process
+   that was rank 0 of the plan that was opened with it. Only for "threads" and "ucx" on device "cpu". If it fails, the
+   old plan stays as it is; if it fails on one process, the others fail at join_seconds. */
+reshard_status reshard_replace(reshard_executor *executor, const char *path, const uint32_t *ranks, size_t rank_count,
+                               const char *rendezvous);
+
+/* The world ranks of this process; *count is their number. Valid until close or replace. */
 const uint32_t *reshard_ranks(const reshard_executor *executor, size_t *count);
 
 /* Binds memory to a param instance. endpoint: 0 is the source, targets follow in the order of the job. rank: the world

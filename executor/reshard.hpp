@@ -93,6 +93,13 @@ public:
     check(status);
   }
 
+  /// Replaces the plan between runs (reshard_replace). `ranks` empty: every rank of the plan, or with transport "ucx"
+  /// the present one. `rendezvous` empty: the store that is open.
+  void replace(const std::string &path, const std::vector<uint32_t> &ranks = {}, const std::string &rendezvous = {}) {
+    check(reshard_replace(executor_.get(), path.c_str(), ranks.empty() ? nullptr : ranks.data(), ranks.size(),
+                          rendezvous.empty() ? nullptr : rendezvous.c_str()));
+  }
+
   std::span<const uint32_t> ranks() const {
     size_t count = 0;
     const uint32_t *ranks = reshard_ranks(executor_.get(), &count);

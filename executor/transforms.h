@@ -30,6 +30,9 @@ public:
   /// be called again. A hook that is not set is an error of kind badBinding.
   Status bind(const Plan &plan, std::vector<LocalRank> &ranks, Transport &transport);
 
+  /// Frees that memory; the hooks stay set.
+  void release();
+
   /// Calls the hooks at the begin of a run: prepare_send of the sources, prepare_receive of the targets. Allocates only
   /// for an error text.
   Status prepare() const;
@@ -46,7 +49,6 @@ private:
   /// Allocates host memory; if `shared`, as a shared mapping if possible, so that local peers can copy out of it
   /// (executor/local_peers.h).
   Result<std::byte *> allocate(uint64_t bytes, bool shared);
-  void release();
   static Status hookFailed(const char *hook, const Converted &converted);
 
   struct Mapping {

@@ -3,6 +3,7 @@
 // implementation per file; executor.cpp chooses one by name.
 #pragma once
 
+#include "executor/channel.h"
 #include "executor/load.h"
 #include "kernels/convert_strided.h"
 #include "support/deadline.h"
@@ -74,6 +75,10 @@ public:
   virtual Status run(Deadline deadline) = 0;
   /// All-reduce min over all processes of the run, each of which must call it.
   virtual Result<int64_t> allReduceMin(int64_t value, Deadline) { return value; }
+  /// Of a transport with one rank in each process: the channel. Null: the transport has none.
+  virtual Channel *channel() { return nullptr; }
+  /// Gives the channel to another transport; this one can only be destroyed then. No run has its messages in flight.
+  virtual std::unique_ptr<Channel> takeChannel() { return nullptr; }
   /// For a device: enqueues a run on the caller's stream and returns.
   virtual Status enqueue(void *) { return invalid("enqueue needs device 'cuda': device 'cpu' has no streams"); }
   /// Bytes that a run moves, padding included.
@@ -92,7 +97,6 @@ Status planMismatch(uint32_t rank, const std::string &digest, uint32_t own, cons
 /// one for each core).
 std::unique_ptr<Transport> makeThreadsTransport(unsigned threads);
 
-class Channel;
 /// One rank of the plan in each process: the messages of the plan, over a channel. `shortcut`: a receiver that can map
 /// the memory of a sender on its host copies the message out of it instead.
 std::unique_ptr<Transport> makeMessageTransport(std::unique_ptr<Channel> channel, bool shortcut = true);

@@ -192,6 +192,7 @@ _ERRORS = (Error, PlanError, BindError, RunError, TimeoutError)
 _FUNCTIONS = {
     "reshard_struct_size": (c_size_t, c_char_p),
     "reshard_open": (c_int, c_char_p, POINTER(c_uint32), c_size_t, POINTER(Options), POINTER(c_void_p)),
+    "reshard_replace": (c_int, c_void_p, c_char_p, POINTER(c_uint32), c_size_t, c_char_p),
     "reshard_ranks": (POINTER(c_uint32), c_void_p, POINTER(c_size_t)),
     "reshard_bind": (c_int, c_void_p, c_uint32, c_uint32, c_char_p, c_void_p, c_uint64),
     "reshard_set_hook": (c_int, c_void_p, c_char_p, HOOK, c_void_p),

@@ -105,7 +105,8 @@ class Executor:
     ):
         self.plan = plan if isinstance(plan, Plan) else Plan.open(plan)
         self.device = device
-        self._bound: list[Memory] = []  # keeps the bound memory alive
+        #: The bound memory, which must stay alive, and its bytes: by role, rank (or file) and name.
+        self._bound: dict[tuple[str, int, str], tuple[Memory, int]] = {}
         self._hooks: list[Any] = []
         self._raised: BaseException | None = None  # the exception of a hook
         self._handle = ctypes.c_void_p()
@@ -139,6 +140,37 @@ class Executor:
         except Error:
             self.close()
             raise
+
+    def replace(self, plan: Plan | str | os.PathLike[str], rank: int | Iterable[int] | None = None, *, rendezvous: str | None = None) -> None:
+        """Between runs, replaces the plan, for example because the trainer has lost a node and has another mesh now.
+        All processes of the new plan call it; then ``bind`` what is missing, ``prepare`` and ``run``.
+
+        Kept are hooks, transforms, ``state`` and ``version``; the tensors of params that have the same endpoint, name
+        and size in both plans; and with transport "ucx" their registrations and the connections to processes that are
+        in both plans. Other tensors are released. If it fails, the old plan stays.
+
+        rank: the world rank, or several, that this process has in the new plan, in the order of ``ranks``, whose
+            tensors they take over; None: every rank of the plan, or with transport "ucx" the present one.
+        rendezvous: a URL; None: the store that is open. That of "tcp://host:port" ends with the process that was rank 0
+            when it was opened.
+        """
+        new = plan if isinstance(plan, Plan) else Plan.open(plan)
+        before = self.ranks
+        ranks = list(rank) if isinstance(rank, Iterable) else [] if rank is None else [rank]
+        numbers = None if rank is None else (ctypes.c_uint32 * len(ranks))(*ranks)
+        url = None if rendezvous is None else rendezvous.encode()
+        self._check(library.reshard_replace(self._open(), os.fsencode(new.path), numbers, len(ranks), url))
+        files = {at.role for at in self.plan.endpoints if at.storage}
+        self.plan = new
+        follows = dict(zip(before, self.ranks))
+        moved = {(role, at if role in files else follows.get(at, -1), name): bound for (role, at, name), bound in self._bound.items()}
+        self._bound = {key: bound for key, bound in moved.items() if self._has(*key, bound[1])}
+
+    def _has(self, role: str, rank: int, name: str, nbytes: int) -> bool:
+        """Whether the plan has a param of that size."""
+        held = any(at.role == role and rank in at.ranks for at in self.plan.endpoints)
+        params = self.plan.params(rank, role) if held else {}
+        return name in params and params[name].nbytes == nbytes
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -177,7 +209,7 @@ class Executor:
             # For an unknown name, the library suggests a similar one.
             expected = params[name].nbytes if name in params else 0
             self._check(library.reshard_bind(self._open(), at.number, rank, name.encode(), memory.address or None, expected))
-            self._bound.append(memory)
+            self._bound[at.role, rank, name] = (memory, expected)
 
     def _compare(self, memory: Memory, param: Param, endpoint: Endpoint) -> None:
         if memory.dtype != param.dtype:

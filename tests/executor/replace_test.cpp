@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// reshard_replace: what an executor keeps when it takes another plan, with transport `threads` and, with ranks as
+// threads of this process, `ucx`.
+
+#include "compiler/compile.h"
+#include "executor/reshard.hpp"
+#include "tests/lib/folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <set>
+#include <thread>
+
+namespace {
+
+using testing::HasSubstr;
+
+/// Status and text of the exception that `body` throws.
+template <class Body> std::pair<int, std::string> thrown(Body body) {
+  try {
+    body();
+  } catch (const reshard::Error &error) {
+    return {error.status(), error.what()};
+  }
+  return {RESHARD_OK, ""};
+}
+
+/// The open sockets of this process.
+std::set<std::string> sockets() {
+  std::set<std::string> found;
+  for (const auto &entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code closed;
+    const std::string target = std::filesystem::read_symlink(entry, closed).string();
+    if (target.starts_with("socket:"))
+      found.insert(target);
+  }
+  return found;
+}
+
+/// The memory of one process, by role and name.
+using Memory = std::map<std::pair<std::string, std::string>, std::vector<float>>;
+
+class Replace : public testing::Test {
+protected:
+  void SetUp() override {
+    // The targets are ranks 0 and 1; the source is ranks 2, 3 and 4, then 2 and 3.
+    compile("three", "source: {mesh: {tp: 1, dp: 3}, ranks: 2..4}\ntarget: {mesh: {tp: 2}}\n");
+    compile("two", "source: {mesh: {tp: 1, dp: 2}, ranks: 2..3}\ntarget: {mesh: {tp: 2}}\n");
+    compile("one", "source: {mesh: {tp: 1, dp: 2}, ranks: 2..3}\ntarget: {mesh: {tp: 1, dp: 2}}\n");
+  }
+
+  void compile(const std::string &name, const std::string &endpoints) {
+    const std::string job = folder_ / "job.yaml";
+    std::ofstream(job)
+        << "version: 1\nmodel: {dtype: fp32, tensors: {a: {shape: [1000, 40], shard: {0: tp}}, b: [7]}}\n"
+        << endpoints;
+    reshard::CompileResult result;
+    reshard::Diagnostics diagnostics;
+    ASSERT_TRUE(compileJob(job, {}, result, diagnostics)) << diagnostics.text();
+    ASSERT_EQ(toString(writePlan(result.module, result.statistics, folder_ / name, 1).takeError()), "");
+  }
+
+  /// Binds the params of a rank that have no memory yet, or memory of another size.
+  void bind(reshard::Executor &executor, const std::string &name, uint32_t rank, Memory &memory) const {
+    const reshard::PlanFile plan(folder_ / name);
+    for (uint32_t e = 0; e < plan.summary().endpoints; ++e) {
+      const reshard_endpoint at = plan.endpoint(e);
+      if (std::find(at.ranks, at.ranks + at.rank_count, rank) == at.ranks + at.rank_count)
+        continue;
+      for (const reshard_param &param : plan.params(e, rank)) {
+        std::vector<float> &values = memory[{at.role, param.name}];
+        if (values.size() * sizeof(float) == param.bytes)
+          continue;
+        values.assign(param.bytes / sizeof(float), -1);
+        executor.bind(e, rank, param.name, values.data(), param.bytes);
+      }
+    }
+  }
+
+  static void fill(Memory &memory, float version) {
+    for (auto &[at, values] : memory)
+      for (size_t i = 0; at.first == "source" && i < values.size(); ++i)
+        values[i] = static_cast<float>(i) + version;
+  }
+
+  /// Checks the memory of a target, whose rows of `a` begin at `row`.
+  static void expectVersion(const Memory &memory, float version, size_t row) {
+    for (const auto &[at, values] : memory)
+      for (size_t i = 0; at.first == "target" && i < values.size(); ++i) {
+        const size_t begin = at.second == "a" ? row * 40 : 0;
+        ASSERT_EQ(values[i], static_cast<float>(begin + i) + version) << at.second << " " << i;
+      }
+  }
+
+  const reshard::tests::TemporaryFolder folder_;
+};
+
+TEST_F(Replace, KeepsMemoryAndVersion) {
+  std::vector<Memory> memory(5);
+  reshard::Executor executor(folder_ / "three");
+  for (uint32_t rank = 0; rank < 5; ++rank)
+    bind(executor, "three", rank, memory[rank]);
+  executor.prepare();
+  for (const bool replaced : {false, true}) {
+    if (replaced) {
+      executor.replace(folder_ / "two");
+      EXPECT_EQ(executor.ranks().size(), 4u);
+      executor.prepare(); // nothing is missing
+    }
+    for (Memory &each : memory)
+      fill(each, 5.F + replaced);
+    executor.run();
+    expectVersion(memory[0], 5.F + replaced, 0);
+    expectVersion(memory[1], 5.F + replaced, 500);
+    EXPECT_EQ(executor.version(), 1u + replaced);
+  }
+}
+
+TEST_F(Replace, ReleasesMemoryOfAnotherSize) {
+  std::vector<Memory> memory(4);
+  reshard::Executor executor(folder_ / "two");
+  for (uint32_t rank = 0; rank < 4; ++rank)
+    bind(executor, "two", rank, memory[rank]);
+  executor.prepare();
+  fill(memory[2], 1);
+  fill(memory[3], 1);
+  executor.run();
+  std::vector<Memory> released(2);
+  for (uint32_t rank : {0u, 1u})
+    std::swap(released[rank][{"target", "a"}], memory[rank][{"target", "a"}]);
+  const std::vector<Memory> before = released;
+  executor.replace(folder_ / "one");
+  EXPECT_EQ(thrown([&] { executor.prepare(); }).first, RESHARD_BAD_BINDING);
+  for (uint32_t rank : {0u, 1u})
+    bind(executor, "one", rank, memory[rank]); // binds `a` alone: `b` is bound
+  executor.prepare();
+  fill(memory[2], 2);
+  fill(memory[3], 2);
+  executor.run();
+  for (uint32_t rank : {0u, 1u})
+    expectVersion(memory[rank], 2, 0);
+  EXPECT_EQ(released, before);
+}
+
+TEST_F(Replace, AFailureChangesNothing) {
+  std::vector<Memory> memory(4);
+  reshard::Executor executor(folder_ / "two");
+  for (uint32_t rank = 0; rank < 4; ++rank)
+    bind(executor, "two", rank, memory[rank]);
+  executor.prepare();
+  EXPECT_EQ(thrown([&] { executor.replace(folder_ / "job.yaml"); }).first, RESHARD_BAD_PLAN);
+  EXPECT_EQ(thrown([&] { executor.replace(folder_ / "absent"); }).first, RESHARD_BAD_PLAN);
+  EXPECT_THAT(thrown([&] { executor.replace(folder_ / "one", {0, 1, 1}); }).second, HasSubstr("given twice"));
+  EXPECT_NE(thrown([&] { executor.replace(folder_ / "one", {0, 1, 2, 9}); }).first, RESHARD_OK);
+  EXPECT_THAT(thrown([&] { executor.replace(folder_ / "one", {}, "file:///x"); }).second, HasSubstr("no rendezvous"));
+  EXPECT_EQ(reshard_replace(executor.handle(), nullptr, nullptr, 0, nullptr), RESHARD_INVALID);
+  fill(memory[2], 3);
+  fill(memory[3], 3);
+  executor.run();
+  expectVersion(memory[0], 3, 0);
+  expectVersion(memory[1], 3, 500);
+}
+
+TEST_F(Replace, HooksAndTransportsOfOneProcessStay) {
+  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+  options.threads = 1;
+  std::vector<Memory> memory(4);
+  reshard::Executor executor(folder_ / "two", options);
+  for (uint32_t rank = 0; rank < 4; ++rank)
+    bind(executor, "two", rank, memory[rank]);
+  for (int times = 0; times < 50; ++times) {
+    executor.replace(folder_ / "two");
+    executor.prepare();
+  }
+  fill(memory[2], 4);
+  fill(memory[3], 4);
+  executor.run();
+  expectVersion(memory[1], 4, 500);
+}
+
+class ReplaceOverUcx : public Replace {
+protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libreshard_ucx.so"))
+      GTEST_SKIP() << "libreshard_ucx.so was not built: UCX is missing, or this is a build with ThreadSanitizer";
+    ::setenv("UCX_TLS", "tcp", 1);
+    Replace::SetUp();
+  }
+  void TearDown() override { ::unsetenv("UCX_TLS"); }
+
+  /// Runs a function as each rank, on a thread of its own.
+  static void asRanks(uint32_t ranks, const std::function<void(uint32_t)> &run) {
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 0; rank < ranks; ++rank)
+      threads.emplace_back(run, rank);
+    for (std::thread &thread : threads)
+      thread.join();
+  }
+};
+
+// Rank 2, a source, leaves. The others keep the connections that they have.
+TEST_F(ReplaceOverUcx, ConnectionsAndMemoryStay) {
+  std::vector<Memory> memory(5);
+  std::vector<std::unique_ptr<reshard::Executor>> executors(5);
+  const std::string url = "file://" + folder_.path();
+  const auto run = [&](uint32_t rank, float version, size_t row) {
+    executors[rank]->prepare();
+    fill(memory[rank], version);
+    executors[rank]->run(30);
+    expectVersion(memory[rank], version, row);
+  };
+  asRanks(5, [&](uint32_t rank) {
+    reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+    options.transport = "ucx";
+    options.rendezvous = url.c_str();
+    options.join_seconds = 60;
+    options.no_local_shortcut = 1;
+    const auto error = thrown([&] {
+      executors[rank] = std::make_unique<reshard::Executor>(folder_ / "three", options, std::vector{rank});
+      bind(*executors[rank], "three", rank, memory[rank]);
+      run(rank, 1, rank * 500);
+    });
+    EXPECT_EQ(error.second, "") << "rank " << rank;
+  });
+  ASSERT_FALSE(HasFailure());
+  const std::set<std::string> before = sockets();
+  for (float version = 2; version < 6; ++version) {
+    asRanks(4, [&](uint32_t next) {
+      const uint32_t rank = next + (next >= 2);
+      const auto error = thrown([&] {
+        executors[rank]->replace(folder_ / "two", {next});
+        run(rank, version, next * 500);
+      });
+      EXPECT_EQ(error.second, "") << "rank " << rank;
+      EXPECT_EQ(executors[rank]->version(), static_cast<uint64_t>(version));
+    });
+    ASSERT_FALSE(HasFailure());
+  }
+  const std::set<std::string> after = sockets();
+  std::vector<std::string> kept;
+  std::set_intersection(before.begin(), before.end(), after.begin(), after.end(), std::back_inserter(kept));
+  EXPECT_GT(kept.size(), before.size() / 2);
+  EXPECT_LE(after.size(), before.size() + 8);                  // source 3 may send what source 2 has sent
+  asRanks(5, [&](uint32_t rank) { executors[rank].reset(); }); // close waits for the peers
+}
+
+} // namespace
