@@ -102,6 +102,7 @@ bool readText(const std::string &path, Module &module, Diagnostics &diagnostics)
 bool readYaml(const std::string &path, const CompileOptions &options, CompileResult &result, Location &stagingAt,
               Diagnostics &diagnostics) {
   std::optional<Job> job;
+  const uint32_t file = diagnostics.files();
   {
     Stopwatch watch("frontend", result.times);
     job = readJob(path, options.overrides, diagnostics, options.allowed, options.readStoredTensors);
@@ -109,6 +110,7 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
   if (!job || !diagnostics.ok())
     return false;
   stagingAt = job->stagingAt;
+  result.inputs = inputsOf(diagnostics, file, options);
   Stopwatch watch("resolve", result.times);
   std::optional<Layout> layout = resolve(*job, diagnostics, options.allowed);
   if (!layout || !diagnostics.ok())

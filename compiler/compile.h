@@ -4,6 +4,7 @@
 
 #include "compiler/frontend/allowed.h"
 #include "compiler/frontend/stored_types.h"
+#include "compiler/inputs.h"
 #include "compiler/transfer/lower_bounds.h"
 #include "ir/ir.h"
 #include "yaml/diagnostics.h"
@@ -69,6 +70,8 @@ struct CompileResult {
   ir::Module module;
   Statistics statistics;
   std::vector<PassTime> times;
+  /// Of a job (.yaml, .yml); nullopt if a plan cannot hold them.
+  std::optional<JobInputs> inputs;
   /// The last pass that succeeded, and the one that failed (empty if none did).
   std::string lastGoodPass, failedPass;
 };
@@ -87,8 +90,8 @@ struct WrittenPlan {
 };
 
 /// Writes the plan of a schedule-level module to `path`, with `jobs` threads (0: all cores). After an error the file
-/// does not exist.
+/// does not exist. `inputs`: the job, which the plan then holds; or null.
 llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics &counts, const std::string &path,
-                                      unsigned jobs);
+                                      unsigned jobs, const JobInputs *inputs = nullptr);
 
 } // namespace reshard

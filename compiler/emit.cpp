@@ -157,7 +157,18 @@ Offset<fbs::Endpoint> endpoint(FlatBufferBuilder &builder, const ir::Endpoint &e
                                    static_cast<uint32_t>(endpoint.replicas));
 }
 
-void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statistics &counts) {
+Offset<fbs::JobInput> input(FlatBufferBuilder &builder, const JobInputs *inputs) {
+  if (!inputs)
+    return 0;
+  std::vector<Offset<fbs::InputFile>> files;
+  for (const auto &[path, text] : inputs->files)
+    files.push_back(fbs::CreateInputFile(builder, builder.CreateString(path), builder.CreateString(text)));
+  return fbs::CreateJobInput(builder, builder.CreateVector(files), builder.CreateVectorOfStrings(inputs->overrides),
+                             inputs->allowed.axis, inputs->allowed.gap, inputs->allowed.missing, inputs->relabel,
+                             inputs->megatron);
+}
+
+void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statistics &counts, const JobInputs *inputs) {
   const ir::Layout &layout = module.layout;
   const LowerBounds &least = counts.lowerBounds;
   std::vector<Offset<fbs::Variable>> variables;
@@ -188,7 +199,7 @@ void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statis
                                  static_cast<uint32_t>(layout.topology.nicsPerNode), static_cast<uint32_t>(least.nodes),
                                  least.rankLocal, least.rankIngress, least.rankEgress, least.rankMean, least.nicIngress,
                                  least.nicEgress, least.nicMean),
-          static_cast<uint64_t>(counts.stagingMax)),
+          static_cast<uint64_t>(counts.stagingMax), input(builder, inputs)),
       fbs::kManifestIdentifier);
 }
 
@@ -428,7 +439,7 @@ llvm::Error addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned thr
 } // namespace
 
 llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics &counts, const std::string &path,
-                                      unsigned jobs) {
+                                      unsigned jobs, const JobInputs *inputs) {
   if (module.level != ir::Level::schedule)
     return llvm::createStringError("a plan is written from IR of level 'schedule', found level '" +
                                    std::string(module.level == ir::Level::layout ? "layout" : "transfer") + "'");
@@ -437,7 +448,7 @@ llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics
   if (llvm::Error error = toError(writer.create(path, static_cast<uint32_t>(ranks.size()), features(module))))
     return error;
   FlatBufferBuilder builder(1 << 16);
-  manifest(builder, module, counts);
+  manifest(builder, module, counts, inputs);
   if (llvm::Error error = toError(writer.addManifest(bytesOf(builder))))
     return error;
 

@@ -77,7 +77,24 @@ private:
     if (sizeOf(manifest_.endpoints()) < 2)
       return fail("found " + std::to_string(sizeOf(manifest_.endpoints())) +
                   " endpoints, expected a source and at least one target");
-    return true;
+    return !manifest_.input() || input(*manifest_.input());
+  }
+
+  bool input(const JobInput &input) {
+    const size_t files = sizeOf(input.files());
+    if (files == 0 || files > kMaxInputFiles)
+      return fail("found " + std::to_string(files) + " files of the job, expected 1 to " +
+                  std::to_string(kMaxInputFiles));
+    uint64_t bytes = 0;
+    for (const InputFile *file : *input.files()) {
+      if (file->path()->size() == 0)
+        return fail("found a file of the job without a path");
+      bytes += file->path()->size() + file->text()->size();
+    }
+    for (size_t o = 0; o < sizeOf(input.overrides()); ++o)
+      bytes += input.overrides()->Get(o)->size();
+    return bytes <= kMaxInputBytes || fail("found " + std::to_string(bytes) + " bytes of the job, expected at most " +
+                                           std::to_string(kMaxInputBytes));
   }
 
   int64_t variableSize(uint32_t variable) const {

@@ -26,6 +26,9 @@ inline constexpr int64_t kMaxOperandRanges = int64_t{1} << 24;
 /// Chunks of the messages of one segment, each counted once more for every step that its message waits for. An executor
 /// keeps a number for each. In chunks of 64 KiB, the limit is 1 TiB.
 inline constexpr int64_t kMaxChunks = int64_t{1} << 24;
+/// Files of the job that a plan holds, and bytes of these with their paths and of all --set options.
+inline constexpr uint32_t kMaxInputFiles = 4096;
+inline constexpr uint64_t kMaxInputBytes = uint64_t{16} << 20;
 /// Positions, lengths and bytes. Sums of a few of them do not overflow 64 bits.
 inline constexpr int64_t kMaxSize = int64_t{1} << 60;
 

@@ -32,9 +32,9 @@ constexpr const char *kName = "reshard-compile";
 
 struct Options {
   CompileOptions compile;
-  std::string output, emit = "plan", report, describe, keep, algorithm = "optimum";
+  std::string output, emit = "plan", report, describe, keep, from, algorithm = "optimum";
   std::vector<std::string> printAfter;
-  bool printAll = false, timePasses = false, stats = false;
+  bool printAll = false, timePasses = false, stats = false, omitJob = false;
   uint64_t jobs = 0;
 };
 
@@ -196,11 +196,13 @@ int64_t sameSegments(const Plan &before, const std::string &path) {
 /// One compilation, from options to outputs.
 class Compilation {
 public:
-  Compilation(const std::string &job, Options &options) : job_(job), options_(options) {}
+  Compilation(std::string job, Options &options) : job_(std::move(job)), options_(options) {}
 
   /// Returns the exit code, or throws Failure.
   int run() {
-    if (replaces(options_, {job_}))
+    if (!options_.from.empty())
+      readFrom();
+    if (replaces(options_, options_.from.empty() ? std::vector{job_} : std::vector{job_, options_.from}))
       return kUsage;
     if (!options_.keep.empty()) {
       throwOnError(Plan::open(options_.keep, old_), kUsage);
@@ -248,6 +250,30 @@ private:
     mallopt(M_MXFAST, 0); // fast bins are consolidated, block by block, by each large free
   }
 
+  /// --from: the job, its files and options are those that the plan holds; options of this command line are added.
+  void readFrom() {
+    std::unique_ptr<Plan> plan;
+    throwOnError(Plan::open(options_.from, plan), kUsage);
+    const std::optional<JobInputs> inputs = inputsOf(plan->manifest().input());
+    if (!inputs || inputs->files[0].first.ends_with(".rir"))
+      throw Failure{kUsage, "'" + options_.from +
+                                "' does not hold its job: it was compiled from IR text, with --keep, --passes or "
+                                "--omit-job, of more than 16 MiB of YAML, or by an earlier release; compile the job"};
+    job_ = inputs->files[0].first;
+    diagnostics_.provide({inputs->files.begin(), inputs->files.end()});
+    CompileOptions &compile = options_.compile;
+    compile.overrides.insert(compile.overrides.begin(), inputs->overrides.begin(), inputs->overrides.end());
+    compile.allowed.axis |= inputs->allowed.axis;
+    compile.allowed.gap |= inputs->allowed.gap;
+    compile.allowed.missing |= inputs->allowed.missing;
+    compile.relabel |= inputs->relabel;
+    compile.megatron |= inputs->megatron;
+    if ((compile.relabel || compile.megatron) && !options_.keep.empty())
+      throw Failure{kUsage, "'" + options_.from + "' was compiled with " +
+                                (compile.relabel ? "--relabel-target" : "--algorithm=megatron") +
+                                ", which --keep excludes: expected no --keep"};
+  }
+
   void checkPassNames() {
     for (const std::string &name : options_.printAfter) {
       bool known = name == "resolve" || name == "parse";
@@ -288,7 +314,8 @@ private:
   void writePlanFile() {
     const double start = now();
     llvm::Expected<WrittenPlan> written =
-        writePlan(result_.module, result_.statistics, options_.output, options_.compile.jobs);
+        writePlan(result_.module, result_.statistics, options_.output, options_.compile.jobs,
+                  result_.inputs && !options_.omitJob ? &*result_.inputs : nullptr);
     if (!written)
       throw Failure{kFailure, toString(written.takeError())};
     plan_ = std::move(*written);
@@ -336,7 +363,7 @@ private:
   }
 
   const double begin_ = now();
-  const std::string &job_;
+  std::string job_;
   Options &options_;
   std::unique_ptr<Plan> old_; // of --keep
   CompileResult &result_ = leakedResult();
@@ -396,7 +423,7 @@ template <class Set, class Target> auto setter(Set set, Target &target) {
 Command commandOf(Options &options) {
   return {
       kName,
-      "JOB.yaml|IR.rir -o PLAN",
+      "JOB.yaml|IR.rir -o PLAN, or --from=PLAN -o NEW",
       "Compiles a job into a plan. Errors show the file, line and column.",
       {{"-o", "FILE", "write the plan to FILE, or with --emit=ir|layout the text (default: standard output)",
         setText(options.output)},
@@ -413,6 +440,13 @@ Command commandOf(Options &options) {
         "extend PLAN, compiled from this job with fewer target ranks: its routes and messages are pinned, and ranks "
         "whose transfers are the same keep their segments byte for byte",
         setText(options.keep)},
+       {"--from", "PLAN",
+        "compile the job of which PLAN was compiled again, with its --set, --allow, --relabel-target and --algorithm "
+        "and "
+        "with those given here; takes no job. PLAN holds the job and the files that it names. Other files, such as a "
+        "folder of 'storage' with 'dtype: stored', are read again; their paths are relative to the current folder",
+        setText(options.from)},
+       {"--omit-job", "", "do not store the job in the plan: --from cannot use the plan", setSwitch(options.omitJob)},
        {"--relabel-target", "",
         "assign each target's world ranks to its mesh ranks so that most bytes stay local; the report has the "
         "assignment",
@@ -438,7 +472,9 @@ Command commandOf(Options &options) {
 /// Whether options contradict each other; if so, prints an error.
 bool contradict(const Options &options) {
   std::string error;
-  if (options.compile.relabel && !options.keep.empty())
+  if (!options.from.empty() && !options.describe.empty())
+    error = "--from compiles a job, but --describe prints a model: expected only one of the two options";
+  else if (options.compile.relabel && !options.keep.empty())
     error =
         "--relabel-target changes the assignment of ranks, but --keep pins it: expected only one of the two options";
   else if (options.algorithm == "megatron" && !options.keep.empty())
@@ -458,8 +494,8 @@ int main(int argc, char **argv) {
   Options options;
   std::vector<std::string> arguments;
   Command command = commandOf(options);
-  for (int i = 1; i < argc; ++i) // --describe is the only use without a job
-    if (std::string_view(argv[i]).starts_with("--describe"))
+  for (int i = 1; i < argc; ++i) // --describe and --from take no job
+    if (const std::string_view argument = argv[i]; argument.starts_with("--describe") || argument.starts_with("--from"))
       command.arguments = 0;
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
@@ -470,7 +506,9 @@ int main(int argc, char **argv) {
   if (options.emit == "layout")
     options.compile.stopAfter = ir::Level::layout;
   try {
-    return options.describe.empty() ? Compilation(arguments[0], options).run() : describe(options);
+    if (!options.describe.empty())
+      return describe(options);
+    return Compilation(options.from.empty() ? arguments[0] : "", options).run();
   } catch (const Failure &failure) {
     printError(kName, failure.message);
     return failure.code;

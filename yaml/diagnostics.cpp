@@ -91,9 +91,15 @@ private:
 
 } // namespace
 
-uint32_t Diagnostics::addFile(std::string path, std::string text) {
-  files_.push_back({std::move(path), std::move(text)});
-  return static_cast<uint32_t>(files_.size() - 1);
+uint32_t Diagnostics::addFile(std::string path, std::string text, std::optional<uint32_t> from) {
+  const uint32_t file = files();
+  files_.push_back({std::move(path), std::move(text), from.value_or(file)});
+  return file;
+}
+
+const std::string *Diagnostics::provided(const std::string &path) const {
+  const auto found = provided_.find(path);
+  return found == provided_.end() ? nullptr : &found->second;
 }
 
 void Diagnostics::add(Kind kind, Location at, std::string text) {

@@ -5,8 +5,11 @@
 #include "support/nearest.h"
 
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace reshard {
@@ -25,7 +28,14 @@ class Diagnostics {
 public:
   enum class Kind { error, warning, note };
 
-  uint32_t addFile(std::string path, std::string text);
+  /// Adds a file that file `from` names; without `from`, nothing names it.
+  uint32_t addFile(std::string path, std::string text, std::optional<uint32_t> from = {});
+  /// The file that names this one; the file itself if none does.
+  uint32_t from(uint32_t file) const { return files_[file].from; }
+  /// Texts, by path, that are read in place of files on disk.
+  void provide(std::map<std::string, std::string> texts) { provided_ = std::move(texts); }
+  /// Null: the file is on disk.
+  const std::string *provided(const std::string &path) const;
   const std::string &path(uint32_t file) const { return files_[file].path; }
   const std::string &text(uint32_t file) const { return files_[file].text; }
   uint32_t files() const { return static_cast<uint32_t>(files_.size()); }
@@ -48,6 +58,7 @@ public:
 private:
   struct File {
     std::string path, text;
+    uint32_t from;
   };
   struct Diagnostic {
     Kind kind;
@@ -57,6 +68,7 @@ private:
   void add(Kind kind, Location at, std::string message);
 
   std::vector<File> files_;
+  std::map<std::string, std::string> provided_;
   std::vector<Diagnostic> diagnostics_;
   size_t errors_ = 0, warnings_ = 0;
   bool recorded_ = false; // the last error or warning was kept, so its notes are kept too

@@ -173,6 +173,8 @@ std::optional<uint32_t> readFile(const std::string &path, Location at, Diagnosti
     diagnostics.error(at, "cannot read '" + path + "': " + why);
     return std::nullopt;
   };
+  if (const std::string *provided = diagnostics.provided(path))
+    return diagnostics.addFile(path, *provided, at.file);
   const Result<int> descriptor = openInput(path);
   if (!descriptor.ok())
     return fail(descriptor.status().message());
@@ -187,7 +189,7 @@ std::optional<uint32_t> readFile(const std::string &path, Location at, Diagnosti
   }
   if (std::ferror(file.get()))
     return fail(std::strerror(errno));
-  return diagnostics.addFile(path, std::move(text));
+  return diagnostics.addFile(path, std::move(text), at.file);
 }
 
 std::string folderOf(const std::string &path) {

@@ -43,7 +43,7 @@ target: {mesh: {tp: 4}, ranks: [3, 1, 0, 2]}
         self.assertEqual(after["bytes"]["remote"], 0)
         self.execute("--synthesize", "--check")
         # The remaining passes accept the printed IR after relabel.
-        text = run("reshard-compile", self.folder / "job.yaml", "--relabel-target", "--print-ir-after=relabel", "-o", self.folder / "x").stderr
+        text = run("reshard-compile", self.folder / "job.yaml", "--relabel-target", "--omit-job", "--print-ir-after=relabel", "-o", self.folder / "x").stderr
         (self.folder / "after.rir").write_text(text)
         run("reshard-compile", self.folder / "after.rir", "-o", self.folder / "y")
         self.assertEqual((self.folder / "x").read_bytes(), (self.folder / "y").read_bytes())
@@ -52,6 +52,56 @@ target: {mesh: {tp: 4}, ranks: [3, 1, 0, 2]}
         self.compile(self.JOB)
         self.compile(self.JOB, "--relabel-target", f"--keep={self.folder / 'plan'}", code=2)
         self.assertIn("--relabel-target changes the assignment of ranks, but --keep pins it", self.stderr)
+
+
+class From(Options):
+    """A plan is compiled again from the job that it holds."""
+
+    def again(self, *options, code=0, plan="plan", new="new", cwd=None):
+        done = run("reshard-compile", f"--from={self.folder / plan}", "-o", self.folder / new, *options, code=code, cwd=cwd)
+        return done.stderr
+
+    def same(self, one, other):
+        self.assertEqual((self.folder / one).read_bytes(), (self.folder / other).read_bytes())
+
+    def test_the_plan_alone_suffices(self):
+        (self.folder / "job").mkdir()
+        (self.folder / "elsewhere").mkdir()
+        (self.folder / "job" / "model.yaml").write_text("dtype: bf16\ntensors: {w: {shape: [48, 8], shard: {0: tp}}}\n")
+        (self.folder / "topology.yaml").write_text("ranks_per_node: 2\n")
+        job = self.folder / "job" / "job.yaml"
+        job.write_text("version: 1\nmodel: model.yaml\nsource: {mesh: {tp: 4, dp: 4}}\ntarget: {mesh: {tp: 2}, ranks: [17, 16]}\n")
+        options = ("--relabel-target", f"--set=options.topology={self.folder / 'topology.yaml'}", "--set=source.mesh.dp=3")
+        run("reshard-compile", job, "-o", self.folder / "plan", *options)
+        run("reshard-compile", "job.yaml", "-o", self.folder / "moved", *options, cwd=self.folder / "job")
+        self.same("plan", "moved")
+        job.unlink()
+        (self.folder / "job" / "model.yaml").unlink()
+        (self.folder / "topology.yaml").unlink()
+        self.again(cwd=self.folder / "elsewhere")
+        self.same("plan", "new")
+
+    def test_changes_are_added(self):
+        self.compile(Relabel.JOB, "--set=source.mesh={tp: 2}", "--set=target.mesh={tp: 2}", "--set=target.ranks=2..3")
+        self.compile(Relabel.JOB, "--set=source.mesh={tp: 2}", "--set=target.mesh={tp: 2}", "--set=target.ranks=2..3", "--set=target.ranks=[1, 2]", plan="direct")
+        self.again("--set=target.ranks=[1, 2]")
+        self.same("direct", "new")
+        self.again("--set=target.ranks=2..3", plan="new", new="back")
+        run("reshard-exec", self.folder / "back", "--synthesize", "--check")
+        self.assertIn("'ranks' lists 8 ranks, expected 2", self.again("--set=target.ranks=2..9", code=2))
+
+    def test_errors(self):
+        self.compile(Relabel.JOB, "--omit-job")
+        self.assertIn("does not hold its job", self.again(code=2))
+        self.compile(Relabel.JOB)
+        self.compile(Relabel.JOB, f"--keep={self.folder / 'plan'}", plan="kept")
+        self.assertIn("does not hold its job", self.again(code=2, plan="kept"))
+        self.assertIn("not a plan", self.again(code=2, plan="job.yaml"))
+        run("reshard-compile", self.folder / "job.yaml", f"--from={self.folder / 'plan'}", "-o", self.folder / "new", code=2)
+        before = (self.folder / "plan").read_bytes()
+        self.assertIn("would overwrite", self.again(code=2, new="plan"))
+        self.assertEqual((self.folder / "plan").read_bytes(), before)
+        self.assertIn("unknown axis", self.again("--set=source.mesh.xx=3", "--set=model.tensors.a.shard={0: yy}", code=2))
 
 
 class Keep(Options):

@@ -88,6 +88,28 @@ TEST_F(Hostile, MissingTables) {
   }
 }
 
+// A plan may hold the job of which it was compiled, but not more of it than the compiler writes.
+TEST_F(Hostile, FilesOfTheJob) {
+  const auto found = [this](const std::vector<std::pair<std::string, std::string>> &files) {
+    Parts parts = tinyParts();
+    parts.manifest.input = std::make_unique<JobInputT>();
+    for (const auto &[path, text] : files) {
+      auto file = std::make_unique<InputFileT>();
+      file->path = path;
+      file->text = text;
+      parts.manifest.input->files.push_back(std::move(file));
+    }
+    return read(parts);
+  };
+  EXPECT_EQ(found({{"job.yaml", "version: 1"}, {"empty.yaml", ""}}), "");
+  EXPECT_NE(found({}).find("found 0 files of the job, expected 1 to 4096"), std::string::npos);
+  EXPECT_NE(found(std::vector<std::pair<std::string, std::string>>(4097, {"a", ""})).find("found 4097 files"),
+            std::string::npos);
+  EXPECT_NE(found({{"", "x"}}).find("a file of the job without a path"), std::string::npos);
+  EXPECT_NE(found({{"a", std::string(kMaxInputBytes, 'x')}}).find("found 16777217 bytes of the job"),
+            std::string::npos);
+}
+
 TEST_F(Hostile, ReducesASource) {
   Parts parts = tinyParts();
   RawStep &step = parts.step(0, 0); // was a send
