@@ -8,6 +8,14 @@ for bench in "$1"/tests/bench-* "$1"/bench-*; do
   [ -x "$bench" ] && [ -f "$bench" ] || continue
   case $bench in
   */bench-mpi) mpirun -n 4 "$bench" ;;
+  */bench-replace)
+    plans=$(mktemp -d)
+    "$1/reshard-compile" examples/kimi-k2-256-to-128.yaml -o "$plans/old"
+    "$1/reshard-compile" --from="$plans/old" -o "$plans/new" --set=target.ranks=192..319 \
+      '--set=source.mesh={megatron: {tp: 8, pp: 8, dp: 3, ep: 24, etp: 1}}'
+    "$bench" "$plans/old" "$plans/new"
+    rm -r "$plans"
+    ;;
   *) "$bench" ;;
   esac
 done
