@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/ucx_worker.h"
 
+#include <ucs/config/global_opts.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
@@ -17,6 +19,10 @@ Status checked(ucs_status_t status, const char *call) {
 }
 
 Status Worker::open(size_t peers, uint64_t features) {
+  // UCX writes what it finds to standard output, where programs write their results. What concerns a caller is in the
+  // Status of the call; UCX_LOG_LEVEL shows the rest.
+  if (!std::getenv("UCX_LOG_LEVEL"))
+    ucs_global_opts_set_value("LOG_LEVEL", "fatal");
   ucp_config_t *config = nullptr;
   if (Status status = checked(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read"); !status.ok())
     return status;

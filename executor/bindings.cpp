@@ -63,6 +63,34 @@ void sort(std::vector<BoundRange> &ranges) {
 
 } // namespace
 
+Bindable keepBound(const Bindable &before, Bindable now, const BoundPlace &place, std::vector<BoundRange> &ranges) {
+  for (const auto &[name, instance] : now.names) {
+    const auto [index, bytes] = instance;
+    const auto old = before.names.find(name);
+    if (old == before.names.end() || old->second.second != bytes || !before.pointers[old->second.first])
+      continue;
+    std::byte *const begin = now.pointers[index] = before.pointers[old->second.first];
+    ranges.push_back({begin, begin + bytes, place.target, place.name + " param '" + name + "'"});
+  }
+  return now;
+}
+
+std::vector<MemoryRange> joined(const std::vector<BoundRange> &ranges) {
+  std::vector<MemoryRange> result;
+  for (const BoundRange &range : ranges)
+    if (range.begin < range.end)
+      result.push_back({range.begin, range.end});
+  std::sort(result.begin(), result.end(), [](const auto &a, const auto &b) { return a.begin < b.begin; });
+  size_t last = 0;
+  for (size_t next = 1; next < result.size(); ++next)
+    if (result[next].begin <= result[last].end)
+      result[last].end = std::max(result[last].end, result[next].end);
+    else
+      result[++last] = result[next];
+  result.resize(std::min(result.size(), last + 1));
+  return result;
+}
+
 Status checkOverlaps(std::vector<BoundRange> &ranges) {
   sort(ranges);
   if (Status status = firstOverlap(ranges, "memory"); !status.ok())

@@ -2,6 +2,7 @@
 // The memory that the caller binds to params, and the check that bound ranges do not overlap.
 #pragma once
 
+#include "executor/channel.h"
 #include "executor/transport.h"
 
 #include <cstddef>
@@ -34,6 +35,19 @@ struct BoundRange {
   bool target;
   std::string name;
 };
+
+/// The rank or file of which memory is bound. `name` is for error texts.
+struct BoundPlace {
+  bool target;
+  std::string name;
+};
+
+/// `now`, of another plan, with the memory that `before` has for instances of equal name and bytes. Appends that memory
+/// to `ranges`.
+Bindable keepBound(const Bindable &before, Bindable now, const BoundPlace &place, std::vector<BoundRange> &ranges);
+
+/// The memory of ranges, with those that touch joined.
+std::vector<MemoryRange> joined(const std::vector<BoundRange> &ranges);
 
 /// Checks that no target range shares memory, or a range of a MAP_SHARED file, with another bound range. The error
 /// names both ranges and is of kind badBinding. Sorts `ranges`. Not detected: a private mapping beside a shared one,

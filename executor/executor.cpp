@@ -419,23 +419,9 @@ struct Replacement {
   std::unique_ptr<Transport> transport;
 };
 
-/// Keeps the memory of a rank or file: that of the instances that have an equal name and equal bytes.
-void keepMemory(const Bindable &before, uint32_t endpoint, uint32_t key, Replacement &next) {
-  const std::optional<uint32_t> meshRank = next.plan->meshRanks().find(endpoint, key);
-  if (!meshRank)
-    return;
-  Bindable now = bindableOf(*next.plan, endpoint, *meshRank);
-  const fbs::Endpoint &at = *next.plan->manifest().endpoints()->Get(endpoint);
-  for (const auto &[name, instance] : now.names) {
-    const auto old = before.names.find(name);
-    if (old == before.names.end() || old->second.second != instance.second || !before.pointers[old->second.first])
-      continue;
-    std::byte *const begin = now.pointers[instance.first] = before.pointers[old->second.first];
-    next.ranges.push_back(
-        {begin, begin + instance.second, endpoint > 0,
-         at.role()->str() + (at.storage() ? " file " : " rank ") + std::to_string(key) + " param '" + name + "'"});
-  }
-  next.bindables.emplace(std::pair(endpoint, key), std::move(now));
+/// A world rank or a file of an endpoint, for texts: "source rank 3".
+std::string placeOf(const fbs::Endpoint &endpoint, uint32_t key) {
+  return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") + std::to_string(key);
 }
 
 /// Keeps the bound memory that the new plan needs, too. Rank i of the process in the new plan takes that of its rank i
@@ -454,25 +440,11 @@ void keepBindings(const reshard_executor &e, Replacement &next) {
     for (uint32_t endpoint = 0; endpoint < endpoints.size(); ++endpoint)
       if (const fbs::Endpoint &now = *endpoints.Get(endpoint);
           now.role()->str() == before.role && now.storage() == files)
-        keepMemory(before, endpoint, key, next);
+        if (const std::optional<uint32_t> meshRank = next.plan->meshRanks().find(endpoint, key))
+          next.bindables.emplace(std::pair(endpoint, key),
+                                 keepBound(before, bindableOf(*next.plan, endpoint, *meshRank),
+                                           {endpoint > 0, placeOf(now, key)}, next.ranges));
   }
-}
-
-/// The ranges of bound memory, with those that touch joined.
-std::vector<MemoryRange> joined(const std::vector<BoundRange> &ranges) {
-  std::vector<MemoryRange> result;
-  for (const BoundRange &range : ranges)
-    if (range.begin < range.end)
-      result.push_back({range.begin, range.end});
-  std::sort(result.begin(), result.end(), [](const auto &a, const auto &b) { return a.begin < b.begin; });
-  size_t last = 0;
-  for (size_t next = 1; next < result.size(); ++next)
-    if (result[next].begin <= result[last].end)
-      result[last].end = std::max(result[last].end, result[next].end);
-    else
-      result[++last] = result[next];
-  result.resize(std::min(result.size(), last + 1));
-  return result;
 }
 
 /// The ranks of this process in the new plan: those given; else all, or the present one if ranks are processes.
@@ -606,7 +578,7 @@ reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint3
     const fbs::Endpoint &at = *endpoints->Get(endpoint);
     const uint32_t planRank = e.fleet && e.fleet->isTarget(rank) ? e.fleet->planRank(rank) : rank;
     const std::optional<uint32_t> number = e.plan->meshRanks().find(endpoint, planRank);
-    const std::string where = at.role()->str() + (at.storage() ? " file " : " rank ") + std::to_string(rank);
+    const std::string where = placeOf(at, rank);
     if (!number)
       return badBinding(where + " is not in the plan");
     Bindable &here = e.bindable(endpoint, *number, planRank);
