@@ -32,7 +32,7 @@ from commands import BIN, run, shared_folder  # noqa: E402
 SMALL = "RESHARD_SMALL" in os.environ
 UCX = (BIN / "libreshard_ucx.so").exists()
 WORLDS = range(2, 9)
-JOBS = 504 if "RESHARD_FULL" in os.environ else 63  # random jobs; equally many of each world
+JOBS = 504 if "RESHARD_FULL" in os.environ else 42  # random jobs; equally many of each world
 EXCHANGES = ["auto", "nodes", "p2p", "broadcast", "gather-rounds"]
 
 
