@@ -8,13 +8,16 @@ namespace reshard::pull {
 /// A process that is not heard for this time is lost; it is heard at least every second.
 static constexpr std::chrono::seconds kUnheard{5};
 
-void Coordinator::published(uint32_t meshRank, uint64_t version) {
+void Coordinator::published(uint32_t meshRank, Version version) {
   if (meshRank >= published_.size())
     return;
   published_[meshRank] = version;
-  const bool all =
-      std::all_of(published_.begin(), published_.end(), [&](uint64_t each) { return each == published_[0]; });
-  newest_ = all ? published_[0] : 0;
+  newest_ = {0, published_[0].number};
+  for (const Version &each : published_) {
+    newest_.birth = std::max(newest_.birth, each.birth);
+    if (each.number != published_[0].number)
+      newest_.number = 0;
+  }
   serveParked();
 }
 
@@ -49,7 +52,7 @@ bool Coordinator::joins(const Replica &replica, const BeginRequest &request) con
   const Rank &rank = replica.ranks[request.meshRank];
   if (replica.committed) // this call has been answered already, and the answer was lost
     return rank.call == request.call && request.failed != replica.assignment;
-  return replica.open && replica.version == newest_ && replica.version >= request.minVersion &&
+  return replica.open && replica.version == newest_ && replica.version.number >= request.minVersion &&
          request.failed != replica.assignment;
 }
 
@@ -57,12 +60,13 @@ bool Coordinator::joins(const Replica &replica, const BeginRequest &request) con
 bool Coordinator::assign(uint64_t client, const BeginRequest &request) {
   Replica &replica = replicas_[request.replica];
   if (!joins(replica, request)) {
-    if (newest_ == 0 || newest_ < request.minVersion)
+    if (newest_.number == 0 || newest_.number < request.minVersion)
       return false;
     open(request.replica, replica);
   }
   replica.ranks[request.meshRank].call = request.call;
-  answers_.push_back({client, CoordinatorAnswer::kAssign, replica.assignment, replica.version, replica.parent});
+  answers_.push_back({client, CoordinatorAnswer::kAssign, replica.assignment, replica.version, replica.parent, kSources,
+                      request.call});
   return true;
 }
 
@@ -85,11 +89,10 @@ void Coordinator::open(uint32_t number, Replica &replica) {
 void Coordinator::complete(uint64_t client, uint64_t assignment) {
   Replica *replica = nullptr;
   Rank *const rank = rankOf(client, replica);
-  if (!rank)
-    return;
-  replica->silent = false;
-  if (assignment == 0 || replica->assignment != assignment) {
-    answers_.push_back({client, CoordinatorAnswer::kRepeat, assignment, 0});
+  if (rank)
+    replica->silent = false;
+  if (!rank || assignment == 0 || replica->assignment != assignment) {
+    answers_.push_back({client, CoordinatorAnswer::kRepeat, assignment, {}});
     return;
   }
   rank->complete = rank->asked = true;
@@ -148,7 +151,7 @@ std::optional<CoordinatorAnswer> Coordinator::next() {
 std::vector<ReplicaInfo> Coordinator::replicas(Clock::time_point now) const {
   std::vector<ReplicaInfo> result;
   for (const auto &[number, replica] : replicas_) {
-    ReplicaInfo info{number, 0, replica.version, ReplicaInfo::kPulling};
+    ReplicaInfo info{number, 0, replica.version.number, ReplicaInfo::kPulling};
     info.state = replica.committed ? ReplicaInfo::kComplete : ReplicaInfo::kPulling;
     for (const Rank &rank : replica.ranks) {
       info.ranks += rank.client != 0;
@@ -162,16 +165,18 @@ std::vector<ReplicaInfo> Coordinator::replicas(Clock::time_point now) const {
 
 /// Tells a client that waits why it waits, if that has changed.
 void Coordinator::wait(uint64_t client, Parked &parked) {
-  const uint64_t version = *std::max_element(published_.begin(), published_.end());
+  uint64_t version = 0;
+  for (const Version &each : published_)
+    version = std::max(version, each.number);
   uint32_t rank = kSources;
   for (uint32_t source = 0; source < published_.size() && rank == kSources; ++source)
-    if (published_[source] < version || version == 0)
+    if (published_[source].number < version || version == 0)
       rank = source;
   if (parked.told == version && parked.toldRank == rank)
     return;
   parked.told = version;
   parked.toldRank = rank;
-  answers_.push_back({client, CoordinatorAnswer::kWaiting, 0, version, kSources, rank});
+  answers_.push_back({client, CoordinatorAnswer::kWaiting, 0, {0, version}, kSources, rank});
 }
 
 void Coordinator::serveParked() {
@@ -203,18 +208,18 @@ std::optional<uint32_t> Coordinator::depth(uint32_t number, uint32_t child) cons
   return depth;
 }
 
-/// The sources, if fewer replicas than allowed read from them; else the end of the shortest chain of replicas that hold
-/// or pull the version.
-uint32_t Coordinator::chooseParent(uint32_t child, uint64_t version) const {
-  uint32_t heads = 0;
+/// The sources, if no replica reads from them; else the end of the shortest chain of replicas that hold or pull the
+/// version. Replicas that read the same messages in the same order would share one source's bandwidth.
+uint32_t Coordinator::chooseParent(uint32_t child, const Version &version) const {
+  bool head = false;
   std::map<uint32_t, uint32_t> children;
   for (const auto &[number, replica] : replicas_) {
     if (!replica.open || number == child || replica.version != version || !alive(replica))
       continue;
-    heads += replica.parent == kSources;
+    head = head || replica.parent == kSources;
     ++children[replica.parent];
   }
-  if (heads < shape_.heads)
+  if (!head)
     return kSources;
   uint32_t parent = kSources;
   std::optional<uint32_t> least;

@@ -19,7 +19,14 @@ namespace reshard::pull {
 struct FleetShape {
   uint32_t sources = 1;      // ranks of the source
   uint32_t replicaRanks = 1; // ranks of one replica
-  uint32_t heads = 1;        // replicas that read from the sources at the same time; the others form chains
+};
+
+/// What the sources have published. A trainer that starts again may publish a number again with other bytes, so a
+/// version also has the birth of its youngest source process. Later versions are greater.
+struct Version {
+  uint64_t birth = 0;
+  uint64_t number = 0; // 0: none
+  auto operator<=>(const Version &) const = default;
 };
 
 /// The parent of a replica that reads from the sources.
@@ -45,9 +52,10 @@ struct CoordinatorAnswer {
   uint64_t client = 0;
   Kind kind = kAssign;
   uint64_t assignment = 0; // not of kWaiting
-  uint64_t version = 0;
+  Version version;
   uint32_t parent = kSources; // of kAssign
   uint32_t rank = kSources;   // of kWaiting
+  uint64_t call = 0;          // of kAssign: the call that has asked
 };
 
 /// What the coordinator knows about a replica.
@@ -65,12 +73,13 @@ public:
 
   explicit Coordinator(const FleetShape &shape) : shape_(shape), published_(shape.sources) {}
 
-  /// A source rank has published a version, or none: 0. Requests of a mesh rank that the source does not have are
-  /// ignored, as are those of other ranks that do not exist.
-  void published(uint32_t meshRank, uint64_t version);
+  /// A source rank has published a version, or none: 0. `birth` is that of its process. Requests of a mesh rank that
+  /// the source does not have are ignored, as are those of other ranks that do not exist.
+  void published(uint32_t meshRank, Version version);
   /// Answered by kAssign, at once or when there is a version; until then by kWaiting whenever the reason changes.
   void begin(uint64_t client, const BeginRequest &request, Clock::time_point until);
-  /// Answered by kCommitted or kRepeat. The version is held from here on.
+  /// Answered by kCommitted or kRepeat; by kRepeat, too, if the client has not begun: it has connected again meanwhile.
+  /// The version is held from here on.
   void complete(uint64_t client, uint64_t assignment);
   /// A rank of a replica cannot read from its parent. The parent gets no other child until it is heard again.
   void parentFailed(uint64_t client, uint32_t parent);
@@ -84,8 +93,6 @@ public:
   /// The next answer to send.
   std::optional<CoordinatorAnswer> next();
   std::vector<ReplicaInfo> replicas(Clock::time_point now) const;
-  /// The newest version that all source ranks have published; 0: none.
-  uint64_t newest() const { return newest_; }
 
 private:
   /// A rank of a replica.
@@ -100,7 +107,7 @@ private:
   struct Replica {
     std::vector<Rank> ranks;
     uint64_t assignment = 0; // 0: none yet
-    uint64_t version = 0;
+    Version version;
     uint32_t parent = kSources;
     bool open = false;      // not all ranks have completed the assignment
     bool committed = false; // all had
@@ -118,15 +125,15 @@ private:
   void open(uint32_t number, Replica &replica);
   void wait(uint64_t client, Parked &parked);
   void serveParked();
-  uint32_t chooseParent(uint32_t child, uint64_t version) const;
+  uint32_t chooseParent(uint32_t child, const Version &version) const;
   /// The number of replicas between a replica and the one that holds its version; no value if `child` is one of them.
   std::optional<uint32_t> depth(uint32_t number, uint32_t child) const;
   static bool alive(const Replica &replica);
   Rank *rankOf(uint64_t client, Replica *&replica);
 
   const FleetShape shape_;
-  std::vector<uint64_t> published_; // by mesh rank of the source
-  uint64_t newest_ = 0;
+  std::vector<Version> published_; // by mesh rank of the source
+  Version newest_;                 // that all source ranks have published
   uint64_t assignments_ = 0;
   std::map<uint32_t, Replica> replicas_;
   std::map<uint64_t, std::pair<uint32_t, uint32_t>> clients_; // replica and mesh rank

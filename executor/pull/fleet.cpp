@@ -5,8 +5,6 @@
 
 namespace reshard::pull {
 
-using namespace schema;
-
 Result<Fleet> Fleet::of(const Plan &plan) {
   const auto &endpoints = *plan.manifest().endpoints();
   if (endpoints.size() < 2 || endpoints.Get(1)->replicas() == 0)
@@ -30,24 +28,6 @@ std::string Fleet::name(uint32_t worldRank) const {
   if (const std::optional<uint32_t> source = sourceMeshRank(worldRank))
     return "source rank " + std::to_string(*source) + world;
   return "replica " + std::to_string(replicaOf(worldRank)) + " rank " + std::to_string(meshRankOf(worldRank)) + world;
-}
-
-Result<uint32_t> headsOf(const Plan &plan, const Fleet &fleet) {
-  uint64_t received = 0, sent = 1; // the greatest of a target rank and of a source rank
-  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
-    const Segment *segment = nullptr;
-    if (Status status = plan.segment(rank, segment); !status.ok())
-      return status;
-    uint64_t in = 0, out = 0;
-    for (const Step *step : *segment->steps()) {
-      in += step->kind() == StepKind::recv ? step->bytes() : 0;
-      out += step->kind() == StepKind::send ? step->bytes() : 0;
-    }
-    received = std::max(received, in);
-    if (!fleet.isTarget(rank))
-      sent = std::max(sent, out);
-  }
-  return static_cast<uint32_t>(std::clamp<uint64_t>(received / sent, 1, kMaxReplicas));
 }
 
 } // namespace reshard::pull

@@ -41,8 +41,4 @@ private:
   uint32_t base_ = 0, replicaRanks_ = 1;
 };
 
-/// How many replicas read from the sources at the same time: as many as make a source rank as busy as a target rank.
-/// Reads the segments of all ranks.
-Result<uint32_t> headsOf(const Plan &plan, const Fleet &fleet);
-
 } // namespace reshard::pull

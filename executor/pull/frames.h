@@ -18,7 +18,7 @@ enum class FrameKind : uint64_t {
   pong, // nothing
 
   // Of a rank that reads bytes. The first fetch of a version is the lease.
-  fetch,     // version, message, begin, end, slot, 1 if the client can read the server's memory
+  fetch,     // version, message, begin, end, slot, 1 if the client can read the server's memory, birth of the version
   data,      // version, message, begin, end, slot, the address of the bytes (0: they follow as data), lease
   gone,      // version, message, begin, end, slot: the version is not served, or not any more
   askSender, // the same: only the sender of the message can serve it
@@ -28,11 +28,11 @@ enum class FrameKind : uint64_t {
 
   // Between source ranks and the coordinator, which is the server of the source's mesh rank 0.
   coordinator, // token of the coordinator; its address as text
-  published,   // version; 0: none
+  published,   // version (0: none), token of the source rank, birth of its process
 
   // Of a target rank, to the coordinator.
   begin,        // least version, call, failed assignment, milliseconds until its deadline
-  assign,       // assignment, version, parent
+  assign,       // assignment, version, parent, call, birth of the version
   waiting,      // newest version, rank that has not published it
   complete,     // assignment
   committed,    // assignment, version
@@ -44,7 +44,7 @@ enum class FrameKind : uint64_t {
   listed, // number of replicas, index of the first in the text; the text has kListed of them at most
 };
 
-constexpr uint64_t kProtocol = 1;
+constexpr uint64_t kProtocol = 2;
 /// Of one message: a fetch has at most kRangeBytes. Fetches of one client at one server that are not answered yet.
 constexpr uint64_t kRangeBytes = uint64_t{4} << 20;
 constexpr uint32_t kWindow = 4;

@@ -19,26 +19,19 @@ Status PullTransport::prepare(const Plan &plan, const std::vector<LocalRank> &ra
   for (const ReceivedMessage &message : table_.received())
     by_.messages += message.packing.bytes();
   by_.local = table_.copies().bytes();
-  return start(plan, deadline);
+  return start(deadline);
 }
 
 /// Starts the server and enters the store.
-Status PullTransport::start(const Plan &plan, const Deadline &deadline) {
+Status PullTransport::start(const Deadline &deadline) {
   const Fleet &fleet = options_.fleet;
   directory_ = std::make_unique<Directory>(*options_.store, options_.job);
   Result<std::unique_ptr<Messenger>> serving = options_.open(), pulling = options_.open();
   if (!serving.ok() || !pulling.ok())
     return serving.ok() ? pulling.status() : serving.status();
-  uint32_t heads = 1;
-  if (options_.worldRank == fleet.sources()[0]) {
-    const Result<uint32_t> found = headsOf(plan, fleet);
-    if (!found.ok())
-      return found.status();
-    heads = *found;
-  }
   server_ = std::make_unique<Server>(
       std::move(*serving), table_, *progress_,
-      ServerOptions{fleet, options_.worldRank, directory_->token(), heads, [this] { puller_->idle(); }});
+      ServerOptions{fleet, options_.worldRank, directory_->token(), [this] { puller_->idle(); }});
   puller_ =
       std::make_unique<Puller>(std::move(*pulling), PullerOptions{fleet, options_.worldRank, directory_.get(), &table_,
                                                                   progress_.get(), server_.get(), options_.rangeBytes});

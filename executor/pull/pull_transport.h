@@ -43,7 +43,7 @@ public:
   Result<std::vector<ReplicaInfo>> replicas(const Deadline &deadline) { return puller_->replicas(deadline); }
 
 private:
-  Status start(const Plan &plan, const Deadline &deadline);
+  Status start(const Deadline &deadline);
   Status meetSources(const Deadline &deadline);
   Status runViewJobs(ViewJobs::JobSet set, const Deadline &deadline) const;
 

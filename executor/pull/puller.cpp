@@ -185,7 +185,7 @@ void Puller::handle(Connection &connection, const MessengerEvent &event) {
 /// The slot that an answer is for; null if there is none.
 Puller::Slot *Puller::find(Connection &connection, const Frame &frame) {
   const auto &words = frame.words;
-  if (words[1] != version_ || words[5] >= kWindow)
+  if (words[1] != version_.number || words[5] >= kWindow)
     return nullptr;
   Slot &slot = connection.slots[words[5]];
   const bool asked = slot.state == Slot::asked && slot.begin == words[3] && slot.end == words[4] &&
@@ -223,7 +223,7 @@ void Puller::handleFrame(Connection &connection, const MessengerEvent &event) {
       refused(connection);
     return;
   case FrameKind::confirmed:
-    if (words[1] == version_ && connection.confirming > 0)
+    if (words[1] == version_.number && connection.confirming > 0)
       confirmed(connection, words[2] != 0);
     return;
   default:
@@ -237,7 +237,8 @@ void Puller::handleAnswer(const MessengerEvent &event) {
   const auto &words = event.frame.words;
   switch (kindOf(event.frame)) {
   case FrameKind::assign:
-    assigned_ = Assignment{words[1], words[2], static_cast<uint32_t>(words[3])};
+    if (call_ != 0 && words[4] == call_) // not a late answer to an earlier call
+      assigned_ = Assignment{words[1], {words[5], words[2]}, static_cast<uint32_t>(words[3])};
     return;
   case FrameKind::waiting: {
     const std::string newest = words[1] > 0 ? "the newest is " + std::to_string(words[1]) : "none is published";
@@ -255,6 +256,10 @@ void Puller::handleAnswer(const MessengerEvent &event) {
     repeated_ = words[1];
     return;
   case FrameKind::listed: {
+    if (words[2] == 0)
+      listed_.clear();
+    if (words[2] != listed_.size()) // of an earlier request, whose first frames were lost
+      return;
     ByteReader reader(event.text);
     listedCount_ = words[1];
     while (reader.ok() && !reader.rest().empty()) {
@@ -360,13 +365,14 @@ Result<uint64_t> Puller::pull(const PullRequest &request) {
   leaveServers();
   options_.server->setPulling(false);
   request_ = nullptr;
+  call_ = 0;
   return version;
 }
 
 Result<uint64_t> Puller::attempts() {
-  const uint64_t call = randomNumber();
+  call_ = std::max<uint64_t>(randomNumber(), 1);
   for (uint64_t failed = 0;;) {
-    if (Status status = begin(call, failed); !status.ok())
+    if (Status status = begin(failed); !status.ok())
       return status;
     assignment_ = *assigned_;
     if (assignment_.version != version_)
@@ -392,12 +398,12 @@ Result<uint64_t> Puller::attempts() {
       if (Status status = request_->afterWriting(); !status.ok())
         return status;
     whole_ = true;
-    return version_;
+    return version_.number;
   }
 }
 
 /// Waits for an assignment.
-Status Puller::begin(uint64_t call, uint64_t failed) {
+Status Puller::begin(uint64_t failed) {
   assigned_.reset();
   reason_.clear();
   Connection &coordinator = connectionTo(options_.fleet.sources()[0]);
@@ -411,7 +417,7 @@ Status Puller::begin(uint64_t call, uint64_t failed) {
       asked = false;
     } else if (!asked) {
       send(coordinator,
-           makeFrame(FrameKind::begin, {request_->minVersion, call, failed, millisecondsUntil(deadline_)}));
+           makeFrame(FrameKind::begin, {request_->minVersion, call_, failed, millisecondsUntil(deadline_)}));
       asked = true;
     }
     wait(any);
@@ -419,7 +425,7 @@ Status Puller::begin(uint64_t call, uint64_t failed) {
   return {};
 }
 
-void Puller::startVersion(uint64_t version) {
+void Puller::startVersion(const Version &version) {
   endTransfers();
   const std::vector<ReceivedMessage> &received = options_.table->received();
   version_ = version;
@@ -473,9 +479,9 @@ Puller::Outcome Puller::complete() {
       send(coordinator, makeFrame(FrameKind::complete, {assignment_.number}));
     asked = true;
     if (passed(deadline_)) {
-      error_ =
-          timedOut("timed out: this rank has version " + std::to_string(version_) + ", but other ranks of replica " +
-                   std::to_string(options_.fleet.replicaOf(options_.worldRank)) + " have not completed it");
+      error_ = timedOut("timed out: this rank has version " + std::to_string(version_.number) +
+                        ", but other ranks of replica " + std::to_string(options_.fleet.replicaOf(options_.worldRank)) +
+                        " have not completed it");
       return Outcome::failed;
     }
     wait(any);
@@ -494,7 +500,7 @@ void Puller::leaveServers() {
     if (!connection.leased)
       continue;
     if (connection.ready)
-      send(connection, makeFrame(FrameKind::leave, {version_}));
+      send(connection, makeFrame(FrameKind::leave, {version_.number}));
     discard(connection);
   }
 }
@@ -549,9 +555,9 @@ bool Puller::fetchOne(size_t number) {
   message.next = slot.end;
   message.inFlight.push_back(&slot);
   receiving_.insert(number);
-  send(server, makeFrame(FrameKind::fetch,
-                         {version_, received.message, slot.begin, slot.end,
-                          static_cast<uint64_t>(&slot - server.slots.data()), messenger_->readsMemory(*server.peer)}));
+  send(server, makeFrame(FrameKind::fetch, {version_.number, received.message, slot.begin, slot.end,
+                                            static_cast<uint64_t>(&slot - server.slots.data()),
+                                            messenger_->readsMemory(*server.peer), version_.birth}));
   return server.ready;
 }
 
@@ -608,7 +614,7 @@ void Puller::confirmReads() {
   for (auto &[rank, connection] : connections_) {
     if (connection.ready && !connection.unconfirmed.empty() && connection.confirming == 0) {
       connection.confirming = connection.unconfirmed.size();
-      send(connection, makeFrame(FrameKind::confirm, {version_, connection.lease}));
+      send(connection, makeFrame(FrameKind::confirm, {version_.number, connection.lease}));
     }
     if (connection.fetches > 0 || connection.confirming > 0)
       ping(connection);
@@ -656,10 +662,10 @@ std::string Puller::waitsFor() const {
     const uint32_t rank = serverOf(m);
     const auto server = connections_.find(rank);
     const bool unready = server != connections_.end() && !server->second.ready && !server->second.problem.empty();
-    return "waited for message " + std::to_string(received[m].message) + " of version " + std::to_string(version_) +
-           " from " + options_.fleet.name(rank) + ", of which " + std::to_string(messages_[m].confirmed) + " of " +
-           std::to_string(received[m].packing.bytes()) + " bytes have arrived" +
-           (unready ? "; " + server->second.problem : "");
+    return "waited for message " + std::to_string(received[m].message) + " of version " +
+           std::to_string(version_.number) + " from " + options_.fleet.name(rank) + ", of which " +
+           std::to_string(messages_[m].confirmed) + " of " + std::to_string(received[m].packing.bytes()) +
+           " bytes have arrived" + (unready ? "; " + server->second.problem : "");
   }
   return "the copies within the rank were not complete";
 }

@@ -80,7 +80,8 @@ private:
   };
   /// The state of an assignment.
   struct Assignment {
-    uint64_t number = 0, version = 0;
+    uint64_t number = 0;
+    Version version;
     uint32_t parent = kSources;
   };
   enum class Outcome { done, again, failed };
@@ -108,8 +109,8 @@ private:
 
   // The phases of a pull.
   Result<uint64_t> attempts();
-  Status begin(uint64_t call, uint64_t failed);
-  void startVersion(uint64_t version);
+  Status begin(uint64_t failed);
+  void startVersion(const Version &version);
   Outcome transfer();
   Outcome complete();
   void leaveServers();
@@ -141,7 +142,7 @@ private:
   size_t inFlight_ = 0;
   size_t copies_ = 0; // local copies that have run
   Assignment assignment_;
-  uint64_t version_ = 0; // that the memory holds, or receives
+  Version version_;      // that the memory holds, or receives
   bool written_ = false; // a byte of it was written
   bool whole_ = false;   // and all of them, with afterWriting
   bool failed_ = false;  // the assignment cannot be completed
@@ -151,6 +152,7 @@ private:
   std::set<size_t> receiving_; // messages with ranges in flight
   Clock::time_point polled_{};
   Deadline deadline_; // of the call
+  uint64_t call_ = 0; // its number; 0: no pull runs
   // Answers of the coordinator.
   std::optional<Assignment> assigned_;
   std::optional<uint64_t> committed_, repeated_; // assignments

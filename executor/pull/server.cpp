@@ -10,7 +10,6 @@ namespace reshard::pull {
 
 namespace {
 
-constexpr size_t kMaxClients = 8192;
 constexpr std::chrono::milliseconds kMaintain{100};
 
 } // namespace
@@ -18,10 +17,12 @@ constexpr std::chrono::milliseconds kMaintain{100};
 Server::Server(std::unique_ptr<Messenger> messenger, const MessageTable &table, Progress &progress,
                ServerOptions options)
     : messenger_(std::move(messenger)), table_(table), progress_(progress), options_(std::move(options)),
-      address_(messenger_->address()) {
+      address_(messenger_->address()),
+      birth_(static_cast<uint64_t>(
+          std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count())) {
   if (coordinates())
-    coordinator_.emplace(FleetShape{static_cast<uint32_t>(options_.fleet.sources().size()),
-                                    options_.fleet.replicaRanks(), options_.heads});
+    coordinator_.emplace(
+        FleetShape{static_cast<uint32_t>(options_.fleet.sources().size()), options_.fleet.replicaRanks()});
 }
 
 void Server::stop() {
@@ -139,8 +140,7 @@ void Server::greet(uint32_t peer, const Frame &frame) {
   const uint64_t rank = frame.words[2];
   const bool known = rank <= UINT32_MAX &&
                      (fleet.isTarget(static_cast<uint32_t>(rank)) || fleet.sourceMeshRank(static_cast<uint32_t>(rank)));
-  if (kindOf(frame) != FrameKind::hello || frame.words[1] != options_.token || !known || frame.words[3] != kProtocol ||
-      clients_.size() >= kMaxClients)
+  if (kindOf(frame) != FrameKind::hello || frame.words[1] != options_.token || !known || frame.words[3] != kProtocol)
     return messenger_->disconnect(peer);
   Client &client = clients_[peer];
   client.number = ++numbers_;
@@ -157,7 +157,8 @@ bool Server::handleReader(uint32_t peer, Client &client, const Frame &frame) {
     if (words[5] >= kWindow || words[3] >= words[4] || words[4] - words[3] > kRangeBytes || words[1] == 0 ||
         words[2] > UINT32_MAX)
       return true;
-    const Fetch asked{words[1], words[2], words[3], words[4], static_cast<uint32_t>(words[5]), words[6] != 0};
+    const Fetch asked{{isSource() ? 0 : words[7], words[1]}, words[2],     words[3], words[4],
+                      static_cast<uint32_t>(words[5]),       words[6] != 0};
     Slot &slot = client.slots[asked.slot];
     if (slot.sending) // its data have arrived there, but this process does not know that yet
       slot.parked = asked;
@@ -167,12 +168,17 @@ bool Server::handleReader(uint32_t peer, Client &client, const Frame &frame) {
   }
   case FrameKind::confirm:
     send(peer, makeFrame(FrameKind::confirmed,
-                         {words[1], words[1] == version_ && words[2] == client.lease && client.lease != 0}));
+                         {words[1], words[1] == version_.number && words[2] == client.lease && client.lease != 0}));
     return true;
   case FrameKind::leave:
     client.lease = 0;
-    for (Slot &slot : client.slots)
+    for (Slot &slot : client.slots) {
       slot.parked.reset();
+      if (!slot.sending) {
+        slot.memory.reset();
+        slot.bytes = 0;
+      }
+    }
     return true;
   default:
     return false;
@@ -186,7 +192,7 @@ bool Server::handleMember(uint32_t peer, Client &client, const Frame &frame) {
   if (const std::optional<uint32_t> source = fleet.sourceMeshRank(client.worldRank)) {
     if (kindOf(frame) == FrameKind::published && *source != 0) {
       sourceClients_[*source] = client.number;
-      coordinator_->published(*source, words[1]);
+      coordinator_->published(*source, {words[3], words[1]});
       for (Link &link : links_) // it knows where the coordinator is
         if (link.to.token == words[2] && link.peer)
           messenger_->disconnect(*link.peer);
@@ -231,7 +237,7 @@ void Server::forget(uint32_t peer) {
     if (const std::optional<uint32_t> source = options_.fleet.sourceMeshRank(client.worldRank))
       if (const auto at = sourceClients_.find(*source); at != sourceClients_.end() && at->second == client.number) {
         sourceClients_.erase(at);
-        coordinator_->published(*source, 0);
+        coordinator_->published(*source, {});
       }
   }
   byNumber_.erase(client.number);
@@ -250,7 +256,7 @@ void Server::send(uint32_t peer, const Frame &frame) {
 }
 
 void Server::reply(uint32_t peer, FrameKind kind, const Fetch &fetch) {
-  send(peer, makeFrame(kind, {fetch.version, fetch.message, fetch.begin, fetch.end, fetch.slot}));
+  send(peer, makeFrame(kind, {fetch.version.number, fetch.message, fetch.begin, fetch.end, fetch.slot}));
 }
 
 /// Whether a range is there, may come, or will not come.
@@ -303,8 +309,8 @@ void Server::answer(uint32_t peer, Client &client, const Fetch &fetch, const Ser
     served.packing->pack(fetch.begin, fetch.end, data);
   }
   const auto address = fetch.readable ? reinterpret_cast<uint64_t>(data) : 0;
-  const Frame frame = makeFrame(
-      FrameKind::data, {fetch.version, fetch.message, fetch.begin, fetch.end, fetch.slot, address, client.lease});
+  const Frame frame = makeFrame(FrameKind::data, {fetch.version.number, fetch.message, fetch.begin, fetch.end,
+                                                  fetch.slot, address, client.lease});
   if (fetch.readable)
     return send(peer, frame);
   slot.sending = true;
@@ -386,13 +392,13 @@ void Server::maintainLinks() {
   if (!isSource())
     return;
   if (coordinator_ && told_ != available())
-    coordinator_->published(0, told_ = available());
+    coordinator_->published(0, {birth_, told_ = available()});
   for (Link &link : links_) {
     if (!link.peer && Clock::now() >= link.again)
       connect(link);
     if (!coordinator_ && link.peer && link.told != available()) {
       link.told = available();
-      send(*link.peer, makeFrame(FrameKind::published, {available(), options_.token}));
+      send(*link.peer, makeFrame(FrameKind::published, {available(), options_.token, birth_}));
     }
   }
 }
@@ -408,13 +414,14 @@ void Server::sendAnswers() {
     Frame frame;
     switch (answer->kind) {
     case CoordinatorAnswer::kAssign:
-      frame = makeFrame(FrameKind::assign, {answer->assignment, answer->version, answer->parent});
+      frame = makeFrame(FrameKind::assign, {answer->assignment, answer->version.number, answer->parent, answer->call,
+                                            answer->version.birth});
       break;
     case CoordinatorAnswer::kWaiting:
-      frame = makeFrame(FrameKind::waiting, {answer->version, answer->rank});
+      frame = makeFrame(FrameKind::waiting, {answer->version.number, answer->rank});
       break;
     case CoordinatorAnswer::kCommitted:
-      frame = makeFrame(FrameKind::committed, {answer->assignment, answer->version});
+      frame = makeFrame(FrameKind::committed, {answer->assignment, answer->version.number});
       break;
     case CoordinatorAnswer::kRepeat:
       frame = makeFrame(FrameKind::repeat, {answer->assignment});
@@ -448,8 +455,8 @@ std::unique_lock<std::mutex> Server::locked() {
 
 Status Server::mayPublish(uint64_t version) {
   const std::unique_lock lock = locked();
-  if (version_ != 0)
-    return invalid("version " + std::to_string(version_) + " is published already; release it first");
+  if (version_.number != 0)
+    return invalid("version " + std::to_string(version_.number) + " is published already; release it first");
   if (version <= last_)
     return invalid("found version " + std::to_string(version) + ", expected more than " + std::to_string(last_) +
                    (last_ > 0 ? ", the version that was published last" : ""));
@@ -460,7 +467,7 @@ Status Server::publish(uint64_t version) {
   if (Status status = mayPublish(version); !status.ok())
     return status;
   const std::unique_lock lock = locked();
-  version_ = last_ = version;
+  version_.number = last_ = version;
   return {};
 }
 
@@ -486,14 +493,14 @@ size_t Server::leases() {
 }
 
 /// Serves another version, after all leases have ended.
-void Server::change(std::unique_lock<std::mutex> &lock, uint64_t version) {
+void Server::change(std::unique_lock<std::mutex> &lock, const Version &version) {
   change_ = version;
   changed_.wait(lock, [&] { return !change_; });
 }
 
 Status Server::release(const Deadline &deadline) {
   std::unique_lock lock = locked();
-  if (version_ == 0)
+  if (version_.number == 0)
     return invalid("no version is published");
   withdrawing_ = true;
   auto leased = [&] {
@@ -502,8 +509,8 @@ Status Server::release(const Deadline &deadline) {
   while (leased() && !passed(deadline))
     changed_.wait_for(lock, std::chrono::milliseconds(10));
   const std::string names = holders();
-  const uint64_t version = version_;
-  change(lock, 0);
+  const uint64_t version = version_.number;
+  change(lock, {});
   withdrawing_ = false;
   if (names.empty())
     return {};
@@ -511,7 +518,7 @@ Status Server::release(const Deadline &deadline) {
                   "; their leases are revoked");
 }
 
-void Server::serve(uint64_t version) {
+void Server::serve(const Version &version) {
   std::unique_lock lock = locked();
   if (version_ != version)
     change(lock, version);

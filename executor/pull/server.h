@@ -21,7 +21,6 @@ struct ServerOptions {
   Fleet fleet;
   uint32_t worldRank = 0;
   uint64_t token = 0;
-  uint32_t heads = 1;         // of the coordinator
   std::function<void()> idle; // called by the thread about every 100 ms
 };
 
@@ -48,14 +47,15 @@ public:
   size_t leases();
   /// Of a target rank: serves what is there of a version, which is nothing if it is another one than before. From here
   /// on nobody reads an earlier version out of this process.
-  void serve(uint64_t version);
+  void serve(const Version &version);
   /// Whether a pull is running, whose bytes clients may wait for.
   void setPulling(bool pulling);
 
 private:
   using Clock = std::chrono::steady_clock;
   struct Fetch {
-    uint64_t version = 0, message = 0, begin = 0, end = 0;
+    Version version;
+    uint64_t message = 0, begin = 0, end = 0;
     uint32_t slot = 0;
     bool readable = false; // the client reads this process's memory
   };
@@ -100,12 +100,12 @@ private:
   void reply(uint32_t peer, FrameKind kind, const Fetch &fetch);
   void send(uint32_t peer, const Frame &frame);
   void serveParked();
-  void change(std::unique_lock<std::mutex> &lock, uint64_t version);
+  void change(std::unique_lock<std::mutex> &lock, const Version &version);
   void endLeases();
 
   bool isSource() const { return !options_.fleet.isTarget(options_.worldRank); }
   bool coordinates() const { return options_.worldRank == options_.fleet.sources()[0]; }
-  uint64_t available() const { return withdrawing_ ? 0 : version_; }
+  uint64_t available() const { return withdrawing_ ? 0 : version_.number; }
   void linkTo(const ServerAddress &process);
   void maintainLinks();
   void connect(Link &link);
@@ -124,11 +124,12 @@ private:
   std::atomic<bool> wanted_{false}; // another thread waits for mutex_
   std::thread thread_;
   bool stop_ = false;
-  uint64_t version_ = 0;           // that is served; 0: none
-  uint64_t last_ = 0;              // of a source: the last that was published
-  bool withdrawing_ = false;       // release() waits: no new leases
-  std::optional<uint64_t> change_; // the thread shall end all leases and serve this version
-  uint64_t leases_ = 1;            // another one after each change
+  const uint64_t birth_;          // of this process: nanoseconds since the epoch of the system clock
+  Version version_;               // that is served; of a source rank, without a birth
+  uint64_t last_ = 0;             // of a source: the last that was published
+  bool withdrawing_ = false;      // release() waits: no new leases
+  std::optional<Version> change_; // the thread shall end all leases and serve this version
+  uint64_t leases_ = 1;           // another one after each change
   bool pulling_ = false;
 
   std::map<uint32_t, Client> clients_; // by connection

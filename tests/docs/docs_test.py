@@ -103,6 +103,7 @@ class Documents(unittest.TestCase):
 
 
 @unittest.skipUnless((BIN / "libreshard_ucx.so").exists(), "transport ucx was not built")
+@unittest.skipIf("RESHARD_SMALL" in os.environ, "a sanitizer's runtime must be loaded before Python")
 class Launchers(FolderTest):
     """The programs of docs/api.md that launchers start. Those of torchrun and Ray run with the real packages in
     tests/frameworks/launchers_test.py; here torchrun's and srun's variables are set as they set them."""

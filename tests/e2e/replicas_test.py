@@ -28,7 +28,8 @@ import launchers
 import replicas_process as content
 from commands import BIN, ROOT, run, shared_folder
 
-ROUNDS = 20 if "RESHARD_SMALL" in os.environ else 500 if "RESHARD_FULL" in os.environ else 60
+FULL = "RESHARD_FULL" in os.environ
+ROUNDS = 20 if "RESHARD_SMALL" in os.environ else 500 if FULL else 60
 QUIET = 10  # each QUIETth round has no faults: all replicas pull the same version
 REPLICAS = 8
 REMOTE = 7  # the replica on the other host
@@ -394,7 +395,8 @@ class ReplicasTest(unittest.TestCase):
             self.assertLessEqual(last["threads"], warm["threads"])
             self.assertLessEqual(last["descriptors"], warm["descriptors"] + 16, used)
             self.assertLessEqual(last["kilobytes"], warm["kilobytes"] * 1.1 + 16384, used)
-        for what in ("pulls", "kills", "stops", "starts"):
+        rare = ("kills at a system call", "leaves", "revoked releases") + (("cuts",) if fleet.hosts else ())
+        for what in ("pulls", "kills", "stops", "starts") + (rare if FULL else ()):
             self.assertGreater(fleet.done[what], 0, what)
 
     def test_small_model(self):

@@ -19,13 +19,8 @@ const auto kLater = Coordinator::Clock::time_point::max();
 
 class PullCoordinator : public testing::Test {
 protected:
-  void make(uint32_t sources, uint32_t replicaRanks, uint32_t heads) {
-    coordinator.emplace(FleetShape{sources, replicaRanks, heads});
-  }
-  void publish(uint64_t version, uint32_t sources = 1) {
-    for (uint32_t source = 0; source < sources; ++source)
-      coordinator->published(source, version);
-  }
+  void make(uint32_t sources, uint32_t replicaRanks) { coordinator.emplace(FleetShape{sources, replicaRanks}); }
+  void publish(uint64_t version, uint64_t birth = 1) { coordinator->published(0, {birth, version}); }
   /// Client 10 * replica + rank + 1.
   static uint64_t client(uint32_t replica, uint32_t rank = 0) { return 10 * replica + rank + 1; }
   void begin(uint32_t replica, uint32_t rank = 0, uint64_t call = 1, uint64_t least = 0, uint64_t failed = 0) {
@@ -36,7 +31,7 @@ protected:
     std::string text;
     while (const std::optional<Answer> answer = coordinator->next()) {
       text += (text.empty() ? "" : ", ") + std::to_string(answer->client) + ":";
-      const std::string version = " " + std::to_string(answer->version);
+      const std::string version = " " + std::to_string(answer->version.number);
       if (answer->kind == Answer::kAssign) {
         assignment[answer->client] = answer->assignment;
         text +=
@@ -69,23 +64,23 @@ protected:
 };
 
 TEST_F(PullCoordinator, AVersionIsAvailableWhenAllSourceRanksHavePublishedIt) {
-  make(2, 1, 1);
+  make(2, 1);
   begin(0);
   EXPECT_EQ(answers(), "1:waiting 0 for 0");
-  coordinator->published(1, 5);
+  coordinator->published(1, {1, 5});
   EXPECT_EQ(answers(), "1:waiting 5 for 0");
-  coordinator->published(2, 5); // there is no such rank
+  coordinator->published(2, {1, 5}); // there is no such rank
   EXPECT_EQ(answers(), "");
-  coordinator->published(0, 5);
+  coordinator->published(0, {1, 5});
   EXPECT_EQ(answers(), "1:assign 5 from sources");
   begin(1, 0, 1, 6);
   EXPECT_EQ(answers(), "11:waiting 5 for any");
-  coordinator->published(1, 0);
+  coordinator->published(1, {1, 0});
   EXPECT_EQ(answers(), "11:waiting 5 for 1");
 }
 
 TEST_F(PullCoordinator, AllRanksOfAReplicaCommitTheSameVersion) {
-  make(1, 2, 1);
+  make(1, 2);
   publish(3);
   begin(0, 0);
   begin(0, 1);
@@ -109,7 +104,7 @@ TEST_F(PullCoordinator, AllRanksOfAReplicaCommitTheSameVersion) {
 }
 
 TEST_F(PullCoordinator, AFailedAssignmentIsRepeatedByAllRanks) {
-  make(1, 2, 1);
+  make(1, 2);
   publish(3);
   begin(0, 0);
   begin(0, 1);
@@ -128,7 +123,7 @@ TEST_F(PullCoordinator, AFailedAssignmentIsRepeatedByAllRanks) {
 }
 
 TEST_F(PullCoordinator, ARankThatNeedsANewerVersionTakesTheOthersWithIt) {
-  make(1, 2, 1);
+  make(1, 2);
   publish(3);
   begin(0, 0);
   EXPECT_EQ(answers(), "1:assign 3 from sources");
@@ -140,7 +135,7 @@ TEST_F(PullCoordinator, ARankThatNeedsANewerVersionTakesTheOthersWithIt) {
 }
 
 TEST_F(PullCoordinator, ALateCompleteOfAnEarlierAssignmentIsRepeated) {
-  make(1, 1, 1);
+  make(1, 1);
   publish(3);
   begin(0);
   answers();
@@ -152,21 +147,47 @@ TEST_F(PullCoordinator, ALateCompleteOfAnEarlierAssignmentIsRepeated) {
   EXPECT_EQ(answers(), "1:repeat");
 }
 
-TEST_F(PullCoordinator, ReplicasFormChainsBehindTheHeads) {
-  make(1, 1, 2);
+TEST_F(PullCoordinator, ReplicasFormAChain) {
+  make(1, 1);
   publish(1);
-  for (uint32_t replica = 0; replica < 6; ++replica)
+  for (uint32_t replica = 0; replica < 4; ++replica)
     begin(replica);
-  EXPECT_EQ(answers(), "1:assign 1 from sources, 11:assign 1 from sources, 21:assign 1 from 0, 31:assign 1 from 1, "
-                       "41:assign 1 from 2, 51:assign 1 from 3");
-  // Heads that are done make room at the sources; a replica that holds the version is as near as the sources.
+  EXPECT_EQ(answers(), "1:assign 1 from sources, 11:assign 1 from 0, 21:assign 1 from 1, 31:assign 1 from 2");
+  // A first replica that is done makes room at the sources; later, one that holds the version is as near as they are.
   complete(0);
-  begin(6);
-  EXPECT_EQ(answers(), "1:committed 1, 61:assign 1 from sources");
+  begin(4);
+  begin(5);
+  EXPECT_EQ(answers(), "1:committed 1, 41:assign 1 from sources, 51:assign 1 from 4");
+}
+
+TEST_F(PullCoordinator, AVersionOfSourcesThatStartedAgainIsAnother) {
+  make(1, 1);
+  publish(3);
+  begin(0);
+  complete(0, 0);
+  answers();
+  complete(0, 0);
+  EXPECT_EQ(answers(), "1:committed 3");
+  publish(0);
+  publish(3, 2);
+  begin(1);
+  begin(2);
+  EXPECT_EQ(answers(), "11:assign 3 from sources, 21:assign 3 from 1"); // not from 0, which has the earlier bytes
+  begin(0, 0, 2);
+  EXPECT_EQ(answers(), "1:assign 3 from 2");
+}
+
+TEST_F(PullCoordinator, ACompleteOfAClientThatHasNotBegunIsRepeated) {
+  make(1, 1);
+  publish(3);
+  begin(0);
+  answers();
+  coordinator->complete(77, assignment[client(0)]); // the process of client 1 has connected again
+  EXPECT_EQ(answers(), "77:repeat");
 }
 
 TEST_F(PullCoordinator, ALostOrSilentReplicaIsNoParent) {
-  make(1, 2, 1);
+  make(1, 2);
   publish(1);
   begin(0, 0);
   begin(0, 1);
@@ -197,7 +218,7 @@ TEST_F(PullCoordinator, ALostOrSilentReplicaIsNoParent) {
 }
 
 TEST_F(PullCoordinator, AProcessThatStartsAgainTakesItsRank) {
-  make(1, 1, 1);
+  make(1, 1);
   publish(1);
   begin(0);
   complete(0);
@@ -209,7 +230,7 @@ TEST_F(PullCoordinator, AProcessThatStartsAgainTakesItsRank) {
 }
 
 TEST_F(PullCoordinator, RequestsEndWithTheirClientsAndDeadlines) {
-  make(1, 1, 1);
+  make(1, 1);
   coordinator->begin(1, {0, 0, 0, 1, 0}, now);
   begin(1);
   answers();
@@ -221,14 +242,14 @@ TEST_F(PullCoordinator, RequestsEndWithTheirClientsAndDeadlines) {
   coordinator->complete(5, 1);
   coordinator->parentFailed(5, 0);
   coordinator->lost(5);
-  EXPECT_EQ(answers(), "");
+  EXPECT_EQ(answers(), "5:repeat");
 }
 
 /// Whatever happens, a replica commits only if all its ranks completed one assignment, and no chain is a cycle.
 TEST_F(PullCoordinator, RandomEventsKeepTheRules) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 200; ++round) {
-    make(2, 2, 1 + random() % 2);
+    make(2, 2);
     assignment.clear();
     std::map<uint64_t, std::map<uint64_t, bool>> completed; // assignment, client
     uint64_t version = 1;
@@ -236,7 +257,7 @@ TEST_F(PullCoordinator, RandomEventsKeepTheRules) {
       const uint32_t replica = random() % 5, rank = random() % 2;
       switch (random() % 6) {
       case 0:
-        coordinator->published(random() % 2, random() % 4 ? version : version += random() % 2);
+        coordinator->published(random() % 2, {1 + random() % 2, random() % 4 ? version : version += random() % 2});
         break;
       case 1:
       case 2:

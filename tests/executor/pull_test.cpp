@@ -53,8 +53,7 @@ const std::string kConverted[] = {"dtype: fp32, convert: rne",
                                   "quantize: {format: nvfp4, scale_layout: swizzled}",
                                   "quantize: {format: block_fp8_ue8m0, by: receiver, scale_layout: packed}"};
 
-/// Two source ranks and replicas of two ranks: a source sends as much as a replica's rank receives, so one replica at a
-/// time reads from the sources.
+/// Two source ranks and replicas of two ranks.
 const std::string kPairs =
     "version: 1\nmodel: {dtype: bf16, index: {l: 3}, tensors: {\"r.{l}\": {shape: [96, 48], shard: "
     "{0: tp}}, \"c.{l}\": {shape: [64, 48], shard: {1: tp}}}}\n"
@@ -359,6 +358,32 @@ TEST_F(Pull, AProcessThatStartsAgainPullsAgain) {
   publish(0, 1);
   EXPECT_EQ(pullReplica(1), "1 1");
   EXPECT_EQ(pullReplica(0), "1 1");
+}
+
+/// A replica holds a version, or a part of it, and the trainer starts again and gives other weights the same number.
+TEST_F(Pull, ATrainerThatStartsAgainMayPublishANumberAgain) {
+  compile(kPairs);
+  for (const bool whole : {true, false}) {
+    startSources();
+    startReplica(0);
+    publish(4);
+    if (whole)
+      EXPECT_EQ(pullReplica(0), "4 4");
+    else
+      EXPECT_FALSE(pull(2, 0, 0.5).ok()); // its bytes are there; rank 1 of the replica has none
+    startSources();
+    expected[4] = tests::copied(*plan, 99);
+    for (const uint32_t rank : fleet.sources()) {
+      processes[rank]->memory.fill(99);
+      EXPECT_EQ(processes[rank]->transport->publish(4, [] { return Status(); }).message(), "");
+    }
+    EXPECT_EQ(pullReplica(0), "4 4");
+    startReplica(1);
+    EXPECT_EQ(pullReplica(1), "4 4");
+    processes.clear();
+    store.clear();
+    expected.clear();
+  }
 }
 
 /// Sources publish and release; replicas pull, are frozen, cut off, killed and started again. No replica reports bytes
