@@ -112,7 +112,7 @@ private:
     } else if (target) {
       readEndpoint(*target, "target");
     }
-    if (!source || !target || !axesKnown_)
+    if (job_.endpoints.size() < 2 || !axesKnown_)
       return;
     readSwitches();
     checkReplicas();
