@@ -36,9 +36,10 @@ Status Worker::open(size_t peers, uint64_t features) {
     status = ucp_config_modify(config, "RX_SEG_SIZE", kTcpPart);
   // Over TCP, UCX 1.13 aborts a process if the peer is killed while the two exchange numbers of their connection, which
   // active messages and rendezvous need. Messages with a tag do not, if UCX sends them at once. It copies them, in one
-  // part each, since it fails when a connection is closed that still sends a caller's memory.
+  // part each, since it fails when a connection is closed that still sends a caller's memory. It reads one event of a
+  // socket at a time: the handler of one event may free the connection of the next.
   constexpr std::pair<const char *, const char *> kTagged[] = {
-      {"RNDV_THRESH", "inf"}, {"ZCOPY_THRESH", "inf"}, {"TX_SEG_SIZE", "64k"}};
+      {"RNDV_THRESH", "inf"}, {"ZCOPY_THRESH", "inf"}, {"TX_SEG_SIZE", "64k"}, {"MAX_POLL", "1"}};
   for (const auto &[name, value] : kTagged)
     if (status == UCS_OK && (features & UCP_FEATURE_TAG) != 0 && minor <= 13)
       status = ucp_config_modify(config, name, value);

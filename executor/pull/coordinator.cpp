@@ -95,7 +95,12 @@ void Coordinator::complete(uint64_t client, uint64_t assignment) {
     answers_.push_back({client, CoordinatorAnswer::kRepeat, assignment, {}});
     return;
   }
-  rank->complete = rank->asked = true;
+  rank->complete = true;
+  if (replica->committed) { // the answer was lost
+    answers_.push_back({client, CoordinatorAnswer::kCommitted, assignment, replica->version});
+    return;
+  }
+  rank->asked = true;
   if (!std::all_of(replica->ranks.begin(), replica->ranks.end(), [](const Rank &each) { return each.complete; }))
     return;
   replica->open = false;

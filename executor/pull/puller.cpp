@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 /// Ranges in flight from all servers; messages that are looked at for more.
 constexpr size_t kInFlight = 16, kAhead = 256;
 /// A process that is not found, or does not welcome this one, is looked for again after these times.
-constexpr milliseconds kLookAgain{20}, kLongestPause{1000}, kNoWelcome{2000};
+constexpr milliseconds kLookAgain{20}, kLongestLook{200}, kLongestPause{1000}, kNoWelcome{2000};
 /// A parent that sends no frame for this time, although it is asked, is left.
 constexpr milliseconds kSilent{1000}, kPing{250};
 /// If this process did not run for this time, the others cannot be blamed for silence.
@@ -40,9 +40,12 @@ Puller::~Puller() = default;
 // ---------------------------------------------------------------------------------------------------- connections
 
 Puller::Connection &Puller::connectionTo(uint32_t worldRank) {
-  Connection &connection = connections_[worldRank];
-  connection.worldRank = worldRank;
-  return connection;
+  const auto [found, added] = connections_.try_emplace(worldRank);
+  if (added) {
+    found->second.worldRank = worldRank;
+    found->second.heard = Clock::now(); // a parent has the time of kSilent to answer
+  }
+  return found->second;
 }
 
 bool Puller::ready(Connection &connection) {
@@ -64,11 +67,15 @@ bool Puller::ready(Connection &connection) {
     connection.problem = found.ok() ? options_.fleet.name(connection.worldRank) + " has not opened this plan" +
                                           options_.directory->note(connection.worldRank)
                                     : found.status().message();
+    connection.pause = std::clamp(2 * connection.pause, kLookAgain, kLongestLook);
+    connection.again = now + connection.pause; // many ranks may ask the store
     return false;
   }
   // A process that has ended leaves its address in the store, but one that starts again has another token.
-  if ((*found)->token == connection.token && now - connection.attempted < connection.pause)
+  if ((*found)->token == connection.token && now - connection.attempted < connection.pause) {
+    connection.again = connection.attempted + connection.pause;
     return false;
+  }
   connection.pause = (*found)->token == connection.token ? std::min(2 * connection.pause, kLongestPause) : kLookAgain;
   connection.token = (*found)->token;
   connection.attempted = now;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <sys/mman.h>
 
 namespace reshard::pull {
 
@@ -157,8 +158,8 @@ bool Server::handleReader(uint32_t peer, Client &client, const Frame &frame) {
     if (words[5] >= kWindow || words[3] >= words[4] || words[4] - words[3] > kRangeBytes || words[1] == 0 ||
         words[2] > UINT32_MAX)
       return true;
-    const Fetch asked{{isSource() ? 0 : words[7], words[1]}, words[2],     words[3], words[4],
-                      static_cast<uint32_t>(words[5]),       words[6] != 0};
+    const Fetch asked{{words[7], words[1]}, words[2], words[3], words[4], static_cast<uint32_t>(words[5]),
+                      words[6] != 0};
     Slot &slot = client.slots[asked.slot];
     if (slot.sending) // its data have arrived there, but this process does not know that yet
       slot.parked = asked;
@@ -174,10 +175,8 @@ bool Server::handleReader(uint32_t peer, Client &client, const Frame &frame) {
     client.lease = 0;
     for (Slot &slot : client.slots) {
       slot.parked.reset();
-      if (!slot.sending) {
+      if (!slot.sending)
         slot.memory.reset();
-        slot.bytes = 0;
-      }
     }
     return true;
   default:
@@ -261,8 +260,10 @@ void Server::reply(uint32_t peer, FrameKind kind, const Fetch &fetch) {
 
 /// Whether a range is there, may come, or will not come.
 Server::Readiness Server::readiness(const Client &client, const Fetch &fetch, const ServedMessage &served) const {
-  if (isSource())
-    return fetch.version == version_ && (client.lease != 0 || !withdrawing_) ? Readiness::ready : Readiness::never;
+  if (isSource()) { // a version that is older than this process has other bytes
+    const bool same = fetch.version.number == version_.number && fetch.version.birth >= birth_;
+    return same && (client.lease != 0 || !withdrawing_) ? Readiness::ready : Readiness::never;
+  }
   if (fetch.version == version_ && MessageTable::ready(served, fetch.begin, fetch.end, progress_))
     return Readiness::ready;
   // A rank of the own replica may begin earlier than this one. A child of another replica exists only if this one
@@ -289,6 +290,14 @@ void Server::fetch(uint32_t peer, Client &client, const Fetch &fetch) {
   }
 }
 
+void Server::Unmap::operator()(std::byte *memory) const { ::munmap(memory, kRangeBytes); }
+
+bool Server::allocate(Slot &slot) {
+  void *const memory = ::mmap(nullptr, kRangeBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  slot.memory.reset(memory == MAP_FAILED ? nullptr : static_cast<std::byte *>(memory));
+  return slot.memory != nullptr;
+}
+
 void Server::answer(uint32_t peer, Client &client, const Fetch &fetch, const ServedMessage &served) {
   if (client.lease == 0) {
     client.lease = leases_;
@@ -301,9 +310,9 @@ void Server::answer(uint32_t peer, Client &client, const Fetch &fetch, const Ser
   if (data) {
     data += fetch.begin;
   } else {
-    if (slot.bytes < bytes) {
-      slot.memory.reset(new std::byte[bytes]);
-      slot.bytes = bytes;
+    if (!slot.memory && !allocate(slot)) {
+      messenger_->disconnect(peer);
+      return forget(peer);
     }
     data = slot.memory.get();
     served.packing->pack(fetch.begin, fetch.end, data);

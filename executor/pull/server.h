@@ -59,10 +59,13 @@ private:
     uint32_t slot = 0;
     bool readable = false; // the client reads this process's memory
   };
-  /// A place for a range that a client fetches.
+  struct Unmap {
+    void operator()(std::byte *memory) const;
+  };
+  /// A place for a range that a client fetches. Its memory, of kRangeBytes, is mapped: freed memory of the heap would
+  /// stay with the process.
   struct Slot {
-    std::unique_ptr<std::byte[]> memory;
-    uint64_t bytes = 0;
+    std::unique_ptr<std::byte[], Unmap> memory;
     bool sending = false, inPlace = false;
     std::optional<Fetch> parked;
   };
@@ -96,6 +99,7 @@ private:
   void fetch(uint32_t peer, Client &client, const Fetch &fetch);
   enum class Readiness { ready, later, never };
   Readiness readiness(const Client &client, const Fetch &fetch, const ServedMessage &served) const;
+  static bool allocate(Slot &slot);
   void answer(uint32_t peer, Client &client, const Fetch &fetch, const ServedMessage &served);
   void reply(uint32_t peer, FrameKind kind, const Fetch &fetch);
   void send(uint32_t peer, const Frame &frame);

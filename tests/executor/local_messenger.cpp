@@ -55,6 +55,7 @@ struct Delivery {
 struct Node {
   std::string address, host;
   bool frozen = false, dead = false, cut = false;
+  uint64_t served = 0;
   std::chrono::duration<double> delay{0};
   std::deque<Delivery> inbox;
   std::vector<std::pair<Shared, int>> links; // by peer number, with this node's side; null: the number is free
@@ -230,9 +231,10 @@ public:
   }
   bool readMemory(uint32_t peer, std::byte *to, uint64_t from, uint64_t bytes) override {
     const std::lock_guard lock(state_->mutex);
-    const Node *other = otherEnd(peer);
+    Node *other = otherEnd(peer);
     if (!other || other->host != node_.host || node_.dead)
       return false;
+    other->served += bytes;
     copyAsAnotherProcess(to, from, bytes);
     return true;
   }
@@ -248,7 +250,7 @@ private:
     return number;
   }
 
-  const Node *otherEnd(uint32_t peer) const {
+  Node *otherEnd(uint32_t peer) const {
     if (peer >= node_.links.size() || !node_.links[peer].first)
       return nullptr;
     return node_.links[peer].first->ends[1 - node_.links[peer].second];
@@ -275,6 +277,7 @@ private:
     event.frame = frame;
     event.text = text;
     if (transfer) {
+      node_.served += transfer->bytes;
       event.dataBytes = transfer->bytes;
       event.data = connection->nextTransfer++;
       connection->transfers[event.data] = *transfer;
@@ -344,6 +347,12 @@ void LocalNetwork::cut(const std::string &address, bool isCut) {
         connection->transfers.clear();
       }
   });
+}
+
+uint64_t LocalNetwork::served(const std::string &address) {
+  uint64_t bytes = 0;
+  state_->change(address, [&](Node &node) { bytes = node.served; });
+  return bytes;
 }
 
 void LocalNetwork::delay(const std::string &address, double seconds) {

@@ -26,6 +26,8 @@ public:
   void cut(const std::string &address, bool isCut = true);
   /// What is sent to it from now on arrives this much later.
   void delay(const std::string &address, double seconds);
+  /// Bytes that its peers have read, or that it has sent as data.
+  uint64_t served(const std::string &address);
 
   struct State;
 

@@ -96,6 +96,12 @@ TEST_F(PullCoordinator, AllRanksOfAReplicaCommitTheSameVersion) {
   EXPECT_EQ(answers(), "1:assign 3 from sources");
   complete(0, 0);
   EXPECT_EQ(answers(), "1:committed 3");
+  // The same after the other rank has ended.
+  coordinator->lost(client(0, 1));
+  coordinator->lost(client(0, 0));
+  begin(0, 0);
+  complete(0, 0);
+  EXPECT_EQ(answers(), "1:assign 3 from sources, 1:committed 3");
   // The next call of both.
   publish(4);
   begin(0, 1, 2);

@@ -386,6 +386,51 @@ TEST_F(Pull, ATrainerThatStartsAgainMayPublishANumberAgain) {
   }
 }
 
+/// One source rank starts again while a replica has confirmed a part of its bytes. The other one serves what it did.
+TEST_F(Pull, ASourceThatStartsAgainDuringAPullServesAnotherVersion) {
+  compile(kPairs);
+  startSources();
+  startReplica(0);
+  publish(4);
+  for (const std::string &address : processes[2]->addresses)
+    network.delay(address, 0.05); // ranges arrive one after the other
+  std::string text;
+  std::thread puller([&] { text = pullReplica(0, 0, 20); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  network.kill(processes[1]->addresses[0]);
+  start(1);
+  expected[4] = tests::copied(*plan, 99);
+  // Both publish the new bytes: a version of one process with bytes of two would be found.
+  [[maybe_unused]] const Status revoked = processes[0]->transport->release(in(0.01));
+  start(0);
+  for (const uint32_t rank : fleet.sources()) {
+    processes[rank]->memory.fill(99);
+    EXPECT_EQ(processes[rank]->transport->publish(4, [] { return Status(); }).message(), "");
+  }
+  puller.join();
+  EXPECT_EQ(text, "4 4");
+}
+
+/// The first pull of a replica whose parent it has never met: it reads from the parent, not from the sources.
+TEST_F(Pull, AReplicaReadsFromAParentThatItMeets) {
+  compile(kPairs);
+  startSources();
+  for (const uint32_t replica : {0, 1})
+    startReplica(replica);
+  publish(1);
+  // Rank 0 of replica 0 has its bytes and waits for rank 1, so replica 0 still pulls, and is the parent of replica 1.
+  std::thread first([&] { EXPECT_FALSE(pull(2, 0, 1.5).ok()); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  const auto served = [&](uint32_t rank) { return network.served(processes[rank]->addresses[0]); };
+  const uint64_t before = served(0) + served(1);
+  EXPECT_GT(before, 0u);
+  EXPECT_FALSE(pull(4, 0, 0.7).ok()); // rank 0 of replica 1; rank 1 does not pull
+  EXPECT_EQ(served(0) + served(1), before);
+  EXPECT_GT(served(2), 0u);
+  check(*processes[4], 1);
+  first.join();
+}
+
 /// Sources publish and release; replicas pull, are frozen, cut off, killed and started again. No replica reports bytes
 /// that are not those of the version that it returns, and nothing hangs.
 TEST_F(Pull, FleetsThatChangeReportNoTornVersion) {
