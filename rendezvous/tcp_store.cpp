@@ -201,8 +201,6 @@ Result<std::string> TcpStore::receive(size_t count, const Deadline &deadline) {
 }
 
 Result<std::string> TcpStore::exchange(const std::string &request, const Deadline &deadline) {
-  if (!socket_.open())
-    return failed("lost " + name() + " earlier");
   if (Status status = send(request, deadline); !status.ok())
     return status;
   const Result<std::string> header = receive(sizeof(uint32_t), deadline);
@@ -215,6 +213,21 @@ Result<std::string> TcpStore::exchange(const std::string &request, const Deadlin
   return receive(length, deadline);
 }
 
+Result<std::string> TcpStore::exchangeOrReconnect(const std::string &request, const Deadline &deadline) {
+  Status lost = failed("lost " + name() + ": an earlier request failed; rank 0 may have ended");
+  if (socket_.open()) {
+    Result<std::string> answer = exchange(request, deadline);
+    if (answer.ok() || answer.status().timedOut())
+      return answer;
+    lost = answer.status();
+    socket_ = Socket();
+  }
+  Again again = Again::no;
+  if (Status status = attempt(deadline, again); !status.ok())
+    return status.timedOut() ? status : std::move(lost).withSuffix("; " + status.message());
+  return exchange(request, deadline);
+}
+
 Result<std::string> TcpStore::ask(tcp::Command command, const std::string &key, std::string_view value,
                                   const Deadline &deadline) {
   std::string body = ByteWriter().number(static_cast<uint8_t>(command)).text(key).raw(value).take();
@@ -222,7 +235,7 @@ Result<std::string> TcpStore::ask(tcp::Command command, const std::string &key, 
     return failed(name() + " keeps keys of " + std::to_string(kMaxKeyBytes) + " and values of " +
                   std::to_string(kMaxValueBytes) + " bytes at most, found " + std::to_string(key.size()) + " and " +
                   std::to_string(value.size()));
-  Result<std::string> answer = exchange(ByteWriter().text(body).take(), deadline);
+  Result<std::string> answer = exchangeOrReconnect(ByteWriter().text(body).take(), deadline);
   if (!answer.ok())
     socket_ = Socket();
   return answer;

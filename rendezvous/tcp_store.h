@@ -10,6 +10,7 @@
 
 namespace reshard {
 
+/// A call connects again if the connection was lost. One thread uses a store at a time.
 class TcpStore : public Store {
 public:
   /// Connects to the server, and tries again until the deadline while nobody serves. `server`: that of this process, if
@@ -33,10 +34,13 @@ private:
   Status send(std::string_view bytes, const Deadline &deadline);
   Result<std::string> receive(size_t count, const Deadline &deadline);
   Status ready(short events, const Deadline &deadline);
-  /// Sends a request and receives its answer. After an error the connection is closed, since a late answer would be
-  /// taken for that to the next request.
+  /// Returns the answer to a request. After an error the connection is closed, since a late answer would be taken for
+  /// that to the next request.
   Result<std::string> ask(tcp::Command command, const std::string &key, std::string_view value,
                           const Deadline &deadline);
+  /// Sends a request and receives its answer. Connects again, once, if the connection is closed or fails: to repeat a
+  /// request changes nothing. It does not wait for a server, so a caller learns at once that rank 0 has ended.
+  Result<std::string> exchangeOrReconnect(const std::string &request, const Deadline &deadline);
   Result<std::string> exchange(const std::string &request, const Deadline &deadline);
   std::string name() const { return "the store at " + place_.where.text(); }
 

@@ -7,6 +7,7 @@
 #include "rendezvous/url.h"
 #include "tests/rendezvous/support.h"
 
+#include <atomic>
 #include <fstream>
 #include <poll.h>
 #include <sys/fsuid.h>
@@ -62,6 +63,55 @@ bool closed(const Socket &socket, int milliseconds, size_t bytes = 1000) {
   }
   return false;
 }
+
+/// A network between a server and its clients, which connect to port(). It can hold all bytes back.
+class Relay {
+public:
+  explicit Relay(uint16_t server) : server_(server), thread_([this] { loop(); }) {}
+  ~Relay() {
+    stop_ = true;
+    thread_.join();
+  }
+  uint16_t port() const { return nameOf(listener_.number()).port(); }
+  /// While it is cut, bytes wait; later they arrive.
+  void cut(bool isCut) { cut_ = isCut; }
+  /// Ends all connections.
+  void drop() {
+    drop_ = true;
+    while (drop_)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
+private:
+  void loop() {
+    for (; !stop_; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+      if (drop_) {
+        pairs_.clear();
+        drop_ = false;
+      }
+      if (cut_)
+        continue;
+      if (Socket client(::accept4(listener_.number(), nullptr, nullptr, SOCK_CLOEXEC)); client.open())
+        pairs_.emplace_back(std::move(client), stranger(server_));
+      std::erase_if(pairs_,
+                    [](const auto &pair) { return !pass(pair.first, pair.second) || !pass(pair.second, pair.first); });
+    }
+  }
+  /// Passes on what has arrived; returns false once the sender has closed.
+  static bool pass(const Socket &from, const Socket &to) {
+    char bytes[4096];
+    const ssize_t count = ::recv(from.number(), bytes, sizeof bytes, MSG_DONTWAIT);
+    if (count > 0)
+      say(to, {bytes, static_cast<size_t>(count)});
+    return count != 0;
+  }
+
+  const uint16_t server_;
+  const Socket listener_ = std::move(*listenAt(kAnyPort, false, {}));
+  std::vector<std::pair<Socket, Socket>> pairs_;
+  std::atomic<bool> stop_{false}, cut_{false}, drop_{false};
+  std::thread thread_;
+};
 
 std::string greeting(uint32_t version, uint8_t hasSecret) {
   return ByteWriter()
@@ -258,6 +308,50 @@ TEST(TcpStore, NamesWhatIsWrong) {
                 StartsWith(reachable));
   EXPECT_THAT(openStore({"tcp://192.0.2.1:1234", true, secret("s"), false}, in(5'000)).status().message(),
               HasSubstr("192.0.2.1:1234: it is no address of this machine"));
+}
+
+TEST(TcpStore, ACallAfterATimeoutOrALossConnectsAgain) {
+  for (const Authenticator &authenticator : {Authenticator(), secret("right")}) {
+    const auto server = serve(authenticator);
+    Relay network(server->port());
+    const auto far = connect(network.port(), authenticator), near = connect(server->port(), authenticator);
+    ASSERT_TRUE(far.ok() && near.ok()) << errorOf(far);
+    ASSERT_TRUE((*near)->set("a", "1", in(10'000)).ok() && (*near)->set("b", "2", in(10'000)).ok());
+    network.cut(true);
+    for (int i = 0; i < 2; ++i) { // the second call has to connect first
+      const Status late = (*far)->find("a", in(50)).status();
+      EXPECT_TRUE(late.timedOut()) << late.message();
+    }
+    network.cut(false); // the answers of "a" arrive now
+    EXPECT_EQ(valueOf(**far, "b"), "2");
+    network.drop();
+    EXPECT_EQ(valueOf(**far, "a"), "1"); // in the same call
+    network.drop();
+    EXPECT_EQ((*far)->set("a", "3", in(10'000)).message(), "");
+    EXPECT_EQ(valueOf(**near, "a"), "3");
+  }
+}
+
+TEST(TcpStore, ACallReachesAServerThatStartsAgain) {
+  auto server = serve(secret("right"));
+  const uint16_t port = server->port();
+  const auto client = connect(port, secret("right"));
+  ASSERT_TRUE(client.ok());
+  server.reset();
+  for (const char *why : {"", "an earlier request failed; "}) {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::string error = (*client)->find("a", in(60'000)).status().message();
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+    EXPECT_THAT(error, HasSubstr(why));
+    EXPECT_THAT(error, HasSubstr("rank 0 may have ended; cannot connect to the store at 127.0.0.1:"));
+  }
+  const TcpPlace place{{"127.0.0.1", port}, secret("wrong"), false};
+  server = *TcpServer::serve(place, {}, {});
+  EXPECT_THAT((*client)->find("a", in(10'000)).status().message(), HasSubstr("has another secret"));
+  server.reset();
+  server = *TcpServer::serve({place.where, secret("right"), false}, {}, {});
+  EXPECT_EQ((*client)->set("a", "1", in(10'000)).message(), "");
+  EXPECT_EQ(valueOf(**client, "a"), "1");
 }
 
 TEST(TcpStore, AnotherProgramOrVersionAtThePort) {
