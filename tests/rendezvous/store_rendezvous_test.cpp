@@ -12,6 +12,7 @@
 namespace reshard {
 namespace {
 
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::MatchesRegex;
 using testing::StartsWith;
@@ -305,16 +306,26 @@ TEST_F(StoreRendezvousTest, AnotherReleaseIsNamedByAll) {
 }
 
 TEST_F(StoreRendezvousTest, AStoreThatLosesAKeyFailsByTheDeadline) {
-  for (const char *lost : {"hello/1", "welcome/1", "answer/1", "roster", "hello/0"}) {
+  const std::string silent = "timed out: rank 1 \\(process .*\\) has said hello, but does not answer";
+  const std::string texts[][3] = {
+      // the key, and the errors of ranks 0 and 1
+      {"hello/1", "timed out: rank 1 has not joined", "timed out: rank 0 has not joined"},
+      {"welcome/1", silent, silent},
+      {"answer/1", silent, silent},
+      {"roster", "$", "timed out: rank 0 has not completed the roster"},
+      {"hello/0", "the hello of rank 0 is no longer in the store", "the hello of rank 0 is no longer in the store"}};
+  for (const auto &[lost, first, second] : texts) {
+    SCOPED_TRACE(lost);
     memory.values.clear();
-    memory.keeps = [lost](const std::string &key) { return !key.ends_with(lost); };
+    memory.keeps = [lost = lost](const std::string &key) { return !key.ends_with(lost); };
     std::vector<Process> all = processes(2);
-    for (Process &each : all)
-      each.deadline = 300;
+    all[0].deadline = 300;
+    all[1].deadline = 900; // later, so that it reads the refusal of rank 0 also on a loaded machine
     const auto begin = std::chrono::steady_clock::now();
     run(all);
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
-    EXPECT_FALSE(all[1].result.ok()) << lost;
+    EXPECT_THAT(all[0].result.message(), ContainsRegex("^" + first)) << lost;
+    EXPECT_THAT(all[1].result.message(), ContainsRegex("^" + second)) << lost;
   }
 }
 
