@@ -181,6 +181,16 @@ class RendezvousTest(unittest.TestCase):
                 self.assert_exact([self.start(None, "env://", environment=variables(str(rank)))
                                    for rank in range(WORLD)])
 
+    def test_only_env_urls_read_variables_of_launchers(self):
+        """Beside a rank and a URL that the caller states, the variables of a launcher change nothing."""
+        launcher = {"RANK": "7", "WORLD_SIZE": "9", "LOCAL_RANK": "7", "LOCAL_WORLD_SIZE": "9",
+                    "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "RESHARD_PORT": "1",
+                    "OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "9", "PMI_RANK": "7", "PMI_SIZE": "9",
+                    "SLURM_PROCID": "7", "SLURM_NTASKS": "9"}
+        for url in (f"tcp://127.0.0.1:{free_port()}", f"file://{self.new_folder()}"):
+            with self.subTest(url=url):
+                self.assert_exact(self.start_all(url, environment=launcher))
+
     def test_strangers(self):
         """Connections of other programs to the store while the processes join: they delay nobody."""
         greeting = b"RESHARDS" + (1).to_bytes(4, "little") + b"\0" + bytes(32)
