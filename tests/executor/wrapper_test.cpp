@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -195,6 +196,99 @@ TEST_F(WrapperTest, PullModeIsAnOption) {
     EXPECT_EQ(status, RESHARD_INVALID);
     EXPECT_THAT(text, testing::MatchesRegex(std::string(name) + " needs .*pull.*"));
   }
+}
+
+/// Two source ranks and a rank of a replica, which are executors of this thread: no call but pull waits for another.
+class WrapperPullTest : public WrapperTest {
+public:
+  void SetUp() override {
+    if (!std::filesystem::exists(std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libreshard_ucx.so"))
+      GTEST_SKIP() << "libreshard_ucx.so was not built: UCX is missing, or this is a build with ThreadSanitizer";
+    compile("version: 1\n"
+            "model: {dtype: fp32, tensors: {w: {shape: [2, 6], shard: {0: tp}}}}\n"
+            "source: {mesh: {tp: 2}}\n"
+            "target: {mesh: {tp: 1}, ranks: [2], replicas: 2}\n");
+    options.transport = "ucx";
+    options.rendezvous = rendezvous.c_str();
+    options.join_seconds = 30;
+    options.pull = 1;
+  }
+  /// Sets the bound memory of the sources to values of a version.
+  void fill(float version) {
+    for (size_t i = 0; i < 6; ++i) {
+      held[0][i] = 10 * version;
+      held[1][i] = 10 * version + 1;
+    }
+  }
+  auto areOf(float version) const {
+    std::vector<float> values(12, 10 * version);
+    std::fill(values.begin() + 6, values.end(), 10 * version + 1);
+    return testing::ElementsAreArray(values);
+  }
+
+  static constexpr uint32_t kReplica = 1, kWorldRank = 3;
+  const std::string rendezvous = "file://" + folder_.path();
+  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+  std::vector<float> held[2] = {std::vector<float>(6), std::vector<float>(6)}, served = std::vector<float>(12);
+};
+
+TEST_F(WrapperPullTest, AReplicaPullsInCpp) {
+  std::deque<reshard::Executor> sources;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    sources.emplace_back(path_, options, std::vector{rank}).bind(0, rank, "w", held[rank].data(), 24);
+    sources.back().prepare();
+  }
+  reshard::Executor target(path_, options, {kWorldRank});
+  target.bind(1, kWorldRank, "w", served.data(), 48);
+  target.prepare();
+  EXPECT_EQ(thrown([&] { target.pull(0, 0.2); }).first, RESHARD_TIMEOUT);
+  for (const uint64_t version : {3, 7}) {
+    fill(static_cast<float>(version));
+    for (reshard::Executor &source : sources)
+      source.publish(version);
+    EXPECT_EQ(target.pull(version, 30), version);
+    EXPECT_EQ(target.version(), version);
+    EXPECT_EQ(target.state(), RESHARD_COMPLETE);
+    EXPECT_THAT(served, areOf(static_cast<float>(version)));
+    for (reshard::Executor &source : sources)
+      source.release(30);
+  }
+  const std::vector<reshard_replica> found = sources[0].replicas();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].replica, kReplica);
+  EXPECT_EQ(found[0].version, 7u);
+  EXPECT_EQ(found[0].state, RESHARD_REPLICA_COMPLETE);
+}
+
+TEST_F(WrapperPullTest, AReplicaPullsInC) {
+  reshard_executor *executors[3] = {};
+  const uint32_t ranks[3] = {0, 1, kWorldRank};
+  for (int i = 0; i < 3; ++i) {
+    std::vector<float> &memory = i < 2 ? held[i] : served;
+    ASSERT_EQ(reshard_open(path_.c_str(), &ranks[i], 1, &options, &executors[i]), RESHARD_OK);
+    ASSERT_EQ(reshard_bind(executors[i], i == 2, ranks[i], "w", memory.data(), 4 * memory.size()), RESHARD_OK);
+    ASSERT_EQ(reshard_prepare(executors[i]), RESHARD_OK) << reshard_error(executors[i]);
+  }
+  fill(5);
+  for (int i = 0; i < 2; ++i)
+    EXPECT_EQ(reshard_publish(executors[i], 5), RESHARD_OK) << reshard_error(executors[i]);
+  EXPECT_EQ(reshard_publish(executors[0], 6), RESHARD_INVALID);
+  uint64_t version = 0;
+  EXPECT_EQ(reshard_pull(executors[2], 0, 30, &version), RESHARD_OK) << reshard_error(executors[2]);
+  EXPECT_EQ(version, 5u);
+  EXPECT_EQ(reshard_version(executors[2]), 5u);
+  EXPECT_EQ(reshard_target_state(executors[2]), RESHARD_COMPLETE);
+  EXPECT_THAT(served, areOf(5));
+  reshard_replica found[2] = {};
+  size_t count = 0;
+  EXPECT_EQ(reshard_replicas(executors[2], found, sizeof found[0], 2, &count), RESHARD_OK);
+  ASSERT_EQ(count, 1u);
+  EXPECT_EQ(found[0].replica, kReplica);
+  EXPECT_EQ(found[0].version, 5u);
+  for (int i = 0; i < 2; ++i)
+    EXPECT_EQ(reshard_release(executors[i], 30), RESHARD_OK) << reshard_error(executors[i]);
+  for (reshard_executor *executor : executors)
+    reshard_close(executor);
 }
 
 TEST_F(WrapperTest, Transforms) {
