@@ -14,6 +14,7 @@ from .description import describe
 from .errors import BindError, CompileError, Error, PlanError, RunError, TimeoutError
 from .executor import Executor, Replica
 from .plan import Endpoint, Param, Plan, Summary
+from .recording import record
 from .transforms import Transformed, neg_exp
 
 #: The folder of the models and topologies that are installed with reshard, for ``model:`` and ``extend:`` of a job.
@@ -37,4 +38,5 @@ __all__ = [
     "compile",
     "describe",
     "neg_exp",
+    "record",
 ]

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one rank's loader did: for each param its shape, its dtype and the boxes of its elements. Saved as JSON, so that
+each rank records alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import Error
+from .checkpoint import Tensors
+from .elements import Box, Computed, Constant, ElementMap, Tensor, product
+
+_VERSION = 1
+_KINDS = {"tensor": Tensor, "constant": Constant, "computed": Computed}
+#: dtype: the dtypes that hold all its values.
+_WIDER = {
+    "bf16": ("fp32", "fp64"),
+    "fp16": ("fp32", "fp64"),
+    "fp32": ("fp64",),
+    "fp8_e4m3": ("bf16", "fp16", "fp32", "fp64"),
+    "fp8_e5m2": ("bf16", "fp16", "fp32", "fp64"),
+}
+
+
+@dataclass
+class RecordedParam:
+    """One param of one rank. Elements in no box are those that the loader did not write."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    boxes: list[Box]  #: in the dimensions of the shape (a scalar: one dimension); sorted, merged, without overlaps
+
+    @classmethod
+    def of(cls, dtype: str, shape: Sequence[int], elements: ElementMap) -> RecordedParam:
+        """The param whose elements have this map. Values that pass through a dtype that rounds them are computed."""
+        boxes = [Box(box.start, box.size, _rounded(box.origin), box.offset, box.steps) for box in elements.in_shape()]
+        return cls(dtype, tuple(shape), boxes)
+
+    @property
+    def unwritten(self) -> int:
+        """The number of elements that the loader did not write."""
+        return product(self.shape) - sum(box.elements() for box in self.boxes)
+
+    @property
+    def computed(self) -> list[Computed]:
+        """The operations that computed elements, with the tensors that they read."""
+        return sorted({box.origin for box in self.boxes if isinstance(box.origin, Computed)}, key=str)
+
+
+def _rounded(origin: Any) -> Any:
+    """The origin, or Computed if a value is converted to a dtype and from there to another one that may differ from a
+    direct conversion."""
+    if not isinstance(origin, Tensor) or len(origin.casts) < 2:
+        return origin
+    for narrow, wide in zip(origin.casts[1:], origin.casts):
+        if narrow != wide and wide not in _WIDER.get(narrow, ()):
+            return Computed(f"conversion to {', '.join(origin.casts)}", (origin.name,))
+    return Tensor(origin.name, origin.casts[-1:])
+
+
+@dataclass
+class Recording:
+    """What the loader of one rank did."""
+
+    rank: int  #: mesh rank
+    mesh: dict[str, Any]  #: as in an endpoint of the YAML
+    tensors: Tensors  #: of the checkpoint: {name: (dtype, shape)}
+    params: dict[str, RecordedParam] = field(default_factory=dict)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the recording as JSON."""
+        Path(path).write_text(json.dumps({"reshard-recording": _VERSION, "rank": self.rank, "mesh": self.mesh, "tensors": self.tensors,
+                                          "params": {name: _to_json(param) for name, param in self.params.items()}}))
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Recording:
+        """Reads a recording that `save` wrote."""
+        try:
+            found = json.loads(Path(path).read_text())
+            if found["reshard-recording"] != _VERSION:
+                raise Error(f"{path}: a recording of version {found['reshard-recording']}, expected {_VERSION}")
+            tensors = {name: (dtype, tuple(shape)) for name, (dtype, shape) in found["tensors"].items()}
+            return cls(found["rank"], found["mesh"], tensors, {name: _from_json(param) for name, param in found["params"].items()})
+        except (KeyError, ValueError, TypeError) as error:
+            raise Error(f"{path}: not a recording: {type(error).__name__} {error}") from error
+
+
+def _to_json(param: RecordedParam) -> dict[str, Any]:
+    origins = {origin: number for number, origin in enumerate(dict.fromkeys(box.origin for box in param.boxes))}
+    kinds = {cls: kind for kind, cls in _KINDS.items()}
+    return {
+        "dtype": param.dtype, "shape": param.shape,
+        "origins": [[kinds[type(origin)], asdict(origin)] for origin in origins],
+        "boxes": [[box.start, box.size, origins[box.origin], box.offset, box.steps] for box in param.boxes],
+    }
+
+
+def _from_json(found: Mapping[str, Any]) -> RecordedParam:
+    origins = [_KINDS[kind](**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}) for kind, fields in found["origins"]]
+    boxes = [Box(tuple(start), tuple(size), origins[origin], offset, tuple(steps)) for start, size, origin, offset, steps in found["boxes"]]
+    return RecordedParam(found["dtype"], tuple(found["shape"]), boxes)
+
+
+def in_order(recordings: Iterable[Recording | str | os.PathLike[str]]) -> list[Recording]:
+    """The recordings of all mesh ranks in order. Raises Error if some are missing or they disagree on the mesh or the
+    checkpoint."""
+    found = sorted((each if isinstance(each, Recording) else Recording.open(each) for each in recordings), key=lambda each: each.rank)
+    if not found:
+        raise Error("no recordings, expected one for each mesh rank")
+    size = mesh_size(found[0].mesh)
+    if [each.rank for each in found] != list(range(size)):
+        raise Error(f"recordings of ranks {[each.rank for each in found]}, expected those of ranks 0 to {size - 1} of mesh {found[0].mesh}")
+    for each in found:
+        if each.mesh != found[0].mesh or each.tensors != found[0].tensors:
+            raise Error(f"the recordings of ranks 0 and {each.rank} have different {'meshes' if each.mesh != found[0].mesh else 'checkpoints'}")
+    return found
+
+
+def mesh_size(mesh: Mapping[str, Any]) -> int:
+    """The number of mesh ranks of a mesh: the product of its axes, which are those of the first view."""
+    return product([size for axis, size in mesh.items() if axis != "views"])

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python module of this tree, with the commands and libraries of the build tree, for the tests of
+reshard.recording."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+
+from commands import BIN, ROOT  # noqa: E402
+
+_prefix = Path(tempfile.mkdtemp(prefix="reshard-record-"))
+atexit.register(shutil.rmtree, _prefix)
+shutil.copytree(ROOT / "python" / "reshard", _prefix / "reshard", ignore=shutil.ignore_patterns("__pycache__"))
+for name in ("bin", "lib"):
+    (_prefix / "reshard" / name).symlink_to(BIN)
+sys.path.insert(0, str(_prefix))
+
+from reshard.recording import elements  # noqa: E402, F401
+from reshard import recording  # noqa: E402, F401
+
+
+@contextlib.contextmanager
+def temporary_folder():
+    """A temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
