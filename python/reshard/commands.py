@@ -61,3 +61,10 @@ def describe() -> None:
             file.write(text)
     else:
         sys.stdout.write(text)
+
+
+def record() -> None:
+    """reshard-record: writes the layout of an engine's own loader, or checks one."""
+    from .recording.command import run
+
+    sys.exit(run(sys.argv[1:]))

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product as combinations
+from operator import mul
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from ..compiler import run_compiler
 from ..errors import Error
-from .elements import Box, Constant, ElementMap, Tensor, differences, make_box, row_steps
+from .elements import Box, Constant, ElementMap, Loop, Tensor, differences, make_box, row_steps
 from .recording import RecordedParam, Recording
 
 _CHUNK = 1 << 20  # positions of chunk c begin at c * _CHUNK (kModelChunkStride in ir/ir.h)
@@ -136,9 +137,17 @@ class CompiledEndpoint:
             yield make_box(tuple(start), tuple(size), Tensor(full, casts), offset, tuple(step))
 
 
-def compile_layout(model: str, layout: str, mesh: str, more: str = "") -> CompiledEndpoint:
-    """The endpoint of a layout of a model, which must also have a layout `hf`. model: the path of a model file, or YAML
-    of several lines; mesh: YAML in flow style; more: further keys of the endpoint."""
+@dataclass
+class Compiled:
+    """Both endpoints of a job from a checkpoint to a layout."""
+
+    source: CompiledEndpoint
+    target: CompiledEndpoint
+
+
+def compile_layout(model: str, layout: str, mesh: str, more: str = "") -> Compiled:
+    """Compiles a layout of a model, which must also have a layout `hf`, for the checkpoint. model: the path of a model
+    file, or YAML of several lines; mesh: YAML in flow style; more: further keys of the endpoint."""
     with TemporaryDirectory(prefix="reshard-") as folder:
         path = Path(folder) / "model.yaml" if "\n" in model else Path(model).resolve()
         if "\n" in model:
@@ -147,30 +156,54 @@ def compile_layout(model: str, layout: str, mesh: str, more: str = "") -> Compil
         job.write_text(f"version: 1\nmodel: {path}\nsource: {{layout: hf, storage: checkpoint}}\ntarget: {{layout: {layout}, mesh: {mesh}{more}}}\n")
         lines = run_compiler([job, "--emit=layout"]).splitlines()
     patterns: list[tuple[str, tuple[str, ...], tuple[int, ...], str]] = []
-    target = CompiledEndpoint(patterns)
-    inside = False
+    endpoints: list[CompiledEndpoint] = []
     for line in (each.split(" //")[0] for each in lines):
         if found := re.match(r'tensor %\d+ "(.*?)" (\w+) \[(.*?)\](.*)', line):
             shape = tuple(int(n) for n in found[3].split(", ")) if found[3] else ()
             patterns.append((found[1], tuple(re.findall(r"for (\w+) ", found[4])), shape, found[2]))
         elif line.startswith("endpoint"):
-            inside = line.startswith('endpoint "target"')
-        elif inside:
-            target.read(line)
-    return target
+            endpoints.append(CompiledEndpoint(patterns))
+        elif endpoints:
+            endpoints[-1].read(line)
+    return Compiled(*endpoints)
 
 
-def compare(endpoint: CompiledEndpoint, recordings: Sequence[Recording], ignored: Mapping[str, Any] | None = None) -> list[str]:
+def _through(param: RecordedParam, source: Mapping[str, RecordedParam | str]) -> RecordedParam:
+    """A recorded param with the model's tensors as origins, in place of the checkpoint's params that hold them."""
+    names = {box.origin.name for box in param.boxes if isinstance(box.origin, Tensor)}
+    other = {name: held for name in names if isinstance(held := source.get(name), RecordedParam) and held.boxes != _itself(name, held)}
+    if not other:
+        return param
+    result = ElementMap(param.shape)
+    result.boxes = [box for box in param.boxes if not isinstance(box.origin, Tensor) or box.origin.name not in other]
+    for box in param.boxes:
+        if not isinstance(box.origin, Tensor) or box.origin.name not in other:
+            continue
+        held = ElementMap(other[box.origin.name].shape)
+        held.boxes = other[box.origin.name].boxes
+        begin = sum(map(mul, box.start, row_steps(result.frame)))
+        for origin, offset, start, loops in held.read(box.offset, [Loop(*each) for each in zip(box.size, box.steps, row_steps(param.shape))], begin):
+            if origin is not None:
+                result.write(start, loops, Tensor(origin.name, box.origin.casts) if isinstance(origin, Tensor) else origin, offset)
+    return RecordedParam(param.dtype, param.shape, result.in_shape())
+
+
+def _itself(name: str, param: RecordedParam) -> list[Box]:
+    return ElementMap.filled(param.shape, Tensor(name)).in_shape()
+
+
+def compare(compiled: Compiled, recordings: Sequence[Recording], ignored: Mapping[str, Collection[int]] | None = None) -> list[str]:
     """The differences between a compiled layout and recordings, as lines of text. Elements that a loader does not write
-    may be padding of the layout. ignored: names of recorded params that the layout need not have."""
+    may be padding of the layout. ignored: the mesh ranks of recorded params that the layout need not have."""
     lines = []
+    source = compiled.source.params(0)
     for recording in recordings:
-        compiled = endpoint.params(recording.rank)
-        for name in sorted({*compiled, *recording.params}):
-            one, other = recording.params.get(name), compiled.get(name)
-            if other is None and name in (ignored or ()):
+        target = compiled.target.params(recording.rank)
+        for name in sorted({*target, *recording.params}):
+            one, other = recording.params.get(name), target.get(name)
+            if other is None and recording.rank in (ignored or {}).get(name, ()):
                 continue
-            lines += [f"rank {recording.rank}: {name}: {text}" for text in _param_differences(one, other)]
+            lines += [f"rank {recording.rank}: {name}: {text}" for text in _param_differences(one and _through(one, source), other)]
     return lines
 
 

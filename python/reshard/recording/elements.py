@@ -374,6 +374,8 @@ def _join(a: Box, b: Box, dimension: int) -> Box | None:
 def differences(a: Sequence[Box], b: Sequence[Box]) -> Iterator[tuple[Box | None, Box | None]]:
     """Yields (box of a, box of b) for parts in which the origins of two lists of boxes, in one frame, differ. None:
     unwritten."""
+    same = {*a} & {*b}  # most are, and the rest takes the product of both lists
+    a, b = [box for box in a if box not in same], [box for box in b if box not in same]
     missing = list(b)
     for box in a:
         rest = [box]

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..errors import Error
 from .compiled import compare, compile_layout
-from .elements import Tensor
-from .patterns import Member, Patterns, ranges, split_name
+from .elements import Constant, Tensor
+from .patterns import Member, Patterns, ranges
 from .recording import RecordedParam, Recording, in_order
 from .schemes import Axes, Runs, find_rule, joined
 from .structure import Refused, Structure, keys_text, structure
@@ -28,7 +28,7 @@ class Layout:
     yaml: str  #: a model file: tensors, index variables, and the layouts `hf` and `name`
     name: str
     mesh: dict[str, Any]
-    left: dict[str, str] = field(default_factory=dict)  #: params that hold nothing of the checkpoint: {name: reason}
+    left: dict[str, list[int]] = field(default_factory=dict)  #: params in which the loader puts nothing of the checkpoint: {name: mesh ranks}
     refused: dict[str, str] = field(default_factory=dict)  #: params that it cannot state: {name: reason}
     differences: list[str] = field(default_factory=list)  #: between the compiled layout and the recordings; empty if it is right
 
@@ -60,9 +60,9 @@ class _Inference:
     def __init__(self, recordings: Sequence[Recording]):
         self.recordings = recordings
         self.axes = Axes.of(recordings[0].mesh)
-        used = {box.origin.name for recording in recordings for param in recording.params.values() for box in param.boxes if isinstance(box.origin, Tensor)}
+        used = {name for recording in recordings for param in recording.params.values() for name in param.tensors}
         self.patterns = Patterns(recordings[0].tensors, used)
-        self.left: dict[str, str] = {}
+        self.left: dict[str, list[int]] = defaultdict(list)
         self.refused: dict[str, str] = {}
         self.held: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))  # {mesh rank: {variable: values}}
         self.stacks: dict[str, list[Structure]] = defaultdict(list)
@@ -72,52 +72,65 @@ class _Inference:
 
     def instances(self) -> list[_Instance]:
         """All params that the grammar may state."""
-        found = []
+        found: dict[str, list[_Instance]] = defaultdict(list)
+        padding: list[tuple[int, str, RecordedParam]] = []
         for recording in self.recordings:
             for name, param in recording.params.items():
-                tensors = [self.patterns.members[box.origin.name] for box in param.boxes if isinstance(box.origin, Tensor)]
+                members = [self.patterns.members[box.origin.name] for box in param.boxes if isinstance(box.origin, Tensor)]
+                sources = [*members, *(self.patterns.members[each] for one in param.computed for each in one.tensors)]
+                for member in sources:
+                    for variable, value in zip(member.pattern.variables, member.values):
+                        self.held[recording.rank][variable].add(value)
                 if param.computed:
                     self.refused[name] = f"rank {recording.rank}: computed by " + "; ".join(f"{each.op} of {', '.join(each.tensors) or 'no tensor'}" for each in param.computed)
-                elif not tensors:
-                    self.left.setdefault(name, f"rank {recording.rank}: the loader puts no element of the checkpoint here")
+                elif not members and param.unwritten == 0 and all(box.origin == Constant(0.0) for box in param.boxes):
+                    padding.append((recording.rank, name, param))
+                elif not members:
+                    self.left[name].append(recording.rank)
                 else:
                     values: dict[str, set[int]] = defaultdict(set)
-                    for member in tensors:
+                    for member in members:
                         for variable, value in zip(member.pattern.variables, member.values):
                             values[variable].add(value)
-                            self.held[recording.rank][variable].add(value)
-                    found.append(_Instance(recording.rank, name, param, dict(values)))
-        for each in found:  # on another rank it does
-            self.left.pop(each.name, None)
-        return [each for each in found if each.name not in self.refused]
+                    found[name].append(_Instance(recording.rank, name, param, dict(values)))
+        for rank, name, param in padding:  # of a tensor whose elements are all on other ranks
+            others = found.get(name, [])
+            if not others:
+                self.left[name].append(rank)
+            elif any(each.values != others[0].values for each in others):
+                self.refused[name] = f"rank {rank}: zeros, where other ranks have elements of different tensors"
+            else:
+                found[name].append(_Instance(rank, name, param, others[0].values))
+        return [each for name, instances in found.items() if name not in self.refused for each in instances]
 
     def groups(self, instances: Iterable[_Instance]) -> list[tuple[str, dict[str, str], list[_Instance]]]:
         """(declared name, {variable: placeholder}, instances) of each param of the layout."""
         by_skeleton: dict[str, list[_Instance]] = defaultdict(list)
         for each in instances:
-            components, numbers = split_name(each.name)
-            for position, _ in numbers:
-                components[position] = "#"
-            by_skeleton[".".join(components)].append(each)
-        return [group for found in by_skeleton.values() for group in self._named(found, ())]
+            by_skeleton[re.sub(r"\d+", "#", each.name)].append(each)
+        return [group for found in by_skeleton.values() for group in self._named(found, frozenset())]
 
-    def _named(self, group: Sequence[_Instance], literal: tuple[int, ...]) -> list[tuple[str, dict[str, str], list[_Instance]]]:
-        """Finds the variable of each number in the names of a group. Numbers at `literal` positions stay."""
-        components, numbers = split_name(group[0].name)
+    def _named(self, group: Sequence[_Instance], literal: frozenset[int]) -> list[tuple[str, dict[str, str], list[_Instance]]]:
+        """Finds the variable of each number in the names of a group. Numbers at `literal` positions stay, and numbers
+        inside a word that are the same in all names: `w13_weight`."""
+        texts = [re.split(r"(\d+)", each.name) for each in group]  # the numbers are at odd positions
         single = [variable for variable in group[0].values if all(len(each.values.get(variable, ())) == 1 for each in group)]
         placeholders: dict[str, str] = {}
-        for position, _ in numbers:
-            if position in literal:
+        result = list(texts[0])
+        for position in range(1, len(result), 2):
+            numbers = {text[position] for text in texts}
+            alone = result[position - 1][-1:] in ("", ".") and result[position + 1][:1] in ("", ".")
+            if position in literal or (len(numbers) == 1 and not alone):
                 continue
-            found = next(((variable, suffix) for suffix in ("", ".local") for variable in single
-                          if variable not in placeholders and all(self._number(each, variable, suffix) == int(each.name.split(".")[position]) for each in group)), None)
+            found = next(((variable, suffix) for suffix in ("", ".local") for variable in single if variable not in placeholders
+                          and all(str(self._number(each, variable, suffix)) == text[position] for each, text in zip(group, texts))), None)
             if found is None:
                 split: dict[str, list[_Instance]] = defaultdict(list)
-                for each in group:
-                    split[each.name.split(".")[position]].append(each)
-                return [one for part in split.values() for one in self._named(part, (*literal, position))]
-            placeholders[found[0]] = components[position] = "{%s%s}" % found
-        return [(".".join(components), placeholders, list(group))]
+                for each, text in zip(group, texts):
+                    split[text[position]].append(each)
+                return [one for part in split.values() for one in self._named(part, literal | {position})]
+            placeholders[found[0]] = result[position] = "{%s%s}" % found
+        return [("".join(result), placeholders, list(group))]
 
     def _number(self, instance: _Instance, variable: str, suffix: str) -> int:
         """The number that a placeholder prints for an instance."""
@@ -207,7 +220,7 @@ def infer(recordings: Sequence[Recording], name: str) -> Layout:
         except Refused as why:
             inference.refused.update({each.name: str(why) for each in group})
     inference.placement()
-    return Layout(_yaml(inference, declared, name), name, recordings[0].mesh, inference.left, inference.refused)
+    return Layout(_yaml(inference, declared, name), name, recordings[0].mesh, dict(inference.left), inference.refused)
 
 
 def _yaml(inference: _Inference, declared: Sequence[_Declared], name: str) -> str:
@@ -248,6 +261,6 @@ def merge(recordings: Iterable[Recording | str | os.PathLike[str]], name: str = 
         raise Error(f"invalid layout name {name!r}: expected letters, digits, _ and -")
     found = in_order(recordings)
     layout = infer(found, name)
-    endpoint = compile_layout(layout.yaml, name, mesh_text(layout.mesh))
-    layout.differences = compare(endpoint, found, {**layout.left, **layout.refused})
+    compiled = compile_layout(layout.yaml, name, mesh_text(layout.mesh))
+    layout.differences = compare(compiled, found, layout.left | dict.fromkeys(layout.refused, range(len(found))))
     return layout

@@ -46,8 +46,8 @@ def split_name(name: str) -> tuple[list[str], list[tuple[int, str]]]:
     components = name.split(".")
     numbers: list[tuple[int, str]] = []
     for position, component in enumerate(components):
-        if position and _NUMBER.fullmatch(component):
-            variable = variable_of(components[position - 1])
+        if _NUMBER.fullmatch(component):
+            variable = variable_of(components[position - 1]) if position else "module"
             while variable in [each for _, each in numbers]:
                 variable += "_2"
             numbers.append((position, variable))
@@ -55,8 +55,9 @@ def split_name(name: str) -> tuple[list[str], list[tuple[int, str]]]:
 
 
 class Patterns:
-    """The tensors of a checkpoint as patterns. A number that no recorded param uses stays a number: a layer that the
-    loader leaves out, for example for multi-token prediction, is no value of the variable."""
+    """The tensors of a checkpoint as patterns. A value that no recorded param uses, of a variable of which some use
+    others, stays a number: a layer that the loader leaves out, as for multi-token prediction, is no value of the
+    variable."""
 
     def __init__(self, tensors: Tensors, used: Iterable[str]):
         values: dict[str, set[int]] = defaultdict(set)
@@ -67,7 +68,7 @@ class Patterns:
         groups: dict[tuple[str, tuple[str, ...]], dict[str, tuple[int, ...]]] = defaultdict(dict)
         for name in tensors:
             components, numbers = split_name(name)
-            chosen = [(position, variable) for position, variable in numbers if int(components[position]) in values[variable]]
+            chosen = [(position, variable) for position, variable in numbers if not values[variable] or int(components[position]) in values[variable]]
             number = tuple(int(components[position]) for position, _ in chosen)
             for position, variable in chosen:
                 components[position] = "{%s}" % variable

@@ -47,6 +47,12 @@ class RecordedParam:
         return product(self.shape) - sum(box.elements() for box in self.boxes)
 
     @property
+    def tensors(self) -> set[str]:
+        """The names of the tensors from which the elements are moved or computed."""
+        moved = {box.origin.name for box in self.boxes if isinstance(box.origin, Tensor)}
+        return moved.union(*(each.tensors for each in self.computed))
+
+    @property
     def computed(self) -> list[Computed]:
         """The operations that computed elements, with the tensors that they read."""
         return sorted({box.origin for box in self.boxes if isinstance(box.origin, Computed)}, key=str)

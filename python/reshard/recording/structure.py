@@ -190,6 +190,9 @@ class _Inference:
         if len({pattern.dtype for pattern in self.permutations}) > 1:
             raise Refused("tensors of different dtypes are joined")
         pack = _pack_dimension(self.held)
+        if not next(iter(self.held.values())).shape:
+            self._holds(next(iter(self.permutations)))
+            return
         for dimension in range(len(next(iter(self.held.values())).shape)):
             if dimension != pack:
                 self._dimension(dimension, [(self._length(dimension), self._same(dimension))])
@@ -198,8 +201,7 @@ class _Inference:
         if len(self.permutations) == 1:
             pattern = next(iter(self.permutations))
             self._holds(pattern)
-            if pattern.shape:
-                self._dimension(pack, [(self._length(pack), {rank: joined([run for _, runs in each for run in runs]) for rank, each in sequences.items()})])
+            self._dimension(pack, [(self._length(pack), {rank: joined([run for _, runs in each for run in runs]) for rank, each in sequences.items()})])
         elif all(len(set(each)) == len(each) for each in patterns):
             self._concat(pack, sequences, _order(patterns))
         else:
@@ -212,11 +214,11 @@ class _Inference:
         return lengths.pop()
 
     def _same(self, dimension: int) -> dict[int, Runs]:
-        """The positions of each rank along a dimension that all its parts share."""
-        found = {rank: {part.runs[dimension] for part in each.parts} for rank, each in self.held.items()}
+        """The positions of each rank along a dimension that all its parts share. A rank that has only padding has none."""
+        found = {rank: {part.runs[dimension] for part in each.parts} for rank, each in self.held.items() if each.parts}
         if any(len(each) > 1 for each in found.values()):
             raise Refused(f"joined tensors have different positions along dimension {dimension}")
-        return {rank: next(iter(each), ()) for rank, each in found.items()}
+        return {rank: each.pop() for rank, each in found.items()}
 
     def _entry(self, pattern: Pattern) -> str:
         name = json.dumps(pattern.name)
@@ -265,7 +267,7 @@ class _Inference:
     def _dimension(self, dimension: int, entries: Sequence[tuple[int, Mapping[int, Runs]]]) -> None:
         """The rule, and the padding, of a dimension: (n, {mesh rank: positions}) of each entry."""
         local = {rank: each.shape[dimension] for rank, each in self.held.items()}
-        if any(local[rank] > each.used(dimension) for rank, each in self.held.items()):
+        if any(local[rank] > self.held[rank].used(dimension) for rank in entries[0][1]):
             self._padded(dimension, entries, local)
             return
         if all(runs == joined([(0, n)]) for n, each in entries for runs in each.values()):

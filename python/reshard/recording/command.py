@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""reshard-record: writes the layout of an engine from its own loader, and checks layouts against it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import Error
+from .checkpoint import Tensors
+from .compiled import Compiled, compare, compile_layout
+from .infer import Layout, merge, mesh_text
+from .recording import RecordedParam, Recording
+
+_HEADER = "# reshard-record "
+_SHOWN = 20  # differences that are printed
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="reshard-record", description="Writes a model YAML whose layout puts every element where the loader of an engine puts it, or checks one.",
+        epilog="exit codes: 0 success; 1 the layout differs from the loader, or cannot state some params; 2 wrong usage or input")
+    parser.add_argument("source", nargs="?", choices=["vllm", "merge"], help="vllm: record the installed vLLM; merge: join recordings that each rank saved")
+    parser.add_argument("files", nargs="*", metavar="RECORDING", help="with merge: the recordings of all mesh ranks")
+    parser.add_argument("--model", metavar="DIR", help="the folder of config.json and of the checkpoint, of which only the headers are read")
+    parser.add_argument("--tp", type=int, default=1, help="tensor parallel ranks (default: 1)")
+    parser.add_argument("--pp", type=int, default=1, help="pipeline stages (default: 1)")
+    parser.add_argument("--expert-parallel", action="store_true", help="whole experts on each rank: view {ep: TP} of the mesh")
+    parser.add_argument("--dtype", default="bfloat16", help="as vLLM's --dtype (default: bfloat16)")
+    parser.add_argument("-o", dest="output", metavar="FILE", help="the YAML file to write (default: standard output)")
+    parser.add_argument("--layout", default="recorded", metavar="NAME", help="the name of the layout (default: recorded)")
+    parser.add_argument("--mesh", metavar="YAML", help="with --check: the mesh of the layout, if its axes are others than tp, pp, ep: '{tp: 4, views: [{etp: 4}]}'")
+    parser.add_argument("--check", metavar="FILE", help="record again and compare with the layout of this model file. Its first line, if reshard-record wrote it, has the options")
+    return parser
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options; with --check those of the file's first line, unless they are given."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.check:
+        path = Path(options.check)
+        if not path.is_file():
+            raise Error(f"--check={path}: no such file")
+        first = path.read_text().split("\n", 1)[0]
+        if first.startswith(_HEADER):
+            model = options.model
+            options = parser.parse_args([*shlex.split(first[len(_HEADER) :]), *arguments])
+            options.model = model or str(path.parent / options.model)
+    if options.source is None:
+        raise Error("expected vllm or merge, or --check of a file that reshard-record wrote")
+    if options.source == "vllm" and not options.model:
+        raise Error("expected --model=DIR, the folder of config.json")
+    if options.files and options.source != "merge":
+        raise Error(f"unexpected argument {options.files[0]!r}")
+    return options
+
+
+def _record(options: argparse.Namespace, checkpoint: Tensors | None) -> list[Recording]:
+    if options.source == "merge":
+        return [Recording.open(path) for path in options.files]
+    from .vllm import recordings
+
+    return list(recordings(options.model, tp=options.tp, pp=options.pp, expert_parallel=options.expert_parallel, dtype=options.dtype, checkpoint=checkpoint))
+
+
+def _header(options: argparse.Namespace) -> str:
+    """The first line of a file: the options with which it was recorded; the model's path is relative to the file."""
+    if options.source == "merge":
+        return "# Made from recordings by reshard-record merge\n"
+    model = os.path.relpath(options.model, Path(options.output).parent if options.output else ".")
+    words = ["vllm", "--model", model, "--tp", str(options.tp), "--pp", str(options.pp), *(["--expert-parallel"] if options.expert_parallel else []),
+             "--dtype", options.dtype, "--layout", options.layout]
+    return _HEADER + shlex.join(words) + "\n"
+
+
+def _comments(layout: Layout) -> str:
+    lines = [f"# The endpoint of a job is {{layout: {layout.name}, mesh: {mesh_text(layout.mesh)}}}"]
+    lines += [f"# left: {name}: the loader puts nothing of the checkpoint here on ranks {', '.join(map(str, ranks))}" for name, ranks in sorted(layout.left.items())]
+    lines += [f"# not stated: {name}: {why}" for name, why in sorted(layout.refused.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _report(lines: Sequence[str], what: str) -> None:
+    for line in lines[:_SHOWN]:
+        print(f"reshard-record: {line}", file=sys.stderr)
+    if lines:
+        print(f"reshard-record: {len(lines)} {what}", file=sys.stderr)
+
+
+def _check(options: argparse.Namespace) -> int:
+    """Compares the loader with the layout of a file."""
+    mesh = options.mesh or mesh_text({"tp": options.tp, "pp": options.pp} | ({"views": [{"ep": options.tp, "pp": options.pp}]} if options.expert_parallel else {}))
+    compiled: Compiled = compile_layout(str(Path(options.check).resolve()), options.layout, mesh)
+    checkpoint: Tensors = {name: (param.dtype, param.shape) for name, param in compiled.source.params(0).items() if isinstance(param, RecordedParam)}
+    recordings = _record(options, checkpoint)
+    known = {name for recording in recordings for name in compiled.target.params(recording.rank)}
+    empty = {name: [recording.rank for recording in recordings] for recording in recordings for name, param in recording.params.items()
+             if name not in known and not any(one.params[name].boxes for one in recordings if name in one.params)}
+    differences = compare(compiled, recordings, empty)
+    _report(differences, "differences between the loader and the layout")
+    if not differences:
+        print(f"{options.check}: layout {options.layout} is that of the loader: {sum(len(one.params) for one in recordings)} params on {len(recordings)} ranks")
+    return 1 if differences else 0
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command and returns its exit code."""
+    try:
+        options = _options(arguments)
+        if options.check:
+            return _check(options)
+        layout = merge(_record(options, None), options.layout)
+        text = _header(options) + _comments(layout) + layout.yaml
+        if options.output:
+            Path(options.output).write_text(text)
+        else:
+            sys.stdout.write(text)
+        _report([f"{name}: {why}" for name, why in sorted(layout.refused.items())], "params that the layout cannot state")
+        _report(layout.differences, "differences between the loader and the compiled layout")
+        return 0 if layout.exact else 1
+    except Error as error:
+        print(f"reshard-record: error: {error}", file=sys.stderr)
+        return 2
