@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's own model classes and loaders, recorded without memory on every rank of several meshes: the library's layouts
+`vllm` give the same elements, and so do the layouts that are inferred without the library. Part of `make test-engines`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("record", "lib")]
+
+from support import recording  # noqa: E402
+from commands import ROOT  # noqa: E402
+
+from reshard.recording.command import run  # noqa: E402
+from reshard.recording.compiled import compare, compile_layout  # noqa: E402
+from reshard.recording.infer import mesh_text  # noqa: E402
+
+try:
+    import torch
+    from safetensors.torch import save_file
+
+    from reshard.recording import vllm
+
+    vllm.version()
+    MISSING = ""
+except Exception as error:  # noqa: BLE001
+    MISSING = f"{error}: run scripts/frameworks.sh and build/frameworks/env.sh"
+
+BASE = {"hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 1000, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 512, "torch_dtype": "bfloat16", "bos_token_id": 1,
+        "eos_token_id": 2, "intermediate_size": 512, "hidden_act": "silu", "rope_theta": 10000}
+ROUTED = {"moe_intermediate_size": 128, "num_experts_per_tok": 2, "norm_topk_prob": True}
+SHARED = {**ROUTED, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1}
+#: config.json of cut-down models, by the library's name: 2 key heads (replicated at tp 4), a vocabulary that is padded.
+CONFIGS = {
+    "qwen3-0.6b": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "tie_word_embeddings": True},
+    "llama3-8b": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "qwen2.5-7b": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+    "qwen3-30b-a3b": {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **ROUTED, "num_experts": 8, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    "mixtral-8x7b": {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+    "glm-4.5": {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", **SHARED, "attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5,
+                "num_nextn_predict_layers": 1},
+}
+#: Meshes: (tp, pp, expert parallel).
+MESHES = [(1, 1, False), (2, 1, False), (4, 1, False)]
+EXPERTS = [(2, 1, True)]
+#: Params that vLLM creates and loads on stages that do not use them (docs/library.md).
+UNUSED = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+
+
+@unittest.skipIf(MISSING, MISSING)
+class Record(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = Path(folder.name)
+        cls.seen = {}
+
+    def model(self, name):
+        """(folder with config.json, library's model of it, {name: (dtype, shape)} of its checkpoint)."""
+        at = self.folder / name
+        at.mkdir(exist_ok=True)
+        (at / "config.json").write_text(json.dumps(BASE | CONFIGS[name]))
+        library = f"extend: {ROOT / 'examples/models' / (name + '.yaml')}\nconfig: {at / 'config.json'}\n"
+        params = compile_layout(library, "hf", "{}").source.params(0)
+        tied = ("lm_head.weight",) if CONFIGS[name].get("tie_word_embeddings") else ()
+        return at, library, {tensor: (param.dtype, param.shape) for tensor, param in params.items() if tensor not in tied}
+
+    def recorded(self, name, tp, pp, expert_parallel):
+        key = name, tp, pp, expert_parallel
+        if key not in self.seen:
+            at, _, checkpoint = self.model(name)
+            self.seen[key] = list(vllm.recordings(at, tp=tp, pp=pp, expert_parallel=expert_parallel, checkpoint=checkpoint))
+        return self.seen[key]
+
+    def meshes(self, name):
+        experts = "experts" in json.dumps(CONFIGS[name])
+        return MESHES + (EXPERTS if experts else [])
+
+    def test_library(self):
+        count = 0
+        for name in CONFIGS:
+            _, library, _ = self.model(name)
+            for tp, pp, expert_parallel in self.meshes(name):
+                with self.subTest(model=name, tp=tp, ep=expert_parallel):
+                    found = self.recorded(name, tp, pp, expert_parallel)
+                    mesh = f"{{tp: {tp}, views: [{{{'ep' if expert_parallel else 'etp'}: {tp}}}]}}"
+                    self.assertEqual(compare(compile_layout(library, "vllm", mesh), found)[:6], [])
+                    count += sum(len(one.params) for one in found)
+        self.assertGreater(count, 1500)
+        print(f"{count} params of {len(CONFIGS)} models")
+
+    def test_inferred(self):
+        for name in CONFIGS:
+            for mesh in self.meshes(name):
+                with self.subTest(model=name, mesh=mesh):
+                    found = self.recorded(name, *mesh)
+                    layout = recording.merge(found)
+                    self.assertEqual((layout.refused, layout.differences, layout.left), ({}, [], {}), layout.yaml)
+                    self.assertEqual(compare(compile_layout(layout.yaml, "recorded", mesh_text(layout.mesh)), found), [])
+
+    def test_stages(self):
+        """Pipeline stages: the layers of each stage. Params that stages do not use are in the recording alone."""
+        for name in ("llama3-8b", "qwen3-30b-a3b"):
+            _, library, _ = self.model(name)
+            found = self.recorded(name, 2, 3, False)
+            lines = compare(compile_layout(library, "vllm", "{tp: 2, pp: 3, views: [{etp: 2, pp: 3}]}"), found)
+            self.assertEqual([line for line in lines if not line.endswith("only in the recording") or line.split(": ")[1] not in UNUSED], [])
+            layout = recording.merge(found)
+            self.assertTrue(layout.exact, layout.differences[:5])
+            self.assertIn("place: {layer: ", layout.yaml)
+
+    def test_control(self):
+        """Layouts that are wrong: k and v swapped; key heads that are not replicated but cut."""
+        found = self.recorded("llama3-8b", 2, 1, False)
+        right = recording.merge(found).yaml
+        swapped = right.replace('k_proj.weight", "model.layers.{layer}.self_attn.v_proj', 'v_proj.weight", "model.layers.{layer}.self_attn.k_proj')
+        self.assertNotEqual(swapped, right)
+        lines = compare(compile_layout(swapped, "recorded", "{tp: 2, pp: 1}"), found)
+        self.assertEqual({line.split(": ")[1] for line in lines}, {f"model.layers.{layer}.self_attn.qkv_proj.weight" for layer in range(4)})
+        self.assertEqual(len(lines), 2 * 2 * 4)  # k and v on two ranks in four layers
+
+    def test_command(self):
+        """reshard-record writes the layout of a checkpoint in files, and --check finds it right, then wrong."""
+        at, _, checkpoint = self.model("qwen3-0.6b")
+        save_file({name: torch.empty(shape, dtype=torch.bfloat16) for name, (_, shape) in checkpoint.items()}, at / "model.safetensors")
+        written = self.folder / "x.yaml"
+        self.assertEqual(run(["vllm", "--model", str(at), "--tp", "2", "-o", str(written)]), 0)
+        self.assertIn("# reshard-record vllm --model qwen3-0.6b --tp 2", written.read_text())
+        self.assertEqual(run(["--check", str(written)]), 0)
+        text = written.read_text()
+        self.assertIn("down_proj.weight\", shard: {1: tp}}", text)
+        written.write_text(text.replace("down_proj.weight\", shard: {1: tp}}", "down_proj.weight\", shard: {1: {axis: tp, stride: 2}}}"))
+        self.assertEqual(run(["--check", str(written)]), 1)
+
+
+if __name__ == "__main__":
+    if MISSING:
+        print(f"SKIPPED: {MISSING}", file=sys.stderr)
+    unittest.main()
