@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "record"))
 
-from support import elements, recording, temporary_folder  # noqa: E402
+from support import documented, elements, recording, temporary_folder  # noqa: E402
 
 from reshard import Error  # noqa: E402
 
@@ -182,6 +182,10 @@ class Provenance(unittest.TestCase):
         for load in (lambda t: param.fill_(t[0].item()), lambda t: t.tolist(), lambda t: bool((t == 0).all()), lambda t: t.numpy()):
             with self.assertRaisesRegex(Error, "bias"):
                 self.record(lambda tensors: [load(tensor) for name, tensor in tensors if name == "bias"], {"p": param})
+
+    def test_document(self):
+        printed, shown = documented(0)
+        self.assertEqual(printed, shown)
 
     def test_rank_outside_the_mesh(self):
         with self.assertRaisesRegex(Exception, r"rank 2 is not in mesh \{'tp': 2\}, expected 0 to 1"):

@@ -8,7 +8,7 @@ import unittest
 
 import numpy
 from safetensors import safe_open
-from support import elements, recording, temporary_folder
+from support import documented, elements, recording, temporary_folder
 
 from reshard.dtypes import numpy_dtype
 from reshard.recording.digits import record_values, write_checkpoint
@@ -115,6 +115,10 @@ class Digits(unittest.TestCase):
         self.assertEqual(found.params["qk"].boxes, [elements.Box((0, 0), (16, 6), elements.Tensor("q"), 0, (6, 1)),
                                                     elements.Box((16, 0), (2, 6), elements.Tensor("k"), 12, (6, 1))])
         self.assertIn('{concat: ["q", "k"]', recording.merge([self.record(lambda t: {"qk": numpy.concatenate([t["q"], t["k"]])})]).yaml)
+
+    def test_document(self):
+        printed, shown = documented(1)
+        self.assertEqual(printed, shown)
 
     def test_passes_that_differ(self):
         seen = []

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
+import re
 import shutil
 import sys
 import tempfile
@@ -31,3 +33,12 @@ def temporary_folder():
     """A temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
+
+
+def documented(index):
+    """(printed, shown) of program number `index` of docs/record.md, run in a temporary folder."""
+    blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", (ROOT / "docs" / "record.md").read_text(), re.DOTALL)
+    program, shown = blocks[index]
+    with temporary_folder() as folder, contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(program, "docs/record.md", "exec"), {"__name__": "__main__"})
+    return printed.getvalue(), shown
