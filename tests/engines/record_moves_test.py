@@ -72,6 +72,7 @@ def moves():
         "item assignment": ((4, 6), lambda p, t: p.__setitem__(slice(0, 2), t["k"][2:])),
         "unbind": ((6,), lambda p, t: p.copy_(t["k"].unbind(0)[2])),
         "movedim": ((6, 2, 4), lambda p, t: p.copy_(t["q"].unflatten(0, (2, 4)).movedim(-1, 0))),
+        "shapes changed in place": ((6, 12), lambda p, t: p.copy_(t["up"].clone().unsqueeze_(0).squeeze_(0).t_())),
         "squeeze": ((12, 6), lambda p, t: p.copy_(t["up"].unsqueeze(1).squeeze(1))),
         "detached clone": ((4, 6), lambda p, t: p.copy_(t["k"].detach().clone(memory_format=torch.contiguous_format))),
         "zeros": ((6, 6), lambda p, t: p.copy_(torch.cat([t["k"], torch.zeros(2, 6, dtype=t["k"].dtype, device=t["k"].device)]))),
@@ -144,14 +145,23 @@ class Provenance(unittest.TestCase):
         self.assertEqual(found.boxes, [elements.Box((0, 0), (4, 6), elements.Tensor("q"), 24, (6, 1))])
 
     def test_casts(self):
-        def load(p, t):
-            p[:4].copy_(t["k"])
-            p[4:].copy_(t["v"].to(torch.float16).to(torch.float32))
+        bf16, fp16, fp32, fp8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+        cases = [  # (dtype of the tensor, conversions, dtype of the param, casts of the recorded origin or None if computed)
+            ("fp32", [], bf16, ("bf16",)), ("bf16", [], fp32, ("fp32",)), ("bf16", [fp32], bf16, ()), ("bf16", [fp32], fp16, ("fp16",)),
+            ("fp32", [bf16], fp32, None), ("fp32", [fp16], bf16, None), ("fp32", [], fp8, None), ("i32", [], torch.int64, None), ("i32", [], torch.int32, ()),
+        ]
+        for dtype, conversions, into, casts in cases:
+            with self.subTest(dtype=dtype, conversions=conversions, into=into):
+                def load(tensors, conversions=conversions):
+                    tensor = dict(tensors)["k"]
+                    for each in conversions:
+                        tensor = tensor.to(each)
+                    param.copy_(tensor)
 
-        param = torch.empty(8, 6, dtype=torch.bfloat16, device="meta")
-        found = self.record(lambda tensors: load(param, dict(tensors)), {"p": param}).params["p"]
-        self.assertEqual([box.origin for box in found.boxes], [
-            elements.Tensor("k", ("bf16",)), elements.Computed("conversion to fp16, fp32, bf16", ("v",))])
+                param = torch.empty(4, 6, dtype=into, device="meta")
+                found = recording.record(load=load, params={"p": param}, checkpoint={"k": (dtype, (4, 6))}, mesh={}).params["p"]
+                self.assertEqual([box.origin for box in found.boxes if casts is not None], [elements.Tensor("k", casts)] if casts is not None else [])
+                self.assertEqual(bool(found.computed), casts is None)
 
     def test_computed(self):
         cases = {
@@ -174,8 +184,31 @@ class Provenance(unittest.TestCase):
 
     def test_values_from_elsewhere(self):
         param = torch.empty(12, device="meta")
+        def load(tensors):
+            values = torch.arange(12.0)
+            values[:3] = dict(tensors)["bias"][:3]
+            param.copy_(values)
+
+        found = self.record(load, {"p": param}).params["p"]
+        self.assertEqual([box.origin for box in found.boxes], [elements.Tensor("bias"), elements.Computed("a value that is not from the checkpoint")])
         found = self.record(lambda tensors: param.copy_(torch.arange(12.0)), {"p": param}).params["p"]
         self.assertEqual(found.computed, [elements.Computed("a value that is not from the checkpoint")])
+
+    def test_tables_of_the_loader_keep_their_values(self):
+        """A loader may compute with tensors of its own, as with the numbers of its experts."""
+        def load(tensors):
+            table = torch.full((4,), -1, dtype=torch.int32)
+            table[2:] = torch.arange(2, dtype=torch.int32)
+            local = torch.zeros(4, dtype=torch.int32)
+            local += table
+            t = dict(tensors)
+            for expert in range(4):
+                if local[expert].item() >= 0:
+                    param[int(local[expert])].copy_(t["q"][expert])
+
+        param = torch.empty(2, 6)
+        found = self.record(load, {"p": param}).params["p"]
+        self.assertEqual(found.boxes, [elements.Box((0, 0), (2, 6), elements.Tensor("q"), 12, (6, 1))])
 
     def test_reading_values_is_refused(self):
         param = torch.empty(12, device="meta")

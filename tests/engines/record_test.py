@@ -45,9 +45,13 @@ CONFIGS = {
     "glm-4.5": {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", **SHARED, "attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5,
                 "num_nextn_predict_layers": 1},
 }
-#: Meshes: (tp, pp, expert parallel).
-MESHES = [(1, 1, False), (2, 1, False), (4, 1, False)]
-EXPERTS = [(2, 1, True)]
+#: Meshes of each model: (tp, pp, expert parallel).
+MESHES = {
+    "qwen3-0.6b": [(1, 1, False), (2, 1, False), (4, 1, False)],
+    "llama3-8b": [(1, 1, False), (2, 1, False), (4, 1, False)],
+    "qwen3-30b-a3b": [(1, 1, False), (2, 1, False), (4, 1, False), (2, 1, True)],
+    "qwen2.5-7b": [(2, 1, False)], "mixtral-8x7b": [(2, 1, False)], "glm-4.5": [(2, 1, False), (2, 1, True)],
+}
 #: Params that vLLM creates and loads on stages that do not use them (docs/library.md).
 UNUSED = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
 
@@ -78,15 +82,11 @@ class Record(unittest.TestCase):
             self.seen[key] = list(vllm.recordings(at, tp=tp, pp=pp, expert_parallel=expert_parallel, checkpoint=checkpoint))
         return self.seen[key]
 
-    def meshes(self, name):
-        experts = "experts" in json.dumps(CONFIGS[name])
-        return MESHES + (EXPERTS if experts else [])
-
     def test_library(self):
         count = 0
         for name in CONFIGS:
             _, library, _ = self.model(name)
-            for tp, pp, expert_parallel in self.meshes(name):
+            for tp, pp, expert_parallel in MESHES[name]:
                 with self.subTest(model=name, tp=tp, ep=expert_parallel):
                     found = self.recorded(name, tp, pp, expert_parallel)
                     mesh = f"{{tp: {tp}, views: [{{{'ep' if expert_parallel else 'etp'}: {tp}}}]}}"
@@ -97,7 +97,7 @@ class Record(unittest.TestCase):
 
     def test_inferred(self):
         for name in CONFIGS:
-            for mesh in self.meshes(name):
+            for mesh in MESHES[name]:
                 with self.subTest(model=name, mesh=mesh):
                     found = self.recorded(name, *mesh)
                     layout = recording.merge(found)

@@ -171,7 +171,9 @@ class Infer(unittest.TestCase):
             "computed by aten.exp of w": ((4, 6), [elements.Box((0, 0), (4, 6), elements.Computed("aten.exp", ("w",)), 0, (0, 0))]),
             "reshaped": ((8, 3), [elements.Box((0, 0), (8, 3), elements.Tensor("w"), 0, (3, 1))]),
             "no scheme": ((2, 6), [elements.Box((0, 0), (2, 6), elements.Tensor("w"), 6, (6, 1))]),
-            "not written, or filled": ((4, 6), [elements.Box((1, 0), (1, 6), elements.Tensor("w"), 0, (6, 1)), elements.Box((3, 0), (1, 6), elements.Tensor("w"), 6, (6, 1))]),
+            "does not write 12 of 24": ((4, 6), [elements.Box((1, 0), (1, 6), elements.Tensor("w"), 0, (6, 1)), elements.Box((3, 0), (1, 6), elements.Tensor("w"), 6, (6, 1))]),
+            "between those of tensors are zeros": ((4, 6), [elements.Box((0, 0), (1, 6), elements.Constant(0.0), 0, (0, 0)), elements.Box((1, 0), (1, 6), elements.Tensor("w"), 0, (6, 1)),
+                                                            elements.Box((2, 0), (1, 6), elements.Constant(0.0), 0, (0, 0)), elements.Box((3, 0), (1, 6), elements.Tensor("w"), 6, (6, 1))]),
             "filled with 3": ((4, 6), [elements.Box((0, 0), (2, 6), elements.Tensor("w"), 0, (6, 1)), elements.Box((2, 0), (2, 6), elements.Constant(3.0), 0, (0, 0))]),
         }
         for why, param in cases.items():

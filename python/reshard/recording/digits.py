@@ -95,7 +95,7 @@ def _runs(numbers: Any, tensors: Any) -> Iterator[tuple[int, int, int]]:
             yield begin, end - begin, usual
 
 
-def _boxes(numbers: Any, bad: Any, names: Sequence[str], first: Any, casts: tuple[str, ...]) -> list[Box]:
+def _boxes(numbers: Any, bad: Any, names: Sequence[str], first: Any, dtype: str) -> list[Box]:
     """The boxes of a param. numbers: of its elements; bad: whether an element is no number; first: of each tensor."""
     import numpy
 
@@ -114,7 +114,7 @@ def _boxes(numbers: Any, bad: Any, names: Sequence[str], first: Any, casts: tupl
                 result.boxes.append(make_box(start, size, Constant(0.0) if tensor == -1 else _COMPUTED))
             else:
                 offset = int(rows[row][begin]) - int(first[tensor])
-                result.boxes.append(make_box(start, size, Tensor(names[tensor], casts), offset, (*(0 for _ in leading), step)))
+                result.boxes.append(make_box(start, size, Tensor(names[tensor], (dtype,)), offset, (*(0 for _ in leading), step)))
     result.merge()
     return result.boxes
 
@@ -161,16 +161,9 @@ def record_values(*, load: Callable[[Iterable[tuple[str, Any]]], Mapping[str, An
     first = numpy.array([numbers.first[name] for name in filled], numpy.int64)
     for name, found in decoded.items():
         wrong = bad[name] | (found >= numbers.total)
-        boxes = [_cast(box, dtypes[name], tensors) for box in _boxes(found, wrong, filled, first, ())]
-        recording.params[name] = RecordedParam(dtypes[name], tuple(found.shape), boxes)
+        boxes = _boxes(found, wrong, filled, first, dtypes[name])
+        recording.params[name] = RecordedParam.of(dtypes[name], found.shape, boxes, tensors)
     return recording
-
-
-def _cast(box: Box, dtype: str, tensors: Mapping[str, tuple[str, Sequence[int]]]) -> Box:
-    """The box, with the cast from the tensor's dtype to the param's."""
-    if not isinstance(box.origin, Tensor) or tensors[box.origin.name][0] == dtype:
-        return box
-    return Box(box.start, box.size, Tensor(box.origin.name, (dtype,)), box.offset, box.steps)
 
 
 def write_checkpoint(folder: str | os.PathLike[str], tensors: Iterable[tuple[str, Any]]) -> None:

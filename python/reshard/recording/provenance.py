@@ -25,6 +25,8 @@ aten = torch.ops.aten
 _FILLED = {aten.zeros: 0, aten.zeros_like: 0, aten.new_zeros: 0, aten.ones: 1, aten.ones_like: 1, aten.new_ones: 1}
 _FILLED_WITH = {aten.full: 1, aten.full_like: 1, aten.new_full: 2}
 _EMPTY = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided}
+#: Operations in place that change the shape of a tensor and not its elements.
+_RESHAPED = {aten.t_, aten.transpose_, aten.squeeze_, aten.unsqueeze_, aten.swapaxes_, aten.swapdims_, aten.as_strided_, aten.detach_}
 _UNKNOWN = "a value that is not from the checkpoint"
 
 
@@ -48,6 +50,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._maps: dict[int, ElementMap] = {}
+        self._params: set[int] = set()
         self._held: dict[int, tuple[torch.UntypedStorage, torch.dtype]] = {}  # keeps addresses from being used again
 
     # --- storages
@@ -66,10 +69,21 @@ class Recorder(TorchDispatchMode):
     def _tracked(self, tensor: Any) -> bool:
         return isinstance(tensor, torch.Tensor) and _key(tensor) in self._maps
 
+    def _derived(self, tensor: torch.Tensor) -> bool:
+        """Whether operations on a tensor are recorded and not executed: it has no memory, belongs to a param, or holds
+        elements of the checkpoint. A loader's own tables, with memory and values, are none of these."""
+        key = _key(tensor)
+        if key not in self._maps or key in self._params or tensor.is_meta:
+            return key in self._maps
+        return any(isinstance(box.origin, Tensor) or (isinstance(box.origin, Computed) and box.origin.tensors) for box in self._maps[key].boxes)
+
     def _map(self, tensor: torch.Tensor) -> ElementMap | None:
         """The map of a tracked tensor's storage; None if the tensor has another dtype of other size than its storage was
         filled with, so that its elements are not those of the map."""
-        found = self._track(tensor)
+        if not self._tracked(tensor):  # its values are not from the checkpoint
+            self._track(tensor)
+            self._maps[_key(tensor)] = ElementMap.filled(self._maps[_key(tensor)].shape, Computed(_UNKNOWN))
+        found = self._maps[_key(tensor)]
         return found if self._held[_key(tensor)][1].itemsize == tensor.itemsize else None
 
     def checkpoint_tensor(self, name: str, dtype: str, shape: Sequence[int]) -> torch.Tensor:
@@ -81,6 +95,7 @@ class Recorder(TorchDispatchMode):
     def param(self, tensor: torch.Tensor) -> None:
         """Begins to record the elements of a param, which are unwritten first."""
         self._track(tensor)
+        self._params.add(_key(tensor))
 
     def elements(self, tensor: torch.Tensor) -> ElementMap:
         """The element map of a param, in its own shape."""
@@ -103,15 +118,19 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         packet = func.overloadpacket
         tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor)]
-        if not any(map(self._tracked, tensors)):
+        writes = [argument for argument in func._schema.arguments if argument.alias_info is not None and argument.alias_info.is_write]
+        if not any(map(self._derived, tensors)):
             result = func(*args, **kwargs)
             if packet in _EMPTY or packet in _FILLED or packet in _FILLED_WITH:
                 self._created(packet, args, kwargs, result)
+            elif writes and any(map(self._tracked, tensors)):
+                self._write(func, args, kwargs, writes)
             return result
-        writes = [argument for argument in func._schema.arguments if argument.alias_info is not None and argument.alias_info.is_write]
+        if packet is aten._unsafe_view or packet in _RESHAPED:
+            return func(*args, **kwargs)
         if writes:
             return self._write(func, args, kwargs, writes)
-        if packet is aten._unsafe_view or any(argument.alias_info is not None for argument in func._schema.arguments):
+        if any(argument.alias_info is not None for argument in func._schema.arguments):
             return func(*args, **kwargs)  # a view: it has the storage of its argument
         if packet in (aten._to_copy, aten.clone) or packet in (aten.cat, aten.stack):
             return self._moved(func, args, kwargs)
@@ -127,7 +146,7 @@ class Recorder(TorchDispatchMode):
         self._maps[_key(result)] = ElementMap.filled(whole.shape, Constant(float(value)))
 
     def _write(self, func: Any, args: tuple, kwargs: Mapping[str, Any], writes: Sequence[Any]) -> Any:
-        """An operation in place. It is not executed."""
+        """Records an operation in place."""
         packet, target = func.overloadpacket, args[0] if args else None
         if packet is aten.copy_:
             self._copy(target, args[1])

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import Error
 from .checkpoint import Tensors
-from .elements import Box, Computed, Constant, ElementMap, Tensor, product
+from .elements import Box, Computed, Constant, Tensor, product
 
 _VERSION = 1
 _KINDS = {"tensor": Tensor, "constant": Constant, "computed": Computed}
@@ -25,6 +25,8 @@ _WIDER = {
     "fp8_e4m3": ("bf16", "fp16", "fp32", "fp64"),
     "fp8_e5m2": ("bf16", "fp16", "fp32", "fp64"),
 }
+#: dtypes to which plans cast, as PyTorch does.
+_CASTS = ("fp32", "bf16", "fp16")
 
 
 @dataclass
@@ -36,10 +38,9 @@ class RecordedParam:
     boxes: list[Box]  #: in the dimensions of the shape (a scalar: one dimension); sorted, merged, without overlaps
 
     @classmethod
-    def of(cls, dtype: str, shape: Sequence[int], elements: ElementMap) -> RecordedParam:
-        """The param whose elements have this map. Values that pass through a dtype that rounds them are computed."""
-        boxes = [Box(box.start, box.size, _rounded(box.origin), box.offset, box.steps) for box in elements.in_shape()]
-        return cls(dtype, tuple(shape), boxes)
+    def of(cls, dtype: str, shape: Sequence[int], boxes: Sequence[Box], tensors: Tensors) -> RecordedParam:
+        """The param with these boxes. Conversions that differ from one cast of the tensor's values are computed."""
+        return cls(dtype, tuple(shape), [Box(box.start, box.size, _cast(box.origin, tensors), box.offset, box.steps) for box in boxes])
 
     @property
     def unwritten(self) -> int:
@@ -58,15 +59,16 @@ class RecordedParam:
         return sorted({box.origin for box in self.boxes if isinstance(box.origin, Computed)}, key=str)
 
 
-def _rounded(origin: Any) -> Any:
-    """The origin, or Computed if a value is converted to a dtype and from there to another one that may differ from a
-    direct conversion."""
-    if not isinstance(origin, Tensor) or len(origin.casts) < 2:
+def _cast(origin: Any, tensors: Tensors) -> Any:
+    """The origin with at most one cast. Values that pass through a dtype that rounds them, and casts that plans do not
+    have (integers, to fp8), are computed."""
+    if not isinstance(origin, Tensor) or not origin.casts:
         return origin
-    for narrow, wide in zip(origin.casts[1:], origin.casts):
-        if narrow != wide and wide not in _WIDER.get(narrow, ()):
-            return Computed(f"conversion to {', '.join(origin.casts)}", (origin.name,))
-    return Tensor(origin.name, origin.casts[-1:])
+    own, last = tensors[origin.name][0], origin.casts[-1]
+    exact = (own, *_WIDER.get(own, ()))
+    if any(each not in exact for each in origin.casts[:-1]) or (last != own and (own not in _WIDER or last not in _CASTS)):
+        return Computed(f"conversion to {', '.join(origin.casts)}", (origin.name,))
+    return Tensor(origin.name, () if last == own else (last,))
 
 
 @dataclass

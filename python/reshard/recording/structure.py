@@ -140,7 +140,7 @@ def _held(params: Mapping[int, RecordedParam], members: Mapping[str, Member], st
         parts = [_located(box, member(box).pattern, permutations[member(box).pattern]) for box in boxes if isinstance(box.origin, Tensor)]
         held[rank] = Held(shape, parts, slots.get(rank, []))
         if sum(product(part.size) for part in parts) != product([held[rank].used(d) for d in range(len(shape))]):
-            raise Refused("some elements between those of tensors are not written, or filled with zeros")
+            raise Refused("some elements between those of tensors are zeros")
     return dimension, held, permutations
 
 
@@ -305,6 +305,9 @@ class _Inference:
 def structure(axes: Axes, params: Mapping[int, RecordedParam], members: Mapping[str, Member], stacked: str | None) -> Structure:
     """The structure of a param. params: of one instance on each mesh rank that has it; members: {tensor name: member};
     stacked: the variable that the param stacks. Raises Refused."""
+    for rank, param in params.items():
+        if param.unwritten:
+            raise Refused(f"rank {rank}: the loader does not write {param.unwritten} of {product(param.shape)} elements")
     dimension, held, permutations = _held(params, members, stacked)
     if not permutations:
         raise Refused("no elements of tensors")
