@@ -79,7 +79,7 @@ class Record(unittest.TestCase):
         key = name, tp, pp, expert_parallel
         if key not in self.seen:
             at, _, checkpoint = self.model(name)
-            self.seen[key] = list(vllm.recordings(at, tp=tp, pp=pp, expert_parallel=expert_parallel, checkpoint=checkpoint))
+            self.seen[key] = list(vllm.recordings(at, vllm.Engine(tp, pp, expert_parallel), checkpoint))
         return self.seen[key]
 
     def test_library(self):

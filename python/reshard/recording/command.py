@@ -15,6 +15,7 @@ from .checkpoint import Tensors
 from .compiled import Compiled, compare, compile_layout
 from .infer import Layout, merge, mesh_text
 from .recording import RecordedParam, Recording
+from .vllm import Engine, recordings
 
 _HEADER = "# reshard-record "
 _SHOWN = 20  # differences that are printed
@@ -63,9 +64,11 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 def _record(options: argparse.Namespace, checkpoint: Tensors | None) -> list[Recording]:
     if options.source == "merge":
         return [Recording.open(path) for path in options.files]
-    from .vllm import recordings
+    return list(recordings(options.model, _engine(options), checkpoint))
 
-    return list(recordings(options.model, tp=options.tp, pp=options.pp, expert_parallel=options.expert_parallel, dtype=options.dtype, checkpoint=checkpoint))
+
+def _engine(options: argparse.Namespace) -> Engine:
+    return Engine(options.tp, options.pp, options.expert_parallel, options.dtype)
 
 
 def _header(options: argparse.Namespace) -> str:
@@ -94,17 +97,17 @@ def _report(lines: Sequence[str], what: str) -> None:
 
 def _check(options: argparse.Namespace) -> int:
     """Compares the loader with the layout of a file."""
-    mesh = options.mesh or mesh_text({"tp": options.tp, "pp": options.pp} | ({"views": [{"ep": options.tp, "pp": options.pp}]} if options.expert_parallel else {}))
+    mesh = options.mesh or mesh_text(_engine(options).mesh)
     compiled: Compiled = compile_layout(str(Path(options.check).resolve()), options.layout, mesh)
     checkpoint: Tensors = {name: (param.dtype, param.shape) for name, param in compiled.source.params(0).items() if isinstance(param, RecordedParam)}
-    recordings = _record(options, checkpoint)
-    known = {name for recording in recordings for name in compiled.target.params(recording.rank)}
-    empty = {name: [recording.rank for recording in recordings] for recording in recordings for name, param in recording.params.items()
-             if name not in known and not any(one.params[name].boxes for one in recordings if name in one.params)}
-    differences = compare(compiled, recordings, empty)
+    found = _record(options, checkpoint)
+    known = {name for recording in found for name in compiled.target.params(recording.rank)}
+    empty = {name: [recording.rank for recording in found] for recording in found for name, param in recording.params.items()
+             if name not in known and not any(one.params[name].boxes for one in found if name in one.params)}
+    differences = compare(compiled, found, empty)
     _report(differences, "differences between the loader and the layout")
     if not differences:
-        print(f"{options.check}: layout {options.layout} is that of the loader: {sum(len(one.params) for one in recordings)} params on {len(recordings)} ranks")
+        print(f"{options.check}: layout {options.layout} is that of the loader: {sum(len(one.params) for one in found)} params on {len(found)} ranks")
     return 1 if differences else 0
 
 

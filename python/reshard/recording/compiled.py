@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from ..compiler import run_compiler
 from ..errors import Error
 from .elements import Box, Constant, ElementMap, Loop, Tensor, differences, make_box, row_steps
+from .patterns import Pattern as _Pattern
 from .recording import RecordedParam, Recording
 
 _CHUNK = 1 << 20  # positions of chunk c begin at c * _CHUNK (kModelChunkStride in ir/ir.h)
@@ -37,8 +38,8 @@ def _values(text: str) -> dict[int, int]:
 class CompiledEndpoint:
     """One endpoint of the layout IR."""
 
-    def __init__(self, patterns: Sequence[tuple[str, tuple[str, ...], tuple[int, ...], str]]):
-        self._patterns = patterns  # (name, variables, shape, dtype) of each tensor pattern
+    def __init__(self, patterns: Sequence[_Pattern]):
+        self._patterns = patterns
         self._axes: dict[str, tuple[int, int]] = {}
         self._shardings: dict[str, tuple[str, list[str]]] = {}
         self._placed: dict[str, str] = {}
@@ -102,7 +103,9 @@ class CompiledEndpoint:
             dimensions = re.findall(r"#(\d+) -> (\w+)", part)
             pattern = re.match(r"    holds %(\d+)", part)
             if pattern:
-                elements.boxes += self._tensor_boxes(self._patterns[int(pattern[1])], dimensions, dtype, len(elements.frame), values, rank)
+                held = self._patterns[int(pattern[1])]
+                into = [-1 if dimension == "name" else int(dimension) for _, dimension in dimensions]
+                elements.boxes += _tensor_boxes(held, self._choices(held, dimensions, values, rank), into, dtype, len(elements.frame))
             else:
                 where = [_blocks(self._at(sharding, rank)) for sharding, dimension in dimensions if dimension != "name"]
                 for blocks in combinations(*where):
@@ -110,31 +113,36 @@ class CompiledEndpoint:
         elements.merge()
         return RecordedParam(dtype, shape, elements.boxes)
 
-    def _tensor_boxes(self, pattern: tuple[str, tuple[str, ...], tuple[int, ...], str], dimensions: Sequence[tuple[str, str]], dtype: str, count: int,
-                      values: Mapping[str, int], rank: int) -> Iterator[Box]:
-        """The boxes of one tensor pattern in a param of `count` dimensions."""
-        name, variables, shape, tensor_dtype = pattern
+    def _choices(self, pattern: _Pattern, dimensions: Sequence[tuple[str, str]], values: Mapping[str, int], rank: int) -> list[list[tuple[int, int, int]]]:
+        """The blocks of each dimension of a tensor pattern: its index variables, one value each, and the tensor's."""
         if len({dimension for _, dimension in dimensions if dimension != "name"}) < sum(dimension != "name" for _, dimension in dimensions):
-            raise Error(f"tensor {name} is in a flat buffer, which cannot be compared")
-        casts = () if dtype == tensor_dtype else (dtype,)
-        choices: list[list[tuple[int, int, int]]] = []
+            raise Error(f"tensor {pattern.name} is in a flat buffer, which cannot be compared")
+        result = []
         for index, (sharding, dimension) in enumerate(dimensions):
-            blocks = [(values[variables[index]], 1, 0)] if dimension == "name" else _blocks(self._at(sharding, rank))
-            if dimension != "name" and index < len(variables):
-                blocks = [(begin + i, 1, to + i) for begin, n, to in blocks for i in range(n)]
-            choices.append(blocks)
-        steps = row_steps(shape)
-        for chosen in combinations(*choices):
-            start, size, step, offset, full = [0] * count, [1] * count, [0] * count, 0, name
-            for index, ((begin, n, to), (_, dimension)) in enumerate(zip(chosen, dimensions)):
-                if index < len(variables):
-                    full = full.replace("{%s}" % variables[index], str(begin))
-                else:
-                    offset += begin * steps[index - len(variables)]
-                if dimension != "name":
-                    start[int(dimension)], size[int(dimension)] = to, n
-                    step[int(dimension)] = steps[index - len(variables)] if index >= len(variables) else 0
-            yield make_box(tuple(start), tuple(size), Tensor(full, casts), offset, tuple(step))
+            if dimension == "name":
+                result.append([(values[pattern.variables[index]], 1, 0)])
+                continue
+            blocks = _blocks(self._at(sharding, rank))
+            result.append([(begin + i, 1, to + i) for begin, n, to in blocks for i in range(n)] if index < len(pattern.variables) else blocks)
+        return result
+
+
+def _tensor_boxes(pattern: _Pattern, choices: Sequence[Sequence[tuple[int, int, int]]], into: Sequence[int], dtype: str, count: int) -> Iterator[Box]:
+    """The boxes of a tensor pattern in a param of `count` dimensions. into: the param's dimension of each dimension of the
+    pattern, -1 for a variable of the name."""
+    steps, variables = row_steps(pattern.shape), pattern.variables
+    casts = () if dtype == pattern.dtype else (dtype,)
+    for chosen in combinations(*choices):
+        start, size, step, offset, name = [0] * count, [1] * count, [0] * count, 0, pattern.name
+        for index, (begin, n, to) in enumerate(chosen):
+            own = index - len(variables)  # the tensor's dimension; negative for variables
+            if own < 0:
+                name = name.replace("{%s}" % variables[index], str(begin))
+            else:
+                offset += begin * steps[own]
+            if into[index] >= 0:
+                start[into[index]], size[into[index]], step[into[index]] = to, n, steps[own] if own >= 0 else 0
+        yield make_box(tuple(start), tuple(size), Tensor(name, casts), offset, tuple(step))
 
 
 @dataclass
@@ -155,12 +163,12 @@ def compile_layout(model: str, layout: str, mesh: str, more: str = "") -> Compil
         job = Path(folder) / "job.yaml"
         job.write_text(f"version: 1\nmodel: {path}\nsource: {{layout: hf, storage: checkpoint}}\ntarget: {{layout: {layout}, mesh: {mesh}{more}}}\n")
         lines = run_compiler([job, "--emit=layout"]).splitlines()
-    patterns: list[tuple[str, tuple[str, ...], tuple[int, ...], str]] = []
+    patterns: list[_Pattern] = []
     endpoints: list[CompiledEndpoint] = []
     for line in (each.split(" //")[0] for each in lines):
         if found := re.match(r'tensor %\d+ "(.*?)" (\w+) \[(.*?)\](.*)', line):
             shape = tuple(int(n) for n in found[3].split(", ")) if found[3] else ()
-            patterns.append((found[1], tuple(re.findall(r"for (\w+) ", found[4])), shape, found[2]))
+            patterns.append(_Pattern(found[1], tuple(re.findall(r"for (\w+) ", found[4])), found[2], shape))
         elif line.startswith("endpoint"):
             endpoints.append(CompiledEndpoint(patterns))
         elif endpoints:

