@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,24 +86,22 @@ def _config(model: Path, engine: Engine) -> Any:
     return config
 
 
-def recordings(model: str | os.PathLike[str], engine: Engine, checkpoint: Any = None) -> Iterator[Recording]:
-    """Yields the recording of each rank of a vLLM engine.
+def modules(model: str | os.PathLike[str], engine: Engine, context: Callable[[], Any] = _meta_values) -> Iterator[tuple[int, Any]]:
+    """Yields (mesh rank, module) of each rank of an engine. The module is to be used before the next one is built.
 
-    model: a folder with a config.json and, if `checkpoint` is None, with the checkpoint.
-    checkpoint: as for `reshard.record`. Default: `model`.
+    model: a folder with a config.json.
+    context: makes the context in which params are created. Default: without memory.
 
     Raises Error for releases that are not tested, unless RESHARD_ANY_VERSION=1.
     """
     if version() not in TESTED and os.environ.get("RESHARD_ANY_VERSION") != "1":
         raise Error(f"vLLM {version()} is installed, expected {' or '.join(TESTED)}: set RESHARD_ANY_VERSION=1 to record it all the same")
-    import torch
     import vllm.distributed.parallel_state as state
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     config = _config(Path(model), engine)
-    tensors = tensors_of(model if checkpoint is None else checkpoint)
     before: Mapping[str, Any] = {name: getattr(state, name) for name in _GROUPS if hasattr(state, name)}
     try:
         for rank in range(mesh_size(engine.mesh)):
@@ -114,9 +112,22 @@ def recordings(model: str | os.PathLike[str], engine: Engine, checkpoint: Any = 
                 state._EP = _group(rank % engine.tp, engine.tp)
             config.compilation_config.static_forward_context.clear()
             with set_current_vllm_config(config), set_default_torch_dtype(config.model_config.dtype):
-                with _meta_values():
+                with context():
                     module = initialize_model(config)
-                yield record(load=module.load_weights, params=lambda module=module: dict(module.named_parameters()), checkpoint=tensors, mesh=engine.mesh, rank=rank)
+                yield rank, module
     finally:
         for name, value in before.items():
             setattr(state, name, value)
+
+
+def recordings(model: str | os.PathLike[str], engine: Engine, checkpoint: Any = None) -> Iterator[Recording]:
+    """Yields the recording of each rank of a vLLM engine.
+
+    model: a folder with a config.json and, if `checkpoint` is None, with the checkpoint.
+    checkpoint: as for `reshard.record`. Default: `model`.
+
+    Raises Error as `modules` and `reshard.record` do.
+    """
+    tensors = tensors_of(model if checkpoint is None else checkpoint)
+    for rank, module in modules(model, engine):
+        yield record(load=module.load_weights, params=lambda module=module: dict(module.named_parameters()), checkpoint=tensors, mesh=engine.mesh, rank=rank)
