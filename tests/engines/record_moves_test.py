@@ -216,6 +216,14 @@ class Provenance(unittest.TestCase):
             with self.assertRaisesRegex(Error, "bias"):
                 self.record(lambda tensors: [load(tensor) for name, tensor in tensors if name == "bias"], {"p": param})
 
+    def test_dtensors_are_refused(self):
+        class Sharded(torch.Tensor):
+            def to_local(self):
+                return self
+
+        with self.assertRaisesRegex(Error, "param p is a DTensor"):
+            self.record(list, {"p": torch.empty(4).as_subclass(Sharded)})
+
     def test_document(self):
         printed, shown = documented(0)
         self.assertEqual(printed, shown)

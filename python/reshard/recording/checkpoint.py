@@ -25,13 +25,19 @@ def _header(path: Path) -> dict[str, Any]:
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= length <= _HEADER_BYTES:
             raise Error(f"{path}: not a safetensors file: the header has {length} bytes, expected 2 to {_HEADER_BYTES}")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError as error:
-            raise Error(f"{path}: the header is not JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise Error(f"{path}: the header is not a JSON object")
-    return header
+        text = file.read(length)
+    return _json(path, text)
+
+
+def _json(path: Path, text: bytes) -> dict[str, Any]:
+    """The object that a JSON text has."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise Error(f"{path}: not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise Error(f"{path}: JSON of type {type(found).__name__}, expected an object")
+    return found
 
 
 def tensors_of(checkpoint: str | os.PathLike[str] | Mapping[str, tuple[str, Any]]) -> Tensors:
@@ -40,10 +46,21 @@ def tensors_of(checkpoint: str | os.PathLike[str] | Mapping[str, tuple[str, Any]
     checkpoint: a folder with safetensors files, of which only the headers are read, or {name: (dtype, shape)}.
     """
     if isinstance(checkpoint, Mapping):
+        for name, (dtype, _) in checkpoint.items():
+            if dtype not in DTYPES:
+                raise Error(f"tensor {name} has dtype {dtype!r}, expected one of {', '.join(DTYPES)}")
         return {name: (dtype, tuple(shape)) for name, (dtype, shape) in sorted(checkpoint.items())}
     folder = Path(checkpoint)
     index = folder / "model.safetensors.index.json"
-    files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()}) if index.exists() else sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("*.safetensors"))
+    if index.exists():
+        weights = _json(index, index.read_bytes()).get("weight_map")
+        if not isinstance(weights, dict):
+            raise Error(f"{index}: no map weight_map")
+        files = sorted({folder / name for name in weights.values()})
+    missing = [path for path in files if not path.is_file()]
+    if missing:
+        raise Error(f"{missing[0]}: no such file, which {index.name} names")
     if not files:
         raise Error(f"{folder}: no safetensors files, expected model.safetensors or model.safetensors.index.json")
     tensors: Tensors = {}
@@ -51,8 +68,10 @@ def tensors_of(checkpoint: str | os.PathLike[str] | Mapping[str, tuple[str, Any]
         for name, entry in _header(path).items():
             if name == "__metadata__":
                 continue
-            if entry["dtype"] not in _BY_NAME:
-                raise Error(f"{path}: tensor {name} has dtype {entry['dtype']}, expected one of {', '.join(_BY_NAME)}")
+            if not isinstance(entry, dict) or not isinstance(entry.get("shape"), list):
+                raise Error(f"{path}: the entry of tensor {name} has no shape")
+            if entry.get("dtype") not in _BY_NAME:
+                raise Error(f"{path}: tensor {name} has dtype {entry.get('dtype')}, expected one of {', '.join(_BY_NAME)}")
             if name in tensors:
                 raise Error(f"{path}: tensor {name} is also in another file")
             tensors[name] = (_BY_NAME[entry["dtype"]], tuple(entry["shape"]))

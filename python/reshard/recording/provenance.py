@@ -241,7 +241,9 @@ def record(load: Callable[[Iterable[tuple[str, torch.Tensor]]], Any], params: An
     """
     named = params if callable(params) else lambda: params
     recorder = Recorder()
-    for param in named().values():
+    for name, param in named().items():
+        if hasattr(param, "to_local"):
+            raise Error(f"param {name} is a DTensor, which the recorder cannot follow: pass its to_local(), or describe its placements with reshard.describe")
         recorder.param(param)
     checkpoint = [(name, recorder.checkpoint_tensor(name, dtype, shape)) for name, (dtype, shape) in tensors.items()]
     last = "none"

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..dtypes import DTYPES
 from .elements import Box, Constant, Tensor, product, row_steps
 from .patterns import Member, Pattern
 from .recording import _WIDER, RecordedParam
@@ -328,6 +329,8 @@ def _dtype(params: Mapping[int, RecordedParam], tensors: str) -> dict[str, str]:
     if len(found) > 1:
         raise Refused(f"ranks have different dtypes: {', '.join(sorted(found))}")
     dtype = found.pop()
+    if dtype not in DTYPES:
+        raise Refused(f"plans have no dtype {dtype}")
     if dtype == tensors:
         return {}
     return {"dtype": dtype} | ({} if dtype in _WIDER.get(tensors, ()) else {"convert": "rne"})
