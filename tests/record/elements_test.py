@@ -5,39 +5,34 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import unittest
-from pathlib import Path
 
 import numpy
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from support import elements  # noqa: E402
+from support import elements
 
 Box, Constant, ElementMap, Loop, Tensor = elements.Box, elements.Constant, elements.ElementMap, elements.Loop, elements.Tensor
 COUNT = 4000 if os.environ.get("RESHARD_FULL") else 400
 
 
-def random_view(array: numpy.ndarray, random: random.Random) -> numpy.ndarray:
+def random_view(array: numpy.ndarray, source: random.Random) -> numpy.ndarray:
     """A view of a contiguous array by a few random operations."""
     view = array
-    for _ in range(random.randrange(4)):
-        operation = random.choice(["slice", "transpose", "split", "merge"])
+    for _ in range(source.randrange(4)):
+        operation = source.choice(["slice", "transpose", "split", "merge"])
         if operation == "slice" and view.ndim:
-            axis = random.randrange(view.ndim)
-            begin = random.randrange(view.shape[axis])
-            end = random.randrange(begin, view.shape[axis]) + 1
-            view = view[tuple([slice(None)] * axis + [slice(begin, end, random.choice([1, 1, 1, 2, 3]))])]
+            axis = source.randrange(view.ndim)
+            begin = source.randrange(view.shape[axis])
+            end = source.randrange(begin, view.shape[axis]) + 1
+            view = view[tuple([slice(None)] * axis + [slice(begin, end, source.choice([1, 1, 1, 2, 3]))])]
         elif operation == "transpose":
-            view = view.transpose(random.sample(range(view.ndim), view.ndim))
+            view = view.transpose(source.sample(range(view.ndim), view.ndim))
         elif operation == "split" and view.ndim:
-            axis = random.randrange(view.ndim)
-            inner = random.choice([n for n in range(1, view.shape[axis] + 1) if view.shape[axis] % n == 0])
+            axis = source.randrange(view.ndim)
+            inner = source.choice([n for n in range(1, view.shape[axis] + 1) if view.shape[axis] % n == 0])
             view = numpy.lib.stride_tricks.as_strided(view, (*view.shape[:axis], view.shape[axis] // inner, inner, *view.shape[axis + 1 :]),
                                                       (*view.strides[:axis], view.strides[axis] * inner, view.strides[axis], *view.strides[axis + 1 :]))
         elif operation == "merge" and view.ndim > 1:
-            axis = random.randrange(view.ndim - 1)
+            axis = source.randrange(view.ndim - 1)
             if view.strides[axis] == view.strides[axis + 1] * view.shape[axis + 1]:
                 view = numpy.lib.stride_tricks.as_strided(view, (*view.shape[:axis], view.shape[axis] * view.shape[axis + 1], *view.shape[axis + 2 :]),
                                                           (*view.strides[:axis], *view.strides[axis + 1 :]))
@@ -66,24 +61,24 @@ def values(boxes: list, shape: tuple[int, ...]) -> numpy.ndarray:
 
 class Elements(unittest.TestCase):
     def test_random_views(self):
-        random_numbers = random.Random(1)
+        source = random.Random(1)
         parts = 0
         for case in range(COUNT):
-            shape = tuple(random_numbers.choice([1, 2, 3, 4, 6, 8, 12]) for _ in range(random_numbers.randrange(1, 4)))
+            shape = tuple(source.choice([1, 2, 3, 4, 6, 8, 12]) for _ in range(source.randrange(1, 4)))
             size = int(numpy.prod(shape))
             wanted, found = numpy.full(shape, -1), ElementMap(shape)
-            for step in range(random_numbers.randrange(1, 4)):
-                target = random_view(wanted, random_numbers)
-                source = numpy.arange(size * 3).reshape(3, *shape)[random_numbers.randrange(3)]
-                steps = [random_numbers.choice([1, 5, 7, 40]) for _ in target.shape]  # any affine map
-                numbers = source.flat[0] + sum(numpy.arange(n).reshape([-1] + [1] * (target.ndim - 1 - d)) * s for d, (n, s) in enumerate(zip(target.shape, steps)))
+            for step in range(source.randrange(1, 4)):
+                target = random_view(wanted, source)
+                begin = size * source.randrange(3)
+                steps = [source.choice([1, 5, 7, 40]) for _ in target.shape]  # any affine map
+                numbers = begin + sum(numpy.arange(n).reshape([-1] + [1] * (target.ndim - 1 - d)) * s for d, (n, s) in enumerate(zip(target.shape, steps)))
                 offset, each = loops(wanted, target, tuple(steps))
                 target[...] = numbers
-                found.write(offset, each, Tensor("t"), int(source.flat[0]))
+                found.write(offset, each, Tensor("t"), begin)
             with self.subTest(case=case, shape=shape):
                 numpy.testing.assert_array_equal(values(found.in_shape(), shape), wanted)
                 self.assertEqual(found.unwritten(), (wanted == -1).sum())
-                view = random_view(wanted, random_numbers)
+                view = random_view(wanted, source)
                 offset, each = loops(wanted, view, (0,) * view.ndim)
                 seen = found.view(view.shape, [loop.step for loop in each], offset)
                 numpy.testing.assert_array_equal(values(seen.in_shape(), view.shape), view)

@@ -7,22 +7,17 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import sys
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+import numpy
+from support import ROOT, elements, recording, temporary_folder
 
-import numpy  # noqa: E402
-from support import elements, recording, temporary_folder  # noqa: E402
-from commands import ROOT  # noqa: E402
-
-import reshard  # noqa: E402
-from reshard.recording.command import run  # noqa: E402
-from reshard.recording.compiled import compare, compile_layout  # noqa: E402
-from reshard.recording.infer import mesh_text  # noqa: E402
-from reshard.recording.recording import mesh_size  # noqa: E402
-from reshard.recording.schemes import Axes, Rule, find_rule  # noqa: E402
+import reshard
+from reshard.recording.command import run
+from reshard.recording.compiled import compare, compile_layout
+from reshard.recording.infer import mesh_text
+from reshard.recording.recording import mesh_size
+from reshard.recording.schemes import Axes, Rule, find_rule
 
 MODEL = """\
 dtype: fp32

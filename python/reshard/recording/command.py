@@ -101,10 +101,7 @@ def _check(options: argparse.Namespace) -> int:
     compiled: Compiled = compile_layout(str(Path(options.check).resolve()), options.layout, mesh)
     checkpoint: Tensors = {name: (param.dtype, param.shape) for name, param in compiled.source.params(0).items() if isinstance(param, RecordedParam)}
     found = _record(options, checkpoint)
-    known = {name for recording in found for name in compiled.target.params(recording.rank)}
-    empty = {name: [recording.rank for recording in found] for recording in found for name, param in recording.params.items()
-             if name not in known and not any(one.params[name].boxes for one in found if name in one.params)}
-    differences = compare(compiled, found, empty)
+    differences = compare(compiled, found)
     _report(differences, "differences between the loader and the layout")
     if not differences:
         print(f"{options.check}: layout {options.layout} is that of the loader: {sum(len(one.params) for one in found)} params on {len(found)} ranks")

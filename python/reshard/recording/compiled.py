@@ -192,7 +192,7 @@ def _through(param: RecordedParam, source: Mapping[str, RecordedParam | str]) ->
         begin = sum(map(mul, box.start, row_steps(result.frame)))
         for origin, offset, start, loops in held.read(box.offset, [Loop(*each) for each in zip(box.size, box.steps, row_steps(param.shape))], begin):
             if origin is not None:
-                result.write(start, loops, Tensor(origin.name, box.origin.casts) if isinstance(origin, Tensor) else origin, offset)
+                result.write(start, loops, Tensor(origin.name, box.origin.casts) if isinstance(origin, Tensor) else origin, offset, fresh=True)
     return RecordedParam(param.dtype, param.shape, result.in_shape())
 
 
@@ -200,16 +200,17 @@ def _itself(name: str, param: RecordedParam) -> list[Box]:
     return ElementMap.filled(param.shape, Tensor(name)).in_shape()
 
 
-def compare(compiled: Compiled, recordings: Sequence[Recording], ignored: Mapping[str, Collection[int]] | None = None) -> list[str]:
+def compare(compiled: Compiled, recordings: Sequence[Recording], ignored: Collection[str] = ()) -> list[str]:
     """The differences between a compiled layout and recordings, as lines of text. Elements that a loader does not write
-    may be padding of the layout. ignored: the mesh ranks of recorded params that the layout need not have."""
+    may be padding of the layout, and the layout may lack a param on a rank where it holds nothing of the checkpoint.
+    ignored: params that the layout need not have at all."""
     lines = []
     source = compiled.source.params(0)
     for recording in recordings:
         target = compiled.target.params(recording.rank)
         for name in sorted({*target, *recording.params}):
             one, other = recording.params.get(name), target.get(name)
-            if other is None and recording.rank in (ignored or {}).get(name, ()):
+            if other is None and one is not None and (name in ignored or not one.tensors):
                 continue
             lines += [f"rank {recording.rank}: {name}: {text}" for text in _param_differences(one and _through(one, source), other)]
     return lines

@@ -228,14 +228,15 @@ class ElementMap:
             return
         yield _Aligned(start, tuple(found), tuple(repeated), other)
 
-    def write(self, offset: int, loops: Sequence[Loop], origin: Origin | None, origin_offset: int = 0) -> None:
+    def write(self, offset: int, loops: Sequence[Loop], origin: Origin | None, origin_offset: int = 0, *, fresh: bool = False) -> None:
         """Replaces the elements of a view. `loops`: its loops, with the steps in the origin as `other`. None: the
-        elements are unwritten afterwards."""
+        elements are unwritten afterwards. fresh: they are unwritten before, which saves a search for them."""
         if any(loop.count > 1 and loop.step == 0 for loop in loops):
             raise Error(f"several values are written to one element of an array of shape {list(self.shape)}")
         for part in list(self._align(offset, origin_offset, loops)):
             region = part.region()
-            self.boxes = [rest for box in self.boxes for rest in difference(box, region)]
+            if not fresh:
+                self.boxes = [rest for box in self.boxes for rest in difference(box, region)]
             if origin is not None:
                 steps = tuple(loop.other if loop else 0 for loop in part.loops)
                 self.boxes.append(make_box(region.start, region.size, origin, part.other, steps))
@@ -247,12 +248,12 @@ class ElementMap:
         `step` in the other array and `other` in the origin). The origin is None where elements are unwritten."""
         for part in list(self._align(offset, other, loops)):
             region = part.region()
-            missing = [region]
-            for box in self.boxes:
-                common = intersection(box, region)
-                if common is not None:
-                    missing = [rest for each in missing for rest in difference(each, common)]
-                    yield (common.origin, common.offset, *_other_side(part, common))
+            found = [common for box in self.boxes if (common := intersection(box, region)) is not None]
+            for common in found:
+                yield (common.origin, common.offset, *_other_side(part, common))
+            missing = [region] if sum(common.elements() for common in found) < region.elements() else []
+            for common in found if missing else ():
+                missing = [rest for each in missing for rest in difference(each, common)]
             for rest in missing:
                 yield (None, 0, *_other_side(part, rest))
 
@@ -261,7 +262,7 @@ class ElementMap:
         result = ElementMap(shape)
         for origin, origin_offset, start, loops in self.read(offset, [Loop(n, *each) for n, each in zip(shape, zip(steps, row_steps(shape)))]):
             if origin is not None:
-                result.write(start, loops, origin, origin_offset)
+                result.write(start, loops, origin, origin_offset, fresh=True)
         result.merge()
         return result
 
@@ -303,7 +304,7 @@ def _write_whole(target: ElementMap, offset: int, loops: list[Loop], box: Box) -
         if loop.count > 1 and loop.step not in [step for step, n in zip(steps, target.frame) if n > 1]:
             break
     else:
-        target.write(offset, loops, box.origin, box.offset)
+        target.write(offset, loops, box.origin, box.offset, fresh=True)
         return
     inside = next(d for d, step in enumerate(steps) if step <= loop.step and target.frame[d] > 1)
     rest = [each for each in loops if each is not loop]

@@ -262,5 +262,5 @@ def merge(recordings: Iterable[Recording | str | os.PathLike[str]], name: str = 
     found = in_order(recordings)
     layout = infer(found, name)
     compiled = compile_layout(layout.yaml, name, mesh_text(layout.mesh))
-    layout.differences = compare(compiled, found, layout.left | dict.fromkeys(layout.refused, range(len(found))))
+    layout.differences = compare(compiled, found, layout.refused)
     return layout

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from ..dtypes import dtype_by_name, torch_dtype
 from ..errors import Error
-from .elements import Computed, Constant, ElementMap, Loop, Origin, Tensor, row_steps
+from .elements import Computed, Constant, ElementMap, Loop, Origin, Tensor
 
 aten = torch.ops.aten
 #: Operations that fill a new tensor with one value: the value, or the index of its argument.
