@@ -168,7 +168,7 @@ class Wheel(unittest.TestCase):
         self.empty = Path(tempfile.mkdtemp(dir=self.work))
 
     def test_module(self):
-        for script, least in (("module_test.py", 10), ("describe_test.py", 4)):
+        for script, least in (("module_test.py", 10), ("describe_test.py", 4), ("live_test.py", 7)):
             done = run(self.python, HERE / script, "-v", cwd=self.empty, env=ENVIRONMENT)
             print("\n" + "\n".join(line for line in done.stderr.splitlines() if " ... skipped " in line), file=sys.stderr)
             self.assertGreaterEqual(int(re.search(r"^Ran (\d+) tests", done.stderr, re.MULTILINE)[1]), least)
@@ -260,7 +260,7 @@ except reshard.Error as error:
     def test_from_sources(self):
         # Below build/, so that ccache finds the objects of the other build.
         python = self.install(self.work / "sources", f"build-dir={ROOT / 'build' / 'wheel'}")
-        for script in ("module_test.py", "describe_test.py"):
+        for script in ("module_test.py", "describe_test.py", "live_test.py"):
             output(python, HERE / script, cwd=self.empty)
 
 
