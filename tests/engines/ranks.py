@@ -3,6 +3,7 @@
 
 import multiprocessing
 import os
+import re
 import socket
 import sys
 import traceback
@@ -10,7 +11,13 @@ from datetime import timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
-from support import module  # noqa: E402
+from support import ROOT, module  # noqa: E402
+
+
+def programs(framework):
+    """The Python programs of a framework's section in docs/integrations.md."""
+    section = re.search(rf"^## {framework}$(.*?)(?=^## |\Z)", (ROOT / "docs" / "integrations.md").read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(r"```python\n(.*?)```", section[1], re.DOTALL)
 
 
 def _rank(function, folder, rank, world, port, results, arguments):

@@ -5,6 +5,8 @@ transformers' models. Every element and the logits are compared after each of fi
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/torch_test.py"""
 
+import contextlib
+import io
 import logging
 import sys
 import tempfile
@@ -254,6 +256,15 @@ def late(rank):
     torch.distributed.barrier()
 
 
+def document(rank):
+    """The program of docs/integrations.md."""
+    (program,) = ranks.programs("PyTorch")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(program, {})
+    assert printed.getvalue() == "0 0.0\n1 1.0\n2 2.0\n", printed.getvalue()
+
+
 def named(rank, names):
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # its warnings are about full_tensor()
     for name in names:
@@ -276,7 +287,7 @@ class TorchTest(unittest.TestCase):
         self.assertEqual({rank: text for rank, text in found.items() if text}, {}, "\n".join(found.values()))
 
     def test_two_ranks(self):
-        self.ranks(2, fsdp_to_tensor_parallel)
+        self.ranks(2, fsdp_to_tensor_parallel, document)
 
     def test_four_ranks(self):
         self.ranks(4, hsdp_to_tensor_parallel, plain_to_fsdp_and_back, two_dimensions, uneven, other_ranks, tied, errors, late)

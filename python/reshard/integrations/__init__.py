@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""reshard inside frameworks: one module for each framework, which imports it."""
