@@ -15,13 +15,14 @@ from .errors import BindError, CompileError, Error, PlanError, RunError, Timeout
 from .executor import Executor, Replica
 from .plan import Endpoint, Param, Plan, Summary
 from .recording import record
-from .transforms import Transformed, neg_exp
+from .transforms import Allocated, Transformed, neg_exp
 
 #: The folder of the models and topologies that are installed with reshard, for ``model:`` and ``extend:`` of a job.
 LIBRARY = PREFIX / "share" / "reshard"
 
 __all__ = [
     "LIBRARY",
+    "Allocated",
     "BindError",
     "CompileError",
     "Endpoint",

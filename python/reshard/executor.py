@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import dataclasses
+import fnmatch
 import itertools
 import os
 import sys
@@ -15,11 +17,11 @@ from typing import Any
 
 from . import _library
 from ._library import error_of, library
-from .errors import BindError, Error
+from .errors import BindError, Error, RunError
 from .memory import Memory, memory_of
 from .plan import Endpoint, Param, Plan
 from .rendezvous import store_of
-from .transforms import Transformed, transformed
+from .transforms import Allocated, Transformed, transformed
 
 
 def _address(stream: Any) -> int:
@@ -108,6 +110,10 @@ class Executor:
         #: The bound memory, which must stay alive, and its bytes: by role, rank (or file) and name.
         self._bound: dict[tuple[str, int, str], tuple[Memory, int]] = {}
         self._hooks: list[Any] = []
+        #: The memory of ``allocate``: its owner and its view, by role, rank and name.
+        self._allocated: dict[tuple[str, int, str], tuple[Any, Allocated]] = {}
+        self._landed: list[tuple[str, Callable[[dict[str, Allocated]], object]]] = []  # globs and hooks of on_landed
+        self._stale = False  # a hook of on_landed has failed since the last complete run
         self._raised: BaseException | None = None  # the exception of a hook
         self._handle = ctypes.c_void_p()
         ranks = list(rank) if isinstance(rank, Iterable) else [] if rank is None else [rank]
@@ -165,6 +171,18 @@ class Executor:
         follows = dict(zip(before, self.ranks))
         moved = {(role, at if role in files else follows.get(at, -1), name): bound for (role, at, name), bound in self._bound.items()}
         self._bound = {key: bound for key, bound in moved.items() if self._has(*key, bound[1])}
+        self._allocated = self._allocated_in_new_plan()
+
+    def _allocated_in_new_plan(self) -> dict[tuple[str, int, str], tuple[Any, Allocated]]:
+        """Returns the memory of ``allocate`` that is still bound, with its ranks in the new plan."""
+        views = {view.address: (owner, view) for owner, view in self._allocated.values()}
+        kept = {}
+        for (role, rank, name), (memory, _) in self._bound.items():
+            if memory.address in views:
+                owner, view = views[memory.address]
+                at = self.plan.endpoint(role, rank)
+                kept[role, rank, name] = (owner, dataclasses.replace(view, endpoint=at.number, rank=rank, shape=self.plan.params(rank, role)[name].shape))
+        return kept
 
     def _has(self, role: str, rank: int, name: str, nbytes: int) -> bool:
         """Whether the plan has a param of that size."""
@@ -210,6 +228,67 @@ class Executor:
             expected = params[name].nbytes if name in params else 0
             self._check(library.reshard_bind(self._open(), at.number, rank, name.encode(), memory.address or None, expected))
             self._bound[at.role, rank, name] = (memory, expected)
+
+    def allocate(self, name: str, endpoint: str | int | None = None, rank: int | None = None) -> Allocated:
+        """Allocates host memory for a param and binds it: for a param that the framework stores in another form than
+        the plan, for example repacked for a kernel. ``on_landed`` gives it to the caller after each run.
+
+        The executor owns the memory until ``close``, or until ``replace`` to a plan without the param. Must be called
+        before ``prepare``, like ``bind``, whose arguments it has. Only for device "cpu".
+
+        Raises BindError if the rank has no such param, or one with a ``transform``, whose memory the executor has
+        already.
+        """
+        if rank is None and len(self.ranks) == 1:
+            rank = self.ranks[0]
+        if rank is None:
+            raise BindError(f"param {name!r}: this process has {len(self.ranks)} ranks: pass rank=… to select one of them")
+        at = self.plan.endpoint(endpoint, rank)
+        param = self.plan.params(rank, at.role).get(name)
+        if param is None or param.transform or self.device != "cpu":
+            found = "device " + self.device if self.device != "cpu" else f"transform {param.transform!r}" if param else "no such param"
+            raise BindError(f"{at.role} rank {rank} param {name!r}: found {found}, expected a param in host memory without a transform")
+        owner = (ctypes.c_ubyte * (param.nbytes + 63))()
+        address = (ctypes.addressof(owner) + 63) // 64 * 64
+        self._check(library.reshard_bind(self._open(), at.number, rank, name.encode(), address if param.nbytes else None, param.nbytes))
+        memory = Memory(address, param.shape, None, param.dtype, "cpu", False, owner)
+        self._bound[at.role, rank, name] = (memory, param.nbytes)
+        view = Allocated(name, at.number, rank, param.dtype, param.shape, param.nbytes, address)
+        self._allocated[at.role, rank, name] = (owner, view)
+        return view
+
+    def on_landed(self, group: str, hook: Callable[[dict[str, Allocated]], object]) -> None:
+        """Sets a hook for the params of ``allocate`` whose names match a glob, such as "model.layers.3.*". Each ``run``
+        and each ``pull`` of a new version calls it with these params by name, for each rank of this process, after the
+        last byte has arrived and after the hooks of ``refresh``. Hooks are called in the plan's order of the first
+        param of their groups.
+
+        If a hook raises, ``run`` raises RunError and calls no further hook; ``state`` is "torn" until a later run
+        completes. A glob that matches no allocated param is a RunError too. A run on a stream calls no hook.
+        """
+        self._landed.append((group, hook))
+
+    def _land(self) -> None:
+        """Calls the hooks of on_landed."""
+        self._stale = bool(self._landed)
+        calls = []
+        for group, hook in self._landed:
+            by_rank: dict[tuple[str, int], dict[str, Allocated]] = {}
+            for (role, rank, name), (_, view) in self._allocated.items():
+                if fnmatch.fnmatchcase(name, group):
+                    by_rank.setdefault((role, rank), {})[name] = view
+            if not by_rank:
+                raise RunError(f"on_landed: no allocated param matches {group!r}; call allocate for it before prepare")
+            for (role, rank), found in by_rank.items():
+                order = {name: number for number, name in enumerate(self.plan.params(rank, role))}
+                landed = {name: found[name] for name in sorted(found, key=order.__getitem__)}
+                calls.append((order[next(iter(landed))], role, rank, group, hook, landed))
+        for _, role, rank, group, hook, landed in sorted(calls, key=lambda call: call[0]):
+            try:
+                hook(landed)
+            except Exception as raised:
+                raise RunError(f"{role} rank {rank}: the hook of on_landed({group!r}) failed: {raised}") from raised
+        self._stale = False
 
     def _compare(self, memory: Memory, param: Param, endpoint: Endpoint) -> None:
         if memory.dtype != param.dtype:
@@ -293,6 +372,7 @@ class Executor:
         """
         if stream is None:
             self._check(library.reshard_run(self._open(), _seconds(timeout)))
+            self._land()
         elif timeout is None:
             self._check(library.reshard_enqueue(self._open(), _address(stream)))
         else:
@@ -340,8 +420,10 @@ class Executor:
         Raises TimeoutError, which names what the pull has waited for, or RunError. ``state`` is then "torn" if the pull
         has written to the tensors, else as before; the next ``pull`` continues.
         """
-        version = ctypes.c_uint64()
+        version, held = ctypes.c_uint64(), self.version
         self._check(library.reshard_pull(self._open(), _version(min_version), _seconds(timeout), ctypes.byref(version)))
+        if version.value != held or self._stale:
+            self._land()
         return version.value
 
     def replicas(self) -> list[Replica]:
@@ -365,7 +447,8 @@ class Executor:
     def state(self) -> str:
         """The state of the targets: "empty", "complete", or "torn" (a run failed while it wrote them: do not use
         them)."""
-        return _library.STATES[library.reshard_target_state(self._open())]
+        found = _library.STATES[library.reshard_target_state(self._open())]
+        return "torn" if self._stale and found == "complete" else found
 
     @property
     def nbytes(self) -> int:
@@ -390,6 +473,8 @@ class Executor:
             library.reshard_close(self._handle)
             self._handle = ctypes.c_void_p()
         self._bound.clear()
+        self._allocated.clear()
+        self._landed.clear()
         self._hooks.clear()
 
     def __enter__(self) -> Executor:

@@ -18,21 +18,15 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
-class Transformed:
-    """An instance of a param and its memory. The executor owns the memory; the address stays the same until the
-    executor is closed."""
+class _View:
+    """Memory that the executor owns, as an instance of a param."""
 
-    transform: str
     name: str
-    endpoint: int  #: 0 is the source
-    rank: int
-    dtype: str  #: as in the YAML: bf16, fp32, fp8_e4m3 …
-    shape: tuple[int, ...]  #: of this rank's shard, in elements; row-major without gaps
+    dtype: str
+    shape: tuple[int, ...]
     nbytes: int
-    device: str  #: of the memory: "cpu" or "cuda"
+    device: str
     address: int
-    stream: int  #: the cudaStream_t to enqueue on if the device is "cuda", else 0
 
     @property
     def memory(self) -> memoryview:
@@ -62,6 +56,38 @@ class Transformed:
         if self.device != "cuda":
             raise AttributeError(f"param {self.name!r} is in host memory: use memory, numpy() or torch()")
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "strides": None, "version": 3}
+
+
+@dataclass(frozen=True)
+class Transformed(_View):
+    """An instance of a param and its memory. The executor owns the memory; the address stays the same until the
+    executor is closed."""
+
+    transform: str
+    name: str
+    endpoint: int  #: 0 is the source
+    rank: int
+    dtype: str  #: as in the YAML: bf16, fp32, fp8_e4m3 …
+    shape: tuple[int, ...]  #: of this rank's shard, in elements; row-major without gaps
+    nbytes: int
+    device: str  #: of the memory: "cpu" or "cuda"
+    address: int
+    stream: int  #: the cudaStream_t to enqueue on if the device is "cuda", else 0
+
+
+@dataclass(frozen=True)
+class Allocated(_View):
+    """A param in memory that ``Executor.allocate`` has allocated, in host memory. The address stays the same until the
+    executor is closed."""
+
+    name: str
+    endpoint: int  #: 0 is the source
+    rank: int
+    dtype: str  #: as in the YAML
+    shape: tuple[int, ...]  #: of this rank's shard, in elements; row-major without gaps
+    nbytes: int
+    address: int
+    device: str = "cpu"
 
 
 def transformed(seen: _library.Transformed, device: str) -> Transformed:

@@ -212,6 +212,56 @@ target: {layout: served, mesh: {}, ranks: [1]}
         self.assertEqual((executor.state, executor.version), ("complete", 2))
 
 
+    def test_allocated_params_land_in_groups(self):
+        plan = reshard.compile(job())
+        order, failing = [], []
+        source = {rank: {name: np.full(param.shape, rank + 1.0, "f4") for name, param in plan.params(rank).items()} for rank in (0, 1)}
+        repacked = {}
+
+        def land(params):
+            order.append(list(params))
+            if failing:
+                raise ValueError("no room")
+            for name, param in params.items():
+                self.assertEqual((param.rank, param.endpoint, param.nbytes, param.address % 64), (2, 1, 192, 0))
+                repacked[name] = param.numpy().T.copy()
+
+        with reshard.Executor(plan) as executor:
+            for rank, tensors in source.items():
+                executor.bind(tensors, "source", rank)
+            scale = np.zeros((), "f4")
+            executor.bind({"scale": scale}, "target", 2)
+            for name in ("l.1.up", "l.0.up"):
+                self.assertEqual(executor.allocate(name, "target", 2).shape, (8, 6))
+            for name, text in (("l.2.up", "target rank 2 param 'l.2.up': found no such param"),):
+                with self.assertRaisesRegex(reshard.BindError, text):
+                    executor.allocate(name, "target", 2)
+            executor.on_landed("l.1.*", land)
+            executor.on_landed("l.0.*", land)
+            executor.prepare()
+            executor.run(timeout=60)
+            self.assertEqual(order, [["l.0.up"], ["l.1.up"]])  # the plan's order
+            for values in repacked.values():
+                self.assertTrue((values == np.repeat([1.0, 2.0], 4)).all())
+            failing.append(1)
+            with self.assertRaisesRegex(reshard.RunError, r"target rank 2: the hook of on_landed\('l\.0\.\*'\) failed: no room"):
+                executor.run(timeout=60)
+            self.assertEqual(executor.state, "torn")
+            self.assertEqual(len(order), 3)  # no hook after the one that failed
+            failing.clear()
+            source[0]["l.0.up"][...] = 5
+            executor.run(timeout=60)
+            self.assertEqual(executor.state, "complete")
+            self.assertTrue((repacked["l.0.up"][:, :4] == 5).all())
+        with reshard.Executor(plan) as executor:
+            for rank, tensors in source.items():
+                executor.bind(tensors, "source", rank)
+            executor.bind({name: np.zeros(param.shape, "f4") for name, param in plan.params(2).items()}, "target", 2)
+            executor.on_landed("l.0.*", land)
+            executor.prepare()
+            with self.assertRaisesRegex(reshard.RunError, "no allocated param matches 'l.0.\\*'"):
+                executor.run(timeout=60)
+
     def test_transforms(self):
         Path("transform.yaml").write_text("""version: 1
 model:
