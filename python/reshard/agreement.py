@@ -59,24 +59,30 @@ class Agreement:
         timeout: seconds. Rank 0 gives up a tenth of the time earlier, so that the others obtain its reason.
         failure: an exception of this rank, stated in place of ``mine``. This rank raises it after the round.
 
-        Raises Error with the errors of all ranks if any rank states a failure or ``merge`` raises, and TimeoutError,
-        which names the ranks that are missing.
+        Raises Error with the errors of all ranks if any rank states a failure or ``merge`` raises, or if the store
+        fails, and TimeoutError, which names the ranks that are missing.
         """
-        self._round += 1
-        statement = {"failure": f"{type(failure).__name__}: {failure}"} if failure else mine
-        ends = time.monotonic() + timeout
-        if self.rank == 0:
-            answer = self._answer(statement, merge, ends - timeout / 10)
-        else:
-            self.store.set(self._key(self._round, self.rank), _pack(statement))
-            if not self._wait(self._key(self._round, "answer"), ends):
-                raise failure or TimeoutError(f"rank {self.rank}: rank 0 did not answer in {timeout:g} s; all ranks must call with the same modules in the same order")
-            answer = _unpack(self.store.get(self._key(self._round, "answer")))
+        try:
+            answer = self._ask({"failure": f"{type(failure).__name__}: {failure}"} if failure else mine, merge, timeout)
+        except Exception as raised:
+            if failure or isinstance(raised, Error):
+                raise failure or raised
+            raise Error(f"rank {self.rank}: the store of torch.distributed failed: {raised}") from raised
         if failure:
             raise failure
         if "failure" in answer:
             raise (TimeoutError if answer.get("late") else Error)(answer["failure"])
         return answer
+
+    def _ask(self, statement: Statement, merge: Callable[[Sequence[Statement]], Statement], timeout: float) -> Statement:
+        self._round += 1
+        ends = time.monotonic() + timeout
+        if self.rank == 0:
+            return self._answer(statement, merge, ends - timeout / 10)
+        self.store.set(self._key(self._round, self.rank), _pack(statement))
+        if not self._wait(self._key(self._round, "answer"), ends):
+            raise TimeoutError(f"rank {self.rank}: rank 0 did not answer in {timeout:g} s; all ranks must call with the same modules in the same order")
+        return _unpack(self.store.get(self._key(self._round, "answer")))
 
     def _answer(self, mine: Statement, merge: Callable[[Sequence[Statement]], Statement], ends: float) -> Statement:
         """Rank 0: gathers the statements and publishes the answer."""

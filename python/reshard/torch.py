@@ -354,7 +354,8 @@ def refit(
         tensors, which are whole on each rank; None on a rank without the module.
     left: globs of names that are not moved; each must match a name of the source or the target.
     convert: "rne": values may be rounded to the target's dtype, to nearest, ties to even.
-    timeout: seconds for each wait: for the other ranks, for the connections, and for the run.
+    timeout: seconds for each wait: for the other ranks, for the connections, and for the run. An error of one rank
+        reaches the others within twice this time.
 
     Raises Error (CompileError, BindError, RunError, TimeoutError) on all ranks if it fails on one. After a failure in
     the run, the target's values are undefined until a later call completes. The next call begins anew.

@@ -3,9 +3,11 @@
 
 import multiprocessing
 import os
+import queue
 import re
 import socket
 import sys
+import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -52,16 +54,21 @@ def run(function, folder, world, *arguments, timeout=300):
     processes = [context.Process(target=_rank, args=(function, str(folder), rank, world, port, results, arguments)) for rank in range(world)]
     for process in processes:
         process.start()
-    found = {}
-    try:
-        for _ in processes:
-            rank, text = results.get(timeout=timeout)
+    found, ended = {}, {}
+    ends = time.monotonic() + timeout
+    while len(found) < world and time.monotonic() < ends:
+        try:
+            rank, text = results.get(timeout=1)
             found[rank] = text
             if text:  # the others may wait for it
-                timeout = min(timeout, 60)
-    except Exception:
-        found |= {rank: f"no result in {timeout} s" for rank in range(world) if rank not in found}
+                ends = min(ends, time.monotonic() + 60)
+        except queue.Empty:
+            for rank, process in enumerate(processes):
+                if rank not in found and not process.is_alive():
+                    ended[rank] = ended.get(rank, 0) + 1
+                    if ended[rank] > 3:
+                        found[rank] = f"ended with code {process.exitcode} and without a result"
     for process in processes:
-        process.join(10)
+        process.join(5)
         process.kill()
-    return found
+    return {rank: found.get(rank, f"no result in {timeout} s") for rank in range(world)}

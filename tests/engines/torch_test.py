@@ -8,6 +8,7 @@ transformers' models. Every element and the logits are compared after each of fi
 import contextlib
 import io
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -256,6 +257,23 @@ def late(rank):
     torch.distributed.barrier()
 
 
+def killed(rank, folder):
+    """A rank ends between two refits: the others raise an error in time, and the module keeps its values."""
+    import reshard.torch
+
+    mesh = init_device_mesh("cpu", (4,))
+    source, target = fsdp(llama(1), mesh), llama(2)
+    reshard.torch.refit(source, target, timeout=10)
+    expected = {name: p.clone() for name, p in target.named_parameters()}
+    if rank == 3:
+        os._exit(0)
+    begun = time.monotonic()
+    refused("ranks [3] of 4 did not call in time", lambda: reshard.torch.refit(source, target, timeout=4))
+    assert time.monotonic() - begun < 8
+    same(dict(target.named_parameters()), expected)
+    Path(folder, f"survived-{rank}").touch()
+
+
 def document(rank):
     """The program of docs/integrations.md."""
     (program,) = ranks.programs("PyTorch")
@@ -291,6 +309,11 @@ class TorchTest(unittest.TestCase):
 
     def test_four_ranks(self):
         self.ranks(4, hsdp_to_tensor_parallel, plain_to_fsdp_and_back, two_dimensions, uneven, other_ranks, tied, errors, late)
+
+    def test_a_killed_rank(self):
+        found = ranks.run(killed, self.folder.name, 4, self.folder.name)
+        survived = sorted(path.name for path in Path(self.folder.name).glob("survived-*"))
+        self.assertEqual(survived, ["survived-0", "survived-1", "survived-2"], "\n".join(found.values()))
 
     def test_one_process(self):
         import reshard.torch

@@ -202,6 +202,16 @@ class AgreementTest(unittest.TestCase):
         results, _ = self.ranks(2, lambda agreement: agreement({}, merge, 10))
         self.assertEqual([str(each) for each in results], ["rank 0: job.yaml:1: error"] * 2)
 
+    def test_a_store_that_fails(self):
+        def call(agreement):
+            if agreement.rank == 1:
+                agreement.store = None
+            return agreement({}, lambda _: {}, 1)
+
+        results, _ = self.ranks(2, call)
+        self.assertIsInstance(results[1], reshard.Error)
+        self.assertIn("rank 1: the store of torch.distributed failed: ", str(results[1]))
+
     def test_deadlines(self):
         for missing, text in ((2, "ranks [2] of 3 did not call in time"), (0, "rank 0 did not answer in 1 s")):
             begun = time.monotonic()
