@@ -139,8 +139,9 @@ def _part(name: str, tensor: torch.Tensor) -> Part:
         ranks = mesh.mesh[tuple(slice(None) if j == i else at for j, at in enumerate(coordinate))].tolist()
         if kind == "_StridedShard":
             later = [mesh.shape[j] for j in range(i + 1, len(mesh.shape)) if getattr(tensor.placements[j], "dim", None) == placement.dim]
-            if placement.split_factor != torch.Size(later).numel():
-                raise Error(f"param {name!r}: found split factor {placement.split_factor}, expected {torch.Size(later).numel()}, the ranks of the later mesh axes on dimension {dimension}")
+            expected = torch.Size(later).numel()
+            if placement.split_factor != expected:
+                raise Error(f"param {name!r}: found split factor {placement.split_factor}, expected {expected}, the ranks of later mesh axes on dimension {dimension}")
             strided.append(Cut(dimension, tuple(ranks)))
         else:
             cuts.append(Cut(dimension, tuple(ranks)))
@@ -358,6 +359,7 @@ def refit(
         reaches the others within twice this time.
 
     Raises Error (CompileError, BindError, RunError, TimeoutError) on all ranks if it fails on one. After a failure in
-    the run, the target's values are undefined until a later call completes. The next call begins anew.
+    the run, the target's values are undefined until a later call completes. The next call begins anew. A rank that calls
+    only after the others have given up raises their error, and then takes part in the next call.
     """
     refit_described(session_of(source, target), (source, target), side_of, left, convert, timeout)

@@ -16,6 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
 from support import ROOT, module  # noqa: E402
 
 
+#: Imported once, not in each process. Names that are not installed are ignored.
+PRELOAD = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers.models.llama.modeling_llama", "megatron.core.models.gpt.gpt_model"]
+
+
 def programs(framework):
     """The Python programs of a framework's section in docs/integrations.md."""
     section = re.search(rf"^## {framework}$(.*?)(?=^## |\Z)", (ROOT / "docs" / "integrations.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -49,7 +53,8 @@ def run(function, folder, world, *arguments, timeout=300):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("forkserver")  # which imports the frameworks once
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
     results = context.Queue()
     processes = [context.Process(target=_rank, args=(function, str(folder), rank, world, port, results, arguments)) for rank in range(world)]
     for process in processes:
