@@ -4,7 +4,7 @@ BUILD := build/release
 JOBS ?= $(shell nproc)
 WERROR ?= OFF
 
-.PHONY: build demo setup cuda test test-build test-all bench bench-ucx format tidy clean
+.PHONY: build demo setup cuda test test-build test-all wheel bench bench-ucx format tidy clean
 .DEFAULT_GOAL := build
 
 # A new build tree has the commands and the library. A tree that `make cuda` or `make test` configured keeps its options, so that
@@ -48,6 +48,11 @@ test-all:
 	@scripts/bootstrap.sh --all
 	$(MAKE) --no-print-directory test-build
 	scripts/test_all.sh
+
+# The wheel for other machines, in build/dist. scripts/wheel.sh says which libraries it contains.
+wheel:
+	@scripts/bootstrap.sh --tests
+	scripts/wheel.sh
 
 bench: test-build
 	cmake --build $(BUILD) -j $(JOBS) --target benches

@@ -8,8 +8,10 @@ include(CMakePackageConfigHelpers)
 
 add_library(reshard SHARED $<TARGET_OBJECTS:reshard_executor> $<TARGET_OBJECTS:reshard_schema> $<TARGET_OBJECTS:reshard_kernels>
             $<TARGET_OBJECTS:reshard_rendezvous> $<TARGET_OBJECTS:reshard_support>)
-set_target_properties(reshard PROPERTIES LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
-                      LINK_DEPENDS ${PROJECT_SOURCE_DIR}/executor/libreshard.map)
+set_target_properties(reshard PROPERTIES LINKER_LANGUAGE CXX LINK_DEPENDS ${PROJECT_SOURCE_DIR}/executor/libreshard.map)
+if(NOT RESHARD_PORTABLE) # a wheel has no symbolic links: it would contain the library three times
+  set_target_properties(reshard PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+endif()
 target_link_options(reshard PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/executor/libreshard.map)
 target_link_libraries(reshard PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
 target_include_directories(reshard INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
@@ -22,12 +24,24 @@ foreach(backend mpi ucx cuda nccl)
 endforeach()
 # Backends may link libraries outside the loader's search path, such as an NCCL in the folder of a CUDA toolkit.
 if(BACKENDS)
-  set_target_properties(${BACKENDS} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+  if(NOT RESHARD_PORTABLE) # those folders exist on this machine only
+    set_target_properties(${BACKENDS} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+  endif()
   install(TARGETS ${BACKENDS} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 foreach(command ${COMMANDS})
   list(APPEND PROGRAMS reshard-${command})
 endforeach()
+
+if(RESHARD_PORTABLE)
+  foreach(target reshard ${PROGRAMS} ${BACKENDS})
+    target_sources(${target} PRIVATE cmake/arc4random.c)
+    target_link_options(${target} PRIVATE -static-libstdc++) # not -static-libgcc: of GCC 12 that needs glibc 2.35
+  endforeach()
+  foreach(target ${BACKENDS}) # each has a C++ runtime of its own, which no other library of the process may use
+    target_link_options(${target} PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/executor/libreshard.map)
+  endforeach()
+endif()
 
 install(TARGETS ${PROGRAMS} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(TARGETS reshard EXPORT reshard LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

