@@ -25,6 +25,7 @@ from support import module  # noqa: E402
 
 REAL = (
     "sglang.srt.arg_groups.prefill_buffer_ceiling",
+    "sglang.srt.environ",
     "sglang.srt.model_executor.model_runner_components.weight_updater",
     "sglang.srt.runtime_context",
     "sglang.srt.weight_sync.tensor_bucket",
@@ -171,7 +172,14 @@ class Loader(unittest.TestCase):
         members = {}
 
         def trainer(job):
-            return lambda: members.get(job) or members.setdefault(job, Member(self.plan, 0, weights, rendezvous=self.url(job), timeout=120))
+            def member():
+                for old in [each for each in members if each != job]:
+                    members.pop(old).close()  # as the engine's processes do
+                if job not in members:
+                    members[job] = Member(self.plan, 0, weights, rendezvous=self.url(job), timeout=120)
+                return members[job]
+
+            return member
 
         def right(answers):
             for rank, (done, held) in enumerate(answers):

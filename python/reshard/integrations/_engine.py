@@ -33,7 +33,7 @@ def check_version(package: str, *tested: str) -> None:
 
 
 def imported(path: str) -> Any:
-    """Returns NAME of ``MODULE:NAME``."""
+    """Returns the function ``MODULE:FUNCTION``."""
     module, colon, name = path.partition(":")
     if not colon:
         raise Error(f"live: found {path!r}, expected MODULE:FUNCTION")

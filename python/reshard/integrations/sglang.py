@@ -31,7 +31,8 @@ _joined: tuple[Member, dict[str, Any]] | None = None
 
 def message(plan: str, rendezvous: str, *, rank_offset: int, **options: Any) -> list[tuple[str, torch.Tensor]]:
     """Returns the tensors of a request that starts a refit. Equal arguments continue with the same connections; other
-    arguments, such as the rendezvous of a new job after a failure, leave the job and join another.
+    arguments, such as the rendezvous of a new job after a failure, leave the job and join another: the trainer closes
+    its executors at the same time, because closing waits for the other processes.
 
     plan: the path of the plan file in the processes of SGLang.
     rank_offset: the world rank of SGLang's rank 0. Its ranks are numbered tensor parallel first, then pipeline

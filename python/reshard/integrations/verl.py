@@ -8,7 +8,7 @@
 
 verl starts a process for it beside each process of the rollout engine, to which verl hands full tensors. So the plan's
 target layout holds whole tensors (layout ``hf`` without shards), one rank for each rollout process. ``engine_kwargs``
-are the options of ``CheckpointSide``; ``live`` is for the actor and takes effect only there.
+are the arguments of ``Engine``.
 """
 
 from __future__ import annotations
