@@ -3,7 +3,7 @@
 two engine ranks over transport ucx, and every value is compared. The ranks are threads of this process.
 
     scripts/trainers_env.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release PYTHONPATH=build/trainers $RESHARD_FRAMEWORKS_PYTHON tests/engines/checkpoint_engines_test.py"""
+    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/checkpoint_engines_test.py"""
 
 import asyncio
 import sys
@@ -12,11 +12,12 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
-from documents import example  # noqa: E402
+from documents import example, trainers  # noqa: E402
 from support import module  # noqa: E402
 
 FOLDER = tempfile.TemporaryDirectory()
 module(FOLDER.name)
+trainers()
 
 import ray  # noqa: E402
 import reshard  # noqa: E402

@@ -1,10 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/integrations.md."""
+"""The examples of docs/integrations.md, and the packages of scripts/trainers_env.sh."""
 
 import re
+import sys
 from pathlib import Path
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "integrations.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "integrations.md").read_text()
+
+
+def trainers():
+    """Makes the packages of scripts/trainers_env.sh importable, also in processes of multiprocessing."""
+    folder = ROOT / "build" / "trainers"
+    if not (folder / "READY").exists():
+        sys.exit(f"{folder} is missing or incomplete: run scripts/trainers_env.sh")
+    sys.path.append(str(folder))
 
 
 def example(heading, language):

@@ -4,7 +4,7 @@ trainer, every value is compared. SGLang cannot be imported without its GPU kern
 are in the release, and the others are empty stand-ins.
 
     scripts/trainers_env.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release PYTHONPATH=build/trainers $RESHARD_FRAMEWORKS_PYTHON tests/engines/sglang_test.py"""
+    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/sglang_test.py"""
 
 import ast
 import importlib.abc
@@ -20,9 +20,10 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
-from documents import example  # noqa: E402
+from documents import example, trainers  # noqa: E402
 from support import module  # noqa: E402
 
+trainers()
 REAL = (
     "sglang.srt.arg_groups.prefill_buffer_ceiling",
     "sglang.srt.environ",
