@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weight-transfer engine "reshard" of a vLLM worker, and its trainer's side in vLLM's own vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from ..errors import Error, RunError
+from ..executor import Executor
+from ..plan import Plan
+from .vllm import check_version
+from .vllm_landing import Landing
+from .vllm_trainer import Trainer
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    """What a worker needs to join the refits of a job.
+
+    plan: the path of the plan, which each worker can read.
+    rendezvous: the URL at which the processes find each other.
+    rank_offset: the world rank of worker 0; None: the first rank of the plan's target. Worker i has ``rank_offset + i``:
+        tensor parallel ranks first, then pipeline stages, then data parallel ranks.
+    left: globs of live params that the plan does not cover and that keep their values.
+    transport: "ucx", or another transport of ``Executor`` that connects processes.
+    timeout: seconds to join, and for each update that states none.
+    job: a name, if several jobs use one rendezvous.
+    pull: in pull mode an update pulls the newest version, and waits for no trainer that is late.
+    """
+
+    plan: str
+    rendezvous: str
+    rank_offset: int | None = None
+    left: list[str] = field(default_factory=list)
+    transport: str = "ucx"
+    timeout: float = 300
+    job: str | None = None
+    pull: bool = False
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """One update.
+
+    timeout: seconds; None: that of InitInfo.
+    min_version: in pull mode, the least version that the update shall pull.
+    """
+
+    timeout: float | None = None
+    min_version: int = 0
+
+
+class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """Receives weights in place; see ``vllm_landing`` for those that vLLM repacks.
+
+    If an update fails, the error says whether the weights are those of the version before or torn. The next update that
+    completes mends torn weights. After a failure, call ``init_weight_transfer_engine`` to join again.
+    """
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    supports_draft_weight_update = False
+
+    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
+        check_version()
+        super().__init__(config, vllm_config, device, model)
+        self._executor: Executor | None = None
+        self._landing: Landing | None = None
+        self._timeout = 0.0
+        self._pull = False
+        self._landed = False  # an update has arrived that is not repacked yet
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Joins the job. A second call leaves the first job."""
+        self.shutdown()
+        parallel = self.parallel_config
+        worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
+        plan = Plan.open(init_info.plan)
+        offset = plan.endpoints[1].ranks[0] if init_info.rank_offset is None else init_info.rank_offset
+        landing = Landing(plan, offset + worker, self.model, self.model_config.dtype, init_info.left)
+        executor = Executor(
+            plan,
+            offset + worker,
+            transport=init_info.transport,
+            device=self.device.type,
+            join_timeout=init_info.timeout,
+            rendezvous=init_info.rendezvous,
+            job=init_info.job,
+            pull=init_info.pull,
+        )
+        try:
+            landing.bind(executor)
+            executor.prepare()
+        except BaseException:
+            executor.close()
+            raise
+        self._executor, self._landing, self._timeout, self._pull = executor, landing, init_info.timeout, init_info.pull
+
+    def _joined(self) -> tuple[Executor, Landing]:
+        if self._executor is None or self._landing is None:
+            raise Error("vLLM worker: found an update before init_weight_transfer_engine, expected it first")
+        return self._executor, self._landing
+
+    def start_weight_update(self) -> None:
+        self._joined()
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Receives one update. Raises reshard.Error by the deadline."""
+        executor, landing = self._joined()
+        where = f"vLLM worker with world rank {executor.ranks[0]}"
+        moved = list(landing.moved())
+        if moved:
+            raise RunError(f"{where}: vLLM has moved {len(moved)} bound params, such as {moved[0]!r}; expected the addresses at init_weight_transfer_engine")
+        timeout = update_info.timeout or self._timeout
+        try:
+            if self._pull:
+                executor.pull(update_info.min_version, timeout)
+            else:
+                executor.run(timeout=timeout)
+        except Error as error:
+            state = "torn; do not serve requests until an update completes" if executor.state == "torn" else "those of the version before"
+            raise type(error)(f"{where}: {error}; the weights are {state}") from error
+        self._landed = True
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Parses and receives one update; vLLM's own also synchronizes an accelerator, which a CPU has not."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def finish_weight_update(self) -> None:
+        """Repacks what has landed beside the live params."""
+        _, landing = self._joined()
+        if self._landed:
+            landing.process()
+        self._landed = False
+
+    def shutdown(self) -> None:
+        """Leaves the job. The weights stay."""
+        if self._executor:
+            self._executor.close()
+        self._executor = self._landing = None
+
+
+@dataclass
+class TrainerInfo(TrainerInitInfo):
+    """Arguments of ``vllm_trainer.Trainer``. ``module``: the trainer's module, or its tensors by name."""
+
+    backend: ClassVar[str] = "reshard"
+
+    plan: str
+    rendezvous: str
+    module: Any
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
+    """``Trainer`` behind vLLM's interface. Every trainer rank sends its own shards, so a WeightSource is not used."""
+
+    init_info_cls = TrainerInfo
+
+    @classmethod
+    def trainer_init(cls, init_info: TrainerInfo, *, client: Any, source: Any = None) -> TrainerEngine:
+        engine = cls(client=client, source=source, is_sender=init_info.is_sender)
+        engine.trainer = Trainer(
+            init_info.plan, init_info.module, client if init_info.is_sender else None, rank=init_info.rank, rendezvous=init_info.rendezvous, **init_info.options
+        )
+        return engine
+
+    trainer: Trainer
+
+    def send_weights(self) -> None:
+        self.trainer.refit()
+
+    def shutdown(self) -> None:
+        self.trainer.close()

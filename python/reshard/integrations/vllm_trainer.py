@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer's side of a refit of vLLM. It does not import vLLM.
+
+    trainer = Trainer("refit.rplan", module, LLMClient(llm) if rank == 0 else None, rank=rank, rendezvous=url)
+    for batch in batches:
+        step(module, batch)
+        trainer.refit(timeout=60)       # on every trainer rank
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from ..errors import BindError, Error, TimeoutError
+from ..executor import Executor
+
+
+class Client(Protocol):
+    """Calls all workers of an engine; vLLM's ``VLLMWeightSyncClient``. vLLM has clients for HTTP and Ray."""
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
+
+    def start_weight_update(self) -> None: ...
+
+    def update_weights(self, update_info: Any) -> None: ...
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None: ...
+
+
+class LLMClient:
+    """The client of a ``vllm.LLM`` in this process."""
+
+    def __init__(self, llm: Any):
+        self._llm = llm
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._llm.collective_rpc("init_weight_transfer_engine", args=(init_info,))
+
+    def start_weight_update(self) -> None:
+        self._llm.collective_rpc("start_weight_update")
+
+    def update_weights(self, update_info: Any) -> None:
+        self._llm.collective_rpc("update_weights", args=(update_info,))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._llm.collective_rpc("finish_weight_update")
+        self._llm.reset_prefix_cache()  # its keys and values are those of the old weights
+
+
+class _Call:
+    """A call in a thread of its own, while this one takes part in the refit."""
+
+    def __init__(self, function: Callable[[], None]):
+        self._function = function
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._call, daemon=True)
+        self._thread.start()
+
+    def _call(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:
+            self._error = error
+
+    def wait(self, seconds: float) -> None:
+        """Waits for the end of the call. Raises its exception."""
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the engine did not answer within {seconds} seconds")
+        if self._error:
+            raise self._error
+
+
+def shards_of(module: Any, params: Mapping[str, Any], left: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the tensors of a trainer's module by the names of the plan: of a DTensor, its local shard.
+
+    module: a PyTorch module, or tensors by name.
+    params: those of the plan for this rank.
+    left: globs of params of the module that are not sent. Each must match one.
+
+    Raises BindError for a param that neither the plan nor ``left`` covers, and for one of the plan that the module lacks.
+    """
+    live = dict(module) if isinstance(module, Mapping) else dict(module.named_parameters())
+    for glob in left:
+        if not fnmatch.filter(live, glob):
+            raise BindError(f"trainer: left {glob!r} matches no param of the module")
+    for name in live:
+        kept = any(fnmatch.fnmatchcase(name, glob) for glob in left)
+        if kept == (name in params):
+            both = "both cover it, expected one of them" if kept else "neither covers it, expected one of them"
+            raise BindError(f"trainer param {name!r}: the plan and left: {both}")
+    for name in params:
+        if name not in live:
+            raise BindError(f"trainer param {name!r}: the plan has it, but not the module")
+    shards = {name: tensor.detach() for name, tensor in live.items() if name in params}
+    return {name: tensor.to_local() if hasattr(tensor, "to_local") else tensor for name, tensor in shards.items()}
+
+
+class Trainer:
+    """The part of one trainer rank in the refits of a vLLM engine.
+
+    plan: the path of a plan whose target is the engine.
+    module: the trainer's module, or its tensors by name. Its tensors are sent in place, and must keep their addresses.
+    client: calls the engine, on one trainer rank; None on the others.
+    rank: the world rank of this process.
+    rendezvous: a URL that all processes reach ("tcp://host:port", "file:///folder").
+    left: globs of params of the module that are not sent.
+    engine_left: globs of the engine's params that keep their values.
+    transport, device: as of ``Executor``.
+    timeout: seconds that joining and each refit wait for other processes.
+    pull: pull mode, for a plan whose target has ``replicas``: a lost engine ends no job, and ``attach`` adds another.
+    synchronize: in pull mode with several trainer ranks: waits for all of them, such as torch.distributed.barrier. No rank
+        may release its weights before the engine has them.
+    """
+
+    def __init__(
+        self,
+        plan: str,
+        module: Any,
+        client: Client | None,
+        *,
+        rank: int,
+        rendezvous: str,
+        left: Sequence[str] = (),
+        engine_left: Sequence[str] = (),
+        transport: str = "ucx",
+        device: str = "cpu",
+        timeout: float = 300,
+        pull: bool = False,
+        synchronize: Callable[[], object] | None = None,
+    ):
+        self._client, self._timeout, self._synchronize = client, timeout, synchronize
+        self._info = {"plan": plan, "rendezvous": rendezvous, "left": list(engine_left), "transport": transport, "timeout": timeout, "pull": pull}
+        call = _Call(lambda: client.init_weight_transfer_engine(self._info)) if client else None
+        try:
+            self.executor = Executor(plan, rank, transport=transport, device=device, join_timeout=timeout, rendezvous=rendezvous, pull=pull)
+            try:
+                if pull and not synchronize and len(self.executor.plan.endpoints[0].ranks) > 1:
+                    raise Error("trainer: found pull mode and several trainer ranks, expected synchronize, which waits for all of them")
+                self.executor.bind(shards_of(module, self.executor.plan.params(rank), left))
+                self.executor.prepare()
+            except BaseException:
+                self.executor.close()
+                raise
+        except Error:
+            if call:
+                call.wait(timeout)  # the engine's error is the cause, if it has one
+            raise
+        if call:
+            call.wait(timeout)
+
+    def attach(self, client: Client | None) -> None:
+        """In pull mode: takes another engine in place of the one before, for example after its restart. Raises its error.
+        With None, refits update no engine until the next call."""
+        self._client = client
+        if client:
+            _Call(lambda: client.init_weight_transfer_engine(self._info)).wait(self._timeout)
+
+    def refit(self, timeout: float | None = None) -> int:
+        """Sends the present weights; returns the number of refits. Every trainer rank calls it.
+
+        timeout: seconds; None: that of the constructor.
+
+        Raises reshard.Error by the deadline. The engine's own error has precedence, since it is the cause. In pull mode
+        the trainer can continue: the next refit sends later weights.
+        """
+        seconds = timeout or self._timeout
+        if self._info["pull"]:
+            return self._publish(seconds)
+        call = self._update({"timeout": seconds})
+        try:
+            self.executor.run(timeout=seconds)
+        except Error:
+            call.wait(seconds)
+            raise
+        call.wait(seconds)
+        return self.executor.version
+
+    def _publish(self, seconds: float) -> int:
+        version = self.executor.version + 1
+        self.executor.publish(version)
+        try:
+            self._update({"timeout": seconds, "min_version": version}).wait(seconds)
+        finally:
+            if self._synchronize:
+                self._synchronize()
+            self.executor.release(seconds)
+        return version
+
+    def _update(self, info: dict[str, Any]) -> _Call:
+        """Starts an update of the engine."""
+
+        def update() -> None:
+            if client := self._client:
+                client.start_weight_update()
+                client.update_weights(info)
+                client.finish_weight_update()
+
+        return _Call(update)
+
+    def close(self) -> None:
+        """Leaves the job. The engine keeps its weights."""
+        self.executor.close()
