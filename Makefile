@@ -4,7 +4,7 @@ BUILD := build/release
 JOBS ?= $(shell nproc)
 WERROR ?= OFF
 
-.PHONY: build demo setup cuda test test-build test-all wheel bench bench-ucx format tidy clean
+.PHONY: build demo setup cuda test test-build test-engines test-all wheel bench bench-ucx format tidy clean
 .DEFAULT_GOAL := build
 
 # A new build tree has the commands and the library. A tree that `make cuda` or `make test` configured keeps its options, so that
@@ -48,6 +48,10 @@ test-all:
 	@scripts/bootstrap.sh --all
 	$(MAKE) --no-print-directory test-build
 	scripts/test_all.sh
+
+# Refits of real engines and trainers. The first call installs them in build/frameworks (2.8 GB).
+test-engines: test-build
+	scripts/test_engines.sh $(BUILD)
 
 # The wheel for other machines, in build/dist. scripts/wheel.sh says which libraries it contains.
 wheel:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Every suite in full under release, then with its sample counts and cut-down models under address + undefined-behavior and thread
-# sanitizers, then the seeded bugs and 30 seconds of each fuzzer. The summary replaces the one in docs/testing.md.
-#   scripts/test_all.sh [PART...]   PART: release asan tsan bugs clang fuzzers. Default: all of them.
+# sanitizers, then the seeded bugs, 30 seconds of each fuzzer and the refits of real engines. The summary replaces the one in docs/testing.md.
+#   scripts/test_all.sh [PART...]   PART: release asan tsan bugs clang fuzzers engines. Default: all of them.
 # The summary also has the last results of the parts that this call does not run, each with its commit: after a failure, mend it
 # and repeat that part. The exit code is 0 if all parts have passed.
 set -u
@@ -88,7 +88,13 @@ fuzzers() {
   done
 }
 
-parts=(release asan tsan bugs clang fuzzers)
+engines() {
+  scripts/test_engines.sh build/release 2>&1 | tee build/engines.log
+  [ "${PIPESTATUS[0]}" = 0 ] || status=1
+  note "engines" "$(tail -1 build/engines.log)"
+}
+
+parts=(release asan tsan bugs clang fuzzers engines)
 chosen=("$@")
 [ $# -gt 0 ] || chosen=("${parts[@]}")
 for part in "${chosen[@]}"; do

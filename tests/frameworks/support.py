@@ -9,6 +9,7 @@ checkpoints.
 import json
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
@@ -21,6 +22,12 @@ BASE = {"hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 1000, "num_att
         "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 512, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
 #: config.json of cut-down models, by the library's name. 1000 words, so that the vocabulary is padded.
 CONFIGS = {
+    "qwen3-8b": BASE | {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "intermediate_size": 512, "hidden_act": "silu", "rope_theta": 1000000},
+    "llama3-8b": BASE | {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "intermediate_size": 512, "hidden_act": "silu", "rope_theta": 500000},
+    "qwen2.5-7b": BASE | {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "intermediate_size": 512, "hidden_act": "silu", "rope_theta": 1000000},
     "gpt-oss-120b": BASE | {
         "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2,
         "sliding_window": 128, "attention_bias": True, "hidden_act": "silu", "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -57,6 +64,13 @@ def module(folder):
         shutil.copytree(ROOT / "python" / "reshard", prefix / "reshard", ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("bin", "lib"):
             (prefix / "reshard" / name).symlink_to(BIN)
+        # vLLM finds plug-ins by the entry points of installed packages.
+        installed = prefix / "reshard-0.dist-info"
+        installed.mkdir()
+        (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: reshard\nVersion: 0\n")
+        groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+        lines = [line for group, points in groups.items() for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))]
+        (installed / "entry_points.txt").write_text("\n".join(lines) + "\n")
     sys.path.insert(0, str(prefix))
     return prefix
 

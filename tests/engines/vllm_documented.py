@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the program of docs/integrations.md for vLLM in a folder with a checkpoint A and B: vllm_documented.py FOLDER. Its
+only step sets the weights of B. Writes what the engine generates afterwards, and what
+fresh engines of A and B generate, as JSON."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+FOLDER = Path(sys.argv[1])
+sys.path.insert(0, str(FOLDER / "module"))
+
+import torch  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from vllm_engines import OPTIONS, engine, generated, shut_down  # noqa: E402
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "integrations.md"
+
+
+def program():
+    """The code, with the folders of this test."""
+    (code,) = re.findall(r"<!-- test: tests/engines/vllm_test.py -->\n```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    return code.replace("file:///shared/refit", f"file://{FOLDER}/store").replace('"checkpoint"', f'"{FOLDER}/qwen3-8b/A"').replace(
+        '"refit.', f'"{FOLDER}/qwen3-8b/refit.')
+
+
+def main():
+    from transformers import AutoModelForCausalLM
+
+    at = FOLDER / "qwen3-8b"
+    (FOLDER / "store").mkdir()
+    (at / "refit.yaml").write_text("version: 1\nmodel: model.yaml\nsource: {layout: fsdp2, mesh: {}}\ntarget: {layout: vllm, mesh: {}, ranks: [1]}\n")
+    module = AutoModelForCausalLM.from_pretrained(at / "A", dtype=torch.bfloat16)
+    names = {"module": module, "options": OPTIONS, "batches": [at / "B"],
+             "step": lambda module, batch: module.load_state_dict(load_file(batch / "model.safetensors"))}
+    exec(program(), names)
+    result = {"refitted": generated(names["llm"])}
+    shut_down(names["llm"])
+    for name in "AB":
+        fresh = engine(at / name)
+        result[name] = generated(fresh)
+        shut_down(fresh)
+    (FOLDER / "documented.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM engines with the plug-in, and what they generate."""
+
+PROMPTS = [[5, 17, 400, 23, 999], [1, 2, 3], [777, 42, 8, 8, 8, 300], [640, 11, 90, 512]]
+OPTIONS = {"dtype": "bfloat16", "enforce_eager": True, "skip_tokenizer_init": True, "kv_cache_memory_bytes": 64 << 20, "max_model_len": 128, "seed": 0}
+
+
+def engine(path, tp=1):
+    """An engine of `tp` workers that has loaded a checkpoint."""
+    from vllm import LLM
+
+    return LLM(str(path), tensor_parallel_size=tp, weight_transfer_config={"backend": "reshard"}, **OPTIONS)
+
+
+def generated(llm):
+    """Greedy tokens and their log-probabilities."""
+    from vllm import SamplingParams
+
+    wanted = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False, logprobs=0)
+    outputs = [output.outputs[0] for output in llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], wanted, use_tqdm=False)]
+    return [[[token, at[token].logprob] for token, at in zip(output.token_ids, output.logprobs)] for output in outputs]
+
+
+def shut_down(llm):
+    llm.llm_engine.engine_core.shutdown()

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One trainer rank: vllm_refit.py FOLDER MODEL TRAINERS TP RANK CASE. Rank 0 also has a vLLM engine of TP workers, which
+vLLM spawns. Rank 0 writes the tokens and log-probabilities of each engine as JSON.
+
+Case `steps`: after each of five optimizer steps the engine is refitted through its plug-in. Then a refit that the
+trainer does not take part in, one with q and k swapped, and a fresh engine that loads the trained checkpoint.
+Case `killed`, in pull mode: a worker is stopped in an update, and killed; the trainer continues, and a new engine, which
+loads the first checkpoint, pulls the newest weights."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+FOLDER, MODEL, TRAINERS, TP, RANK = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:6])
+sys.path.insert(0, str(FOLDER / "module"))
+
+import reshard  # noqa: E402
+import torch  # noqa: E402
+from reshard.integrations.vllm_trainer import LLMClient, Trainer  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+from vllm_engines import engine, generated, shut_down  # noqa: E402
+
+STEPS = 5
+AT = FOLDER / MODEL
+CASE = f"{TRAINERS}to{TP}.{sys.argv[6]}"
+
+
+def trainer_module():
+    """The module with the weights of checkpoint A, sharded by FSDP2 if there are several trainers."""
+    from transformers import AutoModelForCausalLM
+
+    module = AutoModelForCausalLM.from_pretrained(AT / "A", dtype=torch.bfloat16)
+    if TRAINERS > 1:
+        from torch.distributed.fsdp import fully_shard
+
+        torch.distributed.init_process_group("gloo", init_method=f"file://{AT}/{CASE}.gloo", rank=RANK, world_size=TRAINERS)
+        mesh = torch.distributed.init_device_mesh("cpu", (TRAINERS,))
+        for layer in module.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(module, mesh=mesh)
+    return module.train()
+
+
+def plan_of(layout):
+    """The path of the plan from the trainer's module to the engine's layout."""
+    job = AT / f"{CASE}.{layout}.{RANK}.yaml"
+    mesh, replicas = f"{{tp: {TP}, views: [{{etp: {TP}}}]}}", ", replicas: 1" if CASE.endswith("killed") else ""
+    job.write_text(
+        f"version: 1\nmodel: model.yaml\nsource: {{layout: fsdp2, mesh: {{fsdp: {TRAINERS}}}}}\n"
+        f"target: {{layout: {layout}, mesh: {mesh}, ranks: {TRAINERS}..{TRAINERS + TP - 1}{replicas}}}\n")
+    return reshard.compile(job, output=job.with_suffix(".rplan")).path
+
+
+def save(module, path):
+    """Writes the module as the checkpoint that the library's layout hf describes."""
+    tensors = {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in module.state_dict().items()}
+    if RANK:
+        return
+    job = AT / f"{CASE}.save.yaml"
+    job.write_text("version: 1\nmodel: model.yaml\nsource: {layout: fsdp2, mesh: {}}\ntarget: {layout: hf, mesh: {}, ranks: [0]}\n")
+    plan = reshard.compile(job)
+    saved = {name: torch.zeros(param.shape, dtype=reshard.dtypes.torch_dtype(param.dtype)) for name, param in plan.params(0, "target").items()}
+    with reshard.Executor(plan, threads=1) as executor:
+        executor.bind({name: tensors[name].detach().contiguous() for name in plan.params(0, "source")}, "source", 0)
+        executor.bind(saved, "target", 0)
+        executor.prepare()
+        executor.run(timeout=60)
+    path.mkdir()
+    shutil.copy(AT / "config.json", path)
+    save_file(saved, path / "model.safetensors", {"format": "pt"})
+
+
+def joined(module, llm, layout):
+    store = AT / f"{CASE}.{layout}"
+    store.mkdir(exist_ok=True)
+    return Trainer(plan_of(layout), module, LLMClient(llm) if llm else None, rank=RANK, rendezvous=f"file://{store}", timeout=300,
+                   pull=CASE.endswith("killed"))
+
+
+def step(module, optimizer):
+    tokens = torch.randint(0, 1000, (4, 32))
+    module(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def failure(function):
+    """The error of a call, and its seconds."""
+    begin = time.monotonic()
+    try:
+        function()
+    except Exception as error:
+        return {"error": str(error), "seconds": time.monotonic() - begin}
+    return {"error": "", "seconds": time.monotonic() - begin}
+
+
+def late(llm):
+    """An update that no trainer sends."""
+    client = LLMClient(llm)
+    client.start_weight_update()
+    client.update_weights({"timeout": 3})
+
+
+def steps(module, optimizer):
+    """Case `steps`."""
+    result = {"steps": []}
+    llm = engine(AT / "A", TP) if RANK == 0 else None
+    trainer = joined(module, llm, "vllm")
+    for _ in range(STEPS):
+        step(module, optimizer)
+        trainer.refit(timeout=300)
+        if llm:
+            result["steps"].append(generated(llm))
+    save(module, AT / f"{CASE}.trained")
+    if llm:
+        result["late"] = failure(lambda: late(llm))
+        result["after late"] = generated(llm)
+    trainer.close()
+    trainer = joined(module, llm, "swapped")
+    trainer.refit(timeout=300)
+    if llm:
+        result["swapped"] = generated(llm)
+        shut_down(llm)
+    trainer.close()
+    return result
+
+
+def worker(rank):
+    """The process of a worker that vLLM has spawned."""
+    import psutil
+
+    names = {process.pid: " ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)}
+    (found,) = [pid for pid, name in names.items() if f"Worker_TP{rank}" in name]
+    return found
+
+
+def killed(module, optimizer):
+    """Case `killed`."""
+    result = {"steps": []}
+    llm = engine(AT / "A", TP)
+    trainer = joined(module, llm, "vllm")
+    step(module, optimizer)
+    trainer.refit(timeout=300)
+    result["steps"].append(generated(llm))
+    victim = worker(TP - 1)
+    os.kill(victim, signal.SIGSTOP)
+    threading.Timer(3, os.kill, (victim, signal.SIGKILL)).start()
+    step(module, optimizer)
+    result["killed"] = failure(lambda: trainer.refit(timeout=20))
+    shut_down(llm)
+    trainer.attach(None)
+    step(module, optimizer)
+    trainer.refit(timeout=20)
+    llm = engine(AT / "A", TP)
+    result["restarted"] = generated(llm)
+    trainer.attach(LLMClient(llm))
+    trainer.refit(timeout=300)
+    result["steps"].append(generated(llm))
+    save(module, AT / f"{CASE}.trained")
+    shut_down(llm)
+    trainer.close()
+    return result
+
+
+def main():
+    torch.manual_seed(RANK)
+    torch.set_num_threads(1)
+    module = trainer_module()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    result = killed(module, optimizer) if CASE.endswith("killed") else steps(module, optimizer)
+    if RANK == 0:
+        fresh = engine(AT / f"{CASE}.trained", TP)
+        result["fresh"] = generated(fresh)
+        shut_down(fresh)
+        (AT / f"{CASE}.json").write_text(json.dumps(result))
+    if TRAINERS > 1:
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

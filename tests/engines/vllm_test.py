@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real vLLM engines, refitted through their plug-in while they live: a plain trainer and FSDP2 on two ranks, tp 1 and
+2, vLLM's default executor with spawned workers. After five optimizer steps the tokens and log-probabilities are those of
+a fresh engine that loads the trained checkpoint. See vllm_refit.py.
+
+    make test-engines"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("frameworks", "lib")]
+
+import support  # noqa: E402
+from commands import run, shared_folder  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+#: Models, with the params that vLLM repacks on every CPU and that therefore arrive in landing memory. With AVX-512 there
+#: are more.
+FAMILIES = {"qwen3-8b": set(), "llama3-8b": set(), "qwen2.5-7b": set(), "qwen3-30b-a3b": {"w13_weight", "w2_weight"}}
+#: The layout `vllm` with q and k exchanged in the pack: the shapes are the same.
+SWAPPED = """layouts:
+  swapped:
+    extend: vllm
+    params:
+      model.layers.{layer}.self_attn.qkv_proj.weight:
+        concat: ["{layer}.self_attn.k_proj.weight", "{layer}.self_attn.q_proj.weight", "{layer}.self_attn.v_proj.weight"]
+        shard: {0: {axis: tp, unit: head_dim, replicate: true}}
+"""
+
+
+class EngineTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = shared_folder(cls)
+        support.module(cls.folder)
+        cls.environment = os.environ | {"PYTHONPATH": str(cls.folder / "module"), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+
+    def model(self, name, checkpoints="A"):
+        """Makes a small model and its checkpoints."""
+        import reshard
+
+        if (self.folder / name).exists():
+            return
+        at = support.model(self.folder, name)
+        if name == "qwen3-8b":
+            (at / "model.yaml").write_text((at / "model.yaml").read_text() + SWAPPED)
+        (at / "hf.yaml").write_text("version: 1\nmodel: model.yaml\nsource: {layout: hf, mesh: {}}\ntarget: {layout: hf, mesh: {}}\n")
+        for seed, checkpoint in enumerate(checkpoints):
+            support.checkpoint(at / checkpoint, reshard.compile(at / "hf.yaml").params(0, "source"), seed)
+
+
+class Families(EngineTest):
+    """One engine of each family, from checkpoint A to B."""
+
+    def test_families(self):
+        for name in FAMILIES:
+            self.model(name, "AB")
+        run(sys.executable, "-W", "ignore", HERE / "vllm_families.py", self.folder, *FAMILIES, env=self.environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+        for name, repacked in FAMILIES.items():
+            with self.subTest(model=name):
+                result = json.loads((self.folder / name / "result.json").read_text())
+                self.assertNotEqual(result["before"], result["fresh"])
+                self.assertEqual(result["after"], result["fresh"], "the refitted engine differs from a fresh one")
+                self.assertEqual(result["wrong"], [], "params that differ from those of a fresh engine, as the kernels read them")
+                self.assertLessEqual(repacked, {each.rpartition(".")[2] for each in result["beside"]})
+                self.assertGreater(result["in place"], 10)
+                self.assertIn("o_proj.weight': the model has it, but not the plan; expected it in the plan or in left", result["uncovered"])
+                self.assertIn("o_proj.weight': found in the plan and in left, expected one of them", result["both"])
+                self.assertIn("left 'nothing' matches no param of the model", result["unknown"])
+
+
+class Documented(EngineTest):
+    """The program of docs/integrations.md."""
+
+    def test_program(self):
+        self.model("qwen3-8b", "AB")
+        run(sys.executable, "-W", "ignore", HERE / "vllm_documented.py", self.folder, env=self.environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+        result = json.loads((self.folder / "documented.json").read_text())
+        self.assertEqual(result["refitted"], result["B"])
+        self.assertNotEqual(result["A"], result["B"])
+
+
+class Refit(EngineTest):
+    def refitted(self, name, trainers, tp, case):
+        """The result of the trainer's rank 0."""
+        self.model(name)
+        at = f"{name}/{trainers}to{tp}.{case}"
+        environment = dict(self.environment)
+        environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # vLLM's default: the engine and its workers are spawned
+        ranks = []
+        for rank in range(trainers):
+            with open(self.folder / f"{at}.log{rank}", "w") as log:
+                ranks.append(subprocess.Popen([sys.executable, HERE / "vllm_refit.py", self.folder, name, str(trainers), str(tp), str(rank), case],
+                                              env=environment, stdout=log, stderr=subprocess.STDOUT))
+        try:
+            deadline = time.monotonic() + 1500
+            while any(process.poll() is None for process in ranks) and not any(process.poll() for process in ranks):
+                self.assertLess(time.monotonic(), deadline, "the refits took more than 25 minutes")
+                time.sleep(1)
+            for rank, process in enumerate(ranks):
+                self.assertIn(process.poll(), (0, None), (self.folder / f"{at}.log{rank}").read_text()[-8000:])
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+        return json.loads((self.folder / f"{at}.json").read_text())
+
+    def check(self, name, trainers=1, tp=1):
+        result = self.refitted(name, trainers, tp, "steps")
+        self.assertEqual(result["steps"][-1], result["fresh"], "the refitted engine differs from a fresh one")
+        for before, after in zip(result["steps"], result["steps"][1:]):
+            self.assertNotEqual(before, after, "a step must change what the engine generates, or nothing is shown")
+        self.assertRegex(result["late"]["error"], "world rank .*; the weights are (those of the version before|torn)")
+        self.assertLess(result["late"]["seconds"], 30)
+        if "the version before" in result["late"]["error"]:
+            self.assertEqual(result["after late"], result["fresh"])
+        self.assertNotEqual(result["swapped"], result["fresh"])
+
+    def test_qwen3_plain_to_tp1(self):
+        self.check("qwen3-8b")
+
+    def test_qwen3_plain_to_tp2(self):
+        self.check("qwen3-8b", tp=2)
+
+    def test_qwen3_fsdp2_to_tp2(self):
+        self.check("qwen3-8b", trainers=2, tp=2)
+
+    def test_a_worker_is_killed_in_an_update(self):
+        result = self.refitted("qwen3-8b", 1, 2, "killed")
+        self.assertNotEqual(result["killed"]["error"], "")
+        self.assertLess(result["killed"]["seconds"], 60, "the trainer waits for its deadline of 20 s, twice at most")
+        self.assertNotEqual(result["restarted"], result["fresh"])
+        self.assertEqual(result["steps"][-1], result["fresh"], "the engine that was restarted differs from a fresh one")
+
+
+if __name__ == "__main__":
+    unittest.main()
