@@ -126,7 +126,7 @@ for path in sorted((root / "python").rglob("*.py")):
         module = re.match(r"(?:from|import)\s+([\w.]+)", content)
         package = module[1].split(".")[0] if module else ""
         # vLLM imports integrations/vllm_*.py, and uses torch.
-        framework = path.parent.name == "integrations" and package in ("torch", path.stem.partition("_")[0])
+        framework = path.parent.name == "integrations" and package in ("torch", path.stem, path.stem.partition("_")[0])
         framework = framework or path.stem == package == "torch"  # reshard.torch
         framework = framework or (package == "torch" and str(path.relative_to(root)) in WITH_TORCH)
         if package and package not in sys.stdlib_module_names and not framework:
