@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the program of docs/integrations.md for vLLM in a folder with a checkpoint A and B: vllm_documented.py FOLDER. Its
-only step sets the weights of B. Writes what the engine generates afterwards, and what
-fresh engines of A and B generate, as JSON."""
+only step sets the weights of B. Then the trainer factory of vLLM refits the engine to A. Writes what the engine generates
+after each, and what fresh engines of A and B generate, as JSON."""
 
 import json
 import re
@@ -25,6 +25,19 @@ def program():
         '"refit.', f'"{FOLDER}/qwen3-8b/refit.')
 
 
+def refit_by_factory(module, llm, plan):
+    """The same by vLLM's own interface for trainers."""
+    from reshard.integrations.vllm_engine import TrainerInfo
+    from reshard.integrations.vllm_trainer import LLMClient
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+    (FOLDER / "factory").mkdir()
+    info = TrainerInfo(plan, f"file://{FOLDER}/factory", module, rank=0)
+    trainer = WeightTransferTrainerFactory.trainer_init(info, client=LLMClient(llm))
+    trainer.send_weights()
+    trainer.shutdown()
+
+
 def main():
     from transformers import AutoModelForCausalLM
 
@@ -36,6 +49,10 @@ def main():
              "step": lambda module, batch: module.load_state_dict(load_file(batch / "model.safetensors"))}
     exec(program(), names)
     result = {"refitted": generated(names["llm"])}
+    names["trainer"].close()
+    names["step"](module, at / "A")
+    refit_by_factory(module, names["llm"], names["plan"].path)
+    result["refitted by factory"] = generated(names["llm"])
     shut_down(names["llm"])
     for name in "AB":
         fresh = engine(at / name)

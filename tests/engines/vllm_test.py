@@ -82,6 +82,7 @@ class Documented(EngineTest):
         run(sys.executable, "-W", "ignore", HERE / "vllm_documented.py", self.folder, env=self.environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
         result = json.loads((self.folder / "documented.json").read_text())
         self.assertEqual(result["refitted"], result["B"])
+        self.assertEqual(result["refitted by factory"], result["A"])
         self.assertNotEqual(result["A"], result["B"])
 
 
