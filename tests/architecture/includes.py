@@ -42,7 +42,7 @@ ALLOWED = {
     "tests/tools": ("tests/analysis/support.h", "tools/", "analysis/"),
     "tests/conformance": ("tests/conformance/", "tools/options.h", "analysis/", "executor/", "mpi.h"),
     "tests/mutants": ("tests/mutants/", "tests/schema/", "tools/", "analysis/", "executor/", "schema/", "flatbuffers/"),
-    "tests/fuzz": ("tests/lib/", "tests/schema/", "compiler/", "executor/", "rendezvous/", "analysis/"),
+    "tests/fuzz": ("tests/executor/", "tests/lib/", "tests/schema/", "compiler/", "executor/", "rendezvous/", "analysis/"),
     "tests/bench": ("tests/bench/", "tests/lib/", "analysis/", "support/", "executor/", "kernels/", "schema/", "compiler/", "mpi.h"),
     "tests/gpu": ("tests/gpu/", "tests/kernels/", "tests/lib/", "analysis/", "executor/", "kernels/", "schema/", "nccl.h", "cuda"),
     "tests/mpi": ("mpi.h",),

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// libFuzzer: frames that a process sends to a server of pull mode. A stranger, which does not have the server's token,
+// gets no answer. Frames of a stranger or of a bad member change neither the memory, nor the lease of another client,
+// nor what that client reads.
+
+#include "executor/pull/server.h"
+#include "tests/executor/local_messenger.h"
+#include "tests/executor/ranks.h"
+#include "tests/lib/folder.h"
+
+#include <cstdlib>
+#include <thread>
+
+using namespace reshard;
+using namespace reshard::pull;
+
+namespace {
+
+constexpr uint64_t kToken = 0x1c1c0ffee0ddba11, kVersion = 5, kBirth = 3;
+constexpr uint32_t kGoodRank = 4; // rank 0 of replica 1
+/// Servers under test: the coordinator, and rank 0 of replica 0.
+constexpr uint32_t kServers[] = {0, 2};
+
+void require(bool condition) {
+  if (!condition)
+    std::abort();
+}
+
+/// A rank that serves a version.
+struct Member {
+  Member(const Plan &plan, const Fleet &fleet, uint32_t rank) : memory(plan, fleet.planRank(rank)) {
+    require(table.build(plan, fleet, memory.local, rank).ok());
+    memory.fill(kVersion);
+    for (message = 0; table.find(message, kGoodRank, served) != MessageTable::Serves::yes; ++message)
+      require(message < 1000);
+    expected.resize(served.packing->bytes());
+    served.packing->pack(0, expected.size(), expected.data());
+    bytes = memory.bytes();
+  }
+  tests::RankMemory memory;
+  MessageTable table;
+  uint32_t message = 0; // that the good client reads
+  ServedMessage served;
+  std::vector<std::byte> expected;                           // its bytes
+  decltype(std::declval<tests::RankMemory>().bytes()) bytes; // of all memory
+};
+
+struct Job {
+  Job() {
+    const tests::TemporaryFolder folder;
+    tests::compile("version: 1\n"
+                   "model: {dtype: bf16, tensors: {r: {shape: [96, 48], shard: {0: tp}}, c: {shape: [64, 48], shard: "
+                   "{1: tp}}}}\n"
+                   "source: {mesh: {tp: 2}}\n"
+                   "target: {mesh: {tp: 2}, ranks: 2..3, replicas: 4}\n",
+                   folder / "plan");
+    require(Plan::open(folder / "plan", plan).ok());
+    fleet = *Fleet::of(*plan);
+    for (const uint32_t rank : kServers)
+      members.push_back(std::make_unique<Member>(*plan, fleet, rank));
+  }
+  std::unique_ptr<Plan> plan;
+  Fleet fleet;
+  std::vector<std::unique_ptr<Member>> members;
+};
+
+/// Bytes of the input; zeros at its end.
+class Input {
+public:
+  Input(const uint8_t *data, size_t size) : data_(data), size_(size) {}
+  bool empty() const { return size_ == 0; }
+  uint8_t byte() {
+    if (size_ == 0)
+      return 0;
+    --size_;
+    return *data_++;
+  }
+  /// A number that a frame may have, or any.
+  uint64_t word(uint32_t message) {
+    const uint64_t values[] = {
+        0,      1,      2,         3,         message,     96,         1 << 10,      kVersion,        kVersion + 1,
+        kBirth, kToken, kProtocol, kGoodRank, kRangeBytes, UINT32_MAX, kMaxReplicas, UINT64_MAX - 95, UINT64_MAX};
+    const uint8_t choice = byte();
+    if (choice < std::size(values))
+      return values[choice];
+    uint64_t any = choice;
+    for (int i = 0; choice >= 128 && i < 7; ++i)
+      any = any << 8 | byte();
+    return any;
+  }
+  Frame frame(uint32_t message) {
+    Frame frame;
+    frame.words[0] = byte();
+    const uint8_t count = frame.words[0] & 0x80 ? 0 : 7; // short frames
+    for (uint8_t i = 1; i <= count; ++i)
+      frame.words[i] = word(message);
+    frame.words[0] &= 0x7f;
+    return frame;
+  }
+  std::string text() {
+    std::string text(byte() % 64, '\0');
+    for (char &each : text)
+      each = static_cast<char>(byte());
+    return text;
+  }
+
+private:
+  const uint8_t *data_;
+  size_t size_;
+};
+
+/// The client that does as it should.
+class GoodClient {
+public:
+  GoodClient(std::unique_ptr<Messenger> messenger, const std::string &server, const Member &member)
+      : messenger_(std::move(messenger)), member_(member), peer_(*messenger_->connect(server)) {
+    send(FrameKind::hello, {kToken, kGoodRank, kProtocol});
+    require(answer(FrameKind::welcome).frame.words[1] == kToken);
+  }
+  /// Waits until the server has handled all frames that were sent to it before.
+  void synchronize() {
+    send(FrameKind::ping, {});
+    answer(FrameKind::pong);
+  }
+  /// Reads the message, which is right and confirmed, by the lease of the first read.
+  void read() {
+    const uint64_t bytes = member_.expected.size();
+    send(FrameKind::fetch, {kVersion, member_.message, 0, bytes, 0, 0, kBirth});
+    const MessengerEvent data = answer(FrameKind::data);
+    std::vector<std::byte> found(bytes);
+    require(data.dataBytes == bytes && messenger_->receive(peer_, data.data, found.data(), 0).ok());
+    require(next(MessengerEvent::kReceived).ok && found == member_.expected);
+    lease_ = lease_ ? lease_ : data.frame.words[7];
+    send(FrameKind::confirm, {kVersion, lease_});
+    require(lease_ != 0 && answer(FrameKind::confirmed).frame.words[2] == 1);
+  }
+  /// The number of replicas that the coordinator knows.
+  uint64_t replicas() {
+    send(FrameKind::list, {});
+    return answer(FrameKind::listed).frame.words[1];
+  }
+
+private:
+  void send(FrameKind kind, std::initializer_list<uint64_t> words) {
+    require(messenger_->send(peer_, makeFrame(kind, words)).ok());
+  }
+  MessengerEvent answer(FrameKind kind) {
+    MessengerEvent event = next(MessengerEvent::kArrived);
+    require(kindOf(event.frame) == kind);
+    return event;
+  }
+  MessengerEvent next(MessengerEvent::Kind kind) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (true) {
+      if (std::optional<MessengerEvent> event = messenger_->poll()) {
+        require(event->kind == kind);
+        return std::move(*event);
+      }
+      require(std::chrono::steady_clock::now() < end);
+      std::this_thread::yield();
+    }
+  }
+
+  const std::unique_ptr<Messenger> messenger_;
+  const Member &member_;
+  const uint32_t peer_;
+  uint64_t lease_ = 0;
+};
+
+/// A process that sends the frames of the input.
+class BadPeer {
+public:
+  BadPeer(std::unique_ptr<Messenger> messenger, std::string server, bool stranger)
+      : messenger_(std::move(messenger)), server_(std::move(server)), stranger_(stranger) {}
+
+  /// As a client that is known, unless it is a stranger.
+  void connect(uint32_t rank) {
+    if (peer_)
+      messenger_->disconnect(*peer_);
+    peer_ = *messenger_->connect(server_);
+    if (!stranger_)
+      send(makeFrame(FrameKind::hello, {kToken, rank, kProtocol}), {});
+  }
+  void send(const Frame &frame, const std::string &text) {
+    if (peer_ && !(stranger_ && frame.words[1] == kToken)) [[maybe_unused]]
+      const Status ignored = messenger_->send(*peer_, frame, text);
+  }
+  /// Takes what the server has sent.
+  void take(bool receives) {
+    while (const std::optional<MessengerEvent> event = messenger_->poll()) {
+      if (event->kind == MessengerEvent::kLost)
+        peer_.reset();
+      if (event->kind != MessengerEvent::kArrived)
+        continue;
+      require(!stranger_ && event->dataBytes <= sizeof memory_);
+      if (event->dataBytes > 0 && receives) [[maybe_unused]]
+        const Status ignored = messenger_->receive(event->peer, event->data, memory_, 0);
+    }
+  }
+
+private:
+  const std::unique_ptr<Messenger> messenger_;
+  const std::string server_;
+  const bool stranger_;
+  std::optional<uint32_t> peer_;
+  std::byte memory_[1 << 16];
+};
+
+void fuzz(const Job &job, Input &input) {
+  const uint8_t first = input.byte();
+  const uint32_t rank = kServers[first & 1];
+  Member &member = *job.members[first & 1];
+  const bool stranger = first & 2;
+  tests::LocalNetwork network;
+  Progress progress(member.table.received().size());
+  Server server(network.open(), member.table, progress, {job.fleet, rank, kToken, {}});
+  const std::string address = server.address();
+  server.start();
+  if (job.fleet.isTarget(rank)) {
+    server.serve({kBirth, kVersion});
+    for (size_t m = 0; m < member.table.received().size(); ++m)
+      progress.confirm(m, member.table.received()[m].packing.bytes());
+    progress.setLocals(static_cast<uint32_t>(member.table.locals().size()));
+  } else {
+    require(server.publish(kVersion).ok());
+  }
+  GoodClient good(network.open(), address, member);
+  good.read();
+  {
+    BadPeer bad(network.open(), address, stranger);
+    for (bool connects = true; !input.empty(); good.synchronize()) {
+      const uint8_t step = connects ? 0 : input.byte();
+      if (step % 16 == 0)
+        bad.connect(input.byte() % 9);
+      const Frame frame = input.frame(member.message);
+      bad.send(frame, step & 0x40 ? input.text() : std::string());
+      bad.take(step & 0x80);
+      connects = false;
+    }
+    good.read();
+    require(server.leases() >= 1 && (!stranger || server.leases() == 1));
+    require(rank != 0 || !stranger || good.replicas() == 0);
+  }
+  good.read();
+  server.stop();
+  require(member.memory.bytes() == member.bytes);
+}
+
+} // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  static const Job job;
+  Input input(data, size);
+  fuzz(job, input);
+  return 0;
+}
