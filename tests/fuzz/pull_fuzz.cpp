@@ -228,14 +228,14 @@ void fuzz(const Job &job, Input &input) {
   good.read();
   {
     BadPeer bad(network.open(), address, stranger);
-    for (bool connects = true; !input.empty(); good.synchronize()) {
+    for (bool connects = true; !input.empty(); connects = false) {
       const uint8_t step = connects ? 0 : input.byte();
       if (step % 16 == 0)
         bad.connect(input.byte() % 9);
       const Frame frame = input.frame(member.message);
       bad.send(frame, step & 0x40 ? input.text() : std::string());
-      bad.take(step & 0x80);
-      connects = false;
+      good.synchronize();
+      bad.take(step & 0x80); // the answer, if there is one
     }
     good.read();
     require(server.leases() >= 1 && (!stranger || server.leases() == 1));
