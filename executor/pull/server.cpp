@@ -127,7 +127,7 @@ void Server::handleFrame(uint32_t peer, const MessengerEvent &event) {
     return send(peer, makeFrame(FrameKind::pong));
   if (kindOf(frame) == FrameKind::coordinator) {
     const bool fromThere = client.worldRank == options_.fleet.sources()[0];
-    if (isSource() && fromThere && frame.words[1] != 0 && !event.text.empty())
+    if (isSource() && !coordinates() && fromThere && frame.words[1] != 0 && !event.text.empty())
       linkTo({frame.words[1], event.text});
     return;
   }
