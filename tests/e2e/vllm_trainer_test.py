@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer's side of a refit of vLLM, without vLLM: an engine is a process that answers the calls of a client.
+tests/engines runs the same with real engines."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import BIN, shared_folder  # noqa: E402
+from launchers import environment  # noqa: E402
+
+JOB = """version: 1
+model: {dtype: fp32, tensors: {a: [64, 8], b: [8]}}
+source: {mesh: {}}
+target: {mesh: {}, ranks: [1]%s}
+"""
+ENGINE = """
+import json, sys
+import numpy, reshard
+
+executor = None
+for line in sys.stdin:
+    call, info = json.loads(line)
+    try:
+        if call == "init_weight_transfer_engine":
+            executor = reshard.Executor(info["plan"], 1, transport=info["transport"], rendezvous=info["rendezvous"], join_timeout=info["timeout"], pull=info["pull"])
+            held = {name: numpy.zeros(param.shape, numpy.float32) for name, param in executor.plan.params(1).items()}
+            executor.bind(held)
+            executor.prepare()
+        elif call == "update_weights" and "min_version" in info:
+            executor.pull(info["min_version"], info["timeout"])
+        elif call == "update_weights":
+            executor.run(timeout=info["timeout"])
+        print(json.dumps({"values": {name: sorted({*array.ravel().tolist()}) for name, array in held.items()}}), flush=True)
+    except reshard.Error as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+"""
+
+
+class Engine:
+    """A process that serves as an engine, and its client."""
+
+    def __init__(self, case):
+        self.process = subprocess.Popen([sys.executable, case.folder / "engine.py"], env=case.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        case.addCleanup(self.process.communicate)
+        case.addCleanup(self.process.kill)
+        self.values = {}
+        self.refuses, self.finished = "", False
+
+    def _call(self, *words):
+        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline() or '{"error": "the engine has ended"}')
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        self.values = answer["values"]
+
+    def init_weight_transfer_engine(self, init_info):
+        self._call("init_weight_transfer_engine", init_info)
+
+    def start_weight_update(self):
+        if self.refuses:
+            raise RuntimeError(self.refuses)
+
+    def update_weights(self, update_info):
+        self._call("update_weights", update_info)
+
+    def finish_weight_update(self, weight_version=None):
+        self.finished = True
+
+
+class Tensor:
+    """What a trainer uses of PyTorch's."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def detach(self):
+        return self.array
+
+
+@unittest.skipUnless((BIN / "libreshard_ucx.so").exists(), "transport ucx was not built")
+class TrainerTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = shared_folder(cls)
+        cls.environment = environment(cls.folder)
+        sys.path.insert(0, str(cls.folder / "module"))
+        (cls.folder / "engine.py").write_text(ENGINE)
+        for name, replicas in (("run", ""), ("pull", ", replicas: 1")):
+            (cls.folder / f"{name}.yaml").write_text(JOB % replicas)
+            subprocess.run([BIN / "reshard-compile", cls.folder / f"{name}.yaml", "-o", cls.folder / f"{name}.rplan"], check=True, capture_output=True)
+
+    def setUp(self):
+        import numpy
+
+        self.weights = {"a": Tensor(numpy.zeros((64, 8), numpy.float32)), "b": Tensor(numpy.zeros(8, numpy.float32))}
+
+    def trainer(self, client, mode="run"):
+        from reshard.integrations.vllm_trainer import Trainer
+
+        url = "file://" + tempfile.mkdtemp(dir=self.folder)
+        trainer = Trainer(str(self.folder / f"{mode}.rplan"), self.weights, client, rank=0, rendezvous=url, timeout=60, pull=mode == "pull")
+        self.addCleanup(trainer.close)
+        return trainer
+
+    def step(self, value):
+        for tensor in self.weights.values():
+            tensor.array[...] = value
+
+    def test_refits(self):
+        engine = Engine(self)
+        trainer = self.trainer(engine)
+        for number in (1, 2, 3):
+            self.step(number)
+            self.assertEqual(trainer.refit(), number)
+            self.assertEqual(engine.values, {"a": [number], "b": [number]})
+            self.assertTrue(engine.finished)
+
+    def test_the_engines_error_is_the_cause(self):
+        engine = Engine(self)
+        trainer = self.trainer(engine)
+        engine.refuses = "no memory for the update"
+        begin = time.monotonic()
+        with self.assertRaisesRegex(RuntimeError, "no memory for the update"):
+            trainer.refit(timeout=2)
+        self.assertLess(time.monotonic() - begin, 30)
+
+    def test_params_that_nothing_covers(self):
+        import reshard
+        from reshard.integrations.vllm_trainer import shards_of
+
+        more = self.weights | {"c": self.weights["b"]}
+        for module, left, text in ((more, [], "'c': the plan and left: neither covers it"), (more, ["*"], "'a': the plan and left: both cover it"),
+                                   (self.weights, ["c"], "left 'c' matches no param"), ({"a": self.weights["a"]}, [], "'b': the plan has it, but not the module")):
+            with self.assertRaisesRegex(reshard.BindError, text):
+                shards_of(module, self.weights, left)
+        self.assertEqual(list(shards_of(more, self.weights, ["c"])), ["a", "b"])
+
+    def test_an_engine_is_killed_in_an_update(self):
+        engine = Engine(self)
+        trainer = self.trainer(engine, "pull")
+        self.step(1)
+        self.assertEqual(trainer.refit(), 1)
+        self.assertEqual(engine.values, {"a": [1], "b": [1]})
+        engine.process.send_signal(signal.SIGSTOP)
+        threading.Timer(1, os.kill, (engine.process.pid, signal.SIGKILL)).start()
+        self.step(2)
+        begin = time.monotonic()
+        with self.assertRaises(Exception):
+            trainer.refit(timeout=5)
+        self.assertLess(time.monotonic() - begin, 40)
+        trainer.attach(None)
+        self.step(3)
+        self.assertEqual(trainer.refit(timeout=5), 3)
+        restarted = Engine(self)
+        trainer.attach(restarted)
+        self.assertEqual(trainer.refit(), 4)
+        self.assertEqual(restarted.values, {"a": [3], "b": [3]})
+
+
+if __name__ == "__main__":
+    unittest.main()
