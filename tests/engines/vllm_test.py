@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 #: Models, with the params that vLLM repacks on every CPU and that therefore arrive in landing memory. With AVX-512 there
 #: are more.
 FAMILIES = {"qwen3-8b": set(), "llama3-8b": set(), "qwen2.5-7b": set(), "qwen3-30b-a3b": {"w13_weight", "w2_weight"},
-            "mixtral-8x7b": {"w13_weight", "w2_weight"}}
+            "mixtral-8x7b": {"w13_weight", "w2_weight"}, "gpt-oss-120b": {"w13_weight", "w2_weight"}}
 #: The layout `vllm` with q and k exchanged in the pack: the shapes are the same.
 SWAPPED = """layouts:
   swapped:
