@@ -20,7 +20,8 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "integrations.md"
 
 def program():
     """The code, with the folders of this test."""
-    (code,) = re.findall(r"<!-- test: tests/engines/vllm_test.py -->\n```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    section = DOCUMENT.read_text().partition("\n## vLLM\n")[2].partition("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     return code.replace("file:///shared/refit", f"file://{FOLDER}/store").replace('"checkpoint"', f'"{FOLDER}/qwen3-8b/A"').replace(
         '"refit.', f'"{FOLDER}/qwen3-8b/refit.')
 
