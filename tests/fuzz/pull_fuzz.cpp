@@ -16,8 +16,9 @@ using namespace reshard::pull;
 
 namespace {
 
-constexpr uint64_t kToken = 0x1c1c0ffee0ddba11, kVersion = 5, kBirth = 3;
-constexpr uint32_t kGoodRank = 4; // rank 0 of replica 1
+constexpr uint64_t kToken = 0x1c1c0ffee0ddba11, kVersion = 5;
+constexpr uint64_t kBirth = uint64_t{1} << 63; // later than that of the process: a source refuses older ones
+constexpr uint32_t kGoodRank = 4;              // rank 0 of replica 1
 /// Servers under test: the coordinator, and rank 0 of replica 0.
 constexpr uint32_t kServers[] = {0, 2};
 
