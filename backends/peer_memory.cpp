@@ -2,19 +2,16 @@
 #include "backends/peer_memory.h"
 
 #include "support/host_id.h"
+#include "support/random.h"
 
 #include <cerrno>
-#include <random>
 #include <sys/uio.h>
 #include <unistd.h>
 
 namespace reshard {
 
 PeerMemory::Address PeerMemory::own() {
-  static const uint64_t token = [] {
-    std::random_device random;
-    return uint64_t{random()} << 32 | random();
-  }();
+  static const uint64_t token = randomNumber();
   return {hostId(), static_cast<uint64_t>(getpid()), token, reinterpret_cast<uint64_t>(&token)};
 }
 

@@ -4,10 +4,10 @@
 #include "backends/ucx_messenger.h"
 
 #include "support/hash.h"
+#include "support/random.h"
 
 #include <algorithm>
 #include <cstring>
-#include <random>
 #include <utility>
 
 namespace reshard::ucx {
@@ -43,11 +43,6 @@ uint64_t checkOf(Greeting greeting, std::string_view rest) {
   greeting.check = 0;
   std::string all(reinterpret_cast<const char *>(&greeting), sizeof greeting);
   return hashOf(all.append(rest));
-}
-
-uint64_t randomNumber() {
-  static thread_local std::random_device random;
-  return uint64_t{random()} << 32 | random();
 }
 
 Status lostBy(ucs_status_t status) {

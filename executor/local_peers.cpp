@@ -3,13 +3,13 @@
 
 #include "executor/mappings.h"
 #include "support/host_id.h"
+#include "support/random.h"
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
 #include <linux/magic.h>
-#include <random>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -76,8 +76,7 @@ Status LocalPeers::publish(const LocalRank &rank) {
   if (memory == MAP_FAILED)
     return failure("mmap");
   mine_.layOut(memory, buffers, steps); // a new memfd is zeroed
-  std::random_device random;
-  address_.token = uint64_t{random()} << 32 | random();
+  address_.token = randomNumber();
   *mine_.header = {address_.token, buffers, steps};
   SharedMappings mappings;
   const auto *runs = rank.segment->buffers();

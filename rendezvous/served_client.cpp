@@ -2,8 +2,8 @@
 #include "rendezvous/served_client.h"
 
 #include "rendezvous/bytes.h"
-#include "rendezvous/random.h"
 #include "rendezvous/store.h"
+#include "support/random.h"
 
 namespace reshard {
 

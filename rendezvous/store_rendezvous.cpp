@@ -3,9 +3,9 @@
 
 #include "rendezvous/percent.h"
 #include "rendezvous/polling.h"
-#include "rendezvous/random.h"
 #include "rendezvous/served_client.h"
 #include "support/hash.h"
+#include "support/random.h"
 
 #include <algorithm>
 #include <cctype>

@@ -3,7 +3,7 @@
 
 #include "rendezvous/bytes.h"
 #include "rendezvous/polling.h"
-#include "rendezvous/random.h"
+#include "support/random.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -2,7 +2,7 @@
 #include "executor/pull/puller.h"
 
 #include "rendezvous/bytes.h"
-#include "rendezvous/random.h"
+#include "support/random.h"
 
 #include <algorithm>
 
