@@ -15,8 +15,11 @@ namespace {
 
 constexpr char kGreeting[] = "reshard-ucx-1:"; // begins a hello; a PeerMemory::Address and the worker's address follow
 constexpr size_t kPrefix = sizeof kGreeting - 1 + sizeof(PeerMemory::Address);
-/// Seconds that abandon() takes at most; of these, to tell the peers why.
-constexpr double kForcedSeconds = 1, kTellSeconds = 0.2;
+/// The most seconds to close the connections. When all messages are complete, only UCX's own handshakes are open: a
+/// peer answers them when it next uses UCX, which may be never.
+constexpr double kCloseSeconds = 1;
+/// The most seconds of abandon() to tell the peers why.
+constexpr double kTellSeconds = 0.2;
 /// Of the text that the peers are told.
 constexpr size_t kMostText = 1024;
 
@@ -37,7 +40,7 @@ UcxChannel::UcxChannel(const ChannelOptions &options)
 UcxChannel::~UcxChannel() {
   const bool idle = std::all_of(requests_.begin(), requests_.end(),
                                 [](const Request &request) { return request.state == Request::kDone; });
-  close(!idle, deadlineAfter(idle ? seconds_ : kForcedSeconds));
+  close(!idle, deadlineAfter(kCloseSeconds));
 }
 
 void UcxChannel::reserve(size_t requests) {
@@ -124,7 +127,7 @@ void UcxChannel::onFailure(void *channel, ucp_ep_h connection, ucs_status_t stat
 }
 
 bool UcxChannel::abandon(const Status &reason) {
-  const Deadline deadline = deadlineAfter(kForcedSeconds);
+  const Deadline deadline = deadlineAfter(kCloseSeconds);
   if (worker_)
     tellPeers(reason);
   return close(true, deadline);

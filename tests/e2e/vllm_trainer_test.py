@@ -109,8 +109,8 @@ class TrainerTest(unittest.TestCase):
 
         url = "file://" + tempfile.mkdtemp(dir=self.folder)
         trainer = Trainer(str(self.folder / f"{mode}.rplan"), self.weights, client, rank=0, rendezvous=url, timeout=60, pull=mode == "pull")
+        self.addCleanup(client.process.kill)
         self.addCleanup(trainer.close)
-        self.addCleanup(client.process.kill)  # before it: close waits for ranks that run
         return trainer
 
     def step(self, value):

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <map>
 #include <mutex>
 #include <random>
@@ -279,6 +280,32 @@ TEST_P(Ucx, ClosingDoesNotLoseTheLastMessages) {
         EXPECT_EQ(in[p], (rank + 1 + p) % 3);
     });
   }
+}
+
+// An engine that has received its weights may leave, while the trainer computes and calls nothing of UCX.
+TEST_P(Ucx, ClosingDoesNotWaitForAnIdlePeer) {
+  Meeting meeting(2);
+  std::promise<void> closed;
+  asRanks(2, [&](uint32_t rank) {
+    auto mine = std::make_unique<Rank>(meeting, rank);
+    std::vector<std::byte> data = bytesOf(rank, 1 << 17);
+    const uint32_t peer = 1 - rank;
+    EXPECT_EQ((*mine)->registerMemory(data.data(), data.size()).message(), "");
+    EXPECT_EQ((rank == 0 ? (*mine)->send(0, peer, 0, data.data(), data.size())
+                         : (*mine)->receive(0, peer, 0, data.data(), data.size()))
+                  .message(),
+              "");
+    EXPECT_EQ(mine->wait(0).message(), "");
+    EXPECT_EQ(data, bytesOf(0, data.size()));
+    if (rank == 0) {
+      closed.get_future().wait();
+      return;
+    }
+    const auto begin = Clock::now();
+    mine.reset();
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10)); // below the 20 s that a rank joins
+    closed.set_value();
+  });
 }
 
 TEST_P(Ucx, RefusesWrongArguments) {
