@@ -279,7 +279,7 @@ void UcxMessenger::sendPieces(uint32_t number) {
       outgoing.sent += bytes;
     }
     if (outgoing.sent == outgoing.bytes)
-      completeOutgoing(number, data, true);
+      complete(MessengerEvent::kSent, number, peer.outgoing, data);
   }
 }
 
@@ -529,12 +529,12 @@ void UcxMessenger::arrive(const Post &message) {
   } else if (header.kind == Kind::want && peer->outgoing.count(header.data) > 0) {
     peer->outgoing[header.data].wanted = true;
   } else if (header.kind == Kind::taken && peer->outgoing.count(header.data) > 0) {
-    completeOutgoing(number, header.data, true);
+    complete(MessengerEvent::kSent, number, peer->outgoing, header.data);
     tasks_.push_back({peer->identity, Kind::confirmed, header.data});
   } else if (header.kind == Kind::confirmed) {
     const auto found = peer->incoming.find(header.data);
     if (found != peer->incoming.end() && found->second.state == Incoming::kCopied)
-      completeIncoming(number, header.data, true);
+      complete(MessengerEvent::kReceived, number, peer->incoming, header.data);
   } else if (header.kind == Kind::bye && peer->failure.ok()) {
     peer->failure = failed("the peer has disconnected");
   } else if (header.kind == Kind::ping) {
@@ -553,7 +553,7 @@ void UcxMessenger::arriveData(uint32_t number, const PostHeader &header, std::st
   std::memcpy(incoming.to + header.address, piece.data(), piece.size());
   incoming.copied += piece.size();
   if (incoming.copied >= incoming.bytes)
-    completeIncoming(number, header.data, true);
+    complete(MessengerEvent::kReceived, number, peers_[number]->incoming, header.data);
 }
 
 void UcxMessenger::arriveFrame(uint32_t number, const PostHeader &header, std::string_view text) {
@@ -588,26 +588,16 @@ void UcxMessenger::arriveFrame(uint32_t number, const PostHeader &header, std::s
   }
 }
 
-void UcxMessenger::completeIncoming(uint32_t number, uint64_t data, bool ok) {
-  const auto incoming = peers_[number]->incoming.find(data);
+template <class Transfers>
+void UcxMessenger::complete(MessengerEvent::Kind kind, uint32_t number, Transfers &transfers, uint64_t data) {
+  const auto transfer = transfers.find(data);
   MessengerEvent event;
-  event.kind = MessengerEvent::kReceived;
+  event.kind = kind;
   event.peer = number;
-  event.token = incoming->second.token;
-  event.ok = ok;
+  event.token = transfer->second.token;
+  event.ok = true;
   events_.push_back(event);
-  peers_[number]->incoming.erase(incoming);
-}
-
-void UcxMessenger::completeOutgoing(uint32_t number, uint64_t data, bool ok) {
-  const auto outgoing = peers_[number]->outgoing.find(data);
-  MessengerEvent event;
-  event.kind = MessengerEvent::kSent;
-  event.peer = number;
-  event.token = outgoing->second.token;
-  event.ok = ok;
-  events_.push_back(event);
-  peers_[number]->outgoing.erase(outgoing);
+  transfers.erase(transfer);
 }
 
 } // namespace reshard::ucx

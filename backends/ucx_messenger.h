@@ -174,8 +174,9 @@ private:
   void arrive(const Post &message);
   void arriveData(uint32_t number, const PostHeader &header, std::string_view piece);
   void arriveFrame(uint32_t number, const PostHeader &header, std::string_view text);
-  void completeIncoming(uint32_t number, uint64_t data, bool ok);
-  void completeOutgoing(uint32_t number, uint64_t data, bool ok);
+  /// Reports that the data of a number are sent or received. `transfers`: the peer's `outgoing` or `incoming`.
+  template <class Transfers>
+  void complete(MessengerEvent::Kind kind, uint32_t number, Transfers &transfers, uint64_t data);
 
   Worker worker_;
   std::string address_;

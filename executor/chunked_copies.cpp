@@ -32,6 +32,18 @@ Status ChunkedCopies::add(const LocalRank &from, const Operand *input, const Loc
   return {};
 }
 
+Status ChunkedCopies::addStep(const LocalRank &rank, const Step &step) {
+  const auto operand = [&](uint32_t at) { return rank.segment->operands()->Get(at); };
+  for (uint32_t i = 0; step.kind() == StepKind::reduce && i < step.input_count(); ++i)
+    addReduce(rank, operand(step.first_input() + i)->buffer());
+  for (uint32_t i = 0; i < step.output_count(); ++i)
+    if (Status status = add(rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr, rank,
+                            *operand(step.first_output() + i));
+        !status.ok())
+      return status;
+  return {};
+}
+
 void ChunkedCopies::addReduce(const LocalRank &rank, uint32_t buffer) {
   chunks_.push_back({nullptr, nullptr, static_cast<uint32_t>(reduces_.size()), 0, 0});
   reduces_.emplace_back(rank.viewJobs, buffer);

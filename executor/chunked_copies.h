@@ -20,6 +20,9 @@ public:
   /// Appends a step `reduce` on a buffer (a quantized view `amax`) of a rank.
   void addReduce(const LocalRank &rank, uint32_t buffer);
 
+  /// Appends what a step `copy`, `fill` or `reduce` of a rank does. Fails as add.
+  Status addStep(const LocalRank &rank, const schema::Step &step);
+
   /// The number of chunks, and their bytes.
   size_t size() const { return chunks_.size(); }
   uint64_t bytes() const { return bytes_; }

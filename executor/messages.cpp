@@ -250,16 +250,10 @@ private:
     const Step &step = *rank.segment->steps()->Get(number);
     if ((step.kind() == StepKind::send) != sends)
       return {};
-    auto operand = [&](uint32_t at) { return rank.segment->operands()->Get(at); };
     if (step.kind() != StepKind::send && step.kind() != StepKind::recv) {
       by_.local += step.bytes();
-      for (uint32_t i = 0; step.kind() == StepKind::reduce && i < step.input_count(); ++i)
-        copies_.addReduce(rank, operand(step.first_input() + i)->buffer());
-      for (uint32_t i = 0; i < step.output_count(); ++i)
-        if (Status status = copies_.add(rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr,
-                                        rank, *operand(step.first_output() + i));
-            !status.ok())
-          return status;
+      if (Status status = copies_.addStep(rank, step); !status.ok())
+        return status;
       where_[number] = {kLocal, copies_.size()}; // the end of its copies
       locals_.emplace_back().step = &step;
       localEnds_.push_back(copies_.size());
@@ -293,7 +287,7 @@ private:
       const uint32_t first = sends ? step.first_input() : step.first_output(),
                      count = sends ? step.input_count() : step.output_count();
       for (uint32_t i = 0; i < count; ++i)
-        if (Status status = message.packing.add(rank, *operand(first + i)); !status.ok())
+        if (Status status = message.packing.add(rank, *rank.segment->operands()->Get(first + i)); !status.ok())
           return status;
       if (chunkBytes(step, 0) > kMaxChannelBytes)
         return failed("step " + std::to_string(number) + " has chunks of " + std::to_string(chunkBytes(step, 0)) +

@@ -102,14 +102,8 @@ Status MessageTable::addSend(const LocalRank &rank, uint32_t number) {
 Status MessageTable::addLocal(const LocalRank &rank, uint32_t number) {
   const Segment &segment = *rank.segment;
   const Step &step = *segment.steps()->Get(number);
-  auto operand = [&](uint32_t at) { return segment.operands()->Get(at); };
-  for (uint32_t i = 0; step.kind() == StepKind::reduce && i < step.input_count(); ++i)
-    copies_.addReduce(rank, operand(step.first_input() + i)->buffer());
-  for (uint32_t i = 0; i < step.output_count(); ++i)
-    if (Status status = copies_.add(rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr,
-                                    rank, *operand(step.first_output() + i));
-        !status.ok())
-      return status;
+  if (Status status = copies_.addStep(rank, step); !status.ok())
+    return status;
   LocalStep &local = locals_.emplace_back();
   local.end = copies_.size();
   for (uint32_t i = 0; i < step.after_count(); ++i)

@@ -5,6 +5,7 @@
 #include "executor/messenger.h"
 #include "support/hash.h"
 #include "tests/executor/local_messenger.h"
+#include "tests/executor/ucx_case.h"
 
 #include <gtest/gtest.h>
 
@@ -29,22 +30,12 @@
 #include <vector>
 
 using namespace reshard;
+using tests::bytesOf;
+using tests::in;
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-Deadline in(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
-
-std::vector<std::byte> bytesOf(uint64_t seed, size_t count) {
-  std::vector<std::byte> bytes(count);
-  uint32_t value = static_cast<uint32_t>(seed) * 2654435761u + 1;
-  for (std::byte &each : bytes)
-    each = static_cast<std::byte>((value = value * 1664525 + 1013904223) >> 24);
-  return bytes;
-}
 
 /// A messenger and the events that it has returned.
 struct Side {

@@ -4,6 +4,8 @@
 
 #include "compiler/compile.h"
 #include "executor/reshard.hpp"
+#include "tests/executor/thrown.h"
+#include "tests/executor/ucx_case.h"
 #include "tests/lib/folder.h"
 
 #include <gmock/gmock.h>
@@ -18,17 +20,9 @@
 
 namespace {
 
+using reshard::tests::asRanks;
+using reshard::tests::thrown;
 using testing::HasSubstr;
-
-/// Status and text of the exception that `body` throws.
-template <class Body> std::pair<int, std::string> thrown(Body body) {
-  try {
-    body();
-  } catch (const reshard::Error &error) {
-    return {error.status(), error.what()};
-  }
-  return {RESHARD_OK, ""};
-}
 
 /// The open sockets of this process.
 std::set<std::string> sockets() {
@@ -82,10 +76,23 @@ protected:
     }
   }
 
+  /// Binds the params of all ranks, those of `memory`, and prepares the executor.
+  void prepare(reshard::Executor &executor, const std::string &name, std::vector<Memory> &memory) const {
+    for (uint32_t rank = 0; rank < memory.size(); ++rank)
+      bind(executor, name, rank, memory[rank]);
+    executor.prepare();
+  }
+
   static void fill(Memory &memory, float version) {
     for (auto &[at, values] : memory)
       for (size_t i = 0; at.first == "source" && i < values.size(); ++i)
         values[i] = static_cast<float>(i) + version;
+  }
+
+  static void run(reshard::Executor &executor, std::vector<Memory> &memory, float version) {
+    for (Memory &each : memory)
+      fill(each, version);
+    executor.run();
   }
 
   /// Checks the memory of a target, whose rows of `a` begin at `row`.
@@ -103,18 +110,14 @@ protected:
 TEST_F(Replace, KeepsMemoryAndVersion) {
   std::vector<Memory> memory(5);
   reshard::Executor executor(folder_ / "three");
-  for (uint32_t rank = 0; rank < 5; ++rank)
-    bind(executor, "three", rank, memory[rank]);
-  executor.prepare();
+  prepare(executor, "three", memory);
   for (const bool replaced : {false, true}) {
     if (replaced) {
       executor.replace(folder_ / "two");
       EXPECT_EQ(executor.ranks().size(), 4u);
       executor.prepare(); // nothing is missing
     }
-    for (Memory &each : memory)
-      fill(each, 5.F + replaced);
-    executor.run();
+    run(executor, memory, 5.F + replaced);
     expectVersion(memory[0], 5.F + replaced, 0);
     expectVersion(memory[1], 5.F + replaced, 500);
     EXPECT_EQ(executor.version(), 1u + replaced);
@@ -124,12 +127,8 @@ TEST_F(Replace, KeepsMemoryAndVersion) {
 TEST_F(Replace, ReleasesMemoryOfAnotherSize) {
   std::vector<Memory> memory(4);
   reshard::Executor executor(folder_ / "two");
-  for (uint32_t rank = 0; rank < 4; ++rank)
-    bind(executor, "two", rank, memory[rank]);
-  executor.prepare();
-  fill(memory[2], 1);
-  fill(memory[3], 1);
-  executor.run();
+  prepare(executor, "two", memory);
+  run(executor, memory, 1);
   std::vector<Memory> released(2);
   for (uint32_t rank : {0u, 1u})
     std::swap(released[rank][{"target", "a"}], memory[rank][{"target", "a"}]);
@@ -139,9 +138,7 @@ TEST_F(Replace, ReleasesMemoryOfAnotherSize) {
   for (uint32_t rank : {0u, 1u})
     bind(executor, "one", rank, memory[rank]); // binds `a` alone: `b` is bound
   executor.prepare();
-  fill(memory[2], 2);
-  fill(memory[3], 2);
-  executor.run();
+  run(executor, memory, 2);
   for (uint32_t rank : {0u, 1u})
     expectVersion(memory[rank], 2, 0);
   EXPECT_EQ(released, before);
@@ -150,18 +147,14 @@ TEST_F(Replace, ReleasesMemoryOfAnotherSize) {
 TEST_F(Replace, AFailureChangesNothing) {
   std::vector<Memory> memory(4);
   reshard::Executor executor(folder_ / "two");
-  for (uint32_t rank = 0; rank < 4; ++rank)
-    bind(executor, "two", rank, memory[rank]);
-  executor.prepare();
+  prepare(executor, "two", memory);
   EXPECT_EQ(thrown([&] { executor.replace(folder_ / "job.yaml"); }).first, RESHARD_BAD_PLAN);
   EXPECT_EQ(thrown([&] { executor.replace(folder_ / "absent"); }).first, RESHARD_BAD_PLAN);
   EXPECT_THAT(thrown([&] { executor.replace(folder_ / "one", {0, 1, 1}); }).second, HasSubstr("given twice"));
   EXPECT_NE(thrown([&] { executor.replace(folder_ / "one", {0, 1, 2, 9}); }).first, RESHARD_OK);
   EXPECT_THAT(thrown([&] { executor.replace(folder_ / "one", {}, "file:///x"); }).second, HasSubstr("no rendezvous"));
   EXPECT_EQ(reshard_replace(executor.handle(), nullptr, nullptr, 0, nullptr), RESHARD_INVALID);
-  fill(memory[2], 3);
-  fill(memory[3], 3);
-  executor.run();
+  run(executor, memory, 3);
   expectVersion(memory[0], 3, 0);
   expectVersion(memory[1], 3, 500);
 }
@@ -177,30 +170,17 @@ TEST_F(Replace, HooksAndTransportsOfOneProcessStay) {
     executor.replace(folder_ / "two");
     executor.prepare();
   }
-  fill(memory[2], 4);
-  fill(memory[3], 4);
-  executor.run();
+  run(executor, memory, 4);
   expectVersion(memory[1], 4, 500);
 }
 
 class ReplaceOverUcx : public Replace {
 protected:
   void SetUp() override {
-    if (!std::filesystem::exists(std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libreshard_ucx.so"))
-      GTEST_SKIP() << "libreshard_ucx.so was not built: UCX is missing, or this is a build with ThreadSanitizer";
-    ::setenv("UCX_TLS", "tcp", 1);
+    reshard::tests::useUcx("tcp");
     Replace::SetUp();
   }
   void TearDown() override { ::unsetenv("UCX_TLS"); }
-
-  /// Runs a function as each rank, on a thread of its own.
-  static void asRanks(uint32_t ranks, const std::function<void(uint32_t)> &run) {
-    std::vector<std::thread> threads;
-    for (uint32_t rank = 0; rank < ranks; ++rank)
-      threads.emplace_back(run, rank);
-    for (std::thread &thread : threads)
-      thread.join();
-  }
 };
 
 // Rank 2, a source, leaves. The others keep the connections that they have.
@@ -245,8 +225,8 @@ TEST_F(ReplaceOverUcx, ConnectionsAndMemoryStay) {
   std::vector<std::string> kept;
   std::set_intersection(before.begin(), before.end(), after.begin(), after.end(), std::back_inserter(kept));
   EXPECT_GT(kept.size(), before.size() / 2);
-  EXPECT_LE(after.size(), before.size() + 8);                  // source 3 may send what source 2 has sent
-  asRanks(5, [&](uint32_t rank) { executors[rank].reset(); }); // close waits for the peers
+  EXPECT_LE(after.size(), before.size() + 8); // source 3 may send what source 2 has sent
+  asRanks(5, [&](uint32_t rank) { executors[rank].reset(); });
 }
 
 } // namespace

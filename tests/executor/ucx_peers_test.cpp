@@ -4,6 +4,7 @@
 #include "executor/channel.h"
 #include "rendezvous/store_rendezvous.h"
 #include "rendezvous/url.h"
+#include "tests/executor/ucx_case.h"
 #include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
@@ -16,6 +17,7 @@
 #include <thread>
 
 using namespace reshard;
+using tests::in;
 
 namespace {
 
@@ -24,10 +26,6 @@ using Clock = std::chrono::steady_clock;
 constexpr const char *kFolder = "RESHARD_TEST_FOLDER";     // of the peer's process: where both meet
 constexpr uint32_t kFirst = 1, kQuestion = 2, kAnswer = 3; // tags
 constexpr double kStart = 20;
-
-Deadline in(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
 
 /// One of two processes that meet in a folder.
 struct Process {
@@ -41,18 +39,7 @@ struct Process {
     if (channel)
       channel->reserve(4);
   }
-  /// Waits for a request.
-  Status wait(size_t request, double seconds = kStart) const {
-    for (const Deadline deadline = in(seconds);; std::this_thread::yield()) {
-      const Result<bool> done = channel->test(request);
-      if (!done.ok())
-        return done.status();
-      if (*done)
-        return {};
-      if (passed(deadline))
-        return timedOut("request " + std::to_string(request));
-    }
-  }
+  Status wait(size_t request, double seconds = kStart) const { return tests::waitFor(*channel, request, seconds); }
   Channel *operator->() const { return channel.get(); }
 
   std::unique_ptr<Store> store;
@@ -96,17 +83,8 @@ TEST(UcxPeer, DISABLED_Process) {
   EXPECT_EQ(mine.wait(2).message(), "");
 }
 
-/// With the transports of UCX that the parameter names; empty: UCX's choice.
-class UcxPeers : public testing::TestWithParam<const char *> {
+class UcxPeers : public tests::UcxCase {
 protected:
-  void SetUp() override {
-    if (!std::filesystem::exists(std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libreshard_ucx.so"))
-      GTEST_SKIP() << "libreshard_ucx.so was not built: UCX is missing, or this is a build with ThreadSanitizer";
-    if (*GetParam())
-      ::setenv("UCX_TLS", GetParam(), 1);
-  }
-  void TearDown() override { ::unsetenv("UCX_TLS"); }
-
   const tests::TemporaryFolder folder;
 };
 

@@ -5,6 +5,7 @@
 #include "executor/channel.h"
 #include "executor/transport.h"
 #include "tests/executor/ranks.h"
+#include "tests/executor/ucx_case.h"
 #include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
@@ -22,16 +23,15 @@
 #include <thread>
 
 using namespace reshard;
+using tests::asRanks;
+using tests::bytesOf;
+using tests::in;
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
 const Status kReason = failed("of the test");
-
-Deadline in(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
 
 /// Where the ranks of a job, threads of this process, meet.
 struct Meeting {
@@ -78,57 +78,18 @@ struct Rank {
     channel = std::move(*opened);
     channel->reserve(requests);
   }
-  Status wait(size_t request, double seconds = 20) const {
-    const Deadline deadline = in(seconds);
-    while (true) {
-      const Result<bool> done = channel->test(request);
-      if (!done.ok())
-        return done.status();
-      if (*done)
-        return {};
-      if (passed(deadline))
-        return timedOut("request " + std::to_string(request) + " of rank " + std::to_string(channel->rank()));
-      std::this_thread::yield();
-    }
-  }
+  Status wait(size_t request, double seconds = 20) const { return tests::waitFor(*channel, request, seconds); }
   Channel *operator->() const { return channel.get(); }
 
   FakeRendezvous rendezvous;
   std::unique_ptr<Channel> channel;
 };
 
-/// Runs a function as each rank, on a thread of its own.
-void asRanks(uint32_t ranks, const std::function<void(uint32_t)> &run) {
-  std::vector<std::thread> threads;
-  for (uint32_t rank = 0; rank < ranks; ++rank)
-    threads.emplace_back(run, rank);
-  for (std::thread &thread : threads)
-    thread.join();
-}
-
-std::vector<std::byte> bytesOf(uint64_t seed, size_t count) {
-  std::vector<std::byte> bytes(count);
-  uint32_t value = static_cast<uint32_t>(seed) * 2654435761u + 1;
-  for (std::byte &each : bytes)
-    each = static_cast<std::byte>((value = value * 1664525 + 1013904223) >> 24);
-  return bytes;
-}
-
 size_t openFiles() {
   return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
 }
 
-/// With the transports of UCX that the parameter names; empty: UCX's choice.
-class Ucx : public testing::TestWithParam<const char *> {
-protected:
-  void SetUp() override {
-    if (!std::filesystem::exists(std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libreshard_ucx.so"))
-      GTEST_SKIP() << "libreshard_ucx.so was not built: UCX is missing, or this is a build with ThreadSanitizer";
-    if (*GetParam())
-      ::setenv("UCX_TLS", GetParam(), 1);
-  }
-  void TearDown() override { ::unsetenv("UCX_TLS"); }
-};
+class Ucx : public tests::UcxCase {};
 
 INSTANTIATE_TEST_SUITE_P(Over, Ucx, testing::Values("", "tcp"),
                          [](const auto &each) { return *each.param ? std::string(each.param) : std::string("any"); });

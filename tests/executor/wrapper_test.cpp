@@ -4,6 +4,7 @@
 #include "executor/reshard.hpp"
 
 #include "compiler/compile.h"
+#include "tests/executor/thrown.h"
 #include "tests/lib/folder.h"
 
 #include <gmock/gmock.h>
@@ -18,18 +19,9 @@
 
 namespace {
 
+using reshard::tests::thrown;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-/// Status and text of the exception that `body` throws.
-template <class Body> std::pair<int, std::string> thrown(Body body) {
-  try {
-    body();
-  } catch (const reshard::Error &error) {
-    return {error.status(), error.what()};
-  }
-  return {RESHARD_OK, ""};
-}
 
 class WrapperTest : public testing::Test {
 public:

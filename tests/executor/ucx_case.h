@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cases with UCX: ranks as threads of this process, deadlines and bytes of messages.
+#pragma once
+
+#include "executor/channel.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace reshard::tests {
+
+/// Selects UCX's transports by their names; empty: UCX chooses. Skips the case if the build has no UCX.
+inline void useUcx(const char *transports) {
+  if (!std::filesystem::exists(std::filesystem::read_symlink("/proc/self/exe").parent_path() / "libreshard_ucx.so"))
+    GTEST_SKIP() << "libreshard_ucx.so was not built: UCX is missing, or this is a build with ThreadSanitizer";
+  if (*transports)
+    ::setenv("UCX_TLS", transports, 1);
+}
+
+/// The parameter is the argument of useUcx.
+class UcxCase : public testing::TestWithParam<const char *> {
+protected:
+  void SetUp() override { useUcx(GetParam()); }
+  void TearDown() override { ::unsetenv("UCX_TLS"); }
+};
+
+/// Runs a function as each rank, on a thread of its own.
+inline void asRanks(uint32_t ranks, const std::function<void(uint32_t)> &run) {
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < ranks; ++rank)
+    threads.emplace_back(run, rank);
+  for (std::thread &thread : threads)
+    thread.join();
+}
+
+inline Deadline in(double seconds) {
+  using Clock = std::chrono::steady_clock;
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+/// Waits for a request; fails after `seconds`.
+inline Status waitFor(Channel &channel, size_t request, double seconds) {
+  for (const Deadline deadline = in(seconds);; std::this_thread::yield()) {
+    const Result<bool> done = channel.test(request);
+    if (!done.ok())
+      return done.status();
+    if (*done)
+      return {};
+    if (passed(deadline))
+      return timedOut("request " + std::to_string(request) + " of rank " + std::to_string(channel.rank()));
+  }
+}
+
+/// Pseudo-random bytes, the same for the same seed.
+inline std::vector<std::byte> bytesOf(uint64_t seed, size_t count) {
+  std::vector<std::byte> bytes(count);
+  uint32_t value = static_cast<uint32_t>(seed) * 2654435761u + 1;
+  for (std::byte &each : bytes)
+    each = static_cast<std::byte>((value = value * 1664525 + 1013904223) >> 24);
+  return bytes;
+}
+
+} // namespace reshard::tests
