@@ -5,7 +5,8 @@
 
 namespace reshard::pull {
 
-/// A process that is not heard for this time is lost; it is heard at least every second.
+/// A process of which no frame has arrived for this time counts as lost. One that runs sends a frame at
+/// least every second.
 static constexpr std::chrono::seconds kUnheard{5};
 
 void Coordinator::published(uint32_t meshRank, Version version) {

@@ -79,11 +79,12 @@ public:
   /// Answered by kAssign, at once or when there is a version; until then by kWaiting whenever the reason changes.
   void begin(uint64_t client, const BeginRequest &request, Clock::time_point until);
   /// Answered by kCommitted or kRepeat; by kRepeat, too, if the client has not begun: it has connected again meanwhile.
-  /// The version is held from here on.
+  /// The rank holds the version from then on.
   void complete(uint64_t client, uint64_t assignment);
-  /// A rank of a replica cannot read from its parent. The parent gets no other child until it is heard again.
+  /// A rank of a replica cannot read from its parent. The parent is assigned no child until heard() of one of its
+  /// ranks.
   void parentFailed(uint64_t client, uint32_t parent);
-  /// The client runs. It is heard at least every second.
+  /// A frame of the client has arrived. A client that runs sends one at least every second.
   void heard(uint64_t client, Clock::time_point now);
   /// The client has ended.
   void lost(uint64_t client);

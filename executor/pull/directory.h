@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The processes of a fleet, in the job's store. Each process sets `pool/WORLD RANK` under the prefix of the job and its
-// plan; a process that starts again replaces it. Nobody waits for anybody.
+// plan; a process that starts again replaces it. No process waits for another.
 #pragma once
 
 #include "rendezvous/store_rendezvous.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The frames of pull mode. A client opens a connection with a hello that has the server's token, and the server answers
-// with a welcome; a connection that begins otherwise is closed. A server drops a frame whose numbers do not fit.
+// with a welcome; it closes a connection whose first frame is another one. It drops a frame whose numbers do not fit.
 #pragma once
 
 #include "executor/messenger.h"
@@ -11,7 +11,7 @@ namespace reshard::pull {
 
 /// Word 0 of a frame, and the words after it.
 enum class FrameKind : uint64_t {
-  // Of every client.
+  // Between every client and its server.
   hello = 1, // token of the server, world rank of the client, kProtocol
   welcome,   // token of the server
   ping,
@@ -20,9 +20,9 @@ enum class FrameKind : uint64_t {
   // Of a rank that reads bytes. The first fetch of a version is the lease.
   fetch,     // version, message, begin, end, slot, 1 if the client can read the server's memory, birth of the version
   data,      // version, message, begin, end, slot, the address of the bytes (0: they follow as data), lease
-  gone,      // version, message, begin, end, slot: the version is not served, or not any more
+  gone,      // version, message, begin, end, slot: the version is not served, or no longer
   askSender, // the same: only the sender of the message can serve it
-  confirm,   // version, lease: are all bytes that were read until now those of the version?
+  confirm,   // version, lease: are all bytes that the client has read so far those of the version?
   confirmed, // version, 1 if they are
   leave,     // version: the lease ends
 
@@ -39,13 +39,13 @@ enum class FrameKind : uint64_t {
   repeat,       // assignment
   parentFailed, // parent
 
-  // Of every client, to the coordinator.
+  // Between every client and the coordinator.
   list,   // nothing
-  listed, // number of replicas, index of the first in the text; the text has kListed of them at most
+  listed, // number of replicas, index of the first in the text; the text has at most kListed of them
 };
 
 constexpr uint64_t kProtocol = 2;
-/// Of one message: a fetch has at most kRangeBytes. Fetches of one client at one server that are not answered yet.
+/// The most bytes of one fetch, and the most fetches of one client that one server has not answered.
 constexpr uint64_t kRangeBytes = uint64_t{4} << 20;
 constexpr uint32_t kWindow = 4;
 /// A replica in the text of `listed`: four numbers of 4, 4, 8 and 1 bytes.

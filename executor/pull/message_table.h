@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages of one rank in pull mode: which it receives, which it serves, and when a range of one is there.
+// The messages of one rank in pull mode: which it receives, which it serves, and when a range of one
+// can be served.
 #pragma once
 
 #include "executor/chunked_copies.h"
@@ -12,8 +13,8 @@
 
 namespace reshard::pull {
 
-/// How much of the version that a rank pulls is there. Bytes that may still be revoked do not count, so it never
-/// decreases within a version. One thread writes, another reads.
+/// How much of a version has arrived at the rank that pulls it. Only confirmed bytes count, so it never decreases
+/// within a version. One thread writes, another reads.
 class Progress {
 public:
   explicit Progress(size_t messages) : confirmed_(messages) {}
@@ -80,7 +81,7 @@ public:
   /// Whether this rank serves a message to a client: yes; another rank of the plan must (its sender); or the client
   /// must not ask for it.
   Serves find(uint32_t message, uint32_t clientWorldRank, ServedMessage &served) const;
-  /// Whether bytes [begin, end) of a served message are there.
+  /// Whether this rank has bytes [begin, end) of a served message.
   static bool ready(const ServedMessage &served, uint64_t begin, uint64_t end, const Progress &progress);
 
 private:

@@ -41,7 +41,7 @@ Status PullTransport::start(const Deadline &deadline) {
   return isSource() ? meetSources(deadline) : Status();
 }
 
-/// The coordinator and the other source ranks find each other: whichever enters the store later finds the other.
+/// The coordinator and the other source ranks find each other in the store: the one that enters it later connects.
 Status PullTransport::meetSources(const Deadline &deadline) {
   const std::vector<uint32_t> &sources = options_.fleet.sources();
   const bool coordinates = options_.worldRank == sources[0];

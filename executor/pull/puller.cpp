@@ -12,13 +12,15 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Ranges in flight from all servers; messages that are looked at for more.
+/// The most ranges in flight from all servers; the number of messages, from the first that is not completely requested,
+/// whose ranges are fetched.
 constexpr size_t kInFlight = 16, kAhead = 256;
-/// A process that is not found, or does not welcome this one, is looked for again after these times.
+/// The first pause between attempts to find a process; the longest between looks into the store, and between attempts
+/// to connect; the time in which a process must welcome this one.
 constexpr milliseconds kLookAgain{20}, kLongestLook{200}, kLongestPause{1000}, kNoWelcome{2000};
-/// A parent that sends no frame for this time, although it is asked, is left.
+/// A child leaves a parent that has sent no frame for kSilent although the child waits for an answer.
 constexpr milliseconds kSilent{1000}, kPing{250};
-/// If this process did not run for this time, the others cannot be blamed for silence.
+/// If this process itself did not run for this time, it could not receive frames, so it counts no other as silent.
 constexpr milliseconds kPaused{200};
 /// The pause after a refused attempt.
 constexpr milliseconds kAgain{2};
@@ -239,7 +241,7 @@ void Puller::handleFrame(Connection &connection, const MessengerEvent &event) {
   }
 }
 
-/// The coordinator has answered.
+/// Frames of the coordinator.
 void Puller::handleAnswer(const MessengerEvent &event) {
   const auto &words = event.frame.words;
   switch (kindOf(event.frame)) {
@@ -284,7 +286,7 @@ void Puller::handleAnswer(const MessengerEvent &event) {
   }
 }
 
-/// The server has a range: reads it, or has it sent.
+/// The server has a range: reads it out of its memory, or receives it.
 void Puller::arrived(Connection &connection, const MessengerEvent &event) {
   Slot *const slot = find(connection, event.frame);
   if (!slot)
@@ -312,7 +314,7 @@ void Puller::arrived(Connection &connection, const MessengerEvent &event) {
   slot->state = Slot::receiving;
 }
 
-/// The server does not serve the version any more.
+/// The server no longer serves the version.
 void Puller::refused(Connection &connection) {
   failed_ = !isParent(connection);
   if (failed_)

@@ -11,7 +11,7 @@
 
 namespace reshard::pull {
 
-/// What a pull is about. The pointers outlive the puller.
+/// The rank that pulls, and the objects that the puller uses, which outlive it.
 struct PullerOptions {
   Fleet fleet;
   uint32_t worldRank = 0;
@@ -26,7 +26,7 @@ struct PullRequest {
   uint64_t minVersion = 0;
   Deadline deadline;
   std::function<Status()> beforeWriting; // called before the first byte of a version is written
-  std::function<Status()> afterWriting;  // called when the last byte of a version is there, but not for one that was
+  std::function<Status()> afterWriting;  // called when all bytes of a version have arrived, until it succeeds
 };
 
 class Puller {
@@ -61,13 +61,13 @@ private:
     std::optional<uint32_t> peer;
     bool ready = false; // the server has welcomed this process
     Clock::time_point again{}, heard{}, pinged{};
-    uint64_t token = 0; // of the process of the last attempt, which is made again after `pause`
+    uint64_t token = 0; // of the process at the last attempt to connect; the next one follows after `pause`
     Clock::time_point attempted{};
     std::chrono::milliseconds pause{};
     uint32_t fetches = 0; // in flight
     std::array<Slot, kWindow> slots;
     std::deque<Read> unconfirmed;
-    size_t confirming = 0; // the first of them, which the server has been asked to confirm
+    size_t confirming = 0; // how many of them, from the first, the server has been asked to confirm
     bool leased = false;   // a fetch was sent
     uint64_t lease = 0;    // that the server has named; 0: none yet
     std::string problem;   // why it is not ready
@@ -91,7 +91,7 @@ private:
   /// Connects if need be. Returns whether the connection is ready.
   bool ready(Connection &connection);
   void disconnect(Connection &connection);
-  /// Ends what is in flight; what the server has not confirmed is fetched again.
+  /// Drops the fetches in flight. Bytes that the server has not confirmed are fetched again.
   void discard(Connection &connection);
   bool handleEvents();
   void handle(Connection &connection, const MessengerEvent &event);
@@ -144,7 +144,7 @@ private:
   Assignment assignment_;
   Version version_;      // that the memory holds, or receives
   bool written_ = false; // a byte of it was written
-  bool whole_ = false;   // and all of them, with afterWriting
+  bool whole_ = false;   // all of them were, and afterWriting has succeeded
   bool failed_ = false;  // the assignment cannot be completed
   Status error_;         // of the call
   const PullRequest *request_ = nullptr;

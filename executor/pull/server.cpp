@@ -67,7 +67,7 @@ void Server::loop() {
   }
 }
 
-/// Handles what has happened; returns whether anything has.
+/// Handles the next event and all work that is due; returns whether there was any.
 bool Server::progressOnce() {
   bool any = change_.has_value();
   if (change_) {
@@ -150,7 +150,7 @@ void Server::greet(uint32_t peer, const Frame &frame) {
   send(peer, makeFrame(FrameKind::welcome, {options_.token}));
 }
 
-/// Frames of ranks that read bytes. Returns false for others.
+/// Handles the frames of ranks that read bytes; returns false for other frames.
 bool Server::handleReader(uint32_t peer, Client &client, const Frame &frame) {
   const auto &words = frame.words;
   switch (kindOf(frame)) {
@@ -161,7 +161,7 @@ bool Server::handleReader(uint32_t peer, Client &client, const Frame &frame) {
     const Fetch asked{{words[7], words[1]}, words[2], words[3], words[4], static_cast<uint32_t>(words[5]),
                       words[6] != 0};
     Slot &slot = client.slots[asked.slot];
-    if (slot.sending) // its data have arrived there, but this process does not know that yet
+    if (slot.sending) // the client has received its data, but poll() has not returned kSent yet
       slot.parked = asked;
     else
       fetch(peer, client, asked);
@@ -184,7 +184,7 @@ bool Server::handleReader(uint32_t peer, Client &client, const Frame &frame) {
   }
 }
 
-/// Requests to the coordinator.
+/// Handles requests to the coordinator; returns false for other frames.
 bool Server::handleMember(uint32_t peer, Client &client, const Frame &frame) {
   const Fleet &fleet = options_.fleet;
   const auto &words = frame.words;
@@ -225,7 +225,7 @@ bool Server::handleMember(uint32_t peer, Client &client, const Frame &frame) {
   }
 }
 
-/// Removes what is known of a connection.
+/// Removes the client of a connection.
 void Server::forget(uint32_t peer) {
   const auto found = clients_.find(peer);
   if (found == clients_.end())
@@ -244,7 +244,7 @@ void Server::forget(uint32_t peer) {
 }
 
 void Server::send(uint32_t peer, const Frame &frame) {
-  // A peer that does not take its frames is closed; it connects again.
+  // The connection to a peer that does not receive its frames is closed; the peer connects again.
   if (!messenger_->send(peer, frame).ok()) {
     messenger_->disconnect(peer);
     for (Link &link : links_)
@@ -258,7 +258,7 @@ void Server::reply(uint32_t peer, FrameKind kind, const Fetch &fetch) {
   send(peer, makeFrame(kind, {fetch.version.number, fetch.message, fetch.begin, fetch.end, fetch.slot}));
 }
 
-/// Whether a range is there, may come, or will not come.
+/// Whether a range can be served now, perhaps later, or never.
 Server::Readiness Server::readiness(const Client &client, const Fetch &fetch, const ServedMessage &served) const {
   if (isSource()) { // a version that is older than this process has other bytes
     const bool same = fetch.version.number == version_.number && fetch.version.birth >= birth_;
@@ -454,7 +454,7 @@ void Server::sendList(uint32_t peer) {
   }
 }
 
-/// Locks the mutex, which the service thread then does not take again at once.
+/// Locks the mutex. The service thread yields while another thread waits for it.
 std::unique_lock<std::mutex> Server::locked() {
   wanted_ = true;
   std::unique_lock lock(mutex_);

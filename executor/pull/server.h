@@ -33,11 +33,11 @@ public:
   /// Ends the thread.
   void stop();
 
-  /// What other processes need to connect.
+  /// The address by which other processes connect.
   const std::string &address() const { return address_; }
 
   // By one other thread.
-  /// Of a source rank: where the coordinator is. Of the coordinator: a source rank that shall learn where it is.
+  /// Of a source rank: the coordinator. Of the coordinator: a source rank, which is told the coordinator's address.
   void meet(const ServerAddress &process);
   /// Of a source rank. Fails, with kind `invalid`, if a version is published or was published before.
   Status mayPublish(uint64_t version);
@@ -45,8 +45,8 @@ public:
   Status release(const Deadline &deadline);
   /// The number of clients that read the served version.
   size_t leases();
-  /// Of a target rank: serves what is there of a version, which is nothing if it is another one than before. From here
-  /// on nobody reads an earlier version out of this process.
+  /// Of a target rank: serves the bytes of a version that have arrived; none yet if it is another version than before.
+  /// When it returns, no process reads an earlier version out of this one.
   void serve(const Version &version);
   /// Whether a pull is running, whose bytes clients may wait for.
   void setPulling(bool pulling);
