@@ -22,7 +22,7 @@ public:
   /// Whether this process can read the memory of that one.
   bool open(const Address &address);
   bool isOpen() const { return process_ > 0; }
-  /// Whether the process has not ended. A process that is stopped has not.
+  /// Whether the process still exists. A process that is stopped does.
   bool isAlive() const;
   /// Copies bytes from an address of the other process; false if it has ended or does not have that memory.
   bool read(std::byte *to, uint64_t from, uint64_t bytes) const;

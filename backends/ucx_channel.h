@@ -159,7 +159,7 @@ private:
   };
 
   Status openWorker();
-  /// Waits, not long, until the headers of all peers are sent.
+  /// Waits, for kSettleSeconds at most, until the headers of all peers are sent.
   void settle();
   /// The connection to the process of a hello, if an earlier rendezvous has made it; else null.
   ucp_ep_h formerConnection(const std::string &hello);

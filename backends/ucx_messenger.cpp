@@ -20,8 +20,8 @@ constexpr size_t kMaxAddress = 4096;
 constexpr uint64_t kPieceBytes = 48 << 10;
 constexpr size_t kPieces = 32;
 constexpr uint64_t kMostBytes = sizeof(PostHeader) + std::max<uint64_t>(kPieceBytes, kMaxAddress);
-/// The most that a peer may do before this process has reacted. Beyond it, it breaks the protocol.
-// Of hellos: peers that have not sent a frame yet.
+/// The most frames that overtake others, and announced data, of one peer; a peer that exceeds one breaks the protocol.
+/// kMostHellos: peers that have not sent a frame yet; further hellos are dropped.
 constexpr size_t kMostEarly = size_t{1} << 14, kMostIncoming = 2 * kMaxFrames, kMostHellos = 256;
 /// Bytes that are copied out of a sender's memory before UCX makes progress again.
 constexpr uint64_t kReadBytes = 1 << 20;
@@ -210,7 +210,7 @@ Status UcxMessenger::sendFrame(uint32_t number, PostHeader header, std::string_v
     return invalid("the text of a frame has " + std::to_string(text.size()) + " bytes, expected at most " +
                    std::to_string(kMaxFrameText));
   if (peer->posts.size() + peer->waiting.size() >= kMaxFrames || peer->outgoing.size() >= kMaxFrames)
-    return failed("the peer has not taken " + std::to_string(kMaxFrames) + " frames");
+    return failed("the peer has not received " + std::to_string(kMaxFrames) + " frames");
   header.number = peer->sent++;
   post(*peer, Kind::frame, header, text);
   return peer->failure;
@@ -400,7 +400,8 @@ void UcxMessenger::watch() {
   const Clock::time_point now = Clock::now();
   if (now - watched_ < kWatch)
     return;
-  const bool paused = now - std::exchange(watched_, now) > kPing; // then peers were not heard, but by our fault
+  const bool paused =
+      now - std::exchange(watched_, now) > kPing; // this process did not run, so it could not hear its peers
   for (uint32_t number = 0; number < peers_.size(); ++number) {
     MessengerPeer *const peer = find(number);
     if (peer && paused)

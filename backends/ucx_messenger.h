@@ -6,8 +6,8 @@
 // transfer, which is the caller's as soon as a connection is closed. Data are in the memory of the host.
 //
 // A connection has an identity at each end: a number that the end draws and that the other one writes into each header.
-// What does not have the identity of a connection that exists is dropped. Each process has a UCX connection of its own
-// for what it sends. The first message, a hello, has the identity and the address of its sender, and the token of the
+// A message without the identity of a connection that exists is dropped. Each end sends over a UCX connection of its
+// own. The first message, a hello, has the identity and the address of its sender, and the token of the
 // receiver's address: a messenger that was closed and another one at the same port differ by it.
 #pragma once
 
@@ -40,7 +40,7 @@ enum class Kind : uint32_t {
   pong,
 };
 
-/// Of each active message.
+/// The header of each message.
 struct PostHeader {
   uint64_t protocol = 0;
   uint64_t token = 0;      // of the receiver's address
@@ -72,7 +72,7 @@ struct Outgoing {
   const std::byte *memory = nullptr;
   uint64_t bytes = 0;
   uint64_t token = 0;
-  bool wanted = false; // by a message
+  bool wanted = false; // the receiver has asked for messages with the data
   uint64_t sent = 0;
 };
 
@@ -92,7 +92,7 @@ struct Incoming {
 };
 
 struct MessengerPeer {
-  uint64_t identity = 0; // ours; 0 once the connection has ended. A peer of this host looks at it.
+  uint64_t identity = 0; // ours; 0 once the connection has ended. A peer of this host reads it in our memory.
   uint64_t remote = 0;   // the peer's; 0 before it has answered
   uint64_t remoteAt = 0; // its address in the peer's memory
   uint64_t token = 0;    // of the peer's address
@@ -111,7 +111,7 @@ struct MessengerPeer {
   std::map<uint64_t, Incoming> incoming;
 };
 
-/// What the arrival of a message leaves to be done.
+/// A message that answers one which has arrived.
 struct Task {
   uint64_t identity; // of the peer
   Kind kind;         // of the message to be sent
@@ -166,7 +166,7 @@ private:
   void close(MessengerPeer &peer);
   void tell(uint32_t number, const Status &reason);
 
-  // They call no function of UCX.
+  // None of these calls a function of UCX.
   static void onFailure(void *messenger, ucp_ep_h connection, ucs_status_t status);
   /// Of an active message, which no messenger sends.
   static ucs_status_t onStranger(void *messenger, const void *, size_t, void *, size_t,

@@ -17,7 +17,7 @@
 namespace reshard::ucx {
 namespace {
 
-/// Seconds for headers that are being sent, and for closing connections.
+/// The most seconds to wait for headers that are being sent, and for connections that are being closed.
 constexpr double kSettleSeconds = 1;
 
 Deadline soon() {

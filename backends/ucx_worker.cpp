@@ -19,8 +19,8 @@ Status checked(ucs_status_t status, const char *call) {
 }
 
 Status Worker::open(size_t peers, uint64_t features) {
-  // UCX writes what it finds to standard output, where programs write their results. What concerns a caller is in the
-  // Status of the call; UCX_LOG_LEVEL shows the rest.
+  // UCX logs to standard output, where programs write their results. The Status of a call has each error that concerns
+  // the caller; the variable UCX_LOG_LEVEL enables the log.
   if (!std::getenv("UCX_LOG_LEVEL"))
     ucs_global_opts_set_value("LOG_LEVEL", "fatal");
   ucp_config_t *config = nullptr;
@@ -28,16 +28,18 @@ Status Worker::open(size_t peers, uint64_t features) {
     return status;
   // With the scheme put_zcopy, a sender on this host would write to the receiver's memory.
   ucs_status_t status = ucp_config_modify(config, "RNDV_SCHEME", "auto");
-  // Over TCP, UCX 1.13 sends a message in parts of 64 KiB, which takes longer than MPI. Later versions refuse this
+  // Over TCP, UCX 1.13 sends a message in parts of 64 KiB, which is slower than MPI. Later versions refuse this
   // name of the option.
   unsigned major = 0, minor = 0, release = 0;
   ucp_get_version(&major, &minor, &release);
   if (status == UCS_OK && minor <= 13 && !std::getenv("UCX_TCP_RX_SEG_SIZE"))
     status = ucp_config_modify(config, "RX_SEG_SIZE", kTcpPart);
-  // Over TCP, UCX 1.13 aborts a process if the peer is killed while the two exchange numbers of their connection, which
-  // active messages and rendezvous need. Messages with a tag do not, if UCX sends them at once. It copies them, in one
-  // part each, since it fails when a connection is closed that still sends a caller's memory. It reads one event of a
-  // socket at a time: the handler of one event may free the connection of the next.
+  // For messages with a tag, UCX 1.13 over TCP needs:
+  // RNDV_THRESH: all are sent at once. For a rendezvous the two ends first exchange numbers of their connection, and
+  //   UCX aborts this process if the peer is killed meanwhile.
+  // ZCOPY_THRESH, TX_SEG_SIZE: UCX copies each message, in one part. It fails if a connection is closed while it still
+  //   sends the caller's memory.
+  // MAX_POLL: UCX handles one socket event at a time. The handler of one may free the connection of the next.
   constexpr std::pair<const char *, const char *> kTagged[] = {
       {"RNDV_THRESH", "inf"}, {"ZCOPY_THRESH", "inf"}, {"TX_SEG_SIZE", "64k"}, {"MAX_POLL", "1"}};
   for (const auto &[name, value] : kTagged)

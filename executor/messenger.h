@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface of a backend of pull mode (executor/pull/): frames between processes that come and go. There is no
-// fixed number of peers, and nobody waits for a peer to join. A backend is a module, libreshard_NAME.so
+// The interface of a backend of pull mode (executor/pull/): frames between processes that join and end at any time.
+// There is no fixed number of peers, and no process waits for a peer to join. A backend is a module, libreshard_NAME.so
 // (executor/module.h).
 #pragma once
 
@@ -41,13 +41,13 @@ struct MessengerEvent {
   Status reason;          // of kLost
 };
 
-/// One end of connections to processes that come and go. One thread uses it at a time. It must poll: a peer that cannot
-/// read this process's memory takes it as lost after kSilentSeconds.
+/// One end of connections to other processes. One thread uses it at a time. It must poll: a peer that cannot read this
+/// process's memory ends the connection after kSilentSeconds.
 class Messenger {
 public:
   virtual ~Messenger() = default;
 
-  /// What another process needs to connect to this one: bytes, at most 4096. Equal until the messenger is closed.
+  /// The address by which another process connects to this one: at most 4096 bytes, the same until it is closed.
   virtual const std::string &address() const = 0;
   /// Connects to a process and returns its number here. Does not wait: if the process does not exist, or is not the one
   /// that made this address, an event kLost follows. Fails if the address is malformed.
@@ -57,7 +57,7 @@ public:
   /// the last frames that were sent.
   virtual void disconnect(uint32_t peer) = 0;
   /// Sends a frame with at most kMaxFrameText bytes of text, which are copied. Frames to one peer arrive in order.
-  /// Fails if the connection is lost or too many frames are not yet sent (kMaxFrames: the peer does not take them).
+  /// Fails if the connection is lost, or if kMaxFrames frames are not sent yet because the peer does not receive them.
   virtual Status send(uint32_t peer, const Frame &frame, std::string_view text = {}) = 0;
   /// Sends a frame whose data follow when the peer calls receive(). The data must not change until kSent with `token`.
   virtual Status sendData(uint32_t peer, const Frame &frame, const std::byte *data, uint64_t bytes, uint64_t token) = 0;
@@ -78,8 +78,9 @@ public:
 
 constexpr uint64_t kMaxFrameText = 4096;
 constexpr size_t kMaxFrames = 1024;
-/// How long a peer may be silent. A shorter silence is not an error, since a process may be stopped. A process of this
-/// host may be silent for any time once it has answered; its end is noticed.
+/// The connection to a peer of another host is lost when the peer has sent nothing for this time; a process that is
+/// stopped for less time is not lost. The limit does not apply to a process of this host that has answered once, since
+/// its end is detected in its memory.
 constexpr double kSilentSeconds = 10;
 
 constexpr uint32_t kMessengerVersion = 1;

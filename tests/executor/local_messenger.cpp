@@ -272,7 +272,7 @@ private:
       return failed("the connection is lost");
     const int side = node_.links[peer].second;
     if (connection->unread[1 - side] >= kMaxFrames)
-      return failed("the peer has not taken " + std::to_string(kMaxFrames) + " frames");
+      return failed("the peer has not received " + std::to_string(kMaxFrames) + " frames");
     MessengerEvent event;
     event.frame = frame;
     event.text = text;
