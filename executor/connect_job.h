@@ -11,7 +11,7 @@ namespace reshard {
 
 /// A process's rendezvous, and the store that it uses.
 struct JobConnection {
-  std::shared_ptr<Store> store; // of the rendezvous of all plans that an executor opens, unless each has a URL
+  std::shared_ptr<Store> store; // shared by the rendezvous of all plans of an executor that name no URL of their own
   std::unique_ptr<StoreRendezvous> rendezvous; // null: the transport has no rendezvous
   JobOptions job;
 };
@@ -21,7 +21,7 @@ struct JobProcess {
   std::string plan;
   std::optional<uint32_t> rank; // no value: env:// has it
   uint32_t size = 1;
-  bool pull = false; // replicas have ranks beyond `size`, and nobody waits for the others
+  bool pull = false; // replicas have ranks beyond `size`, and no process waits for another
 };
 
 /// Checks that the options give one rendezvous at most, and only for a transport that has one.

@@ -409,7 +409,7 @@ Status checkMemory(const reshard_executor &e) {
   return {};
 }
 
-/// What reshard_replace puts in place of the members of that name.
+/// The new values of the executor's members of the same names.
 struct Replacement {
   std::unique_ptr<Plan> plan;
   std::vector<uint32_t> ranks;
@@ -424,8 +424,8 @@ std::string placeOf(const fbs::Endpoint &endpoint, uint32_t key) {
   return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") + std::to_string(key);
 }
 
-/// Keeps the bound memory that the new plan needs, too. Rank i of the process in the new plan takes that of its rank i
-/// in the old one.
+/// Keeps the bound memory of params that both plans have. The i-th rank of this process in the new plan gets the memory
+/// of the i-th one in the old plan.
 void keepBindings(const reshard_executor &e, Replacement &next) {
   const auto &endpoints = *next.plan->manifest().endpoints();
   for (const auto &[place, before] : e.bindables) {
@@ -482,7 +482,7 @@ Status rejoin(reshard_executor &e, const char *rendezvous, Replacement &next) {
   return {};
 }
 
-/// Puts everything in its place. Nothing fails.
+/// Installs a replacement. Cannot fail.
 void install(reshard_executor &e, Replacement &next) {
   e.transforms.release();
   e.viewJobs.clear();

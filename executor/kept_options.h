@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of reshard_open, which reshard_replace uses again: with copies of the texts and of the caller's store.
+// The options of reshard_open, which reshard_replace uses again: with copies of the texts.
 #pragma once
 
 #include "executor/reshard.h"
@@ -15,7 +15,8 @@ public:
   KeptOptions(const KeptOptions &) = delete;
   KeptOptions &operator=(const KeptOptions &) = delete;
 
-  /// `options` has the library's size; its store, if any, the caller's.
+  /// `options` has the library's size. `store` and `communicator` stay pointers to the caller's objects, which may end
+  /// after reshard_open.
   void keep(const reshard_options &options) {
     options_ = options;
     for (const char **text :

@@ -147,7 +147,7 @@ public:
         backoff.reset();
       if (!any)
         backoff.wait();
-      // On a loaded machine a poll takes several milliseconds, since it yields or sleeps.
+      // On a loaded machine a poll lasts several milliseconds, since it yields or sleeps.
       if (!any && polls % 16 == 0)
         if (Status status = checkCopiedPeers(); !status.ok())
           return abandon(std::move(status));

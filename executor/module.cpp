@@ -10,7 +10,7 @@
 namespace reshard {
 namespace {
 
-/// Loads the UCX of RESHARD_UCX_ROOT. The module needs libucp.so.0, and the loader takes the one that is loaded
+/// Loads the UCX of RESHARD_UCX_ROOT. The module needs libucp.so.0, and the loader uses the one that is loaded
 /// already.
 Status loadUcx() {
   const char *root = std::getenv("RESHARD_UCX_ROOT");

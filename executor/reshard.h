@@ -129,15 +129,16 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
 
 /* Between runs, replaces the plan by that of another file, for example because the trainer has lost a node and has
    another mesh now. All processes of the new plan call it, each with the rank that it has there; a process that is not
-   in the new plan closes its executor or has ended. ranks: NULL: all ranks of the plan, or with "ucx" the rank that
-   this process has now. Then the missing params are bound, and prepare and run follow as after open. Kept are hooks,
-   transforms, options, state and version, and the bound memory of params whose endpoint, name and bytes are in both
-   plans: the i-th rank of `ranks` takes the memory of the i-th rank of now, and of files the same file. Other memory is
-   the caller's again. With "ucx" also kept are UCX's context, the registrations of that memory, and the connections to
-   processes that are in both plans; after a failed run all of these are made anew. rendezvous: with "ucx", a URL as in
-   reshard_options. NULL: the store that is open now, which must still be served: that of tcp:// ends with the process
-   that was rank 0 of the plan that was opened with it. Only for "threads" and "ucx" on device "cpu". If it fails, the
-   old plan stays as it is; if it fails on one process, the others fail at join_seconds. */
+   in the new plan closes its executor or has ended. Afterwards the caller binds the missing params, and calls prepare
+   and run as after open. Only for "threads" and "ucx" on device "cpu".
+   ranks: the ranks of this process in the new plan. NULL: all ranks of the plan, or with "ucx" its present rank.
+   rendezvous: with "ucx", a URL as in reshard_options. NULL: the store that is open now, which must still be served: a
+   store of tcp:// ends with the process that was rank 0 of the plan that was opened with it.
+   Kept are hooks, transforms, options, state and version, and the bound memory of params whose endpoint, name and bytes
+   are in both plans: the i-th of `ranks` keeps the memory of the i-th present rank, a file that of the same file. Other
+   memory is the caller's again. With "ucx" also kept are UCX's context, the registrations of that memory, and the
+   connections to processes that are in both plans; after a failed run all of these are made anew.
+   If it fails, the old plan stays as it is; if it fails on one process, the others fail at their deadline. */
 reshard_status reshard_replace(reshard_executor *executor, const char *path, const uint32_t *ranks, size_t rank_count,
                                const char *rendezvous);
 
@@ -228,14 +229,15 @@ reshard_status reshard_all_reduce_min(reshard_executor *executor, int64_t value,
    k < 65536. No process waits for another in open or prepare. The bytes are read from the sources or from other engine
    replicas; a thread of the executor serves them from prepare to close. */
 
-/* Of a source rank: its bound memory holds `version`, which is greater than all that it has published before, and does
-   not change until reshard_release. Calls the hooks prepare_send first. Returns at once: the version can be pulled when
-   all source ranks have published it. RESHARD_INVALID if a version is published already. */
+/* Of a source rank: offers its bound memory as `version`, which must be greater than all versions that it has published
+   before. The caller must not change the memory until reshard_release. Calls the hooks prepare_send first, and waits
+   for no process: the version can be pulled when all source ranks have published it. RESHARD_INVALID if a version is
+   published already. */
 reshard_status reshard_publish(reshard_executor *executor, uint64_t version);
 
-/* Of a source rank: ends the publication, after which the bound memory is the caller's. From the call on no pull begins
-   to read the version. Waits until the pulls that read it are done, but only until the deadline: then it revokes their
-   leases and returns RESHARD_TIMEOUT, and the error names the ranks that held one. What these have read is refused.
+/* Of a source rank: ends the publication; whatever it returns, the bound memory is the caller's afterwards. No pull
+   begins to read the version during the call. Waits until the pulls that read it are done. At the deadline it revokes
+   their leases and returns RESHARD_TIMEOUT; the error names the ranks that held one, which discard what they have read.
    timeout_seconds <= 0: no deadline. RESHARD_INVALID if no version is published. */
 reshard_status reshard_release(reshard_executor *executor, double timeout_seconds);
 

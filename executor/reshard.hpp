@@ -150,7 +150,7 @@ public:
     return result;
   }
 
-  /// Pull mode, of a source: the bound memory holds `version` and does not change until release().
+  /// Pull mode, of a source: offers the bound memory as `version`. It must not change until release().
   void publish(uint64_t version) { check(reshard_publish(executor_.get(), version)); }
   /// Waits until nothing reads the published version, at most until the deadline. In every case the bound memory is
   /// the caller's afterwards. 0 seconds: no deadline.

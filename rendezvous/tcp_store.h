@@ -10,7 +10,7 @@
 
 namespace reshard {
 
-/// A call connects again if the connection was lost. One thread uses a store at a time.
+/// If the connection was lost, the next call connects again. One thread uses a store at a time.
 class TcpStore : public Store {
 public:
   /// Connects to the server, and tries again until the deadline while nobody serves. `server`: that of this process, if
