@@ -70,7 +70,7 @@ struct CompileResult {
   ir::Module module;
   Statistics statistics;
   std::vector<PassTime> times;
-  /// Of a job (.yaml, .yml); nullopt if a plan cannot hold them.
+  /// The files and options of a job (.yaml, .yml); nullopt if a plan cannot hold them.
   std::optional<JobInputs> inputs;
   /// The last pass that succeeded, and the one that failed (empty if none did).
   std::string lastGoodPass, failedPass;

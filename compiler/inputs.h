@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The job of which a plan was compiled. The plan holds it, so that it can be compiled again with changes.
+// The job from which a plan was compiled. The plan holds it, so that it can be compiled again with changes.
 #pragma once
 
 #include "compiler/frontend/allowed.h"

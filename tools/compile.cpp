@@ -258,7 +258,7 @@ private:
     if (!inputs || inputs->files[0].first.ends_with(".rir"))
       throw Failure{kUsage, "'" + options_.from +
                                 "' does not hold its job: it was compiled from IR text, with --keep, --passes or "
-                                "--omit-job, of more than 16 MiB of YAML, or by an earlier release; compile the job"};
+                                "--omit-job, from more than 16 MiB of YAML, or by an earlier release; compile the job"};
     job_ = inputs->files[0].first;
     diagnostics_.provide({inputs->files.begin(), inputs->files.end()});
     CompileOptions &compile = options_.compile;
@@ -441,10 +441,10 @@ Command commandOf(Options &options) {
         "whose transfers are the same keep their segments byte for byte",
         setText(options.keep)},
        {"--from", "PLAN",
-        "compile the job of which PLAN was compiled again, with its --set, --allow, --relabel-target and --algorithm "
-        "and "
-        "with those given here; takes no job. PLAN holds the job and the files that it names. Other files, such as a "
-        "folder of 'storage' with 'dtype: stored', are read again; their paths are relative to the current folder",
+        "compile again the job that PLAN holds, with the --set, --allow, --relabel-target and --algorithm of PLAN and "
+        "those given here, in place of a job file. PLAN also holds the YAML files that the job names. Other files, "
+        "such "
+        "as a folder of 'storage' with 'dtype: stored', are read again; their paths are relative to the current folder",
         setText(options.from)},
        {"--omit-job", "", "do not store the job in the plan: --from cannot use the plan", setSwitch(options.omitJob)},
        {"--relabel-target", "",

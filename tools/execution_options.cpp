@@ -44,7 +44,7 @@ void checkRank(const ExecutionOptions &options, const Plan &plan) {
                           "file:///FOLDER or env://"};
   if (!options.rank && !launched)
     throw Failure{kUsage, "--rank is missing, expected --rank=R with R from 0 to " + std::to_string(plan.world() - 1) +
-                              ", another one in each process; --rendezvous=env:// " + "reads the launcher's"};
+                              ", another one in each process; --rendezvous=env:// reads the launcher's"};
 }
 
 } // namespace

@@ -113,7 +113,7 @@ private:
     }
   }
 
-  /// Adds a copy or fill, which takes its time when the last range arrives that it waits for.
+  /// Adds a copy or fill, which runs when the last range that it waits for arrives.
   static void copy(RankRanges &rank, const Progress &before, uint64_t bytes) {
     const Lane lane = before.count[kOwn] > 0 ? kOwn : kParent;
     if (before.count[lane] > 0)

@@ -130,7 +130,7 @@ private:
     return static_cast<double>(read.nic ? topology_.nicLatency : topology_.linkLatency) * 1e-9;
   }
 
-  /// The rank of a replica whose progress a read waits for; null if the bytes are there.
+  /// The rank of a replica whose progress a read waits for; null if the server has the bytes.
   State *missingAt(const Read &read) {
     const int64_t replica = serverReplica(read);
     if (replica < 0 || (late_ && replica == 0))
