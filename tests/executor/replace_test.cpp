@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// reshard_replace: what an executor keeps when it takes another plan, with transport `threads` and, with ranks as
-// threads of this process, `ucx`.
+// reshard_replace: the memory, connections and options that an executor keeps with another plan, with transport
+// `threads` and, with ranks as threads of this process, `ucx`.
 
 #include "compiler/compile.h"
 #include "executor/reshard.hpp"

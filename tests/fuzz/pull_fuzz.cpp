@@ -110,7 +110,7 @@ private:
   size_t size_;
 };
 
-/// The client that does as it should.
+/// A client that follows the protocol.
 class GoodClient {
 public:
   GoodClient(std::unique_ptr<Messenger> messenger, const std::string &server, const Member &member)
@@ -186,7 +186,7 @@ public:
     if (peer_ && !(stranger_ && frame.words[1] == kToken)) [[maybe_unused]]
       const Status ignored = messenger_->send(*peer_, frame, text);
   }
-  /// Takes what the server has sent.
+  /// Handles the frames of the server.
   void take(bool receives) {
     while (const std::optional<MessengerEvent> event = messenger_->poll()) {
       if (event->kind == MessengerEvent::kLost)
