@@ -135,6 +135,16 @@ class TrainerTest(unittest.TestCase):
             trainer.refit(timeout=2)
         self.assertLess(time.monotonic() - begin, 30)
 
+    def test_an_engine_that_is_stopped(self):
+        """Its call has no error, so that of the refit is raised, which names the rank."""
+        engine = Engine(self)
+        trainer = self.trainer(engine)
+        engine.process.send_signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        with self.assertRaisesRegex(TimeoutError, "rank 1"):
+            trainer.refit(timeout=2)
+        self.assertLess(time.monotonic() - begin, 30)
+
     def test_params_that_nothing_covers(self):
         import reshard
         from reshard.integrations.vllm_trainer import shards_of

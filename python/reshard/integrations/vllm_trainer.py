@@ -65,13 +65,17 @@ class _Call:
         except BaseException as error:
             self._error = error
 
-    def wait(self, seconds: float) -> None:
-        """Waits for the end of the call. Raises its exception."""
+    def raise_error(self, seconds: float) -> None:
+        """Raises the exception of the call, if it ends with one in this time."""
         self._thread.join(seconds)
-        if self._thread.is_alive():
-            raise TimeoutError(f"the engine did not answer within {seconds} seconds")
         if self._error:
             raise self._error
+
+    def wait(self, seconds: float) -> None:
+        """Waits for the end of the call. Raises its exception, or TimeoutError if it does not end in this time."""
+        self.raise_error(seconds)
+        if self._thread.is_alive():
+            raise TimeoutError(f"trainer: the engine did not answer within {seconds:g} s")
 
 
 def shards_of(module: Any, params: Mapping[str, Any], left: Sequence[str] = ()) -> dict[str, Any]:
@@ -147,7 +151,7 @@ class Trainer:
                 raise
         except Error:
             if call:
-                call.wait(timeout)  # the engine's error is the cause, if it has one
+                call.raise_error(timeout)  # the cause, if the engine has one
             raise
         if call:
             call.wait(timeout)
@@ -164,8 +168,9 @@ class Trainer:
 
         timeout: seconds; None: that of the constructor.
 
-        Raises reshard.Error by the deadline. The engine's own error has precedence, since it is the cause. In pull mode
-        the trainer can continue: the next refit sends later weights.
+        Raises reshard.Error within twice the timeout: the deadline of the refit, then that of the engine's answer. The
+        engine's own error has precedence, since it is the cause. In pull mode the trainer can continue: the next refit
+        sends later weights.
         """
         seconds = timeout or self._timeout
         if self._info["pull"]:
@@ -174,7 +179,7 @@ class Trainer:
         try:
             self.executor.run(timeout=seconds)
         except Error:
-            call.wait(seconds)
+            call.raise_error(seconds)
             raise
         call.wait(seconds)
         return self.executor.version
