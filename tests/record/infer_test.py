@@ -222,13 +222,14 @@ class Infer(unittest.TestCase):
             for each, path in zip(found, files):
                 each.save(path)
                 self.assertEqual(recording.Recording.open(path), each)
-            code, _, _ = self.command("merge", *files, "-o", folder / "x.yaml", "--layout", "live")
+            written = folder / "a #b.yaml"  # a comment, if the job did not quote the path
+            code, _, _ = self.command("merge", *files, "-o", written, "--layout", "live")
             self.assertEqual(code, 0)
-            code, out, _ = self.command("merge", *files, "--check", folder / "x.yaml", "--layout", "live", "--tp", "4")
+            code, out, _ = self.command("merge", *files, "--check", written, "--layout", "live", "--tp", "4")
             self.assertEqual(code, 0)
             self.assertIn("layout live is that of the loader: 20 params on 4 ranks", out)
-            (folder / "x.yaml").write_text((folder / "x.yaml").read_text().replace(".k\", \"m.layers.{layer}.v\"]", ".v\", \"m.layers.{layer}.k\"]"))
-            code, out, errors = self.command("merge", *files, "--check", folder / "x.yaml", "--layout", "live", "--tp", "4")
+            written.write_text(written.read_text().replace(".k\", \"m.layers.{layer}.v\"]", ".v\", \"m.layers.{layer}.k\"]"))
+            code, out, errors = self.command("merge", *files, "--check", written, "--layout", "live", "--tp", "4")
             self.assertEqual(code, 1, errors)
             self.assertIn("40 differences between the loader and the layout", errors)
             self.assertIn("rank 0: qkv.0: elements [4:6, 0:6]: the loader puts m.layers.0.k from element 0", errors)
@@ -239,6 +240,10 @@ class Infer(unittest.TestCase):
             self.assertIn("# not stated: qkv.0: rank 1: computed by aten.exp of m.layers.0.q", out)
             for arguments in ([], ["merge"], ["vllm"], ["merge", "--check", "none.yaml"], ["vllm", "x", "--model", "y"], ["merge", *files[1:]]):
                 self.assertEqual(self.command(*arguments)[0], 2, arguments)
+            for arguments in (["merge", folder / "none.json"], ["merge", *files, "-o", folder / "none" / "x.yaml"]):
+                code, _, errors = self.command(*arguments)
+                self.assertEqual(code, 2, errors)
+                self.assertRegex(errors, r"^reshard-record: error: .*No such file or directory: '.*/none")
 
     @staticmethod
     def command(*arguments):

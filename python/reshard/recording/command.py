@@ -123,6 +123,6 @@ def run(arguments: Sequence[str]) -> int:
         _report([f"{name}: {why}" for name, why in sorted(layout.refused.items())], "params that the layout cannot state")
         _report(layout.differences, "differences between the loader and the compiled layout")
         return 0 if layout.exact else 1
-    except Error as error:
+    except (Error, OSError) as error:
         print(f"reshard-record: error: {error}", file=sys.stderr)
         return 2

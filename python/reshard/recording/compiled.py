@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -161,7 +162,7 @@ def compile_layout(model: str, layout: str, mesh: str, more: str = "") -> Compil
         if "\n" in model:
             path.write_text(model)
         job = Path(folder) / "job.yaml"
-        job.write_text(f"version: 1\nmodel: {path}\nsource: {{layout: hf, storage: checkpoint}}\ntarget: {{layout: {layout}, mesh: {mesh}{more}}}\n")
+        job.write_text(f"version: 1\nmodel: {json.dumps(str(path))}\nsource: {{layout: hf, storage: checkpoint}}\ntarget: {{layout: {layout}, mesh: {mesh}{more}}}\n")
         lines = run_compiler([job, "--emit=layout"]).splitlines()
     patterns: list[_Pattern] = []
     endpoints: list[CompiledEndpoint] = []
