@@ -13,12 +13,11 @@ import types
 import unittest
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("frameworks", "lib")]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("frameworks",)]
 
 import support  # noqa: E402
 import torch  # noqa: E402
 import vllm.distributed.parallel_state as parallel_state  # noqa: E402
-from commands import shared_folder  # noqa: E402
 from vllm.config import set_current_vllm_config  # noqa: E402
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 from vllm.model_executor.model_loader.utils import initialize_model  # noqa: E402
@@ -102,8 +101,7 @@ def moved(plan, tensors):
 class Loaders(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = shared_folder(cls)
-        support.module(cls.folder)
+        cls.folder = support.module_folder(cls)
 
     def compare(self, wanted, found, mesh):
         """Compares one rank; returns the number of params."""

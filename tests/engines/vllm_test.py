@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("frameworks", "lib")]
 
 import support  # noqa: E402
-from commands import run, shared_folder  # noqa: E402
+from commands import run  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 #: Models, with the params that vLLM repacks on every CPU and that therefore arrive in landing memory. With AVX-512 there
@@ -37,8 +37,7 @@ SWAPPED = """layouts:
 class EngineTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = shared_folder(cls)
-        support.module(cls.folder)
+        cls.folder = support.module_folder(cls)
         cls.environment = os.environ | {"PYTHONPATH": str(cls.folder / "module"), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
     def model(self, name, checkpoints="A"):

@@ -16,9 +16,8 @@ from datetime import timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from support import module  # noqa: E402
+from support import BIN, module, module_folder  # noqa: E402
 
-BIN = Path(os.environ.get("RESHARD_BIN", Path(__file__).resolve().parents[2] / "build" / "release")).resolve()
 try:
     import torch
     from torch.distributed import FileStore, PrefixStore, TCPStore
@@ -69,9 +68,8 @@ def store_of(kind, place, rank):
     return {"url": lambda: f"file://{place}", "folder": lambda: FolderStore(place), "broken": lambda: BrokenStore(place)}[kind]()
 
 
-def refit(binaries, folder, plan, kind, place, rank, options, results, done):
+def refit(folder, plan, kind, place, rank, options, results, done):
     """One process: refits twice, and reports what is wrong."""
-    os.environ["RESHARD_BIN"] = binaries
     module(folder)
     import reshard
     try:
@@ -98,19 +96,16 @@ def refit(binaries, folder, plan, kind, place, rank, options, results, done):
 class RendezvousTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.temporary = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(cls.temporary.cleanup)
-        os.environ["RESHARD_BIN"] = str(BIN)
-        module(cls.temporary.name)
+        cls.folder = module_folder(cls)
         import reshard
-        job = Path(cls.temporary.name, "job.yaml")
+        job = cls.folder / "job.yaml"
         job.write_text(JOB)
         cls.plan = reshard.compile(job, output=job.with_suffix(".rplan")).path
 
     def results(self, kind, place, **options):
         context = multiprocessing.get_context("spawn")
         queue, done = context.Queue(), context.Event()
-        processes = [context.Process(target=refit, args=(str(BIN), self.temporary.name, self.plan, kind, place, rank, options, queue, done)) for rank in range(WORLD)]
+        processes = [context.Process(target=refit, args=(self.folder, self.plan, kind, place, rank, options, queue, done)) for rank in range(WORLD)]
         for process in processes:
             process.start()
         found = dict(queue.get(timeout=120) for _ in processes)

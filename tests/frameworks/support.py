@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-from commands import BIN, ROOT  # noqa: E402
+from commands import BIN, ROOT, shared_folder  # noqa: E402
 
 MODELS = ROOT / "examples" / "models"
 
@@ -73,6 +73,13 @@ def module(folder):
         (installed / "entry_points.txt").write_text("\n".join(lines) + "\n")
     sys.path.insert(0, str(prefix))
     return prefix
+
+
+def module_folder(case):
+    """A temporary folder for all tests of a class, in which `module` has installed the reshard module: for setUpClass."""
+    folder = shared_folder(case)
+    module(folder)
+    return folder
 
 
 def model(folder, name):
