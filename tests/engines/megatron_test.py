@@ -9,14 +9,13 @@ those of the other model, and logits with the source's after each of five optimi
 import contextlib
 import logging
 import sys
-import tempfile
-import time
 import unittest
 import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import ranks  # noqa: E402
+from ranks import refused, same  # noqa: E402
 
 try:
     warnings.filterwarnings("ignore")
@@ -46,7 +45,8 @@ try:
     torch.cuda.stream = lambda _: contextlib.nullcontext()
     torch.cuda.synchronize = lambda *_: None
 
-    MISSING = "" if (ranks.sys.modules["support"].BIN / "libreshard_ucx.so").exists() else "transport ucx was not built"
+    MISSING = ranks.MISSING
+    logging.disable(logging.WARNING)
 except ImportError as error:
     MISSING = f"{error}: run scripts/frameworks.sh and build/frameworks/env.sh"
 
@@ -143,12 +143,6 @@ class Model:
         return {name: p.detach().clone() for name, p in self.module.named_parameters()}
 
 
-def same(found, expected):
-    assert found.keys() == expected.keys(), sorted(found.keys() ^ expected.keys())
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), f"{name}: {(found[name] != value).sum()} of {value.numel()} elements differ"
-
-
 def dense(rank):
     """Five optimizer steps of tensor parallel ranks, a swap after each; the control is a model of another step."""
     from reshard.integrations import megatron
@@ -224,7 +218,6 @@ def experts(rank):
 
 def copy_service(rank):
     """Megatron-Core's plan over our transport: three refits, one executor; a message that only one side submits."""
-    import reshard
     from reshard.integrations import megatron
 
     source, target, peer = Model(1, tp=2), Model(2, pp=2), Model(3, pp=2)
@@ -240,28 +233,17 @@ def copy_service(rank):
     assert len(executors) == 1, "the executor was opened again"
     if rank == 1:
         service.submit_send(torch.zeros(3), 0)
-    try:
-        service.run()
-    except reshard.Error as raised:
-        assert "message 0 from rank 1 to rank 0: found 12 bytes submitted to send and none to receive" in str(raised), raised
-    else:
-        raise AssertionError("no error")
+    refused("message 0 from rank 1 to rank 0: found 12 bytes submitted to send and none to receive", service.run)
     service.close()
 
 
 def errors(rank):
     """Errors are raised on all ranks."""
-    import reshard
     from reshard.integrations import megatron
 
     one, other = Model(1, tp=2), Model(2, tied=True)
     for left, text in (((), "'output_layer.weight' of the source"), (("decoder.layers.9.*",), "'decoder.layers.9.*'")):
-        try:
-            megatron.swap(one.module, other.module, left=left, timeout=30)
-        except reshard.Error as raised:
-            assert text in str(raised), raised
-        else:
-            raise AssertionError("no error")
+        refused(text, lambda left=left: megatron.swap(one.module, other.module, left=left, timeout=30))
     megatron.swap(one.module, other.module, left=["output_layer.*"], timeout=30)
 
 
@@ -283,22 +265,8 @@ def document(rank):
     names["service"].close()
 
 
-def named(rank, names):
-    logging.disable(logging.WARNING)
-    for name in names:
-        begun = time.monotonic()
-        globals()[name](rank)
-        if rank == 0:
-            print(f"  {name}: {time.monotonic() - begun:.1f} s", flush=True)
-
-
 @unittest.skipIf(MISSING, MISSING)
-class MegatronTest(unittest.TestCase):
-    def ranks(self, world, *functions):
-        with tempfile.TemporaryDirectory() as folder:
-            found = ranks.run(named, folder, world, [function.__name__ for function in functions])
-        self.assertEqual({rank: text for rank, text in found.items() if text}, {}, "\n".join(found.values()))
-
+class MegatronTest(ranks.RanksTest):
     def test_two_ranks(self):
         self.ranks(2, dense, copy_service, errors, document)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a function in several processes, the ranks of a gloo job of torch.distributed."""
+"""Runs functions in several processes, the ranks of a gloo job of torch.distributed, and what these functions check."""
 
 import multiprocessing
 import os
@@ -9,13 +9,15 @@ import socket
 import sys
 import time
 import traceback
+import unittest
 from datetime import timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
-from support import ROOT, module  # noqa: E402
+from support import BIN, ROOT, module, module_folder  # noqa: E402
 
-
+#: Why the tests cannot run, or "".
+MISSING = "" if (BIN / "libreshard_ucx.so").exists() else "transport ucx was not built"
 #: Imported once, not in each process. Names that are not installed are ignored.
 PRELOAD = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers.models.llama.modeling_llama", "megatron.core.models.gpt.gpt_model"]
 
@@ -77,3 +79,46 @@ def run(function, folder, world, *arguments, timeout=300):
         process.join(5)
         process.kill()
     return {rank: found.get(rank, f"no result in {timeout} s") for rank in range(world)}
+
+
+def _in_turn(rank, functions):
+    """Calls function(rank) of each function. Rank 0 prints their times."""
+    for function in functions:
+        begun = time.monotonic()
+        function(rank)
+        if rank == 0:
+            print(f"  {function.__name__}: {time.monotonic() - begun:.1f} s", flush=True)
+
+
+class RanksTest(unittest.TestCase):
+    """Tests whose functions run on ranks. `folder`: a temporary folder for all tests of the class."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = module_folder(cls)
+
+    def ranks(self, world, *functions):
+        """Calls function(rank) of each function, one after the other, on each of `world` ranks."""
+        found = run(_in_turn, self.folder, world, functions)
+        self.assertEqual({rank: text for rank, text in found.items() if text}, {}, "\n".join(found.values()))
+
+
+def same(found, expected):
+    """Checks that two maps have equal names and tensors."""
+    import torch
+
+    assert found.keys() == expected.keys(), sorted(found.keys() ^ expected.keys())
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), f"{name}: {(found[name] != value).sum()} of {value.numel()} elements differ"
+
+
+def refused(text, call):
+    """Checks that a call raises reshard.Error with this text, and returns the error."""
+    import reshard
+
+    try:
+        call()
+    except reshard.Error as raised:
+        assert text in str(raised), f"found {raised}, expected {text}"
+        return raised
+    raise AssertionError(f"no error, expected {text}")

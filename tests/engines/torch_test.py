@@ -10,13 +10,13 @@ import io
 import logging
 import os
 import sys
-import tempfile
 import time
 import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import ranks  # noqa: E402
+from ranks import refused, same  # noqa: E402
 
 try:
     import torch
@@ -25,7 +25,8 @@ try:
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    MISSING = "" if (ranks.sys.modules["support"].BIN / "libreshard_ucx.so").exists() else "transport ucx was not built"
+    MISSING = ranks.MISSING
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # its warnings are about full_tensor()
 except ImportError as error:
     MISSING = f"{error}: run scripts/frameworks.sh and build/frameworks/env.sh"
 
@@ -68,12 +69,6 @@ def whole(model):
 def logits(model):
     with torch.no_grad():
         return model(torch.tensor(TOKENS)).logits
-
-
-def same(found, expected):
-    assert found.keys() == expected.keys(), sorted(found.keys() ^ expected.keys())
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), f"{name}: {(found[name] != value).sum()} of {value.numel()} elements differ"
 
 
 def train(model, optimizer, batch):
@@ -200,17 +195,6 @@ def tied(rank):
     refused("different tensors for them: 'embed', 'head'", lambda: reshard.torch.refit(Tied(4, False), target, timeout=60))
 
 
-def refused(text, call):
-    import reshard
-
-    try:
-        call()
-    except reshard.Error as raised:
-        assert text in str(raised), f"found {raised}, expected {text}"
-        return raised
-    raise AssertionError(f"no error, expected {text}")
-
-
 def errors(rank):
     """Each error is raised on all ranks, and the next call works."""
     import reshard.torch
@@ -277,7 +261,7 @@ def killed(rank, folder):
     refused("ranks [3] of 4 did not call in time", lambda: reshard.torch.refit(source, target, timeout=4))
     assert time.monotonic() - begun < 8
     same(dict(target.named_parameters()), expected)
-    Path(folder, f"survived-{rank}").touch()
+    (folder / f"survived-{rank}").touch()
 
 
 def document(rank):
@@ -289,27 +273,8 @@ def document(rank):
     assert printed.getvalue() == "0 0.0\n1 1.0\n2 2.0\n", printed.getvalue()
 
 
-def named(rank, names):
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # its warnings are about full_tensor()
-    for name in names:
-        begun = time.monotonic()
-        globals()[name](rank)
-        if rank == 0:
-            print(f"  {name}: {time.monotonic() - begun:.1f} s", flush=True)
-
-
 @unittest.skipIf(MISSING, MISSING)
-class TorchTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(cls.folder.cleanup)
-        ranks.module(cls.folder.name)
-
-    def ranks(self, world, *functions):
-        found = ranks.run(named, self.folder.name, world, [function.__name__ for function in functions])
-        self.assertEqual({rank: text for rank, text in found.items() if text}, {}, "\n".join(found.values()))
-
+class TorchTest(ranks.RanksTest):
     def test_two_ranks(self):
         self.ranks(2, fsdp_to_tensor_parallel, document)
 
@@ -317,8 +282,8 @@ class TorchTest(unittest.TestCase):
         self.ranks(4, errors, late, uneven, other_ranks, tied, plain_to_fsdp_and_back, hsdp_to_tensor_parallel, two_dimensions)
 
     def test_a_killed_rank(self):
-        found = ranks.run(killed, self.folder.name, 4, self.folder.name)
-        survived = sorted(path.name for path in Path(self.folder.name).glob("survived-*"))
+        found = ranks.run(killed, self.folder, 4, self.folder)
+        survived = sorted(path.name for path in self.folder.glob("survived-*"))
         self.assertEqual(survived, ["survived-0", "survived-1", "survived-2"], "\n".join(found.values()))
 
     def test_one_process(self):
@@ -335,7 +300,7 @@ class TorchTest(unittest.TestCase):
         import reshard
         import reshard.torch
 
-        job = Path(self.folder.name, "job.yaml")
+        job = self.folder / "job.yaml"
         job.write_text("version: 1\nmodel: {dtype: fp32, tensors: {weight: {shape: [6, 4], shard: {0: tp}}, bias: [6]}}\nsource: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}, ranks: 1..1}\n")
         plan = reshard.compile(job)
 
