@@ -17,8 +17,13 @@ def trainers():
     sys.path.append(str(folder))
 
 
+def examples(heading, language):
+    """The blocks of a language under a heading."""
+    (section,) = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+
+
 def example(heading, language):
     """The only block of a language under a heading."""
-    (section,) = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
-    (block,) = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    (block,) = examples(heading, language)
     return block

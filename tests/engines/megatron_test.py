@@ -15,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import ranks  # noqa: E402
+from documents import examples  # noqa: E402
 from ranks import refused, same  # noqa: E402
 
 try:
@@ -257,7 +258,7 @@ def document(rank):
                 p.mul_(1.25)
 
     names = {"steps": 2, "train": train, "trainer": one.module, "engine": other.module}
-    for program in ranks.programs("Megatron-Core"):
+    for program in examples("Megatron-Core", "python"):
         train(one.module)
         assert not torch.allclose(other.logits(), one.logits(), rtol=1e-4, atol=1e-5)
         exec(program, names)

@@ -4,7 +4,6 @@
 import multiprocessing
 import os
 import queue
-import re
 import socket
 import sys
 import time
@@ -14,18 +13,12 @@ from datetime import timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
-from support import BIN, ROOT, module, module_folder  # noqa: E402
+from support import BIN, module, module_folder  # noqa: E402
 
 #: Why the tests cannot run, or "".
 MISSING = "" if (BIN / "libreshard_ucx.so").exists() else "transport ucx was not built"
 #: Imported once, not in each process. Names that are not installed are ignored.
 PRELOAD = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers.models.llama.modeling_llama", "megatron.core.models.gpt.gpt_model"]
-
-
-def programs(framework):
-    """The Python programs of a framework's section in docs/integrations.md."""
-    section = re.search(rf"^## {framework}$(.*?)(?=^## |\Z)", (ROOT / "docs" / "integrations.md").read_text(), re.MULTILINE | re.DOTALL)
-    return re.findall(r"```python\n(.*?)```", section[1], re.DOTALL)
 
 
 def _rank(function, folder, rank, world, port, results, arguments):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import ranks  # noqa: E402
+from documents import example  # noqa: E402
 from ranks import refused, same  # noqa: E402
 
 try:
@@ -266,10 +267,9 @@ def killed(rank, folder):
 
 def document(rank):
     """The program of docs/integrations.md."""
-    (program,) = ranks.programs("PyTorch")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(program, {})
+        exec(example("PyTorch", "python"), {})
     assert printed.getvalue() == "0 0.0\n1 1.0\n2 2.0\n", printed.getvalue()
 
 

@@ -4,7 +4,6 @@ only step sets the weights of B. Then the trainer factory of vLLM refits the eng
 after each, and what fresh engines of A and B generate, as JSON."""
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -12,18 +11,16 @@ FOLDER = Path(sys.argv[1])
 sys.path.insert(0, str(FOLDER / "module"))
 
 import torch  # noqa: E402
+from documents import example  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from vllm_engines import OPTIONS, engine, generated, shut_down  # noqa: E402
-
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "integrations.md"
 
 
 def program():
     """The code, with the folders of this test."""
-    section = DOCUMENT.read_text().partition("\n## vLLM\n")[2].partition("\n## ")[0]
-    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    return code.replace("file:///shared/refit", f"file://{FOLDER}/store").replace('"checkpoint"', f'"{FOLDER}/qwen3-8b/A"').replace(
-        '"refit.', f'"{FOLDER}/qwen3-8b/refit.')
+    at = FOLDER / "qwen3-8b"
+    code = example("vLLM", "python").replace("file:///shared/refit", f"file://{FOLDER}/store")
+    return code.replace('"checkpoint"', f'"{at}/A"').replace('"refit.', f'"{at}/refit.')
 
 
 def refit_by_factory(module, llm, plan):
