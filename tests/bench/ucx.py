@@ -4,7 +4,7 @@
 that exchange messages over TCP. Prints the table of docs/performance.md. ucx.py BENCH-MPI [REGEX OF CASES]
 
 Each case is a launch of its own. Open MPI sometimes fails to connect its processes; such a launch is repeated. An error
-of bench-mpi itself is final. The other cases run in any event; the exit status is 1 if a case has no result."""
+of bench-mpi itself is final. The other cases run nevertheless; the exit status is 1 if a case has no result."""
 
 import contextlib
 import json
@@ -29,12 +29,12 @@ OWN_ERROR = re.compile(r"^bench-mpi: rank \d+: .*", re.MULTILINE)
 def cases(bench):
     """The names of all cases."""
     listed = subprocess.run([bench, "--benchmark_list_tests"], env=os.environ | ENVIRONMENT, check=True,
-                            capture_output=True, text=True)
+                            capture_output=True, text=True, timeout=SECONDS)
     return listed.stdout.split()
 
 
 def run(command):
-    """The counters of a case, or an error; and whether that may go away in another attempt."""
+    """The counters of a case, or an error; and whether another attempt may succeed."""
     try:
         done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes replace their plan over transport ucx: a source rank is killed, the plan is compiled again for the mesh
-that is left, and the survivors go on with their memory and connections."""
+that is left, and the survivors continue with their memory and connections."""
 
 import os
 import signal
@@ -8,11 +8,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import BIN, shared_folder  # noqa: E402
+from commands import BIN, run, shared_folder  # noqa: E402
 from launchers import environment  # noqa: E402
 
 JOB = """version: 1
@@ -22,6 +23,7 @@ target: {mesh: {tp: 4}, ranks: 4..7}
 """
 REPLACES = 20
 SECONDS = 60  # of each wait, on a loaded machine
+LIFE = 900  # seconds until a worker is killed, so that no wait for its answer is endless
 
 WORKER = """
 import os, sys
@@ -88,12 +90,15 @@ class ReplaceTest(unittest.TestCase):
 
     @classmethod
     def compile(cls, name, *arguments):
-        subprocess.run([BIN / "reshard-compile", *arguments, "-o", cls.folder / name], check=True, capture_output=True)
+        run("reshard-compile", *arguments, "-o", cls.folder / name)
 
     def start(self, url):
         def worker(rank):
             process = subprocess.Popen([sys.executable, self.folder / "worker.py", str(rank), self.folder / "eight", url], env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             self.addCleanup(process.communicate)  # cleanups run in reverse order
+            end = threading.Timer(LIFE, process.kill)
+            end.start()
+            self.addCleanup(end.cancel)
             self.addCleanup(process.kill)
             return process
 
