@@ -14,7 +14,7 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import BIN, shared_folder  # noqa: E402
+from commands import BIN, run, shared_folder  # noqa: E402
 from launchers import environment  # noqa: E402
 
 JOB = """version: 1
@@ -97,18 +97,18 @@ class TrainerTest(unittest.TestCase):
         (cls.folder / "engine.py").write_text(ENGINE)
         for name, replicas in (("run", ""), ("pull", ", replicas: 1")):
             (cls.folder / f"{name}.yaml").write_text(JOB % replicas)
-            subprocess.run([BIN / "reshard-compile", cls.folder / f"{name}.yaml", "-o", cls.folder / f"{name}.rplan"], check=True, capture_output=True)
+            run("reshard-compile", cls.folder / f"{name}.yaml", "-o", cls.folder / f"{name}.rplan")
 
     def setUp(self):
         import numpy
 
         self.weights = {"a": Tensor(numpy.zeros((64, 8), numpy.float32)), "b": Tensor(numpy.zeros(8, numpy.float32))}
 
-    def trainer(self, client, mode="run"):
+    def trainer(self, client, mode="run", **more):
         from reshard.integrations.vllm_trainer import Trainer
 
         url = "file://" + tempfile.mkdtemp(dir=self.folder)
-        trainer = Trainer(str(self.folder / f"{mode}.rplan"), self.weights, client, rank=0, rendezvous=url, timeout=60, pull=mode == "pull")
+        trainer = Trainer(str(self.folder / f"{mode}.rplan"), self.weights, client, rank=0, rendezvous=url, timeout=60, pull=mode == "pull", **more)
         self.addCleanup(client.process.kill)
         self.addCleanup(trainer.close)
         return trainer
@@ -145,6 +145,22 @@ class TrainerTest(unittest.TestCase):
             trainer.refit(timeout=2)
         self.assertLess(time.monotonic() - begin, 30)
 
+    def test_trainers_that_cannot_be_synchronized(self):
+        """The weights are released, so that the next refit can publish."""
+        engine, failures = Engine(self), [RuntimeError("a trainer rank is lost")]
+
+        def synchronize():
+            if failures:
+                raise failures.pop()
+
+        trainer = self.trainer(engine, "pull", synchronize=synchronize)
+        self.step(1)
+        with self.assertRaisesRegex(RuntimeError, "a trainer rank is lost"):
+            trainer.refit()
+        self.step(2)
+        self.assertEqual(trainer.refit(), 2)
+        self.assertEqual(engine.values, {"a": [2], "b": [2]})
+
     def test_params_that_nothing_covers(self):
         import reshard
         from reshard.integrations.vllm_trainer import shards_of
@@ -166,7 +182,7 @@ class TrainerTest(unittest.TestCase):
         threading.Timer(1, os.kill, (engine.process.pid, signal.SIGKILL)).start()
         self.step(2)
         begin = time.monotonic()
-        with self.assertRaises(Exception):
+        with self.assertRaisesRegex(Exception, "the engine has ended|replica 0 rank 0"):  # the latter if release waits for its lease
             trainer.refit(timeout=5)
         self.assertLess(time.monotonic() - begin, 40)
         trainer.attach(None)

@@ -190,9 +190,11 @@ class Trainer:
         try:
             self._update({"timeout": seconds, "min_version": version}).wait(seconds)
         finally:
-            if self._synchronize:
-                self._synchronize()
-            self.executor.release(seconds)
+            try:
+                if self._synchronize:
+                    self._synchronize()
+            finally:
+                self.executor.release(seconds)
         return version
 
     def _update(self, info: dict[str, Any]) -> _Call:
