@@ -49,7 +49,7 @@ test-all:
 	$(MAKE) --no-print-directory test-build
 	scripts/test_all.sh
 
-# Refits of real engines and trainers. The first call installs them in build/frameworks (2.8 GB).
+# Refits of real engines and trainers. The first call installs them in build/frameworks (2.8 GB) and build/trainers (0.4 GB).
 test-engines: test-build
 	scripts/test_engines.sh $(BUILD)
 

@@ -351,8 +351,8 @@ def refit(
     compiles the plan, connects the ranks and binds the tensors in place; later calls only run the plan, unless a tensor
     has moved.
 
-    source, target: modules in host memory whose params and persistent buffers are DTensors (Shard, _StridedShard, Replicate) or plain
-        tensors, which are whole on each rank; None on a rank without the module.
+    source, target: modules in host memory whose params and persistent buffers are DTensors (Shard, _StridedShard,
+        Replicate) or plain tensors, which are whole on each rank; None on a rank without the module.
     left: globs of names that are not moved; each must match a name of the source or the target.
     convert: "rne": values may be rounded to the target's dtype, to nearest, ties to even.
     timeout: seconds for each wait: for the other ranks, for the connections, and for the run. An error of one rank

@@ -221,7 +221,8 @@ class Landing:
 
 
 def _repack(layer: Any, landed: Mapping[str, torch.Tensor]) -> None:
-    """Lets vLLM repack a layer as after loading; its layerwise reload copies the result to the live tensors."""
+    """Repacks a layer by vLLM's own functions, as after loading. Its layerwise reload copies the result to the live
+    tensors."""
     info = layerwise.get_layerwise_info(layer)
     info.kernel_tensors = get_layer_params_buffers(layer)
     info.kernel_non_persistent_buffers = set(layer._non_persistent_buffers_set)
