@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+import secrets
 from typing import Any
 
 from ..errors import Error
@@ -46,6 +47,47 @@ def register() -> None:
     if trainers := getattr(factory, "WeightTransferTrainerFactory", None):
         trainers.register_engine(BACKEND, "reshard.integrations.vllm_engine", "TrainerEngine")
     _observe_loading()
+    _observe_calls()
+
+
+def _echo(worker: Any, mark: str) -> str:
+    """Runs in a worker. Returns ``mark``."""
+    return mark
+
+
+def _observe_calls() -> None:
+    """Wraps the calls of spawned workers, so that no response to a failed call answers a later one.
+
+    vLLM 0.32 reads the responses in the order of the workers and raises the first failure. It leaves those of the other
+    workers in their queues, and the next call reads them as its own. After a failure each worker is therefore asked for
+    a mark, and the next call first reads each queue up to it.
+    """
+    import cloudpickle
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    call = MultiprocExecutor.collective_rpc
+
+    @functools.wraps(call)
+    def observed(self: Any, method: Any, timeout: float | None = None, *arguments: Any, **options: Any) -> Any:
+        transfer = self.vllm_config.weight_transfer_config
+        if transfer is None or transfer.backend != BACKEND:
+            return call(self, method, timeout, *arguments, **options)
+        unread = vars(self).setdefault("_reshard_unread", [])  # queues with responses to failed calls, and their marks
+        while unread:
+            queue, mark = unread[0]
+            _, response = queue.dequeue(timeout=timeout)
+            if isinstance(response, str) and response == mark:
+                unread.pop(0)
+        try:
+            return call(self, method, timeout, *arguments, **options)
+        except Exception:
+            if not self.is_failed:
+                mark = secrets.token_hex(16)
+                self.rpc_broadcast_mq.enqueue((cloudpickle.dumps(_echo), (mark,), {}, None))
+                unread += [(queue, mark) for queue in self.response_mqs]
+            raise
+
+    MultiprocExecutor.collective_rpc = observed
 
 
 def _observe_loading() -> None:
