@@ -160,12 +160,16 @@ Offset<fbs::Endpoint> endpoint(FlatBufferBuilder &builder, const ir::Endpoint &e
 Offset<fbs::JobInput> input(FlatBufferBuilder &builder, const JobInputs *inputs) {
   if (!inputs)
     return 0;
+  // Two calls that write into the builder are never arguments of one call: C++ leaves their order open, and the bytes
+  // of a plan must not depend on the compiler.
   std::vector<Offset<fbs::InputFile>> files;
-  for (const auto &[path, text] : inputs->files)
-    files.push_back(fbs::CreateInputFile(builder, builder.CreateString(path), builder.CreateString(text)));
-  return fbs::CreateJobInput(builder, builder.CreateVector(files), builder.CreateVectorOfStrings(inputs->overrides),
-                             inputs->allowed.axis, inputs->allowed.gap, inputs->allowed.missing, inputs->relabel,
-                             inputs->megatron);
+  for (const auto &[path, text] : inputs->files) {
+    const auto writtenPath = builder.CreateString(path);
+    files.push_back(fbs::CreateInputFile(builder, writtenPath, builder.CreateString(text)));
+  }
+  const auto overrides = builder.CreateVectorOfStrings(inputs->overrides);
+  return fbs::CreateJobInput(builder, builder.CreateVector(files), overrides, inputs->allowed.axis, inputs->allowed.gap,
+                             inputs->allowed.missing, inputs->relabel, inputs->megatron);
 }
 
 void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statistics &counts, const JobInputs *inputs) {
@@ -189,17 +193,18 @@ void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statis
   endpoints.reserve(layout.endpoints.size());
   for (const ir::Endpoint &each : layout.endpoints)
     endpoints.push_back(endpoint(builder, each));
+  const Offset<fbs::LowerBounds> lowerBounds = fbs::CreateLowerBounds(
+      builder, static_cast<uint32_t>(layout.topology.ranksPerNode), static_cast<uint32_t>(layout.topology.nicsPerNode),
+      static_cast<uint32_t>(least.nodes), least.rankLocal, least.rankIngress, least.rankEgress, least.rankMean,
+      least.nicIngress, least.nicEgress, least.nicMean);
+  const Offset<fbs::JobInput> writtenInput = input(builder, inputs);
   builder.FinishSizePrefixed(
       fbs::CreateManifestDirect(
           builder, kCompilerVersion, module.fingerprint.c_str(), layout.model.c_str(),
           static_cast<uint32_t>(layout.world), layout.stagingLimit, static_cast<uint32_t>(layout.topology.ranksPerNode),
           &variables, &tensorPatterns, &endpoints, module.schedule.rounds, module.schedule.messages, counts.transfers,
           counts.descriptors, counts.targetBytes, counts.localBytes, counts.remoteBytes, counts.storageBytes,
-          fbs::CreateLowerBounds(builder, static_cast<uint32_t>(layout.topology.ranksPerNode),
-                                 static_cast<uint32_t>(layout.topology.nicsPerNode), static_cast<uint32_t>(least.nodes),
-                                 least.rankLocal, least.rankIngress, least.rankEgress, least.rankMean, least.nicIngress,
-                                 least.nicEgress, least.nicMean),
-          static_cast<uint64_t>(counts.stagingMax), input(builder, inputs)),
+          lowerBounds, static_cast<uint64_t>(counts.stagingMax), writtenInput),
       fbs::kManifestIdentifier);
 }
 

@@ -47,12 +47,15 @@ bugs() {
 
 # The same input gives the same bytes, built with g++ or with clang++.
 clang() {
-  cmake --preset clang >/dev/null && cmake --build --preset clang -j "$(nproc)" --target reshard-compile >build/clang.log 2>&1 || {
-    note "clang" "did not build"
-    status=1
-    return
-  }
   local same=0 other=0
+  for build in release clang; do
+    cmake --preset "$build" >/dev/null && cmake --build --preset "$build" -j "$(nproc)" --target reshard-compile >"build/$build.log" 2>&1 || {
+      tail -50 "build/$build.log"
+      note "clang" "$build did not build"
+      status=1
+      return
+    }
+  done
   for job in examples/*.yaml examples/clusters/*.yaml; do
     for build in release clang; do
       "build/$build/reshard-compile" "$job" -o "build/$build.rplan" >/dev/null 2>&1 || rm -f "build/$build.rplan"
