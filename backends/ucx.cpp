@@ -23,13 +23,6 @@ constexpr double kTellSeconds = 0.2;
 /// Of the text that the peers are told.
 constexpr size_t kMostText = 1024;
 
-Deadline deadlineAfter(double seconds) {
-  if (seconds <= 0)
-    return {};
-  return std::chrono::steady_clock::now() +
-         std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
-}
-
 } // namespace
 
 UcxChannel::UcxChannel(const ChannelOptions &options)
@@ -40,7 +33,7 @@ UcxChannel::UcxChannel(const ChannelOptions &options)
 UcxChannel::~UcxChannel() {
   const bool idle = std::all_of(requests_.begin(), requests_.end(),
                                 [](const Request &request) { return request.state == Request::kDone; });
-  close(!idle, deadlineAfter(kCloseSeconds));
+  close(!idle, deadlineIn(kCloseSeconds));
 }
 
 void UcxChannel::reserve(size_t requests) {
@@ -63,7 +56,7 @@ Status UcxChannel::openWorker() {
   return status;
 }
 
-Status UcxChannel::join() {
+Status UcxChannel::join(const Deadline &deadline) {
   if (Status status = worker_ ? Status() : openWorker(); !status.ok())
     return status;
   const PeerMemory::Address memory = PeerMemory::own();
@@ -71,7 +64,7 @@ Status UcxChannel::join() {
   hello.append(reinterpret_cast<const char *>(&memory), sizeof memory);
   if (Status status = worker_.appendAddress(hello); !status.ok())
     return status;
-  return rendezvous_->join(hello, deadlineAfter(seconds_));
+  return rendezvous_->join(hello, deadline);
 }
 
 Status UcxChannel::connect(uint32_t rank) {
@@ -80,7 +73,7 @@ Status UcxChannel::connect(uint32_t rank) {
     return report(rank);
   if (peer.connection)
     return {};
-  const Result<std::string> hello = rendezvous_->hello(rank, deadlineAfter(seconds_));
+  const Result<std::string> hello = rendezvous_->hello(rank, deadlineIn(seconds_));
   if (!hello.ok())
     return hello.status();
   if (hello->compare(0, sizeof kGreeting - 1, kGreeting) != 0 || hello->size() <= kPrefix)
@@ -127,7 +120,7 @@ void UcxChannel::onFailure(void *channel, ucp_ep_h connection, ucs_status_t stat
 }
 
 bool UcxChannel::abandon(const Status &reason) {
-  const Deadline deadline = deadlineAfter(kCloseSeconds);
+  const Deadline deadline = deadlineIn(kCloseSeconds);
   if (worker_)
     tellPeers(reason);
   return close(true, deadline);
@@ -144,7 +137,7 @@ void UcxChannel::tellPeers(const Status &reason) {
     void *const request = peer.farewell.request;
     return !request || ucp_request_check_status(request) != UCS_INPROGRESS;
   };
-  const Deadline deadline = deadlineAfter(kTellSeconds);
+  const Deadline deadline = deadlineIn(kTellSeconds);
   while (!std::all_of(peers_.begin(), peers_.end(), told) && !passed(deadline)) {
     ucp_worker_progress(worker_);
     sched_yield();
@@ -179,10 +172,15 @@ bool UcxChannel::close(bool force, const Deadline &deadline) {
       handles.push_back(std::exchange(notice->request, nullptr));
   for (Request &request : requests_)
     handles.push_back(std::exchange(request.notice.request, nullptr));
+  for (std::vector<Peer> &peers : ended_)
+    for (Peer &peer : peers)
+      for (Notice *notice : {&peer.reader, &peer.credit, &peer.probe, &peer.farewell})
+        handles.push_back(std::exchange(notice->request, nullptr));
   for (void *handle : handles)
     if (handle)
       ucp_request_free(handle);
   worker_.close();
+  ended_.clear();
   return all;
 }
 
@@ -194,7 +192,7 @@ Result<Channel *> openUcxChannel(const ChannelOptions &options) {
   if (!options.rendezvous)
     return invalid("transport 'ucx' needs a rendezvous, by which the processes find each other");
   auto channel = std::make_unique<ucx::UcxChannel>(options);
-  if (Status status = channel->join(); !status.ok())
+  if (Status status = channel->join(options.deadline ? options.deadline : deadlineIn(options.seconds)); !status.ok())
     return status;
   return channel.release();
 }

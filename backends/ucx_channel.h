@@ -135,7 +135,7 @@ public:
   ~UcxChannel() override;
 
   /// Publishes the worker's address and waits until all processes have joined.
-  Status join();
+  Status join(const Deadline &deadline);
 
   uint32_t rank() const override { return rendezvous_->rank(); }
   uint32_t size() const override { return static_cast<uint32_t>(peers_.size()); }
@@ -143,7 +143,7 @@ public:
   void reserve(size_t requests) override;
   Status registerMemory(std::byte *data, uint64_t bytes) override;
   void keepMemory(const std::vector<MemoryRange> &ranges) override;
-  Status rejoin(Rendezvous &rendezvous) override;
+  Status rejoin(Rendezvous &rendezvous, const Deadline &deadline) override;
   Status connect(uint32_t peer) override;
   Status send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override;
   Status receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override;
@@ -210,6 +210,7 @@ private:
   Worker worker_;
   std::vector<Peer> peers_;              // by rank
   std::map<std::string, Former> former_; // by hello
+  std::vector<std::vector<Peer>> ended_; // of earlier rendezvous: UCX may still read their headers
   std::vector<uint32_t> fresh_;          // ranks of peers with arrivals that are not admitted
   std::vector<Request> requests_;
   std::vector<size_t> reading_;  // requests of state kReads, in the order of their beginning

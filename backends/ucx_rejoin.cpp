@@ -20,11 +20,6 @@ namespace {
 /// The most seconds to wait for headers that are being sent, and for connections that are being closed.
 constexpr double kSettleSeconds = 1;
 
-Deadline soon() {
-  return std::chrono::steady_clock::now() +
-         std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(kSettleSeconds));
-}
-
 /// Frees the request of a notice if it is complete. Returns whether nothing is being sent.
 bool idle(Notice &notice) {
   if (notice.request && ucp_request_check_status(notice.request) == UCS_INPROGRESS)
@@ -48,7 +43,10 @@ void UcxChannel::settle() {
     return;
   for (int more = 0; more < kMoreProgress; ++more) // UCX reports lost connections
     ucp_worker_progress(worker_);
-  const Deadline deadline = soon();
+  std::erase_if(ended_, [](std::vector<Peer> &peers) {
+    return std::all_of(peers.begin(), peers.end(), [](Peer &peer) { return idle(peer); });
+  });
+  const Deadline deadline = deadlineIn(kSettleSeconds);
   while (!std::all_of(peers_.begin(), peers_.end(), [](Peer &peer) { return idle(peer) || peer.loss; }) &&
          !passed(deadline)) {
     ucp_worker_progress(worker_);
@@ -56,18 +54,18 @@ void UcxChannel::settle() {
   }
 }
 
-Status UcxChannel::rejoin(Rendezvous &rendezvous) {
+Status UcxChannel::rejoin(Rendezvous &rendezvous, const Deadline &deadline) {
   const bool anew = !worker_.isOpen();
   settle();
-  closeFormer(soon());
+  closeFormer(deadlineIn(kSettleSeconds));
   Rendezvous *const before = std::exchange(rendezvous_, &rendezvous);
-  if (Status status = join(); !status.ok()) {
+  if (Status status = join(deadline); !status.ok()) {
     rendezvous_ = before;
     if (anew)
-      close(true, soon());
+      close(true, deadlineIn(kSettleSeconds));
     return status;
   }
-  // UCX may read the headers of the old peers until their connections are closed, so these peers stay in place.
+  // UCX may read the headers of the old peers until they are sent or purged, so these peers stay in place.
   std::vector<Peer> old = std::exchange(peers_, std::vector<Peer>(rendezvous.size()));
   fresh_.clear();
   fresh_.reserve(peers_.size());
@@ -83,9 +81,9 @@ Status UcxChannel::rejoin(Rendezvous &rendezvous) {
     else if (peer.connection)
       useless.push_back(peer.connection);
   }
-  closeAtOnce(useless, soon());
-  for (Peer &peer : old)
-    idle(peer);
+  closeAtOnce(useless, deadlineIn(kSettleSeconds));
+  if (!std::all_of(old.begin(), old.end(), [](Peer &peer) { return idle(peer); }))
+    ended_.push_back(std::move(old));
   return {};
 }
 
@@ -107,6 +105,8 @@ void UcxChannel::closeFormer(const Deadline &deadline) {
 }
 
 void UcxChannel::closeAtOnce(const std::vector<ucp_ep_h> &connections, const Deadline &deadline) {
+  if (connections.empty()) // the worker may be closed
+    return;
   std::vector<void *> handles;
   for (const ucp_ep_h connection : connections)
     if (void *const handle = Worker::disconnect(connection, true))
@@ -116,6 +116,8 @@ void UcxChannel::closeAtOnce(const std::vector<ucp_ep_h> &connections, const Dea
     ucp_worker_progress(worker_);
     sched_yield();
   }
+  for (int more = 0; more < kMoreProgress; ++more) // UCX purges what a closed connection had not sent
+    ucp_worker_progress(worker_);
   for (void *handle : handles)
     ucp_request_free(handle);
 }

@@ -32,7 +32,8 @@ Status Worker::open(size_t peers, uint64_t features) {
   // name of the option.
   unsigned major = 0, minor = 0, release = 0;
   ucp_get_version(&major, &minor, &release);
-  if (status == UCS_OK && minor <= 13 && !std::getenv("UCX_TCP_RX_SEG_SIZE"))
+  const bool old = major == 1 && minor <= 13;
+  if (status == UCS_OK && old && !std::getenv("UCX_TCP_RX_SEG_SIZE"))
     status = ucp_config_modify(config, "RX_SEG_SIZE", kTcpPart);
   // For messages with a tag, UCX 1.13 over TCP needs:
   // RNDV_THRESH: all are sent at once. For a rendezvous the two ends first exchange numbers of their connection, and
@@ -43,7 +44,7 @@ Status Worker::open(size_t peers, uint64_t features) {
   constexpr std::pair<const char *, const char *> kTagged[] = {
       {"RNDV_THRESH", "inf"}, {"ZCOPY_THRESH", "inf"}, {"TX_SEG_SIZE", "64k"}, {"MAX_POLL", "1"}};
   for (const auto &[name, value] : kTagged)
-    if (status == UCS_OK && (features & UCP_FEATURE_TAG) != 0 && minor <= 13)
+    if (status == UCS_OK && (features & UCP_FEATURE_TAG) != 0 && old)
       status = ucp_config_modify(config, name, value);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;

@@ -40,7 +40,9 @@ public:
   /// Leaves the processes that the channel has connected, and joins those of another rendezvous, which outlives the
   /// channel: rank and size are then as there. Registered memory and the connections to processes that are in both
   /// stay. If it fails, the channel is as before. After abandon() it opens the channel anew. No message is in flight.
-  virtual Status rejoin(Rendezvous &) { return invalid("this transport cannot join other processes"); }
+  virtual Status rejoin(Rendezvous &, const Deadline &) {
+    return invalid("this transport cannot join other processes");
+  }
 
   /// Connects to a peer, if it is not connected yet. A message to another peer connects to it first, which may take
   /// long.
@@ -65,13 +67,15 @@ public:
 constexpr uint64_t kMaxChannelBytes = uint64_t{1} << 30;
 
 struct ChannelOptions {
-  /// The limit of opening the channel, and of closing it; 0: no limit.
+  /// The limit of each wait for another process after opening, and of closing; 0: no limit.
   double seconds = 0;
+  /// By which all processes must have joined; no value: `seconds` from now.
+  Deadline deadline = {};
   /// Finds the other processes. Null for a backend whose launcher does (mpi). It outlives the channel.
   Rendezvous *rendezvous = nullptr;
 };
 
-constexpr uint32_t kChannelVersion = 6;
+constexpr uint32_t kChannelVersion = 7;
 /// The function that a module exports as `reshard_open_channel`, with `reshard_open_channel_version`. Returns a
 /// channel, or null and sets `error`, of kind timedOut if not all processes joined within the limit.
 using OpenChannel = Channel *(*)(const ChannelOptions &options, Status &error);

@@ -106,21 +106,6 @@ template <class Body> reshard_status guarded(reshard_executor *executor, Body bo
   return RESHARD_FAILED;
 }
 
-/// The time `seconds` from now; no deadline if that is not positive.
-Deadline deadlineIn(double seconds) {
-  if (!(seconds > 0))
-    return {};
-  return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                                std::chrono::duration<double>(std::min(seconds, 1e9)));
-}
-
-/// The seconds until a deadline, more than 0; 0 if there is none.
-double secondsUntil(const Deadline &deadline) {
-  if (!deadline)
-    return 0;
-  return std::max(1e-3, std::chrono::duration<double>(*deadline - std::chrono::steady_clock::now()).count());
-}
-
 /// Lists the hooks that the params of the local ranks need. Fails if one is not set.
 Status findRefreshes(reshard_executor &e) {
   e.refreshes.clear();
@@ -281,8 +266,8 @@ Status connect(reshard_executor &e, const OpenRequest &request, Connection &conn
       return status;
   if (request.options.pull)
     return joinFleet(e, connection);
-  Result<std::unique_ptr<Channel>> channel =
-      openChannel(request.transport, {.seconds = secondsUntil(deadline), .rendezvous = e.job.rendezvous.get()});
+  Result<std::unique_ptr<Channel>> channel = openChannel(
+      request.transport, {.seconds = e.joinSeconds, .deadline = deadline, .rendezvous = e.job.rendezvous.get()});
   if (!channel.ok())
     return channel.status();
   connection.channel = std::move(*channel);
@@ -468,12 +453,13 @@ Status replaceRanks(const reshard_executor &e, const uint32_t *ranks, size_t cou
 /// Joins the processes of the new plan with the channel of the old one. If it fails, the channel is as before.
 /// `rendezvous`: a URL; null: the store that is open.
 Status rejoin(reshard_executor &e, const char *rendezvous, Replacement &next) {
+  const Deadline deadline = deadlineIn(e.joinSeconds);
   Result<JobConnection> job = connectJob(e.options.get(), rendezvous ? rendezvous : "",
-                                         {next.plan->digest(), next.ranks.front(), next.plan->world()},
-                                         deadlineIn(e.joinSeconds), rendezvous ? nullptr : e.job.store);
+                                         {next.plan->digest(), next.ranks.front(), next.plan->world()}, deadline,
+                                         rendezvous ? nullptr : e.job.store);
   if (!job.ok())
     return job.status();
-  if (Status status = e.transport->channel()->rejoin(*job->rendezvous); !status.ok())
+  if (Status status = e.transport->channel()->rejoin(*job->rendezvous, deadline); !status.ok())
     return status;
   std::unique_ptr<Channel> channel = e.transport->takeChannel();
   channel->keepMemory(joined(next.ranges)); // the arena and other memory can be freed now

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of reshard_open, which reshard_replace uses again: with copies of the texts.
+// The options of reshard_open, which reshard_replace uses again: with copies of the texts, without the caller's
+// objects.
 #pragma once
 
 #include "executor/reshard.h"
@@ -15,14 +16,15 @@ public:
   KeptOptions(const KeptOptions &) = delete;
   KeptOptions &operator=(const KeptOptions &) = delete;
 
-  /// `options` has the library's size. `store` and `communicator` stay pointers to the caller's objects, which may end
-  /// after reshard_open.
+  /// `options` has the library's size.
   void keep(const reshard_options &options) {
     options_ = options;
     for (const char **text :
          {&options_.transport, &options_.device, &options_.rendezvous, &options_.job, &options_.secret})
       if (*text)
         *text = texts_.emplace_back(*text).c_str();
+    options_.store = nullptr; // valid only during reshard_open
+    options_.communicator = nullptr;
   }
   const reshard_options &get() const { return options_; }
   std::string transport() const { return options_.transport ? options_.transport : "threads"; }

@@ -55,13 +55,14 @@ typedef enum {
 } reshard_method;
 
 /* A key-value store of the caller, with which the processes of a job find each other. Keys are printable ASCII, at most
-   4096 bytes; values are any bytes, at most 16 MiB. Both functions are called by the thread that calls reshard_open or
-   reshard_prepare. They must return at once, since the deadline is checked between calls: the library looks for a key
-   repeatedly until it is set. Keys may be left over from earlier jobs. */
+   4096 bytes; values are any bytes, at most 16 MiB. Both functions are called by the thread that calls reshard_open,
+   reshard_prepare, reshard_replace, reshard_pull or reshard_replicas. They must return at once, since the deadline is
+   checked between calls: the library looks for a key repeatedly until it is set. Keys may be left over from earlier
+   jobs. */
 typedef struct {
   size_t size; /* set by RESHARD_STORE_INITIALIZER */
   void *user;  /* valid until close, as are the functions */
-  /* Sets a key, or replaces its value as a whole. Returns RESHARD_OK, or RESHARD_FAILED, with which open fails. */
+  /* Sets a key, or replaces its value as a whole. Returns RESHARD_OK, or RESHARD_FAILED, with which the call fails. */
   reshard_status (*set)(void *user, const char *key, const void *value, size_t bytes);
   /* Writes the size of a key's value to *bytes, and the value to `buffer` if `capacity` suffices; otherwise it is
      called again with a larger buffer. Returns RESHARD_OK, RESHARD_TIMEOUT if the key is not set, or RESHARD_FAILED. */

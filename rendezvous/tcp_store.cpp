@@ -165,7 +165,9 @@ Status TcpStore::ready(short events, const Deadline &deadline) {
     const int count = ::poll(&polled, 1, milliseconds(deadline));
     if (count > 0)
       return {};
-    if (count == 0 && passed(deadline))
+    if (count < 0 && errno != EINTR)
+      return failed("cannot wait for " + name() + ": " + std::strerror(errno));
+    if (passed(deadline))
       return timedOut("timed out waiting for " + name());
   }
 }

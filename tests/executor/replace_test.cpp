@@ -15,8 +15,11 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <netinet/in.h>
 #include <set>
+#include <sys/socket.h>
 #include <thread>
+#include <unistd.h>
 
 namespace {
 
@@ -182,6 +185,93 @@ protected:
   }
   void TearDown() override { ::unsetenv("UCX_TLS"); }
 };
+
+/// A store of the caller, in this process.
+struct CallersStore {
+  static reshard_status set(void *user, const char *key, const void *value, size_t bytes) {
+    auto &self = *static_cast<CallersStore *>(user);
+    ++self.calls;
+    self.values[key].assign(static_cast<const char *>(value), bytes);
+    return RESHARD_OK;
+  }
+  static reshard_status get(void *user, const char *key, void *buffer, size_t capacity, size_t *bytes) {
+    auto &self = *static_cast<CallersStore *>(user);
+    ++self.calls;
+    const auto found = self.values.find(key);
+    if (found == self.values.end())
+      return RESHARD_TIMEOUT;
+    *bytes = found->second.size();
+    if (*bytes <= capacity)
+      found->second.copy(static_cast<char *>(buffer), *bytes);
+    return RESHARD_OK;
+  }
+  std::map<std::string, std::string> values;
+  int calls = 0;
+};
+
+// The struct of the caller's store is read only during open.
+TEST_F(ReplaceOverUcx, AUrlReplacesTheStoreOfTheCaller) {
+  compile("alone", "source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}}\n");
+  CallersStore callers;
+  reshard_store store = RESHARD_STORE_INITIALIZER;
+  store.user = &callers;
+  store.set = CallersStore::set;
+  store.get = CallersStore::get;
+  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+  options.transport = "ucx";
+  options.store = &store;
+  options.join_seconds = 60;
+  reshard::Executor executor(folder_ / "alone", options, {0});
+  store = RESHARD_STORE_INITIALIZER;
+  executor.replace(folder_ / "alone", {0}); // the store stays open
+  const int calls = callers.calls;
+  EXPECT_GT(calls, 0);
+  executor.replace(folder_ / "alone", {0}, "file://" + folder_.path());
+  EXPECT_EQ(callers.calls, calls);
+  Memory memory;
+  bind(executor, "alone", 0, memory);
+  executor.prepare();
+  fill(memory, 6);
+  executor.run(30);
+  expectVersion(memory, 6, 0);
+}
+
+/// A port of this host that no socket has.
+std::string freePort() {
+  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof address;
+  EXPECT_EQ(::bind(socket, reinterpret_cast<sockaddr *>(&address), bytes), 0);
+  EXPECT_EQ(::getsockname(socket, reinterpret_cast<sockaddr *>(&address), &bytes), 0);
+  ::close(socket);
+  return std::to_string(ntohs(address.sin_port));
+}
+
+// Rank 1 waits for the store of rank 0 almost until its deadline. Its later waits have all of join_seconds again.
+TEST_F(ReplaceOverUcx, AWaitAtOpenDoesNotShortenLaterWaits) {
+  compile("pair", "source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}, ranks: [1]}\n");
+  const std::string url = "tcp://127.0.0.1:" + freePort();
+  std::vector<std::unique_ptr<reshard::Executor>> executors(2); // that of rank 0 has the store
+  asRanks(2, [&](uint32_t rank) {
+    reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+    options.transport = "ucx";
+    options.rendezvous = url.c_str();
+    options.join_seconds = 5;
+    const auto later = [&](double seconds) {
+      if (rank == 0)
+        std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    };
+    const auto error = thrown([&] {
+      later(3);
+      executors[rank] = std::make_unique<reshard::Executor>(folder_ / "pair", options, std::vector{rank});
+      later(2.5);
+      executors[rank]->replace(folder_ / "pair", {rank});
+    });
+    EXPECT_EQ(error.second, "") << "rank " << rank;
+  });
+}
 
 // Rank 2, a source, leaves. The others keep the connections that they have.
 TEST_F(ReplaceOverUcx, ConnectionsAndMemoryStay) {
