@@ -65,9 +65,6 @@ public:
   virtual Status receive(uint32_t peer, uint64_t data, std::byte *to, uint64_t token) = 0;
   /// Makes progress. Returns the next event, if there is one.
   virtual std::optional<MessengerEvent> poll() = 0;
-  /// Memory from which data will be sent, or into which they will be received, often: the backend may register it.
-  virtual Status registerMemory(std::byte *, uint64_t) { return {}; }
-  virtual void unregisterMemory(std::byte *) {}
   /// Whether this process can read the peer's memory (one host, same user). Known from the first frame of the peer on.
   virtual bool readsMemory(uint32_t peer) const = 0;
   /// Copies bytes of the peer's memory; false if the process has ended or does not have that memory.

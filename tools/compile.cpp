@@ -442,9 +442,9 @@ Command commandOf(Options &options) {
         setText(options.keep)},
        {"--from", "PLAN",
         "compile again the job that PLAN holds, with the --set, --allow, --relabel-target and --algorithm of PLAN and "
-        "those given here, in place of a job file. PLAN also holds the YAML files that the job names. Other files, "
-        "such "
-        "as a folder of 'storage' with 'dtype: stored', are read again; their paths are relative to the current folder",
+        "those given here, in place of a job file. PLAN also holds the YAML files that the job names. Other files are "
+        "read again, such as a folder of 'storage' with 'dtype: stored'; their paths are relative to the current "
+        "folder",
         setText(options.from)},
        {"--omit-job", "", "do not store the job in the plan: --from cannot use the plan", setSwitch(options.omitJob)},
        {"--relabel-target", "",

@@ -517,7 +517,7 @@ private:
       throwOnError(writeFile(options_.trace, trace_.text()), kFailure);
     std::printf("  %-10s %12s in %u ranks\n", "moved", humanBytes(static_cast<double>(bytes)).c_str(), plan_->world());
     if (const uint32_t replicas = manifest.endpoints()->Get(1)->replicas(); replicas > 0)
-      std::printf("  %-10s replica 0 of %u engine replicas: a run does not pull\n", "of", replicas);
+      std::printf("  %-10s replica 0 of %u engine replicas: a run does not pull\n", "target", replicas);
     std::printf("  %-10s %12s\n", "local", humanBytes(static_cast<double>(manifest.bytes_local())).c_str());
     std::printf("  %-10s %12s in %llu messages\n", "remote",
                 humanBytes(static_cast<double>(manifest.bytes_remote())).c_str(),

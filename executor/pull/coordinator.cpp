@@ -28,7 +28,8 @@ void Coordinator::begin(uint64_t client, const BeginRequest &request, Clock::tim
   Replica &replica = replicas_[request.replica];
   replica.ranks.resize(shape_.replicaRanks);
   Rank &rank = replica.ranks[request.meshRank];
-  if (rank.client != client && rank.client != 0) { // the process has started again
+  if (rank.client != client && rank.client != 0) { // the process has started again, or there are two
+    answers_.push_back({rank.client, CoordinatorAnswer::kReplaced, 0, {}});
     clients_.erase(rank.client);
     parked_.erase(rank.client);
   }

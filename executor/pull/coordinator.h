@@ -48,10 +48,11 @@ struct CoordinatorAnswer {
                 // first source rank that has published nothing, or kSources
     kCommitted, // all ranks of the replica have completed the assignment
     kRepeat,    // another rank has failed the assignment: begin again
+    kReplaced,  // another client has begun as this rank
   };
   uint64_t client = 0;
   Kind kind = kAssign;
-  uint64_t assignment = 0; // not of kWaiting
+  uint64_t assignment = 0; // not of kWaiting and kReplaced
   Version version;
   uint32_t parent = kSources; // of kAssign
   uint32_t rank = kSources;   // of kWaiting

@@ -22,8 +22,10 @@ constexpr milliseconds kLookAgain{20}, kLongestLook{200}, kLongestPause{1000}, k
 constexpr milliseconds kSilent{1000}, kPing{250};
 /// If this process itself did not run for this time, it could not receive frames, so it counts no other as silent.
 constexpr milliseconds kPaused{200};
-/// The pause after a refused attempt.
-constexpr milliseconds kAgain{2};
+/// The longest look into the store during a transfer, which it delays; shorter than kPaused.
+constexpr milliseconds kShortLook{100};
+/// The first pause after a refused attempt, and the longest.
+constexpr milliseconds kAgain{2}, kLongestAgain{100};
 
 uint64_t millisecondsUntil(const Deadline &deadline) {
   if (!deadline)
@@ -50,7 +52,7 @@ Puller::Connection &Puller::connectionTo(uint32_t worldRank) {
   return found->second;
 }
 
-bool Puller::ready(Connection &connection) {
+bool Puller::ready(Connection &connection, std::chrono::milliseconds look) {
   const Clock::time_point now = Clock::now();
   if (connection.ready)
     return true;
@@ -61,7 +63,7 @@ bool Puller::ready(Connection &connection) {
   if (connection.peer || now < connection.again)
     return false;
   connection.again = now + kLookAgain;
-  Deadline until = now + kNoWelcome;
+  Deadline until = now + look;
   if (deadline_)
     until = std::min(*until, *deadline_);
   const Result<std::optional<ServerAddress>> found = options_.directory->find(connection.worldRank, until);
@@ -69,8 +71,9 @@ bool Puller::ready(Connection &connection) {
     connection.problem = found.ok() ? options_.fleet.name(connection.worldRank) + " has not opened this plan" +
                                           options_.directory->note(connection.worldRank)
                                     : found.status().message();
-    connection.pause = std::clamp(2 * connection.pause, kLookAgain, kLongestLook);
-    connection.again = now + connection.pause; // many ranks may ask the store
+    const milliseconds longest = found.ok() ? kLongestLook : kLongestPause; // many ranks may ask the store
+    connection.pause = std::clamp(2 * connection.pause, kLookAgain, longest);
+    connection.again = Clock::now() + connection.pause;
     return false;
   }
   // A process that has ended leaves its address in the store, but one that starts again has another token.
@@ -173,8 +176,10 @@ void Puller::handle(Connection &connection, const MessengerEvent &event) {
     return handleFrame(connection, event);
   case MessengerEvent::kReceived:
     if (event.token < kWindow && connection.slots[event.token].state == Slot::receiving) {
-      if (!event.ok)
+      if (!event.ok) {
+        connection.problem = "a transfer from " + options_.fleet.name(connection.worldRank) + " failed";
         return disconnect(connection);
+      }
       connection.slots[event.token].state = Slot::arrived;
     }
     return;
@@ -206,6 +211,8 @@ void Puller::handleFrame(Connection &connection, const MessengerEvent &event) {
   const auto &words = event.frame.words;
   switch (kindOf(event.frame)) {
   case FrameKind::welcome:
+    if (words[1] != connection.token)
+      return disconnect(connection);
     connection.ready = true;
     connection.pause = kLookAgain;
     connection.problem.clear();
@@ -264,6 +271,11 @@ void Puller::handleAnswer(const MessengerEvent &event) {
   case FrameKind::repeat:
     repeated_ = words[1];
     return;
+  case FrameKind::replaced:
+    if (call_ != 0)
+      error_ = invalid("another process has opened this plan as " + options_.fleet.name(options_.worldRank) +
+                       "; expected one process for each rank");
+    return;
   case FrameKind::listed: {
     if (words[2] == 0)
       listed_.clear();
@@ -309,8 +321,15 @@ void Puller::arrived(Connection &connection, const MessengerEvent &event) {
     return;
   }
   const auto number = static_cast<uint64_t>(slot - connection.slots.data());
-  if (event.dataBytes != bytes || !messenger_->receive(*connection.peer, event.data, to, number).ok())
+  const Status status = event.dataBytes == bytes
+                            ? messenger_->receive(*connection.peer, event.data, to, number)
+                            : failed("found " + std::to_string(event.dataBytes) + " bytes, expected the " +
+                                     std::to_string(bytes) + " of the range");
+  if (!status.ok()) {
+    connection.problem =
+        "a transfer from " + options_.fleet.name(connection.worldRank) + " failed: " + status.message();
     return disconnect(connection);
+  }
   slot->state = Slot::receiving;
 }
 
@@ -369,29 +388,45 @@ Result<uint64_t> Puller::pull(const PullRequest &request) {
   error_ = {};
   polled_ = Clock::now();
   options_.server->setPulling(true);
-  Result<uint64_t> version = attempts();
+  struct Call { // also ends if an exception is thrown: nothing may write the caller's memory afterwards
+    Puller &puller;
+    ~Call() {
+      try {
+        puller.endCall();
+      } catch (const std::bad_alloc &) { // servers that were not told end the leases at their deadline
+      }
+    }
+  } const call{*this};
+  return attempts();
+}
+
+void Puller::endCall() {
   endTransfers();
-  leaveServers();
-  options_.server->setPulling(false);
   request_ = nullptr;
   call_ = 0;
-  return version;
+  options_.server->setPulling(false);
+  leaveServers();
 }
 
 Result<uint64_t> Puller::attempts() {
   call_ = std::max<uint64_t>(randomNumber(), 1);
+  milliseconds pause = kAgain;
   for (uint64_t failed = 0;;) {
     if (Status status = begin(failed); !status.ok())
       return status;
     assignment_ = *assigned_;
-    if (assignment_.version != version_)
-      startVersion(assignment_.version);
+    if (assignment_.version != version_) {
+      if (Status status = startVersion(assignment_.version); !status.ok())
+        return status;
+      pause = kAgain;
+    }
     failed = 0;
     Outcome outcome = transfer();
     if (outcome == Outcome::again) {
       endTransfers();
       leaveServers();
-      std::this_thread::sleep_for(kAgain);
+      std::this_thread::sleep_for(pause); // the coordinator may not know yet what has changed
+      pause = std::min(2 * pause, kLongestAgain);
       failed = assignment_.number;
       continue;
     }
@@ -418,11 +453,13 @@ Status Puller::begin(uint64_t failed) {
   Connection &coordinator = connectionTo(options_.fleet.sources()[0]);
   for (bool asked = false; !assigned_;) {
     const bool any = handleEvents();
+    if (!error_.ok())
+      return error_;
     if (assigned_)
       break;
     if (passed(deadline_))
       return timedOut("timed out: " + (coordinator.ready && !reason_.empty() ? reason_ : problemOf(coordinator)));
-    if (!ready(coordinator)) {
+    if (!ready(coordinator, kNoWelcome)) {
       asked = false;
     } else if (!asked) {
       send(coordinator,
@@ -434,7 +471,7 @@ Status Puller::begin(uint64_t failed) {
   return {};
 }
 
-void Puller::startVersion(const Version &version) {
+Status Puller::startVersion(const Version &version) {
   endTransfers();
   const std::vector<ReceivedMessage> &received = options_.table->received();
   version_ = version;
@@ -444,7 +481,10 @@ void Puller::startVersion(const Version &version) {
   open_ = static_cast<size_t>(
       std::count_if(received.begin(), received.end(), [](const auto &each) { return each.packing.bytes() > 0; }));
   first_ = copies_ = 0;
-  options_.server->serve(version);
+  Status status = options_.server->serve(version);
+  if (!status.ok())
+    version_ = {}; // the next pull tries again
+  return status;
 }
 
 Puller::Outcome Puller::transfer() {
@@ -481,6 +521,8 @@ Puller::Outcome Puller::complete() {
     const bool any = handleEvents();
     if (committed_ == assignment_.number)
       return Outcome::done;
+    if (!error_.ok())
+      return Outcome::failed;
     // A coordinator that was lost is asked by begin(), since it may be a new process.
     if (repeated_ == assignment_.number || !coordinator.ready)
       return Outcome::again;
@@ -545,7 +587,7 @@ bool Puller::fetchOne(size_t number) {
   if (message.next == received.packing.bytes() || options_.progress->locals() < received.localsBefore)
     return false;
   Connection &server = connectionTo(serverOf(number));
-  if ((message.server && message.server != &server) || server.fetches == kWindow || !ready(server))
+  if ((message.server && message.server != &server) || server.fetches == kWindow || !ready(server, kShortLook))
     return false;
   Slot &slot = *std::find_if(server.slots.begin(), server.slots.end(),
                              [](const Slot &each) { return each.state == Slot::free; });
@@ -690,7 +732,7 @@ Result<std::vector<ReplicaInfo>> Puller::replicas(const Deadline &deadline) {
     const bool any = handleEvents();
     if (passed(deadline))
       return timedOut("timed out: " + problemOf(coordinator));
-    if (!ready(coordinator)) {
+    if (!ready(coordinator, kNoWelcome)) {
       asked = false;
     } else if (!asked) {
       listed_.clear();

@@ -88,8 +88,8 @@ private:
 
   // Connections.
   Connection &connectionTo(uint32_t worldRank);
-  /// Connects if need be. Returns whether the connection is ready.
-  bool ready(Connection &connection);
+  /// Connects if need be. Returns whether the connection is ready. `look`: the longest look into the store.
+  bool ready(Connection &connection, std::chrono::milliseconds look);
   void disconnect(Connection &connection);
   /// Drops the fetches in flight. Bytes that the server has not confirmed are fetched again.
   void discard(Connection &connection);
@@ -109,8 +109,9 @@ private:
 
   // The phases of a pull.
   Result<uint64_t> attempts();
+  void endCall();
   Status begin(uint64_t failed);
-  void startVersion(const Version &version);
+  Status startVersion(const Version &version);
   Outcome transfer();
   Outcome complete();
   void leaveServers();

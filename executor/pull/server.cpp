@@ -12,6 +12,8 @@ namespace reshard::pull {
 namespace {
 
 constexpr std::chrono::milliseconds kMaintain{100};
+/// The service thread handles a change at once, unless the process is out of memory or in a debugger.
+constexpr std::chrono::seconds kChange{30};
 
 } // namespace
 
@@ -45,16 +47,20 @@ void Server::loop() {
   Clock::time_point idle = Clock::now();
   while (true) {
     bool any = false;
-    {
+    try {
       const std::lock_guard lock(mutex_);
       if (stop_)
         return;
       any = progressOnce();
+    } catch (const std::bad_alloc &) { // what is due stays due; clients ask again for what was lost
     }
     changed_.notify_all();
     if (options_.idle && Clock::now() - idle >= kMaintain) {
-      options_.idle();
       idle = Clock::now();
+      try {
+        options_.idle();
+      } catch (const std::bad_alloc &) { // the next call handles what is left
+      }
     }
     while (wanted_.load(std::memory_order_relaxed))
       std::this_thread::yield();
@@ -75,9 +81,8 @@ bool Server::progressOnce() {
     progress_.reset();
     version_ = *std::exchange(change_, {});
   }
-  const std::optional<MessengerEvent> event = messenger_->poll();
-  if (event) {
-    handle(*event);
+  if (const std::optional<MessengerEvent> event = messenger_->poll()) {
+    handleOrDrop(*event);
     any = true;
   }
   serveParked();
@@ -89,6 +94,17 @@ bool Server::progressOnce() {
   maintainLinks();
   sendAnswers();
   return any;
+}
+
+/// Closes the connection of an event that needs more memory than there is; the client connects again.
+void Server::handleOrDrop(const MessengerEvent &event) {
+  try {
+    handle(event);
+  } catch (const std::bad_alloc &) {
+    messenger_->disconnect(event.peer);
+    forget(event.peer);
+    throw;
+  }
 }
 
 void Server::handle(const MessengerEvent &event) {
@@ -123,8 +139,10 @@ void Server::handleFrame(uint32_t peer, const MessengerEvent &event) {
   Client &client = found->second;
   if (coordinator_)
     coordinator_->heard(client.number, Clock::now());
-  if (kindOf(frame) == FrameKind::ping)
-    return send(peer, makeFrame(FrameKind::pong));
+  if (kindOf(frame) == FrameKind::ping) {
+    send(peer, makeFrame(FrameKind::pong));
+    return;
+  }
   if (kindOf(frame) == FrameKind::coordinator) {
     const bool fromThere = client.worldRank == options_.fleet.sources()[0];
     if (isSource() && !coordinates() && fromThere && frame.words[1] != 0 && !event.text.empty())
@@ -243,15 +261,16 @@ void Server::forget(uint32_t peer) {
   clients_.erase(found);
 }
 
-void Server::send(uint32_t peer, const Frame &frame) {
-  // The connection to a peer that does not receive its frames is closed; the peer connects again.
-  if (!messenger_->send(peer, frame).ok()) {
-    messenger_->disconnect(peer);
-    for (Link &link : links_)
-      if (link.peer == peer)
-        link.peer.reset();
-    forget(peer);
-  }
+/// Returns false after closing the connection, if the peer does not receive its frames. The peer connects again.
+bool Server::send(uint32_t peer, const Frame &frame, std::string_view text) {
+  if (messenger_->send(peer, frame, text).ok())
+    return true;
+  messenger_->disconnect(peer);
+  for (Link &link : links_)
+    if (link.peer == peer)
+      link.peer.reset();
+  forget(peer);
+  return false;
 }
 
 void Server::reply(uint32_t peer, FrameKind kind, const Fetch &fetch) {
@@ -320,8 +339,10 @@ void Server::answer(uint32_t peer, Client &client, const Fetch &fetch, const Ser
   const auto address = fetch.readable ? reinterpret_cast<uint64_t>(data) : 0;
   const Frame frame = makeFrame(FrameKind::data, {fetch.version.number, fetch.message, fetch.begin, fetch.end,
                                                   fetch.slot, address, client.lease});
-  if (fetch.readable)
-    return send(peer, frame);
+  if (fetch.readable) {
+    send(peer, frame);
+    return;
+  }
   slot.sending = true;
   if (!messenger_->sendData(peer, frame, data, bytes, fetch.slot).ok()) {
     messenger_->disconnect(peer);
@@ -389,11 +410,8 @@ void Server::connect(Link &link) {
     return;
   link.peer = *peer;
   link.told.reset();
-  send(*peer, makeFrame(FrameKind::hello, {link.to.token, options_.worldRank, kProtocol}));
-  if (link.peer && coordinates()) {
-    if (!messenger_->send(*peer, makeFrame(FrameKind::coordinator, {options_.token}), address_).ok())
-      messenger_->disconnect(*std::exchange(link.peer, {}));
-  }
+  if (send(*peer, makeFrame(FrameKind::hello, {link.to.token, options_.worldRank, kProtocol})) && coordinates())
+    send(*peer, makeFrame(FrameKind::coordinator, {options_.token}), address_);
 }
 
 /// Tells the coordinator which version this source rank has published.
@@ -435,6 +453,9 @@ void Server::sendAnswers() {
     case CoordinatorAnswer::kRepeat:
       frame = makeFrame(FrameKind::repeat, {answer->assignment});
       break;
+    case CoordinatorAnswer::kReplaced:
+      frame = makeFrame(FrameKind::replaced);
+      break;
     }
     send(peer->second, frame);
   }
@@ -449,7 +470,7 @@ void Server::sendList(uint32_t peer) {
           .number(all[i].ranks)
           .number(all[i].version)
           .number(static_cast<uint8_t>(all[i].state));
-    if (!messenger_->send(peer, makeFrame(FrameKind::listed, {all.size(), first}), writer.take()).ok())
+    if (!send(peer, makeFrame(FrameKind::listed, {all.size(), first}), writer.take()))
       return;
   }
 }
@@ -502,9 +523,12 @@ size_t Server::leases() {
 }
 
 /// Serves another version, after all leases have ended.
-void Server::change(std::unique_lock<std::mutex> &lock, const Version &version) {
+Status Server::change(std::unique_lock<std::mutex> &lock, const Version &version) {
   change_ = version;
-  changed_.wait(lock, [&] { return !change_; });
+  if (changed_.wait_for(lock, kChange, [&] { return !change_; }))
+    return {};
+  return failed("the thread that serves this rank's memory has not run for " + std::to_string(kChange.count()) +
+                " s; other processes may still read the memory");
 }
 
 Status Server::release(const Deadline &deadline) {
@@ -519,7 +543,8 @@ Status Server::release(const Deadline &deadline) {
     changed_.wait_for(lock, std::chrono::milliseconds(10));
   const std::string names = holders();
   const uint64_t version = version_.number;
-  change(lock, {});
+  if (Status status = change(lock, {}); !status.ok())
+    return status;
   withdrawing_ = false;
   if (names.empty())
     return {};
@@ -527,10 +552,9 @@ Status Server::release(const Deadline &deadline) {
                   "; their leases are revoked");
 }
 
-void Server::serve(const Version &version) {
+Status Server::serve(const Version &version) {
   std::unique_lock lock = locked();
-  if (version_ != version)
-    change(lock, version);
+  return version_ == version ? Status() : change(lock, version);
 }
 
 void Server::setPulling(bool pulling) {

@@ -46,8 +46,8 @@ public:
   /// The number of clients that read the served version.
   size_t leases();
   /// Of a target rank: serves the bytes of a version that have arrived; none yet if it is another version than before.
-  /// When it returns, no process reads an earlier version out of this one.
-  void serve(const Version &version);
+  /// When it returns without an error, no process reads an earlier version out of this one.
+  Status serve(const Version &version);
   /// Whether a pull is running, whose bytes clients may wait for.
   void setPulling(bool pulling);
 
@@ -89,6 +89,7 @@ private:
   std::unique_lock<std::mutex> locked();
   void loop();
   bool progressOnce();
+  void handleOrDrop(const MessengerEvent &event);
   void handle(const MessengerEvent &event);
   void handleFrame(uint32_t peer, const MessengerEvent &event);
   void greet(uint32_t peer, const Frame &frame);
@@ -102,9 +103,9 @@ private:
   static bool allocate(Slot &slot);
   void answer(uint32_t peer, Client &client, const Fetch &fetch, const ServedMessage &served);
   void reply(uint32_t peer, FrameKind kind, const Fetch &fetch);
-  void send(uint32_t peer, const Frame &frame);
+  bool send(uint32_t peer, const Frame &frame, std::string_view text = {});
   void serveParked();
-  void change(std::unique_lock<std::mutex> &lock, const Version &version);
+  Status change(std::unique_lock<std::mutex> &lock, const Version &version);
   void endLeases();
 
   bool isSource() const { return !options_.fleet.isTarget(options_.worldRank); }

@@ -8,6 +8,7 @@
 
 #include <map>
 #include <random>
+#include <set>
 #include <string>
 
 using namespace reshard::pull;
@@ -39,7 +40,9 @@ protected:
       } else if (answer->kind == Answer::kWaiting) {
         text += "waiting" + version + " for " + (answer->rank == kSources ? "any" : std::to_string(answer->rank));
       } else {
-        text += answer->kind == Answer::kCommitted ? "committed" + version : std::string("repeat");
+        text += answer->kind == Answer::kCommitted ? "committed" + version
+                : answer->kind == Answer::kRepeat  ? "repeat"
+                                                   : "replaced";
       }
     }
     return text;
@@ -230,7 +233,7 @@ TEST_F(PullCoordinator, AProcessThatStartsAgainTakesItsRank) {
   complete(0);
   answers();
   coordinator->begin(99, {0, 0, 0, 1, 0}, kLater);
-  EXPECT_EQ(answers(), "99:assign 1 from sources");
+  EXPECT_EQ(answers(), "1:replaced, 99:assign 1 from sources");
   coordinator->lost(client(0)); // the end of the old process is noticed late
   EXPECT_EQ(states(), "0: pulling 1 ranks 1");
 }
@@ -251,13 +254,16 @@ TEST_F(PullCoordinator, RequestsEndWithTheirClientsAndDeadlines) {
   EXPECT_EQ(answers(), "5:repeat");
 }
 
-/// Whatever happens, a replica commits only if all its ranks completed one assignment, and no chain is a cycle.
+/// With random requests, failures and losses, a replica commits only if all its ranks completed one assignment, and no
+/// chain is a cycle.
 TEST_F(PullCoordinator, RandomEventsKeepTheRules) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 200; ++round) {
     make(2, 2);
     assignment.clear();
     std::map<uint64_t, std::map<uint64_t, bool>> completed; // assignment, client
+    std::set<uint64_t> committed;                           // assignments
+    std::map<uint32_t, uint32_t> parents;                   // of the replicas that pull
     uint64_t version = 1;
     for (int step = 0; step < 200; ++step) {
       const uint32_t replica = random() % 5, rank = random() % 2;
@@ -275,18 +281,31 @@ TEST_F(PullCoordinator, RandomEventsKeepTheRules) {
         complete(replica, rank);
         break;
       default:
-        random() % 2 ? coordinator->lost(client(replica, rank))
-                     : coordinator->parentFailed(client(replica, rank), random() % 5);
+        if (const uint32_t parent = random() % 5; random() % 2) {
+          coordinator->lost(client(replica, rank));
+        } else {
+          coordinator->parentFailed(client(replica, rank), parent);
+          if (const auto found = parents.find(replica); found != parents.end() && found->second == parent)
+            found->second = kSources;
+        }
       }
       while (const std::optional<Answer> answer = coordinator->next()) {
         if (answer->kind == Answer::kAssign) {
           assignment[answer->client] = answer->assignment;
-          EXPECT_NE(answer->parent, answer->client / 10);
+          if (!committed.contains(answer->assignment)) // else the answer is repeated
+            parents[answer->client / 10] = answer->parent;
         }
         if (answer->kind == Answer::kCommitted) {
+          committed.insert(answer->assignment);
+          parents.erase(answer->client / 10); // it has all bytes
           EXPECT_NE(answer->assignment, 0u);
           EXPECT_EQ(completed[answer->assignment].size(), 2u);
         }
+      }
+      for (const auto &[first, parent] : parents) {
+        size_t length = 0;
+        for (auto at = parents.find(first); at != parents.end(); at = parents.find(at->second))
+          ASSERT_LE(++length, parents.size()) << "replica " << first << " reads from itself";
       }
     }
   }

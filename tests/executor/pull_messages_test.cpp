@@ -137,7 +137,7 @@ TEST(PullMessages, OnlyTheRanksOfAMessageObtainIt) {
     for (const auto &[message, pair] : ends)
       for (uint32_t client = 0; client < 32; ++client) {
         if (!fleet->isTarget(member->worldRank) && member->worldRank > 3)
-          continue; // ranks that take no part
+          continue; // ranks of the plan that no endpoint has
         const auto [sender, receiver] = pair;
         const bool sends = member->worldRank == sender && client >= 8 && fleet->planRank(client) == receiver &&
                            (sender < 8 || fleet->replicaOf(client) == 0);

@@ -33,16 +33,27 @@ public:
     values_[key] = value;
     return {};
   }
-  Result<std::optional<std::string>> find(const std::string &key, const Deadline &) override {
-    const std::lock_guard lock(mutex_);
+  Result<std::optional<std::string>> find(const std::string &key, const Deadline &deadline) override {
+    std::unique_lock lock(mutex_);
+    if (!silent_.empty() && key.ends_with(silent_)) {
+      lock.unlock();
+      std::this_thread::sleep_until(*deadline);
+      return timedOut("the store does not answer");
+    }
     const auto found = values_.find(key);
     return found == values_.end() ? std::optional<std::string>() : std::optional(found->second);
   }
   void clear() { values_.clear(); }
+  /// From now on, gives no answer for keys that end so.
+  void silence(const std::string &end) {
+    const std::lock_guard lock(mutex_);
+    silent_ = end;
+  }
 
 private:
   std::mutex mutex_;
   std::map<std::string, std::string> values_;
+  std::string silent_;
 };
 
 /// The memory of quantized and cast params, converted as they are sent or as they arrive.
@@ -342,6 +353,65 @@ TEST_F(Pull, AFrozenOrEndedParentIsLeft) {
   }
 }
 
+/// Whether a condition holds within 10 s.
+bool soon(const std::function<bool()> &condition) {
+  for (const Deadline deadline = in(10); !condition(); std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+    if (passed(deadline))
+      return false;
+  return true;
+}
+
+TEST_F(Pull, TwoProcessesOfOneRankAreNamed) {
+  compile(kPairs);
+  startSources();
+  start(2);
+  const std::unique_ptr<Process> first = std::move(processes[2]);
+  std::string text;
+  std::atomic<bool> ended{false};
+  std::thread puller([&] {
+    text = first->transport->pull({5, in(10), [] { return Status(); }, [] { return Status(); }}).status().message();
+    ended = true;
+  });
+  EXPECT_TRUE(soon([&] {
+    return processes[1]->transport->replicas(in(1)).ok() && !processes[1]->transport->replicas(in(1))->empty();
+  }));
+  start(2);
+  EXPECT_FALSE(pull(2, 5, 0.5).ok());
+  EXPECT_TRUE(soon([&] { return ended.load(); }));
+  puller.join();
+  EXPECT_EQ(text, "another process has opened this plan as replica 0 rank 0 (world rank 2); expected one process for "
+                  "each rank");
+}
+
+TEST_F(Pull, AHookThatThrowsEndsThePull) {
+  compile(kPairs);
+  oneHost = true;
+  startSources();
+  startReplica(0);
+  publish(1);
+  PullTransport &rank = *processes[2]->transport;
+  EXPECT_THROW((void)rank.pull({0, in(10), []() -> Status { throw std::runtime_error("the hook"); }, {}}),
+               std::runtime_error);
+  release(2); // the rank has left its servers
+  publish(2);
+  EXPECT_EQ(pullReplica(0, 2), "2 2");
+  release();
+}
+
+TEST_F(Pull, ASilentStoreDoesNotStopTransfersFromConnectedServers) {
+  compile(kRagged);
+  rangeBytes = 100;
+  startSources();
+  startReplica(0);
+  publish(1);
+  store.silence("/pool/1"); // no process can connect to source rank 1
+  EXPECT_THAT(pull(3, 0, 1.5).status().message(), HasSubstr("source rank 1 (world rank 1)"));
+  uint64_t served = 0;
+  for (const std::string &address : processes[0]->addresses)
+    served += network.served(address);
+  EXPECT_GT(served, 2000u); // rows of a and columns of c: 1280 and 930 bytes
+}
+
 TEST_F(Pull, AProcessThatStartsAgainPullsAgain) {
   compile(kPairs);
   startSources();
@@ -370,7 +440,7 @@ TEST_F(Pull, ATrainerThatStartsAgainMayPublishANumberAgain) {
     if (whole)
       EXPECT_EQ(pullReplica(0), "4 4");
     else
-      EXPECT_FALSE(pull(2, 0, 0.5).ok()); // its bytes are there; rank 1 of the replica has none
+      EXPECT_FALSE(pull(2, 0, 0.5).ok()); // it has its bytes; rank 1 of the replica has none
     startSources();
     expected[4] = tests::copied(*plan, 99);
     for (const uint32_t rank : fleet.sources()) {
