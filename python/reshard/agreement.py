@@ -82,7 +82,10 @@ class Agreement:
         self.store.set(self._key(self._round, self.rank), _pack(statement))
         if not self._wait(self._key(self._round, "answer"), ends):
             raise TimeoutError(f"rank {self.rank}: rank 0 did not answer in {timeout:g} s; all ranks must call with the same modules in the same order")
-        return _unpack(self.store.get(self._key(self._round, "answer")))
+        answer = _unpack(self.store.get(self._key(self._round, "answer")))
+        if answer.get("late"):  # this statement may be later than rank 0's deletion of all
+            self.store.delete_key(self._key(self._round, self.rank))
+        return answer
 
     def _answer(self, mine: Statement, merge: Callable[[Sequence[Statement]], Statement], ends: float) -> Statement:
         """Rank 0: gathers the statements and publishes the answer."""

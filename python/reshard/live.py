@@ -8,12 +8,12 @@ framework.
 
 from __future__ import annotations
 
-import fnmatch
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .coverage import matched
 from .description import _chunks
 from .errors import Error
 
@@ -193,10 +193,6 @@ def _name(axis: Axis) -> str:
     return f"axis{axis[0]}x{axis[1]}"
 
 
-def _left_out(endpoint: _Endpoint, left: Sequence[str]) -> set[str]:
-    return {name for name in [*endpoint.parts, *endpoint.aliases] if any(fnmatch.fnmatchcase(name, glob) for glob in left)}
-
-
 def _listed(names: Iterable[str]) -> str:
     found = sorted(names)
     return ", ".join(map(repr, found[:4])) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
@@ -204,23 +200,21 @@ def _listed(names: Iterable[str]) -> str:
 
 def _pairs(source: _Endpoint, target: _Endpoint, left: Sequence[str]) -> dict[str, str]:
     """Returns {name of a tensor in the target: its name in the source}. Tied names are resolved."""
-    left_source, left_target = _left_out(source, left), _left_out(target, left)
-    unknown = [glob for glob in left if not any(fnmatch.fnmatchcase(name, glob) for name in left_source | left_target)]
-    if unknown:
-        raise Error(f"left: no param of the source or the target matches {_listed(unknown)}")
+    ends = (source, target)
+    kept = matched({name for end in ends for name in (*end.parts, *end.aliases)}, left, "source and target")
     names: dict[str, set[str]] = {}
     for name in set(target.parts) | set(target.aliases):
         origin = source.aliases.get(name, name)
-        if name not in left_target and origin in source.parts:
+        if name not in kept and origin in source.parts:
             names.setdefault(target.aliases.get(name, name), set()).add(origin)
-    lacking = [name for name in target.parts if name not in left_target and name not in names]
+    lacking = [name for name in target.parts if name not in kept and name not in names]
     if lacking:
         raise Error(f"the source lacks {_listed(lacking)} of the target: name what the refit shall not write in left=[…]")
     for name, origins in names.items():
         if len(origins) > 1:
             raise Error(f"target param {name!r} is tied to other names, but the source has different tensors for them: {_listed(origins)}")
     used = {origin for origins in names.values() for origin in origins}
-    unused = [name for name in source.parts if name not in left_source and name not in used]
+    unused = [name for name in source.parts if name not in kept and name not in used]
     if unused:
         raise Error(f"the target lacks {_listed(unused)} of the source: name what the refit shall not read in left=[…]")
     return {name: next(iter(names[name])) for name in target.parts if name in names}

@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import itertools
 import json
 import secrets
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import torch
 
 from .agreement import Agreement, Statement
 from .compiler import compile
+from .coverage import check_coverage
 from .dtypes import DTYPES, dtype_by_name
 from .errors import BindError, Error
 from .executor import Executor
@@ -62,15 +62,6 @@ def aliases_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     return {name: known for name, tensor in tensors.items() if (known := first.setdefault(_place(name, tensor), name)) != name}
 
 
-def _matched(names: Iterable[str], left: Sequence[str]) -> set[str]:
-    """Returns the names that ``left`` matches. Raises BindError for a glob without a match."""
-    known = list(names)
-    for glob in left:
-        if not any(fnmatch.fnmatchcase(name, glob) for name in known):
-            raise BindError(f"left: {glob!r} matches no param or buffer of the module")
-    return {name for name in known if any(fnmatch.fnmatchcase(name, glob) for glob in left)}
-
-
 def bind_module(
     executor: Executor,
     module: torch.nn.Module | Mapping[str, torch.Tensor],
@@ -98,19 +89,12 @@ def bind_module(
     at = executor.plan.endpoint(endpoint, rank)
     params = executor.plan.params(rank, at.role)
     where = f"{at.role} rank {rank}"
-    kept = _matched(tensors, left)
     tied = aliases_of(tensors)
     for name in tensors:
-        if name in kept and name in params:
-            raise BindError(f"{where} param {name!r}: found in left and in the plan, expected one of them")
         if name in params and tied.get(name) in params:
             raise BindError(f"{where} param {name!r}: found tied to {tied[name]!r}, which the plan has too; expected one of them in the plan")
-        covered = name in params or name in kept or tied.get(name) in params or any(tied.get(other) == name and other in params for other in tied)
-        if not covered:
-            raise BindError(f"{where} param {name!r}: the module has it, but not the plan; expected it in the plan or in left=[…]")
-    for name, param in params.items():
-        if name not in tensors and not param.transform:
-            raise BindError(f"{where} param {name!r}: the plan has it, but not the module")
+    planned = [name for name, param in params.items() if name in tensors or not param.transform]
+    check_coverage(tensors, planned, left, where, tied)
     bound = {name: local_of(tensor) for name, tensor in tensors.items() if name in params and not params[name].transform}
     for name, tensor in bound.items():
         if tensor.device.type == "meta":

@@ -3,11 +3,11 @@
 
 import os
 import re
-import shutil
 import socket
 from pathlib import Path
 
-from commands import BIN, ROOT
+from commands import ROOT
+from module import install
 
 PROGRAM = re.compile(r"```python\n# FILE (\S+)\n(.*?)```", re.DOTALL)
 JOB = ROOT / "examples" / "refit.yaml"
@@ -25,12 +25,8 @@ def programs(folder: Path) -> dict[str, str]:
 def environment(folder: Path) -> dict[str, str]:
     """The environment of programs that import reshard: the module of this tree, with the commands and libraries of the
     build tree."""
-    module = folder / "module" / "reshard"
-    shutil.copytree(ROOT / "python" / "reshard", module, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("bin", "lib"):
-        (module / name).symlink_to(BIN)
     launcher = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "SLURM_", "OMPI_", "PMI", "RESHARD_PORT", "RESHARD_SECRET")
-    return {name: value for name, value in os.environ.items() if not name.startswith(launcher)} | {"PYTHONPATH": str(folder / "module")}
+    return {name: value for name, value in os.environ.items() if not name.startswith(launcher)} | {"PYTHONPATH": str(install(folder))}
 
 
 def lines(output: str) -> list[str]:

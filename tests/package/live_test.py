@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of jobs between live modules (reshard.live) and of rounds of agreement, without PyTorch. Each job is compiled,
-run in one process, and compared with a loop over the stated cuts. Run by package_test.py, like module_test.py."""
+"""Tests of jobs between live modules (reshard.live), of coverage and of rounds of agreement, without PyTorch. Each job
+is compiled, run in one process, and compared with a loop over the stated cuts. Run by package_test.py, like
+module_test.py."""
 
 import itertools
+import re
 import tempfile
 import threading
 import time
@@ -12,6 +14,7 @@ from pathlib import Path
 import reshard
 from module_test import has
 from reshard.agreement import Agreement
+from reshard.coverage import check_coverage
 from reshard.live import Cut, Part, Side, from_json, job_of, to_json
 
 if has("numpy"):
@@ -124,7 +127,7 @@ class LiveTest(unittest.TestCase):
         cases = [
             (side(**w, x=((1,),)), side(**w), (), "the target lacks 'x' of the source"),
             (side(**w), side(**w, x=((1,),)), (), "the source lacks 'x' of the target"),
-            (side(**w), side(**w), ("y*",), "left: no param of the source or the target matches 'y*'"),
+            (side(**w), side(**w), ("y*",), "source and target: left: 'y*' matches no param or buffer"),
             (side(**w), side(w=((4, 3),)), (), "param 'w': found shape [4, 3] in the target, expected [4, 2]"),
             (side(**w), cut, (), "target param 'w': group [0, 1] cuts dimension 0, but the groups of all ranks are no axis"),
             (side(**w), other, (), "target param 'w': found shape (4, 3) on rank 1, expected (4, 2) as on rank 0"),
@@ -135,6 +138,23 @@ class LiveTest(unittest.TestCase):
             with self.subTest(text=text), self.assertRaises(reshard.Error) as raised:
                 job_of(source, target, left)
             self.assertIn(text, str(raised.exception))
+
+
+class CoverageTest(unittest.TestCase):
+    def test_each_tensor_is_covered_once(self):
+        names, tied = ["a", "b", "c", "d"], {"b": "a", "c": "a"}
+        for planned, left in ((["a", "d"], []), (["c", "d"], []), (["c"], ["d"]), ([], ["*"]), (["a", "d"], ["b"])):
+            with self.subTest(planned=planned, left=left):
+                check_coverage(names, planned, left, "rank 0", tied)
+        for planned, left, text in (
+            (["d"], [], "rank 0 param 'a': the module has it, but not the plan"),
+            (["d"], ["a"], "rank 0 param 'b': the module has it, but not the plan"),
+            (["a", "d"], ["d"], "rank 0 param 'd': found in left and in the plan"),
+            (["a", "d", "e"], [], "rank 0 param 'e': the plan has it, but not the module"),
+            (["a", "d"], ["e*"], "rank 0: left: 'e*' matches no param or buffer"),
+        ):
+            with self.subTest(text=text), self.assertRaisesRegex(reshard.BindError, re.escape(text)):
+                check_coverage(names, planned, left, "rank 0", tied)
 
 
 class Store:
@@ -220,6 +240,17 @@ class AgreementTest(unittest.TestCase):
             for rank in {0, 1, 2} - {missing}:
                 self.assertIsInstance(results[rank], reshard.TimeoutError)
                 self.assertIn(text, str(results[rank]))
+
+    def test_a_late_rank_leaves_no_key(self):
+        def call(agreement):
+            time.sleep(1.5 * agreement.rank)  # rank 0 has given up before
+            return agreement({}, lambda _: {}, 1)
+
+        results, store = self.ranks(2, call)
+        for result in results:
+            self.assertIsInstance(result, reshard.TimeoutError)
+            self.assertIn("ranks [1] of 2 did not call in time", str(result))
+        self.assertEqual(list(store.values), ["reshard/agreement/1/answer"])
 
 
 if __name__ == "__main__":

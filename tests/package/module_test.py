@@ -5,17 +5,19 @@ PyTorch and JAX if available."""
 import array
 import ctypes
 import importlib.util
+import os
 import re
 import subprocess
 import sys
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
 import reshard
 from device_tensor import DeviceTensor
-from reshard import _library
+from reshard import _library, releases
 from reshard.rendezvous import store_of
 
 JOB = """version: 1
@@ -37,6 +39,19 @@ def job(dtype="fp32"):
 
 def has(module):
     return importlib.util.find_spec(module) is not None
+
+
+class Releases(unittest.TestCase):
+    def test_only_tested_releases_are_permitted(self):
+        packages = ("no-such-package", "numpy")
+        releases.check_release(packages, ("0.1", np.__version__))
+        with mock.patch.dict(os.environ, {releases.ANY_VERSION: ""}):
+            with self.assertRaisesRegex(reshard.Error, f"no-such-package: found release {np.__version__}, expected 0.1 or 0.2, .*; RESHARD_ANY_VERSION=1 permits others"):
+                releases.check_release(packages, ("0.1", "0.2"))
+        with mock.patch.dict(os.environ, {releases.ANY_VERSION: "1"}):
+            releases.check_release(packages, ("0.1",))
+        with self.assertRaisesRegex(reshard.Error, "found no installed package no-such-package, expected one"):
+            releases.check_release(("no-such-package",), ("0.1",))
 
 
 class Compile(unittest.TestCase):

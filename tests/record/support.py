@@ -15,14 +15,12 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-from commands import BIN, ROOT  # noqa: E402
+from commands import ROOT  # noqa: E402
+from module import install  # noqa: E402
 
 _prefix = Path(tempfile.mkdtemp(prefix="reshard-record-"))
 atexit.register(shutil.rmtree, _prefix)
-shutil.copytree(ROOT / "python" / "reshard", _prefix / "reshard", ignore=shutil.ignore_patterns("__pycache__"))
-for name in ("bin", "lib"):
-    (_prefix / "reshard" / name).symlink_to(BIN)
-sys.path.insert(0, str(_prefix))
+sys.path.insert(0, str(install(_prefix)))
 
 from reshard.recording import elements  # noqa: E402, F401
 from reshard import recording  # noqa: E402, F401

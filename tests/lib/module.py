@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reshard module of this tree, with the commands and libraries of the build tree."""
+
+import shutil
+import tomllib
+from pathlib import Path
+
+from commands import BIN, ROOT
+
+
+def install(folder: Path) -> Path:
+    """Installs the reshard module in folder/module, unless it is there. Returns that path, for sys.path or PYTHONPATH."""
+    prefix = Path(folder) / "module"
+    if prefix.exists():
+        return prefix
+    shutil.copytree(ROOT / "python" / "reshard", prefix / "reshard", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("bin", "lib"):
+        (prefix / "reshard" / name).symlink_to(BIN)
+    # vLLM finds plug-ins by the entry points of installed packages.
+    installed = prefix / "reshard-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: reshard\nVersion: 0\n")
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    lines = [line for group, points in groups.items() for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))]
+    (installed / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return prefix
