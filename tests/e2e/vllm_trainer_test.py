@@ -166,8 +166,8 @@ class TrainerTest(unittest.TestCase):
         from reshard.integrations.vllm_trainer import shards_of
 
         more = self.weights | {"c": self.weights["b"]}
-        for module, left, text in ((more, [], "'c': the plan and left: neither covers it"), (more, ["*"], "'a': the plan and left: both cover it"),
-                                   (self.weights, ["c"], "left 'c' matches no param"), ({"a": self.weights["a"]}, [], "'b': the plan has it, but not the module")):
+        for module, left, text in ((more, [], "'c': the module has it, but not the plan"), (more, ["*"], "'a': found in left and in the plan"),
+                                   (self.weights, ["c"], "left: 'c' matches no param"), ({"a": self.weights["a"]}, [], "'b': the plan has it, but not the module")):
             with self.assertRaisesRegex(reshard.BindError, text):
                 shards_of(module, self.weights, left)
         self.assertEqual(list(shards_of(more, self.weights, ["c"])), ["a", "b"])

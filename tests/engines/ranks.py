@@ -6,6 +6,7 @@ import os
 import queue
 import socket
 import sys
+import tempfile
 import time
 import traceback
 import unittest
@@ -25,6 +26,7 @@ def _rank(function, folder, rank, world, port, results, arguments):
     import torch
 
     torch.set_num_threads(1)
+    tempfile.tempdir = folder  # os._exit below deletes no temporary files
     module(folder)
     try:
         store = torch.distributed.TCPStore("127.0.0.1", port, world, rank == 0, timeout=timedelta(seconds=120), wait_for_workers=False)

@@ -296,6 +296,19 @@ class TorchTest(ranks.RanksTest):
         same(whole(target), whole(source))
         self.assertTrue(torch.equal(logits(target), expected))
 
+    def test_trainer_of_vllm(self):
+        """Its tensors are params and persistent buffers, such as the router's bias of DeepSeek-V3; tied names are sent once."""
+        from reshard.integrations.vllm_trainer import shards_of
+
+        module = torch.nn.Linear(4, 6)
+        module.tied = module.weight
+        module.register_buffer("router_bias", torch.zeros(2))
+        module.register_buffer("cache", torch.zeros(2), persistent=False)
+        shards = shards_of(module, dict.fromkeys(("weight", "bias", "router_bias")))
+        self.assertEqual({name: tensor.data_ptr() for name, tensor in shards.items()},
+                         {"weight": module.weight.data_ptr(), "bias": module.bias.data_ptr(), "router_bias": module.router_bias.data_ptr()})
+        self.assertEqual(list(shards_of(module, dict.fromkeys(("weight", "tied", "bias")), ["router_bias"])), ["weight", "bias", "tied"])
+
     def test_bind_module(self):
         import reshard
         import reshard.torch

@@ -27,7 +27,10 @@ def train(at):
     from reshard.integrations.vllm_trainer import Trainer
     from safetensors.torch import load_file
 
-    trainer = Trainer(str(at / "family.rplan"), load_file(at / "B" / "model.safetensors"), None, rank=0, rendezvous=f"file://{at}/store", timeout=300)
+    tensors = load_file(at / "B" / "model.safetensors")
+    if "lm_head.weight" not in tensors:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    trainer = Trainer(str(at / "family.rplan"), tensors, None, rank=0, rendezvous=f"file://{at}/store", timeout=300)
     trainer.refit(timeout=300)
     trainer.close()
 

@@ -6,10 +6,9 @@ the library; tensor parallel, expert parallel, pipeline stages.
 
     make test-engines"""
 
-import json
+import contextlib
 import os
 import sys
-import types
 import unittest
 from pathlib import Path
 
@@ -17,19 +16,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in 
 
 import support  # noqa: E402
 import torch  # noqa: E402
-import vllm.distributed.parallel_state as parallel_state  # noqa: E402
-from vllm.config import set_current_vllm_config  # noqa: E402
-from vllm.engine.arg_utils import EngineArgs  # noqa: E402
-from vllm.model_executor.model_loader.utils import initialize_model  # noqa: E402
-from vllm.model_executor.models import utils as models  # noqa: E402
-from vllm.utils.torch_utils import set_default_torch_dtype  # noqa: E402
 
-#: Cases: the library's name of the model, and the config.json of a small one.
-CASES = {name: (name, config) for name, config in support.CONFIGS.items()} | {
-    "deepseek-v3": ("deepseek-v3", support.CONFIGS["deepseek-v3"] | {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}),
-    "qwen3-tied": ("qwen3-0.6b", support.CONFIGS["qwen3-8b"] | {"tie_word_embeddings": True}),
-    "llama-1-kv-head": ("llama3-8b", support.CONFIGS["llama3-8b"] | {"num_key_value_heads": 1}),
-}
 #: Meshes: tensor parallel ranks, pipeline stages, expert parallel.
 MESHES = {"tp1": (1, 1, False), "tp2": (2, 1, False), "tp4": (4, 1, False), "ep2": (2, 1, True), "pp2": (1, 2, False), "pp3": (1, 3, False), "tp2pp2": (2, 2, False)}
 WITHOUT_EXPERTS = ("qwen3-8b", "qwen3-tied", "llama3-8b", "llama-1-kv-head", "qwen2.5-7b", "nemotron-h-8b")
@@ -52,31 +39,15 @@ def meshes(case):
         yield name
 
 
-def group(rank, size):
-    """The attributes of a process group that constructors and loaders read."""
-    ranks = types.SimpleNamespace(rank=lambda: rank, size=lambda: size)
-    return types.SimpleNamespace(rank_in_group=rank, world_size=size, is_first_rank=rank == 0, is_last_rank=rank == size - 1, rank=rank,
-                                 local_rank=0, ranks=list(range(size)), device_group=ranks, cpu_group=ranks, unique_name="stand-in",
-                                 device=torch.device("cpu"))
+def loaded(at, mesh, tensors):
+    """Yields the params of one rank after the other as vLLM's loader fills them."""
+    from reshard.recording import vllm
 
-
-def loaded(config, rank, mesh, tensors):
-    """The params of one rank as vLLM's loader fills them."""
     tp, pp, experts = mesh
-    for name in ("_WORLD", "_INNER_DP_WORLD", "_TP", "_PP", "_DP", "_EP", "_PCP", "_DCP", "_EPLB"):
-        if hasattr(parallel_state, name):
-            setattr(parallel_state, name, group(0, 1))
-    parallel_state._TP, parallel_state._PP = group(rank % tp, tp), group(rank // tp, pp)
-    if experts:
-        parallel_state._EP = group(rank % tp, tp)
-    config.parallel_config.tensor_parallel_size, config.parallel_config.pipeline_parallel_size = tp, pp
-    config.parallel_config.enable_expert_parallel = experts
-    config.compilation_config.static_forward_context.clear()
-    models._model_to_pp_missing_layer_names.clear()  # by the address of a model, which may be that of an earlier one
-    with set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16), torch.no_grad():
-        module = initialize_model(config)
-        module.load_weights((name, tensor.clone()) for name, tensor in tensors.items())
-    return {name: param.detach() for name, param in module.named_parameters()}
+    for _, module in vllm.modules(at, vllm.Engine(tp, pp, experts), contextlib.nullcontext):
+        with torch.no_grad():
+            module.load_weights((name, tensor.clone()) for name, tensor in tensors.items())
+        yield {name: param.detach() for name, param in module.named_parameters()}
 
 
 def moved(plan, tensors):
@@ -122,12 +93,7 @@ class Loaders(unittest.TestCase):
         with other values."""
         import reshard
 
-        name, values = CASES[case]
-        at = folder / case
-        at.mkdir()
-        (at / "config.json").write_text(json.dumps(values))
-        (at / "model.yaml").write_text(f"extend: {support.MODELS / (name + '.yaml')}\nconfig: config.json\n")
-        config = EngineArgs(model=str(at), skip_tokenizer_init=True, enforce_eager=True, dtype="bfloat16").create_engine_config()
+        at = support.model(folder, case, support.CASES)
         tensors, count = None, 0
         for mesh in meshes(case):
             tp, pp, experts = MESHES[mesh]
@@ -137,13 +103,13 @@ class Loaders(unittest.TestCase):
             plan = reshard.compile(at / f"{mesh}.yaml")
             tensors = tensors or support.checkpoint(at / "A", plan.params(0, "source"), 0)
             other = {name: -tensor if name in changed else tensor for name, tensor in tensors.items()}
-            for rank, found in enumerate(moved(plan, other)):
+            for rank, (wanted, found) in enumerate(zip(loaded(at, MESHES[mesh], tensors), moved(plan, other), strict=True)):
                 with self.subTest(case=case, mesh=mesh, rank=rank):
-                    count += self.compare(loaded(config, rank, MESHES[mesh], tensors), found, MESHES[mesh])
+                    count += self.compare(wanted, found, MESHES[mesh])
         return count
 
     def test_bytes(self):
-        cases = os.environ.get("CASES", " ".join(CASES)).split()
+        cases = os.environ.get("CASES", " ".join(support.CASES)).split()
         counts = {case: self.check(case, self.folder) for case in cases}
         self.assertGreater(min(counts.values()), 100)
         print(f"{sum(counts.values())} params of {len(counts)} models")

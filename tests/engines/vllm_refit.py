@@ -3,7 +3,8 @@
 vLLM spawns. Rank 0 writes the tokens and log-probabilities of each engine as JSON.
 
 Case `steps`: after each of five optimizer steps the engine is refitted through its plug-in. Then a refit that the
-trainer does not take part in, one with q and k swapped, and a fresh engine that loads the trained checkpoint.
+trainer does not take part in, one with q and k swapped (qwen3-8b), one that only some of the workers receive, and a
+fresh engine that loads the trained checkpoint.
 Case `killed`, in pull mode: a worker is stopped in an update, and killed; the trainer continues, and a new engine, which
 loads the first checkpoint, pulls the newest weights."""
 
@@ -47,13 +48,17 @@ def trainer_module():
 
 
 def plan_of(layout):
-    """The path of the plan from the trainer's module to the engine's layout."""
-    job = AT / f"{CASE}.{layout}.{RANK}.yaml"
+    """The path of the plan from the trainer's module to the engine's layout. Rank 0 compiles it for all ranks."""
+    job = AT / f"{CASE}.{layout}.yaml"
     mesh, replicas = f"{{tp: {TP}, views: [{{etp: {TP}}}]}}", ", replicas: 1" if CASE.endswith("killed") else ""
-    job.write_text(
-        f"version: 1\nmodel: model.yaml\nsource: {{layout: fsdp2, mesh: {{fsdp: {TRAINERS}}}}}\n"
-        f"target: {{layout: {layout}, mesh: {mesh}, ranks: {TRAINERS}..{TRAINERS + TP - 1}{replicas}}}\n")
-    return reshard.compile(job, output=job.with_suffix(".rplan")).path
+    if RANK == 0:
+        job.write_text(
+            f"version: 1\nmodel: model.yaml\nsource: {{layout: fsdp2, mesh: {{fsdp: {TRAINERS}}}}}\n"
+            f"target: {{layout: {layout}, mesh: {mesh}, ranks: {TRAINERS}..{TRAINERS + TP - 1}{replicas}}}\n")
+        reshard.compile(job, output=job.with_suffix(".rplan"))
+    if TRAINERS > 1:
+        torch.distributed.barrier()
+    return str(job.with_suffix(".rplan"))
 
 
 def save(module, path):
@@ -106,6 +111,22 @@ def late(llm):
     client.update_weights({"timeout": 3})
 
 
+def partial(trainer, llm):
+    """An update for which the last worker has no time. Returns the engine's error."""
+
+    def update():
+        client = LLMClient(llm)
+        client.start_weight_update()
+        client.update_weights([{"timeout": 10}] * (TP - 1) + [{"timeout": 0.001}])
+
+    found = {}
+    call = threading.Thread(target=lambda: found.update(failure(update)) if llm else None)
+    call.start()
+    failure(lambda: trainer.executor.run(timeout=10))
+    call.join()
+    return found
+
+
 def steps(module, optimizer):
     """Case `steps`."""
     result = {"steps": []}
@@ -121,10 +142,13 @@ def steps(module, optimizer):
         result["late"] = failure(lambda: late(llm))
         result["after late"] = generated(llm)
     trainer.close()
-    trainer = joined(module, llm, "swapped")
+    trainer = joined(module, llm, "swapped" if MODEL == "qwen3-8b" else "vllm")
     trainer.refit(timeout=300)
     if llm:
         result["swapped"] = generated(llm)
+    if TP > 1:
+        result["partial"] = partial(trainer, llm)
+    if llm:
         shut_down(llm)
     trainer.close()
     return result

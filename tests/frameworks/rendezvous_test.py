@@ -5,8 +5,10 @@ stores of the caller, and run a plan over transport ucx.
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/rendezvous_test.py"""
 
+import contextlib
 import multiprocessing
 import os
+import queue
 import socket
 import sys
 import tempfile
@@ -33,6 +35,7 @@ source: {mesh: {tp: 4}}
 target: {mesh: {dp: 2, tp: 2}}
 """
 WORLD, ROWS = 4, 64
+SECONDS = 240  # to wait for a result; the processes import PyTorch first
 
 
 class FolderStore:
@@ -103,16 +106,22 @@ class RendezvousTest(unittest.TestCase):
         cls.plan = reshard.compile(job, output=job.with_suffix(".rplan")).path
 
     def results(self, kind, place, **options):
+        """Runs `refit` in a process for each rank. Returns {rank: its traceback, or "" after success}."""
         context = multiprocessing.get_context("spawn")
-        queue, done = context.Queue(), context.Event()
-        processes = [context.Process(target=refit, args=(self.folder, self.plan, kind, place, rank, options, queue, done)) for rank in range(WORLD)]
+        results, done = context.Queue(), context.Event()
+        processes = [context.Process(target=refit, args=(self.folder, self.plan, kind, place, rank, options, results, done)) for rank in range(WORLD)]
         for process in processes:
             process.start()
-        found = dict(queue.get(timeout=120) for _ in processes)
+        found = {}
+        with contextlib.suppress(queue.Empty):
+            while len(found) < WORLD:
+                rank, text = results.get(timeout=SECONDS)
+                found[rank] = text
         done.set()
         for process in processes:
             process.join(60)
-        return found
+            process.kill()
+        return {rank: found.get(rank, f"no result {SECONDS} s after that of another rank, or after the start") for rank in range(WORLD)}
 
     def test_stores(self):
         with socket.socket() as free:

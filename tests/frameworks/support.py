@@ -9,12 +9,12 @@ checkpoints.
 import json
 import shutil
 import sys
-import tomllib
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-from commands import BIN, ROOT, shared_folder  # noqa: E402
+from commands import BIN, ROOT, shared_folder  # noqa: E402, F401
+from module import install  # noqa: E402
 
 MODELS = ROOT / "examples" / "models"
 
@@ -55,22 +55,19 @@ CONFIGS = {
         "hidden_act": "silu"},
 }
 
+#: Cases of the tests with vLLM: the library's name of the model, and the config.json of a small one.
+CASES = {name: (name, config) for name, config in CONFIGS.items()} | {
+    "deepseek-v3": ("deepseek-v3", CONFIGS["deepseek-v3"] | {  # vLLM's MLA on CPU supports ranks of 320, 512 and 576 in all
+        "topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1, "kv_lora_rank": 512, "qk_rope_head_dim": 64}),
+    "qwen3-tied": ("qwen3-0.6b", CONFIGS["qwen3-8b"] | {"tie_word_embeddings": True}),
+    "llama-1-kv-head": ("llama3-8b", CONFIGS["llama3-8b"] | {"num_key_value_heads": 1}),
+}
+
 
 def module(folder):
     """Makes the reshard module of this tree importable, here and in child processes, with the commands and libraries of
     the build tree."""
-    prefix = Path(folder) / "module"
-    if not prefix.exists():
-        shutil.copytree(ROOT / "python" / "reshard", prefix / "reshard", ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("bin", "lib"):
-            (prefix / "reshard" / name).symlink_to(BIN)
-        # vLLM finds plug-ins by the entry points of installed packages.
-        installed = prefix / "reshard-0.dist-info"
-        installed.mkdir()
-        (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: reshard\nVersion: 0\n")
-        groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-        lines = [line for group, points in groups.items() for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))]
-        (installed / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    prefix = install(folder)
     sys.path.insert(0, str(prefix))
     return prefix
 
@@ -82,12 +79,14 @@ def module_folder(case):
     return folder
 
 
-def model(folder, name):
-    """A folder with the config.json of a cut-down model and the library's model of it, model.yaml."""
+def model(folder, name, cases=None):
+    """A folder with the config.json of a cut-down model and the library's model of it, model.yaml. cases: CASES, if `name`
+    is one of them; None: `name` is one of CONFIGS."""
+    library, config = cases[name] if cases else (name, CONFIGS[name])
     at = Path(folder) / name
     at.mkdir(parents=True)
-    (at / "config.json").write_text(json.dumps(CONFIGS[name]))
-    (at / "model.yaml").write_text(f"extend: {MODELS / (name + '.yaml')}\nconfig: config.json\n")
+    (at / "config.json").write_text(json.dumps(config))
+    (at / "model.yaml").write_text(f"extend: {MODELS / (library + '.yaml')}\nconfig: config.json\n")
     return at
 
 
@@ -111,9 +110,10 @@ def live(config, device="meta"):
         return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
-def checkpoint(at, params, seed):
-    """Writes a checkpoint to `at` with random weights, large enough that each one affects generation. params: those of
-    the layout `hf`."""
+def checkpoint(at, params, seed, copies=False):
+    """Writes a checkpoint to `at` with random weights, large enough that each one affects generation. Returns the tensors.
+    params: those of the layout `hf`. copies: of a tied model, whether the file has lm_head.weight, as some tools write it;
+    save_pretrained does not."""
     import torch
     from safetensors.torch import save_file
 
@@ -128,5 +128,9 @@ def checkpoint(at, params, seed):
         tensors[name] = values.to({"bf16": torch.bfloat16, "fp32": torch.float32}[param.dtype])
     at.mkdir()
     shutil.copy(at.parent / "config.json", at)
-    save_file(tensors, at / "model.safetensors", {"format": "pt"})
+    tied = json.loads((at / "config.json").read_text()).get("tie_word_embeddings")
+    if tied:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    saved = {name: tensor for name, tensor in tensors.items() if not tied or copies or name != "lm_head.weight"}
+    save_file(saved, at / "model.safetensors", {"format": "pt"})
     return tensors

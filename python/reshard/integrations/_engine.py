@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plug-ins of trainers and engines have in common: the version check, and one process's part in refits."""
+"""What the plug-ins of trainers and engines have in common: one process's part in refits."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.metadata
-import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,16 +18,6 @@ if TYPE_CHECKING:
 
     #: Live tensors by name, or the module that has them.
     Live = torch.nn.Module | Mapping[str, torch.Tensor]
-
-#: The environment variable that permits releases of frameworks with which reshard was not tested.
-ANY_VERSION = "RESHARD_ANY_VERSION"
-
-
-def check_version(package: str, *tested: str) -> None:
-    """Raises Error unless the installed release of a package is one of ``tested``, or RESHARD_ANY_VERSION is set."""
-    found = importlib.metadata.version(package)
-    if found not in tested and not os.environ.get(ANY_VERSION):
-        raise Error(f"{package}: found release {found}, expected {' or '.join(tested)}, with which reshard is tested; {ANY_VERSION}=1 permits others")
 
 
 def imported(path: str) -> Any:
@@ -149,9 +137,9 @@ class CheckpointSide:
         self.member: Member | None = None
 
     def offer(self, host: str) -> str:
-        """Returns the rendezvous URL that this process would serve as world rank 0."""
-        self._rendezvous = self._rendezvous or free_address(host)
-        return self._rendezvous
+        """Returns a rendezvous URL that this process would serve as world rank 0: another one for each attempt to join,
+        since another process may have taken the port of the last."""
+        return self._rendezvous or free_address(host)
 
     def join(self, rank: int, rendezvous: str) -> None:
         """Joins the job with a world rank, unless this process is in it."""
@@ -185,11 +173,20 @@ class CheckpointSide:
         return list(member.landing.items())
 
     async def _run(self, member: Member) -> None:
+        run = asyncio.create_task(asyncio.to_thread(member.run))  # the actor of Ray still answers
         try:
-            await asyncio.to_thread(member.run)  # the actor of Ray still answers
-        except BaseException:
+            await asyncio.shield(run)
+        except BaseException as error:
             self.member = None  # the next refit joins again
+            await asyncio.shield(asyncio.create_task(_leave(member, run, error)))
             raise
+
+
+async def _leave(member: Member, run: asyncio.Task[int], error: BaseException) -> None:
+    """Closes the executor after its run. A cancelled run continues in its thread until its deadline at the latest, and
+    only one thread may use an executor."""
+    await asyncio.gather(run, return_exceptions=True)
+    await asyncio.to_thread(member.fail, error)
 
 
 async def _fill(member: Member, weights: Any) -> None:

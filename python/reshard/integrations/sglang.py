@@ -16,7 +16,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Error
-from ._engine import Member, check_version
+from ..releases import check_release
+from ._engine import Member
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +57,7 @@ def load(model: torch.nn.Module, named_tensors: list[tuple[str, torch.Tensor]]) 
         _joined[0].close()
         _joined = None
     if not _joined:
-        check_version("sglang", "0.5.23")
+        check_release(("sglang",), ("0.5.23",))
         rest = {name: value for name, value in options.items() if name not in ("plan", "rank_offset")}
         _joined = (Member(options["plan"], options["rank_offset"] + _rank(), model, **rest), options)
     try:

@@ -19,9 +19,10 @@ from typing import Any
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
 from ..errors import Error
-from ._engine import CheckpointSide, check_version
+from ..releases import check_release
+from ._engine import CheckpointSide
 
-check_version("verl", "0.9.1")
+check_release(("verl",), ("0.9.1",))
 
 
 @CheckpointEngineRegistry.register("reshard")
@@ -58,7 +59,7 @@ class Engine(CheckpointEngine):  # type: ignore[misc]
         self._side.join(rank, rendezvous)
 
     def finalize(self) -> None:
-        """Nothing: memory and connections stay for the next refit."""
+        """Does nothing: memory and connections stay for the next refit."""
 
     async def send_weights(self, weights: Any, global_steps: int | None = None) -> None:
         await self._side.send(weights)

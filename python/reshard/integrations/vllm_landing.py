@@ -9,7 +9,7 @@ which it makes again after an update.
 
 from __future__ import annotations
 
-import fnmatch
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from vllm.model_executor.model_loader.reload import layerwise
 from vllm.model_executor.model_loader.reload.meta import materialize_layer, materialize_meta_tensor, restore_layer_on_meta
 from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
 
+from ..coverage import check_coverage, matched
 from ..errors import BindError, Error
 from ..executor import Executor
 from ..plan import Plan
@@ -40,6 +41,11 @@ class _Param:
     key: int  #: equal for names of one tensor
     state: tuple[Any, ...]  #: address, shape, strides, dtype and hash
 
+    @property
+    def zeros(self) -> bool:
+        """Whether all its bytes are zero."""
+        return bool(self.state) and self.state[-1] == 0
+
 
 def _hash(tensor: torch.Tensor) -> int:
     """Returns a hash of the bytes and their order, computed on the device of the tensor."""
@@ -56,6 +62,10 @@ def _state(tensor: torch.Tensor | None) -> tuple[Any, ...]:
     if tensor is None or tensor.is_meta:
         return ()
     return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, _hash(tensor))
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return not one.is_meta and one.numel() == other.numel() > 0 and one.dtype == other.dtype and one.data_ptr() == other.data_ptr()
 
 
 def _attributes(layer: torch.nn.Module) -> dict[str, Any]:
@@ -81,14 +91,23 @@ class Load:
         for name, tensor in model.named_parameters(remove_duplicate=False):
             module, _, leaf = name.rpartition(".")
             self.params[name] = _Param(model.get_submodule(module), leaf, id(tensor), _state(tensor))
+        #: Buffers that are views of a param as loaded, by param; for example the convolution weights of Mamba. After
+        #: ``compare`` only those that repacking has separated from the param.
+        self.views = {name: [buffer for buffer in model.buffers() if _same_memory(buffer, tensor)] for name, tensor in model.named_parameters()}
         self._attributes = {id(param.layer): _attributes(param.layer) for param in self.params.values()}
         setattr(model, _LOAD, self)
 
     def compare(self) -> None:
         """Compares with the params as they are now."""
+        states = {param.key: param.state for param in self.params.values()}
         for param in self.params.values():
-            if id(param.layer) not in self.repacked and _state(param.layer._parameters.get(param.leaf)) != param.state:
+            now = param.layer._parameters.get(param.leaf)
+            if id(param.layer) not in self.repacked and _state(now) != states.get(id(now), param.state):  # vLLM may have tied it to another param
                 self.repacked[id(param.layer)] = param.layer
+        for name, views in self.views.items():
+            param = self.params[name]
+            now = param.layer._parameters.get(param.leaf)
+            self.views[name] = [view for view in views if now is None or not _same_memory(view, now)]
         for layer in {id(param.layer): param.layer for param in self.params.values()}.values():
             before, after = self._attributes[id(layer)], _attributes(layer)
             changed = [name for name in {*before, *after} if before.get(name) is not after.get(name)]
@@ -119,15 +138,20 @@ class Landing:
     dtype: that of the model's config.
     left: globs of live params that the plan does not cover and that keep their values. Each must match a param.
 
-    Raises BindError, which names the rank and the param: for a live param that neither the plan nor ``left`` covers, for
-    one that both cover, and for a param of the plan that the model lacks.
+    A live param that the plan has on other workers only, and that vLLM's loader has left as zeros on this one, keeps its
+    zeros: of a bias that is added after a sum over the workers, only the first has the values.
+
+    Raises BindError, which names the rank and the param: for another live param that neither the plan nor ``left`` covers,
+    for one that both cover, and for a param of the plan that the model lacks.
     """
 
     def __init__(self, plan: Plan, rank: int, model: torch.nn.Module, dtype: torch.dtype, left: Sequence[str] = ()):
-        self._model, self._dtype = model, dtype
+        self._model, self._dtype, self._plan = model, dtype, plan
         self._load = load_of(model)
         self._where = f"vLLM worker with world rank {rank}"
         self._params = plan.params(rank)
+        #: Landing memory with zeros, by param: for those that vLLM loads on other workers only, but repacks on all.
+        self._zeros: dict[str, torch.Tensor] = {}
         self._check(left)
         #: Landing memory by param.
         self.beside: dict[str, torch.Tensor] = {}
@@ -149,36 +173,43 @@ class Landing:
 
     def _check(self, left: Sequence[str]) -> None:
         """Checks that the plan and ``left`` cover each tensor of the model once."""
-        live = self._load.params
-        names: dict[int, list[str]] = {}
-        for name, param in live.items():
-            names.setdefault(param.key, []).append(name)
-        for glob in left:
-            if not fnmatch.filter(live, glob):
-                raise BindError(f"{self._where}: left {glob!r} matches no param of the model")
-        for name in self._params:
-            if name not in live:
-                raise BindError(f"{self._where} param {name!r}: the plan has it, but not the model")
-        self._check_addresses()
-        for tied in names.values():
+        live, tensors = self._load.params, self._names()
+        kept = matched(live, left, self._where)
+        zeros = [tied for tied in tensors if live[tied[0]].zeros and self._elsewhere.intersection(tied) and not kept.intersection(tied)]
+        zeros = [tied for tied in zeros if not self._params.keys() & tied]
+        names = dict.fromkeys(name for tied in tensors if tied not in zeros for name in tied)
+        check_coverage(names, self._params, left, self._where, {name: tied[0] for tied in tensors for name in tied})
+        for name in (min(self._elsewhere.intersection(tied)) for tied in zeros):
+            if self._load.lands(live[name]):
+                self._zeros[name] = self._memory(live[name]).zero_()
+        for tied in tensors:
             planned = [name for name in tied if name in self._params]
-            kept = [name for name in tied if any(fnmatch.fnmatchcase(name, glob) for glob in left)]
-            if not planned and not kept:
-                raise BindError(f"{self._where} param {tied[0]!r}: the model has it, but not the plan; expected it in the plan or in left")
-            if planned and kept:
-                raise BindError(f"{self._where} param {planned[0]!r}: found in the plan and in left, expected one of them")
-            if kept and any(self._load.lands(live[name]) for name in kept):
-                raise BindError(f"{self._where} param {kept[0]!r}: found in left, but vLLM repacks its layer as a whole; expected it in the plan")
+            if len({live[name].key for name in planned}) > 1:
+                raise BindError(f"{self._where} param {planned[1]!r}: vLLM has tied it to {planned[0]!r}, since the loaded values were equal; expected a checkpoint in which they differ")
+            for name in kept.intersection(tied):
+                if planned:
+                    raise BindError(f"{self._where} param {name!r}: found in left, but it is tied to {planned[0]!r}, which is in the plan; expected one of them")
+                if self._load.lands(live[name]):
+                    raise BindError(f"{self._where} param {name!r}: found in left, but vLLM repacks its layer as a whole; expected it in the plan")
 
-    def _check_addresses(self) -> None:
-        """Refuses params that vLLM has tied after loading because their values were equal."""
-        at: dict[int, tuple[str, int]] = {}
+    @functools.cached_property
+    def _elsewhere(self) -> set[str]:
+        """The params that the plan has on any worker."""
+        return {name for rank in self._plan.endpoints[1].ranks for name in self._plan.params(rank)}
+
+    def _names(self) -> list[list[str]]:
+        """Returns the names of each tensor of the model: several if vLLM has built it tied, or has tied it after loading
+        because the values were equal."""
+        names: dict[int, list[str]] = {}
+        at: dict[int, list[str]] = {}
         for name, param in self._load.params.items():
             tensor = param.layer._parameters.get(param.leaf)
-            if tensor is not None and tensor.numel():
-                first, key = at.setdefault(tensor.data_ptr(), (name, param.key))
-                if key != param.key:
-                    raise BindError(f"{self._where} param {name!r}: vLLM has tied it to {first!r}, since the loaded values were equal; expected a checkpoint in which they differ")
+            address = tensor.data_ptr() if tensor is not None and tensor.numel() else 0
+            tied = names.setdefault(param.key, at.get(address, []))
+            tied.append(name)
+            if address:
+                at.setdefault(address, tied)
+        return list({id(tied): tied for tied in names.values()}.values())
 
     def _memory(self, param: _Param) -> torch.Tensor:
         info = layerwise.get_layerwise_info(param.layer)
@@ -208,9 +239,11 @@ class Landing:
         """Repacks the layers with landing memory, one after the other, then what vLLM derives from weights. Addresses of
         live tensors stay."""
         layers: dict[int, tuple[torch.nn.Module, dict[str, torch.Tensor]]] = {}
-        for name, tensor in self.beside.items():
+        for name, tensor in (self.beside | self._zeros).items():
             param = self._load.params[name]
             layers.setdefault(id(param.layer), (param.layer, {}))[1][param.leaf] = tensor
+            for view in self._load.views.get(name, ()):
+                view.copy_(tensor.reshape(view.shape))
         for layer, landed in layers.values():
             _repack(layer, landed)
         for layer in self._load.derived.values():

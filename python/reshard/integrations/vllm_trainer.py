@@ -9,12 +9,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ..errors import BindError, Error, TimeoutError
+from ..coverage import check_coverage
+from ..errors import Error, TimeoutError
 from ..executor import Executor
 
 
@@ -81,24 +81,22 @@ class _Call:
 def shards_of(module: Any, params: Mapping[str, Any], left: Sequence[str] = ()) -> dict[str, Any]:
     """Returns the tensors of a trainer's module by the names of the plan: of a DTensor, its local shard.
 
-    module: a PyTorch module, or tensors by name.
+    module: a PyTorch module, of which params and persistent buffers are sent, or tensors by name.
     params: those of the plan for this rank.
-    left: globs of params of the module that are not sent. Each must match one.
+    left: globs of names of the module that are not sent. Each must match one.
 
-    Raises BindError for a param that neither the plan nor ``left`` covers, and for one of the plan that the module lacks.
+    Raises BindError for a tensor that neither the plan nor ``left`` covers, for one that both cover, and for a param of the
+    plan that the module lacks. Of tied names, those of the plan are sent.
     """
-    live = dict(module) if isinstance(module, Mapping) else dict(module.named_parameters())
-    for glob in left:
-        if not fnmatch.filter(live, glob):
-            raise BindError(f"trainer: left {glob!r} matches no param of the module")
-    for name in live:
-        kept = any(fnmatch.fnmatchcase(name, glob) for glob in left)
-        if kept == (name in params):
-            both = "both cover it, expected one of them" if kept else "neither covers it, expected one of them"
-            raise BindError(f"trainer param {name!r}: the plan and left: {both}")
-    for name in params:
-        if name not in live:
-            raise BindError(f"trainer param {name!r}: the plan has it, but not the module")
+    tied: Mapping[str, str] = {}
+    if isinstance(module, Mapping):
+        live: Mapping[str, Any] = module
+    else:
+        from ..torch import aliases_of, tensors_of
+
+        live = tensors_of(module)
+        tied = aliases_of(live)
+    check_coverage(live, params, left, "trainer", tied)
     shards = {name: tensor.detach() for name, tensor in live.items() if name in params}
     return {name: tensor.to_local() if hasattr(tensor, "to_local") else tensor for name, tensor in shards.items()}
 
