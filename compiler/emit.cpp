@@ -281,20 +281,16 @@ Offset<flatbuffers::Vector<const T *>> table(FlatBufferBuilder &builder, uint64_
 /// Builds segments, one after the other in the same buffer, which grows to the largest.
 class SegmentBuilder {
 public:
-  /// Fails if the segment exceeds a limit of the format, or if there is too little memory for it.
+  /// Fails if the segment exceeds a limit of the format.
   llvm::Error build(const ir::RankSchedule &rank) {
     const Counts counts(rank);
     if (llvm::Error error = checkLimits(rank, counts))
       return error;
-    try { // an exception would end the thread, whose segment the other threads wait for
-      if (!builder_ || capacity_ < counts.bytes())
-        builder_.emplace(capacity_ = counts.bytes()); // the full size at once: a builder that grows copies its contents
-      else
-        builder_->Clear();
-      tables(rank, counts);
-    } catch (const std::bad_alloc &) {
-      return llvm::createStringError("out of memory for the segment of rank " + std::to_string(rank.rank));
-    }
+    if (!builder_ || capacity_ < counts.bytes())
+      builder_.emplace(capacity_ = counts.bytes()); // the full size at once: a builder that grows copies its contents
+    else
+      builder_->Clear();
+    tables(rank, counts);
     return llvm::Error::success();
   }
   schema::Bytes bytes() const { return bytesOf(*builder_); }
@@ -399,43 +395,95 @@ llvm::Error toError(const Status &status) {
   return status.ok() ? llvm::Error::success() : llvm::createStringError(status.message());
 }
 
-/// Builds segments in several threads and writes them in rank order. Each thread holds one segment at a time, which
+/// The segments of consecutive ranks, which one thread builds and then writes when it is their turn.
+class SegmentBatch {
+public:
+  llvm::Error build(llvm::ArrayRef<ir::RankSchedule> ranks) {
+    bytes_.clear();
+    ends_.clear();
+    try { // an exception would end the thread, whose segments the other threads wait for
+      for (const ir::RankSchedule &rank : ranks) {
+        if (llvm::Error error = builder_.build(rank))
+          return error;
+        if (ranks.size() > 1) {
+          const schema::Bytes segment = builder_.bytes();
+          bytes_.insert(bytes_.end(), segment.begin(), segment.end());
+          ends_.push_back(bytes_.size());
+        }
+      }
+    } catch (const std::bad_alloc &) {
+      return llvm::createStringError("out of memory for the segment of rank " +
+                                     std::to_string(ranks[ends_.size()].rank));
+    }
+    return llvm::Error::success();
+  }
+  llvm::Error write(schema::ContainerWriter &writer) const {
+    if (ends_.empty())
+      return toError(writer.addSegment(builder_.bytes()));
+    size_t begin = 0;
+    for (const size_t end : ends_) {
+      if (llvm::Error error = toError(writer.addSegment(schema::Bytes(bytes_).subspan(begin, end - begin))))
+        return error;
+      begin = end;
+    }
+    return llvm::Error::success();
+  }
+
+private:
+  SegmentBuilder builder_; // has the segment of a batch of one rank
+  std::vector<std::byte> bytes_;
+  std::vector<size_t> ends_; // in bytes_, by segment
+};
+
+/// Divides the ranks into batches of about kBatchBytes; returns the first rank of each, and the number of ranks. It
+/// takes longer to hand a small segment over to the writer than to build it.
+std::vector<size_t> batchesOf(const std::vector<ir::RankSchedule> &ranks) {
+  constexpr uint64_t kBatchBytes = 256 << 10;
+  std::vector<size_t> begins;
+  uint64_t bytes = kBatchBytes;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const uint64_t more = Counts(ranks[rank]).bytes();
+    if (bytes + more > kBatchBytes) {
+      begins.push_back(rank);
+      bytes = 0;
+    }
+    bytes += more;
+  }
+  begins.push_back(ranks.size());
+  return begins;
+}
+
+/// Builds segments in several threads and writes them in rank order. Each thread holds one batch at a time, which
 /// bounds the memory. Returns the error of the lowest rank.
 llvm::Error addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned threads, schema::ContainerWriter &writer) {
   std::mutex mutex;
   std::condition_variable turn;
-  size_t written = 0;
+  size_t written = 0; // batches
   std::optional<llvm::Error> failure;
-  std::vector<SegmentBuilder> idle; // kept, because their buffers have grown
+  std::vector<SegmentBatch> idle; // kept, because their buffers have grown
   idle.reserve(threads);
-  parallelFor(ranks.size(), threads, [&](size_t rank) {
-    SegmentBuilder builder;
+  const std::vector<size_t> begins = batchesOf(ranks);
+  parallelFor(begins.size() - 1, threads, [&](size_t number) {
+    SegmentBatch batch;
     std::unique_lock lock(mutex);
     if (!idle.empty()) {
-      builder = std::move(idle.back());
+      batch = std::move(idle.back());
       idle.pop_back();
     }
     lock.unlock();
-    const auto build = [&]() -> llvm::Error {
-      try {
-        return builder.build(ranks[rank]);
-      } catch (const std::bad_alloc &) { // must not end the thread: the others wait for this segment to be written
-        return llvm::createStringError("out of memory for the segment of rank " + std::to_string(rank));
-      }
-    };
-    llvm::Error error = build();
+    llvm::Error error = batch.build(llvm::ArrayRef(ranks).slice(begins[number], begins[number + 1] - begins[number]));
     lock.lock();
-    turn.wait(lock, [&] { return written == rank || failure; });
+    turn.wait(lock, [&] { return written == number || failure; });
     if (failure) {
       llvm::consumeError(std::move(error));
     } else {
       if (!error)
-        error = toError(writer.addSegment(builder.bytes()));
+        error = batch.write(writer);
       if (error)
         failure = std::move(error);
     }
     ++written;
-    idle.push_back(std::move(builder));
+    idle.push_back(std::move(batch));
     turn.notify_all();
   });
   return failure ? std::move(*failure) : llvm::Error::success();

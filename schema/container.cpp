@@ -67,9 +67,37 @@ struct ContainerWriter::State {
   Header header{};
   std::vector<IndexEntry> index;
   size_t added = 0;
-  uint64_t at = 0;
+  uint64_t at = 0;                // the position of the next segment
+  std::vector<std::byte> pending; // the segments before it that are not written yet: one call writes many small ones
   std::string digest;
+
+  Status write(Bytes segment);
+  Status writePending();
 };
+
+Status ContainerWriter::State::writePending() {
+  const Status status = file.write(pending.data(), pending.size(), at - pending.size());
+  pending.clear();
+  return status;
+}
+
+Status ContainerWriter::State::write(Bytes segment) {
+  constexpr size_t kWriteBytes = 1 << 20;
+  if (pending.size() + segment.size() > kWriteBytes)
+    if (Status status = writePending(); !status.ok())
+      return status;
+  if (segment.size() > kWriteBytes) {
+    if (Status status = file.write(segment.data(), segment.size(), at); !status.ok())
+      return status;
+    at = aligned(at + segment.size());
+    return {};
+  }
+  pending.insert(pending.end(), segment.begin(), segment.end());
+  at += segment.size();
+  pending.resize(pending.size() + aligned(at) - at);
+  at = aligned(at);
+  return {};
+}
 
 ContainerWriter::ContainerWriter() : state_(std::make_unique<State>()) {}
 ContainerWriter::~ContainerWriter() = default;
@@ -122,10 +150,7 @@ Status ContainerWriter::addSegment(Bytes segment) {
   entry.offset = s.at;
   entry.bytes = segment.size();
   entry.digest = digestOf(segment.data(), segment.size());
-  if (Status status = s.file.write(segment.data(), segment.size(), s.at); !status.ok())
-    return status;
-  s.at = aligned(s.at + segment.size());
-  return {};
+  return s.write(segment);
 }
 
 Status ContainerWriter::finish() {
@@ -133,6 +158,8 @@ Status ContainerWriter::finish() {
   if (!s.file.open() || s.header.manifestOffset == 0 || s.added != s.index.size())
     return failed("cannot write '" + s.path + "': found " + std::to_string(s.added) + " segments, expected " +
                   std::to_string(s.index.size()) + " and a manifest");
+  if (Status status = s.writePending(); !status.ok())
+    return status;
   const size_t indexBytes = s.index.size() * sizeof(IndexEntry);
   s.header.fileBytes = s.at;
   s.header.indexDigest = digestOf(s.index.data(), indexBytes);

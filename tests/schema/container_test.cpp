@@ -90,6 +90,23 @@ TEST(Container, RoundTrip) {
   }
 }
 
+/// The writer collects small segments and writes large ones directly.
+TEST(Container, SegmentsOfAnySizeAreInTheirOrder) {
+  const TemporaryFolder folder;
+  std::vector<std::string> segments;
+  for (const size_t bytes :
+       {1, 700'000, 400'000, 3, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 64, 5'000'000, 2'000'000, 9})
+    segments.emplace_back(bytes, static_cast<char>('a' + segments.size()));
+  writeContainer(folder / "plan", "the manifest", segments);
+  std::unique_ptr<Container> container;
+  ASSERT_EQ(Container::open(folder / "plan", container).message(), "");
+  for (uint32_t rank = 0; rank < segments.size(); ++rank) {
+    Bytes bytes;
+    ASSERT_EQ(container->segment(rank, bytes).message(), "");
+    EXPECT_TRUE(text(bytes) == segments[rank]) << rank;
+  }
+}
+
 TEST(Container, DigestDependsOnEverything) {
   const TemporaryFolder folder;
   auto digest = [&](const std::string &manifest, const std::vector<std::string> &segments) {
