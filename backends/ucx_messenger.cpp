@@ -45,11 +45,6 @@ uint64_t checkOf(Greeting greeting, std::string_view rest) {
   return hashOf(all.append(rest));
 }
 
-Status lostBy(ucs_status_t status) {
-  return failed(std::string("the connection is lost: ") + ucs_status_string(status) +
-                " (UCX); see whether the peer has ended");
-}
-
 bool inProgress(void *request) { return request && ucp_request_check_status(request) == UCS_INPROGRESS; }
 
 } // namespace
@@ -119,7 +114,7 @@ Result<uint32_t> UcxMessenger::addPeer(std::string_view address) {
   peer->memory.open(greeting.memory);
   if (const ucs_status_t status = worker_.connect(worker.data(), {&onFailure, this}, &peer->connection);
       status != UCS_OK)
-    peer->failure = lostBy(status);
+    fail(*peer, status);
   peers_[number] = std::move(peer);
   return number;
 }
@@ -197,7 +192,7 @@ void UcxMessenger::start(MessengerPeer &peer, std::unique_ptr<Post> post) {
   const ucp_request_param_t param{};
   post->request = ucp_tag_send_nbx(peer.connection, post->bytes.data(), post->bytes.size(), kProtocol, &param);
   if (UCS_PTR_IS_ERR(post->request))
-    peer.failure = lostBy(UCS_PTR_STATUS(std::exchange(post->request, nullptr)));
+    fail(peer, UCS_PTR_STATUS(std::exchange(post->request, nullptr)));
   else if (post->request)
     peer.posts.push_back(std::move(post));
 }
@@ -364,8 +359,8 @@ void UcxMessenger::progress(uint32_t number) {
       return false;
     const ucs_status_t status = ucp_request_check_status(request);
     ucp_request_free(std::exchange(request, nullptr));
-    if (status != UCS_OK && peer.failure.ok())
-      peer.failure = lostBy(status);
+    if (status != UCS_OK)
+      fail(peer, status);
     return true;
   };
   while (!peer.posts.empty() && ended(peer.posts.front()->request))
@@ -438,8 +433,12 @@ Status UcxMessenger::watch(MessengerPeer &peer, Clock::time_point now) {
 void UcxMessenger::close(MessengerPeer &peer) {
   peer.ended = true;
   peer.identity = 0;
+  // To another host, UCX first sends what it has copied, so that the peer gets the farewell. UCX 1.13 would crash if it
+  // closed a socket at once which, after a cut of the network, becomes writable and has received the end of the peer's
+  // connection: the handler of the second event frees what that of the first one uses.
+  const bool force = peer.broken || peer.memory.isOpen();
   if (peer.connection)
-    if (void *const request = Worker::disconnect(std::exchange(peer.connection, nullptr), true))
+    if (void *const request = Worker::disconnect(std::exchange(peer.connection, nullptr), force))
       ended_.push_back(std::make_unique<Post>(Post{{}, request}));
   for (std::unique_ptr<Post> &post : peer.posts)
     ended_.push_back(std::move(post));
@@ -489,8 +488,16 @@ void UcxMessenger::disconnect(uint32_t number) {
 
 void UcxMessenger::onFailure(void *messenger, ucp_ep_h connection, ucs_status_t status) {
   for (const auto &peer : static_cast<UcxMessenger *>(messenger)->peers_)
-    if (peer && peer->connection == connection && peer->failure.ok())
-      peer->failure = lostBy(status);
+    if (peer && peer->connection == connection)
+      fail(*peer, status);
+}
+
+/// UCX has reported an error of a connection.
+void UcxMessenger::fail(MessengerPeer &peer, ucs_status_t status) {
+  peer.broken = true;
+  if (peer.failure.ok())
+    peer.failure = failed(std::string("the connection is lost: ") + ucs_status_string(status) +
+                          " (UCX); see whether the peer has ended");
 }
 
 ucs_status_t UcxMessenger::onStranger(void *messenger, const void *, size_t, void *, size_t,

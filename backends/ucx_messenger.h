@@ -98,9 +98,10 @@ struct MessengerPeer {
   uint64_t token = 0;    // of the peer's address
   ucp_ep_h connection = nullptr;
   PeerMemory memory;
-  Status failure;     // of the connection, until it is ended
-  bool ended = false; // only its events are left
-  bool known = false; // the caller knows its number
+  Status failure;      // of the connection, until it is ended
+  bool broken = false; // UCX has reported the failure
+  bool ended = false;  // only its events are left
+  bool known = false;  // the caller knows its number
   Clock::time_point heard, pinged;
   uint64_t sent = 0, admitted = 0;           // frames
   uint64_t nextData = 1;                     // number
@@ -162,12 +163,13 @@ private:
   Status watch(MessengerPeer &peer, Clock::time_point now);
   /// Ends a connection and its transfers. If `reason` is an error, the caller is told.
   void end(uint32_t number, const Status &reason);
-  /// Closes a UCX connection.
+  /// Begins to close a UCX connection.
   void close(MessengerPeer &peer);
   void tell(uint32_t number, const Status &reason);
 
   // None of these calls a function of UCX.
   static void onFailure(void *messenger, ucp_ep_h connection, ucs_status_t status);
+  static void fail(MessengerPeer &peer, ucs_status_t status);
   /// Of an active message, which no messenger sends.
   static ucs_status_t onStranger(void *messenger, const void *, size_t, void *, size_t,
                                  const ucp_am_recv_param_t *param);
@@ -186,7 +188,7 @@ private:
   std::vector<std::pair<PostHeader, std::string>> hellos_;
   std::deque<std::pair<uint64_t, uint64_t>> reading_; // identity and number of data of state kReads
   std::vector<Task> tasks_;
-  std::vector<std::unique_ptr<Post>> ended_;    // of ended connections
+  std::vector<std::unique_ptr<Post>> ended_;    // of ended connections, also the requests that close them
   std::vector<std::unique_ptr<Post>> arrivals_; // that UCX receives
   Clock::time_point watched_ = Clock::now();
   uint64_t dropped_ = 0;
