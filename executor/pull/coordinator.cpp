@@ -114,6 +114,21 @@ void Coordinator::complete(uint64_t client, uint64_t assignment) {
   }
 }
 
+void Coordinator::resume(uint64_t client, uint32_t number, uint32_t meshRank, uint64_t assignment) {
+  const auto found = replicas_.find(number);
+  if (found == replicas_.end() || !found->second.committed || found->second.assignment != assignment ||
+      meshRank >= found->second.ranks.size())
+    return;
+  Rank &rank = found->second.ranks[meshRank];
+  clients_.erase(rank.client); // its end may be noticed later
+  parked_.erase(rank.client);
+  rank.client = client;
+  rank.ended = rank.asked = false;
+  rank.complete = true;
+  rank.heard = {};
+  clients_[client] = {number, meshRank};
+}
+
 void Coordinator::parentFailed(uint64_t client, uint32_t parent) {
   Replica *replica = nullptr;
   if (!rankOf(client, replica) || replica->parent != parent)

@@ -82,6 +82,9 @@ public:
   /// Answered by kCommitted or kRepeat; by kRepeat, too, if the client has not begun: it has connected again meanwhile.
   /// The rank holds the version from then on.
   void complete(uint64_t client, uint64_t assignment);
+  /// A rank that has completed an assignment, and has not begun again, has connected again. No effect unless this
+  /// assignment is the replica's last one.
+  void resume(uint64_t client, uint32_t replica, uint32_t meshRank, uint64_t assignment);
   /// A rank of a replica cannot read from its parent. The parent is assigned no child until heard() of one of its
   /// ranks.
   void parentFailed(uint64_t client, uint32_t parent);

@@ -37,6 +37,7 @@ enum class FrameKind : uint64_t {
   complete,     // assignment
   committed,    // assignment, version
   repeat,       // assignment
+  resume,       // the last assignment that was committed: the rank has connected again
   replaced,     // another process has begun as this rank
   parentFailed, // parent
 
@@ -45,7 +46,7 @@ enum class FrameKind : uint64_t {
   listed, // number of replicas, index of the first in the text; the text has at most kListed of them
 };
 
-constexpr uint64_t kProtocol = 3;
+constexpr uint64_t kProtocol = 4;
 /// The most bytes of one fetch, and the most fetches of one client that one server has not answered.
 constexpr uint64_t kRangeBytes = uint64_t{4} << 20;
 constexpr uint32_t kWindow = 4;

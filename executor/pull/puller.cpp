@@ -52,16 +52,19 @@ Puller::Connection &Puller::connectionTo(uint32_t worldRank) {
   return found->second;
 }
 
-bool Puller::ready(Connection &connection, std::chrono::milliseconds look) {
+bool Puller::isDue(Connection &connection) {
   const Clock::time_point now = Clock::now();
-  if (connection.ready)
-    return true;
   if (connection.peer && now >= connection.again) {
     disconnect(connection);
     connection.problem = options_.fleet.name(connection.worldRank) + " does not answer";
   }
-  if (connection.peer || now < connection.again)
-    return false;
+  return !connection.peer && now >= connection.again;
+}
+
+bool Puller::ready(Connection &connection, std::chrono::milliseconds look) {
+  if (connection.ready || !isDue(connection))
+    return connection.ready;
+  const Clock::time_point now = Clock::now();
   connection.again = now + kLookAgain;
   Deadline until = now + look;
   if (deadline_)
@@ -76,25 +79,32 @@ bool Puller::ready(Connection &connection, std::chrono::milliseconds look) {
     connection.again = Clock::now() + connection.pause;
     return false;
   }
+  connect(connection, **found);
+  return false;
+}
+
+void Puller::connect(Connection &connection, const ServerAddress &process) {
+  const Clock::time_point now = Clock::now();
   // A process that has ended leaves its address in the store, but one that starts again has another token.
-  if ((*found)->token == connection.token && now - connection.attempted < connection.pause) {
+  const bool same = process.token == connection.token;
+  if (same && now - connection.attempted < connection.pause) {
     connection.again = connection.attempted + connection.pause;
-    return false;
+    return;
   }
-  connection.pause = (*found)->token == connection.token ? std::min(2 * connection.pause, kLongestPause) : kLookAgain;
-  connection.token = (*found)->token;
+  connection.pause = same ? std::min(2 * connection.pause, kLongestPause) : kLookAgain;
+  connection.token = process.token;
+  connection.address = process.address;
   connection.attempted = now;
-  const Result<uint32_t> peer = messenger_->connect((*found)->address);
+  const Result<uint32_t> peer = messenger_->connect(process.address);
   if (!peer.ok()) {
     connection.problem =
         "cannot connect to " + options_.fleet.name(connection.worldRank) + ": " + peer.status().message();
-    return false;
+    return;
   }
   connection.peer = *peer;
   connection.again = now + kNoWelcome;
   byPeer_[*peer] = &connection;
-  send(connection, makeFrame(FrameKind::hello, {(*found)->token, options_.worldRank, kProtocol}));
-  return false;
+  send(connection, makeFrame(FrameKind::hello, {process.token, options_.worldRank, kProtocol}));
 }
 
 void Puller::disconnect(Connection &connection) {
@@ -216,6 +226,8 @@ void Puller::handleFrame(Connection &connection, const MessengerEvent &event) {
     connection.ready = true;
     connection.pause = kLookAgain;
     connection.problem.clear();
+    if (held_ != 0 && connection.worldRank == options_.fleet.sources()[0] && connection.token == heldBy_)
+      send(connection, makeFrame(FrameKind::resume, {held_}));
     return;
   case FrameKind::data:
     return arrived(connection, event);
@@ -376,7 +388,11 @@ void Puller::idle() {
   if (!lock.owns_lock())
     return;
   handleEvents();
-  ping(connectionTo(options_.fleet.sources()[0])); // the coordinator learns that this process runs
+  Connection &coordinator = connectionTo(options_.fleet.sources()[0]);
+  // By the address of the last attempt, since this thread must not use the caller's store.
+  if (held_ != 0 && !coordinator.ready && isDue(coordinator))
+    connect(coordinator, {coordinator.token, coordinator.address});
+  ping(coordinator); // the coordinator learns that this process runs
 }
 
 // ---------------------------------------------------------------------------------------------------------- pulling
@@ -410,6 +426,7 @@ void Puller::endCall() {
 
 Result<uint64_t> Puller::attempts() {
   call_ = std::max<uint64_t>(randomNumber(), 1);
+  held_ = 0;
   milliseconds pause = kAgain;
   for (uint64_t failed = 0;;) {
     if (Status status = begin(failed); !status.ok())
@@ -442,6 +459,8 @@ Result<uint64_t> Puller::attempts() {
       if (Status status = request_->afterWriting(); !status.ok())
         return status;
     whole_ = true;
+    held_ = assignment_.number;
+    heldBy_ = connectionTo(options_.fleet.sources()[0]).token;
     return version_.number;
   }
 }

@@ -61,7 +61,8 @@ private:
     std::optional<uint32_t> peer;
     bool ready = false; // the server has welcomed this process
     Clock::time_point again{}, heard{}, pinged{};
-    uint64_t token = 0; // of the process at the last attempt to connect; the next one follows after `pause`
+    uint64_t token = 0;  // of the process at the last attempt to connect; the next one follows after `pause`
+    std::string address; // of that process
     Clock::time_point attempted{};
     std::chrono::milliseconds pause{};
     uint32_t fetches = 0; // in flight
@@ -90,6 +91,10 @@ private:
   Connection &connectionTo(uint32_t worldRank);
   /// Connects if need be. Returns whether the connection is ready. `look`: the longest look into the store.
   bool ready(Connection &connection, std::chrono::milliseconds look);
+  /// Whether it is time for an attempt to connect. Ends the last attempt if the process has not answered it.
+  bool isDue(Connection &connection);
+  /// Begins to connect, unless the last attempt to connect to the same process was just now.
+  void connect(Connection &connection, const ServerAddress &process);
   void disconnect(Connection &connection);
   /// Drops the fetches in flight. Bytes that the server has not confirmed are fetched again.
   void discard(Connection &connection);
@@ -154,6 +159,8 @@ private:
   Clock::time_point polled_{};
   Deadline deadline_; // of the call
   uint64_t call_ = 0; // its number; 0: no pull runs
+  // The last assignment that was committed, and the token of its coordinator; 0 while a pull runs.
+  uint64_t held_ = 0, heldBy_ = 0;
   // Answers of the coordinator.
   std::optional<Assignment> assigned_;
   std::optional<uint64_t> committed_, repeated_; // assignments

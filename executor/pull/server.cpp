@@ -231,6 +231,10 @@ bool Server::handleMember(uint32_t peer, Client &client, const Frame &frame) {
   case FrameKind::complete:
     coordinator_->complete(client.number, words[1]);
     return true;
+  case FrameKind::resume:
+    coordinator_->resume(client.number, fleet.replicaOf(client.worldRank), fleet.meshRankOf(client.worldRank),
+                         words[1]);
+    return true;
   case FrameKind::parentFailed:
     if (words[1] < kMaxReplicas)
       coordinator_->parentFailed(client.number, static_cast<uint32_t>(words[1]));

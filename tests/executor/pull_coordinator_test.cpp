@@ -238,6 +238,37 @@ TEST_F(PullCoordinator, AProcessThatStartsAgainTakesItsRank) {
   EXPECT_EQ(states(), "0: pulling 1 ranks 1");
 }
 
+TEST_F(PullCoordinator, ARankThatConnectsAgainResumesTheCommittedVersion) {
+  make(1, 2);
+  publish(1);
+  begin(0, 0);
+  begin(0, 1);
+  answers();
+  complete(0, 0);
+  complete(0, 1);
+  answers();
+  coordinator->lost(client(0, 0));
+  EXPECT_EQ(states(), "0: lost 1 ranks 1");
+  coordinator->resume(99, 0, 0, 1);
+  EXPECT_EQ(states(), "0: complete 1 ranks 2");
+  coordinator->resume(98, 0, 1, 1); // before the end of the old connection is noticed
+  coordinator->lost(client(0, 1));
+  EXPECT_EQ(states(), "0: complete 1 ranks 2");
+  begin(1, 0);
+  begin(2, 0);
+  EXPECT_EQ(answers(), "11:assign 1 from sources, 21:assign 1 from 0");
+  // The other rank has begun another assignment, or there is none.
+  coordinator->lost(99);
+  publish(2);
+  coordinator->begin(98, {0, 1, 0, 5, 0}, kLater);
+  answers();
+  coordinator->resume(99, 0, 0, 1);
+  coordinator->resume(99, 0, 0, 0);
+  coordinator->resume(99, 0, 7, 1);
+  coordinator->resume(99, 7, 0, 1);
+  EXPECT_THAT(states(), testing::StartsWith("0: lost 2 ranks 1"));
+}
+
 TEST_F(PullCoordinator, RequestsEndWithTheirClientsAndDeadlines) {
   make(1, 1);
   coordinator->begin(1, {0, 0, 0, 1, 0}, now);

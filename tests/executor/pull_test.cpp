@@ -383,6 +383,26 @@ TEST_F(Pull, TwoProcessesOfOneRankAreNamed) {
                   "each rank");
 }
 
+TEST_F(Pull, AReplicaThatIsCutOffBetweenPullsConnectsAgain) {
+  compile(kPairs);
+  startSources();
+  startReplica(0);
+  publish(1);
+  EXPECT_EQ(pullReplica(0), "1 1");
+  const auto lists = [&](ReplicaInfo::State state, uint32_t ranks) {
+    const Result<std::vector<ReplicaInfo>> found = processes[1]->transport->replicas(in(10));
+    return found.ok() && found->size() == 1 && found->front().state == state && found->front().ranks == ranks;
+  };
+  for (const bool isCut : {true, false}) {
+    for (const std::string &address : processes[2]->addresses)
+      network.cut(address, isCut);
+    EXPECT_TRUE(soon([&] { return isCut ? lists(ReplicaInfo::kLost, 1) : lists(ReplicaInfo::kComplete, 2); }));
+  }
+  release();
+  publish(2);
+  EXPECT_EQ(pullReplica(0, 2), "2 2");
+}
+
 TEST_F(Pull, AHookThatThrowsEndsThePull) {
   compile(kPairs);
   oneHost = true;
