@@ -38,6 +38,7 @@ RELEASE = 1.5  # seconds until a release revokes leases
 MARGIN = 3  # seconds that a release may return after its deadline on a loaded machine
 START = 60  # seconds that processes may need to start or a quiet round to end on a loaded machine
 GRACE = 10  # seconds that an answer may take beyond the deadline of its call on a loaded machine
+CONNECT = 25  # seconds until a rank has noticed that its connection is silent, after 10 s, and has connected again
 HELD = r"replica \d+ rank \d+ \(world rank \d+\)"  # who held a lease
 PROGRAM = Path(content.__file__)
 TRACER = ROOT / "tests" / "lib" / "system_calls.py"
@@ -352,6 +353,20 @@ class Fleet:
 
         self.wait(held, f"all replicas hold version {version}")
 
+    def list(self, process, expected):
+        """Asks a process for the replicas until they are as expected. A rank whose connection has been ended by an
+        earlier cut is lost until it has connected again, without a pull."""
+        end = time.monotonic() + CONNECT
+        while True:
+            process.ask("replicas", seconds=START)
+            self.wait(process.idle, "replicas")
+            if process.answer["replicas"] == expected:
+                return
+            if time.monotonic() > end:
+                self.fail(f"replicas(): found {process.answer['replicas']}, expected {expected}")
+            self.done["lists with a lost replica"] += 1
+            self.pause(0.2)
+
     def quiet_round(self, version):
         """One version that all replicas pull, without faults. Returns what each source uses."""
         self.wait(lambda: not self.later and not any(process.ending for process in self.processes), "the faults end")
@@ -362,10 +377,7 @@ class Fleet:
         self.pull_everywhere(version)
         expected = [[number, content.REPLICA, "complete", version] for number in range(REPLICAS)]
         for process in (self.sources[0], self.sources[3], self.replicas[5][1]):
-            process.ask("replicas", seconds=START)
-            self.wait(process.idle, "replicas")
-            if process.answer["replicas"] != expected:
-                self.fail(f"replicas(): found {process.answer['replicas']}, expected {expected}")
+            self.list(process, expected)
         if late := self.release():
             self.fail(f"release revoked leases although all pulls were done: {late}")
         return self.ask_sources("stats")
