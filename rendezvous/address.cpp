@@ -12,6 +12,7 @@
 #include <memory>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sstream>
 #include <thread>
 #include <unistd.h>
@@ -160,6 +161,18 @@ Result<Socket> listenAt(const HostPort &where, bool anyInterface, const Deadline
   if (error == EADDRNOTAVAIL)
     reason = "it is no address of this machine, on which rank 0 runs; give the address of rank 0's machine";
   return failed("rank 0 cannot serve the store at " + where.text() + ": " + reason);
+}
+
+void prepareConnection(int socket) {
+  // The kernel asks the other machine. It does not ask while sent bytes are not confirmed; TCP_USER_TIMEOUT limits
+  // that.
+  const int on = 1, idle = 10, interval = 5, count = 3, milliseconds = 25'000;
+  setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+  setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, sizeof milliseconds);
+  setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
 SocketAddress peerOf(int socket) {

@@ -58,6 +58,10 @@ private:
 /// it may have another address here than on other machines; a numeric address always stands for itself.
 Result<Socket> listenAt(const HostPort &where, bool anyInterface, const Deadline &deadline);
 
+/// Sets the options of a TCP connection: requests are sent at once, and the connection ends within half a minute after
+/// the other machine has lost its power, also while bytes wait for its confirmation.
+void prepareConnection(int socket);
+
 /// The address of the other end, or of this end.
 SocketAddress peerOf(int socket);
 SocketAddress nameOf(int socket);

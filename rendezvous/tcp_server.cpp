@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <map>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -175,8 +173,7 @@ void TcpServer::accept() {
 }
 
 void TcpServer::add(Socket socket) {
-  const int on = 1;
-  setsockopt(socket.number(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  prepareConnection(socket.number());
   std::optional<tcp::Verdict> refused;
   if (clients_.size() >= limits_.maxClients && !makeRoom())
     refused = tcp::Verdict::full;

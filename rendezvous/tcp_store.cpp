@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 
 namespace reshard {
@@ -24,16 +22,6 @@ int milliseconds(const Deadline &deadline) {
     return -1;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline - std::chrono::steady_clock::now()).count();
   return static_cast<int>(std::clamp<int64_t>(left, 1, 1'000'000'000));
-}
-
-/// A machine that has lost its power closes no connection: the kernel asks it.
-void keepAlive(int socket) {
-  const int on = 1, idle = 10, interval = 5, count = 3;
-  setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-  setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
-  setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
-  setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
 } // namespace
@@ -87,7 +75,7 @@ Status TcpStore::open(const SocketAddress &address, const Deadline &deadline, Ag
     getsockopt(socket_.number(), SOL_SOCKET, SO_ERROR, &error, &bytes);
   }
   if (error == 0) {
-    keepAlive(socket_.number());
+    prepareConnection(socket_.number());
     return {};
   }
   if (error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT || error == EAGAIN || error == EINTR)

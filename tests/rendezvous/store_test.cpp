@@ -9,6 +9,8 @@
 
 #include <atomic>
 #include <fstream>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/fsuid.h>
 #include <thread>
@@ -266,6 +268,28 @@ TEST(TcpStore, ASlowReaderIsNotWaitedFor) {
   say(slow, greeting(tcp::kVersion, 0) + find + find + find);
   for (int i = 0; i < 20; ++i)
     EXPECT_EQ((*one)->set("b", std::to_string(i), in(5'000)).message(), "");
+}
+
+TEST(TcpStore, BothEndsNoticeAMachineWithoutPower) {
+  const std::shared_ptr<TcpServer> server = serve();
+  const Result<std::unique_ptr<Store>> store = connect(server->port());
+  ASSERT_EQ(errorOf(store), "");
+  ASSERT_EQ((*store)->set("key", "value", in(10'000)).message(), "");
+  int ends = 0;
+  for (int number = 0; number < 1024; ++number) { // the sockets of this process
+    int keepsAlive = 0, milliseconds = 0;
+    socklen_t bytes = sizeof(int);
+    const uint16_t port = server->port();
+    if (peerOf(number).port() != port && nameOf(number).port() != port)
+      continue;
+    if (getsockopt(number, SOL_SOCKET, SO_KEEPALIVE, &keepsAlive, &bytes) != 0 || peerOf(number).port() == 0)
+      continue; // the socket that listens
+    EXPECT_EQ(getsockopt(number, IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, &bytes), 0);
+    EXPECT_EQ(keepsAlive, 1);
+    EXPECT_EQ(milliseconds, 25'000);
+    ++ends;
+  }
+  EXPECT_EQ(ends, 2);
 }
 
 TEST(TcpStore, ConnectsWhenTheServerStartsLater) {
