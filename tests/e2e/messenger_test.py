@@ -13,7 +13,6 @@ import hosts
 from commands import BIN, FolderTest
 
 MISSING = hosts.Hosts.missing()
-PARENT = "Of/Processes.APeerOfAnotherHostIsLost/ucx"
 CHILD = "MessengerChild.Runs"
 SILENT = 10  # kSilentSeconds of executor/messenger.h
 GRACE = 10  # seconds that a loaded machine may need in addition
@@ -38,13 +37,18 @@ class TwoHosts(FolderTest):
             time.sleep(0.02)
         return (self.folder / name).read_bytes()
 
+    def connect(self, made, test):
+        """Starts a test on one host and its peer on the other; returns both when they are connected."""
+        parent = self.start(made, 0, f"Of/Hosts.{test}/ucx", RESHARD_TEST_FOLDER=str(self.folder))
+        address = self.wait_for("address", parent)
+        child = self.start(made, 1, CHILD, RESHARD_TEST_ADDRESS=address.hex(), RESHARD_TEST_APART="")
+        self.wait_for("connected", parent)
+        return parent, child
+
     def lose(self, end_peer):
-        """Connects two hosts, ends the peer, and returns the seconds until it is lost, and the reason."""
+        """Ends the peer, and returns the seconds until it is lost, and the reason."""
         with hosts.Hosts(2, self.folder) as made:
-            parent = self.start(made, 0, PARENT, RESHARD_TEST_FOLDER=str(self.folder))
-            address = self.wait_for("address", parent)
-            child = self.start(made, 1, CHILD, RESHARD_TEST_ADDRESS=address.hex(), RESHARD_TEST_APART="")
-            self.wait_for("connected", parent)
+            parent, child = self.connect(made, "APeerThatEndsOrIsCutOffIsLost")
             begin = time.monotonic()
             end_peer(made, child)
             self.assertEqual(parent.wait(60), 0)
@@ -58,6 +62,19 @@ class TwoHosts(FolderTest):
         seconds, reason = self.lose(lambda made, child: made.link(1, "down"))
         self.assertGreater(seconds, SILENT / 2, reason)
         self.assertLess(seconds, SILENT + GRACE, reason)
+
+    def test_farewell_after_a_cut(self):
+        with hosts.Hosts(2, self.folder) as made:
+            parent, child = self.connect(made, "TheFarewellArrivesAfterACut")
+            made.traffic(1, False)
+            (self.folder / "cut").touch()
+            self.wait_for("disconnected", parent)
+            made.traffic(1, True)
+            begin = time.monotonic()
+            self.assertEqual(child.wait(60), 0)
+            self.assertLess(time.monotonic() - begin, SILENT / 2, "the peer was not told, but found the connection silent")
+            (self.folder / "end").touch()
+            self.assertEqual(parent.wait(60), 0)
 
 
 if __name__ == "__main__":

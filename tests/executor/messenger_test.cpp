@@ -427,26 +427,54 @@ TEST_P(Processes, AStoppedProcessHoldsNobodyUp) {
   EXPECT_LT(disconnectSeconds(), 1.0);
 }
 
-// Run by tests/e2e/messenger_test.py, which starts the peer on another host and ends it or its network.
-TEST_P(Processes, APeerOfAnotherHostIsLost) {
+// The next two are run by tests/e2e/messenger_test.py, which starts the peer on another host. RESHARD_TEST_FOLDER:
+// where they meet.
+class Hosts : public Processes {
+protected:
+  /// Publishes the address, and waits for the peer.
+  void meet(const std::filesystem::path &folder) {
+    std::ofstream(folder / "address.part") << (*side_)->address() << std::flush;
+    std::filesystem::rename(folder / "address.part", folder / "address");
+    ASSERT_TRUE(until({side_.get()}, [&] { return side_->events.size() == 1; }, 60));
+    peer_ = side_->events[0].peer;
+    side_->events.clear();
+    EXPECT_FALSE((*side_)->readsMemory(peer_));
+    for (const size_t size : {size_t{1}, size_t{2048}, size_t{100} << 10, size_t{32} << 20})
+      exchange(bytesOf(size, size));
+    std::ofstream(folder / "connected").flush();
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Of, Hosts, testing::Values("ucx"), [](const auto &each) { return each.param; });
+
+TEST_P(Hosts, APeerThatEndsOrIsCutOffIsLost) {
   const char *const folder = std::getenv("RESHARD_TEST_FOLDER");
-  if (!folder || apart())
-    return;
+  if (!folder)
+    GTEST_SKIP() << "run by tests/e2e/messenger_test.py";
   const std::filesystem::path at(folder);
-  std::ofstream(at / "address.part") << (*side_)->address() << std::flush;
-  std::filesystem::rename(at / "address.part", at / "address");
-  ASSERT_TRUE(until({side_.get()}, [&] { return side_->events.size() == 1; }, 60));
-  peer_ = side_->events[0].peer;
-  side_->events.clear();
-  EXPECT_FALSE((*side_)->readsMemory(peer_));
-  for (const size_t size : {size_t{1}, size_t{2048}, size_t{100} << 10, size_t{32} << 20})
-    exchange(bytesOf(size, size));
-  std::ofstream(at / "connected").flush();
+  meet(at);
   const std::vector<std::byte> data = bytesOf(1, 1 << 20);
   EXPECT_EQ((*side_)->sendData(peer_, {}, data.data(), data.size(), 9).message(), "");
   expectLost(60);
   ASSERT_FALSE(side_->events.empty());
   std::ofstream(at / "reason") << side_->events.back().reason.message();
+}
+
+/// The frames before it, too, although the connection was closed while the network was cut.
+TEST_P(Hosts, TheFarewellArrivesAfterACut) {
+  const char *const folder = std::getenv("RESHARD_TEST_FOLDER");
+  if (!folder)
+    GTEST_SKIP() << "run by tests/e2e/messenger_test.py";
+  const std::filesystem::path at(folder);
+  meet(at);
+  const auto exists = [&](const char *name) { return [=] { return std::filesystem::exists(at / name); }; };
+  ASSERT_TRUE(until({side_.get()}, exists("cut"), 60));
+  for (size_t frame = 0; frame < kMaxFrames - 10; ++frame)
+    EXPECT_EQ((*side_)->send(peer_, {}, std::string(kMaxFrameText, 'x')).message(), "");
+  (void)until({side_.get()}, [] { return false; }, 0.5);
+  EXPECT_LT(disconnectSeconds(), 1.0);
+  std::ofstream(at / "disconnected").flush();
+  EXPECT_TRUE(until({side_.get()}, exists("end"), 60));
 }
 
 size_t openFiles() {
