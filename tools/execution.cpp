@@ -488,8 +488,7 @@ private:
     const Json by = wanted ? bytesBy() : Json();
     if (!ranks_.empty() && ranks_[0] != 0)
       return; // the first process prints for all
-    const schema::Manifest &manifest = plan_->manifest();
-    const uint64_t bytes = ranks_.empty() ? reshard_bytes(executor_.get()) : manifest.bytes_target();
+    const uint64_t bytes = ranks_.empty() ? reshard_bytes(executor_.get()) : plan_->manifest().bytes_target();
     Json runs = Json::array();
     double fastest = 0;
     for (const RunTime &run : runs_) {
@@ -515,6 +514,14 @@ private:
       throwOnError(writeFile(options_.report, json.dump(2) + "\n"), kFailure);
     if (!options_.trace.empty())
       throwOnError(writeFile(options_.trace, trace_.text()), kFailure);
+    printTotals(bytes, fastest);
+    if (ranks_.empty())
+      printCheck("all ");
+  }
+
+  /// `bytes`: those of one run. `fastest`: the rate of the fastest run in GB/s.
+  void printTotals(uint64_t bytes, double fastest) const {
+    const schema::Manifest &manifest = plan_->manifest();
     std::printf("  %-10s %12s in %u ranks\n", "moved", humanBytes(static_cast<double>(bytes)).c_str(), plan_->world());
     if (const uint32_t replicas = manifest.endpoints()->Get(1)->replicas(); replicas > 0)
       std::printf("  %-10s replica 0 of %u engine replicas: a run does not pull\n", "target", replicas);
@@ -531,8 +538,6 @@ private:
                                        [](const RunTime &a, const RunTime &b) { return a.seconds < b.seconds; });
     std::printf("  %-10s %10.4f s, %.2f GB/s%s\n", "time", best->seconds, fastest,
                 runs_.size() > 1 ? " (fastest run)" : "");
-    if (ranks_.empty())
-      printCheck("all ");
   }
 
   void printCheck(const std::string &whose) const {

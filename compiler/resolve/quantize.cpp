@@ -238,6 +238,31 @@ private:
     return false;
   }
 
+  /// Adds the parts of codes and scales of a target param to `parts`. Returns why the source cannot send them; empty if
+  /// it can.
+  std::string partsOfCodes(unsigned e, unsigned p, Quantization format, bool sameFormat, QuantizedParts &parts) {
+    std::string why;
+    for (unsigned q = 0; q < param(e, p).parts.size(); ++q) {
+      const Part &part = param(e, p).parts[q];
+      if (why = blocks_.parts({e, p, q}, format, parts); !why.empty())
+        return why;
+      if (part.pattern < 0)
+        continue;
+      const std::string &tensor = layout_.tensorPatterns[part.pattern].name;
+      QuantizedParts sent;
+      for (const SourcePart &sourcePart : sourceParts_[part.pattern]) {
+        const auto &view = param(0, sourcePart.param).view;
+        if (!sameFormat && view)
+          return "the source has '" + tensor + "' quantized as " + formatOf(view->format).name;
+        if (why = blocks_.parts({0, sourcePart.param, sourcePart.part}, format, sent); !why.empty())
+          return why;
+        if (sent.codes.back().pattern != parts.codes.back().pattern)
+          return "the source has '" + tensor + "' with its dimensions in another order";
+      }
+    }
+    return why;
+  }
+
   /// Makes a target param that receives codes and scales, which are tensors of their own, and the views of the source
   /// that provide them. Returns false if that is not possible, with the reason in `why`.
   bool receiveCodes(unsigned e, unsigned p, bool sameFormat, std::string &why) {
@@ -253,29 +278,8 @@ private:
       return false;
     }
     QuantizedParts parts;
-    for (unsigned q = 0; q < param(e, p).parts.size(); ++q) {
-      const Part &part = param(e, p).parts[q];
-      if (why = blocks_.parts({e, p, q}, format, parts); !why.empty())
-        return false;
-      if (part.pattern < 0)
-        continue;
-      QuantizedParts sent;
-      for (const SourcePart &sourcePart : sourceParts_[part.pattern]) {
-        const auto &view = param(0, sourcePart.param).view;
-        if (!sameFormat && view) {
-          why = "the source has '" + layout_.tensorPatterns[part.pattern].name + "' quantized as " +
-                formatOf(view->format).name;
-          return false;
-        }
-        if (why = blocks_.parts({0, sourcePart.param, sourcePart.part}, format, sent); !why.empty())
-          return false;
-        if (sent.codes.back().pattern != parts.codes.back().pattern) {
-          why =
-              "the source has '" + layout_.tensorPatterns[part.pattern].name + "' with its dimensions in another order";
-          return false;
-        }
-      }
-    }
+    if (why = partsOfCodes(e, p, format, sameFormat, parts); !why.empty())
+      return false;
     for (const Part &part : std::vector<Part>(param(e, p).parts))
       if (part.pattern >= 0)
         for (const SourcePart &sourcePart : sourceParts_[part.pattern])
