@@ -212,7 +212,7 @@ void countLayout(const Layout &layout, Statistics &s) {
   for (size_t f = 0; f < layout.tensorPatterns.size(); ++f) {
     int64_t count = derived.count(static_cast<int>(f)) ? 0 : 1;
     for (const IndexMap &values : layout.tensorPatterns[f].exists)
-      count *= size(values);
+      count *= positionCount(values);
     s.tensors += count;
   }
   for (const Endpoint &endpoint : layout.endpoints)
@@ -286,7 +286,7 @@ void countDescriptors(const Module &module, Statistics &s) {
   for (const Transfer &transfer : module.transfers.transfers) {
     int64_t blocks = transfer.count;
     const Overlap &overlap = module.transfers.overlaps[transfer.overlap];
-    const std::vector<unsigned> &relations = overlap.replicaGroups[transfer.replicaGroup].relations;
+    const ir::IndexMapNumbers &relations = overlap.replicaGroups[transfer.replicaGroup].relations;
     const size_t variables = overlap.pattern < 0 ? 0 : module.layout.tensorPatterns[overlap.pattern].variables.size();
     for (size_t d = variables; d < relations.size(); ++d)
       blocks *= static_cast<int64_t>(module.transfers.relations[relations[d]].size());

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ir/index_map.h"
 
+#include "llvm/ADT/STLExtras.h"
+
 #include <algorithm>
 #include <numeric>
 
@@ -225,7 +227,7 @@ IndexMap normalize(IndexMap indexBlocks) {
     if (s.count == 1)
       s.fromStep = s.toStep = 0;
   }
-  std::erase_if(indexBlocks, [](const IndexBlock &s) { return s.length <= 0 || s.count <= 0; });
+  llvm::erase_if(indexBlocks, [](const IndexBlock &s) { return s.length <= 0 || s.count <= 0; });
   std::sort(indexBlocks.begin(), indexBlocks.end(),
             [](const IndexBlock &a, const IndexBlock &b) { return a.from < b.from; });
   return fold(indexBlocks);
@@ -278,7 +280,7 @@ IndexMap difference(const IndexMap &a, const IndexMap &b) {
   return normalize(std::move(rest));
 }
 
-int64_t size(const IndexMap &relation) {
+int64_t positionCount(const IndexMap &relation) {
   int64_t total = 0;
   for (const IndexBlock &s : relation)
     total += s.length * s.count;
@@ -299,13 +301,13 @@ int64_t map(const IndexMap &relation, int64_t from) {
 bool disjointFrom(const IndexMap &a, const IndexMap &b) { return compose(itself(a), itself(b)).empty(); }
 
 bool sameFrom(const IndexMap &a, const IndexMap &b) {
-  const int64_t n = size(a);
-  return n == size(b) && size(compose(itself(a), itself(b))) == n;
+  const int64_t n = positionCount(a);
+  return n == positionCount(b) && positionCount(compose(itself(a), itself(b))) == n;
 }
 
 std::vector<std::pair<int64_t, int64_t>> expand(const IndexMap &relation) {
   std::vector<std::pair<int64_t, int64_t>> pairs;
-  pairs.reserve(size(relation));
+  pairs.reserve(positionCount(relation));
   for (const IndexBlock &s : relation)
     for (int64_t i = 0; i < s.count; ++i)
       for (int64_t k = 0; k < s.length; ++k)

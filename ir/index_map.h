@@ -3,6 +3,8 @@
 // them.
 #pragma once
 
+#include "llvm/ADT/SmallVector.h"
+
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -23,8 +25,9 @@ struct IndexBlock {
   bool operator==(const IndexBlock &) const = default;
 };
 
-/// A relation: index blocks sorted by `from`, no `from` position in two of them. The empty list relates nothing.
-using IndexMap = std::vector<IndexBlock>;
+/// A relation: index blocks sorted by `from`, no `from` position in two of them. The empty list relates nothing. Most
+/// relations have one block, which lies inside the list: a large job has a million of them.
+using IndexMap = llvm::SmallVector<IndexBlock, 1>;
 
 /// The relation that maps [0, n) to itself; empty if n is 0.
 IndexMap identity(int64_t n);
@@ -45,8 +48,8 @@ IndexMap dense(const IndexMap &relation);
 /// The normal form: sorted by `from`, adjacent blocks joined, equal blocks at constant distances folded into one.
 IndexMap normalize(IndexMap indexBlocks);
 
-/// The number of pairs.
-int64_t size(const IndexMap &relation);
+/// The number of pairs. (Not `size`: a call would find llvm::size, which counts the blocks.)
+int64_t positionCount(const IndexMap &relation);
 
 /// The `to` position of `from`, or -1.
 int64_t map(const IndexMap &relation, int64_t from);

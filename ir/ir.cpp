@@ -98,7 +98,7 @@ int64_t instances(const Endpoint &endpoint, const Param &param, int64_t meshRank
   int64_t count = 1;
   for (unsigned sharding : param.instances) {
     const Sharding &values = endpoint.shardings[sharding];
-    count *= size(values.at[coordinate(endpoint, values.axes, meshRank)]);
+    count *= positionCount(values.at[coordinate(endpoint, values.axes, meshRank)]);
   }
   return count;
 }
@@ -124,7 +124,7 @@ std::string instanceName(const Layout &layout, const Endpoint &endpoint, const P
   for (size_t i = param.variables.size(); i-- > 0;) {
     const Sharding &sharding = endpoint.shardings[param.instances[i]];
     const IndexMap &values = sharding.at[coordinate(endpoint, sharding.axes, meshRank)];
-    const int64_t count = size(values);
+    const int64_t count = positionCount(values);
     const int64_t value = map(inverse(values), instance % count);
     instance /= count;
     const unsigned variable = param.variables[i];
@@ -160,7 +160,7 @@ int64_t bytes(const Transfers &transfers, const Transfer &transfer) {
   const Overlap &overlap = transfers.overlaps[transfer.overlap];
   if (!transfer.cut())
     return overlap.bytes * transfer.count;
-  return overlap.bytes / size(transfers.relations[overlap.replicaGroups[0].relations[transfer.dimension]]) *
+  return overlap.bytes / positionCount(transfers.relations[overlap.replicaGroups[0].relations[transfer.dimension]]) *
          (transfer.end - transfer.begin);
 }
 

@@ -7,6 +7,7 @@
 #include "ir/index_map.h"
 #include "support/topology.h"
 
+#include "llvm/ADT/ArrayRef.h"
 #include "llvm/ADT/SmallVector.h"
 
 #include <cstdint>
@@ -232,12 +233,17 @@ std::string instanceName(const Layout &layout, const Endpoint &endpoint, const P
 
 // -------------------------------------------------------------------------------------------- transfer level
 
+// A large job has a million overlaps, most of them of two dimensions between two mesh ranks: short lists lie inside
+// their owners.
+using MeshRanks = llvm::SmallVector<int32_t, 2>;
+using IndexMapNumbers = llvm::SmallVector<unsigned, 2>; // per dimension: into a table of index maps
+
 /// One alternative source of an overlap: mesh ranks that hold the same elements at the same local positions.
 struct ReplicaGroup {
-  unsigned param = 0, part = 0;    // of endpoint 0
-  std::vector<int32_t> meshRanks;  // ascending
-  std::vector<unsigned> relations; // per dimension of the target part, into Transfers::relations: local position in
-                                   // the source (for padding: in the target) -> local position in the target
+  unsigned param = 0, part = 0; // of endpoint 0
+  MeshRanks meshRanks;          // ascending
+  IndexMapNumbers relations;    // per dimension of the target part, into Transfers::relations: local position in
+                                // the source (for padding: in the target) -> local position in the target
   bool operator==(const ReplicaGroup &) const = default;
 };
 
@@ -247,7 +253,7 @@ struct ReplicaGroup {
 struct Overlap {
   int pattern = -1; // -1: zero padding of the target; then one replica group with the one mesh rank -1
   unsigned endpoint = 1, param = 0, part = 0; // target
-  std::vector<int32_t> targets; // mesh ranks of the endpoint that need it, at the same local positions, ascending
+  MeshRanks targets; // mesh ranks of the endpoint that need it, at the same local positions, ascending
   std::vector<ReplicaGroup> replicaGroups;
   int64_t tensors = 1; // product of the index dimensions' sizes
   int64_t bytes = 0;   // of the elements of one tensor

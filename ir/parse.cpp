@@ -84,7 +84,7 @@ private:
     expect(".");
     reference(overlap.part, target.params[overlap.param].parts.size(), "part");
     expect("on");
-    overlap.targets = ranges();
+    overlap.targets = MeshRanks(llvm::ArrayRef(ranges()));
     expect(",");
     overlap.tensors = number();
     expect("x");
@@ -98,7 +98,7 @@ private:
       expect(".");
       reference(replicaGroup.part, overlap.pattern < 0 ? 1 : source.params[replicaGroup.param].parts.size(), "part");
       expect("on");
-      replicaGroup.meshRanks = ranges();
+      replicaGroup.meshRanks = MeshRanks(llvm::ArrayRef(ranges()));
       expect("by");
       while (take("~"))
         reference(replicaGroup.relations.emplace_back(), t.relations.size(), "relation");

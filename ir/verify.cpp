@@ -241,7 +241,7 @@ private:
       int64_t positions = itemBytes(param.dtype);
       for (const PartDimension &dimension : part.dimensions) {
         const Sharding &sharding = endpoint.shardings[dimension.sharding];
-        positions *= size(sharding.at[coordinate(endpoint, sharding.axes, meshRank)]);
+        positions *= positionCount(sharding.at[coordinate(endpoint, sharding.axes, meshRank)]);
       }
       bytes += positions;
     }
@@ -314,7 +314,7 @@ private:
       if (require(group.relations[d] < t.relations.size(),
                   where + " refers to relation " + std::to_string(group.relations[d]) + ", expected fewer than " +
                       std::to_string(t.relations.size())))
-        (d < variables ? tensors : bytes) *= size(t.relations[group.relations[d]]);
+        (d < variables ? tensors : bytes) *= positionCount(t.relations[group.relations[d]]);
     require(tensors == overlap.tensors && bytes == overlap.bytes,
             where + " has " + std::to_string(overlap.tensors) + " x " + std::to_string(overlap.bytes) +
                 " bytes, but its relations give " + std::to_string(tensors) + " x " + std::to_string(bytes) + " bytes");
@@ -337,7 +337,7 @@ private:
                      std::to_string(t.routes.size())) ||
         !cut(transfer, where))
       return false;
-    const std::vector<int32_t> &meshRanks = overlap.replicaGroups[transfer.replicaGroup].meshRanks;
+    const MeshRanks &meshRanks = overlap.replicaGroups[transfer.replicaGroup].meshRanks;
     require(transfer.source == Transfer::kUnassigned ||
                 std::binary_search(meshRanks.begin(), meshRanks.end(), transfer.source),
             where + " comes from mesh rank " + std::to_string(transfer.source) + ", which does not hold it");
@@ -413,7 +413,7 @@ private:
       return false;
     const IndexMap local = inverse(module_.transfers.relations[overlap.replicaGroups[0].relations[transfer.dimension]]);
     const IndexMap within = {{transfer.begin, transfer.begin, transfer.end - transfer.begin, 1, 0, 0}};
-    return require(size(restrict(local, within)) == transfer.end - transfer.begin,
+    return require(positionCount(restrict(local, within)) == transfer.end - transfer.begin,
                    where + " covers local positions " + std::to_string(transfer.begin) + ":" +
                        std::to_string(transfer.end) + ", which are not all in the overlap");
   }

@@ -238,7 +238,7 @@ unsigned AmaxShards::restricted(unsigned e, unsigned number, const IndexMap &pos
   for (const IndexMap &all : sharding.at) {
     less.at.push_back(restrict(all, positions));
     any = any || !less.at.back().empty();
-    same = same && size(less.at.back()) == size(all);
+    same = same && positionCount(less.at.back()) == positionCount(all);
   }
   if (same)
     return number;

@@ -182,12 +182,12 @@ private:
       if (!sets.empty() && *sets.back() == set)
         continue;
       sets.push_back(&set);
-      total += size(set);
+      total += positionCount(set);
       many += blocks(set);
     }
     // Long periodic lists: disjoint sets that have as many positions as the domain are the domain.
     constexpr int64_t kManyBlocks = 1 << 16;
-    if (many > kManyBlocks && total == size(domain) && std::ssize(sets) * std::ssize(sets) <= kMaxWork) {
+    if (many > kManyBlocks && total == positionCount(domain) && std::ssize(sets) * std::ssize(sets) <= kMaxWork) {
       bool disjoint = true;
       for (size_t i = 0; i < sets.size() && disjoint; ++i)
         for (size_t j = 0; j < i && disjoint; ++j)

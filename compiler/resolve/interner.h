@@ -46,6 +46,9 @@ struct ValueHash {
     return hash;
   }
   template <class Integer> size_t operator()(const std::vector<Integer> &values) const { return of(values); }
+  template <class Integer, unsigned N> size_t operator()(const llvm::SmallVector<Integer, N> &values) const {
+    return of(values);
+  }
   template <size_t N> size_t operator()(const std::array<int64_t, N> &values) const { return of(values); }
 
 private:

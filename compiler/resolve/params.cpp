@@ -392,7 +392,7 @@ bool Params::shardDimension(Building &building, int64_t d) const {
   const PackTree &pack = dimension.stack ? slots : building.pack;
   const int64_t inPack = dimension.stack ? 0 : d - (building.stack >= 0 && d > declaration.stackDimension);
   if (dimension.stack) {
-    slots.shape = {size(building.exists[building.stack])};
+    slots.shape = {positionCount(building.exists[building.stack])};
     dimension.indexMaps = {dense(building.exists[building.stack])};
   } else if (pack.kind != Pack::Kind::flat) { // flat.cpp computes the positions of a flat buffer's entries
     dimension.indexMaps = joinedIndexMaps(pack, inPack);
@@ -478,7 +478,7 @@ bool Params::shardPlacedStack(Building &building, Dimension &dimension) const {
     slots = dense(ir::normalize(std::move(slots)));
     for (IndexMap *layer : layers)
       *layer = compose(*layer, slots);
-    shards.lengths[r] = size(slots);
+    shards.lengths[r] = positionCount(slots);
   }
   return true;
 }

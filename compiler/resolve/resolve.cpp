@@ -165,7 +165,7 @@ void checkInstances(const Job &job, const ir::Layout &layout, Diagnostics &diagn
       for (unsigned sharding : param.instances) {
         int64_t values = 0;
         for (const ir::IndexMap &at : endpoint.shardings[sharding].at)
-          values = std::max(values, size(at));
+          values = std::max(values, positionCount(at));
         if (__builtin_mul_overflow(most, values, &most))
           most = kMaxParamInstances;
       }

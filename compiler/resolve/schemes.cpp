@@ -281,7 +281,7 @@ llvm::Expected<DimensionShards> applyScheme(const Scheme &scheme, int64_t n, int
   shards.lengths.resize(ranks);
   for (int64_t r = 0; r < ranks; ++r)
     for (size_t i = 0; i < shards.layers(); ++i)
-      shards.lengths[r] += size(shards.layer(i)[r]);
+      shards.lengths[r] += positionCount(shards.layer(i)[r]);
   if (unit > 1)
     toRows(shards, units, unit, n - (units - 1) * unit);
   return shards;

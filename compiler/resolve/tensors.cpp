@@ -105,7 +105,7 @@ ir::TensorPattern Tensors::readTensorPattern(const Model &model, unsigned tensor
     }
     pattern.variables.push_back(static_cast<unsigned>(variable - model.variables.begin()));
     pattern.exists.push_back(existing(declaration, *variable));
-    multiply(size(pattern.exists.back()));
+    multiply(positionCount(pattern.exists.back()));
   }
   for (int64_t length : declaration.shape) {
     multiply(length);

@@ -16,6 +16,8 @@
 #include "schema/arena.h"
 #include "schema/levels.h"
 
+#include "llvm/ADT/DenseMap.h"
+
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -524,7 +526,7 @@ private:
   uint32_t rounds_ = 0;
   std::vector<std::map<std::pair<int64_t, int64_t>, uint32_t>> firstBuffer_; // by rank: (endpoint, mesh rank) -> buffer
   std::vector<Interner<OperandShape>> operandShapes_;
-  std::vector<std::unordered_map<uint32_t, uint32_t>>
+  std::vector<llvm::SmallDenseMap<uint32_t, uint32_t, 4>>
       operandNumbers_; // by rank: (descriptor shape, side) -> operand shape
 };
 

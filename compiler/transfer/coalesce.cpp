@@ -33,7 +33,7 @@ Geometry geometry(const Endpoint &endpoint, const Param &param, int64_t meshRank
   result.steps.assign(param.variables.size(), 1);
   for (size_t v = param.variables.size(); v-- > 1;) {
     const Sharding &sharding = endpoint.shardings[param.instances[v]];
-    result.steps[v - 1] = result.steps[v] * size(sharding.at[coordinate(endpoint, sharding.axes, meshRank)]);
+    result.steps[v - 1] = result.steps[v] * positionCount(sharding.at[coordinate(endpoint, sharding.axes, meshRank)]);
   }
   return result;
 }

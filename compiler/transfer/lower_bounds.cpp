@@ -218,7 +218,7 @@ int64_t storageBound(const Layout &layout, const Transfers &transfers) {
       continue;
     candidates.select(overlap);
     std::vector<int32_t> ranks;
-    for (int32_t meshRank : source.storage ? overlap.targets : candidates.all())
+    for (int32_t meshRank : source.storage ? llvm::ArrayRef(overlap.targets) : llvm::ArrayRef(candidates.all()))
       ranks.push_back(source.storage ? target.ranks[meshRank] : source.ranks[meshRank]);
     std::sort(ranks.begin(), ranks.end());
     // Reading: one read serves all ranks that need the bytes. Writing: each target file gets its own copy.

@@ -44,7 +44,7 @@ template <class Visit> void forProduct(const std::vector<llvm::ArrayRef<unsigned
 
 /// A product of index maps, one for each dimension, and the rank classes that hold it.
 struct SourceBox {
-  std::vector<unsigned> indexMaps; // interned, by dimension
+  IndexMapNumbers indexMaps; // interned, by dimension
   std::vector<unsigned> rankClasses;
   Bounds along{0, 0}; // along dimension PatternSource::sweep
 };
@@ -90,7 +90,7 @@ private:
       for (unsigned q = 0; q < source.params[p].parts.size(); ++q)
         if (const int pattern = source.params[p].parts[q].pattern; pattern >= 0)
           for (RankClass &rankClass : sourceClasses_.of(p, q)) {
-            std::erase_if(rankClass.meshRanks, [&](int32_t meshRank) { return !mayRead(source, meshRank); });
+            llvm::erase_if(rankClass.meshRanks, [&](int32_t meshRank) { return !mayRead(source, meshRank); });
             if (!rankClass.meshRanks.empty())
               tensorPatterns_[pattern].rankClasses.push_back(std::move(rankClass));
           }
@@ -139,7 +139,7 @@ private:
   bool readBoxes(PatternSource &pattern) {
     if (cutsAtMostOneDimension(pattern.rankClasses))
       return false;
-    std::unordered_map<std::vector<unsigned>, size_t, ValueHash> known;
+    std::unordered_map<IndexMapNumbers, size_t, ValueHash> known;
     for (unsigned v = 0; v < pattern.rankClasses.size(); ++v) {
       const auto [at, added] = known.try_emplace(pattern.rankClasses[v].indexMaps, pattern.boxes.size());
       if (added)
@@ -196,7 +196,7 @@ private:
     return true;
   }
 
-  bool intersects(const std::vector<unsigned> &a, const std::vector<unsigned> &b) {
+  bool intersects(const IndexMapNumbers &a, const IndexMapNumbers &b) {
     for (size_t d = 0; d < a.size(); ++d)
       if (a[d] != b[d] && disjointFrom(indexMaps_[a[d]], indexMaps_[b[d]]))
         return false;
@@ -207,19 +207,19 @@ private:
   unsigned relation(const CommonRefinement &refinement, unsigned source, unsigned cell, unsigned target) {
     if (refinement.whole())
       return relation(source, target);
-    const auto [at, added] = solved_.try_emplace({source, target, reinterpret_cast<intptr_t>(&refinement), cell});
-    if (added)
-      at->second = relations_.intern(
-          compose(inverse(restrict(indexMaps_[source], refinement.cells()[cell])), indexMaps_[target]));
-    return at->second;
+    const unsigned number = solved_.intern({source, target, reinterpret_cast<intptr_t>(&refinement), cell});
+    if (number == solutions_.size())
+      solutions_.push_back(relations_.intern(
+          compose(inverse(restrict(indexMaps_[source], refinement.cells()[cell])), indexMaps_[target])));
+    return solutions_[number];
   }
 
   /// The same for all positions that both sides hold.
   unsigned relation(unsigned source, unsigned target) {
-    const auto [at, added] = solved_.try_emplace({source, target, -1, -1});
-    if (added)
-      at->second = relations_.intern(compose(inverse(indexMaps_[source]), indexMaps_[target]));
-    return at->second;
+    const unsigned number = solved_.intern({source, target, -1, -1});
+    if (number == solutions_.size())
+      solutions_.push_back(relations_.intern(compose(inverse(indexMaps_[source]), indexMaps_[target])));
+    return solutions_[number];
   }
 
   /// Adds the overlaps of a part of the target on the mesh ranks of a class.
@@ -237,7 +237,7 @@ private:
     const TensorPattern &pattern = layout_.tensorPatterns[patternNumber];
     int64_t wanted = 1;
     for (size_t d = 0; d < pattern.rank(); ++d)
-      wanted *= size(indexMaps_[rankClass.indexMaps[d]]);
+      wanted *= positionCount(indexMaps_[rankClass.indexMaps[d]]);
     const bool boxes = !tensorPatterns_[patternNumber].boxes.empty();
     llvm::Expected<int64_t> found = boxes ? overlapBoxes(rankClass, like) : overlapCells(rankClass, like);
     if (!found)
@@ -268,7 +268,7 @@ private:
         break;
       if (box.along.end <= along.begin)
         continue;
-      std::vector<unsigned> relations;
+      IndexMapNumbers relations;
       for (size_t d = 0; d < rank; ++d) {
         relations.push_back(relation(box.indexMaps[d], rankClass.indexMaps[d]));
         if (relations_[relations.back()].empty())
@@ -344,9 +344,9 @@ private:
   void measure(Overlap &overlap, size_t variables, int64_t item) {
     overlap.tensors = 1;
     overlap.bytes = item;
-    const std::vector<unsigned> &relations = overlap.replicaGroups[0].relations;
+    const IndexMapNumbers &relations = overlap.replicaGroups[0].relations;
     for (size_t d = 0; d < relations.size(); ++d)
-      (d < variables ? overlap.tensors : overlap.bytes) *= size(relations_[relations[d]]);
+      (d < variables ? overlap.tensors : overlap.bytes) *= positionCount(relations_[relations[d]]);
   }
 
   static constexpr int64_t kMaxReplicaGroups = 1 << 22;
@@ -358,7 +358,8 @@ private:
   RankClasses sourceClasses_;
   std::vector<PatternSource> tensorPatterns_;
   std::map<std::vector<unsigned>, CommonRefinement> refinements_;
-  std::unordered_map<std::array<int64_t, 4>, unsigned, ValueHash> solved_; // by source, target, refinement, cell
+  Interner<std::array<int64_t, 4>> solved_; // source, target, refinement, cell
+  std::vector<unsigned> solutions_;         // by number of `solved_`: the relation
 };
 
 } // namespace

@@ -14,8 +14,8 @@ namespace reshard {
 /// local shape.
 struct RankClass {
   unsigned param = 0, part = 0;
-  std::vector<unsigned> indexMaps; // per dimension of the part: interned logical -> local
-  std::vector<int32_t> meshRanks;  // ascending
+  ir::IndexMapNumbers indexMaps; // per dimension of the part: interned logical -> local
+  ir::MeshRanks meshRanks;       // ascending
 };
 
 /// Groups the mesh ranks of one endpoint by the elements that they hold.

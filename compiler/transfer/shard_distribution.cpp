@@ -49,7 +49,7 @@ std::vector<Shard> megatronDistribution(const Layout &layout, const Transfers &t
     std::map<int64_t, std::vector<int32_t>> groups;
     int32_t main = INT32_MAX;
     int64_t mainGroup = 0;
-    for (int32_t meshRank : source.storage ? overlap.targets : candidates.all()) {
+    for (int32_t meshRank : source.storage ? llvm::ArrayRef(overlap.targets) : llvm::ArrayRef(candidates.all())) {
       const int64_t group = groupOf(layout, ranks, meshRank);
       groups[group].push_back(ranks.ranks[meshRank]);
       if (ranks.ranks[meshRank] < main) {

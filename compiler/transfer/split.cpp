@@ -62,7 +62,8 @@ Splitter::Grid Splitter::find(const Overlap &overlap) const {
       const IndexMap local = inverse(sharding.at[coordinate(target, sharding.axes, overlap.targets[0])]);
       const int64_t logical = map(local, grid.begin), last = map(local, grid.end - 1);
       fits = logical >= 0 && last - logical == grid.end - 1 - grid.begin &&
-             size(restrict(local, {{grid.begin, grid.begin, grid.end - grid.begin, 1, 0, 0}})) == grid.end - grid.begin;
+             positionCount(restrict(local, {{grid.begin, grid.begin, grid.end - grid.begin, 1, 0, 0}})) ==
+                 grid.end - grid.begin;
       grid.offset = (grid.unit - logical % grid.unit) % grid.unit;
     }
     const int64_t first = grid.offset > 0 ? grid.offset : grid.unit;

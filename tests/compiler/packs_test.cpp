@@ -144,7 +144,7 @@ TEST(Packs, RandomPacksEqualTheReference) {
         if (!error.empty()) // an error of another rank's shard
           break;
         ASSERT_EQ(static_cast<int64_t>(list->size()), shards->lengths[r]);
-        ASSERT_EQ(static_cast<int64_t>(list->size()), size(shards->at[r]));
+        ASSERT_EQ(static_cast<int64_t>(list->size()), positionCount(shards->at[r]));
         for (size_t local = 0; local < list->size(); ++local)
           ASSERT_EQ(map(shards->at[r], (*list)[local]), static_cast<int64_t>(local));
         ++sharded;

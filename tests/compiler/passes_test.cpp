@@ -56,7 +56,7 @@ Memory labels(const Layout &layout, const Endpoint &endpoint) {
               step = 1;
               for (size_t v = param.variables.size(); v-- > 0 && param.variables[v] != pattern.variables[d];) {
                 const Sharding &inner = endpoint.shardings[param.instances[v]];
-                step *= size(inner.at[coordinate(endpoint, inner.axes, meshRank)]);
+                step *= positionCount(inner.at[coordinate(endpoint, inner.axes, meshRank)]);
               }
             }
             walk(d + 1, label * n + from, instance + to * step, offset + to * stride);

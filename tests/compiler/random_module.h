@@ -165,7 +165,7 @@ private:
     auto extent = [&](unsigned sharding) {
       Extent extent{endpoint.shardings[sharding].axes, {}};
       for (const IndexMap &indexMap : endpoint.shardings[sharding].at)
-        extent.at.push_back(size(indexMap));
+        extent.at.push_back(positionCount(indexMap));
       return extent;
     };
     int next = 0;

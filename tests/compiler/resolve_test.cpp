@@ -59,7 +59,7 @@ std::string elementsText(const ir::Layout &layout, const ir::Endpoint &endpoint,
     elements *= n;
   std::vector<int64_t> instanceOf(param.variables.size()); // per name variable
   for (size_t i = param.variables.size(); i-- > 0;) {
-    const int64_t count = size(at(endpoint, param.instances[i], meshRank));
+    const int64_t count = positionCount(at(endpoint, param.instances[i], meshRank));
     instanceOf[i] = instance % count;
     instance /= count;
   }

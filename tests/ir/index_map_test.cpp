@@ -75,7 +75,7 @@ TEST(IndexMap, AgreesWithMapsOfPairs) {
     ASSERT_EQ(expand(inverse(a)), inverted) << "case " << n;
     ASSERT_EQ(expand(difference(a, b)), rest) << "case " << n;
     ASSERT_EQ(expand(restrict(a, b)), restricted) << "case " << n;
-    ASSERT_EQ(size(a), static_cast<int64_t>(pairsA.size()));
+    ASSERT_EQ(positionCount(a), static_cast<int64_t>(pairsA.size()));
     ASSERT_EQ(disjointFrom(a, b), restricted.empty());
     ASSERT_EQ(sameFrom(a, b), restricted.size() == pairsA.size() && pairsA.size() == pairsB.size());
     int64_t next = 0;
@@ -98,7 +98,7 @@ TEST(IndexMap, CompositionOfPeriodicBlocksStaysSmall) {
   int64_t rows = 0;
   for (int64_t row = 0; row < 6'000'000; ++row)
     rows += row % 6 < 3 && row % 20 < 5;
-  EXPECT_EQ(size(both), rows);
+  EXPECT_EQ(positionCount(both), rows);
   // Composed with one contiguous half, whose ends cut a repetition.
   EXPECT_LE(compose(a, IndexMap{{1, 0, 1'500'000, 1, 0, 0}}).size(), 3u);
 }
