@@ -4,7 +4,8 @@
 //
 // All is sent as active messages; the header has the session of the rendezvous and the sender's number of the message.
 // A message of at most kEagerBytes carries its data. A longer one is sent by UCX's rendezvous: the sender announces its
-// memory, and when the receive is posted, UCX moves the bytes from memory to memory, without a copy by either process.
+// memory, and when the receive is posted, UCX moves the bytes from memory to memory, without a copy by either process
+// where the network can (over TCP, UCX 1.13 must copy: ucx_worker.cpp).
 // Inside a host the receiver instead reads a longer one out of the sender's registered memory (peer_memory.h), since
 // UCX 1.13 would use TCP: its shared memory does not detect that a peer has ended. The sender announces its address,
 // and the receiver answers when it has read.

@@ -35,16 +35,19 @@ Status Worker::open(size_t peers, uint64_t features) {
   const bool old = major == 1 && minor <= 13;
   if (status == UCS_OK && old && !std::getenv("UCX_TCP_RX_SEG_SIZE"))
     status = ucp_config_modify(config, "RX_SEG_SIZE", kTcpPart);
-  // For messages with a tag, UCX 1.13 over TCP needs:
+  // Over TCP, UCX 1.13 must copy what it sends: it aborts this process if a connection fails while it sends the
+  // caller's memory (uct_tcp_ep_sendv completes the operation twice).
+  constexpr std::pair<const char *, const char *> kCopies[] = {{"ZCOPY_THRESH", "inf"}, {"TX_SEG_SIZE", "64k"}};
+  // Messages with a tag also need:
   // RNDV_THRESH: all are sent at once. For a rendezvous the two ends first exchange numbers of their connection, and
   //   UCX aborts this process if the peer is killed meanwhile.
-  // ZCOPY_THRESH, TX_SEG_SIZE: UCX copies each message, in one part. It fails if a connection is closed while it still
-  //   sends the caller's memory.
   // MAX_POLL: UCX handles one socket event at a time. The handler of one may free the connection of the next.
-  constexpr std::pair<const char *, const char *> kTagged[] = {
-      {"RNDV_THRESH", "inf"}, {"ZCOPY_THRESH", "inf"}, {"TX_SEG_SIZE", "64k"}, {"MAX_POLL", "1"}};
+  constexpr std::pair<const char *, const char *> kTagged[] = {{"RNDV_THRESH", "inf"}, {"MAX_POLL", "1"}};
+  for (const auto &[name, value] : kCopies)
+    if (status == UCS_OK && old)
+      status = ucp_config_modify(config, name, value);
   for (const auto &[name, value] : kTagged)
-    if (status == UCS_OK && (features & UCP_FEATURE_TAG) != 0 && old)
+    if (status == UCS_OK && old && (features & UCP_FEATURE_TAG) != 0)
       status = ucp_config_modify(config, name, value);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
