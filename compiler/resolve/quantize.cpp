@@ -248,7 +248,7 @@ private:
         return why;
       if (part.pattern < 0)
         continue;
-      const std::string &tensor = layout_.tensorPatterns[part.pattern].name;
+      const std::string tensor = layout_.tensorPatterns[part.pattern].name; // a copy: blocks_ adds patterns
       QuantizedParts sent;
       for (const SourcePart &sourcePart : sourceParts_[part.pattern]) {
         const auto &view = param(0, sourcePart.param).view;

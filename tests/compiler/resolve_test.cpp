@@ -207,6 +207,24 @@ TEST(Resolve, Permute) { // F[a, b] = T[b, a]
             (Lines{"[2x2] t:0,0 t:1,0 t:0,1 t:1,1", "[2x2] t:0,2 t:1,2 t:0,3 t:1,3"}));
 }
 
+// The source quantizes along the columns of its param, which are the rows of the target's.
+TEST(Resolve, CodesOfAPermutedTensorAreMadeByTheReceiver) {
+  const Resolved resolved = resolveText(R"(
+version: 1
+model:
+  dtype: bf16
+  tensors: {some.weight: [64, 64]}
+  layouts: {there: {params: {w: {holds: some.weight, permute: [1, 0]}}}}
+source: {layout: there, mesh: {}}
+target: {mesh: {}, quantize: {format: mxfp8, by: sender}}
+)");
+  EXPECT_TRUE(resolved.layout) << resolved.diagnostics.text();
+  EXPECT_NE(resolved.diagnostics.text().find("target param 'some.weight' is quantized by the receiver: the source has "
+                                             "'some.weight' with its dimensions in another order"),
+            std::string::npos)
+      << resolved.diagnostics.text();
+}
+
 // Heads of 2 rows: 4 query heads, 2 key and value heads.
 TEST(Resolve, GroupedQueriesWithMoreAndFewerRanksThanKeyHeads) {
   const std::string tensors = "{q: [8], k: [4], v: [4]}";
