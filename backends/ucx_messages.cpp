@@ -131,8 +131,10 @@ void UcxChannel::take(size_t number, const Arrival &arrival) {
     if (UCS_PTR_IS_ERR(handle)) {
       lose(request.peer, UCS_PTR_STATUS(handle));
       request.state = Request::kFails;
-    } else if (!(request.notice.request = handle)) {
-      request.state = Request::kDone;
+    } else {
+      request.notice.request = handle;
+      if (handle == nullptr)
+        request.state = Request::kDone;
     }
   } else {
     if (request.bytes > 0)

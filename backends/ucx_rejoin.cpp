@@ -98,6 +98,7 @@ ucp_ep_h UcxChannel::formerConnection(const std::string &hello) {
 
 void UcxChannel::closeFormer(const Deadline &deadline) {
   std::vector<ucp_ep_h> connections;
+  connections.reserve(former_.size());
   for (const auto &[hello, former] : former_)
     connections.push_back(former.connection);
   former_.clear();

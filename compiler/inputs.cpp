@@ -16,7 +16,7 @@ constexpr const char *kOverride = "--set"; // the path of an option in Diagnosti
 /// The path by which the compiler looks for a file if the job is in the current folder. The folder of the job is no
 /// part of it, so that plans do not depend on where they are compiled.
 std::string pathOf(const Diagnostics &diagnostics, uint32_t job, uint32_t file) {
-  const std::string path = diagnostics.path(file);
+  const std::string &path = diagnostics.path(file);
   uint32_t root = file;
   while (diagnostics.from(root) != root)
     root = diagnostics.from(root);

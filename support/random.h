@@ -11,11 +11,10 @@ namespace reshard {
 /// Never 0.
 inline uint64_t randomNumber() {
   std::random_device device; // libstdc++: the CPU's or the kernel's generator, not a pseudo-random sequence
-  for (uint64_t number = 0;; number = 0) {
+  uint64_t number = 0;
+  while (number == 0)
     number = uint64_t{device()} << 32 | device();
-    if (number != 0)
-      return number;
-  }
+  return number;
 }
 
 inline std::string randomBytes(size_t count) {

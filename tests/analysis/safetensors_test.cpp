@@ -225,6 +225,7 @@ double cpuSeconds() {
 /// CPU seconds to write a checkpoint of that many names in 4 files with an index, to read it, and to read one file.
 std::array<double, 3> secondsOf(int names, const std::string &folder) {
   std::vector<TensorSpec> specs;
+  specs.reserve(static_cast<size_t>(names));
   for (int i = 0; i < names; ++i)
     specs.push_back(
         {"model.layers." + std::to_string(i / 1000) + ".mlp.experts." + std::to_string(i % 1000) + ".up_proj.weight",

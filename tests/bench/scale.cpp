@@ -56,6 +56,7 @@ struct RunCost {
 /// Runs a command without its output and waits for it; `code` is the expected exit code.
 RunCost run(std::vector<std::string> command, int code = 0) {
   std::vector<char *> arguments;
+  arguments.reserve(command.size() + 1);
   for (std::string &word : command)
     arguments.push_back(word.data());
   arguments.push_back(nullptr);

@@ -129,6 +129,7 @@ Module threeReplicas(const std::string &rule, const std::string &shape = "[1000,
 
 std::vector<std::pair<int64_t, int64_t>> cuts(const Module &module) {
   std::vector<std::pair<int64_t, int64_t>> result;
+  result.reserve(module.transfers.transfers.size());
   for (const Transfer &transfer : module.transfers.transfers)
     result.emplace_back(transfer.begin, transfer.end);
   return result;
