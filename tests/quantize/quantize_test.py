@@ -28,7 +28,8 @@ from quantize_work import BIN, Refused, Values, Work, Wrong, least, run  # noqa:
 from fake_backend import PROGRAM  # noqa: E402
 
 FULL = "RESHARD_FULL" in os.environ
-JOBS = 504 if FULL else 84
+JOBS = 504 if FULL else 84  # at most; the quick mode stops when each kind was compared
+QUICK = not FULL and "RESHARD_SEEDS" not in os.environ
 SEEDS = [int(seed) for seed in os.environ["RESHARD_SEEDS"].split(",")] if "RESHARD_SEEDS" in os.environ else range(1, 12 * JOBS)
 SHARED = "/dev/shm" if os.path.isdir("/dev/shm") else None
 VARIANTS = {str(reference.Quantize.read(jobs.quantize_dict(variant))) for variant in jobs.VARIANTS}
@@ -112,7 +113,7 @@ class Quantize(unittest.TestCase):
                 total += counts
                 left[reason] += bool(reason)
                 problems += [problem] * bool(problem)
-                if done == JOBS or len(problems) == 5:
+                if done == JOBS or len(problems) == 5 or (QUICK and KINDS <= total.keys()):
                     pool.shutdown(cancel_futures=True)
                     break
         print(f"{done} jobs; skipped: {dict(+left)}")
@@ -120,7 +121,8 @@ class Quantize(unittest.TestCase):
             print(f"  {kind:<30}{count:>8}")
         self.assertEqual(problems, [], "\n".join(problems))
         if "RESHARD_SEEDS" not in os.environ:
-            self.assertEqual(done, JOBS)
+            if not QUICK:
+                self.assertEqual(done, JOBS)
             self.assertEqual(KINDS - total.keys(), set(), "never compared")
             self.assertGreater(left["columns that do not match the format are refused"], 0)
 
