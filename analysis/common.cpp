@@ -34,6 +34,10 @@ std::string printable(std::string_view text) {
   return result;
 }
 
+std::string counted(uint64_t count, const std::string &what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
 void printError(const char *command, const std::string &message) {
   std::fprintf(stderr, "%s: error: %s\n", command, printable(message).c_str());
 }

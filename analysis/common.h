@@ -20,6 +20,9 @@ constexpr int kFailure = 3;  // a failure at run time
 /// print on a terminal.
 std::string printable(std::string_view text);
 
+/// "1 round", "2 rounds"
+std::string counted(uint64_t count, const std::string &what);
+
 /// Prints "name: error: message" on stderr, the message as printable().
 void printError(const char *command, const std::string &message);
 

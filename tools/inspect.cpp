@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // reshard-inspect: shows what a plan contains, what one rank does and where a param comes from; verifies and simulates
-// plans.
+// plans. Also lists the tensors of a checkpoint.
 
 #include "analysis/files/new_folder.h"
+#include "analysis/report/checkpoint_listing.h"
 #include "analysis/report/inspection.h"
 #include "schema/limits.h"
 #include "support/glob.h"
@@ -33,10 +34,14 @@ int main(int argc, char **argv) {
   std::string topology;
   Command command{
       "reshard-inspect",
-      "PLAN",
-      "Prints a summary of a plan, or one of the reports below.",
+      "PLAN|CHECKPOINT",
+      "Prints a summary of a plan, or one of the reports below; or the tensors and objects of a checkpoint: a folder "
+      "or "
+      "file of safetensors, torch.distributed.checkpoint, Megatron-Core's torch_dist, or torch.save. No pickle is run.",
       {{"--rank", "N", "print every step of one rank, with param names", rank},
-       {"--param", "GLOB", "print the target params whose names match: their contents, and the ranks that send them",
+       {"--param", "GLOB",
+        "print the target params whose names match: their contents, and the ranks that send them; of a checkpoint: the "
+        "tensors whose names match, with all their chunks",
         setText(options.param)},
        {"--format", "FORMAT", "text (default) or json", setChoice(options.format, {"text", "json"})},
        {"--verify", "", "prove that every target byte is written exactly once, from the right source byte",
@@ -59,6 +64,12 @@ int main(int argc, char **argv) {
                "found " + std::to_string(count) + " of --rank, --param, --simulate and --verify, expected at most one");
     return kUsage;
   }
+  const bool checkpoint = isCheckpoint(options.plan);
+  if (checkpoint && (options.rank >= 0 || !topology.empty() || options.verify || options.replicas > 0)) {
+    printError(command.name,
+               "'" + options.plan + "' is a checkpoint; --rank, --simulate, --replicas and --verify need a plan");
+    return kUsage;
+  }
   if (refuseOutput(command.name, "--trace", options.trace, {options.plan, topology}))
     return kUsage;
   if (!topology.empty()) {
@@ -74,7 +85,7 @@ int main(int argc, char **argv) {
     return kUsage;
   }
   try {
-    return inspect(options);
+    return checkpoint ? inspectCheckpoint(options.plan, options.param, options.format == "json") : inspect(options);
   } catch (const Failure &failure) {
     printError("reshard-inspect", failure.message);
     return failure.code;

@@ -118,10 +118,13 @@ public:
     Numbers shape, offsets;
   };
   std::vector<Entry> entries;
+  std::map<std::string, std::string> metadata;
 
 private:
   void onText(const std::string &text) override {
-    if (depth() == 1 && keyAt(1) == "dtype")
+    if (depth() == 1 && keyAt(0) == "__metadata__")
+      metadata[keyAt(1)] = text;
+    else if (depth() == 1 && keyAt(1) == "dtype")
       entries.back().dtype = text;
     add({});
   }
@@ -167,6 +170,28 @@ private:
   void add(const std::string &file) {
     if (depth() == 1 && found && keyAt(0) == "weight_map")
       files.emplace_back(keyAt(1), file);
+  }
+};
+
+/// Sharding information: {tensor: {saved_offsets: [numbers]}}.
+class ShardingReader : public ObjectReader {
+public:
+  std::map<std::string, std::vector<int64_t>> offsets;
+  bool valid = true; // whether all offsets are numbers that fit
+
+private:
+  bool inOffsets() const { return depth() == 2 && keyAt(1) == "saved_offsets"; }
+  void onText(const std::string &) override { onOther(); }
+  void onNumber(uint64_t number) override {
+    if (inOffsets() && number <= kMaxFileBytes)
+      offsets[keyAt(0)].push_back(static_cast<int64_t>(number));
+    else
+      onOther();
+  }
+  void onOther() override { valid = valid && !inOffsets(); }
+  void onBegin(bool array) override {
+    if (depth() == 1 && array && keyAt(1) == "saved_offsets")
+      offsets[keyAt(0)]; // of a scalar: no numbers
   }
 };
 
@@ -243,6 +268,8 @@ Status readSafetensors(const std::string &path, Checkpoint &checkpoint, bool wri
   HeaderReader header;
   if (Status status = header.read(path, {reinterpret_cast<const char *>(data) + 8, headerBytes}); !status.ok())
     return status;
+  for (const auto &[key, text] : header.metadata)
+    checkpoint.metadata[key] = text;
   const FileData contents{path, data + 8 + headerBytes, bytes - 8 - headerBytes};
   std::vector<std::pair<uint64_t, uint64_t>> ranges;
   for (const HeaderReader::Entry &entry : header.entries) {
@@ -267,6 +294,15 @@ Status readSafetensors(const std::string &path, Checkpoint &checkpoint, bool wri
     return failed("'" + path + "': damaged: the file has " + std::to_string(contents.bytes) +
                   " bytes of data, but its tensors have " + std::to_string(next));
   return {};
+}
+
+Result<std::map<std::string, std::vector<int64_t>>> readShardingInfo(std::string_view text, const std::string &path) {
+  ShardingReader reader;
+  if (Status status = reader.read(path, text); !status.ok())
+    return status;
+  if (!reader.valid)
+    return failed("'" + path + "': DCP_SHARDING_INFO: 'saved_offsets' are not unsigned integers");
+  return std::move(reader.offsets);
 }
 
 Status readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool writable) {

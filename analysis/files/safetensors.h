@@ -37,12 +37,18 @@ struct TensorSpec {
 struct Checkpoint {
   TensorViews tensors;
   std::vector<MappedFile> files;
+  std::map<std::string, std::string> metadata; // the texts of `__metadata__`; of several files, those of the last
 };
 
 /// Adds the tensors of a file. Refuses invalid files: wrong lengths, JSON or dtypes, offsets with gaps or overlaps, a
 /// shape that does not match its bytes, a repeated name. `writable`: maps the file for writing too. Errors name
 /// the file and the tensor.
 Status readSafetensors(const std::string &path, Checkpoint &checkpoint, bool writable = false);
+
+/// Reads the text of `DCP_SHARDING_INFO`, {tensor: {saved_offsets: [numbers]}}, in the metadata of files that
+/// torch.distributed.checkpoint writes: by tensor, where the part in this file begins in the tensor. `path` begins the
+/// errors.
+Result<std::map<std::string, std::vector<int64_t>>> readShardingInfo(std::string_view text, const std::string &path);
 
 /// Adds the tensors of a Hugging Face checkpoint folder: model.safetensors.index.json and its files, or
 /// model.safetensors. Every file must have exactly the tensors that the index assigns to it.

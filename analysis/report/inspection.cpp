@@ -26,11 +26,6 @@ using namespace schema;
 
 std::string textOf(const flatbuffers::String *text) { return text ? text->str() : std::string(); }
 
-/// "1 round", "2 rounds"
-std::string counted(uint64_t count, const std::string &what) {
-  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
-}
-
 /// Counts of the params that are stored quantized; empty if there are none.
 Json quantizedJson(const Manifest &m, uint32_t endpoint) {
   const QuantizedCounts counts = countQuantized(m, endpoint);

@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "analysis/checkpoints/pickle.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <unordered_map>
+
+namespace reshard::analysis {
+
+namespace {
+
+/// The opcodes that pickles of protocols 2 to 5 of PyTorch and Megatron-Core use, by their names in Python's pickle.py.
+enum Opcode : uint8_t {
+  kMark = '(',
+  kStop = '.',
+  kPop = '0',
+  kPopMark = '1',
+  kBinInt = 'J',
+  kBinInt1 = 'K',
+  kBinInt2 = 'M',
+  kNone = 'N',
+  kBinPersId = 'Q',
+  kReduce = 'R',
+  kBinUnicode = 'X',
+  kShortBinBytes = 'C',
+  kBinBytes = 'B',
+  kBinFloat = 'G',
+  kAppend = 'a',
+  kAppends = 'e',
+  kBuild = 'b',
+  kGlobal = 'c',
+  kBinGet = 'h',
+  kLongBinGet = 'j',
+  kBinPut = 'q',
+  kLongBinPut = 'r',
+  kSetItem = 's',
+  kSetItems = 'u',
+  kTuple = 't',
+  kEmptyList = ']',
+  kEmptyTuple = ')',
+  kEmptyDict = '}',
+  kProto = 0x80,
+  kNewObj = 0x81,
+  kTuple1 = 0x85,
+  kTuple2 = 0x86,
+  kTuple3 = 0x87,
+  kNewTrue = 0x88,
+  kNewFalse = 0x89,
+  kLong1 = 0x8a,
+  kShortBinUnicode = 0x8c,
+  kBinUnicode8 = 0x8d,
+  kBinBytes8 = 0x8e,
+  kStackGlobal = 0x93,
+  kMemoize = 0x94,
+  kFrame = 0x95,
+};
+
+constexpr uint64_t kHighestProtocol = 5;
+constexpr std::string_view kOrderedDict = "collections OrderedDict";
+
+std::string hex(uint8_t byte) {
+  char text[8];
+  std::snprintf(text, sizeof text, "0x%02x", byte);
+  return text;
+}
+
+} // namespace
+
+const Pickle::Value *Pickle::find(Value dictionary, std::string_view key) const {
+  const std::vector<Value> &entries = items(dictionary);
+  for (size_t i = 0; is(dictionary, Kind::dictionary) && i + 1 < entries.size(); i += 2)
+    if (is(entries[i], Kind::text) && text(entries[i]) == key)
+      return &entries[i + 1];
+  return nullptr;
+}
+
+bool Pickle::isObject(Value value, std::string_view global) const {
+  return is(value, Kind::object) && is(items(value)[0], Kind::global) && text(items(value)[0]) == global;
+}
+
+const Pickle::Value *Pickle::state(Value object) const {
+  return is(object, Kind::object) && items(object).size() > 2 ? &items(object)[2] : nullptr;
+}
+
+std::optional<std::vector<int64_t>> Pickle::integers(Value value) const {
+  if (isObject(value, "torch Size") && items(items(value)[1]).size() == 1)
+    value = items(items(value)[1])[0];
+  if (!is(value, Kind::tuple) && !is(value, Kind::list))
+    return std::nullopt;
+  std::vector<int64_t> found;
+  for (const Value item : items(value)) {
+    if (!is(item, Kind::integer))
+      return std::nullopt;
+    found.push_back(integer(item));
+  }
+  return found;
+}
+
+/// Reads one pickle. Every opcode makes at most one value, and the memo and the stack grow by at most one entry for
+/// each opcode, so memory is bounded by the length of the pickle.
+class PickleReader {
+public:
+  PickleReader(std::string_view bytes, std::span<const std::string_view> allowed) : bytes_(bytes), allowed_(allowed) {}
+
+  /// Empty on success.
+  std::string run() {
+    while (problem_.empty() && !done_) {
+      opcodeAt_ = at_;
+      const std::string_view opcode = take(1);
+      if (problem_.empty())
+        step(static_cast<uint8_t>(opcode[0]));
+      if (pickle_.nodes_.size() + stack_.size() + marks_.size() + memo_.size() > Pickle::kMaxValues)
+        refuse("more than " + std::to_string(Pickle::kMaxValues) + " values");
+    }
+    return problem_.empty() ? "" : "byte " + std::to_string(opcodeAt_) + ": " + problem_;
+  }
+  Pickle result() { return std::move(pickle_); }
+
+private:
+  using Value = Pickle::Value;
+  using Kind = Pickle::Kind;
+  using Node = Pickle::Node;
+
+  void refuse(const std::string &problem) {
+    if (problem_.empty())
+      problem_ = problem;
+  }
+  std::string_view take(uint64_t count) {
+    if (count > bytes_.size() - at_) {
+      refuse("the pickle ends within a value");
+      return {};
+    }
+    at_ += count;
+    return bytes_.substr(at_ - count, count);
+  }
+  /// An unsigned number of so many bytes, little-endian.
+  uint64_t number(size_t width) {
+    uint64_t found = 0;
+    const std::string_view text = take(width);
+    if (!text.empty())
+      std::memcpy(&found, text.data(), text.size());
+    return found;
+  }
+  std::string_view line() {
+    const size_t end = bytes_.find('\n', at_);
+    if (end == std::string_view::npos) {
+      refuse("the pickle ends within a name");
+      return {};
+    }
+    const std::string_view found = bytes_.substr(at_, end - at_);
+    at_ = end + 1;
+    return found;
+  }
+
+  Node &node(Value value) { return pickle_.nodes_[value]; }
+  Value add(Node made) {
+    pickle_.nodes_.push_back(std::move(made));
+    return static_cast<Value>(pickle_.nodes_.size() - 1);
+  }
+  void push(Value value) { stack_.push_back(value); }
+  void push(Kind kind, int64_t integer = 0) { push(add({kind, integer, {}, {}})); }
+  void push(Kind kind, std::string_view text) { push(add({kind, 0, text, {}})); }
+  /// Small integers are values that are shared, because shapes and offsets consist of them.
+  void pushInteger(int64_t integer) {
+    const auto [at, added] = integers_.try_emplace(integer, 0);
+    if (added)
+      at->second = add({Kind::integer, integer, {}, {}});
+    push(at->second);
+  }
+  /// The lowest position of the stack that an opcode may use: that after the last mark.
+  size_t bottom() const { return marks_.empty() ? 0 : marks_.back(); }
+  bool has(size_t count) {
+    if (stack_.size() - bottom() < count)
+      refuse("too few values on the stack");
+    return problem_.empty();
+  }
+  Value pop() {
+    const Value top = stack_.back();
+    stack_.pop_back();
+    return top;
+  }
+  std::vector<Value> popMany(size_t count) {
+    std::vector<Value> found(stack_.end() - static_cast<ptrdiff_t>(count), stack_.end());
+    stack_.resize(stack_.size() - count);
+    return found;
+  }
+  /// All values after the last mark, which is removed. `below`: how many values must lie under the mark.
+  std::vector<Value> popMarked(size_t below = 0) {
+    if (marks_.empty()) {
+      refuse("no mark on the stack");
+      return {};
+    }
+    std::vector<Value> found = popMany(stack_.size() - marks_.back());
+    marks_.pop_back();
+    has(below);
+    return found;
+  }
+  void pushItems(Kind kind, std::vector<Value> items) { push(add({kind, 0, {}, std::move(items)})); }
+
+  void pushGlobal(std::string_view module, std::string_view name) {
+    const std::string full = std::string(module) + " " + std::string(name);
+    const auto known = std::find(allowed_.begin(), allowed_.end(), full);
+    if (known == allowed_.end())
+      return refuse("the global '" + std::string(module) + "." + std::string(name) +
+                    "' is not one that this format uses; nothing was executed");
+    push(Kind::global, *known);
+  }
+  void stackGlobal() {
+    if (!has(2))
+      return;
+    const Value name = pop(), module = pop();
+    if (!pickle_.is(name, Kind::text) || !pickle_.is(module, Kind::text))
+      return refuse("the name of a global is not a text");
+    pushGlobal(pickle_.text(module), pickle_.text(name));
+  }
+  /// REDUCE and NEWOBJ: a call of a global with a tuple of arguments.
+  void call() {
+    if (!has(2))
+      return;
+    const Value arguments = pop(), callee = pop();
+    if (!pickle_.is(callee, Kind::global) || !pickle_.is(arguments, Kind::tuple))
+      return refuse("expected a global and a tuple of arguments");
+    if (pickle_.text(callee) == kOrderedDict && pickle_.items(arguments).empty())
+      return pushItems(Kind::dictionary, {});
+    pushItems(Kind::object, {callee, arguments});
+  }
+  void build() {
+    if (!has(2))
+      return;
+    const Value state = pop();
+    Node &object = node(stack_.back());
+    if (object.kind == Kind::dictionary) // attributes of an OrderedDict, such as the versions of modules
+      return;
+    if (object.kind != Kind::object || object.items.size() != 2)
+      return refuse("expected an instance without a state");
+    object.items.push_back(state);
+  }
+  void append(const std::vector<Value> &values) {
+    if (!has(1))
+      return;
+    Node &list = node(stack_.back());
+    if (list.kind != Kind::list)
+      return refuse("expected a list");
+    list.items.insert(list.items.end(), values.begin(), values.end());
+  }
+  void setItems(const std::vector<Value> &values) {
+    if (!has(1))
+      return;
+    Node &dictionary = node(stack_.back());
+    if (dictionary.kind != Kind::dictionary || values.size() % 2 != 0)
+      return refuse("expected a dictionary, and a value for each key");
+    dictionary.items.insert(dictionary.items.end(), values.begin(), values.end());
+  }
+  void get(uint64_t index) {
+    const auto found = memo_.find(index);
+    if (found == memo_.end())
+      return refuse("no value has the number " + std::to_string(index));
+    push(found->second);
+  }
+  void put(uint64_t index) {
+    if (has(1))
+      memo_[index] = stack_.back();
+  }
+  void longInteger(std::string_view digits) {
+    if (digits.size() > 8)
+      return refuse("an integer of " + std::to_string(digits.size()) + " bytes, expected at most 8");
+    uint64_t bits = !digits.empty() && (digits.back() & 0x80) ? ~uint64_t{0} : 0;
+    if (!digits.empty())
+      std::memcpy(&bits, digits.data(), digits.size());
+    pushInteger(static_cast<int64_t>(bits));
+  }
+  void stop() {
+    if (!has(1))
+      return;
+    if (stack_.size() != 1 || !marks_.empty())
+      return refuse("the pickle ends with more than one value");
+    pickle_.root_ = stack_[0];
+    done_ = true;
+  }
+
+  void step(uint8_t opcode) {
+    switch (opcode) {
+    case kProto:
+      if (const uint64_t protocol = number(1); protocol > kHighestProtocol)
+        refuse("protocol " + std::to_string(protocol) + ", expected at most " + std::to_string(kHighestProtocol));
+      return;
+    case kFrame:
+      number(8); // a hint for readers of streams
+      return;
+    case kStop:
+      return stop();
+    case kMark:
+      return marks_.push_back(stack_.size());
+    case kPop:
+      if (has(1))
+        pop();
+      return;
+    case kPopMark:
+      popMarked();
+      return;
+    default:
+      return literal(opcode);
+    }
+  }
+
+  void literal(uint8_t opcode) {
+    switch (opcode) {
+    case kNone:
+      return push(Kind::none);
+    case kNewTrue:
+      return push(Kind::boolean, 1);
+    case kNewFalse:
+      return push(Kind::boolean, 0);
+    case kBinInt:
+      return pushInteger(static_cast<int32_t>(number(4)));
+    case kBinInt1:
+      return pushInteger(static_cast<int64_t>(number(1)));
+    case kBinInt2:
+      return pushInteger(static_cast<int64_t>(number(2)));
+    case kLong1:
+      return longInteger(take(number(1)));
+    case kBinFloat:
+      return push(Kind::real, take(8));
+    case kShortBinUnicode:
+      return push(Kind::text, take(number(1)));
+    case kBinUnicode:
+      return push(Kind::text, take(number(4)));
+    case kBinUnicode8:
+      return push(Kind::text, take(number(8)));
+    case kShortBinBytes:
+      return push(Kind::bytes, take(number(1)));
+    case kBinBytes:
+      return push(Kind::bytes, take(number(4)));
+    case kBinBytes8:
+      return push(Kind::bytes, take(number(8)));
+    default:
+      return collection(opcode);
+    }
+  }
+
+  void collection(uint8_t opcode) {
+    switch (opcode) {
+    case kEmptyList:
+      return pushItems(Kind::list, {});
+    case kEmptyTuple:
+      return pushItems(Kind::tuple, {});
+    case kEmptyDict:
+      return pushItems(Kind::dictionary, {});
+    case kTuple1:
+    case kTuple2:
+    case kTuple3:
+      if (const size_t count = opcode - kTuple1 + 1; has(count))
+        pushItems(Kind::tuple, popMany(count));
+      return;
+    case kTuple:
+      return pushItems(Kind::tuple, popMarked());
+    case kAppend:
+      if (has(2))
+        append({pop()});
+      return;
+    case kAppends:
+      return append(popMarked(1));
+    case kSetItem:
+      if (has(3))
+        setItems(popMany(2));
+      return;
+    case kSetItems:
+      return setItems(popMarked(1));
+    default:
+      return reference(opcode);
+    }
+  }
+
+  void reference(uint8_t opcode) {
+    switch (opcode) {
+    case kBinGet:
+      return get(number(1));
+    case kLongBinGet:
+      return get(number(4));
+    case kBinPut:
+      return put(number(1));
+    case kLongBinPut:
+      return put(number(4));
+    case kMemoize:
+      return put(memo_.size());
+    case kGlobal: {
+      const std::string_view module = line();
+      return pushGlobal(module, line());
+    }
+    case kStackGlobal:
+      return stackGlobal();
+    case kReduce:
+    case kNewObj:
+      return call();
+    case kBuild:
+      return build();
+    case kBinPersId:
+      if (has(1))
+        pushItems(Kind::persistent, {pop()});
+      return;
+    default:
+      return refuse("the opcode " + hex(opcode) + " is not one that these formats use");
+    }
+  }
+
+  std::string_view bytes_;
+  std::span<const std::string_view> allowed_;
+  size_t at_ = 0, opcodeAt_ = 0;
+  bool done_ = false;
+  std::string problem_;
+  Pickle pickle_;
+  std::vector<Value> stack_;
+  std::vector<size_t> marks_; // positions of the stack
+  std::unordered_map<uint64_t, Value> memo_;
+  std::unordered_map<int64_t, Value> integers_;
+};
+
+Result<Pickle> Pickle::read(std::string_view bytes, std::span<const std::string_view> allowed,
+                            const std::string &where) {
+  PickleReader reader(bytes, allowed);
+  if (const std::string problem = reader.run(); !problem.empty())
+    return failed(where + ": damaged or hostile pickle: " + problem);
+  return reader.result();
+}
+
+} // namespace reshard::analysis

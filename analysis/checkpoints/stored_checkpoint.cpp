@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "analysis/checkpoints/stored_checkpoint.h"
+
+#include "analysis/checkpoints/dcp.h"
+#include "analysis/checkpoints/torch_file.h"
+#include "analysis/files/safetensors.h"
+#include "support/mapped_file.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+namespace reshard::analysis {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr uint64_t kMaxFiles = uint64_t{1} << 20;
+
+std::string boxOf(const StoredChunk &chunk) {
+  std::string text = "[";
+  for (size_t d = 0; d < chunk.offsets.size(); ++d)
+    text += (d ? ", " : "") + std::to_string(chunk.offsets[d]) + ".." +
+            std::to_string(chunk.offsets[d] + chunk.lengths[d] - 1);
+  return text + "]";
+}
+
+bool overlap(const StoredChunk &a, const StoredChunk &b) {
+  for (size_t d = 0; d < a.offsets.size(); ++d)
+    if (a.offsets[d] + a.lengths[d] <= b.offsets[d] || b.offsets[d] + b.lengths[d] <= a.offsets[d])
+      return false;
+  return true;
+}
+
+/// The product of lengths, or nothing if it does not fit.
+std::optional<int64_t> elements(const std::vector<int64_t> &lengths) {
+  int64_t product = 1;
+  for (const int64_t length : lengths)
+    if (__builtin_mul_overflow(product, length, &product))
+      return std::nullopt;
+  return product;
+}
+
+/// The dimension in which the chunks begin at the most positions: few chunks have a position of it in common.
+size_t sweepDimension(const StoredTensor &tensor) {
+  size_t best = 0, most = 0;
+  for (size_t d = 0; d < tensor.shape.size(); ++d) {
+    std::set<int64_t> positions;
+    for (const StoredChunk &chunk : tensor.chunks)
+      positions.insert(chunk.offsets[d]);
+    if (positions.size() > most)
+      std::tie(best, most) = std::pair(d, positions.size());
+  }
+  return best;
+}
+
+/// Two chunks that overlap, or nothing. Empty chunks overlap with none.
+std::optional<std::pair<const StoredChunk *, const StoredChunk *>> findOverlap(const StoredTensor &tensor) {
+  const size_t d = sweepDimension(tensor);
+  std::vector<const StoredChunk *> order;
+  for (const StoredChunk &chunk : tensor.chunks)
+    if (elements(chunk.lengths) != 0)
+      order.push_back(&chunk);
+  if (tensor.shape.empty())
+    return order.size() > 1 ? std::optional(std::pair(order[0], order[1])) : std::nullopt;
+  std::sort(order.begin(), order.end(),
+            [&](const StoredChunk *a, const StoredChunk *b) { return a->offsets[d] < b->offsets[d]; });
+  std::vector<const StoredChunk *> open; // those that reach the position of the next one
+  for (const StoredChunk *chunk : order) {
+    std::erase_if(open,
+                  [&](const StoredChunk *other) { return other->offsets[d] + other->lengths[d] <= chunk->offsets[d]; });
+    for (const StoredChunk *other : open)
+      if (overlap(*chunk, *other))
+        return std::pair(other, chunk);
+    open.push_back(chunk);
+  }
+  return std::nullopt;
+}
+
+/// Adds the tensors of safetensors files that are whole tensors.
+void addWhole(const Checkpoint &files, const std::string &folder, StoredCheckpoint &checkpoint) {
+  for (const auto &[name, view] : files.tensors) {
+    StoredChunk chunk{std::vector<int64_t>(view.shape.size(), 0), view.shape, {}, 0, static_cast<uint64_t>(view.bytes)};
+    for (const MappedFile &file : files.files)
+      if (view.data >= file.data() && view.data <= file.data() + file.bytes())
+        chunk.begin = static_cast<uint64_t>(view.data - file.data());
+    if (!folder.empty())
+      chunk.file = view.file.substr(folder.size() + 1);
+    checkpoint.tensors[name] = {view.dtype, view.shape, {chunk}};
+  }
+}
+
+/// The files of a folder that end with `.safetensors`, sorted.
+Result<std::vector<std::string>> safetensorsFiles(const std::string &folder) {
+  std::vector<std::string> found;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    if (at->path().extension() == ".safetensors")
+      found.push_back(at->path().filename().string());
+    if (found.size() > kMaxFiles)
+      return failed("'" + folder + "' has more than " + std::to_string(kMaxFiles) + " safetensors files");
+  }
+  if (error)
+    return failed("cannot list '" + folder + "': " + error.message());
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+/// Adds the chunks of one file of HuggingFaceStorageWriter(save_distributed=True).
+Status addShards(const std::string &folder, const std::string &file, StoredCheckpoint &checkpoint) {
+  const std::string path = folder + "/" + file;
+  Checkpoint shards;
+  if (Status status = readSafetensors(path, shards); !status.ok())
+    return status;
+  const auto info = shards.metadata.find("DCP_SHARDING_INFO");
+  if (info == shards.metadata.end())
+    return failed("'" + path + "': its header has no 'DCP_SHARDING_INFO', but other files of the folder have");
+  const auto offsets = readShardingInfo(info->second, path);
+  if (!offsets.ok())
+    return offsets.status();
+  if (const auto version = shards.metadata.find("DCP_VERSION"); version != shards.metadata.end())
+    checkpoint.version = version->second;
+  StoredCheckpoint whole;
+  addWhole(shards, folder, whole);
+  for (auto &[name, shard] : whole.tensors) {
+    const auto at = offsets->find(name);
+    if (at == offsets->end() || at->second.size() != shard.shape.size())
+      return failed("'" + path + "': tensor '" + name + "': 'DCP_SHARDING_INFO' has no offset for each of its " +
+                    std::to_string(shard.shape.size()) + " dimensions");
+    StoredChunk &chunk = shard.chunks[0];
+    chunk.offsets = at->second;
+    StoredTensor &tensor = checkpoint.tensors.try_emplace(name, StoredTensor{shard.dtype, {}, {}}).first->second;
+    if (tensor.chunks.empty())
+      tensor.shape.resize(shard.shape.size());
+    if (tensor.dtype != shard.dtype || tensor.shape.size() != shard.shape.size())
+      return failed("'" + path + "': tensor '" + name + "' has another dtype or rank than in '" +
+                    tensor.chunks[0].file + "'");
+    for (size_t d = 0; d < tensor.shape.size(); ++d) {
+      int64_t end = 0;
+      if (__builtin_add_overflow(chunk.offsets[d], chunk.lengths[d], &end))
+        return failed("'" + path + "': tensor '" + name + "': its offset is too large");
+      tensor.shape[d] = std::max(tensor.shape[d], end); // the format does not state the whole shape
+    }
+    tensor.chunks.push_back(std::move(chunk));
+  }
+  return {};
+}
+
+Status readSafetensorsFolder(const std::string &folder, StoredCheckpoint &checkpoint) {
+  const Result<std::vector<std::string>> files = safetensorsFiles(folder);
+  if (!files.ok())
+    return files.status();
+  if (files->empty())
+    return failed("'" + folder +
+                  "': not a checkpoint: expected '.metadata', 'model.safetensors.index.json' or files '*.safetensors'");
+  Checkpoint first;
+  if (Status status = readSafetensors(folder + "/" + files->front(), first); !status.ok())
+    return status;
+  if (first.metadata.contains("DCP_SHARDING_INFO")) {
+    checkpoint.format = CheckpointFormat::dcpSafetensors;
+    for (const std::string &file : *files)
+      if (Status status = addShards(folder, file, checkpoint); !status.ok())
+        return status;
+    for (const auto &[name, tensor] : checkpoint.tensors)
+      if (Status status = checkChunks(name, tensor, "'" + folder + "'"); !status.ok())
+        return status;
+    return {};
+  }
+  Checkpoint whole;
+  if (Status status = readCheckpoint(folder, whole); !status.ok())
+    return status;
+  addWhole(whole, folder, checkpoint);
+  return {};
+}
+
+Status readFolder(const std::string &folder, StoredCheckpoint &checkpoint) {
+  if (!fs::exists(folder + "/.metadata"))
+    return readSafetensorsFolder(folder, checkpoint);
+  const bool megatron = fs::exists(folder + "/metadata.json");
+  checkpoint.format = megatron ? CheckpointFormat::megatron : CheckpointFormat::dcp;
+  if (Status status = readDcp(folder, checkpoint); !status.ok())
+    return status;
+  // Megatron-Core's common state, beside the tensors.
+  if (std::error_code error; megatron && fs::exists(folder + "/common.pt"))
+    checkpoint.objects["common.pt"] = {"common.pt", 0, fs::file_size(folder + "/common.pt", error)};
+  return {};
+}
+
+Status readTorchSave(const std::string &path, const MappedFile &file, StoredCheckpoint &checkpoint) {
+  checkpoint.format = CheckpointFormat::torchSave;
+  const std::string_view archive(reinterpret_cast<const char *>(file.data()), file.bytes());
+  const Result<TorchFile> read = readTorchFile(archive, "'" + path + "'");
+  if (!read.ok())
+    return read.status();
+  for (const auto &[name, tensor] : read->tensors) {
+    if (!tensor.contiguous())
+      return failed("'" + path + "': tensor '" + name + "': its elements are not contiguous; save tensor.contiguous()");
+    const uint64_t begin = tensor.data.empty() ? 0 : static_cast<uint64_t>(tensor.data.data() - archive.data());
+    checkpoint.tensors[name] = {
+        tensor.dtype,
+        tensor.shape,
+        {{std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape, {}, begin, tensor.data.size()}}};
+  }
+  for (const std::string &name : read->others)
+    checkpoint.objects[name] = {};
+  return {};
+}
+
+} // namespace
+
+const char *nameOf(CheckpointFormat format) {
+  constexpr const char *kNames[] = {"safetensors", "DCP safetensors", "DCP", "Megatron torch_dist", "torch.save"};
+  return kNames[static_cast<size_t>(format)];
+}
+
+Status checkChunks(const std::string &name, const StoredTensor &tensor, const std::string &where) {
+  const auto refuse = [&](const std::string &why) { return failed(where + ": tensor '" + name + "': " + why); };
+  const std::optional<int64_t> wanted = elements(tensor.shape);
+  if (!wanted || std::any_of(tensor.shape.begin(), tensor.shape.end(), [](int64_t length) { return length < 0; }))
+    return refuse("its shape is negative or too large");
+  int64_t found = 0;
+  for (const StoredChunk &chunk : tensor.chunks) {
+    bool inside = chunk.offsets.size() == tensor.shape.size() && chunk.lengths.size() == tensor.shape.size();
+    for (size_t d = 0; inside && d < tensor.shape.size(); ++d)
+      inside = chunk.offsets[d] >= 0 && chunk.lengths[d] >= 0 && chunk.lengths[d] <= tensor.shape[d] &&
+               chunk.offsets[d] <= tensor.shape[d] - chunk.lengths[d];
+    if (!inside)
+      return refuse("a chunk in '" + chunk.file + "' lies outside the tensor");
+    const int64_t chunkElements = *elements(chunk.lengths); // at most those of the tensor
+    if (chunk.bytes != static_cast<uint64_t>(chunkElements) * static_cast<uint64_t>(schema::itemBytes(tensor.dtype)))
+      return refuse("a chunk in '" + chunk.file + "' has " + std::to_string(chunk.bytes) + " bytes for " +
+                    std::to_string(chunkElements) + " elements");
+    if (__builtin_add_overflow(found, chunkElements, &found))
+      return refuse("its chunks overlap");
+  }
+  if (const auto pair = findOverlap(tensor))
+    return refuse("the chunks " + boxOf(*pair->first) + " in '" + pair->first->file + "' and " + boxOf(*pair->second) +
+                  " in '" + pair->second->file + "' overlap");
+  if (found != *wanted)
+    return refuse("its chunks have " + std::to_string(found) + " of " + std::to_string(*wanted) + " elements");
+  return {};
+}
+
+Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path) {
+  StoredCheckpoint checkpoint;
+  if (fs::is_directory(path)) {
+    if (Status status = readFolder(path, checkpoint); !status.ok())
+      return status;
+    return checkpoint;
+  }
+  const Result<MappedFile> file = MappedFile::open(path);
+  if (!file.ok())
+    return file.status();
+  constexpr std::string_view kZip = "PK\x03\x04";
+  if (std::string_view(reinterpret_cast<const char *>(file->data()), file->bytes()).starts_with(kZip)) {
+    if (Status status = readTorchSave(path, *file, checkpoint); !status.ok())
+      return status;
+    return checkpoint;
+  }
+  Checkpoint single;
+  if (Status status = readSafetensors(path, single); !status.ok())
+    return status;
+  addWhole(single, {}, checkpoint);
+  return checkpoint;
+}
+
+} // namespace reshard::analysis

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a checkpoint contains, in any of the formats that frameworks write: its tensors, where each part of a tensor
+// lies in which file, and its other objects. No data is read, and no code of a checkpoint is run.
+#pragma once
+
+#include "schema/manifest.h"
+#include "support/status.h"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace reshard::analysis {
+
+/// A box of a tensor, whose elements lie in row-major order in a file.
+struct StoredChunk {
+  std::vector<int64_t> offsets, lengths; // of the box in the tensor, by dimension
+  std::string file;                      // in the checkpoint's folder; empty if the checkpoint is one file
+  uint64_t begin = 0, bytes = 0;         // in the file
+};
+
+/// A tensor. Its chunks do not overlap, and together they are the whole tensor.
+struct StoredTensor {
+  schema::DType dtype = schema::DType::u8;
+  std::vector<int64_t> shape;
+  std::vector<StoredChunk> chunks;
+};
+
+/// A value that is not a tensor, for example the state of a random number generator. It is not interpreted.
+struct StoredObject {
+  std::string file;
+  uint64_t begin = 0, bytes = 0; // in the file; 0 bytes if it is part of a larger pickle
+};
+
+enum class CheckpointFormat : uint8_t {
+  safetensors,    // one file, or a folder as Hugging Face writes it
+  dcpSafetensors, // torch.distributed.checkpoint's HuggingFaceStorageWriter(save_distributed=True)
+  dcp,            // torch.distributed.checkpoint
+  megatron,       // Megatron-Core's torch_dist: dcp and metadata.json
+  torchSave,      // one file of torch.save
+};
+
+/// "DCP", "Megatron torch_dist" and so on.
+const char *nameOf(CheckpointFormat format);
+
+struct StoredCheckpoint {
+  CheckpointFormat format = CheckpointFormat::safetensors;
+  std::string version; // of the format, if the checkpoint states it
+  std::map<std::string, StoredTensor> tensors;
+  std::map<std::string, StoredObject> objects;
+};
+
+/// Reads what a file or a folder contains, and recognizes its format. Errors name the file, the tensor, what was found
+/// and what was expected.
+Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path);
+
+/// Refuses a tensor whose chunks lie outside it, overlap, or leave out an element.
+Status checkChunks(const std::string &name, const StoredTensor &tensor, const std::string &where);
+
+} // namespace reshard::analysis

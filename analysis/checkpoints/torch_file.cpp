@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "analysis/checkpoints/torch_file.h"
+
+#include "analysis/checkpoints/pickle.h"
+#include "analysis/checkpoints/stored_zip.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace reshard::analysis {
+
+namespace {
+
+using Kind = Pickle::Kind;
+using Value = Pickle::Value;
+
+constexpr std::string_view kRebuildTensor = "torch._utils _rebuild_tensor_v2";
+constexpr std::string_view kRebuildParameter = "torch._utils _rebuild_parameter";
+
+struct TorchType {
+  std::string_view name;    // of torch.NAME
+  std::string_view storage; // the global of its typed storage; empty: data is in an untyped storage
+  schema::DType dtype;
+};
+
+constexpr TorchType kTypes[] = {
+    {"bfloat16", "torch BFloat16Storage", schema::DType::bf16},
+    {"float16", "torch HalfStorage", schema::DType::fp16},
+    {"float32", "torch FloatStorage", schema::DType::fp32},
+    {"float64", "torch DoubleStorage", schema::DType::fp64},
+    {"float8_e4m3fn", "", schema::DType::fp8_e4m3},
+    {"float8_e5m2", "", schema::DType::fp8_e5m2},
+    {"int8", "torch CharStorage", schema::DType::i8},
+    {"int16", "torch ShortStorage", schema::DType::i16},
+    {"int32", "torch IntStorage", schema::DType::i32},
+    {"int64", "torch LongStorage", schema::DType::i64},
+    {"uint8", "torch ByteStorage", schema::DType::u8},
+    {"uint16", "", schema::DType::u16},
+    {"uint32", "", schema::DType::u32},
+    {"uint64", "", schema::DType::u64},
+    {"bool", "torch BoolStorage", schema::DType::boolean},
+};
+
+/// What torch.save writes for tensors, parameters and plain Python values. Tensors of other classes are refused.
+constexpr std::string_view kTorchGlobals[] = {
+    "collections OrderedDict",
+    kRebuildTensor,
+    kRebuildParameter,
+    "torch._utils _rebuild_tensor_v3",
+    "torch.storage UntypedStorage",
+    "torch Size",
+    "torch BFloat16Storage",
+    "torch HalfStorage",
+    "torch FloatStorage",
+    "torch DoubleStorage",
+    "torch CharStorage",
+    "torch ShortStorage",
+    "torch IntStorage",
+    "torch LongStorage",
+    "torch ByteStorage",
+    "torch BoolStorage",
+    "torch bfloat16",
+    "torch float16",
+    "torch float32",
+    "torch float64",
+    "torch float8_e4m3fn",
+    "torch float8_e5m2",
+    "torch int8",
+    "torch int16",
+    "torch int32",
+    "torch int64",
+    "torch uint8",
+    "torch uint16",
+    "torch uint32",
+    "torch uint64",
+    "torch bool",
+};
+
+constexpr int kMaxDepth = 64;
+constexpr size_t kMaxNames = size_t{1} << 24; // shared values have a name for each way to them
+constexpr size_t kMaxDimensions = 64;
+
+/// Finds the tensors of the pickle of an archive.
+class TensorFinder {
+public:
+  TensorFinder(const Pickle &pickle, const std::map<std::string_view, std::string_view> &members,
+               std::string_view prefix)
+      : pickle_(pickle), members_(members), prefix_(prefix) {}
+
+  /// An error text; empty on success.
+  std::string visit(Value value, const std::string &name, int depth) {
+    if (depth > kMaxDepth || ++names_ > kMaxNames)
+      return "'" + name + "': values are nested too deeply";
+    if (pickle_.isObject(value, kRebuildParameter))
+      value = parameterData(value);
+    if (pickle_.is(value, Kind::object))
+      return addTensor(value, name);
+    const std::string prefix = name.empty() ? "" : name + ".";
+    const std::vector<Value> &items = pickle_.items(value);
+    std::string problem;
+    if (pickle_.is(value, Kind::dictionary)) {
+      for (size_t i = 0; i + 1 < items.size() && problem.empty(); i += 2)
+        if (const std::optional<std::string> key = keyOf(items[i]))
+          problem = visit(items[i + 1], prefix + *key, depth + 1);
+        else
+          problem = "'" + name + "': a key is neither a text nor an integer";
+    } else if (pickle_.is(value, Kind::list) || pickle_.is(value, Kind::tuple)) {
+      for (size_t i = 0; i < items.size() && problem.empty(); ++i)
+        problem = visit(items[i], prefix + std::to_string(i), depth + 1);
+    } else {
+      found.others.push_back(name);
+    }
+    return problem;
+  }
+
+  TorchFile found;
+
+private:
+  /// A key of a dictionary as a part of a name.
+  std::optional<std::string> keyOf(Value key) const {
+    if (pickle_.is(key, Kind::text))
+      return std::string(pickle_.text(key));
+    return pickle_.is(key, Kind::integer) ? std::optional(std::to_string(pickle_.integer(key))) : std::nullopt;
+  }
+
+  /// The tensor of a parameter, or the value itself if its arguments are of another form.
+  Value parameterData(Value parameter) const {
+    const std::vector<Value> &arguments = pickle_.items(pickle_.items(parameter)[1]);
+    return arguments.empty() ? parameter : arguments[0];
+  }
+
+  std::string addTensor(Value value, const std::string &name) {
+    const auto refuse = [&](const std::string &why) { return "tensor '" + name + "': " + why; };
+    const std::string_view callee = pickle_.text(pickle_.items(value)[0]);
+    const std::vector<Value> &arguments = pickle_.items(pickle_.items(value)[1]);
+    const bool untyped = callee == "torch._utils _rebuild_tensor_v3"; // its seventh argument is the dtype
+    if ((!untyped && callee != kRebuildTensor) || arguments.size() < (untyped ? 7 : 4) ||
+        !pickle_.is(arguments[0], Kind::persistent) || !pickle_.is(arguments[1], Kind::integer))
+      return refuse("'" + std::string(callee) + "' does not make a plain tensor");
+    const auto shape = pickle_.integers(arguments[2]), strides = pickle_.integers(arguments[3]);
+    if (!shape || !strides || shape->size() != strides->size() || shape->size() > kMaxDimensions)
+      return refuse("its shape and strides are not lists of integers of equal length");
+    std::string_view storage;
+    std::string_view type;
+    if (const std::string problem = readStorage(arguments[0], storage, type); !problem.empty())
+      return refuse(problem);
+    if (untyped && pickle_.is(arguments[6], Kind::global))
+      type = pickle_.text(arguments[6]);
+    TorchTensor tensor;
+    tensor.shape = *shape;
+    tensor.strides = *strides;
+    const TorchType *known = nullptr;
+    for (const TorchType &each : kTypes)
+      if (type == each.storage || type == "torch " + std::string(each.name))
+        known = &each;
+    if (!known)
+      return refuse("the dtype of '" + std::string(type) + "' is not supported");
+    tensor.dtype = known->dtype;
+    if (!dataOf(tensor, storage, pickle_.integer(arguments[1])))
+      return refuse("it lies outside its storage of " + std::to_string(storage.size()) + " bytes");
+    if (!found.tensors.emplace(name, std::move(tensor)).second)
+      return refuse("the name is repeated");
+    return {};
+  }
+
+  /// A reference is ('storage', class, key, device, elements).
+  std::string readStorage(Value reference, std::string_view &storage, std::string_view &type) const {
+    const Value parts = pickle_.items(reference)[0];
+    const std::vector<Value> &items = pickle_.items(parts);
+    if (!pickle_.is(parts, Kind::tuple) || items.size() != 5 || !pickle_.is(items[0], Kind::text) ||
+        pickle_.text(items[0]) != "storage" || !pickle_.is(items[1], Kind::global) || !pickle_.is(items[2], Kind::text))
+      return "its storage is not a reference of torch.save";
+    const std::string member = std::string(prefix_) + "data/" + std::string(pickle_.text(items[2]));
+    const auto data = members_.find(member);
+    if (data == members_.end())
+      return "its storage '" + member + "' is missing";
+    storage = data->second;
+    type = pickle_.text(items[1]);
+    return {};
+  }
+
+  /// Sets the data from the first to the last element.
+  static bool dataOf(TorchTensor &tensor, std::string_view storage, int64_t offset) {
+    int64_t last = offset, begin = 0, end = 0;
+    bool empty = false;
+    for (size_t i = 0; i < tensor.shape.size(); ++i) {
+      int64_t steps = 0;
+      if (tensor.shape[i] < 0 || tensor.strides[i] < 0 ||
+          __builtin_mul_overflow(std::max<int64_t>(tensor.shape[i] - 1, 0), tensor.strides[i], &steps) ||
+          __builtin_add_overflow(last, steps, &last))
+        return false;
+      empty = empty || tensor.shape[i] == 0;
+    }
+    const int64_t item = schema::itemBytes(tensor.dtype);
+    if (offset < 0 || __builtin_mul_overflow(offset, item, &begin) || __builtin_mul_overflow(last, item, &end) ||
+        __builtin_add_overflow(end, item, &end))
+      return false;
+    if (empty)
+      return true;
+    if (static_cast<uint64_t>(end) > storage.size())
+      return false;
+    tensor.data = storage.substr(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+    return true;
+  }
+
+  const Pickle &pickle_;
+  const std::map<std::string_view, std::string_view> &members_;
+  std::string_view prefix_;
+  size_t names_ = 0;
+};
+
+} // namespace
+
+bool TorchTensor::contiguous() const {
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end())
+    return true;
+  int64_t stride = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    if (shape[i] > 1 && strides[i] != stride)
+      return false;
+    if (__builtin_mul_overflow(stride, shape[i], &stride))
+      return false;
+  }
+  return true;
+}
+
+std::optional<schema::DType> dtypeFromTorch(std::string_view name) {
+  for (const TorchType &type : kTypes)
+    if (name == type.name)
+      return type.dtype;
+  return std::nullopt;
+}
+
+Result<TorchFile> readTorchFile(std::string_view archive, const std::string &where) {
+  const auto members = readStoredZip(archive, where);
+  if (!members.ok())
+    return members.status();
+  constexpr std::string_view kPickle = "/data.pkl";
+  std::string_view prefix, pickled;
+  for (const auto &[name, data] : *members)
+    if (name.ends_with(kPickle)) {
+      prefix = name.substr(0, name.size() - kPickle.size() + 1);
+      pickled = data;
+    }
+  if (prefix.empty())
+    return failed(where + ": no file of torch.save: 'data.pkl' is missing");
+  if (const auto order = members->find(std::string(prefix) + "byteorder");
+      order != members->end() && order->second != "little")
+    return failed(where + ": its byte order is '" + std::string(order->second.substr(0, 16)) + "', expected 'little'");
+  const Result<Pickle> pickle = Pickle::read(pickled, kTorchGlobals, where);
+  if (!pickle.ok())
+    return pickle.status();
+  TensorFinder finder(*pickle, *members, prefix);
+  if (const std::string problem = finder.visit(pickle->root(), "", 0); !problem.empty())
+    return failed(where + ": " + problem);
+  return std::move(finder.found);
+}
+
+} // namespace reshard::analysis

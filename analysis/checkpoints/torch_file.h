@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files of torch.save: a zip archive with a pickle, data.pkl, and the storages that its tensors refer to, data/0 and so
+// on. The pickle is read, not run (pickle.h).
+#pragma once
+
+#include "schema/manifest.h"
+#include "support/status.h"
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace reshard::analysis {
+
+/// A tensor of a file. `data` is the part of the archive from its first to its last element.
+struct TorchTensor {
+  schema::DType dtype = schema::DType::u8;
+  std::vector<int64_t> shape, strides; // in elements
+  std::string_view data;
+  /// Whether the elements are in row-major order without gaps.
+  bool contiguous() const;
+};
+
+/// The tensors of a file by name, and the names of all other values.
+struct TorchFile {
+  std::map<std::string, TorchTensor> tensors;
+  std::vector<std::string> others;
+};
+
+/// The dtype of "float32", "bfloat16" and so on; empty if the schema has no such dtype.
+std::optional<schema::DType> dtypeFromTorch(std::string_view name);
+
+/// Reads an archive, which must outlive the result. Names are the keys of nested dictionaries and the positions of
+/// nested lists, joined by dots; a file of one tensor has the empty name. `where` begins the errors.
+Result<TorchFile> readTorchFile(std::string_view archive, const std::string &where);
+
+} // namespace reshard::analysis

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "analysis/report/checkpoint_listing.h"
+
+#include "analysis/checkpoints/stored_checkpoint.h"
+#include "analysis/common.h"
+#include "analysis/files/new_folder.h"
+#include "support/byte_size.h"
+#include "support/glob.h"
+
+#include <nlohmann/json.hpp>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+namespace reshard::analysis {
+
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+std::string listOf(const std::vector<int64_t> &numbers) {
+  std::string text;
+  for (const int64_t number : numbers)
+    text += (text.empty() ? "" : ", ") + std::to_string(number);
+  return "[" + text + "]";
+}
+
+Json toJson(const StoredCheckpoint &checkpoint) {
+  Json tensors = Json::object(), objects = Json::object();
+  for (const auto &[name, tensor] : checkpoint.tensors) {
+    Json chunks = Json::array();
+    for (const StoredChunk &chunk : tensor.chunks)
+      chunks.push_back({{"offsets", chunk.offsets},
+                        {"lengths", chunk.lengths},
+                        {"file", chunk.file},
+                        {"begin", chunk.begin},
+                        {"bytes", chunk.bytes}});
+    tensors[name] = {{"dtype", schema::dtypeName(tensor.dtype)}, {"shape", tensor.shape}, {"chunks", chunks}};
+  }
+  for (const auto &[name, object] : checkpoint.objects)
+    objects[name] = {{"file", object.file}, {"begin", object.begin}, {"bytes", object.bytes}};
+  return {{"format", nameOf(checkpoint.format)},
+          {"version", checkpoint.version},
+          {"tensors", tensors},
+          {"objects", objects}};
+}
+
+void printListing(const std::string &path, const StoredCheckpoint &checkpoint, bool chunks) {
+  size_t parts = 0;
+  uint64_t bytes = 0;
+  std::set<std::string> files;
+  for (const auto &[name, tensor] : checkpoint.tensors)
+    for (const StoredChunk &chunk : tensor.chunks) {
+      ++parts;
+      bytes += chunk.bytes;
+      files.insert(chunk.file);
+    }
+  std::printf("%s: %s%s%s: %s in %s, %s, %s; %s\n", printable(path).c_str(), nameOf(checkpoint.format),
+              checkpoint.version.empty() ? "" : " ", printable(checkpoint.version).c_str(),
+              counted(checkpoint.tensors.size(), "tensor").c_str(), counted(parts, "chunk").c_str(),
+              counted(files.size(), "file").c_str(), humanBytes(static_cast<double>(bytes)).c_str(),
+              counted(checkpoint.objects.size(), "object").c_str());
+  for (const auto &[name, tensor] : checkpoint.tensors) {
+    std::printf("  %s  %s %s  %s\n", printable(name).c_str(), schema::dtypeName(tensor.dtype),
+                listOf(tensor.shape).c_str(), counted(tensor.chunks.size(), "chunk").c_str());
+    for (const StoredChunk &chunk : tensor.chunks)
+      if (chunks)
+        std::printf("    %s + %s  %s at byte %llu, %llu bytes\n", listOf(chunk.offsets).c_str(),
+                    listOf(chunk.lengths).c_str(), printable(chunk.file.empty() ? path : chunk.file).c_str(),
+                    static_cast<unsigned long long>(chunk.begin), static_cast<unsigned long long>(chunk.bytes));
+  }
+  for (const auto &[name, object] : checkpoint.objects)
+    if (object.file.empty())
+      std::printf("  object %s\n", printable(name).c_str());
+    else
+      std::printf("  object %s  %s at byte %llu, %llu bytes\n", printable(name).c_str(), printable(object.file).c_str(),
+                  static_cast<unsigned long long>(object.begin), static_cast<unsigned long long>(object.bytes));
+}
+
+} // namespace
+
+bool isCheckpoint(const std::string &path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error))
+    return true;
+  char begin[9] = {};
+  std::ifstream(path, std::ios::binary).read(begin, sizeof begin);
+  const std::string_view text(begin, sizeof begin);
+  return text.starts_with("PK\x03\x04") || (text[8] == '{' && !text.starts_with("RESHARD\n"));
+}
+
+int inspectCheckpoint(const std::string &path, const std::string &glob, bool json) {
+  Result<StoredCheckpoint> checkpoint = readStoredCheckpoint(path);
+  throwOnError(checkpoint.status(), kUsage);
+  if (!glob.empty()) {
+    const auto other = [&](const auto &entry) { return !matchesGlob(glob, entry.first); };
+    std::erase_if(checkpoint->tensors, other);
+    std::erase_if(checkpoint->objects, other);
+    if (checkpoint->tensors.empty() && checkpoint->objects.empty())
+      throw Failure{kNegative, "no tensor and no object matches '" + glob + "'"};
+  }
+  if (json)
+    std::printf("%s\n", toJson(*checkpoint).dump(2, ' ', false, Json::error_handler_t::replace).c_str());
+  else
+    printListing(path, *checkpoint, !glob.empty());
+  return kDone;
+}
+
+} // namespace reshard::analysis

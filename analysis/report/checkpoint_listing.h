@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// The report of reshard-inspect about a checkpoint.
+#pragma once
+
+#include <string>
+
+namespace reshard::analysis {
+
+/// Whether a path is a folder, or a file of torch.save or safetensors. A plan is neither.
+bool isCheckpoint(const std::string &path);
+
+/// Prints the tensors and objects of a checkpoint on stdout, as text or JSON. `glob`: only those whose names match,
+/// with all their chunks; empty: all. Returns the exit code, or throws Failure.
+int inspectCheckpoint(const std::string &path, const std::string &glob, bool json);
+
+} // namespace reshard::analysis

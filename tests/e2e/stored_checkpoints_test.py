@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""reshard-inspect lists checkpoints of torch.distributed.checkpoint, Megatron-Core, torch.save and safetensors: each
+chunk that it names has the element values of the tensor. Damaged and hostile files are refused with one error."""
+
+import json
+import pickle
+import sys
+import unittest
+from pathlib import Path
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import FolderTest, run  # noqa: E402
+from torch_formats import METADATA, Call, Dcp, Global, archive, pickled, safetensors, tensor  # noqa: E402
+
+A = np.arange(35, dtype=np.float32).reshape(7, 5)
+B = np.arange(12, dtype=np.int64).reshape(3, 4) - 2**40
+DTYPES = {"fp32": np.float32, "i64": np.int64, "u8": np.uint8}
+
+
+def listing(path: Path) -> dict:
+    return json.loads(run("reshard-inspect", path, "--format=json").stdout)
+
+
+def assembled(path: Path, found: dict) -> dict[str, np.ndarray]:
+    """The tensors of a listing, read from the places that it names."""
+    tensors = {}
+    for name, entry in found["tensors"].items():
+        tensors[name] = np.zeros(entry["shape"], DTYPES[entry["dtype"]])
+        for chunk in entry["chunks"]:
+            data = (path / chunk["file"] if chunk["file"] else path).read_bytes()[chunk["begin"]:chunk["begin"] + chunk["bytes"]]
+            box = tuple(slice(at, at + length) for at, length in zip(chunk["offsets"], chunk["lengths"]))
+            tensors[name][box] = np.frombuffer(data, DTYPES[entry["dtype"]]).reshape(chunk["lengths"])
+    return tensors
+
+
+class StoredCheckpoints(FolderTest):
+    def dcp(self, **info: object) -> Dcp:
+        """`model.a` in uneven chunks of three files, `model.b` cut along dimension 1, a scalar, an empty tensor and an object."""
+        checkpoint = Dcp(self.folder / "dcp")
+        for rank, rows in enumerate((slice(0, 3), slice(3, 6), slice(6, 7))):
+            checkpoint.chunk("model.a", (7, 5), (rows.start, 0), A[rows], f"__{rank}_0.distcp", **info)
+        for rank, columns in enumerate((slice(0, 3), slice(3, 4))):
+            checkpoint.chunk("model.b", (3, 4), (0, columns.start), np.ascontiguousarray(B[:, columns]), f"__{rank}_0.distcp")
+        checkpoint.chunk("scale", (), (), np.array(3.5, np.float32))
+        checkpoint.chunk("none", (0, 4), (0, 0), np.zeros((0, 4), np.uint8))
+        checkpoint.object("step", pickle.dumps(17))
+        return checkpoint
+
+    def refusal(self, path: Path, *options: str) -> str:
+        done = run("reshard-inspect", path, *options, code=2)
+        self.assertEqual(done.stdout, "")
+        text = done.stderr.replace(str(self.folder) + "/", "")
+        self.assertEqual(text.count("\n"), 1, text)
+        return text.removeprefix("reshard-inspect: error: ").strip()
+
+    def compare(self, path: Path, found: dict, wanted: dict[str, np.ndarray]) -> None:
+        tensors = assembled(path, found)
+        self.assertEqual(tensors.keys(), wanted.keys())
+        for name, array in wanted.items():
+            self.assertEqual(tensors[name].shape, array.shape, name)
+            np.testing.assert_array_equal(tensors[name], array, name)
+
+    def test_dcp(self):
+        self.dcp().write()
+        found = listing(self.folder / "dcp")
+        self.assertEqual((found["format"], found["version"]), ("DCP", "1.0.0"))
+        self.compare(self.folder / "dcp", found, {"model.a": A, "model.b": B, "scale": np.array(3.5, np.float32), "none": np.zeros((0, 4), np.uint8)})
+        step = found["objects"]["step"]
+        self.assertEqual(pickle.loads((self.folder / "dcp" / step["file"]).read_bytes()[step["begin"]:step["begin"] + step["bytes"]]), 17)
+        text = run("reshard-inspect", self.folder / "dcp").stdout
+        self.assertIn("DCP 1.0.0: 4 tensors in 7 chunks, 3 files", text)
+        self.assertIn("  model.a  fp32 [7, 5]  3 chunks\n", text)
+        text = run("reshard-inspect", self.folder / "dcp", "--param=*.b").stdout
+        self.assertIn("    [0, 3] + [3, 1]  __1_0.distcp at byte", text)
+        self.assertNotIn("model.a", text)
+
+    def test_megatron(self):
+        self.dcp().write()
+        (self.folder / "dcp" / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
+        (self.folder / "dcp" / "common.pt").write_bytes(archive({"iteration": 3}, []))
+        found = listing(self.folder / "dcp")
+        self.assertEqual(found["format"], "Megatron torch_dist")
+        self.assertEqual(sorted(found["objects"]), ["common.pt", "step"])
+
+    def test_torch_save(self):
+        path = self.folder / "model.pt"
+        value = {"a": tensor(A, "0"), "rows": tensor(A[:2], "0"), "nested": {"b": Call("torch._utils", "_rebuild_parameter", (tensor(B, "1"), True, ()))},
+                 "list": [tensor(B, "1"), 5], "step": 3}
+        path.write_bytes(archive(value, [A, B]))
+        found = listing(path)
+        self.assertEqual(found["format"], "torch.save")
+        self.compare(path, found, {"a": A, "rows": A[:2], "nested.b": B, "list.0": B})
+        self.assertEqual(sorted(found["objects"]), ["list.1", "step"])
+
+    def test_dcp_safetensors(self):
+        folder = self.folder / "hf"
+        folder.mkdir()
+        safetensors(folder / "shard-00001-model-00001-of-00001.safetensors", {"a": A[:4], "b": B}, {"a": [0, 0], "b": [0, 0]})
+        safetensors(folder / "shard-00002-model-00001-of-00001.safetensors", {"a": A[4:]}, {"a": [4, 0]})
+        found = listing(folder)
+        self.assertEqual((found["format"], found["version"]), ("DCP safetensors", "1.0"))
+        self.compare(folder, found, {"a": A, "b": B})
+        safetensors(folder / "shard-00002-model-00001-of-00001.safetensors", {"a": A[4:]}, {"a": [3, 0]})
+        self.assertEqual(self.refusal(folder), "'hf': tensor 'a': the chunks [0..3, 0..4] in 'shard-00001-model-00001-of-00001.safetensors' and "
+                                               "[3..5, 0..4] in 'shard-00002-model-00001-of-00001.safetensors' overlap")
+        safetensors(folder / "shard-00002-model-00001-of-00001.safetensors", {"a": A[4:]}, {})
+        self.assertIn("has no offset for each of its 2 dimensions", self.refusal(folder))
+
+    def test_safetensors(self):
+        safetensors(self.folder / "model.safetensors", {"a": A, "b": B}, None)
+        for path in (self.folder, self.folder / "model.safetensors"):
+            found = listing(path)
+            self.assertEqual(found["format"], "safetensors")
+            self.compare(path, found, {"a": A, "b": B})
+
+    def test_damaged_dcp(self):
+        self.dcp().write()
+        file = self.folder / "dcp" / "__1_0.distcp"
+        file.write_bytes(file.read_bytes()[:-1])
+        self.assertIn("'dcp/__1_0.distcp': truncated: 'model.b' has bytes", self.refusal(self.folder / "dcp"))
+        file.unlink()
+        self.assertIn("__1_0.distcp", self.refusal(self.folder / "dcp"))
+        cases = {
+            "its chunks have 30 of 35 elements": lambda c: (c.items["model.a"].state["chunks"].pop()),
+            "two entries with one offset": lambda c: c.places.append(c.places[0]),
+            "a chunk has no entry in storage_data": lambda c: c.places.pop(0),
+            "invalid file name '../x'": lambda c: c.places[0][1].state.update(relative_path="../x"),
+            "a negative offset or length": lambda c: c.places[0][1].state.update(offset=-1),
+            "stored with stream transforms (transform_descriptors)": lambda c: c.places[0][1].state.update(transform_descriptors=["zstd"]),
+            "damaged zip archive": lambda c: c.places[0][1].state.update(offset=c.places[0][1].state["offset"] + 1),
+            "expected TensorStorageMetadata": lambda c: c.items.update(x=3),
+        }
+        for expected, damage in cases.items():
+            with self.subTest(expected):
+                checkpoint = self.dcp()
+                damage(checkpoint)
+                checkpoint.write()
+                self.assertIn(expected, self.refusal(self.folder / "dcp"))
+
+    def test_hostile_pickles(self):
+        marker = self.folder / "executed"
+        cases = {
+            "the global 'os.system' is not one": Call("os", "system", (f"touch {marker}",)),
+            "the global 'builtins.eval' is not one": Call("builtins", "eval", ("1",)),
+            "the global 'torch.load' is not one": Global("torch", "load"),
+        }
+        for expected, value in cases.items():
+            with self.subTest(expected):
+                (self.folder / "x.pt").write_bytes(archive({"a": value}, []))
+                self.assertIn(expected, self.refusal(self.folder / "x.pt"))
+                folder = self.folder / "hostile"
+                folder.mkdir(exist_ok=True)
+                (folder / ".metadata").write_bytes(pickled(value))
+                self.assertIn(expected, self.refusal(folder))
+        self.assertFalse(marker.exists())
+        raw = {
+            "too few values on the stack": b"\x80\x02R.",
+            "the opcode 0x69": b"\x80\x02i",
+            "no value has the number 4294967295": b"\x80\x02j\xff\xff\xff\xff.",
+            "the pickle ends within a value": b"\x80\x02X\xff\xff\xff\xffabc",
+            "an integer of 255 bytes": b"\x80\x02\x8a\xff" + b"\x01" * 255 + b".",
+            "protocol 6": b"\x80\x06.",
+            "the pickle ends with more than one value": b"\x80\x02K\x01K\x01.",
+            "no mark on the stack": b"\x80\x02t.",
+            "expected a Metadata": b"\x80\x02}.",
+        }
+        folder = self.folder / "raw"
+        folder.mkdir()
+        for expected, data in raw.items():
+            with self.subTest(expected):
+                (folder / ".metadata").write_bytes(data)
+                self.assertIn(expected, self.refusal(folder))
+        deep = b"\x80\x02" + b"(" * 200000 + b"t" * 200000 + b"."  # tuples in tuples
+        (folder / ".metadata").write_bytes(deep)
+        self.assertIn("expected a Metadata", self.refusal(folder))
+        # List i + 1 has list i twice: 2^60 ways lead to the first one.
+        shared = b"\x80\x02]q\x000" + b"".join(b"]q%c(h%ch%ce0" % (i + 1, i, i) for i in range(60)) + b"h\x3c."
+        (self.folder / "x.pt").write_bytes(archive(shared, []))
+        self.assertIn("nested too deeply", self.refusal(self.folder / "x.pt"))
+
+    def test_usage(self):
+        self.dcp().write()
+        self.assertIn("is a checkpoint; --rank, --simulate, --replicas and --verify need a plan", self.refusal(self.folder / "dcp", "--verify"))
+        self.assertIn("no tensor and no object matches 'x*'", run("reshard-inspect", self.folder / "dcp", "--param=x*", code=1).stderr)
+        (self.folder / "empty").mkdir()
+        self.assertIn("not a checkpoint: expected '.metadata'", self.refusal(self.folder / "empty"))
+        (self.folder / "x.pt").write_bytes(archive({"t": tensor(A, "0", strides=(1, 7))}, [A]))
+        self.assertIn("its elements are not contiguous", self.refusal(self.folder / "x.pt"))
+        (self.folder / "x.pt").write_bytes(archive({"t": tensor(A, "1")}, [A]))
+        self.assertIn("its storage 'archive/data/1' is missing", self.refusal(self.folder / "x.pt"))
+        (self.folder / "x.pt").write_bytes(archive({"t": tensor(A, "0")}, [A[:3]]))
+        self.assertIn("it lies outside its storage of 60 bytes", self.refusal(self.folder / "x.pt"))
+
+
+if __name__ == "__main__":
+    unittest.main()
