@@ -6,9 +6,11 @@ checkpoints.
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/NAME_test.py
 """
 
+import functools
 import json
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
@@ -72,10 +74,18 @@ def module(folder):
     return prefix
 
 
+@functools.cache
+def _own_module():
+    """Makes the reshard module importable in this process, until its end: what a process has imported serves all its test
+    classes. Returns the temporary folder, which is deleted with this function's result, and the path in it."""
+    folder = tempfile.TemporaryDirectory()
+    return folder, module(folder.name)
+
+
 def module_folder(case):
-    """A temporary folder for all tests of a class, in which `module` has installed the reshard module: for setUpClass."""
+    """A temporary folder for all tests of a class, with the reshard module in folder/module: for setUpClass."""
     folder = shared_folder(case)
-    module(folder)
+    (folder / "module").symlink_to(_own_module()[1])
     return folder
 
 
