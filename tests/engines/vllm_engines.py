@@ -5,11 +5,21 @@ PROMPTS = [[5, 17, 400, 23, 999], [1, 2, 3], [777, 42, 8, 8, 8, 300], [640, 11, 
 OPTIONS = {"dtype": "bfloat16", "enforce_eager": True, "skip_tokenizer_init": True, "kv_cache_memory_bytes": 64 << 20, "max_model_len": 128, "seed": 0}
 
 
+class WorkerExtension:
+    """Methods that tests call in vLLM's workers."""
+
+    def move_norm(self, rank):
+        """Gives the model's last norm other memory on one worker, as a framework that replaces a param does."""
+        if self.parallel_config.rank == rank:
+            norm = self.model_runner.get_model().model.norm.weight
+            norm.data = norm.data.clone()
+
+
 def engine(path, tp=1):
     """An engine of `tp` workers that has loaded a checkpoint."""
     from vllm import LLM
 
-    return LLM(str(path), tensor_parallel_size=tp, weight_transfer_config={"backend": "reshard"}, **OPTIONS)
+    return LLM(str(path), tensor_parallel_size=tp, weight_transfer_config={"backend": "reshard"}, worker_extension_cls="vllm_engines.WorkerExtension", **OPTIONS)
 
 
 def generated(llm):

@@ -112,12 +112,13 @@ def late(llm):
 
 
 def partial(trainer, llm):
-    """An update for which the last worker has no time. Returns the engine's error."""
+    """An update that the last worker refuses, because a param has moved. Returns the engine's error."""
 
     def update():
         client = LLMClient(llm)
+        llm.collective_rpc("move_norm", args=(TP - 1,))
         client.start_weight_update()
-        client.update_weights([{"timeout": 10}] * (TP - 1) + [{"timeout": 0.001}])
+        client.update_weights({"timeout": 10})
 
     found = {}
     call = threading.Thread(target=lambda: found.update(failure(update)) if llm else None)
