@@ -20,19 +20,13 @@ from ranks import refused, same  # noqa: E402
 
 try:
     warnings.filterwarnings("ignore")
+    import megatron_cpu  # noqa: F401
     import torch
-
-    # Some modules request a GPU even if they are configured to initialize on the CPU.
-    torch.cuda.current_device = lambda: torch.device("cpu")
-    torch.Tensor.cuda = lambda self, *_, **__: self
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.resharding.refit import swap_model_weights
-    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
     from megatron.core.transformer.transformer_config import TransformerConfig
-
-    CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()
 
     class Stream:
         """A stream of Megatron-Core's own copy service, which it has for gloo too."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One trainer rank: vllm_refit.py FOLDER MODEL TRAINERS TP RANK CASE. Rank 0 also has a vLLM engine of TP workers, which
-vLLM spawns. Rank 0 writes the tokens and log-probabilities of each engine as JSON.
+"""One trainer rank: vllm_refit.py FOLDER MODEL KIND TRAINERS TP RANK CASE. KIND is a trainer of vllm_trainers.py with
+TRAINERS ranks. Rank 0 also has a vLLM engine of TP workers, which vLLM spawns. Rank 0 writes the tokens and
+log-probabilities of each engine as JSON.
 
 Case `steps`: after each of five optimizer steps the engine is refitted through its plug-in. Then a refit that the
 trainer does not take part in, one with q and k swapped (qwen3-8b), one that only some of the workers receive, and a
@@ -17,7 +18,7 @@ import threading
 import time
 from pathlib import Path
 
-FOLDER, MODEL, TRAINERS, TP, RANK = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:6])
+FOLDER, MODEL, KIND, TRAINERS, TP, RANK = Path(sys.argv[1]), *sys.argv[2:4], *map(int, sys.argv[4:7])
 sys.path.insert(0, str(FOLDER / "module"))
 
 import reshard  # noqa: E402
@@ -25,35 +26,20 @@ import torch  # noqa: E402
 from reshard.integrations.vllm_trainer import LLMClient, Trainer  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from vllm_engines import engine, generated, shut_down  # noqa: E402
+from vllm_trainers import KINDS  # noqa: E402
 
 STEPS = 5
 AT = FOLDER / MODEL
-CASE = f"{TRAINERS}to{TP}.{sys.argv[6]}"
+CASE = f"{KIND}{TRAINERS}to{TP}.{sys.argv[7]}"
 
 
-def trainer_module():
-    """The module with the weights of checkpoint A, sharded by FSDP2 if there are several trainers."""
-    from transformers import AutoModelForCausalLM
-
-    module = AutoModelForCausalLM.from_pretrained(AT / "A", dtype=torch.bfloat16)
-    if TRAINERS > 1:
-        from torch.distributed.fsdp import fully_shard
-
-        torch.distributed.init_process_group("gloo", init_method=f"file://{AT}/{CASE}.gloo", rank=RANK, world_size=TRAINERS)
-        mesh = torch.distributed.init_device_mesh("cpu", (TRAINERS,))
-        for layer in module.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(module, mesh=mesh)
-    return module.train()
-
-
-def plan_of(layout):
-    """The path of the plan from the trainer's module to the engine's layout. Rank 0 compiles it for all ranks."""
+def plan_of(layout, source):
+    """The path of the plan from the trainer to the engine's layout. Rank 0 compiles it for all ranks."""
     job = AT / f"{CASE}.{layout}.yaml"
     mesh, replicas = f"{{tp: {TP}, views: [{{etp: {TP}}}]}}", ", replicas: 1" if CASE.endswith("killed") else ""
     if RANK == 0:
         job.write_text(
-            f"version: 1\nmodel: model.yaml\nsource: {{layout: fsdp2, mesh: {{fsdp: {TRAINERS}}}}}\n"
+            f"version: 1\nmodel: model.yaml\nsource: {source}\n"
             f"target: {{layout: {layout}, mesh: {mesh}, ranks: {TRAINERS}..{TRAINERS + TP - 1}{replicas}}}\n")
         reshard.compile(job, output=job.with_suffix(".rplan"))
     if TRAINERS > 1:
@@ -61,13 +47,13 @@ def plan_of(layout):
     return str(job.with_suffix(".rplan"))
 
 
-def save(module, path):
-    """Writes the module as the checkpoint that the library's layout hf describes."""
-    tensors = {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in module.state_dict().items()}
+def save(model, path):
+    """Writes the model as the checkpoint that the library's layout hf describes."""
+    tensors = model.gathered()
     if RANK:
         return
     job = AT / f"{CASE}.save.yaml"
-    job.write_text("version: 1\nmodel: model.yaml\nsource: {layout: fsdp2, mesh: {}}\ntarget: {layout: hf, mesh: {}, ranks: [0]}\n")
+    job.write_text(f"version: 1\nmodel: model.yaml\nsource: {model.whole}\ntarget: {{layout: hf, mesh: {{}}, ranks: [0]}}\n")
     plan = reshard.compile(job)
     saved = {name: torch.zeros(param.shape, dtype=reshard.dtypes.torch_dtype(param.dtype)) for name, param in plan.params(0, "target").items()}
     with reshard.Executor(plan, threads=1) as executor:
@@ -80,16 +66,15 @@ def save(module, path):
     save_file(saved, path / "model.safetensors", {"format": "pt"})
 
 
-def joined(module, llm, layout):
+def joined(model, llm, layout):
     store = AT / f"{CASE}.{layout}"
     store.mkdir(exist_ok=True)
-    return Trainer(plan_of(layout), module, LLMClient(llm) if llm else None, rank=RANK, rendezvous=f"file://{store}", timeout=300,
+    return Trainer(plan_of(layout, model.source), model.module, LLMClient(llm) if llm else None, rank=RANK, rendezvous=f"file://{store}", timeout=300,
                    pull=CASE.endswith("killed"))
 
 
-def step(module, optimizer):
-    tokens = torch.randint(0, 1000, (4, 32))
-    module(input_ids=tokens, labels=tokens).loss.backward()
+def step(model, optimizer):
+    model.backward(torch.randint(0, 1000, (4, 32)))
     optimizer.step()
     optimizer.zero_grad()
 
@@ -128,22 +113,22 @@ def partial(trainer, llm):
     return found
 
 
-def steps(module, optimizer):
+def steps(model, optimizer):
     """Case `steps`."""
     result = {"steps": []}
     llm = engine(AT / "A", TP) if RANK == 0 else None
-    trainer = joined(module, llm, "vllm")
+    trainer = joined(model, llm, "vllm")
     for _ in range(STEPS):
-        step(module, optimizer)
+        step(model, optimizer)
         trainer.refit(timeout=300)
         if llm:
             result["steps"].append(generated(llm))
-    save(module, AT / f"{CASE}.trained")
+    save(model, AT / f"{CASE}.trained")
     if llm:
         result["late"] = failure(lambda: late(llm))
         result["after late"] = generated(llm)
     trainer.close()
-    trainer = joined(module, llm, "swapped" if MODEL == "qwen3-8b" else "vllm")
+    trainer = joined(model, llm, "swapped" if MODEL == "qwen3-8b" else "vllm")
     trainer.refit(timeout=300)
     if llm:
         result["swapped"] = generated(llm)
@@ -164,40 +149,45 @@ def worker(rank):
     return found
 
 
-def killed(module, optimizer):
+def killed(model, optimizer):
     """Case `killed`."""
     result = {"steps": []}
     llm = engine(AT / "A", TP)
-    trainer = joined(module, llm, "vllm")
-    step(module, optimizer)
+    trainer = joined(model, llm, "vllm")
+    step(model, optimizer)
     trainer.refit(timeout=300)
     result["steps"].append(generated(llm))
     victim = worker(TP - 1)
     os.kill(victim, signal.SIGSTOP)
     threading.Timer(3, os.kill, (victim, signal.SIGKILL)).start()
-    step(module, optimizer)
+    step(model, optimizer)
     result["killed"] = failure(lambda: trainer.refit(timeout=20))
     shut_down(llm)
     trainer.attach(None)
-    step(module, optimizer)
+    step(model, optimizer)
     trainer.refit(timeout=20)
     llm = engine(AT / "A", TP)
     result["restarted"] = generated(llm)
     trainer.attach(LLMClient(llm))
     trainer.refit(timeout=300)
     result["steps"].append(generated(llm))
-    save(module, AT / f"{CASE}.trained")
+    save(model, AT / f"{CASE}.trained")
     shut_down(llm)
     trainer.close()
     return result
 
 
 def main():
-    torch.manual_seed(RANK)
     torch.set_num_threads(1)
-    module = trainer_module()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
-    result = killed(module, optimizer) if CASE.endswith("killed") else steps(module, optimizer)
+    if TRAINERS > 1:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{AT}/{CASE}.gloo", rank=RANK, world_size=TRAINERS)
+    model = KINDS[KIND](AT, RANK, TRAINERS)
+    model.module.train()
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.5)
+    result = killed(model, optimizer) if CASE.endswith("killed") else steps(model, optimizer)
+    if KIND == "megatron":
+        torch.distributed.barrier()  # rank 0 has saved the checkpoint
+        result["distance"] = model.distance(AT / f"{CASE}.trained")
     if RANK == 0:
         fresh = engine(AT / f"{CASE}.trained", TP)
         result["fresh"] = generated(fresh)

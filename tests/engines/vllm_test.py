@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real vLLM engines, refitted through their plug-in while they live: a plain trainer and FSDP2 on two ranks, tp 1 and
-2, vLLM's default executor with spawned workers. After five optimizer steps the tokens and log-probabilities are those of
-a fresh engine that loads the trained checkpoint. See vllm_refit.py.
+"""Real vLLM engines, refitted through their plug-in while they live: a plain trainer, FSDP2 and Megatron-Core on two
+ranks, tp 1 and 2, vLLM's default executor with spawned workers. After five optimizer steps the tokens and
+log-probabilities are those of a fresh engine that loads the trained checkpoint. See vllm_refit.py.
 
     make test-engines"""
 
@@ -89,16 +89,16 @@ class Documented(EngineTest):
 
 
 class Refit(EngineTest):
-    def refitted(self, name, trainers, tp, case):
+    def refitted(self, name, trainers, tp, case, kind="fsdp2"):
         """The result of the trainer's rank 0."""
         self.model(name)
-        at = f"{name}/{trainers}to{tp}.{case}"
+        at = f"{name}/{kind}{trainers}to{tp}.{case}"
         environment = dict(self.environment)
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # vLLM's default: the engine and its workers are spawned
         ranks = []
         for rank in range(trainers):
             with open(self.folder / f"{at}.log{rank}", "w") as log:
-                ranks.append(subprocess.Popen([sys.executable, HERE / "vllm_refit.py", self.folder, name, str(trainers), str(tp), str(rank), case],
+                ranks.append(subprocess.Popen([sys.executable, HERE / "vllm_refit.py", self.folder, name, kind, str(trainers), str(tp), str(rank), case],
                                               env=environment, stdout=log, stderr=subprocess.STDOUT))
         try:
             deadline = time.monotonic() + 1500
@@ -113,8 +113,8 @@ class Refit(EngineTest):
                 process.wait()
         return json.loads((self.folder / f"{at}.json").read_text())
 
-    def check(self, name, trainers=1, tp=1):
-        result = self.refitted(name, trainers, tp, "steps")
+    def check(self, name, trainers=1, tp=1, kind="fsdp2"):
+        result = self.refitted(name, trainers, tp, "steps", kind)
         self.assertEqual(result["steps"][-1], result["fresh"], "the refitted engine differs from a fresh one")
         for before, after in zip(result["steps"], result["steps"][1:]):
             self.assertNotEqual(before, after, "a step must change what the engine generates, or nothing is shown")
@@ -126,6 +126,7 @@ class Refit(EngineTest):
         if tp > 1:
             self.assertIn("moved 1 bound params, such as 'model.norm.weight'", result["partial"]["error"])
             self.assertIn("; the weights are torn", result["partial"]["error"], "some workers have the weights of this version, others those before")
+        return result
 
     def test_qwen3_plain_to_tp1(self):
         self.check("qwen3-8b")
@@ -135,6 +136,11 @@ class Refit(EngineTest):
 
     def test_qwen3_fsdp2_to_tp2(self):
         self.check("qwen3-8b", trainers=2, tp=2)
+
+    def test_qwen3_megatron_to_tp2(self):
+        """A live GPTModel, tensor parallel over two ranks. The checkpoint that the fresh engine loads computes the same."""
+        result = self.check("qwen3-8b", trainers=2, tp=2, kind="megatron")
+        self.assertLess(result["distance"], 1e-4, "the saved checkpoint is not the trainer's model")
 
     def test_gpt_oss_plain_to_tp2(self):
         """Experts that vLLM repacks; of their bias the workers are summed, so vLLM has it on the first one only."""

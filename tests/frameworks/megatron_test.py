@@ -26,6 +26,7 @@ from commands import BIN, ROOT  # noqa: E402
 try:
     warnings.filterwarnings("ignore")
     import megatron.core
+    import megatron_cpu  # noqa: F401
     import torch
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
@@ -35,9 +36,6 @@ try:
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    # Some modules request a GPU even if they are configured to initialize on the CPU.
-    torch.cuda.current_device = lambda: torch.device("cpu")
-    torch.Tensor.cuda = lambda self, *_, **__: self
     MISSING = ""
 
     class Duplicated(torch.nn.Linear):
