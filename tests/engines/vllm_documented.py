@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the program of docs/integrations.md for vLLM in a folder with a checkpoint A and B: vllm_documented.py FOLDER. Its
-only step sets the weights of B. Then the trainer factory of vLLM refits the engine to A. Writes what the engine generates
-after each, and what fresh engines of A and B generate, as JSON."""
+"""Runs the programs of docs/integrations.md for vLLM in a folder with a checkpoint A and B: vllm_documented.py FOLDER.
+The only step of the first sets the weights of B. The second, in vLLM's own vocabulary, refits the engine to A. Writes
+what the engine generates after each, and what fresh engines of A and B generate, as JSON."""
 
 import json
 import sys
@@ -11,46 +11,36 @@ FOLDER = Path(sys.argv[1])
 sys.path.insert(0, str(FOLDER / "module"))
 
 import torch  # noqa: E402
-from documents import example  # noqa: E402
+from documents import examples  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from vllm_engines import OPTIONS, engine, generated, shut_down  # noqa: E402
 
 
-def program():
-    """The code, with the folders of this test."""
+def programs():
+    """The code of each program, with the folders of this test."""
     at = FOLDER / "qwen3-8b"
-    code = example("vLLM", "python").replace("file:///shared/refit", f"file://{FOLDER}/store")
-    return code.replace('"checkpoint"', f'"{at}/A"').replace('"refit.', f'"{at}/refit.')
-
-
-def refit_by_factory(module, llm, plan):
-    """The same by vLLM's own interface for trainers."""
-    from reshard.integrations.vllm_engine import TrainerInfo
-    from reshard.integrations.vllm_trainer import LLMClient
-    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-
-    (FOLDER / "factory").mkdir()
-    info = TrainerInfo(plan, f"file://{FOLDER}/factory", module, rank=0)
-    trainer = WeightTransferTrainerFactory.trainer_init(info, client=LLMClient(llm))
-    trainer.send_weights()
-    trainer.shutdown()
+    for number, code in enumerate(examples("vLLM", "python")):
+        (FOLDER / f"store{number}").mkdir()
+        code = code.replace("file:///shared/refit", f"file://{FOLDER}/store{number}").replace('"checkpoint"', f'"{at}/A"')
+        yield code.replace('"refit.', f'"{at}/refit.').replace('"model.yaml"', f'"{at}/model.yaml"')
 
 
 def main():
     from transformers import AutoModelForCausalLM
 
     at = FOLDER / "qwen3-8b"
-    (FOLDER / "store").mkdir()
     (at / "refit.yaml").write_text("version: 1\nmodel: model.yaml\nsource: {layout: fsdp2, mesh: {}}\ntarget: {layout: vllm, mesh: {}, ranks: [1]}\n")
     module = AutoModelForCausalLM.from_pretrained(at / "A", dtype=torch.bfloat16)
     names = {"module": module, "options": OPTIONS, "batches": [at / "B"],
              "step": lambda module, batch: module.load_state_dict(load_file(batch / "model.safetensors"))}
-    exec(program(), names)
+    first, second = programs()
+    exec(first, names)
     result = {"refitted": generated(names["llm"])}
     names["trainer"].close()
     names["step"](module, at / "A")
-    refit_by_factory(module, names["llm"], names["plan"].path)
-    result["refitted by factory"] = generated(names["llm"])
+    exec(second, names)
+    result["refitted by vLLM's factory"] = generated(names["llm"])
+    names["trainer"].shutdown()
     shut_down(names["llm"])
     for name in "AB":
         fresh = engine(at / name)

@@ -77,14 +77,14 @@ class Families(EngineTest):
 
 
 class Documented(EngineTest):
-    """The program of docs/integrations.md."""
+    """The programs of docs/integrations.md."""
 
-    def test_program(self):
+    def test_programs(self):
         self.model("qwen3-8b", "AB")
         run(sys.executable, "-W", "ignore", HERE / "vllm_documented.py", self.folder, env=self.environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
         result = json.loads((self.folder / "documented.json").read_text())
         self.assertEqual(result["refitted"], result["B"])
-        self.assertEqual(result["refitted by factory"], result["A"])
+        self.assertEqual(result["refitted by vLLM's factory"], result["A"])
         self.assertNotEqual(result["A"], result["B"])
 
 

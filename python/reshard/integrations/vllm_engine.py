@@ -196,26 +196,32 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 @dataclass
 class TrainerInfo(TrainerInitInfo):
-    """Arguments of ``vllm_trainer.Trainer``. ``module``: the trainer's module, or its tensors by name."""
+    """Arguments of ``vllm_trainer.Trainer``. ``module``: the trainer's module, or its tensors by name; None: the local
+    shards of the WeightSource, which must be live tensors, as those of vLLM's DTensorModuleSource."""
 
     backend: ClassVar[str] = "reshard"
 
     plan: str
     rendezvous: str
-    module: Any
+    module: Any = None
     options: dict[str, Any] = field(default_factory=dict)
 
 
 class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
-    """``Trainer`` behind vLLM's interface. Every trainer rank sends its own shards, so a WeightSource is not used."""
+    """``Trainer`` behind vLLM's interface. Every trainer rank sends its own shards."""
 
     init_info_cls = TrainerInfo
 
     @classmethod
     def trainer_init(cls, init_info: TrainerInfo, *, client: Any, source: Any = None) -> TrainerEngine:
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
+        module = init_info.module
+        if module is None:
+            if source is None:
+                raise Error("trainer: found neither a module nor a WeightSource, expected one")
+            module = dict(source)
         engine.trainer = Trainer(
-            init_info.plan, init_info.module, client if init_info.is_sender else None, rank=init_info.rank, rendezvous=init_info.rendezvous, **init_info.options
+            init_info.plan, module, client if init_info.is_sender else None, rank=init_info.rank, rendezvous=init_info.rendezvous, **init_info.options
         )
         return engine
 
