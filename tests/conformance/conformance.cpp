@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 
 using namespace reshard;
 using namespace reshard::analysis;
@@ -42,6 +43,19 @@ struct Subject {
   std::unique_ptr<Plan> plan;
   std::unique_ptr<Memory> memory;
   std::unique_ptr<reshard_executor, Close> executor;
+};
+
+/// What a process uses, which runs must not increase.
+struct Usage {
+  uint64_t bytes = 0, descriptors = 0;
+
+  static Usage now() {
+    return {rssBytes(), static_cast<uint64_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}))};
+  }
+  /// How much more this is than at an earlier time.
+  Usage since(const Usage &before) const {
+    return {bytes - std::min(bytes, before.bytes), descriptors - std::min(descriptors, before.descriptors)};
+  }
 };
 
 class Conformance {
@@ -200,25 +214,28 @@ private:
                   none ? error : std::to_string(found.ours) + " allocations in a run, the first by " + found.first);
   }
 
-  /// Many runs: neither memory nor time may grow. At the end, runs alternate with runs of a newly opened executor, and
-  /// the fastest of each are compared: other load may change times tenfold, but for both alike. If processes share
-  /// cores, one of the two executors may be unlucky for a while, so more runs are made before they count as slower.
+  /// Many runs: neither memory, descriptors nor time may grow. At the end, runs alternate with runs of a newly opened
+  /// executor, and the fastest of each are compared: other load may change times tenfold, but for both alike. If
+  /// processes share cores, one of the two executors may be unlucky for a while, so more runs are made before they
+  /// count as slower.
   bool repeats(const std::string &path, const Subject &subject) {
     constexpr uint64_t kWindow = 100, kWindows = 10, kMayGrow = 1 << 20, kMaySlow = 3;
     constexpr uint64_t kWake = 100'000; // ns: the time to wake a worker thread on a shared core
-    uint64_t nanoseconds = 0, before = 0;
+    uint64_t nanoseconds = 0;
+    Usage before;
     const bool right = exact(subject, 3, [&] {
       std::string error;
       for (uint64_t n = 0; n < options_.repeat && error.empty(); ++n) {
         if (n == kWindow)
-          before = rssBytes();
+          before = Usage::now();
         error = together(subject, nanoseconds);
       }
       return error;
     });
     if (!right)
       return false;
-    const uint64_t after = rssBytes(), growth = after > before ? after - before : 0, most = processes_.max(growth);
+    const Usage growth = Usage::now().since(before);
+    const uint64_t most = processes_.max(growth.bytes);
     Subject newer;
     if (!prepare(path, newer))
       return false;
@@ -235,10 +252,11 @@ private:
                   subject.name.c_str(), static_cast<unsigned long long>(most >> 10),
                   static_cast<unsigned long long>(options_.repeat), static_cast<double>(first) / 1e3,
                   static_cast<double>(last) / 1e3);
-    return agreed(subject, !kAllocationsAreCounted ? ""
-                           : growth > kMayGrow     ? "memory grew by " + std::to_string(growth) + " bytes"
-                           : slower()              ? "runs became slower"
-                                                   : "");
+    return agreed(subject, growth.descriptors > 0 ? std::to_string(growth.descriptors) + " descriptors were left open"
+                           : !kAllocationsAreCounted ? ""
+                           : growth.bytes > kMayGrow ? "memory grew by " + std::to_string(growth.bytes) + " bytes"
+                           : slower()                ? "runs became slower"
+                                                     : "");
   }
 
   /// A run, and the time of its slowest process. Processes wait for each other after each run: MPI sends small messages
@@ -270,7 +288,7 @@ int main(int argc, char **argv) {
        {"--rendezvous", "URL", "where the processes of transport ucx find each other", setText(options.rendezvous)},
        {"--device", "NAME", "cpu (default), cuda", setChoice(options.device, {"cpu", "cuda"})},
        {"--count-allocations", "", "one more run, which must not allocate", setSwitch(options.countAllocations)},
-       {"--repeat", "N", "N more runs, in which memory and time must not grow",
+       {"--repeat", "N", "N more runs, in which memory, descriptors and time must not grow",
         setNumber(options.repeat, 200, 1'000'000)},
        {"--no-local-shortcut", "", "send messages even if a peer's memory can be mapped",
         setSwitch(options.noLocalShortcut)},

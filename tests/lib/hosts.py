@@ -96,5 +96,6 @@ class Hosts:
         each = -(-ranks // self.count)
         hosts = ",".join(f"{self.address(host)}:{each}" for host in range(self.count))
         subnet = f"{self.network}.0/24"
+        # All hosts share this machine's cores. Open MPI takes them for the cores of each host, and its waits would not yield.
         return [*self.inside(0), "mpirun", "--mca", "plm_rsh_agent", str(self.agent), "--mca", "btl", "self,vader,tcp", "--mca", "btl_tcp_if_include", subnet, "--mca", "oob_tcp_if_include",
-                subnet, "--host", hosts]
+                subnet, "--mca", "mpi_yield_when_idle", "1", "--host", hosts]
