@@ -2,7 +2,8 @@
 """Pull mode. A source of 4 ranks publishes versions; up to 8 replicas of 2 ranks pull them, join, leave, are killed at a random
 moment or at a random system call, are stopped and continued, and lose their network. Each process of a replica compares
 its weights with the version that it has pulled, byte by byte (replicas_process.py). One replica is on a host of its own,
-where hosts can be simulated.
+where hosts can be simulated. The processes meet in a folder ("file"), or at a store that rank 0 of the source serves ("tcp"),
+which no fault concerns.
 
 RESHARD_FULL: 500 rounds; else 60. RESHARD_SMALL: 20."""
 
@@ -86,7 +87,7 @@ class Process:
 class Fleet:
     """The processes of a job, which end with the test."""
 
-    def __init__(self, test, model, remote, seed):
+    def __init__(self, test, model, remote, seed, store):
         self.test, self.model, self.random = test, model, random.Random(seed)
         self.folder = Path(tempfile.mkdtemp(dir=test.folder))
         self.plan = test.plans[model]
@@ -96,7 +97,7 @@ class Fleet:
         self.numbers, self.selector, self.later = itertools.count(), selectors.DefaultSelector(), []
         self.processes, self.tracers = [], []
         test.addCleanup(self.end)
-        (self.folder / "store").mkdir()
+        self.rendezvous = self.url(store)
         self.replicas = {}  # the two processes of each; None: it was killed and starts again later
         self.calm = {}  # by replica: when its last fault ended
         self.connected = True  # the host of REMOTE
@@ -109,8 +110,16 @@ class Fleet:
 
     # Processes.
 
+    def url(self, store):
+        """Where the processes meet: `store` is "file" or "tcp"."""
+        if store == "file":
+            (self.folder / "store").mkdir()
+            return f"file://{self.folder}/store"
+        address = self.hosts.address(0) if self.hosts else "127.0.0.1"
+        return f"tcp://{address}:{launchers.free_port()}"
+
     def start(self, rank):
-        command, environment = [sys.executable, PROGRAM, self.plan, f"file://{self.folder}/store", str(rank), self.model], {}
+        command, environment = [sys.executable, PROGRAM, self.plan, self.rendezvous, str(rank), self.model], {}
         remote = self.hosts and rank >= content.SOURCES and self.replica_of(rank) == REMOTE
         if self.hosts:
             command = [*self.hosts.inside(int(remote)), *command]
@@ -395,14 +404,14 @@ class ReplicasTest(unittest.TestCase):
             cls.plans[model] = cls.folder / f"{model}.rplan"
             run("reshard-compile", cls.folder / f"{model}.yaml", "-o", cls.plans[model])
 
-    def rounds(self, model, seed):
-        fleet, used, begin = Fleet(self, model, not MISSING, seed), [], time.monotonic()
+    def rounds(self, model, store, seed):
+        fleet, used, begin = Fleet(self, model, not MISSING, seed, store), [], time.monotonic()
         for version in range(1, ROUNDS // 2 + 1):
             if version % QUIET:
                 fleet.round(version)
             else:
                 used.append(fleet.quiet_round(version))
-        print(f"{model}: {version} rounds in {time.monotonic() - begin:.0f} s, {dict(fleet.done)}", file=sys.stderr)
+        print(f"{model}, {store}: {version} rounds in {time.monotonic() - begin:.0f} s, {dict(fleet.done)}", file=sys.stderr)
         for warm, last in zip(used[0], used[-1]):
             self.assertLessEqual(last["threads"], warm["threads"])
             self.assertLessEqual(last["descriptors"], warm["descriptors"] + 16, used)
@@ -412,14 +421,14 @@ class ReplicasTest(unittest.TestCase):
             self.assertGreater(fleet.done[what], 0, what)
 
     def test_small_model(self):
-        self.rounds("small", 1)
+        self.rounds("small", "file", 1)
 
     def test_medium_model(self):
-        self.rounds("medium", 2)
+        self.rounds("medium", "tcp", 2)
 
     def alone(self, model, remote=False, number=0):
         """A fleet with one replica, which holds version 1."""
-        fleet = Fleet(self, model, remote, 3)
+        fleet = Fleet(self, model, remote, 3, "tcp" if remote else "file")
         fleet.join(number)
         fleet.ask_sources("publish", 1, seconds=START)
         fleet.pull_everywhere(1)
