@@ -4,23 +4,44 @@
 #include <cstdlib>
 #include <dlfcn.h>
 #include <filesystem>
+#include <link.h>
 #include <utility>
 #include <vector>
 
 namespace reshard {
 namespace {
 
+/// The file of a library that this process has loaded; empty if it has not.
+std::string loadedFile(const char *library) {
+  void *const loaded = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+  if (!loaded)
+    return "";
+  link_map *map = nullptr;
+  const std::string file = dlinfo(loaded, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : "";
+  dlclose(loaded);
+  return file;
+}
+
 /// Loads the UCX of RESHARD_UCX_ROOT. The module needs libucp.so.0, and the loader uses the one that is loaded
-/// already.
+/// already. So if that is of another UCX, the variable would have no effect, or the two would be mixed.
 Status loadUcx() {
   const char *root = std::getenv("RESHARD_UCX_ROOT");
   if (!root || !*root)
     return {};
-  const std::string path = std::string(root) + "/lib/libucp.so.0";
-  if (dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL))
+  const std::string folder = std::string(root) + "/lib/",
+                    error = "backend 'ucx': RESHARD_UCX_ROOT=" + std::string(root);
+  const char *const libraries[] = {"libucp.so.0", "libucs.so.0"};
+  for (const char *library : libraries) {
+    std::error_code ignored;
+    const std::string wanted = folder + library, file = loadedFile(library);
+    if (!file.empty() && std::filesystem::exists(wanted, ignored) &&
+        !std::filesystem::equivalent(file, wanted, ignored))
+      return failed(error + ": found '" + file + "', which this process has already loaded, expected '" + wanted +
+                    "'; open the executor before other users of UCX, or unset the variable");
+  }
+  if (dlopen((folder + libraries[0]).c_str(), RTLD_NOW | RTLD_GLOBAL))
     return {};
-  return failed("backend 'ucx': RESHARD_UCX_ROOT=" + std::string(root) + ": " + dlerror() +
-                "; expected a folder with lib/libucp.so.0 of UCX 1.13 or a later 1.x");
+  return failed(error + ": " + dlerror() + "; expected a folder with lib/libucp.so.0 of UCX 1.13 or a later 1.x");
 }
 
 /// The fix for an error of the loader that names a library outside reshard; empty for other errors.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The frameworks that tests/frameworks runs, in build/frameworks (2.8 GB; `make test` does not need them): Python >= 3.11 with PyTorch, vLLM for
-# CPUs, transformers 5, Megatron-Core, Ray, and transformers 4 in a separate folder. Does nothing if it is complete. PYTHON: the interpreter.
+# CPUs, transformers 5, Megatron-Core, Ray, and in separate folders transformers 4 and a UCX. Does nothing if it is complete. PYTHON: the interpreter.
 # `. build/frameworks/env.sh` sets the environment of the tests; PYTHONPATH=$RESHARD_TRANSFORMERS4 chooses transformers 4.
 set -eu
 cd "$(dirname "$0")/.."
@@ -20,9 +20,10 @@ rm -f "$stamp"
 "$home/venv/bin/python" -m pip install -q --disable-pip-version-check uv==0.9.9
 install() { "$home/venv/bin/uv" pip install -q --python "$home/venv/bin/python" --no-deps "$@"; }
 install -r "$requirements"
-rm -rf "$home/transformers4"
+rm -rf "$home/transformers4" "$home/ucx"
 # shellcheck disable=SC2086
 install --target "$home/transformers4" $transformers4
+install --target "$home/ucx" libucx-cu12==1.22.0
 
 # PyTorch is linked against 2.7 GB of NVIDIA's libraries, of which a CPU needs only libcudart. Stub libraries replace the others;
 # their functions return 1, an error. libcuda has no stub, because programs detect a driver by it.
@@ -51,7 +52,7 @@ for name in wanted:
 EOF
 
 cat >"$home/env.sh" <<EOF
-export RESHARD_FRAMEWORKS_PYTHON=$home/venv/bin/python RESHARD_TRANSFORMERS4=$home/transformers4
+export RESHARD_FRAMEWORKS_PYTHON=$home/venv/bin/python RESHARD_TRANSFORMERS4=$home/transformers4 RESHARD_UCX_WHEEL=$home/ucx/libucx
 export LD_LIBRARY_PATH=$home/stubs\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_CI_ENV=1
 EOF
