@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executors in processes of multiprocessing find each other over stores of torch.distributed, as they are, and over
-stores of the caller, and run a plan over transport ucx.
+"""Executors in processes of multiprocessing, or in threads of one process, find each other over stores of
+torch.distributed, as they are, and over stores of the caller, and run a plan over transport ucx.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/rendezvous_test.py"""
@@ -12,6 +12,7 @@ import queue
 import socket
 import sys
 import tempfile
+import threading
 import traceback
 import unittest
 from datetime import timedelta
@@ -22,7 +23,7 @@ from support import BIN, module, module_folder  # noqa: E402
 
 try:
     import torch
-    from torch.distributed import FileStore, PrefixStore, TCPStore
+    from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
     MISSING = "" if (BIN / "libreshard_ucx.so").exists() else "transport ucx was not built"
 except ImportError as error:
@@ -68,11 +69,13 @@ def store_of(kind, place, rank):
         return FileStore(f"{place}/torch", WORLD)
     if kind == "prefix":
         return PrefixStore("trainer", PrefixStore("refit", store_of("file", place, rank)))
+    if kind == "hash":
+        return place
     return {"url": lambda: f"file://{place}", "folder": lambda: FolderStore(place), "broken": lambda: BrokenStore(place)}[kind]()
 
 
 def refit(folder, plan, kind, place, rank, options, results, done):
-    """One process: refits twice, and reports what is wrong."""
+    """One rank: refits twice, and reports what is wrong. `place`: where the store is; of kind "hash", the store."""
     module(folder)
     import reshard
     try:
@@ -109,18 +112,24 @@ class RendezvousTest(unittest.TestCase):
         """Runs `refit` in a process for each rank. Returns {rank: its traceback, or "" after success}."""
         context = multiprocessing.get_context("spawn")
         results, done = context.Queue(), context.Event()
-        processes = [context.Process(target=refit, args=(self.folder, self.plan, kind, place, rank, options, results, done)) for rank in range(WORLD)]
+        arguments = [(self.folder, self.plan, kind, place, rank, options, results, done) for rank in range(WORLD)]
+        processes = [context.Process(target=refit, args=each) for each in arguments]
         for process in processes:
             process.start()
+        found = self.collect(results, done)
+        for process in processes:
+            process.join(60)
+            process.kill()
+        return found
+
+    def collect(self, results, done):
+        """Waits for the result of each rank, then ends the ranks."""
         found = {}
         with contextlib.suppress(queue.Empty):
             while len(found) < WORLD:
                 rank, text = results.get(timeout=SECONDS)
                 found[rank] = text
         done.set()
-        for process in processes:
-            process.join(60)
-            process.kill()
         return {rank: found.get(rank, f"no result {SECONDS} s after that of another rank, or after the start") for rank in range(WORLD)}
 
     def test_stores(self):
@@ -131,6 +140,18 @@ class RendezvousTest(unittest.TestCase):
             options = {"secret": "a secret", "job": "again"} if kind == "prefix" else {}
             with self.subTest(kind=kind), tempfile.TemporaryDirectory() as folder:
                 self.assertEqual(self.results(kind, str(port) if kind == "tcp" else folder, **options), {rank: "" for rank in range(WORLD)})
+
+    def test_threads_over_a_hash_store(self):
+        """HashStore is in the memory of one process, so the ranks are its threads."""
+        results, done, store = queue.Queue(), threading.Event(), HashStore()
+        arguments = [(self.folder, self.plan, "hash", store, rank, {}, results, done) for rank in range(WORLD)]
+        threads = [threading.Thread(target=refit, args=each, daemon=True) for each in arguments]
+        for thread in threads:
+            thread.start()
+        self.assertEqual(self.collect(results, done), {rank: "" for rank in range(WORLD)})
+        self.assertGreater(store.num_keys(), WORLD)  # a hello of each rank, and the roster
+        for thread in threads:
+            thread.join(60)
 
     def test_the_exception_of_a_store_is_the_cause(self):
         with tempfile.TemporaryDirectory() as folder:
