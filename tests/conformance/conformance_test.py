@@ -226,6 +226,7 @@ class Conformance(unittest.TestCase):
             repeat = 1000 if target.hosts == 1 or FULL else 200
             options = [f"--repeat={repeat}"] + ([] if SMALL else ["--count-allocations"])  # sanitizers replace the allocator
             self.assertEqual(self.exact(target, "often", *options, seeds=3), len(OFTEN))
+
     def test_a_failed_run_is_reported_and_the_next_plan_runs(self):
         folder = self.plans.root / "often" / "4"
         for transport in ("mpi", "ucx") if UCX else ("mpi",):
