@@ -18,7 +18,7 @@ from commands import ROOT  # noqa: E402
 
 import reshard  # noqa: E402
 from reshard.recording.command import run  # noqa: E402
-from reshard.recording.compiled import compare, compile_layout  # noqa: E402
+from reshard.recording.compiled import as_recordings, compare, compile_layout  # noqa: E402
 from reshard.recording.infer import mesh_text  # noqa: E402
 
 try:
@@ -70,6 +70,15 @@ OTHERS = {
     "phi3": {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "pad_token_id": 0, "sliding_window": None, "original_max_position_embeddings": 512},
     "olmo2": {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
 }
+#: Sizes: two from which one model is made, and others of it. (config.json, tp)
+GENERAL = [
+    ({"num_hidden_layers": 2, "tie_word_embeddings": True, "moe_intermediate_size": 128, "num_experts": 8}, 4),
+    ({"hidden_size": 320, "num_hidden_layers": 3, "num_attention_heads": 8, "head_dim": 64, "num_key_value_heads": 4, "intermediate_size": 768, "vocab_size": 400,
+      "moe_intermediate_size": 192, "num_experts": 6}, 2),
+    ({"hidden_size": 192, "num_attention_heads": 12, "head_dim": 16, "intermediate_size": 384, "vocab_size": 1200, "moe_intermediate_size": 160, "num_experts": 4}, 4),
+    ({"hidden_size": 192, "num_attention_heads": 12, "head_dim": 48, "num_key_value_heads": 6, "intermediate_size": 576, "vocab_size": 130, "moe_intermediate_size": 64,
+      "num_experts": 10, "tie_word_embeddings": True}, 2),
+]
 #: Params that vLLM creates and loads on stages that do not use them (docs/library.md).
 UNUSED = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
 
@@ -83,14 +92,16 @@ class Record(unittest.TestCase):
         cls.folder = Path(folder.name)
         cls.seen = {}
 
-    def model(self, name):
-        """(folder with config.json, library's model of it, {name: (dtype, shape)} of its checkpoint)."""
-        at = self.folder / name
+    def model(self, name, size=None):
+        """(folder with config.json, library's model of it, {name: (dtype, shape)} of its checkpoint). size: further keys of
+        config.json."""
+        at = self.folder / (name if size is None else f"{name}-{len(list(self.folder.iterdir()))}")
         at.mkdir(exist_ok=True)
-        (at / "config.json").write_text(json.dumps(BASE | CONFIGS[name]))
+        config = BASE | CONFIGS[name] | (size or {})
+        (at / "config.json").write_text(json.dumps(config))
         library = f"extend: {ROOT / 'examples/models' / (name + '.yaml')}\nconfig: {at / 'config.json'}\n"
         params = compile_layout(library, "hf", "{}").source.params(0)
-        tied = ("lm_head.weight",) if CONFIGS[name].get("tie_word_embeddings") else ()
+        tied = ("lm_head.weight",) if config["tie_word_embeddings"] else ()
         return at, library, {tensor: (param.dtype, param.shape) for tensor, param in params.items() if tensor not in tied}
 
     def recorded(self, name, tp, pp, expert_parallel):
@@ -121,6 +132,22 @@ class Record(unittest.TestCase):
                     layout = recording.merge(found)
                     self.assertEqual((layout.refused, layout.differences, layout.left), ({}, [], {}), layout.yaml)
                     self.assertEqual(compare(compile_layout(layout.yaml, "recorded", mesh_text(layout.mesh)), found), [])
+
+    def test_general(self):
+        """One model of two recorded sizes gives what vLLM's loader does at two other sizes."""
+        for name in ("llama3-8b", "qwen3-30b-a3b"):
+            found = []
+            for size, tp in GENERAL:
+                at, _, checkpoint = self.model(name, {"tie_word_embeddings": False} | size)
+                found.append((at / "config.json", list(vllm.recordings(at, vllm.Engine(tp), checkpoint))))
+            general = recording.generalize([(recording.merge(each), config) for config, each in found[:2]])
+            self.assertTrue(general.exact, (general.kept, general.differences))
+            (self.folder / "general.yaml").write_text(general.yaml)
+            for (config, recorded), (_, tp) in zip(found, GENERAL):
+                with self.subTest(model=name, config=config.parent.name, tp=tp):
+                    compiled = compile_layout(f"extend: {self.folder / 'general.yaml'}\nconfig: {config}\n", "recorded", f"{{tp: {tp}, pp: 1}}")
+                    self.assertEqual(compare(compiled, recorded)[:6], [], general.yaml)
+                    self.assertEqual(as_recordings(compiled, {})[0].tensors, recorded[0].tensors)
 
     def test_stages(self):
         """Pipeline stages: the layers of each stage. Params that stages do not use are in the recording alone."""

@@ -14,10 +14,11 @@ from typing import Any
 
 from ..errors import Error
 from .checkpoint import tensors_of
+from .generalize import General, generalize
 from .infer import Layout, merge
 from .recording import RecordedParam, Recording, mesh_size
 
-__all__ = ["Layout", "RecordedParam", "Recording", "merge", "record"]
+__all__ = ["General", "Layout", "RecordedParam", "Recording", "generalize", "merge", "record"]
 
 
 def record(*, load: Callable[[Iterable[tuple[str, Any]]], Any], params: Any, checkpoint: str | os.PathLike[str] | Mapping[str, tuple[str, Any]],

@@ -13,11 +13,15 @@ from pathlib import Path
 from ..errors import Error
 from .checkpoint import Tensors
 from .compiled import Compiled, compare, compile_layout
+from .flow import read
+from .generalize import generalize
 from .infer import Layout, merge, mesh_text
 from .recording import RecordedParam, Recording
 from .vllm import Engine, recordings
 
 _HEADER = "# reshard-record "
+_ENDPOINT = "# The endpoint of a job is "
+_REFUSED = "# not stated: "
 _SHOWN = 20  # differences that are printed
 
 
@@ -25,8 +29,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="reshard-record", description="Writes a model YAML whose layout puts every element where the loader of an engine puts it, or checks one.",
         epilog="exit codes: 0 success; 1 the layout differs from the loader, or cannot state some params; 2 wrong usage or input")
-    parser.add_argument("source", nargs="?", choices=["vllm", "merge"], help="vllm: record the installed vLLM; merge: join recordings that each rank saved")
-    parser.add_argument("files", nargs="*", metavar="RECORDING", help="with merge: the recordings of all mesh ranks")
+    parser.add_argument("source", nargs="?", choices=["vllm", "merge", "generalize"],
+                        help="vllm: record the installed vLLM; merge: join recordings that each rank saved; generalize: make one model of recorded layouts of several sizes")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="with merge: the recordings of all mesh ranks; with generalize: the layouts of all sizes, as reshard-record writes them")
+    parser.add_argument("--config", nargs="+", metavar="JSON", help="with generalize: the config.json of each layout, in the same order (default: that of the folder --model with which it was recorded)")
     parser.add_argument("--model", metavar="DIR", help="the folder of config.json and of the checkpoint, of which only the headers are read")
     parser.add_argument("--tp", type=int, default=1, help="tensor parallel ranks (default: 1)")
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages (default: 1)")
@@ -52,11 +58,13 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
             model = options.model
             options = parser.parse_args([*shlex.split(first[len(_HEADER) :]), *arguments])
             options.model = model or str(path.parent / options.model)
+    if options.check and options.source == "generalize":
+        raise Error("unexpected --check: the model of several sizes has no one config to check it with; check a model that extends it")
     if options.source is None:
-        raise Error("expected vllm or merge, or --check of a file that reshard-record wrote")
+        raise Error("expected vllm, merge or generalize, or --check of a file that reshard-record wrote")
     if options.source == "vllm" and not options.model:
         raise Error("expected --model=DIR, the folder of config.json")
-    if options.files and options.source != "merge":
+    if options.files and options.source == "vllm":
         raise Error(f"unexpected argument {options.files[0]!r}")
     return options
 
@@ -82,10 +90,50 @@ def _header(options: argparse.Namespace) -> str:
 
 
 def _comments(layout: Layout) -> str:
-    lines = [f"# The endpoint of a job is {{layout: {layout.name}, mesh: {mesh_text(layout.mesh)}}}"]
+    lines = [f"{_ENDPOINT}{{layout: {layout.name}, mesh: {mesh_text(layout.mesh)}}}"]
     lines += [f"# left: {name}: the loader puts nothing of the checkpoint here on ranks {', '.join(map(str, ranks))}" for name, ranks in sorted(layout.left.items())]
-    lines += [f"# not stated: {name}: {why}" for name, why in sorted(layout.refused.items())]
+    lines += [f"{_REFUSED}{name}: {why}" for name, why in sorted(layout.refused.items())]
     return "\n".join(lines) + "\n"
+
+
+def _recorded_layout(path: str) -> tuple[Layout, str | None]:
+    """(layout, folder of the model if it is known) of a file that reshard-record wrote."""
+    lines = Path(path).read_text().split("\n")
+    endpoint = next((line[len(_ENDPOINT) :] for line in lines if line.startswith(_ENDPOINT)), None)
+    if endpoint is None:
+        raise Error(f"{path}: no line that begins with {_ENDPOINT!r}: not a layout that reshard-record wrote")
+    found = read(f"endpoint: {endpoint}", path)["endpoint"]
+    model = None
+    if lines[0].startswith(_HEADER):
+        model = str(Path(path).parent / _parser().parse_args(shlex.split(lines[0][len(_HEADER) :])).model)
+    refused = dict(line[len(_REFUSED) :].split(": ", 1) for line in lines if line.startswith(_REFUSED))
+    return Layout("\n".join(lines), str(found["layout"]), found["mesh"], refused=refused), model
+
+
+def _generalize(options: argparse.Namespace) -> int:
+    """Writes one model of the layouts of several sizes."""
+    layouts = [_recorded_layout(path) for path in options.files]
+    configs = options.config or [model for _, model in layouts]
+    if len(configs) != len(layouts) or None in configs:
+        raise Error(f"found {len(configs) - configs.count(None)} configs for {len(layouts)} layouts, expected one --config for each")
+    general = generalize([(layout, config) for (layout, _), config in zip(layouts, configs)])
+    lines = [f"# Made from {', '.join(options.files)} by reshard-record generalize", "# The model of one size has {extend: this file, config: its config.json}"]
+    lines += [f"# ambiguous: {taken}, or {', '.join(others)}" for taken, others in general.ambiguous.items()]
+    lines += [f"{_REFUSED}{each}" for each in general.refused]
+    lines += [f"# not general: {place}: {why}" for place, why in general.kept.items()]
+    _written(options, "\n".join(lines) + "\n" + general.yaml)
+    _report(general.refused, "params that a layout cannot state")
+    _report([f"{place}: {why}" for place, why in general.kept.items()], "values that stay those of the first layout")
+    _report(general.differences, "differences between the model and the layouts")
+    return 0 if general.exact else 1
+
+
+def _written(options: argparse.Namespace, text: str) -> None:
+    """Writes the file, or to standard output."""
+    if options.output:
+        Path(options.output).write_text(text)
+    else:
+        sys.stdout.write(text)
 
 
 def _report(lines: Sequence[str], what: str) -> None:
@@ -114,12 +162,10 @@ def run(arguments: Sequence[str]) -> int:
         options = _options(arguments)
         if options.check:
             return _check(options)
+        if options.source == "generalize":
+            return _generalize(options)
         layout = merge(_record(options, None), options.layout)
-        text = _header(options) + _comments(layout) + layout.yaml
-        if options.output:
-            Path(options.output).write_text(text)
-        else:
-            sys.stdout.write(text)
+        _written(options, _header(options) + _comments(layout) + layout.yaml)
         _report([f"{name}: {why}" for name, why in sorted(layout.refused.items())], "params that the layout cannot state")
         _report(layout.differences, "differences between the loader and the compiled layout")
         return 0 if layout.exact else 1

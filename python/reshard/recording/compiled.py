@@ -11,12 +11,13 @@ from itertools import product as combinations
 from operator import mul
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from ..compiler import run_compiler
 from ..errors import Error
 from .elements import Box, Constant, ElementMap, Loop, Tensor, differences, make_box, row_steps
 from .patterns import Pattern as _Pattern
-from .recording import RecordedParam, Recording
+from .recording import RecordedParam, Recording, mesh_size
 
 _CHUNK = 1 << 20  # positions of chunk c begin at c * _CHUNK (kModelChunkStride in ir/ir.h)
 _BLOCK = re.compile(r"\[(\d+):(\d+)(?: step (\d+) x (\d+))? -> (\d+)(?: step (\d+))?\]")
@@ -154,15 +155,15 @@ class Compiled:
     target: CompiledEndpoint
 
 
-def compile_layout(model: str, layout: str, mesh: str, more: str = "") -> Compiled:
-    """Compiles a layout of a model, which must also have a layout `hf`, for the checkpoint. model: the path of a model
-    file, or YAML of several lines; mesh: YAML in flow style; more: further keys of the endpoint."""
+def compile_layout(model: str, layout: str, mesh: str, more: str = "", source: str = "hf") -> Compiled:
+    """Compiles a layout of a model. model: the path of a model file, or YAML of several lines; mesh: YAML in flow style;
+    more: further keys of the endpoint; source: the layout of the checkpoint."""
     with TemporaryDirectory(prefix="reshard-") as folder:
         path = Path(folder) / "model.yaml" if "\n" in model else Path(model).resolve()
         if "\n" in model:
             path.write_text(model)
         job = Path(folder) / "job.yaml"
-        job.write_text(f"version: 1\nmodel: {json.dumps(str(path))}\nsource: {{layout: hf, storage: checkpoint}}\ntarget: {{layout: {layout}, mesh: {mesh}{more}}}\n")
+        job.write_text(f"version: 1\nmodel: {json.dumps(str(path))}\nsource: {{layout: {source}, storage: checkpoint}}\ntarget: {{layout: {layout}, mesh: {mesh}{more}}}\n")
         lines = run_compiler([job, "--emit=layout"]).splitlines()
     patterns: list[_Pattern] = []
     endpoints: list[CompiledEndpoint] = []
@@ -175,6 +176,13 @@ def compile_layout(model: str, layout: str, mesh: str, more: str = "") -> Compil
         elif endpoints:
             endpoints[-1].read(line)
     return Compiled(*endpoints)
+
+
+def as_recordings(compiled: Compiled, mesh: Mapping[str, Any]) -> list[Recording]:
+    """The recordings of a loader that does what a compiled layout states."""
+    tensors = {name: (param.dtype, param.shape) for name, param in compiled.source.params(0).items() if isinstance(param, RecordedParam)}
+    return [Recording(rank, dict(mesh), tensors, {name: param for name, param in compiled.target.params(rank).items() if isinstance(param, RecordedParam)})
+            for rank in range(mesh_size(mesh))]
 
 
 def _through(param: RecordedParam, source: Mapping[str, RecordedParam | str]) -> RecordedParam:

@@ -4,7 +4,6 @@ the recordings."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter, defaultdict
@@ -15,10 +14,11 @@ from typing import Any
 from ..errors import Error
 from .compiled import compare, compile_layout
 from .elements import Constant, Tensor
+from .flow import Name, Word, flow, write
 from .patterns import Member, Patterns, ranges
 from .recording import RecordedParam, Recording, in_order
 from .schemes import Axes, Runs, find_rule, joined
-from .structure import Refused, Structure, keys_text, structure
+from .structure import Refused, Structure, structure
 
 
 @dataclass
@@ -226,26 +226,21 @@ def infer(recordings: Sequence[Recording], name: str) -> Layout:
 def _yaml(inference: _Inference, declared: Sequence[_Declared], name: str) -> str:
     patterns = inference.patterns
     common = Counter(pattern.dtype for pattern in patterns.patterns()).most_common(1)[0][0]
-    index = ", ".join(f"{variable}: {size}" for variable, size in patterns.sizes.items())
-    lines = [f"dtype: {common}", *([f"index: {{{index}}}"] if index else []), "tensors:"]
+    model: dict[str, Any] = {"dtype": common} | ({"index": patterns.sizes} if patterns.sizes else {}) | {"tensors": {}}
     for pattern in patterns.patterns():
-        keys = {"shape": str(list(pattern.shape))} | ({"dtype": pattern.dtype} if pattern.dtype != common else {})
         where = {variable: patterns.values(pattern, variable) for variable in pattern.variables}
-        some = {variable: values for variable, values in where.items() if values != list(range(patterns.sizes[variable]))}
-        if some:
-            keys["where"] = keys_text({variable: ranges(values) for variable, values in some.items()})
-        lines.append(f"  {json.dumps(pattern.name)}: {keys['shape'] if len(keys) == 1 else keys_text(keys)}")
-    lines += ["layouts:", "  hf: {params: same}", f"  {name}:", f"    axes: [{', '.join(inference.axes.axes)}]"]
-    if inference.place:
-        lines.append(f"    place: {keys_text(inference.place)}")
-    lines.append("    params:" if declared else "    params: {}")
-    lines += [f"      {json.dumps(each.name)}: {keys_text(each.keys)}" for each in declared]
-    return "\n".join(lines) + "\n"
+        some = {variable: Word(ranges(values)) for variable, values in where.items() if values != list(range(patterns.sizes[variable]))}
+        more = ({"dtype": pattern.dtype} if pattern.dtype != common else {}) | ({"where": some} if some else {})
+        model["tensors"][Name(pattern.name)] = {"shape": pattern.shape} | more if more else pattern.shape
+    layout: dict[str, Any] = {"axes": list(inference.axes.axes)} | ({"place": inference.place} if inference.place else {})
+    layout["params"] = {Name(each.name): each.keys for each in declared}
+    model["layouts"] = {"hf": {"params": "same"}, name: layout}
+    return write(model)
 
 
 def mesh_text(mesh: Mapping[str, Any]) -> str:
     """A mesh as YAML in flow style."""
-    return json.dumps(mesh).replace('"', "")
+    return flow(mesh)
 
 
 def merge(recordings: Iterable[Recording | str | os.PathLike[str]], name: str = "recorded") -> Layout:

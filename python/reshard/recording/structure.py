@@ -334,9 +334,3 @@ def _dtype(params: Mapping[int, RecordedParam], tensors: str) -> dict[str, str]:
     if dtype == tensors:
         return {}
     return {"dtype": dtype} | ({} if dtype in _WIDER.get(tensors, ()) else {"convert": "rne"})
-
-
-def keys_text(keys: Mapping[str, str]) -> str:
-    """Keys as a map in flow style."""
-    return "{" + ", ".join(f"{key}: {value}" for key, value in keys.items()) + "}"
-
