@@ -29,6 +29,7 @@ try:
 
     from reshard import releases
     from reshard.integrations.vllm import PACKAGES
+    from reshard.recording import transformers as live
     from reshard.recording import vllm
 
     releases.installed(*PACKAGES)
@@ -149,6 +150,21 @@ class Record(unittest.TestCase):
                     self.assertEqual(compare(compiled, recorded)[:6], [], general.yaml)
                     self.assertEqual(as_recordings(compiled, {})[0].tensors, recorded[0].tensors)
 
+    def test_transformers(self):
+        """from_pretrained of transformers 5 puts every element where the library's layout of a live module has it."""
+        count = 0
+        for name in CONFIGS:
+            with self.subTest(model=name):
+                at, library, checkpoint = self.model(name)
+                found = live.recording(at, checkpoint=checkpoint)
+                left = "let: {mtp: 0}\n" if name == "glm-4.5" else ""  # transformers leaves these layers out
+                self.assertEqual(compare(compile_layout(library + left, "fsdp2", "{}", ", switches: {transformers: 5}"), [found])[:6], [])
+                layout = recording.merge([found])
+                self.assertEqual((layout.refused, layout.differences, layout.left), ({}, [], {}), layout.yaml)
+                count += len(found.params)
+        self.assertGreater(count, 270)
+        print(f"{count} params of {len(CONFIGS)} models")
+
     def test_stages(self):
         """Pipeline stages: the layers of each stage. Params that stages do not use are in the recording alone."""
         models._model_to_pp_missing_layer_names[0] = ["model."]  # as a module of an earlier stage leaves it
@@ -169,8 +185,8 @@ class Record(unittest.TestCase):
                 at = self.folder / name
                 at.mkdir()
                 (at / "config.json").write_text(json.dumps(BASE | config))
-                live = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(at), dtype=torch.bfloat16)
-                weights = {tensor: torch.randn_like(value) for tensor, value in live.state_dict().items() if tensor in dict(live.named_parameters())}
+                module = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(at), dtype=torch.bfloat16)
+                weights = {tensor: torch.randn_like(value) for tensor, value in module.state_dict().items() if tensor in dict(module.named_parameters())}
                 save_file(weights, at / "model.safetensors")
                 layout = recording.merge(vllm.recordings(at, vllm.Engine(tp=2)))
                 self.assertEqual((layout.refused, layout.differences, layout.left), ({}, [], {}), layout.yaml)
@@ -229,6 +245,9 @@ class Record(unittest.TestCase):
         self.assertIn("down_proj.weight\", shard: {1: tp}}", text)
         written.write_text(text.replace("down_proj.weight\", shard: {1: tp}}", "down_proj.weight\", shard: {1: {axis: tp, stride: 2}}}"))
         self.assertEqual(run(["--check", str(written)]), 1)
+        self.assertEqual(run(["transformers", "--model", str(at), "-o", str(written)]), 0)
+        self.assertIn("# reshard-record transformers --model qwen3-0.6b --dtype bfloat16", written.read_text())
+        self.assertEqual(run(["--check", str(written)]), 0)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import Error
+from . import transformers
 from .checkpoint import Tensors
 from .compiled import Compiled, compare, compile_layout
 from .flow import read
@@ -20,6 +21,7 @@ from .recording import RecordedParam, Recording
 from .vllm import Engine, recordings
 
 _HEADER = "# reshard-record "
+_RECORDED = ("vllm", "transformers")  # sources that are recorded from an installed release
 _ENDPOINT = "# The endpoint of a job is "
 _REFUSED = "# not stated: "
 _SHOWN = 20  # differences that are printed
@@ -29,15 +31,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="reshard-record", description="Writes a model YAML whose layout puts every element where the loader of an engine puts it, or checks one.",
         epilog="exit codes: 0 success; 1 the layout differs from the loader, or cannot state some params; 2 wrong usage or input")
-    parser.add_argument("source", nargs="?", choices=["vllm", "merge", "generalize"],
-                        help="vllm: record the installed vLLM; merge: join recordings that each rank saved; generalize: make one model of recorded layouts of several sizes")
+    parser.add_argument("source", nargs="?", choices=["vllm", "transformers", "merge", "generalize"],
+                        help="vllm, transformers: record the installed release; merge: join recordings that each rank saved; generalize: make one model of recorded layouts of several sizes")
     parser.add_argument("files", nargs="*", metavar="FILE", help="with merge: the recordings of all mesh ranks; with generalize: the layouts of all sizes, as reshard-record writes them")
     parser.add_argument("--config", nargs="+", metavar="JSON", help="with generalize: the config.json of each layout, in the same order (default: that of the folder --model with which it was recorded)")
     parser.add_argument("--model", metavar="DIR", help="the folder of config.json and of the checkpoint, of which only the headers are read")
     parser.add_argument("--tp", type=int, default=1, help="tensor parallel ranks (default: 1)")
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages (default: 1)")
     parser.add_argument("--expert-parallel", action="store_true", help="whole experts on each rank: view {ep: TP} of the mesh")
-    parser.add_argument("--dtype", default="bfloat16", help="as vLLM's --dtype (default: bfloat16)")
+    parser.add_argument("--dtype", default="bfloat16", help="of the params (default: bfloat16)")
     parser.add_argument("-o", dest="output", metavar="FILE", help="the YAML file to write (default: standard output)")
     parser.add_argument("--layout", default="recorded", metavar="NAME", help="the name of the layout (default: recorded)")
     parser.add_argument("--mesh", metavar="YAML", help="with --check: the mesh of the layout, if its axes are others than tp, pp, ep: '{tp: 4, views: [{etp: 4}]}'")
@@ -61,10 +63,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     if options.check and options.source == "generalize":
         raise Error("unexpected --check: the model of several sizes has no one config to check it with; check a model that extends it")
     if options.source is None:
-        raise Error("expected vllm, merge or generalize, or --check of a file that reshard-record wrote")
-    if options.source == "vllm" and not options.model:
+        raise Error("expected vllm, transformers, merge or generalize, or --check of a file that reshard-record wrote")
+    if options.source in _RECORDED and not options.model:
         raise Error("expected --model=DIR, the folder of config.json")
-    if options.files and options.source == "vllm":
+    if options.files and options.source in _RECORDED:
         raise Error(f"unexpected argument {options.files[0]!r}")
     return options
 
@@ -72,6 +74,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 def _record(options: argparse.Namespace, checkpoint: Tensors | None) -> list[Recording]:
     if options.source == "merge":
         return [Recording.open(path) for path in options.files]
+    if options.source == "transformers":
+        return [transformers.recording(options.model, options.dtype, checkpoint)]
     return list(recordings(options.model, _engine(options), checkpoint))
 
 
@@ -84,8 +88,8 @@ def _header(options: argparse.Namespace) -> str:
     if options.source == "merge":
         return "# Made from recordings by reshard-record merge\n"
     model = os.path.relpath(options.model, Path(options.output).parent if options.output else ".")
-    words = ["vllm", "--model", model, "--tp", str(options.tp), "--pp", str(options.pp), *(["--expert-parallel"] if options.expert_parallel else []),
-             "--dtype", options.dtype, "--layout", options.layout]
+    mesh = ["--tp", str(options.tp), "--pp", str(options.pp), *(["--expert-parallel"] if options.expert_parallel else [])]
+    words = [options.source, "--model", model, *(mesh if options.source == "vllm" else []), "--dtype", options.dtype, "--layout", options.layout]
     return _HEADER + shlex.join(words) + "\n"
 
 
@@ -145,7 +149,7 @@ def _report(lines: Sequence[str], what: str) -> None:
 
 def _check(options: argparse.Namespace) -> int:
     """Compares the loader with the layout of a file."""
-    mesh = options.mesh or mesh_text(_engine(options).mesh)
+    mesh = options.mesh or ("{}" if options.source == "transformers" else mesh_text(_engine(options).mesh))
     compiled: Compiled = compile_layout(str(Path(options.check).resolve()), options.layout, mesh)
     checkpoint: Tensors = {name: (param.dtype, param.shape) for name, param in compiled.source.params(0).items() if isinstance(param, RecordedParam)}
     found = _record(options, checkpoint)
