@@ -55,6 +55,22 @@ CONFIGS = {
         "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
         "q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "num_nextn_predict_layers": 1,
         "hidden_act": "silu"},
+    "gemma-3-27b": BASE | {
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "num_key_value_heads": 2, "intermediate_size": 512, "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 32, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2, "tie_word_embeddings": True,
+        "pad_token_id": 0},
+    "ministral-3-8b": BASE | {
+        "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "intermediate_size": 512, "hidden_act": "silu", "sliding_window": None,
+        "pad_token_id": 0},
+    "olmo-3-7b": BASE | {
+        "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "num_key_value_heads": 2, "intermediate_size": 512, "hidden_act": "silu", "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "pad_token_id": 0},
+    "phi-3.5-mini": BASE | {
+        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "num_key_value_heads": 2, "intermediate_size": 512, "sliding_window": None, "pad_token_id": 0,
+        "original_max_position_embeddings": 512},
+    "seed-oss-36b": BASE | {
+        "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "num_key_value_heads": 2, "intermediate_size": 512, "hidden_act": "silu", "attention_bias": True,
+        "attention_out_bias": False, "mlp_bias": False, "pad_token_id": 0},
 }
 
 #: Cases of the tests with vLLM: the library's name of the model, and the config.json of a small one.

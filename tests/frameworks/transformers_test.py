@@ -13,7 +13,7 @@ from pathlib import Path
 
 import support
 
-LACKS = {4: {"nemotron-h-8b"}, 5: set()}  # models that a release has no class for
+LACKS = {4: {"nemotron-h-8b", "ministral-3-8b"}, 5: set()}  # models that a release has no class for
 
 
 def check(name, generation, at):
@@ -36,7 +36,7 @@ def check(name, generation, at):
     plan = reshard.compile(at / "job.yaml", output=at / "plan")
     subprocess.run([reshard._library.PREFIX / "bin" / "reshard-exec", plan.path, f"--target={at / 'out'}", "--check"], check=True, capture_output=True)
     found = load_file(at / "out" / "rank-00000.safetensors")
-    wanted = dict(module.named_parameters()) | {each: buffer for each, buffer in module.named_buffers() if "rotary" not in each}
+    wanted = module.state_dict()
     assert sorted(found) == sorted(wanted), (sorted({*found} - {*wanted})[:4], sorted({*wanted} - {*found})[:4])
     wrong = [each for each in wanted if not torch.equal(found[each], wanted[each].detach().float())]
     assert not wrong, wrong
