@@ -15,7 +15,7 @@ from .errors import BindError, CompileError, Error, PlanError, RunError, Timeout
 from .executor import Executor, Replica
 from .plan import Endpoint, Param, Plan, Summary
 from .recording import record
-from .transforms import Allocated, Transformed, neg_exp
+from .transforms import Allocated, Transformed, minus_one, neg_exp
 
 #: The folder of the models and topologies that are installed with reshard, for ``model:`` and ``extend:`` of a job.
 LIBRARY = PREFIX / "share" / "reshard"
@@ -38,6 +38,7 @@ __all__ = [
     "Transformed",
     "compile",
     "describe",
+    "minus_one",
     "neg_exp",
     "record",
 ]

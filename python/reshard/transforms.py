@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _library
-from .dtypes import numpy_dtype, torch_dtype
+from .dtypes import dtype_by_name, numpy_dtype, torch_dtype
 from .errors import Error
 
 if TYPE_CHECKING:
@@ -118,34 +118,56 @@ def neg_exp(tensors: Mapping[str, Any]) -> dict[str, Callable[[Transformed], Non
     A source sends log(-A) in the dtype of the plan. With device "cuda", a source must provide its own ``prepare_send``.
     """
 
+    def numpy_pair() -> _Pair:
+        import numpy
+
+        return lambda values: -numpy.exp(values), lambda values: numpy.log(-values)
+
+    return _hooks("neg_exp", tensors, "fp32", (lambda tensor: tensor.exp_().neg_(), lambda tensor: tensor.neg_().log_()), numpy_pair)
+
+
+def minus_one(tensors: Mapping[str, Any]) -> dict[str, Callable[[Transformed], None]]:
+    """Returns the hooks of ``transform: minus_one``: v is sent, the caller's tensor is v - 1 in the dtype of the plan.
+    Megatron-Core stores the weights of norms so with ``layernorm_zero_centered_gamma``.
+
+    tensors: as for ``neg_exp``. A source sends the tensor's values plus 1. With device "cuda", a source must provide its
+        own ``prepare_send``.
+    """
+    numpy_pair: _Pair = (lambda values: values - 1, lambda values: values + 1)
+    return _hooks("minus_one", tensors, None, (lambda tensor: tensor.sub_(1), lambda tensor: tensor.add_(1)), lambda: numpy_pair)
+
+
+#: The function of the values and its inverse. Those of PyTorch work in place, those of NumPy return new arrays.
+_Pair = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+
+
+def _hooks(name: str, tensors: Mapping[str, Any], dtype: str | None, of_torch: _Pair, of_numpy: Callable[[], _Pair]) -> dict[str, Callable[[Transformed], None]]:
+    """The hooks of an element-wise function. dtype: of the caller's tensors; None: that of the param."""
+
     def live(param: Transformed) -> Any:
-        tensor = tensors.get(param.name)
+        tensor, wanted = tensors.get(param.name), dtype or param.dtype
         if tensor is None:
-            raise Error(f"param {param.name!r} of transform {param.transform!r} is missing in the tensors given to neg_exp")
-        if tuple(tensor.shape) != param.shape or str(tensor.dtype).rpartition(".")[2] != "float32":
-            raise Error(f"param {param.name!r}: found {tensor.dtype} {list(tensor.shape)}, expected float32 {list(param.shape)}")
+            raise Error(f"param {param.name!r} of transform {param.transform!r} is missing in the tensors given to {name}")
+        if tuple(tensor.shape) != param.shape or dtype_by_name(tensor.dtype) != wanted:
+            raise Error(f"param {param.name!r}: found {dtype_by_name(tensor.dtype)} {list(tensor.shape)}, expected {wanted} {list(param.shape)}")
         return tensor.detach() if hasattr(tensor, "detach") else tensor
 
     def finalize(param: Transformed) -> None:
         tensor = live(param)
         if hasattr(tensor, "copy_"):  # on a GPU this is captured in a graph, so it must not allocate
             with _stream(param):
-                tensor.copy_(param.torch()).exp_().neg_()
+                of_torch[0](tensor.copy_(param.torch()))
         else:
-            import numpy
-
-            tensor[...] = -numpy.exp(param.numpy().astype(numpy.float32))
+            tensor[...] = of_numpy()[0](param.numpy().astype("float32"))
 
     def prepare_send(param: Transformed) -> None:
         tensor = live(param)
         if param.device != "cpu":
-            raise Error(f"param {param.name!r}: neg_exp cannot send from device {param.device}, expected cpu; pass your own prepare_send to set_transform")
+            raise Error(f"param {param.name!r}: {name} cannot send from device {param.device}, expected cpu; pass your own prepare_send to set_transform")
         if hasattr(tensor, "copy_"):
-            param.torch().copy_(tensor.neg().log_())
+            param.torch().copy_(of_torch[1](tensor.float().clone()))
         else:
-            import numpy
-
-            param.numpy()[...] = numpy.log(-tensor)
+            param.numpy()[...] = of_numpy()[1](tensor.astype("float32"))
 
     return {"prepare_send": prepare_send, "finalize": finalize}
 

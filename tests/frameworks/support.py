@@ -22,6 +22,11 @@ MODELS = ROOT / "examples" / "models"
 
 BASE = {"hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 1000, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
         "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 512, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
+#: Linear attention with two value heads for each key head.
+GATED_DELTA_NET = {
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"], "full_attention_interval": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+    "linear_key_head_dim": 32, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "hidden_act": "silu", "rope_theta": 1000000,
+    "partial_rotary_factor": 0.25}
 #: config.json of cut-down models, by the library's name. 1000 words, so that the vocabulary is padded.
 CONFIGS = {
     "qwen3-8b": BASE | {
@@ -47,6 +52,9 @@ CONFIGS = {
     "qwen3-30b-a3b": BASE | {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "intermediate_size": 512, "moe_intermediate_size": 128, "num_experts": 8,
         "num_experts_per_tok": 2, "decoder_sparse_step": 1, "norm_topk_prob": True, "hidden_act": "silu", "rope_theta": 1000000},
+    "qwen3-next-80b-a3b": BASE | GATED_DELTA_NET | {
+        "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "intermediate_size": 512, "moe_intermediate_size": 128, "num_experts": 8,
+        "shared_expert_intermediate_size": 128, "num_experts_per_tok": 2, "decoder_sparse_step": 1, "norm_topk_prob": True, "mlp_only_layers": []},
     "mixtral-8x7b": BASE | {
         "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2,
         "hidden_act": "silu"},
@@ -72,6 +80,9 @@ CONFIGS = {
         "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "num_key_value_heads": 2, "intermediate_size": 512, "hidden_act": "silu", "attention_bias": True,
         "attention_out_bias": False, "mlp_bias": False, "pad_token_id": 0},
 }
+
+#: Models whose published checkpoint has multi-token prediction, which live modules and what they save have not.
+MTP = {"deepseek-v3", "glm-4.5", "qwen3-next-80b-a3b"}
 
 #: Cases of the tests with vLLM: the library's name of the model, and the config.json of a small one.
 CASES = {name: (name, config) for name, config in CONFIGS.items()} | {

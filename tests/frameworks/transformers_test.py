@@ -3,7 +3,6 @@
 config.json of each release, the checkpoint has the library's names, and after a run to the layout of live modules
 each tensor equals that of the saved module."""
 
-import json
 import os
 import subprocess
 import sys
@@ -29,7 +28,7 @@ def check(name, generation, at):
         for tensor in module.state_dict().values():  # norms and biases are initialized to ones and zeros
             tensor.copy_(torch.randn(tensor.shape))
     module.save_pretrained(at / "saved")
-    mtp = "mtp: 0" if "num_nextn_predict_layers" in json.loads((at / "config.json").read_text()) else ""
+    mtp = "mtp: 0" if name in support.MTP else ""
     (at / "model.yaml").write_text(f"extend: {support.MODELS / (name + '.yaml')}\nconfig: saved/config.json\nlet: {{{mtp}}}\n")
     (at / "job.yaml").write_text("version: 1\nmodel: model.yaml\nsource: {layout: hf, storage: saved, dtype: stored}\n"
                                  f"target: {{layout: fsdp2, mesh: {{}}, switches: {{transformers: {generation}}}, dtype: fp32}}\n")

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 CHUNK = 1 << 20  # positions of chunk c begin at c * CHUNK (kModelChunkStride in ir/ir.h)
-TRANSFORM_DTYPES = {"neg_exp": "fp32"}
+TRANSFORM_DTYPES = {"neg_exp": "fp32", "minus_one": "bf16"}
 
 
 @lru_cache

@@ -372,11 +372,45 @@ target: {layout: serve, mesh: {tp: 2}}
         param = reshard.Transformed("neg_exp", "mixer.A", 1, 0, "bf16", (4,), 8, "cpu", 0, 0)
         for tensors, message in (
             ({"A": np.zeros(4, np.float32)}, "param 'mixer.A' of transform 'neg_exp' is missing in the tensors given to neg_exp"),
-            ({"mixer.A": np.zeros(8, np.float32)}, r"param 'mixer.A': found float32 \[8\], expected float32 \[4\]"),
-            ({"mixer.A": np.zeros(4, np.float16)}, r"param 'mixer.A': found float16 \[4\], expected float32 \[4\]"),
+            ({"mixer.A": np.zeros(8, np.float32)}, r"param 'mixer.A': found fp32 \[8\], expected fp32 \[4\]"),
+            ({"mixer.A": np.zeros(4, np.float16)}, r"param 'mixer.A': found fp16 \[4\], expected fp32 \[4\]"),
         ):
             with self.assertRaisesRegex(reshard.Error, message):
                 reshard.neg_exp(tensors)["finalize"](param)
+
+    def test_minus_one(self):
+        """The built-in transform in both directions, with values in fp32 and bf16."""
+        for dtype in "fp32", "bf16":
+            Path("minus_one.yaml").write_text(f"""version: 1
+model:
+  dtype: {dtype}
+  tensors: {{norm: [4]}}
+  layouts: {{plain: {{params: {{norm: {{holds: norm}}}}}}, centered: {{params: {{out_norm: {{holds: norm, transform: minus_one}}}}}}}}
+source: {{layout: plain, mesh: {{}}}}
+target: {{layout: centered, mesh: {{}}, ranks: [1]}}
+""")
+            numpy_dtype = np.float32 if dtype == "fp32" else ml_dtypes.bfloat16
+            norms = np.array([0.75, 1, 1.5, 1.0078125]).astype(numpy_dtype)
+            kinds = [(np.zeros(4, numpy_dtype), np.zeros(4, numpy_dtype))]
+            if has("torch"):
+                import torch
+
+                kinds.append((torch.nn.Parameter(torch.zeros(4, dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])), np.zeros(4, numpy_dtype)))
+            for live, restored in kinds:
+                plan = reshard.compile("minus_one.yaml")
+                with reshard.Executor(plan) as executor:
+                    executor.bind({"norm": norms.copy()}, "source", 0)
+                    executor.set_transform("minus_one", **reshard.minus_one({"out_norm": live}))
+                    executor.prepare()
+                    executor.run()
+                self.assertEqual([float(value) for value in (live.detach() if hasattr(live, "detach") else live)], [-0.25, 0, 0.5, 0.0078125])
+                reverse = reshard.compile("minus_one.yaml", source={"layout": "centered", "mesh": {}}, target={"layout": "plain", "mesh": {}, "ranks": [1]})
+                with reshard.Executor(reverse) as executor:
+                    executor.bind({"norm": restored}, "target", 1)
+                    executor.set_transform("minus_one", **reshard.minus_one({"out_norm": live}))
+                    executor.prepare()
+                    executor.run()
+                self.assertEqual(restored.tobytes(), norms.tobytes())
 
 
 class Refusals(unittest.TestCase):
