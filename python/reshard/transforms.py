@@ -127,29 +127,29 @@ def neg_exp(tensors: Mapping[str, Any]) -> dict[str, Callable[[Transformed], Non
 
 
 def minus_one(tensors: Mapping[str, Any]) -> dict[str, Callable[[Transformed], None]]:
-    """Returns the hooks of ``transform: minus_one``: v is sent, the caller's tensor is v - 1 in the dtype of the plan.
-    Megatron-Core stores the weights of norms so with ``layernorm_zero_centered_gamma``.
+    """Returns the hooks of ``transform: minus_one``: v is sent, the caller's tensor is v - 1. Megatron-Core stores the
+    weights of norms so with ``layernorm_zero_centered_gamma``.
 
-    tensors: as for ``neg_exp``. A source sends the tensor's values plus 1. With device "cuda", a source must provide its
+    tensors: as for ``neg_exp``, in bf16, fp16 or fp32. v is rounded to their dtype, then 1 is subtracted. A source sends the tensor's values plus 1. With device "cuda", a source must provide its
         own ``prepare_send``.
     """
     numpy_pair: _Pair = (lambda values: values - 1, lambda values: values + 1)
-    return _hooks("minus_one", tensors, None, (lambda tensor: tensor.sub_(1), lambda tensor: tensor.add_(1)), lambda: numpy_pair)
+    return _hooks("minus_one", tensors, "bf16 fp16 fp32", (lambda tensor: tensor.sub_(1), lambda tensor: tensor.add_(1)), lambda: numpy_pair)
 
 
 #: The function of the values and its inverse. Those of PyTorch work in place, those of NumPy return new arrays.
 _Pair = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
-def _hooks(name: str, tensors: Mapping[str, Any], dtype: str | None, of_torch: _Pair, of_numpy: Callable[[], _Pair]) -> dict[str, Callable[[Transformed], None]]:
-    """The hooks of an element-wise function. dtype: of the caller's tensors; None: that of the param."""
+def _hooks(name: str, tensors: Mapping[str, Any], dtypes: str, of_torch: _Pair, of_numpy: Callable[[], _Pair]) -> dict[str, Callable[[Transformed], None]]:
+    """The hooks of an element-wise function. dtypes: those that the caller's tensors may have."""
 
     def live(param: Transformed) -> Any:
-        tensor, wanted = tensors.get(param.name), dtype or param.dtype
+        tensor = tensors.get(param.name)
         if tensor is None:
             raise Error(f"param {param.name!r} of transform {param.transform!r} is missing in the tensors given to {name}")
-        if tuple(tensor.shape) != param.shape or dtype_by_name(tensor.dtype) != wanted:
-            raise Error(f"param {param.name!r}: found {dtype_by_name(tensor.dtype)} {list(tensor.shape)}, expected {wanted} {list(param.shape)}")
+        if tuple(tensor.shape) != param.shape or dtype_by_name(tensor.dtype) not in dtypes.split():
+            raise Error(f"param {param.name!r}: found {dtype_by_name(tensor.dtype)} {list(tensor.shape)}, expected {' or '.join(dtypes.split())} {list(param.shape)}")
         return tensor.detach() if hasattr(tensor, "detach") else tensor
 
     def finalize(param: Transformed) -> None:
@@ -158,7 +158,7 @@ def _hooks(name: str, tensors: Mapping[str, Any], dtype: str | None, of_torch: _
             with _stream(param):
                 of_torch[0](tensor.copy_(param.torch()))
         else:
-            tensor[...] = of_numpy()[0](param.numpy().astype("float32"))
+            tensor[...] = of_numpy()[0](param.numpy().astype(tensor.dtype).astype("float32"))
 
     def prepare_send(param: Transformed) -> None:
         tensor = live(param)

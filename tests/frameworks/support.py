@@ -22,11 +22,16 @@ MODELS = ROOT / "examples" / "models"
 
 BASE = {"hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 1000, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
         "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 512, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
+#: Nemotron-H.
+MAMBA = {
+    "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "mamba_num_heads": 16, "mamba_head_dim": 32, "n_groups": 2,
+    "ssm_state_size": 32, "conv_kernel": 4, "chunk_size": 128, "expand": 2, "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu",
+    "use_conv_bias": True, "use_bias": False, "mamba_proj_bias": False, "mlp_bias": False, "attention_bias": False}
 #: Linear attention with two value heads for each key head.
 GATED_DELTA_NET = {
     "layer_types": ["linear_attention"] * 3 + ["full_attention"], "full_attention_interval": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
     "linear_key_head_dim": 32, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "hidden_act": "silu", "rope_theta": 1000000,
-    "partial_rotary_factor": 0.25}
+    "partial_rotary_factor": 0.25, "mtp_num_hidden_layers": 1}
 #: config.json of cut-down models, by the library's name. 1000 words, so that the vocabulary is padded.
 CONFIGS = {
     "qwen3-8b": BASE | {
@@ -44,17 +49,18 @@ CONFIGS = {
         "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
         "routed_scaling_factor": 2.5, "attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5, "num_nextn_predict_layers": 1,
         "hidden_act": "silu", "rope_theta": 1000000},
-    "nemotron-h-8b": BASE | {
-        "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "intermediate_size": 512, "hybrid_override_pattern": "M-M*",
-        "mamba_num_heads": 16, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 32, "conv_kernel": 4, "chunk_size": 128, "expand": 2,
-        "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "use_conv_bias": True, "use_bias": False, "mamba_proj_bias": False, "mlp_bias": False,
-        "attention_bias": False},
+    "nemotron-h-8b": BASE | MAMBA | {"intermediate_size": 512, "hybrid_override_pattern": "M-M*"},
     "qwen3-30b-a3b": BASE | {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "intermediate_size": 512, "moe_intermediate_size": 128, "num_experts": 8,
         "num_experts_per_tok": 2, "decoder_sparse_step": 1, "norm_topk_prob": True, "hidden_act": "silu", "rope_theta": 1000000},
     "qwen3-next-80b-a3b": BASE | GATED_DELTA_NET | {
         "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "intermediate_size": 512, "moe_intermediate_size": 128, "num_experts": 8,
         "shared_expert_intermediate_size": 128, "num_experts_per_tok": 2, "decoder_sparse_step": 1, "norm_topk_prob": True, "mlp_only_layers": []},
+    "qwen3.5-9b": BASE | GATED_DELTA_NET | {
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "intermediate_size": 512},
+    "qwen3.5-35b-a3b": BASE | GATED_DELTA_NET | {
+        "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "num_key_value_heads": 2, "moe_intermediate_size": 128,
+        "num_experts": 8, "shared_expert_intermediate_size": 128, "num_experts_per_tok": 2},
     "mixtral-8x7b": BASE | {
         "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2,
         "hidden_act": "silu"},
@@ -82,7 +88,9 @@ CONFIGS = {
 }
 
 #: Models whose published checkpoint has multi-token prediction, which live modules and what they save have not.
-MTP = {"deepseek-v3", "glm-4.5", "qwen3-next-80b-a3b"}
+MTP = {"deepseek-v3", "glm-4.5", "qwen3-next-80b-a3b", "qwen3.5-9b", "qwen3.5-35b-a3b"}
+#: Models whose published checkpoint has other names than what the class for the language model alone saves.
+OTHERWISE_SAVED = {"qwen3.5-9b", "qwen3.5-35b-a3b"}
 
 #: Cases of the tests with vLLM: the library's name of the model, and the config.json of a small one.
 CASES = {name: (name, config) for name, config in CONFIGS.items()} | {

@@ -33,6 +33,8 @@ ARCHITECTURES = {
                     "v_dim": 3},
     "gpt-oss-120b": {**DENSE, "experts": 6},
     "qwen3-next-80b-a3b": {**DENSE, **GATED_DELTA_NET, "layers": 48, "experts": 4, "moe_ffn": 10, "shared_ffn": 6},
+    "qwen3.5-9b": {**DENSE, **GATED_DELTA_NET, "layers": 32, "first_dense": 32},
+    "qwen3.5-35b-a3b": {**DENSE, **GATED_DELTA_NET, "layers": 40, "experts": 4, "moe_ffn": 10, "shared_ffn": 6},
     "nemotron-h-8b": {**DENSE, "layers": 52, "m_heads": 4, "m_dim": 3, "groups": 2, "state": 4, "d_inner": 12, "bc": 8},
     "olmo-3-7b": DENSE,
     "phi-3.5-mini": DENSE,
@@ -43,8 +45,11 @@ MEGATRON = "{layout: megatron, mesh: {megatron: {tp: 2, pp: 2, dp: 2, ep: 2}}, p
 FSDP2 = "{layout: fsdp2, mesh: {fsdp: 5}%s}"
 VLLM = "{layout: vllm, mesh: {tp: 2, pp: 2, dp: 2}%s}"
 WITHOUT_MEGATRON = {"olmo-3-7b"}  # these go through the layout of vLLM instead
-# Params with a transform, which files cannot have: in Megatron's layout, and in the others.
-TRANSFORMED = {"qwen3-next-80b-a3b": ("*.out_norm.weight", "*.linear_attn.norm.weight")}
+# Further keys of the endpoints, Megatron's and the others: files cannot have params with a transform, and Megatron rounds
+# A_log of Qwen3.5.
+NORMS = (", ignore: '*.out_norm.weight'", ", ignore: '*.linear_attn.norm.weight'")
+BF16 = ", dtype: bf16, convert: rne"
+KEYS = {"qwen3-next-80b-a3b": NORMS, "qwen3.5-9b": (NORMS[0], NORMS[1] + BF16), "qwen3.5-35b-a3b": (NORMS[0], NORMS[1] + BF16)}
 
 
 def checkpoint(folder):
@@ -79,9 +84,9 @@ class RoundTrip(FolderTest):
             with self.subTest(model=model):
                 at = self.folder / model
                 at.mkdir()
-                ignored = [f", ignore: ['{glob}']" for glob in TRANSFORMED[model]] if model in TRANSFORMED else ["", ""]
-                ranks = (VLLM if model in WITHOUT_MEGATRON else MEGATRON) % ignored[0]
-                hf, fsdp2 = HF % ignored[1], FSDP2 % ignored[1]
+                keys = KEYS.get(model, ("", ""))
+                ranks = (VLLM if model in WITHOUT_MEGATRON else MEGATRON) % keys[0]
+                hf, fsdp2 = HF % keys[1], FSDP2 % keys[1]
                 path, plan = self.folder / "job.yaml", self.folder / "first.rplan"
                 path.write_text(library.job(model, hf, ranks))
                 run("reshard-compile", path, "-o", plan, *[f"--set=model.let.{n}={v}" for n, v in numbers.items()])
