@@ -129,6 +129,11 @@ public:
     }
     return done != 0;
   }
+  /// MPI does not report a lost peer, but it may still have to send what it has buffered.
+  Status check(uint32_t peer) override {
+    int found = 0;
+    return checked(MPI_Iprobe(static_cast<int>(peer), MPI_ANY_TAG, all_, &found, MPI_STATUS_IGNORE));
+  }
   bool abandon(const Status &) override {
     start.broken = true;
     for (size_t r = 0; r < requests_.size(); ++r)

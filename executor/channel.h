@@ -55,7 +55,8 @@ public:
   /// Whether a request is complete; also makes progress on the others. Fails if its peer is lost: a backend without a
   /// launcher that ends all processes detects within about a second that the process has ended.
   virtual Result<bool> test(size_t request) = 0;
-  /// For a caller that waits for a peer and has no request in flight: fails if the peer is lost, as test() does.
+  /// For a caller that waits for a peer and has no request in flight: makes progress, and fails if the peer is lost, as
+  /// test() does.
   virtual Status check(uint32_t) { return {}; }
   /// A run failed and peers may be gone: from here on the channel waits for nothing, not even in its destructor.
   /// Returns whether the memory of messages is the caller's again: no pending receive writes to it later. MPI cannot

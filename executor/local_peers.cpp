@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/local_peers.h"
 
+#include "executor/check_segment.h"
 #include "executor/mappings.h"
 #include "support/host_id.h"
 #include "support/random.h"
@@ -27,19 +28,20 @@ uint32_t bufferCount(const Segment &segment) {
 }
 uint32_t stepCount(const Segment &segment) { return segment.steps()->size(); }
 
+constexpr uint64_t kPage = 4096;
+
 /// Populates the pages of a range now, not in the first run; pages outside it, which may be holes, are not touched.
-void touch(std::byte *begin, uint64_t bytes) {
-  constexpr uint64_t kPage = 4096;
+void touch(const std::byte *begin, uint64_t bytes) {
   const uint64_t before = reinterpret_cast<uint64_t>(begin) % kPage;
-  if (bytes > 0)
-    madvise(begin - before, before + bytes, MADV_POPULATE_READ); // older kernels: pages are mapped in the first run
+  if (bytes > 0) // older kernels: pages are mapped in the first run
+    madvise(const_cast<std::byte *>(begin) - before, before + bytes, MADV_POPULATE_READ);
 }
 
 } // namespace
 
 size_t LocalPeers::Block::size(uint32_t buffers, uint32_t steps) {
-  const size_t before = sizeof(Header) + buffers * sizeof(FileLocation);
-  return (before + alignof(Progress) - 1) / alignof(Progress) * alignof(Progress) + steps * sizeof(Progress);
+  const size_t bytes = sizeof(Header) + buffers * sizeof(FileLocation) + alignof(Progress) + steps * sizeof(Progress);
+  return (bytes + kPage - 1) / kPage * kPage;
 }
 
 void LocalPeers::Block::layOut(void *memory, uint32_t bufferCount, uint32_t stepCount) {
@@ -53,15 +55,18 @@ LocalPeers::~LocalPeers() {
   closeFiles();
   if (mine_.header)
     munmap(mine_.header, mine_.bytes);
-  for (auto &[number, peer] : peers_)
+  for (auto &[number, peer] : peers_) {
     if (peer.block.header)
       munmap(peer.block.header, peer.block.bytes);
+    if (peer.slots)
+      munmap(const_cast<std::byte *>(peer.slots), peer.slotBytes);
+  }
   for (auto &[key, mapping] : mappings_)
     if (mapping.memory)
       munmap(mapping.memory, mapping.bytes);
 }
 
-Status LocalPeers::publish(const LocalRank &rank) {
+Status LocalPeers::publish(const LocalRank &rank, uint64_t slotBytes) {
   const uint32_t buffers = bufferCount(*rank.segment), steps = stepCount(*rank.segment);
   const size_t bytes = Block::size(buffers, steps);
   auto failure = [](const char *call) {
@@ -70,14 +75,14 @@ Status LocalPeers::publish(const LocalRank &rank) {
   blockFile_ = memfd_create("reshard", MFD_CLOEXEC);
   if (blockFile_ < 0)
     return failure("memfd_create");
-  if (ftruncate(blockFile_, static_cast<off_t>(bytes)) != 0)
+  if (ftruncate(blockFile_, static_cast<off_t>(bytes + slotBytes)) != 0)
     return failure("ftruncate");
   void *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, blockFile_, 0);
   if (memory == MAP_FAILED)
     return failure("mmap");
   mine_.layOut(memory, buffers, steps); // a new memfd is zeroed
   address_.token = randomNumber();
-  *mine_.header = {address_.token, buffers, steps};
+  *mine_.header = {address_.token, buffers, steps, slotBytes};
   SharedMappings mappings;
   const auto *runs = rank.segment->buffers();
   for (uint32_t r = 0; r < runs->size(); ++r)
@@ -91,6 +96,12 @@ Status LocalPeers::publish(const LocalRank &rank) {
   address_.process = getpid();
   address_.file = blockFile_;
   return {};
+}
+
+std::byte *LocalPeers::mapSlots() const {
+  void *const memory = mmap(nullptr, mine_.header->slotBytes, PROT_READ | PROT_WRITE, MAP_SHARED, blockFile_,
+                            static_cast<off_t>(mine_.bytes));
+  return memory == MAP_FAILED ? nullptr : static_cast<std::byte *>(memory);
 }
 
 void LocalPeers::closeFiles() {
@@ -121,18 +132,11 @@ bool LocalPeers::mapPeer(const Plan &plan, uint32_t rank, const PeerAddress &add
   const int file = open((path + std::to_string(address.file)).c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0)
     return false;
-  struct stat status;
-  const size_t bytes = Block::size(buffers, steps);
-  void *memory = MAP_FAILED;
-  if (fstat(file, &status) == 0 && static_cast<size_t>(status.st_size) == bytes)
-    memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
+  const bool mapped = mapBlock(file, {address.token, buffers, steps, 0}, peer);
   close(file);
-  if (memory == MAP_FAILED)
+  if (!mapped)
     return false;
-  peer.block.layOut(memory, buffers, steps);
-  const Header &header = *peer.block.header;
-  if (header.token != address.token || header.buffers != buffers || header.steps != steps)
-    return false;
+  peer.headBytes = arenaHeadBytes(*peer.rank.segment);
   for (const BufferRange *range : *peer.rank.segment->buffers()) {
     std::vector<std::byte *> &table = peer.tables.emplace_back();
     for (uint32_t i = 0; i < range->count(); ++i) {
@@ -149,6 +153,39 @@ bool LocalPeers::mapPeer(const Plan &plan, uint32_t rank, const PeerAddress &add
     peer.rank.memory.push_back(table.data());
   peer.rank.forms = formsOf(plan, *peer.rank.segment);
   return true;
+}
+
+bool LocalPeers::mapBlock(int file, const Header &expected, Peer &peer) {
+  struct stat status;
+  const size_t bytes = Block::size(expected.buffers, expected.steps);
+  if (fstat(file, &status) != 0 || static_cast<size_t>(status.st_size) < bytes)
+    return false;
+  void *const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
+  if (memory == MAP_FAILED)
+    return false;
+  peer.block.layOut(memory, expected.buffers, expected.steps);
+  const Header header = *peer.block.header;
+  if (header.token != expected.token || header.buffers != expected.buffers || header.steps != expected.steps ||
+      header.slotBytes != static_cast<size_t>(status.st_size) - bytes)
+    return false;
+  if (header.slotBytes == 0)
+    return true;
+  void *const slots = mmap(nullptr, header.slotBytes, PROT_READ, MAP_SHARED, file, static_cast<off_t>(bytes));
+  if (slots != MAP_FAILED) {
+    peer.slots = static_cast<const std::byte *>(slots);
+    peer.slotBytes = header.slotBytes;
+  }
+  return true;
+}
+
+const std::byte *LocalPeers::slots(uint32_t rank, const Step &send) const {
+  const Peer &peer = peers_.at(rank);
+  const uint64_t bytes = send.chunk() > 0 ? 2 * send.chunk() : send.bytes(), at = send.staging() - peer.headBytes;
+  if (!peer.slots || send.staging() == UINT64_MAX || at > peer.slotBytes || bytes > peer.slotBytes - at)
+    return nullptr;
+  const std::byte *const slots = peer.slots + at;
+  touch(slots, bytes);
+  return slots;
 }
 
 const LocalPeers::Mapping &LocalPeers::mapFile(int32_t process, const FileLocation &location) {

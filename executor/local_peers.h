@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared memory between the processes of one host. Each process publishes a block (a memfd) with the file positions of
-// its bound memory and the progress of its messages. If a receiver can map the sender's memory, it copies the message
-// out of it, in one strided copy, and no message is sent.
+// its bound memory, the progress of its messages, and the slots of its arena. If a receiver can map the sender's
+// memory, it copies the message out of it, in one strided copy, and no message is sent. Otherwise it unpacks a staged
+// message out of the sender's slots.
 //
 // Memory can be published if it is a shared mapping of a file that the process has open or that has a name:
 // memfd_create, POSIX shared memory, mapped files, PyTorch's share_memory_(). Local peers open it as /proc/PID/fd/N, so
@@ -27,11 +28,15 @@ struct PeerAddress {
   int32_t file = -1;   // descriptor of the block; -1: nothing is published
 };
 
-/// The state of a message that its receiver copies. `published`: how many of its chunks the receiver may copy, summed
-/// over all runs.
+/// The memory out of which a receiver copies a message of a local peer; `channel`: it does not.
+enum class CopiedFrom : uint32_t { channel, boundMemory, slots };
+
+/// The state of a message that its receiver copies. Its numbers are summed over all runs.
 struct alignas(64) Progress {
+  /// By the sender. Of bound memory: the chunks that the receiver may copy. Of slots: the bytes that are packed.
   std::atomic<uint64_t> published{0};
-  std::atomic<uint32_t> copiedByReceiver{0}; // 1, or 0: it uses the channel; decided in prepare
+  std::atomic<uint64_t> taken{0};       // by the receiver: of slots, the bytes that are unpacked
+  std::atomic<CopiedFrom> copiedFrom{}; // by the receiver, in prepare
 };
 
 class LocalPeers {
@@ -41,10 +46,12 @@ public:
   LocalPeers &operator=(const LocalPeers &) = delete;
   ~LocalPeers();
 
-  /// Creates this rank's block: the file positions of its buffers, and a Progress for each step. If it fails, nothing
-  /// is published.
-  Status publish(const LocalRank &rank);
+  /// Creates this rank's block: the file positions of its buffers, a Progress for each step, and `slotBytes` for the
+  /// slots of its messages. If it fails, nothing is published.
+  Status publish(const LocalRank &rank, uint64_t slotBytes);
   const PeerAddress &address() const { return address_; }
+  /// Maps the slots, zeroed, before closeFiles(). The caller unmaps them. Null: out of memory.
+  std::byte *mapSlots() const;
 
   /// A local peer's rank with its memory as mapped here; buffers that cannot be mapped are null. Returns null if its
   /// block cannot be mapped.
@@ -52,15 +59,19 @@ public:
   /// The progress of a step of this rank, or of a peer that was attached.
   Progress &progress(uint32_t step) { return mine_.steps[step]; }
   Progress &progress(uint32_t rank, uint32_t step) { return peers_.at(rank).block.steps[step]; }
+  /// The slots of a staged message of a peer that was attached; null if they are not inside what the peer published.
+  const std::byte *slots(uint32_t rank, const schema::Step &send) const;
 
   /// Closes the descriptors that were opened to be published. Call it when all peers have attached.
   void closeFiles();
 
 private:
-  /// A block: the header, then the buffers from number 1 on, then the steps.
+  /// A block: the header, then the buffers from number 1 on, then the steps; and from the next page on the slots, which
+  /// are mapped separately.
   struct Header {
     uint64_t token;
     uint32_t buffers, steps;
+    uint64_t slotBytes;
   };
   struct Block {
     Header *header = nullptr;
@@ -72,6 +83,8 @@ private:
   };
   struct Peer {
     Block block;
+    const std::byte *slots = nullptr;
+    uint64_t slotBytes = 0, headBytes = 0; // the slots follow the head of the arena
     LocalRank rank;
     std::vector<std::vector<std::byte *>> tables; // by BufferRange of its segment
     bool reached = false;
@@ -81,6 +94,9 @@ private:
     size_t bytes = 0;
     bool memoryAlone = false; // tmpfs or hugetlbfs: not backed by a disk
   };
+  /// Maps the block of a peer and its slots. Those whose header differs from `expected`, the number of slots apart, are
+  /// not mapped.
+  static bool mapBlock(int file, const Header &expected, Peer &peer);
   bool mapPeer(const Plan &plan, uint32_t rank, const PeerAddress &address, Peer &peer);
   const Mapping &mapFile(int32_t process, const FileLocation &location);
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The transport with one rank per process: it runs the messages of the plan. If a receiver can map the memory of a
-// sender on its host, it copies the message out of it as soon as the sender has published it. All other messages use a
-// channel: chunks of staged messages are packed into the arena, sent, received and unpacked while others are in flight;
-// messages in place are sent from and received into bound memory.
+// sender on its host, it copies the message out of it as soon as the sender has published it. If it can map the
+// sender's slots only, it unpacks staged messages out of them. All other messages use a channel: chunks of staged
+// messages are packed into the arena, sent, received and unpacked while others are in flight; messages in place are
+// sent from and received into bound memory.
 //
 // Messages start in the order of the plan. A message starts after the earlier messages of its direction with which it
 // shares slots have started all their chunks; a chunk starts when its slot is free and the bytes that it forwards have
@@ -12,6 +13,7 @@
 #include "executor/backoff.h"
 #include "executor/bootstrap.h"
 #include "executor/channel.h"
+#include "executor/check_segment.h"
 #include "executor/chunked_copies.h"
 #include "executor/chunks.h"
 #include "executor/local_peers.h"
@@ -24,6 +26,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <set>
+#include <sys/mman.h>
 
 namespace reshard {
 namespace {
@@ -43,8 +46,12 @@ constexpr uint64_t kCopyBytes = 1 << 20;
 /// streaming stores are faster.
 constexpr uint64_t kStreamBytes = 64 << 20;
 
-/// How a step moves its bytes: receive or send over the channel; copy out of a local peer's memory; publish to a
-/// local peer, which copies; copy within the rank.
+/// A chunk that local peers exchange through a slot moves in parts of kPartBytes, and uses kRingBytes of its slot again
+/// and again: the receiver finds the bytes in the caches.
+constexpr uint64_t kPartBytes = 128 << 10, kRingBytes = 4 * kPartBytes;
+
+/// How a step moves its bytes: receive or send, over the channel or through the slots of the sender; copy out of a
+/// local peer's bound memory; publish to a local peer, which copies; copy within the rank.
 enum Method { kReceive, kSend, kCopyFromPeer, kPublish, kLocal };
 
 struct MessageState {
@@ -55,8 +62,12 @@ struct MessageState {
   std::vector<uint32_t> sharing; // of send and receive: earlier messages of that method that used its slots
   /// (step, how many chunks of it must be done before each chunk of this message)
   std::vector<std::pair<uint32_t, std::vector<uint64_t>>> dependencies;
-  Progress *progress = nullptr; // of kCopyFromPeer and kPublish: in the sender's block
-  uint64_t copied = 0;          // bytes of kCopyFromPeer, in this run
+  Progress *progress = nullptr;         // in the sender's block; null if the message uses the channel
+  uint64_t copied = 0;                  // bytes, in this run: of kCopyFromPeer; through slots, those packed or unpacked
+  const std::byte *peerSlots = nullptr; // of a receive through slots
+  uint8_t peerSlot = 0;                 // the one of chunk 0
+
+  uint64_t end(uint64_t chunk) const { return chunk * step->chunk() + chunkBytes(*step, chunk); }
 };
 
 /// A chunk that is being sent or received.
@@ -74,8 +85,8 @@ public:
   }
   ~MessageTransport() override {
     channel_.reset();
-    if (owned_)
-      std::free(arena_);
+    if (owned_ && arena_)
+      munmap(arena_, arenaBytes_);
   }
 
   Status prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline) override {
@@ -87,8 +98,11 @@ public:
                     std::to_string(tags) + ", the number of tags of the channel");
     const LocalRank &rank = ranks[0];
     viewJobs_ = rank.viewJobs;
+    headBytes_ = arenaHeadBytes(*rank.segment);
+    arenaBytes_ =
+        rank.segment->arena_bytes() - headBytes_ - (viewJobs_ ? viewJobs_->tailBytes() : 0) - rank.transformed;
     if (shortcut_)
-      if (Status status = localPeers_.publish(rank); !status.ok())
+      if (Status status = localPeers_.publish(rank, arenaBytes_); !status.ok())
         return status;
     const Result<std::map<uint32_t, PeerAddress>> localPeers =
         bootstrap_.exchangeAddresses(plan.digest(), localPeers_.address(), deadline);
@@ -98,20 +112,13 @@ public:
     where_.resize(rank.segment->steps()->size());
     if (Status status = failTogether(addSteps(plan, rank, *localPeers, false), deadline); !status.ok())
       return status;
-    localPeers_.closeFiles();
     Status status = addSteps(plan, rank, *localPeers, true);
     stream_ = bytes() * (localPeers->size() + 1) >= kStreamBytes; // assumes that local peers copy as much
-    const uint64_t bytes = rank.segment->arena_bytes() -
-                           (viewJobs_ ? viewJobs_->headBytes() + viewJobs_->tailBytes() : 0) - rank.transformed;
-    if (status.ok() && bytes > 0 && !(messages_[kSend].empty() && messages_[kReceive].empty())) {
-      arena_ = static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
-      if (arena_)
-        std::memset(arena_, 0, bytes); // page faults now, not in the first run
-      else
-        status = failed("out of memory for an arena of " + std::to_string(bytes) + " bytes");
-    }
     if (status.ok())
-      status = prepareChannel(bytes);
+      status = mapArena();
+    localPeers_.closeFiles();
+    if (status.ok())
+      status = prepareChannel();
     if (status = failTogether(std::move(status), deadline); !status.ok())
       return status;
     for (const Method method : {kReceive, kSend, kCopyFromPeer, kPublish})
@@ -142,8 +149,8 @@ public:
       copy(any);
       if (finished())
         break;
-      // MPI progresses only when it is polled, so do not sleep while messages of the channel are unfinished.
-      if (any || first_[kSend] < messages_[kSend].size() || first_[kReceive] < messages_[kReceive].size())
+      // MPI progresses only when it is polled, so do not sleep while messages of the channel are in flight.
+      if (any || channelWaits_)
         backoff.reset();
       if (!any)
         backoff.wait();
@@ -200,14 +207,28 @@ private:
     return {};
   }
 
+  /// Allocates the arena, if messages use it: in the block of local peers, or without one in anonymous memory.
+  Status mapArena() {
+    if (arenaBytes_ == 0 || (messages_[kSend].empty() && messages_[kReceive].empty()))
+      return {};
+    void *const memory = shortcut_
+                             ? localPeers_.mapSlots()
+                             : mmap(nullptr, arenaBytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (!memory || memory == MAP_FAILED)
+      return failed("out of memory for an arena of " + std::to_string(arenaBytes_) + " bytes");
+    arena_ = static_cast<std::byte *>(memory);
+    std::memset(arena_, 0, arenaBytes_); // page faults now, not in the first run
+    return {};
+  }
+
   /// Connects to the peers of all messages: a lost connection reveals that a peer has ended, also to a rank that copies
   /// out of its memory. Registers the memory of messages over the channel: the arena, and bound memory that is sent or
   /// received in place.
-  Status prepareChannel(uint64_t arenaBytes) {
+  Status prepareChannel() {
     Status status;
     std::vector<std::pair<std::byte *, std::byte *>> ranges; // begin and end
     if (arena_)
-      ranges.emplace_back(arena_, arena_ + arenaBytes);
+      ranges.emplace_back(arena_, arena_ + arenaBytes_);
     for (const auto &method : messages_)
       for (const MessageState &message : method)
         if (status = channel_->connect(message.step->peer()); !status.ok())
@@ -264,10 +285,11 @@ private:
     message.chunks = chunkCount(step);
     Method method = sends ? kSend : kReceive;
     if (sends) {
-      if (shortcut_ && localPeers_.progress(number).copiedByReceiver) {
-        method = kPublish;
+      const CopiedFrom from = shortcut_ ? localPeers_.progress(number).copiedFrom.load() : CopiedFrom::channel;
+      if (from != CopiedFrom::channel)
         message.progress = &localPeers_.progress(number);
-      }
+      if (from == CopiedFrom::boundMemory)
+        method = kPublish;
     } else {
       const auto peer = localPeers.find(step.peer());
       bool relayed = false;
@@ -304,10 +326,10 @@ private:
   /// The memory of a send of a local peer.
   struct SenderMemory {
     bool mapped = true;   // all of it is mapped here, and the receiver copies it
-    bool relayed = false; // the sender relays bytes from its arena, which is never mapped
+    bool relayed = false; // the sender relays bytes from the head of its arena, which is never mapped
   };
 
-  /// Pairs a receive with its send, to copy out of the sender's memory.
+  /// Pairs a receive with its send, to copy out of the sender's memory, or else out of its slots.
   Result<SenderMemory> pairWithSender(const LocalRank &rank, const LocalRank &other, MessageState &message) {
     const Step &step = *message.step;
     const auto *steps = other.segment->steps();
@@ -329,11 +351,14 @@ private:
         return mapped.status();
       memory.mapped = *mapped;
     }
-    if (memory.mapped) {
-      message.progress = &localPeers_.progress(other.rank, static_cast<uint32_t>(send - steps->begin()));
-      message.progress->copiedByReceiver = 1;
-    } else {
+    if (!memory.mapped) {
       message.packing = {};
+      message.peerSlots = localPeers_.slots(other.rank, **send);
+      message.peerSlot = send->slot();
+    }
+    if (memory.mapped || message.peerSlots) {
+      message.progress = &localPeers_.progress(other.rank, static_cast<uint32_t>(send - steps->begin()));
+      message.progress->copiedFrom = memory.mapped ? CopiedFrom::boundMemory : CopiedFrom::slots;
     }
     return memory;
   }
@@ -399,7 +424,7 @@ private:
     return true;
   }
 
-  /// Whether the next chunk of a message over the channel may start.
+  /// Whether the next chunk of a message over the channel or through slots may start.
   bool ready(Method method, const MessageState &message) const {
     if (message.begun == message.chunks || message.begun - message.done == kOfOne)
       return false;
@@ -439,8 +464,7 @@ private:
       if (message.done == message.chunks || !dependenciesDone(message) ||
           message.progress->published.load(std::memory_order_acquire) <= runs_ * message.chunks + message.done)
         continue;
-      const uint64_t end = message.done * message.step->chunk() + chunkBytes(*message.step, message.done),
-                     last = std::min(end, message.copied + kCopyBytes);
+      const uint64_t end = message.end(message.done), last = std::min(end, message.copied + kCopyBytes);
       message.packing.copy(message.copied, last, stream_);
       message.copied = last;
       any = true;
@@ -451,8 +475,14 @@ private:
       ++first_[kCopyFromPeer];
   }
 
-  /// Fails if a local peer is lost that has not published the messages that this rank copies next.
+  /// Fails if a local peer is lost that has not published the messages that this rank copies next, or not taken those
+  /// that it copies.
   Status checkCopiedPeers() {
+    for (const Method send : {kReceive, kSend})
+      for (const ChunkInFlight &flight : inFlight_[send])
+        if (flight.message && flight.message->progress)
+          if (Status status = channel_->check(flight.message->step->peer()); !status.ok())
+            return std::move(status).withSuffix(named(send, *flight.message, flight.chunk));
     const auto &all = messages_[kCopyFromPeer];
     for (size_t m = first_[kCopyFromPeer]; m < std::min(all.size(), first_[kCopyFromPeer] + kAhead); ++m)
       if (all[m].done < all[m].chunks)
@@ -468,33 +498,80 @@ private:
       end = nullptr;
       return message.packing.contiguous() + message.begun * step.chunk();
     }
-    std::byte *begin = arena_ + step.staging() - (viewJobs_ ? viewJobs_->headBytes() : 0) +
-                       (step.slot() + message.begun) % 2 * step.chunk();
+    std::byte *begin = arena_ + (step.staging() - headBytes_) + (step.slot() + message.begun) % 2 * step.chunk();
     end = begin + chunkBytes(step, message.begun);
     return begin;
   }
 
-  /// Progresses the messages over the channel.
+  /// Packs the next part of a chunk into its slot, if its place there is free. Returns whether the chunk is complete:
+  /// the receiver has taken it.
+  bool packPart(const ChunkInFlight &flight, bool &any) const {
+    MessageState &message = *flight.message;
+    const uint64_t before = runs_ * message.step->bytes(), begin = flight.chunk * message.step->chunk(),
+                   end = message.end(flight.chunk),
+                   taken = message.progress->taken.load(std::memory_order_acquire) - before;
+    const uint64_t last = std::min(end, message.copied + kPartBytes);
+    if (message.copied >= begin && message.copied < end && last <= std::max(begin, taken) + kRingBytes) {
+      message.packing.pack(message.copied, last, flight.begin + (message.copied - begin) % kRingBytes);
+      message.copied = last;
+      message.progress->published.store(before + last, std::memory_order_release);
+      any = true;
+    }
+    return taken >= end;
+  }
+
+  /// Unpacks the next part of a chunk out of the sender's slot, if it has been packed. Returns whether the chunk is
+  /// complete.
+  bool unpackPart(const ChunkInFlight &flight, bool &any) const {
+    MessageState &message = *flight.message;
+    const uint64_t before = runs_ * message.step->bytes(), begin = flight.chunk * message.step->chunk(),
+                   end = message.end(flight.chunk),
+                   published = message.progress->published.load(std::memory_order_acquire) - before;
+    if (published > message.copied) {
+      const uint64_t last = std::min({end, published, message.copied + kPartBytes});
+      message.packing.unpack(message.copied, last,
+                             message.peerSlots + (message.peerSlot + flight.chunk) % 2 * message.step->chunk() +
+                                 (message.copied - begin) % kRingBytes,
+                             stream_);
+      message.copied = last;
+      message.progress->taken.store(before + last, std::memory_order_release);
+      any = true;
+    }
+    return message.copied == end;
+  }
+
+  /// Progresses a chunk in flight. Returns whether it is complete.
+  Result<bool> advance(Method send, size_t number, bool &any) {
+    const ChunkInFlight &flight = inFlight_[send][number];
+    if (flight.message->progress)
+      return send ? packPart(flight, any) : unpackPart(flight, any);
+    const Result<bool> arrived = channel_->test(send * kInFlight + number);
+    if (!arrived.ok())
+      return Status(arrived.status()).withSuffix(named(send, *flight.message, flight.chunk));
+    const MessageState &message = *flight.message;
+    if (*arrived && !send && flight.begin)
+      message.packing.unpack(flight.chunk * message.step->chunk(), message.end(flight.chunk), flight.begin, stream_);
+    channelWaits_ = channelWaits_ || !*arrived;
+    return arrived;
+  }
+
+  /// Progresses the messages over the channel and through slots.
   Status exchange(bool &any) {
+    channelWaits_ = false;
     for (const Method send : {kReceive, kSend})
       for (size_t f = 0; f < kInFlight; ++f) {
         ChunkInFlight &flight = inFlight_[send][f];
-        // Chunks of one message are completed in order, since messages that forward them count them.
-        if (!flight.message || flight.chunk != flight.message->done)
+        if (!flight.message || (flight.chunk != flight.message->done && !(send && flight.message->progress)))
           continue;
-        const Result<bool> arrived = channel_->test(send * kInFlight + f);
-        if (!arrived.ok())
-          return Status(arrived.status()).withSuffix(named(send, *flight.message, flight.chunk));
-        if (!*arrived)
+        const Result<bool> complete = advance(send, f, any);
+        if (!complete.ok())
+          return complete.status();
+        // Chunks of one message are completed in order, since messages that forward them count them.
+        if (!*complete || flight.chunk != flight.message->done)
           continue;
         any = true;
-        MessageState &message = *flight.message;
-        if (!send && flight.begin)
-          message.packing.unpack(flight.chunk * message.step->chunk(),
-                                 flight.chunk * message.step->chunk() + chunkBytes(*message.step, flight.chunk),
-                                 flight.begin, stream_);
+        ++flight.message->done;
         flight.message = nullptr;
-        ++message.done;
       }
     for (const Method send : {kReceive, kSend}) {
       auto &all = messages_[send];
@@ -516,7 +593,7 @@ private:
   /// Starts the next chunk, unless its slot is in use or at most `reserved` places in flight are free. Returns whether
   /// it was started.
   Result<bool> begin(Method send, MessageState &message, size_t reserved) {
-    std::byte *end = nullptr, *data = nextChunk(message, end);
+    std::byte *end = nullptr, *data = message.peerSlots ? nullptr : nextChunk(message, end);
     for (const auto &direction : inFlight_)
       for (const ChunkInFlight &flight : direction)
         if (flight.message && end && flight.begin && flight.begin < end && data < flight.end)
@@ -530,11 +607,13 @@ private:
       return false;
     const Step &step = *message.step;
     const uint64_t at = message.begun * step.chunk(), bytes = chunkBytes(step, message.begun);
+    inFlight_[send][free] = {&message, message.begun, end ? data : nullptr, end};
+    const uint64_t chunk = message.begun++;
+    if (message.progress)
+      return true;
     if (send && end)
       message.packing.pack(at, at + bytes, data);
-    inFlight_[send][free] = {&message, message.begun, end ? data : nullptr, end};
     const size_t request = send * kInFlight + free;
-    const uint64_t chunk = message.begun++;
     const uint32_t tag = Bootstrap::kTags + step.message();
     Status status = send ? channel_->send(request, step.peer(), tag, data, bytes)
                          : channel_->receive(request, step.peer(), tag, data, bytes);
@@ -564,7 +643,8 @@ private:
   const bool shortcut_;
   Bootstrap bootstrap_;
   LocalPeers localPeers_;
-  std::byte *arena_ = nullptr;
+  std::byte *arena_ = nullptr; // without its head, which LocalRank has
+  uint64_t headBytes_ = 0, arenaBytes_ = 0;
   std::array<std::vector<MessageState>, 4> messages_; // by method, in the order of the plan
   const ViewJobs *viewJobs_ = nullptr;
   ChunkedCopies copies_;                         // of local steps, in order
@@ -573,6 +653,7 @@ private:
   uint64_t runs_ = 0;                            // completed runs
   bool stream_ = false;
   std::array<std::array<ChunkInFlight, kInFlight>, 2> inFlight_;
+  bool channelWaits_ = false;        // a chunk over the channel is in flight
   size_t copied_ = 0;                // chunks of copies_ that are done
   std::vector<MessageState> locals_; // local steps, for their dependencies
   std::vector<size_t> localEnds_;    // by local step: the end of its copies

@@ -173,9 +173,10 @@ private:
   }
 
   void allocate(Memory &source, Memory &target) {
-    throwOnError(source.allocate(0, !ranks_.empty()), kFailure);
+    const bool shared = !ranks_.empty() && !options_.privateMemory;
+    throwOnError(source.allocate(0, shared), kFailure);
     for (uint32_t e = 1; e < plan_->manifest().endpoints()->size(); ++e)
-      throwOnError(target.allocate(e, !ranks_.empty()), kFailure);
+      throwOnError(target.allocate(e, shared), kFailure);
   }
 
   /// Binds the memory, or its copy on the device, and prepares the run.

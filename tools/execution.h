@@ -20,7 +20,7 @@ struct ExecutionOptions {
   std::optional<uint32_t> rank; // of this process; no value: the transport finds it
   std::string rendezvous, job;  // empty: none
   bool insecure = false;
-  bool noLocalShortcut = false;
+  bool noLocalShortcut = false, privateMemory = false;
   uint64_t memory = 0;     // limit of resident bytes; 0: none
   std::string copy;        // a model's folder; its files other than weights are copied into written checkpoints
   uint64_t shardBytes = 0; // largest file of a written checkpoint, in bytes; 0: 5 GB, as Hugging Face

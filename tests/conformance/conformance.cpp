@@ -28,7 +28,7 @@ namespace {
 
 struct Options {
   std::string folder, transport = "threads", device = "cpu", rendezvous;
-  bool countAllocations = false, noLocalShortcut = false;
+  bool countAllocations = false, noLocalShortcut = false, privateMemory = false;
   uint64_t repeat = 0;
   double timeout = 60;
 };
@@ -126,8 +126,9 @@ private:
     size_t count = 0;
     const uint32_t *ranks = reshard_ranks(subject.executor.get(), &count);
     subject.memory = std::make_unique<Memory>(*subject.plan, std::vector<uint32_t>(ranks, ranks + count));
+    const bool shared = options_.transport != "threads" && !options_.privateMemory;
     for (uint32_t e = 0; e < subject.plan->manifest().endpoints()->size(); ++e)
-      if (Status status = subject.memory->allocate(e, options_.transport != "threads"); !status.ok())
+      if (Status status = subject.memory->allocate(e, shared); !status.ok())
         return status.message();
     return {};
   }
@@ -292,6 +293,7 @@ int main(int argc, char **argv) {
         setNumber(options.repeat, 200, 1'000'000)},
        {"--no-local-shortcut", "", "send messages even if a peer's memory can be mapped",
         setSwitch(options.noLocalShortcut)},
+       {"--private-memory", "", "memory that peers cannot map", setSwitch(options.privateMemory)},
        {"--timeout", "S", "deadline of a run in seconds (60)", setSeconds(options.timeout)}},
       1};
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)

@@ -51,7 +51,7 @@ class Target(NamedTuple):
 
 
 TARGETS = [Target("threads", "cpu"),
-           *(Target(name, "cpu", *more) for name in ("mpi", "ucx") for more in ((), (("--no-local-shortcut",),), ((), 2))),
+           *(Target(name, "cpu", *more) for name in ("mpi", "ucx") for more in ((), (("--private-memory",),), (("--no-local-shortcut",),), ((), 2))),
            FOUR_HOSTS := Target("ucx", "cpu", (), 4),
            Target("threads", "cuda")]  # on the CPU device of tests/executor/fake_backend.cpp; on a GPU: tests/gpu/run.sh
 # Source, target and options of plans that run many times, on few ranks.

@@ -366,9 +366,9 @@ class RendezvousTest(unittest.TestCase):
         self.assert_exact(self.start_all(f"file://{at}"))  # the files of the failed job do no harm
 
     def test_a_killed_rank_without_a_deadline(self):
-        """The rank is stopped first, so that it is killed while others wait for it: those that copy out of its memory,
-        and with messages alone those that receive from it."""
-        for options in ((), ("--no-local-shortcut",)):
+        """The rank is stopped first, so that it is killed while others wait for it: those that copy out of its memory or
+        its slots, those whose slots it has not read, and with messages alone those that receive from it."""
+        for options in ((), ("--private-memory",), ("--no-local-shortcut",)):
             for victim in range(WORLD) if FULL else (2,):
                 with self.subTest(options=options, victim=victim):
                     at = self.new_folder()

@@ -20,6 +20,7 @@
 #include <random>
 #include <set>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
 
@@ -32,7 +33,8 @@ namespace {
 /// The messages in flight between all ranks, which are threads of this process.
 struct FakeNetwork {
   std::mutex mutex;
-  uint64_t sent = 0; // chunks of the plan's messages
+  uint64_t sent = 0;       // chunks of the plan's messages
+  std::set<uint32_t> lost; // ranks that check() reports
   std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::deque<std::vector<std::byte>>> messages; // from, to, tag
 };
 
@@ -93,6 +95,10 @@ public:
     }
     return !request.open;
   }
+  Status check(uint32_t peer) override {
+    std::lock_guard lock(network_.mutex);
+    return network_.lost.contains(peer) ? failed("rank " + std::to_string(peer) + " is lost") : Status();
+  }
   bool abandon(const Status &) override { return false; }
 
 private:
@@ -128,26 +134,32 @@ TEST(Messages, CompleteCorrectlyOverSlowChannels) {
   std::vector<std::string> jobs(std::begin(tests::kRelayJobs), std::end(tests::kRelayJobs));
   jobs.insert(jobs.end(), std::begin(tests::kRelayedJobs), std::end(tests::kRelayedJobs));
   for (const std::string &job : jobs)
-    for (uint64_t seed = 0; seed < 9; ++seed) {
+    for (uint64_t seed = 0; seed < 12; ++seed) {
       SCOPED_TRACE(job + "seed " + std::to_string(seed));
       std::unique_ptr<Plan> plan;
       tests::compile(job, folder / "plan");
       ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
       // The same sources twice: for transport `threads` and for messages.
       std::vector<std::unique_ptr<RankMemory>> direct, sent;
-      const Mappable mappable = seed % 3 == 0 ? Mappable::nothing : seed % 3 == 1 ? Mappable::all : Mappable::some;
+      const bool shortcut = seed % 4 > 0; // without it all uses the channel
+      const Mappable mappable = seed % 4 < 2 ? Mappable::nothing : seed % 4 == 2 ? Mappable::all : Mappable::some;
       for (auto *all : {&direct, &sent})
         for (uint32_t rank = 0; rank < plan->world(); ++rank)
           all->push_back(std::make_unique<RankMemory>(*plan, rank, all == &sent ? mappable : Mappable::nothing));
-      const uint64_t runs = 1 + seed / 3;
+      const uint64_t runs = 1 + seed / 4;
       for (auto &memory : direct)
         memory->fill(seed * 10 + runs - 1);
       std::vector<LocalRank> locals;
       bool relayed = false;
+      uint64_t chunks = 0, inPlace = 0; // of sends; in place, which slots do not hold
       for (const auto &memory : direct) {
         locals.push_back(memory->local);
         for (const schema::Step *step : *memory->local.segment->steps()) {
           chunked += step->chunk() > 0;
+          if (step->kind() == schema::StepKind::send) {
+            chunks += chunkCount(*step);
+            inPlace += step->staging() == UINT64_MAX ? chunkCount(*step) : 0;
+          }
           forwarded += step->kind() == schema::StepKind::send && step->after_count() > 0;
           relayed = relayed || (step->kind() == schema::StepKind::send &&
                                 memory->local.segment->operands()->Get(step->first_input())->buffer() == 0);
@@ -163,7 +175,7 @@ TEST(Messages, CompleteCorrectlyOverSlowChannels) {
       for (uint32_t rank = 0; rank < plan->world(); ++rank)
         ranks.emplace_back([&, rank] {
           const std::unique_ptr<Transport> messages =
-              makeMessageTransport(std::make_unique<SlowChannel>(network, rank, plan->world(), seed));
+              makeMessageTransport(std::make_unique<SlowChannel>(network, rank, plan->world(), seed), shortcut);
           results[rank] = messages->prepare(*plan, {sent[rank]->local},
                                             std::chrono::steady_clock::now() + std::chrono::seconds(60));
           // Every run moves other values, and ranks are delayed at random, to detect reads before the bytes have
@@ -184,9 +196,11 @@ TEST(Messages, CompleteCorrectlyOverSlowChannels) {
         EXPECT_EQ(results[rank].message(), "") << "rank " << rank;
         EXPECT_TRUE(direct[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
       }
-      if (mappable != Mappable::some && !relayed) { // with `some` it depends on the ranks; arenas cannot be mapped
-        EXPECT_EQ(network.sent == 0, mappable == Mappable::all);
-      }
+      if (mappable == Mappable::nothing) {
+        EXPECT_EQ(network.sent, runs * (shortcut ? inPlace : chunks));
+      } else if (mappable == Mappable::all && !relayed) { // the heads of arenas, with relayed bytes, cannot be mapped
+        EXPECT_EQ(network.sent, 0u);
+      } // with `some` it depends on the ranks
     }
   EXPECT_GT(chunked, 100);
   EXPECT_GT(forwarded, 50);
@@ -348,8 +362,8 @@ TEST(Messages, NoPeerMapsAnotherFileThanThePublishedOne) {
     RankMemory memory(*plan, 1, Mappable::all), other(*plan, 0);
     memory.fill(3);
     LocalPeers publisher, reader;
-    ASSERT_EQ(publisher.publish(memory.local).message(), "");
-    ASSERT_EQ(reader.publish(other.local).message(), "");
+    ASSERT_EQ(publisher.publish(memory.local, 0).message(), "");
+    ASSERT_EQ(reader.publish(other.local, 0).message(), "");
     if (replaced) {
       std::vector<int> opened;
       const int number = SharedMappings().find(memory.local.pointer(1), 1, opened).file,
@@ -364,6 +378,127 @@ TEST(Messages, NoPeerMapsAnotherFileThanThePublishedOne) {
     if (!replaced) {
       EXPECT_EQ(std::memcmp(attached->pointer(1), memory.local.pointer(1), 64 * 32), 0);
     }
+  }
+}
+
+/// Columns of 4 MiB, cut over two ranks, to rows: a message of 1 MiB each way.
+std::string columnsToRows(const char *options) {
+  return std::string("version: 1\nmodel: {dtype: bf16, tensors: {a: [2048, 1024]}, layouts: {c: {params: same, shard: "
+                     "{a: {1: tp}}}, r: {params: same, shard: {a: {0: tp}}}}}\nsource: {layout: c, mesh: {tp: 2}}\n"
+                     "target: {layout: r, mesh: {tp: 2}, ranks: 2..3}\noptions: ") +
+         options + "\n";
+}
+
+/// Runs the ranks of a plan, each on a thread, `runs` times; between runs the sources change. All of it must move
+/// through slots.
+void expectExactThroughSlots(const Plan &plan, uint64_t runs) {
+  tests::Ranks sent = tests::fillRanks(plan, 0);
+  FakeNetwork network;
+  std::vector<Status> results(plan.world());
+  std::vector<BytesBy> by(plan.world());
+  std::vector<std::thread> ranks;
+  for (uint32_t rank = 0; rank < plan.world(); ++rank)
+    ranks.emplace_back([&, rank] {
+      const std::unique_ptr<Transport> messages =
+          makeMessageTransport(std::make_unique<SlowChannel>(network, rank, plan.world(), rank));
+      const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::seconds(60); };
+      results[rank] = messages->prepare(plan, {sent[rank]->local}, soon());
+      for (uint64_t run = 0; run < runs && results[rank].ok(); ++run) {
+        sent[rank]->fill(run);
+        results[rank] = messages->run(soon());
+      }
+      by[rank] = messages->bytesBy();
+    });
+  for (std::thread &rank : ranks)
+    rank.join();
+  const tests::Ranks direct = tests::copied(plan, runs - 1);
+  uint64_t received = 0;
+  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
+    EXPECT_EQ(results[rank].message(), "") << "rank " << rank;
+    EXPECT_TRUE(direct[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
+    EXPECT_EQ(by[rank].messagesInsideHost, by[rank].messages);
+    received += by[rank].messages;
+  }
+  EXPECT_EQ(received, uint64_t{4} << 20);
+  EXPECT_EQ(network.sent, 0u);
+}
+
+// A chunk is larger than the part of its slot that is used. It moves in parts, and the sender overwrites those only
+// that the receiver has unpacked.
+TEST(Messages, ChunksMoveThroughSlotsInParts) {
+  const tests::TemporaryFolder folder;
+  for (const char *options : {"{}", "{staging: 3MiB}"}) { // a chunk for each message, and chunks in both slots
+    SCOPED_TRACE(options);
+    std::unique_ptr<Plan> plan;
+    tests::compile(columnsToRows(options), folder / "plan");
+    ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+    expectExactThroughSlots(*plan, 20);
+  }
+}
+
+TEST(Messages, NoPeerReadsBeyondWhatIsPublished) {
+  const tests::TemporaryFolder folder;
+  std::unique_ptr<Plan> plan;
+  tests::compile(columnsToRows("{}"), folder / "plan");
+  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+  const RankMemory memory(*plan, 0, Mappable::all), other(*plan, 2);
+  std::vector<int> opened;
+  const int file = SharedMappings().find(memory.local.pointer(1), 1, opened).file;
+  const schema::Step &send = *memory.local.segment->steps()->Get(0);
+  ASSERT_EQ(send.kind(), schema::StepKind::send);
+  const uint64_t bytes = memory.local.segment->arena_bytes(), last = send.staging() + send.bytes();
+  for (const uint64_t missing : {0u, 1u}) {
+    LocalPeers publisher, reader;
+    ASSERT_EQ(publisher.publish(memory.local, last - missing).message(), "");
+    ASSERT_EQ(reader.publish(other.local, 0).message(), "");
+    ASSERT_NE(reader.attach(*plan, 0, publisher.address()), nullptr);
+    EXPECT_EQ(reader.slots(0, send) == nullptr, missing > 0);
+  }
+  // The block has fewer bytes than its header states.
+  LocalPeers publisher, reader;
+  ASSERT_EQ(publisher.publish(memory.local, bytes).message(), "");
+  ASSERT_EQ(reader.publish(other.local, 0).message(), "");
+  struct stat status;
+  ASSERT_EQ(fstat(publisher.address().file, &status), 0);
+  ASSERT_EQ(ftruncate(publisher.address().file, status.st_size - 1), 0);
+  EXPECT_EQ(reader.attach(*plan, 0, publisher.address()), nullptr);
+  // The file of a param ends before the param does.
+  for (const int64_t missing : {0, 1}) {
+    LocalPeers shorter, attaching;
+    ASSERT_EQ(shorter.publish(memory.local, bytes).message(), "");
+    ASSERT_EQ(attaching.publish(other.local, 0).message(), "");
+    ASSERT_EQ(ftruncate(file, (2 << 20) - missing), 0);
+    const LocalRank *attached = attaching.attach(*plan, 0, shorter.address());
+    ASSERT_NE(attached, nullptr);
+    EXPECT_EQ(attached->pointer(1) == nullptr, missing > 0);
+  }
+}
+
+// Neither a receiver that waits for a lost sender nor a sender whose slots a lost receiver has not read waits forever.
+TEST(Messages, ALostPeerEndsTheWaitForSlots) {
+  const tests::TemporaryFolder folder;
+  std::unique_ptr<Plan> plan;
+  tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [64, 32]}, layouts: {c: {params: same, shard: {a: {1: "
+                 "tp}}}, r: {params: same}}}\nsource: {layout: c, mesh: {tp: 2}}\ntarget: {layout: r, mesh: {tp: 1}}\n",
+                 folder / "plan");
+  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+  for (const uint32_t lost : {0u, 1u}) {
+    tests::Ranks memory = tests::fillRanks(*plan, 1);
+    FakeNetwork network;
+    std::unique_ptr<Transport> transports[2];
+    std::vector<std::thread> ranks;
+    for (uint32_t rank = 0; rank < 2; ++rank)
+      ranks.emplace_back([&, rank] {
+        transports[rank] = makeMessageTransport(std::make_unique<SlowChannel>(network, rank, 2, 1));
+        EXPECT_EQ(transports[rank]->prepare(*plan, {memory[rank]->local}, {}).message(), "");
+      });
+    for (std::thread &rank : ranks)
+      rank.join();
+    network.lost.insert(lost);
+    const Status status = transports[1 - lost]->run(std::chrono::steady_clock::now() + std::chrono::seconds(60));
+    EXPECT_EQ(status.message(), "rank " + std::to_string(lost) + " is lost: message 0 of round 0 " +
+                                    (lost == 0 ? "to" : "from") + " rank " + std::to_string(lost) + ", chunk 0 of 1");
+    EXPECT_FALSE(status.timedOut());
   }
 }
 

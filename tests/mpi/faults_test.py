@@ -58,7 +58,7 @@ def trial(seed, work, plan, again=2):
     victim = rng.randrange(RANKS)
     action = rng.choice(("kill", "kill", "stop", "delay"))
     number = signal.SIGKILL if action == "kill" else signal.SIGSTOP
-    options = ["--repeat=60"] + (["--no-local-shortcut"] if rng.random() < 0.6 else [])
+    options = ["--repeat=60", *rng.choice(([], ["--private-memory"], ["--no-local-shortcut"], ["--no-local-shortcut"]))]
     survivors = [rank for rank in range(RANKS) if rank != victim]
     inside = rng.random() < 0.7
     function, highest = rng.choice(TRAPS)

@@ -44,15 +44,18 @@ class Mpi(FolderTest):
                    code=None, env=MPIRUN)
 
     def exact(self, report):
-        """Runs the plan with shared memory, and with messages only. Checks every byte and the bytes by method."""
-        for options in (), ("--no-local-shortcut",):
+        """Runs the plan with shared memory, with private memory, of which only what the executor allocates for transforms is
+        shared, and with messages only. Checks every byte and the bytes by method."""
+        for options in (), ("--private-memory",), ("--no-local-shortcut",):
             done = self.run_plan(report["world"], "--check", "--repeat=2", "--timeout=60", f"--report={self.folder / 'run'}", *options)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             checked = sum(int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("  rank "))
             self.assertEqual(checked, 2 * report["bytes"]["target"], done.stdout)  # with two seeds
             by = json.loads((self.folder / "run").read_text())["bytes_by"]
             received = report["bytes"]["remote"]
-            self.assertEqual([by["shared_memory"], by["messages"], by["messages_inside_host"]], [0, received, 0] if options else [received, 0, 0])
+            shared = {(): received, ("--private-memory",): received - by["messages_inside_host"]}.get(options, 0)
+            self.assertEqual([by["shared_memory"], by["messages"]], [shared, received - shared])
+            self.assertEqual(by["messages_inside_host"] > 0, options == ("--private-memory",))
             self.assertEqual(by["local"], report["bytes"]["local"] + report["bytes"]["storage"] + report["bytes"]["padding"])
 
     def test_kinds_of_schedules(self):
