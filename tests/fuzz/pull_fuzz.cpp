@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // libFuzzer: frames that a process sends to a server of pull mode. A stranger, which does not have the server's token,
-// gets no answer. Frames of a stranger or of a bad member change neither the memory, nor the lease of another client,
-// nor what that client reads.
+// gets no answer, and neither does a process with another rank than those of the plan, or of another version of
+// reshard. Frames of a stranger or of a bad member change neither the memory, nor the lease of another client, nor what
+// that client reads.
 
 #include "executor/pull/server.h"
 #include "tests/executor/local_messenger.h"
@@ -9,6 +10,8 @@
 #include "tests/lib/folder.h"
 
 #include <cstdlib>
+#include <numeric>
+#include <random>
 #include <thread>
 
 using namespace reshard;
@@ -19,6 +22,8 @@ namespace {
 constexpr uint64_t kToken = 0x1c1c0ffee0ddba11, kVersion = 5;
 constexpr uint64_t kBirth = uint64_t{1} << 63; // later than that of the process: a source refuses older ones
 constexpr uint32_t kGoodRank = 4;              // rank 0 of replica 1
+constexpr uint64_t kWrappedRank = (uint64_t{1} << 32) + kGoodRank;
+constexpr uint64_t kWorld = 2 + 2 * uint64_t{kMaxReplicas}; // ranks of the source, and of all replicas that may join
 /// Servers under test: the coordinator, and rank 0 of replica 0.
 constexpr uint32_t kServers[] = {0, 2};
 
@@ -65,22 +70,24 @@ struct Job {
   std::vector<std::unique_ptr<Member>> members;
 };
 
-/// Bytes of the input; zeros at its end.
+/// Bytes of the input, then random ones that follow from them: there are few runs in a second, and libFuzzer makes
+/// inputs longer only after thousands of them.
 class Input {
 public:
-  Input(const uint8_t *data, size_t size) : data_(data), size_(size) {}
+  Input(const uint8_t *data, size_t size) : data_(data), size_(size), random_(hash(data, size)) {}
   bool empty() const { return size_ == 0; }
   uint8_t byte() {
     if (size_ == 0)
-      return 0;
+      return static_cast<uint8_t>(random_());
     --size_;
     return *data_++;
   }
   /// A number that a frame may have, or any.
   uint64_t word(uint32_t message) {
     const uint64_t values[] = {
-        0,      1,      2,         3,         message,     96,         1 << 10,      kVersion,        kVersion + 1,
-        kBirth, kToken, kProtocol, kGoodRank, kRangeBytes, UINT32_MAX, kMaxReplicas, UINT64_MAX - 95, UINT64_MAX};
+        0,         1,      2,         3,         message,      96,          1 << 10,    kVersion,     kVersion + 1,
+        kBirth,    kToken, kProtocol, kGoodRank, kWrappedRank, kRangeBytes, UINT32_MAX, kMaxReplicas, UINT64_MAX - 95,
+        UINT64_MAX};
     const uint8_t choice = byte();
     if (choice < std::size(values))
       return values[choice];
@@ -89,13 +96,14 @@ public:
       any = any << 8 | byte();
     return any;
   }
+  /// A frame as a client sends it, of which the input replaces some words: so also a short input has frames that the
+  /// server does not drop at its first check.
   Frame frame(uint32_t message) {
-    Frame frame;
-    frame.words[0] = byte();
-    const uint8_t count = frame.words[0] & 0x80 ? 0 : 7; // short frames
-    for (uint8_t i = 1; i <= count; ++i)
-      frame.words[i] = word(message);
-    frame.words[0] &= 0x7f;
+    const uint8_t kind = byte() % 32, replaced = byte();
+    Frame frame = usual(static_cast<FrameKind>(kind), message);
+    for (uint8_t i = 0; i < 8; ++i)
+      if (replaced >> i & 1)
+        frame.words[i] = word(message);
     return frame;
   }
   std::string text() {
@@ -106,8 +114,37 @@ public:
   }
 
 private:
+  static uint32_t hash(const uint8_t *data, size_t size) {
+    return std::accumulate(data, data + size, 2166136261U,
+                           [](uint32_t h, uint8_t byte) { return (h ^ byte) * 16777619; });
+  }
+  static Frame usual(FrameKind kind, uint64_t message) {
+    switch (kind) {
+    case FrameKind::hello:
+      return makeFrame(kind, {kToken, kGoodRank, kProtocol});
+    case FrameKind::fetch:
+      return makeFrame(kind, {kVersion, message, 0, 96, 0, 0, kBirth});
+    case FrameKind::confirm:
+      return makeFrame(kind, {kVersion, 1});
+    case FrameKind::leave:
+      return makeFrame(kind, {kVersion});
+    case FrameKind::coordinator:
+      return makeFrame(kind, {kToken});
+    case FrameKind::published:
+      return makeFrame(kind, {kVersion, kToken, kBirth});
+    case FrameKind::begin:
+      return makeFrame(kind, {kVersion, 1, 0, 1000});
+    case FrameKind::complete:
+    case FrameKind::resume:
+      return makeFrame(kind, {1});
+    default:
+      return makeFrame(kind);
+    }
+  }
+
   const uint8_t *data_;
   size_t size_;
+  std::mt19937 random_;
 };
 
 /// A client that follows the protocol.
@@ -174,13 +211,14 @@ public:
   BadPeer(std::unique_ptr<Messenger> messenger, std::string server, bool stranger)
       : messenger_(std::move(messenger)), server_(std::move(server)), stranger_(stranger) {}
 
-  /// As a client that is known, unless it is a stranger.
-  void connect(uint32_t rank) {
+  /// As a client, unless it is a stranger. `known`: whether the server may answer a client.
+  void connect(uint64_t rank, uint64_t protocol, bool known) {
     if (peer_)
       messenger_->disconnect(*peer_);
     peer_ = *messenger_->connect(server_);
+    known_ = known && !stranger_;
     if (!stranger_)
-      send(makeFrame(FrameKind::hello, {kToken, rank, kProtocol}), {});
+      send(makeFrame(FrameKind::hello, {kToken, rank, protocol}), {});
   }
   void send(const Frame &frame, const std::string &text) {
     if (peer_ && !(stranger_ && frame.words[1] == kToken)) [[maybe_unused]]
@@ -189,11 +227,13 @@ public:
   /// Handles the frames of the server.
   void take(bool receives) {
     while (const std::optional<MessengerEvent> event = messenger_->poll()) {
+      if (event->peer != peer_) // an earlier connection
+        continue;
       if (event->kind == MessengerEvent::kLost)
         peer_.reset();
       if (event->kind != MessengerEvent::kArrived)
         continue;
-      require(!stranger_ && event->dataBytes <= sizeof memory_);
+      require(known_ && event->dataBytes <= sizeof memory_);
       if (event->dataBytes > 0 && receives) [[maybe_unused]]
         const Status ignored = messenger_->receive(event->peer, event->data, memory_, 0);
     }
@@ -203,6 +243,7 @@ private:
   const std::unique_ptr<Messenger> messenger_;
   const std::string server_;
   const bool stranger_;
+  bool known_ = false; // to the server of this connection
   std::optional<uint32_t> peer_;
   std::byte memory_[1 << 16];
 };
@@ -229,10 +270,15 @@ void fuzz(const Job &job, Input &input) {
   good.read();
   {
     BadPeer bad(network.open(), address, stranger);
-    for (bool connects = true; !input.empty(); connects = false) {
-      const uint8_t step = connects ? 0 : input.byte();
-      if (step % 16 == 0)
-        bad.connect(input.byte() % 9);
+    constexpr int kLeast = 32;
+    for (int frames = 0; frames < kLeast || !input.empty(); ++frames) {
+      const uint8_t step = frames == 0 ? 0 : input.byte();
+      if (step % 16 == 0) {
+        const uint8_t choice = input.byte();
+        const uint64_t rank = choice % 16 < 10 ? choice % 16 : input.word(member.message),
+                       protocol = choice < 128 ? kProtocol : input.word(member.message);
+        bad.connect(rank, protocol, rank < kWorld && protocol == kProtocol);
+      }
       const Frame frame = input.frame(member.message);
       bad.send(frame, step & 0x40 ? input.text() : std::string());
       good.synchronize();
