@@ -48,7 +48,7 @@ typedef enum {
 typedef enum {
   RESHARD_LOCAL = 0,         /* copied within the process */
   RESHARD_SHARED_MEMORY = 1, /* copied out of the memory of another process of its host */
-  RESHARD_MESSAGES = 2,      /* received as messages, over MPI, UCX or NCCL */
+  RESHARD_MESSAGES = 2,      /* received as messages: over MPI, UCX or NCCL, or packed in memory of this host */
   /* The part of RESHARD_MESSAGES from processes of its host, because their memory cannot be mapped. 0 with
      no_local_shortcut. */
   RESHARD_MESSAGES_INSIDE_HOST = 3

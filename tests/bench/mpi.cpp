@@ -2,10 +2,10 @@
 // A whole run over MPI, compared with other methods for the same moves, on the same memory, touched before, alternately
 // in one run: one MPI_Alltoallw with derived datatypes; one MPI_Isend and MPI_Irecv for each transfer, either created
 // each time or persistent; and, for block-cyclic matrices, ScaLAPACK's pdgemr2d. reshard runs over transports mpi and,
-// where it is built, ucx; each also without shared memory inside the host, with messages only. All processes run the
-// same benchmarks with the same number of iterations; the first one reports. There is a barrier before and after each
-// measurement.
-//   mpirun -n 4 bench-mpi
+// where it is built, ucx. All processes run the same benchmarks with the same number of iterations; the first one
+// reports. There is a barrier before and after each measurement.
+//   mpirun -n 4 bench-mpi [--private-memory] [--rounds=N]
+// --private-memory: sources and targets are no shared mappings, so that other processes cannot map them.
 //   tests/bench/ucx.py build/release/bench-mpi
 
 #ifdef RESHARD_SCALAPACK
@@ -30,6 +30,7 @@
 #include <map>
 #include <mpi.h>
 #include <optional>
+#include <string_view>
 
 using namespace reshard;
 using namespace reshard::analysis;
@@ -38,6 +39,8 @@ using namespace reshard::schema;
 namespace {
 
 int rank = 0, size = 1;
+bool privateMemory = false;
+int rounds = 11;
 
 [[noreturn]] void fail(const std::string &why) {
   std::fprintf(stderr, "bench-mpi: rank %d: %s\n", rank, why.c_str());
@@ -45,20 +48,18 @@ int rank = 0, size = 1;
   std::abort();
 }
 
-/// A way to run a plan. `messages`: without shared memory inside the host.
+/// The transports that run a plan, and reshard's names for them in the report.
 struct Way {
   const char *name, *transport;
-  bool messages;
 };
-constexpr Way kWays[] = {
-    {"ours", "mpi", false}, {"messages", "mpi", true}, {"ucx", "ucx", false}, {"ucx_messages", "ucx", true}};
+constexpr Way kWays[] = {{"ours", "mpi"}, {"ucx", "ucx"}};
 
-/// The number of ways of this build: those with transport ucx come last.
+/// The number of ways of this build.
 size_t ways() {
   const auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
   const bool ucx = std::filesystem::exists(folder / "libreshard_ucx.so") ||
                    std::filesystem::exists(folder.parent_path() / "libreshard_ucx.so");
-  return ucx ? std::size(kWays) : 2;
+  return ucx ? 2 : 1;
 }
 
 /// One job: the plan, this rank's memory, and the same moves as MPI datatypes.
@@ -101,7 +102,7 @@ struct Case {
       fail(status.message());
     memory = std::make_unique<Memory>(*plan, std::vector<uint32_t>{static_cast<uint32_t>(rank)});
     for (uint32_t e : {0u, 1u})
-      if (const Status status = memory->allocate(e, true); !status.ok())
+      if (const Status status = memory->allocate(e, !privateMemory); !status.ok())
         fail(status.message());
     for (size_t w = 0; w < ways(); ++w)
       open(path, kWays[w]);
@@ -117,7 +118,6 @@ struct Case {
     std::filesystem::create_directories(folder);
     reshard_options options = RESHARD_OPTIONS_INITIALIZER;
     options.transport = way.transport;
-    options.no_local_shortcut = way.messages;
     const bool meets = std::string(way.transport) == "ucx";
     options.rendezvous = meets ? url.c_str() : nullptr;
     const auto own = static_cast<uint32_t>(rank);
@@ -307,8 +307,8 @@ template <class Move> double timed(Move move) {
   return all;
 }
 
-/// Runs all methods alternately. Reports medians, and for each of reshard's the ratio to the best other method; for
-/// transport ucx transport mpi without shared memory is one of these.
+/// Runs all methods alternately. Reports medians, and for each of reshard's the ratio to the best of MPI's methods; for
+/// transport ucx also that to transport mpi.
 void paired(benchmark::State &state, const Case &job, const std::vector<Method> &methods) {
   std::vector<std::vector<double>> times(methods.size());
   for (int warm = 0; warm < 2; ++warm)
@@ -328,8 +328,10 @@ void paired(benchmark::State &state, const Case &job, const std::vector<Method> 
     best = methods[w].own ? best : std::min(best, medians[w]);
   }
   state.counters["ratio_to_best"] = best / medians[0];
-  for (size_t w = 2; w < methods.size() && methods[w].own; ++w)
-    state.counters[methods[w].name + "_ratio_to_best"] = std::min(best, medians[1]) / medians[w];
+  if (methods[1].own) {
+    state.counters["ucx_ratio_to_best"] = best / medians[1];
+    state.counters["ucx_ratio_to_ours"] = medians[0] / medians[1];
+  }
 }
 
 constexpr int kMatrix = 4096;
@@ -363,6 +365,18 @@ std::function<void()> scalapack(const Case &job, const std::array<int, 4> &block
 }
 #endif
 
+/// Takes an argument of this program; false for one of the benchmark library.
+bool isOwn(std::string_view argument) {
+  constexpr std::string_view kRounds = "--rounds=";
+  if (argument == "--private-memory")
+    privateMemory = true;
+  else if (argument.starts_with(kRounds))
+    rounds = std::max(1, std::atoi(argument.substr(kRounds.size()).data()));
+  else
+    return false;
+  return true;
+}
+
 /// A reporter without output, for all processes but the first.
 class Silent : public benchmark::BenchmarkReporter {
 public:
@@ -376,6 +390,8 @@ int main(int argc, char **argv) {
   MPI_Init(&argc, &argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
+  argc = static_cast<int>(std::remove_if(argv + 1, argv + argc, [](const char *argument) { return isOwn(argument); }) -
+                          argv);
   const std::string models = "version: 1\nmodel: {extend: " RESHARD_SOURCE_DIR "/examples/models/";
   const std::pair<const char *, std::string> jobs[] = {
       {"rows", "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [16384, 8192], shard: {0: tp}}}}\nsource: {mesh: "
@@ -419,7 +435,7 @@ int main(int argc, char **argv) {
                                  })
         ->UseManualTime()
         ->Unit(benchmark::kMillisecond)
-        ->Iterations(11);
+        ->Iterations(rounds);
   benchmark::Initialize(&argc, argv);
   Silent silent;
   if (rank == 0)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Transport ucx beside its peers: the cases of bench-mpi with four processes, on one host and on two simulated hosts
-that exchange messages over TCP. Prints the table of docs/performance.md. ucx.py BENCH-MPI [REGEX OF CASES]
+that exchange messages over TCP, with memory that the processes of a host share and with private memory. Prints the
+tables of docs/performance.md. ucx.py BENCH-MPI [REGEX OF CASES [REGEX OF PLACES]]
 
 Each case is a launch of its own. Open MPI sometimes fails to connect its processes; such a launch is repeated. An error
 of bench-mpi itself is final. The other cases run nevertheless; the exit status is 1 if a case has no result."""
@@ -22,7 +23,8 @@ from launch import ENVIRONMENT
 ATTEMPTS = 3
 SECONDS = 600  # of an attempt
 RANKS = 4
-COLUMNS = ("ucx_GB/s", "ucx_ratio_to_best", "ucx_messages_GB/s", "ucx_messages_ratio_to_best")
+ROUNDS = {"one host": 11, "two hosts": 3}  # TCP is slower, and all processes share the cores
+COLUMNS = ("ucx_GB/s", "ucx_ratio_to_best", "ucx_ratio_to_ours")
 OWN_ERROR = re.compile(r"^bench-mpi: rank \d+: .*", re.MULTILINE)
 
 
@@ -52,7 +54,7 @@ def run(command):
 def measure(command, name, where):
     """The counters of a case; None, with the reason on standard error, if it has no result."""
     for attempt in range(1, ATTEMPTS + 1):
-        counters, error, again = run([*command, f"--benchmark_filter=^{name}$", "--benchmark_format=json"])
+        counters, error, again = run([*command, f"--benchmark_filter=^{name.split('/')[0]}/", "--benchmark_format=json"])
         if counters:
             return counters
         print(f"ucx.py: {name}, {where}, attempt {attempt}: {error}", file=sys.stderr)
@@ -63,21 +65,27 @@ def measure(command, name, where):
 
 def places(bench, stack):
     """The commands that launch a case, by place; and what cannot be measured."""
-    found = {"one host": ["mpirun", "-n", str(RANKS), bench]}
+    found, failed = {"one host": ["mpirun", "-n", str(RANKS), bench]}, []
     if missing := hosts.Hosts.missing():
-        return found, [f"two hosts ({missing})"]
-    two = stack.enter_context(hosts.Hosts(2, Path(stack.enter_context(tempfile.TemporaryDirectory()))))
-    # The hosts share a kernel: UCX must not use the memory or the devices of the other one.
-    ucx = ["env", "UCX_TLS=tcp", "UCX_NET_DEVICES=net0"]
-    return found | {"two hosts": [*two.mpirun(RANKS), "-n", str(RANKS), *ucx, bench]}, []
+        failed = [f"two hosts ({missing})"]
+    else:
+        two = stack.enter_context(hosts.Hosts(2, Path(stack.enter_context(tempfile.TemporaryDirectory()))))
+        # The hosts share a kernel: UCX must not use the memory or the devices of the other one.
+        ucx = ["env", "UCX_TLS=tcp", "UCX_NET_DEVICES=net0"]
+        found["two hosts"] = [*two.mpirun(RANKS), "-n", str(RANKS), *ucx, bench]
+    return {f"{where}, {memory} memory": [*command, f"--rounds={ROUNDS[where]}", *flags]
+            for where, command in found.items() for memory, flags in (("shared", ()), ("private", ("--private-memory",)))}, failed
 
 
 def main():
     bench = Path(sys.argv[1]).resolve()
-    selected = [name for name in cases(bench) if re.search(sys.argv[2] if len(sys.argv) > 2 else "", name)]
+    wanted, where_wanted = (*sys.argv[2:4], "", "")[:2]
+    selected = [name for name in cases(bench) if re.search(wanted, name)]
     with contextlib.ExitStack() as stack:
         commands, failed = places(bench, stack)
         for where, command in commands.items():
+            if not re.search(where_wanted, where):
+                continue
             print(f"\n| {where} | {' | '.join(COLUMNS)} |\n|---|{len(COLUMNS) * '---:|'}")
             for name in selected:
                 counters = measure(command, name, where)
