@@ -19,8 +19,8 @@ import torch  # noqa: E402
 
 #: Meshes: tensor parallel ranks, pipeline stages, expert parallel.
 MESHES = {"tp1": (1, 1, False), "tp2": (2, 1, False), "tp4": (4, 1, False), "ep2": (2, 1, True), "pp2": (1, 2, False), "pp3": (1, 3, False), "tp2pp2": (2, 2, False)}
-WITHOUT_EXPERTS = ("qwen3-8b", "qwen3-tied", "llama3-8b", "llama-1-kv-head", "qwen2.5-7b", "nemotron-h-8b", "gemma-3-27b", "ministral-3-8b", "olmo-3-7b",
-                   "phi-3.5-mini", "qwen3.5-9b", "seed-oss-36b")
+WITHOUT_EXPERTS = ("qwen3-8b", "qwen3-tied", "llama3-8b", "llama-1-kv-head", "qwen2.5-7b", "nemotron-h-8b", "gemma-3-27b", "gemma-4-31b", "ministral-3-8b",
+                   "olmo-3-7b", "phi-3.5-mini", "qwen3.5-9b", "seed-oss-36b")
 #: Created on stages that do not use them (docs/library.md).
 UNUSED = ("model.embed_tokens.weight", "model.embedding.weight", "model.norm.weight", "model.norm_f.weight", "lm_head.weight")
 

@@ -73,6 +73,11 @@ CONFIGS = {
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "num_key_value_heads": 2, "intermediate_size": 512, "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": 32, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2, "tie_word_embeddings": True,
         "pad_token_id": 0},
+    "gemma-4-31b": BASE | {
+        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "intermediate_size": 512, "hidden_activation": "gelu_pytorch_tanh",
+        "num_global_key_value_heads": 2, "global_head_dim": 64, "attention_k_eq_v": True, "enable_moe_block": False, "hidden_size_per_layer_input": 0,
+        "sliding_window": 64, "num_kv_shared_layers": 0, "num_hidden_layers": 6, "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+        "tie_word_embeddings": True, "pad_token_id": 0},
     "ministral-3-8b": BASE | {
         "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "intermediate_size": 512, "hidden_act": "silu", "sliding_window": None,
         "pad_token_id": 0},

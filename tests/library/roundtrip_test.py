@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "qwen3-0.6b": DENSE,
     "qwen3-30b-a3b": {**DENSE, "experts": 6, "moe_ffn": 10},
     "gemma-3-27b": DENSE,
+    "gemma-4-31b": {**DENSE, "layers": 60, "global_dim": 10, "global_kv": 2},
     "glm-4.5": {**DENSE, "experts": 6, "moe_ffn": 10, "first_dense": 1},
     "ministral-3-8b": DENSE,
     "mixtral-8x7b": {**DENSE, "experts": 4, "moe_ffn": 10},
@@ -44,7 +45,8 @@ HF = "{layout: hf, storage: unused%s}"
 MEGATRON = "{layout: megatron, mesh: {megatron: {tp: 2, pp: 2, dp: 2, ep: 2}}, place: {layer: {axis: pp, scheme: balanced}}%s}"
 FSDP2 = "{layout: fsdp2, mesh: {fsdp: 5}%s}"
 VLLM = "{layout: vllm, mesh: {tp: 2, pp: 2, dp: 2}%s}"
-WITHOUT_MEGATRON = {"olmo-3-7b"}  # these go through the layout of vLLM instead
+#: What models without a layout `megatron` go through instead. vLLM's layout of Gemma 4 lacks layer_scalar.
+INSTEAD = {"gemma-4-31b": "{layout: fsdp2, mesh: {fsdp: 8}%s}", "olmo-3-7b": VLLM}
 # Further keys of the endpoints, Megatron's and the others: files cannot have params with a transform, and Megatron rounds
 # A_log of Qwen3.5.
 NORMS = (", ignore: '*.out_norm.weight'", ", ignore: '*.linear_attn.norm.weight'")
@@ -85,7 +87,7 @@ class RoundTrip(FolderTest):
                 at = self.folder / model
                 at.mkdir()
                 keys = KEYS.get(model, ("", ""))
-                ranks = (VLLM if model in WITHOUT_MEGATRON else MEGATRON) % keys[0]
+                ranks = INSTEAD.get(model, MEGATRON) % keys[0]
                 hf, fsdp2 = HF % keys[1], FSDP2 % keys[1]
                 path, plan = self.folder / "job.yaml", self.folder / "first.rplan"
                 path.write_text(library.job(model, hf, ranks))
