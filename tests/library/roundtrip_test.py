@@ -19,6 +19,7 @@ from commands import BIN, FolderTest, run  # noqa: E402
 
 # Small numbers that do not divide evenly wherever the layouts allow that: a vocabulary of 199, 5 FSDP ranks.
 DENSE = {"layers": 3, "hidden": 24, "heads": 8, "kv_heads": 2, "head_dim": 6, "ffn": 20, "vocab": 199}
+MAMBA = {"layers": 52, "m_heads": 4, "m_dim": 3, "groups": 2, "state": 4, "d_inner": 12, "bc": 8}
 GATED_DELTA_NET = {"k_heads": 2, "v_heads": 4, "k_head_dim": 3, "v_head_dim": 5, "k_rows": 6, "v_rows": 20, "kernel": 4}
 ARCHITECTURES = {
     "llama3-8b": DENSE,
@@ -36,7 +37,8 @@ ARCHITECTURES = {
     "qwen3-next-80b-a3b": {**DENSE, **GATED_DELTA_NET, "layers": 48, "experts": 4, "moe_ffn": 10, "shared_ffn": 6},
     "qwen3.5-9b": {**DENSE, **GATED_DELTA_NET, "layers": 32, "first_dense": 32},
     "qwen3.5-35b-a3b": {**DENSE, **GATED_DELTA_NET, "layers": 40, "experts": 4, "moe_ffn": 10, "shared_ffn": 6},
-    "nemotron-h-8b": {**DENSE, "layers": 52, "m_heads": 4, "m_dim": 3, "groups": 2, "state": 4, "d_inner": 12, "bc": 8},
+    "nemotron-h-8b": {**DENSE, **MAMBA},
+    "nemotron-3-nano-30b-a3b": {**DENSE, **MAMBA, "experts": 4, "moe_ffn": 10, "shared_ffn": 6},
     "olmo-3-7b": DENSE,
     "phi-3.5-mini": DENSE,
     "seed-oss-36b": DENSE,
