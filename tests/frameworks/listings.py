@@ -16,7 +16,7 @@ import transformers
 
 FOLDER = support.ROOT / "tests" / "library" / "listings" / "transformers5"
 MODELS = ["qwen3-30b-a3b", "qwen3-235b-a22b", "glm-4.5", "mixtral-8x7b", "deepseek-v3", "kimi-k2", "gpt-oss-120b", "nemotron-h-8b",
-          "qwen3-next-80b-a3b", "qwen3.5-9b", "qwen3.5-35b-a3b", "nemotron-3-nano-30b-a3b"]
+          "qwen3-next-80b-a3b", "qwen3.5-9b", "qwen3.5-35b-a3b", "nemotron-3-nano-30b-a3b", "kimi-linear-48b-a3b"]
 
 
 def ranges(values):

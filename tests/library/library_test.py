@@ -25,7 +25,7 @@ TIED = {"vllm": "model.embed_tokens.weight", "sglang": "lm_head.weight"}
 WITHOUT_STAGES = {("sglang", "gemma-3-27b")}
 
 # Models that transformers 4 does not have.
-ONLY_5 = {"qwen3.5-9b", "qwen3.5-35b-a3b"}
+ONLY_5 = {"qwen3.5-9b", "qwen3.5-35b-a3b", "kimi-linear-48b-a3b"}
 
 
 class Library(FolderTest):

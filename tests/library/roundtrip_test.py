@@ -37,6 +37,8 @@ ARCHITECTURES = {
     "qwen3-next-80b-a3b": {**DENSE, **GATED_DELTA_NET, "layers": 48, "experts": 4, "moe_ffn": 10, "shared_ffn": 6},
     "qwen3.5-9b": {**DENSE, **GATED_DELTA_NET, "layers": 32, "first_dense": 32},
     "qwen3.5-35b-a3b": {**DENSE, **GATED_DELTA_NET, "layers": 40, "experts": 4, "moe_ffn": 10, "shared_ffn": 6},
+    "kimi-linear-48b-a3b": {**DENSE, "layers": 27, "experts": 4, "moe_ffn": 10, "kv_lora": 5, "nope": 4, "rope": 2, "v_dim": 3, "l_heads": 2,
+                            "l_head_dim": 3, "rows": 6},
     "nemotron-h-8b": {**DENSE, **MAMBA},
     "nemotron-3-nano-30b-a3b": {**DENSE, **MAMBA, "experts": 4, "moe_ffn": 10, "shared_ffn": 6},
     "olmo-3-7b": DENSE,
@@ -47,8 +49,9 @@ HF = "{layout: hf, storage: unused%s}"
 MEGATRON = "{layout: megatron, mesh: {megatron: {tp: 2, pp: 2, dp: 2, ep: 2}}, place: {layer: {axis: pp, scheme: balanced}}%s}"
 FSDP2 = "{layout: fsdp2, mesh: {fsdp: 5}%s}"
 VLLM = "{layout: vllm, mesh: {tp: 2, pp: 2, dp: 2}%s}"
+FSDP2_OF_8 = "{layout: fsdp2, mesh: {fsdp: 8}%s}"
 #: What models without a layout `megatron` go through instead. vLLM's layout of Gemma 4 lacks layer_scalar.
-INSTEAD = {"gemma-4-31b": "{layout: fsdp2, mesh: {fsdp: 8}%s}", "olmo-3-7b": VLLM}
+INSTEAD = {"gemma-4-31b": FSDP2_OF_8, "kimi-linear-48b-a3b": FSDP2_OF_8, "olmo-3-7b": VLLM}
 # Further keys of the endpoints, Megatron's and the others: files cannot have params with a transform, and Megatron rounds
 # A_log of Qwen3.5.
 NORMS = (", ignore: '*.out_norm.weight'", ", ignore: '*.linear_attn.norm.weight'")
