@@ -16,7 +16,7 @@ import transformers
 
 FOLDER = support.ROOT / "tests" / "library" / "listings" / "transformers5"
 MODELS = ["qwen3-30b-a3b", "qwen3-235b-a22b", "glm-4.5", "mixtral-8x7b", "deepseek-v3", "kimi-k2", "gpt-oss-120b", "nemotron-h-8b",
-          "qwen3-next-80b-a3b", "qwen3.5-9b", "qwen3.5-35b-a3b", "nemotron-3-nano-30b-a3b", "kimi-linear-48b-a3b"]
+          "qwen3-next-80b-a3b", "qwen3.5-9b", "qwen3.5-35b-a3b", "nemotron-3-nano-30b-a3b", "kimi-linear-48b-a3b", "minimax-m2", "deepseek-v3.2", "glm-5"]
 
 
 def ranges(values):
@@ -33,7 +33,7 @@ def ranges(values):
 def main():
     assert transformers.__version__.startswith("5."), transformers.__version__
     FOLDER.mkdir(exist_ok=True)
-    for name in MODELS:
+    for name in sys.argv[1:] or MODELS:
         config = support.config(name, support.MODELS / f"{name}.config.json")
         (FOLDER / f"{name}.config.json").write_text(config.to_json_string())
         module = support.live(config)

@@ -32,6 +32,12 @@ GATED_DELTA_NET = {
     "layer_types": ["linear_attention"] * 3 + ["full_attention"], "full_attention_interval": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
     "linear_key_head_dim": 32, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "hidden_act": "silu", "rope_theta": 1000000,
     "partial_rotary_factor": 0.25, "mtp_num_hidden_layers": 1}
+#: Latent attention with an indexer.
+SPARSE = {"num_key_value_heads": 8, "intermediate_size": 512, "moe_intermediate_size": 128, "n_routed_experts": 8, "n_shared_experts": 1,
+          "num_experts_per_tok": 2, "first_k_dense_replace": 1, "topk_group": 1, "q_lora_rank": 64, "kv_lora_rank": 512, "qk_nope_head_dim": 32,
+          "qk_rope_head_dim": 64, "v_head_dim": 32, "index_n_heads": 4, "index_head_dim": 128, "index_topk": 64, "num_nextn_predict_layers": 1,
+          "routed_scaling_factor": 2.5, "norm_topk_prob": True, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1,
+          "hidden_act": "silu"}
 #: config.json of cut-down models, by the library's name. 1000 words, so that the vocabulary is padded.
 CONFIGS = {
     "qwen3-8b": BASE | {
@@ -95,6 +101,12 @@ CONFIGS = {
     "seed-oss-36b": BASE | {
         "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "num_key_value_heads": 2, "intermediate_size": 512, "hidden_act": "silu", "attention_bias": True,
         "attention_out_bias": False, "mlp_bias": False, "pad_token_id": 0},
+    "minimax-m2": BASE | {
+        "architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "rotary_dim": 16, "num_mtp_modules": 3, "hidden_act": "silu",
+        "rope_theta": 5000000},
+    "deepseek-v3.2": BASE | SPARSE | {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "n_group": 2},
+    "glm-5": BASE | SPARSE | {"architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "n_group": 1},
 }
 
 #: Models whose published checkpoint has multi-token prediction, which live modules and what they save have not.
@@ -102,8 +114,8 @@ MTP = {"deepseek-v3", "glm-4.5", "qwen3-next-80b-a3b", "qwen3.5-9b", "qwen3.5-35
 #: Models whose published checkpoint has other names than what the class for the language model alone saves.
 OTHERWISE_SAVED = {"qwen3.5-9b", "qwen3.5-35b-a3b"}
 
-#: Models that vLLM refuses on a CPU: experts without a gate.
-WITHOUT_VLLM = {"nemotron-3-nano-30b-a3b"}
+#: Models that vLLM refuses on a CPU: experts without a gate, and sparse attention.
+WITHOUT_VLLM = {"nemotron-3-nano-30b-a3b", "deepseek-v3.2", "glm-5"}
 
 #: Cases of the tests with vLLM: the library's name of the model, and the config.json of a small one.
 CASES = {name: (name, config) for name, config in CONFIGS.items() if name not in WITHOUT_VLLM} | {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File round trips: a Hugging Face checkpoint -> Megatron rank folder -> FSDP2 rank folder -> Hugging Face
-checkpoint, bit for bit, for a reduced model of every family; and a run in a quarter of the model's size of memory.
+"""File round trips: a Hugging Face checkpoint -> Megatron rank folder (vLLM's, if the model has no Megatron layout) ->
+FSDP2 rank folder -> Hugging Face checkpoint, bit for bit, for a reduced model of every family; and a run in a quarter of
+the model's size of memory.
 RESHARD_BIN: the folder of the commands; needs safetensors."""
 
 import json
@@ -21,6 +22,8 @@ from commands import BIN, FolderTest, run  # noqa: E402
 DENSE = {"layers": 3, "hidden": 24, "heads": 8, "kv_heads": 2, "head_dim": 6, "ffn": 20, "vocab": 199}
 MAMBA = {"layers": 52, "m_heads": 4, "m_dim": 3, "groups": 2, "state": 4, "d_inner": 12, "bc": 8}
 GATED_DELTA_NET = {"k_heads": 2, "v_heads": 4, "k_head_dim": 3, "v_head_dim": 5, "k_rows": 6, "v_rows": 20, "kernel": 4}
+SPARSE = {**DENSE, "experts": 6, "moe_ffn": 10, "first_dense": 2, "q_lora": 7, "kv_lora": 5, "nope": 4, "rope": 2, "v_dim": 3, "index_heads": 3,
+          "index_dim": 4, "mtp": 0}  # the engine's layout lacks multi-token prediction
 ARCHITECTURES = {
     "llama3-8b": DENSE,
     "qwen2.5-7b": DENSE,
@@ -39,6 +42,9 @@ ARCHITECTURES = {
     "qwen3.5-35b-a3b": {**DENSE, **GATED_DELTA_NET, "layers": 40, "experts": 4, "moe_ffn": 10, "shared_ffn": 6},
     "kimi-linear-48b-a3b": {**DENSE, "layers": 27, "experts": 4, "moe_ffn": 10, "kv_lora": 5, "nope": 4, "rope": 2, "v_dim": 3, "l_heads": 2,
                             "l_head_dim": 3, "rows": 6},
+    "minimax-m2": {**DENSE, "experts": 6, "moe_ffn": 10},
+    "deepseek-v3.2": SPARSE,
+    "glm-5": SPARSE,
     "nemotron-h-8b": {**DENSE, **MAMBA},
     "nemotron-3-nano-30b-a3b": {**DENSE, **MAMBA, "experts": 4, "moe_ffn": 10, "shared_ffn": 6},
     "olmo-3-7b": DENSE,
@@ -50,13 +56,17 @@ MEGATRON = "{layout: megatron, mesh: {megatron: {tp: 2, pp: 2, dp: 2, ep: 2}}, p
 FSDP2 = "{layout: fsdp2, mesh: {fsdp: 5}%s}"
 VLLM = "{layout: vllm, mesh: {tp: 2, pp: 2, dp: 2}%s}"
 FSDP2_OF_8 = "{layout: fsdp2, mesh: {fsdp: 8}%s}"
+VLLM_WITH_EXPERTS = "{layout: vllm, mesh: {tp: 2, pp: 2, dp: 2, views: [{ep: 2, pp: 2, dp: 2}]}%s}"
 #: What models without a layout `megatron` go through instead. vLLM's layout of Gemma 4 lacks layer_scalar.
-INSTEAD = {"gemma-4-31b": FSDP2_OF_8, "kimi-linear-48b-a3b": FSDP2_OF_8, "olmo-3-7b": VLLM}
-# Further keys of the endpoints, Megatron's and the others: files cannot have params with a transform, and Megatron rounds
-# A_log of Qwen3.5.
+INSTEAD = {"gemma-4-31b": FSDP2_OF_8, "kimi-linear-48b-a3b": FSDP2_OF_8, "olmo-3-7b": VLLM, "minimax-m2": VLLM_WITH_EXPERTS,
+           "deepseek-v3.2": VLLM_WITH_EXPERTS, "glm-5": VLLM_WITH_EXPERTS}
+# Further keys of the endpoints, Megatron's or what is instead of it, and the others: files cannot have params with a
+# transform, Megatron rounds A_log of Qwen3.5, and vLLM has some weights of the last three in fp32.
 NORMS = (", ignore: '*.out_norm.weight'", ", ignore: '*.linear_attn.norm.weight'")
-BF16 = ", dtype: bf16, convert: rne"
-KEYS = {"qwen3-next-80b-a3b": NORMS, "qwen3.5-9b": (NORMS[0], NORMS[1] + BF16), "qwen3.5-35b-a3b": (NORMS[0], NORMS[1] + BF16)}
+ROUNDED = ", convert: rne"
+BF16 = ", dtype: bf16" + ROUNDED
+KEYS = {"qwen3-next-80b-a3b": NORMS, "qwen3.5-9b": (NORMS[0], NORMS[1] + BF16), "qwen3.5-35b-a3b": (NORMS[0], NORMS[1] + BF16),
+        "minimax-m2": ("", ROUNDED), "deepseek-v3.2": ("", ROUNDED), "glm-5": ("", ROUNDED)}
 
 
 def checkpoint(folder):
