@@ -66,9 +66,8 @@ MESHES = {
 }
 #: config.json of architectures that the library lacks.
 OTHERS = {
-    "gemma3": {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 32,
-               "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2, "tie_word_embeddings": True},
-    "phi3": {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "pad_token_id": 0, "sliding_window": None, "original_max_position_embeddings": 512},
+    "granite": {"architectures": ["GraniteForCausalLM"], "model_type": "granite", "pad_token_id": 0},
+    "stablelm": {"architectures": ["StableLmForCausalLM"], "model_type": "stablelm", "use_qkv_bias": True, "pad_token_id": 0},
     "olmo2": {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
 }
 #: Sizes: two from which one model is made, and others of it. (config.json, tp)
