@@ -89,9 +89,9 @@ def of_size(yaml, config, folder):
     return str(folder / "size.yaml")
 
 
-def one(n, cut=None, axis="tp"):
-    """The recordings of one tensor of n rows, cut on two ranks, or whole on one."""
-    ranks, cut = (2, cut) if cut else (1, lambda n, rank: slice(None))
+def one(n, cut=None, axis="tp", ranks=2):
+    """The recordings of one tensor of n rows, cut on ranks, or whole on one."""
+    ranks, cut = (ranks, cut) if cut else (1, lambda n, rank: slice(None))
     return [record_values(load=lambda weights, rank=rank: {"p": dict(weights)["w"][cut(n, rank)]}, checkpoint={"w": ("bf16", (n, 3))}, mesh={axis: ranks}, rank=rank)
             for rank in range(ranks)]
 
@@ -160,6 +160,11 @@ class Generalize(unittest.TestCase):
         found = recording.generalize([(recording.merge(one(n, cut)), {"rows": n}) for n in (6, 7)])
         self.assertIn("scheme: ", found.yaml)
         self.assertTrue(found.exact)
+        cut = lambda n, rank: slice(-(-n // 4) * rank, -(-n // 4) * (rank + 1))  # noqa: E731
+        for sizes in ((7, 5), (5, 7)):  # balanced is tried first and is right for 7 rows alone
+            found = recording.generalize([(recording.merge(one(n, cut, ranks=4)), {"rows": n}) for n in sizes])
+            self.assertIn("scheme: chunk", found.yaml)
+            self.assertTrue(found.exact)
         cut = lambda n, rank: slice(3 * rank, 3 * rank + 3) if n == 6 else slice(rank, None, 2)  # noqa: E731
         found = recording.generalize([(recording.merge(one(n, cut)), {"rows": n}) for n in (6, 8)])
         self.assertFalse(found.exact)
