@@ -169,6 +169,10 @@ public:
     require(data.dataBytes == bytes && messenger_->receive(peer_, data.data, found.data(), 0).ok());
     require(next(MessengerEvent::kReceived).ok && found == member_.expected);
     lease_ = lease_ ? lease_ : data.frame.words[7];
+    confirm();
+  }
+  /// The lease has not ended. A read would begin another one, which may have the same number.
+  void confirm() {
     send(FrameKind::confirm, {kVersion, lease_});
     require(lease_ != 0 && answer(FrameKind::confirmed).frame.words[2] == 1);
   }
@@ -284,6 +288,7 @@ void fuzz(const Job &job, Input &input) {
       good.synchronize();
       bad.take(step & 0x80); // the answer, if there is one
     }
+    good.confirm();
     good.read();
     require(server.leases() >= 1 && (!stranger || server.leases() == 1));
     require(rank != 0 || !stranger || good.replicas() == 0);
