@@ -4,6 +4,7 @@ RESHARD_BIN: the folder of the commands."""
 
 import json
 import os
+import re
 import shutil
 import sys
 import unittest
@@ -49,7 +50,7 @@ class Mpi(FolderTest):
         for options in (), ("--private-memory",), ("--no-local-shortcut",):
             done = self.run_plan(report["world"], "--check", "--repeat=2", "--timeout=60", f"--report={self.folder / 'run'}", *options)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            checked = sum(int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("  rank "))
+            checked = sum(int(count) for count in re.findall(r"^  rank \d+: (\d+) bytes right$", done.stdout, re.MULTILINE))
             self.assertEqual(checked, 2 * report["bytes"]["target"], done.stdout)  # with two seeds
             by = json.loads((self.folder / "run").read_text())["bytes_by"]
             received = report["bytes"]["remote"]
@@ -126,7 +127,7 @@ class Mpi(FolderTest):
                 run("reshard-exec", self.folder / "plan", f"--source={names[0]}", f"--target={names[1]}")
                 done = over_mpi(report["world"], f"--source={names[0]}", f"--target={names[2]}", "--check", "--check-replicas")
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-                checked = sum(int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("  rank "))
+                checked = sum(int(count) for count in re.findall(r"^  rank \d+: (\d+) bytes right$", done.stdout, re.MULTILINE))
                 self.assertEqual(checked, report["bytes"]["target"], done.stdout)
                 run("diff", "-r", names[1], names[2])
                 done = over_mpi(report["world"], f"--source={names[0]}", f"--target={names[2]}")
