@@ -18,7 +18,7 @@ constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata Me
 constexpr std::string_view kTensor = "torch.distributed.checkpoint.metadata TensorStorageMetadata";
 constexpr std::string_view kBytes = "torch.distributed.checkpoint.metadata BytesStorageMetadata";
 
-/// The classes and functions of `.metadata`.
+/// The classes and functions of `.metadata`, besides dtypes.
 constexpr std::string_view kMetadataGlobals[] = {
     kMetadata,
     kTensor,
@@ -36,21 +36,6 @@ constexpr std::string_view kMetadataGlobals[] = {
     "torch.distributed.checkpoint.planner BytesIOWriteData",
     "torch.serialization _get_layout",
     "torch Size",
-    "torch bfloat16",
-    "torch float16",
-    "torch float32",
-    "torch float64",
-    "torch float8_e4m3fn",
-    "torch float8_e5m2",
-    "torch int8",
-    "torch int16",
-    "torch int32",
-    "torch int64",
-    "torch uint8",
-    "torch uint16",
-    "torch uint32",
-    "torch uint64",
-    "torch bool",
     "collections OrderedDict",
     "pathlib PosixPath",
     "pathlib WindowsPath",
@@ -72,7 +57,7 @@ public:
     if (!file.ok())
       return file.status();
     const std::string_view bytes(reinterpret_cast<const char *>(file->data()), file->bytes());
-    Result<Pickle> pickle = Pickle::read(bytes, kMetadataGlobals, where_);
+    Result<Pickle> pickle = Pickle::read(bytes, withDtypes(kMetadataGlobals), where_);
     if (!pickle.ok())
       return pickle.status();
     pickle_ = std::move(*pickle);
@@ -164,7 +149,7 @@ private:
       return refuse("'" + name + "': expected TensorStorageMetadata with properties, size and chunks");
     const Value type = pickle_.items(*state)[0];
     const std::string_view global = pickle_.is(type, Kind::global) ? pickle_.text(type) : std::string_view();
-    const auto dtype = global.starts_with("torch ") ? dtypeFromTorch(global.substr(6)) : std::nullopt;
+    const auto dtype = dtypeFromTorch(global);
     if (!dtype)
       return refuse("'" + name + "': its dtype is '" + std::string(global) + "', which is not supported");
     tensor.dtype = *dtype;

@@ -18,62 +18,33 @@ constexpr std::string_view kRebuildTensor = "torch._utils _rebuild_tensor_v2";
 constexpr std::string_view kRebuildParameter = "torch._utils _rebuild_parameter";
 
 struct TorchType {
-  std::string_view name;    // of torch.NAME
+  std::string_view global;
   std::string_view storage; // the global of its typed storage; empty: data is in an untyped storage
   schema::DType dtype;
 };
 
 constexpr TorchType kTypes[] = {
-    {"bfloat16", "torch BFloat16Storage", schema::DType::bf16},
-    {"float16", "torch HalfStorage", schema::DType::fp16},
-    {"float32", "torch FloatStorage", schema::DType::fp32},
-    {"float64", "torch DoubleStorage", schema::DType::fp64},
-    {"float8_e4m3fn", "", schema::DType::fp8_e4m3},
-    {"float8_e5m2", "", schema::DType::fp8_e5m2},
-    {"int8", "torch CharStorage", schema::DType::i8},
-    {"int16", "torch ShortStorage", schema::DType::i16},
-    {"int32", "torch IntStorage", schema::DType::i32},
-    {"int64", "torch LongStorage", schema::DType::i64},
-    {"uint8", "torch ByteStorage", schema::DType::u8},
-    {"uint16", "", schema::DType::u16},
-    {"uint32", "", schema::DType::u32},
-    {"uint64", "", schema::DType::u64},
-    {"bool", "torch BoolStorage", schema::DType::boolean},
+    {"torch bfloat16", "torch BFloat16Storage", schema::DType::bf16},
+    {"torch float16", "torch HalfStorage", schema::DType::fp16},
+    {"torch float32", "torch FloatStorage", schema::DType::fp32},
+    {"torch float64", "torch DoubleStorage", schema::DType::fp64},
+    {"torch float8_e4m3fn", "", schema::DType::fp8_e4m3},
+    {"torch float8_e5m2", "", schema::DType::fp8_e5m2},
+    {"torch int8", "torch CharStorage", schema::DType::i8},
+    {"torch int16", "torch ShortStorage", schema::DType::i16},
+    {"torch int32", "torch IntStorage", schema::DType::i32},
+    {"torch int64", "torch LongStorage", schema::DType::i64},
+    {"torch uint8", "torch ByteStorage", schema::DType::u8},
+    {"torch uint16", "", schema::DType::u16},
+    {"torch uint32", "", schema::DType::u32},
+    {"torch uint64", "", schema::DType::u64},
+    {"torch bool", "torch BoolStorage", schema::DType::boolean},
 };
 
 /// What torch.save writes for tensors, parameters and plain Python values. Tensors of other classes are refused.
 constexpr std::string_view kTorchGlobals[] = {
-    "collections OrderedDict",
-    kRebuildTensor,
-    kRebuildParameter,
-    "torch._utils _rebuild_tensor_v3",
-    "torch.storage UntypedStorage",
-    "torch Size",
-    "torch BFloat16Storage",
-    "torch HalfStorage",
-    "torch FloatStorage",
-    "torch DoubleStorage",
-    "torch CharStorage",
-    "torch ShortStorage",
-    "torch IntStorage",
-    "torch LongStorage",
-    "torch ByteStorage",
-    "torch BoolStorage",
-    "torch bfloat16",
-    "torch float16",
-    "torch float32",
-    "torch float64",
-    "torch float8_e4m3fn",
-    "torch float8_e5m2",
-    "torch int8",
-    "torch int16",
-    "torch int32",
-    "torch int64",
-    "torch uint8",
-    "torch uint16",
-    "torch uint32",
-    "torch uint64",
-    "torch bool",
+    "collections OrderedDict",      kRebuildTensor, kRebuildParameter, "torch._utils _rebuild_tensor_v3",
+    "torch.storage UntypedStorage", "torch Size",
 };
 
 constexpr int kMaxDepth = 64;
@@ -151,7 +122,7 @@ private:
     tensor.strides = *strides;
     const TorchType *known = nullptr;
     for (const TorchType &each : kTypes)
-      if (type == each.storage || type == "torch " + std::string(each.name))
+      if (type == each.storage || type == each.global)
         known = &each;
     if (!known)
       return refuse("the dtype of '" + std::string(type) + "' is not supported");
@@ -224,11 +195,21 @@ bool TorchTensor::contiguous() const {
   return true;
 }
 
-std::optional<schema::DType> dtypeFromTorch(std::string_view name) {
+std::optional<schema::DType> dtypeFromTorch(std::string_view global) {
   for (const TorchType &type : kTypes)
-    if (name == type.name)
+    if (global == type.global)
       return type.dtype;
   return std::nullopt;
+}
+
+std::vector<std::string_view> withDtypes(std::span<const std::string_view> globals) {
+  std::vector<std::string_view> all(globals.begin(), globals.end());
+  for (const TorchType &type : kTypes) {
+    all.push_back(type.global);
+    if (!type.storage.empty())
+      all.push_back(type.storage);
+  }
+  return all;
 }
 
 Result<TorchFile> readTorchFile(std::string_view archive, const std::string &where) {
@@ -247,7 +228,7 @@ Result<TorchFile> readTorchFile(std::string_view archive, const std::string &whe
   if (const auto order = members->find(std::string(prefix) + "byteorder");
       order != members->end() && order->second != "little")
     return failed(where + ": its byte order is '" + std::string(order->second.substr(0, 16)) + "', expected 'little'");
-  const Result<Pickle> pickle = Pickle::read(pickled, kTorchGlobals, where);
+  const Result<Pickle> pickle = Pickle::read(pickled, withDtypes(kTorchGlobals), where);
   if (!pickle.ok())
     return pickle.status();
   TensorFinder finder(*pickle, *members, prefix);

@@ -7,6 +7,8 @@
 #include "support/status.h"
 
 #include <map>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,8 +30,11 @@ struct TorchFile {
   std::vector<std::string> others;
 };
 
-/// The dtype of "float32", "bfloat16" and so on; empty if the schema has no such dtype.
-std::optional<schema::DType> dtypeFromTorch(std::string_view name);
+/// The dtype of the global "torch float32", "torch bfloat16" and so on; empty if the schema has no such dtype.
+std::optional<schema::DType> dtypeFromTorch(std::string_view global);
+
+/// These globals, and those of all dtypes and of their storages: the ones that a pickle may have (Pickle::read).
+std::vector<std::string_view> withDtypes(std::span<const std::string_view> globals);
 
 /// Reads an archive, which must outlive the result. Names are the keys of nested dictionaries and the positions of
 /// nested lists, joined by dots; a file of one tensor has the empty name. `where` begins the errors.
