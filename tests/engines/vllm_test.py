@@ -124,7 +124,6 @@ class Refit(EngineTest):
             self.assertEqual(result["after late"], result["fresh"])
         (self.assertNotEqual if name == "qwen3-8b" else self.assertEqual)(result["swapped"], result["fresh"])
         if tp > 1:
-            self.assertIn("moved 1 bound params, such as 'model.norm.weight'", result["partial"]["error"])
             self.assertIn("; the weights are torn", result["partial"]["error"], "some workers have the weights of this version, others those before")
         return result
 
