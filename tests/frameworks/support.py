@@ -110,7 +110,7 @@ CONFIGS = {
 }
 
 #: Models whose published checkpoint has multi-token prediction, which live modules and what they save have not.
-MTP = {"deepseek-v3", "glm-4.5", "qwen3-next-80b-a3b", "qwen3.5-9b", "qwen3.5-35b-a3b"}
+MTP = {"deepseek-v3", "deepseek-v3.2", "glm-4.5", "glm-5", "qwen3-next-80b-a3b", "qwen3.5-9b", "qwen3.5-35b-a3b"}
 #: Models whose published checkpoint has other names than what the class for the language model alone saves.
 OTHERWISE_SAVED = {"qwen3.5-9b", "qwen3.5-35b-a3b"}
 
