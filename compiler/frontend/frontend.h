@@ -158,6 +158,12 @@ struct ModelChunkNames {
   Location at;
 };
 
+/// One entry of `rename` of a layout: the names of params that begin with `from` begin with `to` instead.
+struct NameBeginning {
+  std::string from, to;
+  Location at;
+};
+
 struct LayoutDeclaration {
   std::string name;
   Location at;
@@ -166,7 +172,8 @@ struct LayoutDeclaration {
   std::optional<ModelChunkNames> chunks;
   std::map<std::string, Expression> switches; // default values
   std::vector<ParamDeclaration> params;
-  bool same = false; // params: same
+  bool same = false;                 // params: same
+  std::vector<NameBeginning> rename; // of a param's name, only the longest `from` that fits applies
   std::vector<std::pair<Glob, std::map<int64_t, ShardRule>>>
       shard; // for `params: same`; the first matching glob applies
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads one layout of a model: axes, place, chunks, switches, params, shard.
+// Reads one layout of a model: axes, place, chunks, switches, params, rename, shard.
 
 #include "compiler/frontend/reading.h"
 
@@ -336,6 +336,38 @@ void readSwitches(const Node &node, const Model &model, LayoutDeclaration &layou
   }
 }
 
+/// Reads `rename`: beginnings of names, which replace or, if null, remove inherited ones.
+void readRename(const Node &node, LayoutDeclaration &layout, Diagnostics &diagnostics) {
+  if (node.entries.size() > kMaxGlobs)
+    return diagnostics.error(node.at, "'rename' has " + std::to_string(node.entries.size()) +
+                                          " entries, expected at most " + std::to_string(kMaxGlobs));
+  auto readBeginning = [&](const Node &text, const std::string &what) {
+    const bool braces = text.text.find_first_of("{}") != std::string::npos;
+    if (text.kind != Node::Kind::scalar || braces) {
+      refuse(text, "text without braces", what, diagnostics);
+      return false;
+    }
+    return text.text.empty() || readText(text, what, diagnostics).has_value(); // empty: the beginning of every name
+  };
+  for (const auto &[from, to] : node.entries) {
+    const auto known = std::find_if(layout.rename.begin(), layout.rename.end(),
+                                    [&](const NameBeginning &each) { return each.from == from.text; });
+    if (to.kind == Node::Kind::null) {
+      if (known == layout.rename.end())
+        diagnostics.error(from.at, "'" + from.text +
+                                       "' is null, which removes it from 'rename', but 'rename' has no '" + from.text +
+                                       "'");
+      else
+        layout.rename.erase(known);
+    } else if (readBeginning(from, "a key of 'rename'") && readBeginning(to, "'rename' of '" + from.text + "'")) {
+      if (known == layout.rename.end())
+        layout.rename.push_back({from.text, to.text, from.at});
+      else
+        *known = {from.text, to.text, from.at};
+    }
+  }
+}
+
 /// Reads `shard`: rules of params by glob.
 void readGlobRules(const Node &node, LayoutDeclaration &layout, Diagnostics &diagnostics) {
   layout.shard.clear();
@@ -393,6 +425,8 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
       readParams(*params, model, layout, diagnostics);
     }
   }
+  if (const Node *rename = fields.find("rename"); rename && checkMap(*rename, "'rename'", diagnostics))
+    readRename(*rename, layout, diagnostics);
   if (const Node *shard = fields.find("shard"); shard && checkMap(*shard, "'shard'", diagnostics))
     readGlobRules(*shard, layout, diagnostics);
   fields.finish();

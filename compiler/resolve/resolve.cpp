@@ -27,6 +27,35 @@ bool isScalar(const ParamDeclaration &param, const Tensors &tensors) {
   return tensor && !tensors.all()[*tensor].absent && tensors.patternOf(*tensor).shape.empty();
 }
 
+/// Applies `rename` of a layout: of the entries with which a name begins, the longest applies. Each entry must apply to
+/// a param.
+void rename(const LayoutDeclaration &layout, std::vector<ParamDeclaration> &params, Diagnostics &diagnostics) {
+  const std::vector<NameBeginning> &entries = layout.rename;
+  std::vector<bool> fits(entries.size()), used(entries.size());
+  for (ParamDeclaration &param : params) {
+    std::optional<size_t> longest;
+    for (size_t i = 0; i < entries.size(); ++i)
+      if (param.name.starts_with(entries[i].from)) {
+        fits[i] = true;
+        if (!longest || entries[i].from.size() > entries[*longest].from.size())
+          longest = i;
+      }
+    if (!longest)
+      continue;
+    const NameBeginning &entry = entries[*longest];
+    used[*longest] = true;
+    if (entry.to.empty() && param.name == entry.from)
+      diagnostics.error(entry.at, "'rename' of layout '" + layout.name + "' leaves nothing of the name '" + entry.from +
+                                      "' of a param");
+    else
+      param.name.replace(0, entry.from.size(), entry.to);
+  }
+  for (size_t i = 0; i < entries.size(); ++i)
+    if (!used[i])
+      diagnostics.error(entries[i].at, "'" + entries[i].from + "' in 'rename' of layout '" + layout.name + "' begins " +
+                                           (fits[i] ? "only names to which longer entries apply" : "no param's name"));
+}
+
 /// The params of a layout. A param without its own `shard` has the rules of the first of the layout's globs that
 /// matches. A glob with wildcards that shards a dimension does not match scalars: `"*": {0: fsdp}` is for the other
 /// params.
@@ -64,6 +93,7 @@ std::vector<ParamDeclaration> layoutParams(const Job &job, const LayoutDeclarati
                            : scalars ? "only scalars, which have no dimension to shard"
                                      : "no param"));
   }
+  rename(layout, result, diagnostics);
   return result;
 }
 

@@ -89,3 +89,28 @@ TEST_F(ModelExtend, RefusesCyclesMissingFilesAndMissingEntries) {
   EXPECT_NE(errors().find("'b' is null, which removes it from 'tensors', but 'tensors' has no 'b'"), std::string::npos)
       << errors();
 }
+
+TEST_F(ModelExtend, RenamesAfterMerging) {
+  write("bases/base.yaml",
+        "dtype: bf16\nindex: {layer: 2}\n"
+        "tensors: {\"m.{layer}.a\": [4], m.norm: [4], head: [4]}\n"
+        "layouts:\n"
+        "  hf: {params: same, rename: {m.: model.}}\n"
+        "  serve: {place: {layer: {axis: pp, interleave: 2}}, chunks: \"{layer.chunk}.\",\n"
+        "          params: {\"l.{layer.local}\": {holds: a}, head: {holds: head, at: {pp: last}}}}\n");
+  write("own.yaml", "extend: bases/base.yaml\n"
+                    "tensors: {vision: [4]}\n"
+                    "layouts:\n"
+                    "  hf: {extend: hf, rename: {\"\": text.}, params: {m.norm: null, vision: {holds: vision}},\n"
+                    "       shard: {\"m.*\": {0: tp}, \"*\": {}}}\n"
+                    "  plain: {extend: hf, rename: {m.: null}}\n"
+                    "  serve: {extend: serve, rename: {l.: layers., head: text.head}}\n");
+  const auto found =
+      layout("source: {layout: hf, mesh: {tp: 2}, ignore: text.vision}\n"
+             "target: [{layout: plain, mesh: {}, only: \"text.m.*\"}, {layout: serve, mesh: {pp: 1}}]\n");
+  ASSERT_TRUE(found) << errors();
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(names(found->endpoints[0]), (Names{"model.{layer}.a", "text.head"}));
+  EXPECT_EQ(names(found->endpoints[1]), (Names{"text.m.{layer}.a"}));
+  EXPECT_EQ(names(found->endpoints[2]), (Names{"{layer.chunk}.layers.{layer.local}", "1.text.head"}));
+}

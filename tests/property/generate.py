@@ -93,6 +93,9 @@ class Side:
             self.modules = rng.choice(sorted(self.chunked))
             self.layout["chunks"] = rng.choice(["m{%s.chunk}.", "{%s.chunk}.", "m{%s.chunk}"]) % self.modules
             self.features.add("chunks")
+        if rng.random() < 0.15:
+            self.layout["rename"] = {"": rng.choice(["m.", "language_model."])}
+            self.features.add("rename")
         if rng.random() < 0.3:
             self.layout["axes"] = sorted(set(self.axes) | {"absent", "cp", "etp", "edp"})
 
@@ -477,6 +480,8 @@ def finish_layout(rng: random.Random, side: Side, s: int, model: dict, features:
 def add_selection(rng: random.Random, side: Side, s: int, model: dict, features: set[str]) -> None:
     """`only` and `ignore` on targets, `authority` on a source."""
     names = list(side.layout["params"]) if "layout" in side.node and not getattr(side, "same", False) else list(model["tensors"])
+    if "layout" in side.node:
+        names = [side.layout.get("rename", {}).get("", "") + name for name in names]
     if s > 0 and len(names) > 1 and rng.random() < 0.08:
         one = rng.choice(names)
         glob = one[:-1] + "?" if rng.random() < 0.5 else one.split("{")[0] + "*"

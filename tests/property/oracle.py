@@ -19,7 +19,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from inherit import extended, fits  # noqa: E402
+from inherit import extended, fits, renamed  # noqa: E402
 from schemes import Refused, chunks_of, evaluate, need, read_rule, Rule, rows_of  # noqa: E402, F401
 
 ITEM = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "fp8_e4m3": 1, "fp8_e5m2": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8,
@@ -252,6 +252,8 @@ class Endpoint:
                 declared[name] = {**param, "shard": globs[fitting[0]]}
                 used.add(fitting[0])
         need(used == set(globs), "a glob of 'shard' applies to no param")
+        if self.layout and "rename" in self.layout:
+            declared = renamed(declared, self.layout["rename"])
         chosen = {}
         for key in ("only", "ignore"):
             value = self.node.get(key, [])

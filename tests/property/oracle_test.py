@@ -144,6 +144,19 @@ class MoreDrawings(unittest.TestCase):
         with self.assertRaises(Refused):
             params_by_mesh_rank(job)
 
+    def test_rename(self) -> None:
+        model = {"dtype": "bf16", "index": {"layer": 2}, "tensors": {"m.{layer}.w": [1], "m.e": [1], "head": [1]}, "layouts": {
+            "a": {"params": "same", "shard": {"m.e": {}, "*": {"0": {"axis": "tp", "scheme": "chunk"}}}},
+            "b": {"extend": "a", "rename": {"": "x.", "m.": "y.m."}},
+            "c": {"extend": "b", "rename": {"m.": None, "": "z."}, "params": {"head": None}}}}
+        job = {"model": model, "source": {"layout": "a", "mesh": {}}, "target": {"layout": "b", "mesh": {}}}
+        self.assertEqual(params_by_mesh_rank(job), [{"y.m.0.w": ["w.0:0"], "y.m.1.w": ["w.1:0"], "y.m.e": ["e0"], "x.head": ["head0"]}])
+        job["target"] = {"layout": "c", "mesh": {}, "ignore": "z.m.e"}
+        self.assertEqual(params_by_mesh_rank(job), [{"z.m.0.w": ["w.0:0"], "z.m.1.w": ["w.1:0"]}])
+        model["layouts"]["c"]["rename"]["head"] = "h"
+        with self.assertRaises(Refused):
+            params_by_mesh_rank(job)
+
     def test_where_and_globs(self) -> None:
         model = {"dtype": "bf16", "let": {"last": 1, "no": 0}, "index": {"layer": 3},
                  "tensors": {"l.{layer}.w": [2], "l.{last}.x": [2], "gone": {"shape": [2], "when": "no"}},
