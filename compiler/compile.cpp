@@ -105,7 +105,7 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
   const uint32_t file = diagnostics.files();
   {
     Stopwatch watch("frontend", result.times);
-    job = readJob(path, options.overrides, diagnostics, options.allowed, options.readStoredTensors);
+    job = readJob(path, options.overrides, diagnostics, options.allowed, options.readStoredFiles);
   }
   if (!job || !diagnostics.ok())
     return false;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "compiler/frontend/allowed.h"
-#include "compiler/frontend/stored_types.h"
+#include "compiler/frontend/stored_tensors.h"
 #include "compiler/inputs.h"
 #include "compiler/transfer/lower_bounds.h"
 #include "ir/ir.h"
@@ -35,7 +35,7 @@ struct CompileOptions {
   std::vector<std::string> overrides;        // --set a.b=c
   std::optional<Pinned> pinned;              // --keep
   Allowed allowed;                           // --allow
-  ReadStoredTensors readStoredTensors;       // reads files' headers, for `dtype: stored`
+  ReadStoredFiles readStoredFiles;           // reads what the files of a source contain
   std::vector<std::string> passes;           // --passes; empty: all, in the order of passes.def
   ir::Level stopAfter = ir::Level::schedule; // --emit=layout stops early
   bool relabel = false;                      // --relabel-target

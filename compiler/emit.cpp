@@ -154,7 +154,8 @@ Offset<fbs::Endpoint> endpoint(FlatBufferBuilder &builder, const ir::Endpoint &e
   return fbs::CreateEndpointDirect(builder, endpoint.role.c_str(), endpoint.layout.c_str(), endpoint.storage,
                                    endpoint.checkpoint, endpoint.directory.c_str(), &axes, &ranks, &shardings,
                                    &endpoint.placement, &params, endpoint.epochs.empty() ? nullptr : &endpoint.epochs,
-                                   static_cast<uint32_t>(endpoint.replicas));
+                                   static_cast<uint32_t>(endpoint.replicas),
+                                   static_cast<fbs::StorageFormat>(endpoint.format));
 }
 
 Offset<fbs::JobInput> input(FlatBufferBuilder &builder, const JobInputs *inputs) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "formats/quantized_formats.h"
+#include "formats/storage_formats.h"
 #include "ir/index_map.h"
 #include "support/topology.h"
 
@@ -165,8 +166,11 @@ struct Endpoint {
   std::string role;   // "source", "target", or with several targets "target.0", "target.1" …
   std::string layout; // the layout's name, for messages
   bool storage = false;
-  std::string directory;   // a storage endpoint's folder, as written in the job
-  bool checkpoint = false; // storage: one Hugging Face checkpoint instead of a file per mesh rank
+  std::string directory; // a storage endpoint's folder, as written in the job
+  /// Storage: one checkpoint of `format` instead of a file per mesh rank. Of a source in a format with chunks, mesh
+  /// rank i has chunk i of each tensor, in the order of the chunks' offsets in the tensor.
+  bool checkpoint = false;
+  StorageFormat format = StorageFormat::safetensors;
   std::vector<Axis> axes;
   std::vector<int32_t> ranks; // world rank of each mesh rank; for storage 0, 1, 2 … (file numbers)
   std::vector<Sharding> shardings;

@@ -154,6 +154,14 @@ protected:
       expect("in");
       endpoint.directory = string();
     }
+    if (take("format")) {
+      const size_t at = position();
+      const std::string text = string();
+      const auto format = storageFormatNamed(text);
+      if (!format)
+        fail(at, "expected a storage format, found '" + text + "'");
+      endpoint.format = *format;
+    }
     if (take("replicas"))
       endpoint.replicas = number();
     while (take("axis")) {

@@ -131,6 +131,8 @@ private:
          << (endpoint.storage ? endpoint.checkpoint ? "checkpoint " : "files " : "ranks ") << ranges(endpoint.ranks);
     if (endpoint.storage)
       out_ << " in " << quoted(endpoint.directory);
+    if (endpoint.format != StorageFormat::safetensors)
+      out_ << " format " << quoted(name(endpoint.format));
     if (endpoint.replicas > 0)
       out_ << " replicas " << endpoint.replicas;
     out_ << "\n";

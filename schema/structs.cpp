@@ -4,6 +4,7 @@
 // assertion fails, restore the struct and add a new one in a new vector (schema/README.md).
 
 #include "formats/quantized_formats.h"
+#include "formats/storage_formats.h"
 
 #include <cstddef>
 #include <flatbuffers/flatbuffers.h>
@@ -82,6 +83,12 @@ static_assert(uint8_t(DType::bf16) == 0 && uint8_t(DType::fp16) == 1 && uint8_t(
               uint8_t(DType::u32) == 12 && uint8_t(DType::u64) == 13 && uint8_t(DType::boolean) == 14);
 static_assert(uint8_t(ViewKind::elements) == 0 && uint8_t(ViewKind::codes) == 1 && uint8_t(ViewKind::scales) == 2 &&
               uint8_t(ViewKind::plain_scales) == 3 && uint8_t(ViewKind::amax) == 4);
+static_assert(uint8_t(StorageFormat::safetensors) == uint8_t(reshard::StorageFormat::safetensors) &&
+              uint8_t(StorageFormat::dcp_safetensors) == uint8_t(reshard::StorageFormat::dcp_safetensors) &&
+              uint8_t(StorageFormat::dcp) == uint8_t(reshard::StorageFormat::dcp) &&
+              uint8_t(StorageFormat::megatron) == uint8_t(reshard::StorageFormat::megatron) &&
+              uint8_t(StorageFormat::torch_save) == uint8_t(reshard::StorageFormat::torch_save) &&
+              size_t(StorageFormat::MAX) + 1 == std::size(kStorageFormatNames));
 static_assert(uint8_t(StepKind::copy) == 0 && uint8_t(StepKind::send) == 1 && uint8_t(StepKind::recv) == 2 &&
               uint8_t(StepKind::fill) == 3 && uint8_t(StepKind::convert) == 4 && uint8_t(StepKind::reduce) == 5 &&
               uint8_t(StepKind::barrier) == 6 && uint8_t(StepKind::hook) == 7);

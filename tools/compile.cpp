@@ -2,9 +2,11 @@
 // reshard-compile: compiles a job (YAML) or IR text (.rir) into a plan or IR text, or prints errors.
 
 #include "compiler/compile.h"
+#include "analysis/checkpoints/stored_checkpoint.h"
 #include "analysis/common.h"
 #include "analysis/files/describe.h"
 #include "analysis/files/new_folder.h"
+#include "analysis/files/safetensors.h"
 #include "compiler/pass.h"
 #include "executor/load.h"
 #include "ir/text.h"
@@ -127,11 +129,14 @@ bool replacesStored(const Options &options, const std::string &job, const ir::La
 
 /// --describe: writes a model YAML for a checkpoint to -o or standard output.
 int describe(const Options &options) {
-  Checkpoint checkpoint;
-  throwOnError(readCheckpoint(options.describe, checkpoint), kUsage);
-  std::set<std::string> inputs{options.describe + "/config.json", options.describe + "/model.safetensors.index.json"};
-  for (const auto &[name, view] : checkpoint.tensors)
-    inputs.insert(view.file);
+  const Result<StoredCheckpoint> checkpoint = readStoredCheckpoint(options.describe);
+  throwOnError(checkpoint.status(), kUsage);
+  std::set<std::string> inputs{options.describe};
+  for (const char *name : {"config.json", "model.safetensors.index.json", ".metadata", "metadata.json"})
+    inputs.insert(options.describe + "/" + name);
+  for (const auto &[name, tensor] : checkpoint->tensors)
+    for (const StoredChunk &chunk : tensor.chunks)
+      inputs.insert(options.describe + "/" + chunk.file);
   if (replaces(options, {inputs.begin(), inputs.end()}))
     return kUsage;
   std::error_code error;
@@ -139,7 +144,7 @@ int describe(const Options &options) {
                     .lexically_normal(); // valid from any folder of the YAML
   if (!std::filesystem::is_regular_file(config, error))
     config.clear();
-  const std::string text = describeModel(checkpoint.tensors, options.describe, config);
+  const std::string text = describeModel(checkpoint->tensors, options.describe, config);
   if (options.output.empty())
     std::cout << text;
   else
@@ -147,23 +152,58 @@ int describe(const Options &options) {
   return kDone;
 }
 
-/// Reads names and dtypes from the headers of a source's files, for `dtype: stored`.
-llvm::Expected<StoredTensors> storedNames(const std::string &folder, bool checkpoint, int64_t meshRanks) {
-  StoredTensors names;
-  for (int64_t meshRank = 0; meshRank < (checkpoint ? 1 : meshRanks); ++meshRank) {
+/// Reads the headers of a source with one safetensors file for each mesh rank.
+llvm::Expected<StoredFiles> readRankFiles(const StoredRequest &request) {
+  StoredFiles result;
+  for (int64_t meshRank = 0; meshRank < request.meshRanks; ++meshRank) {
     Checkpoint files;
-    const std::string path = checkpoint ? folder : folder + "/" + rankFile(static_cast<uint32_t>(meshRank));
+    const std::string path = request.path + "/" + rankFile(static_cast<uint32_t>(meshRank));
     std::error_code unknown;
-    if (!checkpoint && !std::filesystem::exists(path, unknown))
+    if (!std::filesystem::exists(path, unknown))
       continue; // a rank without params
-    if (Status status = checkpoint ? readCheckpoint(path, files) : readSafetensors(path, files); !status.ok())
+    if (Status status = readSafetensors(path, files); !status.ok())
       return llvm::createStringError(status.message());
     for (const auto &[name, tensor] : files.tensors)
-      names.emplace_back(name, static_cast<ir::DType>(tensor.dtype));
+      result.tensors.push_back({name, static_cast<ir::DType>(tensor.dtype), tensor.shape, {}});
   }
-  if (names.empty())
-    return llvm::createStringError("'" + folder + "' contains no safetensors file with tensors");
-  return names;
+  return result;
+}
+
+/// Reads what the files of a source contain: for `dtype: stored`, and the chunks of other formats than Hugging Face's.
+llvm::Expected<StoredFiles> readStoredFiles(const StoredRequest &request) {
+  std::error_code unknown;
+  if (!request.required && !std::filesystem::exists(request.path, unknown))
+    return StoredFiles{};
+  StoredFiles result;
+  if (request.checkpoint) {
+    const Result<StorageFormat> format = recognizeCheckpoint(request.path);
+    if (!format.ok() && !request.required)
+      return StoredFiles{};
+    if (format.ok() && request.format && *request.format != *format)
+      return llvm::createStringError("'" + request.path + "' has the format '" + name(*format) + "', expected '" +
+                                     name(*request.format) + "'");
+    if (format.ok() && !request.required && *format == StorageFormat::safetensors)
+      return StoredFiles{};
+    const Result<StoredCheckpoint> stored = readStoredCheckpoint(request.path);
+    if (!stored.ok())
+      return llvm::createStringError(stored.status().message());
+    result.format = stored->format;
+    for (const auto &[name, tensor] : stored->tensors) {
+      FileTensor &each = result.tensors.emplace_back();
+      each = {name, static_cast<ir::DType>(tensor.dtype), tensor.shape, {}};
+      for (const StoredChunk &chunk : tensor.chunks)
+        each.chunks.push_back({chunk.offsets, chunk.lengths});
+    }
+  } else {
+    llvm::Expected<StoredFiles> files = readRankFiles(request);
+    if (!files)
+      return files.takeError();
+    result = std::move(*files);
+  }
+  if (result.tensors.empty())
+    return llvm::createStringError("'" + request.path + "' contains no " +
+                                   (request.checkpoint ? "tensors" : "safetensors file with tensors"));
+  return result;
 }
 
 /// The epochs in which the target ranks of an earlier plan joined.
@@ -291,7 +331,7 @@ private:
           std::find(options_.printAfter.begin(), options_.printAfter.end(), pass) != options_.printAfter.end())
         std::fprintf(stderr, "// ---- IR after %s ----\n%s", pass.c_str(), printed(module).c_str());
     };
-    options_.compile.readStoredTensors = storedNames;
+    options_.compile.readStoredFiles = readStoredFiles;
     try {
       return diagnostics_.ok() && compileJob(job_, options_.compile, result_, diagnostics_);
     } catch (const std::exception &exception) { // the last entry of times is the pass that threw
@@ -455,7 +495,9 @@ Command commandOf(Options &options) {
         "how parts of a checkpoint are assigned to the ranks that read or write them: optimum (default: minimizes the "
         "bytes of the busiest rank), or megatron (whole shards, in Megatron-Core's order)",
         setChoice(options.algorithm, {"optimum", "megatron"})},
-       {"--describe", "DIR", "print a first model YAML, made from the headers of the checkpoint in DIR; takes no job",
+       {"--describe", "DIR",
+        "print a first model YAML, made from the headers of the checkpoint in DIR, or of a file of torch.save; takes "
+        "no job",
         setText(options.describe)},
        {"--jobs", "N", "number of threads (default: all cores); the plan does not depend on it",
         setNumber(options.jobs, 1, 1024)},

@@ -57,9 +57,9 @@ void checkOptions(const ExecutionOptions &options, const Plan &plan) {
                               : "the job names no folder for its source, expected --source=DIR or --synthesize"};
   std::error_code unknown;
   if (const std::string folder = sourceFolder(options, plan);
-      !options.synthesize && options.source.empty() && !fs::is_directory(folder, unknown))
+      !options.synthesize && options.source.empty() && !fs::exists(folder, unknown))
     throw Failure{kUsage, "'" + folder +
-                              "' is not a folder: 'storage' of the job is relative to the plan's folder; --source=DIR "
+                              "' does not exist: 'storage' of the job is relative to the plan's folder; --source=DIR "
                               "names another folder"};
   if (options.synthesize && !options.allow.empty())
     throw Failure{kUsage, "--allow=extra applies to files, expected no --synthesize"};

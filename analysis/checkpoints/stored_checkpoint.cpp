@@ -78,6 +78,22 @@ std::optional<std::pair<const StoredChunk *, const StoredChunk *>> findOverlap(c
   return std::nullopt;
 }
 
+/// Sorts chunks by their offsets and removes those without elements, or all but one of them.
+void sortChunks(StoredTensor &tensor) {
+  std::stable_sort(tensor.chunks.begin(), tensor.chunks.end(),
+                   [](const StoredChunk &a, const StoredChunk &b) { return a.offsets < b.offsets; });
+  const auto empty = [](const StoredChunk &chunk) { return chunk.bytes == 0; };
+  if (!std::all_of(tensor.chunks.begin(), tensor.chunks.end(), empty)) {
+    std::erase_if(tensor.chunks, empty);
+  } else if (!tensor.chunks.empty()) {
+    tensor.chunks.resize(1);
+    tensor.chunks[0].offsets.assign(tensor.shape.size(), 0);
+    tensor.chunks[0].lengths = tensor.shape;
+  } else {
+    tensor.chunks.push_back({std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape, {}, 0, 0});
+  }
+}
+
 /// Adds the tensors of safetensors files that are whole tensors.
 void addWhole(const Checkpoint &files, const std::string &folder, StoredCheckpoint &checkpoint) {
   for (const auto &[name, view] : files.tensors) {
@@ -147,26 +163,21 @@ Status addShards(const std::string &folder, const std::string &file, StoredCheck
   return {};
 }
 
-Status readSafetensorsFolder(const std::string &folder, StoredCheckpoint &checkpoint) {
+/// Files of HuggingFaceStorageWriter(save_distributed=True).
+Status readShards(const std::string &folder, StoredCheckpoint &checkpoint) {
   const Result<std::vector<std::string>> files = safetensorsFiles(folder);
   if (!files.ok())
     return files.status();
-  if (files->empty())
-    return failed("'" + folder +
-                  "': not a checkpoint: expected '.metadata', 'model.safetensors.index.json' or files '*.safetensors'");
-  Checkpoint first;
-  if (Status status = readSafetensors(folder + "/" + files->front(), first); !status.ok())
-    return status;
-  if (first.metadata.contains("DCP_SHARDING_INFO")) {
-    checkpoint.format = CheckpointFormat::dcpSafetensors;
-    for (const std::string &file : *files)
-      if (Status status = addShards(folder, file, checkpoint); !status.ok())
-        return status;
-    for (const auto &[name, tensor] : checkpoint.tensors)
-      if (Status status = checkChunks(name, tensor, "'" + folder + "'"); !status.ok())
-        return status;
-    return {};
-  }
+  for (const std::string &file : *files)
+    if (Status status = addShards(folder, file, checkpoint); !status.ok())
+      return status;
+  for (const auto &[name, tensor] : checkpoint.tensors)
+    if (Status status = checkChunks(name, tensor, "'" + folder + "'"); !status.ok())
+      return status;
+  return {};
+}
+
+Status readWhole(const std::string &folder, StoredCheckpoint &checkpoint) {
   Checkpoint whole;
   if (Status status = readCheckpoint(folder, whole); !status.ok())
     return status;
@@ -174,22 +185,30 @@ Status readSafetensorsFolder(const std::string &folder, StoredCheckpoint &checkp
   return {};
 }
 
-Status readFolder(const std::string &folder, StoredCheckpoint &checkpoint) {
-  if (!fs::exists(folder + "/.metadata"))
-    return readSafetensorsFolder(folder, checkpoint);
-  const bool megatron = fs::exists(folder + "/metadata.json");
-  checkpoint.format = megatron ? CheckpointFormat::megatron : CheckpointFormat::dcp;
+Status readSingle(const std::string &path, StoredCheckpoint &checkpoint) {
+  Checkpoint single;
+  if (Status status = readSafetensors(path, single); !status.ok())
+    return status;
+  addWhole(single, {}, checkpoint);
+  return {};
+}
+
+/// Megatron-Core's common state is beside the tensors.
+Status readMegatron(const std::string &folder, StoredCheckpoint &checkpoint) {
   if (Status status = readDcp(folder, checkpoint); !status.ok())
     return status;
-  // Megatron-Core's common state, beside the tensors.
-  if (std::error_code error; megatron && fs::exists(folder + "/common.pt"))
+  if (std::error_code error; fs::exists(folder + "/common.pt"))
     checkpoint.objects["common.pt"] = {"common.pt", 0, fs::file_size(folder + "/common.pt", error)};
   return {};
 }
 
-Status readTorchSave(const std::string &path, const MappedFile &file, StoredCheckpoint &checkpoint) {
-  checkpoint.format = CheckpointFormat::torchSave;
-  const std::string_view archive(reinterpret_cast<const char *>(file.data()), file.bytes());
+std::string_view textOf(const MappedFile &file) { return {reinterpret_cast<const char *>(file.data()), file.bytes()}; }
+
+Status readTorchSave(const std::string &path, StoredCheckpoint &checkpoint) {
+  const Result<MappedFile> file = MappedFile::open(path);
+  if (!file.ok())
+    return file.status();
+  const std::string_view archive = textOf(*file);
   const Result<TorchFile> read = readTorchFile(archive, "'" + path + "'");
   if (!read.ok())
     return read.status();
@@ -208,11 +227,6 @@ Status readTorchSave(const std::string &path, const MappedFile &file, StoredChec
 }
 
 } // namespace
-
-const char *nameOf(CheckpointFormat format) {
-  constexpr const char *kNames[] = {"safetensors", "DCP safetensors", "DCP", "Megatron torch_dist", "torch.save"};
-  return kNames[static_cast<size_t>(format)];
-}
 
 Status checkChunks(const std::string &name, const StoredTensor &tensor, const std::string &where) {
   const auto refuse = [&](const std::string &why) { return failed(where + ": tensor '" + name + "': " + why); };
@@ -242,26 +256,58 @@ Status checkChunks(const std::string &name, const StoredTensor &tensor, const st
   return {};
 }
 
-Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path) {
-  StoredCheckpoint checkpoint;
-  if (fs::is_directory(path)) {
-    if (Status status = readFolder(path, checkpoint); !status.ok())
-      return status;
-    return checkpoint;
+Result<StorageFormat> recognizeCheckpoint(const std::string &path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) {
+    const Result<MappedFile> file = MappedFile::open(path);
+    if (!file.ok())
+      return file.status();
+    return textOf(*file).starts_with("PK\x03\x04") ? StorageFormat::torch_save : StorageFormat::safetensors;
   }
-  const Result<MappedFile> file = MappedFile::open(path);
-  if (!file.ok())
-    return file.status();
-  constexpr std::string_view kZip = "PK\x03\x04";
-  if (std::string_view(reinterpret_cast<const char *>(file->data()), file->bytes()).starts_with(kZip)) {
-    if (Status status = readTorchSave(path, *file, checkpoint); !status.ok())
-      return status;
-    return checkpoint;
-  }
-  Checkpoint single;
-  if (Status status = readSafetensors(path, single); !status.ok())
+  if (fs::exists(path + "/.metadata", error))
+    return fs::exists(path + "/metadata.json", error) ? StorageFormat::megatron : StorageFormat::dcp;
+  if (fs::exists(path + "/model.safetensors.index.json", error) || fs::exists(path + "/model.safetensors", error))
+    return StorageFormat::safetensors;
+  const Result<std::vector<std::string>> files = safetensorsFiles(path);
+  if (!files.ok())
+    return files.status();
+  if (files->empty())
+    return failed("'" + path +
+                  "': not a checkpoint: expected '.metadata', 'model.safetensors.index.json' or files '*.safetensors'");
+  Checkpoint first;
+  if (Status status = readSafetensors(path + "/" + files->front(), first); !status.ok())
     return status;
-  addWhole(single, {}, checkpoint);
+  return first.metadata.contains("DCP_SHARDING_INFO") ? StorageFormat::dcp_safetensors : StorageFormat::safetensors;
+}
+
+Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path) {
+  const Result<StorageFormat> format = recognizeCheckpoint(path);
+  if (!format.ok())
+    return format.status();
+  StoredCheckpoint checkpoint;
+  checkpoint.format = *format;
+  Status status;
+  switch (*format) {
+  case StorageFormat::safetensors:
+    status = fs::is_directory(path) ? readWhole(path, checkpoint) : readSingle(path, checkpoint);
+    break;
+  case StorageFormat::dcp_safetensors:
+    status = readShards(path, checkpoint);
+    break;
+  case StorageFormat::dcp:
+    status = readDcp(path, checkpoint);
+    break;
+  case StorageFormat::megatron:
+    status = readMegatron(path, checkpoint);
+    break;
+  case StorageFormat::torch_save:
+    status = readTorchSave(path, checkpoint);
+    break;
+  }
+  if (!status.ok())
+    return status;
+  for (auto &[name, tensor] : checkpoint.tensors)
+    sortChunks(tensor);
   return checkpoint;
 }
 

@@ -3,6 +3,7 @@
 // lies in which file, and its other objects. No data is read, and no code of a checkpoint is run.
 #pragma once
 
+#include "formats/storage_formats.h"
 #include "schema/manifest.h"
 #include "support/status.h"
 
@@ -20,7 +21,8 @@ struct StoredChunk {
   uint64_t begin = 0, bytes = 0;         // in the file
 };
 
-/// A tensor. Its chunks do not overlap, and together they are the whole tensor.
+/// A tensor. Its chunks do not overlap, and together they are the whole tensor. They are sorted by their offsets. A
+/// chunk without elements occurs only if the tensor has none; it is then the only one.
 struct StoredTensor {
   schema::DType dtype = schema::DType::u8;
   std::vector<int64_t> shape;
@@ -33,23 +35,15 @@ struct StoredObject {
   uint64_t begin = 0, bytes = 0; // in the file; 0 bytes if it is part of a larger pickle
 };
 
-enum class CheckpointFormat : uint8_t {
-  safetensors,    // one file, or a folder as Hugging Face writes it
-  dcpSafetensors, // torch.distributed.checkpoint's HuggingFaceStorageWriter(save_distributed=True)
-  dcp,            // torch.distributed.checkpoint
-  megatron,       // Megatron-Core's torch_dist: dcp and metadata.json
-  torchSave,      // one file of torch.save
-};
-
-/// "DCP", "Megatron torch_dist" and so on.
-const char *nameOf(CheckpointFormat format);
-
 struct StoredCheckpoint {
-  CheckpointFormat format = CheckpointFormat::safetensors;
+  StorageFormat format = StorageFormat::safetensors;
   std::string version; // of the format, if the checkpoint states it
   std::map<std::string, StoredTensor> tensors;
   std::map<std::string, StoredObject> objects;
 };
+
+/// The format of a file or a folder, from the names of its files and the first header. An error if it has none.
+Result<StorageFormat> recognizeCheckpoint(const std::string &path);
 
 /// Reads what a file or a folder contains, and recognizes its format. Errors name the file, the tensor, what was found
 /// and what was expected.

@@ -202,6 +202,14 @@ std::optional<schema::DType> dtypeFromTorch(std::string_view global) {
   return std::nullopt;
 }
 
+std::pair<std::string_view, std::string_view> torchGlobals(schema::DType dtype) {
+  constexpr std::string_view kModule = "torch ";
+  for (const TorchType &type : kTypes)
+    if (type.dtype == dtype)
+      return {type.global.substr(kModule.size()), type.storage.empty() ? "" : type.storage.substr(kModule.size())};
+  return {};
+}
+
 std::vector<std::string_view> withDtypes(std::span<const std::string_view> globals) {
   std::vector<std::string_view> all(globals.begin(), globals.end());
   for (const TorchType &type : kTypes) {

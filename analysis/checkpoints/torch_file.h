@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace reshard::analysis {
@@ -32,6 +33,9 @@ struct TorchFile {
 
 /// The dtype of the global "torch float32", "torch bfloat16" and so on; empty if the schema has no such dtype.
 std::optional<schema::DType> dtypeFromTorch(std::string_view global);
+
+/// The names in module torch of a dtype and of its typed storage, which is empty if it has none.
+std::pair<std::string_view, std::string_view> torchGlobals(schema::DType dtype);
 
 /// These globals, and those of all dtypes and of their storages: the ones that a pickle may have (Pickle::read).
 std::vector<std::string_view> withDtypes(std::span<const std::string_view> globals);

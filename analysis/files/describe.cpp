@@ -171,17 +171,18 @@ std::string textOf(const Line &line, schema::DType usual, const std::map<std::st
 
 } // namespace
 
-std::string describeModel(const TensorViews &tensors, const std::string &origin, const std::string &config) {
+std::string describeModel(const std::map<std::string, StoredTensor> &tensors, const std::string &origin,
+                          const std::string &config) {
   std::map<std::string, Pattern> patterns;
   std::map<schema::DType, int64_t> dtypes; // tensors
-  for (const auto &[name, view] : tensors) {
+  for (const auto &[name, tensor] : tensors) {
     Name parts = read(name);
     Pattern &pattern = patterns[parts.pattern];
     pattern.variables = parts.variables;
-    Group &group = pattern.groups[{view.shape, view.dtype}];
+    Group &group = pattern.groups[{tensor.shape, tensor.dtype}];
     group.names.push_back(name);
     group.values.push_back(parts.values);
-    ++dtypes[view.dtype];
+    ++dtypes[tensor.dtype];
   }
   const auto most =
       std::max_element(dtypes.begin(), dtypes.end(), [](const auto &a, const auto &b) { return a.second < b.second; });

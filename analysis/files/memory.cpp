@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/files/memory.h"
 
+#include "analysis/checkpoints/dcp_writer.h"
+#include "analysis/checkpoints/stored_checkpoint.h"
+#include "analysis/checkpoints/torch_archive.h"
 #include "analysis/common.h"
 #include "analysis/flatbuffer_vectors.h"
 #include "analysis/layout/element_ranges.h"
@@ -20,6 +23,9 @@
 namespace reshard::analysis {
 
 namespace {
+
+/// The file that a target of format torch-save has in its folder.
+constexpr const char *kTorchFile = "model.pt";
 
 std::string shapeText(const std::vector<int64_t> &shape) {
   std::string text = "[";
@@ -46,6 +52,40 @@ bool heldElsewhere(const schema::Endpoint &endpoint, uint32_t number) {
 
 std::string locationOf(const schema::Endpoint &endpoint, uint32_t meshRank) {
   return endpoint.checkpoint() ? "the checkpoint" : meshRankName(endpoint, meshRank);
+}
+
+reshard::StorageFormat formatOf(const schema::Endpoint &endpoint) {
+  return static_cast<reshard::StorageFormat>(endpoint.format());
+}
+
+/// Creates a checkpoint of a format.
+Status createOf(schema::StorageFormat format, const std::string &folder, const std::vector<TensorSpec> &tensors,
+                int64_t fileBytes, Checkpoint &checkpoint) {
+  switch (format) {
+  case schema::StorageFormat::safetensors:
+    return createCheckpoint(folder, tensors, fileBytes, checkpoint);
+  case schema::StorageFormat::dcp_safetensors:
+    return createDcpSafetensors(folder, tensors, fileBytes, checkpoint);
+  case schema::StorageFormat::dcp:
+    return createDcp(folder, tensors, fileBytes, checkpoint);
+  case schema::StorageFormat::torch_save:
+    return createTorchFile(folder + "/" + kTorchFile, tensors, checkpoint);
+  case schema::StorageFormat::megatron:
+    break;
+  }
+  return failed("checkpoints of format 'megatron' cannot be written");
+}
+
+/// Adds names that the plan does not use to `unknown`, or refuses them if it is null.
+Status reportLeft(uint32_t endpoint, const std::string &what, const std::string &kind, std::set<std::string> left,
+                  std::set<std::string> *unknown) {
+  if (unknown)
+    unknown->merge(left);
+  else if (!left.empty())
+    return failed(what + " has " + kind + " '" + *left.begin() + "', which the plan does not use" +
+                  (left.size() > 1 ? " (and " + std::to_string(left.size() - 1) + " more)" : "") +
+                  (endpoint == 0 ? "; --allow=extra ignores such " + kind + "s" : std::string()));
+  return {};
 }
 
 } // namespace
@@ -186,13 +226,85 @@ Status Memory::bindFile(uint32_t endpointNumber, uint32_t meshRankNumber, const 
       memory.params[p][instance.instance] = view.data;
     }
   }
-  if (unknown)
-    unknown->merge(left);
-  else if (!left.empty())
-    return failed(what + " has tensor '" + *left.begin() + "', which the plan does not use" +
-                  (left.size() > 1 ? " (and " + std::to_string(left.size() - 1) + " more)" : "") +
-                  (endpointNumber == 0 ? "; --allow=extra ignores such tensors" : ""));
-  return {};
+  return reportLeft(endpointNumber, what, "tensor", std::move(left), unknown);
+}
+
+/// Opens a checkpoint in a format with chunks. Mesh rank i is bound to chunk i of each tensor. The lengths of all
+/// chunks in order, which tile the tensor, determine their offsets: it is enough to compare the lengths with the
+/// plan's.
+Status Memory::openChunks(uint32_t endpointNumber, const std::string &given, bool writable,
+                          std::set<std::string> *unknown) {
+  const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
+  const reshard::StorageFormat format = formatOf(endpoint);
+  std::error_code error;
+  const std::string path = format == reshard::StorageFormat::torch_save && std::filesystem::is_directory(given, error)
+                               ? given + "/" + kTorchFile
+                               : given;
+  const Result<StoredCheckpoint> stored = readStoredCheckpoint(path);
+  if (!stored.ok())
+    return stored.status();
+  if (stored->format != format)
+    return failed("'" + path + "' has the format '" + name(stored->format) + "', but the plan was compiled for '" +
+                  name(format) + "'; compile the plan with this source");
+  const bool folder = std::filesystem::is_directory(path);
+  checkpoints_.push_back(std::make_unique<Checkpoint>());
+  std::vector<MappedFile> &files = checkpoints_.back()->files;
+  std::map<std::string, size_t> opened;
+  std::map<std::string, size_t> used; // chunks of each tensor that the plan has
+  for (uint32_t meshRank = 0; meshRank < endpoint.ranks()->size(); ++meshRank) {
+    MeshRankMemory &memory = addRank(endpointNumber, meshRank);
+    for (uint32_t p = 0; p < memory.params.size(); ++p) {
+      const schema::Param &param = *endpoint.params()->Get(p);
+      if (!schema::bindable(param))
+        continue;
+      for (const schema::ParamInstance &instance : schema::instances(plan_.manifest(), endpoint, p, meshRank)) {
+        const std::string title = "'" + path + "': tensor '" + instance.name + "'";
+        const auto found = stored->tensors.find(instance.name);
+        if (found == stored->tensors.end())
+          return failed("'" + path + "' has no tensor '" + instance.name + "'");
+        const StoredTensor &tensor = found->second;
+        if (tensor.dtype != schema::storageDtypeOf(param))
+          return failed(title + " is " + schema::dtypeName(tensor.dtype) + ", expected " +
+                        schema::dtypeName(schema::storageDtypeOf(param)));
+        if (meshRank >= tensor.chunks.size() || tensor.chunks[meshRank].lengths != instance.shape)
+          return failed(title + ": chunk " + std::to_string(meshRank) + " " +
+                        (meshRank >= tensor.chunks.size() ? "does not exist"
+                                                          : "has shape " + shapeText(tensor.chunks[meshRank].lengths)) +
+                        ", expected shape " + shapeText(instance.shape) +
+                        "; the plan was compiled for a checkpoint with other chunks: compile it with this source");
+        const StoredChunk &chunk = tensor.chunks[meshRank];
+        ++used[instance.name];
+        const auto [file, added] = opened.try_emplace(chunk.file, files.size());
+        if (added) {
+          Result<MappedFile> mapped = MappedFile::open(folder ? path + "/" + chunk.file : path,
+                                                       writable ? MappedFile::Access::write : MappedFile::Access::read);
+          if (!mapped.ok())
+            return mapped.status();
+          files.push_back(std::move(*mapped));
+        }
+        const MappedFile &mapped = files[file->second];
+        if (chunk.begin > mapped.bytes() || chunk.bytes > mapped.bytes() - chunk.begin)
+          return failed(title + ": the file '" + chunk.file + "' became shorter while it was opened");
+        memory.params[p][instance.instance] = const_cast<std::byte *>(mapped.data()) + chunk.begin;
+      }
+    }
+  }
+  for (const auto &[tensorName, count] : used)
+    if (const size_t chunks = stored->tensors.at(tensorName).chunks.size(); chunks != count)
+      return failed("'" + path + "': tensor '" + tensorName + "' has " + std::to_string(chunks) +
+                    " chunks, but the plan was compiled for " + std::to_string(count) +
+                    ": compile it with this source");
+  std::set<std::string> left;
+  for (const auto &[tensorName, tensor] : stored->tensors)
+    if (!used.contains(tensorName))
+      left.insert(tensorName);
+  const std::string what = "checkpoint '" + path + "'";
+  if (Status status = reportLeft(endpointNumber, what, "tensor", std::move(left), unknown); !status.ok())
+    return status;
+  std::set<std::string> objects;
+  for (const auto &[object, place] : stored->objects)
+    objects.insert(object);
+  return reportLeft(endpointNumber, what, "object", std::move(objects), unknown);
 }
 
 void Memory::dropEndpoint(uint32_t endpoint) {
@@ -202,6 +314,8 @@ void Memory::dropEndpoint(uint32_t endpoint) {
 Status Memory::openFiles(uint32_t endpointNumber, const std::string &folder, bool writable,
                          std::set<std::string> *unknown) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
+  if (endpoint.format() != schema::StorageFormat::safetensors)
+    return openChunks(endpointNumber, folder, writable, unknown);
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error))
     return failed("'" + folder + "' is not a folder");
@@ -240,6 +354,9 @@ Status Memory::openFiles(uint32_t endpointNumber, const std::string &folder, boo
 Status Memory::createFiles(uint32_t endpointNumber, const std::string &folder, uint64_t shardBytes) {
   constexpr uint64_t kShardBytes = 5'000'000'000;
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
+  if (endpointNumber == 0 && endpoint.format() != schema::StorageFormat::safetensors)
+    return failed(std::string("a source of format '") + name(formatOf(endpoint)) +
+                  "' cannot be written, expected 'safetensors'");
   for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
     if (!mine(endpoint, p))
       continue;
@@ -249,8 +366,8 @@ Status Memory::createFiles(uint32_t endpointNumber, const std::string &folder, u
     checkpoints_.push_back(std::make_unique<Checkpoint>());
     Checkpoint &checkpoint = *checkpoints_.back();
     if (Status status = endpoint.checkpoint()
-                            ? createCheckpoint(folder, tensors,
-                                               static_cast<int64_t>(shardBytes ? shardBytes : kShardBytes), checkpoint)
+                            ? createOf(endpoint.format(), folder, tensors,
+                                       static_cast<int64_t>(shardBytes ? shardBytes : kShardBytes), checkpoint)
                             : createSafetensors(folder + "/" + rankFile(endpoint.ranks()->Get(p)), tensors, checkpoint);
         !status.ok())
       return status;

@@ -55,6 +55,7 @@ private:
   Status bindFile(uint32_t endpoint, uint32_t meshRank, const std::string &what, Checkpoint &checkpoint,
                   std::set<std::string> *unknown = nullptr);
 
+  Status openChunks(uint32_t endpoint, const std::string &path, bool writable, std::set<std::string> *unknown);
   bool mine(const schema::Endpoint &endpoint, uint32_t meshRank) const;
 
   const Plan &plan_;

@@ -389,17 +389,10 @@ Status createCheckpoint(const std::string &folder, const std::vector<TensorSpec>
                         Checkpoint &checkpoint) {
   constexpr const char *kMetadata =
       R"("__metadata__":{"format":"pt"})"; // as save_pretrained writes it; some versions of transformers require it
-  std::vector<std::vector<TensorSpec>> files(1);
-  int64_t filled = 0, total = 0;
-  for (const TensorSpec &tensor : tensors) {
-    if (filled > 0 && filled + tensor.bytes > fileBytes) {
-      files.emplace_back();
-      filled = 0;
-    }
-    files.back().push_back(tensor);
-    filled += tensor.bytes;
+  const std::vector<std::vector<TensorSpec>> files = splitIntoFiles(tensors, fileBytes);
+  int64_t total = 0;
+  for (const TensorSpec &tensor : tensors)
     total += tensor.bytes;
-  }
   if (files.size() == 1)
     return createFile(folder + "/model.safetensors", files[0], kMetadata, checkpoint);
   std::string map;
@@ -414,6 +407,37 @@ Status createCheckpoint(const std::string &folder, const std::vector<TensorSpec>
   const std::string text = "{\n  \"metadata\": {\n    \"total_size\": " + std::to_string(total) +
                            "\n  },\n  \"weight_map\": {\n" + map + "\n  }\n}\n";
   return writeFile(folder + "/model.safetensors.index.json", text);
+}
+
+Status createDcpSafetensors(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
+                            Checkpoint &checkpoint) {
+  const std::vector<std::vector<TensorSpec>> files = splitIntoFiles(tensors, fileBytes);
+  for (size_t i = 0; i < files.size(); ++i) {
+    Json info = Json::object();
+    for (const TensorSpec &tensor : files[i])
+      info[tensor.name]["saved_offsets"] = std::vector<int64_t>(tensor.shape.size(), 0);
+    const Json metadata = {{"DCP_SHARDING_INFO", info.dump()}, {"DCP_VERSION", "1.0"}, {"format", "pt"}};
+    char name[96];
+    std::snprintf(name, sizeof name, "shard-00001-model-%05zu-of-%05zu.safetensors", i + 1, files.size());
+    if (Status status = createFile(folder + "/" + name, files[i], "\"__metadata__\":" + metadata.dump(), checkpoint);
+        !status.ok())
+      return status;
+  }
+  return {};
+}
+
+std::vector<std::vector<TensorSpec>> splitIntoFiles(const std::vector<TensorSpec> &tensors, int64_t fileBytes) {
+  std::vector<std::vector<TensorSpec>> files(1);
+  int64_t filled = 0;
+  for (const TensorSpec &tensor : tensors) {
+    if (filled > 0 && filled + tensor.bytes > fileBytes) {
+      files.emplace_back();
+      filled = 0;
+    }
+    files.back().push_back(tensor);
+    filled += tensor.bytes;
+  }
+  return files;
 }
 
 } // namespace reshard::analysis

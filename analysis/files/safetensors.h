@@ -62,6 +62,14 @@ Status createSafetensors(const std::string &path, const std::vector<TensorSpec> 
 Status createCheckpoint(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
                         Checkpoint &checkpoint);
 
+/// Creates a checkpoint as torch.distributed.checkpoint's HuggingFaceStorageWriter(save_distributed=True) writes it,
+/// with one chunk for each tensor, in files of at most `fileBytes`.
+Status createDcpSafetensors(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
+                            Checkpoint &checkpoint);
+
+/// The tensors by file, in order: each file has at most `fileBytes`, or one tensor.
+std::vector<std::vector<TensorSpec>> splitIntoFiles(const std::vector<TensorSpec> &tensors, int64_t fileBytes);
+
 /// "rank-00007.safetensors"
 std::string rankFile(uint32_t rank);
 

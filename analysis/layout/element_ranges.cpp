@@ -230,7 +230,11 @@ Coverage coverageOf(const InstanceLayout &layout) {
 }
 
 std::string meshRankName(const Endpoint &endpoint, uint32_t meshRank) {
-  return (endpoint.storage() ? "file " : "rank ") + std::to_string(endpoint.ranks()->Get(meshRank));
+  const bool chunks = endpoint.format() != schema::StorageFormat::safetensors;
+  return (chunks               ? "stored chunk "
+          : endpoint.storage() ? "file "
+                               : "rank ") +
+         std::to_string(endpoint.ranks()->Get(meshRank));
 }
 
 } // namespace reshard::analysis

@@ -75,7 +75,7 @@ private:
 
 Coverage coverageOf(const InstanceLayout &layout);
 
-/// "rank 3", or "file 3" of a storage endpoint.
+/// "rank 3", of a storage endpoint "file 3", or "stored chunk 3" in formats with chunks.
 std::string meshRankName(const schema::Endpoint &endpoint, uint32_t meshRank);
 
 } // namespace reshard::analysis

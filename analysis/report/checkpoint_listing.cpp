@@ -41,7 +41,7 @@ Json toJson(const StoredCheckpoint &checkpoint) {
   }
   for (const auto &[name, object] : checkpoint.objects)
     objects[name] = {{"file", object.file}, {"begin", object.begin}, {"bytes", object.bytes}};
-  return {{"format", nameOf(checkpoint.format)},
+  return {{"format", titleOf(checkpoint.format)},
           {"version", checkpoint.version},
           {"tensors", tensors},
           {"objects", objects}};
@@ -57,7 +57,7 @@ void printListing(const std::string &path, const StoredCheckpoint &checkpoint, b
       bytes += chunk.bytes;
       files.insert(chunk.file);
     }
-  std::printf("%s: %s%s%s: %s in %s, %s, %s; %s\n", printable(path).c_str(), nameOf(checkpoint.format),
+  std::printf("%s: %s%s%s: %s in %s, %s, %s; %s\n", printable(path).c_str(), titleOf(checkpoint.format),
               checkpoint.version.empty() ? "" : " ", printable(checkpoint.version).c_str(),
               counted(checkpoint.tensors.size(), "tensor").c_str(), counted(parts, "chunk").c_str(),
               counted(files.size(), "file").c_str(), humanBytes(static_cast<double>(bytes)).c_str(),

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "compiler/frontend/allowed.h"
-#include "compiler/frontend/stored_types.h"
+#include "compiler/frontend/stored_tensors.h"
 #include "ir/ir.h"
 #include "yaml/node.h"
 
@@ -205,8 +205,11 @@ struct EndpointDeclaration {
   int64_t replicas = 0; // engine replicas of a target; 0: not given
   Location replicasAt;
   bool storage = false;
-  bool checkpoint = false; // true for storage without a mesh: a Hugging Face checkpoint
+  bool checkpoint = false; // true for storage without a mesh: one checkpoint of `format`
+  StorageFormat format = StorageFormat::safetensors;
+  std::shared_ptr<const StoredFiles> files; // the tensors in the files of a source, if they have been read
   std::string directory;
+  Location storageAt;
   std::map<std::string, ShardRule> placement; // overrides `place` of the layout
   std::map<std::string, int64_t> switches;    // the layout's defaults with this endpoint's overrides
   std::vector<Glob> only, ignore;
@@ -247,7 +250,7 @@ std::optional<Model> readModel(const Node &node, const std::string &folder, Diag
 /// Reads a job: the file, the files it includes (paths are relative to the including file), and overrides `a.b=c`.
 /// nullopt after an error.
 std::optional<Job> readJob(const std::string &path, const std::vector<std::string> &overrides, Diagnostics &diagnostics,
-                           const Allowed &allowed = {}, const ReadStoredTensors &readStoredTensors = {});
+                           const Allowed &allowed = {}, const ReadStoredFiles &readStoredFiles = {});
 
 /// Computes the layout IR of a job: tensor patterns, shardings, params, mesh ranks. An error about two sides that
 /// disagree names both. nullopt after an error.

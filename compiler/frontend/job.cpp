@@ -39,9 +39,9 @@ std::optional<int64_t> readBytes(const Node &node, const std::string &what, Diag
 
 class JobReader {
 public:
-  JobReader(const std::string &path, const Allowed &allowed, const ReadStoredTensors &readStoredTensors,
+  JobReader(const std::string &path, const Allowed &allowed, const ReadStoredFiles &readStoredFiles,
             Diagnostics &diagnostics)
-      : allowed_(allowed), readStoredTensors_(readStoredTensors), diagnostics_(diagnostics) {
+      : allowed_(allowed), readStoredFiles_(readStoredFiles), diagnostics_(diagnostics) {
     job_.path = path;
   }
 
@@ -182,20 +182,67 @@ private:
         diagnostics_.error(axis->at, "unknown axis '" + axis->text + "' in 'group'" + suggestion(axis->text, known));
   }
 
-  /// Reads the dtypes for `dtype: stored` from the headers of the source's files.
-  void readStoredTensors(EndpointDeclaration &endpoint) {
-    const Location at = *endpoint.form.storedAt;
-    if (!endpoint.storage || endpoint.role != "source")
+  /// Reads `storage`: a path, or {folder, format}. Returns the format, if it is stated.
+  std::optional<StorageFormat> readStorage(const Node &node, EndpointDeclaration &endpoint) {
+    endpoint.storage = true;
+    endpoint.storageAt = node.at;
+    if (node.kind != Node::Kind::map) {
+      endpoint.directory = readText(node, "'storage'", diagnostics_).value_or("");
+      return std::nullopt;
+    }
+    Fields fields(node, "'storage'", diagnostics_);
+    if (const Node *folder = fields.require("folder"))
+      endpoint.directory = readText(*folder, "'folder' of 'storage'", diagnostics_).value_or("");
+    std::optional<StorageFormat> format;
+    if (const Node *named = fields.find("format")) {
+      format = storageFormatNamed(named->kind == Node::Kind::scalar ? named->text : "");
+      if (!format)
+        refuse(*named, "safetensors, dcp-safetensors, dcp, megatron or torch-save", "'format' of 'storage'",
+               diagnostics_);
+    }
+    fields.finish();
+    return format;
+  }
+
+  /// Reads what the files of a source contain: for `dtype: stored`, and to find the chunks of other formats than
+  /// Hugging Face's.
+  void readStoredFiles(std::optional<StorageFormat> format, EndpointDeclaration &endpoint) {
+    const bool other = format && *format != StorageFormat::safetensors;
+    if (endpoint.form.storedAt && (!endpoint.storage || endpoint.role != "source"))
       return diagnostics_.error(
-          at, "'dtype: stored' reads dtypes from file headers and needs a source with 'storage', found it in the " +
-                  endpoint.role);
-    if (!readStoredTensors_)
-      return diagnostics_.error(at, "'dtype: stored': this program does not read the headers of stored files");
-    const std::string folder = joinPath(folderOf(job_.path), endpoint.directory);
-    llvm::Expected<StoredTensors> names = readStoredTensors_(folder, endpoint.checkpoint, endpoint.meshSize);
-    if (!names)
-      return diagnostics_.error(at, "'dtype: stored': " + toString(names.takeError()));
-    endpoint.form.stored = std::make_shared<StoredTypes>(std::move(*names), at);
+          *endpoint.form.storedAt,
+          "'dtype: stored' reads dtypes from file headers and needs a source with 'storage', found it in the " +
+              endpoint.role);
+    if (other && !endpoint.checkpoint)
+      return diagnostics_.error(endpoint.storageAt, std::string("'format: ") + name(*format) +
+                                                        "' and 'mesh' cannot be combined: the files of a source state "
+                                                        "its chunks, and a target has one for each tensor; remove "
+                                                        "'mesh'");
+    if (other && endpoint.role != "source" && *format == StorageFormat::megatron)
+      return diagnostics_.error(endpoint.storageAt, "the " + endpoint.role +
+                                                        " has the format 'megatron', which only a "
+                                                        "source may have");
+    endpoint.format = format.value_or(StorageFormat::safetensors);
+    if (endpoint.role != "source" || !endpoint.storage || (!endpoint.form.storedAt && !endpoint.checkpoint))
+      return;
+    const Location at = endpoint.form.storedAt.value_or(endpoint.storageAt);
+    const std::string what = endpoint.form.storedAt ? "'dtype: stored'" : "'storage'";
+    if (!readStoredFiles_) {
+      if (endpoint.form.storedAt || other)
+        diagnostics_.error(at, what + ": this program does not read stored files");
+      return;
+    }
+    llvm::Expected<StoredFiles> files = readStoredFiles_({.path = joinPath(folderOf(job_.path), endpoint.directory),
+                                                          .checkpoint = endpoint.checkpoint,
+                                                          .meshRanks = endpoint.meshSize,
+                                                          .format = format,
+                                                          .required = endpoint.form.storedAt || other});
+    if (!files)
+      return diagnostics_.error(at, what + ": " + toString(files.takeError()));
+    endpoint.format = files->format;
+    endpoint.files = std::make_shared<StoredFiles>(std::move(*files));
+    if (endpoint.form.storedAt)
+      endpoint.form.stored = std::make_shared<StoredTypes>(*endpoint.files, at);
   }
 
   void readEndpoint(const Node &node, const std::string &role) {
@@ -212,17 +259,13 @@ private:
     if (const Node *layout = fields.find("layout"))
       readLayoutName(*layout, endpoint);
     const Node *storage = fields.find("storage");
-    if (storage) {
-      endpoint.storage = true;
-      endpoint.directory = readText(*storage, "'storage'", diagnostics_).value_or("");
-    }
+    const std::optional<StorageFormat> format = storage ? readStorage(*storage, endpoint) : std::nullopt;
     const Node *mesh = storage ? fields.find("mesh") : fields.require("mesh");
     endpoint.checkpoint = storage && (!mesh || (mesh->kind == Node::Kind::map && mesh->entries.empty()));
     endpoint.meshAt = node.at;
     const bool meshed = mesh ? readMesh(*mesh, job_.model.let, endpoint, diagnostics_) : storage != nullptr;
     axesKnown_ = axesKnown_ && meshed && (!endpoint.layout || endpoint.layoutDeclaration);
-    if (endpoint.form.storedAt)
-      readStoredTensors(endpoint);
+    readStoredFiles(format, endpoint);
     if (const Node *replicas = fields.find("replicas"))
       readReplicas(*replicas, endpoint);
     const Node *ranks = fields.find("ranks");
@@ -424,7 +467,7 @@ private:
   }
 
   const Allowed &allowed_;
-  const ReadStoredTensors &readStoredTensors_;
+  const ReadStoredFiles &readStoredFiles_;
   Diagnostics &diagnostics_;
   Job job_;
   std::vector<const Node *> nodes_;   // of job_.endpoints
@@ -437,8 +480,8 @@ private:
 } // namespace
 
 std::optional<Job> readJob(const std::string &path, const std::vector<std::string> &overrides, Diagnostics &diagnostics,
-                           const Allowed &allowed, const ReadStoredTensors &readStoredTensors) {
-  return JobReader(path, allowed, readStoredTensors, diagnostics).read(overrides);
+                           const Allowed &allowed, const ReadStoredFiles &readStoredFiles) {
+  return JobReader(path, allowed, readStoredFiles, diagnostics).read(overrides);
 }
 
 } // namespace reshard

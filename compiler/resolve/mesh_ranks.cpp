@@ -56,7 +56,9 @@ bool independent(const ir::Endpoint &endpoint, std::vector<unsigned> axes) {
 }
 
 std::string meshRankText(const ir::Endpoint &endpoint, int64_t meshRank) {
-  return endpoint.storage ? "file " + std::to_string(meshRank) : "rank " + std::to_string(endpoint.ranks[meshRank]);
+  if (!endpoint.storage)
+    return "rank " + std::to_string(endpoint.ranks[meshRank]);
+  return (endpoint.format == StorageFormat::safetensors ? "file " : "stored chunk ") + std::to_string(meshRank);
 }
 
 } // namespace reshard

@@ -17,7 +17,7 @@ std::vector<int64_t> distinctMeshRanks(const ir::Endpoint &endpoint, std::vector
 /// other.
 bool independent(const ir::Endpoint &endpoint, std::vector<unsigned> axes);
 
-/// "rank 12" (the world rank), for storage "file 12".
+/// "rank 12" (the world rank), for storage "file 12", or "stored chunk 12" in formats with chunks.
 std::string meshRankText(const ir::Endpoint &endpoint, int64_t meshRank);
 
 } // namespace reshard

@@ -10,6 +10,7 @@
 #include "compiler/resolve/names.h"
 #include "compiler/resolve/params.h"
 #include "compiler/resolve/quantize.h"
+#include "compiler/resolve/stored_chunks.h"
 #include "compiler/resolve/tensors.h"
 #include "support/glob.h"
 
@@ -310,14 +311,17 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
     endpoint.storage = declaration.storage;
     endpoint.directory = declaration.directory;
     endpoint.checkpoint = declaration.checkpoint;
+    endpoint.format = declaration.format;
     EndpointContext context(job, declaration, allowed, endpoint, diagnostics);
     Params params(job.model, tensors, context, diagnostics);
     std::vector<ParamDeclaration> all = declaredParams(job, declaration, tensors, diagnostics);
     for (const ParamDeclaration &param : selectedParams(declaration, std::move(all), endpoint.omitted, diagnostics))
       params.add(param);
-    layout.endpoints.push_back(std::move(endpoint));
     declared.at.push_back(params.locations());
     declared.forms.push_back(params.forms());
+    if (declaration.files && endpoint.format != StorageFormat::safetensors && diagnostics.errors() == errorsBefore)
+      placeStoredChunks(layout, context, {declared.at.back(), declared.forms.back()}, diagnostics);
+    layout.endpoints.push_back(std::move(endpoint));
     checkParamNames(layout, layout.endpoints.back(), declared.at.back(), {}, diagnostics);
   }
   // The rest compares both sides. After an error, differences between them may only follow from it.

@@ -141,7 +141,7 @@ class Checkpoints(FolderTest):
         execute(plan, f"--target={self.folder / 'other'}")
         self.equal(self.folder / "other/model.safetensors", values())
         self.assertIn(f"'{plans / 'out'}' already exists", execute(plan, expect=2))
-        self.assertIn(f"'{plans / 'none'}' is not a folder", execute(compiled("{storage: none}", "{storage: out}"), expect=2))
+        self.assertIn(f"'{plans / 'none'}' does not exist", execute(compiled("{storage: none}", "{storage: out}"), expect=2))
         execute(compiled("{storage: none}", "{storage: second}"), f"--source={plans / 'hf'}")
         self.equal(plans / "second/model.safetensors", values())
         execute(compiled(f"{{storage: {plans / 'hf'}}}", f"{{storage: {self.folder / 'third'}}}", self.folder / "elsewhere/..").rename(self.folder / "elsewhere/../q"))

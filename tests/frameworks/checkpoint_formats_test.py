@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reshard-inspect and checkpoints of the real packages: torch.distributed.checkpoint and HuggingFaceStorageWriter, saved
+"""Checkpoints of the real packages, and the packages on checkpoints that reshard wrote: torch.distributed.checkpoint and HuggingFaceStorageWriter, saved
 by 1, 2 and 4 gloo ranks from DTensors with even and uneven shards, torch.save, and Megatron-Core's torch_dist.
-The bytes at the places that the listing names are those of the tensors.
+The bytes at the places that the listing names are those of the tensors; a job reads them as its source; a job's target
+in each format is loaded by PyTorch, whole and by 2 and 3 ranks with shards of their own.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/checkpoint_formats_test.py
@@ -68,20 +69,90 @@ def saves(rank, world, folder, kind):
     dist.destroy_process_group()
 
 
+def loads(rank, world, folder, kind):
+    """One rank that loads what reshard wrote, into shards that are cut in another way than those of saves()."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store-{kind}-{world}", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (world,))
+    axes = {"layers.0.weight": Shard(1), "table": Shard(0), "half": Shard(0)}
+    wanted = {name: tensor for name, tensor in values().items() if kind == "dcp" or tensor.numel()}
+    place = {name: lambda tensor, axis=axes.get(name): distribute_tensor(tensor, mesh, [axis]) if axis else tensor.clone() for name in wanted}
+    state = {name: place[name](torch.zeros_like(tensor)) for name, tensor in wanted.items()}
+    reader = {"storage_reader": HuggingFaceStorageReader(f"{folder}/{kind}")} if kind == "dcp-safetensors" else {"checkpoint_id": f"{folder}/{kind}"}
+    dcp.load(state, **reader)
+    bits = lambda tensor: getattr(tensor, "to_local", lambda: tensor)().contiguous().reshape(-1).view(torch.uint8)  # noqa: E731
+    for name, tensor in wanted.items():
+        assert torch.equal(bits(state[name]), bits(place[name](tensor))), name
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 @unittest.skipIf(MISSING, f"NOT TESTED: {', '.join(MISSING)} missing; see tests/frameworks")
 class CheckpointFormats(FolderTest):
-    def saved(self, kind, world):
-        folder = self.folder / f"{kind}-{world}"
-        (folder / "saved").mkdir(parents=True)
+    def run_ranks(self, world, function, *arguments):
         context = multiprocessing.get_context("spawn")
-        ranks = [context.Process(target=saves, args=(rank, world, str(folder), kind)) for rank in range(world)]
+        ranks = [context.Process(target=function, args=(rank, world, *arguments)) for rank in range(world)]
         for rank in ranks:
             rank.start()
         for rank in ranks:
             rank.join(DEADLINE)
             rank.kill()
         self.assertEqual([rank.exitcode for rank in ranks], [0] * world)
+
+    def saved(self, kind, world):
+        folder = self.folder / f"{kind}-{world}"
+        (folder / "saved").mkdir(parents=True)
+        self.run_ranks(world, saves, str(folder), kind)
         return folder / "saved"
+
+    def move(self, source, prefix, target, names):
+        """Compiles and runs a job from the checkpoint `source`, whose names begin with `prefix`."""
+        dtypes = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.int64": "i64", "torch.float8_e4m3fn": "fp8_e4m3"}
+        tensors = {name: {"shape": list(values()[name].shape), "dtype": dtypes[str(values()[name].dtype)]} for name in names}
+        layouts = {"plain": {"params": "same"}, "saved": {"params": {prefix + name: {"holds": name} for name in names}}}
+        job = {"version": 1, "model": {"tensors": tensors, "layouts": layouts}, "source": {"layout": "saved", "storage": str(source)},
+               "target": {"layout": "plain", "storage": target}}
+        (self.folder / "job.yaml").write_text(json.dumps(job))
+        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan")
+        run("reshard-exec", self.folder / "p.rplan", "--check", "--allow=extra")
+
+    def test_jobs(self):
+        from safetensors.torch import load_file
+
+        import torch
+
+        for kind, worlds, prefix, names in (("dcp", (1, 2, 4), "model.", list(values())), ("hf", (1, 2, 4), "", list(values())),
+                                            ("megatron", (1, 2), "", ["half", "layers.0.bias"])):
+            for world in worlds:
+                with self.subTest(kind=kind, world=world):
+                    out = self.folder / f"out-{kind}-{world}"
+                    self.move(self.saved(kind, world), prefix, str(out), names)
+                    found = load_file(out / "model.safetensors")
+                    self.assertEqual(sorted(found), sorted(names))
+                    for name in names:
+                        self.assertEqual(found[name].dtype, values()[name].dtype)
+                        self.assertTrue(torch.equal(found[name].reshape(-1).view(torch.uint8), values()[name].contiguous().reshape(-1).view(torch.uint8)), name)
+
+    def test_written_checkpoints(self):
+        import torch
+
+        torch.save(values(), self.folder / "x.pt")
+        for kind in ("dcp", "dcp-safetensors", "torch-save"):
+            self.move(self.folder / "x.pt", "", {"folder": str(self.folder / kind), "format": kind}, list(values()))
+        found = torch.load(self.folder / "torch-save/model.pt")
+        self.assertEqual(list(found), list(values()))
+        for name, tensor in values().items():
+            self.assertEqual((found[name].dtype, found[name].shape), (tensor.dtype, tensor.shape))
+            self.assertTrue(torch.equal(found[name].reshape(-1).view(torch.uint8), tensor.contiguous().reshape(-1).view(torch.uint8)), name)
+        for kind in ("dcp", "dcp-safetensors"):
+            for world in (1, 2, 3):
+                with self.subTest(kind=kind, world=world):
+                    self.run_ranks(world, loads, str(self.folder), kind)
 
     def compare(self, path, wanted, prefix=""):
         """The listing of `path`, whose tensors have the bytes of `wanted`."""

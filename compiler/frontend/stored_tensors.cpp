@@ -53,9 +53,9 @@ bool matchesDeclared(const std::string &declared, const std::string &name,
 
 } // namespace
 
-StoredTypes::StoredTypes(StoredTensors names, Location at) : at_(at) {
-  for (auto &entry : names)
-    byKey_[keyOf(entry.first)].push_back(std::move(entry));
+StoredTypes::StoredTypes(const StoredFiles &files, Location at) : at_(at) {
+  for (const FileTensor &tensor : files.tensors)
+    byKey_[keyOf(tensor.name)].emplace_back(tensor.name, tensor.dtype);
 }
 
 std::optional<ir::DType> StoredTypes::of(const std::string &declared, const std::vector<ir::IndexVariable> &variables,

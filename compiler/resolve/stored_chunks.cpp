@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compiler/resolve/stored_chunks.h"
+
+#include "compiler/resolve/tensors.h"
+#include "support/nearest.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+
+namespace reshard {
+
+using ir::IndexMap;
+
+namespace {
+
+constexpr const char *kAxis = "stored_chunk";
+
+/// Consecutive positions from `offset` on, numbered from 0.
+IndexMap interval(int64_t offset, int64_t length) {
+  return length == 0 ? IndexMap{} : IndexMap{{offset, 0, length, 1, 0, 0}};
+}
+
+/// One param of the endpoint: the chunks of its instances.
+class ChunkedParam {
+public:
+  ChunkedParam(EndpointContext &context, const ir::Layout &layout, const ir::Param &param)
+      : context_(context), endpoint_(context.endpoint()), layout_(layout), param_(param) {
+    for (unsigned sharding : param.instances)
+      sizes_.push_back(positionCount(endpoint_.shardings[sharding].at[0]));
+  }
+
+  /// `tensors`: of each instance, the stored tensor. Appends params that together are this one.
+  void split(const std::vector<const FileTensor *> &tensors, std::vector<ir::Param> &out) {
+    std::map<std::vector<FileChunk>, int, Less> numbers;
+    for (const FileTensor *tensor : tensors)
+      kinds_.push_back(numbers.try_emplace(tensor->chunks, static_cast<int>(numbers.size())).first->second);
+    kindChunks_.resize(numbers.size());
+    for (const auto &[chunks, number] : numbers)
+      kindChunks_[number] = &chunks;
+    std::vector<std::vector<int64_t>> chosen;
+    split(0, chosen, kinds_, out);
+  }
+
+private:
+  struct Less {
+    bool operator()(const std::vector<FileChunk> &a, const std::vector<FileChunk> &b) const {
+      return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end(),
+                                          [](const FileChunk &x, const FileChunk &y) {
+                                            return std::tie(x.offsets, x.lengths) < std::tie(y.offsets, y.lengths);
+                                          });
+    }
+  };
+
+  /// Splits the instances with the values `chosen` of the variables before `variable` into product sets with the same
+  /// chunks. `kinds`: of these instances, which do not depend on the chosen values.
+  void split(size_t variable, std::vector<std::vector<int64_t>> &chosen, const std::vector<int> &kinds,
+             std::vector<ir::Param> &out) {
+    if (variable == sizes_.size()) {
+      out.push_back(paramFor(chosen, *kindChunks_[kinds[0]]));
+      return;
+    }
+    const size_t each = kinds.size() / static_cast<size_t>(sizes_[variable]);
+    std::map<std::vector<int>, std::vector<int64_t>> groups; // kinds of the rest -> values
+    for (size_t value = 0; value < static_cast<size_t>(sizes_[variable]); ++value)
+      groups[{kinds.begin() + value * each, kinds.begin() + (value + 1) * each}].push_back(static_cast<int64_t>(value));
+    for (auto &[rest, values] : groups) {
+      chosen.push_back(values);
+      split(variable + 1, chosen, rest, out);
+      chosen.pop_back();
+    }
+  }
+
+  /// The param with the instance numbers `chosen` of each variable, in these chunks.
+  ir::Param paramFor(const std::vector<std::vector<int64_t>> &chosen, const std::vector<FileChunk> &chunks) {
+    ir::Param result = param_;
+    for (size_t v = 0; v < chosen.size(); ++v)
+      result.instances[v] = chosenInstances(result.instances[v], chosen[v]);
+    for (size_t d = 0; d < result.shape.size(); ++d)
+      result.shape[d] = extent(result.shape[d].at[0], chunks, d);
+    for (ir::Part &part : result.parts)
+      for (size_t i = 0; i < part.dimensions.size(); ++i) {
+        ir::PartDimension &dimension = part.dimensions[i];
+        dimension.sharding = dimension.param < 0 ? instancesOf(part, i, result)
+                                                 : cut(dimension.sharding, chunks, dimension.param, part.pattern < 0);
+      }
+    if (chunks.size() < static_cast<size_t>(meshRanks())) {
+      ir::Presence &presence = result.presence.emplace_back();
+      presence.axis = chunkAxis();
+      presence.coordinates.resize(chunks.size());
+      std::iota(presence.coordinates.begin(), presence.coordinates.end(), 0);
+    }
+    return result;
+  }
+
+  int64_t meshRanks() const { return endpoint_.meshRanks(); }
+  unsigned chunkAxis() const { return static_cast<unsigned>(endpoint_.axes.size() - 1); }
+
+  /// The sharding value -> instance for some of the instances, numbered again.
+  unsigned chosenInstances(unsigned sharding, const std::vector<int64_t> &chosen) {
+    IndexMap positions;
+    for (const int64_t at : chosen)
+      positions.push_back({at, 0, 1, 1, 0, 0});
+    positions = dense(ir::normalize(std::move(positions)));
+    return context_.intern({{}, {compose(endpoint_.shardings[sharding].at[0], positions)}});
+  }
+
+  /// The sharding of dimension i of a part that is an index variable of the param's name.
+  unsigned instancesOf(const ir::Part &part, size_t i, const ir::Param &result) const {
+    if (part.pattern < 0) // padding has the name's variables in the order of the name
+      return result.instances[i];
+    const unsigned variable = layout_.tensorPatterns[part.pattern].variables[i];
+    for (size_t v = 0; v < result.variables.size(); ++v)
+      if (result.variables[v] == variable)
+        return result.instances[v];
+    return part.dimensions[i].sharding;
+  }
+
+  static bool whole(int64_t length, const std::vector<FileChunk> &chunks, size_t d) {
+    return std::all_of(chunks.begin(), chunks.end(),
+                       [&](const FileChunk &chunk) { return chunk.lengths[d] == length; });
+  }
+
+  ir::Extent extent(int64_t length, const std::vector<FileChunk> &chunks, size_t d) const {
+    if (whole(length, chunks, d))
+      return {{}, {length}};
+    ir::Extent result{{chunkAxis()}, std::vector<int64_t>(static_cast<size_t>(meshRanks()))};
+    for (size_t i = 0; i < chunks.size(); ++i)
+      result.at[i] = chunks[i].lengths[d];
+    return result;
+  }
+
+  /// The sharding of dimension d of the param, restricted to each chunk. `padding`: only local positions have a
+  /// meaning.
+  unsigned cut(unsigned sharding, const std::vector<FileChunk> &chunks, int d, bool padding) {
+    const ir::Sharding old = endpoint_.shardings[sharding];
+    const int64_t length = param_.shape[d].at[0];
+    if (whole(length, chunks, d))
+      return sharding;
+    ir::Sharding result{{chunkAxis()}, std::vector<IndexMap>(static_cast<size_t>(meshRanks())), 1};
+    std::map<std::pair<int64_t, int64_t>, IndexMap> known; // chunks of other dimensions repeat these
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      const auto [at, added] = known.try_emplace({chunks[i].offsets[d], chunks[i].lengths[d]});
+      if (added) {
+        at->second = compose(old.at[0], interval(chunks[i].offsets[d], chunks[i].lengths[d]));
+        for (ir::IndexBlock &block : at->second)
+          if (padding) {
+            block.from = block.to;
+            block.fromStep = block.toStep;
+          }
+        if (padding)
+          at->second = ir::normalize(std::move(at->second));
+      }
+      result.at[i] = at->second;
+    }
+    return context_.intern(std::move(result));
+  }
+
+  EndpointContext &context_;
+  const ir::Endpoint &endpoint_;
+  const ir::Layout &layout_;
+  const ir::Param &param_;
+  std::vector<int64_t> sizes_; // number of values of each variable
+  std::vector<int> kinds_;     // by instance
+  std::vector<const std::vector<FileChunk> *> kindChunks_;
+};
+
+class ChunkPlacer {
+public:
+  ChunkPlacer(const ir::Layout &layout, EndpointContext &context, DeclaredParams declared, Diagnostics &diagnostics)
+      : layout_(layout), context_(context), endpoint_(context.endpoint()), files_(*context.declaration().files),
+        declared_(declared), diagnostics_(diagnostics) {
+    for (const FileTensor &tensor : files_.tensors)
+      byName_[tensor.name] = &tensor;
+  }
+
+  void place() {
+    std::vector<std::vector<const FileTensor *>> found; // by param and instance; empty: not stored
+    for (size_t p = 0; p < endpoint_.params.size(); ++p)
+      found.push_back(find(p));
+    reportMissing();
+    if (failed_)
+      return;
+    size_t most = 1;
+    for (const auto &tensors : found)
+      for (const FileTensor *tensor : tensors)
+        most = std::max(most, tensor->chunks.size());
+    endpoint_.axes.push_back({kAxis, static_cast<int64_t>(most), 1});
+    endpoint_.ranks.resize(most);
+    std::iota(endpoint_.ranks.begin(), endpoint_.ranks.end(), 0);
+    const std::vector<ir::Param> params = std::move(endpoint_.params);
+    endpoint_.params.clear();
+    std::vector<Location> at;
+    std::vector<StorageRule> forms;
+    for (size_t p = 0; p < params.size(); ++p) {
+      if (found[p].empty())
+        continue;
+      ChunkedParam(context_, layout_, params[p]).split(found[p], endpoint_.params);
+      at.resize(endpoint_.params.size(), declared_.at[p]);
+      forms.resize(endpoint_.params.size(), declared_.forms[p]);
+    }
+    declared_.at = std::move(at);
+    declared_.forms = std::move(forms);
+  }
+
+private:
+  std::string where() const { return "'" + context_.declaration().directory + "'"; }
+
+  void refuse(size_t p, const std::string &message) {
+    diagnostics_.error(declared_.at[p], message);
+    failed_ = true;
+  }
+
+  /// The stored tensors of a param's instances; empty if it has none, or is not stored and need not be.
+  std::vector<const FileTensor *> find(size_t p) {
+    const ir::Param &param = endpoint_.params[p];
+    const StorageRule &form = declared_.forms[p];
+    if (form.quantize && form.quantize->format) {
+      refuse(p, "param '" + param.name + "' is quantized, but a source of format '" + name(files_.format) +
+                    "' may not be; expected format 'safetensors'");
+      return {};
+    }
+    const int64_t count = ir::instances(endpoint_, param, 0);
+    std::vector<const FileTensor *> result;
+    for (int64_t i = 0; i < count; ++i) {
+      const std::string name = ir::instanceName(layout_, endpoint_, param, 0, i);
+      const auto at = byName_.find(name);
+      if (at == byName_.end()) {
+        if (i > 0 || !heldBefore(p))
+          missing_.emplace_back(p, name);
+        return {};
+      }
+      if (!check(p, *at->second))
+        return {};
+      result.push_back(at->second);
+    }
+    return result;
+  }
+
+  /// Whether params before this one have all its tensors.
+  bool heldBefore(size_t p) const {
+    const std::vector<ir::Part> &parts = endpoint_.params[p].parts;
+    return std::all_of(parts.begin(), parts.end(), [&](const ir::Part &part) {
+      for (size_t other = 0; other < p; ++other)
+        for (const ir::Part &held : endpoint_.params[other].parts)
+          if (part.pattern >= 0 && held.pattern == part.pattern)
+            return true;
+      return false;
+    });
+  }
+
+  bool check(size_t p, const FileTensor &tensor) {
+    const ir::Param &param = endpoint_.params[p];
+    const std::vector<int64_t> shape = ir::localShape(endpoint_, param, 0);
+    const std::string title = where() + ": tensor '" + tensor.name + "'";
+    if (tensor.shape != shape) {
+      refuse(p, title + " has shape " + shapeText(tensor.shape) + ", expected " + shapeText(shape) +
+                    ", that of param '" + param.name + "'");
+      return false;
+    }
+    if (tensor.dtype != param.dtype) {
+      refuse(p, title + " is " + ir::name(tensor.dtype) + ", expected " + ir::name(param.dtype) +
+                    "; 'dtype: stored' in the source uses the dtypes of its files");
+      return false;
+    }
+    if (tensor.chunks.size() > 1 && flat(param)) {
+      refuse(p, title + " is stored in " + std::to_string(tensor.chunks.size()) + " chunks, but param '" + param.name +
+                    "' is a flat buffer or an opaque tensor, expected one chunk");
+      return false;
+    }
+    return true;
+  }
+
+  /// Whether positions of the param are sums of positions of several dimensions, or cannot be cut.
+  bool flat(const ir::Param &param) const {
+    for (const ir::Part &part : param.parts) {
+      std::set<int> seen;
+      for (const ir::PartDimension &dimension : part.dimensions)
+        if (dimension.param >= 0 &&
+            (!seen.insert(dimension.param).second ||
+             (endpoint_.shardings[dimension.sharding].unit > 1 &&
+              endpoint_.shardings[dimension.sharding].unit == param.shape[dimension.param].at[0])))
+          return true;
+    }
+    return false;
+  }
+
+  void reportMissing() {
+    constexpr size_t kShown = 8;
+    for (size_t i = 0; i < std::min(missing_.size(), kShown); ++i) {
+      const auto &[p, name] = missing_[i];
+      std::vector<std::string> names;
+      for (const FileTensor &tensor : files_.tensors)
+        names.push_back(tensor.name);
+      refuse(p, where() + " (" + titleOf(files_.format) + ") has no tensor '" + name + "'" + suggestion(name, names));
+    }
+    if (missing_.size() > kShown)
+      refuse(missing_[kShown].first, where() + " lacks " + std::to_string(missing_.size() - kShown) +
+                                         " other params of layout '" + endpoint_.layout + "'");
+  }
+
+  const ir::Layout &layout_;
+  EndpointContext &context_;
+  ir::Endpoint &endpoint_;
+  const StoredFiles &files_;
+  DeclaredParams declared_;
+  Diagnostics &diagnostics_;
+  std::map<std::string, const FileTensor *> byName_;
+  std::vector<std::pair<size_t, std::string>> missing_; // param and the first instance that is not stored
+  bool failed_ = false;
+};
+
+} // namespace
+
+void placeStoredChunks(const ir::Layout &layout, EndpointContext &context, DeclaredParams declared,
+                       Diagnostics &diagnostics) {
+  ChunkPlacer(layout, context, declared, diagnostics).place();
+}
+
+} // namespace reshard

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs whose source or target is a checkpoint of torch.distributed.checkpoint, its safetensors form or torch.save:
+every byte, with chunks that differ from layer to layer, and the errors of checkpoints that do not fit the job or the
+plan. tests/frameworks/checkpoint_formats_test.py does the same with the files of the real packages."""
+
+import pickle
+import sys
+import unittest
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi")]
+from commands import BIN, FolderTest, run  # noqa: E402
+from mpi_test import MPIRUN  # noqa: E402
+from torch_formats import Dcp, archive, safetensors, tensor  # noqa: E402
+
+LAYERS = 4
+MODEL = """
+dtype: fp32
+index: {layer: 4}
+tensors:
+  embed: [6, 5]
+  layers.{layer}.up: [7, 5]
+  layers.{layer}.codes: {shape: [3, 4], dtype: i64}
+  layers.{layer}.fused: [4, 3]
+  head: {tied: embed}
+  scale: []
+  none: {shape: [0, 4], dtype: u8}
+layouts:
+  saved:
+    params:
+      model.embed: {holds: embed}
+      model.layers.{layer}.up: {holds: "layers.{layer}.up"}
+      model.layers.{layer}.codes: {holds: "layers.{layer}.codes"}
+      model.stacked: {holds: "layers.{layer}.fused", stack: layer}
+      model.head: {holds: head}
+      model.scale: {holds: scale}
+      model.none: {holds: none}
+  hf: {params: same}
+  tp:
+    axes: [tp]
+    params: same
+    shard: {"*.up": {1: {axis: tp, sizes: [2, 3]}}, "*.codes": {0: {axis: tp, sizes: [1, 2]}}}
+"""
+
+
+def values() -> dict[str, np.ndarray]:
+    """The tensors of the model by the names of layout `saved`; the layers of `fused` are stacked."""
+    rng = np.random.default_rng(7)
+    result = {"model.embed": rng.standard_normal((6, 5)).astype(np.float32), "model.scale": np.array(2.5, np.float32),
+              "model.none": np.zeros((0, 4), np.uint8), "model.stacked": rng.standard_normal((LAYERS, 4, 3)).astype(np.float32)}
+    for layer in range(LAYERS):
+        result[f"model.layers.{layer}.up"] = rng.standard_normal((7, 5)).astype(np.float32)
+        result[f"model.layers.{layer}.codes"] = rng.integers(-(2**60), 2**60, (3, 4))
+    return result
+
+
+def chunks(name: str, shape: tuple[int, ...]) -> list[tuple[tuple[int, int], ...]]:
+    """The boxes of a tensor, each as (begin, end) of every dimension. Layer 2 is stored whole, codes in a grid."""
+    whole = tuple((0, length) for length in shape)
+    if name.endswith(".up") and ".2." not in name:
+        return [((a, b), (0, 5)) for a, b in ((0, 3), (3, 6), (6, 7))]
+    if name.endswith(".codes"):
+        return [((a, b), (c, d)) for c, d in ((0, 3), (3, 4)) for a, b in ((0, 2), (2, 3))]
+    if name == "model.stacked":
+        return [((layer, layer + 1), (a, b), (0, 3)) for layer in range(LAYERS) for a, b in ((0, 1), (1, 4))]
+    return [whole]
+
+
+def expected() -> dict[str, np.ndarray]:
+    """The tensors by their own names."""
+    result = {}
+    for name, array in values().items():
+        if name == "model.stacked":
+            result |= {f"layers.{layer}.fused": array[layer] for layer in range(LAYERS)}
+        else:
+            result[name.removeprefix("model.")] = array
+    result["head"] = result["embed"]
+    return result
+
+
+class StoredSources(FolderTest):
+    def setUp(self) -> None:
+        super().setUp()
+        (self.folder / "model.yaml").write_text(MODEL)
+
+    def dcp(self, leave_out: str = "") -> Path:
+        checkpoint = Dcp(self.folder / "dcp")
+        for name, array in values().items():
+            for i, box in enumerate(chunks(name, array.shape)):
+                part = np.ascontiguousarray(array[tuple(slice(*ends) for ends in box)])
+                if name != leave_out:
+                    checkpoint.chunk(name, array.shape, tuple(begin for begin, _ in box), part.reshape([b - a for a, b in box]), f"__{i}_0.distcp")
+        checkpoint.write()
+        return self.folder / "dcp"
+
+    def dcp_safetensors(self) -> Path:
+        folder = self.folder / "shards"
+        folder.mkdir()
+        files: dict[int, tuple[dict, dict]] = {}
+        for name, array in values().items():
+            for i, box in enumerate(chunks(name, array.shape)):
+                tensors, offsets = files.setdefault(i, ({}, {}))
+                tensors[name] = np.ascontiguousarray(array[tuple(slice(*ends) for ends in box)]).reshape([b - a for a, b in box])
+                offsets[name] = [begin for begin, _ in box]
+        for i, (tensors, offsets) in files.items():
+            safetensors(folder / f"shard-{i + 1:05d}-model-00001-of-00001.safetensors", tensors, offsets)
+        return folder
+
+    def torch_save(self) -> Path:
+        arrays = list(values().items())
+        path = self.folder / "saved.pt"
+        path.write_bytes(archive({name: tensor(array, str(i)) for i, (name, array) in enumerate(arrays)}, [array for _, array in arrays]))
+        return path
+
+    def compile(self, source: str, target: str, code: int = 0) -> str:
+        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: model.yaml\nsource: {source}\ntarget: {target}\n")
+        return run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan", code=code).stderr
+
+    def execute(self, *options: str, code: int = 0) -> str:
+        return run("reshard-exec", self.folder / "p.rplan", *options, code=code).stderr
+
+    def check(self, found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+        self.assertEqual(found.keys(), wanted.keys())
+        for name, array in wanted.items():
+            self.assertEqual((found[name].dtype, found[name].shape), (array.dtype, array.shape), name)
+            np.testing.assert_array_equal(found[name], array, name)
+
+    def test_every_format_as_a_source(self):
+        for path in (self.dcp(), self.dcp_safetensors(), self.torch_save()):
+            with self.subTest(path=path.name):
+                self.compile(f"{{layout: saved, storage: {path.name}}}", "{layout: hf, storage: hf}")
+                run("reshard-inspect", self.folder / "p.rplan", "--verify")
+                self.execute(f"--target={self.folder / path.name}-hf", "--check")
+                self.check(load_file(f"{self.folder / path.name}-hf/model.safetensors"), expected())
+
+    def test_a_source_for_ranks(self):
+        self.dcp()
+        self.compile("{layout: saved, storage: dcp}", "{layout: tp, storage: ranks, mesh: {tp: 2}}")
+        self.execute("--check")
+        found = [load_file(self.folder / "ranks" / f"rank-{rank:05d}.safetensors") for rank in (0, 1)]
+        wanted = expected()
+        for rank, (columns, rows) in enumerate(((slice(0, 2), slice(0, 1)), (slice(2, 5), slice(1, 3)))):
+            local = {name: array[:, columns] if name.endswith(".up") else array[rows] if name.endswith(".codes") else array for name, array in wanted.items()}
+            self.check(found[rank], {name: array.copy() for name, array in local.items()})
+
+    def test_every_format_as_a_target(self):
+        self.dcp()
+        for format in ("dcp", "dcp-safetensors", "torch-save"):
+            for limit in ("1GB", "300"):
+                with self.subTest(format=format, limit=limit):
+                    out = self.folder / f"{format}-{limit}"
+                    self.compile("{layout: saved, storage: dcp}", f"{{layout: hf, storage: {{folder: x, format: {format}}}}}")
+                    self.execute(f"--target={out}", f"--max-shard-size={limit}", "--check")
+                    self.assertEqual(len([path for path in out.iterdir() if path.name != ".metadata"]) > 1, limit == "300" and format != "torch-save")
+                    source = out / "model.pt" if format == "torch-save" else out
+                    self.compile(f"{{layout: hf, storage: {{folder: {source.relative_to(self.folder)}, format: {format}}}}}", "{layout: hf, storage: hf}")
+                    self.execute(f"--target={out}-hf", "--check")
+                    self.check(load_file(f"{out}-hf/model.safetensors"), expected())
+
+    def test_tied_weights_are_stored_once(self):
+        self.dcp(leave_out="")
+        text = self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")  # the files have no model.head
+        self.assertNotIn("model.head", text)
+
+    def test_memory(self):
+        """Less memory than the checkpoint has, which is read in parts."""
+        self.dcp()
+        self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")
+        self.execute("--memory=256MiB", "--check")
+        self.check(load_file(self.folder / "hf/model.safetensors"), expected())
+
+    def test_a_checkpoint_with_other_chunks(self):
+        self.dcp()
+        self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")
+        other = Dcp(self.folder / "other")
+        for name, array in values().items():
+            other.chunk(name, array.shape, (0,) * array.ndim, array)
+        other.write()
+        error = self.execute(f"--source={self.folder / 'other'}", code=2)
+        self.assertIn("with other chunks: compile it with this source", error)
+        self.assertFalse((self.folder / "hf").exists())
+        error = self.execute(f"--source={self.torch_save()}", code=2)
+        self.assertIn("has the format 'torch-save', but the plan was compiled for 'dcp'", error)
+
+    def test_objects_and_extra_tensors(self):
+        checkpoint = Dcp(self.folder / "dcp")
+        for name, array in values().items():
+            checkpoint.chunk(name, array.shape, (0,) * array.ndim, array)
+        checkpoint.object("step", pickle.dumps(3))
+        checkpoint.write()
+        self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")
+        self.assertIn("has object 'step', which the plan does not use; --allow=extra ignores such objects", self.execute(code=2))
+        self.execute("--allow=extra")
+        self.check(load_file(self.folder / "hf/model.safetensors"), expected())
+
+    def test_errors_of_the_job(self):
+        path = self.dcp(leave_out="model.layers.1.up")
+        hf = "{layout: hf, storage: hf}"
+        self.assertIn("'dcp' (DCP) has no tensor 'model.layers.1.up', did you mean", self.compile("{layout: saved, storage: dcp}", hf, code=2))
+        self.dcp()
+        (self.folder / "model.yaml").write_text(MODEL.replace("up: [7, 5]", "up: [7, 6]"))
+        self.assertIn("tensor 'model.layers.0.up' has shape [7, 5], expected [7, 6]", self.compile("{layout: saved, storage: dcp}", hf, code=2))
+        (self.folder / "model.yaml").write_text(MODEL.replace("dtype: fp32", "dtype: bf16"))
+        self.assertIn("is fp32, expected bf16; 'dtype: stored' in the source uses the dtypes of its files",
+                      self.compile("{layout: saved, storage: dcp}", hf, code=2))
+        self.compile("{layout: saved, storage: dcp, dtype: stored}", "{layout: hf, storage: hf, dtype: bf16, convert: rne}")
+        (self.folder / "model.yaml").write_text(MODEL)
+        for source, error in (
+                ("{layout: saved, storage: {folder: dcp, format: torch-save}}", "dcp' has the format 'dcp', expected 'torch-save'"),
+                ("{layout: saved, storage: {folder: dcp, format: pt}}", "expected safetensors, dcp-safetensors, dcp, megatron or torch-save"),
+                ("{layout: saved, storage: {folder: none, format: dcp}}", "none': No such file or directory"),
+                ("{layout: tp, storage: {folder: dcp, format: dcp}, mesh: {tp: 2}}", "'format: dcp' and 'mesh' cannot be combined")):
+            with self.subTest(source=source):
+                self.assertIn(error, self.compile(source, hf, code=2))
+        self.assertIn("the target has the format 'megatron', which only a source may have",
+                      self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: {folder: x, format: megatron}}", code=2))
+        (self.folder / "model.yaml").write_text(MODEL.replace("i64", "fp32"))
+        self.assertIn("is quantized, but a source of format 'dcp' may not be; expected format 'safetensors'",
+                      self.compile("{layout: saved, storage: dcp, quantize: {format: mxfp8, only: '*.up'}}", hf, code=2))
+        (self.folder / "model.yaml").write_text(MODEL)
+        (path / "__0_0.distcp").write_bytes((path / "__0_0.distcp").read_bytes()[:-200])
+        self.assertIn("truncated", self.compile("{layout: saved, storage: dcp}", hf, code=2))
+
+    def test_two_processes(self):
+        """Each opens the source, and the files that the first has created."""
+        self.dcp()
+        for format in ("dcp", "dcp-safetensors", "torch-save"):
+            with self.subTest(format=format):
+                self.compile("{layout: saved, storage: dcp}", f"{{layout: hf, storage: {{folder: x, format: {format}}}}}\nworld: 2")
+                out = self.folder / f"new-{format}"
+                run("timeout", "100", "mpirun", "-n", "2", BIN / "reshard-exec", self.folder / "p.rplan", "--transport=mpi", f"--target={out}", "--check",
+                    env=MPIRUN)
+                source = f"new-{format}/model.pt" if format == "torch-save" else f"new-{format}"
+                self.compile(f"{{layout: hf, storage: {source}}}", "{layout: hf, storage: hf}")
+                self.execute(f"--target={out}-hf")
+                self.check(load_file(f"{out}-hf/model.safetensors"), expected())
+
+    def test_synthesized(self):
+        self.dcp()
+        self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")
+        self.execute("--synthesize", "--check")
+        error = self.execute("--synthesize", f"--source={self.folder / 'new'}", code=3)
+        self.assertIn("a source of format 'dcp' cannot be written, expected 'safetensors'", error)
+        self.assertFalse((self.folder / "new").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
