@@ -68,3 +68,10 @@ def record() -> None:
     from .recording.command import run
 
     sys.exit(run(sys.argv[1:]))
+
+
+def convert() -> None:
+    """reshard-convert: converts a checkpoint into another format."""
+    from .convert import run
+
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints converted by reshard beside PyTorch, on the same files: DCP, saved by four ranks, to safetensors, and back.
+Prints a table: seconds, peak resident memory, and medians of ratios over the rounds. checkpoints.py [GB] [ROUNDS]
+
+    scripts/frameworks.sh && . build/frameworks/env.sh
+    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/bench/checkpoints.py
+
+PyTorch's way is dcp.load into empty tensors and safetensors' save_file, and load_file and dcp.save. Each way is a process
+of its own; its time is that of the conversion without imports. reshard's is that of reshard-compile and reshard-exec, from
+start to end. The files are in the page cache. Rounds alternate the order."""
+
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "lib")]
+
+from commands import BIN, run  # noqa: E402
+
+CHUNKS, ROWS, COLUMNS = 4, 4096, 4096  # each tensor has 32 MiB of bf16
+
+
+def names(gigabytes):
+    return [f"layers.{i}.weight" for i in range(int(gigabytes * 1e9 / (2 * ROWS * COLUMNS)))]
+
+
+def create(folder, gigabytes):
+    """A checkpoint whose tensors each have four chunks, as four ranks of FSDP2 save them."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=save_rank, args=(rank, str(folder), gigabytes)) for rank in range(CHUNKS)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+        assert rank.exitcode == 0
+
+
+def save_rank(rank, folder, gigabytes):
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}-store", rank=rank, world_size=CHUNKS)
+    mesh = init_device_mesh("cpu", (CHUNKS,))
+    local = lambda: torch.randn(ROWS // CHUNKS, COLUMNS, dtype=torch.bfloat16)  # noqa: E731
+    dcp.save({name: DTensor.from_local(local(), mesh, [Shard(0)]) for name in names(gigabytes)}, checkpoint_id=folder)
+    dist.destroy_process_group()
+
+
+def peer(way, source, target, gigabytes):
+    """One conversion by PyTorch, in this process. Prints seconds and peak memory."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import load_file, save_file
+
+    begin, base = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if way == "to safetensors":
+        state = {name: torch.empty(ROWS, COLUMNS, dtype=torch.bfloat16) for name in names(gigabytes)}
+        dcp.load(state, checkpoint_id=source, no_dist=True)
+        Path(target).mkdir()
+        save_file(state, f"{target}/model.safetensors")
+    else:
+        dcp.save(load_file(f"{source}/model.safetensors"), checkpoint_id=target, no_dist=True)
+    print(json.dumps([time.monotonic() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base]))
+
+
+def ours(source, target, format, gigabytes):
+    """One conversion by reshard. Returns seconds and peak memory of the larger process, in KiB."""
+    job = Path(f"{target}.yaml")
+    job.write_text(json.dumps({"version": 1, "model": {"dtype": "bf16", "index": {"layer": len(names(gigabytes))},
+                               "tensors": {"layers.{layer}.weight": [ROWS, COLUMNS]}, "layouts": {"same": {"params": "same"}}},
+                               "source": {"layout": "same", "storage": str(source)}, "target": {"layout": "same", "storage": {"folder": str(target), "format": format}}}))
+    begin = time.monotonic()
+    run("reshard-compile", job, "-o", f"{target}.rplan")
+    report = f"{target}.json"
+    run("reshard-exec", f"{target}.rplan", f"--report={report}", "--memory=1GiB")
+    seconds = time.monotonic() - begin
+    return seconds, json.loads(Path(report).read_text())["peak_rss_bytes"] / 1024
+
+
+def main():
+    gigabytes, rounds = float(sys.argv[1]) if len(sys.argv) > 1 else 4, int(sys.argv[2]) if len(sys.argv) > 2 else 5
+    folder = Path(tempfile.mkdtemp(prefix="reshard-checkpoints-", dir=os.environ.get("TMPDIR", "/var/tmp")))
+    try:
+        create(folder / "dcp", gigabytes)
+        ours(folder / "dcp", folder / "hf", "safetensors", gigabytes)
+        results = {}
+        for turn in range(rounds):
+            for way, source, format in (("to safetensors", "dcp", "safetensors"), ("to DCP", "hf", "dcp")):
+                tries = ["reshard", "PyTorch"] if turn % 2 else ["PyTorch", "reshard"]
+                for name in tries:
+                    out = folder / "out"
+                    shutil.rmtree(out, ignore_errors=True)
+                    if name == "reshard":
+                        result = ours(folder / source, out, format, gigabytes)
+                    else:
+                        done = subprocess.run([sys.executable, "-W", "ignore", __file__, "--peer", way, folder / source, out, str(gigabytes)],
+                                              check=True, capture_output=True, text=True)
+                        result = json.loads(done.stdout.splitlines()[-1])
+                    results.setdefault((way, name), []).append(result)
+                copy = time.monotonic()
+                shutil.rmtree(folder / "out")
+                subprocess.run(["cp", "-r", folder / source, folder / "out"], check=True)
+                results.setdefault((way, "cp"), []).append((time.monotonic() - copy, 0))
+        print(f"| {gigabytes:g} GB, {BIN.name} | reshard | PyTorch | cp | PyTorch ÷ reshard | cp ÷ reshard | memory: reshard | PyTorch |\n|---|---|---|---|---|---|---|---|")
+        for way in ("to safetensors", "to DCP"):
+            own, other, copies = (results[way, name] for name in ("reshard", "PyTorch", "cp"))
+            median = lambda values: statistics.median(values)  # noqa: E731
+            print(f"| {way} | {median([s for s, _ in own]):.2f} s | {median([s for s, _ in other]):.2f} s | {median([s for s, _ in copies]):.2f} s "
+                  f"| {median([b / a for (a, _), (b, _) in zip(own, other)]):.2f} | {median([b / a for (a, _), (b, _) in zip(own, copies)]):.2f} "
+                  f"| {median([m for _, m in own]) / 2**20:.2f} GiB | {median([m for _, m in other]) / 2**20:.2f} GiB |")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--peer"]:
+        peer(sys.argv[2], sys.argv[3], sys.argv[4], float(sys.argv[5]))
+    else:
+        main()

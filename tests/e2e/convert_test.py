@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""reshard-convert, from the command line: every pair of formats, names, dtypes, a model of the library; errors that leave
+nothing behind."""
+
+import os
+import pickle
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import FolderTest, shared_folder  # noqa: E402
+from module import install  # noqa: E402
+from torch_formats import Dcp  # noqa: E402
+
+FORMATS = ("safetensors", "dcp", "dcp-safetensors", "torch-save")
+
+
+def values() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    tensors = {f"model.layers.{layer}.up.weight": rng.standard_normal((6, 4)).astype(np.float32) for layer in range(3)}
+    return tensors | {"model.embed.weight": rng.standard_normal((8, 4)).astype(np.float32), "lm_head.weight": rng.integers(0, 99, (3, 2))}
+
+
+class Convert(FolderTest):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.environment = os.environ | {"PYTHONPATH": str(install(shared_folder(cls)))}
+
+    def setUp(self) -> None:
+        super().setUp()
+        (self.folder / "hf").mkdir()
+        save_file(values(), self.folder / "hf/model.safetensors")
+
+    def convert(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess:
+        done = subprocess.run([sys.executable, "-c", "from reshard.commands import convert; convert()", *map(str, arguments)], cwd=self.folder,
+                              env=self.environment, capture_output=True, text=True, timeout=300)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done
+
+    def check(self, path: str, wanted: dict[str, np.ndarray]) -> None:
+        found = load_file(self.folder / path / "model.safetensors")
+        self.assertEqual(found.keys(), wanted.keys())
+        for name, array in wanted.items():
+            self.assertEqual(found[name].dtype, array.dtype, name)
+            np.testing.assert_array_equal(found[name], array, name)
+
+    def path(self, folder: str, format: str) -> str:
+        return f"{folder}/model.pt" if format == "torch-save" else folder
+
+    def test_every_pair_of_formats(self):
+        for first in FORMATS:
+            self.convert("hf", f"a-{first}", f"--to={first}")
+            for second in FORMATS:
+                with self.subTest(first=first, second=second):
+                    self.convert(self.path(f"a-{first}", first), f"b-{first}-{second}", f"--to={second}")
+                    self.convert(self.path(f"b-{first}-{second}", second), f"c-{first}-{second}")
+                    self.check(f"c-{first}-{second}", values())
+
+    def test_names_and_dtype(self):
+        text = self.convert("hf", "out", "--rename=model.=", "--rename=lm_head.=head.", "--dtype=fp16").stdout
+        self.assertIn("hf: safetensors, 5 tensors, 0 objects", text)
+        wanted = {name.removeprefix("model.").replace("lm_head", "head"): array.astype(np.float16) if array.dtype == np.float32 else array
+                  for name, array in values().items()}
+        self.check("out", wanted)
+        self.convert("out", "back", "--rename==model.", "--only=*layers*")
+        self.check("back", {f"model.{name}": array for name, array in wanted.items() if "layers" in name})
+
+    def test_a_model_file(self):
+        (self.folder / "model.yaml").write_text("""
+dtype: fp32
+index: {layer: 3}
+tensors:
+  model.layers.{layer}.up.weight: [6, 4]
+  model.embed.weight: [8, 4]
+  lm_head.weight: {shape: [3, 2], dtype: i64}
+layouts:
+  hf: {params: same}
+  stacked: {params: {ups: {holds: "model.layers.{layer}.up.weight", stack: layer}, embed: {holds: model.embed.weight}, head: {holds: lm_head.weight}}}
+""")
+        self.convert("hf", "out", "--model=model.yaml", "--source-layout=hf", "--target-layout=stacked", "--memory=256MiB")
+        tensors = values()
+        self.check("out", {"ups": np.stack([tensors[f"model.layers.{layer}.up.weight"] for layer in range(3)]), "embed": tensors["model.embed.weight"],
+                           "head": tensors["lm_head.weight"]})
+
+    def test_objects(self):
+        checkpoint = Dcp(self.folder / "dcp")
+        for name, array in values().items():
+            checkpoint.chunk(name, array.shape, (0, 0), array)
+        checkpoint.object("step", pickle.dumps(1))
+        checkpoint.write()
+        error = self.convert("dcp", "out", code=2).stderr
+        self.assertIn("'dcp' has 1 objects that are no tensors: step; --allow=extra leaves them out", error)
+        self.assertFalse((self.folder / "out").exists())
+        self.convert("dcp", "out", "--allow=extra")
+        self.check("out", values())
+
+    def test_the_job(self):
+        text = self.convert("hf", "out", "--to=dcp", "--plan").stdout
+        self.assertFalse((self.folder / "out").exists())
+        (self.folder / "job.yaml").write_text(text[text.index("version: 1"):])
+        for line in ("  index: {layer: 3}", "  model.embed.weight", '"format": "dcp"'):
+            self.assertIn(line, text)
+
+    def test_errors(self):
+        (self.folder / "there").mkdir()
+        for arguments, error in ((("none", "out"), "none"), (("hf", "there"), "'there' exists, expected a folder to create"),
+                                 (("hf", "out", "--rename=x"), "invalid --rename='x': expected OLD=NEW"),
+                                 (("hf", "out", "--rename=x.=y."), "x."),
+                                 (("hf", "out", "--model=m.yaml"), "belong together; found no layout of both sides"),
+                                 (("hf", "out", "--only=*.none"), "'*.none' in 'only' matches no param of the target"),
+                                 (("hf", "out", "--to=pt"), "invalid choice: 'pt'")):
+            with self.subTest(arguments=arguments):
+                self.assertIn(error, self.convert(*arguments, code=2).stderr)
+                self.assertFalse((self.folder / "out").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
