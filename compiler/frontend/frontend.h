@@ -85,7 +85,7 @@ struct TensorDeclaration {
 
 /// The content of a param: one tensor, or a pack. Packs may be nested.
 struct Pack {
-  enum class Kind { tensor, concat, interleave, flat };
+  enum class Kind { tensor, concat, interleave, flat, pieces };
   Kind kind = Kind::tensor;
   Location at;
   std::string tensor;               // for Kind::tensor: name or suffix, as written
@@ -95,6 +95,24 @@ struct Pack {
   std::optional<Expression> align;  // flat
   std::optional<Expression> when;   // for an entry of a flat buffer
   std::vector<Pack> of;
+};
+
+/// One piece of an explicit param: a box of a tensor, or zeros, at a box of the param. Lists are by dimension of the
+/// param; an empty one stands for its default.
+struct Piece {
+  Location at;
+  int tensor = -1;                 // the entry of the pack; -1: zeros
+  std::vector<int64_t> from, step; // in the tensor: the first position and the distance of positions
+  std::vector<int64_t> size, to;   // in the param
+};
+
+/// What some mesh ranks hold of an explicit param.
+struct PieceGroup {
+  Location at;
+  std::vector<IntegerRange> ranks; // mesh ranks
+  bool everywhere = false;         // no `ranks`: all mesh ranks that have the param
+  std::vector<int64_t> shape;
+  std::vector<Piece> pieces;
 };
 
 /// One entry `axis: coordinates` of `at` or `authority`.
@@ -137,6 +155,7 @@ struct ParamDeclaration {
   std::string prefix; // prefix of the name, from `chunks` of the layout
   Location at;
   Pack pack;
+  std::vector<PieceGroup> pieces;                        // of Pack::Kind::pieces, whose entries are their tensors
   bool joined = false;                                   // cut: joined
   std::optional<std::pair<std::string, Location>> stack; // index variable
   int64_t stackDimension = 0;
@@ -236,6 +255,7 @@ struct Job {
 /// loaded.
 constexpr int64_t kMaxBytes = 1LL << 60, kMaxInstances = 1LL << 22;
 constexpr int64_t kMaxIndexValues = 1 << 20, kMaxDimensions = 8;
+constexpr size_t kMaxPieces = 1 << 12; // of an explicit param
 constexpr int64_t kMaxParamInstances = 1LL << 32; // of all params of a rank together
 constexpr int64_t kMaxReplicas = 1 << 16, kMaxPoolRanks = 1LL << 31;
 constexpr size_t kMaxGlobs = 1024; // in one list

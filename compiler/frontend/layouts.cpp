@@ -29,6 +29,14 @@ public:
     if (!fields.isMap())
       return param;
     param.pack = readPack(node, fields, title, /*holds=*/true);
+    if (param.pack.kind == Pack::Kind::pieces) {
+      readPieces(*fields.find("pieces"), model_, param, diagnostics_);
+      param.hasOwnSharding = true;
+      for (const char *key : {"shard", "pad", "cut"})
+        if (const Node *other = fields.find(key))
+          diagnostics_.error(other->at, title + " has 'pieces' and '" + key +
+                                            "', expected one of them: pieces state every position of every rank");
+    }
     if (const Node *stack = fields.find("stack"))
       readStack(*stack, param);
     if (const Node *pad = fields.find("pad"); pad && checkMap(*pad, "'pad'", diagnostics_))
@@ -83,7 +91,8 @@ private:
       exclude("'quantize'", form.quantize->at);
   }
 
-  /// Reads the content of a param: exactly one of `holds`, `concat`, `interleave` and `flat`. For an entry of a pack
+  /// Reads the content of a param: exactly one of `holds`, `concat`, `interleave`, `flat` and `pieces`. For an entry of
+  /// a pack
   /// (`holds` is false), `of` replaces `holds`, and `flat` is not allowed. `depth`: nesting of packs.
   Pack readPack(const Node &node, Fields &fields, const std::string &title, bool holds, int depth = 0) {
     Pack pack;
@@ -93,14 +102,16 @@ private:
       return pack;
     }
     const Node *tensor = fields.find(holds ? "holds" : "of"), *concat = fields.find("concat"),
-               *interleave = fields.find("interleave"), *flat = holds ? fields.find("flat") : nullptr;
+               *interleave = fields.find("interleave"), *flat = holds ? fields.find("flat") : nullptr,
+               *pieces = holds ? fields.find("pieces") : nullptr;
     const Node *permute = fields.find("permute");
     const char *name = holds ? "'holds'" : "'of'";
-    const int count = (tensor != nullptr) + (concat != nullptr) + (interleave != nullptr) + (flat != nullptr);
+    const int count =
+        (tensor != nullptr) + (concat != nullptr) + (interleave != nullptr) + (flat != nullptr) + (pieces != nullptr);
     if (count != 1) {
-      diagnostics_.error(count == 0 ? node.at : keyOf(node, {tensor, concat, interleave, flat}),
+      diagnostics_.error(count == 0 ? node.at : keyOf(node, {tensor, concat, interleave, flat, pieces}),
                          title + " has " + (count == 0 ? "none" : std::to_string(count)) + " of " + name +
-                             (holds ? ", 'concat', 'interleave' and 'flat', expected exactly one"
+                             (holds ? ", 'concat', 'interleave', 'flat' and 'pieces', expected exactly one"
                                     : ", 'concat' and 'interleave', expected exactly one"));
       return pack;
     }
@@ -111,7 +122,10 @@ private:
       pack.at = tensor->at;
       pack.tensor = readText(withValues(*tensor, model_), name, diagnostics_).value_or("");
       if (permute)
-        readPermute(*permute, pack);
+        readPermute(*permute, pack, diagnostics_);
+    } else if (pieces) {
+      pack.kind = Pack::Kind::pieces; // readPieces() reads its entries
+      pack.at = pieces->at;
     } else {
       const Node &value = concat ? *concat : interleave ? *interleave : *flat;
       pack.kind = concat ? Pack::Kind::concat : interleave ? Pack::Kind::interleave : Pack::Kind::flat;
@@ -168,18 +182,6 @@ private:
         tensor.tensor = readText(withValues(entry, model_), "an entry of " + what, diagnostics_).value_or("");
       }
     }
-  }
-
-  void readPermute(const Node &node, Pack &pack) {
-    if (node.kind != Node::Kind::sequence)
-      return refuse(node, "a list of dimensions", "'permute'", diagnostics_);
-    std::vector<int64_t> sorted;
-    for (const Node &item : node.items)
-      pack.permute.push_back(readInteger(item, "'permute'", 0, kMaxDimensions - 1, diagnostics_).value_or(0));
-    sorted = pack.permute;
-    std::sort(sorted.begin(), sorted.end());
-    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
-      diagnostics_.error(node.at, "'permute' lists a dimension twice, expected each dimension once");
   }
 
   void readStack(const Node &node, ParamDeclaration &param) {
@@ -379,6 +381,18 @@ void readGlobRules(const Node &node, LayoutDeclaration &layout, Diagnostics &dia
 }
 
 } // namespace
+
+void readPermute(const Node &node, Pack &tensor, Diagnostics &diagnostics) {
+  if (node.kind != Node::Kind::sequence)
+    return refuse(node, "a list of dimensions", "'permute'", diagnostics);
+  std::vector<int64_t> sorted;
+  for (const Node &item : node.items)
+    tensor.permute.push_back(readInteger(item, "'permute'", 0, kMaxDimensions - 1, diagnostics).value_or(0));
+  sorted = tensor.permute;
+  std::sort(sorted.begin(), sorted.end());
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
+    diagnostics.error(node.at, "'permute' lists a dimension twice, expected each dimension once");
+}
 
 ParamDeclaration paramOf(const TensorDeclaration &tensor) {
   ParamDeclaration param;

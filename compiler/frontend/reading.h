@@ -70,6 +70,11 @@ std::map<std::string, std::vector<IntegerRange>> readWhere(const Node &where, co
 AxisRules readAxisRules(const Node &node, const std::string &what, Diagnostics &diagnostics);
 /// Reads a glob or a list of globs.
 std::vector<Glob> readGlobs(const Node &node, const std::string &what, Diagnostics &diagnostics);
+/// Reads `permute: [1, 0]` of a tensor.
+void readPermute(const Node &node, Pack &tensor, Diagnostics &diagnostics);
+/// Reads `pieces: [{ranks, shape, of: […]}, …]` of an explicit param: its groups, and their tensors as entries of its
+/// pack (pieces.cpp).
+void readPieces(const Node &node, const Model &model, ParamDeclaration &param, Diagnostics &diagnostics);
 /// Reads a key that is the number of a dimension. It may be quoted, because JSON, which is valid YAML, quotes all keys.
 std::optional<int64_t> readDimensionKey(Node key, Diagnostics &diagnostics);
 

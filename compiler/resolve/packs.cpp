@@ -25,6 +25,8 @@ std::string describe(const PackTree &tree, const Tensors &tensors) {
     return "interleave" + shape;
   case Pack::Kind::flat:
     return "flat buffer" + shape;
+  case Pack::Kind::pieces:
+    return "pieces" + shape;
   }
   return {};
 }
@@ -94,6 +96,20 @@ bool joinShapes(const Pack &pack, const Tensors &tensors, PackTree &tree, Diagno
     }
   }
   tree.shape[tree.dimension] = total;
+  return ok;
+}
+
+/// Checks that the tensors of pieces have equal numbers of dimensions, which are the param's without a stack.
+bool alike(const Tensors &tensors, PackTree &tree, Diagnostics &diagnostics) {
+  tree.shape = tree.of[0].shape;
+  bool ok = true;
+  for (const PackTree &entry : tree.of)
+    if (entry.shape.size() != tree.shape.size()) {
+      diagnostics.error(entry.at, describe(entry, tensors) + " has " + dimensionsText(entry.shape.size()) +
+                                      ", expected " + text(tree.shape.size()) + " as " + describe(tree.of[0], tensors) +
+                                      " of the same param");
+      ok = false;
+    }
   return ok;
 }
 
@@ -184,8 +200,9 @@ std::optional<PackTree> readPack(const Pack &pack, const Tensors &tensors, const
     diagnostics.error(pack.at, "the pack has no tensors, expected at least one");
     ok = false;
   }
-  if (!ok || !(tree.kind == Pack::Kind::flat ? layOut(tensors, align, tree, diagnostics)
-                                             : joinShapes(pack, tensors, tree, diagnostics)))
+  if (!ok || !(tree.kind == Pack::Kind::flat     ? layOut(tensors, align, tree, diagnostics)
+               : tree.kind == Pack::Kind::pieces ? alike(tensors, tree, diagnostics)
+                                                 : joinShapes(pack, tensors, tree, diagnostics)))
     return std::nullopt;
   return tree;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A param's name, presence, tensors and storage rule; then its dimensions, the parts that they make, and its padding.
-// Flat buffers are in flat.cpp.
+// Flat buffers are in flat.cpp, explicit params in pieces.cpp.
 
 #include "compiler/resolve/params.h"
 
@@ -165,7 +165,7 @@ void Params::buildByModelChunk(const ParamDeclaration &declaration) {
 }
 
 void Params::build(const ParamDeclaration &declaration) {
-  Building building{declaration, {}, {}, {}, {}, -1, {}, {}};
+  Building building{declaration, {}, {}, {}, {}, -1, {}, {}, {}, {}};
   building.param.name = declaration.prefix + declaration.name;
   building.param.refresh = declaration.refresh;
   const std::string &path =
@@ -180,14 +180,17 @@ void Params::build(const ParamDeclaration &declaration) {
   building.leaves = leaves(building.pack);
   if (!checkTensors(building) || !checkDimensions(building))
     return;
-  bool ok = true;
-  for (size_t d = 0, rank = building.pack.shape.size() + (building.stack >= 0); d < rank; ++d)
+  for (unsigned variable : building.param.variables)
+    building.param.instances.push_back(context_.instanceSharding(variable, building.exists[variable]));
+  const bool pieces = building.pack.kind == Pack::Kind::pieces;
+  bool ok = !pieces || readPieces(building);
+  for (size_t d = 0, rank = building.pack.shape.size() + (building.stack >= 0); d < rank && !pieces; ++d)
     ok = shardDimension(building, static_cast<int64_t>(d)) && ok;
   if (!ok || !checkAxes(building) || !checkSize(building))
     return;
-  for (unsigned variable : building.param.variables)
-    building.param.instances.push_back(context_.instanceSharding(variable, building.exists[variable]));
-  if (building.pack.kind == Pack::Kind::flat) {
+  if (pieces) {
+    addPieces(building);
+  } else if (building.pack.kind == Pack::Kind::flat) {
     if (!addFlatParts(building))
       return;
   } else {
@@ -293,7 +296,7 @@ bool Params::checkTensor(Building &building, size_t number) const {
     return std::find(list.begin(), list.end(), v) != list.end();
   };
   auto report = [&](const std::string &message) { ok = refuse(leaf->at, message); };
-  if (building.leaves.size() > 1 && tensors_.opaque(leaf->tensor))
+  if ((building.leaves.size() > 1 || building.pack.kind == Pack::Kind::pieces) && tensors_.opaque(leaf->tensor))
     report(tensor + " is opaque and cannot be packed, expected a param of its own");
   const std::vector<unsigned> wanted = building.variables();
   for (unsigned v : wanted)

@@ -22,6 +22,13 @@ struct FlatBox {
   int64_t local = 0;
 };
 
+/// A piece of an explicit param on some mesh ranks, with its defaults replaced. Lists are by dimension of the param.
+struct ResolvedPiece {
+  Location at;
+  int leaf = -1; // tensor; -1: zeros
+  std::vector<int64_t> from, step, size, to;
+};
+
 /// Adds params to an endpoint, in order.
 class Params {
 public:
@@ -59,6 +66,9 @@ private:
     int stack = -1;                    // index variable
     std::vector<ir::IndexMap> exists;  // by index variable of the model, where the tensors have it
     std::vector<Dimension> dimensions; // of the param, in order
+    // An explicit param: the pieces of each group, and the group of each mesh rank (-1: it lacks the param).
+    std::vector<std::vector<ResolvedPiece>> pieces;
+    std::vector<int> groups;
     std::string title() const { return "param '" + declaration.name + "'"; }
     /// The index variables of the name and of the stack.
     std::vector<unsigned> variables() const {
@@ -103,6 +113,14 @@ private:
   void addBoxes(Building &building, const PackTree &tensor, const std::vector<int64_t> &shape,
                 const std::vector<ir::IndexMap> &indexMaps, const std::vector<std::vector<FlatBox>> &boxes) const;
   void addGaps(Building &building, const std::vector<FlatInterval> &ranges) const;
+  // pieces.cpp: explicit params
+  bool readPieces(Building &building) const;
+  bool assignGroups(Building &building) const;
+  bool readPiece(const Building &building, const PieceGroup &group, const Piece &piece, ResolvedPiece &result) const;
+  bool checkPieces(const Building &building, size_t group) const;
+  void addPieces(Building &building) const;
+  ir::Part partOf(const Building &building, int leaf, const std::vector<const ResolvedPiece *> &byRank,
+                  const std::vector<unsigned> &axes) const;
 
   const Model &model_;
   const Tensors &tensors_;

@@ -120,6 +120,9 @@ TEST(Errors, HostileJobs) {
     wide += "k" + std::to_string(i) + ": 1\n";
   std::string ranks = "version: 1\n" + model + "source: {mesh: {tp: 4}, ranks: [" + repeat("0..1048575, ", 20000) +
                       "0]}\ntarget: {mesh: {tp: 8}}\n";
+  std::string pieces;
+  for (int i = 0; i < 5000; ++i)
+    pieces += "{of: w, from: [0], size: [1], to: [" + std::to_string(i) + "]}, ";
   const std::string binary("\x7f"
                            "ELF\x02\x01\x01\0\0\0\xde\xad\xbe\xef",
                            14);
@@ -172,6 +175,24 @@ TEST(Errors, HostileJobs) {
            repeat("[{concat: ", 20) + "[w]" + repeat("}]", 20) +
            "}}}}}\nsource: {layout: l, mesh: {}}\ntarget: {mesh: {}}\n",
        "packs nested more than 16 deep"},
+      {"pieces",
+       "version: 1\nmodel: {dtype: bf16, tensors: {w: [8]}, layouts: {l: {params: {p: {pieces: [{shape: [5000], of: [" +
+           pieces + "]}]}}}}}\nsource: {layout: l, mesh: {}}\ntarget: {layout: l, mesh: {}}\n",
+       "param 'p' has 5000 pieces, expected at most 4096"},
+      {"pieces of many ranks",
+       "version: 1\nmodel: {dtype: bf16, tensors: {w: [8]}, layouts: {l: {params: {p: {pieces: [{shape: [8], of: "
+       "[{of: w, from: [0], size: [4]}, {of: w, from: [0], size: [2], to: [4]}, {of: w, from: [0], size: [1], to: "
+       "[6]}, "
+       "{of: w, from: [0], size: [1], to: [7]}, {zeros: true, size: [1], to: [8]}]}]}}}}}\n"
+       "source: {layout: l, mesh: {tp: 1048576}}\ntarget: {layout: l, mesh: {}}\n",
+       "dimension 0 of the piece ends at position 9 of param 'p', whose shape is [8]"},
+      {"pieces times ranks",
+       "version: 1\nmodel: {dtype: bf16, tensors: {w: [8]}, layouts: {l: {params: {p: {pieces: [{shape: [8], of: "
+       "[{of: w, from: [0], size: [4]}, {of: w, from: [0], size: [1], to: [4]}, {of: w, from: [0], size: [1], to: "
+       "[5]}, "
+       "{of: w, from: [0], size: [1], to: [6]}, {of: w, from: [0], size: [1], to: [7]}]}]}}}}}\n"
+       "source: {layout: l, mesh: {tp: 1048576}}\ntarget: {layout: l, mesh: {}}\n",
+       "has up to 5 pieces on each of 1048576 mesh ranks, expected pieces times mesh ranks of at most 4194304"},
   };
   const TemporaryFolder folder;
   for (const auto &hostile : cases) {

@@ -72,7 +72,7 @@ def drawn(text):
 def grammar():
     """The keys that the compiler reads from YAML."""
     keys = set()
-    for name in ("model", "layouts", "job", "mesh", "shard_rule", "expression"):
+    for name in ("model", "layouts", "pieces", "job", "mesh", "shard_rule", "expression"):
         source = (ROOT / "compiler/frontend" / f"{name}.cpp").read_text()
         keys |= set(re.findall(r'(?:find|require|number)\("(\w+)"', source))
     keys |= set(re.findall(r"^SCHEME\((\w+),", (ROOT / "compiler/frontend/schemes.def").read_text(), re.MULTILINE))

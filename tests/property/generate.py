@@ -258,6 +258,62 @@ def flat_of(rng: random.Random, unit: "Unit", names: list[str], entries: list) -
     return {"flat": of if align == 1 and rng.random() < 0.5 else {"of": of, "align": align}, "length": total}
 
 
+def pieces_of(rng: random.Random, unit: "Unit", names: list[str], stack: tuple[str, int, int] | None, side: Side) -> dict:
+    """An explicit param of some tensors of a unit: runs of rows of dimension `dim`, some of them cut along another
+    dimension, in any order on any mesh rank. stack: the variable, its dimension and its number of values."""
+    runs: list[tuple[str, int, int, int]] = []  # tensor, first row, step, number
+    for name in names:
+        n, first = unit.tensors[name]["shape"][unit.dim], 0
+        while first < n:
+            count = rng.randint(1, n - first)
+            if count % 2 == 0 and rng.random() < 0.4:
+                runs += [(name, first + i, 2, count // 2) for i in range(2)]
+            else:
+                runs.append((name, first, 1, count))
+            first += count
+    rng.shuffle(runs)
+    held: list[list] = [[] for _ in range(side.mesh_ranks)]
+    for run in runs:
+        for rank in {rng.randrange(side.mesh_ranks) for _ in range(rng.choice([1, 1, 2]))}:
+            held[rank].append(run)
+    transposed = unit.rank == 2 and rng.random() < 0.4
+    order = [1, 0] if transposed else list(range(unit.rank))
+    along = order.index(unit.dim)
+    groups = []
+    for rank, rows in enumerate(held):
+        lengths = [list(unit.tensors[names[0]]["shape"])[d] for d in order]
+        of: list[dict] = []
+        begin = 0
+        for name, first, step, count in rows:
+            start, steps, size, to = [0] * unit.rank, [1] * unit.rank, list(lengths), [0] * unit.rank
+            start[along], steps[along], size[along], to[along] = first, step, count, begin
+            other = next((d for d in range(unit.rank) if d != along and size[d] > 1), None)
+            halves = [(start, size, to)]
+            if other is not None and rng.random() < 0.4:
+                cut = rng.randint(1, size[other] - 1)
+                low, high = list(size), list(size)
+                low[other], high[other] = cut, size[other] - cut
+                halves = [(start, low, to), ([*start[:other], cut, *start[other + 1:]], high, [*to[:other], cut, *to[other + 1:]])]
+            of += [{"of": name, "from": a, "step": steps, "size": n, "to": b} | ({"permute": order} if transposed else {}) for a, n, b in halves]
+            begin += count
+        lengths[along] = begin
+        if side.name == "target" and rng.random() < 0.3:
+            lengths[along] += 1
+            zeros = [1 if d == along else n for d, n in enumerate(lengths)]
+            if all(zeros):
+                of.append({"zeros": True, "size": zeros, "to": [begin if d == along else 0 for d in range(unit.rank)]})
+        if stack:
+            _, dim, values = stack
+            lengths.insert(dim, values)
+            for piece in of:
+                for key, value in (("from", 0), ("step", 1), ("size", values), ("to", 0)):
+                    if key in piece:
+                        piece[key] = [*piece[key][:dim], value, *piece[key][dim:]]
+        rng.shuffle(of)
+        groups.append({"ranks": [rank], "shape": lengths, "of": of})
+    return {"pieces": groups} | ({"stack": stack[0] if stack[1] == 0 else {"index": stack[0], "dim": stack[1]}} if stack else {})
+
+
 def pack_of(rng: random.Random, unit: Unit, pack: str) -> tuple[list[dict], list[str]]:
     """Params that hold all tensors of a unit, with the given pack if possible, and the kind of each."""
     names = list(unit.tensors)
@@ -399,6 +455,12 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                     side.layout["params"][name + ".high"] = {**param, "where": high}
                     features.add("where")
                 else:
+                    # Pieces, with random numbers of their own: those of the other jobs do not change.
+                    own = random.Random(f"{side.name} {name} {param} {side.mesh_ranks}")
+                    if not forced and kind != "flat" and not side.modules and not any(v in side.placed for v in unit.variables if v != stack) and own.random() < 0.3:
+                        whole = list(unit.tensors) if kind != "holds" else [list(unit.tensors)[i]]
+                        param = pieces_of(own, unit, whole, (stack, shift, variables[stack]) if stack else None, side)
+                        features.add("pieces")
                     side.layout["params"][name] = param
         if scalar and (s == 0 or rng.random() < 0.8):
             name = "scale{layer}" if rng.random() < 0.7 else "scale"

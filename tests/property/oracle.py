@@ -281,7 +281,7 @@ class Param:
         self.endpoint, self.name, self.node = endpoint, name, node
         self.environment = endpoint.names()
         self.model = endpoint.model
-        self.pack = {key: node[key] for key in ("holds", "concat", "interleave", "permute", "flat") if key in node}
+        self.pack = {key: node[key] for key in ("holds", "concat", "interleave", "permute", "flat", "pieces") if key in node}
         stack = node.get("stack")
         self.stack = stack["index"] if isinstance(stack, dict) else stack
         self.stack_dim = int(stack.get("dim", "0")) if isinstance(stack, dict) else 0
@@ -324,6 +324,10 @@ class Param:
             return [self.model.find(pack["holds"])]
         if "flat" in pack:
             return [t for entry in self.flat_entries() for t in self.tensors(entry)]
+        if "pieces" in pack:
+            names = [piece["of"] for group in pack["pieces"] for piece in group["of"] if "of" in piece]
+            need(bool(names), "no piece of a tensor")
+            return [self.model.find(name) for name in names]
         if "concat" in pack or "interleave" in pack:
             return [t for entry in self.entries(pack)[2] for t in self.tensors(entry)]
         return [self.model.find(pack["of"])]
@@ -441,7 +445,7 @@ class Param:
 
     def check(self, mesh_rank: int, exists: dict[str, list[int]]) -> None:
         """A rule must fit its dimension, even if the param exists for no index value."""
-        if "flat" in self.pack:
+        if "flat" in self.pack or "pieces" in self.pack:
             return
         shape = self.shape(self.pack)
         if self.stack:
@@ -463,7 +467,43 @@ class Param:
         chunk = next(c for c, values in enumerate(chunks) if value in values)
         return {None: value, ".local": sorted(chunks[chunk]).index(value), ".chunk": chunk}[suffix]
 
+    def explicit(self, mesh_rank: int, fixed: dict[str, int], exists: dict[str, list[int]]) -> np.ndarray:
+        """The labels of an explicit param: each piece is copied into a box of elements that no other piece has."""
+        ranks = lambda group: self.model.ranges(group["ranks"]) if "ranks" in group else range(self.endpoint.mesh_ranks)  # noqa: E731
+        groups = [group for group in self.pack["pieces"] if mesh_rank in ranks(group)]
+        need(len(groups) == 1, "pieces of a mesh rank")
+        numbers = lambda node: [evaluate(x, self.model.let) for x in node]  # noqa: E731
+        shape = numbers(groups[0]["shape"])
+        result = np.full(shape, -1, dtype=np.int64)
+        for piece in groups[0]["of"]:
+            to = numbers(piece.get("to", ["0"] * len(shape)))
+            if "of" in piece:
+                leaf = {"of": piece["of"], "permute": piece["permute"]} if "permute" in piece else piece["of"]
+                if self.stack:
+                    values = [self.build(leaf, {**fixed, self.stack: value}) if value in exists[self.stack] else None for value in range(self.model.index[self.stack])]
+                    whole = np.stack([np.full(self.shape(leaf), -1) if value is None else value for value in values], axis=self.stack_dim)
+                else:
+                    whole = self.build(leaf, fixed)
+                need(whole.ndim == len(shape), "dimensions")
+                begin, step = numbers(piece.get("from", ["0"] * len(shape))), numbers(piece.get("step", ["1"] * len(shape)))
+                part = whole[tuple(slice(a, None, b) for a, b in zip(begin, step))]
+                size = numbers(piece["size"]) if "size" in piece else list(part.shape)
+                need(all(0 < n <= have for n, have in zip(size, part.shape)), "beyond the tensor")
+                part = part[tuple(slice(n) for n in size)]
+                need(bool((part != -1).all()), "a value that does not exist")
+            else:
+                size = numbers(piece["size"])
+                part = np.zeros(size, dtype=np.int64)
+            at = tuple(slice(a, a + n) for a, n in zip(to, size))
+            need(all(a + n <= length for a, n, length in zip(to, size, shape)) and bool((result[at] == -1).all()), "overlapping pieces")
+            result[at] = part
+        need(bool((result != -1).all()), "elements without a piece")
+        return result
+
     def local(self, mesh_rank: int, fixed: dict[str, int], exists: dict[str, list[int]], held: dict[str, list[int]]) -> tuple[np.ndarray, np.ndarray]:
+        if "pieces" in self.pack:
+            labels = self.explicit(mesh_rank, fixed, exists)
+            return labels, labels
         if self.stack:
             slots = [self.build(self.pack, {**fixed, self.stack: value}) for value in exists[self.stack]]
             shape = self.shape(self.pack)
