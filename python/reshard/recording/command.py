@@ -96,6 +96,7 @@ def _header(options: argparse.Namespace) -> str:
 def _comments(layout: Layout) -> str:
     lines = [f"{_ENDPOINT}{{layout: {layout.name}, mesh: {mesh_text(layout.mesh)}}}"]
     lines += [f"# left: {name}: the loader puts nothing of the checkpoint here on ranks {', '.join(map(str, ranks))}" for name, ranks in sorted(layout.left.items())]
+    lines += [f"# pieces: {name}: {why}" for name, why in sorted(layout.explicit.items())]
     lines += [f"{_REFUSED}{name}: {why}" for name, why in sorted(layout.refused.items())]
     return "\n".join(lines) + "\n"
 
@@ -170,6 +171,7 @@ def run(arguments: Sequence[str]) -> int:
             return _generalize(options)
         layout = merge(_record(options, None), options.layout)
         _written(options, _header(options) + _comments(layout) + layout.yaml)
+        _report([f"{name}: {why}" for name, why in sorted(layout.explicit.items())], "params that the layout states by pieces, since no scheme fits")
         _report([f"{name}: {why}" for name, why in sorted(layout.refused.items())], "params that the layout cannot state")
         _report(layout.differences, "differences between the loader and the compiled layout")
         return 0 if layout.exact else 1

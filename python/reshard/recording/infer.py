@@ -16,6 +16,7 @@ from .compiled import compare, compile_layout
 from .elements import Constant, Tensor
 from .flow import Name, Word, flow, write
 from .patterns import Member, Patterns, ranges
+from .pieces import pieces
 from .recording import RecordedParam, Recording, in_order
 from .schemes import Axes, Runs, find_rule, joined
 from .structure import Refused, Structure, structure
@@ -30,6 +31,7 @@ class Layout:
     mesh: dict[str, Any]
     left: dict[str, list[int]] = field(default_factory=dict)  #: params in which the loader puts nothing of the checkpoint: {name: mesh ranks}
     refused: dict[str, str] = field(default_factory=dict)  #: params that it cannot state: {name: reason}
+    explicit: dict[str, str] = field(default_factory=dict)  #: params that it states by `pieces`, since no scheme fits: {name: reason}
     differences: list[str] = field(default_factory=list)  #: between the compiled layout and the recordings; empty if it is right
 
     @property
@@ -56,16 +58,30 @@ class _Declared:
     keys: dict[str, str]
 
 
+@dataclass
+class _Stack:
+    """A param that stacks a variable."""
+
+    declared: _Declared
+    placeholders: Mapping[str, str]
+    group: Sequence[_Instance]
+    found: Structure
+
+
 class _Inference:
-    def __init__(self, recordings: Sequence[Recording]):
+    def __init__(self, recordings: Sequence[Recording], alone: frozenset[str] = frozenset()):
+        """alone: tensors that keep their own names, as those of params that differ between the values of a variable."""
         self.recordings = recordings
         self.axes = Axes.of(recordings[0].mesh)
         used = {name for recording in recordings for param in recording.params.values() for name in param.tensors}
-        self.patterns = Patterns(recordings[0].tensors, used)
+        self.patterns = Patterns(recordings[0].tensors, used, alone)
         self.left: dict[str, list[int]] = defaultdict(list)
         self.refused: dict[str, str] = {}
+        self.explicit: dict[str, str] = {}
+        self.differing: set[str] = set()  # tensors of params that differ between the values of a variable in their names
+        self.declared: list[_Declared] = []
         self.held: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))  # {mesh rank: {variable: values}}
-        self.stacks: dict[str, list[Structure]] = defaultdict(list)
+        self.stacks: dict[str, list[_Stack]] = defaultdict(list)
         self.place: dict[str, str] = {}
 
     # --- instances
@@ -139,10 +155,33 @@ class _Inference:
 
     # --- params
 
-    def param(self, name: str, placeholders: Mapping[str, str], group: Sequence[_Instance]) -> _Declared:
-        """One param of the layout. Raises Refused."""
+    def run(self) -> None:
+        """Finds all params and the placement of all variables."""
+        for name, placeholders, group in self.groups(self.instances()):
+            try:
+                self.declared.append(self.param(name, placeholders, group))
+            except Refused as why:
+                self._by_pieces(_Declared(name, {}), placeholders, group, str(why))
+        self.placement()
+
+    def _by_pieces(self, declared: _Declared, placeholders: Mapping[str, str], group: Sequence[_Instance], why: str) -> None:
+        """States a param by its pieces, or refuses it. why: the reason why its grammar is not another one."""
+        self.declared = [each for each in self.declared if each is not declared]
+        try:
+            others, chosen = self._instances_by_rank(placeholders, group)
+            keys = pieces(chosen, self.patterns.members, self.patterns.sizes, others[0] if others else None)
+            declared.keys = keys | self._where(placeholders, group) | self._presence(placeholders, group)
+        except Refused as refused:
+            self.refused.update({each.name: f"{why}; {refused}" if "pieces" in str(refused) else why for each in group})
+            return
+        self.declared.append(declared)
+        self.explicit.update({each.name: why for each in group})
+
+    def _instances_by_rank(self, placeholders: Mapping[str, str], group: Sequence[_Instance]) -> tuple[list[str], dict[int, RecordedParam]]:
+        """(variables that are not in the name, the param of one instance on each rank). Raises Refused where these do
+        not stand for all instances."""
         others = sorted({variable for each in group for variable in each.values} - {*placeholders})
-        dimensions = {len(pattern.shape) for each in group for pattern in [self._pattern(box) for box in each.param.boxes if isinstance(box.origin, Tensor)]}
+        dimensions = {len(self._pattern(box).shape) for each in group for box in each.param.boxes if isinstance(box.origin, Tensor)}
         if len(others) > 1 or len(dimensions) != 1:
             raise Refused(f"its tensors differ in {', '.join(others)}" if len(others) > 1 else "its tensors have different numbers of dimensions")
         if others and len(group[0].param.shape) != dimensions.pop() + 1:
@@ -151,17 +190,28 @@ class _Inference:
         for each in group:
             first = chosen.setdefault(each.rank, each)
             if self._template(each, others) != self._template(first, others):
+                self.differing.update(name for one in group for name in one.param.tensors)
                 raise Refused(f"rank {each.rank}: its elements differ from those of {first.name}")
-        found = structure(self.axes, {rank: each.param for rank, each in chosen.items()}, self.patterns.members, others[0] if others else None)
+        return others, {rank: each.param for rank, each in chosen.items()}
+
+    def param(self, name: str, placeholders: Mapping[str, str], group: Sequence[_Instance]) -> _Declared:
+        """One param of the layout. Raises Refused."""
+        others, chosen = self._instances_by_rank(placeholders, group)
+        found = structure(self.axes, chosen, self.patterns.members, others[0] if others else None)
+        declared = _Declared(name, dict(found.keys) | self._where(placeholders, group) | self._presence(placeholders, group))
         for variable in others:
-            self.stacks[variable].append(found)
-        keys = dict(found.keys)
+            self.stacks[variable].append(_Stack(declared, placeholders, group, found))
+        return declared
+
+    def _where(self, placeholders: Mapping[str, str], group: Sequence[_Instance]) -> dict[str, str]:
+        """The key `where`, if the param exists for some values of a variable of its name only."""
+        keys = {}
         for variable in placeholders:
             values = {value for each in group for value in each.values[variable]}
             patterns = {self._pattern(box) for each in group for box in each.param.boxes if isinstance(box.origin, Tensor)}
             if any(set(self.patterns.values(pattern, variable)) != values for pattern in patterns):
                 keys["where"] = "{" + f"{variable}: {ranges(values)}" + "}"
-        return _Declared(name, keys | self._presence(placeholders, group))
+        return keys
 
     def _pattern(self, box: Any) -> Any:
         return self.patterns.members[box.origin.name].pattern
@@ -198,29 +248,43 @@ class _Inference:
         for variable, n in self.patterns.sizes.items():
             everything = set().union(*(self.held[recording.rank][variable] for recording in self.recordings))
             found: dict[int, Runs] = {recording.rank: joined([(value, 1) for value in sorted(self.held[recording.rank][variable])]) for recording in self.recordings}
-            for each in self.stacks[variable]:
-                for rank, held in each.held.items():
-                    if held.slots != sorted(held.slots):
-                        raise Error(f"rank {rank}: a param stacks the values {held.slots} of {variable}, expected them in ascending order")
+            self._unordered_stacks(variable)
             if all(runs == joined([(value, 1) for value in sorted(everything)]) for runs in found.values()):
                 continue
             rule = find_rule(self.axes, [(n, found)])
-            if rule is None:
-                raise Error(f"no scheme gives the ranks these values of {variable}, of {n}: " + ", ".join(f"rank {rank} {[f'{a}:{a + c}' for a, c in runs]}" for rank, runs in found.items()))
-            self.place[variable] = rule.yaml()
+            if rule is not None:
+                self.place[variable] = rule.yaml()
+                continue
+            why = f"no scheme gives the ranks these values of {variable}, of {n}: " + ", ".join(f"rank {rank} {[f'{a}:{a + c}' for a, c in runs]}" for rank, runs in found.items())
+            if any("{%s" % variable in each.name for each in self.declared):
+                raise Error(why)
+            for each in self.stacks.pop(variable, []):
+                self._by_pieces(each.declared, each.placeholders, each.group, why)
+
+    def _unordered_stacks(self, variable: str) -> None:
+        """States the stacks of a variable by pieces whose values are not in ascending order on every rank."""
+        kept = []
+        for each in self.stacks[variable]:
+            slots = next(((rank, held.slots) for rank, held in each.found.held.items() if held.slots != sorted(held.slots)), None)
+            if slots is None:
+                kept.append(each)
+            else:
+                self._by_pieces(each.declared, each.placeholders, each.group, f"rank {slots[0]} stacks the values {slots[1]} of {variable}, which are not in ascending order")
+        self.stacks[variable] = kept
 
 
 def infer(recordings: Sequence[Recording], name: str) -> Layout:
     """The layout of recordings of all mesh ranks, in order. It is not compiled yet."""
     inference = _Inference(recordings)
-    declared: list[_Declared] = []
-    for declared_name, placeholders, group in inference.groups(inference.instances()):
+    inference.run()
+    if inference.refused and inference.differing:  # params that differ from layer to layer are stated one by one
+        other = _Inference(recordings, frozenset(inference.differing))
         try:
-            declared.append(inference.param(declared_name, placeholders, group))
-        except Refused as why:
-            inference.refused.update({each.name: str(why) for each in group})
-    inference.placement()
-    return Layout(_yaml(inference, declared, name), name, recordings[0].mesh, dict(inference.left), inference.refused)
+            other.run()
+        except Error:
+            other.refused = inference.refused
+        inference = other if len(other.refused) < len(inference.refused) else inference
+    return Layout(_yaml(inference, inference.declared, name), name, recordings[0].mesh, dict(inference.left), inference.refused, inference.explicit)
 
 
 def _yaml(inference: _Inference, declared: Sequence[_Declared], name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from .checkpoint import Tensors
@@ -57,9 +57,9 @@ def split_name(name: str) -> tuple[list[str], list[tuple[int, str]]]:
 class Patterns:
     """The tensors of a checkpoint as patterns. A value that no recorded param uses, of a variable of which some use
     others, stays a number: a layer that the loader leaves out, as for multi-token prediction, is no value of the
-    variable."""
+    variable. Tensors that are `alone` keep their names."""
 
-    def __init__(self, tensors: Tensors, used: Iterable[str]):
+    def __init__(self, tensors: Tensors, used: Iterable[str], alone: Collection[str] = ()):
         values: dict[str, set[int]] = defaultdict(set)
         for name in used:
             components, numbers = split_name(name)
@@ -68,7 +68,7 @@ class Patterns:
         groups: dict[tuple[str, tuple[str, ...]], dict[str, tuple[int, ...]]] = defaultdict(dict)
         for name in tensors:
             components, numbers = split_name(name)
-            chosen = [(position, variable) for position, variable in numbers if not values[variable] or int(components[position]) in values[variable]]
+            chosen = [(position, variable) for position, variable in numbers if not values[variable] or int(components[position]) in values[variable]] if name not in alone else []
             number = tuple(int(components[position]) for position, _ in chosen)
             for position, variable in chosen:
                 components[position] = "{%s}" % variable

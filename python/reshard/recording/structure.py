@@ -84,10 +84,12 @@ def _permutation(boxes: Sequence[Box], shape: Sequence[int]) -> list[int]:
     """The dimension of a tensor that lies along each dimension of a param, from the steps of all its boxes."""
     steps, found = row_steps(shape), [-1] * len(shape)
     for box in boxes:
+        if len(box.size) != max(len(shape), 1):
+            raise Refused(f"a param of {len(box.size)} dimensions holds a tensor of {len(shape)} dimensions: it was reshaped")
         for d, (size, step) in enumerate(zip(box.size, box.steps)):
             if size == 1:
                 continue
-            k = next((k for k, each in enumerate(steps) if each <= step and step % each == 0 and shape[k] > 1), -1)
+            k = next((k for k, each in enumerate(steps) if each <= abs(step) and step % each == 0 and shape[k] > 1), -1)
             if k < 0 or found[d] not in (-1, k):
                 raise Refused(f"dimension {d} is no dimension of the tensor of shape {list(shape)}: it was reshaped")
             found[d] = k
@@ -103,7 +105,7 @@ def _located(box: Box, pattern: Pattern, permutation: Sequence[int]) -> Part:
     for d, k in enumerate(permutation):
         first, count = box.offset // steps[k] % pattern.shape[k], box.size[d]
         every = box.steps[d] // steps[k] if count > 1 else 1
-        if first + every * (count - 1) >= pattern.shape[k]:
+        if not 0 <= first + every * (count - 1) < pattern.shape[k]:
             raise Refused(f"a row of tensor {pattern.name} continues in the next one: it was reshaped")
         runs.append(joined([(first, count)] if every == 1 else [(first + every * i, 1) for i in range(count)]))
     return Part(pattern, box.start, box.size, tuple(runs))
