@@ -255,7 +255,7 @@ struct Job {
 /// loaded.
 constexpr int64_t kMaxBytes = 1LL << 60, kMaxInstances = 1LL << 22;
 constexpr int64_t kMaxIndexValues = 1 << 20, kMaxDimensions = 8;
-constexpr size_t kMaxPieces = 1 << 12; // of an explicit param
+constexpr size_t kMaxPieces = 1 << 12;            // of an explicit param
 constexpr int64_t kMaxParamInstances = 1LL << 32; // of all params of a rank together
 constexpr int64_t kMaxReplicas = 1 << 16, kMaxPoolRanks = 1LL << 31;
 constexpr size_t kMaxGlobs = 1024; // in one list
