@@ -12,6 +12,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 64, kMost32 = 0xffffffff, kMostMembers = 0xfffe;
 
+/// Appends a little-endian number of at most 8 bytes.
 void number(std::string &text, uint64_t value, int bytes) {
   for (int byte = 0; byte < bytes; ++byte)
     text += static_cast<char>(value >> (8 * byte));
@@ -114,8 +115,8 @@ TorchArchive::TorchArchive(const std::vector<TensorSpec> &tensors, Content conte
     member.header = bytes_;
     std::string header = "PK\x03\x04";
     number(header, large ? 45 : 20, 2);
-    number(header, 0, 2 + 2 + 2);
-    number(header, 0x21, 2); // 1 January 1980
+    header.append(2 + 2 + 2, 0); // flags, method: stored, time
+    number(header, 0x21, 2);     // 1 January 1980
     number(header, member.checksum, 4);
     number(header, large ? kMost32 : member.bytes, 4);
     number(header, large ? kMost32 : member.bytes, 4);
@@ -147,14 +148,14 @@ TorchArchive::TorchArchive(const std::vector<TensorSpec> &tensors, Content conte
     tail += "PK\x01\x02";
     number(tail, large ? 45 : 20, 2);
     number(tail, large ? 45 : 20, 2);
-    number(tail, 0, 2 + 2 + 2);
+    tail.append(2 + 2 + 2, 0); // flags, method, time
     number(tail, 0x21, 2);
     number(tail, member.checksum, 4);
     number(tail, large ? kMost32 : member.bytes, 4);
     number(tail, large ? kMost32 : member.bytes, 4);
     number(tail, member.name.size(), 2);
     number(tail, large ? 28 : 0, 2);
-    number(tail, 0, 2 + 2 + 2 + 4);
+    tail.append(2 + 2 + 2 + 4, 0); // comment, disk, attributes
     number(tail, large ? kMost32 : member.header, 4);
     tail += member.name;
     if (large) {
