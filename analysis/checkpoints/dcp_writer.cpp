@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
 
-/// The only chunk of a tensor.
-struct Entry {
+/// The only chunk of a tensor, an archive in a file.
+struct WrittenChunk {
   TensorSpec tensor;
   std::string file;
   uint64_t begin = 0, bytes = 0;
@@ -28,7 +28,7 @@ void addSize(const std::vector<int64_t> &lengths, PickleText &pickle) {
 }
 
 /// TensorStorageMetadata(properties, size, chunks).
-void addTensor(const TensorSpec &tensor, PickleText &pickle) {
+void addTensorMetadata(const TensorSpec &tensor, PickleText &pickle) {
   pickle.object(kModule, "TensorStorageMetadata");
   pickle.emptyDictionary();
   pickle.mark();
@@ -67,14 +67,14 @@ void addTensor(const TensorSpec &tensor, PickleText &pickle) {
 }
 
 /// MetadataIndex(fqn, offset, index) and _StorageInfo(relative_path, offset, length).
-void addPlace(const Entry &entry, PickleText &pickle) {
+void addPlace(const WrittenChunk &chunk, PickleText &pickle) {
   pickle.object(kModule, "MetadataIndex");
   pickle.emptyDictionary();
   pickle.mark();
   pickle.text("fqn");
-  pickle.text(entry.tensor.name);
+  pickle.text(chunk.tensor.name);
   pickle.text("offset");
-  addSize(std::vector<int64_t>(entry.tensor.shape.size(), 0), pickle);
+  addSize(std::vector<int64_t>(chunk.tensor.shape.size(), 0), pickle);
   pickle.text("index");
   pickle.none();
   pickle.setItems();
@@ -83,18 +83,18 @@ void addPlace(const Entry &entry, PickleText &pickle) {
   pickle.emptyDictionary();
   pickle.mark();
   pickle.text("relative_path");
-  pickle.text(entry.file);
+  pickle.text(chunk.file);
   pickle.text("offset");
-  pickle.integer(static_cast<int64_t>(entry.begin));
+  pickle.integer(static_cast<int64_t>(chunk.begin));
   pickle.text("length");
-  pickle.integer(static_cast<int64_t>(entry.bytes));
+  pickle.integer(static_cast<int64_t>(chunk.bytes));
   pickle.text("transform_descriptors");
   pickle.none();
   pickle.setItems();
   pickle.build();
 }
 
-std::string metadataOf(const std::vector<Entry> &entries) {
+std::string metadataOf(const std::vector<WrittenChunk> &chunks) {
   PickleText pickle;
   pickle.object(kModule, "Metadata");
   pickle.emptyDictionary();
@@ -102,26 +102,26 @@ std::string metadataOf(const std::vector<Entry> &entries) {
   pickle.text("state_dict_metadata");
   pickle.emptyDictionary();
   pickle.mark();
-  for (const Entry &entry : entries) {
-    pickle.text(entry.tensor.name);
-    addTensor(entry.tensor, pickle);
+  for (const WrittenChunk &chunk : chunks) {
+    pickle.text(chunk.tensor.name);
+    addTensorMetadata(chunk.tensor, pickle);
   }
   pickle.setItems();
   pickle.text("planner_data"); // the keys that lead to each value
   pickle.emptyDictionary();
   pickle.mark();
-  for (const Entry &entry : entries) {
-    pickle.text(entry.tensor.name);
+  for (const WrittenChunk &chunk : chunks) {
+    pickle.text(chunk.tensor.name);
     pickle.mark();
-    pickle.text(entry.tensor.name);
+    pickle.text(chunk.tensor.name);
     pickle.tuple();
   }
   pickle.setItems();
   pickle.text("storage_data");
   pickle.emptyDictionary();
   pickle.mark();
-  for (const Entry &entry : entries)
-    addPlace(entry, pickle);
+  for (const WrittenChunk &chunk : chunks)
+    addPlace(chunk, pickle);
   pickle.setItems();
   pickle.text("storage_meta");
   pickle.none();
@@ -137,7 +137,7 @@ std::string metadataOf(const std::vector<Entry> &entries) {
 Status createDcp(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
                  Checkpoint &checkpoint) {
   constexpr uint64_t kAlignment = 64;
-  std::vector<Entry> entries;
+  std::vector<WrittenChunk> chunks;
   const std::vector<std::vector<TensorSpec>> files = splitIntoFiles(tensors, fileBytes);
   for (size_t number = 0; number < files.size(); ++number) {
     const std::string name = "__0_" + std::to_string(number) + ".distcp", path = folder + "/" + name;
@@ -146,7 +146,7 @@ Status createDcp(const std::string &folder, const std::vector<TensorSpec> &tenso
     for (const TensorSpec &tensor : files[number]) {
       total = (total + kAlignment - 1) / kAlignment * kAlignment;
       archives.emplace_back(total, TorchArchive({tensor}, TorchArchive::Content::tensor));
-      entries.push_back({tensor, name, total, archives.back().second.bytes()});
+      chunks.push_back({tensor, name, total, archives.back().second.bytes()});
       total += archives.back().second.bytes();
     }
     Result<MappedFile> file = MappedFile::create(path, total);
@@ -162,7 +162,7 @@ Status createDcp(const std::string &folder, const std::vector<TensorSpec> &tenso
                                          tensor.bytes};
     }
   }
-  return writeFile(folder + "/.metadata", metadataOf(entries));
+  return writeFile(folder + "/.metadata", metadataOf(chunks));
 }
 
 } // namespace reshard::analysis
