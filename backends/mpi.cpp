@@ -5,6 +5,7 @@
 
 #include "backends/liveness_lock.h"
 #include "executor/channel.h"
+#include "support/backoff.h"
 
 #include <algorithm>
 #include <atomic>
@@ -12,7 +13,6 @@
 #include <functional>
 #include <memory>
 #include <mpi.h>
-#include <sched.h>
 #include <thread>
 #include <vector>
 
@@ -36,10 +36,11 @@ double secondsSince(Clock::time_point begin) { return std::chrono::duration<doub
 /// Waits until `done`, at most `seconds` (0: without limit). Returns whether it is done.
 bool waitFor(double seconds, const std::function<bool()> &done) {
   const Clock::time_point begin = Clock::now();
+  Backoff backoff;
   while (!done()) {
     if (seconds > 0 && secondsSince(begin) >= seconds)
       return false;
-    sched_yield();
+    backoff.wait();
   }
   return true;
 }

@@ -2,11 +2,11 @@
 // libreshard_ucx.so: opening and closing a channel, its connections and its registered memory.
 
 #include "backends/ucx_channel.h"
+#include "support/backoff.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <sched.h>
 #include <utility>
 
 namespace reshard {
@@ -138,9 +138,10 @@ void UcxChannel::tellPeers(const Status &reason) {
     return !request || ucp_request_check_status(request) != UCS_INPROGRESS;
   };
   const Deadline deadline = deadlineIn(kTellSeconds);
+  Backoff backoff;
   while (!std::all_of(peers_.begin(), peers_.end(), told) && !passed(deadline)) {
     ucp_worker_progress(worker_);
-    sched_yield();
+    backoff.wait();
   }
 }
 
@@ -160,9 +161,10 @@ bool UcxChannel::close(bool force, const Deadline &deadline) {
   }
   const auto closed = [](void *handle) { return ucp_request_check_status(handle) != UCS_INPROGRESS; };
   bool all = true;
+  Backoff backoff;
   while (worker_.isOpen() && !(all = std::all_of(handles.begin(), handles.end(), closed)) && !passed(deadline)) {
     ucp_worker_progress(worker_);
-    sched_yield();
+    backoff.wait();
   }
   // UCX frees what belonged to the connections while it makes progress.
   for (int more = 0; worker_.isOpen() && more < kMoreProgress; ++more)

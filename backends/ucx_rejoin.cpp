@@ -8,10 +8,10 @@
 // new session, but not in between, where messages of the new session would be dropped.
 
 #include "backends/ucx_channel.h"
+#include "support/backoff.h"
 
 #include <algorithm>
 #include <chrono>
-#include <sched.h>
 #include <utility>
 
 namespace reshard::ucx {
@@ -47,10 +47,11 @@ void UcxChannel::settle() {
     return std::all_of(peers.begin(), peers.end(), [](Peer &peer) { return idle(peer); });
   });
   const Deadline deadline = deadlineIn(kSettleSeconds);
+  Backoff backoff;
   while (!std::all_of(peers_.begin(), peers_.end(), [](Peer &peer) { return idle(peer) || peer.loss; }) &&
          !passed(deadline)) {
     ucp_worker_progress(worker_);
-    sched_yield();
+    backoff.wait();
   }
 }
 
@@ -113,9 +114,10 @@ void UcxChannel::closeAtOnce(const std::vector<ucp_ep_h> &connections, const Dea
     if (void *const handle = Worker::disconnect(connection, true))
       handles.push_back(handle);
   const auto closed = [](void *handle) { return ucp_request_check_status(handle) != UCS_INPROGRESS; };
+  Backoff backoff;
   while (!std::all_of(handles.begin(), handles.end(), closed) && !passed(deadline)) {
     ucp_worker_progress(worker_);
-    sched_yield();
+    backoff.wait();
   }
   for (int more = 0; more < kMoreProgress; ++more) // UCX purges what a closed connection had not sent
     ucp_worker_progress(worker_);

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/bootstrap.h"
 
+#include "support/backoff.h"
+
 #include <algorithm>
 #include <cstring>
-#include <sched.h>
 
 namespace reshard {
 
 namespace {
 
 constexpr size_t kDigest = 32;
+constexpr uint64_t kSpins = 1000; // MPI needs many polls to complete one request
 constexpr const char *kPrepare = "in prepare";
 constexpr const char *kAllReduce = "in an all-reduce (of open, prepare, or the end of a run)";
 
@@ -43,6 +45,7 @@ Status planMismatch(uint32_t rank, const std::string &digest, uint32_t own, cons
 }
 
 Status Bootstrap::wait(size_t request, const Exchange &exchange, const Deadline &deadline) {
+  Backoff backoff(kSpins);
   for (uint64_t polls = 0;; ++polls) {
     const Result<bool> done = channel_.test(request);
     if (!done.ok())
@@ -52,7 +55,7 @@ Status Bootstrap::wait(size_t request, const Exchange &exchange, const Deadline 
       return {};
     if (polls % 64 == 0 && passed(deadline))
       return timedOut("timed out waiting for rank " + std::to_string(exchange.peer) + " " + exchange.collective);
-    sched_yield(); // no sleep: MPI needs many polls to complete one request
+    backoff.wait();
   }
 }
 

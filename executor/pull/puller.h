@@ -4,8 +4,8 @@
 // ranks of the replica.
 #pragma once
 
-#include "executor/backoff.h"
 #include "executor/pull/server.h"
+#include "support/backoff.h"
 
 #include <set>
 

@@ -3,6 +3,7 @@
 
 #include "executor/channel.h"
 #include "executor/messenger.h"
+#include "support/backoff.h"
 #include "support/hash.h"
 #include "tests/executor/local_messenger.h"
 #include "tests/executor/ucx_case.h"
@@ -40,13 +41,16 @@ using Clock = std::chrono::steady_clock;
 /// A messenger and the events that it has returned.
 struct Side {
   explicit Side(std::unique_ptr<Messenger> opened) : messenger(std::move(opened)) {}
-  void poll() {
+  /// Returns whether there was an event.
+  bool poll() {
+    const size_t before = events.size();
     while (messenger) {
       std::optional<MessengerEvent> event = messenger->poll();
       if (!event)
-        return;
+        break;
       events.push_back(std::move(*event));
     }
+    return events.size() > before;
   }
   size_t count(MessengerEvent::Kind kind) const {
     return static_cast<size_t>(
@@ -61,11 +65,17 @@ struct Side {
 /// Polls messengers until the condition is true; false if it is not in time.
 bool until(const std::vector<Side *> &sides, const std::function<bool()> &condition, double seconds = 20) {
   const Deadline deadline = in(seconds);
+  Backoff backoff;
   while (!condition()) {
     if (passed(deadline))
       return false;
+    bool any = false;
     for (Side *side : sides)
-      side->poll();
+      any = side->poll() || any;
+    if (any)
+      backoff.reset();
+    else
+      backoff.wait();
   }
   return true;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "executor/channel.h"
+#include "support/backoff.h"
 
 #include <gtest/gtest.h>
 
@@ -49,7 +50,8 @@ inline Deadline in(double seconds) {
 
 /// Waits for a request; fails after `seconds`.
 inline Status waitFor(Channel &channel, size_t request, double seconds) {
-  for (const Deadline deadline = in(seconds);; std::this_thread::yield()) {
+  Backoff backoff;
+  for (const Deadline deadline = in(seconds);; backoff.wait()) {
     const Result<bool> done = channel.test(request);
     if (!done.ok())
       return done.status();

@@ -4,6 +4,7 @@
 #include "executor/channel.h"
 #include "rendezvous/store_rendezvous.h"
 #include "rendezvous/url.h"
+#include "support/backoff.h"
 #include "tests/executor/ucx_case.h"
 #include "tests/lib/folder.h"
 
@@ -93,7 +94,8 @@ INSTANTIATE_TEST_SUITE_P(Over, UcxPeers, testing::Values("", "tcp"),
 
 /// Polls until `status` gives an error.
 template <class Poll> Status firstError(double seconds, Poll status) {
-  for (const Deadline deadline = in(seconds); !passed(deadline); std::this_thread::yield())
+  Backoff backoff;
+  for (const Deadline deadline = in(seconds); !passed(deadline); backoff.wait())
     if (Status found = status(); !found.ok())
       return found;
   return {};
