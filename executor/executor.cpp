@@ -363,9 +363,8 @@ Status bindBuffers(reshard_executor &e) {
       const fbs::Param &param = *endpoint.params()->Get(range->param());
       std::byte *const *first = local.memory.back(), *const *end = first + range->count();
       if (range->endpoint() > 0 && fbs::bindable(param) && range->bytes() > 0 && std::find(first, end, nullptr) != end)
-        return badBinding(bound.role + (endpoint.storage() ? " file " : " rank ") +
-                          std::to_string(endpoint.ranks()->Get(range->mesh_rank())) + " param '" + param.name()->str() +
-                          "': not all instances are bound");
+        return badBinding(bound.role + " " + fbs::meshRankText(endpoint, endpoint.ranks()->Get(range->mesh_rank())) +
+                          " param '" + param.name()->str() + "': not all instances are bound");
     }
   }
   return {};
@@ -404,9 +403,9 @@ struct Replacement {
   std::unique_ptr<Transport> transport;
 };
 
-/// A world rank or a file of an endpoint, for texts: "source rank 3".
+/// A mesh rank of an endpoint, for texts: "source rank 3".
 std::string placeOf(const fbs::Endpoint &endpoint, uint32_t key) {
-  return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") + std::to_string(key);
+  return endpoint.role()->str() + " " + fbs::meshRankText(endpoint, key);
 }
 
 /// Keeps the bound memory of params that both plans have. The i-th rank of this process in the new plan gets the memory

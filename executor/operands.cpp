@@ -169,9 +169,9 @@ Status checkBound(const Plan &plan, const LocalRank &rank) {
         return badBinding("rank " + std::to_string(rank.rank) + " uses a buffer that was not bound");
       const BufferRange &of = *segment.buffers()->Get(static_cast<uint32_t>(range));
       const Endpoint &endpoint = *plan.manifest().endpoints()->Get(of.endpoint());
-      return badBinding(endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") +
-                        std::to_string(endpoint.ranks()->Get(of.mesh_rank())) + " param '" +
-                        endpoint.params()->Get(of.param())->name()->str() + "': not all instances are bound");
+      return badBinding(endpoint.role()->str() + " " + meshRankText(endpoint, endpoint.ranks()->Get(of.mesh_rank())) +
+                        " param '" + endpoint.params()->Get(of.param())->name()->str() +
+                        "': not all instances are bound");
     }
     return {};
   };

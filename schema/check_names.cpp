@@ -377,8 +377,7 @@ private:
         for (ParamInstance &instance : instances(manifest_, endpoint, p, static_cast<int64_t>(meshRank)))
           if (const auto [name, added] = names.insert(std::move(instance.name)); !added)
             return fail(role + " has two params with the name '" + *name + "' on " +
-                        (endpoint.storage() ? "file " : "rank ") +
-                        std::to_string(endpoint.ranks()->Get(static_cast<uint32_t>(meshRank))));
+                        meshRankText(endpoint, endpoint.ranks()->Get(static_cast<uint32_t>(meshRank))));
       }
     }
     return true;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "formats/quantized_formats.h"
+#include "formats/storage_formats.h"
 #include "schema/plan_generated.h"
 #include "support/status.h"
 
@@ -45,6 +46,11 @@ struct IndexMap {
 };
 IndexMap indexMap(const Endpoint &endpoint, const Sharding &sharding, int64_t meshRank);
 
+/// The format of a storage endpoint's files.
+inline reshard::StorageFormat formatOf(const Endpoint &endpoint) {
+  return static_cast<reshard::StorageFormat>(endpoint.format());
+}
+
 /// The format of a view and the layout of its scales.
 inline const QuantizedFormat &formatOf(const QuantizedView &view) {
   return reshard::formatOf(static_cast<reshard::Quantization>(view.format()));
@@ -57,6 +63,15 @@ inline reshard::ScaleLayout scaleLayoutOf(const QuantizedView &view) {
 inline bool transformed(const Param &param) { return param.transform() && param.transform()->size() > 0; }
 /// Whether the caller binds the param, or a file holds it.
 inline bool bindable(const Param &param) { return !param.view() && !transformed(param); }
+/// A mesh rank in texts: "rank 3", of a storage endpoint "file 3", or "stored chunk 3" in formats with chunks.
+/// `number`: its entry of Endpoint::ranks.
+inline std::string meshRankText(const Endpoint &endpoint, uint32_t number) {
+  return (endpoint.format() != StorageFormat::safetensors ? "stored chunk "
+          : endpoint.storage()                            ? "file "
+                                                          : "rank ") +
+         std::to_string(number);
+}
+
 /// Whether each instance of the param has its own memory in the arena.
 inline bool inArena(const Param &param) {
   return param.view() ? param.view()->staged() && param.view()->kind() != ViewKind::elements : transformed(param);

@@ -109,19 +109,16 @@ bool replaces(const Options &options, const std::vector<std::string> &inputs) {
          refuseSameOutput(kName, "--report", options.report, "-o", options.output);
 }
 
-/// Whether an output would overwrite a file in a folder that the job names as `storage`, such as a checkpoint's
-/// weights.
-bool replacesStored(const Options &options, const std::string &job, const ir::Layout &layout) {
-  namespace fs = std::filesystem;
+/// Whether an output would overwrite a file that the job names as `storage`, such as a checkpoint's weights; if so,
+/// prints an error. `folder`: which storage is relative to.
+bool replacesStored(const Options &options, const std::filesystem::path &folder, const ir::Layout &layout) {
   for (const ir::Endpoint &endpoint : layout.endpoints)
     for (const auto &[option, output] : {std::pair("-o", options.output), std::pair("--report", options.report)}) {
-      std::error_code error;
-      const fs::path file = fs::canonical(output, error); // fails for a new file, which overwrites nothing
-      if (!endpoint.storage || output.empty() || error || !fs::is_regular_file(file, error) ||
-          !fs::equivalent(file.parent_path(), fs::path(job).parent_path() / endpoint.directory, error))
+      const std::string storage = folder / endpoint.directory;
+      const Status status = endpoint.storage ? checkNotStored(option, output, storage, endpoint.role) : Status();
+      if (status.ok())
         continue;
-      printError(kName, "option '" + std::string(option) + "': '" + output + "' would overwrite a file of the " +
-                            endpoint.role + "'s storage '" + endpoint.directory + "', expected another file");
+      printError(kName, status.message());
       return true;
     }
   return false;
@@ -260,7 +257,7 @@ public:
     inputs.reserve(diagnostics_.files());
     for (uint32_t file = 0; file < diagnostics_.files(); ++file)
       inputs.push_back(diagnostics_.path(file));
-    if (replaces(options_, inputs) || replacesStored(options_, job_, result_.module.layout))
+    if (replaces(options_, inputs) || replacesStored(options_, storageFolder(), result_.module.layout))
       return kUsage;
     write();
     if (options_.timePasses)
@@ -300,6 +297,7 @@ private:
                                 "' does not hold its job: it was compiled from IR text, with --keep, --passes or "
                                 "--omit-job, from more than 16 MiB of YAML, or by an earlier release; compile the job"};
     job_ = inputs->files[0].first;
+    fromFormat_ = schema::formatOf(*plan->manifest().endpoints()->Get(0));
     diagnostics_.provide({inputs->files.begin(), inputs->files.end()});
     CompileOptions &compile = options_.compile;
     compile.overrides.insert(compile.overrides.begin(), inputs->overrides.begin(), inputs->overrides.end());
@@ -312,6 +310,11 @@ private:
       throw Failure{kUsage, "'" + options_.from + "' was compiled with " +
                                 (compile.relabel ? "--relabel-target" : "--algorithm=megatron") +
                                 ", which --keep excludes: expected no --keep"};
+  }
+
+  /// The folder that storage is relative to: the job's, and with --from the plan's, as for reshard-exec.
+  std::filesystem::path storageFolder() const {
+    return std::filesystem::path(options_.from.empty() ? job_ : options_.from).parent_path();
   }
 
   void checkPassNames() {
@@ -331,7 +334,15 @@ private:
           std::find(options_.printAfter.begin(), options_.printAfter.end(), pass) != options_.printAfter.end())
         std::fprintf(stderr, "// ---- IR after %s ----\n%s", pass.c_str(), printed(module).c_str());
     };
-    options_.compile.readStoredFiles = readStoredFiles;
+    options_.compile.readStoredFiles = [this](StoredRequest request) {
+      if (!options_.from.empty())
+        request.path = storageFolder() / request.path; // the job has only its own name
+      // A source that was moved must not change the job.
+      request.required = request.required || (request.checkpoint && fromFormat_ != StorageFormat::safetensors);
+      if (fromFormat_ != StorageFormat::safetensors && !request.format)
+        request.format = fromFormat_;
+      return readStoredFiles(request);
+    };
     try {
       return diagnostics_.ok() && compileJob(job_, options_.compile, result_, diagnostics_);
     } catch (const std::exception &exception) { // the last entry of times is the pass that threw
@@ -405,7 +416,8 @@ private:
   const double begin_ = now();
   std::string job_;
   Options &options_;
-  std::unique_ptr<Plan> old_; // of --keep
+  StorageFormat fromFormat_ = StorageFormat::safetensors; // of the source of --from
+  std::unique_ptr<Plan> old_;                             // of --keep
   CompileResult &result_ = leakedResult();
   Diagnostics diagnostics_;
   WrittenPlan plan_;

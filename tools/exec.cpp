@@ -30,9 +30,9 @@ Command commandOf(ExecutionOptions &options) {
       "PLAN ([--source=DIR] [--target=DIR] | --synthesize) [--check]",
       "Runs a plan: all ranks in this process, or one rank in each of several processes.",
       {{"--source", "DIR",
-        "folder of the source: rank-%05d.safetensors, or a checkpoint (default: `storage` of the job's source, "
-        "relative "
-        "to the plan's folder)",
+        "the source: a folder of files rank-%05d.safetensors, or a checkpoint (a folder or a file; default: `storage` "
+        "of "
+        "the job's source, relative to the plan's folder)",
         setText(options.source)},
        {"--target", "DIR",
         "folder to create; it appears only when it is complete; several targets: one subfolder for each (default: "

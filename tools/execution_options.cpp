@@ -51,6 +51,9 @@ void checkRank(const ExecutionOptions &options, const Plan &plan) {
 
 void checkOptions(const ExecutionOptions &options, const Plan &plan) {
   checkRank(options, plan);
+  if (!options.synthesize)
+    for (const auto &[option, output] : {std::pair("--report", options.report), std::pair("--trace", options.trace)})
+      throwOnError(checkNotStored(option, output, sourceFolder(options, plan), "source"), kUsage);
   if (options.synthesize ? !options.target.empty() : sourceFolder(options, plan).empty())
     throw Failure{kUsage, options.synthesize
                               ? "--synthesize keeps the target in memory, expected no --target"

@@ -2,6 +2,7 @@
 #include "analysis/checkpoints/stored_checkpoint.h"
 
 #include "analysis/checkpoints/dcp.h"
+#include "analysis/checkpoints/torch_archive.h"
 #include "analysis/checkpoints/torch_file.h"
 #include "analysis/files/safetensors.h"
 #include "support/mapped_file.h"
@@ -204,7 +205,8 @@ Status readMegatron(const std::string &folder, StoredCheckpoint &checkpoint) {
 
 std::string_view textOf(const MappedFile &file) { return {reinterpret_cast<const char *>(file.data()), file.bytes()}; }
 
-Status readTorchSave(const std::string &path, StoredCheckpoint &checkpoint) {
+/// `name`: of the file in its folder; empty if it is the checkpoint.
+Status readTorchSave(const std::string &path, const std::string &name, StoredCheckpoint &checkpoint) {
   const Result<MappedFile> file = MappedFile::open(path);
   if (!file.ok())
     return file.status();
@@ -212,17 +214,17 @@ Status readTorchSave(const std::string &path, StoredCheckpoint &checkpoint) {
   const Result<TorchFile> read = readTorchFile(archive, "'" + path + "'");
   if (!read.ok())
     return read.status();
-  for (const auto &[name, tensor] : read->tensors) {
+  for (const auto &[key, tensor] : read->tensors) {
     if (!tensor.contiguous())
-      return failed("'" + path + "': tensor '" + name + "': its elements are not contiguous; save tensor.contiguous()");
+      return failed("'" + path + "': tensor '" + key + "': its elements are not contiguous; save tensor.contiguous()");
     const uint64_t begin = tensor.data.empty() ? 0 : static_cast<uint64_t>(tensor.data.data() - archive.data());
-    checkpoint.tensors[name] = {
+    checkpoint.tensors[key] = {
         tensor.dtype,
         tensor.shape,
-        {{std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape, {}, begin, tensor.data.size()}}};
+        {{std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape, name, begin, tensor.data.size()}}};
   }
-  for (const std::string &name : read->others)
-    checkpoint.objects[name] = {};
+  for (const std::string &key : read->others)
+    checkpoint.objects[key] = {};
   return {};
 }
 
@@ -271,9 +273,13 @@ Result<StorageFormat> recognizeCheckpoint(const std::string &path) {
   const Result<std::vector<std::string>> files = safetensorsFiles(path);
   if (!files.ok())
     return files.status();
+  if (files->empty() && fs::exists(path + "/" + kTorchFile, error))
+    return StorageFormat::torch_save;
   if (files->empty())
     return failed("'" + path +
-                  "': not a checkpoint: expected '.metadata', 'model.safetensors.index.json' or files '*.safetensors'");
+                  "': not a checkpoint: expected '.metadata', 'model.safetensors.index.json', files '*.safetensors' or "
+                  "'" +
+                  kTorchFile + "'");
   Checkpoint first;
   if (Status status = readSafetensors(path + "/" + files->front(), first); !status.ok())
     return status;
@@ -301,7 +307,8 @@ Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path) {
     status = readMegatron(path, checkpoint);
     break;
   case StorageFormat::torch_save:
-    status = readTorchSave(path, checkpoint);
+    status = fs::is_directory(path) ? readTorchSave(path + "/" + kTorchFile, kTorchFile, checkpoint)
+                                    : readTorchSave(path, {}, checkpoint);
     break;
   }
   if (!status.ok())

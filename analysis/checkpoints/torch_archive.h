@@ -32,6 +32,9 @@ private:
   uint64_t bytes_ = 0;
 };
 
+/// The file of a folder that is a checkpoint of format `torch-save`.
+constexpr const char *kTorchFile = "model.pt";
+
 /// Creates a file of torch.save with a dictionary of tensors and maps it for writing; the data is zero.
 Status createTorchFile(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint);
 

@@ -24,9 +24,6 @@ namespace reshard::analysis {
 
 namespace {
 
-/// The file that a target of format torch-save has in its folder.
-constexpr const char *kTorchFile = "model.pt";
-
 std::string shapeText(const std::vector<int64_t> &shape) {
   std::string text = "[";
   for (size_t d = 0; d < shape.size(); ++d)
@@ -54,10 +51,6 @@ std::string locationOf(const schema::Endpoint &endpoint, uint32_t meshRank) {
   return endpoint.checkpoint() ? "the checkpoint" : meshRankName(endpoint, meshRank);
 }
 
-reshard::StorageFormat formatOf(const schema::Endpoint &endpoint) {
-  return static_cast<reshard::StorageFormat>(endpoint.format());
-}
-
 /// Creates a checkpoint of a format.
 Status createOf(schema::StorageFormat format, const std::string &folder, const std::vector<TensorSpec> &tensors,
                 int64_t fileBytes, Checkpoint &checkpoint) {
@@ -74,6 +67,13 @@ Status createOf(schema::StorageFormat format, const std::string &folder, const s
     break;
   }
   return failed("checkpoints of format 'megatron' cannot be written");
+}
+
+std::vector<std::string> namesOf(const StoredCheckpoint &checkpoint) {
+  std::vector<std::string> names;
+  for (const auto &[tensorName, tensor] : checkpoint.tensors)
+    names.push_back(tensorName);
+  return names;
 }
 
 /// Adds names that the plan does not use to `unknown`, or refuses them if it is null.
@@ -232,20 +232,17 @@ Status Memory::bindFile(uint32_t endpointNumber, uint32_t meshRankNumber, const 
 /// Opens a checkpoint in a format with chunks. Mesh rank i is bound to chunk i of each tensor. The lengths of all
 /// chunks in order, which tile the tensor, determine their offsets: it is enough to compare the lengths with the
 /// plan's.
-Status Memory::openChunks(uint32_t endpointNumber, const std::string &given, bool writable,
+Status Memory::openChunks(uint32_t endpointNumber, const std::string &path, bool writable,
                           std::set<std::string> *unknown) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
-  const reshard::StorageFormat format = formatOf(endpoint);
-  std::error_code error;
-  const std::string path = format == reshard::StorageFormat::torch_save && std::filesystem::is_directory(given, error)
-                               ? given + "/" + kTorchFile
-                               : given;
+  const reshard::StorageFormat format = schema::formatOf(endpoint);
+  const char *const remedy = endpointNumber == 0 ? "; compile the plan with this source" : "";
   const Result<StoredCheckpoint> stored = readStoredCheckpoint(path);
   if (!stored.ok())
     return stored.status();
   if (stored->format != format)
     return failed("'" + path + "' has the format '" + name(stored->format) + "', but the plan was compiled for '" +
-                  name(format) + "'; compile the plan with this source");
+                  name(format) + "'" + remedy);
   const bool folder = std::filesystem::is_directory(path);
   checkpoints_.push_back(std::make_unique<Checkpoint>());
   std::vector<MappedFile> &files = checkpoints_.back()->files;
@@ -260,8 +257,11 @@ Status Memory::openChunks(uint32_t endpointNumber, const std::string &given, boo
       for (const schema::ParamInstance &instance : schema::instances(plan_.manifest(), endpoint, p, meshRank)) {
         const std::string title = "'" + path + "': tensor '" + instance.name + "'";
         const auto found = stored->tensors.find(instance.name);
+        if (found == stored->tensors.end() && endpointNumber == 0 && heldElsewhere(endpoint, p))
+          continue;
         if (found == stored->tensors.end())
-          return failed("'" + path + "' has no tensor '" + instance.name + "'");
+          return failed("'" + path + "' has no tensor '" + instance.name + "'" +
+                        suggestion(instance.name, namesOf(*stored)));
         const StoredTensor &tensor = found->second;
         if (tensor.dtype != schema::storageDtypeOf(param))
           return failed(title + " is " + schema::dtypeName(tensor.dtype) + ", expected " +
@@ -270,10 +270,14 @@ Status Memory::openChunks(uint32_t endpointNumber, const std::string &given, boo
           return failed(title + ": chunk " + std::to_string(meshRank) + " " +
                         (meshRank >= tensor.chunks.size() ? "does not exist"
                                                           : "has shape " + shapeText(tensor.chunks[meshRank].lengths)) +
-                        ", expected shape " + shapeText(instance.shape) +
-                        "; the plan was compiled for a checkpoint with other chunks: compile it with this source");
+                        ", expected shape " + shapeText(instance.shape) + ", that of the plan" + remedy);
         const StoredChunk &chunk = tensor.chunks[meshRank];
         ++used[instance.name];
+        if (chunk.bytes == 0) { // it may be in no file, and its memory is not accessed
+          static std::byte empty{};
+          memory.params[p][instance.instance] = &empty;
+          continue;
+        }
         const auto [file, added] = opened.try_emplace(chunk.file, files.size());
         if (added) {
           Result<MappedFile> mapped = MappedFile::open(folder ? path + "/" + chunk.file : path,
@@ -292,8 +296,7 @@ Status Memory::openChunks(uint32_t endpointNumber, const std::string &given, boo
   for (const auto &[tensorName, count] : used)
     if (const size_t chunks = stored->tensors.at(tensorName).chunks.size(); chunks != count)
       return failed("'" + path + "': tensor '" + tensorName + "' has " + std::to_string(chunks) +
-                    " chunks, but the plan was compiled for " + std::to_string(count) +
-                    ": compile it with this source");
+                    " chunks, but the plan was compiled for " + std::to_string(count) + remedy);
   std::set<std::string> left;
   for (const auto &[tensorName, tensor] : stored->tensors)
     if (!used.contains(tensorName))
@@ -317,14 +320,18 @@ Status Memory::openFiles(uint32_t endpointNumber, const std::string &folder, boo
   if (endpoint.format() != schema::StorageFormat::safetensors)
     return openChunks(endpointNumber, folder, writable, unknown);
   std::error_code error;
-  if (!std::filesystem::is_directory(folder, error))
-    return failed("'" + folder + "' is not a folder");
+  const bool isFolder = std::filesystem::is_directory(folder, error);
   if (endpoint.checkpoint()) {
     checkpoints_.push_back(std::make_unique<Checkpoint>());
-    if (Status status = readCheckpoint(folder, *checkpoints_.back(), writable); !status.ok())
+    Checkpoint &checkpoint = *checkpoints_.back();
+    if (Status status =
+            isFolder ? readCheckpoint(folder, checkpoint, writable) : readSafetensors(folder, checkpoint, writable);
+        !status.ok())
       return status;
-    return bindFile(endpointNumber, 0, "checkpoint '" + folder + "'", *checkpoints_.back(), unknown);
+    return bindFile(endpointNumber, 0, "checkpoint '" + folder + "'", checkpoint, unknown);
   }
+  if (!isFolder)
+    return failed("'" + folder + "' is not a folder");
   std::set<std::string> files;
   for (const auto &entry : std::filesystem::directory_iterator(folder, error))
     if (const std::string name = entry.path().filename(); name.starts_with("rank-") && name.ends_with(".safetensors"))
@@ -355,7 +362,7 @@ Status Memory::createFiles(uint32_t endpointNumber, const std::string &folder, u
   constexpr uint64_t kShardBytes = 5'000'000'000;
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   if (endpointNumber == 0 && endpoint.format() != schema::StorageFormat::safetensors)
-    return failed(std::string("a source of format '") + name(formatOf(endpoint)) +
+    return failed(std::string("a source of format '") + name(schema::formatOf(endpoint)) +
                   "' cannot be written, expected 'safetensors'");
   for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
     if (!mine(endpoint, p))

@@ -32,9 +32,9 @@ public:
 
   /// Allocates anonymous memory for an endpoint and touches every page. `shared`: other processes can map it.
   Status allocate(uint32_t endpoint, bool shared = false);
-  /// Maps the files of a folder. Checks them against the manifest first: missing and extra files, names, shapes,
-  /// dtypes. `writable`: maps them for writing too. `unknown`: receives the names of tensors that the plan does not
-  /// use; if null, such tensors are an error.
+  /// Maps the files of a folder, or a checkpoint that is one file. Checks them against the manifest first: missing and
+  /// extra files, names, shapes, dtypes. `writable`: maps them for writing too. `unknown`: receives the names of
+  /// tensors that the plan does not use; if null, such tensors are an error.
   Status openFiles(uint32_t endpoint, const std::string &folder, bool writable = false,
                    std::set<std::string> *unknown = nullptr);
   /// Creates files of their final size in an empty folder. A file of a checkpoint has at most `shardBytes` (0: 5 GB, as

@@ -13,11 +13,15 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr uint64_t kMaxFileBytes = uint64_t{256} << 20; // a tokenizer has about 30 MiB
-constexpr const char *kWeights[] = {".safetensors", ".index.json", ".bin",  ".pt",  ".pth", ".ckpt", ".gguf",
-                                    ".h5",          ".msgpack",    ".onnx", ".npz", ".npy", ".pkl"};
+constexpr const char *kWeights[] = {".safetensors", ".index.json", ".bin",  ".pt",  ".pth", ".ckpt",   ".gguf",
+                                    ".h5",          ".msgpack",    ".onnx", ".npz", ".npy", ".distcp", ".pkl"};
+/// The files of Megatron-Core beside `.metadata` that describe its weights.
+constexpr const char *kMegatronFiles[] = {"metadata.json", "integrity.json"};
 
-bool isWeights(const std::string &name) {
-  return std::any_of(std::begin(kWeights), std::end(kWeights), [&](const char *end) { return name.ends_with(end); });
+bool isWeights(const std::string &name, bool megatron) {
+  return std::any_of(std::begin(kWeights), std::end(kWeights), [&](const char *end) { return name.ends_with(end); }) ||
+         (megatron &&
+          std::find(std::begin(kMegatronFiles), std::end(kMegatronFiles), name) != std::end(kMegatronFiles));
 }
 
 bool isPlain(const std::string &name) {
@@ -29,12 +33,13 @@ bool isPlain(const std::string &name) {
 ModelFiles findModelFiles(const std::string &folder) {
   ModelFiles found{folder, {}, 0};
   std::error_code error;
+  const bool megatron = fs::exists(folder + "/.metadata", error);
   fs::directory_iterator at(folder, error);
   for (; !error && at != fs::directory_iterator(); at.increment(error)) {
     const std::string name = at->path().filename();
     std::error_code lost;
     const fs::file_status status = at->status(lost); // follows links
-    if (name.starts_with('.') || isWeights(name) || fs::is_directory(status)) {
+    if (name.starts_with('.') || isWeights(name, megatron) || fs::is_directory(status)) {
       ++found.skipped;
       continue;
     }

@@ -216,4 +216,15 @@ void NewFolder::commit() {
   done_ = true;
 }
 
+Status checkNotStored(const char *option, const std::string &output, const std::string &storage,
+                      const std::string &owner) {
+  std::error_code error;
+  const fs::path file = fs::canonical(output, error); // fails for a new file, which overwrites nothing
+  if (output.empty() || error || !fs::is_regular_file(file, error) ||
+      !(fs::equivalent(file, storage, error) || fs::equivalent(file.parent_path(), storage, error)))
+    return {};
+  return failed("option '" + std::string(option) + "': '" + output + "' would overwrite a file of the " + owner +
+                "'s storage '" + storage + "', expected another file");
+}
+
 } // namespace reshard::analysis

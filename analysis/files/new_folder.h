@@ -31,6 +31,11 @@ void watchSignals();
 /// An error if `path` is `folder` or lies inside it, also through links.
 Status checkOutside(const std::string &path, const std::string &folder);
 
+/// An error if the output file of `option` exists and is the file `storage`, or lies in the folder `storage`, of the
+/// endpoint `owner`.
+Status checkNotStored(const char *option, const std::string &output, const std::string &storage,
+                      const std::string &owner);
+
 /// A folder that is filled under a temporary name and renamed when complete. Until then, it is removed with this
 /// object, or when a signal ends the process (watchSignals). Temporary folders of killed processes of this host are
 /// removed when the same folder is created again. One process creates the folder; others may fill it too. A process may

@@ -230,11 +230,7 @@ Coverage coverageOf(const InstanceLayout &layout) {
 }
 
 std::string meshRankName(const Endpoint &endpoint, uint32_t meshRank) {
-  const bool chunks = endpoint.format() != schema::StorageFormat::safetensors;
-  return (chunks               ? "stored chunk "
-          : endpoint.storage() ? "file "
-                               : "rank ") +
-         std::to_string(endpoint.ranks()->Get(meshRank));
+  return schema::meshRankText(endpoint, endpoint.ranks()->Get(meshRank));
 }
 
 } // namespace reshard::analysis

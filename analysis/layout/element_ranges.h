@@ -75,7 +75,7 @@ private:
 
 Coverage coverageOf(const InstanceLayout &layout);
 
-/// "rank 3", of a storage endpoint "file 3", or "stored chunk 3" in formats with chunks.
+/// schema::meshRankText() of a mesh rank.
 std::string meshRankName(const schema::Endpoint &endpoint, uint32_t meshRank);
 
 } // namespace reshard::analysis

@@ -156,9 +156,10 @@ namespace {
 /// What differs between two plans.
 struct PlanDifference {
   const Plan &before, &after;
-  std::map<std::string, double> numbersBefore, numbersAfter; // by name
-  std::vector<std::string> added, removed, changed;          // params
-  std::vector<uint32_t> ranks;                               // whose segments differ
+  std::map<std::string, double> numbersBefore, numbersAfter;          // by name
+  std::vector<std::string> added, removed, changed;                   // params
+  std::map<std::string, std::pair<std::string, std::string>> formats; // of storage that differ, by role
+  std::vector<uint32_t> ranks;                                        // whose segments differ
   bool equal = false;
   uint32_t world() const { return std::max(before.world(), after.world()); }
 };
@@ -175,6 +176,14 @@ void compareParams(PlanDifference &difference) {
   for (const auto &[name, facts] : before)
     if (!after.count(name))
       difference.removed.push_back(name);
+}
+
+void compareFormats(PlanDifference &difference) {
+  for (const Endpoint *before : *difference.before.manifest().endpoints())
+    for (const Endpoint *after : *difference.after.manifest().endpoints())
+      if (before->role()->str() == after->role()->str() && before->storage() && after->storage() &&
+          before->format() != after->format())
+        difference.formats[before->role()->str()] = {name(formatOf(*before)), name(formatOf(*after))};
 }
 
 /// Loads all segments, so that a damaged plan is an error, and compares their digests.
@@ -201,11 +210,13 @@ PlanDifference compare(const Plan &before, const Plan &after) {
                             .added = {},
                             .removed = {},
                             .changed = {},
+                            .formats = {},
                             .ranks = {},
                             .equal = before.digest() == after.digest()};
   if (!difference.equal) { // equal digests mean equal plans
     compareSegments(difference);
     compareParams(difference);
+    compareFormats(difference);
   }
   return difference;
 }
@@ -229,7 +240,9 @@ std::map<std::string, double> namesOf(const PlanDifference &difference) {
 }
 
 void printJson(const PlanDifference &difference, bool failed) {
-  Json measures = Json::object();
+  Json measures = Json::object(), formats = Json::object();
+  for (const auto &[role, change] : difference.formats)
+    formats[role] = {{"before", change.first}, {"after", change.second}};
   for (const auto &[name, value] : difference.numbersAfter)
     measures[name] = {{"before", difference.numbersBefore.at(name)}, {"after", value}};
   std::printf(
@@ -238,6 +251,7 @@ void printJson(const PlanDifference &difference, bool failed) {
            {"digest", {{"before", difference.before.digest()}, {"after", difference.after.digest()}}},
            {"numbers", measures},
            {"params", {{"added", difference.added}, {"removed", difference.removed}, {"changed", difference.changed}}},
+           {"formats", formats},
            {"ranks_changed", difference.ranks},
            {"failed", failed}}
           .dump(2)
@@ -254,6 +268,9 @@ void printTable(const PlanDifference &difference, bool markdown) {
     if (const double old = difference.numbersBefore.at(name); value != old)
       std::printf(markdown ? "| %s | %s | %s |\n" : "%-16s %32s %32s\n", name.c_str(), number(old).c_str(),
                   number(value).c_str());
+  for (const auto &[role, change] : difference.formats)
+    std::printf(markdown ? "| format of the %s | %s | %s |\n" : "format of %-6s %32s %32s\n", role.c_str(),
+                change.first.c_str(), change.second.c_str());
   std::printf(markdown ? "\nThe segments of %zu of %u ranks differ.\n\n" : "the segments of %zu of %u ranks differ\n",
               difference.ranks.size(), difference.world());
   for (const auto &[title, list] :

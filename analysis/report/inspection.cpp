@@ -55,6 +55,7 @@ Json summary(const Plan &plan, uint64_t staged) {
     endpoints.push_back({{"role", textOf(endpoint->role())},
                          {"layout", textOf(endpoint->layout())},
                          {"storage", endpoint->storage()},
+                         {"format", endpoint->storage() ? Json(name(formatOf(*endpoint))) : Json()},
                          {"axes", axes},
                          {"mesh_ranks", endpoint->ranks()->size()},
                          {"first_rank", endpoint->ranks()->Get(0)},
@@ -100,10 +101,16 @@ void printSummary(const Json &s) {
               size(s["manifest_bytes"]).c_str(), size(s["largest_segment"]["bytes"]).c_str(),
               text(s["largest_segment"]["rank"]).c_str(), number(s["world"], "rank").c_str());
   for (const Json &endpoint : s["endpoints"]) {
+    const bool chunks = endpoint["storage"] && endpoint["format"] != "safetensors";
     std::printf("%-10s %s %s: %s, %s (%s), axes %s\n", text(endpoint["role"]).c_str(),
-                endpoint["storage"] ? "files" : "ranks",
+                chunks                ? (text(endpoint["format"]) + " chunks").c_str()
+                : endpoint["storage"] ? "files"
+                                      : "ranks",
                 (text(endpoint["first_rank"]) + ".." + text(endpoint["last_rank"])).c_str(),
-                number(endpoint["mesh_ranks"], endpoint["storage"] ? "file" : "mesh rank").c_str(),
+                number(endpoint["mesh_ranks"], chunks                ? "chunk"
+                                               : endpoint["storage"] ? "file"
+                                                                     : "mesh rank")
+                    .c_str(),
                 number(endpoint["params"], "param").c_str(), number(endpoint["param_patterns"], "pattern").c_str(),
                 endpoint["axes"].dump().c_str());
     if (const auto replicas = endpoint["replicas"].get<uint64_t>(); replicas > 0)

@@ -223,7 +223,7 @@ private:
                                                         " has the format 'megatron', which only a "
                                                         "source may have");
     endpoint.format = format.value_or(StorageFormat::safetensors);
-    if (endpoint.role != "source" || !endpoint.storage || (!endpoint.form.storedAt && !endpoint.checkpoint))
+    if (endpoint.role != "source" || endpoint.directory.empty() || (!endpoint.form.storedAt && !endpoint.checkpoint))
       return;
     const Location at = endpoint.form.storedAt.value_or(endpoint.storageAt);
     const std::string what = endpoint.form.storedAt ? "'dtype: stored'" : "'storage'";

@@ -320,7 +320,7 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
     declared.at.push_back(params.locations());
     declared.forms.push_back(params.forms());
     if (declaration.files && endpoint.format != StorageFormat::safetensors && diagnostics.errors() == errorsBefore)
-      placeStoredChunks(layout, context, {declared.at.back(), declared.forms.back()}, diagnostics);
+      placeStoredChunks(layout, tensors, context, {declared.at.back(), declared.forms.back()}, diagnostics);
     layout.endpoints.push_back(std::move(endpoint));
     checkParamNames(layout, layout.endpoints.back(), declared.at.back(), {}, diagnostics);
   }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compiler/resolve/stored_chunks.h"
 
-#include "compiler/resolve/tensors.h"
 #include "support/nearest.h"
 
 #include <algorithm>
 #include <map>
 #include <numeric>
 #include <set>
+#include <utility>
 
 namespace reshard {
 
@@ -168,9 +168,10 @@ private:
 
 class ChunkPlacer {
 public:
-  ChunkPlacer(const ir::Layout &layout, EndpointContext &context, DeclaredParams declared, Diagnostics &diagnostics)
-      : layout_(layout), context_(context), endpoint_(context.endpoint()), files_(*context.declaration().files),
-        declared_(declared), diagnostics_(diagnostics) {
+  ChunkPlacer(const ir::Layout &layout, const Tensors &tensors, EndpointContext &context, DeclaredParams declared,
+              Diagnostics &diagnostics)
+      : layout_(layout), tensors_(tensors), context_(context), endpoint_(context.endpoint()),
+        files_(*context.declaration().files), declared_(declared), diagnostics_(diagnostics) {
     for (const FileTensor &tensor : files_.tensors)
       byName_[tensor.name] = &tensor;
   }
@@ -179,6 +180,9 @@ public:
     std::vector<std::vector<const FileTensor *>> found; // by param and instance; empty: not stored
     for (size_t p = 0; p < endpoint_.params.size(); ++p)
       found.push_back(find(p));
+    for (size_t p = 0; p < found.size(); ++p)
+      if (!absent_[p].empty() && !heldByOthers(p, found))
+        missing_.emplace_back(p, absent_[p]);
     reportMissing();
     if (failed_)
       return;
@@ -212,10 +216,12 @@ private:
     failed_ = true;
   }
 
-  /// The stored tensors of a param's instances; empty if it has none, or is not stored and need not be.
+  /// The stored tensors of a param's instances. If one is not stored, it is the entry of absent_, and the result is
+  /// empty; if some are stored and others are not, that is an error.
   std::vector<const FileTensor *> find(size_t p) {
     const ir::Param &param = endpoint_.params[p];
     const StorageRule &form = declared_.forms[p];
+    absent_.emplace_back();
     if (form.quantize && form.quantize->format) {
       refuse(p, "param '" + param.name + "' is quantized, but a source of format '" + name(files_.format) +
                     "' may not be; expected format 'safetensors'");
@@ -227,24 +233,29 @@ private:
       const std::string name = ir::instanceName(layout_, endpoint_, param, 0, i);
       const auto at = byName_.find(name);
       if (at == byName_.end()) {
-        if (i > 0 || !heldBefore(p))
-          missing_.emplace_back(p, name);
-        return {};
+        if (absent_[p].empty())
+          absent_[p] = name;
+        continue;
       }
       if (!check(p, *at->second))
         return {};
       result.push_back(at->second);
     }
-    return result;
+    if (absent_[p].empty())
+      return result;
+    if (!result.empty())
+      missing_.emplace_back(p, std::exchange(absent_[p], {}));
+    return {};
   }
 
-  /// Whether params before this one have all its tensors.
-  bool heldBefore(size_t p) const {
+  /// Whether other params, which are stored, have the tensors of this one. Whether they have the same instances of
+  /// these tensors is checked later, for all sources.
+  bool heldByOthers(size_t p, const std::vector<std::vector<const FileTensor *>> &found) const {
     const std::vector<ir::Part> &parts = endpoint_.params[p].parts;
     return std::all_of(parts.begin(), parts.end(), [&](const ir::Part &part) {
-      for (size_t other = 0; other < p; ++other)
+      for (size_t other = 0; other < found.size(); ++other)
         for (const ir::Part &held : endpoint_.params[other].parts)
-          if (part.pattern >= 0 && held.pattern == part.pattern)
+          if (!found[other].empty() && part.pattern >= 0 && held.pattern == part.pattern)
             return true;
       return false;
     });
@@ -272,15 +283,14 @@ private:
     return true;
   }
 
-  /// Whether positions of the param are sums of positions of several dimensions, or cannot be cut.
+  /// Whether positions of the param are sums of positions of several dimensions, or it cannot be split.
   bool flat(const ir::Param &param) const {
     for (const ir::Part &part : param.parts) {
+      if (part.pattern >= 0 && tensors_.opaque(tensors_.canonical(static_cast<unsigned>(part.pattern))))
+        return true;
       std::set<int> seen;
       for (const ir::PartDimension &dimension : part.dimensions)
-        if (dimension.param >= 0 &&
-            (!seen.insert(dimension.param).second ||
-             (endpoint_.shardings[dimension.sharding].unit > 1 &&
-              endpoint_.shardings[dimension.sharding].unit == param.shape[dimension.param].at[0])))
+        if (dimension.param >= 0 && !seen.insert(dimension.param).second)
           return true;
     }
     return false;
@@ -301,21 +311,23 @@ private:
   }
 
   const ir::Layout &layout_;
+  const Tensors &tensors_;
   EndpointContext &context_;
   ir::Endpoint &endpoint_;
   const StoredFiles &files_;
   DeclaredParams declared_;
   Diagnostics &diagnostics_;
   std::map<std::string, const FileTensor *> byName_;
-  std::vector<std::pair<size_t, std::string>> missing_; // param and the first instance that is not stored
+  std::vector<std::string> absent_;                     // by param: the first instance that is not stored
+  std::vector<std::pair<size_t, std::string>> missing_; // those that must be stored
   bool failed_ = false;
 };
 
 } // namespace
 
-void placeStoredChunks(const ir::Layout &layout, EndpointContext &context, DeclaredParams declared,
-                       Diagnostics &diagnostics) {
-  ChunkPlacer(layout, context, declared, diagnostics).place();
+void placeStoredChunks(const ir::Layout &layout, const Tensors &tensors, EndpointContext &context,
+                       DeclaredParams declared, Diagnostics &diagnostics) {
+  ChunkPlacer(layout, tensors, context, declared, diagnostics).place();
 }
 
 } // namespace reshard

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "compiler/resolve/endpoint_context.h"
+#include "compiler/resolve/tensors.h"
 
 #include <vector>
 
@@ -18,7 +19,7 @@ struct DeclaredParams {
 /// mesh rank i has chunk i of each param. A param whose instances have different chunks becomes several. Errors:
 /// params that the files lack (unless another param has the same tensors: tied weights are stored once), other shapes
 /// and dtypes, chunks that cut an opaque tensor or a flat buffer.
-void placeStoredChunks(const ir::Layout &layout, EndpointContext &context, DeclaredParams declared,
-                       Diagnostics &diagnostics);
+void placeStoredChunks(const ir::Layout &layout, const Tensors &tensors, EndpointContext &context,
+                       DeclaredParams declared, Diagnostics &diagnostics);
 
 } // namespace reshard

@@ -82,19 +82,24 @@ def _job(options: argparse.Namespace) -> str:
 
 
 def _check(options: argparse.Namespace) -> None:
-    if bool(options.model) != bool(options.source_layout and options.target_layout):
-        raise Error("--model, --source-layout and --target-layout belong together; found " +
-                    ("no layout of both sides" if options.model else "no --model"))
+    together = {"--model": options.model, "--source-layout": options.source_layout, "--target-layout": options.target_layout}
+    if any(together.values()) and not all(together.values()):
+        raise Error(f"--model, --source-layout and --target-layout belong together; missing: {', '.join(name for name, value in together.items() if not value)}")
     if options.model and options.rename:
         raise Error("unexpected --rename: with --model, the layouts state the names ('rename' of a layout)")
     for entry in options.rename:
         if "=" not in entry:
             raise Error(f"invalid --rename={entry!r}: expected OLD=NEW")
+    beginnings = [entry.split("=", 1)[0] for entry in options.rename]
+    if len(set(beginnings)) < len(beginnings):
+        raise Error(f"--rename is given twice for {next(each for each in beginnings if beginnings.count(each) > 1)!r}, expected once")
+    if options.max_shard_size and options.to == "torch-save":
+        raise Error("unexpected --max-shard-size: torch-save writes one file")
     if Path(options.target).exists():
         raise Error(f"'{options.target}' exists, expected a folder to create")
     found = _contents(options.source)
     objects = sorted(found["objects"])
-    print(f"{options.source}: {found['format']}, {len(found['tensors'])} tensors, {len(objects)} objects")
+    print(f"{options.source}: {found['format']}, {len(found['tensors'])} tensors, {len(objects)} objects", file=sys.stderr if options.plan else sys.stdout)
     if objects and not options.allow:
         raise Error(f"'{options.source}' has {len(objects)} objects that are no tensors: {', '.join(objects[:_SHOWN])}"
                     f"{' …' if len(objects) > _SHOWN else ''}; --allow=extra leaves them out")

@@ -4,12 +4,13 @@ every byte, with chunks that differ from layer to layer, and the errors of check
 plan. tests/frameworks/checkpoint_formats_test.py does the same with the files of the real packages."""
 
 import pickle
+import shutil
 import sys
 import unittest
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi")]
 from commands import BIN, FolderTest, run  # noqa: E402
@@ -155,15 +156,93 @@ class StoredSources(FolderTest):
                     self.compile("{layout: saved, storage: dcp}", f"{{layout: hf, storage: {{folder: x, format: {format}}}}}")
                     self.execute(f"--target={out}", f"--max-shard-size={limit}", "--check")
                     self.assertEqual(len([path for path in out.iterdir() if path.name != ".metadata"]) > 1, limit == "300" and format != "torch-save")
-                    source = out / "model.pt" if format == "torch-save" else out
-                    self.compile(f"{{layout: hf, storage: {{folder: {source.relative_to(self.folder)}, format: {format}}}}}", "{layout: hf, storage: hf}")
+                    self.compile(f"{{layout: hf, storage: {{folder: {out.name}, format: {format}}}}}", "{layout: hf, storage: hf}")
                     self.execute(f"--target={out}-hf", "--check")
                     self.check(load_file(f"{out}-hf/model.safetensors"), expected())
 
     def test_tied_weights_are_stored_once(self):
-        self.dcp(leave_out="")
-        text = self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")  # the files have no model.head
-        self.assertNotIn("model.head", text)
+        self.dcp()
+        self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")  # the files have no model.head
+        shutil.move(self.folder / "dcp", self.folder / "before")
+        checkpoint = Dcp(self.folder / "dcp")  # they have no model.embed, which is declared first
+        for name, array in values().items():
+            checkpoint.chunk(name.replace("embed", "head"), array.shape, (0,) * array.ndim, array)
+        checkpoint.write()
+        self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")
+        self.execute("--check")
+        self.check(load_file(self.folder / "hf/model.safetensors"), expected())
+
+    def test_a_tied_weight_that_is_no_longer_stored(self):
+        """The plan was compiled for files with both names."""
+        both = values() | {"model.head": values()["model.embed"]}
+        for folder, tensors in (("dcp", both), ("later", values())):
+            checkpoint = Dcp(self.folder / folder)
+            for name, array in tensors.items():
+                checkpoint.chunk(name, array.shape, (0,) * array.ndim, array)
+            checkpoint.write()
+        self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")
+        self.execute(f"--source={self.folder / 'later'}")
+        self.check(load_file(self.folder / "hf/model.safetensors"), expected())
+
+    def test_chunks_of_params_with_units(self):
+        """Chunks may cut a unit, and the only unit of a param: that is a rule for ranks."""
+        (self.folder / "model.yaml").write_text(MODEL.replace("  saved:\n", "  saved:\n    axes: [tp]\n    shard: {'*.up': {0: {axis: tp, unit: 7}}}\n"))
+        self.dcp()
+        self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")
+        self.execute("--check")
+        self.check(load_file(self.folder / "hf/model.safetensors"), expected())
+
+    def test_opaque_tensors_and_flat_buffers_are_not_cut(self):
+        for tensors, params in (("state: {opaque: 6}", "state: {holds: state}"), ("w: {shape: [2, 3], dtype: u8}", "state: {flat: [w]}")):
+            with self.subTest(params=params):
+                (self.folder / "model.yaml").write_text(f"dtype: u8\ntensors:\n  {tensors}\nlayouts:\n  saved: {{params: {{{params}}}}}\n  hf: {{params: same}}\n")
+                checkpoint = Dcp(self.folder / "dcp")
+                for i in (0, 3):
+                    checkpoint.chunk("state", (6,), (i,), np.arange(i, i + 3, dtype=np.uint8), f"__{i}_0.distcp")
+                checkpoint.write()
+                self.assertIn("is stored in 2 chunks, but param 'state' is a flat buffer or an opaque tensor, expected one chunk",
+                              self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}", code=2))
+
+    def test_one_file_of_safetensors(self):
+        save_file(values(), self.folder / "one.safetensors")
+        self.compile("{layout: saved, storage: one.safetensors}", "{layout: hf, storage: hf}")
+        self.execute("--check")
+        self.check(load_file(self.folder / "hf/model.safetensors"), expected())
+
+    def test_outputs_do_not_replace_the_source(self):
+        path = self.torch_save()
+        before = path.read_bytes()
+        self.compile("{layout: saved, storage: saved.pt}", "{layout: hf, storage: hf}")
+        for command in (["reshard-compile", "job.yaml", "-o", "saved.pt"], ["reshard-compile", "job.yaml", "-o", "p2.rplan", "--report=saved.pt"],
+                        ["reshard-exec", "p.rplan", "--report=saved.pt"], ["reshard-exec", "p.rplan", "--trace=saved.pt"]):
+            with self.subTest(command=command):
+                self.assertIn("'saved.pt' would overwrite a file of the source's storage", run(*command, cwd=self.folder, code=2).stderr)
+                self.assertEqual(path.read_bytes(), before)
+
+    def test_from_a_plan_elsewhere(self):
+        """--from reads the source again: the chunks are not in the plan's job."""
+        self.dcp()
+        self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")
+        run("reshard-compile", f"--from={self.folder / 'p.rplan'}", "-o", self.folder / "again.rplan")
+        self.assertEqual((self.folder / "again.rplan").read_bytes(), (self.folder / "p.rplan").read_bytes())
+        shutil.move(self.folder / "dcp", self.folder / "moved")
+        error = run("reshard-compile", f"--from={self.folder / 'p.rplan'}", "-o", self.folder / "other.rplan", code=2).stderr
+        self.assertIn("No such file or directory", error)
+        self.assertFalse((self.folder / "other.rplan").exists())
+        save_folder = self.folder / "dcp"
+        save_folder.mkdir()
+        save_file(values(), save_folder / "model.safetensors")
+        error = run("reshard-compile", f"--from={self.folder / 'p.rplan'}", "-o", self.folder / "other.rplan", code=2).stderr
+        self.assertIn("has the format 'safetensors', expected 'dcp'", error)
+
+    def test_reports_show_the_format(self):
+        self.dcp()
+        self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")
+        self.assertIn("source     dcp chunks 0..7: 8 chunks", run("reshard-inspect", self.folder / "p.rplan").stdout)
+        shutil.copy(self.folder / "p.rplan", self.folder / "before.rplan")
+        self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: {folder: hf, format: dcp}}")
+        text = run("reshard-diff", self.folder / "before.rplan", self.folder / "p.rplan", code=1).stdout
+        self.assertRegex(text, "format of target +safetensors +dcp")
 
     def test_memory(self):
         """Less memory than the checkpoint has, which is read in parts."""
@@ -180,7 +259,7 @@ class StoredSources(FolderTest):
             other.chunk(name, array.shape, (0,) * array.ndim, array)
         other.write()
         error = self.execute(f"--source={self.folder / 'other'}", code=2)
-        self.assertIn("with other chunks: compile it with this source", error)
+        self.assertIn("that of the plan; compile the plan with this source", error)
         self.assertFalse((self.folder / "hf").exists())
         error = self.execute(f"--source={self.torch_save()}", code=2)
         self.assertIn("has the format 'torch-save', but the plan was compiled for 'dcp'", error)
@@ -233,8 +312,7 @@ class StoredSources(FolderTest):
                 out = self.folder / f"new-{format}"
                 run("timeout", "100", "mpirun", "-n", "2", BIN / "reshard-exec", self.folder / "p.rplan", "--transport=mpi", f"--target={out}", "--check",
                     env=MPIRUN)
-                source = f"new-{format}/model.pt" if format == "torch-save" else f"new-{format}"
-                self.compile(f"{{layout: hf, storage: {source}}}", "{layout: hf, storage: hf}")
+                self.compile(f"{{layout: hf, storage: new-{format}}}", "{layout: hf, storage: hf}")
                 self.execute(f"--target={out}-hf")
                 self.check(load_file(f"{out}-hf/model.safetensors"), expected())
 
