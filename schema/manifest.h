@@ -63,6 +63,7 @@ inline reshard::ScaleLayout scaleLayoutOf(const QuantizedView &view) {
 inline bool transformed(const Param &param) { return param.transform() && param.transform()->size() > 0; }
 /// Whether the caller binds the param, or a file holds it.
 inline bool bindable(const Param &param) { return !param.view() && !transformed(param); }
+
 /// A mesh rank in texts: "rank 3", of a storage endpoint "file 3", or "stored chunk 3" in formats with chunks.
 /// `number`: its entry of Endpoint::ranks.
 inline std::string meshRankText(const Endpoint &endpoint, uint32_t number) {

@@ -31,8 +31,7 @@ Command commandOf(ExecutionOptions &options) {
       "Runs a plan: all ranks in this process, or one rank in each of several processes.",
       {{"--source", "DIR",
         "the source: a folder of files rank-%05d.safetensors, or a checkpoint (a folder or a file; default: `storage` "
-        "of "
-        "the job's source, relative to the plan's folder)",
+        "of the job's source, relative to the plan's folder)",
         setText(options.source)},
        {"--target", "DIR",
         "folder to create; it appears only when it is complete; several targets: one subfolder for each (default: "

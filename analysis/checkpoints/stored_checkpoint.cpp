@@ -277,8 +277,8 @@ Result<StorageFormat> recognizeCheckpoint(const std::string &path) {
     return StorageFormat::torch_save;
   if (files->empty())
     return failed("'" + path +
-                  "': not a checkpoint: expected '.metadata', 'model.safetensors.index.json', files '*.safetensors' or "
-                  "'" +
+                  "': not a checkpoint: expected '.metadata', 'model.safetensors.index.json', files '*.safetensors' "
+                  "or '" +
                   kTorchFile + "'");
   Checkpoint first;
   if (Status status = readSafetensors(path + "/" + files->front(), first); !status.ok())
