@@ -4,12 +4,12 @@
 
 #include "backends/current_device.h"
 #include "executor/communicator.h"
+#include "support/backoff.h"
 
 #include <cstring>
 #include <future>
 #include <memory>
 #include <nccl.h>
-#include <sched.h>
 #include <thread>
 
 namespace reshard {
@@ -17,6 +17,8 @@ namespace {
 
 /// How long closing waits for peers, which may be gone.
 constexpr std::chrono::seconds kGracePeriod(10);
+/// Polls before a wait begins to sleep.
+constexpr uint64_t kSpins = 1000;
 
 class NcclCommunicator : public Communicator {
 public:
@@ -83,6 +85,7 @@ public:
     Status status = checked(cudaMemcpyAsync(memory, mine, bytes, cudaMemcpyHostToDevice, stream_));
     if (status.ok())
       status = settled(ncclAllGather(memory, gathered, bytes, ncclChar, comm_, stream_), deadline);
+    Backoff backoff(kSpins);
     for (cudaError_t state = cudaErrorNotReady; status.ok() && state == cudaErrorNotReady;) {
       state = cudaStreamQuery(stream_);
       if (state != cudaErrorNotReady)
@@ -90,7 +93,7 @@ public:
       else if (passed(deadline))
         status = timedOut("timed out");
       else if (status = check(); status.ok())
-        sched_yield();
+        backoff.wait();
     }
     if (status.ok())
       status = checked(cudaMemcpy(all, gathered, bytes * size_, cudaMemcpyDeviceToHost));
@@ -173,10 +176,11 @@ private:
 
   /// Waits until a call is complete. Returns its result.
   Status settled(ncclResult_t result, const Deadline &deadline) {
+    Backoff backoff(kSpins);
     while (result == ncclInProgress) {
       if (passed(deadline))
         return timedOut("timed out");
-      sched_yield();
+      backoff.wait();
       if (const ncclResult_t asked = ncclCommGetAsyncError(comm_, &result); asked != ncclSuccess)
         result = asked;
     }

@@ -4,16 +4,19 @@
 #include "executor/device_rounds.h"
 #include "executor/packing.h"
 #include "executor/view_jobs.h"
+#include "support/backoff.h"
 
 #include <algorithm>
 #include <cstring>
-#include <sched.h>
 
 namespace reshard {
 namespace {
 
 /// The largest chunk that a rank sends to itself.
 constexpr uint64_t kSelfBytes = 64 << 20;
+
+/// Polls before a wait for the device begins to sleep: most runs end before.
+constexpr uint64_t kSpins = 1000;
 
 Status abandonedEarlier() {
   return failed("an earlier run failed with messages in flight; launch the processes again");
@@ -62,6 +65,7 @@ public:
       return abandonedEarlier();
     if (Status status = device_->replay(); !status.ok())
       return abandon(std::move(status));
+    Backoff backoff(kSpins);
     while (true) {
       const Result<bool> done = device_->done();
       if (!done.ok())
@@ -73,7 +77,7 @@ public:
           return abandon(std::move(status).withSuffix(unfinished()));
       if (passed(deadline))
         return abandon(timedOut("timed out" + unfinished()));
-      sched_yield();
+      backoff.wait();
     }
   }
 

@@ -131,7 +131,7 @@ class Gpu(FolderTest):
         """Runs tests/gpu/run.sh up to the point where it needs a GPU, then its programs, from the same objects, on
         simulated GPUs (tests/gpu/simulated)."""
         cache = "ccache" if shutil.which("ccache") else ""
-        environment = os.environ | {"RESHARD_FLAGS": "-O0", "PYTHON": sys.executable, "CXX": f"{cache} g++", "RESHARD_LAUNCHER": cache}
+        environment = os.environ | {"RESHARD_FLAGS": "-O1", "PYTHON": sys.executable, "CXX": f"{cache} g++", "RESHARD_LAUNCHER": cache}
         for script, code in (("pack.sh", 0), ("run.sh", 3)):
             done = subprocess.run([ROOT / "tests/gpu" / script, *([BIN] if script == "pack.sh" else [])], capture_output=True, text=True, env=environment)
             self.assertEqual(done.returncode, code, done.stdout[-4000:] + done.stderr[-4000:])

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/gpu/simulated/gpu.h"
 
+#include "support/backoff.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -120,14 +122,16 @@ bool Gpu::advance() {
 
 void Gpu::waitFor(const std::function<bool()> &done, const char *what) {
   constexpr std::chrono::seconds kGracePeriod(60);
+  reshard::Backoff backoff;
   for (auto last = std::chrono::steady_clock::now(); !done();)
     if (advance()) {
       last = std::chrono::steady_clock::now();
+      backoff.reset();
     } else {
       if (std::chrono::steady_clock::now() - last > kGracePeriod)
         die(std::string(what) + " made no progress for 60 s: deadlock");
       mutex.unlock(); // the waiting function holds it exactly once
-      std::this_thread::yield();
+      backoff.wait();
       mutex.lock();
     }
 }
