@@ -44,7 +44,7 @@ ALLOWED = {
     "tests/mutants": ("tests/mutants/", "tests/schema/", "tools/", "analysis/", "executor/", "schema/", "flatbuffers/"),
     "tests/fuzz": ("tests/executor/", "tests/lib/", "tests/schema/", "compiler/", "executor/", "rendezvous/", "analysis/"),
     "tests/bench": ("tests/bench/", "tests/lib/", "analysis/", "support/", "executor/", "kernels/", "schema/", "compiler/", "mpi.h"),
-    "tests/gpu": ("tests/gpu/", "tests/kernels/", "tests/lib/", "analysis/", "executor/", "kernels/", "schema/", "nccl.h", "cuda"),
+    "tests/gpu": ("tests/gpu/", "tests/kernels/", "tests/lib/", "analysis/", "executor/", "kernels/", "schema/", "support/", "nccl.h", "cuda"),
     "tests/mpi": ("mpi.h",),
 }
 # single files that may include more, and those that may include less

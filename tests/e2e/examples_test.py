@@ -70,16 +70,17 @@ class Examples(FolderTest):
             self.assertEqual(len(digests), 1)
 
     def test_run_in_memory(self) -> None:
-        for job in ("quickstart", "qwen3-0.6b-8-to-4", "qwen3-0.6b-hf-to-4"):
+        short = CUT or (() if FULL else ("--set", "model.let.layers=4"))
+        for job, options in (("quickstart", ()), ("qwen3-0.6b-8-to-4", CUT), ("qwen3-0.6b-hf-to-4", short)):
             with self.subTest(job):
-                self.compile(job, *(CUT if job.startswith("qwen") else ()))
+                self.compile(job, *options)
                 run("reshard-exec", self.folder / "plan.rplan", "--synthesize", "--check", f"--report={self.folder}/exec.json")
                 report = json.loads((self.folder / "exec.json").read_text())
                 self.assertEqual(report["mismatches"], 0)
                 self.assertEqual(report["checked_bytes"], 2 * report["runs"][0]["bytes"])
 
     def test_run_from_files(self) -> None:
-        jobs = [("quickstart", ()), ("qwen3-0.6b-hf-to-4", CUT or ("--set", "model.let.layers=4"))]
+        jobs = [("quickstart", ()), ("qwen3-0.6b-hf-to-4", CUT or ("--set", "model.let.layers=4", *(() if FULL else ("--set", "model.let.vocab=16384"))))]
         if FULL:
             jobs += [("qwen3-0.6b-8-to-4", ()), ("llama3-8b-16-to-8", ("--set", "model.let.layers=4"))]
         for job, options in jobs:

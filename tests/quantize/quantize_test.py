@@ -161,7 +161,7 @@ class Quantize(unittest.TestCase):
     def test_random_gaps(self):
         """Sources with elements in several params, on several mesh ranks, or not at all."""
         done = Counter()
-        for seed in range(2000 if FULL else 300):
+        for seed in range(2000 if FULL else 150):
             with tempfile.TemporaryDirectory(dir=SHARED) as name, self.subTest(seed=seed):
                 work = Work(Path(name), seed)
                 work.rng.seed(seed)
