@@ -248,6 +248,23 @@ class Record(unittest.TestCase):
         self.assertIn("# reshard-record transformers --model qwen3-0.6b --dtype bfloat16", written.read_text())
         self.assertEqual(run(["--check", str(written)]), 0)
 
+    def test_processed(self):
+        """vLLM for CPUs with AVX-512 packs the linear layers, and moves the experts; the norms stay."""
+        at, _, _ = self.model("qwen3-30b-a3b", {"num_hidden_layers": 1, "vocab_size": 64})
+        for rank in range(2):
+            found = vllm.processed(at, vllm.Engine(tp=2), rank)
+            loaded = {name for _, module in vllm.modules(at, vllm.Engine(tp=2), ranks=[rank]) for name, _ in module.named_parameters()}
+            self.assertEqual(loaded - set(found), set())
+            kinds = {name: change.kind for name, change in found.items()}
+            self.assertEqual({kind for name, kind in kinds.items() if "norm" in name}, {"unchanged"})
+            self.assertNotIn("computed", kinds.values())
+            for name, change in found.items():
+                self.assertIn(change.of, ((), (name,)))
+        written = self.folder / "processed.txt"
+        self.assertEqual(run(["vllm", "--model", str(at), "--processed", "-o", str(written)]), 0)
+        self.assertIn("rank 0: ", written.read_text().splitlines()[-1])
+        self.assertEqual(run(["transformers", "--model", str(at), "--processed"]), 2)
+
 
 if __name__ == "__main__":
     if MISSING:

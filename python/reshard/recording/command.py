@@ -7,6 +7,7 @@ import argparse
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from .compiled import Compiled, compare, compile_layout
 from .flow import read
 from .generalize import generalize
 from .infer import Layout, merge, mesh_text
-from .recording import RecordedParam, Recording
-from .vllm import Engine, recordings
+from .processing import UNCHANGED
+from .recording import RecordedParam, Recording, mesh_size
+from .vllm import Engine, processed, recordings
 
 _HEADER = "# reshard-record "
 _RECORDED = ("vllm", "transformers")  # sources that are recorded from an installed release
@@ -39,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tp", type=int, default=1, help="tensor parallel ranks (default: 1)")
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages (default: 1)")
     parser.add_argument("--expert-parallel", action="store_true", help="whole experts on each rank: view {ep: TP} of the mesh")
+    parser.add_argument("--processed", action="store_true", help="with vllm: print which params process_weights_after_loading permutes, computes, empties or removes. They are in memory: use a config with few layers")
     parser.add_argument("--dtype", default="bfloat16", help="of the params (default: bfloat16)")
     parser.add_argument("-o", dest="output", metavar="FILE", help="the YAML file to write (default: standard output)")
     parser.add_argument("--layout", default="recorded", metavar="NAME", help="the name of the layout (default: recorded)")
@@ -66,6 +69,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         raise Error("expected vllm, transformers, merge or generalize, or --check of a file that reshard-record wrote")
     if options.source in _RECORDED and not options.model:
         raise Error("expected --model=DIR, the folder of config.json")
+    if options.processed and (options.source != "vllm" or options.check):
+        raise Error("unexpected --processed, expected it with vllm and without --check")
     if options.files and options.source in _RECORDED:
         raise Error(f"unexpected argument {options.files[0]!r}")
     return options
@@ -148,6 +153,19 @@ def _report(lines: Sequence[str], what: str) -> None:
         print(f"reshard-record: {len(lines)} {what}", file=sys.stderr)
 
 
+def _processed(options: argparse.Namespace) -> int:
+    """Writes what becomes of the params of each mesh rank after loading."""
+    lines = []
+    for rank in range(mesh_size(_engine(options).mesh)):
+        found = processed(options.model, _engine(options), rank)
+        lines += [f"rank {rank}: {name}: {change.kind}{'' if change.of in ((), (name,)) else ', of ' + ', '.join(change.of)}"
+                  for name, change in sorted(found.items()) if change.kind != UNCHANGED]
+        counts = Counter(change.kind for change in found.values())
+        lines.append(f"rank {rank}: {', '.join(f'{count} {kind}' for kind, count in sorted(counts.items()))}")
+    _written(options, "\n".join(lines) + "\n")
+    return 0
+
+
 def _check(options: argparse.Namespace) -> int:
     """Compares the loader with the layout of a file."""
     mesh = options.mesh or ("{}" if options.source == "transformers" else mesh_text(_engine(options).mesh))
@@ -167,6 +185,8 @@ def run(arguments: Sequence[str]) -> int:
         options = _options(arguments)
         if options.check:
             return _check(options)
+        if options.processed:
+            return _processed(options)
         if options.source == "generalize":
             return _generalize(options)
         layout = merge(_record(options, None), options.layout)

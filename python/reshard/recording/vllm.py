@@ -4,17 +4,20 @@ one process, and its own `load_weights`. Stand-ins for the process groups state 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..dtypes import dtype_by_name
 from ..integrations.vllm import PACKAGES, TESTED
 from ..releases import check_release
 from . import record
 from .checkpoint import tensors_of
+from .processing import Change, changes
 from .recording import Recording, mesh_size
 
 _GROUPS = ("_WORLD", "_INNER_DP_WORLD", "_TP", "_PP", "_DP", "_EP", "_PCP", "_DCP", "_EPLB")
@@ -72,11 +75,15 @@ def _config(model: Path, engine: Engine) -> Any:
     return config
 
 
-def modules(model: str | os.PathLike[str], engine: Engine, context: Callable[[], Any] = _meta_values) -> Iterator[tuple[int, Any]]:
-    """Yields (mesh rank, module) of each rank of an engine. The module is to be used before the next one is built.
+def modules(
+    model: str | os.PathLike[str], engine: Engine, context: Callable[[], Any] = _meta_values, ranks: Iterable[int] | None = None
+) -> Iterator[tuple[int, Any]]:
+    """Yields (mesh rank, module) of ranks of an engine. The module is to be used before the next one is built; until then,
+    vLLM's current config is that of the engine.
 
     model: a folder with a config.json.
     context: makes the context in which params are created. Default: without memory.
+    ranks: the mesh ranks. Default: all.
 
     Raises Error if vLLM is not installed, and for releases that are not tested, unless RESHARD_ANY_VERSION is set.
     """
@@ -90,7 +97,7 @@ def modules(model: str | os.PathLike[str], engine: Engine, context: Callable[[],
     config = _config(Path(model), engine)
     before: Mapping[str, Any] = {name: getattr(state, name) for name in _GROUPS if hasattr(state, name)}
     try:
-        for rank in range(mesh_size(engine.mesh)):
+        for rank in range(mesh_size(engine.mesh)) if ranks is None else ranks:
             for name in before:
                 setattr(state, name, _group(0, 1))
             state._TP, state._PP = _group(rank % engine.tp, engine.tp), _group(rank // engine.tp, engine.pp)
@@ -118,3 +125,28 @@ def recordings(model: str | os.PathLike[str], engine: Engine, checkpoint: Any = 
     tensors = tensors_of(model if checkpoint is None else checkpoint)
     for rank, module in modules(model, engine):
         yield record(load=module.load_weights, params=lambda module=module: dict(module.named_parameters()), checkpoint=tensors, mesh=engine.mesh, rank=rank)
+
+
+def processed(model: str | os.PathLike[str], engine: Engine, rank: int = 0) -> dict[str, Change]:
+    """Returns what `process_weights_after_loading` of the installed vLLM makes of each param of a mesh rank, by name.
+
+    model: a folder with a config.json. The params of the rank are in memory several times: use a config with few layers.
+
+    Raises Error as `modules` does.
+    """
+    import torch
+    from vllm.config import get_current_vllm_config
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+    def process(values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        for _, module in modules(model, engine, contextlib.nullcontext, [rank]):
+            params = dict(module.named_parameters())
+            with torch.no_grad():
+                for name, value in values:
+                    params[name].copy_(torch.from_numpy(value))
+            process_weights_after_loading(module, get_current_vllm_config().model_config, torch.device("cpu"))
+            return {name: param.detach() for name, param in module.named_parameters()}
+        raise AssertionError("no module")
+
+    loaded = {name: (dtype_by_name(param.dtype), tuple(param.shape)) for _, module in modules(model, engine, ranks=[rank]) for name, param in module.named_parameters()}
+    return changes(loaded, process)
