@@ -31,6 +31,7 @@ try:
     from reshard.integrations.vllm import PACKAGES
     from reshard.recording import transformers as live
     from reshard.recording import vllm
+    from reshard.recording.engine import Engine
 
     releases.installed(*PACKAGES)
     MISSING = ""
@@ -108,7 +109,7 @@ class Record(unittest.TestCase):
         key = name, tp, pp, expert_parallel
         if key not in self.seen:
             at, _, checkpoint = self.model(name)
-            self.seen[key] = list(vllm.recordings(at, vllm.Engine(tp, pp, expert_parallel), checkpoint))
+            self.seen[key] = list(vllm.recordings(at, Engine(tp, pp, expert_parallel), checkpoint))
         return self.seen[key]
 
     def test_library(self):
@@ -139,7 +140,7 @@ class Record(unittest.TestCase):
             found = []
             for size, tp in GENERAL:
                 at, _, checkpoint = self.model(name, {"tie_word_embeddings": False} | size)
-                found.append((at / "config.json", list(vllm.recordings(at, vllm.Engine(tp), checkpoint))))
+                found.append((at / "config.json", list(vllm.recordings(at, Engine(tp), checkpoint))))
             general = recording.generalize([(recording.merge(each), config) for config, each in found[:2]])
             self.assertTrue(general.exact, (general.kept, general.differences))
             (self.folder / "general.yaml").write_text(general.yaml)
@@ -187,13 +188,13 @@ class Record(unittest.TestCase):
                 module = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(at), dtype=torch.bfloat16)
                 weights = {tensor: torch.randn_like(value) for tensor, value in module.state_dict().items() if tensor in dict(module.named_parameters())}
                 save_file(weights, at / "model.safetensors")
-                layout = recording.merge(vllm.recordings(at, vllm.Engine(tp=2)))
+                layout = recording.merge(vllm.recordings(at, Engine(tp=2)))
                 self.assertEqual((layout.refused, layout.differences, layout.left), ({}, [], {}), layout.yaml)
                 (at / "model.yaml").write_text(layout.yaml)
                 (at / "job.yaml").write_text(f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\n"
                                              f"target: {{layout: recorded, mesh: {mesh_text(layout.mesh)}, ranks: 1..2}}\n")
                 moved = self.moved(reshard.compile(at / "job.yaml"), weights)
-                for rank, module in vllm.modules(at, vllm.Engine(tp=2), contextlib.nullcontext):
+                for rank, module in vllm.modules(at, Engine(tp=2), contextlib.nullcontext):
                     with torch.no_grad():
                         module.load_weights(iter(weights.items()))
                     loaded = dict(module.named_parameters())
@@ -215,7 +216,7 @@ class Record(unittest.TestCase):
     def test_computed_by_the_loader(self):
         """Nemotron-H: vLLM's A is -exp(A_log), which no layout states; everything else is stated."""
         at, _, checkpoint = self.model("nemotron-h-8b")
-        layout = recording.merge(vllm.recordings(at, vllm.Engine(tp=2), checkpoint))
+        layout = recording.merge(vllm.recordings(at, Engine(tp=2), checkpoint))
         self.assertTrue(layout.refused)
         self.assertEqual({name.split(".", 3)[3] for name in layout.refused}, {"mixer.A"})
         for why in layout.refused.values():
@@ -252,8 +253,8 @@ class Record(unittest.TestCase):
         """vLLM for CPUs with AVX-512 packs the linear layers, and moves the experts; the norms stay."""
         at, _, _ = self.model("qwen3-30b-a3b", {"num_hidden_layers": 1, "vocab_size": 64})
         for rank in range(2):
-            found = vllm.processed(at, vllm.Engine(tp=2), rank)
-            loaded = {name for _, module in vllm.modules(at, vllm.Engine(tp=2), ranks=[rank]) for name, _ in module.named_parameters()}
+            found = vllm.processed(at, Engine(tp=2), rank)
+            loaded = {name for _, module in vllm.modules(at, Engine(tp=2), ranks=[rank]) for name, _ in module.named_parameters()}
             self.assertEqual(loaded - set(found), set())
             kinds = {name: change.kind for name, change in found.items()}
             self.assertEqual({kind for name, kind in kinds.items() if "norm" in name}, {"unchanged"})

@@ -22,6 +22,8 @@ from ._engine import Member
 if TYPE_CHECKING:
     import torch
 
+#: The names of its packages, and the tested releases.
+PACKAGES, TESTED = ("sglang",), ("0.5.23",)
 #: The ``load_format`` of ``update_weights_from_tensor``.
 LOADER = "reshard.integrations.sglang.load"
 _NAME = "reshard"  # of the only tensor of a message
@@ -57,7 +59,7 @@ def load(model: torch.nn.Module, named_tensors: list[tuple[str, torch.Tensor]]) 
         _joined[0].close()
         _joined = None
     if not _joined:
-        check_release(("sglang",), ("0.5.23",))
+        check_release(PACKAGES, TESTED)
         rest = {name: value for name, value in options.items() if name not in ("plan", "rank_offset")}
         _joined = (Member(options["plan"], options["rank_offset"] + _rank(), model, **rest), options)
     try:

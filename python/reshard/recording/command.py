@@ -12,18 +12,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import Error
-from . import transformers
+from . import sglang, transformers, vllm
 from .checkpoint import Tensors
 from .compiled import Compiled, compare, compile_layout
+from .engine import Engine
 from .flow import read
 from .generalize import generalize
 from .infer import Layout, merge, mesh_text
 from .processing import UNCHANGED
 from .recording import RecordedParam, Recording, mesh_size
-from .vllm import Engine, processed, recordings
 
 _HEADER = "# reshard-record "
-_RECORDED = ("vllm", "transformers")  # sources that are recorded from an installed release
+_ENGINES = {"vllm": vllm, "sglang": sglang}
+_RECORDED = (*_ENGINES, "transformers")  # sources that are recorded from an installed release
 _ENDPOINT = "# The endpoint of a job is "
 _REFUSED = "# not stated: "
 _SHOWN = 20  # differences that are printed
@@ -33,8 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="reshard-record", description="Writes a model YAML whose layout puts every element where the loader of an engine puts it, or checks one.",
         epilog="exit codes: 0 success; 1 the layout differs from the loader, or cannot state some params; 2 wrong usage or input")
-    parser.add_argument("source", nargs="?", choices=["vllm", "transformers", "merge", "generalize"],
-                        help="vllm, transformers: record the installed release; merge: join recordings that each rank saved; generalize: make one model of recorded layouts of several sizes")
+    parser.add_argument("source", nargs="?", choices=[*_RECORDED, "merge", "generalize"],
+                        help="vllm, sglang, transformers: record the installed release; merge: join recordings that each rank saved; generalize: make one model of recorded layouts of several sizes")
     parser.add_argument("files", nargs="*", metavar="FILE", help="with merge: the recordings of all mesh ranks; with generalize: the layouts of all sizes, as reshard-record writes them")
     parser.add_argument("--config", nargs="+", metavar="JSON", help="with generalize: the config.json of each layout, in the same order (default: that of the folder --model with which it was recorded)")
     parser.add_argument("--model", metavar="DIR", help="the folder of config.json and of the checkpoint, of which only the headers are read")
@@ -66,7 +67,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     if options.check and options.source == "generalize":
         raise Error("unexpected --check: the model of several sizes has no one config to check it with; check a model that extends it")
     if options.source is None:
-        raise Error("expected vllm, transformers, merge or generalize, or --check of a file that reshard-record wrote")
+        raise Error("expected vllm, sglang, transformers, merge or generalize, or --check of a file that reshard-record wrote")
     if options.source in _RECORDED and not options.model:
         raise Error("expected --model=DIR, the folder of config.json")
     if options.processed and (options.source != "vllm" or options.check):
@@ -81,7 +82,7 @@ def _record(options: argparse.Namespace, checkpoint: Tensors | None) -> list[Rec
         return [Recording.open(path) for path in options.files]
     if options.source == "transformers":
         return [transformers.recording(options.model, options.dtype, checkpoint)]
-    return list(recordings(options.model, _engine(options), checkpoint))
+    return list(_ENGINES[options.source].recordings(options.model, _engine(options), checkpoint))
 
 
 def _engine(options: argparse.Namespace) -> Engine:
@@ -94,7 +95,7 @@ def _header(options: argparse.Namespace) -> str:
         return "# Made from recordings by reshard-record merge\n"
     model = os.path.relpath(options.model, Path(options.output).parent if options.output else ".")
     mesh = ["--tp", str(options.tp), "--pp", str(options.pp), *(["--expert-parallel"] if options.expert_parallel else [])]
-    words = [options.source, "--model", model, *(mesh if options.source == "vllm" else []), "--dtype", options.dtype, "--layout", options.layout]
+    words = [options.source, "--model", model, *(mesh if options.source in _ENGINES else []), "--dtype", options.dtype, "--layout", options.layout]
     return _HEADER + shlex.join(words) + "\n"
 
 
@@ -157,7 +158,7 @@ def _processed(options: argparse.Namespace) -> int:
     """Writes what becomes of the params of each mesh rank after loading."""
     lines = []
     for rank in range(mesh_size(_engine(options).mesh)):
-        found = processed(options.model, _engine(options), rank)
+        found = vllm.processed(options.model, _engine(options), rank)
         lines += [f"rank {rank}: {name}: {change.kind}{'' if change.of in ((), (name,)) else ', of ' + ', '.join(change.of)}"
                   for name, change in sorted(found.items()) if change.kind != UNCHANGED]
         counts = Counter(change.kind for change in found.values())

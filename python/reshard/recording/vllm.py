@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,51 +15,11 @@ from ..integrations.vllm import PACKAGES, TESTED
 from ..releases import check_release
 from . import record
 from .checkpoint import tensors_of
+from .engine import Engine, group, meta_values
 from .processing import Change, changes
 from .recording import Recording, mesh_size
 
 _GROUPS = ("_WORLD", "_INNER_DP_WORLD", "_TP", "_PP", "_DP", "_EP", "_PCP", "_DCP", "_EPLB")
-
-
-def _group(rank: int, size: int) -> types.SimpleNamespace:
-    """The attributes of a process group that constructors and loaders read."""
-    import torch
-
-    ranks = types.SimpleNamespace(rank=lambda: rank, size=lambda: size)
-    return types.SimpleNamespace(rank_in_group=rank, world_size=size, is_first_rank=rank == 0, is_last_rank=rank == size - 1, rank=rank, local_rank=0,
-                                 ranks=list(range(size)), device_group=ranks, cpu_group=ranks, unique_name="stand-in", device=torch.device("cpu"))
-
-
-def _meta_values() -> Any:
-    """A context in which new tensors of floating-point dtypes are on the meta device. Tables of integers, as that of the
-    local experts, keep their values, which constructors and loaders read."""
-    import torch
-    from torch.overrides import TorchFunctionMode
-    from torch.utils._device import _device_constructors
-
-    class MetaValues(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-            kwargs = dict(kwargs or {})
-            if func in _device_constructors() and kwargs.get("device") is None and (kwargs.get("dtype") or torch.get_default_dtype()).is_floating_point:
-                kwargs["device"] = "meta"
-            return func(*args, **kwargs)
-
-    return MetaValues()
-
-
-@dataclass(frozen=True)
-class Engine:
-    """The sizes and the dtype of an engine, as vLLM's options."""
-
-    tp: int = 1
-    pp: int = 1
-    expert_parallel: bool = False
-    dtype: str = "bfloat16"
-
-    @property
-    def mesh(self) -> dict[str, Any]:
-        """The mesh of its ranks: {tp, pp}, and with expert_parallel the view {ep: tp, pp}."""
-        return {"tp": self.tp, "pp": self.pp} | ({"views": [{"ep": self.tp, "pp": self.pp}]} if self.expert_parallel else {})
 
 
 def _config(model: Path, engine: Engine) -> Any:
@@ -76,7 +34,7 @@ def _config(model: Path, engine: Engine) -> Any:
 
 
 def modules(
-    model: str | os.PathLike[str], engine: Engine, context: Callable[[], Any] = _meta_values, ranks: Iterable[int] | None = None
+    model: str | os.PathLike[str], engine: Engine, context: Callable[[], Any] = meta_values, ranks: Iterable[int] | None = None
 ) -> Iterator[tuple[int, Any]]:
     """Yields (mesh rank, module) of ranks of an engine. The module is to be used before the next one is built; until then,
     vLLM's current config is that of the engine.
@@ -99,10 +57,10 @@ def modules(
     try:
         for rank in range(mesh_size(engine.mesh)) if ranks is None else ranks:
             for name in before:
-                setattr(state, name, _group(0, 1))
-            state._TP, state._PP = _group(rank % engine.tp, engine.tp), _group(rank // engine.tp, engine.pp)
+                setattr(state, name, group(0, 1))
+            state._TP, state._PP = group(rank % engine.tp, engine.tp), group(rank // engine.tp, engine.pp)
             if engine.expert_parallel:
-                state._EP = _group(rank % engine.tp, engine.tp)
+                state._EP = group(rank % engine.tp, engine.tp)
             config.compilation_config.static_forward_context.clear()
             models._model_to_pp_missing_layer_names.clear()  # its keys are addresses, which a module of an earlier stage may have had
             with set_current_vllm_config(config), set_default_torch_dtype(config.model_config.dtype):

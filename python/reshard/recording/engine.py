@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replacements for the processes of an engine that is recorded: its sizes, process groups that state rank and size and send
+nothing, and params without memory."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from typing import Any
+
+
+def group(rank: int, size: int) -> types.SimpleNamespace:
+    """The attributes of a process group that constructors and loaders read."""
+    import torch
+
+    ranks = types.SimpleNamespace(rank=lambda: rank, size=lambda: size)
+    return types.SimpleNamespace(rank_in_group=rank, world_size=size, is_first_rank=rank == 0, is_last_rank=rank == size - 1, rank=rank, local_rank=0,
+                                 ranks=list(range(size)), device_group=ranks, cpu_group=ranks, unique_name="stand-in", device=torch.device("cpu"))
+
+
+def meta_values() -> Any:
+    """A context in which new tensors of floating-point dtypes are on the meta device. Tables of integers, as that of the
+    local experts, keep their values, which constructors and loaders read."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._device import _device_constructors
+
+    class MetaValues(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if func in _device_constructors() and kwargs.get("device") is None and (kwargs.get("dtype") or torch.get_default_dtype()).is_floating_point:
+                kwargs["device"] = "meta"
+            return func(*args, **kwargs)
+
+    return MetaValues()
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The sizes and the dtype of an engine, as vLLM's options."""
+
+    tp: int = 1
+    pp: int = 1
+    expert_parallel: bool = False
+    dtype: str = "bfloat16"
+
+    @property
+    def mesh(self) -> dict[str, Any]:
+        """The mesh of its ranks: {tp, pp}, and with expert_parallel the view {ep: tp, pp}."""
+        return {"tp": self.tp, "pp": self.pp} | ({"views": [{"ep": self.tp, "pp": self.pp}]} if self.expert_parallel else {})
