@@ -21,7 +21,8 @@ struct Node {
   Kind kind = Kind::null;
   Location at;
   bool quoted = false;     // a quoted scalar is text, never a number, bool or null
-  std::string text;        // the text of a scalar; of a map: "same" if it is a `params` that extends `params: same`
+  std::string text;        // the text of a scalar; marks of compiler/frontend/extend.cpp: "same" for a map that is a
+                           // `params` that extends `params: same`, "optional" for a null that may remove nothing
   std::vector<Node> items; // sequence
   struct Entry;
   std::vector<Entry> entries; // map, in file order; keys are scalars, unique

@@ -22,7 +22,8 @@ bool extendsItself(const Node::Entry &layout) {
 
 /// Merges the entries of `own` onto those of `base`. An entry with the key of a base entry replaces it in its position;
 /// `null` removes it. `keepNull`: `base` belongs to a layout that extends another one, so a `null` without a base entry
-/// is kept, because it may remove an entry of that other layout.
+/// is kept, because it may remove an entry of that other layout. One with a base entry replaces it: that other layout
+/// may have the entry too, but need not.
 void mergeEntries(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, const std::string &what, bool keepNull,
                   Diagnostics &diagnostics) {
   std::unordered_map<std::string, size_t> indices;
@@ -40,7 +41,12 @@ void mergeEntries(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, 
       continue;
     }
     Node::Entry &inherited = base[known->second];
-    if (entry.value.kind == Node::Kind::null) {
+    if (entry.value.kind == Node::Kind::null && keepNull) {
+      if (inherited.value.kind != Node::Kind::null) {
+        inherited = std::move(entry);
+        inherited.value.text = "optional";
+      }
+    } else if (entry.value.kind == Node::Kind::null) {
       removed[known->second] = true;
     } else if (what == "'layouts'" && inherited.value.kind == Node::Kind::map && extendsItself(entry)) {
       std::erase_if(entry.value.entries, [](const Node::Entry &each) { return each.key.text == "extend"; });

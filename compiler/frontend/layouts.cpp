@@ -302,6 +302,8 @@ void readParams(const Node &params, const Model &model, LayoutDeclaration &layou
         layout.params.push_back(std::move(param));
     } else if (known != inherited.end()) {
       removed.insert(known->second);
+    } else if (value.text == "optional") {
+      // The extended layout has no such param; a file between it and this one had.
     } else if (layout.params.empty()) {
       reader.read(name, value); // nothing is inherited: reports an empty param
     } else {
@@ -320,7 +322,7 @@ void readParams(const Node &params, const Model &model, LayoutDeclaration &layou
 /// Reads `place`: rules that replace or, if null, remove inherited ones.
 void readLayoutPlacement(const Node &node, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
   for (const auto &[key, value] : node.entries)
-    if (value.kind == Node::Kind::null && layout.placement.erase(key.text) == 0)
+    if (value.kind == Node::Kind::null && layout.placement.erase(key.text) == 0 && value.text != "optional")
       diagnostics.error(key.at, "'" + key.text + "' is null, which removes it from 'place', but 'place' has no '" +
                                     key.text + "'");
   for (auto &[variable, rule] : readPlacement(withoutNull(node), model, diagnostics))
@@ -355,12 +357,12 @@ void readRename(const Node &node, LayoutDeclaration &layout, Diagnostics &diagno
     const auto known = std::find_if(layout.rename.begin(), layout.rename.end(),
                                     [&](const NameBeginning &each) { return each.from == from.text; });
     if (to.kind == Node::Kind::null) {
-      if (known == layout.rename.end())
+      if (known != layout.rename.end())
+        layout.rename.erase(known);
+      else if (to.text != "optional")
         diagnostics.error(from.at, "'" + from.text +
                                        "' is null, which removes it from 'rename', but 'rename' has no '" + from.text +
                                        "'");
-      else
-        layout.rename.erase(known);
     } else if (readBeginning(from, "a key of 'rename'") && readBeginning(to, "'rename' of '" + from.text + "'")) {
       if (known == layout.rename.end())
         layout.rename.push_back({from.text, to.text, from.at});

@@ -68,6 +68,27 @@ TEST_F(ModelExtend, MergesEntryByEntry) {
   EXPECT_EQ(good->tensorPatterns[good->endpoints[1].params[1].parts[0].pattern].name, "d");
 }
 
+TEST_F(ModelExtend, NullRemovesWhatTwoFilesDeclare) {
+  write("bases/base.yaml", "dtype: bf16\n"
+                           "tensors: {a: [4], b: [4]}\n"
+                           "layouts:\n"
+                           "  hf: {params: same}\n"
+                           "  train: {params: {p: {holds: a}, q: {holds: b}}}\n"
+                           "  serve: {extend: train, rename: {p: x}}\n");
+  write("bases/middle.yaml", "extend: base.yaml\n"
+                             "layouts:\n"
+                             "  hf: {extend: hf, params: {a: {holds: a, shard: {}}, b: null, both: {concat: [a, b]}}}\n"
+                             "  serve: {extend: serve, rename: {p: y}, params: {p: {holds: b}, r: {holds: a}}}\n");
+  write("own.yaml", "extend: bases/middle.yaml\n"
+                    "layouts:\n"
+                    "  hf: {extend: hf, params: {a: null, b: null}}\n"
+                    "  serve: {extend: serve, rename: {p: null}, params: {p: null, r: null}}\n");
+  const auto found = layout("source: {layout: hf, mesh: {}}\ntarget: {layout: serve, mesh: {}}\n");
+  ASSERT_TRUE(found) << errors();
+  EXPECT_EQ(names(found->endpoints[0]), (std::vector<std::string>{"both"}));
+  EXPECT_EQ(names(found->endpoints[1]), (std::vector<std::string>{"q"}));
+}
+
 TEST_F(ModelExtend, OverridesApplyToTheBase) {
   write("bases/base.yaml", "dtype: bf16\nlet: {width: 6}\ntensors: {a: [width]}\n");
   write("own.yaml", "extend: bases/base.yaml\n");
