@@ -42,10 +42,8 @@ void mergeEntries(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, 
     }
     Node::Entry &inherited = base[known->second];
     if (entry.value.kind == Node::Kind::null && keepNull) {
-      if (inherited.value.kind != Node::Kind::null) {
-        inherited = std::move(entry);
-        inherited.value.text = "optional";
-      }
+      inherited = std::move(entry);
+      inherited.value.text = "optional";
     } else if (entry.value.kind == Node::Kind::null) {
       removed[known->second] = true;
     } else if (what == "'layouts'" && inherited.value.kind == Node::Kind::map && extendsItself(entry)) {

@@ -43,9 +43,10 @@ def meshes(case):
 def loaded(at, mesh, tensors):
     """Yields the params of one rank after the other as vLLM's loader fills them."""
     from reshard.recording import vllm
+    from reshard.recording.engine import Engine
 
     tp, pp, experts = mesh
-    for _, module in vllm.modules(at, vllm.Engine(tp, pp, experts), contextlib.nullcontext):
+    for _, module in vllm.modules(at, Engine(tp, pp, experts), contextlib.nullcontext):
         with torch.no_grad():
             module.load_weights((name, tensor.clone()) for name, tensor in tensors.items())
         yield {name: param.detach() for name, param in module.named_parameters()}

@@ -176,8 +176,9 @@ def live(config, device="meta"):
     import torch
     import transformers
 
+    kind = transformers.AutoModelForImageTextToText if hasattr(config, "vision_config") else transformers.AutoModelForCausalLM
     with torch.device(device):
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        return kind.from_config(config, dtype=torch.bfloat16)
 
 
 def checkpoint(at, params, seed, copies=False):

@@ -24,8 +24,11 @@ TIED = {"vllm": "model.embed_tokens.weight", "sglang": "lm_head.weight"}
 # Models whose class in the engine has no pipeline stages.
 WITHOUT_STAGES = {("sglang", "gemma-3-27b")}
 
+# The only param of a vision tower that is not on every stage.
+ON_FIRST = {("sglang", "visual.pos_embed.weight")}
+
 # Models that transformers 4 does not have.
-ONLY_5 = {"qwen3.5-9b", "qwen3.5-35b-a3b", "kimi-linear-48b-a3b"}
+ONLY_5 = {"qwen3-vl-30b-a3b", "qwen3.5-9b", "qwen3.5-35b-a3b", "kimi-linear-48b-a3b"}
 
 
 class Library(FolderTest):
@@ -66,9 +69,10 @@ class Library(FolderTest):
                 if not path.exists() or (engine, model) in WITHOUT_STAGES:
                     continue
                 outside = [name for name in library.listing(path) if ".layers." not in name]
-                first = [name for name in outside if "embed" in name]
-                last = [name for name in outside if name not in first]
-                last += [] if "lm_head.weight" in last else [TIED[engine]]
+                tower = [name for name in outside if name.startswith("visual.") and (engine, name) not in ON_FIRST]
+                first = [name for name in outside if "embed" in name and name not in tower]
+                last = [name for name in outside if name not in first + tower]
+                last += [] if any(name.endswith("lm_head.weight") for name in last) else [TIED[engine]]
                 targets = [f"{{layout: {engine}, mesh: {{pp: {len(ranges)}}}"
                            + (f", place: {{layer: {{axis: pp, sizes: [{key}]}}}}}}" if "," in key else "}") for key, ranges in keys.items()]
                 found = library.endpoints(BIN, library.job(model, "{layout: hf, mesh: {}}", f"[{', '.join(targets)}]"), self.folder)
@@ -80,7 +84,7 @@ class Library(FolderTest):
                             begin, end = wanted.split("..")
                             self.assertEqual(sorted(held), list(range(int(begin), int(end) + 1)))
                             self.assertEqual(sorted(name for name in params if ".layers." not in name),
-                                             sorted((first if stage == 0 else []) + (last if stage == len(ranges) - 1 else [])))
+                                             sorted(tower + (first if stage == 0 else []) + (last if stage == len(ranges) - 1 else [])))
 
     def test_chunks(self):
         """With virtual stages, each chunk of each rank has the params of a live Megatron-Core module

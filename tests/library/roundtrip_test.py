@@ -22,6 +22,7 @@ from commands import BIN, FolderTest, run  # noqa: E402
 DENSE = {"layers": 3, "hidden": 24, "heads": 8, "kv_heads": 2, "head_dim": 6, "ffn": 20, "vocab": 199}
 MAMBA = {"layers": 52, "m_heads": 4, "m_dim": 3, "groups": 2, "state": 4, "d_inner": 12, "bc": 8}
 GATED_DELTA_NET = {"k_heads": 2, "v_heads": 4, "k_head_dim": 3, "v_head_dim": 5, "k_rows": 6, "v_rows": 20, "kernel": 4}
+VISION = {"blocks": 2, "mergers": 2, "vision_hidden": 8, "vision_ffn": 6, "vision_heads": 2, "vision_out": 12, "positions": 5, "colors": 3, "patch": 2}
 SPARSE = {**DENSE, "experts": 6, "moe_ffn": 10, "first_dense": 2, "q_lora": 7, "kv_lora": 5, "nope": 4, "rope": 2, "v_dim": 3, "index_heads": 3,
           "index_dim": 4, "mtp": 0}  # the engine's layout lacks multi-token prediction
 ARCHITECTURES = {
@@ -40,6 +41,8 @@ ARCHITECTURES = {
     "qwen3-next-80b-a3b": {**DENSE, **GATED_DELTA_NET, "layers": 48, "experts": 4, "moe_ffn": 10, "shared_ffn": 6},
     "qwen3.5-9b": {**DENSE, **GATED_DELTA_NET, "layers": 32, "first_dense": 32},
     "qwen3.5-35b-a3b": {**DENSE, **GATED_DELTA_NET, "layers": 40, "experts": 4, "moe_ffn": 10, "shared_ffn": 6},
+    "qwen3-vl-8b": {**DENSE, **VISION, "first_dense": 3},
+    "qwen3-vl-30b-a3b": {**DENSE, **VISION, "experts": 4, "moe_ffn": 10},
     "kimi-linear-48b-a3b": {**DENSE, "layers": 27, "experts": 4, "moe_ffn": 10, "kv_lora": 5, "nope": 4, "rope": 2, "v_dim": 3, "l_heads": 2,
                             "l_head_dim": 3, "rows": 6},
     "minimax-m2": {**DENSE, "experts": 6, "moe_ffn": 10},

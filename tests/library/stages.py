@@ -69,7 +69,8 @@ def text(engine, wheel):
         *table(sizes),
         "# Model, stages: the layers of each stage.",
     ]
-    count = {name: json.loads((MODELS / f"{name}.config.json").read_text())["num_hidden_layers"] for name in NAMES}
+    configs = {name: json.loads((MODELS / f"{name}.config.json").read_text()) for name in NAMES}
+    count = {name: config.get("text_config", config)["num_hidden_layers"] for name, config in configs.items()}
     for name in NAMES:
         lines += [f"{name} {stages}: {ranges(sizes(count[name], stages))}" for stages in MODEL_STAGES]
     name, partition = PARTITION

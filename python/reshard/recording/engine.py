@@ -30,6 +30,9 @@ def meta_values() -> Any:
             kwargs = dict(kwargs or {})
             if func in _device_constructors() and kwargs.get("device") is None and (kwargs.get("dtype") or torch.get_default_dtype()).is_floating_point:
                 kwargs["device"] = "meta"
+            if func is torch.Tensor.to and args[0].is_meta:  # stays there, whatever device a constructor moves it to
+                dtypes = [each for each in (*args[1:], *kwargs.values()) if isinstance(each, torch.dtype)]
+                return func(args[0], *dtypes) if dtypes else args[0]
             return func(*args, **kwargs)
 
     return MetaValues()

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..errors import Error
 from . import record
 from .checkpoint import tensors_of
 from .recording import Recording
@@ -16,8 +17,8 @@ _SYNCHRONOUS = "HF_DEACTIVATE_ASYNC_LOAD"  # conversions in this thread, in whic
 
 
 def recording(model: str | os.PathLike[str], dtype: str = "bfloat16", checkpoint: Any = None) -> Recording:
-    """Returns the recording of the module that `AutoModelForCausalLM.from_pretrained` makes, on one rank: its params and
-    persistent buffers.
+    """Returns the recording of the module that `from_pretrained` of `AutoModelForImageTextToText`, or else of
+    `AutoModelForCausalLM`, makes, on one rank: its params and persistent buffers.
 
     model: a folder with a config.json and, if `checkpoint` is None, with the checkpoint.
     dtype: of the module, as PyTorch names it.
@@ -31,7 +32,10 @@ def recording(model: str | os.PathLike[str], dtype: str = "bfloat16", checkpoint
     from ..torch import tensors_of as tensors_of_module
 
     config = transformers.AutoConfig.from_pretrained(Path(model))
-    kind = transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    kinds = [auto._model_mapping.get(type(config), None) for auto in (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM)]
+    kind = next(filter(None, kinds), None)
+    if kind is None:
+        raise Error(f"{Path(model) / 'config.json'}: transformers {transformers.__version__} has no language model of type {config.model_type}")
     loaded: list[Any] = []
 
     def load(weights: Any) -> None:
