@@ -101,6 +101,10 @@ CONFIGS = {
     "seed-oss-36b": BASE | {
         "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "num_key_value_heads": 2, "intermediate_size": 512, "hidden_act": "silu", "attention_bias": True,
         "attention_out_bias": False, "mlp_bias": False, "pad_token_id": 0},
+    "llama4-scout": BASE | {
+        "architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "intermediate_size": 128, "intermediate_size_mlp": 256, "num_local_experts": 8,
+        "num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "hidden_act": "silu", "rope_theta": 500000, "use_qk_norm": True, "pad_token_id": 0,
+        "attention_chunk_size": 128},
     "minimax-m2": BASE | {
         "architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2,
         "scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "rotary_dim": 16, "num_mtp_modules": 3, "hidden_act": "silu",

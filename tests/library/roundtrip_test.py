@@ -45,6 +45,7 @@ ARCHITECTURES = {
     "qwen3-vl-30b-a3b": {**DENSE, **VISION, "experts": 4, "moe_ffn": 10},
     "kimi-linear-48b-a3b": {**DENSE, "layers": 27, "experts": 4, "moe_ffn": 10, "kv_lora": 5, "nope": 4, "rope": 2, "v_dim": 3, "l_heads": 2,
                             "l_head_dim": 3, "rows": 6},
+    "llama4-scout": {**DENSE, "experts": 6},
     "minimax-m2": {**DENSE, "experts": 6, "moe_ffn": 10},
     "deepseek-v3.2": SPARSE,
     "glm-5": SPARSE,
@@ -61,7 +62,7 @@ VLLM = "{layout: vllm, mesh: {tp: 2, pp: 2, dp: 2}%s}"
 FSDP2_OF_8 = "{layout: fsdp2, mesh: {fsdp: 8}%s}"
 VLLM_WITH_EXPERTS = "{layout: vllm, mesh: {tp: 2, pp: 2, dp: 2, views: [{ep: 2, pp: 2, dp: 2}]}%s}"
 #: What models without a layout `megatron` go through instead. vLLM's layout of Gemma 4 lacks layer_scalar.
-INSTEAD = {"gemma-4-31b": FSDP2_OF_8, "kimi-linear-48b-a3b": FSDP2_OF_8, "olmo-3-7b": VLLM, "minimax-m2": VLLM_WITH_EXPERTS,
+INSTEAD = {"gemma-4-31b": FSDP2_OF_8, "kimi-linear-48b-a3b": FSDP2_OF_8, "olmo-3-7b": VLLM, "llama4-scout": VLLM_WITH_EXPERTS, "minimax-m2": VLLM_WITH_EXPERTS,
            "deepseek-v3.2": VLLM_WITH_EXPERTS, "glm-5": VLLM_WITH_EXPERTS}
 # Further keys of the endpoints, Megatron's or what is instead of it, and the others: files cannot have params with a
 # transform, Megatron rounds A_log of Qwen3.5, and vLLM has some weights of the last three in fp32.
