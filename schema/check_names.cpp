@@ -249,19 +249,14 @@ private:
     return true;
   }
 
-  /// At most one index variable of a tensor may be stacked in a dimension of the param; the others must be in the
-  /// param's name. Padding has no stacked variable.
+  /// An index variable of a tensor that is not in the param's name is stacked: it is a dimension of the param. Padding
+  /// has no stacked variable.
   bool stacks(const Param &param, const std::string &name) {
     for (size_t i = 0; i < sizeOf(param.parts()); ++i) {
       const Part &part = *param.parts()->Get(i);
-      const TensorPattern *pattern =
-          part.pattern() < 0 ? nullptr : manifest_.tensor_patterns()->Get(static_cast<uint32_t>(part.pattern()));
-      size_t stacked = 0;
-      for (size_t d = 0; d < sizeOf(pattern ? pattern->variables() : param.variables()); ++d)
-        stacked += part.dimensions()->Get(d)->param() >= 0;
-      if (stacked > (pattern ? 1 : 0))
-        return fail(name + " stacks " + std::to_string(stacked) + " index variables of " +
-                    (pattern ? "'" + pattern->name()->str() + "', expected at most one" : "padding, expected none"));
+      for (size_t d = 0; part.pattern() < 0 && d < sizeOf(param.variables()); ++d)
+        if (part.dimensions()->Get(d)->param() >= 0)
+          return fail(name + " stacks an index variable of padding, expected none");
     }
     return true;
   }

@@ -50,22 +50,8 @@ public:
   void forEach(const GridVisitor &visit) {
     if (!readDimensions())
       return;
-    if (stacked_ < 0) {
-      collapse(grid_.dimensions);
-      visitTensor(visit);
-      return;
-    }
-    // A stacked variable makes one tensor for each of its values.
-    const Dimension slots = std::move(grid_.dimensions.front()); // variables come first, and at most one is stacked
-    grid_.dimensions.erase(grid_.dimensions.begin());
     collapse(grid_.dimensions);
-    for (const IndexBlock &r : slots.blocks)
-      for (int64_t block = 0; block < r.count(); ++block)
-        for (int64_t k = 0; k < r.length(); ++k) {
-          values_[static_cast<size_t>(stacked_)] = r.from() + block * r.from_step() + k;
-          grid_.local = (r.to() + block * r.to_step() + k) * slots.localStride;
-          visitTensor(visit);
-        }
+    visitSlots(0, 0, visit);
   }
 
 private:
@@ -84,10 +70,11 @@ private:
           holds = map.map(values_[d] = valueOf(d)).has_value() && holds;
         continue;
       }
+      Dimension dimension{{map.begin, map.end}, logicalStrides[d], localStrides[static_cast<size_t>(at.param())]};
       if (variable)
-        stacked_ = static_cast<int>(d);
-      grid_.dimensions.push_back(
-          {{map.begin, map.end}, logicalStrides[d], localStrides[static_cast<size_t>(at.param())]});
+        stacks_.emplace_back(d, std::move(dimension));
+      else
+        grid_.dimensions.push_back(std::move(dimension));
     }
     return holds;
   }
@@ -119,6 +106,22 @@ private:
     return strides;
   }
 
+  /// Stacked variables make one tensor for each combination of their values: visits those of the stacks from `stack`
+  /// on, whose first element is at `local`.
+  void visitSlots(size_t stack, int64_t local, const GridVisitor &visit) {
+    if (stack == stacks_.size()) {
+      grid_.local = local;
+      return visitTensor(visit);
+    }
+    const auto &[variable, slots] = stacks_[stack];
+    for (const IndexBlock &r : slots.blocks)
+      for (int64_t block = 0; block < r.count(); ++block)
+        for (int64_t k = 0; k < r.length(); ++k) {
+          values_[variable] = r.from() + block * r.from_step() + k;
+          visitSlots(stack + 1, local + (r.to() + block * r.to_step() + k) * slots.localStride, visit);
+        }
+  }
+
   void visitTensor(const GridVisitor &visit) {
     const std::string name = pattern_ ? tensorName(layout_.manifest, *pattern_, values_) : std::string();
     grid_.tensor = pattern_ ? &name : nullptr;
@@ -128,9 +131,9 @@ private:
   const InstanceLayout &layout_;
   const Part &part_;
   const Param &param_;
-  const TensorPattern *pattern_; // null: padding
-  std::vector<int64_t> values_;  // of the pattern's variables
-  int stacked_ = -1;             // the dimension of the stacked variable
+  const TensorPattern *pattern_;                     // null: padding
+  std::vector<int64_t> values_;                      // of the pattern's variables
+  std::vector<std::pair<size_t, Dimension>> stacks_; // number of the variable in `values_`, its dimension
   PartGrid grid_;
 };
 

@@ -50,7 +50,7 @@ struct PartGrid {
   std::vector<Dimension> dimensions;
 };
 
-/// Calls visit(grid) for every part of an instance, and for every tensor of a part that stacks several.
+/// Calls visit(grid) for every part of an instance, and for every tensor of a part that stacks several of them.
 void forEachPartGrid(const InstanceLayout &layout, const std::function<void(const PartGrid &)> &visit);
 
 /// Calls visit(range) for all elements of an instance that a part covers, part by part.

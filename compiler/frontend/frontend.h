@@ -150,15 +150,21 @@ struct StorageRule {
   std::string title; // for params that the compiler adds to a declared one: "the scales of param 'x'"
 };
 
+/// One entry of `stack`: the dimension of a param whose positions are the values of an index variable.
+struct StackRule {
+  std::string variable;
+  Location at;
+  int64_t dimension = 0; // of the param
+};
+
 struct ParamDeclaration {
   std::string name;   // with {x}, {x.local}, {x.chunk} placeholders
   std::string prefix; // prefix of the name, from `chunks` of the layout
   Location at;
   Pack pack;
-  std::vector<PieceGroup> pieces;                        // of Pack::Kind::pieces, whose entries are their tensors
-  bool joined = false;                                   // cut: joined
-  std::optional<std::pair<std::string, Location>> stack; // index variable
-  int64_t stackDimension = 0;
+  std::vector<PieceGroup> pieces; // of Pack::Kind::pieces, whose entries are their tensors
+  bool joined = false;            // cut: joined
+  std::vector<StackRule> stacks;
   std::map<int64_t, Expression> pad; // dimension -> multiple
   std::map<int64_t, ShardRule> shard;
   bool hasOwnSharding =

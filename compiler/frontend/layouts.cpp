@@ -38,7 +38,7 @@ public:
                                             "', expected one of them: pieces state every position of every rank");
     }
     if (const Node *stack = fields.find("stack"))
-      readStack(*stack, param);
+      readStacks(*stack, param);
     if (const Node *pad = fields.find("pad"); pad && checkMap(*pad, "'pad'", diagnostics_))
       for (const auto &[key, multiple] : pad->entries) {
         const auto d = readDimensionKey(key, diagnostics_);
@@ -62,8 +62,8 @@ public:
       if (placeholders)
         for (const Placeholder &placeholder : *placeholders)
           variables.push_back(placeholder.variable);
-      if (param.stack)
-        variables.push_back(param.stack->first);
+      for (const StackRule &stack : param.stacks)
+        variables.push_back(stack.variable);
       param.where = readWhere(*where, variables, title, model_, diagnostics_);
     }
     if (const Node *refresh = fields.find("refresh"))
@@ -184,18 +184,38 @@ private:
     }
   }
 
-  void readStack(const Node &node, ParamDeclaration &param) {
+  /// Reads `stack`: an index variable, or a list of them.
+  void readStacks(const Node &node, ParamDeclaration &param) {
+    if (node.kind != Node::Kind::sequence)
+      return readStack(node, 0, param);
+    if (node.items.empty() || node.items.size() > kMaxDimensions)
+      return refuse(node, "1 to " + std::to_string(kMaxDimensions) + " index variables", "'stack'", diagnostics_);
+    for (size_t i = 0; i < node.items.size(); ++i)
+      readStack(node.items[i], static_cast<int64_t>(i), param);
+  }
+
+  /// Reads an entry of `stack`. `dimension`: that of an entry without `dim`.
+  void readStack(const Node &node, int64_t dimension, ParamDeclaration &param) {
     const Node *index = &node;
     if (node.kind == Node::Kind::map) {
       Fields fields(node, "'stack'", diagnostics_);
       index = fields.require("index");
-      if (const Node *dimension = fields.find("dim"))
-        param.stackDimension = readInteger(*dimension, "'dim'", 0, kMaxDimensions - 1, diagnostics_).value_or(0);
+      if (const Node *stated = fields.find("dim"))
+        dimension = readInteger(*stated, "'dim'", 0, kMaxDimensions - 1, diagnostics_).value_or(dimension);
       fields.finish();
     }
     const auto name = index ? readText(*index, "'stack'", diagnostics_) : std::nullopt;
-    if (name && checkVariable(*name, index->at, model_.variables, diagnostics_))
-      param.stack.emplace(*name, index->at);
+    if (!name || !checkVariable(*name, index->at, model_.variables, diagnostics_))
+      return;
+    for (const StackRule &other : param.stacks) {
+      if (other.variable == *name)
+        return diagnostics_.error(index->at, "'stack' lists '" + *name + "' twice");
+      if (other.dimension == dimension)
+        return diagnostics_.error(index->at, "'stack' makes dimension " + std::to_string(dimension) + " of '" +
+                                                 other.variable + "' and of '" + *name +
+                                                 "', expected a dimension for each");
+    }
+    param.stacks.push_back({*name, index->at, dimension});
   }
 
   const Model &model_;

@@ -138,11 +138,11 @@ void Params::buildByModelChunk(const ParamDeclaration &declaration) {
   if (declaration.name.find("{" + variable + "}") != std::string::npos ||
       declaration.name.find("{" + variable + ".local}") != std::string::npos)
     return build(one);
-  if (declaration.stack && declaration.stack->first == variable)
-    return diagnostics_.error(declaration.stack->second, title + " stacks '" + variable + "', whose values are in " +
-                                                             text(modelChunks->count) +
-                                                             " chunks of a rank, expected {" + variable + "} or {" +
-                                                             variable + ".local} in its name");
+  for (const StackRule &stack : declaration.stacks)
+    if (stack.variable == variable)
+      return diagnostics_.error(stack.at, title + " stacks '" + variable + "', whose values are in " +
+                                              text(modelChunks->count) + " chunks of a rank, expected {" + variable +
+                                              "} or {" + variable + ".local} in its name");
   const auto at = std::find_if(one.presence.begin(), one.presence.end(),
                                [&](const auto &rule) { return rule.first == modelChunks->axis; });
   if (at == one.presence.end())
@@ -165,7 +165,7 @@ void Params::buildByModelChunk(const ParamDeclaration &declaration) {
 }
 
 void Params::build(const ParamDeclaration &declaration) {
-  Building building{declaration, {}, {}, {}, {}, -1, {}, {}, {}, {}};
+  Building building{declaration, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   building.param.name = declaration.prefix + declaration.name;
   building.param.refresh = declaration.refresh;
   const std::string &path =
@@ -184,7 +184,7 @@ void Params::build(const ParamDeclaration &declaration) {
     building.param.instances.push_back(context_.instanceSharding(variable, building.exists[variable]));
   const bool pieces = building.pack.kind == Pack::Kind::pieces;
   bool ok = !pieces || readPieces(building);
-  for (size_t d = 0, rank = building.pack.shape.size() + (building.stack >= 0); d < rank && !pieces; ++d)
+  for (size_t d = 0, rank = building.rank(); d < rank && !pieces; ++d)
     ok = shardDimension(building, static_cast<int64_t>(d)) && ok;
   if (!ok || !checkAxes(building) || !checkSize(building))
     return;
@@ -201,6 +201,30 @@ void Params::build(const ParamDeclaration &declaration) {
   endpoint_.params.push_back(std::move(building.param));
   locations_.push_back(declaration.at);
   forms_.push_back(building.form);
+}
+
+int Params::Building::stackAt(int64_t d) const {
+  for (size_t i = 0; i < stacks.size(); ++i)
+    if (declaration.stacks[i].dimension == d)
+      return static_cast<int>(stacks[i]);
+  return -1;
+}
+
+int64_t Params::Building::stackDimension(unsigned variable) const {
+  const auto found = std::find(stacks.begin(), stacks.end(), variable);
+  return found == stacks.end() ? -1 : declaration.stacks[found - stacks.begin()].dimension;
+}
+
+int64_t Params::Building::inPack(int64_t d) const {
+  return d - std::count_if(declaration.stacks.begin(), declaration.stacks.end(),
+                           [&](const StackRule &stack) { return stack.dimension < d; });
+}
+
+int64_t Params::Building::inParam(int64_t d) const {
+  int64_t result = 0;
+  while (stackAt(result) >= 0 || inPack(result) < d)
+    ++result;
+  return result;
 }
 
 /// Reads the index variables of the name, `{x}` or `{x.local}`, and of `stack`.
@@ -235,10 +259,10 @@ bool Params::readName(Building &building) const {
     }
     variables.push_back(v);
   }
-  if (const auto &stack = building.declaration.stack) {
-    building.stack = static_cast<int>(number(stack->first, stack->second));
-    if (ok && std::find(variables.begin(), variables.end(), static_cast<unsigned>(building.stack)) != variables.end()) {
-      diagnostics_.error(stack->second, building.title() + " stacks '" + stack->first + "', which is also in its name");
+  for (const StackRule &stack : building.declaration.stacks) {
+    building.stacks.push_back(number(stack.variable, stack.at));
+    if (ok && std::find(variables.begin(), variables.end(), building.stacks.back()) != variables.end()) {
+      diagnostics_.error(stack.at, building.title() + " stacks '" + stack.variable + "', which is also in its name");
       ok = false;
     }
   }
@@ -259,7 +283,7 @@ StorageRule Params::formOf(const Building &building) const {
     return form;
   form.rounding = form.rounding || form_.rounding;
   const ir::DType type = building.param.dtype;
-  const bool matrix = building.pack.shape.size() + (building.stack >= 0) >= 2,
+  const bool matrix = building.rank() >= 2,
              wide = type == ir::DType::fp32 || type == ir::DType::bf16 || type == ir::DType::fp16;
   auto any = [&](const std::vector<Glob> &globs) {
     return std::any_of(globs.begin(), globs.end(),
@@ -349,20 +373,20 @@ bool Params::setForm(Building &building) const {
 /// Checks that the dimensions of `stack`, `shard` and `pad` exist.
 bool Params::checkDimensions(const Building &building) const {
   const ParamDeclaration &declaration = building.declaration;
-  const int64_t rank = static_cast<int64_t>(building.pack.shape.size()) + (building.stack >= 0);
+  const int64_t rank = static_cast<int64_t>(building.rank());
   bool ok = true;
   auto check = [&](bool holds, Location at, const std::string &message) {
     if (!holds)
       diagnostics_.error(at, message);
     ok = ok && holds;
   };
-  if (building.pack.kind == Pack::Kind::flat && declaration.stack)
-    check(false, declaration.stack->second, building.title() + " has 'stack' and 'flat', expected one of them");
+  if (building.pack.kind == Pack::Kind::flat && !declaration.stacks.empty())
+    check(false, declaration.stacks[0].at, building.title() + " has 'stack' and 'flat', expected one of them");
   const std::string has = building.title() + " has " + text(rank) + (rank == 1 ? " dimension" : " dimensions");
   check(rank <= kMaxDimensions, declaration.at, has + ", expected at most " + text(kMaxDimensions));
-  if (building.stack >= 0)
-    check(declaration.stackDimension >= 0 && declaration.stackDimension < rank, declaration.stack->second,
-          "'stack' makes dimension " + text(declaration.stackDimension) + ", but " + has + " including it");
+  for (const StackRule &stack : declaration.stacks)
+    check(stack.dimension < rank, stack.at,
+          "'stack' makes dimension " + text(stack.dimension) + ", but " + has + " including it");
   for (const auto &[d, rule] : declaration.shard)
     check(d >= 0 && d < rank, rule.at, "'shard' of dimension " + text(d) + ", but " + has);
   for (const auto &[d, multiple] : declaration.pad)
@@ -377,33 +401,34 @@ bool Params::shardDimension(Building &building, int64_t d) const {
   const auto pad = declaration.pad.find(d);
   const bool hasRule = shard != declaration.shard.end(), padded = pad != declaration.pad.end();
   Dimension &dimension = building.dimensions.emplace_back();
-  dimension.stack = building.stack >= 0 && d == declaration.stackDimension;
+  dimension.stack = building.stackAt(d);
+  const bool stacked = dimension.stack >= 0;
   const std::string title = "dimension " + text(d) + " of " + building.title();
   auto refuseRules = [&](const std::string &why) {
     return refuse(hasRule ? shard->second.at : pad->second.at,
                   std::string(hasRule ? "'shard'" : "'pad'") + " of " + title + why);
   };
-  if (dimension.stack && context_.placement(static_cast<unsigned>(building.stack)).hasRule) {
+  if (stacked && context_.placement(static_cast<unsigned>(dimension.stack)).hasRule) {
+    const std::string &variable = model_.variables[dimension.stack].name;
     if (hasRule || padded)
-      return refuseRules(", which stacks '" + declaration.stack->first + "', but '" + declaration.stack->first +
-                         "' is already placed over " +
-                         context_.placement(static_cast<unsigned>(building.stack)).rule.over);
+      return refuseRules(", which stacks '" + variable + "', but '" + variable + "' is already placed over " +
+                         context_.placement(static_cast<unsigned>(dimension.stack)).rule.over);
     return shardPlacedStack(building, dimension);
   }
 
   PackTree slots; // of a stack whose variable is not placed: sharded like any dimension
-  const PackTree &pack = dimension.stack ? slots : building.pack;
-  const int64_t inPack = dimension.stack ? 0 : d - (building.stack >= 0 && d > declaration.stackDimension);
-  if (dimension.stack) {
-    slots.shape = {positionCount(building.exists[building.stack])};
-    dimension.indexMaps = {dense(building.exists[building.stack])};
+  const PackTree &pack = stacked ? slots : building.pack;
+  const int64_t inPack = stacked ? 0 : building.inPack(d);
+  if (stacked) {
+    slots.shape = {positionCount(building.exists[dimension.stack])};
+    dimension.indexMaps = {dense(building.exists[dimension.stack])};
   } else if (pack.kind != Pack::Kind::flat) { // flat.cpp computes the positions of a flat buffer's entries
     dimension.indexMaps = joinedIndexMaps(pack, inPack);
   }
   dimension.rows = dimension.padded = pack.shape[inPack];
   if (padded && !padDimension(pad->second, dimension))
     return false;
-  if (!dimension.stack && tensors_.opaque(building.leaves[0]->tensor)) {
+  if (!stacked && tensors_.opaque(building.leaves[0]->tensor)) {
     dimension.unit = dimension.padded;
     if (hasRule || padded)
       return refuseRules(": it holds opaque tensor '" + tensors_.name(building.leaves[0]->tensor) +
@@ -417,7 +442,7 @@ bool Params::shardDimension(Building &building, int64_t d) const {
   const auto rule = context_.rule(shard->second, "row");
   if (!rule)
     return false;
-  const bool joined = declaration.joined || dimension.stack;
+  const bool joined = declaration.joined || stacked;
   if (!joined && splitsEntries(pack, inPack)) {
     const std::string why = ", whose entries are sharded separately, expected 'cut: joined'";
     if (padded)
@@ -462,10 +487,10 @@ bool Params::shardByRule(const PackTree &pack, const DimensionSharding &sharding
 /// Shards the dimension of a stack whose variable is placed: slots in the order of the rule, without gaps for values
 /// that have no tensor.
 bool Params::shardPlacedStack(Building &building, Dimension &dimension) const {
-  const EndpointContext::VariablePlacement &placement = context_.placement(static_cast<unsigned>(building.stack));
-  const IndexMap &exists = building.exists[building.stack];
-  dimension.indexMaps = {ir::identity(model_.variables[building.stack].size)};
-  dimension.rows = dimension.padded = model_.variables[building.stack].size;
+  const EndpointContext::VariablePlacement &placement = context_.placement(static_cast<unsigned>(dimension.stack));
+  const IndexMap &exists = building.exists[dimension.stack];
+  dimension.indexMaps = {ir::identity(model_.variables[dimension.stack].size)};
+  dimension.rows = dimension.padded = model_.variables[dimension.stack].size;
   dimension.axes = placement.rule.axes;
   DimensionShards &shards = dimension.shards = placement.shards;
   for (size_t r = 0; r < shards.at.size(); ++r) {
@@ -553,7 +578,7 @@ bool Params::addParts(Building &building) const {
     std::vector<std::vector<ir::PartDimension>> choices;
     auto choose = [&](size_t d) { // the layers of a dimension, as shardings of the tensor
       const Dimension &dimension = building.dimensions[d];
-      const IndexMap &relation = dimension.indexMaps[dimension.stack ? 0 : leaf];
+      const IndexMap &relation = dimension.indexMaps[dimension.stack >= 0 ? 0 : leaf];
       for (size_t i = 0; i < dimension.shards.layers(); ++i) {
         ir::Sharding sharding{dimension.axes, dimension.shards.layer(i),
                               unitOf(relation, dimension.unit, dimension.padded)};
@@ -565,8 +590,8 @@ bool Params::addParts(Building &building) const {
     };
     for (size_t i = 0; i < pattern.variables.size(); ++i) {
       choices.emplace_back();
-      if (static_cast<int>(pattern.variables[i]) == building.stack)
-        choose(building.declaration.stackDimension);
+      if (const int64_t d = building.stackDimension(pattern.variables[i]); d >= 0)
+        choose(d);
       else
         choices.back().push_back(
             {context_.instanceSharding(pattern.variables[i], building.exists[pattern.variables[i]]), -1});
@@ -575,7 +600,7 @@ bool Params::addParts(Building &building) const {
     for (size_t t = 0; t < pattern.shape.size(); ++t) {
       choices.emplace_back();
       const size_t packed = std::find(permute.begin(), permute.end(), static_cast<int64_t>(t)) - permute.begin();
-      choose(packed + (building.stack >= 0 && static_cast<int64_t>(packed) >= building.declaration.stackDimension));
+      choose(building.inParam(static_cast<int64_t>(packed)));
     }
     std::vector<size_t> sizes;
     size_t combinations = 1;

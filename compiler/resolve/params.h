@@ -50,11 +50,11 @@ private:
   /// One dimension of the param.
   struct Dimension {
     int64_t rows = 0, padded = 0;        // of the joined array, without and with padding
-    std::vector<ir::IndexMap> indexMaps; // by tensor: its position -> joined position; of a stack: value -> slot
+    std::vector<ir::IndexMap> indexMaps; // by tensor: its position -> joined position; of a stack: one, value -> slot
     std::vector<unsigned> axes;
     DimensionShards shards; // joined position -> local position
     int64_t unit = 1;       // rows of the joined array that no sharding separates
-    bool stack = false;
+    int stack = -1;         // of a stack: its index variable
   };
   /// A param under construction.
   struct Building {
@@ -63,20 +63,29 @@ private:
     StorageRule form; // its own, or the endpoint's
     PackTree pack;
     std::vector<const PackTree *> leaves;
-    int stack = -1;                    // index variable
+    std::vector<unsigned> stacks;      // index variable of each of the declaration's stacks
     std::vector<ir::IndexMap> exists;  // by index variable of the model, where the tensors have it
     std::vector<Dimension> dimensions; // of the param, in order
     // An explicit param: the pieces of each group, and the group of each mesh rank (-1: it lacks the param).
     std::vector<std::vector<ResolvedPiece>> pieces;
     std::vector<int> groups;
     std::string title() const { return "param '" + declaration.name + "'"; }
-    /// The index variables of the name and of the stack.
+    /// The index variables of the name and of the stacks.
     std::vector<unsigned> variables() const {
       std::vector<unsigned> result = param.variables;
-      if (stack >= 0)
-        result.push_back(static_cast<unsigned>(stack));
+      result.insert(result.end(), stacks.begin(), stacks.end());
       return result;
     }
+    /// The number of dimensions.
+    size_t rank() const { return pack.shape.size() + stacks.size(); }
+    /// The index variable that dimension `d` stacks; -1: none.
+    int stackAt(int64_t d) const;
+    /// The dimension of the param that stacks an index variable; -1: none.
+    int64_t stackDimension(unsigned variable) const;
+    /// The dimension of the pack that is dimension `d` of the param, which is no stack.
+    int64_t inPack(int64_t d) const;
+    /// The dimension of the param that is dimension `d` of the pack.
+    int64_t inParam(int64_t d) const;
   };
 
   /// Reports an error and returns false.

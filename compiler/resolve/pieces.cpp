@@ -51,7 +51,7 @@ bool overlap(const ResolvedPiece &a, const ResolvedPiece &b) {
 /// Resolves and checks the pieces of all groups, and makes the param's dimensions.
 bool Params::readPieces(Building &building) const {
   const ParamDeclaration &declaration = building.declaration;
-  const size_t rank = building.pack.shape.size() + (building.stack >= 0);
+  const size_t rank = building.rank();
   if (rank == 0)
     return refuse(declaration.at, building.title() + " is a scalar, which has no pieces, expected 'holds'");
   bool ok = assignGroups(building);
@@ -146,12 +146,11 @@ bool Params::readPiece(const Building &building, const PieceGroup &group, const 
     const std::string dimension = "dimension " + text(static_cast<int64_t>(d));
     if (piece.tensor >= 0) {
       const PackTree &leaf = *building.leaves[piece.tensor];
-      const bool stacked = building.stack >= 0 && static_cast<int64_t>(d) == building.declaration.stackDimension;
-      const size_t inTensor =
-          d - (building.stack >= 0 && static_cast<int64_t>(d) > building.declaration.stackDimension);
-      const int64_t length = stacked ? model_.variables[building.stack].size : leaf.shape[inTensor];
+      const int variable = building.stackAt(static_cast<int64_t>(d));
+      const int64_t length =
+          variable >= 0 ? model_.variables[variable].size : leaf.shape[building.inPack(static_cast<int64_t>(d))];
       const std::string has = "tensor '" + tensors_.name(leaf.tensor) + "' has " + text(length) +
-                              (stacked       ? " values of '" + model_.variables[building.stack].name + "'"
+                              (variable >= 0 ? " values of '" + model_.variables[variable].name + "'"
                                : length == 1 ? " position"
                                              : " positions");
       if (piece.size.empty())
@@ -164,9 +163,9 @@ bool Params::readPiece(const Building &building, const PieceGroup &group, const 
         continue;
       }
       const IndexMap values = positions(result.from[d], result.step[d], result.size[d], 0);
-      if (stacked && positionCount(restrict(building.exists[building.stack], values)) < result.size[d])
-        ok = refuse(piece.at, "the piece has values of '" + model_.variables[building.stack].name +
-                                  "' for which tensor '" + tensors_.name(leaf.tensor) + "' does not exist");
+      if (variable >= 0 && positionCount(restrict(building.exists[variable], values)) < result.size[d])
+        ok = refuse(piece.at, "the piece has values of '" + model_.variables[variable].name + "' for which tensor '" +
+                                  tensors_.name(leaf.tensor) + "' does not exist");
     }
     if (result.to[d] > group.shape[d] - result.size[d])
       ok = refuse(piece.at, dimension + " of the piece ends at position " + text(result.to[d] + result.size[d]) +
@@ -274,18 +273,17 @@ ir::Part Params::partOf(const Building &building, int leaf, const std::vector<co
     return part;
   }
   const PackTree &tensor = *building.leaves[leaf];
-  const size_t stackDimension = static_cast<size_t>(building.declaration.stackDimension);
   part.pattern = static_cast<int>(tensors_.all()[tensor.tensor].pattern);
   const ir::TensorPattern &pattern = tensors_.tensorPatterns()[part.pattern];
   for (unsigned variable : pattern.variables)
-    if (static_cast<int>(variable) == building.stack)
-      add(stackDimension, false);
+    if (const int64_t d = building.stackDimension(variable); d >= 0)
+      add(static_cast<size_t>(d), false);
     else
       part.dimensions.push_back({context_.instanceSharding(variable, building.exists[variable]), -1});
   for (size_t t = 0; t < pattern.shape.size(); ++t) {
-    const size_t packed =
+    const int64_t packed =
         std::find(tensor.permute.begin(), tensor.permute.end(), static_cast<int64_t>(t)) - tensor.permute.begin();
-    add(packed + (building.stack >= 0 && packed >= stackDimension), false);
+    add(static_cast<size_t>(building.inParam(packed)), false);
   }
   return part;
 }

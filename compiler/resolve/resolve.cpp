@@ -22,7 +22,7 @@ namespace {
 
 /// Whether the param is a tensor without dimensions.
 bool isScalar(const ParamDeclaration &param, const Tensors &tensors) {
-  if (param.pack.kind != Pack::Kind::tensor || param.stack)
+  if (param.pack.kind != Pack::Kind::tensor || !param.stacks.empty())
     return false;
   const auto tensor = tensors.find(param.pack.tensor);
   return tensor && !tensors.all()[*tensor].absent && tensors.patternOf(*tensor).shape.empty();

@@ -90,10 +90,12 @@ TEST_F(ModelExtend, NullRemovesWhatTwoFilesDeclare) {
 }
 
 TEST_F(ModelExtend, NullOfTwoFilesMayFindNothing) {
-  write("bases/base.yaml", "dtype: bf16\ntensors: {a: [4]}\nlayouts: {train: {params: {p: {holds: a}, q: {holds: a}}}}\n");
+  write("bases/base.yaml",
+        "dtype: bf16\ntensors: {a: [4]}\nlayouts: {train: {params: {p: {holds: a}, q: {holds: a}}}}\n");
   write("bases/middle.yaml", "extend: base.yaml\nlayouts: {serve: {extend: train, params: {p: null}}}\n");
-  write("own.yaml", "extend: bases/middle.yaml\n"
-                    "layouts: {train: {extend: train, params: {p: null}}, serve: {extend: serve, params: {p: null}}}\n");
+  write("own.yaml",
+        "extend: bases/middle.yaml\n"
+        "layouts: {train: {extend: train, params: {p: null}}, serve: {extend: serve, params: {p: null}}}\n");
   const auto found = layout("source: {mesh: {}}\ntarget: {layout: serve, mesh: {}}\n");
   ASSERT_TRUE(found) << errors();
   EXPECT_EQ(names(found->endpoints[1]), (std::vector<std::string>{"q"}));

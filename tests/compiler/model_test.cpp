@@ -165,8 +165,9 @@ layouts:
   EXPECT_EQ(param.pack.of[2].kind, Pack::Kind::interleave);
   EXPECT_EQ(param.pack.of[2].groups->text, "2");
   EXPECT_EQ(param.pack.of[2].of.at(1).dimension, 1);
-  EXPECT_EQ(param.stack->first, "expert");
-  EXPECT_EQ(param.stackDimension, 1);
+  ASSERT_EQ(param.stacks.size(), 1u);
+  EXPECT_EQ(param.stacks[0].variable, "expert");
+  EXPECT_EQ(param.stacks[0].dimension, 1);
   EXPECT_EQ(param.pad.at(0).text, "128 * tp");
   EXPECT_TRUE(param.joined);
   ASSERT_EQ(param.presence.size(), 2u);

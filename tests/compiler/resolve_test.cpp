@@ -267,6 +267,15 @@ TEST(Resolve, AStackWithoutPlacementIsPaddedAndSharded) {
             (Lines{"[1x2] e.0.g:0 e.1.g:0", "[1x2] e.2.g:0 z"}));
 }
 
+TEST(Resolve, SeveralStacks) { // dimension 0: layers, dimension 2: experts; dimension 1 is the tensors'
+  const std::string tensors = "{\"l.{x}.{y}\": [2]}", index = "{x: 2, y: 2}";
+  EXPECT_EQ(elements(target(tensors, "{w: {stack: [x, {index: y, dim: 2}], holds: \"l.{x}.{y}\", shard: {1: tp}}}",
+                            "{tp: 2}", "{}", index)),
+            (Lines{"[2x1x2] l.0.0:0 l.0.1:0 l.1.0:0 l.1.1:0", "[2x1x2] l.0.0:1 l.0.1:1 l.1.0:1 l.1.1:1"}));
+  EXPECT_EQ(elements(target(tensors, "{w: {stack: [y, x], holds: \"l.{x}.{y}\"}}", "{ep: 2}", "{y: ep}", index)),
+            (Lines{"[1x2x2] l.0.0:0 l.0.0:1 l.1.0:0 l.1.0:1", "[1x2x2] l.0.1:0 l.0.1:1 l.1.1:0 l.1.1:1"}));
+}
+
 TEST(Resolve, StagesBySizesAndLocalNames) { // docs/yaml.md: layers 0, 3 and 4 of 5 exist, stages of 2 and 3
   const Resolved resolved = target("{\"b.{layer}.w\": {shape: [1], where: {layer: [0, 3..4]}}}",
                                    "{\"b.{layer.local}.w\": {holds: \"b.{layer}.w\"}}", "{pp: 2}",

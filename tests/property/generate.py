@@ -258,9 +258,9 @@ def flat_of(rng: random.Random, unit: "Unit", names: list[str], entries: list) -
     return {"flat": of if align == 1 and rng.random() < 0.5 else {"of": of, "align": align}, "length": total}
 
 
-def pieces_of(rng: random.Random, unit: "Unit", names: list[str], stack: tuple[str, int, int] | None, side: Side) -> dict:
+def pieces_of(rng: random.Random, unit: "Unit", names: list[str], stacks: list[tuple[int, int]], side: Side) -> dict:
     """An explicit param of some tensors of a unit: runs of rows of dimension `dim`, some of them cut along another
-    dimension, in any order on any mesh rank. stack: the variable, its dimension and its number of values."""
+    dimension, in any order on any mesh rank. stacks: (dimension, number of values) of each stacked variable, in ascending order."""
     runs: list[tuple[str, int, int, int]] = []  # tensor, first row, step, number
     for name in names:
         n, first = unit.tensors[name]["shape"][unit.dim], 0
@@ -302,8 +302,7 @@ def pieces_of(rng: random.Random, unit: "Unit", names: list[str], stack: tuple[s
             zeros = [1 if d == along else n for d, n in enumerate(lengths)]
             if all(zeros):
                 of.append({"zeros": True, "size": zeros, "to": [begin if d == along else 0 for d in range(unit.rank)]})
-        if stack:
-            _, dim, values = stack
+        for dim, values in stacks:
             lengths.insert(dim, values)
             for piece in of:
                 for key, value in (("from", 0), ("step", 1), ("size", values), ("to", 0)):
@@ -311,7 +310,7 @@ def pieces_of(rng: random.Random, unit: "Unit", names: list[str], stack: tuple[s
                         piece[key] = [*piece[key][:dim], value, *piece[key][dim:]]
         rng.shuffle(of)
         groups.append({"ranks": [rank], "shape": lengths, "of": of})
-    return {"pieces": groups} | ({"stack": stack[0] if stack[1] == 0 else {"index": stack[0], "dim": stack[1]}} if stack else {})
+    return {"pieces": groups}
 
 
 def pack_of(rng: random.Random, unit: Unit, pack: str) -> tuple[list[dict], list[str]]:
@@ -377,11 +376,14 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                 continue
             own_pack = pack if forced else rng.choice(PACKS)
             stack = unit.variables[0] if own_pack == "stack" and unit.variables else None
+            # A second one, with random numbers of their own: those of the other jobs do not change.
+            more = random.Random(f"{side.name} {unit.number} {unit.variables} {side.mesh_ranks} {list(unit.tensors)}")
+            second = unit.variables[1] if stack and len(unit.variables) > 1 and more.random() < 0.5 else None
             params, kinds = pack_of(rng, unit, own_pack)
             for i, (param, kind) in enumerate(zip(params, kinds)):
                 name = f"p{unit.number}.{i}"
                 for variable in unit.variables:
-                    if variable != stack:
+                    if variable not in (stack, second):
                         local = rng.choice(["", ".local"])
                         name += f".{variable}{{{variable}{local}}}"
                         if variable in side.chunked and side.modules != variable and (local or rng.random() < 0.3):
@@ -392,17 +394,25 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                     shape = shape[::-1] if "permute" in param else shape
                 if kind == "flat":
                     shape = [param.pop("length")]
-                shift = 0
+                stacks: list[tuple[int, int]] = []
                 if stack:
                     dim = rng.choice([0, 0, rng.randint(0, unit.rank)])
                     param["stack"] = stack if dim == 0 else {"index": stack, "dim": dim}
-                    shape.insert(dim, 0)
-                    shift = dim
+                    stacks.append((dim, variables[stack]))
+                if second:
+                    other = more.choice([d for d in range(unit.rank + 2) if d != dim])
+                    param["stack"] = [param["stack"], second if other == 1 else {"index": second, "dim": other}]
+                    stacks = sorted([(dim, variables[stack]), (other, variables[second])])
+                    features.add("two stacks")
+                for d, _ in stacks:
+                    shape.insert(d, 0)
+                stacked = [d for d, _ in stacks]
+                along = unit.dim if kind == "flat" else [d for d in range(len(shape)) if d not in stacked][unit.dim]
                 free = [a for a in side.group if a not in {side.placed.get(v) for v in unit.variables}]
                 rng.shuffle(free)
-                order = [d for d in range(len(shape)) if not (stack and d == shift)]
+                order = [d for d in range(len(shape)) if d not in stacked]
                 if kind != "flat":
-                    order.sort(key=lambda d: d != (unit.dim + (1 if stack and unit.dim >= shift else 0)))
+                    order.sort(key=lambda d: d != along)
                 if kind == "holds":
                     rng.shuffle(order)
                 for n, d in enumerate(order):
@@ -457,9 +467,9 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                 else:
                     # Pieces, with random numbers of their own: those of the other jobs do not change.
                     own = random.Random(f"{side.name} {name} {param} {side.mesh_ranks}")
-                    if not forced and kind != "flat" and not side.modules and not any(v in side.placed for v in unit.variables if v != stack) and own.random() < 0.3:
+                    if not forced and kind != "flat" and not side.modules and not any(v in side.placed for v in unit.variables if v not in (stack, second)) and own.random() < 0.3:
                         whole = list(unit.tensors) if kind != "holds" else [list(unit.tensors)[i]]
-                        param = pieces_of(own, unit, whole, (stack, shift, variables[stack]) if stack else None, side)
+                        param = pieces_of(own, unit, whole, stacks, side) | ({"stack": param["stack"]} if stack else {})
                         features.add("pieces")
                     side.layout["params"][name] = param
         if scalar and (s == 0 or rng.random() < 0.8):

@@ -283,8 +283,10 @@ class Param:
         self.model = endpoint.model
         self.pack = {key: node[key] for key in ("holds", "concat", "interleave", "permute", "flat", "pieces") if key in node}
         stack = node.get("stack")
-        self.stack = stack["index"] if isinstance(stack, dict) else stack
-        self.stack_dim = int(stack.get("dim", "0")) if isinstance(stack, dict) else 0
+        entries = stack if isinstance(stack, list) else [stack] if stack else []
+        #: {dimension of the param: the index variable that it stacks}, in ascending order
+        self.stacks = dict(sorted((int(entry.get("dim", i)), entry["index"]) if isinstance(entry, dict) else (i, entry) for i, entry in enumerate(entries)))
+        need(len(self.stacks) == len(entries) == len(set(self.stacks.values())), "one dimension for each stacked variable")
         self.variables = [match[1] for match in PLACEHOLDER.finditer(name) if match[2] != ".chunk"]
         rules = node.get("shard", {})
         self.shard = {d: rule for d, rule in rules.items()
@@ -416,13 +418,13 @@ class Param:
                                    for v in tensor.variables}
         exists = narrowed(tensors[0])
         for tensor in tensors:
-            need(set(tensor.variables) == set(self.variables) | ({self.stack} if self.stack else set()), "variables")
+            need(set(tensor.variables) == set(self.variables) | set(self.stacks.values()), "variables")
             need(narrowed(tensor) == exists and tensor.dtype == tensors[0].dtype, "some but not all")
         self.check(mesh_rank, exists)
         rules, prefixes = dict(self.node.get("at", {})), [""]
         if modules := endpoint.modules():
             variable, axis, ranks, chunks = modules
-            need(f"{{{variable}.chunk}}" not in self.name and self.stack != variable, "chunks")
+            need(f"{{{variable}.chunk}}" not in self.name and variable not in self.stacks.values(), "chunks")
             prefixes = [endpoint.layout["chunks"]]
             if variable not in self.variables:
                 need(axis in rules, "in no chunk")
@@ -448,18 +450,35 @@ class Param:
         if "flat" in self.pack or "pieces" in self.pack:
             return
         shape = self.shape(self.pack)
-        if self.stack:
-            shape.insert(self.stack_dim, len(exists[self.stack]))
+        for d, variable in self.stacks.items():
+            shape.insert(d, len(exists[variable]))
         for d, node in self.shard.items():
             need(int(d) < len(shape), "no such dimension")
             m = evaluate(self.node["pad"][d], self.environment) if d in self.node.get("pad", {}) else 1
             rule, n = read_rule(node, self.environment), shape[int(d)] + -shape[int(d)] % m
             r, k = self.endpoint.coordinate(mesh_rank, rule.axes)
-            if self.stack and int(d) == self.stack_dim:
+            if int(d) in self.stacks:
                 rows_of(rule, n, k, r, 1)
             else:
-                inner = int(d) - (1 if self.stack and int(d) > self.stack_dim else 0)
-                self.cut(self.pack, inner, n, rule, r, k, self.node.get("cut") == "joined", d in self.node.get("pad", {}))
+                self.cut(self.pack, self.in_pack(int(d)), n, rule, r, k, self.node.get("cut") == "joined", d in self.node.get("pad", {}))
+
+    def in_pack(self, d: int) -> int:
+        """The dimension of the pack that is dimension `d` of the param."""
+        return d - sum(stacked < d for stacked in self.stacks)
+
+    def stacked(self, leaf: object, fixed: dict[str, int], values: dict[str, list[int]], exists: dict[str, list[int]], done: int = 0) -> np.ndarray:
+        """The array of a pack with its stacked dimensions: one slot for each of `values`. Slots of values that do not exist have no labels."""
+        if done == len(self.stacks):
+            return self.build(leaf, fixed) if all(fixed[variable] in exists[variable] for variable in self.stacks.values()) else np.full(self.shape(leaf), -1)
+        d, variable = list(self.stacks.items())[done]
+        slots = [self.stacked(leaf, {**fixed, variable: value}, values, exists, done + 1) for value in values[variable]]
+        if not slots:
+            shape = self.shape(leaf)
+            for later, other in list(self.stacks.items())[done + 1:]:
+                shape.insert(later - done - 1, len(values[other]))
+            shape.insert(d - done, 0)
+            return np.zeros(shape, dtype=np.int64)
+        return np.stack(slots, axis=d - done)
 
     def number(self, variable: str, suffix: str | None, value: int, mesh_rank: int) -> int:
         """The number that replaces a placeholder."""
@@ -479,11 +498,7 @@ class Param:
             to = numbers(piece.get("to", ["0"] * len(shape)))
             if "of" in piece:
                 leaf = {"of": piece["of"], "permute": piece["permute"]} if "permute" in piece else piece["of"]
-                if self.stack:
-                    values = [self.build(leaf, {**fixed, self.stack: value}) if value in exists[self.stack] else None for value in range(self.model.index[self.stack])]
-                    whole = np.stack([np.full(self.shape(leaf), -1) if value is None else value for value in values], axis=self.stack_dim)
-                else:
-                    whole = self.build(leaf, fixed)
+                whole = self.stacked(leaf, fixed, {variable: list(range(self.model.index[variable])) for variable in self.stacks.values()}, exists)
                 need(whole.ndim == len(shape), "dimensions")
                 begin, step = numbers(piece.get("from", ["0"] * len(shape))), numbers(piece.get("step", ["1"] * len(shape)))
                 part = whole[tuple(slice(a, None, b) for a, b in zip(begin, step))]
@@ -504,13 +519,7 @@ class Param:
         if "pieces" in self.pack:
             labels = self.explicit(mesh_rank, fixed, exists)
             return labels, labels
-        if self.stack:
-            slots = [self.build(self.pack, {**fixed, self.stack: value}) for value in exists[self.stack]]
-            shape = self.shape(self.pack)
-            shape.insert(self.stack_dim, 0)
-            whole = np.stack(slots, axis=self.stack_dim) if slots else np.zeros(shape, dtype=np.int64)
-        else:
-            whole = self.build(self.pack, fixed)
+        whole = self.stacked(self.pack, fixed, exists, exists)
         padding = [(0, 0)] * whole.ndim
         for d, multiple in self.node.get("pad", {}).items():
             m = evaluate(multiple, self.environment)
@@ -518,21 +527,20 @@ class Param:
         padded = np.pad(whole, padding) if whole.ndim else whole
         positions = []
         for d in range(whole.ndim):
-            inner = d - (1 if self.stack and d > self.stack_dim else 0)
-            is_stack = bool(self.stack) and d == self.stack_dim
+            stack = self.stacks.get(d)
             rule_node = self.shard.get(str(d))
-            if is_stack and self.endpoint.placed(self.stack):
+            if stack and self.endpoint.placed(stack):
                 need(rule_node is None and padding[d] == (0, 0), "a placed stack takes neither shard nor pad")
-                positions.append([exists[self.stack].index(v) for v in held[self.stack] if v in exists[self.stack]])
+                positions.append([exists[stack].index(v) for v in held[stack] if v in exists[stack]])
             elif rule_node is None:
                 positions.append(list(range(padded.shape[d])))
             else:
                 rule = read_rule(rule_node, self.environment)
                 r, k = self.endpoint.coordinate(mesh_rank, rule.axes)
-                if is_stack:
+                if stack:
                     positions.append(rows_of(rule, padded.shape[d], k, r, 1))
                 else:
-                    positions.append(self.cut(self.pack, inner, padded.shape[d], rule, r, k, self.node.get("cut") == "joined", str(d) in self.node.get("pad", {})))
+                    positions.append(self.cut(self.pack, self.in_pack(d), padded.shape[d], rule, r, k, self.node.get("cut") == "joined", str(d) in self.node.get("pad", {})))
         whole = padded
         for d, rows in enumerate(positions):
             padded = np.take(padded, np.array(rows, dtype=np.int64), axis=d)

@@ -515,16 +515,7 @@ TEST(Manifest, Refusals) {
          p.param(1).shape[1]->at[0] = 6;
          p.dimension(1, 1, 0).param = 1;
        },
-       "endpoint 'target' param 'w.{layer}' stacks 1 index variables of padding, expected none"},
-      {"two stacked variables",
-       [](Parts &p) {
-         TensorPatternT &pattern = addTensorPattern(p, "e{layer}.{expert}");
-         pattern.shape.clear();
-         pattern.exists.push_back(sharding({}, {{{0, 0, 2, 1, 0, 0}}}));
-         p.param(0).parts[0]->pattern = 1;
-         p.param(0).parts[0]->dimensions = {{0, 0}, {0, 1}};
-       },
-       "endpoint 'source' param 'weight{layer}' stacks 2 index variables of 'e{layer}.{expert}', expected at most one"},
+       "endpoint 'target' param 'w.{layer}' stacks an index variable of padding, expected none"},
   };
   for (const Violation &violation : violations) {
     Parts parts = tinyParts();
