@@ -117,9 +117,8 @@ private:
                                                     std::to_string(axis.size) + " and stride " +
                                                     std::to_string(axis.stride) + ", expected at least 1 of both");
     const bool source = &endpoint == layout_.endpoints.data(), chunks = endpoint.format != StorageFormat::safetensors;
-    require(!chunks || (endpoint.checkpoint && (source || endpoint.format != StorageFormat::megatron)),
-            endpoint.role + " has the storage format '" + name(endpoint.format) + "', expected it in a checkpoint" +
-                (endpoint.format == StorageFormat::megatron ? " that is the source" : ""));
+    require(!chunks || endpoint.checkpoint,
+            endpoint.role + " has the storage format '" + name(endpoint.format) + "', expected it in a checkpoint");
     require(!endpoint.checkpoint || (endpoint.storage && (endpoint.meshRanks() == 1 || (chunks && source))),
             endpoint.role + " is a checkpoint with " + std::to_string(endpoint.meshRanks()) + " mesh ranks" +
                 (endpoint.storage ? "" : ", not in storage") + ", expected one, in storage");

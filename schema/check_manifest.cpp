@@ -271,8 +271,6 @@ private:
       return fail(role_ + " has the storage format '" + kStorageFormatNames[static_cast<size_t>(endpoint_->format())] +
                   "', expected it in a checkpoint");
     const bool source = endpoint_ == manifest_.endpoints()->Get(0);
-    if (!source && endpoint_->format() == StorageFormat::megatron)
-      return fail(role_ + " has the storage format 'megatron', expected it in the source");
     if (endpoint_->checkpoint() && (!endpoint_->storage() || (meshRanks != 1 && !(chunks && source))))
       return fail(role_ + " is a checkpoint with " + std::to_string(meshRanks) + " mesh ranks" +
                   (endpoint_->storage() ? "" : ", not in storage") + ", expected one, in storage");

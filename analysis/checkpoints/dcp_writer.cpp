@@ -165,4 +165,14 @@ Status createDcp(const std::string &folder, const std::vector<TensorSpec> &tenso
   return writeFile(folder + "/.metadata", metadataOf(chunks));
 }
 
+Status createMegatron(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
+                      Checkpoint &checkpoint) {
+  if (Status status = createDcp(folder, tensors, fileBytes, checkpoint); !status.ok())
+    return status;
+  if (Status status = createTorchFile(folder + "/" + kMegatronCommon, {}, checkpoint); !status.ok())
+    return status;
+  return writeFile(folder + "/metadata.json", R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"
+                                              R"("common_backend": "torch", "common_backend_version": 1})");
+}
+
 } // namespace reshard::analysis

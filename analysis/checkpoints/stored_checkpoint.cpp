@@ -2,6 +2,7 @@
 #include "analysis/checkpoints/stored_checkpoint.h"
 
 #include "analysis/checkpoints/dcp.h"
+#include "analysis/checkpoints/dcp_writer.h"
 #include "analysis/checkpoints/torch_archive.h"
 #include "analysis/checkpoints/torch_file.h"
 #include "analysis/files/safetensors.h"
@@ -198,8 +199,9 @@ Status readSingle(const std::string &path, StoredCheckpoint &checkpoint) {
 Status readMegatron(const std::string &folder, StoredCheckpoint &checkpoint) {
   if (Status status = readDcp(folder, checkpoint); !status.ok())
     return status;
-  if (std::error_code error; fs::exists(folder + "/common.pt"))
-    checkpoint.objects["common.pt"] = {"common.pt", 0, fs::file_size(folder + "/common.pt", error)};
+  const std::string path = folder + "/" + kMegatronCommon;
+  if (std::error_code error; fs::exists(path))
+    checkpoint.objects[kMegatronCommon] = {kMegatronCommon, 0, fs::file_size(path, error)};
   return {};
 }
 

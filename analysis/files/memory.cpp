@@ -64,9 +64,9 @@ Status createOf(schema::StorageFormat format, const std::string &folder, const s
   case schema::StorageFormat::torch_save:
     return createTorchFile(folder + "/" + kTorchFile, tensors, checkpoint);
   case schema::StorageFormat::megatron:
-    break;
+    return createMegatron(folder, tensors, fileBytes, checkpoint);
   }
-  return failed("checkpoints of format 'megatron' cannot be written");
+  return failed("unknown format of a checkpoint");
 }
 
 std::vector<std::string> namesOf(const StoredCheckpoint &checkpoint) {
@@ -306,7 +306,8 @@ Status Memory::openChunks(uint32_t endpointNumber, const std::string &path, bool
     return status;
   std::set<std::string> objects;
   for (const auto &[object, place] : stored->objects)
-    objects.insert(object);
+    if (endpointNumber == 0 || object != kMegatronCommon) // it is empty in a target
+      objects.insert(object);
   return reportLeft(endpointNumber, what, "object", std::move(objects), unknown);
 }
 

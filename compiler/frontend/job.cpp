@@ -218,10 +218,6 @@ private:
                                                         "' and 'mesh' cannot be combined: the files of a source state "
                                                         "its chunks, and a target has one for each tensor; remove "
                                                         "'mesh'");
-    if (other && endpoint.role != "source" && *format == StorageFormat::megatron)
-      return diagnostics_.error(endpoint.storageAt, "the " + endpoint.role +
-                                                        " has the format 'megatron', which only a "
-                                                        "source may have");
     endpoint.format = format.value_or(StorageFormat::safetensors);
     if (endpoint.role != "source" || endpoint.directory.empty() || (!endpoint.form.storedAt && !endpoint.checkpoint))
       return;

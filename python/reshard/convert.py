@@ -15,7 +15,7 @@ from ._library import PREFIX
 from .compiler import run_compiler
 from .errors import CompileError, Error
 
-_FORMATS = ("safetensors", "dcp", "dcp-safetensors", "torch-save")
+_FORMATS = ("safetensors", "dcp", "dcp-safetensors", "megatron", "torch-save")
 _SHOWN = 8  # objects that an error names
 
 

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of live Megatron-Core models (torch_dist): what `dist_checkpointing.save` writes, converted to Hugging Face,
+gives transformers' model the logits of the Megatron model; what reshard writes, `dist_checkpointing.load` reads into a
+model of another parallelism, with the same bits that it reads from its own checkpoint.
+
+    scripts/frameworks.sh && . build/frameworks/env.sh
+    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_checkpoint_test.py"""
+
+import json
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "lib")]
+import ranks  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # tests/frameworks has a megatron_test too
+import torch  # noqa: E402
+from commands import run  # noqa: E402
+from megatron_test import LENGTH, MISSING, VOCABULARY, Model  # noqa: E402
+from support import MODELS  # noqa: E402
+
+NUMBERS = "layers: 4, hidden: 32, heads: 4, kv_heads: 2, head_dim: 8, ffn: 48, vocab: 128"
+#: The models of megatron_test.Model: Qwen2's architecture, and experts with a router bias.
+DENSE = f"extend: {MODELS}/qwen2.5-7b.yaml\ndtype: fp32\nlet: {{{NUMBERS}, tied: false}}\n"
+EXPERTS = (f"extend: {MODELS}/moe.yaml\nconfig: config.json\ndtype: fp32\n"
+           f"let: {{{NUMBERS}, tied: false, experts: 4, moe_ffn: 24, router_bias: true}}\n"
+           # The name that the local layer spec, without Transformer Engine, gives this norm in the checkpoint.
+           "layouts:\n"
+           "  local:\n    extend: megatron-checkpoint\n    params:\n      decoder.layers.pre_mlp_layernorm.weight: null\n"
+           "      decoder.layers.mlp.linear_fc1.layer_norm_weight: {stack: layer, holds: '{layer}.post_attention_layernorm.weight'}\n"
+           "  local-layers:\n    extend: megatron-checkpoint-layers\n    params:\n      decoder.layers.{layer}.pre_mlp_layernorm.weight: null\n"
+           "      decoder.layers.{layer}.mlp.linear_fc1.layer_norm_weight: {holds: '{layer}.post_attention_layernorm.weight'}\n")
+
+def on_rank_0(rank, work):
+    """The result of work() on rank 0, on every rank."""
+    found = [None]
+    if rank == 0:
+        try:
+            found[0] = work()
+        except Exception as error:  # noqa: BLE001  the other ranks wait
+            found[0] = error
+    torch.distributed.broadcast_object_list(found)
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+def folder_of(rank):
+    return Path(on_rank_0(rank, lambda: tempfile.mkdtemp(prefix="checkpoint-")))
+
+
+def convert(folder, model, source, target):
+    """Compiles and runs a job between two endpoints, in a folder."""
+    (folder / "model.yaml").write_text(model)
+    (folder / "config.json").write_text("{}")  # the model states all numbers
+    (folder / "job.yaml").write_text(f"version: 1\nmodel: model.yaml\nsource: {source}\ntarget: {target}\n")
+    run("reshard-compile", folder / "job.yaml", "-o", folder / "p.rplan")
+    run("reshard-exec", folder / "p.rplan", "--check", "--allow=extra", cwd=folder)
+
+
+def state(model, layers):
+    model.use()
+    return model.module.sharded_state_dict(metadata={"non_homogeneous_layers": True} if layers else None)
+
+
+def load(model, folder, layers):
+    """What Megatron-Core reads into a model from a checkpoint. reshard writes no objects (`_extra_state`), so their absence
+    is no error, as with --dist-ckpt-strictness=log_all; params are zero if they are absent."""
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.validation import StrictHandling
+
+    with torch.no_grad():
+        for param in model.module.parameters():
+            param.zero_()
+    found = dist_checkpointing.load(state(model, layers), str(folder), strict=StrictHandling.LOG_ALL)
+    model.module.load_state_dict({name: value for name, value in found.items() if name != "common"}, strict=False)
+    return {name: value.detach().clone() for name, value in [*model.module.named_parameters(), *model.module.named_buffers()]}
+
+
+def through(rank, yaml, layout, source, others, layers):
+    """Saves a model, converts the checkpoint to Hugging Face and back, and reads the result into other models."""
+    from megatron.core import dist_checkpointing
+
+    folder = folder_of(rank)
+    on_rank_0(rank, (folder / "saved").mkdir)
+    dist_checkpointing.save(state(source, layers), str(folder / "saved"))
+    torch.distributed.barrier()
+    on_rank_0(rank, lambda: convert(folder, yaml, f"{{layout: {layout}, storage: saved}}", "{layout: hf, storage: hf}"))
+    on_rank_0(rank, lambda: convert(folder, yaml, "{layout: hf, storage: hf}", f"{{layout: {layout}, storage: {{folder: ours, format: megatron}}}}"))
+    for other in others:
+        expected = load(other, folder / "saved", layers)
+        ranks.same(load(other, folder / "ours", layers), expected)
+        assert any(value.any() for value in expected.values())
+    return folder
+
+
+def transformers_logits(folder):
+    """The logits of transformers' model of a checkpoint in Hugging Face's format."""
+    import transformers
+
+    (folder / "config.json").write_text(json.dumps({
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "intermediate_size": 48, "vocab_size": VOCABULARY, "rms_norm_eps": 1e-5, "rope_theta": 10000, "tie_word_embeddings": False,
+        "torch_dtype": "float32", "hidden_act": "silu", "max_position_embeddings": 64}))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = torch.arange(LENGTH).mul(7).add(3).remainder(100).unsqueeze(0)
+    with torch.no_grad():
+        return model(tokens).logits
+
+
+def dense(rank):
+    """Homogeneous, tensor and pipeline parallel; the logits of transformers' model."""
+    source = Model(1, tp=2, pp=2)
+    expected = source.logits()
+    other = Model(2, pp=4)
+    folder = through(rank, DENSE, "megatron-checkpoint", source, [other, Model(3, tp=4)], False)
+    torch.testing.assert_close(other.logits(), expected, rtol=1e-4, atol=1e-5)
+    found = on_rank_0(rank, lambda: transformers_logits(folder / "hf"))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def layers(rank):
+    """Not homogeneous."""
+    source = Model(1, tp=2, pp=2)
+    through(rank, DENSE, "megatron-checkpoint-layers", source, [Model(2, tp=4)], True)
+
+
+def experts(rank):
+    """Experts: layers and experts are stacked; each layer's experts alone."""
+    source = Model(1, pp=2, ep=2, experts=4)
+    others = [Model(2, ep=4, experts=4), Model(3, tp=2, experts=4)]
+    through(rank, EXPERTS, "local", source, others, False)
+    through(rank, EXPERTS, "local-layers", source, others[:1], True)
+
+
+@unittest.skipIf(MISSING, MISSING)
+class MegatronCheckpointTest(ranks.RanksTest):
+    def test_four_ranks(self):
+        self.ranks(4, dense, layers, experts)
+
+
+if __name__ == "__main__":
+    unittest.main()
