@@ -81,6 +81,14 @@ struct TensorDeclaration {
   bool opaque = false; // a block of bytes that is never split: a rank holds all of it or none
   std::optional<std::pair<std::string, Location>> tied; // name or suffix of the other tensor, as written
   std::map<int64_t, ShardRule> shard;                   // used by endpoints without a layout
+  std::string state; // of an optimizer's state: its name, with which the name of the tensor ends; empty: a weight
+};
+
+/// One entry of `optimizer` of the model: a tensor for each tensor of the model.
+struct OptimizerState {
+  std::string name;
+  ir::DType dtype = ir::DType::fp32;
+  bool scalar = false; // else it has the shape of its weight
 };
 
 /// The content of a param: one tensor, or a pack. Packs may be nested.
@@ -189,6 +197,14 @@ struct NameBeginning {
   Location at;
 };
 
+/// `optimizer` of a layout: the names of weights and of an optimizer's states. Texts contain {param}, the name of the
+/// weight's param, and `states` also {state}.
+struct OptimizerNames {
+  std::string weights = "{param}", states;
+  std::optional<std::vector<std::string>> of; // the states that the layout has; nullopt: all
+  Location at;
+};
+
 struct LayoutDeclaration {
   std::string name;
   Location at;
@@ -199,6 +215,7 @@ struct LayoutDeclaration {
   std::vector<ParamDeclaration> params;
   bool same = false;                 // params: same
   std::vector<NameBeginning> rename; // of a param's name, only the longest `from` that fits applies
+  std::optional<OptimizerNames> optimizer;
   std::vector<std::pair<Glob, std::map<int64_t, ShardRule>>>
       shard; // for `params: same`; the first matching glob applies
 };
@@ -211,7 +228,8 @@ struct Model {
   Environment let;
   std::vector<ir::IndexVariable> variables;
   std::map<std::string, Location> variablesAt;
-  std::vector<TensorDeclaration> tensors;
+  std::vector<OptimizerState> states;         // of the optimizer
+  std::vector<TensorDeclaration> tensors;     // the weights, and after them their states
   std::map<std::string, ShardRule> placement; // index variable -> rule; used by endpoints without a layout
   std::vector<LayoutDeclaration> layouts;
   size_t layoutParams = 0; // number of params of all layouts read so far
@@ -266,7 +284,7 @@ constexpr int64_t kMaxParamInstances = 1LL << 32; // of all params of a rank tog
 constexpr int64_t kMaxReplicas = 1 << 16, kMaxPoolRanks = 1LL << 31;
 constexpr size_t kMaxGlobs = 1024; // in one list
 constexpr size_t kMaxAxes = 1024;  // of a mesh with all its views; also of `axes` of a layout
-constexpr size_t kMaxVariables = 1024, kMaxLayouts = 1024;
+constexpr size_t kMaxVariables = 1024, kMaxLayouts = 1024, kMaxOptimizerStates = 16;
 constexpr size_t kMaxLayoutParams = 1 << 19; // of all layouts together, including inherited ones
 
 /// Reads a model from a node (a whole file or an inline map). `folder`: base of a relative `config:` path. nullopt

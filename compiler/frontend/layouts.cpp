@@ -392,6 +392,48 @@ void readRename(const Node &node, LayoutDeclaration &layout, Diagnostics &diagno
   }
 }
 
+/// Reads one text of `optimizer`, which contains each placeholder once and no other braces.
+std::string readNames(const Node &node, const std::string &what, const std::vector<std::string> &placeholders,
+                      Diagnostics &diagnostics) {
+  const std::string text = readText(node, what, diagnostics).value_or("");
+  std::string rest = text, wanted;
+  bool good = true;
+  for (const std::string &placeholder : placeholders) {
+    const size_t at = rest.find(placeholder);
+    good = good && at != std::string::npos;
+    if (at != std::string::npos)
+      rest.erase(at, placeholder.size());
+    wanted += (wanted.empty() ? "" : " and ") + placeholder;
+  }
+  if (!text.empty() && (!good || rest.find_first_of("{}") != std::string::npos))
+    refuse(node, "text with " + wanted + ", each once, and no other braces", what, diagnostics);
+  return text;
+}
+
+/// Reads `optimizer`: the names of states, or {weights, states, of}.
+void readOptimizerNames(const Node &node, LayoutDeclaration &layout, Diagnostics &diagnostics) {
+  const std::vector<std::string> both = {"{param}", "{state}"};
+  OptimizerNames &names = layout.optimizer.emplace();
+  names.at = node.at;
+  if (node.kind != Node::Kind::map) {
+    names.states = readNames(node, "'optimizer'", both, diagnostics);
+    return;
+  }
+  Fields fields(node, "'optimizer'", diagnostics);
+  if (const Node *states = fields.require("states"))
+    names.states = readNames(*states, "'states'", both, diagnostics);
+  if (const Node *weights = fields.find("weights"))
+    names.weights = readNames(*weights, "'weights'", {"{param}"}, diagnostics);
+  if (const Node *of = fields.find("of")) {
+    names.of.emplace();
+    if (of->kind != Node::Kind::sequence)
+      refuse(*of, "a list of states", "'of'", diagnostics);
+    for (const Node &item : of->items)
+      names.of->push_back(readText(item, "a state in 'of'", diagnostics).value_or(""));
+  }
+  fields.finish();
+}
+
 /// Reads `shard`: rules of params by glob.
 void readGlobRules(const Node &node, LayoutDeclaration &layout, Diagnostics &diagnostics) {
   layout.shard.clear();
@@ -456,13 +498,16 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
         layout.same = false;
         layout.params.clear();
         for (const TensorDeclaration &tensor : model.tensors)
-          layout.params.push_back(paramOf(tensor));
+          if (tensor.state.empty())
+            layout.params.push_back(paramOf(tensor));
       }
       readParams(*params, model, layout, diagnostics);
     }
   }
   if (const Node *rename = fields.find("rename"); rename && checkMap(*rename, "'rename'", diagnostics))
     readRename(*rename, layout, diagnostics);
+  if (const Node *optimizer = fields.find("optimizer"))
+    readOptimizerNames(*optimizer, layout, diagnostics);
   if (const Node *shard = fields.find("shard"); shard && checkMap(*shard, "'shard'", diagnostics))
     readGlobRules(*shard, layout, diagnostics);
   fields.finish();

@@ -33,6 +33,8 @@ public:
       readIndex(*index);
     if (const Node *tensors = fields.require("tensors"))
       readTensors(*tensors);
+    if (const Node *optimizer = fields.find("optimizer"))
+      readOptimizer(*optimizer);
     if (const Node *placement = fields.find("place"))
       model_.placement = readPlacement(*placement, model_, diagnostics_);
     if (const Node *layouts = fields.find("layouts"); layouts && checkMap(*layouts, "'layouts'", diagnostics_))
@@ -103,6 +105,53 @@ private:
           tensor.variables.push_back(placeholder.variable);
       readTensor(value, tensor);
     }
+  }
+
+  /// Reads `optimizer: adam`, or `{state: dtype}` or `{state: {dtype, shape: []}}`, and adds the states of all tensors.
+  /// Tied tensors share their states; bytes that are no numbers have none.
+  void readOptimizer(const Node &node) {
+    if (node.kind == Node::Kind::scalar && node.text == "adam") {
+      model_.states = {{"exp_avg"}, {"exp_avg_sq"}};
+    } else if (node.kind == Node::Kind::map && atMost(kMaxOptimizerStates, node, "'optimizer'")) {
+      for (const auto &[name, value] : node.entries)
+        if (readIdentifier(name, "a state of the optimizer", diagnostics_))
+          readState(value, model_.states.emplace_back(OptimizerState{name.text}));
+    } else if (node.kind != Node::Kind::map) {
+      return refuse(node, "'adam' or a map of states", "'optimizer'", diagnostics_);
+    }
+    const size_t weights = model_.tensors.size();
+    for (const OptimizerState &state : model_.states)
+      for (size_t i = 0; i < weights; ++i) {
+        TensorDeclaration tensor = model_.tensors[i];
+        if (tensor.tied || tensor.opaque)
+          continue;
+        tensor.name += "." + state.name;
+        tensor.state = state.name;
+        tensor.dtype = state.dtype;
+        if (state.scalar) {
+          tensor.shape.clear();
+          tensor.shard.clear();
+        }
+        model_.tensors.push_back(std::move(tensor));
+      }
+  }
+
+  void readState(const Node &value, OptimizerState &state) {
+    const std::string title = "state '" + state.name + "' of 'optimizer'";
+    if (value.kind != Node::Kind::map) {
+      state.dtype = readDType(value, title, diagnostics_).value_or(state.dtype);
+      return;
+    }
+    Fields fields(value, title, diagnostics_);
+    if (const Node *dtype = fields.require("dtype"))
+      state.dtype = readDType(*dtype, "'dtype'", diagnostics_).value_or(state.dtype);
+    if (const Node *shape = fields.find("shape")) {
+      state.scalar = shape->kind == Node::Kind::sequence && shape->items.empty();
+      if (!state.scalar)
+        refuse(*shape, "[], a scalar; without 'shape' a state has that of its weight", "'shape' of " + title,
+               diagnostics_);
+    }
+    fields.finish();
   }
 
   void readTensor(const Node &value, TensorDeclaration &tensor) {

@@ -57,6 +57,62 @@ void rename(const LayoutDeclaration &layout, std::vector<ParamDeclaration> &para
                                            (fits[i] ? "only names to which longer entries apply" : "no param's name"));
 }
 
+/// Replaces {param} and {state} in a text of `optimizer`.
+std::string replaced(std::string text, const std::string &param, const std::string &state) {
+  if (const size_t at = text.find("{state}"); at != std::string::npos)
+    text.replace(at, 7, state);
+  return text.replace(text.find("{param}"), 7, param);
+}
+
+/// Replaces the tensors of a pack by their states. Returns false if one of them has none: it is tied, opaque, or
+/// unknown, which is reported with the weight.
+bool replaceByStates(Pack &pack, const OptimizerState &state, const Tensors &tensors) {
+  if (pack.kind == Pack::Kind::tensor) {
+    const auto weight = tensors.find(pack.tensor);
+    const auto found = weight ? tensors.find(tensors.name(*weight) + "." + state.name) : std::nullopt;
+    if (!found || tensors.all()[*found].declaration->state != state.name)
+      return false;
+    pack.tensor = tensors.name(*found);
+  }
+  return std::all_of(pack.of.begin(), pack.of.end(), [&](Pack &each) { return replaceByStates(each, state, tensors); });
+}
+
+/// Renames the weights of a layout with `optimizer`, and adds the params of their states: as the weight, but in the
+/// state's own dtype. A pack of several tensors has no scalar state.
+void addStates(const Model &model, const LayoutDeclaration &layout, const Tensors &tensors,
+               std::vector<ParamDeclaration> &params, Diagnostics &diagnostics) {
+  if (!layout.optimizer)
+    return;
+  const OptimizerNames &names = *layout.optimizer;
+  const size_t weights = params.size();
+  for (const OptimizerState &state : model.states) {
+    if (names.of && std::find(names.of->begin(), names.of->end(), state.name) == names.of->end())
+      continue;
+    for (size_t i = 0; i < weights; ++i) {
+      ParamDeclaration param = params[i];
+      if (!replaceByStates(param.pack, state, tensors) || (state.scalar && param.pack.kind != Pack::Kind::tensor))
+        continue;
+      if (param.form.transform) {
+        diagnostics.error(names.at, "'optimizer': param '" + param.name + "' has the transform '" +
+                                        param.form.transform->first + "', which does not apply to its states");
+        return;
+      }
+      param.name = replaced(names.states, param.name, state.name);
+      param.form = {};
+      param.form.dtype.emplace(state.dtype, names.at);
+      param.refresh.clear();
+      if (state.scalar) {
+        param.shard.clear();
+        param.pad.clear();
+        param.pack.permute.clear();
+      }
+      params.push_back(std::move(param));
+    }
+  }
+  for (size_t i = 0; i < weights; ++i)
+    params[i].name = replaced(names.weights, params[i].name, "");
+}
+
 /// The params of a layout. A param without its own `shard` has the rules of the first of the layout's globs that
 /// matches. A glob with wildcards that shards a dimension does not match scalars: `"*": {0: fsdp}` is for the other
 /// params.
@@ -65,7 +121,8 @@ std::vector<ParamDeclaration> layoutParams(const Job &job, const LayoutDeclarati
   std::vector<ParamDeclaration> result = layout.params;
   if (layout.same)
     for (const TensorDeclaration &tensor : job.model.tensors)
-      result.push_back(paramOf(tensor));
+      if (tensor.state.empty())
+        result.push_back(paramOf(tensor));
   std::vector<bool> used(layout.shard.size()), skipsScalars;
   for (const auto &[glob, rules] : layout.shard)
     skipsScalars.push_back(!rules.empty() && glob.text.find_first_of("*?") != std::string::npos);
@@ -95,6 +152,7 @@ std::vector<ParamDeclaration> layoutParams(const Job &job, const LayoutDeclarati
                                      : "no param"));
   }
   rename(layout, result, diagnostics);
+  addStates(job.model, layout, tensors, result, diagnostics);
   return result;
 }
 

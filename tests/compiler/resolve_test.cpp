@@ -276,6 +276,42 @@ TEST(Resolve, SeveralStacks) { // dimension 0: layers, dimension 2: experts; dim
             (Lines{"[1x2x2] l.0.0:0 l.0.0:1 l.1.0:0 l.1.0:1", "[1x2x2] l.0.1:0 l.0.1:1 l.1.1:0 l.1.1:1"}));
 }
 
+TEST(Resolve, OptimizerStates) { // of a pack, of a tied tensor, of a layout that has only some of them
+  const std::string job =
+      "version: 1\n"
+      "model:\n"
+      "  dtype: bf16\n"
+      "  index: {layer: 2}\n"
+      "  optimizer: {m: fp32, step: {dtype: i64, shape: []}}\n"
+      "  tensors: {\"l.{layer}.q\": [2], \"l.{layer}.k\": [1], embed: [2], head: {tied: embed}}\n"
+      "  layouts:\n"
+      "    plain: {params: same, optimizer: {weights: \"w.{param}\", states: \"{state}.{param}\"}}\n"
+      "    fused:\n"
+      "      params: {\"l.{layer}.qk\": {concat: [q, k], cut: joined, shard: {0: {axis: tp, scheme: chunk}}},\n"
+      "               e: {holds: embed}}\n"
+      "      optimizer: {states: \"{param}.{state}\", of: [m]}\n"
+      "    weights: {params: same}\n"
+      "source: {layout: plain, mesh: {}}\n"
+      "target: [{layout: fused, mesh: {tp: 2}}, {layout: weights, mesh: {}}]\n";
+  const Resolved resolved = resolveText(job);
+  const auto &found = resolved.layout;
+  ASSERT_TRUE(found) << resolved.diagnostics.text();
+  auto names = [&](size_t endpoint) {
+    Lines result;
+    for (const ir::Param &param : found->endpoints[endpoint].params)
+      result.push_back(param.name + " " + ir::name(param.dtype));
+    return result;
+  };
+  EXPECT_EQ(names(0), (Lines{"w.l.{layer}.q bf16", "w.l.{layer}.k bf16", "w.embed bf16", "w.head bf16",
+                             "m.l.{layer}.q fp32", "m.l.{layer}.k fp32", "m.embed fp32", "step.l.{layer}.q i64",
+                             "step.l.{layer}.k i64", "step.embed i64"}));
+  EXPECT_EQ(names(1), (Lines{"l.{layer}.qk bf16", "e bf16", "l.{layer}.qk.m fp32", "e.m fp32"}));
+  EXPECT_EQ(names(2), (Lines{"l.{layer}.q bf16", "l.{layer}.k bf16", "embed bf16", "head bf16"}));
+  EXPECT_EQ(contents(*found, 1, 1),
+            (Lines{"l.0.qk [1] l.0.k:0", "l.1.qk [1] l.1.k:0", "e [2] embed:0 embed:1", "l.0.qk.m [1] l.0.k.m:0",
+                   "l.1.qk.m [1] l.1.k.m:0", "e.m [2] embed.m:0 embed.m:1"}));
+}
+
 TEST(Resolve, StagesBySizesAndLocalNames) { // docs/yaml.md: layers 0, 3 and 4 of 5 exist, stages of 2 and 3
   const Resolved resolved = target("{\"b.{layer}.w\": {shape: [1], where: {layer: [0, 3..4]}}}",
                                    "{\"b.{layer.local}.w\": {holds: \"b.{layer}.w\"}}", "{pp: 2}",
