@@ -18,11 +18,11 @@ build:
 	@$(call configure)
 	cmake --build $(BUILD) -j $(JOBS)
 
-# Builds and runs two commands.
+# Builds and runs three commands.
 demo:
 	@scripts/bootstrap.sh
 	@$(call configure)
-	cmake --build $(BUILD) -j $(JOBS) --target reshard-compile reshard-exec
+	cmake --build $(BUILD) -j $(JOBS) --target reshard-compile reshard-exec reshard-inspect
 	@scripts/demo.sh $(BUILD)
 
 # Packages for everything except CUDA: afterwards `make` builds transport `mpi`, and `pip install .` works.

@@ -5,7 +5,7 @@
 set -eu
 bin=$1
 work=build/demo
-steps=4
+steps=5
 number=0
 rm -rf "$work"
 mkdir -p "$work"
@@ -30,4 +30,8 @@ step "write the trainer's 8 safetensors files" \
 step "run from these files to the engine's 4 files; read them back and check every byte" \
   "$bin/reshard-exec" "$work/refit.rplan" --source="$work/trainer" --target="$work/engine" --check --report="$work/files.json"
 rm -rf "$work/trainer"
+step "draw the plan, with its time on two nodes of 8 GPUs" \
+  "$bin/reshard-inspect" "$work/refit.rplan" --format=html --simulate=examples/topologies/h100x8.yaml -o "$work/report.html"
 /usr/bin/python3 scripts/demo_report.py "$work"
+echo
+echo "The plan as a page: $(pwd)/$work/report.html"

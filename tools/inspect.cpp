@@ -43,7 +43,11 @@ int main(int argc, char **argv) {
         "print the target params whose names match: their contents, and the ranks that send them; of a checkpoint: the "
         "tensors whose names match, with all their chunks",
         setText(options.param)},
-       {"--format", "FORMAT", "text (default) or json", setChoice(options.format, {"text", "json"})},
+       {"--format", "FORMAT",
+        "text (default), json, or html: a page that shows the plan, with a time line if --simulate names a cluster; "
+        "needs -o",
+        setChoice(options.format, {"text", "json", "html"})},
+       {"-o", "FILE", "with --format=html: write the page to FILE", setText(options.output)},
        {"--verify", "", "prove that every target byte is written exactly once, from the right source byte",
         setSwitch(options.verify)},
        {"--simulate", "TOPOLOGY",
@@ -70,8 +74,18 @@ int main(int argc, char **argv) {
                "'" + options.plan + "' is a checkpoint; --rank, --simulate, --replicas and --verify need a plan");
     return kUsage;
   }
-  if (refuseOutput(command.name, "--trace", options.trace, {options.plan, topology}))
+  if (refuseOutput(command.name, "--trace", options.trace, {options.plan, topology}) ||
+      refuseOutput(command.name, "-o", options.output, {options.plan, topology}))
     return kUsage;
+  const bool page = options.format == "html";
+  if (page != !options.output.empty() || (page && (checkpoint || options.rank >= 0 || !options.param.empty() ||
+                                                   options.verify || options.replicas > 0 || !options.trace.empty()))) {
+    printError(command.name,
+               page && options.output.empty() ? "--format=html needs -o=FILE"
+               : page ? "--format=html is a page of a plan: expected only -o, --simulate and --timeout beside it"
+                      : "-o needs --format=html");
+    return kUsage;
+  }
   if (!topology.empty()) {
     reshard::Diagnostics diagnostics;
     options.topology = reshard::readTopologyFile(topology, diagnostics);

@@ -3,10 +3,12 @@
 
 #include "analysis/files/new_folder.h"
 #include "analysis/flatbuffer_vectors.h"
+#include "analysis/report/page.h"
 #include "analysis/report/quantized_forms.h"
 #include "analysis/simulate/simulation_report.h"
 #include "analysis/verify/staged.h"
 #include "analysis/work_deadline.h"
+#include "support/atomic_file.h"
 #include "support/byte_size.h"
 #include "support/glob.h"
 
@@ -420,6 +422,11 @@ int inspect(const InspectionOptions &options) {
                               : options.topology ? "the simulation"
                                                  : "the summary",
                               options.timeout);
+  if (options.format == "html") {
+    throwOnError(writeFile(options.output, pageOf(*plan, options.topology)), kFailure);
+    std::printf("%s: page of the plan\n", options.output.c_str());
+    return kDone;
+  }
   if (options.rank >= 0)
     return inspectRank(*plan, static_cast<uint32_t>(options.rank), json);
   if (!options.param.empty())

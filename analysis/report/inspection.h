@@ -12,6 +12,7 @@ namespace reshard::analysis {
 
 struct InspectionOptions {
   std::string plan, param, format = "text";
+  std::string output;  // where to write the page of format html
   int64_t rank = -1; // -1: no rank
   bool verify = false;
   std::optional<Topology> topology; // to simulate on
