@@ -43,6 +43,10 @@ int main(int argc, char **argv) {
         "print the target params whose names match: their contents, and the ranks that send them; of a checkpoint: the "
         "tensors whose names match, with all their chunks",
         setText(options.param)},
+       {"--explain", "PARAM[@RANK]",
+        "print where each part of a target param comes from, and why from there; without a rank, on the first one that "
+        "has it",
+        setText(options.explain)},
        {"--format", "FORMAT",
         "text (default), json, or html: a page that shows the plan, with a time line if --simulate names a cluster; "
         "needs -o",
@@ -57,29 +61,38 @@ int main(int argc, char **argv) {
         "simulate a plan with engine replicas for N of them (default: the number in the job); needs --simulate",
         replicas},
        {"--trace", "FILE", "write the simulated activities for Perfetto; needs --simulate", setText(options.trace)},
-       {"--timeout", "S", "deadline in seconds for --verify, --param and --simulate (default: none)",
+       {"--timeout", "S", "deadline in seconds for --verify, --param, --explain and --simulate (default: none)",
         setSeconds(options.timeout)}},
       1};
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
   options.plan = arguments[0];
-  if (const int count = (options.rank >= 0) + !options.param.empty() + !topology.empty() + options.verify; count > 1) {
-    printError(command.name,
-               "found " + std::to_string(count) + " of --rank, --param, --simulate and --verify, expected at most one");
+  if (const int count =
+          (options.rank >= 0) + !options.param.empty() + !options.explain.empty() + !topology.empty() + options.verify;
+      count > 1) {
+    printError(command.name, "found " + std::to_string(count) +
+                                 " of --rank, --param, --explain, --simulate and --verify, expected at most one");
+    return kUsage;
+  }
+  if (!options.explain.empty() && options.format == "json") {
+    printError(command.name, "--explain is text, found --format=json; --param=PARAM --format=json has the numbers");
     return kUsage;
   }
   const bool checkpoint = isCheckpoint(options.plan);
-  if (checkpoint && (options.rank >= 0 || !topology.empty() || options.verify || options.replicas > 0)) {
+  if (checkpoint &&
+      (options.rank >= 0 || !options.explain.empty() || !topology.empty() || options.verify || options.replicas > 0)) {
     printError(command.name,
-               "'" + options.plan + "' is a checkpoint; --rank, --simulate, --replicas and --verify need a plan");
+               "'" + options.plan +
+                   "' is a checkpoint; --rank, --explain, --simulate, --replicas and --verify need a plan");
     return kUsage;
   }
   if (refuseOutput(command.name, "--trace", options.trace, {options.plan, topology}) ||
       refuseOutput(command.name, "-o", options.output, {options.plan, topology}))
     return kUsage;
   const bool page = options.format == "html";
-  if (page != !options.output.empty() || (page && (checkpoint || options.rank >= 0 || !options.param.empty() ||
-                                                   options.verify || options.replicas > 0 || !options.trace.empty()))) {
+  if (page != !options.output.empty() ||
+      (page && (checkpoint || options.rank >= 0 || !options.param.empty() || !options.explain.empty() ||
+                options.verify || options.replicas > 0 || !options.trace.empty()))) {
     printError(command.name,
                page && options.output.empty() ? "--format=html needs -o=FILE"
                : page ? "--format=html is a page of a plan: expected only -o, --simulate and --timeout beside it"

@@ -3,6 +3,7 @@
 
 #include "analysis/files/new_folder.h"
 #include "analysis/flatbuffer_vectors.h"
+#include "analysis/report/explanation.h"
 #include "analysis/report/page.h"
 #include "analysis/report/quantized_forms.h"
 #include "analysis/simulate/simulation_report.h"
@@ -431,6 +432,8 @@ int inspect(const InspectionOptions &options) {
     return inspectRank(*plan, static_cast<uint32_t>(options.rank), json);
   if (!options.param.empty())
     return inspectParam(*plan, options);
+  if (!options.explain.empty())
+    return explain(*plan, options.explain);
   if (options.topology)
     return inspectSimulation(*plan, options);
   if (options.verify)

@@ -11,9 +11,9 @@
 namespace reshard::analysis {
 
 struct InspectionOptions {
-  std::string plan, param, format = "text";
-  std::string output;  // where to write the page of format html
-  int64_t rank = -1; // -1: no rank
+  std::string plan, param, explain, format = "text";
+  std::string output; // where to write the page of format html
+  int64_t rank = -1;  // -1: no rank
   bool verify = false;
   std::optional<Topology> topology; // to simulate on
   uint32_t replicas = 0;            // engine replicas to simulate; 0: those of the plan

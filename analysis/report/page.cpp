@@ -333,6 +333,7 @@ Json dataOf(const Plan &plan, const std::optional<Topology> &topology) {
   const uint32_t group = plan.world() <= kPageRanks ? 1 : node * upTo(upTo(plan.world(), node), kPageRanks);
   Moves moves(plan, group);
   moves.read();
+  const LowerBounds *bounds = manifest.lower_bounds();
   Json endpoints = Json::array();
   for (const Endpoint *endpoint : *manifest.endpoints()) {
     Json axes = Json::array();
@@ -359,6 +360,7 @@ Json dataOf(const Plan &plan, const std::optional<Topology> &topology) {
             {"remote", manifest.bytes_remote()},
             {"storage", manifest.bytes_storage()}}},
           {"endpoints", endpoints},
+          {"bounds", bounds ? Json{bounds->rank_egress(), bounds->rank_ingress()} : Json()},
           {"cells", moves.cells()},
           {"ranks", moves.ranks()},
           {"patterns", moves.patterns()},

@@ -333,7 +333,7 @@ class Inspection(Options):
         self.assertIn("right", self.inspect("--verify").stdout)
         for options in (("--verify", "--rank=0"), ("--verify", f"--simulate={self.folder / 't.yaml'}"), ("--verify", "--param=*"), ("--rank=0", "--param=*")):
             done = self.inspect(*options, code=2)
-            self.assertEqual((done.stdout, done.stderr), ("", "reshard-inspect: error: found 2 of --rank, --param, --simulate and --verify, expected at most one\n"))
+            self.assertEqual((done.stdout, done.stderr), ("", "reshard-inspect: error: found 2 of --rank, --param, --explain, --simulate and --verify, expected at most one\n"))
 
     def test_every_kind_of_step_has_its_name(self):
         self.compile(self.NVFP4)

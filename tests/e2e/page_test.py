@@ -99,6 +99,8 @@ class Page(FolderTest):
             self.assertEqual(sum(of for _, of in patterns), n)
         sent = [sum(step["bytes"] for step in own if step["kind"] == "send") for own in steps.values()]
         self.assertEqual([entry[0] for entry in data["ranks"]], sent)
+        self.assertEqual(data["bounds"][1], max(entry[1] for entry in data["ranks"]), "a target rank receives what it lacks, once")
+        self.assertLessEqual(data["bounds"][0], max(sent))
 
     def test_holders(self):
         """The boxes of each rank are the elements that it has of the tensor."""

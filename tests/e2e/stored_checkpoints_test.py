@@ -182,7 +182,7 @@ class StoredCheckpoints(FolderTest):
 
     def test_usage(self):
         self.dcp().write()
-        self.assertIn("is a checkpoint; --rank, --simulate, --replicas and --verify need a plan", self.refusal(self.folder / "dcp", "--verify"))
+        self.assertIn("is a checkpoint; --rank, --explain, --simulate, --replicas and --verify need a plan", self.refusal(self.folder / "dcp", "--verify"))
         self.assertIn("no tensor and no object matches 'x*'", run("reshard-inspect", self.folder / "dcp", "--param=x*", code=1).stderr)
         (self.folder / "empty").mkdir()
         self.assertIn("not a checkpoint: expected '.metadata'", self.refusal(self.folder / "empty"))

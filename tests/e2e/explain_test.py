@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""reshard-inspect --explain: the sources of a param, and the reason for each."""
+
+import sys
+import unittest
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+
+from commands import ROOT, FolderTest, run  # noqa: E402
+
+JOB = """version: 1
+model:
+  dtype: fp32
+  tensors: {"w": [8, 4], one: [4], own: [4]}
+  layouts:
+    train: {axes: [tp, dp, pp], params: {w: {holds: w, shard: {0: tp}}, one: {holds: one, at: {dp: 1, tp: 0}}, own: {holds: own}}}
+    serve: {axes: [x], params: {all: {concat: [w], pad: {0: 9}}, one: {holds: one}, own: {holds: own}}}
+source: {layout: train, mesh: {tp: 2, dp: 2}}
+target: {layout: serve, mesh: {x: 2}, ranks: [3, 4]}
+"""
+
+
+class Explain(FolderTest):
+    def setUp(self):
+        super().setUp()
+        (self.folder / "job.yaml").write_text(JOB)
+        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p")
+
+    def explain(self, wanted, code=0):
+        done = run("reshard-inspect", self.folder / "p", f"--explain={wanted}", code=code)
+        return done.stderr if code else done.stdout
+
+    def test_sources_and_reasons(self):
+        lines = self.explain("all@4").splitlines()
+        self.assertEqual(lines[0], "target rank 4: all fp32 [9, 4], 144 B")
+        self.assertEqual(lines[-1], "  16 B zero padding")
+        sources = [(int(line.split()[0]), int(line.split(":")[0].split()[-1]), reason) for line, reason in zip(lines[1:-1:2], lines[2:-1:2])]
+        self.assertEqual(sum(size for size, *_ in sources), 128)
+        for _, rank, reason in sources:
+            self.assertIn(f"    ranks {rank % 2}, {rank % 2 + 2} have them; the choice balances what they send", reason)
+        self.assertLessEqual(len(lines), 10)
+        self.assertIn("    the only rank that has them", self.explain("one@4"))
+        self.assertIn("    the rank has them itself: a copy", self.explain("own@3"))
+        self.assertIn("target rank 3: own", self.explain("own"))  # the first rank that has it
+
+    def test_files(self):
+        (self.folder / "job.yaml").write_text(JOB.replace("target: {layout: serve, mesh: {x: 2}, ranks: [3, 4]}", "target: {layout: serve, storage: out}")
+                                              .replace("source: {layout: train, mesh: {tp: 2, dp: 2}}", "source: {layout: serve, storage: in}"))
+        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p")
+        self.assertIn("from files, read by rank 0: one", self.explain("one"))
+
+    def test_refusals(self):
+        self.assertIn("no rank has a target param 'nothing'; --param=GLOB lists names", self.explain("nothing", 1))
+        self.assertIn("rank 0 has no target param 'one'", self.explain("one@0", 1))
+        self.assertIn("found rank '9', expected 0 to 4", self.explain("one@9", 2))
+        self.assertIn("--explain is text", run("reshard-inspect", self.folder / "p", "--explain=one", "--format=json", code=2).stderr)
+
+    def test_a_library_model(self):
+        """At most ten lines, whatever the plan."""
+        run("reshard-compile", ROOT / "examples/qwen3-0.6b-8-to-4.yaml", "-o", self.folder / "p")
+        lines = self.explain("model.embed_tokens.weight@11").splitlines()
+        self.assertIn("ranks 5, 7 have them", lines[2])
+        self.assertLessEqual(len(lines), 10)
+
+
+if __name__ == "__main__":
+    unittest.main()
