@@ -5,6 +5,7 @@
 #include "support/atomic_file.h"
 #include "support/byte_size.h"
 #include "support/nearest.h"
+#include "tools/option_texts.h"
 
 #include <CLI/CLI.hpp>
 
@@ -20,32 +21,6 @@ namespace reshard::tools {
 using namespace analysis;
 
 namespace {
-
-/// Prints an option and its description, wrapped at 100 columns.
-void printOption(const std::string &option, std::string_view text) {
-  constexpr size_t kColumn = 31, kWidth = 100 - kColumn;
-  std::printf("  %-28s ", option.c_str());
-  while (text.size() > kWidth) {
-    const size_t end = text.rfind(' ', kWidth);
-    if (end == std::string_view::npos)
-      break;
-    std::printf("%s\n%*s", std::string(text.substr(0, end)).c_str(), static_cast<int>(kColumn), "");
-    text.remove_prefix(end + 1);
-  }
-  std::printf("%.*s\n", static_cast<int>(text.size()), text.data());
-}
-
-void help(const Command &command) {
-  std::printf("%s %s\n\n%s\n\n", command.name, command.synopsis, command.about);
-  for (const Flag &flag : command.flags) {
-    const std::string left = std::string(flag.name) + (*flag.value ? std::string("=") + flag.value : "");
-    printOption(left, flag.help);
-  }
-  printOption("--help", "print this text");
-  printOption("--version", "print the version");
-  std::printf("\nexit codes: 0 success; 1 plans differ, or a check failed; 2 wrong usage or input;\n"
-              "3 a failure at run time\n");
-}
 
 const Flag *flagNamed(const Command &command, std::string_view name) {
   const auto flag =
@@ -100,13 +75,18 @@ int parseFlags(const Command &command, int argc, char **argv, std::vector<std::s
   CLI::App app;
   app.set_help_flag("-h,--help");
   app.set_version_flag("--version", RESHARD_VERSION);
+  bool manual = false;
+  std::string shell;
+  app.add_flag("--manual", manual);
+  app.add_option("--completion", shell)
+      ->check(CLI::IsMember(std::vector<std::string>(std::begin(kShells), std::end(kShells))));
   app.allow_extras(); // positional arguments, and unknown options
   for (const Flag &flag : command.flags)
     addFlag(app, flag);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp &) {
-    help(command);
+    std::printf("%s", helpOf(command).c_str());
     return kDone;
   } catch (const CLI::CallForVersion &) {
     std::printf("%s %s\n", command.name, RESHARD_VERSION);
@@ -118,6 +98,10 @@ int parseFlags(const Command &command, int argc, char **argv, std::vector<std::s
   } catch (const CLI::ParseError &error) {
     return refuse(error.what());
   }
+  if (manual || !shell.empty()) {
+    std::printf("%s", (manual ? manualOf(command) : completionOf(command, shell)).c_str());
+    return kDone;
+  }
   bool flags = true;
   for (const std::string &argument : app.remaining()) {
     if (!flags || argument.size() < 2 || argument[0] != '-') {
@@ -125,7 +109,7 @@ int parseFlags(const Command &command, int argc, char **argv, std::vector<std::s
     } else if (argument == "--") {
       flags = false;
     } else {
-      std::vector<std::string> known = {"--help", "--version"};
+      std::vector<std::string> known = {"--help", "--version", "--manual", "--completion"};
       for (const Flag &flag : command.flags)
         known.push_back(flag.name);
       const std::string name = argument.substr(0, argument.find('='));
