@@ -116,9 +116,11 @@ int parseFlags(const Command &command, int argc, char **argv, std::vector<std::s
       return refuse("unknown option '" + name + "'" + suggestion(name, known));
     }
   }
-  if (arguments.size() != command.arguments)
+  if (arguments.size() < command.arguments || arguments.size() > command.most)
     return refuse("found " + std::to_string(arguments.size()) + " positional arguments, expected " +
-                  std::to_string(command.arguments) + ": " + command.name + " " + command.synopsis);
+                  std::to_string(command.arguments) +
+                  (command.most > command.arguments ? " to " + std::to_string(command.most) : std::string()) + ": " +
+                  command.name + " " + command.synopsis);
   return -1;
 }
 

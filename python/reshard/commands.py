@@ -34,6 +34,10 @@ def diff() -> None:
     _run("reshard-diff")
 
 
+def digest() -> None:
+    _run("reshard-digest")
+
+
 def describe() -> None:
     """reshard-describe: writes the YAML of the module that a Python function returns."""
     parser = argparse.ArgumentParser(prog="reshard-describe", description="Writes the model and layout YAML of a live module.")

@@ -12,7 +12,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in 
 
 from commands import FolderTest, run  # noqa: E402
 
-COMMANDS = ("reshard-compile", "reshard-exec", "reshard-inspect", "reshard-diff")
+COMMANDS = ("reshard-compile", "reshard-exec", "reshard-inspect", "reshard-diff", "reshard-digest")
 
 
 class Help(FolderTest):

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""reshard-digest: equal digests of one checkpoint in every format, of both sides of a plan through their layouts, and of
+the same elements in Python; the tensor that differs is named."""
+
+import json
+import shutil
+import sys
+import unittest
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+
+import numpy as np  # noqa: E402
+from commands import FolderTest, run  # noqa: E402
+from safetensors.numpy import load_file, save_file  # noqa: E402
+
+MODEL = """dtype: fp32
+index: {layer: 2, expert: 4}
+tensors: {"l.{layer}.q": [8, 6], "l.{layer}.k": [4, 6], "l.{layer}.e.{expert}.up": [6, 5], norm: {shape: [7], dtype: bf16}, scale: [], mask: {shape: [3, 3], dtype: u8}}
+layouts:
+  hf: {params: same}
+  train:
+    axes: [tp, ep]
+    place: {expert: ep}
+    params:
+      "qk.{layer}": {interleave: {groups: 2, of: [q, k]}, shard: {0: tp}}
+      "up.{layer}.{expert.local}": {holds: up, permute: [1, 0], shard: {1: tp}}
+      norm: {holds: norm, pad: {0: 8}, shard: {0: tp}}
+      scale: {holds: scale}
+      mask: {holds: mask}
+  serve:
+    axes: [tp]
+    params:
+      "q.{layer}": {holds: q, shard: {1: {axis: tp, cyclic: 1}}}
+      "k.{layer}": {holds: k, shard: {0: {axis: tp, unit: 2, replicate: true}}}
+      "up.{layer}": {stack: expert, holds: up, shard: {1: tp}}
+      norm: {holds: norm}
+      scale: {holds: scale}
+      mask: {holds: mask}
+"""
+
+
+def mix(word, low, high):
+    """As in analysis/digest/digest.cpp."""
+    mask = (1 << 64) - 1
+    return ((((word & 0xffffffff) ^ low) * ((word >> 32) ^ high)) ^ (word >> 15 | word << 49)) & mask
+
+
+def digest(array):
+    sums, bits = [0, 0], np.ascontiguousarray(array).reshape(-1).view(f"u{array.itemsize}")
+    for index, each in enumerate(bits.tolist()):
+        once = mix((index * 0x9e3779b97f4a7c15 & (1 << 64) - 1) ^ each, 0x85ebca6b, 0xc2b2ae35)
+        sums = [sums[0] + once, sums[1] + mix(once, 0x7feb352d, 0x846ca68b)]
+    return "".join(f"{each % (1 << 64):016x}" for each in sums)
+
+
+class Digest(FolderTest):
+    def setUp(self):
+        super().setUp()
+        (self.folder / "model.yaml").write_text(MODEL)
+        random = np.random.default_rng(3)
+        self.values = {f"l.{i}.{name}": random.standard_normal(shape).astype(np.float32) for i in range(2) for name, shape in
+                       [("q", (8, 6)), ("k", (4, 6)), *((f"e.{e}.up", (6, 5)) for e in range(4))]}
+        self.values |= {"scale": np.array(2.5, np.float32), "mask": random.integers(0, 255, (3, 3), np.uint8)}
+        (self.folder / "hf").mkdir()
+        import ml_dtypes  # bf16 of safetensors.numpy
+
+        self.values["norm"] = random.standard_normal(7).astype(ml_dtypes.bfloat16)
+        save_file(self.values, self.folder / "hf/model.safetensors")
+
+    def move(self, source, target):
+        """Compiles and runs a job with the model. Returns its plan."""
+        plan = self.folder / f"{len(list(self.folder.iterdir()))}.rplan"
+        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: model.yaml\nsource: {source}\ntarget: {target}\n")
+        run("reshard-compile", self.folder / "job.yaml", "-o", plan)
+        run("reshard-exec", plan, "--check", cwd=self.folder)
+        return plan
+
+    def digests(self, *arguments):
+        return json.loads(run("reshard-digest", *arguments, "--format=json", cwd=self.folder).stdout)
+
+    def test_formats(self):
+        wanted = self.digests("hf")
+        self.assertEqual(sorted(wanted), sorted(self.values))
+        for name, array in self.values.items():
+            self.assertEqual((wanted[name]["shape"], wanted[name]["digest"]), (list(array.shape), digest(array)), name)
+        for format in ("dcp", "dcp-safetensors", "megatron", "torch-save"):
+            with self.subTest(format=format):
+                self.move("{layout: hf, storage: hf}", f"{{layout: hf, storage: {{folder: {format}, format: {format}}}}}")
+                self.assertEqual(self.digests(format), wanted)
+                self.assertEqual(run("reshard-digest", "hf", format, cwd=self.folder).stdout, f"equal: {len(wanted)} tensors\n")
+
+    def test_layouts(self):
+        """Of the files of 4 ranks and of 2 ranks, through the layouts."""
+        train = "{layout: train, mesh: {tp: 2, ep: 2}, storage: train}"
+        plan = self.move("{layout: hf, storage: hf}", train)
+        wanted = self.digests("hf")
+        self.assertEqual(self.digests(f"--plan={plan}", "--side=target", "train"), wanted)
+        served = self.move(train, "{layout: serve, mesh: {tp: 2}, storage: serve}")
+        self.assertEqual(self.digests(f"--plan={served}", "--side=source", "train"), wanted)
+        self.assertEqual(self.digests(f"--plan={served}", "--side=target", "serve"), wanted)
+        self.assertIn("equal", run("reshard-digest", f"--plan={served}", "train", "serve", cwd=self.folder).stdout)
+        # One value, on the last rank.
+        path = self.folder / "serve/rank-00001.safetensors"
+        tensors = load_file(path)
+        tensors["up.1"][2, 1, 3] += 1
+        save_file(tensors, path)
+        done = run("reshard-digest", f"--plan={served}", "train", "serve", code=1, cwd=self.folder)
+        self.assertEqual([line.split(":")[0] for line in done.stdout.splitlines()], ["l.1.e.2.up"])
+        self.assertIn("1 tensor of 'train' and 'serve' differ", done.stderr)
+
+    def test_differences(self):
+        other = {name: array.copy() for name, array in self.values.items()}
+        other["l.0.q"][[0, 1]] = other["l.0.q"][[1, 0]]  # two rows exchanged
+        other["scale"] = other["scale"].astype(np.float16)
+        other["mask"] = other["mask"].reshape(9)
+        other["new"] = other.pop("l.1.k")
+        (self.folder / "other").mkdir()
+        save_file(other, self.folder / "other/model.safetensors")
+        lines = run("reshard-digest", "hf", "other", code=1, cwd=self.folder).stdout.splitlines()
+        self.assertEqual([line.split(" ")[:2] for line in lines],
+                         [["l.0.q:", "digest"], ["l.1.k:", "only"], ["mask:", "shape"], ["scale:", "dtype"], ["new:", "only"]])
+
+    def test_refusals(self):
+        plan = self.move("{layout: hf, storage: hf}", "{layout: hf, storage: out}")
+        for arguments, text in ((["nothing"], "nothing"), ([f"--plan={plan}", "hf"], "need --side=source or --side=target"), (["--side=source", "hf"], "--side needs --plan"),
+                                (["hf", "hf", "hf"], "expected 1 to 2"), ([f"--plan={self.folder / 'hf'}", "--side=source", "hf"], "hf")):
+            with self.subTest(arguments=arguments):
+                self.assertIn(text, run("reshard-digest", *arguments, code=2, cwd=self.folder).stderr)
+        shutil.rmtree(self.folder / "out")
+        self.assertIn("out", run("reshard-digest", f"--plan={plan}", "hf", "out", code=2, cwd=self.folder).stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// reshard-digest: digests of the tensors in files, which are the same in every format and layout; compares two of them.
+
+#include "analysis/digest/tensor_digests.h"
+#include "analysis/files/new_folder.h"
+#include "executor/load.h"
+#include "tools/options.h"
+
+#include <nlohmann/json.hpp>
+
+#include <cstdio>
+#include <memory>
+
+using namespace reshard;
+using namespace reshard::analysis;
+using namespace reshard::tools;
+
+namespace {
+
+struct DigestOptions {
+  std::string plan, side, format = "text";
+};
+
+void print(const TensorDigests &digests, bool json) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::object();
+  for (const auto &[name, tensor] : digests) {
+    if (json)
+      list[name] = {
+          {"dtype", schema::dtypeName(tensor.dtype)}, {"shape", tensor.shape}, {"digest", tensor.digest.text()}};
+    else
+      std::printf("%s  %s\n", tensor.digest.text().c_str(), name.c_str());
+  }
+  if (json)
+    std::printf("%s\n", list.dump(2).c_str());
+}
+
+int digest(const DigestOptions &options, const std::vector<std::string> &paths) {
+  std::unique_ptr<Plan> plan;
+  if (!options.plan.empty())
+    throwOnError(Plan::open(options.plan, plan), kUsage);
+  std::vector<TensorDigests> sides;
+  for (size_t i = 0; i < paths.size(); ++i) {
+    const uint32_t endpoint = paths.size() == 2 ? static_cast<uint32_t>(i) : options.side == "target";
+    sides.push_back(plan ? digestsOfSide(*plan, endpoint, paths[i]) : digestsOfCheckpoint(paths[i]));
+  }
+  if (sides.size() == 1) {
+    print(sides[0], options.format == "json");
+    return kDone;
+  }
+  const std::vector<std::string> lines = differences(sides[0], paths[0], sides[1], paths[1]);
+  if (options.format == "json")
+    std::printf("%s\n", nlohmann::ordered_json{{"tensors", sides[0].size()}, {"differences", lines}}.dump(2).c_str());
+  else
+    for (const std::string &line : lines)
+      std::printf("%s\n", line.c_str());
+  if (!lines.empty())
+    throw Failure{kNegative, counted(lines.size(), "tensor") + " of '" + paths[0] + "' and '" + paths[1] + "' differ"};
+  if (options.format != "json")
+    std::printf("equal: %s\n", counted(sides[0].size(), "tensor").c_str());
+  return kDone;
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+  ignoreFileSizeSignal();
+  DigestOptions options;
+  std::vector<std::string> arguments;
+  Command command{
+      "reshard-digest",
+      "FILES [FILES]",
+      "Prints a digest of each tensor in a checkpoint of any format, which does not depend on files, chunks "
+      "or ranks; with two checkpoints, compares them. Exits with 1 if they differ.",
+      {{"--plan", "PLAN",
+        "FILES are those of the plan's sides: with two, of its source and of its first target, compared "
+        "tensor by tensor through the layouts; replicas count once, padding does not",
+        setText(options.plan)},
+       {"--side", "SIDE", "with --plan and one FILES: source or target", setChoice(options.side, {"source", "target"})},
+       {"--format", "FORMAT", "text (default) or json", setChoice(options.format, {"text", "json"})}},
+      1,
+      2};
+  if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
+    return code;
+  if (options.side.empty() != (options.plan.empty() || arguments.size() == 2)) {
+    printError(command.name, options.side.empty() ? "--plan and one FILES need --side=source or --side=target"
+                                                  : "--side needs --plan and one FILES");
+    return kUsage;
+  }
+  try {
+    return digest(options, arguments);
+  } catch (const Failure &failure) {
+    printError(command.name, failure.message);
+    return failure.code;
+  } catch (const std::exception &exception) {
+    printError(command.name, explain(exception));
+    return kFailure;
+  }
+}
