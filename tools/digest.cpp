@@ -78,7 +78,7 @@ int main(int argc, char **argv) {
        {"--side", "SIDE", "with --plan and one FILES: source or target", setChoice(options.side, {"source", "target"})},
        {"--format", "FORMAT", "text (default) or json", setChoice(options.format, {"text", "json"})}},
       1,
-      2};
+      1};
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
   if (options.side.empty() != (options.plan.empty() || arguments.size() == 2)) {

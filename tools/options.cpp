@@ -109,18 +109,19 @@ int parseFlags(const Command &command, int argc, char **argv, std::vector<std::s
     } else if (argument == "--") {
       flags = false;
     } else {
-      std::vector<std::string> known = {"--help", "--version", "--manual", "--completion"};
+      std::vector<std::string> known = {"--help", "--version"};
       for (const Flag &flag : command.flags)
         known.push_back(flag.name);
       const std::string name = argument.substr(0, argument.find('='));
       return refuse("unknown option '" + name + "'" + suggestion(name, known));
     }
   }
-  if (arguments.size() < command.arguments || arguments.size() > command.most)
-    return refuse("found " + std::to_string(arguments.size()) + " positional arguments, expected " +
-                  std::to_string(command.arguments) +
-                  (command.most > command.arguments ? " to " + std::to_string(command.most) : std::string()) + ": " +
-                  command.name + " " + command.synopsis);
+  if (arguments.size() < command.arguments || arguments.size() > command.arguments + command.optional)
+    return refuse(
+        "found " + std::to_string(arguments.size()) + " positional arguments, expected " +
+        std::to_string(command.arguments) +
+        (command.optional > 0 ? " to " + std::to_string(command.arguments + command.optional) : std::string()) + ": " +
+        command.name + " " + command.synopsis);
   return -1;
 }
 

@@ -23,8 +23,8 @@ struct Command {
   const char *synopsis; // "PLAN --source=DIR --target=DIR"
   const char *about;    // one sentence
   std::vector<Flag> flags;
-  size_t arguments;        // number of positional arguments
-  size_t most = arguments; // the largest number of them
+  size_t arguments;    // number of positional arguments
+  size_t optional = 0; // of further ones
 };
 
 /// Every command calls this first. With SIGXFSZ ignored, a file size limit (ulimit -f) makes the write fail instead of
