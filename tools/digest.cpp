@@ -28,10 +28,23 @@ void print(const TensorDigests &digests, bool json) {
       list[name] = {
           {"dtype", schema::dtypeName(tensor.dtype)}, {"shape", tensor.shape}, {"digest", tensor.digest.text()}};
     else
-      std::printf("%s  %s\n", tensor.digest.text().c_str(), name.c_str());
+      std::printf("%s  %s\n", tensor.digest.text().c_str(), printable(name).c_str());
   }
   if (json)
     std::printf("%s\n", list.dump(2).c_str());
+}
+
+/// The number of the endpoint of that role.
+uint32_t endpointNamed(const Plan &plan, const std::string &role) {
+  const auto &endpoints = *plan.manifest().endpoints();
+  std::string known;
+  for (uint32_t e = 0; e < endpoints.size(); ++e) {
+    if (endpoints.Get(e)->role()->str() == role)
+      return e;
+    known += (known.empty() ? "" : ", ") + endpoints.Get(e)->role()->str();
+  }
+  throw Failure{kUsage,
+                "the plan has no side '" + role + "'; its sides are " + printable(known) + ": name one with --side"};
 }
 
 int digest(const DigestOptions &options, const std::vector<std::string> &paths) {
@@ -40,19 +53,21 @@ int digest(const DigestOptions &options, const std::vector<std::string> &paths) 
     throwOnError(Plan::open(options.plan, plan), kUsage);
   std::vector<TensorDigests> sides;
   for (size_t i = 0; i < paths.size(); ++i) {
-    const uint32_t endpoint = paths.size() == 2 ? static_cast<uint32_t>(i) : options.side == "target";
-    sides.push_back(plan ? digestsOfSide(*plan, endpoint, paths[i]) : digestsOfCheckpoint(paths[i]));
+    const std::string side = paths.size() == 2 ? (i == 0 ? "source" : "target") : options.side;
+    sides.push_back(plan ? digestsOfSide(*plan, endpointNamed(*plan, side), paths[i]) : digestsOfCheckpoint(paths[i]));
   }
   if (sides.size() == 1) {
     print(sides[0], options.format == "json");
     return kDone;
   }
+  if (plan) // a target need not have all tensors of its source
+    std::erase_if(sides[0], [&](const auto &each) { return !sides[1].contains(each.first); });
   const std::vector<std::string> lines = differences(sides[0], paths[0], sides[1], paths[1]);
   if (options.format == "json")
     std::printf("%s\n", nlohmann::ordered_json{{"tensors", sides[0].size()}, {"differences", lines}}.dump(2).c_str());
   else
     for (const std::string &line : lines)
-      std::printf("%s\n", line.c_str());
+      std::printf("%s\n", printable(line).c_str());
   if (!lines.empty())
     throw Failure{kNegative, counted(lines.size(), "tensor") + " of '" + paths[0] + "' and '" + paths[1] + "' differ"};
   if (options.format != "json")
@@ -72,10 +87,12 @@ int main(int argc, char **argv) {
       "Prints a digest of each tensor in a checkpoint of any format, which does not depend on files, chunks "
       "or ranks; with two checkpoints, compares them. Exits with 1 if they differ.",
       {{"--plan", "PLAN",
-        "FILES are those of the plan's sides: with two, of its source and of its first target, compared "
+        "FILES are those of the plan's sides: with two, of its source and of its target, compared "
         "tensor by tensor through the layouts; replicas count once, padding does not",
         setText(options.plan)},
-       {"--side", "SIDE", "with --plan and one FILES: source or target", setChoice(options.side, {"source", "target"})},
+       {"--side", "SIDE",
+        "with --plan and one FILES: source, target, or of several targets target.0, target.1 and so on",
+        setText(options.side)},
        {"--format", "FORMAT", "text (default) or json", setChoice(options.format, {"text", "json"})}},
       1,
       1};

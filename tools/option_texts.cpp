@@ -70,14 +70,14 @@ std::string bash(const Command &command) {
   const std::string function = "_" + std::string(command.name).replace(7, 1, "_");
   return function +
          "() {\n"
-         "  local word=${COMP_WORDS[COMP_CWORD]}\n"
+         "  local word=$2\n"
          "  if [[ $word == -* ]]; then\n"
          "    COMPREPLY=($(compgen -W \"" +
          names +
          "\" -- \"$word\"))\n"
          "    [[ ${COMPREPLY[0]-} == *= ]] && compopt -o nospace\n"
          "  else\n"
-         "    COMPREPLY=($(compgen -f -- \"$word\"))\n"
+         "    mapfile -t COMPREPLY < <(compgen -f -- \"$word\")\n"
          "    compopt -o filenames\n"
          "  fi\n"
          "}\n"
@@ -120,7 +120,7 @@ std::string helpOf(const Command &command) {
 std::string manualOf(const Command &command) {
   std::string text = ".TH " + std::string(command.name) + " 1 \"\" \"reshard " RESHARD_VERSION "\"\n.SH NAME\n" +
                      troff(command.name) + " \\- " +
-                     troff(std::string(command.about).substr(0, std::string(command.about).find('.'))) +
+                     troff(std::string(command.about).substr(0, std::string(command.about).find(". "))) +
                      "\n.SH SYNOPSIS\n.B " + troff(command.name) + "\n" + troff(command.synopsis) +
                      "\n.SH DESCRIPTION\n" + troff(command.about) + "\n.SH OPTIONS\n";
   for (const Flag &flag : allFlags(command))

@@ -11,7 +11,7 @@
 #include "support/parallel.h"
 
 #include <algorithm>
-#include <bit>
+#include <cstdio>
 #include <filesystem>
 #include <mutex>
 #include <set>
@@ -54,7 +54,10 @@ TensorDigest digestOf(const StoredTensor &tensor, const StoredChunk &chunk, cons
 /// The elements of a tensor that have been added.
 class Added {
 public:
-  explicit Added(int64_t elements) : words_((static_cast<size_t>(elements) + 63) / 64) {}
+  explicit Added(int64_t elements) : elements_(elements), words_((static_cast<size_t>(elements) + 63) / 64) {}
+
+  int64_t elements() const { return elements_; }
+  int64_t count() const { return count_; }
 
   /// Calls visit(k, count) for the runs of a range whose elements are new, and marks them.
   template <class Visit> void take(const ElementRange &range, const Visit &visit) {
@@ -70,6 +73,7 @@ public:
         continue;
       }
       word |= bit;
+      ++count_;
       if (length++ == 0)
         begin = k;
     }
@@ -78,6 +82,8 @@ public:
   }
 
 private:
+  const int64_t elements_;
+  int64_t count_ = 0;
   std::vector<uint64_t> words_;
 };
 
@@ -95,15 +101,31 @@ public:
                                   "' is quantized or transformed: its elements are not those of a tensor, "
                                   "expected plain params"};
       // Mesh ranks of one class hold the same.
-      if (!classes_.emplace(p, rankClassKey(endpoint_, p, memory.meshRank)).second)
+      std::pair<uint32_t, std::vector<int64_t>> key(p, rankClassKey(endpoint_, p, memory.meshRank));
+      if (classes_.contains(key))
         continue;
+      bool any = false;
       for (const ParamInstance &instance : instances(manifest_, endpoint_, p, memory.meshRank))
-        if (const std::byte *data = memory.params[p][instance.instance])
+        if (const std::byte *data = memory.params[p][instance.instance]) {
           addInstance(instance, storageDtypeOf(param), memory.meshRank, data);
+          any = true;
+        }
+      if (any)
+        classes_.insert(std::move(key));
     }
   }
 
-  TensorDigests take() { return std::move(found_); }
+  /// The tensors of which all elements were added. Prints the others.
+  TensorDigests take(const std::string &path) {
+    for (const auto &[name, added] : added_)
+      if (added.count() < added.elements()) {
+        std::fprintf(stderr, "note: '%s' has %s of tensor '%s' of %lld, so it has no digest\n", printable(path).c_str(),
+                     counted(static_cast<uint64_t>(added.count()), "element").c_str(), printable(name).c_str(),
+                     static_cast<long long>(added.elements()));
+        found_.erase(name);
+      }
+    return std::move(found_);
+  }
 
 private:
   void addInstance(const ParamInstance &instance, DType dtype, uint32_t meshRank, const std::byte *data) {
@@ -202,10 +224,13 @@ TensorDigests digestsOfSide(const Plan &plan, uint32_t endpoint, const std::stri
   Memory memory(plan);
   std::set<std::string> unknown; // tensors of other models in the same files
   throwOnError(memory.openFiles(endpoint, path, false, &unknown), kUsage);
+  if (!unknown.empty())
+    std::fprintf(stderr, "note: '%s' has %s that the plan does not use, among them '%s'\n", printable(path).c_str(),
+                 counted(unknown.size(), "name").c_str(), printable(*unknown.begin()).c_str());
   SideDigests digests(plan, endpoint);
   for (const MeshRankMemory &each : memory.rankMemories())
     digests.add(each);
-  return digests.take();
+  return digests.take(path);
 }
 
 std::vector<std::string> differences(const TensorDigests &a, const std::string &one, const TensorDigests &b,

@@ -306,7 +306,8 @@ Status Memory::openChunks(uint32_t endpointNumber, const std::string &path, bool
     return status;
   std::set<std::string> objects;
   for (const auto &[object, place] : stored->objects)
-    if (endpointNumber == 0 || object != kMegatronCommon) // it is empty in a target
+    if (endpointNumber == 0 || format != reshard::StorageFormat::megatron ||
+        object != kMegatronCommon) // of createMegatron
       objects.insert(object);
   return reportLeft(endpointNumber, what, "object", std::move(objects), unknown);
 }

@@ -117,6 +117,7 @@ private:
     for (const IndexBlock &r : slots.blocks)
       for (int64_t block = 0; block < r.count(); ++block)
         for (int64_t k = 0; k < r.length(); ++k) {
+          WorkDeadline::spend(8);
           values_[variable] = r.from() + block * r.from_step() + k;
           visitSlots(stack + 1, local + (r.to() + block * r.to_step() + k) * slots.localStride, visit);
         }
@@ -189,7 +190,7 @@ void forEachRange(const InstanceLayout &layout, const RangeVisitor &visit) {
 
 std::vector<int64_t> rankClassKey(const Endpoint &endpoint, uint32_t number, int64_t meshRank) {
   const Param &param = *endpoint.params()->Get(number);
-  std::vector<int64_t> coordinates = {number};
+  std::vector<int64_t> coordinates = {number, present(endpoint, param, meshRank)};
   auto depend = [&](const flatbuffers::Vector<uint32_t> *axes) {
     coordinates.push_back(coordinate(endpoint, axes, meshRank));
   };

@@ -5,7 +5,9 @@
 #include "analysis/files/new_folder.h"
 #include "analysis/flatbuffer_vectors.h"
 #include "analysis/layout/element_ranges.h"
+#include "analysis/report/quantized_forms.h"
 #include "analysis/verify/staged.h"
+#include "analysis/work_deadline.h"
 #include "support/byte_size.h"
 
 #include <algorithm>
@@ -57,9 +59,11 @@ public:
         const Endpoint &endpoint = *manifest_.endpoints()->Get(range->endpoint());
         if (range->endpoint() == 0 || endpoint.params()->Get(range->param())->view())
           continue;
+        WorkDeadline::spend(range->count());
         for (ParamInstance &instance : instances(manifest_, endpoint, range->param(), range->mesh_rank()))
           if (instance.name == name)
-            return Place{rank, range->first() + instance.instance, &endpoint, range, std::move(instance)};
+            return Place{rank, writtenRange(rank, *range).first() + instance.instance, &endpoint, range,
+                         std::move(instance)};
       }
     return std::nullopt;
   }
@@ -99,10 +103,21 @@ public:
     if (zeros > 0)
       std::printf("  %s zero padding\n", sized(zeros).c_str());
     if (origins.empty() && zeros == 0)
-      std::printf("  its bytes are computed on this rank from other params\n");
+      std::printf(place.instance.bytes == 0 ? "  it has no elements\n"
+                                            : "  no bytes arrive for it: it is computed on this rank\n");
   }
 
 private:
+  /// The buffers that are written for a param: its own, or those of the quantized view that it is derived from.
+  const BufferRange &writtenRange(uint32_t rank, const BufferRange &range) const {
+    const std::optional<QuantizedForm> form = quantizedForms(manifest_, range.endpoint())[range.param()];
+    for (const BufferRange *other : orEmpty(paired_.segment(rank).buffers()))
+      if (form && other->endpoint() == range.endpoint() && other->mesh_rank() == range.mesh_rank() &&
+          static_cast<int32_t>(other->param()) == form->view)
+        return *other;
+    return range;
+  }
+
   /// The bytes that each rank sends.
   void readLoads() {
     for (uint32_t rank = 0; rank < plan_.world(); ++rank) {
@@ -123,7 +138,7 @@ private:
     if (range)
       name = instances(manifest_, source, range->param(), range->mesh_rank())[origin.buffer - range->first()].name;
     std::printf("  %s from %s%u: %s\n", sized(origin.bytes).c_str(),
-                source.storage() ? "files, read by rank " : "rank ", origin.rank, name.c_str());
+                source.storage() ? "files, read by rank " : "rank ", origin.rank, printable(name).c_str());
     if (!range || source.storage())
       return;
     std::printf("    %s\n", reason(place, origin, holders(source, *range)).c_str());
@@ -143,10 +158,8 @@ private:
   std::string reason(const Place &place, const Origin &origin, const std::vector<uint32_t> &ranks) const {
     if (origin.rank == place.rank)
       return "the rank has them itself: a copy";
-    std::string text;
-    if (ranks.size() == 1) {
-      text = "the only rank that has them";
-    } else {
+    std::string text = "no other rank has the same part of this param";
+    if (ranks.size() > 1) {
       const uint32_t perNode = manifest_.ranks_per_node();
       auto near = [&](uint32_t rank) { return perNode > 0 && rank / perNode == place.rank / perNode; };
       uint64_t least = UINT64_MAX, most = 0;
@@ -156,14 +169,14 @@ private:
       }
       const bool some = std::any_of(ranks.begin(), ranks.end(), near),
                  all = std::all_of(ranks.begin(), ranks.end(), near);
-      text = listed(ranks) + " have them; ";
+      text = listed(ranks) + " have the same; ";
       if (some && !all && near(origin.rank))
         text += "this one is on the same node";
       else if (least == most)
-        text += "the choice balances what they send: " + sized(most) + " each";
+        text += "each of them sends " + sized(most) + " in all";
       else
-        text += "the choice balances what they send: this one " + sized(sent_[origin.rank]) + ", all of them " +
-                sized(least) + " to " + sized(most);
+        text +=
+            "this one sends " + sized(sent_[origin.rank]) + " in all, they send " + sized(least) + " to " + sized(most);
     }
     std::set<uint32_t> senders;
     for (const Step *step : orEmpty(paired_.segment(place.rank).steps()))

@@ -419,9 +419,11 @@ int inspect(const InspectionOptions &options) {
   std::unique_ptr<Plan> plan;
   throwOnError(Plan::open(options.plan, plan), kUsage);
   const bool json = options.format == "json";
-  const WorkDeadline deadline(options.verify     ? "the proof"
-                              : options.topology ? "the simulation"
-                                                 : "the summary",
+  const WorkDeadline deadline(options.verify             ? "the proof"
+                              : options.format == "html" ? "the page"
+                              : !options.explain.empty() ? "the explanation"
+                              : options.topology         ? "the simulation"
+                                                         : "the summary",
                               options.timeout);
   if (options.format == "html") {
     throwOnError(writeFile(options.output, pageOf(*plan, options.topology)), kFailure);

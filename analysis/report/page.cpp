@@ -7,6 +7,7 @@
 #include "analysis/layout/element_ranges.h"
 #include "analysis/report/page_text.h"
 #include "analysis/simulate/simulate.h"
+#include "analysis/work_deadline.h"
 #include "executor/load.h"
 
 #include <nlohmann/json.hpp>
@@ -24,7 +25,7 @@ using namespace schema;
 
 constexpr size_t kPatterns = 8;           // of a cell: the patterns with most bytes
 constexpr size_t kHolders = 64;           // of a tensor: the rank classes of an endpoint that are drawn
-constexpr size_t kBoxes = 64;             // of a rank class
+constexpr size_t kBoxes = 256;            // of a rank class
 constexpr size_t kSpans = 240;            // of a rank in the time line
 constexpr uint32_t kSimulatedRanks = 512; // of larger plans only the total time is simulated
 
@@ -63,6 +64,7 @@ public:
       throwOnError(plan_.segment(rank, segment), kUsage);
       Json totals = {0, 0, 0, segment->arena_bytes()};
       for (const Step *step : orEmpty(segment->steps())) {
+        WorkDeadline::spend(16);
         const bool sends = step->kind() == StepKind::send, receives = step->kind() == StepKind::recv;
         totals[sends ? 0 : receives ? 1 : 2] = totals[sends ? 0 : receives ? 1 : 2].get<uint64_t>() + step->bytes();
         if (!sends) // a receive stands for its message
@@ -141,35 +143,52 @@ public:
   int64_t rows() const { return rows_; }
   int64_t columns() const { return columns_; }
 
-  /// [{param, ranks, more, boxes}] of an endpoint.
+  /// {holders: [{param, ranks, more, boxes, cut}], left} of an endpoint. left: rank classes that are not drawn; cut:
+  /// whether boxes are left out.
   Json of(const Endpoint &endpoint) const {
-    Json result = Json::array();
+    Json holders = Json::array();
+    size_t left = 0;
     for (uint32_t p = 0; p < orEmpty(endpoint.params()).size(); ++p) {
       const Param &param = *endpoint.params()->Get(p);
-      if (param.view() || !holds(param))
+      const QuantizedView *view = param.view();
+      if ((view && view->kind() != ViewKind::elements) || !holds(param))
         continue;
-      std::map<std::vector<int64_t>, size_t> classes; // rank class -> entry of `result`, or none
+      const Param &named = view ? *endpoint.params()->Get(view->codes()) : param;
+      std::map<std::vector<int64_t>, size_t> classes; // rank class -> entry of `holders`, or none
       for (uint32_t meshRank = 0; meshRank < endpoint.ranks()->size(); ++meshRank) {
+        WorkDeadline::spend(64);
         const auto [at, added] = classes.try_emplace(rankClassKey(endpoint, p, meshRank), SIZE_MAX);
         if (!added) {
           if (at->second != SIZE_MAX)
-            addRank(result[at->second], endpoint.ranks()->Get(meshRank));
+            addRank(holders[at->second], endpoint.ranks()->Get(meshRank));
           continue;
         }
-        Json boxes = result.size() < kHolders ? boxesOf(endpoint, p, meshRank) : Json::array();
-        if (boxes.empty())
+        Boxes boxes = boxesOf(endpoint, p, meshRank);
+        if (boxes.list.empty())
           continue;
-        at->second = result.size();
-        result.push_back({{"param", param.name()->str()},
-                          {"ranks", {endpoint.ranks()->Get(meshRank)}},
-                          {"more", 0},
-                          {"boxes", std::move(boxes)}});
+        if (holders.size() == kHolders) {
+          ++left;
+          continue;
+        }
+        at->second = holders.size();
+        holders.push_back({{"param", named.name()->str()},
+                           {"ranks", {endpoint.ranks()->Get(meshRank)}},
+                           {"more", 0},
+                           {"boxes", std::move(boxes.list)},
+                           {"cut", boxes.cut}});
       }
     }
-    return result;
+    return {{"holders", std::move(holders)}, {"left", left}};
   }
 
 private:
+  /// Boxes [row, row end, column, column end]; cut: there are more.
+  struct Boxes {
+    Json list = Json::array();
+    bool cut = false;
+    bool full() { return cut = cut || list.size() >= kBoxes; }
+  };
+
   static void addRank(Json &entry, uint32_t rank) {
     if (entry["ranks"].size() < 16)
       entry["ranks"].push_back(rank);
@@ -184,11 +203,11 @@ private:
     return false;
   }
 
-  /// The boxes [row, row end, column, column end] that a mesh rank has of the tensor.
-  Json boxesOf(const Endpoint &endpoint, uint32_t p, uint32_t meshRank) const {
+  /// The boxes that a mesh rank has of the tensor.
+  Boxes boxesOf(const Endpoint &endpoint, uint32_t p, uint32_t meshRank) const {
     const Param &param = *endpoint.params()->Get(p);
-    Json boxes = Json::array();
-    if (instanceCount(endpoint, param, meshRank) == 0)
+    Boxes boxes;
+    if (rows_ == 0 || columns_ == 0 || instanceCount(endpoint, param, meshRank) == 0)
       return boxes;
     ParamInstance instance;
     instance.param = p;
@@ -206,33 +225,46 @@ private:
     }
     forEachPartGrid({manifest_, endpoint, meshRank, instance}, [&](const PartGrid &grid) {
       if (grid.tensor && *grid.tensor == name_)
-        add(grid, 0, 0, 1, 1, boxes);
+        add(grid, 0, 0, 1, boxes);
     });
     return boxes;
   }
 
-  /// Adds the boxes of the dimensions from `d` on, which begin at row-major index `first` of the tensor. The dimensions
-  /// before span `rows` rows and `width` columns.
-  void add(const PartGrid &grid, size_t d, int64_t first, int64_t rows, int64_t width, Json &boxes) const {
-    if (boxes.size() >= kBoxes)
-      return;
-    if (d == grid.dimensions.size()) {
-      const int64_t row = first / columns_, column = first % columns_;
-      boxes.push_back({row, std::min(rows_, row + rows), column, std::min(columns_, column + width)});
-      return;
-    }
+  /// Adds the boxes of the dimensions from `d` on, which begin at row-major index `first` of the tensor and repeat in
+  /// `rows` rows.
+  void add(const PartGrid &grid, size_t d, int64_t first, int64_t rows, Boxes &boxes) const {
+    if (d == grid.dimensions.size())
+      return addInterval(first, 1, rows, boxes);
     const PartGrid::Dimension &dimension = grid.dimensions[d];
+    const int64_t stride = dimension.logicalStride;
     for (const IndexBlock &block : dimension.blocks)
-      for (int64_t k = 0; k < block.count() && boxes.size() < kBoxes; ++k) {
-        const int64_t begin = (block.from() + k * block.from_step()) * dimension.logicalStride;
-        const int64_t span = block.length() * dimension.logicalStride; // elements from the first to after the last
-        const bool ofRows = dimension.logicalStride >= columns_, whole = span >= columns_;
-        add(grid, d + 1, first + begin, whole ? std::max(rows, span / columns_) : rows,
-            ofRows  ? width
-            : whole ? columns_
-                    : std::max(width, span),
-            boxes);
+      for (int64_t k = 0; k < block.count(); ++k) {
+        const int64_t from = block.from() + k * block.from_step();
+        if (stride == columns_ && d + 1 < grid.dimensions.size()) {
+          add(grid, d + 1, first + from * stride, block.length(), boxes);
+        } else if (d + 1 == grid.dimensions.size() && (stride == 1 || stride == columns_)) {
+          addInterval(first + from * stride, block.length() * stride, rows, boxes);
+        } else {
+          for (int64_t i = 0; i < block.length() && !boxes.cut; ++i)
+            add(grid, d + 1, first + (from + i) * stride, rows, boxes);
+        }
+        if (boxes.cut)
+          return;
       }
+  }
+
+  /// Adds elements that follow each other, in `rows` rows if they lie in one.
+  void addInterval(int64_t begin, int64_t length, int64_t rows, Boxes &boxes) const {
+    while (length > 0 && !boxes.full()) {
+      const int64_t row = begin / columns_, column = begin % columns_;
+      const int64_t whole = column == 0 ? length / columns_ : 0;
+      const int64_t width = whole > 0 ? columns_ : std::min(length, columns_ - column);
+      const int64_t height = whole > 0 ? std::max(whole, rows) : rows;
+      boxes.list.push_back({row, std::min(rows_, row + height), column, column + width});
+      const int64_t taken = whole > 0 ? whole * columns_ : width;
+      begin += taken;
+      length -= taken;
+    }
   }
 
   const Manifest &manifest_;
@@ -372,8 +404,8 @@ Json dataOf(const Plan &plan, const std::optional<Topology> &topology) {
 
 std::string pageOf(const Plan &plan, const std::optional<Topology> &topology) {
   std::string data = dataOf(plan, topology).dump();
-  for (size_t at = data.find("</"); at != std::string::npos; at = data.find("</", at + 3))
-    data.replace(at, 2, "<\\/"); // the same text in JSON, and no end of the element
+  for (size_t at = data.find('<'); at != std::string::npos; at = data.find('<', at))
+    data.replace(at, 1, "\\u003c"); // the same text in JSON, and no tag
   std::string page(kPageText);
   constexpr std::string_view kPlace = "\"DATA\"";
   return page.replace(page.find(kPlace), kPlace.size(), data);

@@ -41,7 +41,8 @@ void mergeEntries(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, 
       continue;
     }
     Node::Entry &inherited = base[known->second];
-    if (entry.value.kind == Node::Kind::null && keepNull) {
+    const bool optional = keepNull && (what == "'params'" || what == "'place'" || what == "'rename'");
+    if (entry.value.kind == Node::Kind::null && optional) {
       inherited = std::move(entry);
       inherited.value.text = "optional";
     } else if (entry.value.kind == Node::Kind::null) {

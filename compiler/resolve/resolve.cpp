@@ -77,6 +77,24 @@ bool replaceByStates(Pack &pack, const OptimizerState &state, const Tensors &ten
   return std::all_of(pack.of.begin(), pack.of.end(), [&](Pack &each) { return replaceByStates(each, state, tensors); });
 }
 
+/// Leaves a param the dimensions that it stacks, as 0, 1, …, with their rules.
+void keepStacks(ParamDeclaration &param) {
+  std::sort(param.stacks.begin(), param.stacks.end(),
+            [](const StackRule &a, const StackRule &b) { return a.dimension < b.dimension; });
+  std::map<int64_t, Expression> pad;
+  std::map<int64_t, ShardRule> shard;
+  for (size_t i = 0; i < param.stacks.size(); ++i) {
+    const int64_t before = std::exchange(param.stacks[i].dimension, static_cast<int64_t>(i));
+    if (const auto rule = param.pad.find(before); rule != param.pad.end())
+      pad.emplace(i, rule->second);
+    if (const auto rule = param.shard.find(before); rule != param.shard.end())
+      shard.emplace(i, rule->second);
+  }
+  param.pad = std::move(pad);
+  param.shard = std::move(shard);
+  param.pack.permute.clear();
+}
+
 /// Renames the weights of a layout with `optimizer`, and adds the params of their states: as the weight, but in the
 /// state's own dtype. A pack of several tensors has no scalar state.
 void addStates(const Model &model, const LayoutDeclaration &layout, const Tensors &tensors,
@@ -101,11 +119,8 @@ void addStates(const Model &model, const LayoutDeclaration &layout, const Tensor
       param.form = {};
       param.form.dtype.emplace(state.dtype, names.at);
       param.refresh.clear();
-      if (state.scalar) {
-        param.shard.clear();
-        param.pad.clear();
-        param.pack.permute.clear();
-      }
+      if (state.scalar)
+        keepStacks(param);
       params.push_back(std::move(param));
     }
   }
@@ -166,6 +181,8 @@ std::vector<ParamDeclaration> declaredParams(const Job &job, const EndpointDecla
     const TensorDeclaration &declaration = *tensor.declaration;
     ParamDeclaration &param = result.emplace_back(paramOf(declaration));
     param.shard = declaration.shard;
+    if (!declaration.state.empty())
+      param.form.dtype.emplace(declaration.dtype, declaration.at);
     if (declaration.tied && param.shard.empty()) // a tied tensor without rules has those of the other
       param.shard = tensors.all()[tensor.canonical].declaration->shard;
   }

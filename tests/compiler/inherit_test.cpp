@@ -101,6 +101,16 @@ TEST_F(ModelExtend, NullOfTwoFilesMayFindNothing) {
   EXPECT_EQ(names(found->endpoints[1]), (std::vector<std::string>{"q"}));
 }
 
+TEST_F(ModelExtend, NullRemovesOtherKeysOfLayouts) {
+  write("bases/base.yaml", "dtype: bf16\ntensors: {w: [4], n: [4]}\n"
+                           "layouts:\n"
+                           "  plain: {params: same}\n"
+                           "  cut: {extend: plain, switches: {a: 1, b: 2}, shard: {w: {0: tp}, \"n*\": {0: tp}}}\n");
+  write("own.yaml", "extend: bases/base.yaml\n"
+                    "layouts: {cut: {extend: cut, switches: {a: null}, shard: {\"n*\": null}}}\n");
+  EXPECT_TRUE(layout("source: {layout: plain, mesh: {}}\ntarget: {layout: cut, mesh: {tp: 2}}\n")) << errors();
+}
+
 TEST_F(ModelExtend, OverridesApplyToTheBase) {
   write("bases/base.yaml", "dtype: bf16\nlet: {width: 6}\ntensors: {a: [width]}\n");
   write("own.yaml", "extend: bases/base.yaml\n");

@@ -312,6 +312,29 @@ TEST(Resolve, OptimizerStates) { // of a pack, of a tied tensor, of a layout tha
                    "l.1.qk.m [1] l.1.k.m:0", "e.m [2] embed.m:0 embed.m:1"}));
 }
 
+TEST(Resolve, ScalarStatesKeepTheirStacks) { // the stack is dimension 1 of the param, and 0 of its scalars
+  const Resolved resolved =
+      resolveText("version: 1\n"
+                  "model:\n"
+                  "  dtype: bf16\n"
+                  "  index: {x: 4}\n"
+                  "  optimizer: {m: fp32, step: {dtype: fp32, shape: []}}\n"
+                  "  tensors: {\"w.{x}\": [2]}\n"
+                  "  layouts:\n"
+                  "    all: {params: {w: {stack: {index: x, dim: 1}, holds: \"w.{x}\", shard: {1: tp}}},\n"
+                  "          optimizer: \"{param}.{state}\"}\n"
+                  "source: {layout: all, mesh: {}}\n"
+                  "target: [{layout: all, mesh: {tp: 2}}, {mesh: {tp: 1}, dtype: fp16, convert: rne}]\n");
+  ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
+  EXPECT_EQ(contents(*resolved.layout, 1, 1),
+            (Lines{"w [2x2] w.2:0 w.3:0 w.2:1 w.3:1", "w.m [2x2] w.2.m:0 w.3.m:0 w.2.m:1 w.3.m:1",
+                   "w.step [2] w.2.step w.3.step"}));
+  const ir::Endpoint &bare = resolved.layout->endpoints[2]; // an endpoint's dtype is for weights
+  for (const ir::Param &param : bare.params)
+    EXPECT_EQ(param.storageDtype.value_or(param.dtype), param.name == "w.{x}" ? ir::DType::fp16 : ir::DType::fp32)
+        << param.name;
+}
+
 TEST(Resolve, StagesBySizesAndLocalNames) { // docs/yaml.md: layers 0, 3 and 4 of 5 exist, stages of 2 and 3
   const Resolved resolved = target("{\"b.{layer}.w\": {shape: [1], where: {layer: [0, 3..4]}}}",
                                    "{\"b.{layer.local}.w\": {holds: \"b.{layer}.w\"}}", "{pp: 2}",

@@ -109,6 +109,38 @@ class Digest(FolderTest):
         self.assertEqual([line.split(":")[0] for line in done.stdout.splitlines()], ["l.1.e.2.up"])
         self.assertIn("1 tensor of 'train' and 'serve' differ", done.stderr)
 
+    def test_params_of_some_ranks(self):
+        """On the last stage, not on the first rank of their class; parts of tensors have no digest."""
+        (self.folder / "stages.yaml").write_text("""version: 1
+model:
+  dtype: fp32
+  tensors: {head: [4, 2], a: [4, 6], b: [3]}
+  layouts:
+    train: {axes: [tp, pp], params: {head: {holds: head, shard: {0: tp}, at: {pp: last}}, a: {holds: a, at: {pp: first}}, b: {holds: b}}}
+    serve: {params: {head: {holds: head}, a: {pieces: [{shape: [2, 6], of: [{of: a, size: [2, 6]}]}]}}}
+source: {layout: train, mesh: {tp: 2, pp: 2}, storage: staged}
+target: {layout: serve, mesh: {tp: 1}, storage: moved}
+""")
+        run("reshard-compile", self.folder / "stages.yaml", "-o", self.folder / "p")
+        run("reshard-exec", self.folder / "p", "--synthesize", f"--source={self.folder / 'staged'}", cwd=self.folder)
+        run("reshard-exec", self.folder / "p", "--check", cwd=self.folder)
+        self.assertEqual(sorted(self.digests(f"--plan={self.folder / 'p'}", "--side=source", "staged")), ["a", "b", "head"])
+        done = run("reshard-digest", f"--plan={self.folder / 'p'}", "staged", "moved", cwd=self.folder)
+        self.assertEqual(done.stdout, "equal: 1 tensor\n")
+        self.assertIn("'moved' has 12 elements of tensor 'a' of 24, so it has no digest", done.stderr)
+        path = self.folder / "moved/rank-00000.safetensors"
+        save_file(load_file(path) | {"more": np.zeros(2, np.float32)}, path)
+        self.assertIn("that the plan does not use, among them 'more'",
+                      run("reshard-digest", f"--plan={self.folder / 'p'}", "--side=target", "moved", cwd=self.folder).stderr)
+
+    def test_several_targets(self):
+        (self.folder / "job.yaml").write_text("version: 1\nmodel: model.yaml\nsource: {layout: hf, storage: hf}\n"
+                                              "target: [{layout: hf, storage: one}, {layout: serve, mesh: {tp: 2}, storage: two}]\n")
+        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p")
+        run("reshard-exec", self.folder / "p", "--target=both", cwd=self.folder)
+        self.assertEqual(self.digests(f"--plan={self.folder / 'p'}", "--side=target.1", "both/target.1"), self.digests("hf"))
+        self.assertIn("its sides are source, target.0, target.1", run("reshard-digest", f"--plan={self.folder / 'p'}", "hf", "two", code=2, cwd=self.folder).stderr)
+
     def test_differences(self):
         other = {name: array.copy() for name, array in self.values.items()}
         other["l.0.q"][[0, 1]] = other["l.0.q"][[1, 0]]  # two rows exchanged

@@ -38,11 +38,23 @@ class Explain(FolderTest):
         sources = [(int(line.split()[0]), int(line.split(":")[0].split()[-1]), reason) for line, reason in zip(lines[1:-1:2], lines[2:-1:2])]
         self.assertEqual(sum(size for size, *_ in sources), 128)
         for _, rank, reason in sources:
-            self.assertIn(f"    ranks {rank % 2}, {rank % 2 + 2} have them; the choice balances what they send", reason)
+            self.assertIn(f"    ranks {rank % 2}, {rank % 2 + 2} have the same; ", reason)
         self.assertLessEqual(len(lines), 10)
-        self.assertIn("    the only rank that has them", self.explain("one@4"))
+        self.assertIn("    no other rank has the same part of this param", self.explain("one@4"))
         self.assertIn("    the rank has them itself: a copy", self.explain("own@3"))
         self.assertIn("target rank 3: own", self.explain("own"))  # the first rank that has it
+
+    def test_quantized_targets(self):
+        (self.folder / "job.yaml").write_text("""version: 1
+model: {dtype: bf16, tensors: {w: {shape: [64, 64], shard: {0: tp}}, none: {shape: [0, 64]}}}
+source: {mesh: {tp: 2}}
+target: {mesh: {tp: 1}, ranks: [2], quantize: {format: mxfp8, by: receiver}}
+""")
+        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p")
+        text = self.explain("w")
+        self.assertIn("from rank 0: w", text)
+        self.assertIn("from rank 1: w", text)
+        self.assertIn("it has no elements", self.explain("none"))
 
     def test_files(self):
         (self.folder / "job.yaml").write_text(JOB.replace("target: {layout: serve, mesh: {x: 2}, ranks: [3, 4]}", "target: {layout: serve, storage: out}")
@@ -60,7 +72,7 @@ class Explain(FolderTest):
         """At most ten lines, whatever the plan."""
         run("reshard-compile", ROOT / "examples/qwen3-0.6b-8-to-4.yaml", "-o", self.folder / "p")
         lines = self.explain("model.embed_tokens.weight@11").splitlines()
-        self.assertIn("ranks 5, 7 have them", lines[2])
+        self.assertIn("ranks 5, 7 have the same; each of them sends 142.2 MiB in all", lines[2])
         self.assertLessEqual(len(lines), 10)
 
 

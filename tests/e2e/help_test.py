@@ -44,10 +44,12 @@ class Help(FolderTest):
         script = self.folder / "c.bash"
         script.write_text(run("reshard-inspect", "--completion=bash").stdout)
         (self.folder / "a.rplan").touch()
-        call = f"cd {self.folder}; compopt() {{ :; }}; . {script}; COMP_CWORD=1; COMP_WORDS=(reshard-inspect %s); _reshard_inspect; echo \"${{COMPREPLY[@]}}\""
+        call = f"cd {self.folder}; compopt() {{ :; }}; . {script}; _reshard_inspect reshard-inspect %s reshard-inspect; echo \"${{COMPREPLY[@]}}\""
         complete = lambda word: subprocess.run(["bash", "-c", call % word], capture_output=True, text=True, check=True).stdout.strip()  # noqa: E731
         self.assertEqual(complete("--for"), "--format=")
         self.assertEqual(complete("a.r"), "a.rplan")
+        (self.folder / "with space").touch()
+        self.assertEqual(complete("with"), "with space")
         self.assertEqual(complete("--nothing"), "")
 
     def test_an_unknown_shell(self):

@@ -126,12 +126,48 @@ class Page(FolderTest):
     @staticmethod
     def painted(tensor, side):
         images = {}
-        for holder in tensor["sides"][side]:
+        for holder in tensor["sides"][side]["holders"]:
             for rank in holder["ranks"]:
                 image = images.setdefault(rank, np.zeros((tensor["rows"], tensor["columns"])))
                 for r0, r1, c0, c1 in holder["boxes"]:
                     image[r0:r1, c0:c1] += 1
         return images
+
+    def test_unusual_params(self):
+        """Params of some stages, inner shards, no elements, more rank classes than are drawn, quantized ones."""
+        data = data_of(self.page("""version: 1
+model:
+  dtype: bf16
+  tensors: {"<!--<script>": [4, 4], inner: [4, 8, 6], none: [4, 0], none2: [0, 4], matrix: [64, 64]}
+  layouts:
+    train: {axes: [tp, pp], params: {head: {holds: "<!--<script>", shard: {0: tp}, at: {pp: last}}, e: {holds: inner, shard: {2: tp}}, n: {holds: none}, n2: {holds: none2}, m: {holds: matrix}}}
+    serve: {axes: [x], params: {head: {holds: "<!--<script>"}, e: {holds: inner}, n: {holds: none}, n2: {holds: none2}, m: {holds: matrix, quantize: {format: mxfp8, by: receiver}}}}
+source: {layout: train, mesh: {tp: 2, pp: 2}}
+target: {layout: serve, mesh: {x: 1}, ranks: [4]}
+"""))
+        tensors = {tensor["name"]: tensor for tensor in data["tensors"]}
+        head, inner = self.painted(tensors["<!--<script>"], 0), self.painted(tensors["inner"], 0)
+        self.assertEqual(sorted(head), [2, 3])
+        np.testing.assert_array_equal(inner[0], np.tile([1, 1, 1, 0, 0, 0], (4, 8)))
+        np.testing.assert_array_equal(inner[0] + inner[1], np.ones((4, 48)))
+        self.assertEqual(tensors["none"]["sides"], [{"holders": [], "left": 0}] * 2)
+        self.assertEqual(sorted(self.painted(tensors["matrix"], 1)), [4])
+        data = data_of(self.page("version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [512], shard: {0: {axis: x, cyclic: 1}}}}}\nsource: {mesh: {x: 100}}\ntarget: {mesh: {x: 1}}\n"))
+        self.assertEqual(data["tensors"][0]["sides"][0]["left"], 36)
+
+    def test_the_deadline(self):
+        job = """version: 1
+model: {dtype: u8, index: {layer: 5000, expert: 5000}, tensors: {"w.{layer}.{expert}": [1]},
+        layouts: {one: {params: {w: {stack: [layer, expert], holds: "w.{layer}.{expert}"}}}}}
+source: {layout: one, mesh: {}}
+target: {layout: one, mesh: {}}
+"""
+        self.assertIn("the page did not finish within the deadline", self.refused(job, "--timeout=0.2"))
+
+    def refused(self, job, *flags):
+        (self.folder / "job.yaml").write_text(job)
+        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan")
+        return run("reshard-inspect", self.folder / "p.rplan", "--format=html", "-o", self.folder / "p.html", *flags, code=None).stderr
 
     def test_time_line(self):
         data = data_of(self.page(JOB, f"--simulate={ROOT / 'examples/topologies/h100x8.yaml'}"))

@@ -34,6 +34,7 @@ class PullRequest(FolderTest):
         self.write("same", JOB)
         self.write("larger", JOB)
         self.write("broken", JOB)
+        self.write("gone", JOB)
         self.base = self.commit()
 
     def git(self, *words):
@@ -61,10 +62,11 @@ class PullRequest(FolderTest):
         self.write("larger", JOB.replace("tp: 2}, ranks: 4..5", "tp: 2, dp: 2}, ranks: 4..7"))
         self.write("broken", JOB.replace("tp: 4", "tp: 5"))
         self.write("more", JOB)
+        (self.repository / "jobs/gone.yaml").unlink()
         self.commit()
         comment, status = self.run_step()
         parts = {part.split("\n")[0]: part for part in comment.split("### ")[1:]}
-        self.assertEqual(sorted(parts), [f"jobs/{name}.yaml" for name in ("broken", "larger", "more", "same")])
+        self.assertEqual(sorted(parts), sorted([f"jobs/{name}.yaml" for name in ("broken", "larger", "more", "same")] + ["jobs/gone.yaml: removed"]))
         self.assertIn("error: ", parts["jobs/broken.yaml"])
         self.assertIn("A new job.", parts["jobs/more.yaml"])
         self.assertIn("|", parts["jobs/larger.yaml"])
@@ -74,7 +76,7 @@ class PullRequest(FolderTest):
 
     def test_nothing_changed(self):
         comment, status = self.run_step()
-        self.assertEqual(comment.count("###"), 3)
+        self.assertEqual(comment.count("###"), 4)
         self.assertEqual(status, "status=0\n")
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from typing import Any
 
+from ..errors import Error
 from ..integrations.sglang import PACKAGES, TESTED
 from ..releases import check_release
 from . import record
@@ -36,6 +37,15 @@ def _empty(name: str) -> Any:
     return _EmptyType(name, (_Empty,), {})
 
 
+#: Whether a loader runs. While modules are imported, kernels are decorated and configured, which calls empty names.
+_loading = False
+
+
+def _refuse_while_loading(name: str) -> None:
+    if _loading:
+        raise Error(f"the loader calls the kernel {name}, which is not installed: install SGLang with its kernels")
+
+
 class _EmptyType(type):
     """A class that has any attribute, is subscripted and joined as types are, and returns a function that it decorates."""
 
@@ -51,6 +61,7 @@ class _EmptyType(type):
     __ror__ = __or__
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        _refuse_while_loading(cls.__name__)
         return args[0] if len(args) == 1 and callable(args[0]) else super().__call__()
 
 
@@ -59,6 +70,7 @@ class _Empty(metaclass=_EmptyType):
         return _empty(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        _refuse_while_loading(type(self).__name__)
         return args[0] if len(args) == 1 and callable(args[0]) else self
 
 
@@ -130,6 +142,15 @@ def modules(model: str | os.PathLike[str], engine: Engine, context: Callable[[],
                     yield rank, module
 
 
+def _load(module: Any, weights: Any) -> None:
+    global _loading
+    _loading = True
+    try:
+        module.load_weights(weights)
+    finally:
+        _loading = False
+
+
 def recordings(model: str | os.PathLike[str], engine: Engine, checkpoint: Any = None) -> Iterator[Recording]:
     """Yields the recording of each rank of an SGLang engine.
 
@@ -140,4 +161,4 @@ def recordings(model: str | os.PathLike[str], engine: Engine, checkpoint: Any = 
     """
     tensors = tensors_of(model if checkpoint is None else checkpoint)
     for rank, module in modules(model, engine):
-        yield record(load=module.load_weights, params=lambda module=module: dict(module.named_parameters()), checkpoint=tensors, mesh=engine.mesh, rank=rank)
+        yield record(load=lambda weights, module=module: _load(module, weights), params=lambda module=module: dict(module.named_parameters()), checkpoint=tensors, mesh=engine.mesh, rank=rank)
