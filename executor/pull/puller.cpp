@@ -5,6 +5,7 @@
 #include "support/random.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace reshard::pull {
 
@@ -23,6 +24,8 @@ constexpr milliseconds kPaused{200};
 constexpr milliseconds kLongLook{2000}, kShortLook{100};
 /// The first pause after a refused attempt, and the longest.
 constexpr milliseconds kAgain{2}, kLongestAgain{100};
+/// The pause before this process asks again when the coordinator serves another process of its rank.
+constexpr milliseconds kReplaced{100};
 
 uint64_t millisecondsUntil(const Deadline &deadline) {
   if (!deadline)
@@ -68,6 +71,8 @@ void Puller::endCall() {
 Result<uint64_t> Puller::attempts() {
   call_ = std::max<uint64_t>(randomNumber(), 1);
   held_ = 0;
+  replacements_ = 0;
+  replaced_ = false;
   milliseconds pause = kAgain;
   for (uint64_t failed = 0;;) {
     if (Status status = begin(failed); !status.ok())
@@ -115,6 +120,11 @@ Status Puller::begin(uint64_t failed) {
     const bool any = handleEvents();
     if (!error_.ok())
       return error_;
+    if (std::exchange(replaced_, false)) {
+      assigned_.reset(); // the coordinator has forgotten it
+      asked = false;
+      std::this_thread::sleep_for(kReplaced);
+    }
     if (assigned_)
       break;
     if (passed(deadline_))
@@ -184,7 +194,7 @@ Puller::Outcome Puller::complete() {
     if (!error_.ok())
       return Outcome::failed;
     // A coordinator that was lost is asked by begin(), since it may be a new process.
-    if (repeated_ == assignment_.number || !coordinator.ready)
+    if (repeated_ == assignment_.number || replaced_ || !coordinator.ready)
       return Outcome::again;
     if (!asked)
       send(coordinator, makeFrame(FrameKind::complete, {assignment_.number}));

@@ -164,7 +164,9 @@ private:
   // Answers of the coordinator.
   std::optional<Assignment> assigned_;
   std::optional<uint64_t> committed_, repeated_; // assignments
-  std::string reason_;                           // why there is no assignment yet
+  bool replaced_ = false; // the coordinator serves another process of this rank, until this one asks again
+  int replacements_ = 0;  // in this call
+  std::string reason_;    // why there is no assignment yet
   std::vector<ReplicaInfo> listed_;
   std::optional<size_t> listedCount_;
 };

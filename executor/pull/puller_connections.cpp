@@ -15,6 +15,8 @@ using std::chrono::milliseconds;
 /// The first pause between attempts to find a process; the longest between looks into the store, and between attempts
 /// to connect; the time in which a process must welcome this one.
 constexpr milliseconds kLookAgain{20}, kLongestLook{200}, kLongestPause{1000}, kNoWelcome{2000};
+/// How often a process asks again in a call after the coordinator has taken another one for this rank.
+constexpr int kReplacements = 3;
 constexpr milliseconds kPing{250};
 
 } // namespace
@@ -260,7 +262,11 @@ void Puller::handleAnswer(const MessengerEvent &event) {
     repeated_ = words[1];
     return;
   case FrameKind::replaced:
-    if (call_ != 0)
+    // The coordinator may have read a frame of a process of this rank that has ended after those of this one. So this
+    // process asks again, and gives up if there really are two, which replace each other in turns.
+    if (call_ != 0 && replacements_++ < kReplacements)
+      replaced_ = true;
+    else if (call_ != 0)
       error_ = invalid("another process has opened this plan as " + options_.fleet.name(options_.worldRank) +
                        "; expected one process for each rank");
     return;

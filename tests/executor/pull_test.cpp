@@ -376,11 +376,36 @@ TEST_F(Pull, TwoProcessesOfOneRankAreNamed) {
     return processes[1]->transport->replicas(in(1)).ok() && !processes[1]->transport->replicas(in(1))->empty();
   }));
   start(2);
-  EXPECT_FALSE(pull(2, 5, 0.5).ok());
+  EXPECT_FALSE(pull(2, 5, 3).ok());
   EXPECT_TRUE(soon([&] { return ended.load(); }));
   puller.join();
   EXPECT_EQ(text, "another process has opened this plan as replica 0 rank 0 (world rank 2); expected one process for "
                   "each rank");
+}
+
+/// As when a coordinator that did not run for a while reads frames of a process that has ended after those of its
+/// successor.
+TEST_F(Pull, AProcessThatHasEndedDoesNotReplaceALivingOne) {
+  compile(kPairs);
+  startSources();
+  startReplica(0);
+  const std::unique_ptr<Process> living = std::move(processes[2]);
+  std::string text;
+  std::thread puller([&] {
+    const Result<uint64_t> pulled =
+        living->transport->pull({5, in(20), [] { return Status(); }, [] { return Status(); }});
+    text = pulled.ok() ? std::to_string(*pulled) : pulled.status().message();
+  });
+  EXPECT_TRUE(soon([&] {
+    return processes[1]->transport->replicas(in(1)).ok() && !processes[1]->transport->replicas(in(1))->empty();
+  }));
+  start(2);
+  EXPECT_FALSE(pull(2, 5, 0.1).ok());
+  processes[2].reset();
+  publish(5);
+  EXPECT_TRUE(pull(3, 5, 10).ok());
+  puller.join();
+  EXPECT_EQ(text, "5");
 }
 
 TEST_F(Pull, AReplicaThatIsCutOffBetweenPullsConnectsAgain) {
