@@ -376,7 +376,7 @@ TEST_F(Pull, TwoProcessesOfOneRankAreNamed) {
     return processes[1]->transport->replicas(in(1)).ok() && !processes[1]->transport->replicas(in(1))->empty();
   }));
   start(2);
-  EXPECT_FALSE(pull(2, 5, 3).ok());
+  EXPECT_FALSE(pull(2, 5, 1.5).ok());
   EXPECT_TRUE(soon([&] { return ended.load(); }));
   puller.join();
   EXPECT_EQ(text, "another process has opened this plan as replica 0 rank 0 (world rank 2); expected one process for "

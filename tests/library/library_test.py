@@ -152,20 +152,20 @@ class Library(FolderTest):
                             library.params(BIN, model, "hf", self.folder).values())
                 self.assertEqual(found, published[model])
 
-    def test_every_layout_compiles(self):
-        """Every layout that a model declares, on one rank: none names a tensor that the model lacks."""
+    def test_further_layouts_compile(self):
+        """The further layouts that a model declares, on one rank: none names a tensor that the model lacks."""
         count = 0
         for path in sorted(library.MODELS.glob("*.yaml")):
             model = path.stem
             if model not in library.NAMES and "\nname:" not in path.read_text():
                 continue  # others extend it
-            for layout in [*library.LAYOUTS, *library.FURTHER_LAYOUTS]:
+            for layout in library.FURTHER_LAYOUTS:  # the others: test_every_pair_compiles
                 (self.folder / "job.yaml").write_text(library.job(model, "{layout: hf, mesh: {}}", f"{{layout: {layout}, mesh: {{}}, convert: rne}}"))
                 done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "--emit=layout"], capture_output=True, text=True)
                 if f"unknown layout '{layout}'" not in done.stderr:
                     self.assertEqual(done.returncode, 0, f"{model} {layout}: {done.stderr}")
                     count += 1
-        self.assertGreater(count, 220)
+        self.assertGreater(count, 60)
 
     def test_every_pair_compiles(self):
         """All ordered pairs of the layouts of a model compile, with the counts of the table in docs/library.md."""
