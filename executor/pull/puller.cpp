@@ -116,6 +116,7 @@ Status Puller::begin(uint64_t failed) {
   assigned_.reset();
   reason_.clear();
   Connection &coordinator = connectionTo(options_.fleet.sources()[0]);
+  Clock::time_point again{}; // do not ask before
   for (bool asked = false; !assigned_;) {
     const bool any = handleEvents();
     if (!error_.ok())
@@ -123,7 +124,7 @@ Status Puller::begin(uint64_t failed) {
     if (std::exchange(replaced_, false)) {
       assigned_.reset(); // the coordinator has forgotten it
       asked = false;
-      std::this_thread::sleep_for(kReplaced);
+      again = Clock::now() + kReplaced;
     }
     if (assigned_)
       break;
@@ -131,7 +132,7 @@ Status Puller::begin(uint64_t failed) {
       return timedOut("timed out: " + (coordinator.ready && !reason_.empty() ? reason_ : problemOf(coordinator)));
     if (!ready(coordinator, kLongLook)) {
       asked = false;
-    } else if (!asked) {
+    } else if (!asked && Clock::now() >= again) {
       send(coordinator,
            makeFrame(FrameKind::begin, {request_->minVersion, call_, failed, millisecondsUntil(deadline_)}));
       asked = true;

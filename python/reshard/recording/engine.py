@@ -4,9 +4,15 @@ nothing, and params without memory."""
 
 from __future__ import annotations
 
+import os
 import types
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from . import record
+from .checkpoint import tensors_of
+from .recording import Recording
 
 
 def group(rank: int, size: int) -> types.SimpleNamespace:
@@ -51,3 +57,13 @@ class Engine:
     def mesh(self) -> dict[str, Any]:
         """The mesh of its ranks: {tp, pp}, and with expert_parallel the view {ep: tp, pp}."""
         return {"tp": self.tp, "pp": self.pp} | ({"views": [{"ep": self.tp, "pp": self.pp}]} if self.expert_parallel else {})
+
+
+def recordings_of(modules: Iterable[tuple[int, Any]], load: Callable[[Any, Any], None], model: str | os.PathLike[str], engine: Engine,
+                  checkpoint: Any) -> Iterator[Recording]:
+    """Yields the recording of each module of an engine's ranks. load: loads weights into a module; checkpoint: None stands for
+    `model`."""
+    tensors = tensors_of(model if checkpoint is None else checkpoint)
+    for rank, module in modules:
+        yield record(load=lambda weights, module=module: load(module, weights), params=lambda module=module: dict(module.named_parameters()),
+                     checkpoint=tensors, mesh=engine.mesh, rank=rank)

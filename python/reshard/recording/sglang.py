@@ -19,9 +19,7 @@ from typing import Any
 from ..errors import Error
 from ..integrations.sglang import PACKAGES, TESTED
 from ..releases import check_release
-from . import record
-from .checkpoint import tensors_of
-from .engine import Engine, group, meta_values
+from .engine import Engine, group, meta_values, recordings_of
 from .recording import Recording, mesh_size
 
 #: Packages that SGLang imports and that neither constructors nor loaders call.
@@ -159,6 +157,4 @@ def recordings(model: str | os.PathLike[str], engine: Engine, checkpoint: Any = 
 
     Raises Error as `modules` and `reshard.record` do.
     """
-    tensors = tensors_of(model if checkpoint is None else checkpoint)
-    for rank, module in modules(model, engine):
-        yield record(load=lambda weights, module=module: _load(module, weights), params=lambda module=module: dict(module.named_parameters()), checkpoint=tensors, mesh=engine.mesh, rank=rank)
+    yield from recordings_of(modules(model, engine), _load, model, engine, checkpoint)

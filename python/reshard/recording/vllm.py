@@ -13,9 +13,7 @@ from typing import Any
 from ..dtypes import dtype_by_name
 from ..integrations.vllm import PACKAGES, TESTED
 from ..releases import check_release
-from . import record
-from .checkpoint import tensors_of
-from .engine import Engine, group, meta_values
+from .engine import Engine, group, meta_values, recordings_of
 from .processing import Change, changes
 from .recording import Recording, mesh_size
 
@@ -80,9 +78,7 @@ def recordings(model: str | os.PathLike[str], engine: Engine, checkpoint: Any = 
 
     Raises Error as `modules` and `reshard.record` do.
     """
-    tensors = tensors_of(model if checkpoint is None else checkpoint)
-    for rank, module in modules(model, engine):
-        yield record(load=module.load_weights, params=lambda module=module: dict(module.named_parameters()), checkpoint=tensors, mesh=engine.mesh, rank=rank)
+    yield from recordings_of(modules(model, engine), lambda module, weights: module.load_weights(weights), model, engine, checkpoint)
 
 
 def processed(model: str | os.PathLike[str], engine: Engine, rank: int = 0) -> dict[str, Change]:
