@@ -3,7 +3,8 @@
 
 For each job, the test writes source files of random bytes and runs reshard-compile --verify-each and reshard-exec.
 Each target file must exist and be equal, byte for byte, to that of the oracle. Prints the table of cells and `N jobs,
-M mismatches`."""
+M mismatches`. With --state=FILE the counts are in that file after each batch, and the same command continues from
+there: `--jobs 1000000 --state build/property.json` can be interrupted at any time."""
 
 from __future__ import annotations
 
@@ -127,6 +128,48 @@ def worker(task: tuple) -> tuple:
     return seed, set(), set(), False, "", ""
 
 
+class Counts:
+    """What has been run. Each batch follows from the counts and the seed, so that a run that continues from its state
+    tests the jobs of an uninterrupted one."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.path = Path(options.state) if options.state else None
+        self.first = self.seed = options.seed * 1_000_000
+        self.done = self.mismatches = self.remote = self.nested = 0
+        self.filled: Counter = Counter({cell: 0 for cell in generate.CELLS})
+        self.features: Counter = Counter()
+        if self.path and self.path.exists():
+            kept = json.loads(self.path.read_text())
+            if kept["first"] != self.first:
+                raise SystemExit(f"{self.path}: its run began with seed {kept['first'] // 1_000_000}, expected {options.seed}")
+            self.seed, self.done, self.mismatches, self.remote, self.nested = (kept[key] for key in ("seed", "done", "mismatches", "remote", "nested"))
+            self.filled.update({tuple(cell): count for cell, count in kept["filled"]})
+            self.features.update(kept["features"])
+
+    def batch(self, count: int) -> list[tuple]:
+        """The next jobs, for the cells that have the fewest: (seed, cell)."""
+        order = random.Random(self.seed)
+        least = sorted(generate.CELLS, key=lambda cell: (self.filled[cell], order.random()))[:count]
+        self.seed += len(least)
+        return [(self.seed - len(least) + i, cell) for i, cell in enumerate(least)]
+
+    def add(self, cells: set, found: set, moved: bool, failed: bool) -> None:
+        self.done += 1
+        self.remote += moved
+        self.nested += len(found) + (1 if any(c[1] in ("nested", "stack", "interleave") for c in cells) else 0) >= 2
+        self.filled.update(cells)
+        self.features.update(found)
+        self.mismatches += failed
+
+    def keep(self) -> None:
+        if self.path:
+            state = {"first": self.first, "seed": self.seed, "done": self.done, "mismatches": self.mismatches, "remote": self.remote, "nested": self.nested,
+                     "filled": list(self.filled.items()), "features": self.features}
+            beside = self.path.with_suffix(".new")
+            beside.write_text(json.dumps(state))
+            beside.replace(self.path)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", required=True)
@@ -135,43 +178,35 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep-failing", default="")
     parser.add_argument("--until-failure", action="store_true")
+    parser.add_argument("--state", help="a file for the counts of a run that may be interrupted")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args()
-    filled: Counter = Counter({cell: 0 for cell in generate.CELLS})
-    features: Counter = Counter()
-    done = mismatches = remote = nested = 0
-    batch = 40
-    order = random.Random(options.seed)
-    with multiprocessing.Pool(os.cpu_count()) as pool:
-        seed = options.seed * 1_000_000
+    counts = Counts(options)
+    filled = counts.filled
+    with multiprocessing.Pool(options.processes) as pool:
         full = options.jobs >= 5000 and not options.until_failure  # then each cell needs 20 jobs
-        while (done < options.jobs or (full and min(filled[cell] for cell in generate.CELLS) < 20)) and seed < options.seed * 1_000_000 + 20 * options.jobs:
-            least = sorted(generate.CELLS, key=lambda cell: (filled[cell], order.random()))[:batch]
-            tasks = [(seed + i, cell, options.bin, options.compiler or options.bin, options.keep_failing) for i, cell in enumerate(least)]
-            seed += len(tasks)
+        while (counts.done < options.jobs or (full and min(filled[cell] for cell in generate.CELLS) < 20)) and counts.seed < counts.first + 20 * options.jobs:
+            tasks = [(seed, cell, options.bin, options.compiler or options.bin, options.keep_failing) for seed, cell in counts.batch(40)]
             for number, cells, found, moved, error, text in pool.imap_unordered(worker, tasks):
                 if not cells and not found and not error:
                     continue
-                done += 1
-                remote += moved
-                nested += len(found) + (1 if any(c[1] in ("nested", "stack", "interleave") for c in cells) else 0) >= 2
-                filled.update(cells)
-                features.update(found)
-                if error:
-                    mismatches += 1
-                    if mismatches <= 3:
-                        print(f"seed {number}: {error}\n{text}\n")
-            if mismatches and options.until_failure:
+                counts.add(cells, found, moved, bool(error))
+                if error and counts.mismatches <= 3:
+                    print(f"seed {number}: {error}\n{text}\n", flush=True)
+            counts.keep()
+            if counts.mismatches and options.until_failure:
                 break
+    done, mismatches = counts.done, counts.mismatches
     print(f"{'scheme':<12}{'pack':<12}" + "".join(f"{r[:6]}.{s[:3]:<5}" for r in generate.RELATIONS for s in generate.SIDES))
     for scheme in generate.SCHEMES:
         for pack in generate.PACKS:
             if (scheme, pack) not in generate.IMPOSSIBLE:
                 print(f"{scheme:<12}{pack:<12}" + "".join(f"{filled[scheme, pack, r, s]:<11}" for r in generate.RELATIONS for s in generate.SIDES))
-    print("features: " + ", ".join(f"{name} {count}" for name, count in sorted(features.items())))
+    print("features: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.features.items())))
     poorest = min(filled[cell] for cell in generate.CELLS)
-    print(f"least covered cell: {poorest} jobs; jobs with remote bytes: {100 * remote // max(1, done)} %; with two features nested: {100 * nested // max(1, done)} %")
+    print(f"least covered cell: {poorest} jobs; jobs with remote bytes: {100 * counts.remote // max(1, done)} %; with two features nested: {100 * counts.nested // max(1, done)} %")
     print(f"{done} jobs, {mismatches} mismatches")
-    if done < options.jobs or mismatches or 100 * remote < 30 * done or 100 * nested < 30 * done:
+    if done < options.jobs or mismatches or 100 * counts.remote < 30 * done or 100 * counts.nested < 30 * done:
         return 1
     return 0 if options.jobs < 5000 or poorest >= 20 else 1
 
