@@ -90,7 +90,8 @@ private:
     expect("x");
     overlap.bytes = number();
     expect("bytes");
-    while (take("from")) {
+    expect("from");
+    do {
       ReplicaGroup replicaGroup;
       const Endpoint &source = layout_.endpoints[0];
       expect("$");
@@ -103,7 +104,7 @@ private:
       while (take("~"))
         reference(replicaGroup.relations.emplace_back(), t.relations.size(), "relation");
       overlap.replicaGroups.push_back(std::move(replicaGroup));
-    }
+    } while (take("from"));
     t.overlaps.push_back(std::move(overlap));
   }
 

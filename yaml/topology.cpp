@@ -110,11 +110,13 @@ std::optional<Topology> readTopology(const Node &node, Diagnostics &diagnostics)
 }
 
 std::optional<Topology> readTopologyFile(const std::string &path, Diagnostics &diagnostics) {
+  const size_t errorsBefore = diagnostics.errors();
   const auto file = readFile(path, {}, diagnostics);
   const auto root = file ? parseYaml(*file, diagnostics) : nullptr;
   if (!root || !checkMap(*root, "'topology'", diagnostics))
     return std::nullopt;
-  return readTopology(*root, diagnostics);
+  std::optional<Topology> topology = readTopology(*root, diagnostics);
+  return diagnostics.errors() > errorsBefore ? std::nullopt : topology; // parseYaml returns a tree after some errors
 }
 
 } // namespace reshard

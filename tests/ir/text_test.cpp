@@ -102,6 +102,16 @@ TEST(Text, ReportsSyntaxErrorsWithTheirPosition) {
             "2:63: expected the number of one of 0 items of kind 'tensor', found 0");
 }
 
+TEST(Text, AnOverlapHasAReplicaGroup) { // a transfer reads the first one
+  CompileResult result;
+  Diagnostics diagnostics;
+  ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/tests/compiler/lessons/columns.yaml", {}, result, diagnostics));
+  std::string text = printed(result.module);
+  const size_t group = text.find("  from $");
+  text.erase(group, text.find('\n', group) - group);
+  EXPECT_NE(parseError(text).find("expected 'from', found"), std::string::npos) << parseError(text);
+}
+
 TEST(Text, EveryTruncationFailsToParseOrToVerify) {
   CompileResult result;
   Diagnostics diagnostics;

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // topology.yaml: all keys, units and errors.
 
+#include "tests/lib/folder.h"
 #include "yaml/node.h"
 #include "yaml/topology.h"
 
 #include <gtest/gtest.h>
+
+#include <fstream>
 
 using namespace reshard;
 
@@ -56,6 +59,14 @@ TEST(Topology, RefusesInvalidValues) {
     EXPECT_FALSE(read(text, errors)) << text;
     EXPECT_NE(errors.find(expected), std::string::npos) << text << "\n" << errors;
   }
+}
+
+TEST(Topology, AFileWithADuplicateKeyIsRefused) {
+  const tests::TemporaryFolder folder;
+  std::ofstream(folder / "t.yaml") << "ranks_per_node: 8\nlink: {rate: 1GB/s, latency: 3us, latency: 3us}\n";
+  Diagnostics diagnostics;
+  EXPECT_FALSE(readTopologyFile(folder / "t.yaml", diagnostics));
+  EXPECT_NE(diagnostics.text().find("duplicate key"), std::string::npos) << diagnostics.text();
 }
 
 } // namespace
