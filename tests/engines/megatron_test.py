@@ -53,28 +53,22 @@ class Model:
 
     def __init__(self, seed, tp=1, pp=1, ep=1, tied=False, experts=0, vocabulary=VOCABULARY):
         self.tp, self.pp, self.ep = tp, pp, ep
-        clear = {name: None for name in self.globals()}
-        vars(parallel_state).update(Model.initial or clear)
-        Model.initial = Model.initial or self.globals()
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, expert_model_parallel_size=ep, expert_tensor_parallel_size=1 if experts else None,
-            create_gloo_process_groups=False)
-        self.groups = self.globals()
-        more = {"num_moe_experts": experts, "moe_ffn_hidden_size": 24, "moe_router_topk": 2, "moe_router_enable_expert_bias": True,
-                "moe_router_score_function": "sigmoid", "add_bias_linear": False} if experts else {"add_qkv_bias": True, "add_bias_linear": False}
-        config = TransformerConfig(
-            num_layers=4, hidden_size=32, num_attention_heads=4, num_query_groups=2, kv_channels=8, ffn_hidden_size=48, gated_linear_unit=True,
-            activation_func=torch.nn.functional.silu, normalization="RMSNorm", tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
-            expert_model_parallel_size=ep, expert_tensor_parallel_size=1 if experts else None, pipeline_dtype=torch.float32, params_dtype=torch.float32,
-            use_cpu_initialization=True, attention_dropout=0.0, hidden_dropout=0.0, bias_activation_fusion=False, bias_dropout_fusion=False,
-            masked_softmax_fusion=False, gradient_accumulation_fusion=False, **more)
+        key = (tp, pp, ep, bool(experts))
+        if key not in Model.made:
+            clear = {name: None for name in self.globals()}
+            vars(parallel_state).update(Model.initial or clear)
+            Model.initial = Model.initial or self.globals()
+            parallel_state.initialize_model_parallel(
+                tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, expert_model_parallel_size=ep,
+                expert_tensor_parallel_size=1 if experts else None, create_gloo_process_groups=False)
+            Model.made[key] = self.globals()
+        self.groups = Model.made[key]
+        self.use()
         torch.manual_seed(seed)
-        self.module = GPTModel(
-            config, get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm"), vocabulary, 64, position_embedding_type="rope",
-            pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(), share_embeddings_and_output_weights=tied)
+        self.module = self.build(experts, tied, vocabulary)
         with torch.no_grad():  # each layer and each expert has values of its own
             for name, module in self.module.named_modules():
-                if name.rpartition(".")[0] == "decoder.layers":
+                if name.rpartition(".")[0].endswith("decoder.layers"):
                     for p in module.parameters():
                         p.mul_(1 + 0.01 * module.layer_number)
             for (_, expert, _), p in self.experts().items():
@@ -86,7 +80,26 @@ class Model:
             group = self.groups["_EMBEDDING_GROUP"]
             torch.distributed.broadcast(self.module.shared_embedding_or_output_weight().data, torch.distributed.get_process_group_ranks(group)[0], group=group)
 
+    def settings(self, experts):
+        """Settings of Megatron-Core's configuration that models of every kind have."""
+        return {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2, "kv_channels": 8, "ffn_hidden_size": 48,
+                "gated_linear_unit": True, "activation_func": torch.nn.functional.silu, "normalization": "RMSNorm", "tensor_model_parallel_size": self.tp,
+                "pipeline_model_parallel_size": self.pp, "expert_model_parallel_size": self.ep, "expert_tensor_parallel_size": 1 if experts else None,
+                "pipeline_dtype": torch.float32, "params_dtype": torch.float32, "use_cpu_initialization": True, "attention_dropout": 0.0, "hidden_dropout": 0.0,
+                "bias_activation_fusion": False, "bias_dropout_fusion": False, "masked_softmax_fusion": False, "gradient_accumulation_fusion": False,
+                "add_bias_linear": False}
+
+    def build(self, experts, tied, vocabulary):
+        """The stage of this rank: Qwen2's architecture, or experts with a bias of the router."""
+        more = {"num_moe_experts": experts, "moe_ffn_hidden_size": 24, "moe_router_topk": 2, "moe_router_enable_expert_bias": True,
+                "moe_router_score_function": "sigmoid"} if experts else {"add_qkv_bias": True}
+        config = TransformerConfig(**self.settings(experts) | more)
+        return GPTModel(
+            config, get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm"), vocabulary, 64, position_embedding_type="rope",
+            pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(), share_embeddings_and_output_weights=tied)
+
     initial = None
+    made = {}  # the process groups of each parallelism: many groups make a process slow
 
     @staticmethod
     def globals():
@@ -106,10 +119,14 @@ class Model:
         vars(parallel_state).update(self.groups)
         return self
 
+    @staticmethod
+    def tokens():
+        return torch.arange(LENGTH).mul(7).add(3).remainder(100).unsqueeze(0)
+
     def forward(self, labels=None):
         """The output of this rank, or None before the last stage."""
         self.use()
-        tokens = torch.arange(LENGTH).mul(7).add(3).remainder(100).unsqueeze(0)
+        tokens = self.tokens()
         mask = torch.ones(1, 1, LENGTH, LENGTH).tril() < 0.5
         rank, distance = torch.distributed.get_rank(), torch.distributed.get_world_size() // self.pp
         if not parallel_state.is_pipeline_first_stage():
@@ -125,9 +142,12 @@ class Model:
     def logits(self):
         """The logits, on all ranks."""
         with torch.no_grad():
-            out = self.forward()
+            return self.whole(self.forward())
+
+    def whole(self, out):
+        """Logits of the last stage's ranks, or None on the others, joined on all ranks."""
         if out is not None and self.tp > 1:
-            shards = [torch.empty_like(out) for _ in range(self.tp)]
+            shards = [torch.empty_like(out, memory_format=torch.contiguous_format) for _ in range(self.tp)]
             torch.distributed.all_gather(shards, out.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
             out = torch.cat(shards, dim=-1)
         every = [None] * torch.distributed.get_world_size()
