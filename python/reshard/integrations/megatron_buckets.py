@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The buckets of Megatron-Core's distributed optimizer, as a model file.
+
+In a checkpoint of `distrib_optim_sharding_type: dp_reshardable` the optimizer's state lies in flat buckets, one for each model
+parallel rank (tensor parallel rank, pipeline stage). The order of the params in them is that of the live buffers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from megatron.core.optimizer import DistributedOptimizer
+from megatron.core.utils import unwrap_model
+
+from ..errors import Error
+
+#: Elements to whose multiple each param of a bucket begins (_ParamAndGradBuffer).
+_ALIGN = 64
+_STATES = ("param", "exp_avg", "exp_avg_sq")
+
+
+def _aligned(position: int) -> int:
+    return -(-position // _ALIGN) * _ALIGN
+
+
+def _names(model: Any) -> dict[torch.nn.Parameter, str]:
+    """Returns the name of each param of this rank: of a list of chunks, as torch.nn.ModuleList(chunks) has it."""
+    chunks = model if isinstance(model, (list, tuple)) else [model]
+    prefixes = [f"{i}." for i in range(len(chunks))] if len(chunks) > 1 else [""]
+    return {param: prefix + name for prefix, chunk in zip(prefixes, chunks, strict=True) for name, param in unwrap_model(chunk).named_parameters()}
+
+
+def _bucket(buffer: Any, index: int, names: dict[torch.nn.Parameter, str]) -> dict[str, Any]:
+    """Returns the params of a bucket in order, as [name, shape], and whether its end is aligned too."""
+    bucket, begin, position, params = buffer.buckets[index], buffer.bucket_indices[index][0], 0, []
+    for param in sorted(bucket.params_list, key=lambda each: buffer.param_index_map[each][0]):
+        start, end, _ = buffer.param_index_map[param]
+        if start - begin != _aligned(position):
+            raise Error(f"buckets: '{names[param]}' begins at element {start - begin} of its bucket, expected {_aligned(position)}")
+        position = end - begin
+        params.append([names[param], list(param.shape)])
+    if bucket.numel_unpadded not in (position, _aligned(position)):
+        raise Error(f"buckets: bucket {index} has {bucket.numel_unpadded} elements, expected {position}")
+    return {"params": params, "aligned": bucket.numel_unpadded != position}
+
+
+def _recorded(optimizer: Any, model: Any) -> tuple[int, dict[str, Any]]:
+    """Returns the model parallel rank of this process, and its buckets by the end of their key in the checkpoint."""
+    found = getattr(optimizer, "chained_optimizers", [optimizer])
+    if len(found) != 1 or not isinstance(found[0], DistributedOptimizer):
+        raise Error(f"buckets: expected one DistributedOptimizer, found {', '.join(type(each).__name__ for each in found)}; "
+                    "a model with experts has two, which are not described")
+    group, names, buckets = found[0].data_parallel_group_idx, _names(model), {}
+    for number, (buffer, ranges) in enumerate(zip(found[0].buffers, found[0].gbuf_ranges, strict=True)):
+        for dtype in ranges:
+            for index in range(len(buffer.buckets)):
+                buckets[f"gbuf_idx_{number}.dtype_{dtype}.bucket_idx_{index}"] = _bucket(buffer, index, names)
+    return group, buckets
+
+
+def buckets_model(optimizer: Any, model: Any) -> str:
+    """Returns the text of a model file for the optimizer's state in a checkpoint of `dp_reshardable`. Every rank calls it and
+    gets the same text.
+
+    Its tensors are the params of each model parallel rank as that rank holds them, `RANK.NAME`, with the states `param`,
+    `exp_avg` and `exp_avg_sq`. Layout `buckets` has the names of the checkpoint; layout `ranks` has, on each mesh rank of axis
+    `rank`, `0.NAME.STATE`: a folder of rank files that a layout `megatron` of the library reads.
+
+    optimizer: of `get_megatron_optimizer`, for a model without experts. model: the module or the list of its chunks.
+    Raises Error if the buckets are not as Megatron-Core 0.16.1 makes them."""
+    every: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, _recorded(optimizer, model))
+    groups = dict(every)
+    if sorted(groups) != list(range(len(groups))):
+        raise Error(f"buckets: expected model parallel ranks 0 to {len(groups) - 1}, found {sorted(groups)}")
+    alike: dict[str, list[int]] = {}  # the ranks of a tensor parallel group have the same buckets
+    for group, buckets in sorted(groups.items()):
+        alike.setdefault(json.dumps(buckets), []).append(group)
+    tensors, flats, locals_ = {}, {}, {}
+    for number, ranks in enumerate(alike.values()):
+        variable, where = f"ranks{number}", {f"ranks{number}": ranks}
+        for key, bucket in groups[ranks[0]].items():
+            flats[f"optimizer.distributed.dp_group_idx_{{{variable}}}.{key}"] = {
+                "flat": {"of": [f"{{{variable}}}.{name}" for name, _ in bucket["params"]], "align": _ALIGN},
+                **({"pad": {"0": _ALIGN}} if bucket["aligned"] else {})}
+            for name, shape in bucket["params"]:
+                tensors[f"{{{variable}}}.{name}"] = {"shape": shape, "where": where}
+                locals_[f"{{{variable}.local}}.{name}"] = {"holds": f"{{{variable}}}.{name}"}
+    variables = [f"ranks{number}" for number in range(len(alike))]
+    return json.dumps({
+        "dtype": "fp32",
+        "optimizer": dict.fromkeys(_STATES, "fp32"),
+        "index": dict.fromkeys(variables, len(groups)),
+        "tensors": tensors,
+        "layouts": {
+            "buckets": {"optimizer": "{param}.{state}", "params": flats},
+            "ranks": {"axes": ["rank"], "place": dict.fromkeys(variables, "rank"), "optimizer": "{param}.{state}", "params": locals_}}}, indent=1) + "\n"
