@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The modules of Transformer Engine that Megatron-Core's layer specs name, and the kernels of Mamba and of the gated delta
 net, in plain PyTorch on the CPU. The params and the keys of a checkpoint have the names of the real modules, so a model of
-Megatron-Core's own specs computes logits without a GPU and saves the checkpoint that it saves on one.
+Megatron-Core's own specs computes logits without a GPU and saves the checkpoint that it saves on one. Experts are
+SequentialMLP, whose keys are those of TEGroupedMLP.
 
 Importing this replaces the names in Megatron-Core's modules. Import it before a module that builds specs when it is
 imported (megatron.core.models.mamba.mamba_layer_specs)."""
@@ -140,7 +141,7 @@ def mamba_mixer():
 
 
 def replace():
-    torch._dynamo.config.disable = True  # a compiler that runs for a minute saves nothing here
+    torch._dynamo.config.disable = True  # compiling takes longer than these runs
     made = [TENorm, TEColumnParallelLinear, TELayerNormColumnParallelLinear, TELinear, TEDotProductAttention]
     names = {each.__name__: each for each in made} | {"TERowParallelLinear": RowParallelLinear}
     mamba_mixer()
