@@ -154,7 +154,7 @@ def one_bucket(rank):
 
 
 def several_buckets(rank):
-    """Megatron-Core 0.16.1 saves `fully_reshardable` wrong after a bucket that has padding at its end."""
+    """Here the `fully_reshardable` file of Megatron-Core 0.16.1 does not have the elements that the optimizer holds."""
     check(rank, {"tp": 2}, 6000, 3)
 
 
