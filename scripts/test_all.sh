@@ -68,27 +68,9 @@ clang() {
 }
 
 fuzzers() {
-  cmake --preset fuzz >/dev/null && cmake --build --preset fuzz -j "$(nproc)" --target fuzzers >build/fuzz.log 2>&1 || {
-    note "fuzzers" "did not build"
-    status=1
-    return
-  }
-  declare -A running=()
-  for fuzzer in build/fuzz/fuzz-*; do
-    [ -x "$fuzzer" ] && [ -f "$fuzzer" ] || continue
-    mkdir -p "build/corpus/$(basename "$fuzzer")"
-    "$fuzzer" -max_total_time=30 -rss_limit_mb=4096 "$PWD/build/corpus/$(basename "$fuzzer")" >"$fuzzer.log" 2>&1 &
-    running[$fuzzer]=$!
-  done
-  [ "${#running[@]}" -gt 0 ] || { note "fuzzers" "found none in build/fuzz"; status=1; }
-  for fuzzer in "${!running[@]}"; do
-    if wait "${running[$fuzzer]}"; then
-      note "$(basename "$fuzzer")" "$(grep -E '^Done|DONE' "$fuzzer.log" | tail -1)"
-    else
-      note "$(basename "$fuzzer")" "failed, see $fuzzer.log"
-      status=1
-    fi
-  done
+  scripts/fuzz.sh 30 | tee build/fuzzers.txt
+  [ "${PIPESTATUS[0]}" = 0 ] || status=1
+  while IFS= read -r line; do note "${line%%: *}" "${line#*: }"; done < <(grep '^fuzz-' build/fuzzers.txt)
 }
 
 engines() {

@@ -4,11 +4,9 @@
 
 #include "analysis/checkpoints/stored_checkpoint.h"
 #include "analysis/checkpoints/torch_file.h"
-#include "tests/lib/folder.h"
+#include "tests/fuzz/files.h"
 
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
 
 using namespace reshard;
 
@@ -28,15 +26,12 @@ std::string archiveOf(const std::string &name, std::string_view data) {
          std::string(2, '\0');
 }
 
-void put(const std::string &path, std::string_view bytes) { std::ofstream(path, std::ios::binary) << bytes; }
-
 } // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-  static const tests::TemporaryFolder folder;
   if (size == 0)
     return 0;
-  const std::string_view text(reinterpret_cast<const char *>(data) + 1, size - 1);
+  const std::string_view text = tests::textOf(data + 1, size - 1);
   switch (data[0] % 3) {
   case 0:
     (void)analysis::readTorchFile(text, "input").ok();
@@ -49,9 +44,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     break;
   }
   default:
-    put(folder / "__0_0.distcp", archiveOf("archive/data.pkl", text.substr(text.size() / 2)));
-    put(folder / ".metadata", text);
-    (void)analysis::readStoredCheckpoint(folder.path()).ok();
+    tests::put(tests::fuzzFolder() / "__0_0.distcp", archiveOf("archive/data.pkl", text.substr(text.size() / 2)));
+    tests::put(tests::fuzzFolder() / ".metadata", text);
+    (void)analysis::readStoredCheckpoint(tests::fuzzFolder().path()).ok();
   }
   return 0;
 }
