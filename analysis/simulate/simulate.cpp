@@ -269,7 +269,8 @@ private:
   }
 
   /// Adds the dependencies of a rank's chunks: on the previous chunk of the same tier and direction, on its packing or
-  /// unpacking, on the arena slot that was used two chunks ago, and on the arrival of relayed bytes.
+  /// unpacking, on the arena slot that was used two chunks ago, on the arrival of relayed bytes, and on the copies that
+  /// read the bytes of the arena that a receive replaces; and those of its copies.
   void order(uint32_t rank, const Segment &segment, const std::vector<Chunks> &messages) {
     struct Sequence {
       uint32_t last = kNone, copying = kNone; // the previous transmission; the previous packing or unpacking
@@ -278,8 +279,10 @@ private:
     } sequences[2][2];
     for (const Step *step : orEmpty(segment.steps())) {
       const bool send = step->kind() == StepKind::send;
-      if (!send && step->kind() != StepKind::recv)
+      if (!send && step->kind() != StepKind::recv) {
+        followLocally(rank, segment, *step, messages);
         continue;
+      }
       const Chunks &chunks = messages[step->message()];
       Sequence &sequence = sequences[send][topology_.node(rank) == topology_.node(step->peer())];
       for (const Tasks &tasks : chunks) {
@@ -299,12 +302,28 @@ private:
       }
       if (send && step->after_count() > 0)
         follow(rank, segment, *step, messages);
-      for (uint32_t i = 0; !send && i < step->after_count();
-           ++i) // relayed messages must be sent before their arena bytes are reused
-        if (const Step &earlier = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
-            earlier.kind() == StepKind::send)
+      for (uint32_t i = 0; !send && i < step->after_count(); ++i) { // before its bytes of the arena are reused
+        const Step &earlier = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
+        const bool sent = earlier.kind() == StepKind::send; // relayed bytes; else elements that a copy quantizes
+        if (earlier.kind() != StepKind::recv)
           for (const Tasks &tasks : chunks)
-            after(messages[earlier.message()].back().transmit, false, tasks.transmit);
+            after(sent ? messages[earlier.message()].back().transmit : local_.at({rank, &earlier}), !sent,
+                  tasks.transmit);
+      }
+    }
+  }
+
+  /// Adds the dependencies of a step that neither sends nor receives.
+  void followLocally(uint32_t rank, const Segment &segment, const Step &step, const std::vector<Chunks> &messages) {
+    const uint32_t task = local_.at({rank, &step});
+    for (uint32_t i = 0; i < step.after_count(); ++i) {
+      const Step &earlier = *segment.steps()->Get(segment.after()->Get(step.first_after() + i));
+      if (earlier.kind() == StepKind::recv)
+        after(messages[earlier.message()].back().last(), true, task);
+      else if (earlier.kind() == StepKind::send)
+        after(messages[earlier.message()].back().transmit, false, task);
+      else
+        after(local_.at({rank, &earlier}), true, task);
     }
   }
 

@@ -34,15 +34,17 @@ struct Simulation {
   int64_t busiestRank = 0, busiestNic = 0; // longest in use; NIC -1: no traffic between nodes
   double rankBusy = 0, nicBusy = 0;        // seconds
   double secondsByKind[4] = {};            // by Activity::Kind: the seconds of the rank with the largest sum
-  std::vector<Activity> activities;        // only if `keep`
+  std::vector<Activity> activities; // only if `keep`. Those of one message and kind are in the order of its chunks,
+                                    // copies of a rank in the order of its steps
 };
 
 /// Simulates all steps, messages chunk by chunk. Packing and unpacking (of staged operands) and local copies share a
 /// rank's copy bandwidth. Chunks inside a node share the links of their two ranks, other chunks the NICs, by max-min
 /// fairness; bytes arrive one latency after they were sent. A chunk starts when it is packed, the receiver has a free
 /// slot, the bytes that it relays have arrived, and its ranks have finished the previous chunk of the same link tier
-/// and direction. In each tier and direction, chunks are packed and unpacked one after the other. There is no ramp-up
-/// and no protocol overhead. `keep`: fill `activities`.
+/// and direction. In each tier and direction, chunks are packed and unpacked one after the other. A local copy starts
+/// when the steps that it waits for are done, and so does a message that replaces elements that a copy reads from the
+/// arena. There is no ramp-up and no protocol overhead. `keep`: fill `activities`.
 Result<Simulation> simulate(const Plan &plan, const Topology &topology, bool keep);
 
 } // namespace reshard::analysis

@@ -77,6 +77,14 @@ class Simulate(SimulationTest):
         self.assertAlmostEqual(found["seconds"], SIZE / NIC + NIC_LATENCY, delta=1e-9)
         self.assertEqual(found["busiest_nic"]["seconds"], found["busiest_rank"]["seconds"])
 
+    def test_copies_wait(self):
+        """Elements are quantized when all of their blocks have arrived. The shards end within blocks of 32 columns."""
+        self.simulate("{mesh: {tp: 2}}", "{mesh: {}, ranks: [2], quantize: mxfp8}", tensors="w: {shape: [96, 96], shard: {1: tp}}", options=[f"--trace={self.folder / 'trace'}"])
+        events = [(event["name"].split()[0], event["ts"], event["ts"] + event["dur"]) for event in json.loads((self.folder / "trace").read_text())["traceEvents"]]
+        copies = [begin for kind, begin, _ in events if kind == "copy"]
+        self.assertEqual(len(copies), 1)
+        self.assertGreaterEqual(copies[0] + 0.002, max(end for kind, _, end in events if kind == "unpack"))  # of microseconds, which the trace rounds
+
     def test_packing_overlaps(self):
         # Columns are packed, sent and unpacked in two slots: only packing the first chunk and unpacking the last one
         # add time.
