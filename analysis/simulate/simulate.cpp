@@ -149,7 +149,8 @@ private:
 
 class Simulator {
 public:
-  Simulator(const Plan &plan, const Topology &topology, bool keep) : plan_(plan), topology_(topology), keep_(keep) {}
+  Simulator(const Plan &plan, const Topology &topology, bool keep, const std::function<void(double)> &progress)
+      : plan_(plan), topology_(topology), keep_(keep), progress_(progress) {}
 
   Result<Simulation> run() {
     const uint32_t world = plan_.world();
@@ -182,6 +183,8 @@ public:
         flows_.at(flows_.now() + tasks_[done].delay, done);
       else
         ended(done, true);
+      if (finished_ % 1024 == 0)
+        progress_(static_cast<double>(finished_) / static_cast<double>(tasks_.size()));
     }
     if (finished_ != tasks_.size())
       return failed("deadlock: only " + std::to_string(finished_) + " of " + std::to_string(tasks_.size()) +
@@ -415,6 +418,7 @@ private:
   const Plan &plan_;
   const Topology &topology_;
   const bool keep_;
+  const std::function<void(double)> &progress_;
   Simulation result_;
   Flows flows_;
   std::vector<uint32_t> copies_, links_[2], nics_[2]; // resources, by rank or NIC; [0] egress, [1] ingress
@@ -425,8 +429,9 @@ private:
 
 } // namespace
 
-Result<Simulation> simulate(const Plan &plan, const Topology &topology, bool keep) {
-  return Simulator(plan, topology, keep).run();
+Result<Simulation> simulate(const Plan &plan, const Topology &topology, bool keep,
+                            const std::function<void(double)> &progress) {
+  return Simulator(plan, topology, keep, progress).run();
 }
 
 } // namespace reshard::analysis

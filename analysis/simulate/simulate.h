@@ -6,6 +6,7 @@
 #include "support/topology.h"
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -44,7 +45,9 @@ struct Simulation {
 /// slot, the bytes that it relays have arrived, and its ranks have finished the previous chunk of the same link tier
 /// and direction. In each tier and direction, chunks are packed and unpacked one after the other. A local copy starts
 /// when the steps that it waits for are done, and so does a message that replaces elements that a copy reads from the
-/// arena. There is no ramp-up and no protocol overhead. `keep`: fill `activities`.
-Result<Simulation> simulate(const Plan &plan, const Topology &topology, bool keep);
+/// arena. There is no ramp-up and no protocol overhead. `keep`: fill `activities`. `progress` is called with the done
+/// part, 0 to 1.
+Result<Simulation> simulate(const Plan &plan, const Topology &topology, bool keep,
+                            const std::function<void(double)> &progress);
 
 } // namespace reshard::analysis

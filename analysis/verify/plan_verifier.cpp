@@ -448,7 +448,7 @@ void forEachRow(const Move &move, const std::function<void(const Move &)> &visit
 }
 
 Status PairedPlan::moves(const OperandPair &operands, const std::function<void(const Move &)> &visit) const {
-  const auto &[from, fromRank, input, to, output] = operands;
+  const auto &[from, fromRank, input, to, output, message] = operands;
   const Shape &target = *to.shapes()->Get(output.shape());
   const Shape &source = input ? *from->shapes()->Get(input->shape()) : target;
   if (source.row_bytes() != target.row_bytes() || source.loop_count() != target.loop_count())
@@ -462,6 +462,7 @@ Status PairedPlan::moves(const OperandPair &operands, const std::function<void(c
   move.zero = !input;
   move.rowBytes = target.row_bytes();
   move.sourceRank = fromRank;
+  move.message = message;
   for (uint32_t l = 0; l < target.loop_count(); ++l) {
     const Loop &t = *to.loops()->Get(target.first_loop() + l),
                &s = input ? *from->loops()->Get(source.first_loop() + l) : t;
@@ -509,7 +510,8 @@ Status PairedPlan::forEachMove(uint32_t rank, uint32_t number, const std::functi
   const uint32_t firstInput = receive ? sends_[step.message()].step->first_input() : step.first_input();
   for (uint32_t i = 0; i < step.output_count(); ++i) {
     const Operand *input = step.kind() == StepKind::fill ? nullptr : from->operands()->Get(firstInput + i);
-    if (Status status = moves({from, fromRank, input, to, *to.operands()->Get(step.first_output() + i)}, visit);
+    const Operand &output = *to.operands()->Get(step.first_output() + i);
+    if (Status status = moves({from, fromRank, input, to, output, receive ? step.message() : Move::kNone}, visit);
         !status.ok())
       return std::move(status).withPrefix("rank " + std::to_string(rank) + ": ");
   }

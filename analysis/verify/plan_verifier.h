@@ -20,12 +20,16 @@ struct Move {
   struct Loop {
     int64_t count, target, source; // bytes from row to row
   };
+  static constexpr uint32_t kNone = UINT32_MAX;
   uint32_t targetBuffer = 0;
   uint64_t targetOffset = 0, rowBytes = 0;
   bool zero = false;
   uint32_t sourceRank = 0, sourceBuffer = 0;
   uint64_t sourceOffset = 0;
   std::vector<Loop> loops;
+  uint32_t message = kNone;                     // that brings the bytes; kNone: the rank copies or fills them itself
+  uint32_t relay = kNone, relayMessage = kNone; // the rank that forwards them through its arena to this rank, by
+                                                // `message`, and the message that brings them there; kNone: no rank
   uint64_t bytes() const;
 };
 /// Calls visit(row) for every row of a move; a row is a move without loops.
@@ -48,7 +52,7 @@ public:
   /// Calls visit(move) for one operand of a rank, with the operand as the target of the moves.
   Status forEachMove(uint32_t rank, const schema::Operand &operand,
                      const std::function<void(const Move &)> &visit) const {
-    return moves({nullptr, rank, nullptr, *segments_[rank], operand}, visit);
+    return moves({nullptr, rank, nullptr, *segments_[rank], operand, Move::kNone}, visit);
   }
   const schema::Segment &segment(uint32_t rank) const { return *segments_[rank]; }
   /// The send step of a message.
@@ -65,6 +69,7 @@ private:
     const schema::Operand *input; // null: `output` is filled with zeros
     const schema::Segment &to;
     const schema::Operand &output;
+    uint32_t message; // as in Move
   };
   Status moves(const OperandPair &operands, const std::function<void(const Move &)> &visit) const;
 

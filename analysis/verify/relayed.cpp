@@ -67,6 +67,9 @@ Status RelayedMoves::resolve(const Move &move, const Step &send, const std::func
     const Move &from = arrivals_[fragment.set->tag];
     Move straight{move.targetBuffer, static_cast<uint64_t>(fragment.counterpart), 1, false, from.sourceRank,
                   from.sourceBuffer, static_cast<uint64_t>(fragment.value),       {}};
+    straight.message = move.message;
+    straight.relay = move.sourceRank;
+    straight.relayMessage = from.message;
     auto loop = fragment.loops.begin(); // the innermost
     if (loop != fragment.loops.end() && loop->counterpart == 1 && loop->value == 1)
       straight.rowBytes = static_cast<uint64_t>((loop++)->count);

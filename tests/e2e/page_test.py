@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reshard-inspect --format=html: the data of the page against the plan's other reports and against NumPy, and, where
-Chromium is installed, the page itself: no console error, and a click on each kind of thing shows what it promises."""
+"""reshard-inspect --format=html: the data of the page against the plan's other reports, against NumPy and against
+recomputations from the steps and the trace, and, where Chromium is installed, the page itself: no console error, and a
+click on each kind of thing, or a key, shows what it promises."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -41,27 +43,74 @@ model:
 source: {layout: train, mesh: {tp: 2, ep: 2}}
 target: {layout: serve, mesh: {tp: 2}, ranks: 4..5}
 """
-#: Does what a reader does and writes what the page shows then into the title of the document.
+#: The elements of `staged` are collected in the arena, since its shards end within blocks; those of `norm` are forwarded.
+STAGED = """version: 1
+model:
+  dtype: bf16
+  index: {layer: 2}
+  tensors: {"l.{layer}.staged": [96, 96], w: [512, 64], norm: [64]}
+  layouts:
+    train: {axes: [tp], params: {"m.{layer}": {holds: staged, shard: {1: {axis: tp, cyclic: 8}}}, w: {holds: w, shard: {0: tp}}, norm: {holds: norm, shard: {0: tp}}}}
+    serve: {axes: [tp], params: {"m.{layer}": {holds: staged, quantize: {format: FORMAT, by: receiver}}, w: {holds: w, shard: {1: {axis: tp, cyclic: 8}}}, norm: {holds: norm}}}
+source: {layout: train, mesh: {tp: 4}}
+target: {layout: serve, mesh: {tp: 2}, ranks: 4..5}
+options: {topology: {ranks_per_node: 2}, staging: LIMIT}
+"""
+#: Rank 1 relays half of the bytes through its arena, and the target ranks forward to each other.
+RELAYED = """version: 1
+model: {dtype: bf16, tensors: {w: {shape: [4096, 4096], shard: {0: tp}}, v: {shape: [4096, 64], shard: {1: tp}}}}
+source: {mesh: {tp: 1}}
+target: {mesh: {dp: 2}, ranks: 2..3}
+options: {topology: {ranks_per_node: 2}}
+"""
+TOPOLOGY = """ranks_per_node: 2
+link: {rate: 100GB/s, latency: 5us}
+nics: {per_node: 2, rate: 10GB/s, latency: 50us}
+copy: {rate: 200GB/s}
+"""
+#: Does what a reader does and writes what the page shows then into an attribute of the document.
 CLICKS = """<script>
 {
 const shown = { errors: [], cells: document.querySelectorAll("rect.cell").length, tensors: document.querySelectorAll("#list button").length };
 window.addEventListener("error", event => shown.errors.push(event.message));
-const cell = document.querySelector("rect.cell");
-cell.dispatchEvent(new MouseEvent("click", { bubbles: true }));
-shown.click = document.getElementById("cell").textContent;
-cell.focus();
-cell.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowDown", bubbles: true, cancelable: true }));
-document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true, cancelable: true }));
-shown.key = document.getElementById("cell").textContent;
+const text = id => document.getElementById(id).textContent;
+const click = element => element.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+const press = key => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+const marks = id => document.querySelectorAll("#" + id + " .mark");
+click(marks("matrix")[0]);
+shown.click = text("cell");
+marks("matrix")[0].focus();
+press("ArrowDown");
+shown.key = text("cell");
+press("Escape");
+shown.escape = text("cell");
+for (const id of ["bars", "time", "arena"]) {
+  shown[id] = { marks: marks(id).length, tabs: document.querySelectorAll("#" + id + " .mark[tabindex='0']").length };
+  if (!shown[id].marks) continue;
+  click(marks(id)[0]);
+  shown[id].click = text(id + "-detail");
+  marks(id)[0].focus();
+  press("ArrowRight"); press("ArrowDown");
+  shown[id].key = text(id + "-detail");
+}
 const search = document.getElementById("search");
 search.value = "up"; search.dispatchEvent(new Event("input"));
 shown.found = [...document.querySelectorAll("#list button")].map(button => button.textContent);
-document.querySelector("#list button").click();
-shown.tensor = document.getElementById("tensor").textContent;
-shown.boxes = document.querySelectorAll("#tensor rect").length;
+click(document.querySelector("#list button"));
+shown.tensor = text("tensor");
+shown.boxes = [...document.querySelectorAll("#tensor svg")].map(svg => svg.querySelectorAll(".mark").length);
+shown.paths = [...document.querySelectorAll("#tensor svg")].map(svg => {
+  click(svg.querySelector(".mark"));
+  return { lines: [...document.querySelectorAll("#paths tr.path")].map(row => row.textContent), pieces: [...document.querySelectorAll("#tensor svg")].map(each => each.querySelectorAll(".piece").length) };
+});
+document.querySelector("#tensor svg .mark").focus();
+press("ArrowDown");
+shown.path_key = text("paths");
+click(marks("matrix")[0]);
+click(document.querySelector("#cell button"));
+shown.linked = { search: search.value, tensor: text("tensor") };
 search.value = "nothing has this"; search.dispatchEvent(new Event("input"));
-shown.none = document.getElementById("list").textContent;
-shown.spans = document.querySelectorAll("#time rect").length;
+shown.none = text("list");
 document.documentElement.setAttribute("data-shown", JSON.stringify(shown));
 }
 </script>"""
@@ -93,13 +142,18 @@ class Page(FolderTest):
                     key = (step["peer"] if step["kind"] == "recv" else rank, rank)
                     wanted[key] = wanted.get(key, 0) + step["bytes"]
         self.assertEqual({(a, b): n for a, b, n, *_ in data["cells"]}, wanted)
+        self.assertEqual((data["group"], len(data["ranks"])), (1, data["world"]))
         self.assertEqual(sum(n for a, b, n, *_ in data["cells"] if a != b), self.report()["bytes"]["remote"])
-        self.assertEqual(sum(messages for *_, messages, _ in data["cells"]), self.report()["messages"])
-        for *_, n, _, patterns in data["cells"]:
+        self.assertEqual(sum(cell[3] for cell in data["cells"]), self.report()["messages"])
+        received = {rank: {step["message"]: [step["message"], step["round"], step["bytes"]] for step in own if step["kind"] == "recv"} for rank, own in steps.items()}
+        for a, b, n, messages, patterns, parts in data["cells"]:
             self.assertEqual(sum(of for _, of in patterns), n)
+            self.assertEqual(len(parts), messages)
+            for part in parts:
+                self.assertEqual(part, received[b][part[0]])
         sent = [sum(step["bytes"] for step in own if step["kind"] == "send") for own in steps.values()]
-        self.assertEqual([entry[0] for entry in data["ranks"]], sent)
-        self.assertEqual(data["bounds"][1], max(entry[1] for entry in data["ranks"]), "a target rank receives what it lacks, once")
+        self.assertEqual([entry[0] for entry in data["ranks"]], [[n, rank] for rank, n in enumerate(sent)])
+        self.assertEqual(data["bounds"][1], max(entry[1][0] for entry in data["ranks"]), "a target rank receives what it lacks, once")
         self.assertLessEqual(data["bounds"][0], max(sent))
 
     def test_holders(self):
@@ -132,6 +186,76 @@ class Page(FolderTest):
                 for r0, r1, c0, c1 in holder["boxes"]:
                     image[r0:r1, c0:c1] += 1
         return images
+
+    def check_pieces(self, data, item, complete):
+        """Each element that a target rank holds arrives in one piece, from a rank that holds it, by messages that both
+        ranks have. complete: the page draws all tensors, so the pieces of each message are all of its bytes."""
+        steps = {(rank, step["kind"], step["message"]): step for rank in range(data["world"]) for step in self.report(f"--rank={rank}")["steps"] if "message" in step}
+        sent = {}
+        for tensor in data["tensors"]:
+            with self.subTest(tensor=tensor["name"]):
+                self.assertFalse(tensor["left"])
+                held = [self.painted(tensor, side) for side in range(len(data["endpoints"]))]
+                arrived = {}
+                for source, target, sender, receiver, message, round, relay, n, boxes, cut in tensor["pieces"]:
+                    image = np.zeros((tensor["rows"], tensor["columns"]))
+                    for r0, r1, c0, c1 in boxes:
+                        image[r0:r1, c0:c1] += 1
+                    self.assertFalse(cut)
+                    self.assertEqual(image.sum() * item, n)
+                    self.assertTrue((held[source[0]][source[1]] >= image).all(), "the sender holds the elements")
+                    arrived[tuple(target)] = arrived.get(tuple(target), 0) + image
+                    self.assertEqual([source[1], target[1]], [sender, receiver])
+                    if message < 0:
+                        self.assertEqual((sender, relay), (receiver, None))
+                        continue
+                    last, hops = sender, [] if relay is None else [[sender, relay[0], relay[1], relay[2]]]
+                    hops.append([sender if relay is None else relay[0], receiver, message, round])
+                    for a, b, number, at in hops:
+                        self.assertEqual((steps[a, "send", number]["peer"], steps[b, "recv", number]["peer"]), (b, a))
+                        self.assertEqual(steps[b, "recv", number]["round"], at)
+                        self.assertEqual(a, last)
+                        last = b
+                        sent[number] = sent.get(number, 0) + n
+                wanted = {(side, rank): image for side in range(1, len(held)) for rank, image in held[side].items()}
+                self.assertEqual(sorted(arrived), sorted(wanted))
+                for key, image in wanted.items():
+                    np.testing.assert_array_equal(arrived[key], image)
+        bytes = {number: step["bytes"] for (_, kind, number), step in steps.items() if kind == "recv"}
+        self.assertTrue(all(n <= bytes[number] for number, n in sent.items()))
+        if complete:
+            self.assertEqual(sent, bytes)
+
+    def test_pieces(self):
+        self.check_pieces(data_of(self.page(JOB)), 4, False)
+        data = data_of(self.page(JOB.replace(", ranks: 4..5", "")))  # copies inside ranks
+        self.check_pieces(data, 4, False)
+        self.assertTrue(any(piece[4] < 0 for tensor in data["tensors"] for piece in tensor["pieces"]))
+        data = data_of(self.page(RELAYED))
+        self.check_pieces(data, 2, True)
+        pieces = [piece for tensor in data["tensors"] for piece in tensor["pieces"]]
+        self.assertTrue(any(piece[6] for piece in pieces), "a rank relays")
+        self.assertTrue(any(piece[0][0] == 1 for piece in pieces), "a target rank forwards")
+        data = data_of(self.page(STAGED.replace("FORMAT", "mxfp8").replace("LIMIT", "1MiB")))
+        self.check_pieces(data, 2, False)
+        self.assertTrue(any(piece[0][0] == 1 for tensor in data["tensors"] for piece in tensor["pieces"]))
+
+    def test_pieces_of_files(self):
+        job = """version: 1
+model: {dtype: fp32, tensors: {a: [8, 4], b: [6]}, layouts: {files: {params: {a: {holds: a}, b: {holds: b}}}, live: {axes: [tp], params: {a: {holds: a, shard: {0: tp}}, b: {holds: b}}}}}
+source: SOURCE
+target: TARGET
+"""
+        live = "{layout: live, mesh: {tp: 2}}"
+        pieces = [tensor["pieces"] for tensor in data_of(self.page(job.replace("SOURCE", "{layout: files, storage: x}").replace("TARGET", live)))["tensors"]]
+        # from, to, sender, receiver, message, round, relay, bytes, boxes, cut
+        self.assertEqual(pieces[0], [[[0, 0], [1, rank], rank, rank, -1, -1, None, 64, [[4 * rank, 4 * rank + 4, 0, 4]], False] for rank in (0, 1)])
+        for rank in (0, 1):  # from the file, or from the other rank, which reads it
+            self.assertEqual(sum(piece[7] for piece in pieces[1] if piece[1] == [1, rank]), 24)
+        self.assertEqual(sum(piece[7] for piece in pieces[1] if piece[0] == [0, 0]), 24, "each byte is read once")
+        pieces = [tensor["pieces"] for tensor in data_of(self.page(job.replace("SOURCE", live).replace("TARGET", "{layout: files, storage: x}")))["tensors"]]
+        self.assertEqual([(piece[0], piece[1], piece[3], piece[8]) for piece in pieces[0]], [([0, rank], [1, 0], rank, [[4 * rank, 4 * rank + 4, 0, 4]]) for rank in (0, 1)])
+        self.assertEqual(sum(piece[7] for piece in pieces[1]), 24)
 
     def test_unusual_params(self):
         """Params of some stages, inner shards, no elements, more rank classes than are drawn, quantized ones."""
@@ -174,16 +298,110 @@ target: {layout: one, mesh: {}}
         report = self.report(f"--simulate={ROOT / 'examples/topologies/h100x8.yaml'}")
         self.assertEqual(data["time"]["seconds"], report["seconds"])
         spans = [span for lane in data["time"]["lanes"] for span in lane["spans"]]
-        self.assertTrue(all(0 <= begin <= end <= report["seconds"] * 1.000001 for _, begin, end, *_ in spans))
-        self.assertEqual(sum(n for kind, *_, n in spans if kind == 1), self.report()["bytes"]["remote"])
+        self.assertTrue(all(0 <= begin and 0 <= length and begin + length <= report["seconds"] * 1e9 + 2 for _, begin, length, *_ in spans))
+        for kind in (1, 4):  # sent, received
+            self.assertEqual(sum(n for each, *_, n in spans if each == kind), self.report()["bytes"]["remote"])
+
+    def history(self, rank, trace):
+        """A rank's arena: its size, and [begin, end, bytes] of everything in it, in ns, from the steps and the trace."""
+        times = {}
+        for event in trace:
+            kind, message = event["name"].split()[:2]
+            begin = round(event["ts"] * 1e3)
+            if event["pid"] == rank or (kind == "transmit" and event["args"]["peer"] == rank):
+                times.setdefault(kind if kind == "copy" else (kind, int(message)), []).append((begin, begin + round(event["dur"] * 1e3), event["args"]["bytes"]))
+        report, intervals, copies, held = self.report(f"--rank={rank}"), [], iter(times.get("copy", [])), []
+
+        def positions(operand):
+            at = np.array([operand["offset"]])
+            for loop in operand["loops"]:
+                at = (at[:, None] + loop["stride"] * np.arange(loop["count"])).ravel()
+            return set((at[:, None] + np.arange(operand["row_bytes"])).ravel().tolist())
+
+        for step in report["steps"]:
+            sends, receives = step["kind"] == "send", step["kind"] == "recv"
+            of = {kind: times.get((kind, step.get("message")), []) for kind in ("pack", "transmit", "unpack")}
+            if not (sends or receives):
+                begin, end, _ = next(copies)
+            elif "staging" in step:
+                first, last = (of["pack"], of["transmit"]) if sends else (of["transmit"], of["unpack"])
+                intervals += [(a[0], b[1], a[2]) for a, b in zip(first, last, strict=True)]
+                begin, end = of["unpack" if receives else "pack"][0][0], of["unpack" if receives else "pack"][-1][1]
+            else:
+                begin, end = of["transmit"][0][0], of["transmit"][-1][1]
+            for operand in step["inputs"]:
+                for each in held if operand["name"] == "arena" else ():
+                    if each["at"] & positions(operand):
+                        each["until"] = max(each["until"], end)
+            for operand in step["outputs"]:
+                if operand["name"] == "arena":
+                    at = positions(operand)
+                    intervals += [(each["from"], each["until"], each["bytes"]) for each in held if each["at"] & at]
+                    held = [each for each in held if not each["at"] & at]
+                    held.append({"at": at, "from": begin, "until": 0, "bytes": operand["bytes"]})
+        intervals += [(each["from"], each["until"], each["bytes"]) for each in held]
+        return report["arena_bytes"], intervals
+
+    def check_arena(self, job, views=0):
+        """views: bytes of the memory of quantized views on each rank, which are in use always."""
+        (self.folder / "t.yaml").write_text(TOPOLOGY)
+        data = data_of(self.page(job, f"--simulate={self.folder / 't.yaml'}"))
+        self.report(f"--simulate={self.folder / 't.yaml'}", f"--trace={self.folder / 'trace.json'}")
+        trace = json.loads((self.folder / "trace.json").read_text())["traceEvents"]
+        self.assertEqual([lane["rank"] for lane in data["time"]["lanes"]], list(range(data["world"])))
+        for lane in data["time"]["lanes"]:
+            with self.subTest(rank=lane["rank"]):
+                limit, intervals = self.history(lane["rank"], trace)
+                self.assertEqual(lane["limit"], limit)
+                self.assertLessEqual(lane["most"], limit)
+                self.assertEqual(lane["most"], max(n for _, n in lane["arena"]))
+                edges = sorted({t for begin, end, _ in intervals for t in (begin, end)})
+                for a, b in zip(edges, edges[1:]):
+                    if b - a > 4:  # the trace rounds to nanoseconds
+                        middle = (a + b) // 2
+                        wanted = sum(n for begin, end, n in intervals if begin <= middle < end) + views
+                        self.assertEqual([n for time, n in lane["arena"] if time <= middle][-1], wanted)
+        return data
+
+    def test_arena(self):
+        data = self.check_arena(JOB)
+        self.assertGreater(max(lane["most"] for lane in data["time"]["lanes"]), 0)
+        data = self.check_arena(RELAYED)
+        self.assertGreater(data["time"]["lanes"][1]["most"], 0, "rank 1 relays")
+        data = self.check_arena(STAGED.replace("FORMAT", "mxfp8").replace("LIMIT", "64KiB"))
+        self.assertEqual(data["staging"], 64 << 10)
+        self.assertGreater(data["time"]["lanes"][4]["most"], 96 * 96 * 2, "the elements of a matrix are staged")
+        self.check_arena(STAGED.replace("FORMAT", "nvfp4").replace("LIMIT", "64KiB"), views=2 * 64)  # the amax of two matrices
 
     def test_large_plans(self):
         job = (ROOT / "examples/kimi-k2-2048-to-1024.yaml").read_text().replace("model: models", f"model: {ROOT / 'examples/models'}")
         page = self.page(job)
         data = data_of(page)
-        self.assertEqual((data["world"], data["group"]), (3072, 48))
-        self.assertLess(len(page), 5 << 20)
+        self.assertEqual((data["world"], data["group"], len(data["ranks"])), (3072, 48, 64))
+        self.assertLess(len(page.encode()), 5 << 20)
         self.assertEqual(sum(n for a, b, n, *_ in data["cells"]), self.report()["bytes"]["remote"] + self.report()["bytes"]["local"])
+        for a, b, n, messages, patterns, parts in data["cells"]:
+            self.assertTrue(all(48 * a <= part[0] < 48 * (a + 1) and 48 * b <= part[1] < 48 * (b + 1) for part in parts))
+            self.assertLessEqual(sum(part[2] for part in parts), n)
+        self.assertTrue(all(tensor["pieces"] for tensor in data["tensors"]))
+
+    def test_nodes(self):
+        """Above 64 ranks a row is a node, or several, also of the lanes of the time line."""
+        job = "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [960, 64], shard: {0: x}}}}\nsource: {mesh: {x: 96}}\ntarget: {mesh: {x: 40}, ranks: 96..135}\noptions: {topology: {ranks_per_node: 8}}\n"
+        data = data_of(self.page(job))
+        self.assertEqual((data["world"], data["node"], data["group"], len(data["ranks"])), (136, 8, 8, 17))
+        data = data_of(self.page(job, f"--simulate={ROOT / 'examples/topologies/h100x8.yaml'}"))
+        lanes = data["time"]["lanes"]
+        self.assertEqual([lane["rank"] // 8 for lane in lanes], list(range(17)))
+        self.assertTrue(all(lane["spans"] for lane in lanes))
+
+    def test_many_boxes(self):
+        """However many boxes and pieces a plan has, the page has at most 5 MiB."""
+        tensors = ", ".join(f"w{i}: {{shape: [1024, 64], shard: {{0: {{axis: x, cyclic: 1}}}}}}" for i in range(24 if "RESHARD_FULL" not in os.environ else 120))
+        page = self.page(f"version: 1\nmodel: {{dtype: bf16, tensors: {{{tensors}}}}}\nsource: {{mesh: {{x: 60}}}}\ntarget: {{mesh: {{x: 64}}}}\n")
+        self.assertLess(len(page.encode()), 5 << 20)
+        data = data_of(page)
+        self.assertTrue(all(tensor["left"] and tensor["pieces"] for tensor in data["tensors"]))
 
     def test_refusals(self):
         self.page(JOB)
@@ -208,12 +426,26 @@ target: {layout: one, mesh: {}}
         first = data["cells"][0]
         self.assertIn(f"rank {first[0]} to rank {first[1]}", shown["click"])
         self.assertIn("q.{layer}", shown["click"])
+        self.assertIn(f"message {first[5][0][0]}round {first[5][0][1]}", shown["click"])
         self.assertNotEqual(shown["key"], shown["click"])
+        self.assertEqual(shown["escape"], "No cell is selected.")
+        for chart, pattern in (("bars", r"Rank 0 sends .*; its arena has "), ("time", r"Rank \d+, \w+.*: [\d.]+ K?i?B, .* to "), ("arena", r"Rank \d+, .* of its arena of .* in use\.")):
+            with self.subTest(chart=chart):
+                self.assertGreater(shown[chart]["marks"], 4)
+                self.assertEqual(shown[chart]["tabs"], 1, "one stop of the Tab key for each picture")
+                self.assertRegex(shown[chart]["click"], pattern)
+                self.assertNotEqual(shown[chart]["key"], shown[chart]["click"])
         self.assertEqual(shown["found"], ["l.{layer}.e.{expert}.up"])
         self.assertIn("l.0.e.0.up", shown["tensor"])
-        self.assertGreater(shown["boxes"], 4)
+        up = next(tensor for tensor in data["tensors"] if tensor["name"] == "l.{layer}.e.{expert}.up")
+        self.assertEqual(shown["boxes"], [sum(len(holder["boxes"]) for holder in side["holders"]) for side in up["sides"]])
+        piece = next(piece for piece in up["pieces"] if piece[0] == [0, 0])
+        for paths in shown["paths"]:
+            self.assertTrue(any(line.startswith(f"rank 0 → rank {piece[1][1]}") and f"message {piece[4]} in round {piece[5]}" in line for line in paths["lines"]), paths["lines"])
+            self.assertTrue(all(paths["pieces"]), "pieces are drawn on both sides")
+        self.assertIn("source, ranks 1", shown["path_key"].replace("rank 1:", "ranks 1:"))
+        self.assertEqual(shown["linked"]["search"], data["patterns"][first[4][0][0]])
         self.assertEqual(shown["none"], "No tensor has this in its name.")
-        self.assertGreater(shown["spans"], 4)
 
 
 if __name__ == "__main__":
