@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/common.h"
 
+#include "analysis/terminal.h"
 #include "support/byte_size.h"
 
 #include <chrono>
@@ -39,7 +40,7 @@ std::string counted(uint64_t count, const std::string &what) {
 }
 
 void printError(const char *command, const std::string &message) {
-  std::fprintf(stderr, "%s: error: %s\n", command, printable(message).c_str());
+  std::fprintf(stderr, "%s: %s %s\n", command, coloured("error:").c_str(), printable(message).c_str());
 }
 
 std::string explain(const std::exception &exception, const std::string &doing) {

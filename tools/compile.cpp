@@ -7,6 +7,7 @@
 #include "analysis/files/describe.h"
 #include "analysis/files/new_folder.h"
 #include "analysis/files/safetensors.h"
+#include "analysis/terminal.h"
 #include "compiler/pass.h"
 #include "executor/load.h"
 #include "ir/text.h"
@@ -20,6 +21,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
+#include <optional>
 #include <set>
 #include <sstream>
 
@@ -99,8 +101,8 @@ void saveReproducer(const std::string &output, const CompileResult &result) {
       rest += (rest.empty() ? "" : ",") + std::string(pass.name);
   }
   if (writeFile(path, printed(result.module)).ok())
-    std::fprintf(stderr, "%s: note: the IR before the failed pass is in '%s'; to continue from it: %s %s --passes=%s\n",
-                 kName, path.c_str(), kName, path.c_str(), rest.c_str());
+    std::fprintf(stderr, "%s: %s the IR before the failed pass is in '%s'; to continue from it: %s %s --passes=%s\n",
+                 kName, coloured("note:").c_str(), path.c_str(), kName, path.c_str(), rest.c_str());
 }
 
 /// Whether an output would overwrite an input or the other output; if so, prints an error.
@@ -248,7 +250,7 @@ public:
     keepFreedMemory();
     checkPassNames();
     const bool good = lower();
-    std::fputs(diagnostics_.text().c_str(), stderr);
+    printDiagnostics(diagnostics_.text());
     if (!good) {
       saveReproducer(options_.output, result_);
       return kUsage;
@@ -329,7 +331,10 @@ private:
 
   /// Runs the passes. False after errors, which are in diagnostics_.
   bool lower() {
-    options_.compile.afterPass = [this](const std::string &pass, const ir::Module &module) {
+    ProgressLine progress("compile");
+    size_t passed = 0;
+    options_.compile.afterPass = [&](const std::string &pass, const ir::Module &module) {
+      progress.at(static_cast<double>(++passed) / static_cast<double>(passes().size() + 1)); // and that which resolves
       if (options_.printAll ||
           std::find(options_.printAfter.begin(), options_.printAfter.end(), pass) != options_.printAfter.end())
         std::fprintf(stderr, "// ---- IR after %s ----\n%s", pass.c_str(), printed(module).c_str());
@@ -364,9 +369,11 @@ private:
 
   void writePlanFile() {
     const double start = now();
+    std::optional<ElapsedLine> elapsed("write the plan");
     llvm::Expected<WrittenPlan> written =
         writePlan(result_.module, result_.statistics, options_.output, options_.compile.jobs,
                   result_.inputs && !options_.omitJob ? &*result_.inputs : nullptr);
+    elapsed.reset();
     if (!written)
       throw Failure{kFailure, toString(written.takeError())};
     plan_ = std::move(*written);

@@ -7,6 +7,7 @@
 #include "analysis/files/new_folder.h"
 #include "analysis/files/resident_memory.h"
 #include "analysis/guarded_exit.h"
+#include "analysis/terminal.h"
 #include "analysis/verify/compare.h"
 #include "analysis/work_deadline.h"
 #include "executor/reshard.h"
@@ -436,7 +437,11 @@ private:
 
   void runOnce() {
     const double begin = now();
-    const reshard_status status = reshard_run(executor_.get(), options_.timeout);
+    reshard_status status = RESHARD_OK;
+    {
+      const ElapsedLine elapsed("run");
+      status = reshard_run(executor_.get(), options_.timeout);
+    }
     runs_.push_back({now() - begin});
     trace_.add("run " + std::to_string(runs_.size()), begin);
     if (status != RESHARD_OK)

@@ -5,6 +5,7 @@
 #include "analysis/files/new_folder.h"
 #include "analysis/report/checkpoint_listing.h"
 #include "analysis/report/inspection.h"
+#include "analysis/terminal.h"
 #include "schema/limits.h"
 #include "support/glob.h"
 #include "tools/options.h"
@@ -103,7 +104,7 @@ int main(int argc, char **argv) {
     reshard::Diagnostics diagnostics;
     options.topology = reshard::readTopologyFile(topology, diagnostics);
     if (!options.topology) {
-      std::fprintf(stderr, "%s", diagnostics.text().c_str());
+      printDiagnostics(diagnostics.text());
       return kUsage;
     }
   } else if (!options.trace.empty() || options.replicas > 0) {

@@ -7,6 +7,7 @@
 #include "analysis/files/new_folder.h"
 #include "analysis/flatbuffer_vectors.h"
 #include "analysis/layout/element_ranges.h"
+#include "analysis/terminal.h"
 #include "support/mapped_file.h"
 #include "support/parallel.h"
 
@@ -119,9 +120,9 @@ public:
   TensorDigests take(const std::string &path) {
     for (const auto &[name, added] : added_)
       if (added.count() < added.elements()) {
-        std::fprintf(stderr, "note: '%s' has %s of tensor '%s' of %lld, so it has no digest\n", printable(path).c_str(),
-                     counted(static_cast<uint64_t>(added.count()), "element").c_str(), printable(name).c_str(),
-                     static_cast<long long>(added.elements()));
+        std::fprintf(stderr, "%s '%s' has %s of tensor '%s' of %lld, so it has no digest\n", coloured("note:").c_str(),
+                     printable(path).c_str(), counted(static_cast<uint64_t>(added.count()), "element").c_str(),
+                     printable(name).c_str(), static_cast<long long>(added.elements()));
         found_.erase(name);
       }
     return std::move(found_);
@@ -225,11 +226,16 @@ TensorDigests digestsOfSide(const Plan &plan, uint32_t endpoint, const std::stri
   std::set<std::string> unknown; // tensors of other models in the same files
   throwOnError(memory.openFiles(endpoint, path, false, &unknown), kUsage);
   if (!unknown.empty())
-    std::fprintf(stderr, "note: '%s' has %s that the plan does not use, among them '%s'\n", printable(path).c_str(),
-                 counted(unknown.size(), "name").c_str(), printable(*unknown.begin()).c_str());
+    std::fprintf(stderr, "%s '%s' has %s that the plan does not use, among them '%s'\n", coloured("note:").c_str(),
+                 printable(path).c_str(), counted(unknown.size(), "name").c_str(), printable(*unknown.begin()).c_str());
   SideDigests digests(plan, endpoint);
-  for (const MeshRankMemory &each : memory.rankMemories())
-    digests.add(each);
+  {
+    ProgressLine progress("digest");
+    for (size_t i = 0; i < memory.rankMemories().size(); ++i) {
+      digests.add(memory.rankMemories()[i]);
+      progress.at(static_cast<double>(i + 1) / static_cast<double>(memory.rankMemories().size()));
+    }
+  }
   return digests.take(path);
 }
 

@@ -384,8 +384,13 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
   throwOnError(paired.load(), kUsage);
   ParamReport report(plan, paired, options);
   Json found = Json::array();
-  for (uint32_t rank = 0; rank < plan.world(); ++rank)
-    throwOnError(report.add(rank, found), kUsage);
+  {
+    ProgressLine progress("find the params");
+    for (uint32_t rank = 0; rank < plan.world(); ++rank) {
+      throwOnError(report.add(rank, found), kUsage);
+      progress.at(static_cast<double>(rank + 1) / plan.world());
+    }
+  }
   if (found.empty())
     throw Failure{kNegative, "no target param matches '" + options.param + "'"};
   if (options.format == "json")
@@ -397,8 +402,10 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
 }
 
 int verify(const Plan &plan, bool json) {
-  ProgressLine progress("verify");
-  const VerifyResult result = verifyPlan(plan, [&](double fraction) { progress.at(fraction); });
+  const VerifyResult result = [&] {
+    ProgressLine progress("verify");
+    return verifyPlan(plan, [&](double fraction) { progress.at(fraction); });
+  }();
   if (json)
     std::printf(
         "%s\n",

@@ -104,9 +104,10 @@ int inspectSimulation(const Plan &plan, const InspectionOptions &options) {
     return inspectPool(plan, options, options.replicas > 0 ? options.replicas : planned);
   if (options.replicas > 0)
     throw Failure(kUsage, "--replicas: the target of '" + options.plan + "' has no engine replicas (key 'replicas')");
-  ProgressLine progress("simulate");
-  const Result<Simulation> simulated =
-      simulate(plan, *options.topology, !options.trace.empty(), [&](double fraction) { progress.at(fraction); });
+  const Result<Simulation> simulated = [&] {
+    ProgressLine progress("simulate"); // removed before the report
+    return simulate(plan, *options.topology, !options.trace.empty(), [&](double fraction) { progress.at(fraction); });
+  }();
   throwOnError(simulated.status(), kUsage);
   const Simulation &simulation = *simulated;
   if (!options.trace.empty())

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands show on a terminal only: progress of long work, and colours, which NO_COLOR turns off. The terminal
+is a pseudo-terminal. RESHARD_BIN: the folder of the commands."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import BIN, DEADLINE, ROOT, FolderTest, run  # noqa: E402
+
+FULL = "RESHARD_FULL" in os.environ
+KIMI = ROOT / "examples/kimi-k2-2048-to-1024.yaml"
+TOPOLOGY = ROOT / "examples/topologies/h100x8.yaml"
+
+
+class Terminal(FolderTest):
+    def shown(self, *command, code=0, **environment):
+        """What a command prints on a terminal that is its standard error."""
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen([str(BIN / command[0]), *map(str, command[1:])], stdout=subprocess.DEVNULL, stderr=theirs, cwd=self.folder,
+                                   env={name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")} | {"TERM": "xterm"} | environment)
+        os.close(theirs)
+        text = b""
+        try:
+            while chunk := os.read(ours, 4096):
+                text += chunk
+        except OSError:  # EIO: the command has closed the terminal
+            pass
+        finally:
+            os.close(ours)
+        self.assertEqual(process.wait(timeout=DEADLINE), code, text)
+        return text.decode()
+
+    def progress(self, what, *command, code=0):
+        """The command shows a line that begins with `what` again and again, and removes it."""
+        text = self.shown(*command, code=code)
+        self.assertIn("\r" + what, text)
+        last = text.rindex("\r" + what)
+        self.assertIn("\r\033[K", text[last:], "the line is removed")
+
+    def test_colours(self):
+        (self.folder / "job.yaml").write_text("version: 1\nmodel: {dtype: bf16, tensors: {w: [fnn]}}\nsource: {mesh: {}}\ntarget: {mesh: {}}\n")
+        for command, word in ((("reshard-compile", "job.yaml", "-o", "p"), "\033[1;31merror:\033[0m unknown name"), (("reshard-inspect", "absent"), "reshard-inspect: \033[1;31merror:\033[0m ")):
+            with self.subTest(command=command[0]):
+                plain = run(*command, code=2, cwd=self.folder).stderr
+                text = self.shown(*command, code=2).replace("\r\n", "\n")
+                self.assertIn(word, text)
+                self.assertNotIn("\033", plain)
+                self.assertEqual(text.replace("\033[1;31m", "").replace("\033[0m", ""), plain)
+                for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+                    self.assertEqual(self.shown(*command, code=2, **environment).replace("\r\n", "\n"), plain)
+                self.assertIn(word, self.shown(*command, code=2, NO_COLOR=""))
+
+    def test_verify(self):
+        run("reshard-compile", KIMI, f"--set=options.topology={TOPOLOGY}", "-o", self.folder / "p")
+        self.progress("verify [", "reshard-inspect", "p", "--verify")
+
+    @unittest.skipUnless(FULL, "RESHARD_FULL is not set: takes a minute")
+    def test_reports(self):
+        run("reshard-compile", KIMI, f"--set=options.topology={TOPOLOGY}", "-o", self.folder / "p")
+        self.progress("simulate [", "reshard-inspect", "p", f"--simulate={TOPOLOGY}")
+        self.progress("simulate [", "reshard-inspect", "p", f"--simulate={TOPOLOGY}", "--format=html", "-o", "page.html")
+
+    @unittest.skipUnless(FULL, "RESHARD_FULL is not set: takes a minute")
+    def test_compile(self):
+        job = (ROOT / "examples/kimi-k2-2048-to-1024.yaml").read_text().replace("model: models", f"model: {ROOT / 'examples/models'}")
+        (self.folder / "job.yaml").write_text(job)
+        self.progress("compile [", "reshard-compile", "job.yaml", "-o", "p", "--jobs=1", "--verify-each")
+
+    @unittest.skipUnless(FULL, "RESHARD_FULL is not set: takes a minute")
+    def test_exec(self):
+        (self.folder / "job.yaml").write_text("version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [32768, 16384], shard: {0: x}}}}\nsource: {mesh: {x: 2}}\ntarget: {mesh: {x: 1}, ranks: [2], quantize: nvfp4}\n")
+        run("reshard-compile", "job.yaml", "-o", "p", cwd=self.folder)
+        text = self.shown("reshard-exec", "p", "--synthesize", "--check", "--threads=1")
+        for line in ("synthesize [", "run: 1 s", "check ["):
+            self.assertIn("\r" + line, text)
+        self.assertTrue(text.endswith("\r\033[K"), text[-80:])
+
+    @unittest.skipUnless(FULL, "RESHARD_FULL is not set: takes a minute")
+    def test_digest(self):
+        header = json.dumps({f"w{i}": {"dtype": "U8", "shape": [1 << 28], "data_offsets": [i << 28, (i + 1) << 28]} for i in range(48)}).encode()
+        with open(self.folder / "w.safetensors", "wb") as file:  # of zeros that need no disk
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + (48 << 28))
+        self.progress("digest [", "reshard-digest", "w.safetensors")
+
+
+if __name__ == "__main__":
+    unittest.main()
