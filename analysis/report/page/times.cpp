@@ -120,19 +120,19 @@ Json laneOf(const Plan &plan, int32_t rank, const Lane &lane, double seconds) {
   const schema::Segment *segment = nullptr;
   throwOnError(plan.segment(static_cast<uint32_t>(rank), segment), kUsage);
   Json spans = Json::array(), arena = Json::array();
-  double busy = 0;
-  for (const Span &span : spansOf(rank, lane.activities, seconds)) {
+  for (const Span &span : spansOf(rank, lane.activities, seconds))
     spans.push_back({span.kind, nanoseconds(span.begin), nanoseconds(span.end - span.begin), span.peer, span.bytes});
-    busy = std::max(busy, span.end);
-  }
   uint64_t most = 0;
   const std::vector<ArenaUse> history = arenaOverTime(plan.manifest(), *segment, lane.times, seconds);
   for (const ArenaUse &use : history)
     most = std::max(most, use.bytes);
   for (const ArenaUse &use : thinned(history, seconds))
     arena.push_back({nanoseconds(use.seconds), use.bytes});
-  return {{"rank", rank}, {"busy", nanoseconds(busy)}, {"spans", std::move(spans)}, {"limit", segment->arena_bytes()},
-          {"most", most}, {"arena", std::move(arena)}};
+  return {{"rank", rank},
+          {"spans", std::move(spans)},
+          {"limit", segment->arena_bytes()},
+          {"most", most},
+          {"arena", std::move(arena)}};
 }
 
 } // namespace

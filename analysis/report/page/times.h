@@ -16,8 +16,7 @@ namespace reshard::analysis {
 
 /// {seconds, bound, terms, lanes} of a simulation on a topology. `bound`: null if it is unknown; `group`: neighbouring
 /// ranks of which one is drawn, that which is busy longest.
-/// lanes: [{rank, busy, spans, limit, most, arena}]: times are in nanoseconds, sizes in bytes
-///   busy   the end of the rank's last activity
+/// lanes: [{rank, spans, limit, most, arena}]: times are in nanoseconds, sizes in bytes
 ///   spans  [kind, begin, length, peer, bytes]; kind as Activity::Kind, or 4 of a transmission to the rank; peer -1:
 ///          several ranks, or none
 ///   limit  the size of its arena; most: the most bytes of it that are in use at one time
