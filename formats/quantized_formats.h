@@ -13,13 +13,14 @@
 namespace reshard {
 
 /// A quantized format, by the number that plans store (schema/plan.fbs).
-enum class Quantization : uint8_t { mxfp8, block_fp8, nvfp4, block_fp8_ue8m0, mxfp4 };
+enum class Quantization : uint8_t { mxfp8, block_fp8, nvfp4, block_fp8_ue8m0, mxfp4, int4 };
 
-/// The number format of a code. Two fp4_e2m1 codes are stored in a byte, the first in the low bits.
-enum class CodeFormat : uint8_t { fp8_e4m3, fp4_e2m1 };
+/// The number format of a code. Two codes of four bits are stored in a byte, the first in the low bits. int4: an
+/// integer from -8 to 7, stored as itself + 8.
+enum class CodeFormat : uint8_t { fp8_e4m3, fp4_e2m1, int4 };
 
 /// The number format of a block's scale. e8m0: 2^(code - 127).
-enum class ScaleFormat : uint8_t { e8m0, fp32, fp8_e4m3 };
+enum class ScaleFormat : uint8_t { e8m0, fp32, fp8_e4m3, bf16 };
 
 /// The order of the scales of a matrix in memory, by the number that plans store. plain: row-major; swizzled: as
 /// Blackwell's matrix units read them; packed: as DeepGEMM's kernels for Blackwell read them (kernels/scales.h).
@@ -28,7 +29,7 @@ inline constexpr const char *kScaleLayoutNames[] = {"plain", "swizzled", "packed
 
 /// How the scale of a block follows from its amax.
 enum class ScaleRule : uint8_t {
-  quotient,       ///< amax / largest code value, or 1 if that is 0
+  quotient,       ///< amax / largest code value (int4: 7.5), rounded to the format of scales; 1 if that is 0
   powerOfTwo,     ///< the least power of two with amax / scale <= largest code value
   tensorQuotient, ///< amax / (largest code value * tensor scale), rounded; 1 if the quotient is 0
 };
@@ -41,12 +42,16 @@ struct QuantizedFormat {
   CodeFormat code;
   ScaleFormat scale;
   ScaleRule rule;
-  ScaleLayout layout;      // the layout of scales that is allowed besides plain; plain: none
-  bool senderQuantizes;    // the default of `by`
-  const char *scaleSuffix; // of the default name of the param of scales
+  ScaleLayout layout;                   // the layout of scales that is allowed besides plain; plain: none
+  bool senderQuantizes;                 // the default of `by`
+  const char *codeSuffix, *scaleSuffix; // of the default names of the params of codes and of scales
 
-  constexpr int64_t codesPerByte() const { return code == CodeFormat::fp4_e2m1 ? 2 : 1; }
-  constexpr int64_t scaleBytes() const { return scale == ScaleFormat::fp32 ? 4 : 1; }
+  constexpr int64_t codesPerByte() const { return code == CodeFormat::fp8_e4m3 ? 1 : 2; }
+  /// The codes in a number of codeType().
+  constexpr int64_t codesPerNumber() const { return code == CodeFormat::int4 ? 8 : codesPerByte(); }
+  constexpr int64_t scaleBytes() const { return scale == ScaleFormat::fp32 ? 4 : scale == ScaleFormat::bf16 ? 2 : 1; }
+  /// Whether codes may have a row for each block, as in the published gpt-oss.
+  constexpr bool codeBlocks() const { return code == CodeFormat::fp4_e2m1 && scale == ScaleFormat::e8m0; }
   /// Whether each matrix has an fp32 scale besides those of its blocks. It depends on the whole matrix.
   constexpr bool tensorScale() const { return rule == ScaleRule::tensorQuotient; }
   /// Whether a rank can quantize for others, element by element: with scales of blocks, and a byte for each code.
@@ -62,22 +67,35 @@ struct QuantizedFormat {
   constexpr int64_t scaleColumns(int64_t columns) const { return (columns + blockColumns - 1) / blockColumns; }
 
   /// The dtypes of the params of codes and of scales in a layout.
-  constexpr std::string_view codeType() const { return code == CodeFormat::fp4_e2m1 ? "u8" : "fp8_e4m3"; }
+  constexpr std::string_view codeType() const {
+    return code == CodeFormat::int4 ? "i32" : code == CodeFormat::fp4_e2m1 ? "u8" : "fp8_e4m3";
+  }
   constexpr std::string_view scaleType(ScaleLayout stored = ScaleLayout::plain) const {
     if (stored == ScaleLayout::packed)
       return "i32";
-    return scale == ScaleFormat::e8m0 ? "u8" : scale == ScaleFormat::fp32 ? "fp32" : "fp8_e4m3";
+    switch (scale) { // without a default: a new format is a warning of the compiler
+    case ScaleFormat::e8m0:
+      return "u8";
+    case ScaleFormat::fp32:
+      return "fp32";
+    case ScaleFormat::bf16:
+      return "bf16";
+    case ScaleFormat::fp8_e4m3:
+      break;
+    }
+    return "fp8_e4m3";
   }
 };
 
 // clang-format off
 inline constexpr QuantizedFormat kQuantizedFormats[] = {
-    // name             number                         block     code                  scale                  rule                       layout                 sender suffix
-    {"mxfp8",           Quantization::mxfp8,           1,   32,  CodeFormat::fp8_e4m3, ScaleFormat::e8m0,     ScaleRule::powerOfTwo,     ScaleLayout::swizzled, false, "_scale"},
-    {"block_fp8",       Quantization::block_fp8,       128, 128, CodeFormat::fp8_e4m3, ScaleFormat::fp32,     ScaleRule::quotient,       ScaleLayout::plain,    true,  "_scale_inv"},
-    {"nvfp4",           Quantization::nvfp4,           1,   16,  CodeFormat::fp4_e2m1, ScaleFormat::fp8_e4m3, ScaleRule::tensorQuotient, ScaleLayout::swizzled, false, "_scale"},
-    {"block_fp8_ue8m0", Quantization::block_fp8_ue8m0, 128, 128, CodeFormat::fp8_e4m3, ScaleFormat::e8m0,     ScaleRule::powerOfTwo,     ScaleLayout::packed,   true,  "_scale_inv"},
-    {"mxfp4",           Quantization::mxfp4,           1,   32,  CodeFormat::fp4_e2m1, ScaleFormat::e8m0,     ScaleRule::powerOfTwo,     ScaleLayout::swizzled, false, "_scale"},
+    // name             number                         block     code                  scale                  rule                       layout                 sender suffixes
+    {"mxfp8",           Quantization::mxfp8,           1,   32,  CodeFormat::fp8_e4m3, ScaleFormat::e8m0,     ScaleRule::powerOfTwo,     ScaleLayout::swizzled, false, "", "_scale"},
+    {"block_fp8",       Quantization::block_fp8,       128, 128, CodeFormat::fp8_e4m3, ScaleFormat::fp32,     ScaleRule::quotient,       ScaleLayout::plain,    true,  "", "_scale_inv"},
+    {"nvfp4",           Quantization::nvfp4,           1,   16,  CodeFormat::fp4_e2m1, ScaleFormat::fp8_e4m3, ScaleRule::tensorQuotient, ScaleLayout::swizzled, false, "", "_scale"},
+    {"block_fp8_ue8m0", Quantization::block_fp8_ue8m0, 128, 128, CodeFormat::fp8_e4m3, ScaleFormat::e8m0,     ScaleRule::powerOfTwo,     ScaleLayout::packed,   true,  "", "_scale_inv"},
+    {"mxfp4",           Quantization::mxfp4,           1,   32,  CodeFormat::fp4_e2m1, ScaleFormat::e8m0,     ScaleRule::powerOfTwo,     ScaleLayout::swizzled, false, "", "_scale"},
+    {"int4",            Quantization::int4,            1,   32,  CodeFormat::int4,     ScaleFormat::bf16,     ScaleRule::quotient,       ScaleLayout::plain,    false, "_packed", "_scale"},
 };
 // clang-format on
 

@@ -17,6 +17,8 @@ template <NumberFormat From> RESHARD_HOST_DEVICE inline uint32_t decodeBits(uint
     return code;
   } else if constexpr (From == NumberFormat::bf16) {
     return code << 16;
+  } else if constexpr (From == NumberFormat::int4) {
+    return bitCast<uint32_t>(static_cast<float>(static_cast<int32_t>(code) - 8));
   } else {
     constexpr Encoding e = encoding(From);
     constexpr uint32_t kSign = e.sign(), kScale = static_cast<uint32_t>(2 * 127 - e.bias) << 23;
@@ -39,6 +41,10 @@ template <NumberFormat To> RESHARD_HOST_DEVICE inline uint32_t encodeBits(uint32
     return nan ? kNanBits | sign : bits;
   } else if constexpr (To == NumberFormat::bf16) {
     return (nan ? e.nan : (magnitude + 0x7FFF + (magnitude >> 16 & 1)) >> 16) | sign;
+  } else if constexpr (To == NumberFormat::int4) {
+    // Adding 3 * 2^22 rounds to an integer, which is then in the lowest bits of the sum.
+    const uint32_t limit = bitCast<uint32_t>(bits >> 31 ? 8.0f : 7.0f), clamped = magnitude < limit ? magnitude : limit;
+    return (bitCast<uint32_t>(bitCast<float>(clamped | (bits & ~kMagnitudeBits)) + 0x1.8p23f) + 8) & 0xF;
   } else {
     // The clamp limit: the largest finite value (saturate), or the first value that encodes as infinity or NaN.
     constexpr float kLargest = To == NumberFormat::fp16 ? 65536 : largest(To);
@@ -77,6 +83,11 @@ RESHARD_HOST_DEVICE inline uint32_t powerOfTwo(uint32_t amax, NumberFormat codes
 RESHARD_HOST_DEVICE inline uint32_t quotientOrOne(uint32_t amax, float divisor) {
   const float scale = bitCast<float>(amax) / divisor;
   return amax >= kInfinityBits ? kNanBits : scale == 0.0f ? bitCast<uint32_t>(1.0f) : bitCast<uint32_t>(scale);
+}
+/// bf16Quotient: the bf16 code of amax / divisor, rounded, or of 1 if that is 0.
+RESHARD_HOST_DEVICE inline uint32_t bf16Quotient(uint32_t amax, float divisor) {
+  const uint32_t code = encodeBits<NumberFormat::bf16>(quotientOrOne(amax, divisor), Overflow::infinity);
+  return code == 0 ? encodeBits<NumberFormat::bf16>(bitCast<uint32_t>(1.0f), Overflow::infinity) : code;
 }
 
 /// Returns `result` with the sign of `of`: arithmetic on a NaN loses the sign.

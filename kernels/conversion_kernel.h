@@ -32,9 +32,16 @@ struct TableMatrices {
   ScaleLayout layout;
 
   RESHARD_HOST_DEVICE bool blocksInRows() const { return rowBits == 0; }
+  /// Returns the codes of a byte.
+  RESHARD_HOST_DEVICE uint64_t codesPerByte() const {
+    return code == NumberFormat::fp4_e2m1 || code == NumberFormat::int4 ? 2 : 1;
+  }
+  RESHARD_HOST_DEVICE uint64_t bytesOfScale() const {
+    return scale == ScaleFormat::fp32 ? 4 : scale == ScaleFormat::bf16 ? 2 : 1;
+  }
   /// Returns the address of the byte of an element's code.
   RESHARD_HOST_DEVICE uint64_t codeAddress(uint64_t element) const {
-    return codes + (code == NumberFormat::fp4_e2m1 ? element / 2 : element);
+    return codes + (codesPerByte() == 2 ? element / 2 : element);
   }
 };
 
@@ -191,7 +198,7 @@ RESHARD_HOST_DEVICE inline void encodeWords(const uint32_t (&bits)[kVector], Ove
 RESHARD_HOST_DEVICE inline uint32_t bitsOf(NumberFormat format) {
   return format == NumberFormat::fp32       ? 32
          : format <= NumberFormat::fp16     ? 16
-         : format == NumberFormat::fp4_e2m1 ? 4
+         : format >= NumberFormat::fp4_e2m1 ? 4
                                             : 8;
 }
 
@@ -212,6 +219,8 @@ RESHARD_HOST_DEVICE inline void loadElements(NumberFormat format, const Access &
     return decodeWords<NumberFormat::fp8_e5m2>(words, bits);
   case NumberFormat::fp4_e2m1:
     return decodeWords<NumberFormat::fp4_e2m1>(words, bits);
+  case NumberFormat::int4:
+    return decodeWords<NumberFormat::int4>(words, bits);
   }
 }
 
@@ -236,6 +245,9 @@ RESHARD_HOST_DEVICE inline void storeElements(NumberFormat format, const Access 
     break;
   case NumberFormat::fp4_e2m1:
     encodeWords<NumberFormat::fp4_e2m1>(bits, overflow, words);
+    break;
+  case NumberFormat::int4:
+    encodeWords<NumberFormat::int4>(bits, overflow, words);
     break;
   }
   storeWords(to.address, (to.count * bitsOf(format) + 7) / 8, to.width, words);
@@ -262,14 +274,24 @@ RESHARD_HOST_DEVICE inline void storeFloat(uint64_t address, uint32_t bits) {
   storeWords(address, 4, address % 4 == 0 ? 4 : 1, words);
 }
 
+RESHARD_HOST_DEVICE inline float loadBf16(uint64_t address) {
+  uint32_t words[kVector] = {};
+  loadWords<true>(address, 2, address % 2 == 0 ? 2 : 1, words);
+  return bitCast<float>(decodeBits<NumberFormat::bf16>(words[0]));
+}
+RESHARD_HOST_DEVICE inline void storeBf16(uint64_t address, uint32_t code) {
+  const uint32_t words[kVector] = {code};
+  storeWords(address, 2, address % 2 == 0 ? 2 : 1, words);
+}
+
 /// Returns the address of the scale of an element's block; of several equal ones, that of the first.
 RESHARD_HOST_DEVICE inline uint64_t scaleAddress(const TableMatrices &m, uint64_t element) {
   if (m.blocksInRows() && m.layout == ScaleLayout::plain)
-    return m.scales + (element >> m.columnBits); // rows are whole blocks, scales have one byte
+    return m.scales + (element >> m.columnBits) * m.bytesOfScale(); // rows are whole blocks
   const uint64_t matrix = quotient(element, m.matrixElements), within = element - matrix * m.matrixElements;
   const uint64_t row = quotient(within, m.columns), column = within - row * m.columns;
   const uint64_t offset = scaleOffset(m.layout, m.shape, row >> m.rowBits, column >> m.columnBits);
-  return m.scales + matrix * m.scaleBytes + (m.scale == ScaleFormat::fp32 ? 4 * offset : offset);
+  return m.scales + matrix * m.scaleBytes + offset * m.bytesOfScale();
 }
 
 RESHARD_HOST_DEVICE inline float tensorScaleOf(const TableMatrices &m, uint64_t element) {
@@ -283,9 +305,10 @@ RESHARD_HOST_DEVICE inline void divide(uint32_t (&bits)[kVector], float divisor)
     bits[k] = withSign(bitCast<float>(bits[k]) / divisor, bits[k]);
 }
 RESHARD_HOST_DEVICE inline void multiply(uint32_t (&bits)[kVector], float factor) {
+  const uint32_t flip = factor == factor ? bitCast<uint32_t>(factor) & ~kMagnitudeBits : 0; // a NaN has no sign
   RESHARD_UNROLL
   for (uint32_t k = 0; k < kVector; ++k)
-    bits[k] = withSign(bitCast<float>(bits[k]) * factor, bits[k]);
+    bits[k] = withSign(bitCast<float>(bits[k]) * factor, bits[k] ^ flip);
 }
 
 RESHARD_HOST_DEVICE inline uint32_t amaxOf(const uint32_t (&bits)[kVector], uint32_t most) {
@@ -300,6 +323,8 @@ RESHARD_HOST_DEVICE inline float factorOf(const TableMatrices &m, uint64_t eleme
   const uint64_t at = scaleAddress(m, element);
   if (m.scale == ScaleFormat::fp32)
     return loadFloat(at);
+  if (m.scale == ScaleFormat::bf16)
+    return loadBf16(at);
   const uint32_t code = load<unsigned char, true>(at);
   return m.scale == ScaleFormat::e8m0
              ? e8m0(code)
@@ -325,7 +350,7 @@ RESHARD_HOST_DEVICE inline void readElements(const ConversionTableView &view, co
   const TableMatrices &m = view.matrices[entry.from];
   const uint64_t element = source - m.begin;
   loadElements(m.code, {m.codeAddress(element), entry.sourceVector, entry.sourceWidth}, bits);
-  if (m.code == NumberFormat::fp4_e2m1 && entry.sourceVector == 1) { // one of the two codes of the byte
+  if (m.codesPerByte() == 2 && entry.sourceVector == 1) { // one of the two codes of the byte
     bits[0] = element % 2 == 1 ? bits[1] : bits[0];
     bits[1] = 0;
   }
@@ -353,20 +378,28 @@ RESHARD_HOST_DEVICE inline void readUnit(const ConversionTableView &view, const 
 /// Writes the codes of a unit; the first unit of a block also writes the block's scale, from the block's amax.
 RESHARD_HOST_DEVICE inline void quantizeUnit(const ConversionEntry &entry, const TableMatrices &m, uint64_t element,
                                              uint32_t amax, uint32_t (&bits)[kVector]) {
-  const bool powers = m.scale == ScaleFormat::e8m0;
-  const float ofTensor = powers ? 1.0f : tensorScaleOf(m, element);
+  const bool powers = m.scale == ScaleFormat::e8m0, wide = m.scale == ScaleFormat::bf16;
+  const float ofTensor = powers || wide ? 1.0f : tensorScaleOf(m, element);
   const uint32_t code =
       powers ? powerOfTwo(amax, m.code)
+      : wide ? bf16Quotient(amax, scaleDivisor(m.code))
              : encodeBits<NumberFormat::fp8_e4m3>(quotientOrOne(amax, largest(m.code) * ofTensor) & kMagnitudeBits,
                                                   Overflow::saturate);
-  if ((element & ((uint64_t{1} << m.columnBits) - 1)) == 0)
-    store(scaleAddress(m, element), static_cast<unsigned char>(code));
+  if ((element & ((uint64_t{1} << m.columnBits) - 1)) == 0) {
+    const uint64_t at = scaleAddress(m, element);
+    if (wide)
+      storeBf16(at, code);
+    else
+      store(at, static_cast<unsigned char>(code));
+  }
   if (!m.codes)
     return;
   if (powers) {
     multiply(bits, inverseE8m0(code)); // only NaN is beyond the largest code
   } else {
-    const float factor = bitCast<float>(decodeBits<NumberFormat::fp8_e4m3>(code)) * ofTensor;
+    const float factor =
+        bitCast<float>(wide ? decodeBits<NumberFormat::bf16>(code) : decodeBits<NumberFormat::fp8_e4m3>(code)) *
+        ofTensor;
     divide(bits, factor == 0.0f ? bitCast<float>(kInfinityBits) : factor);
   }
   storeElements(m.code, {m.codeAddress(element), entry.vector, entry.targetWidth}, Overflow::saturate, bits);

@@ -117,7 +117,7 @@ uint32_t ConversionTable::widthOf(const Rows &rows, const Strided &shape, uint32
   if (target ? entry.writes == Writes::amax : entry.source == 0 && !numbers)
     return 1;
   const TableMatrices *m = numbers ? &matrices_[target ? entry.to : entry.from] : nullptr;
-  const uint64_t half = m && m->code == NumberFormat::fp4_e2m1 ? 2 : 1; // codes per byte
+  const uint64_t half = m ? m->codesPerByte() : 1;
   if (m && (m->codes == 0 || vector < half))
     return 1;
   const uint64_t at = target ? entry.target : entry.source;

@@ -55,7 +55,7 @@ static_assert(blocksAreSupported(), "storeScale and encodeBlock have one case fo
 void storeScale(const QuantizedFormat &format, std::byte *at, uint32_t amaxBits) {
   const NumberFormat code = numberFormat(format.code);
   const uint32_t scale =
-      format.scale == ScaleFormat::e8m0 ? powerOfTwo(amaxBits, code) : quotientOrOne(amaxBits, largest(code));
+      format.scale == ScaleFormat::e8m0 ? powerOfTwo(amaxBits, code) : quotientOrOne(amaxBits, scaleDivisor(code));
   std::memcpy(at, &scale, static_cast<size_t>(format.scaleBytes()));
 }
 
@@ -116,7 +116,8 @@ void decodeBlock(const BlockMatrix &matrix, const Block &block, std::byte *wide,
 /// Calls visit(offset of the elements, offset of the codes, scales) for each row of a matrix whose blocks have one row.
 template <class Visit> void forRows(const BlockMatrix &matrix, const Visit &visit) {
   const auto block = static_cast<uint64_t>(formatOf(matrix.format).blockColumns),
-             scales = (matrix.columns + block - 1) / block;
+             scales =
+                 (matrix.columns + block - 1) / block * static_cast<uint64_t>(formatOf(matrix.format).scaleBytes());
   for (uint64_t row = 0; row < matrix.rows; ++row)
     visit(static_cast<int64_t>(row) * matrix.wideStride, static_cast<int64_t>(row) * matrix.codeStride,
           matrix.scales + row * scales);

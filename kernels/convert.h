@@ -59,12 +59,13 @@ struct BlockMatrix {
 /// - powerOfTwo: the least power of two with which nothing saturates, 2^ceil(log2(amax / largest code value)), as in
 ///   Megatron-Core, FlashInfer and Transformer Engine (the text of OCP Microscaling gives the example
 ///   2^(floor(log2(amax)) - 8), which saturates). A block of zeros has the scale 2^-127, code 0.
-/// - quotient: amax / largest code value, or 1 if that is 0; DeepSeek stores it as `weight_scale_inv`.
+/// - quotient: amax / largest code value, or 1 if that is 0; DeepSeek stores it as `weight_scale_inv`. For int4 codes
+///   amax / 7.5, rounded to bf16, as compressed-tensors does.
 /// - tensorQuotient: amax / (largest code value * tensorScale), rounded and saturating, 1 if that is 0, as ModelOpt
 ///   writes it. Elements are 0 if the scale was rounded to 0.
 /// A code is element / scale, or element / (scale * tensorScale), saturating. The scale of a block that contains a NaN
 /// or an infinity is NaN, so the whole block becomes NaN: a weight that is not finite never becomes finite. Its E4M3
-/// codes are NaN, its E2M1 codes the largest value, with the signs of the elements.
+/// codes are NaN, its codes of four bits the largest value, with the signs of the elements.
 void quantize(const BlockMatrix &target, const std::byte *wide, const ConvertOptions &how = {});
 
 /// Writes only the scales.

@@ -70,6 +70,8 @@ template <class Machine> struct Lanes {
         return fromHalves(codes << 8);
       if constexpr (From == NumberFormat::fp4_e2m1)
         return fromHalves((codes & 8) << 12 | (codes & 7) << 9) * 0x1p14f;
+      if constexpr (From == NumberFormat::int4)
+        return fromHalves(codes | 0x6400) - 1032; // 0x6400 is 1024, with a unit in its last place
       const Words half =
           (Words)((Shorts)(codes << 8) >> 1) & 0xBF80; // the shift duplicates the sign; the mask removes the copy
       const Words nan = (Words)((half & 0x3F80) == 0x3F80);
@@ -112,6 +114,11 @@ template <class Machine> struct Lanes {
       const Bits rounded = (magnitude + 0x7FFF + (magnitude >> 16 & 1)) >> 16;
       Machine::store(at, Machine::words(as<typename Machine::Register>(select(nan, e.nan, rounded) | sign >> 16)),
                      stream);
+    } else if constexpr (To == NumberFormat::int4) {
+      // Adding 3 * 2^22 rounds to an integer, which is then in the lowest bits of the sum.
+      const Floats limited = floats(smaller(magnitude, as<uint32_t>(8.0f)) | sign), most = broadcast(7);
+      const Bits code = (bits((limited < most ? limited : most) + 0x1.8p23f) + 8) & 0xF;
+      Machine::store(at, Machine::bytes(as<typename Machine::Register>(code)), stream);
     } else {
       // The clamp limit: the largest finite value, or the first value that encodes as infinity or NaN. So 480 encodes
       // E4M3's NaN, and a NaN input is above the limit.

@@ -40,8 +40,9 @@ template <class Lanes> struct Rows {
   static constexpr uint64_t kLanes = Lanes::kLanes;
 
   /// Calls step(chunk, target, source, stream) for each `Chunk` elements, with TargetBytes and SourceBytes on the two
-  /// sides. An incomplete last chunk uses zero-padded buffers; results beyond element `count` are dropped.
-  template <uint64_t Chunk, uint64_t TargetBytes, uint64_t SourceBytes, class Step>
+  /// sides. An incomplete last chunk uses zero-padded buffers; results beyond element `count` are dropped, in whole
+  /// numbers of `Item` bytes.
+  template <uint64_t Chunk, uint64_t TargetBytes, uint64_t SourceBytes, uint64_t Item = 1, class Step>
   static void walk(std::byte *target, const std::byte *source, uint64_t count, bool stream, Step step) {
     uint64_t chunk = 0;
     for (; (chunk + 1) * Chunk <= count; ++chunk) {
@@ -54,7 +55,7 @@ template <class Lanes> struct Rows {
       alignas(kLine) std::byte from[SourceBytes] = {}, to[TargetBytes];
       std::memcpy(from, source + chunk * SourceBytes, (rest * SourceBytes + Chunk - 1) / Chunk);
       step(chunk, to, from, false);
-      std::memcpy(target + chunk * TargetBytes, to, (rest * TargetBytes + Chunk - 1) / Chunk);
+      std::memcpy(target + chunk * TargetBytes, to, (rest * TargetBytes + Chunk * Item - 1) / (Chunk * Item) * Item);
     }
   }
 
@@ -69,22 +70,28 @@ template <class Lanes> struct Rows {
     return most;
   }
 
-  /// Loads `Count` elements, applies `scale` to them, and stores them.
+  /// Loads `Count` elements, applies `scale` to them, and stores them. `flip`: the sign bit, or 0, by which the signs
+  /// of the elements change.
   template <NumberFormat From, NumberFormat To, uint64_t Count, class Scale>
-  static void convert(std::byte *target, const std::byte *source, Overflow overflow, bool stream, Scale scale) {
+  static void convert(std::byte *target, const std::byte *source, Overflow overflow, bool stream, Scale scale,
+                      Bits flip = Bits()) {
     for (uint64_t i = 0; i < Count; i += kLanes) {
       const Floats value = Lanes::template load<From>(source + i * kItemBytes<From>);
-      Lanes::template store<To>(target + i * kItemBytes<To>, scale(value), Lanes::bits(value), overflow, stream);
+      Lanes::template store<To>(target + i * kItemBytes<To>, scale(value), Lanes::bits(value) ^ flip, overflow, stream);
     }
   }
+
+  /// The sign bits of factors. A NaN has none, because its sign depends on how it was computed.
+  static Bits signs(Floats factor) { return factor == factor ? Lanes::bits(factor) & ~kMagnitude : Bits{}; }
 
   template <NumberFormat From, NumberFormat To>
   static void multiply(std::byte *target, const std::byte *source, uint64_t count, float factor, Writing how) {
     walk<kCastChunk, kCastChunk * kItemBytes<To>, kCastChunk * kItemBytes<From>>(
         target, source, count, how.stream,
         [factor, overflow = how.overflow](uint64_t, std::byte *to, const std::byte *from, bool past) {
-          convert<From, To, kCastChunk>(to, from, overflow, past,
-                                        [&](Floats value) { return value * Lanes::broadcast(factor); });
+          const Floats all = Lanes::broadcast(factor);
+          convert<From, To, kCastChunk>(
+              to, from, overflow, past, [&](Floats value) { return value * all; }, signs(all));
         });
   }
 
@@ -132,12 +139,16 @@ template <class Lanes> struct Rows {
     static constexpr uint64_t kPerByte = static_cast<uint64_t>(formatOf(Of).codesPerByte()); // codes
     static constexpr uint64_t kBlockBytes = kBlock / kPerByte;                               // of codes
     static constexpr NumberFormat kCode = numberFormat(formatOf(Of).code);
-    static constexpr float kLargest = largest(kCode);
-    static constexpr bool kTensorScale = formatOf(Of).rule == ScaleRule::tensorQuotient;
-    static_assert(formatOf(Of).blockRows == 1 && formatOf(Of).scaleBytes() == 1 &&
-                  (kTensorScale
-                       ? formatOf(Of).scale == ScaleFormat::fp8_e4m3
-                       : formatOf(Of).scale == ScaleFormat::e8m0 && formatOf(Of).rule == ScaleRule::powerOfTwo));
+    static constexpr float kDivisor = scaleDivisor(kCode);
+    static constexpr bool kPowers = formatOf(Of).rule == ScaleRule::powerOfTwo;
+    static constexpr uint64_t kScaleBytes = static_cast<uint64_t>(formatOf(Of).scaleBytes());
+    static constexpr NumberFormat kScale = // not of powers of two
+        formatOf(Of).scale == ScaleFormat::bf16 ? NumberFormat::bf16 : NumberFormat::fp8_e4m3;
+    static constexpr uint64_t kGroupScales = kLanes * kScaleBytes; // bytes
+    static_assert(formatOf(Of).blockRows == 1 &&
+                  (formatOf(Of).rule == ScaleRule::tensorQuotient ? formatOf(Of).scale == ScaleFormat::fp8_e4m3
+                   : kPowers                                      ? formatOf(Of).scale == ScaleFormat::e8m0
+                                                                  : formatOf(Of).scale == ScaleFormat::bf16));
   };
 
   /// Returns the amax of each block of a group.
@@ -158,19 +169,21 @@ template <class Lanes> struct Rows {
     return magnitudes >= kInfinity ? Bits{} + 255 : exponents > kLowered ? exponents - kLowered : Bits{};
   }
 
-  /// Returns the E4M3 codes of the scales of a format with tensor scales, in `codes`.
+  /// Writes the scales of a group that are quotients. The tensor scale is 1 if the format has none. An E4M3 scale of 0
+  /// is kept: only a quotient of 0 becomes 1.
   template <Quantization Of> static void quotients(std::byte *codes, float tensorScale, Bits magnitudes) {
+    constexpr float kZero = Traits<Of>::kScale == NumberFormat::bf16 ? 0x1p-134f : 0; // becomes 0 in bf16
     magnitudes = magnitudes >= kInfinity ? Bits{} + kQuietNan : magnitudes;
-    Floats scale = Lanes::floats(magnitudes) / Lanes::broadcast(Traits<Of>::kLargest * tensorScale);
-    scale = scale == 0.0f ? Floats{} + 1.0f : scale;
-    Lanes::template store<NumberFormat::fp8_e4m3>(codes, scale, Bits{}, Overflow::saturate, false);
+    Floats scale = Lanes::floats(magnitudes) / Lanes::broadcast(Traits<Of>::kDivisor * tensorScale);
+    scale = scale <= kZero ? Floats{} + 1.0f : scale;
+    Lanes::template store<Traits<Of>::kScale>(codes, scale, Bits{}, Overflow::saturate, false);
   }
 
-  /// Writes the codes of the scales of a group, one byte each.
+  /// Writes the scales of a group.
   template <Quantization Of, NumberFormat From>
   static void scalesOfGroup(std::byte *codes, float tensorScale, const std::byte *source) {
     const Bits magnitudes = amaxOfGroup<From, Traits<Of>::kBlock>(source);
-    if constexpr (Traits<Of>::kTensorScale) {
+    if constexpr (!Traits<Of>::kPowers) {
       quotients<Of>(codes, tensorScale, magnitudes);
     } else {
       const Bits powers = powersOfTwo<Traits<Of>::kCode>(magnitudes);
@@ -181,9 +194,9 @@ template <class Lanes> struct Rows {
     }
   }
 
-  /// Returns the factors that dequantize the blocks of a group of a format with tensor scales.
-  static Floats factors(const std::byte *scales, float tensorScale) {
-    return Lanes::template load<NumberFormat::fp8_e4m3>(scales) * Lanes::broadcast(tensorScale);
+  /// Returns the factors that dequantize the blocks of a group whose scales are quotients.
+  template <Quantization Of> static Floats factors(const std::byte *scales, float tensorScale) {
+    return Lanes::template load<Traits<Of>::kScale>(scales) * Lanes::broadcast(tensorScale);
   }
 
   /// Writes the codes of a block whose elements are given by `scale`. Two 4-bit codes are stored in a byte.
@@ -239,15 +252,16 @@ template <class Lanes> struct Rows {
     }
   }
 
-  /// The same with E4M3 scales and a tensor scale.
+  /// The same with scales that are quotients.
   template <Quantization Of, NumberFormat From>
-  static void tensorGroup(std::byte *target, BlockScales scales, const std::byte *source, uint64_t left, bool stream) {
+  static void quotientGroup(std::byte *target, BlockScales scales, const std::byte *source, uint64_t left,
+                            bool stream) {
     constexpr uint64_t kBlock = Traits<Of>::kBlock;
     const uint64_t blocks = blocksOfGroup(kBlock, left);
-    alignas(kLine) std::byte codes[kLanes];
+    alignas(kLine) std::byte codes[Traits<Of>::kGroupScales];
     scalesOfGroup<Of, From>(codes, scales.tensorScale, source);
-    std::memcpy(scales.scales, codes, blocks);
-    Floats factor = factors(codes, scales.tensorScale);
+    std::memcpy(scales.scales, codes, blocks * Traits<Of>::kScaleBytes);
+    Floats factor = factors<Of>(codes, scales.tensorScale);
     factor = factor == 0.0f ? Floats{} + as<float>(kInfinity) : factor;
     alignas(kLine) float divisors[kLanes];
     std::memcpy(divisors, &factor, sizeof(factor));
@@ -264,11 +278,11 @@ template <class Lanes> struct Rows {
     walk<kGroup, kGroup / kPerByte, kGroup * kItemBytes<From>>(
         target, source, count, stream,
         [scales, count](uint64_t group, std::byte *to, const std::byte *from, bool past) {
-          const BlockScales part = {scales.scales + group * kLanes, scales.tensorScale};
-          if constexpr (Traits<Of>::kTensorScale)
-            tensorGroup<Of, From>(to, part, from, count - group * kGroup, past);
-          else
+          const BlockScales part = {scales.scales + group * Traits<Of>::kGroupScales, scales.tensorScale};
+          if constexpr (Traits<Of>::kPowers)
             e8m0Group<Of, From>(to, part, from, count - group * kGroup, past);
+          else
+            quotientGroup<Of, From>(to, part, from, count - group * kGroup, past);
         });
     if (kPerByte == 2 && count % 2 == 1) // in a NaN block the padding code would be NaN too, but must be 0
       target[count / 2] = static_cast<std::byte>(static_cast<uint8_t>(target[count / 2]) & 0x0F);
@@ -277,7 +291,7 @@ template <class Lanes> struct Rows {
   template <Quantization Of, NumberFormat From>
   static void computeScales(BlockScales scales, const std::byte *source, uint64_t count) {
     constexpr uint64_t kGroup = Traits<Of>::kGroup;
-    walk<kGroup, kLanes, kGroup * kItemBytes<From>>(
+    walk<kGroup, Traits<Of>::kGroupScales, kGroup * kItemBytes<From>, Traits<Of>::kScaleBytes>(
         scales.scales, source, count, false,
         [tensorScale = scales.tensorScale](uint64_t, std::byte *to, const std::byte *from, bool) {
           scalesOfGroup<Of, From>(to, tensorScale, from);
@@ -300,9 +314,10 @@ template <class Lanes> struct Rows {
   template <Quantization Of, NumberFormat To>
   static void loadBlock(std::byte *target, const std::byte *source, Floats factor, bool stream) {
     constexpr uint64_t kBlock = Traits<Of>::kBlock;
+    const Bits flip = Traits<Of>::kPowers ? Bits{} : signs(factor);
     auto scale = [&](Floats value) { return value * factor; };
     if constexpr (Traits<Of>::kPerByte == 1) {
-      convert<Traits<Of>::kCode, To, kBlock>(target, source, Overflow::infinity, stream, scale);
+      convert<Traits<Of>::kCode, To, kBlock>(target, source, Overflow::infinity, stream, scale, flip);
     } else {
       alignas(kLine) std::byte codes[kBlock];
       for (uint64_t i = 0; i < kBlock; i += kPacked) {
@@ -310,21 +325,21 @@ template <class Lanes> struct Rows {
         std::memcpy(&packed, source + i / 2, sizeof(packed));
         Lanes::unpack(codes + i, packed);
       }
-      convert<Traits<Of>::kCode, To, kBlock>(target, codes, Overflow::infinity, stream, scale);
+      convert<Traits<Of>::kCode, To, kBlock>(target, codes, Overflow::infinity, stream, scale, flip);
     }
   }
 
   template <Quantization Of, NumberFormat To>
   static void dequantize(std::byte *target, BlockScales scales, const std::byte *source, uint64_t count, bool stream) {
     constexpr uint64_t kBlock = Traits<Of>::kBlock, kBytes = Traits<Of>::kBlockBytes, kGroup = Traits<Of>::kGroup;
-    if constexpr (Traits<Of>::kTensorScale)
+    if constexpr (!Traits<Of>::kPowers)
       walk<kGroup, kGroup * kItemBytes<To>, kBytes * kLanes>(
           target, source, count, stream,
           [scales, count](uint64_t group, std::byte *to, const std::byte *from, bool past) {
-            alignas(kLine) std::byte codes[kLanes] = {};
+            alignas(kLine) std::byte codes[Traits<Of>::kGroupScales] = {};
             const uint64_t blocks = blocksOfGroup(kBlock, count - group * kGroup);
-            std::memcpy(codes, scales.scales + group * kLanes, blocks);
-            const Floats factor = factors(codes, scales.tensorScale);
+            std::memcpy(codes, scales.scales + group * Traits<Of>::kGroupScales, blocks * Traits<Of>::kScaleBytes);
+            const Floats factor = factors<Of>(codes, scales.tensorScale);
             alignas(kLine) float each[kLanes];
             std::memcpy(each, &factor, sizeof(factor));
             for (uint64_t block = 0; block < blocks; ++block)

@@ -28,6 +28,8 @@ constexpr Encoding kFloat = encoding(NumberFormat::fp32);
 } // namespace
 
 float decode(NumberFormat format, uint32_t code) {
+  if (format == NumberFormat::int4)
+    return static_cast<float>(static_cast<int32_t>(code) - 8);
   const Encoding e = encoding(format);
   const uint32_t magnitude = code & (e.sign() - 1);
   const float sign = code & e.sign() ? -1.0f : 1.0f;
@@ -44,6 +46,10 @@ uint32_t encode(NumberFormat format, float value, Overflow overflow) {
   const Encoding e = encoding(format);
   const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & (kFloat.sign() - 1);
   const uint32_t sign = bits & kFloat.sign() ? e.sign() : 0;
+  if (format == NumberFormat::int4) { // std::nearbyint: ties to even
+    const float limited = std::isnan(value) ? std::copysign(8.0f, value) : value;
+    return static_cast<uint32_t>(static_cast<int>(std::nearbyint(std::clamp(limited, -8.0f, 7.0f))) + 8);
+  }
   if (magnitude > kFloat.infinity)
     return sign | e.nan;
   if (format == NumberFormat::fp32)

@@ -13,13 +13,13 @@
 namespace reshard::kernels {
 
 /// Number formats. fp8_e4m3 is OCP's E4M3 (PyTorch: float8_e4m3fn) and has no infinity; fp4_e2m1 has neither infinity
-/// nor NaN.
-enum class NumberFormat : uint8_t { fp32, bf16, fp16, fp8_e4m3, fp8_e5m2, fp4_e2m1 };
+/// nor NaN. int4 is an integer from -8 to 7, stored as itself + 8; it has no sign bit and no negative zero.
+enum class NumberFormat : uint8_t { fp32, bf16, fp16, fp8_e4m3, fp8_e5m2, fp4_e2m1, int4 };
 
 /// Conversion of values beyond the finite range of an 8-bit format, infinities included. `saturate`: the largest finite
 /// value of the same sign (OCP's saturating mode, CUDA's __NV_SATFINITE). `infinity`: an infinity, or NaN in E4M3
-/// (OCP's non-saturating mode; PyTorch, ml_dtypes). fp32, bf16 and fp16 always overflow to infinity; fp4_e2m1 always
-/// saturates.
+/// (OCP's non-saturating mode; PyTorch, ml_dtypes). fp32, bf16 and fp16 always overflow to infinity; formats of four
+/// bits always saturate, and a NaN becomes their largest value with its sign.
 enum class Overflow : uint8_t { saturate, infinity };
 
 /// Returns the format of a dtype name ("bf16"), or nullopt if the dtype cannot be cast.
@@ -56,6 +56,7 @@ RESHARD_HOST_DEVICE constexpr Encoding encoding(NumberFormat format) {
     return {8, 3, 7, 0x7E, 0x7F, 0x7F};
   case NumberFormat::fp8_e5m2:
     return {8, 2, 15, 0x7B, 0x7C, 0x7E};
+  case NumberFormat::int4: // has no such parts; only `bits` is used
   case NumberFormat::fp4_e2m1:
     break;
   }
@@ -64,7 +65,16 @@ RESHARD_HOST_DEVICE constexpr Encoding encoding(NumberFormat format) {
 
 /// Returns the largest finite value of a format of at most 8 bits.
 RESHARD_HOST_DEVICE constexpr float largest(NumberFormat format) {
-  return format == NumberFormat::fp8_e4m3 ? 448.0f : format == NumberFormat::fp8_e5m2 ? 57344.0f : 6.0f;
+  return format == NumberFormat::fp8_e4m3   ? 448.0f
+         : format == NumberFormat::fp8_e5m2 ? 57344.0f
+         : format == NumberFormat::int4     ? 7.0f
+                                            : 6.0f;
+}
+
+/// Returns the number by which an amax is divided to obtain a scale: the largest value, or, as compressed-tensors does,
+/// half of the range of int4.
+RESHARD_HOST_DEVICE constexpr float scaleDivisor(NumberFormat codes) {
+  return codes == NumberFormat::int4 ? 7.5f : largest(codes);
 }
 
 /// Returns the number format of codes.
@@ -72,14 +82,16 @@ RESHARD_HOST_DEVICE constexpr NumberFormat numberFormat(CodeFormat code) {
   switch (code) { // without a default: a new format is a warning of the compiler
   case CodeFormat::fp8_e4m3:
     return NumberFormat::fp8_e4m3;
+  case CodeFormat::int4:
+    return NumberFormat::int4;
   case CodeFormat::fp4_e2m1:
     break;
   }
   return NumberFormat::fp4_e2m1;
 }
 
-/// Returns the bytes of an element. An fp4_e2m1 code counts as one byte here (in its low bits); quantized matrices have
-/// two in a byte.
+/// Returns the bytes of an element. A code of four bits counts as one byte here (in its low bits); quantized matrices
+/// have two in a byte.
 constexpr uint64_t itemBytes(NumberFormat format) { return (static_cast<uint64_t>(encoding(format).bits) + 7) / 8; }
 
 /// Returns the exact value of a code.

@@ -189,15 +189,17 @@ void quantizeBlocks(const Quantized &target, ElementSpan span, const std::byte *
         // All blocks of zeros are equal, and all bytes of their codes are equal, so one block is quantized and
         // repeated. Its scale is computed, because a NaN tensor scale makes it NaN.
         constexpr std::byte kZeros[kLargestRowBlock * sizeof(float)] = {};
-        std::byte one[kLargestRowBlock], scale;
+        const auto scaleBytes = static_cast<uint64_t>(formatOf(target.format).scaleBytes());
+        std::byte one[kLargestRowBlock], scale[sizeof(float)];
         BlockMatrix zeros = part.matrix;
         zeros.columns = block;
         zeros.codes = one;
-        zeros.scales = &scale;
+        zeros.scales = scale;
         quantize(zeros, kZeros, how);
         std::memset(part.matrix.codes, static_cast<int>(one[0]),
                     static_cast<uint64_t>(codesAt(target, part.element + part.matrix.columns) - part.matrix.codes));
-        std::memset(scales, static_cast<int>(scale), blocks);
+        for (uint64_t i = 0; i < blocks; ++i)
+          std::memcpy(scales + i * scaleBytes, scale, scaleBytes);
       });
 }
 

@@ -216,9 +216,12 @@ private:
     auto fits = [&](const Lengths &wide) { return !format.blocksInRows() || wide.back() % format.blockColumns == 0; };
     switch (view.kind()) {
     case ViewKind::elements: {
-      Lengths code = local.own;
-      code.back() /= format.codesPerByte();
-      return fits(local.own) && local.codes == code &&
+      Lengths rows = local.own, blocks = rows; // of codes, in one of two forms
+      rows.back() /= format.codesPerNumber();
+      blocks.back() /= format.blockColumns;
+      blocks.push_back(format.blockColumns / format.codesPerNumber());
+      const bool inBlocks = local.codes == blocks && format.codeBlocks();
+      return fits(local.own) && (local.codes == rows || inBlocks) &&
              local.scales == scalesOf(format, scaleLayoutOf(view), local.own) &&
              (!format.tensorScale() || local.tensorScale == Lengths(local.own.begin(), local.own.end() - 2));
     }

@@ -140,7 +140,9 @@ struct Glob {
 struct QuantizeRule {
   Location at;
   std::optional<ir::Quantization> format; // nullopt: not quantized
-  std::string scale, tensorScale;         // name patterns; {name} is the name of the param
+  std::string codes, scale, tensorScale;  // name patterns; {name} is the name of the param
+  std::string shape;                      // the same, of the shape of the matrix; empty: there is no such param
+  bool codeBlocks = false; // each block of codes is a row of its own: [.., columns / 32, bytes of a block]
   ir::ScaleLayout scaleLayout = ir::ScaleLayout::plain;
   enum class By { either, receiver, sender } by = By::either;
   std::vector<Glob> only, ignore; // endpoints only

@@ -249,8 +249,8 @@ std::optional<size_t> readChoice(const Node &node, const std::string &what, cons
   return found == choices.end() ? std::nullopt : std::optional<size_t>(found - choices.begin());
 }
 
-/// Checks that the only placeholder in a name pattern for scales is `{name}`, any number of times.
-bool checkScaleName(const Node &node, const std::string &what, Diagnostics &diagnostics) {
+/// Checks that the only placeholder in a name pattern for codes or scales is `{name}`, any number of times.
+bool checkNamePattern(const Node &node, const std::string &what, Diagnostics &diagnostics) {
   constexpr std::string_view kName = "{name}";
   const std::string &text = node.text;
   for (size_t at = text.find_first_of("{}"); at != std::string::npos; at = text.find_first_of("{}", at)) {
@@ -266,11 +266,11 @@ bool checkScaleName(const Node &node, const std::string &what, Diagnostics &diag
   return true;
 }
 
-/// The names of the formats with tensor scales.
-std::string withTensorScales() {
+/// The names of the formats with a property.
+template <class Property> std::string namesOf(Property has) {
   std::string names;
   for (const QuantizedFormat &format : kQuantizedFormats)
-    if (format.tensorScale())
+    if (has(format))
       names += (names.empty() ? "" : ", ") + std::string(format.name);
   return names;
 }
@@ -310,19 +310,19 @@ std::optional<QuantizeRule> readQuantize(const Node &node, bool endpoint, Diagno
   const QuantizedFormat *found = *number < std::size(kQuantizedFormats) ? &kQuantizedFormats[*number] : nullptr;
   if (found) {
     rule.format = found->number;
+    rule.codes = std::string("{name}") + found->codeSuffix;
     rule.scale = std::string("{name}") + found->scaleSuffix;
     rule.tensorScale = "{name}_scale_2";
   }
   if (!fields)
     return rule;
-  auto name = [&](const char *key, bool allowed, std::string &value) {
+  auto name = [&](const char *key, const std::string &missing, std::string &value) {
     const Node *given = fields->find(key);
-    if (given && !allowed)
-      diagnostics.error(given->at,
-                        std::string("'") + key + "' requires a format with tensor scales: " + withTensorScales());
+    if (given && !missing.empty())
+      diagnostics.error(given->at, std::string("'") + key + "' requires a format with " + missing);
     else if (given)
       if (const auto text = readText(*given, std::string("'") + key + "'", diagnostics);
-          text && checkScaleName(*given, std::string("'") + key + "'", diagnostics)) {
+          text && checkNamePattern(*given, std::string("'") + key + "'", diagnostics)) {
         value = *text;
         if (endpoint && text->find("{name}") == std::string::npos)
           diagnostics.error(given->at,
@@ -330,8 +330,22 @@ std::optional<QuantizeRule> readQuantize(const Node &node, bool endpoint, Diagno
                                 "' of an endpoint must contain the placeholder '{name}', which is the param's name");
       }
   };
-  name("scale", true, rule.scale);
-  name("tensor_scale", found && found->tensorScale(), rule.tensorScale);
+  name("codes", "", rule.codes);
+  name("scale", "", rule.scale);
+  name("tensor_scale",
+       found && found->tensorScale() ? "" : "tensor scales: " + namesOf([](const QuantizedFormat &format) {
+                                              return format.tensorScale();
+                                            }),
+       rule.tensorScale);
+  name("shape", "", rule.shape);
+  if (const Node *codes = fields->find("codes_shape"))
+    if (const auto choice = readChoice(*codes, "codes_shape", {"rows", "blocks"}, diagnostics);
+        choice && *choice == 1) {
+      rule.codeBlocks = true;
+      if (found && !found->codeBlocks())
+        diagnostics.error(codes->at, std::string("format ") + found->name + " has no 'codes_shape: blocks', expected " +
+                                         namesOf([](const QuantizedFormat &format) { return format.codeBlocks(); }));
+    }
   if (const Node *layout = fields->find("scale_layout"); layout && found)
     readScaleLayout(*layout, *found, rule.scaleLayout, diagnostics);
   if (const Node *by = fields->find("by"))

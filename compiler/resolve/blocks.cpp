@@ -74,7 +74,7 @@ std::pair<int, int> Blocks::quantizedPatterns(const Blocked &blocked) {
     pattern.name += std::string(scales ? " (scales of " : " (codes of ") + format.name + along + ")";
     pattern.dtype = scales ? scaleType(blocked.format) : codeType(blocked.format);
     int64_t &columns = pattern.shape[static_cast<size_t>(blocked.columns)];
-    columns = ceilDivide(columns, scales ? format.blockColumns : format.codesPerByte());
+    columns = ceilDivide(columns, scales ? format.blockColumns : format.codesPerNumber());
     if (int64_t *const rows = scales && blocked.rows >= 0 ? &pattern.shape[static_cast<size_t>(blocked.rows)] : nullptr)
       *rows = format.scaleRows(*rows);
     (scales ? at->second.second : at->second.first) = static_cast<int>(layout_.tensorPatterns.size());
@@ -90,7 +90,7 @@ std::string Blocks::padding(const PartNumber &of, const QuantizedFormat &format,
   std::string error = layout_.endpoints[of.endpoint].role + " param '" + param.name + "' is padded";
   if (!format.zerosAreZeroBytes())
     return error;
-  for (const auto &[fromLast, block, codes] : {std::tuple(size_t{1}, format.blockColumns, format.codesPerByte()),
+  for (const auto &[fromLast, block, codes] : {std::tuple(size_t{1}, format.blockColumns, format.codesPerNumber()),
                                                std::tuple(size_t{2}, format.blockRows, int64_t{1})}) {
     const size_t d = code.dimensions.size() - fromLast;
     const Extent &extent = param.shape[param.shape.size() - fromLast];
@@ -139,8 +139,8 @@ std::string Blocks::parts(const PartNumber &of, Quantization number, QuantizedPa
       return title + " holds " + tensor + " in shards that split blocks of " + std::to_string(size) +
              (at == last ? " columns" : " rows");
     scale.dimensions[d].sharding = *divided;
-    if (division.block = format.codesPerByte(); at == last && division.block > 1)
-      code.dimensions[d].sharding = *divide(division); // a block has whole bytes of codes
+    if (division.block = format.codesPerNumber(); at == last && division.block > 1)
+      code.dimensions[d].sharding = *divide(division); // a block has whole numbers of codes
   }
   std::tie(code.pattern, scale.pattern) = quantizedPatterns(blocked);
   quantized.codes.push_back(std::move(code));

@@ -62,6 +62,9 @@ private:
       diagnostics_.error(rule.at, what + " but has one dimension, expected a matrix");
     else if (param.dtype != DType::fp32 && param.dtype != DType::bf16 && param.dtype != DType::fp16)
       diagnostics_.error(rule.at, what + " but is " + name(param.dtype) + ", expected fp32, bf16 or fp16");
+    else if (e > 0 && !rule.shape.empty())
+      diagnostics_.error(rule.at, what + " with 'shape', which only a source can have: nothing is sent to param '" +
+                                      named(rule.shape, param.name) + "'");
     else if (const int64_t columns = formatOf(*rule.format).blockColumns; formatOf(*rule.format).blocksInRows())
       for (int64_t local : param.shape.back().at)
         if (local % columns != 0) {
@@ -100,24 +103,46 @@ private:
     Param scales = param(e, p), tensorScale = param(e, p);
     for (Param *each : {&scales, &tensorScale, &param(e, p)})
       each->parts.clear();
+    const std::string name = tensorScale.name, title = " of param '" + name + "'";
+    if (rule.codes != "{name}") {
+      param(e, p).name = named(rule.codes, name);
+      forms_[e][p].title = "the codes" + title;
+    }
     scales.name = named(rule.scale, scales.name);
     scales.dtype = scaleType(format.number, rule.scaleLayout);
     scales.shape = scaleShape(endpoint(e), scales.shape, format.number, rule.scaleLayout);
     param(e, p).dtype = codeType(format.number);
-    param(e, p).shape.back() = mapped(param(e, p).shape.back(), [&](int64_t n) { return n / format.codesPerByte(); });
+    storeCodeShape(param(e, p), format, rule.codeBlocks);
     Scales result;
-    const std::string title = "scales of param '" + tensorScale.name + "'";
     result.scales = append(e, p, std::move(scales));
-    forms_[e][result.scales].title = "the " + title;
+    forms_[e][result.scales].title = "the scales" + title;
     result.tensorScale = result.scales;
+    if (!rule.shape.empty()) {
+      Param shape = tensorScale;
+      shape.name = named(rule.shape, name);
+      shape.dtype = DType::i64;
+      shape.shape = {{{}, {static_cast<int64_t>(shape.shape.size())}}};
+      forms_[e][append(e, p, std::move(shape))].title = "the shape" + title;
+    }
     if (format.tensorScale()) {
-      tensorScale.name = named(rule.tensorScale, tensorScale.name);
+      tensorScale.name = named(rule.tensorScale, name);
       tensorScale.dtype = DType::fp32;
       tensorScale.shape.resize(tensorScale.shape.size() - 2);
       result.tensorScale = append(e, p, std::move(tensorScale));
-      forms_[e][result.tensorScale].title = "the tensor " + title;
+      forms_[e][result.tensorScale].title = "the tensor scales" + title;
     }
     return result;
+  }
+
+  /// Changes the shape of elements to that of their codes.
+  static void storeCodeShape(Param &codes, const QuantizedFormat &format, bool blocks) {
+    Extent &columns = codes.shape.back();
+    if (!blocks) {
+      columns = mapped(columns, [&](int64_t n) { return n / format.codesPerNumber(); });
+      return;
+    }
+    columns = mapped(columns, [&](int64_t n) { return n / format.blockColumns; });
+    codes.shape.push_back({{}, {format.blockColumns / format.codesPerNumber()}});
   }
 
   /// Adds the view that presents a quantized param as elements, which are read (source) or written (target).
@@ -184,13 +209,14 @@ private:
     }
   }
 
-  /// Whether the source has all tensors of a target param quantized in the param's format.
+  /// Whether the source has all tensors of a target param quantized in the param's format, with codes in rows.
   bool sourceHasFormat(unsigned e, unsigned p) {
     for (const Part &part : param(e, p).parts)
       if (part.pattern >= 0)
         for (const SourcePart &sourcePart : sourceParts_[part.pattern])
           if (const auto &view = param(0, sourcePart.param).view;
-              !view || view->kind != ViewKind::elements || view->format != *rule(e, p)->format)
+              !view || view->kind != ViewKind::elements || view->format != *rule(e, p)->format ||
+              rule(0, view->codes)->codeBlocks || rule(e, p)->codeBlocks) // codes are sent as rows
             return false;
     return !formatOf(*rule(e, p)->format).tensorScale() || sameMatrices(param(e, p));
   }

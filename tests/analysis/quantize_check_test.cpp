@@ -55,6 +55,11 @@ const struct {
     {"nvfp4", "{format: nvfp4, scale_layout: swizzled}", 8, QuantizedBy::passthrough},
     {"", "{format: mxfp4, by: sender}", 8, QuantizedBy::arrival}, // senders do not write two codes in a byte
     {"mxfp4", "{format: mxfp4, scale_layout: swizzled}", 8, QuantizedBy::passthrough},
+    {"", "{format: mxfp4, codes_shape: blocks}", 8, QuantizedBy::arrival},
+    {"{format: mxfp4, codes_shape: blocks}", "mxfp4", 8, QuantizedBy::arrival}, // codes in blocks are not copied
+    {"", "int4", 8, QuantizedBy::arrival},
+    {"{format: int4, shape: '{name}_shape'}", "", 8, QuantizedBy::held},
+    {"int4", "int4", 8, QuantizedBy::passthrough},
     {"", "{format: block_fp8_ue8m0, scale_layout: packed}", 512, QuantizedBy::sender},
     {"", "{format: block_fp8_ue8m0, by: receiver, scale_layout: packed}", 8, QuantizedBy::staged},
     {"block_fp8_ue8m0", "{format: block_fp8_ue8m0, scale_layout: packed}", 512, QuantizedBy::passthrough},

@@ -259,7 +259,9 @@ class Statements(FolderTest):
                 self.assertEqual((found["w"][1], found["w_scale_inv"][1]), (bytes([0, sign] * 16), b"\0"))
                 found = self.moved(model, "{mesh: {}, quantize: nvfp4}", w=w)
                 self.assertEqual((found["w"][1], found["w_scale"][1], found["w_scale_2"][1]), (bytes([sign] * 16), b"\x38\x38", one))
-        for format, scales in (("mxfp8", [0, 1]), ("block_fp8", [0, 1]), ("block_fp8_ue8m0", [0, 1]), ("mxfp4", [0, 1]), ("nvfp4", [0, 2])):
+                found = self.moved(model, "{mesh: {}, quantize: int4}", w=w)
+                self.assertEqual((found["w_packed"][1], found["w_scale"][1]), (b"\x88" * 16, b"\x80\x3f"))
+        for format, scales in (("mxfp8", [0, 1]), ("block_fp8", [0, 1]), ("block_fp8_ue8m0", [0, 1]), ("mxfp4", [0, 1]), ("int4", [0, 1]), ("nvfp4", [0, 2])):
             found = self.moved("{dtype: fp32, tensors: {w: [0, 32]}}", f"{{mesh: {{}}, quantize: {format}}}", w=np.zeros((0, 32), np.float32))
             self.assertEqual(found["w_scale_inv" if format.startswith("block_fp8") else "w_scale"], (scales, b""))
         self.assertEqual(found["w_scale_2"], ([], one))

@@ -89,6 +89,7 @@ const std::string kLayouts[] = {
     "source: {mesh: {tp: 2}, quantize: {format: mxfp8, scale_layout: swizzled}}\ntarget: {mesh: {tp: 3}, ranks: 1..3, "
     "FORM}\noptions: {staging: 300KiB, topology: {ranks_per_node: 1}}\n",
     "source: {mesh: {tp: 2}, quantize: block_fp8}\ntarget: {mesh: {tp: 1}, FORM}\n",
+    "source: {mesh: {tp: 2}, quantize: int4}\ntarget: {mesh: {tp: 3}, ranks: 1..3, FORM}\noptions: {staging: 300KiB}\n",
 };
 const std::string kForms[] = {
     "dtype: fp32, convert: rne",
@@ -101,6 +102,7 @@ const std::string kForms[] = {
     "quantize: {format: block_fp8_ue8m0, scale_layout: packed}",
     "quantize: {format: block_fp8_ue8m0, by: receiver, scale_layout: packed}",
     "quantize: mxfp4",
+    "quantize: int4",
 };
 
 std::string jobOf(std::string layout, const std::string &form) {

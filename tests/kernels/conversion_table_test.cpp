@@ -338,6 +338,7 @@ TEST(Codes, EqualTheFormats) {
   check(std::integral_constant<NumberFormat, NumberFormat::fp8_e4m3>());
   check(std::integral_constant<NumberFormat, NumberFormat::fp8_e5m2>());
   check(std::integral_constant<NumberFormat, NumberFormat::fp4_e2m1>());
+  check(std::integral_constant<NumberFormat, NumberFormat::int4>());
 }
 
 TEST_P(ConversionTables, WarpsEqualTheCpuKernels) {

@@ -98,6 +98,10 @@ TEST(Formats, CodesRoundTrip) {
   EXPECT_EQ(decode(NumberFormat::fp8_e5m2, 0x7B), 57344);
   EXPECT_EQ(decode(NumberFormat::fp4_e2m1, 0xF), -6);
   EXPECT_EQ(decode(NumberFormat::fp8_e4m3, 1), 0x1p-9f);
+  for (uint32_t code = 0; code < 16; ++code) {
+    EXPECT_EQ(decode(NumberFormat::int4, code), static_cast<float>(code) - 8);
+    EXPECT_EQ(encode(NumberFormat::int4, static_cast<float>(code) - 8, Overflow::saturate), code);
+  }
   EXPECT_EQ(decodeE8m0(0), 0x1p-127f);
   EXPECT_EQ(decodeE8m0(254), 0x1p127f);
   EXPECT_TRUE(std::isnan(decodeE8m0(255)));
@@ -108,7 +112,12 @@ TEST(Formats, Overflow) {
     EXPECT_EQ(encode(NumberFormat::fp8_e4m3, -value, Overflow::saturate), 0xFEu);
     EXPECT_EQ(encode(NumberFormat::fp8_e4m3, -value, Overflow::infinity), 0xFFu);
     EXPECT_EQ(encode(NumberFormat::fp4_e2m1, -value, Overflow::infinity), 0xFu);
+    EXPECT_EQ(encode(NumberFormat::int4, -value, Overflow::infinity), 0u);
+    EXPECT_EQ(encode(NumberFormat::int4, value, Overflow::infinity), 15u);
   }
+  for (const auto &[value, code] :
+       {std::pair(0.5f, 8u), {1.5f, 10u}, {-0.5f, 8u}, {-1.5f, 6u}, {7.5f, 15u}, {-7.5f, 0u}})
+    EXPECT_EQ(encode(NumberFormat::int4, value, Overflow::saturate), code) << value;
   EXPECT_EQ(encode(NumberFormat::fp8_e4m3, 464, Overflow::infinity), 0x7Eu); // halfway between 448 and 480; 448 is even
   EXPECT_EQ(encode(NumberFormat::fp8_e5m2, 61440, Overflow::saturate), 0x7Bu);
   EXPECT_EQ(encode(NumberFormat::fp8_e5m2, 61440, Overflow::infinity), 0x7Cu);
@@ -330,9 +339,9 @@ TEST(Convert, QuantizedFormats) {
     }
 }
 
-/// Values around all ties of a format of codes, times a power of two; the first is the largest of the block.
+/// Values around all ties of a format of codes, times a power of two; the first makes this power the scale.
 std::vector<float> ties(NumberFormat code, int exponent) {
-  std::vector<float> values = {std::ldexp(largest(code), exponent)};
+  std::vector<float> values = {std::ldexp(scaleDivisor(code), exponent)};
   for (uint32_t i = 0; i < encoding(code).maxFinite; ++i) {
     const float tie = (decode(code, i) + decode(code, i + 1)) / 2;
     for (const float near : {std::nextafter(tie, 0.0f), tie, std::nextafter(tie, 1e9f), decode(code, i)})
@@ -397,18 +406,18 @@ TEST(Convert, EveryCodeWithEveryScale) {
     }
     std::vector<uint32_t> scales;
     for (uint32_t i = 0; i < 256; ++i)
-      scales.push_back(
-          format.scale == ScaleFormat::fp32 ? i % 2 ? static_cast<uint32_t>(random()) & 0x7FFFFFFF : i << 23 : i);
+      scales.push_back(format.scale == ScaleFormat::fp32   ? i % 2 ? static_cast<uint32_t>(random()) : i << 23
+                       : format.scale == ScaleFormat::bf16 ? i % 2 ? static_cast<uint32_t>(random()) & 0xFFFF : i << 7
+                                                           : i);
     for (const NumberFormat wide : kWide)
       for (const float tensorScale : tensorScales(format))
         for (const uint32_t scale : scales) {
           const Elements shape{wide, 1, bytes.size(), {}};
-          const float factor = format.scale == ScaleFormat::e8m0 ? decodeE8m0(static_cast<uint8_t>(scale))
-                               : format.scale == ScaleFormat::fp32
-                                   ? std::bit_cast<float>(scale)
+          const float factor = format.scale == ScaleFormat::e8m0   ? decodeE8m0(static_cast<uint8_t>(scale))
+                               : format.scale == ScaleFormat::fp32 ? std::bit_cast<float>(scale)
+                               : format.scale == ScaleFormat::bf16
+                                   ? decode(NumberFormat::bf16, scale)
                                    : decode(NumberFormat::fp8_e4m3, scale) * tensorScale;
-          if (std::signbit(factor) && !std::isnan(factor)) // scales have no sign
-            continue;
           const uint64_t blocks = (bytes.size() + width - 1) / width;
           const Bytes expected = dequantized(format, shape, bytes, std::vector<float>(blocks, factor));
           Bytes repeated;

@@ -13,11 +13,11 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("kernels", "lib")]
 from commands import BIN  # noqa: E402
 from formats_reference import (  # noqa: E402
-    BF16, DTYPES, E2M1_VALUES, E4M3_VALUES, FP16, FP32, INFINITY, SATURATE, amax, bits, canonical, cast, decode, numpy_block_fp8,
-    numpy_block_fp8_ue8m0, numpy_mxfp4, numpy_mxfp8, numpy_nvfp4, nvfp4_tensor_scale, pack_nvfp4, pack_scales, swizzle)
+    BF16, DTYPES, E2M1_VALUES, E4M3_VALUES, FP16, FP32, INFINITY, INT4_VALUES, SATURATE, amax, bits, canonical, cast, decode, numpy_block_fp8,
+    numpy_block_fp8_ue8m0, numpy_int4, numpy_mxfp4, numpy_mxfp8, numpy_nvfp4, nvfp4_tensor_scale, pack_nvfp4, pack_scales, swizzle)
 
 WIDE = (FP32, BF16, FP16)
-MXFP8, BLOCK_FP8, NVFP4, BLOCK_FP8_UE8M0, MXFP4 = range(5)  # Quantization
+MXFP8, BLOCK_FP8, NVFP4, BLOCK_FP8_UE8M0, MXFP4, INT4 = range(6)  # Quantization
 PLAIN, SWIZZLED, PACKED = range(3)  # ScaleLayout
 library = ctypes.CDLL(str(BIN / "convert_library.so"))
 library.convert_amax.restype = ctypes.c_float
@@ -73,7 +73,7 @@ def every(format):
 
 def stored(number, codes, columns):
     """Returns codes, one in a byte, as they are stored."""
-    if number in (NVFP4, MXFP4):
+    if number in (NVFP4, MXFP4, INT4):
         return np.ascontiguousarray(pack_nvfp4(codes)[:, : -(-columns // 2)])
     return codes
 
@@ -159,6 +159,28 @@ def test_rows_of_e8m0_blocks():
                 codes, scales = reference(values)
                 back = decode(values_of[codes[:, :columns]], e8m0(scales), 32, columns, format)
                 compare(f"format {number}, {columns} columns of format {format}", number, values, (stored(number, codes, columns), scales, back))
+
+
+def test_int4():
+    for format in WIDE:
+        for columns in (32, 64, 512, 1000, 1, 31, 33, 4096 + 17):
+            values = weights((64, columns), format)
+            codes, scales = numpy_int4(values)
+            back = decode(INT4_VALUES[codes[:, :columns]], scales.astype(np.float32), 32, columns, format)
+            compare(f"INT4, {columns} columns of format {format}", INT4, values, (stored(INT4, codes, columns), scales, back))
+
+
+def test_every_int4_code_with_every_scale():
+    """Every bf16 number that is not NaN as scale, those with a sign too."""
+    scales = np.arange(1 << 16, dtype=np.uint16)
+    scales = np.ascontiguousarray(scales[scales & 0x7FFF <= 0x7F80].view(ml_dtypes.bfloat16)[:, None])
+    codes = np.tile(np.arange(32, dtype=np.uint8) % 16, (len(scales), 1))
+    for format in WIDE:
+        values = INT4_VALUES[codes] * scales.astype(np.float32)
+        sign = np.signbit(INT4_VALUES[codes]) ^ np.signbit(scales.astype(np.float32))
+        expected = canonical(values.astype(DTYPES[format]), np.where(sign, np.float32(-1), np.float32(1)), format)
+        for level in LEVELS:
+            equal(f"every INT4 code to format {format}, level {level}", dequantize(level, INT4, stored(INT4, codes, 32), scales, 32, format), expected)
 
 
 def test_every_code_with_every_e8m0_scale():

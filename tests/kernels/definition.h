@@ -39,13 +39,18 @@ inline uint8_t leastPowerOfTwo(float amax, float largestCode) {
 
 /// Returns the bits of a block's scale as they are stored, and the number that codes are multiplied by.
 inline std::pair<uint32_t, float> scaleOf(const QuantizedFormat &format, float amax, float tensorScale) {
-  const float most = largest(numberFormat(format.code));
+  const float most = format.code == CodeFormat::int4 ? 7.5f : largest(numberFormat(format.code));
   if (format.rule == ScaleRule::powerOfTwo) {
     const uint8_t code = leastPowerOfTwo(amax, most);
     return {code, decodeE8m0(code)};
   }
   const float quotient = amax / (format.rule == ScaleRule::tensorQuotient ? most * tensorScale : most);
   const float scale = std::isnan(quotient) ? std::bit_cast<float>(0x7FC00000) : quotient == 0 ? 1 : quotient;
+  if (format.scale == ScaleFormat::bf16) {
+    const uint32_t code = encode(NumberFormat::bf16, scale, Overflow::infinity);
+    const float rounded = code == 0 ? 1 : decode(NumberFormat::bf16, code);
+    return {code == 0 ? 0x3F80 : code, rounded};
+  }
   if (format.rule == ScaleRule::quotient)
     return {std::bit_cast<uint32_t>(scale), scale};
   const uint32_t code = encode(NumberFormat::fp8_e4m3, scale, Overflow::saturate) & 0x7F;
@@ -64,7 +69,8 @@ inline Bytes dequantized(const QuantizedFormat &format, const Elements &shape, c
     const float factor = factors[i / shape.columns / height * across + i % shape.columns / width];
     const uint32_t magnitude =
         encode(shape.wide, std::fabs(decode(code, bits)) * factor, Overflow::infinity) & ~encoding(shape.wide).sign();
-    putCode(back.data(), shape.wide, i, magnitude | (bits & encoding(code).sign() ? encoding(shape.wide).sign() : 0));
+    const bool negative = std::signbit(decode(code, bits)) != (!std::isnan(factor) && std::signbit(factor));
+    putCode(back.data(), shape.wide, i, magnitude | (negative ? encoding(shape.wide).sign() : 0));
   }
   return back;
 }
@@ -93,8 +99,8 @@ inline Defined define(Quantization number, const Elements &of, float tensorScale
   for (uint64_t i = 0; i < of.rows * of.columns; ++i) {
     const float factor = factors[blockAt(i)];
     const float quotient = factor == 0 ? 0 : std::fabs(of.value(i)) / factor; // a power of two divides exactly
-    const uint32_t magnitude = encode(code, quotient, Overflow::saturate) & (encoding(code).sign() - 1);
-    result.codes.push_back(static_cast<std::byte>(magnitude | (of.negative(i) ? encoding(code).sign() : 0)));
+    result.codes.push_back(static_cast<std::byte>(
+        encode(code, std::copysign(quotient, of.negative(i) ? -1.0f : 1.0f), Overflow::saturate)));
   }
   result.back = dequantized(format, of, result.codes, factors);
   return result;

@@ -12,6 +12,7 @@ LARGEST = {E4M3: 448.0, E5M2: 57344.0}
 SATURATE, INFINITY = 0, 1
 E4M3_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
 E2M1_VALUES = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+INT4_VALUES = np.arange(16, dtype=np.float32) - 8
 np.seterr(all="ignore")  # the tests overflow and compute with NaN on purpose
 
 
@@ -89,6 +90,19 @@ def numpy_mxfp4(values):
     codes = to_e2m1(scaled, blocks).reshape(len(values), -1)
     codes[:, values.shape[1] :] = 0
     return codes, code
+
+
+def numpy_int4(values):
+    """Returns codes, each an integer + 8 in a byte, zero-padded to whole blocks, and scales in bf16."""
+    blocks = blocks_of(values, 32)
+    scales = (amax(blocks) / np.float32(7.5)).astype(ml_dtypes.bfloat16)
+    scales[scales == 0] = 1
+    scales = canonical(scales, np.abs(scales), BF16)
+    scaled = blocks.astype(np.float32) / scales.astype(np.float32)[..., None]
+    scaled = np.where(np.isnan(scaled), np.where(np.signbit(blocks.astype(np.float32)), np.float32(-8), np.float32(7)), scaled)
+    codes = (np.rint(np.clip(scaled, -8, 7)).astype(np.int8) + 8).astype(np.uint8).reshape(len(values), -1)
+    codes[:, values.shape[1] :] = 0
+    return codes, scales
 
 
 def decode(codes, scales, block, columns, format):

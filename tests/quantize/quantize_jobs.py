@@ -14,7 +14,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in 
 import generate  # noqa: E402
 
 FLOATS = ["fp32", "bf16", "fp16"]
-LAYOUTS = {"mxfp8": "swizzled", "block_fp8": "", "nvfp4": "swizzled", "block_fp8_ue8m0": "packed", "mxfp4": "swizzled"}  # besides plain
+LAYOUTS = {"mxfp8": "swizzled", "block_fp8": "", "nvfp4": "swizzled", "block_fp8_ue8m0": "packed", "mxfp4": "swizzled", "int4": ""}  # besides plain
 FORMATS = list(LAYOUTS)
 # Every combination that a test must cover.
 VARIANTS = [(form, by, layout) for form, by in itertools.product(FORMATS, ["", "receiver", "sender"]) for layout in dict.fromkeys(["", LAYOUTS[form]])]
@@ -32,6 +32,10 @@ def quantize_node(rng: random.Random, variant: tuple[str, str, str]) -> object:
         node["scale"] = rng.choice(["{name}_sf", "scales.{name}"])
     if form == "nvfp4" and rng.random() < 0.3:
         node["tensor_scale"] = "{name}.global"
+    if rng.random() < 0.2:
+        node["codes"] = "{name}_codes"
+    if form == "mxfp4" and rng.random() < 0.5:
+        node["codes_shape"] = "blocks"
     return form if node == {"format": form} and rng.random() < 0.7 else node
 
 

@@ -22,9 +22,9 @@ import formats_reference as formats  # noqa: E402
 from inherit import fits  # noqa: E402
 from oracle import Endpoint, Held, Param, Tensor  # noqa: E402
 
-BLOCK = {"mxfp8": (1, 32), "block_fp8": (128, 128), "nvfp4": (1, 16), "block_fp8_ue8m0": (128, 128), "mxfp4": (1, 32)}
-SCALES = {"block_fp8": "fp32", "nvfp4": "fp8_e4m3"}  # dtypes of scales; others: u8
-PAIRS = ("nvfp4", "mxfp4")  # two codes in a byte
+BLOCK = {"mxfp8": (1, 32), "block_fp8": (128, 128), "nvfp4": (1, 16), "block_fp8_ue8m0": (128, 128), "mxfp4": (1, 32), "int4": (1, 32)}
+SCALES = {"block_fp8": "fp32", "nvfp4": "fp8_e4m3", "int4": "bf16"}  # dtypes of scales; others: u8
+PAIRS = ("nvfp4", "mxfp4", "int4")  # two codes in a byte
 WIDE = {"fp32": formats.FP32, "bf16": formats.BF16, "fp16": formats.FP16}
 
 
@@ -34,6 +34,8 @@ class Quantize:
     format: str
     by: str
     layout: str  # of the scales
+    codes: str
+    blocks: bool  # codes_shape
     scale: str
     tensor_scale: str
 
@@ -43,7 +45,9 @@ class Quantize:
         if node["format"] == "none":
             return None
         scale = node.get("scale", "{name}_scale_inv" if node["format"] in ("block_fp8", "block_fp8_ue8m0") else "{name}_scale")
-        return Quantize(node["format"], node.get("by", ""), node.get("scale_layout", "plain"), scale, node.get("tensor_scale", "{name}_scale_2"))
+        codes = node.get("codes", "{name}_packed" if node["format"] == "int4" else "{name}")
+        return Quantize(node["format"], node.get("by", ""), node.get("scale_layout", "plain"), codes, node.get("codes_shape") == "blocks", scale,
+                        node.get("tensor_scale", "{name}_scale_2"))
 
     def __str__(self) -> str:
         return f"{self.format} by {self.by or 'default'}{'' if self.layout == 'plain' else ', ' + self.layout}"
@@ -56,7 +60,7 @@ class Quantize:
     @property
     def scale_type(self) -> np.dtype:
         """The dtype of the scales of a matrix here; E4M3 and E8M0 are integers."""
-        return np.dtype(np.float32 if self.format == "block_fp8" else np.uint8)
+        return np.dtype({"block_fp8": np.float32, "int4": ml_dtypes.bfloat16}.get(self.format, np.uint8))
 
 
 @dataclass
@@ -127,7 +131,7 @@ def entries(placed: LocalParam, codes: np.ndarray, scales: np.ndarray, tensor_sc
     """Converts codes (one per element) and scales of a param's matrices to the form in its files."""
     how, name, shape = placed.quantize, placed.name, placed.held.labels.shape
     lead, rows = shape[:-2], shape[-2]
-    names = [text.replace("{name}", name) for text in (how.scale, how.tensor_scale)]
+    names = [text.replace("{name}", name) for text in (how.scale, how.tensor_scale, how.codes)]
     scales, dtype = scales.astype(how.scale_type), SCALES.get(how.format, "u8")
     groups = -(-scales_of(placed)[1] // 4)  # of four columns
     if how.layout == "swizzled":
@@ -137,7 +141,12 @@ def entries(placed: LocalParam, codes: np.ndarray, scales: np.ndarray, tensor_sc
     else:
         scales = scales.reshape(*lead, *scales_of(placed))
     codes = codes.astype(np.uint8).reshape(shape)
-    result = {name: ("u8", formats.pack_nvfp4(codes)) if how.format in PAIRS else ("fp8_e4m3", codes), names[0]: (dtype, scales)}
+    if how.format in PAIRS:
+        codes = formats.pack_nvfp4(codes)
+    if how.blocks:
+        codes = codes.reshape(*shape[:-1], shape[-1] // BLOCK[how.format][1], BLOCK[how.format][1] // 2)
+    code = ("i32", np.ascontiguousarray(codes).view("<i4")) if how.format == "int4" else ("u8" if how.format in PAIRS else "fp8_e4m3", codes)
+    result = {names[2]: code, names[0]: (dtype, scales)}
     return result | ({names[1]: ("fp32", tensor_scales.astype(np.float32).reshape(lead))} if how.format == "nvfp4" else {})
 
 
@@ -153,7 +162,7 @@ def read_codes(placed: LocalParam, found: dict[str, tuple[str, list[int], bytes]
     """Reads the codes from the entries of a file, by name."""
     how, shape = placed.quantize, placed.held.labels.shape
     count, (rows, columns) = prod(shape[:-2]), shape[-2:]
-    codes = np.frombuffer(found[placed.name][2], np.uint8)
+    codes = np.frombuffer(found[how.codes.replace("{name}", placed.name)][2], np.uint8)
     if how.format in PAIRS:
         codes = formats.unpack_nvfp4(codes.reshape(count, rows, columns // 2))
     scales = np.frombuffer(found[how.scale.replace("{name}", placed.name)][2], how.scale_type)
@@ -175,8 +184,11 @@ def dequantized(placed: LocalParam, codes: Codes) -> np.ndarray:
             code, scale = code.view(ml_dtypes.float4_e2m1fn), scale.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * codes.tensor_scales[number]
             code = code.astype(np.float32)
         else:
-            code = code.view(ml_dtypes.float4_e2m1fn).astype(np.float32) if how.format in PAIRS else code.view(ml_dtypes.float8_e4m3fn)
-            scale = scale if how.format == "block_fp8" else scale.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+            if how.format == "int4":
+                code, scale = code.astype(np.float32) - 8, scale.astype(np.float32)
+            else:
+                code = code.view(ml_dtypes.float4_e2m1fn).astype(np.float32) if how.format in PAIRS else code.view(ml_dtypes.float8_e4m3fn)
+                scale = scale if how.format == "block_fp8" else scale.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
             scale = np.repeat(scale, BLOCK[how.format][0], 0)[:rows]
         matrices.append(formats.decode(code, scale, BLOCK[how.format][1], columns, WIDE[placed.held.dtype]).astype(np.float32))
     return np.array(matrices, np.float32).reshape(shape)
@@ -190,7 +202,7 @@ def differs(dtype: str, found: bytes, expected: np.ndarray) -> bool:
     unlike = formats.bits(one) != formats.bits(other)
     if dtype == "fp8_e4m3":
         unlike &= ~((one & 0x7F == 0x7F) & (other & 0x7F == 0x7F))
-    elif dtype == "fp32":
+    elif dtype in ("fp32", "bf16"):
         unlike &= ~(np.isnan(one) & np.isnan(other))
     return bool(unlike.any())
 

@@ -235,7 +235,7 @@ class Quantize(unittest.TestCase):
         for kind, (source, target, options) in enumerate(mpi_test.KINDS):
             odd = kind % 2
             variants = (("mxfp8", ("", "sender")[odd], "swizzled"), ("block_fp8", ("", "receiver")[odd], ""), ("nvfp4", "", ("", "swizzled")[odd]),
-                        ("block_fp8_ue8m0", ("", "receiver")[odd], ("packed", "")[odd]), ("mxfp4", "", ("", "swizzled")[odd]))
+                        ("block_fp8_ue8m0", ("", "receiver")[odd], ("packed", "")[odd]), ("mxfp4", "", ("", "swizzled")[odd]), ("int4", "", ""))
             for variant in variants if FULL else [variants[number % len(variants)] for number in (2 * kind, 2 * kind + 1)]:
                 with self.subTest(source=source, target=target, options=options, variant=variant):
                     node = {"version": 1, "model": mpi_test.WEIGHTS, "source": source, "target": target | {"quantize": jobs.quantize_dict(variant)},
@@ -283,6 +283,13 @@ class Quantize(unittest.TestCase):
             ("columns of mxfp8", plain(96, "mxfp8"), (r"'w'", r"\b48\b", r"\b32\b")),
             ("columns of nvfp4", plain(48, "nvfp4"), (r"'w'", r"\b24\b", r"\b16\b")),
             ("columns of mxfp4", plain(96, "mxfp4"), (r"'w'", r"\b48\b", r"\b32\b")),
+            ("columns of int4", plain(96, "int4"), (r"'w'", r"\b48\b", r"\b32\b")),
+            ("columns of a source in int4", {"model": model(w=[64, 48]), "source": {"mesh": {}, "quantize": "int4"}, "target": {"mesh": {}}}, (r"'w'", r"\b48\b", r"\b32\b")),
+            ("swizzled int4", plain(64, {"format": "int4", "scale_layout": "swizzled"}), (r"int4", r"swizzled", r"'plain'")),
+            ("rows of codes", plain(64, {"format": "nvfp4", "codes_shape": "blocks"}), (r"nvfp4", r"'codes_shape: blocks'", r"mxfp4")),
+            ("codes_shape", plain(64, {"format": "mxfp4", "codes_shape": "block"}), (r"'block'", r"did you mean 'blocks'")),
+            ("codes of an endpoint", plain(64, {"format": "mxfp4", "codes": "c"}), (r"'codes'", r"'\{name\}'")),
+            ("the shape of a target", plain(64, {"format": "int4", "shape": "{name}_shape"}), (r"'w'", r"'shape'", r"'w_shape'")),
             ("one dimension", serve({"n": {"holds": "n", "quantize": "mxfp8"}}), (r"'n'", r"dimension")),
             ("integers", serve({"i": {"holds": "i", "quantize": "mxfp8"}}), (r"'i'", r"i32")),
             ("fp64", serve({"d": {"holds": "d", "quantize": "block_fp8"}}), (r"'d'", r"fp64")),

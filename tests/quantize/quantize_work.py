@@ -381,10 +381,12 @@ class Work:
         for mesh_rank in alike:
             for placed in mesh_rank.values():
                 # Codes are copied if they form whole blocks of one tensor; for nvfp4, if the whole matrix does; for
-                # blocks of several rows, if they are on the tensor's grid; not from files with scales that are not plain.
+                # blocks of several rows, if they are on the tensor's grid; not from files with scales that are not plain,
+                # and not with a row for each block.
                 other = placed.quantize and placed.quantize.format == "nvfp4" and not reference.matrices_of(placed) <= matrices
                 files = "storage" in first and placed.quantize and placed.quantize.layout != "plain"
-                if placed.quantize and (other or files or not reference.plain(placed) or placed.quantize.layout != forms[placed.declared].layout
+                rows = placed.quantize and forms[placed.declared].blocks
+                if placed.quantize and (other or files or rows or not reference.plain(placed) or placed.quantize.layout != forms[placed.declared].layout
                                         or not reference.on_grid(placed, job.model.tensors.values())
                                         or not source.same_blocks(placed).all()):
                     whole.discard(placed.declared)

@@ -151,6 +151,23 @@ TEST_F(HostilePlans, ViewFieldsOfAnotherKind) {
   }
 }
 
+// Codes have a row for each row of the matrix or for each block, no other form of equal length.
+TEST_F(HostilePlans, CodesInRowsOfAnotherLength) {
+  const UnpackedPlan parts = read(
+      R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1, quantize: {format: mxfp4, codes: "{name}_blocks", codes_shape: blocks}}})");
+  fbs::ParamT &codes = param(parts, 1, "w_blocks");
+  ASSERT_EQ(codes.shape.size(), 3u);
+  EXPECT_EQ(codes.shape[1]->at[0], 2);
+  EXPECT_EQ(codes.shape[2]->at[0], 16);
+  codes.shape[1]->at[0] = 4;
+  codes.shape[2]->at[0] = 8;
+  pack(parts, path_);
+  std::unique_ptr<Plan> plan;
+  EXPECT_EQ(Plan::open(path_, plan).message(), "'" + path_ +
+                                                   "': the manifest is inconsistent: endpoint 'target' param 'w "
+                                                   "(elements)' is a view whose shape does not match its base params");
+}
+
 TEST_F(HostilePlans, AmaxNameMustExtendTheTensorName) {
   const UnpackedPlan parts = read(
       R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1, quantize: nvfp4}})");
