@@ -15,7 +15,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in 
 
 import library  # noqa: E402
 import stages  # noqa: E402
-from commands import BIN, FolderTest  # noqa: E402
+from commands import BIN, FolderTest, run  # noqa: E402
 from layout_text import endpoints  # noqa: E402
 
 
@@ -181,6 +181,13 @@ class Library(FolderTest):
                 for layout in saved:
                     self.assertEqual(self.compiled(model, layout, "hf"), (0, ""), layout)
         self.assertGreater(count, 90)
+
+    def test_source_layouts_compile(self):
+        """Layouts that only a source can have, to the checkpoint in bf16."""
+        for layout, models in (("hf-int4", ("kimi-k2", "kimi-k2.5")), ("hf-int4-multimodal", ("kimi-k2.5",))):
+            for model in models:
+                (self.folder / "job.yaml").write_text(library.job(model, f"{{layout: {layout}, storage: in}}", "{layout: hf, storage: out}"))
+                run("reshard-compile", self.folder / "job.yaml", "--emit=layout")
 
     def test_every_pair_compiles(self):
         """All ordered pairs of the layouts of a model compile, with the counts of the table in docs/library.md."""
