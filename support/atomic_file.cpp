@@ -24,27 +24,27 @@ constexpr int kMaxLinks = 40; // as in the Linux kernel
 
 /// Copies an open file to a device or a FIFO.
 Status copyTo(const std::string &path, int file) {
-  const int out = ::open(path.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC);
+  const int out = uninterrupted([&] { return ::open(path.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC); });
   if (out < 0)
     return systemError("write", path);
   Status status;
   std::vector<char> buffer(1 << 20);
   for (off_t at = 0; status.ok();) {
-    const ssize_t bytes = ::pread(file, buffer.data(), buffer.size(), at);
-    if (bytes < 0 && errno != EINTR)
+    const ssize_t bytes = uninterrupted([&] { return ::pread(file, buffer.data(), buffer.size(), at); });
+    if (bytes < 0)
       status = systemError("write", path);
-    if (bytes == 0)
+    if (bytes <= 0)
       break;
     for (ssize_t done = 0; done < bytes && status.ok();) {
-      const ssize_t n = ::write(out, buffer.data() + done, static_cast<size_t>(bytes - done));
-      if (n >= 0)
-        done += n;
-      else if (errno != EINTR)
+      const ssize_t n =
+          uninterrupted([&] { return ::write(out, buffer.data() + done, static_cast<size_t>(bytes - done)); });
+      if (n < 0)
         status = systemError("write", path);
+      done += std::max<ssize_t>(n, 0);
     }
-    at += std::max<ssize_t>(bytes, 0);
+    at += bytes;
   }
-  if (::close(out) != 0 && status.ok())
+  if (::close(out) != 0 && errno != EINTR && status.ok())
     status = systemError("write", path);
   return status;
 }
@@ -91,7 +91,8 @@ Result<AtomicFile> AtomicFile::create(const std::string &path) {
   static std::atomic<unsigned> serial{0};
   while (!result.output_.direct) {
     result.temporary_ = result.output_.path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(serial++);
-    result.file_ = ::open(result.temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    result.file_ =
+        uninterrupted([&] { return ::open(result.temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
     if (result.file_ >= 0 || errno != EEXIST)
       break;
   }
@@ -127,9 +128,7 @@ Status AtomicFile::failure(const char *action) {
 Status AtomicFile::write(const void *data, size_t bytes, uint64_t offset) {
   const char *from = static_cast<const char *>(data);
   while (bytes > 0) {
-    const ssize_t n = ::pwrite(file_, from, bytes, static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR)
-      continue;
+    const ssize_t n = uninterrupted([&] { return ::pwrite(file_, from, bytes, static_cast<off_t>(offset)); });
     if (n <= 0)
       return failure("write");
     from += n;
@@ -140,15 +139,15 @@ Status AtomicFile::write(const void *data, size_t bytes, uint64_t offset) {
 }
 
 Status AtomicFile::commit(uint64_t bytes) {
-  if (::ftruncate(file_, static_cast<off_t>(bytes)) != 0)
+  if (uninterrupted([&] { return ::ftruncate(file_, static_cast<off_t>(bytes)); }) != 0)
     return failure("write");
   if (output_.direct) {
     Status status = copyTo(output_.path, file_);
     abandon();
     return status;
   }
-  const int closed = ::close(std::exchange(file_, -1));
-  if (closed != 0 || ::rename(temporary_.c_str(), output_.path.c_str()) != 0)
+  const int closed = ::close(std::exchange(file_, -1)); // EINTR: it is closed
+  if ((closed != 0 && errno != EINTR) || ::rename(temporary_.c_str(), output_.path.c_str()) != 0)
     return failure("write");
   temporary_.clear();
   return {};

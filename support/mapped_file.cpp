@@ -42,7 +42,8 @@ void MappedFile::swap(MappedFile &other) noexcept {
 Result<MappedFile> MappedFile::open(const std::string &path, Access access) {
   const bool writes = access == Access::write;
   // Without O_NONBLOCK, opening a FIFO would block.
-  const Descriptor file(::open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK));
+  const Descriptor file(
+      uninterrupted([&] { return ::open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK); }));
   if (file.file < 0)
     return systemError("open", path);
   MappedFile result;
@@ -62,10 +63,14 @@ Result<MappedFile> MappedFile::open(const std::string &path, Access access) {
 }
 
 Result<MappedFile> MappedFile::create(const std::string &path, uint64_t bytes) {
-  const Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  const Descriptor file(
+      uninterrupted([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644); }));
   if (file.file < 0)
     return systemError("create", path);
-  if (const int code = ::posix_fallocate(file.file, 0, static_cast<off_t>(bytes)); code != 0)
+  int code = EINTR; // it is returned, not in errno
+  while (code == EINTR)
+    code = ::posix_fallocate(file.file, 0, static_cast<off_t>(bytes));
+  if (code != 0)
     return failed("cannot reserve " + std::to_string(bytes) + " bytes for '" + path + "': " + std::strerror(code));
   void *map = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.file, 0);
   if (map == MAP_FAILED)

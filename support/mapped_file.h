@@ -36,6 +36,10 @@ public:
   std::byte *data() { return data_; }
   size_t bytes() const { return bytes_; }
 
+  /// The path given to open(), and the file then. Empty if this process created the file.
+  const std::string &path() const { return path_; }
+  const struct stat &status() const { return status_; }
+
   /// Stops read-ahead: pages are read when they are used.
   void readOnDemand() const;
   /// Starts to read a range.
