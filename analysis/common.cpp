@@ -4,11 +4,13 @@
 #include "analysis/terminal.h"
 #include "support/byte_size.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <new>
 #include <stdexcept>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -66,15 +68,21 @@ ProgressLine::~ProgressLine() {
     std::fprintf(stderr, "\r\033[K");
 }
 
-void ProgressLine::at(double fraction) {
+void ProgressLine::at(double fraction, const std::string &detail) {
   const double time = now();
   if (!terminal_ || time - start_ < 1 || time - last_ < 0.1)
     return;
   last_ = time;
   shown_ = true;
-  const int filled = static_cast<int>(std::clamp(fraction, 0.0, 1.0) * 30);
-  std::fprintf(stderr, "\r%s [%.*s%*s] %3.0f %%", what_.c_str(), filled, "##############################", 30 - filled,
-               "", std::clamp(fraction, 0.0, 1.0) * 100);
+  const int bar = detail.empty() ? 30 : 12;
+  const int filled = static_cast<int>(std::clamp(fraction, 0.0, 1.0) * bar);
+  char percent[16];
+  std::snprintf(percent, sizeof percent, "%3.0f %%", std::clamp(fraction, 0.0, 1.0) * 100);
+  const std::string text = what_ + " [" + std::string(filled, '#') + std::string(bar - filled, ' ') + "] " + percent +
+                           (detail.empty() ? "" : " " + detail);
+  winsize size{};
+  const size_t width = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col - 1 : 79;
+  std::fprintf(stderr, "\r%s\033[K", text.substr(0, width).c_str()); // a longer line would wrap and stay
 }
 
 } // namespace reshard::analysis

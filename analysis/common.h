@@ -36,12 +36,13 @@ uint64_t peakRssBytes();
 /// The time of a steady clock, in seconds.
 double now();
 
-/// A progress bar on stderr. It is shown only on a terminal, and only after one second.
+/// A progress bar on stderr, without colors. It is shown only on a terminal, and only after one second.
 class ProgressLine {
 public:
   explicit ProgressLine(std::string what);
   ~ProgressLine();
-  void at(double fraction);
+  /// `detail` follows the bar, as far as the terminal is wide.
+  void at(double fraction, const std::string &detail = {});
 
 private:
   std::string what_;

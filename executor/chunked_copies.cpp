@@ -15,6 +15,16 @@ namespace {
 constexpr uint64_t kChunkBytes = 1 << 20;
 static_assert(kernels::kMaxLoops > kMaxLoops, "a row that is cut into chunks adds a loop to those of the plan");
 
+/// Whether a copy writes memory of the rank's quantized views.
+bool writesViews(const LocalRank &rank, const std::byte *target, const kernels::Conversion &conversion) {
+  if (!rank.viewJobs)
+    return false;
+  if (conversion.write.kind != kernels::StorageForm::Kind::elements)
+    return rank.viewJobs->owns(target);
+  const kernels::Quantized &matrices = conversion.to->matrices;
+  return rank.viewJobs->owns(matrices.codes) || rank.viewJobs->owns(matrices.scales);
+}
+
 } // namespace
 
 Status ChunkedCopies::add(const LocalRank &from, const Operand *input, const LocalRank &to, const Operand &output) {
@@ -26,8 +36,8 @@ Status ChunkedCopies::add(const LocalRank &from, const Operand *input, const Loc
   for (const auto &[source, target, sourceBase, targetBase] : expansion.at) {
     if (!target || (input && !source))
       return failed("rank " + std::to_string(target ? from.rank : to.rank) + " uses a buffer that was not bound");
-    cut(expansion.shape, {expansion.source, expansion.target, sourceBase, targetBase}, input ? source : nullptr,
-        target);
+    const kernels::Conversion conversion{expansion.source, expansion.target, sourceBase, targetBase};
+    cut(expansion.shape, conversion, input ? source : nullptr, target, writesViews(to, target, conversion));
   }
   return {};
 }
@@ -45,13 +55,13 @@ Status ChunkedCopies::addStep(const LocalRank &rank, const Step &step) {
 }
 
 void ChunkedCopies::addReduce(const LocalRank &rank, uint32_t buffer) {
-  chunks_.push_back({nullptr, nullptr, static_cast<uint32_t>(reduces_.size()), 0, 0});
+  chunks_.push_back({nullptr, nullptr, static_cast<uint32_t>(reduces_.size()), true, 0, 0});
   reduces_.emplace_back(rank.viewJobs, buffer);
 }
 
 /// Cuts staged elements, which are contiguous whole rows of blocks, into chunks of about 1 MiB inside one matrix.
 void ChunkedCopies::cutBlocks(const kernels::Strided &shape, const kernels::Conversion &conversion,
-                              const std::byte *source, std::byte *target) {
+                              const std::byte *source, std::byte *target, bool transient) {
   const kernels::Quantized &matrices = conversion.to->matrices;
   const uint64_t item = kernels::itemBytes(matrices.wide),
                  row = kernels::blockShape(matrices.format).rows * matrices.columns * item,
@@ -62,8 +72,8 @@ void ChunkedCopies::cutBlocks(const kernels::Strided &shape, const kernels::Conv
     const uint64_t bytes = std::min({std::max(row, kChunkBytes / row * row), ends, shape.rowBytes - at});
     kernels::Strided part;
     part.rowBytes = bytes;
-    chunks_.push_back(
-        {target + conversion.write.scale(static_cast<int64_t>(at)), source + at, shapeNumber(part, conversion), 0, 1});
+    chunks_.push_back({target + conversion.write.scale(static_cast<int64_t>(at)), source + at,
+                       shapeNumber(part, conversion), transient, 0, 1});
     at += bytes;
   }
 }
@@ -84,11 +94,11 @@ uint32_t ChunkedCopies::shapeNumber(const kernels::Strided &shape, const kernels
 }
 
 void ChunkedCopies::cut(kernels::Strided shape, const kernels::Conversion &conversion, const std::byte *source,
-                        std::byte *target) {
+                        std::byte *target, bool transient) {
   bytes_ += shape.bytes();
   if (conversion.write.kind == kernels::StorageForm::Kind::elements &&
       kernels::blockShape(conversion.to->matrices.format).rows > 1)
-    return cutBlocks(shape, conversion, source, target);
+    return cutBlocks(shape, conversion, source, target, transient);
   if (shape.rowBytes >= 2 * kChunkBytes) { // a long row becomes a loop over chunks, and a rest
     kernels::Strided rest = shape;
     const uint64_t whole = shape.rowBytes / kChunkBytes;
@@ -96,7 +106,7 @@ void ChunkedCopies::cut(kernels::Strided shape, const kernels::Conversion &conve
       const uint32_t number = shapeNumber(rest, conversion);
       const auto at = static_cast<int64_t>(whole * kChunkBytes);
       chunks_.push_back({target + conversion.write.scale(at), source ? source + conversion.read.scale(at) : nullptr,
-                         number, 0, rest.rows()});
+                         number, transient, 0, rest.rows()});
     }
     shape.loops[shape.loopCount++] = {whole, conversion.read.scale(kChunkBytes), conversion.write.scale(kChunkBytes)};
     shape.rowBytes = kChunkBytes;
@@ -104,7 +114,7 @@ void ChunkedCopies::cut(kernels::Strided shape, const kernels::Conversion &conve
   const uint32_t number = shapeNumber(shape, conversion);
   const uint64_t rows = shape.rows(), each = kernels::chunkRows(shape, kChunkBytes);
   for (uint64_t first = 0; first < rows; first += each)
-    chunks_.push_back({target, source, number, first, std::min(each, rows - first)});
+    chunks_.push_back({target, source, number, transient, first, std::min(each, rows - first)});
 }
 
 } // namespace reshard

@@ -27,6 +27,15 @@ public:
   size_t size() const { return chunks_.size(); }
   uint64_t bytes() const { return bytes_; }
 
+  /// The bytes of a chunk, and its target memory; 0 and null for a step `reduce`.
+  uint64_t bytes(size_t chunk) const {
+    const Chunk &each = chunks_[chunk];
+    return each.target ? each.count * shapes_[each.shape].first.rowBytes : 0;
+  }
+  const std::byte *target(size_t chunk) const { return chunks_[chunk].target; }
+  /// Whether a chunk writes memory that later chunks or jobs read and that lives in this process only.
+  bool transient(size_t chunk) const { return chunks_[chunk].transient; }
+
   /// Copies a chunk; allocates nothing. `stream`: as for kernels::copyRows.
   void run(size_t chunk, bool stream) const {
     const Chunk &each = chunks_[chunk];
@@ -49,12 +58,14 @@ private:
     std::byte *target;
     const std::byte *source;
     uint32_t shape;
+    bool transient;
     uint64_t first, count;
   };
   uint32_t shapeNumber(const kernels::Strided &shape, const kernels::Conversion &conversion);
   void cutBlocks(const kernels::Strided &shape, const kernels::Conversion &conversion, const std::byte *source,
-                 std::byte *target);
-  void cut(kernels::Strided shape, const kernels::Conversion &conversion, const std::byte *source, std::byte *target);
+                 std::byte *target, bool transient);
+  void cut(kernels::Strided shape, const kernels::Conversion &conversion, const std::byte *source, std::byte *target,
+           bool transient);
 
   std::vector<std::pair<kernels::Strided, kernels::Conversion>> shapes_;
   std::vector<Chunk> chunks_;

@@ -7,6 +7,7 @@
 #include "executor/bootstrap.h"
 #include "executor/channel.h"
 #include "executor/connect_job.h"
+#include "executor/copy_progress.h"
 #include "executor/kept_options.h"
 #include "executor/operands.h"
 #include "executor/pull/pull_transport.h"
@@ -482,6 +483,12 @@ void install(reshard_executor &e, Replacement &next) {
 }
 
 } // namespace
+
+Result<uint64_t> reshard::watchCopies(reshard_executor &executor, CopyWatch watch) {
+  if (!executor.prepared)
+    return invalid("the copies of a run can be watched only after prepare");
+  return executor.transport->watch(std::move(watch));
+}
 
 reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank_count, const reshard_options *options,
                             reshard_executor **executor) {

@@ -137,6 +137,7 @@ public:
         message.begun = message.done = message.copied = 0;
     first_ = {};
     copied_ = local_ = 0;
+    reports_.beginRun();
     if (!runViewJobs(ViewJobs::kBefore, deadline))
       return abandon(timedOut("timed out in the conversions before the first message"));
     Backoff backoff;
@@ -162,11 +163,20 @@ public:
         return abandon(timedOut(timeoutText()));
     }
     ++runs_;
+    reports_.report(copied_);
     if (!runViewJobs(ViewJobs::kAfter, deadline))
       return abandon(timedOut("timed out in the conversions after the last message"));
     // The run is complete when all ranks are done.
     Status status = bootstrap_.barrier(deadline);
     return status.ok() ? status : abandon(std::move(status));
+  }
+
+  Result<uint64_t> watch(CopyWatch watch) override {
+    if (watch.done > copies_.size())
+      return invalid("found " + std::to_string(watch.done) + " copies done, expected at most " +
+                     std::to_string(copies_.size()));
+    reports_.set(std::move(watch));
+    return copies_.size();
   }
 
   Result<int64_t> allReduceMin(int64_t value, Deadline deadline) override {
@@ -440,7 +450,11 @@ private:
       ++local_;
     if (local_ == locals_.size() || !dependenciesDone(locals_[local_]))
       return;
-    copies_.run(copied_++, stream_);
+    if (!reports_.skips(copied_))
+      copies_.run(copied_, stream_);
+    ++copied_;
+    if (reports_.due())
+      reports_.report(copied_);
     any = true;
   }
 
@@ -647,7 +661,8 @@ private:
   uint64_t headBytes_ = 0, arenaBytes_ = 0;
   std::array<std::vector<MessageState>, 4> messages_; // by method, in the order of the plan
   const ViewJobs *viewJobs_ = nullptr;
-  ChunkedCopies copies_;                         // of local steps, in order
+  ChunkedCopies copies_; // of local steps, in order
+  CopyReports reports_{copies_};
   std::vector<std::pair<Method, size_t>> where_; // by step: index in messages_, or end in copies_
   std::array<size_t, 4> first_{};                // by method: the first unfinished message
   uint64_t runs_ = 0;                            // completed runs

@@ -53,15 +53,26 @@ public:
       return status;
     levelEnds_.push_back(copies_.size());
     addWork(ranks);
-    for (unsigned t = 1; t < std::min<uint64_t>(threads_, std::max<size_t>(1, levelEnds_.back())); ++t)
-      workers_.emplace_back([this] { work(); });
+    const auto count = std::min<uint64_t>(threads_, std::max<size_t>(1, levelEnds_.back()));
+    positions_ = std::make_unique<Position[]>(count);
+    for (uint64_t t = 1; t < count; ++t)
+      workers_.emplace_back([this, t] { work(positions_[t].next); });
     return {};
+  }
+
+  Result<uint64_t> watch(CopyWatch watch) override {
+    if (watch.done > copies_.size())
+      return invalid("found " + std::to_string(watch.done) + " copies done, expected at most " +
+                     std::to_string(copies_.size()));
+    reports_.set(std::move(watch));
+    return copies_.size();
   }
 
   Status run(Deadline deadline) override {
     deadline_ = deadline;
     expired_ = false;
     next_ = 0;
+    reports_.beginRun();
     for (size_t end : levelEnds_) {
       {
         std::lock_guard lock(mutex_);
@@ -71,11 +82,14 @@ public:
         ++ticket_;
       }
       wake_.notify_all();
-      runChunks();
+      runChunks(positions_[0].next);
       std::unique_lock lock(mutex_);
       done_.wait(lock, [this] { return busy_ == 0; });
     }
-    return expired_ ? timedOut("timed out: not all copies were done") : Status();
+    if (expired_)
+      return timedOut("timed out: not all copies were done");
+    reports_.report(copies_.size());
+    return {};
   }
 
   uint64_t bytes() const override { return copies_.bytes(); }
@@ -107,10 +121,14 @@ private:
       levelEnds_.push_back(work_.size() + copies_.size());
   }
 
-  /// Runs chunks of the level until none is left.
-  void runChunks() {
-    for (size_t i = next_.fetch_add(1, std::memory_order_relaxed); i < levelEnd_;
-         i = next_.fetch_add(1, std::memory_order_relaxed)) {
+  /// Runs chunks of the level until none is left. `position`: of this thread. It is at most the chunk that the thread
+  /// has begun, so all chunks before the least position are done.
+  void runChunks(std::atomic<size_t> &position) {
+    while (true) {
+      position = next_.load();
+      const size_t i = next_.fetch_add(1);
+      if (i >= levelEnd_)
+        break;
       if (deadline_ && std::chrono::steady_clock::now() >= *deadline_) {
         expired_ = true;
         return;
@@ -118,13 +136,30 @@ private:
       if (i < before_)
         work_[i].viewJobs->run(ViewJobs::kBefore, work_[i].job);
       else if (i - before_ < copies_.size())
-        copies_.run(i - before_, copies_.bytes() >= kStreamBytes);
+        copy(i - before_);
       else if (const Work &work = work_[i - copies_.size()]; true)
         work.viewJobs->run(work.set, work.job);
+      if (&position == &positions_[0].next && reports_.due())
+        report();
     }
+    position = SIZE_MAX;
   }
 
-  void work() {
+  void copy(size_t chunk) const {
+    if (!reports_.skips(chunk))
+      copies_.run(chunk, copies_.bytes() >= kStreamBytes);
+  }
+
+  /// Reports how many copies are done. Called by the thread that runs the plan, between two of its chunks.
+  void report() {
+    positions_[0].next = SIZE_MAX;
+    size_t done = std::min<size_t>(next_, levelEnd_); // first: chunks that begin later are not below it
+    for (size_t t = 0; t <= workers_.size(); ++t)
+      done = std::min<size_t>(done, positions_[t].next);
+    reports_.report(std::min(done - std::min(done, before_), copies_.size()));
+  }
+
+  void work(std::atomic<size_t> &position) {
     uint64_t seen = 0;
     std::unique_lock lock(mutex_);
     while (true) {
@@ -133,16 +168,23 @@ private:
         return;
       seen = ticket_;
       lock.unlock();
-      runChunks();
+      runChunks(position);
       lock.lock();
       if (--busy_ == 0)
         done_.notify_all();
     }
   }
 
+  /// The next chunk of a thread, or one before it; SIZE_MAX if the thread has none. On a cache line of its own.
+  struct alignas(64) Position {
+    std::atomic<size_t> next{SIZE_MAX};
+  };
+
   const unsigned threads_;
   ChunkedCopies copies_;
-  std::vector<Work> work_; // before_ jobs before the copies, then the jobs after them
+  CopyReports reports_{copies_};
+  std::unique_ptr<Position[]> positions_; // by thread; the first runs the plan
+  std::vector<Work> work_;                // before_ jobs before the copies, then the jobs after them
   size_t before_ = 0;
   std::vector<size_t> levelEnds_; // ends in the sequence: jobs before, chunks of copies, jobs after
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "executor/channel.h"
+#include "executor/copy_progress.h"
 #include "executor/load.h"
 #include "kernels/convert_strided.h"
 #include "support/deadline.h"
@@ -73,6 +74,8 @@ public:
   virtual Status prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline) = 0;
   /// Moves every byte; allocates nothing.
   virtual Status run(Deadline deadline) = 0;
+  /// Watches the copies of later runs; returns their number of chunks. Called after prepare().
+  virtual Result<uint64_t> watch(CopyWatch) { return invalid("the copies of this transport cannot be watched"); }
   /// All-reduce min over all processes of the run, each of which must call it.
   virtual Result<int64_t> allReduceMin(int64_t value, Deadline) { return value; }
   /// Of a transport with one rank in each process: the channel. Null: the transport has none.

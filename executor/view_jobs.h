@@ -28,6 +28,10 @@ public:
   /// can be quantized; and its end, the memory of views.
   uint64_t headBytes() const { return headBytes_; }
   uint64_t tailBytes() const { return tailBytes_; }
+  /// Whether an address is in that memory. Of device memory it is never asked.
+  bool owns(const std::byte *at) const {
+    return memory_ && at >= memory_.get() && at < memory_.get() + headBytes_ + tailBytes_;
+  }
   /// The number of jobs of a set, each of about 1 MiB; jobs of one set are independent.
   size_t size(JobSet set) const { return jobs_[set].size(); }
   /// Runs one job; allocates nothing.

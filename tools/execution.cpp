@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/execution.h"
 
+#include "analysis/files/copy_journal.h"
 #include "analysis/files/device_memory.h"
 #include "analysis/files/memory.h"
 #include "analysis/files/model_files.h"
@@ -15,7 +16,9 @@
 #include "support/atomic_file.h"
 #include "support/byte_size.h"
 #include "support/host_id.h"
+#include "support/sync_folder.h"
 #include "tools/execution_options.h"
+#include "tools/run_progress.h"
 
 #include <nlohmann/json.hpp>
 
@@ -28,6 +31,7 @@
 #include <set>
 #include <thread>
 #include <tuple>
+#include <unistd.h>
 
 namespace reshard::tools {
 
@@ -135,6 +139,11 @@ private:
       folder = openFolders(source, target);
     trace_.add("bind memory", begin);
     prepare(source, target);
+    if (options_.resume) {
+      openJournal(*folder, source, true);
+      allReduceMin(0); // all processes have one
+      folder->keep();
+    }
 
     const ResidentMemoryLimit limit(options_.synthesize ? std::vector<const Memory *>()
                                                         : std::vector<const Memory *>{&source, &target},
@@ -148,17 +157,64 @@ private:
     allReduceMin(0); // all processes reach the run
     reachable_ = false;
     runAll(source, target);
+    if (folder)
+      syncFiles(*folder);
     reachable_ = true;
     if (!options_.synthesize && options_.check)
       checkFiles(whole ? *whole : source, target);
-    throwOnError(source.unchanged(), kFailure);
-    const bool right = allReduceMin(result_.mismatches == 0 && result_.ambiguity.empty()) != 0;
-    if (folder && right)
-      folder->commit();
+    const Status unchanged = source.unchanged();
+    const bool right = unchanged.ok() && result_.mismatches == 0 && result_.ambiguity.empty();
+    if (folder && !right) // nothing to resume
+      folder->discard();
+    throwOnError(unchanged, kFailure);
+    const bool allRight = allReduceMin(right) != 0;
+    if (folder && !allRight)
+      folder->discard();
+    if (folder && allRight)
+      commit(*folder);
     folder.reset();
     allReduceMin(0); // all processes are done: what each reports next stays true if another one is killed
     report();
-    return right ? kDone : kNegative;
+    return allRight ? kDone : kNegative;
+  }
+
+  /// Opens the journal of this process's copies: that of the run to resume, or with `create` a new one.
+  void openJournal(const NewFolder &folder, const Memory &source, bool create) {
+    const std::string path = folder.temporary() + "/" + kJournalPrefix + std::to_string(ranks_.empty() ? 0 : ranks_[0]);
+    std::error_code error;
+    if (journal_ || (!create && !fs::exists(path, error)))
+      return;
+    const JournalRun run{.plan = plan_->digest(),
+                         .transport = options_.transport == "threads" ? "threads" : "processes",
+                         .rank = ranks_.empty() ? 0 : ranks_[0],
+                         .options = {{"copy", options_.copy}, {"max-shard-size", std::to_string(options_.shardBytes)}},
+                         .files = journalFiles(source, options_.copy, modelFiles_.names)};
+    Result<std::unique_ptr<CopyJournal>> journal =
+        create ? CopyJournal::create(path, folder.temporary(), run) : CopyJournal::open(path, folder.temporary(), run);
+    throwOnError(journal.status(), create ? kFailure : kUsage);
+    journal_ = std::move(*journal);
+  }
+
+  /// Waits until the written files are on their device, so that no error of the device can follow.
+  void syncFiles(const NewFolder &folder) {
+    const double begin = now();
+    if (journal_)
+      throwOnError(journal_->finish(), kFailure);
+    bool shared = true; // the first process can sync all files
+    for (uint32_t e = 1; e < plan_->manifest().endpoints()->size(); ++e)
+      shared = shared && plan_->manifest().endpoints()->Get(e)->storage();
+    if (first() || !shared)
+      throwOnError(syncFolder(folder.temporary()), kFailure);
+    trace_.add("write to the device", begin);
+  }
+
+  /// Makes the finished folder visible.
+  void commit(NewFolder &folder) const {
+    folder.commit();
+    if (first())
+      throwOnError(syncFile(fs::absolute(folder.path()).parent_path())
+                       .withPrefix("'" + folder.path() + "' is complete, but a loss of power may undo its name: "),
+                   kFailure);
   }
 
   /// Waits until all processes have written their output, since the launcher kills all when the first one exits with an
@@ -204,6 +260,9 @@ private:
   /// does not write cannot be correct both times.
   void runAll(const Memory &source, const Memory &target) {
     const int seeds = options_.synthesize && options_.check ? 2 : 1;
+    std::optional<RunProgress> progress;
+    if (!options_.synthesize && options_.device == "cpu")
+      watchRun(target, progress);
     for (int s = 0; s < seeds; ++s) {
       if (options_.synthesize)
         fill(source, options_.seed + static_cast<uint64_t>(s), s == 0);
@@ -216,6 +275,22 @@ private:
       if (options_.synthesize && options_.check)
         checkSynthesized(target, options_.seed + static_cast<uint64_t>(s));
     }
+  }
+
+  /// Shows the progress of the copies and adds them to the journal. `progress` lives as long as the runs.
+  void watchRun(const Memory &target, std::optional<RunProgress> &progress) {
+    CopyWatch watch;
+    if (journal_)
+      watch.done = journal_->found().done;
+    if (first() && ::isatty(STDERR_FILENO))
+      progress.emplace(*plan_, target);
+    watch.at = [this, &progress](const CopyProgress &copies) {
+      if (progress)
+        progress->at(copies);
+      if (journal_)
+        journal_->add({copies.done, copies.bytesDone});
+    };
+    throwOnError(watchCopies(*executor_, std::move(watch)).status(), kUsage);
   }
 
   /// Compares the written files with the source's. Each process checks its own targets; the first process also checks
@@ -270,20 +345,24 @@ private:
     throwOnError(checkOutside(target_, source_), kUsage);
     if (!options_.copy.empty() && first())
       modelFiles_ = findModelFiles(options_.copy);
-    folder = std::make_unique<NewFolder>(target_, number, first());
-    for (uint32_t e = 1; e < endpoints.size() && first(); ++e) {
+    folder = std::make_unique<NewFolder>(target_, number, first(), options_.resume);
+    for (uint32_t e = 1; e < endpoints.size() && first() && !folder->resumed(); ++e) {
       fs::create_directory(path(e));
       if (endpoints.Get(e)->storage())
         throwOnError(target.createFiles(e, path(e), options_.shardBytes), kFailure);
       if (endpoints.Get(e)->checkpoint())
         copyModelFiles(modelFiles_, path(e));
     }
-    allReduceMin(0); // the shared files exist
+    if (allReduceMin(options_.resume) != -allReduceMin(-int64_t{options_.resume}))
+      throw Failure{kUsage, "--resume is given to some processes only, expected all or none"};
+    resumed_ = allReduceMin(!folder->resumed()) == 0; // the shared files exist
+    if (resumed_)
+      openJournal(*folder, source, false);
     for (uint32_t e = 1; e < endpoints.size(); ++e)
-      if (!endpoints.Get(e)->storage())
-        throwOnError(target.createFiles(e, path(e), options_.shardBytes), kFailure);
-      else if (!first())
+      if (resumed_ || (endpoints.Get(e)->storage() && !first()))
         throwOnError(target.openFiles(e, path(e), true), kFailure);
+      else if (!endpoints.Get(e)->storage())
+        throwOnError(target.createFiles(e, path(e), options_.shardBytes), kFailure);
     return folder;
   }
 
@@ -460,6 +539,14 @@ private:
     trace_.add("check", begin);
   }
 
+  /// The sum of a number over all processes.
+  int64_t sum(uint64_t mine) {
+    int64_t all = ranks_.empty() ? static_cast<int64_t>(mine) : 0;
+    for (uint32_t rank = 0; rank < plan_->world() && !ranks_.empty(); ++rank) // each rank contributes in turn
+      all += allReduceMin(rank == ranks_[0] ? static_cast<int64_t>(mine) : INT64_MAX);
+    return all;
+  }
+
   /// The bytes received by each method, summed over all processes.
   Json bytesBy() {
     constexpr std::pair<const char *, reshard_method> kMethods[] = {
@@ -468,13 +555,8 @@ private:
         {"messages", RESHARD_MESSAGES},
         {"messages_inside_host", RESHARD_MESSAGES_INSIDE_HOST}};
     Json json;
-    for (const auto &[name, method] : kMethods) {
-      const auto mine = static_cast<int64_t>(reshard_bytes_by(executor_.get(), method));
-      int64_t sum = ranks_.empty() ? mine : 0;
-      for (uint32_t rank = 0; rank < plan_->world() && !ranks_.empty(); ++rank) // each rank contributes in turn
-        sum += allReduceMin(rank == ranks_[0] ? mine : INT64_MAX);
-      json[name] = sum;
-    }
+    for (const auto &[name, method] : kMethods)
+      json[name] = sum(reshard_bytes_by(executor_.get(), method));
     return json;
   }
 
@@ -492,9 +574,11 @@ private:
                   omitted_.size() > 1 ? (" and " + std::to_string(omitted_.size() - 1) + " more").c_str() : "");
     const bool wanted = allReduceMin(options_.report.empty()) == 0; // by some process
     const Json by = wanted ? bytesBy() : Json();
+    const auto resumed = static_cast<uint64_t>(options_.resume ? sum(journal_->found().bytes) : 0);
     if (!ranks_.empty() && ranks_[0] != 0)
       return; // the first process prints for all
-    const uint64_t bytes = ranks_.empty() ? reshard_bytes(executor_.get()) : plan_->manifest().bytes_target();
+    const uint64_t bytes =
+        (ranks_.empty() ? reshard_bytes(executor_.get()) : plan_->manifest().bytes_target()) - resumed;
     Json runs = Json::array();
     double fastest = 0;
     for (const RunTime &run : runs_) {
@@ -513,6 +597,7 @@ private:
                        {"mismatches", result_.mismatches},
                        {"refresh", namesOf(*plan_, &schema::Param::refresh)},
                        {"transform", namesOf(*plan_, &schema::Param::transform)},
+                       {"resumed_bytes", resumed},
                        {"omitted", omitted_},
                        {"copied", modelFiles_.names},
                        {"peak_rss_bytes", peakRssBytes()}};
@@ -520,6 +605,9 @@ private:
       throwOnError(writeFile(options_.report, json.dump(2) + "\n"), kFailure);
     if (!options_.trace.empty())
       throwOnError(writeFile(options_.trace, trace_.text()), kFailure);
+    if (options_.resume)
+      std::printf("  %-10s %12s%s\n", "resumed", humanBytes(static_cast<double>(resumed)).c_str(),
+                  resumed_ ? " were written by an earlier run" : ": there was no unfinished target");
     printTotals(bytes, fastest);
     if (ranks_.empty())
       printCheck("all ");
@@ -576,7 +664,9 @@ private:
   std::optional<DeviceMemory> sourceOnDevice_, targetOnDevice_;
   std::unique_ptr<reshard_executor, Close> executor_;
   std::vector<RunTime> runs_;
-  ModelFiles modelFiles_;         // set in the first process only
+  std::unique_ptr<CopyJournal> journal_; // with --resume
+  bool resumed_ = false;                 // the target is the unfinished folder of an earlier run
+  ModelFiles modelFiles_;                // set in the first process only
   std::set<std::string> omitted_; // tensors in the source's files that the plan does not use: of this process's ranks,
                                   // or of the checkpoint
   CheckResult result_;

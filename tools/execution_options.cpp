@@ -47,10 +47,26 @@ void checkRank(const ExecutionOptions &options, const Plan &plan) {
                               ", another one in each process; --rendezvous=env:// reads the launcher's"};
 }
 
+/// Checks --resume, which continues a run whose result is in files only.
+void checkResume(const ExecutionOptions &options, const Plan &plan) {
+  if (!options.resume)
+    return;
+  if (options.synthesize)
+    throw Failure{kUsage, "--resume continues the writing of files, expected no --synthesize"};
+  if (options.repeat != 1 || options.device != "cpu")
+    throw Failure{kUsage, "--resume continues one run on the CPU, expected no --repeat and no --device"};
+  for (const schema::Endpoint *endpoint : *plan.manifest().endpoints())
+    if (options.transport != "threads" && !endpoint->storage())
+      throw Failure{kUsage, "--resume with --transport=" + options.transport +
+                                " needs files that all processes share, but " + endpoint->role()->str() +
+                                " has no 'storage'"};
+}
+
 } // namespace
 
 void checkOptions(const ExecutionOptions &options, const Plan &plan) {
   checkRank(options, plan);
+  checkResume(options, plan);
   if (!options.synthesize)
     for (const auto &[option, output] : {std::pair("--report", options.report), std::pair("--trace", options.trace)})
       throwOnError(checkNotStored(option, output, sourceFolder(options, plan), "source"), kUsage);

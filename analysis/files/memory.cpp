@@ -97,17 +97,23 @@ Memory::~Memory() {
     ::close(file);
 }
 
-void Memory::release() const {
+std::vector<const MappedFile *> Memory::files() const {
+  std::vector<const MappedFile *> all;
   for (const auto &checkpoint : checkpoints_)
-    for (const auto &file : checkpoint->files)
-      file.release();
+    for (const MappedFile &file : checkpoint->files)
+      all.push_back(&file);
+  return all;
+}
+
+void Memory::release() const {
+  for (const MappedFile *file : files())
+    file->release();
 }
 
 Status Memory::unchanged() const {
-  for (const auto &checkpoint : checkpoints_)
-    for (const auto &file : checkpoint->files)
-      if (Status status = file.unchanged(); !status.ok())
-        return status;
+  for (const MappedFile *file : files())
+    if (Status status = file->unchanged(); !status.ok())
+      return status;
   return {};
 }
 

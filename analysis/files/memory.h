@@ -49,6 +49,8 @@ public:
   Status unchanged() const;
 
   const std::vector<MeshRankMemory> &rankMemories() const { return rankMemories_; }
+  /// All mapped files.
+  std::vector<const MappedFile *> files() const;
 
 private:
   MeshRankMemory &addRank(uint32_t endpoint, uint32_t meshRank);

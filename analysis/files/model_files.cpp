@@ -4,6 +4,7 @@
 #include "analysis/files/new_folder.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 
 namespace reshard::analysis {
@@ -69,8 +70,14 @@ ModelFiles findModelFiles(const std::string &folder) {
 
 void copyModelFiles(const ModelFiles &files, const std::string &folder) {
   for (const std::string &name : files.names) {
-    std::error_code error;
-    fs::copy_file(files.folder + "/" + name, folder + "/" + name, fs::copy_options::none, error);
+    const std::string target = folder + "/" + name;
+    std::error_code error(EINTR, std::generic_category()), ignored;
+    while (error == std::errc::interrupted) { // then copy_file has found no file there; it may have made one
+      error.clear();
+      fs::copy_file(files.folder + "/" + name, target, fs::copy_options::none, error);
+      if (error == std::errc::interrupted)
+        fs::remove(target, ignored);
+    }
     if (error)
       throw Failure{kFailure,
                     "cannot copy '" + files.folder + "/" + name + "' to '" + folder + "': " + error.message()};

@@ -4,6 +4,7 @@
 #include "analysis/guarded_exit.h"
 #include "support/hash.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cinttypes>
@@ -15,6 +16,7 @@
 #include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 namespace reshard::analysis {
 
@@ -77,23 +79,58 @@ bool stillNames(int folder, const fs::path &path) {
 
 int openFolder(const fs::path &path) { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); }
 
-/// Removes folders beside `path` that killed processes of this host left. A process that fills a folder holds a lock on
-/// it, which the kernel releases when the process ends.
-void removeStale(const fs::path &path, const std::string &prefix, const std::string &host) {
+/// The unfinished folders of `path`: beside it, with its name, ".partial-", a process number and a host's number.
+std::vector<fs::path> unfinishedFolders(const fs::path &path) {
+  constexpr size_t kHost = 9; // "-" and eight digits
+  const std::string prefix = path.filename().string() + ".partial-";
+  std::vector<fs::path> found;
   std::error_code error;
   const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
   for (fs::directory_iterator each(parent, error), end; !error && each != end; each.increment(error)) {
     const std::string name = each->path().filename();
-    if (!name.starts_with(prefix) || !name.ends_with(host) || name.size() <= prefix.size() + host.size() ||
-        name.find_first_not_of("0123456789", prefix.size()) != name.size() - host.size())
+    if (name.starts_with(prefix) && name.size() > prefix.size() + kHost &&
+        name.find_first_not_of("0123456789", prefix.size()) == name.size() - kHost &&
+        name[name.size() - kHost] == '-' &&
+        name.find_first_not_of("0123456789abcdef", name.size() - kHost + 1) == std::string::npos)
+      found.push_back(each->path().lexically_normal());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+/// Removes unfinished folders that killed processes of this host left. A process that fills a folder holds a lock on
+/// it, which the kernel releases when the process ends.
+void removeStale(const fs::path &path, const std::string &host) {
+  for (const fs::path &each : unfinishedFolders(path)) {
+    if (!each.string().ends_with(host))
       continue;
-    const int folder = openFolder(each->path());
+    const int folder = openFolder(each);
     std::error_code ignored;
-    if (lockFolder(folder, LOCK_EX | LOCK_NB) == 0 && stillNames(folder, each->path()))
-      fs::remove_all(each->path(), ignored);
+    if (lockFolder(folder, LOCK_EX | LOCK_NB) == 0 && stillNames(folder, each))
+      fs::remove_all(each, ignored);
     if (folder >= 0)
       ::close(folder);
   }
+}
+
+/// The unfinished folder of `path` that has a journal; empty if there is none.
+fs::path findResumable(const fs::path &path, const std::string &host) {
+  fs::path found;
+  for (const fs::path &each : unfinishedFolders(path)) {
+    std::error_code error;
+    if (!fs::exists(each / (kJournalPrefix + std::string("0")), error))
+      continue;
+    if (!each.string().ends_with(host))
+      throw Failure{kUsage, "'" + each.string() +
+                                "' was begun on another host, where its process may still run; expected the same host "
+                                "for --resume. If it does not run, rename the folder so that its name ends in '" +
+                                host + "'"};
+    if (!found.empty())
+      throw Failure{kUsage, "'" + found.string() + "' and '" + each.string() +
+                                "' could both be resumed, expected one unfinished folder; remove the other"};
+    found = each;
+  }
+  return found;
 }
 
 /// Renames unless the new name exists.
@@ -163,7 +200,7 @@ int64_t NewFolder::ownNumber() {
   return static_cast<int64_t>(hashOf(host) >> 33 << 32) | getpid();
 }
 
-NewFolder::NewFolder(const std::string &path, int64_t number, bool make)
+NewFolder::NewFolder(const std::string &path, int64_t number, bool make, bool resume)
     : path_(fs::path(path).lexically_normal()), mine_(make) {
   if (!path_.has_filename())
     path_ = path_.parent_path();
@@ -177,8 +214,16 @@ NewFolder::NewFolder(const std::string &path, int64_t number, bool make)
   std::error_code error;
   if (fs::exists(fs::symlink_status(path_, error)))
     throw Failure{kUsage, "'" + path + "' already exists; expected the name of a folder to create"};
-  removeStale(path_, path_.filename().string() + ".partial-", host);
-  // Until it is locked, another process may remove the folder as stale: then create it again.
+  if (resume && takeOver(host))
+    return;
+  removeStale(path_, host);
+  create();
+  unfinished = temporary_;
+}
+
+/// Creates and locks the folder. Until it is locked, another process may remove it as stale: then creates it again.
+void NewFolder::create() {
+  std::error_code error;
   for (int tries = 0; lock_ < 0; ++tries) {
     if (!fs::create_directory(temporary_, error))
       throw Failure{kUsage, "cannot create '" + temporary_.string() +
@@ -188,17 +233,39 @@ NewFolder::NewFolder(const std::string &path, int64_t number, bool make)
     if (lock_ >= 0 && !stillNames(lock_, temporary_) && tries < 100) {
       ::close(lock_);
       lock_ = -1;
+      fs::remove(temporary_, error); // if only the comparison failed
     } else if (lock_ < 0) {
       break;
     }
   }
-  unfinished = temporary_;
+}
+
+/// Locks the folder that can be resumed, and gives it the name of this process. Returns whether there is one.
+bool NewFolder::takeOver(const std::string &host) {
+  const fs::path found = findResumable(path_, host);
+  if (found.empty())
+    return false;
+  lock_ = openFolder(found);
+  if (const int code = lockFolder(lock_, LOCK_EX | LOCK_NB); code != 0 || !stillNames(lock_, found)) {
+    if (lock_ >= 0)
+      ::close(lock_);
+    lock_ = -1;
+    throw Failure{kUsage, "cannot resume '" + found.string() + "': " +
+                              (code == 0 || code == EWOULDBLOCK ? "another process fills it" : std::strerror(code))};
+  }
+  if (const std::error_code error = found == temporary_ ? std::error_code() : renameNew(found, temporary_); error) {
+    ::close(lock_);
+    lock_ = -1;
+    throw Failure{kFailure,
+                  "cannot rename '" + found.string() + "' to '" + temporary_.string() + "': " + error.message()};
+  }
+  return kept_ = resumed_ = true;
 }
 
 NewFolder::~NewFolder() {
   const std::lock_guard lock(mutex);
   std::error_code ignored;
-  if (mine_ && !done_)
+  if (mine_ && !done_ && !kept_)
     fs::remove_all(temporary_, ignored);
   if (mine_)
     unfinished.clear();
@@ -206,11 +273,31 @@ NewFolder::~NewFolder() {
     ::close(lock_);
 }
 
+void NewFolder::keep() {
+  const std::lock_guard lock(mutex);
+  kept_ = true;
+  unfinished.clear();
+}
+
+void NewFolder::discard() {
+  const std::lock_guard lock(mutex);
+  kept_ = false;
+  if (mine_ && !done_)
+    unfinished = temporary_;
+}
+
 void NewFolder::commit() {
   if (!mine_)
     return;
+  discard();
   const std::lock_guard lock(mutex);
-  if (const std::error_code error = renameNew(temporary_, path_))
+  std::error_code error;
+  for (fs::directory_iterator each(temporary_, error), end; !error && each != end; each.increment(error))
+    if (each->path().filename().string().starts_with(kJournalPrefix) && !fs::remove(each->path(), error))
+      break;
+  if (error)
+    throw Failure{kFailure, "cannot remove the journal in '" + temporary_.string() + "': " + error.message()};
+  if (error = renameNew(temporary_, path_); error)
     throw Failure{kFailure, "cannot rename the finished folder to '" + path_.string() + "': " + error.message()};
   unfinished.clear();
   done_ = true;

@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--copy", metavar="DIR", help="copy config.json, the tokenizer and all other small files of DIR into TARGET")
     parser.add_argument("--memory", metavar="SIZE", help="keep the resident memory below SIZE, for example 4GiB")
     parser.add_argument("--max-shard-size", metavar="SIZE", help="the largest size of one file of TARGET (default: 5GB)")
+    parser.add_argument("--resume", action="store_true", help="keep an unfinished TARGET if the conversion is killed or fails, and continue one that is there")
     parser.add_argument("--report", metavar="FILE", help="write a JSON report")
     parser.add_argument("--plan", action="store_true", help="print the job and do nothing")
     return parser
@@ -119,6 +120,7 @@ def run(arguments: Sequence[str]) -> int:
             run_compiler([Path(folder) / "job.yaml", "-o", Path(folder) / "convert.rplan"])
             passed = [f"--{name.replace('_', '-')}={value}" for name in ("allow", "copy", "memory", "max_shard_size", "report")
                       if (value := getattr(options, name))]
+            passed += ["--resume"] if options.resume else []
             return subprocess.run([PREFIX / "bin" / "reshard-exec", Path(folder) / "convert.rplan", "--check", *passed]).returncode
     except CompileError as error:
         print(error, file=sys.stderr)

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/copy_progress.h"
+
+#include "executor/chunked_copies.h"
+
+#include <chrono>
+
+namespace reshard {
+
+namespace {
+
+constexpr double kSeconds = 0.02; // between two reports
+
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+} // namespace
+
+bool CopyReports::skips(size_t chunk) const { return chunk < watch_.done && !copies_.transient(chunk); }
+
+void CopyReports::beginRun() {
+  last_ = seconds();
+  counted_ = 0;
+  bytesDone_ = 0;
+}
+
+bool CopyReports::due() const { return wanted() && seconds() - last_ >= kSeconds; }
+
+void CopyReports::report(size_t done) {
+  if (!wanted())
+    return;
+  last_ = seconds();
+  for (; counted_ < done; ++counted_)
+    bytesDone_ += copies_.bytes(counted_);
+  watch_.at(
+      {done, copies_.size(), bytesDone_, copies_.bytes(), done < copies_.size() ? copies_.target(done) : nullptr});
+}
+
+} // namespace reshard

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""reshard-exec --resume: a run that is killed at any moment leaves no target, and the next run continues where its
+journal ends, with the bytes of an uninterrupted run. Journals that do not fit are refused. RESHARD_BIN: the folder of the
+commands."""
+
+import fcntl
+import json
+import os
+import pty
+import random
+import re
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+import unittest
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi")]
+from commands import BIN, FolderTest, run  # noqa: E402
+from mpi_test import MPIRUN  # noqa: E402
+
+FULL = os.environ.get("RESHARD_FULL") == "1"
+KILLS = 200 if FULL else 5
+JOB = """version: 1
+model: {dtype: bf16, index: {layer: 4}, tensors: {"layers.{layer}.w": {shape: [2048, 1024], shard: {0: tp}}, "layers.{layer}.v": [1024, 1024]}}
+source: {storage: source}
+target: {storage: target, mesh: {tp: 2}%s}
+world: %d
+"""
+SIZE = 4 * 2 * (2048 * 1024 + 1024 * 1024) + 4 * 2 * 1024 * 1024  # both target ranks have `v`
+CHUNKS = SIZE >> 20  # of 1 MiB
+
+
+class Resume(FolderTest):
+    def setUp(self):
+        super().setUp()
+        self.compile("plan")
+        run("reshard-exec", "plan", "--synthesize", "--source=source", cwd=self.folder)
+
+    def compile(self, plan, target="", world=1):
+        (self.folder / "job.yaml").write_text(JOB % (target, world))
+        run("reshard-compile", "job.yaml", "-o", plan, cwd=self.folder)
+
+    def command(self, *options, plan="plan"):
+        return [BIN / "reshard-exec", plan, "--target=target", "--resume", "--threads=1", "--report=report", *options]
+
+    def resume(self, *options, code=0, plan="plan"):
+        return run(*self.command(*options, plan=plan), code=code, cwd=self.folder, timeout=100)
+
+    def partial(self):
+        return sorted(self.folder.glob("target.partial-*"))
+
+    def journal(self, rank=0):
+        folder, = self.partial()
+        return folder / f".reshard-journal-{rank}"
+
+    def records(self):
+        """The chunks that the journal of an unfinished folder has; none without a folder."""
+        return [json.loads(line[17:])[0] for line in self.journal().read_text().splitlines()[1:]] if self.partial() else []
+
+    def contents(self, folder="target"):
+        return {path.name: path.read_bytes() for path in (self.folder / folder).iterdir()}
+
+    def uninterrupted(self, plan="plan", *options):
+        run("reshard-exec", plan, "--target=whole", *options, cwd=self.folder)
+        return self.contents("whole")
+
+    def killed(self, seconds=None, records=1, plan="plan"):
+        """Starts a run and kills it: after `seconds`, or as soon as its journal has another `records` records, which is
+        at the latest before its check. Returns whether it was killed before its end."""
+        before = len(self.records())
+        process = subprocess.Popen(self.command("--check", plan=plan), cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        self.addCleanup(process.stderr.close)
+        end = time.monotonic() + (30 if seconds is None else seconds)
+        while process.poll() is None and time.monotonic() < end:
+            if seconds is None:
+                try:
+                    lines = self.journal().read_bytes().count(b"\n")
+                except (ValueError, OSError):  # not yet, or no longer
+                    lines = 0
+                if lines - 1 >= before + records:
+                    break
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        code = process.wait(30)
+        self.assertIn(code, (0, -signal.SIGKILL), process.stderr.read())
+        return code != 0
+
+
+class Killed(Resume):
+    def test_at_random_moments(self):
+        """Each conversion is killed until it ends, at random moments between its start and its end."""
+        wanted = self.uninterrupted()
+        begin = time.monotonic()
+        self.resume("--check")
+        duration = time.monotonic() - begin
+        self.assertEqual(self.contents(), wanted)
+        rng = random.Random(time.time_ns())
+        kills, inside, copying = 0, 0, 0
+        while kills < KILLS:
+            shutil.rmtree(self.folder / "target")
+            while kills < KILLS and self.killed(seconds=rng.uniform(0, duration)):
+                kills += 1
+                if (self.folder / "target").exists():  # after its rename
+                    break
+                if records := self.records():
+                    inside += 1
+                    copying += records[-1] < CHUNKS
+            if not (self.folder / "target").exists():
+                found = self.records()
+                self.resume()
+                self.assertEqual(json.loads((self.folder / "report").read_text())["resumed_bytes"] > 0, bool(found))
+            self.assertEqual(self.contents(), wanted)
+            self.assertEqual(self.partial(), [])
+        self.assertGreater(inside, KILLS // 8, f"{inside} of {kills} kills left a journal with copies")
+        self.assertGreater(copying, 0 if FULL else -1, f"{copying} of {kills} kills were inside the copying")
+
+    def test_the_rest_is_copied(self):
+        wanted = self.uninterrupted()
+        self.assertTrue(self.killed(records=1))
+        done = self.records()[-1]
+        self.assertGreater(done, 0)
+        folder, = self.partial()
+        for file in folder.glob("rank-*"):  # what is not copied again stays wrong
+            with file.open("r+b") as stream:
+                stream.seek(-4096, os.SEEK_END)
+                stream.write(b"\xee" * 4096)
+        text = self.resume().stdout
+        self.assertRegex(text, r"resumed +[\d.]+ MiB were written by an earlier run")
+        report = json.loads((self.folder / "report").read_text())
+        self.assertGreater(report["resumed_bytes"], 0)
+        self.assertEqual(report["runs"][0]["bytes"] + report["resumed_bytes"], SIZE)
+        self.assertEqual(self.contents().keys(), wanted.keys())
+        self.assertFalse(any(name.startswith(".reshard") for name in self.contents()))
+
+    def test_processes(self):
+        """Two processes share out the copies; each has a journal."""
+        self.compile("two", world=2)
+        wanted = self.uninterrupted()
+        program = ["timeout", "100", "mpirun", "-n", "2", *self.command("--transport=mpi", "--check", plan="two")]
+        process = subprocess.Popen(program, cwd=self.folder, env=MPIRUN, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        self.addCleanup(process.wait)
+        end = time.monotonic() + 60
+        journals = []
+        while process.poll() is None and time.monotonic() < end:
+            journals = [path for folder in self.partial() for path in folder.glob(".reshard-journal-*") if path.read_bytes().count(b"\n") > 1]
+            if len(journals) == 2:
+                break
+            time.sleep(0.002)
+        self.assertEqual(len(journals), 2)
+        number = int(self.partial()[0].name.split("-")[1])
+        os.kill(number, signal.SIGKILL)  # the first rank; mpirun ends the other
+        self.assertNotEqual(process.wait(60), 0)
+        self.assertFalse((self.folder / "target").exists())
+        found = [json.loads(path.read_text().splitlines()[-1][17:])[1] for path in journals]
+        error = self.resume(code=2).stderr  # as one process
+        self.assertRegex(error, "is of another run: its 'plan' is .*; without --resume a run begins anew")
+        run(*program, cwd=self.folder, env=MPIRUN)
+        self.assertEqual(self.contents(), wanted)
+        self.assertEqual(json.loads((self.folder / "report").read_text())["resumed_bytes"], sum(found))
+        self.assertEqual(self.partial(), [])
+
+
+class Journals(Resume):
+    def unfinished(self):
+        self.assertTrue(self.killed(records=1))
+
+    def test_none(self):
+        self.assertRegex(self.resume().stdout, r"resumed +0 B: there was no unfinished target")
+
+    def test_other_runs(self):
+        self.unfinished()
+        anew = "; without --resume a run begins anew"
+        self.compile("other", ", dtype: fp32, convert: rne")
+        self.refused(rf"'.*/\.reshard-journal-0' is of another run: its 'plan' is \"\w+\", expected \"\w+\"{anew}", plan="other")
+        file = self.folder / "source/model.safetensors"
+        status = file.stat()
+        file.touch()
+        self.refused(rf"'.*' is of a run that read other files: '{re.escape(str(file))}' has changed since{anew}")
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        wanted = self.uninterrupted()
+        self.resume("--check")
+        self.assertEqual(self.contents(), wanted)
+
+    def refused(self, error, *options, plan="plan"):
+        before = [path.read_bytes() for folder in self.partial() for path in sorted(folder.iterdir())]
+        printed = self.resume(*options, plan=plan, code=2).stderr
+        self.assertRegex(printed, rf"^reshard-exec: error: {error}\n$")
+        self.assertEqual([path.read_bytes() for folder in self.partial() for path in sorted(folder.iterdir())], before)
+        self.assertFalse((self.folder / "target").exists())
+
+    def test_damaged(self):
+        self.unfinished()
+        journal = self.journal()
+        whole = journal.read_bytes()
+        lines = whole.splitlines(keepends=True)
+        for number, damaged in ((2, lines[0] + lines[1].replace(b"[", b"[1", 1)), (1, b"x" + whole), (1, b"\0" * 40 + b"\n")):
+            self.journal().write_bytes(damaged)
+            self.refused(rf"'.*': line {number} is damaged; without --resume a run begins anew")
+        self.journal().write_bytes(b"")
+        self.refused("'.*' has no first line of a run; without --resume a run begins anew")
+        wanted = self.uninterrupted()
+        self.journal().write_bytes(whole + whole[:9])  # the machine stopped while a record was written
+        self.resume()
+        self.assertEqual(self.contents(), wanted)
+
+    def test_folders(self):
+        self.unfinished()
+        folder, = self.partial()
+        other = self.folder / "target.partial-1-00000000"
+        shutil.copytree(folder, other)
+        self.refused(f"'{other.name}' was begun on another host, where its process may still run; expected the same host for --resume. "
+                     f"If it does not run, rename the folder so that its name ends in '{folder.name[-9:]}'")
+        second = other.rename(self.folder / f"target.partial-1{folder.name[-9:]}")
+        self.refused(f"'{second.name}' and '{folder.name}' could both be resumed, expected one unfinished folder; remove the other")
+        shutil.rmtree(second)
+        process = subprocess.Popen(self.command("--check"), cwd=self.folder, stdout=subprocess.DEVNULL)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        end = time.monotonic() + 30
+        while self.partial() == [folder] and time.monotonic() < end:
+            time.sleep(0.0005)
+        process.send_signal(signal.SIGSTOP)
+        mine, = self.partial()
+        self.assertIn(str(process.pid), mine.name)
+        self.refused(f"cannot resume '{mine.name}': another process fills it")
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGCONT)
+        self.assertEqual(process.wait(30), -signal.SIGTERM)
+        self.assertEqual(self.partial(), [mine])  # kept
+        run("reshard-exec", "plan", "--target=target", cwd=self.folder)  # without --resume
+        self.assertEqual(self.partial(), [])
+
+    def test_options(self):
+        (self.folder / "job.yaml").write_text(JOB.replace("storage: target, ", "") % ("", 2))
+        run("reshard-compile", "job.yaml", "-o", "ranks", cwd=self.folder)
+        error = "--resume with --transport=mpi needs files that all processes share, but target has no 'storage'"
+        self.assertIn(error, run("reshard-exec", "ranks", "--resume", "--target=target", "--transport=mpi", code=2, cwd=self.folder).stderr)
+        for options, error in ((["--resume", "--synthesize"], "--resume continues the writing of files, expected no --synthesize"),
+                               (["--resume", "--target=target", "--repeat=2"], "--resume continues one run on the CPU, expected no --repeat and no --device")):
+            self.assertIn(error, run("reshard-exec", "plan", *options, code=2, cwd=self.folder).stderr)
+
+
+class Progress(Resume):
+    def test_on_a_terminal(self):
+        """Bytes, rate, time left and the tensor that is written."""
+        parent, child = pty.openpty()
+        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        process = subprocess.Popen([BIN / "reshard-exec", "plan", "--target=target", "--threads=1", "--repeat=100000"], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=child)
+        os.close(child)
+        shown = b""
+        end = time.monotonic() + 60
+        wanted = r"\rcopy \[#* *\] +\d+ % [\d.]+ \w+ of 32\.0 MiB, [\d.]+ \w+/s, \d+ (s|min) left, layers\.\d\.[wv]"
+        while process.poll() is None and time.monotonic() < end and not re.search(wanted, shown.decode()):
+            if select.select([parent], [], [], 1)[0]:
+                shown += os.read(parent, 1 << 16)
+        process.kill()
+        process.wait()
+        os.close(parent)
+        self.assertRegex(shown.decode(), wanted)
+        self.assertNotRegex(shown.decode(), r"\x1b\[[\d;]*m")  # no colors
+
+
+if __name__ == "__main__":
+    unittest.main()
