@@ -30,6 +30,7 @@ ALLOWED = {
     "tools": ("tools/", "analysis/", "support/", "executor/", "schema/", "nlohmann/"),
     # Tests of a folder use it and the folders that make its input.
     "tests/lib": (),
+    "tests/e2e": (),
     "tests/support": ("tests/lib/", "support/"),
     "tests/yaml": ("yaml/", "support/"),
     "tests/ir": ("ir/", "compiler/"),
