@@ -13,7 +13,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import FolderTest, shared_folder  # noqa: E402
+from commands import FolderTest, run, shared_folder  # noqa: E402
 from module import install  # noqa: E402
 from torch_formats import Dcp  # noqa: E402
 
@@ -95,6 +95,19 @@ layouts:
         self.assertFalse((self.folder / "out").exists())
         self.convert("dcp", "out", "--allow=extra")
         self.check("out", values())
+
+    def test_resume(self):
+        """A second conversion has the same plan, so it accepts the journal that a killed one left."""
+        self.convert("hf", "out", "--resume")
+        job = self.convert("hf", "again", "--plan").stdout.replace("again", "out")
+        (self.folder / "job.yaml").write_text(job)
+        for name in ("one", "two"):
+            (self.folder / name).mkdir()
+            run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / name / "plan")
+        self.assertEqual((self.folder / "one/plan").read_bytes(), (self.folder / "two/plan").read_bytes())
+        self.check("out", values())
+        text = self.convert("hf", "new", "--resume").stdout
+        self.assertIn("there was no unfinished target", text)
 
     def test_the_job(self):
         text = self.convert("hf", "out", "--to=dcp", "--plan").stdout

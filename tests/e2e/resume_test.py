@@ -138,6 +138,19 @@ class Killed(Resume):
         self.assertEqual(self.contents().keys(), wanted.keys())
         self.assertFalse(any(name.startswith(".reshard") for name in self.contents()))
 
+    def test_quantized(self):
+        """Blocks of several rows and amax values are collected in memory, which ends with the process."""
+        for format, more in (("block_fp8", ""), ("nvfp4", ""), ("mxfp8", ", scale_layout: swizzled")):
+            with self.subTest(format=format):
+                self.compile(format, f", quantize: {{format: {format}{more}}}")
+                for folder in ("whole", "target"):
+                    shutil.rmtree(self.folder / folder, ignore_errors=True)
+                wanted = self.uninterrupted(format)
+                self.assertTrue(self.killed(plan=format))
+                self.assertGreater(self.records()[-1], 0)
+                self.resume(plan=format)
+                self.assertEqual(self.contents(), wanted)
+
     def test_processes(self):
         """Two processes share out the copies; each has a journal."""
         self.compile("two", world=2)
