@@ -157,9 +157,9 @@ private:
     allReduceMin(0); // all processes reach the run
     reachable_ = false;
     runAll(source, target);
+    reachable_ = true;
     if (folder)
       syncFiles(*folder);
-    reachable_ = true;
     if (!options_.synthesize && options_.check)
       checkFiles(whole ? *whole : source, target);
     const Status unchanged = source.unchanged();
