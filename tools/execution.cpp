@@ -261,7 +261,8 @@ private:
   void runAll(const Memory &source, const Memory &target) {
     const int seeds = options_.synthesize && options_.check ? 2 : 1;
     std::optional<RunProgress> progress;
-    if (!options_.synthesize && options_.device == "cpu")
+    const bool watched = !options_.synthesize && options_.device == "cpu";
+    if (watched)
       watchRun(target, progress);
     for (int s = 0; s < seeds; ++s) {
       if (options_.synthesize)
@@ -269,7 +270,7 @@ private:
       if (sourceOnDevice_)
         throwOnError(sourceOnDevice_->toDevice(), kFailure);
       for (uint64_t n = 0; n < (s == 0 ? options_.repeat : 1); ++n)
-        runOnce();
+        runOnce(watched);
       if (targetOnDevice_)
         throwOnError(targetOnDevice_->toHost(), kFailure);
       if (options_.synthesize && options_.check)
@@ -514,11 +515,13 @@ private:
     trace_.add(first ? "synthesize" : "synthesize again", begin);
   }
 
-  void runOnce() {
+  void runOnce(bool watched) {
     const double begin = now();
     reshard_status status = RESHARD_OK;
     {
-      const ElapsedLine elapsed("run");
+      std::optional<ElapsedLine> elapsed;
+      if (!watched) // else the progress of the copies is shown
+        elapsed.emplace("run");
       status = reshard_run(executor_.get(), options_.timeout);
     }
     runs_.push_back({now() - begin});
