@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reshard-convert: converts a checkpoint into another format, with the compiler and the executor."""
+"""reshard-convert: converts a checkpoint, with the compiler and the executor."""
 
 from __future__ import annotations
 
@@ -8,40 +8,58 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ._library import PREFIX
 from .compiler import run_compiler
 from .errors import CompileError, Error
+from .plan import Plan
+from .recognition import Model, Shapes, Source, brief, declared, elements, model_named, models_of, recognize, repeats, shown, state_names, states_of
 
-_FORMATS = ("safetensors", "dcp", "dcp-safetensors", "megatron", "torch-save")
-_SHOWN = 8  # objects that an error names
+#: Formats, and their names in a job.
+_FORMATS = {"safetensors": "safetensors", "dcp": "dcp", "dcp-safetensors": "dcp-safetensors", "torch_dist": "megatron", "torch-save": "torch-save"}
+#: What a framework reads: the format of its checkpoints and their layouts, of which the first that the model has is taken.
+_FRAMEWORKS = {"hf": ("safetensors", ("hf",)), "fsdp2": ("dcp", ("fsdp2-checkpoint",)),
+               "megatron": ("megatron", ("megatron-checkpoint", "megatron-checkpoint-layers"))}
+#: The layouts of frameworks whose ranks have a file each (--mesh).
+_RANKS = ("fsdp2", "megatron", "vllm", "sglang")
+_FLOATS = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  #: and their names in a config.json
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="reshard-convert", description="Converts a checkpoint: compiles a job for it, runs it, and compares every byte that was written.",
+        prog="reshard-convert", description="Converts a checkpoint: recognizes it, compiles a job for it, runs the job, and compares every byte that was written.",
         epilog="exit codes: 0 success; 1 a check failed; 2 wrong usage or input; 3 a failure at run time")
-    parser.add_argument("source", metavar="SOURCE", help="a folder of safetensors (Hugging Face), of torch.distributed.checkpoint or Megatron-Core, or a file of torch.save")
-    parser.add_argument("target", metavar="TARGET", help="the folder to create; it appears only when it is complete")
-    parser.add_argument("--to", choices=_FORMATS, default="safetensors", help="the format of TARGET (default: safetensors, as Hugging Face)")
-    parser.add_argument("--rename", action="append", default=[], metavar="OLD=NEW",
-                        help="names that begin with OLD begin with NEW in TARGET: 'model.=' removes a prefix, '=model.' adds one; may be given several times")
-    parser.add_argument("--model", metavar="FILE", help="a model file, for other layouts than that of SOURCE; needs --source-layout and --target-layout")
-    parser.add_argument("--source-layout", metavar="NAME", help="the layout of SOURCE, of --model")
-    parser.add_argument("--target-layout", metavar="NAME", help="the layout of TARGET, of --model")
-    parser.add_argument("--dtype", metavar="DTYPE", help="the dtype of floats in TARGET; values are rounded to the nearest (default: that of SOURCE)")
-    parser.add_argument("--quantize", metavar="FORMAT", help="the quantized format of matrices in TARGET")
-    parser.add_argument("--only", action="append", default=[], metavar="GLOB", help="convert only these params")
-    parser.add_argument("--ignore", action="append", default=[], metavar="GLOB", help="leave these params out")
-    parser.add_argument("--allow", choices=["extra"], help="extra: leave out objects that are no tensors, and tensors that the model does not know")
-    parser.add_argument("--copy", metavar="DIR", help="copy config.json, the tokenizer and all other small files of DIR into TARGET")
-    parser.add_argument("--memory", metavar="SIZE", help="keep the resident memory below SIZE, for example 4GiB")
-    parser.add_argument("--max-shard-size", metavar="SIZE", help="the largest size of one file of TARGET (default: 5GB)")
-    parser.add_argument("--resume", action="store_true", help="keep an unfinished TARGET if the conversion is killed or fails, and continue one that is there")
-    parser.add_argument("--report", metavar="FILE", help="write a JSON report")
-    parser.add_argument("--plan", action="store_true", help="print the job and do nothing")
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help="a folder of safetensors (Hugging Face), of torch.distributed.checkpoint or Megatron-Core, or a file of torch.save")
+    add("target", metavar="TARGET", help="the folder to create; it appears only when it is complete")
+    add("--to", choices=(*_FRAMEWORKS, "vllm", "sglang", *_FORMATS),
+        help="hf, fsdp2, megatron: what this framework reads, its format and its names; vllm, sglang: with --mesh; the others: this format, with the names of SOURCE "
+             "(default: hf if a model is known, else safetensors)")
+    add("--model", metavar="NAME", help="a model of the library, or a model file (default: that of the config)")
+    add("--config", metavar="FILE", help="the config.json with the model's architecture and numbers (default: that in SOURCE, or beside it)")
+    add("--source-layout", metavar="NAME", help="the layout of SOURCE (default: recognized by its names and shapes)")
+    add("--target-layout", metavar="NAME", help="the layout of TARGET (default: that of --to)")
+    add("--switch", action="append", default=[], metavar="NAME=N", help="a switch of the layout of TARGET, for example padded=256; may be given several times")
+    add("--mesh", metavar="AXIS=N,...", help="write a file for each rank of this mesh of --to=fsdp2, megatron, vllm or sglang, for example tp=2,pp=2")
+    add("--optimizer", action="store_true", help="convert the optimizer's state too")
+    add("--rename", action="append", default=[], metavar="OLD=NEW",
+        help="without a model: names that begin with OLD begin with NEW in TARGET: 'model.=' removes a prefix, '=model.' adds one; may be given several times")
+    add("--dtype", metavar="DTYPE", help="the dtype of floats in TARGET, not of the optimizer's state; values are rounded to the nearest (default: that of SOURCE)")
+    add("--quantize", metavar="FORMAT", help="the quantized format of matrices in TARGET")
+    add("--unquantized", action="append", default=[], metavar="GLOB", help="with --quantize: matrices that are not quantized")
+    add("--only", action="append", default=[], metavar="GLOB", help="convert only these params")
+    add("--ignore", action="append", default=[], metavar="GLOB", help="leave these params out")
+    add("--allow", choices=["extra"], help="extra: leave out objects that are no tensors, and tensors that the model or the layout of TARGET does not have")
+    add("--copy", metavar="DIR", help="copy config.json, the tokenizer and all other small files of DIR into TARGET")
+    add("--memory", metavar="SIZE", help="keep the resident memory below SIZE, for example 4GiB")
+    add("--max-shard-size", metavar="SIZE", help="the largest size of one file of TARGET (default: 5GB)")
+    add("--resume", action="store_true", help="keep an unfinished TARGET if the conversion is killed or fails, and continue one that is there")
+    add("--report", metavar="FILE", help="write a JSON report")
+    add("--plan", action="store_true", help="print the job and do nothing")
     return parser
 
 
@@ -53,75 +71,297 @@ def _contents(source: str) -> dict:
     return json.loads(done.stdout)
 
 
-def _job(options: argparse.Namespace) -> str:
-    """The text of the job. JSON is YAML."""
-    source: dict = {"storage": str(Path(options.source).resolve())}
-    target: dict = {"storage": {"folder": str(Path(options.target).resolve()), "format": options.to}}
-    if options.model:
-        model: object = str(Path(options.model).resolve())
-        source |= {"layout": options.source_layout, "dtype": "stored"}
-        target |= {"layout": options.target_layout}
-    else:
-        model = {"layouts": {"source": {"params": "same"}, "target": {"params": "same"}}}
-        source["layout"], target["layout"] = "source", "target"
-        if options.rename:
-            model["layouts"]["target"]["rename"] = dict(entry.split("=", 1) for entry in options.rename)
+@dataclass
+class _Conversion:
+    """What is converted into what."""
+
+    model: list[str]  #: the lines of the job's model
+    source: dict[str, Any]  #: the endpoints of the job
+    target: dict[str, Any]
+    said: list[str]  #: what the command says about it
+    converted: set[str]  #: tensors of SOURCE
+    config: dict[str, Any] | None = None  #: the config.json of TARGET
+
+    def job(self) -> str:
+        """The text of the job. JSON is YAML."""
+        return "\n".join(["version: 1", *self.model, f"source: {json.dumps(self.source)}", f"target: {json.dumps(self.target)}", ""])
+
+
+def _numbers(words: Sequence[str], option: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for word in words:
+        name, equals, number = word.partition("=")
+        if not (name and equals and number.isdigit()) or name in found:
+            raise Error(f"invalid {option} {word!r}: expected NAME=N, each name once, with a non-negative integer")
+        found[name] = int(number)
+    return found
+
+
+def _mesh(options: argparse.Namespace) -> dict[str, Any]:
+    """The mesh of a target with a file for each rank."""
+    axes = _numbers(options.mesh.split(","), "--mesh")
+    if options.to == "megatron":
+        return {"megatron": axes}
+    if options.to == "fsdp2":
+        return axes
+    # Engines: whole experts on the ranks of ep, or, without it, every expert cut over those of tp.
+    expert = {"ep": axes.pop("ep")} if "ep" in axes else {"etp": axes.get("tp", 1)}
+    return axes | {"views": [expert | {name: size for name, size in axes.items() if name == "pp"}]}
+
+
+def _changes(options: argparse.Namespace) -> dict[str, Any]:
+    """What the options say about the params of the target."""
+    found: dict[str, Any] = {}
     if options.dtype:
-        target |= {"dtype": options.dtype, "convert": "rne"}
+        found |= {"dtype": options.dtype, "convert": "rne"}
     if options.quantize:
-        target["quantize"] = options.quantize
+        found["quantize"] = {"format": options.quantize, "ignore": options.unquantized} if options.unquantized else options.quantize
     for key in ("only", "ignore"):
         if getattr(options, key):
-            target[key] = getattr(options, key)
-    lines = ["version: 1"]
-    if options.model:
-        lines.append(f"model: {json.dumps(model)}")
-    else:
-        described = run_compiler([f"--describe={source['storage']}"]).splitlines()
-        lines += ["model:", *(f"  {line}" for line in described), f"  layouts: {json.dumps(model['layouts'])}"]
-    return "\n".join([*lines, f"source: {json.dumps(source)}", f"target: {json.dumps(target)}", ""])
+            found[key] = list(getattr(options, key))
+    return found
 
 
-def _check(options: argparse.Namespace) -> None:
-    together = {"--model": options.model, "--source-layout": options.source_layout, "--target-layout": options.target_layout}
-    if any(together.values()) and not all(together.values()):
-        raise Error(f"--model, --source-layout and --target-layout belong together; missing: {', '.join(name for name, value in together.items() if not value)}")
-    if options.model and options.rename:
-        raise Error("unexpected --rename: with --model, the layouts state the names ('rename' of a layout)")
+def _config(options: argparse.Namespace) -> Path | None:
+    """The config.json of the source."""
+    source = Path(options.source)
+    places = [Path(options.config)] if options.config else [source / "config.json", source.resolve().parent / "config.json"]
+    found = next((place.resolve() for place in places if place.is_file()), None)
+    if options.config and not found:
+        raise Error(f"--config={options.config}: no such file")
+    return found
+
+
+def _same_names(options: argparse.Namespace, source: str, tensors: dict[str, dict]) -> _Conversion:
+    """A conversion without a model: the tensors are those of the source."""
+    layouts: dict[str, Any] = {"source": {"params": "same"}, "target": {"params": "same"}}
+    if options.rename:
+        layouts["target"]["rename"] = dict(entry.split("=", 1) for entry in options.rename)
+    described = run_compiler([f"--describe={source}"]).splitlines()
+    target = {"layout": "target"} | _storage(options) | _changes(options)
+    return _Conversion(["model:", *(f"  {line}" for line in described), f"  layouts: {json.dumps(layouts)}"], {"storage": source, "layout": "source"}, target,
+                       ["model: none; the tensors keep their names" + (", renamed" if options.rename else "")], set(tensors))
+
+
+def _storage(options: argparse.Namespace) -> dict[str, Any]:
+    """Where and how the target is written."""
+    folder = str(Path(options.target).resolve())
+    if options.mesh:
+        return {"storage": folder, "mesh": _mesh(options)}
+    return {"storage": {"folder": folder, "format": _FRAMEWORKS[options.to][0] if options.to in _FRAMEWORKS else _FORMATS[options.to]}}
+
+
+def _target_layout(options: argparse.Namespace, model: Model, switches: dict[str, int]) -> tuple[str, dict[str, tuple[int, ...]]]:
+    """The layout of the target, and the names and shapes of whole tensors in it."""
+    names = (options.target_layout,) if options.target_layout else (options.to,) if options.mesh else _FRAMEWORKS[options.to][1]
+    errors = []
+    for name in names:
+        try:
+            return name, model.holds(name, switches)
+        except CompileError as error:
+            errors.append(f"\n  {name}: {brief(error)}")
+    raise Error(f"model {model.name} cannot be converted to {options.target_layout or options.to}:{''.join(errors)}")
+
+
+def _states(options: argparse.Namespace, source: Source, shapes: Shapes, layout: str, switches: dict[str, int]) -> dict[str, set[str]]:
+    """The states of the optimizer that are converted, and their names in the source."""
+    found = states_of(source, shapes)
+    if not found:
+        raise Error(f"--optimizer: '{options.source}' has no optimizer's state with the names of layout {source.layout}")
+    named = {state for state, names in state_names(source.model, layout, switches).items() if names}
+    if not named & found.keys():
+        raise Error(f"--optimizer: layout {layout} has no names for the optimizer's state; --to=fsdp2 and --to=megatron have")
+    unnamed = sorted(found.keys() - named)
+    if unnamed and not options.allow:
+        raise Error(f"--optimizer: layout {layout} has no names for the state {shown(unnamed)}; --allow=extra leaves it out")
+    return {state: names for state, names in found.items() if state in named}
+
+
+def _extra(options: argparse.Namespace, source: Source, shapes: Shapes, converted: set[str]) -> list[str]:
+    """The tensors of the source that are left out. Raises Error where that is not allowed."""
+    extra = sorted(shapes.keys() - converted)
+    where = f"that layout {source.layout} of model {source.model.name}{f' with the numbers of {source.model.config}' if source.model.config else ''} does not have"
+    if further := repeats(extra, source.held):
+        raise Error(f"'{options.source}' has {len(further)} tensors {where}, but it has others of the same kind: {shown(further)}; is it another model's config?")
+    if extra and not options.allow:
+        hint = "" if options.optimizer or not states_of(source, shapes) else "--optimizer converts the optimizer's state; "
+        raise Error(f"'{options.source}' has {len(extra)} tensors {where}: {shown(extra)}; {hint}--allow=extra leaves them out")
+    return extra
+
+
+def _dtype_of(tensors: dict[str, dict], names: Iterable[str]) -> str | None:
+    """The dtype of most elements of those tensors that are floats."""
+    sizes: dict[str, int] = {}
+    for tensor in (tensors[name] for name in names):
+        if tensor["dtype"] in _FLOATS:
+            sizes[tensor["dtype"]] = sizes.get(tensor["dtype"], 0) + elements([tensor["shape"]])
+    return max(sizes, key=lambda name: sizes[name], default=None)
+
+
+def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict], models: list[Model]) -> _Conversion:
+    """A conversion from one layout of a model to another."""
+    switches = _numbers(options.switch, "--switch")
+    wanted: dict[str, Any] = {"layout": "target"} | ({"switches": switches} if switches else {}) | _storage(options) | _changes(options)
+
+    def resolved(source: Source) -> str:
+        """The compiler's text of both layouts."""
+        layout, _ = _target_layout(options, source.model, switches)
+        side = {key: value for key, value in source.endpoint().items() if key != "dtype"} | {"mesh": {}}
+        with tempfile.TemporaryDirectory(prefix="reshard-") as scratch:
+            job = Path(scratch) / "job.yaml"
+            job.write_text(json.dumps({"version": 1, "model": source.model.yaml(source=source.layout, target=layout), "source": side, "target": wanted}))
+            return run_compiler([job, "--emit=layout"])
+
+    shapes = {name: tensor["shape"] for name, tensor in tensors.items()}
+    source = recognize(models, options.source_layout, shapes, resolved)
+    layout, names = _target_layout(options, source.model, switches)
+    states = _states(options, source, shapes, layout, switches) if options.optimizer else {}
+    converted = set(source.held).union(*states.values())
+    left = _extra(options, source, shapes, converted)
+    dtype = _dtype_of(tensors, source.held)
+    model = replace(source.model, dtype=dtype, optimizer={state: declared(state, tensors[min(each)]["dtype"]) for state, each in states.items()})
+    if model.tied and layout.startswith("hf"):  # as in Hugging Face's checkpoints
+        wanted["ignore"] = [*wanted.get("ignore", []), *(name for name in names if name.endswith("lm_head.weight"))]
+    numbers = (f", with the numbers of {model.config}" if model.config else "") + (", without multi-token prediction" if model.let else "")
+    said = [f"model: as {model.name}{numbers}", f"layouts: {source.layout} to {layout}{', with ' + shown(states) if states else ''}"]
+    said += [f"left out: {len(left)} tensors: {shown(left)}"] if left else []
+    result = _Conversion([f"model: {json.dumps(model.yaml(source=source.layout, target=layout))}"], source.endpoint() | {"storage": folder}, wanted, said, converted)
+    if options.to == "hf" and model.config:
+        result.config = _config_of_target(options, model.config, dtype, names, said)
+    return result
+
+
+def _config_of_target(options: argparse.Namespace, path: Path, dtype: str | None, names: dict[str, tuple[int, ...]], said: list[str]) -> dict[str, Any]:
+    """The config.json of the target: that of the source with the dtype and the quantization of the target."""
+    from fnmatch import fnmatchcase
+
+    config = json.loads(path.read_text())
+    config.pop("quantization_config", None)
+    if written := _FLOATS.get(options.dtype or dtype or ""):
+        config["dtype" if "dtype" in config else "torch_dtype"] = written
+    if options.quantize == "block_fp8":  # what transformers and vLLM read
+        matrices = [name for name, shape in names.items() if len(shape) > 1]
+        kept = [name.removesuffix(".weight") for name in matrices if any(fnmatchcase(name, glob) for glob in options.unquantized)]
+        config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "modules_to_not_convert": kept}
+    elif options.quantize:
+        said.append(f"config.json does not say that matrices are {options.quantize}: add what your engine expects")
+    return config
+
+
+def _conversion(options: argparse.Namespace, tensors: dict[str, dict]) -> _Conversion:
+    """Decides what is converted, by the options and the files."""
+    folder = str(Path(options.source).resolve())
+    names_model = bool(options.model or options.config)
+    config = _config(options)
+    if not options.to:
+        by_name = options.rename or options.target_layout or not (names_model or config)
+        options.to = "safetensors" if by_name else "hf"
+    if options.to in _FRAMEWORKS or options.mesh or options.target_layout:
+        if not (names_model or config):
+            raise Error(f"found no config.json in '{options.source}' or beside it: --config=FILE or --model=NAME states the model of --to={options.to}; "
+                        "a format (--to=safetensors) keeps the names")
+        models = [model_named(options.model, Path(options.config).resolve() if options.config else None)] if options.model else models_of(config)
+        return _of_models(options, folder, tensors, models)
+    for option in ("model", "config", "source_layout", "switch", "optimizer"):
+        if getattr(options, option):
+            raise Error(f"unexpected --{option.replace('_', '-')}: --to={options.to} alone keeps the names of all tensors; "
+                        "--to=hf, fsdp2, megatron, or --target-layout changes them")
+    return _same_names(options, folder, tensors)
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuses options that contradict each other."""
+    if options.rename and (options.model or options.config or options.target_layout or options.to in _FRAMEWORKS or options.mesh):
+        raise Error(f"unexpected --rename: the layouts of a model state the names; --to={', '.join(_FORMATS)} keeps them")
     for entry in options.rename:
         if "=" not in entry:
             raise Error(f"invalid --rename={entry!r}: expected OLD=NEW")
     beginnings = [entry.split("=", 1)[0] for entry in options.rename]
     if len(set(beginnings)) < len(beginnings):
         raise Error(f"--rename is given twice for {next(each for each in beginnings if beginnings.count(each) > 1)!r}, expected once")
-    if options.max_shard_size and options.to == "torch-save":
-        raise Error("unexpected --max-shard-size: torch-save writes one file")
+    if options.mesh and options.to not in _RANKS:
+        raise Error(f"unexpected --mesh: it writes a file for each rank of --to={', '.join(_RANKS)}")
+    if options.to in ("vllm", "sglang") and not options.mesh:
+        raise Error(f"--to={options.to} needs --mesh: it writes a file for each rank")
+    if options.unquantized and not options.quantize:
+        raise Error("unexpected --unquantized without --quantize")
+    if options.max_shard_size and (options.to == "torch-save" or options.mesh):
+        raise Error(f"unexpected --max-shard-size: {'each rank has' if options.mesh else 'torch-save writes'} one file")
+
+
+def _check(options: argparse.Namespace) -> dict:
+    """Checks the options and the files. Returns the contents of the source."""
+    _check_options(options)
     if Path(options.target).exists():
         raise Error(f"'{options.target}' exists, expected a folder to create")
     found = _contents(options.source)
     objects = sorted(found["objects"])
     print(f"{options.source}: {found['format']}, {len(found['tensors'])} tensors, {len(objects)} objects", file=sys.stderr if options.plan else sys.stdout)
     if objects and not options.allow:
-        raise Error(f"'{options.source}' has {len(objects)} objects that are no tensors: {', '.join(objects[:_SHOWN])}"
-                    f"{' …' if len(objects) > _SHOWN else ''}; --allow=extra leaves them out")
+        raise Error(f"'{options.source}' has {len(objects)} objects that are no tensors: {shown(objects)}; --allow=extra leaves them out")
+    return found
+
+
+def _compile(options: argparse.Namespace, conversion: _Conversion, folder: Path) -> tuple[Path, int]:
+    """Compiles the job. Returns the plan, and its bytes of padding. A tensor of the source that no param of the target holds is an error, unless the
+    options leave it out."""
+    plan, report = folder / "convert.rplan", folder / "compiled.json"
+    (folder / "job.yaml").write_text(conversion.job())
+    run_compiler([folder / "job.yaml", "-o", plan, f"--report={report}"])
+    compiled = json.loads(report.read_text())
+    if (unused := compiled["unused"]) and not (options.only or options.ignore or options.allow):
+        raise Error(f"the layout of TARGET has no params for {len(unused)} tensors of the model: {shown(unused)}; --allow=extra leaves them out")
+    if unused:
+        print(f"left out: {len(unused)} tensors of the model: {shown(unused)}", flush=True)
+    return plan, compiled["bytes"]["padding"]
+
+
+def _small_files(options: argparse.Namespace, conversion: _Conversion, folder: Path) -> list[str]:
+    """The option of reshard-exec that copies small files: those of --copy, with the config.json of the target."""
+    if not conversion.config:
+        return [f"--copy={options.copy}"] if options.copy else []
+    if options.copy and not Path(options.copy).is_dir():
+        raise Error(f"--copy={options.copy}: no such folder")
+    files = folder / "files"
+    files.mkdir()
+    for path in Path(options.copy).resolve().iterdir() if options.copy else ():
+        if path.is_file() and path.name != "config.json":
+            (files / path.name).symlink_to(path)
+    (files / "config.json").write_text(json.dumps(conversion.config, indent=2) + "\n")
+    return [f"--copy={files}"]
+
+
+def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path, tensors: dict[str, dict]) -> int:
+    """Compiles, runs and says what was compared."""
+    plan, padding = _compile(options, conversion, folder)
+    report = Path(options.report) if options.report else folder / "ran.json"
+    passed = [f"--{name.replace('_', '-')}={value}" for name in ("allow", "memory", "max_shard_size") if (value := getattr(options, name))]
+    code = subprocess.run([PREFIX / "bin" / "reshard-exec", plan, "--check", "--check-replicas", f"--report={report}", *passed,
+                           *_small_files(options, conversion, folder)]).returncode
+    if code:
+        return code
+    opened = Plan.open(plan)
+    params = [param for rank in opened.endpoint("target", 0).ranks for param in opened.params(rank, "target").values()]
+    print(f"source: {len(conversion.converted)} tensors, {elements(tensors[name]['shape'] for name in conversion.converted)} elements")
+    print(f"target: {len(params)} tensors, {elements(param.shape for param in params)} elements; {json.loads(report.read_text())['checked_bytes']} bytes, "
+          f"of which {padding} are padding, were compared with the source and are right")
+    return 0
 
 
 def run(arguments: Sequence[str]) -> int:
     """The command. Returns its exit code."""
     options = _parser().parse_args(arguments)
     try:
-        _check(options)
-        job = _job(options)
+        contents = _check(options)
+        conversion = _conversion(options, contents["tensors"])
+        for line in conversion.said:
+            print(line, file=sys.stderr if options.plan else sys.stdout)
         if options.plan:
-            print(job, end="")
+            print(conversion.job(), end="")
             return 0
+        sys.stdout.flush()  # before what the executor prints
         with tempfile.TemporaryDirectory(prefix="reshard-convert-") as folder:
-            (Path(folder) / "job.yaml").write_text(job)
-            run_compiler([Path(folder) / "job.yaml", "-o", Path(folder) / "convert.rplan"])
-            passed = [f"--{name.replace('_', '-')}={value}" for name in ("allow", "copy", "memory", "max_shard_size", "report")
-                      if (value := getattr(options, name))]
-            passed += ["--resume"] if options.resume else []
-            return subprocess.run([PREFIX / "bin" / "reshard-exec", Path(folder) / "convert.rplan", "--check", *passed]).returncode
+            return _execute(options, conversion, Path(folder), contents["tensors"])
     except CompileError as error:
         print(error, file=sys.stderr)
     except Error as error:

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reshard-convert, from the command line: every pair of formats, names, dtypes, a model of the library; errors that leave
-nothing behind."""
+"""reshard-convert, from the command line: every pair of formats, names, dtypes, a model file; errors that leave nothing
+behind."""
 
-import os
 import pickle
-import subprocess
 import sys
 import unittest
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import FolderTest, run, shared_folder  # noqa: E402
-from module import install  # noqa: E402
+from commands import run  # noqa: E402
+from conversions import ConvertTest  # noqa: E402
 from torch_formats import Dcp  # noqa: E402
 
 FORMATS = ("safetensors", "dcp", "dcp-safetensors", "torch-save")
@@ -26,28 +24,11 @@ def values() -> dict[str, np.ndarray]:
     return tensors | {"model.embed.weight": rng.standard_normal((8, 4)).astype(np.float32), "lm_head.weight": rng.integers(0, 99, (3, 2))}
 
 
-class Convert(FolderTest):
-    @classmethod
-    def setUpClass(cls) -> None:
-        cls.environment = os.environ | {"PYTHONPATH": str(install(shared_folder(cls)))}
-
+class Convert(ConvertTest):
     def setUp(self) -> None:
         super().setUp()
         (self.folder / "hf").mkdir()
         save_file(values(), self.folder / "hf/model.safetensors")
-
-    def convert(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess:
-        done = subprocess.run([sys.executable, "-c", "from reshard.commands import convert; convert()", *map(str, arguments)], cwd=self.folder,
-                              env=self.environment, capture_output=True, text=True, timeout=300)
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
-        return done
-
-    def check(self, path: str, wanted: dict[str, np.ndarray]) -> None:
-        found = load_file(self.folder / path / "model.safetensors")
-        self.assertEqual(found.keys(), wanted.keys())
-        for name, array in wanted.items():
-            self.assertEqual(found[name].dtype, array.dtype, name)
-            np.testing.assert_array_equal(found[name], array, name)
 
     def test_every_pair_of_formats(self):
         for first in FORMATS:
@@ -58,9 +39,16 @@ class Convert(FolderTest):
                     self.convert(f"b-{first}-{second}", f"c-{first}-{second}")
                     self.check(f"c-{first}-{second}", values())
 
+    def test_torch_dist(self):
+        self.convert("hf", "megatron", "--to=torch_dist")
+        self.assertIn("'megatron' has 1 objects that are no tensors: common.pt", self.convert("megatron", "out", code=2).stderr)
+        self.convert("megatron", "out", "--allow=extra")
+        self.check("out", values())
+
     def test_names_and_dtype(self):
         text = self.convert("hf", "out", "--rename=model.=", "--rename=lm_head.=head.", "--dtype=fp16").stdout
-        self.assertIn("hf: safetensors, 5 tensors, 0 objects", text)
+        self.assertIn("hf: safetensors, 5 tensors, 0 objects\nmodel: none; the tensors keep their names, renamed\n", text)
+        self.assertTrue(text.endswith("source: 5 tensors, 110 elements\ntarget: 5 tensors, 110 elements; 256 bytes, of which 0 are padding, were compared with the source and are right\n"), text)
         wanted = {name.removeprefix("model.").replace("lm_head", "head"): array.astype(np.float16) if array.dtype == np.float32 else array
                   for name, array in values().items()}
         self.check("out", wanted)
@@ -121,8 +109,17 @@ layouts:
         for arguments, error in ((("none", "out"), "none"), (("hf", "there"), "'there' exists, expected a folder to create"),
                                  (("hf", "out", "--rename=x"), "invalid --rename='x': expected OLD=NEW"),
                                  (("hf", "out", "--rename=x.=y."), "x."),
-                                 (("hf", "out", "--model=m.yaml"), "belong together; missing: --source-layout, --target-layout"),
-                                 (("hf", "out", "--source-layout=hf"), "belong together; missing: --model, --target-layout"),
+                                 (("hf", "out", "--model=m.yaml"), "--model=m.yaml: no such file"),
+                                 (("hf", "out", "--model=qwen3-0.7b"), "--model=qwen3-0.7b: expected the path of a YAML file, or one of deepseek-v3.2, deepseek-v3,"),
+                                 (("hf", "out", "--config=c.json"), "--config=c.json: no such file"),
+                                 (("hf", "out", "--source-layout=hf"), "unexpected --source-layout: --to=safetensors alone keeps the names"),
+                                 (("hf", "out", "--optimizer"), "unexpected --optimizer: --to=safetensors alone keeps the names"),
+                                 (("hf", "out", "--to=megatron"), "found no config.json in 'hf' or beside it"),
+                                 (("hf", "out", "--to=hf", "--rename=a=b"), "unexpected --rename"),
+                                 (("hf", "out", "--to=hf", "--mesh=tp=2"), "unexpected --mesh: it writes a file for each rank of --to=fsdp2, megatron, vllm, sglang"),
+                                 (("hf", "out", "--to=vllm"), "--to=vllm needs --mesh"),
+                                 (("hf", "out", "--to=megatron", "--mesh=tp=x", "--model=qwen3-8b"), "invalid --mesh 'tp=x'"),
+                                 (("hf", "out", "--unquantized=*"), "unexpected --unquantized without --quantize"),
                                  (("hf", "out", "--rename=a=b", "--rename=a=c"), "--rename is given twice for 'a'"),
                                  (("hf", "out", "--to=torch-save", "--max-shard-size=1GB"), "unexpected --max-shard-size"),
                                  (("hf", "out", "--only=*.none"), "'*.none' in 'only' matches no param of the target"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reshard module of this tree, with the commands and libraries of the build tree."""
+"""The reshard module of this tree, with the commands and libraries of the build tree and the models of examples/."""
 
 import shutil
 import tomllib
@@ -16,6 +16,8 @@ def install(folder: Path) -> Path:
     shutil.copytree(ROOT / "python" / "reshard", prefix / "reshard", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("bin", "lib"):
         (prefix / "reshard" / name).symlink_to(BIN)
+    (prefix / "reshard" / "share").mkdir()
+    (prefix / "reshard" / "share" / "reshard").symlink_to(ROOT / "examples")
     # vLLM finds plug-ins by the entry points of installed packages.
     installed = prefix / "reshard-0.dist-info"
     installed.mkdir()

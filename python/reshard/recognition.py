@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the model and the layout of a checkpoint: the model by a config.json, the layout by names and shapes of tensors."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ._library import PREFIX
+from .compiler import run_compiler
+from .errors import CompileError, Error
+from .plan import Plan
+
+MODELS = PREFIX / "share" / "reshard" / "models"
+#: Layouts of checkpoints in which a source is looked for, with values of their switches.
+_SOURCES: tuple[tuple[str, dict[str, int]], ...] = (
+    ("hf", {}), ("hf-multimodal", {}), ("fsdp2-checkpoint", {}), ("fsdp2-checkpoint", {"transformers": 4}), ("megatron-checkpoint", {}),
+    ("megatron-checkpoint-layers", {}), ("fsdp2", {}), ("fsdp2", {"transformers": 4}))
+#: States of optimizers: PyTorch's Adam, and the master weights of Megatron-Core.
+_STATES = ("param", "exp_avg", "exp_avg_sq", "step")
+_EMBEDDING = "embedding.word_embeddings.weight"  # Megatron-Core's, which is padded
+_SHOWN = 8  # names that an error lists
+_TIED = 8  # names that a source may lack because they are tied; more are not looked at
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+def shown(names: Iterable[str]) -> str:
+    """The first names of a list, for a message."""
+    names = list(names)
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def brief(error: CompileError) -> str:
+    """The first message of the compiler, without its place."""
+    line = str(error).partition("\n")[0]
+    return line.partition(" error: ")[2] or line
+
+
+@cache
+def _compiled(job: str) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of the params of a job's target, a rank. Raises CompileError."""
+    with tempfile.TemporaryDirectory(prefix="reshard-") as folder:
+        path, plan = Path(folder) / "job.yaml", Path(folder) / "p.rplan"
+        path.write_text(job)
+        run_compiler([path, "-o", plan, "--omit-job"])
+        return {name: param.shape for name, param in Plan.open(plan).params(0, "target").items()}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model file with the numbers of a config, as a job states it."""
+
+    name: str
+    path: Path
+    config: Path | None = None  #: None: the config that the file names
+    tied: bool = False  #: the head has the elements of the embedding
+    tie: bool = False  #: the file does not declare this, so that the job does
+    let: Mapping[str, int] = field(default_factory=dict)
+    dtype: str | None = None  #: of tensors that state none; None: that of the file
+    optimizer: Mapping[str, Any] = field(default_factory=dict)  #: the declarations of states
+
+    def yaml(self, **layouts: str) -> dict[str, Any]:
+        """The map of the job. layouts: layouts of the job that extend those of the model."""
+        found: dict[str, Any] = {"extend": str(self.path), "name": self.name, "layouts": {name: {"extend": layout} for name, layout in layouts.items()}}
+        for key, value in (("config", self.config and str(self.config)), ("let", dict(self.let)), ("dtype", self.dtype), ("optimizer", dict(self.optimizer))):
+            if value:
+                found[key] = value
+        if self.tie:
+            found["tensors"] = {"lm_head.weight": {"tied": "model.embed_tokens.weight"}}
+        return found
+
+    def holds(self, layout: str, switches: Mapping[str, int], **endpoint: Any) -> dict[str, tuple[int, ...]]:
+        """The names and shapes of a checkpoint in a layout. endpoint: further keys of the source. Raises CompileError."""
+        side = {"layout": "side", "mesh": {}} | ({"switches": dict(switches)} if switches else {})
+        return _compiled(json.dumps({"version": 1, "model": self.yaml(side=layout), "source": side | endpoint, "target": side}))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise Error(f"'{path}': {error}") from None
+    if not isinstance(found, dict):
+        raise Error(f"'{path}': expected a JSON object")
+    return found
+
+
+def _architectures(config: Mapping[str, Any]) -> list[str]:
+    """What a config says about the kind of model."""
+    found = config.get("architectures")
+    return [name for name in [*(found if isinstance(found, list) else []), config.get("model_type")] if isinstance(name, str)]
+
+
+def _library() -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """The models of the library that have a config: name, file, config."""
+    for config in sorted(MODELS.glob("*.config.json")):
+        name = config.name.removesuffix(".config.json")
+        if (path := MODELS / f"{name}.yaml").exists():
+            yield name, path, _read(config)
+
+
+def _declarations(path: Path) -> str:
+    """The text of a model file without its comments, its name and its config."""
+    return "\n".join(line for line in path.read_text().splitlines() if line and not line.startswith(("#", "name:", "config:")))
+
+
+def models_of(config: Path) -> list[Model]:
+    """The models of the library for the architecture of a config.json, with its numbers. At least one, or Error."""
+    stated = _read(config)
+    kinds, tied = _architectures(stated), bool(stated.get("tie_word_embeddings"))
+    known: dict[str, None] = {}
+    found = []
+    for name, path, own in _library():
+        names = _architectures(own)
+        known |= dict.fromkeys(names[:1])
+        if set(kinds) & set(names):
+            found.append((name, path, bool(own.get("tie_word_embeddings")), names))
+    # By the architecture; by model_type where the config names no architecture that is known.
+    found = [each for each in found if set(kinds) & set(each[3][:1])] or found
+    if not found:
+        raise Error(f"'{config}': the library has no model for {' or '.join(map(repr, kinds)) or 'a config without architectures and model_type'}; "
+                    f"known: {', '.join(known)}; --model=FILE names a model file, --to=safetensors keeps the names")
+    # A file that ties the head fits no model whose head is not tied; one that does not is given the tie.
+    alike = [each for each in found if each[2] == tied] or [each for each in found if tied]
+    if not alike:
+        raise Error(f"'{config}': 'tie_word_embeddings' is false or missing, but the library's models for {kinds[0]!r} are tied: {', '.join(name for name, *_ in found)}")
+    # Files that differ in the release alone are one model.
+    different = {_declarations(path): Model(name, path, config, tied, tied and not own) for name, path, own, _ in reversed(alike)}
+    return list(reversed(different.values()))
+
+
+def model_named(name: str, config: Path | None) -> Model:
+    """The model of the library with this name, or of this file. config: its numbers; None: those that the file names."""
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        path = MODELS / f"{name}.yaml"
+        if not path.exists() or "/" in name:
+            raise Error(f"--model={name}: expected the path of a YAML file, or one of {', '.join(each for each, *_ in _library())}")
+    elif not path.exists():
+        raise Error(f"--model={name}: no such file")
+    own = path.with_name(f"{path.stem}.config.json")
+    stated = _read(config or own) if config or own.exists() else {}
+    tied, declared = bool(stated.get("tie_word_embeddings")), own.exists() and bool(_read(own).get("tie_word_embeddings"))
+    if declared and not tied:
+        raise Error(f"'{config}': 'tie_word_embeddings' is false or missing, but model '{name}' is tied")
+    return Model(path.stem, path.resolve(), config, tied, tied and own.exists() and not declared)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint, recognized."""
+
+    model: Model
+    layout: str
+    switches: Mapping[str, int]
+    held: Shapes  #: the tensors that are converted, without the optimizer's state
+    lacks: tuple[str, ...] = ()  #: names of the layout that the files lack, because they are tied to others
+
+    def endpoint(self) -> dict[str, Any]:
+        """The source of a job, without its storage."""
+        found: dict[str, Any] = {"layout": "source", "dtype": "stored"}
+        return found | ({"switches": dict(self.switches)} if self.switches else {}) | ({"ignore": list(self.lacks)} if self.lacks else {})
+
+
+def _fit(model: Model, layout: str, switches: Mapping[str, int], tensors: Shapes) -> Source | tuple[int, str]:
+    """The checkpoint in this layout; or how many tensors fit, and why it is another one."""
+    if layout.startswith("megatron-checkpoint") and (embedding := tensors.get(_EMBEDDING)):
+        switches = {"padded": embedding[0]}  # the padded vocabulary is a multiple of itself
+    try:
+        expected = model.holds(layout, switches)
+    except CompileError as error:
+        return -1, brief(error)
+    missing = [name for name in expected if name not in tensors]
+    wrong = [name for name in expected if name in tensors and tuple(tensors[name]) != expected[name]]
+    if wrong:
+        name = wrong[0]
+        return len(expected) - len(missing) - len(wrong), f"{name!r} is {list(tensors[name])}, expected {list(expected[name])}" + (f", and {len(wrong) - 1} more" if wrong[1:] else "")
+    held = {name: shape for name, shape in expected.items() if name in tensors}
+    if missing:
+        try:
+            if len(missing) > _TIED:
+                raise CompileError("")
+            model.holds(layout, switches, ignore=missing)  # an error unless other params have their elements
+        except CompileError:
+            return len(held), f"{len(missing)} of {len(expected)} names are missing: {shown(missing[:2])}"
+    return Source(model, layout, switches, held, tuple(missing))
+
+
+def meaning(text: str) -> frozenset[str]:
+    """What the compiler's text of layouts (--emit=layout) says about params that hold elements, without numbers of declarations and places in files.
+    Layouts of equal meaning are converted in the same way."""
+    found, role, shardings = set(), "", {}
+    for part in re.split(r"^(?=endpoint |  param )", text, flags=re.MULTILINE)[1:]:
+        if part.startswith("endpoint "):
+            role = part.split()[1]
+            shardings = dict(re.findall(r"^  sharding (#\d+) (.*)$", part, re.MULTILINE))
+            continue
+        param = re.sub(r' from "[^"]*"$| \$\d+|%\d+', "", part, flags=re.MULTILINE)
+        shape = re.search(r'" \w+ \[([\d, ]*)\]', param)
+        param = re.sub(r"#\d+", lambda number: shardings.get(number[0], number[0]), param)
+        if "| none" not in param and not (shape and "0" in shape[1].split(", ")):
+            found.add(f"{role} {param.strip()}")
+    return frozenset(found)
+
+
+def recognize(models: Sequence[Model], layout: str | None, tensors: Shapes, convert: Callable[[Source], str]) -> Source:
+    """The model and the layout of a checkpoint: those that hold most of its tensors. Raises Error if none fits, or several that are converted differently.
+
+    layout: the only one to look for, or None. tensors: the names and shapes of the checkpoint.
+    convert: returns the compiler's text of the layouts of a conversion. Raises CompileError if there is none.
+    """
+    tried = [each for each in _SOURCES if layout in (None, each[0])] or [(str(layout), {})]
+    reasons: dict[str, tuple[int, str]] = {}
+    for let in ({}, {"mtp": 0}):  # what transformers and Megatron-Core save may have no multi-token prediction, whatever the config says
+        found: list[Source] = []
+        for model in models:
+            for name, switches in tried:
+                result = _fit(replace(model, let=let), name, switches, tensors)
+                if isinstance(result, Source):
+                    found.append(result)
+                elif name not in reasons or result[0] > reasons[name][0]:
+                    reasons[name] = result
+        different: dict[frozenset[str], Source] = {}
+        for source in found:
+            if len(source.held) == max(len(each.held) for each in found):
+                try:
+                    different.setdefault(meaning(convert(source)), source)
+                except CompileError as error:
+                    reasons[source.layout] = len(source.held), brief(error)
+        if len(different) > 1:
+            raise Error("the tensors fit several models or layouts, which differ: " + ", ".join(f"{each.model.name} in layout {each.layout}" for each in different.values())
+                        + "; --model=NAME or --source-layout=NAME chooses one")
+        if different:
+            return next(iter(different.values()))
+    # Layouts that the model does not have are listed only if there is no other.
+    closest = {name: each for name, each in reasons.items() if each[0] >= 0} or reasons
+    lines = [f"\n  {name}: {reason}" for name, (_, reason) in sorted(closest.items(), key=lambda each: -each[1][0])]
+    raise Error(f"the tensors are not those of model {', '.join(model.name for model in models)} in a known layout:{''.join(lines)}")
+
+
+def declared(state: str, dtype: str) -> Any:
+    """The declaration of a state in a model."""
+    return {"dtype": dtype, "shape": []} if state == "step" else dtype
+
+
+def state_names(model: Model, layout: str, switches: Mapping[str, int]) -> dict[str, set[str]]:
+    """The names that a layout has for the states of an optimizer, by state: none if it has no names."""
+    weights = set(model.holds(layout, switches))
+    return {state: set(replace(model, optimizer={state: declared(state, "fp32")}).holds(layout, switches)) - weights for state in _STATES}
+
+
+def states_of(source: Source, tensors: Shapes) -> dict[str, set[str]]:
+    """The names of the states of the optimizer that a checkpoint has, by state. Raises Error if one is not complete."""
+    found = {}
+    for state, names in state_names(source.model, source.layout, source.switches).items():
+        missing = sorted(name for name in names if name not in tensors)
+        if len(missing) == len(names):
+            continue
+        if missing:
+            raise Error(f"the optimizer's state {state!r} is not complete, {len(missing)} of {len(names)} tensors are missing: {shown(missing)}")
+        found[state] = names
+    return found
+
+
+def repeats(names: Iterable[str], held: Iterable[str]) -> list[str]:
+    """The names that differ from held ones in numbers only: further layers or experts than a model has."""
+    numbers = re.compile(r"\d+")
+    known = {numbers.sub("#", name) for name in held}
+    return sorted(name for name in names if numbers.sub("#", name) in known)
+
+
+def elements(shapes: Iterable[Sequence[int]]) -> int:
+    """The number of elements of tensors."""
+    return sum(map(math.prod, shapes))

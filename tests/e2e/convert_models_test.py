@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""reshard-convert without YAML, from the command line: models of the library that are found by a config.json, layouts that are recognized by the
+names of tensors, the optimizer's state, files of ranks, quantized exports; what does not fit is refused. With RESHARD_FULL=1 further architectures, and
+every model of the library in every layout of checkpoints."""
+
+import argparse
+import json
+import os
+import sys
+import unittest
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import ROOT, run  # noqa: E402
+from conversions import ConvertTest  # noqa: E402
+
+FULL = bool(os.environ.get("RESHARD_FULL"))
+#: Small models of architectures that the library has.
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 72, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48, "tie_word_embeddings": False, "dtype": "float32"}
+EXPERTS = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "moe_intermediate_size": 16, "num_experts": 4}
+DEEPSEEK = LLAMA | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "moe_intermediate_size": 16, "n_routed_experts": 4, "first_k_dense_replace": 1,
+                    "n_shared_experts": 1, "q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+                    "num_nextn_predict_layers": 1}
+
+
+def rounded(array: np.ndarray) -> np.ndarray:
+    """The values that bf16 has, as fp32."""
+    with np.errstate(invalid="ignore"):  # NaN
+        return array.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+class Models(ConvertTest):
+    def save(self, folder: str, config: dict, model: str, layout: str = "hf", **more: object) -> dict[str, np.ndarray]:
+        """A checkpoint of random values in a layout, with its config.json, as safetensors. more: further keys of the model."""
+        path = self.folder / folder
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(config))
+        (path / "job.yaml").write_text(json.dumps({
+            "version": 1, "model": {"extend": str(ROOT / f"examples/models/{model}.yaml"), "config": "config.json", "dtype": "fp32"} | more,
+            "source": {"layout": layout, "storage": "."}, "target": {"layout": layout, "mesh": {}}}))
+        run("reshard-compile", path / "job.yaml", "-o", path / "p.rplan")
+        run("reshard-exec", path / "p.rplan", "--synthesize", f"--source={path / 'made'}")
+        (path / "made/model.safetensors").rename(path / "model.safetensors")
+        for made in (path / "made", path / "job.yaml", path / "p.rplan"):
+            made.rmdir() if made.is_dir() else made.unlink()
+        return load_file(path / "model.safetensors")
+
+    def test_there_and_back(self):
+        """From one framework to the next, each recognized by its names, with the numbers of the config, and back: all tensors are the same."""
+        for name, config, model in (("experts", EXPERTS, "qwen3-30b-a3b"), *([("llama", LLAMA, "llama3-8b")] if FULL else [])):
+            wanted = self.save(name, config, model)
+            text = self.convert(name, f"{name}-megatron", "--to=megatron").stdout
+            self.assertIn("layouts: hf to megatron-checkpoint\n", text)
+            numbers = f"--config={name}/config.json"
+            self.convert(f"{name}-megatron", f"{name}-dcp", "--to=fsdp2", numbers, "--allow=extra")  # common.pt
+            text = self.convert(f"{name}-dcp", f"{name}-hf", numbers).stdout
+            self.assertIn("layouts: fsdp2-checkpoint to hf\n", text)
+            size = sum(array.size for array in wanted.values())
+            self.assertTrue(text.endswith(f"target: {len(wanted)} tensors, {size} elements; {4 * size} bytes, of which 0 are padding, were compared with the source and are right\n"), text)
+            self.check(f"{name}-hf", wanted)
+            self.assertEqual(json.loads((self.folder / f"{name}-hf/config.json").read_text()), config)
+
+    @unittest.skipUnless(FULL, "RESHARD_FULL=1")
+    def test_layers_that_are_not_alike(self):
+        """DeepSeek-V3: Megatron-Core's checkpoint has tensors for each layer and no multi-token prediction."""
+        wanted = {name: array for name, array in self.save("hf-model", DEEPSEEK, "deepseek-v3").items() if ".layers.2." not in name}
+        error = self.convert("hf-model", "megatron", "--to=megatron", code=2).stderr
+        self.assertRegex(error, r"the layout of TARGET has no params for \d+ tensors of the model: model.layers.2")
+        text = self.convert("hf-model", "megatron", "--to=megatron", "--allow=extra").stdout
+        self.assertIn("layouts: hf to megatron-checkpoint-layers\n", text)
+        text = self.convert("megatron", "out", "--config=hf-model/config.json", "--allow=extra").stdout
+        self.assertIn("without multi-token prediction", text)
+        self.check("out", wanted)
+
+    def test_tied(self):
+        """The library's Llama is not tied; the config says that this one is. A DCP checkpoint has both names, Hugging Face's one."""
+        wanted = self.save("hf-model", LLAMA | {"tie_word_embeddings": True}, "llama3-8b", tensors={"lm_head.weight": {"tied": "model.embed_tokens.weight"}})
+        del wanted["lm_head.weight"]
+        save_file(wanted, self.folder / "hf-model/model.safetensors")
+        self.convert("hf-model", "dcp", "--to=fsdp2")
+        self.assertIn("model.lm_head.weight", run("reshard-inspect", self.folder / "dcp").stdout)
+        self.assertIn("compared, all equal", self.convert("dcp", "out", "--config=hf-model/config.json").stdout)  # the two names
+        self.check("out", wanted)
+        self.assertIn("names are missing: lm_head.weight", self.convert("hf-model", "wrong", f"--config={self.config(LLAMA)}", code=2).stderr)
+
+    def config(self, values: dict) -> Path:
+        (self.folder / "config-of-test.json").write_text(json.dumps(values))
+        return self.folder / "config-of-test.json"
+
+    def test_optimizer(self):
+        states = {"exp_avg": "fp32", "exp_avg_sq": "fp32", "step": {"dtype": "fp32", "shape": []}}
+        self.save("saved", LLAMA, "llama3-8b", "fsdp2-checkpoint", optimizer=states)
+        self.convert("saved", "step-10", "--to=dcp")
+        numbers = "--config=saved/config.json"
+        self.assertIn("--optimizer converts the optimizer's state; --allow=extra leaves them out", self.convert("step-10", "out", numbers, code=2).stderr)
+        self.assertIn("layout hf has no names for the optimizer's state", self.convert("step-10", "out", numbers, "--to=hf", "--optimizer", code=2).stderr)
+        self.assertIn("layout megatron-checkpoint has no names for the state step; --allow=extra leaves it out",
+                      self.convert("step-10", "out", numbers, "--to=megatron", "--optimizer", code=2).stderr)
+        text = self.convert("step-10", "megatron", numbers, "--to=megatron", "--optimizer", "--allow=extra", "--dtype=bf16").stdout
+        self.assertIn("with exp_avg, exp_avg_sq\n", text)
+        self.assertRegex(text, r"left out: 21 tensors: \S*lm_head.weight.step")
+        self.assertRegex(run("reshard-inspect", self.folder / "megatron").stdout, r"optimizer.state.exp_avg.\S+fc2.weight  fp32")
+        self.convert("megatron", "back", numbers, "--to=fsdp2", "--optimizer", "--allow=extra")
+        self.convert("back", "back-hf", "--to=safetensors", "--dtype=fp32")
+        wanted = load_file(self.folder / "saved/model.safetensors")
+        wanted = {name: array if "optimizer" in name else rounded(array) for name, array in wanted.items()}
+        self.check("back-hf", {name: array for name, array in wanted.items() if not name.endswith(".step")})  # weights rounded to bf16
+        self.convert("step-10", "again", numbers, "--to=fsdp2", "--optimizer")
+        self.assertEqual(run("reshard-digest", self.folder / "step-10", self.folder / "again").stdout.strip(), f"equal: {len(wanted)} tensors")
+
+    @unittest.skipUnless(FULL, "RESHARD_FULL=1")
+    def test_files_of_ranks(self):
+        """One file for each rank of an engine or a trainer, with the shards of the library's layouts."""
+        wanted = self.save("hf-model", EXPERTS, "qwen3-30b-a3b")
+        for to, mesh, name, shape in (("vllm", "tp=2", "model.layers.0.mlp.experts.routed_experts.w13_weight", (4, 16, 32)),
+                                      ("vllm", "tp=2,ep=2", "model.layers.0.mlp.experts.routed_experts.w13_weight", (2, 32, 32)),
+                                      ("sglang", "tp=2", "model.embed_tokens.weight", (64, 32)), ("fsdp2", "fsdp=2", "model.norm.weight", (16,)),
+                                      ("megatron", "tp=2,pp=1,ep=2", "decoder.layers.0.mlp.experts.linear_fc2.weight1", (32, 16))):
+            with self.subTest(to=to, mesh=mesh):
+                out = f"{to}-{mesh}"
+                self.convert("hf-model", out, f"--to={to}", f"--mesh={mesh}")
+                self.assertEqual(sorted(path.name for path in (self.folder / out).iterdir()), ["rank-00000.safetensors", "rank-00001.safetensors"])
+                self.assertEqual(load_file(self.folder / out / "rank-00001.safetensors")[name].shape, shape)
+        np.testing.assert_array_equal(load_file(self.folder / "fsdp2-fsdp=2/rank-00001.safetensors")["model.norm.weight"], wanted["model.norm.weight"][16:])
+
+    def test_quantized(self):
+        self.save("hf-model", LLAMA, "llama3-8b")
+        (self.folder / "hf-model/tokenizer.json").write_text("{}")
+        self.convert("hf-model", "out", "--quantize=block_fp8", "--unquantized=*embed_tokens*", "--unquantized=lm_head*", "--dtype=bf16", "--copy=hf-model")
+        config = json.loads((self.folder / "out/config.json").read_text())
+        self.assertEqual(config["quantization_config"], {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+                                                         "modules_to_not_convert": ["model.embed_tokens", "lm_head"]})
+        self.assertEqual((config["dtype"], (self.folder / "out/tokenizer.json").read_text()), ("bfloat16", "{}"))
+        text = run("reshard-inspect", self.folder / "out").stdout
+        for line in ("mlp.down_proj.weight  fp8_e4m3 [32, 48]", "mlp.down_proj.weight_scale_inv  fp32 [1, 1]", "embed_tokens.weight  bf16", "norm.weight  bf16"):
+            self.assertIn(line, text)
+        self.assertIn("config.json does not say that matrices are mxfp8", self.convert("hf-model", "mx", "--quantize=mxfp8", "--ignore=*down*").stdout)
+
+    def test_the_job_of_a_model(self):
+        self.save("hf-model", LLAMA, "llama3-8b")
+        (self.folder / "job.yaml").write_text(self.convert("hf-model", "out", "--to=fsdp2", "--plan").stdout)
+        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan")
+        self.convert("hf-model", "out", "--to=fsdp2")
+        run("reshard-exec", self.folder / "p.rplan", f"--target={self.folder / 'again'}")
+        self.assertEqual(run("reshard-digest", self.folder / "out", self.folder / "again").stdout, "equal: 21 tensors\n")
+
+    def test_wrong_configs(self):
+        """What does not fit is refused, with --allow=extra too."""
+        self.save("hf-model", LLAMA, "llama3-8b")
+        for values, error in ((LLAMA | {"architectures": ["BertModel"], "model_type": "bert"}, "the library has no model for 'BertModel' or 'bert'; known: DeepseekV32ForCausalLM,"),
+                              ({}, "the library has no model for a config without architectures and model_type"),
+                              (LLAMA | {"num_hidden_layers": 1}, "has 9 tensors that layout hf of model llama3-405b with the numbers of "),
+                              (LLAMA | {"num_hidden_layers": 3}, "\n  hf: 9 of 30 names are missing: model.layers.2.input_layernorm.weight"),
+                              (LLAMA | {"num_key_value_heads": 4}, "\n  hf: 'model.layers.0.self_attn.k_proj.weight' is [16, 32], expected [32, 32], and 3 more"),
+                              (EXPERTS, "\n  hf: 30 of 45 names are missing"),
+                              (LLAMA | {"architectures": ["Qwen3ForCausalLM"]}, "\n  hf: 4 of 25 names are missing: model.layers.0.self_attn.q_norm.weight"),
+                              (LLAMA | {"vocab_size": None}, "expected an integer, a boolean or an array")):
+            with self.subTest(error=error):
+                self.assertIn(error, self.convert("hf-model", "out", "--to=megatron", f"--config={self.config(values)}", "--allow=extra", code=2).stderr)
+                self.assertFalse((self.folder / "out").exists())
+        self.assertIn("is [72, 32], expected [151936, 1024]", self.convert("hf-model", "out", "--model=qwen3-0.6b", code=2).stderr)
+        self.assertIn("unknown layout 'none'", self.convert("hf-model", "out", "--source-layout=none", code=2).stderr)
+        self.assertIn("unknown layout 'none'", self.convert("hf-model", "out", "--target-layout=none", code=2).stderr)
+
+    def test_ambiguous(self):
+        """One name and one shape, but transposed in one of the layouts."""
+        (self.folder / "model.yaml").write_text("""
+dtype: fp32
+tensors: {w: [4, 4]}
+layouts:
+  hf: {params: same}
+  fsdp2: {params: {w: {holds: w, permute: [1, 0]}}}
+  out: {params: {v: {holds: w}}}
+""")
+        (self.folder / "hf").mkdir()
+        array = np.arange(16, dtype=np.float32).reshape(4, 4)
+        save_file({"w": array}, self.folder / "hf/model.safetensors")
+        error = self.convert("hf", "out", "--model=model.yaml", "--target-layout=out", code=2).stderr
+        self.assertIn("the tensors fit several models or layouts, which differ: model in layout hf, model in layout fsdp2; --model=NAME or --source-layout=NAME chooses one", error)
+        self.convert("hf", "out", "--model=model.yaml", "--target-layout=out", "--source-layout=fsdp2")
+        self.check("out", {"v": array.T})
+
+    @unittest.skipUnless(FULL, "RESHARD_FULL=1")
+    def test_the_library(self):
+        """Every model in every layout of checkpoints is recognized by the names, the shapes and its config."""
+        sys.path.insert(0, self.environment["PYTHONPATH"])
+        from reshard import convert, recognition
+
+        recognized = 0
+        for name, path, _ in recognition._library():
+            options = argparse.Namespace(**vars(convert._parser().parse_args([str(self.folder), str(self.folder / "out"), "--to=hf", f"--config={path.with_name(name + '.config.json')}"])))
+            for layout, switches in recognition._SOURCES:
+                try:
+                    shapes = recognition.model_named(name, None).holds(layout, switches)
+                except convert.CompileError:
+                    continue  # the model has no such layout
+                if name == "qwen3-vl-30b-a3b" and switches:
+                    continue  # its fsdp2 is that of transformers 5
+                with self.subTest(model=name, layout=layout):
+                    found = convert._conversion(options, {each: {"dtype": "bf16", "shape": shape} for each, shape in shapes.items()})
+                    self.assertEqual(len(found.converted), len(shapes))
+                    recognized += 1
+        self.assertGreater(recognized, 190)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs reshard-convert in tests, from the command line."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+from commands import FolderTest, shared_folder
+from module import install
+from safetensors.numpy import load_file
+
+
+class ConvertTest(FolderTest):
+    """A test of reshard-convert, which runs in self.folder."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.environment = os.environ | {"PYTHONPATH": str(install(shared_folder(cls)))}
+
+    def convert(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess:
+        """Runs reshard-convert with arguments, and expects an exit code."""
+        done = subprocess.run([sys.executable, "-c", "from reshard.commands import convert; convert()", *map(str, arguments)], cwd=self.folder,
+                              env=self.environment, capture_output=True, text=True, timeout=300)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done
+
+    def check(self, path: str, wanted: dict[str, np.ndarray]) -> None:
+        """The tensors of a folder of safetensors."""
+        found = load_file(self.folder / path / "model.safetensors")
+        self.assertEqual(found.keys(), wanted.keys())
+        for name, array in wanted.items():
+            self.assertEqual(found[name].dtype, array.dtype, name)
+            np.testing.assert_array_equal(found[name], array, name)
