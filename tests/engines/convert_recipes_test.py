@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipes of docs/checkpoints.md with the real frameworks, scaled down: reshard-convert, given config.json and no YAML. FSDP2 on four ranks to
+transformers, to two ranks, and to Megatron-Core's names and back; live Megatron-Core models to transformers and from it; block FP8 for transformers.
+
+    scripts/frameworks.sh && . build/frameworks/env.sh
+    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/convert_recipes_test.py"""
+
+import json
+import os
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "lib")]
+import ranks  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # tests/frameworks has a megatron_test too
+import torch  # noqa: E402
+from commands import run  # noqa: E402
+from megatron_checkpoint_test import load, state  # noqa: E402
+from megatron_test import LENGTH, MISSING, VOCABULARY, Model  # noqa: E402
+from optimizer_test import CONFIG, Training, folder  # noqa: E402
+
+#: The models of megatron_test.Model, as transformers states them.
+QWEN = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "intermediate_size": 48, "vocab_size": VOCABULARY, "rms_norm_eps": 1e-5, "rope_theta": 10000, "tie_word_embeddings": False,
+        "torch_dtype": "float32", "hidden_act": "silu", "max_position_embeddings": 64}
+TOKENS = torch.arange(LENGTH).mul(7).add(3).remainder(70).unsqueeze(0)
+
+
+def logits(path, **options):
+    """Those of transformers' model of a checkpoint."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, **options)
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+def save(rank):
+    """FSDP2 on all ranks, three steps of Adam; only weights, state and config.json remain."""
+    import torch.distributed.checkpoint as dcp
+
+    training = Training()
+    training.train(0)
+    dcp.save(training.state(), checkpoint_id=str(folder() / "saved"))
+    with torch.no_grad():
+        found = training.model(TOKENS).logits  # of all ranks
+    if rank == 0:
+        torch.save(found, folder() / "logits.pt")
+        (folder() / "saved/config.json").write_text(json.dumps(CONFIG))
+
+
+def resume(rank):
+    """What PyTorch loads from the converted checkpoint is what it loads from its own."""
+    training = Training()
+    training.train(0)
+    training.load("saved")
+    expected = training.values()
+    training.train(0)
+    training.load("resumed")
+    ranks.same(training.values(), expected)
+
+
+def save_megatron(rank):
+    """Megatron-Core on four ranks."""
+    from megatron.core import dist_checkpointing
+
+    source = Model(1, tp=2, pp=2)
+    found = source.logits()
+    if rank == 0:
+        torch.save(found, folder() / "logits.pt")
+        (folder() / "iter_0001000").mkdir()
+    torch.distributed.barrier()
+    dist_checkpointing.save(state(source, False), str(folder() / "iter_0001000"))
+
+
+def load_megatron(rank):
+    """Megatron-Core on four ranks, with other values before."""
+    model = Model(2, pp=4)
+    load(model, folder() / "to-megatron", False)
+    torch.testing.assert_close(model.logits(), torch.load(folder() / "logits.pt"), rtol=1e-4, atol=1e-5)
+
+
+@unittest.skipIf(MISSING, MISSING)
+class RecipesTest(ranks.RanksTest):
+    def convert(self, *arguments):
+        """Runs reshard-convert. Returns what it printed."""
+        done = subprocess.run([sys.executable, "-c", "from reshard.commands import convert; convert()", *arguments], cwd=self.folder, capture_output=True, text=True,
+                              env=os.environ | {"PYTHONPATH": str(self.folder / "module")}, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertTrue(done.stdout.endswith("were compared with the source and are right\n"), done.stdout)
+        return done.stdout
+
+    def test_fsdp2(self):
+        self.ranks(4, save)
+        text = self.convert("saved", "hf", "--allow=extra")
+        self.assertIn("layouts: fsdp2-checkpoint to hf\n", text)
+        torch.testing.assert_close(logits(self.folder / "hf"), torch.load(self.folder / "logits.pt"), rtol=1e-5, atol=1e-6)
+
+        self.convert("saved", "resumed", "--to=fsdp2", "--optimizer", "--allow=extra")
+        self.ranks(2, resume)
+
+        self.assertIn("with exp_avg, exp_avg_sq\n", self.convert("saved", "moved", "--to=megatron", "--optimizer", "--allow=extra"))
+        self.convert("moved", "back", "--to=fsdp2", "--optimizer", "--allow=extra", "--config=saved/config.json")
+        digests = [{name: value for name, value in self.digests(path).items() if not name.endswith(".step")} for path in ("saved", "back")]
+        self.assertEqual(digests[0], digests[1])
+        self.assertEqual(len(digests[0]), 3 * 30)
+
+    def digests(self, path):
+        found = json.loads(run("reshard-digest", self.folder / path, "--format=json").stdout)
+        return found["tensors"]
+
+    def test_megatron(self):
+        self.ranks(4, save_megatron)
+        (self.folder / "config.json").write_text(json.dumps(QWEN))
+        self.assertIn("layouts: megatron-checkpoint to hf\n", self.convert("iter_0001000", "from-megatron", "--allow=extra"))
+        torch.testing.assert_close(logits(self.folder / "from-megatron"), torch.load(self.folder / "logits.pt"), rtol=1e-4, atol=1e-5)
+
+        import transformers
+
+        torch.manual_seed(5)
+        transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**QWEN)).save_pretrained(self.folder / "qwen")
+        torch.save(logits(self.folder / "qwen"), self.folder / "logits.pt")
+        self.convert("qwen", "to-megatron", "--to=megatron")
+        self.ranks(4, load_megatron)
+        self.convert("to-megatron", "qwen-again", "--config=qwen/config.json", "--allow=extra")
+        self.assertEqual(self.digests("qwen"), self.digests("qwen-again"))
+
+    def test_fp8(self):
+        """transformers reads the export, and its logits are those of the values that the codes and scales stand for."""
+        import transformers
+
+        torch.manual_seed(6)
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG)).save_pretrained(self.folder / "bf16")
+        self.convert("bf16", "fp8", "--quantize=block_fp8", "--unquantized=*embed_tokens*", "--unquantized=lm_head*", "--copy=bf16")
+        expected = logits(self.folder / "bf16")
+        found = logits(self.folder / "fp8", quantization_config=transformers.FineGrainedFP8Config(dequantize=True), dtype=torch.float32)
+        self.assertGreater((found - expected).abs().max(), 0)
+        torch.testing.assert_close(found, expected, rtol=0.1, atol=0.05 * expected.abs().max().item())
+
+
+if __name__ == "__main__":
+    unittest.main()
