@@ -336,6 +336,7 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
     plan, padding = _compile(options, conversion, folder)
     report = Path(options.report) if options.report else folder / "ran.json"
     passed = [f"--{name.replace('_', '-')}={value}" for name in ("allow", "memory", "max_shard_size") if (value := getattr(options, name))]
+    passed += ["--resume"] if options.resume else []
     code = subprocess.run([PREFIX / "bin" / "reshard-exec", plan, "--check", "--check-replicas", f"--report={report}", *passed,
                            *_small_files(options, conversion, folder)]).returncode
     if code:

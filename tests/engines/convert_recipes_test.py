@@ -29,11 +29,11 @@ QWEN = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidde
 TOKENS = torch.arange(LENGTH).mul(7).add(3).remainder(70).unsqueeze(0)
 
 
-def logits(path, **options):
+def logits(path):
     """Those of transformers' model of a checkpoint."""
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, **options)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path)
     with torch.no_grad():
         return model(TOKENS).logits
 
@@ -109,8 +109,8 @@ class RecipesTest(ranks.RanksTest):
         self.assertEqual(len(digests[0]), 3 * 30)
 
     def digests(self, path):
-        found = json.loads(run("reshard-digest", self.folder / path, "--format=json").stdout)
-        return found["tensors"]
+        """The digests of all tensors of a checkpoint, by name."""
+        return json.loads(run("reshard-digest", self.folder / path, "--format=json").stdout)
 
     def test_megatron(self):
         self.ranks(4, save_megatron)
@@ -129,14 +129,24 @@ class RecipesTest(ranks.RanksTest):
         self.assertEqual(self.digests("qwen"), self.digests("qwen-again"))
 
     def test_fp8(self):
-        """transformers reads the export, and its logits are those of the values that the codes and scales stand for."""
+        """The names are those of transformers' FP8 models, and the values those that their codes and scales stand for. transformers itself reads such
+        a model with the package accelerate only."""
         import transformers
+        from safetensors.torch import load_file
 
         torch.manual_seed(6)
-        transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG)).save_pretrained(self.folder / "bf16")
-        self.convert("bf16", "fp8", "--quantize=block_fp8", "--unquantized=*embed_tokens*", "--unquantized=lm_head*", "--copy=bf16")
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG))
+        model.save_pretrained(self.folder / "bf16")
         expected = logits(self.folder / "bf16")
-        found = logits(self.folder / "fp8", quantization_config=transformers.FineGrainedFP8Config(dequantize=True), dtype=torch.float32)
+        self.convert("bf16", "fp8", "--quantize=block_fp8", "--unquantized=*embed_tokens*", "--unquantized=lm_head*", "--copy=bf16")
+        stated = transformers.FineGrainedFP8Config.from_dict(transformers.AutoConfig.from_pretrained(self.folder / "fp8").quantization_config)
+        self.assertEqual((tuple(stated.weight_block_size), stated.modules_to_not_convert), ((128, 128), ["model.embed_tokens", "lm_head"]))
+        stored = load_file(self.folder / "fp8/model.safetensors")
+        scales = {name.removesuffix("_scale_inv"): value for name, value in stored.items() if name.endswith("_scale_inv")}
+        self.assertEqual(len(scales), 3 * 7)  # all matrices of the layers
+        with torch.no_grad():  # each of these matrices is one block
+            model.load_state_dict({name: value.float() * scales[name] if name in scales else value for name, value in stored.items() if not name.endswith("_scale_inv")})
+            found = model(TOKENS).logits
         self.assertGreater((found - expected).abs().max(), 0)
         torch.testing.assert_close(found, expected, rtol=0.1, atol=0.05 * expected.abs().max().item())
 

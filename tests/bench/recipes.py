@@ -1,0 +1,219 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The recipes of docs/checkpoints.md beside the usual way, on the same files. Prints a table: seconds, peak resident memory, and medians of ratios
+over the rounds. recipes.py [GB] [ROUNDS]
+
+    scripts/frameworks.sh && . build/frameworks/env.sh
+    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/bench/recipes.py 4 3
+
+The usual way: torch.distributed.checkpoint's load into transformers' model and save_pretrained; Megatron-Core's load_plain_tensors, the matrices split
+with PyTorch and save_file; from_pretrained, joined with PyTorch and dist_checkpointing.save; dcp.load and dcp.save of weights and moments; from_pretrained,
+blocks of 128 x 128 quantized with PyTorch and save_file. Its time is without imports. reshard's is that of the whole command, in which every byte is compared,
+with --memory=1GiB. Each way is a process of its own. The files are in the page cache. Rounds alternate the order."""
+
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "lib")]
+
+from commands import BIN  # noqa: E402
+from module import install  # noqa: E402
+
+#: A dense model without its layers: 0.13 GB in bf16. Each layer has 0.12 GB.
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "vocab_size": 16384, "num_attention_heads": 16,
+          "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+          "max_position_embeddings": 4096, "dtype": "bfloat16"}
+ALLOW = "--allow=extra"
+EXPORT = ("--quantize=block_fp8", "--unquantized=*embed_tokens*", "--unquantized=lm_head*")
+#: Source, and the options of reshard-convert.
+RECIPES = {
+    "FSDP2 to Hugging Face": ("dcp", (ALLOW,)),
+    "Megatron-Core to Hugging Face": ("megatron", (ALLOW,)),
+    "Hugging Face to Megatron-Core": ("hf", ("--to=megatron",)),
+    "resume on fewer nodes": ("training", ("--to=fsdp2", "--optimizer", ALLOW)),
+    "FP8 export": ("hf", EXPORT),
+}
+
+
+def convert(folder, source, target, *options):
+    subprocess.run([sys.executable, "-c", "from reshard.commands import convert; convert()", folder / source, target, f"--config={folder / 'config.json'}", *options],
+                   env=os.environ | {"PYTHONPATH": str(folder / "module")}, check=True, stdout=subprocess.DEVNULL)
+
+
+def layers(gigabytes):
+    return max(1, round((gigabytes - 0.13) / 0.12))
+
+
+def create(folder, gigabytes):
+    """The sources: random weights of transformers' model as safetensors and, by reshard, in the other formats. `training` has a fifth of the layers, and two
+    moments in fp32 for each weight in bf16."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    import transformers
+    from safetensors.torch import save_file
+
+    def state(count):
+        config = transformers.LlamaConfig(**CONFIG, num_hidden_layers=count)
+        with torch.device("meta"):
+            found = transformers.LlamaForCausalLM(config).state_dict()
+        block = torch.randn(1 << 20).to(torch.bfloat16)
+        whole = lambda size: block.repeat(-(-size // len(block)))[:size]  # noqa: E731
+        return config, {name: whole(tensor.numel()).reshape(tensor.shape) for name, tensor in found.items()}
+
+    config, weights = state(layers(gigabytes))
+    (folder / "hf").mkdir()
+    save_file(weights, folder / "hf/model.safetensors", metadata={"format": "pt"})
+    for path in (folder, folder / "hf"):
+        config.save_pretrained(path)
+    dcp.save({"model": weights}, checkpoint_id=folder / "dcp", no_dist=True)
+    config.save_pretrained(folder / "dcp")
+    convert(folder, "hf", folder / "megatron", "--to=megatron")
+    small, weights = state(layers(gigabytes / 5))
+    moments = {name: {each: tensor.float() for each in ("exp_avg", "exp_avg_sq")} for name, tensor in weights.items()}
+    dcp.save({"model": weights, "optimizer": {"state": moments}}, checkpoint_id=folder / "training", no_dist=True)
+    (folder / "small").mkdir()
+    small.save_pretrained(folder / "small")
+
+
+def split(weights, heads, groups):
+    """The names and tensors of Hugging Face, of Megatron-Core's."""
+    import torch
+
+    head = CONFIG["head_dim"]
+    named = {"model.embed_tokens.weight": weights["embedding.word_embeddings.weight"], "lm_head.weight": weights["output_layer.weight"],
+             "model.norm.weight": weights["decoder.final_layernorm.weight"]}
+    for layer in range(len(weights["decoder.layers.mlp.linear_fc1.weight"])):
+        part = {name.removeprefix("decoder.layers."): value[layer] for name, value in weights.items() if name.startswith("decoder.layers.")}
+        qkv = part["self_attention.linear_qkv.weight"].view(groups, heads // groups + 2, head, -1)
+        q, k, v = (rows.reshape(-1, rows.shape[-1]) for rows in torch.split(qkv, [heads // groups, 1, 1], dim=1))
+        gate, up = part["mlp.linear_fc1.weight"].chunk(2)
+        for name, value in (("self_attn.q_proj", q), ("self_attn.k_proj", k), ("self_attn.v_proj", v), ("mlp.gate_proj", gate), ("mlp.up_proj", up),
+                            ("self_attn.o_proj", part["self_attention.linear_proj.weight"]), ("mlp.down_proj", part["mlp.linear_fc2.weight"]),
+                            ("input_layernorm", part["self_attention.linear_qkv.layer_norm_weight"]), ("post_attention_layernorm", part["mlp.linear_fc1.layer_norm_weight"])):
+            named[f"model.layers.{layer}.{name}.weight"] = value.contiguous()
+    return named
+
+
+def joined(weights, heads, groups):
+    """The names and tensors of Megatron-Core, of Hugging Face's."""
+    import torch
+
+    head, count = CONFIG["head_dim"], sum(name.endswith("input_layernorm.weight") for name in weights)
+    at = lambda name: [weights[f"model.layers.{layer}.{name}.weight"] for layer in range(count)]  # noqa: E731
+    qkv = [torch.cat([q.view(groups, heads // groups, head, -1), k.view(groups, 1, head, -1), v.view(groups, 1, head, -1)], dim=1).flatten(0, 2)
+           for q, k, v in zip(at("self_attn.q_proj"), at("self_attn.k_proj"), at("self_attn.v_proj"))]
+    stacked = {"self_attention.linear_qkv.weight": qkv, "mlp.linear_fc1.weight": [torch.cat(pair) for pair in zip(at("mlp.gate_proj"), at("mlp.up_proj"))],
+               "self_attention.linear_proj.weight": at("self_attn.o_proj"), "mlp.linear_fc2.weight": at("mlp.down_proj"),
+               "self_attention.linear_qkv.layer_norm_weight": at("input_layernorm"), "mlp.linear_fc1.layer_norm_weight": at("post_attention_layernorm")}
+    return {f"decoder.layers.{name}": torch.stack(values) for name, values in stacked.items()} | {
+        "embedding.word_embeddings.weight": weights["model.embed_tokens.weight"], "output_layer.weight": weights["lm_head.weight"],
+        "decoder.final_layernorm.weight": weights["model.norm.weight"]}
+
+
+def quantized(weights):
+    """Codes and scales of blocks of 128 x 128 for all matrices but those of the vocabulary."""
+    import torch
+
+    found = {}
+    for name, value in weights.items():
+        if value.dim() < 2 or "embed" in name or "lm_head" in name:
+            found[name] = value
+            continue
+        blocks = value.float().unflatten(0, (-1, 128)).unflatten(2, (-1, 128))
+        scale = blocks.abs().amax(dim=(1, 3), keepdim=True) / 448
+        found[name] = (blocks / scale).to(torch.float8_e4m3fn).reshape(value.shape)
+        found[f"{name}_scale_inv"] = scale[:, 0, :, 0].contiguous()
+    return found
+
+
+def usual(recipe, folder, target):
+    """One conversion without reshard, in this process. Prints seconds and peak memory."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    import transformers
+    from safetensors.torch import save_file
+
+    megatron = "Megatron" in recipe
+    if megatron:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
+        import megatron_cpu  # noqa: F401
+        from megatron.core import dist_checkpointing
+
+        torch.distributed.init_process_group("gloo", init_method=f"file://{target}-store", rank=0, world_size=1)
+    heads, groups = CONFIG["num_attention_heads"], CONFIG["num_key_value_heads"]
+    begin, base = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    target.mkdir()
+    if recipe == "FSDP2 to Hugging Face":
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
+        dcp.load({"model": model.state_dict()}, checkpoint_id=folder / "dcp", no_dist=True)
+        model.save_pretrained(target)
+    elif recipe == "Megatron-Core to Hugging Face":
+        save_file(split(dist_checkpointing.load_plain_tensors(str(folder / "megatron")), heads, groups), target / "model.safetensors")
+    elif recipe == "Hugging Face to Megatron-Core":
+        weights = joined(transformers.AutoModelForCausalLM.from_pretrained(folder / "hf").state_dict(), heads, groups)
+        dist_checkpointing.save({name: dist_checkpointing.ShardedTensor.from_rank_offsets(name, value) for name, value in weights.items()}, str(target))
+    elif recipe == "resume on fewer nodes":
+        tensors = dcp.FileSystemReader(folder / "training").read_metadata().state_dict_metadata
+        state = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in tensors.items()}
+        dcp.load(state, checkpoint_id=folder / "training", no_dist=True)
+        dcp.save(state, checkpoint_id=target, no_dist=True)
+    else:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder / "hf")
+        save_file(quantized(model.state_dict()), target / "model.safetensors")
+    print(json.dumps([time.monotonic() - begin, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) / 2**20]))
+
+
+def ours(recipe, folder, target):
+    """One conversion by reshard. Returns seconds and peak memory of the executor, in GiB."""
+    source, options = RECIPES[recipe]
+    if source == "training":
+        options = (*options, f"--config={folder / 'small/config.json'}")
+    report = Path(f"{target}.json")
+    begin = time.monotonic()
+    convert(folder, source, target, *options, "--memory=1GiB", f"--report={report}")
+    return time.monotonic() - begin, json.loads(report.read_text())["peak_rss_bytes"] / 2**30
+
+
+def main():
+    gigabytes, rounds = float(sys.argv[1]) if len(sys.argv) > 1 else 4, int(sys.argv[2]) if len(sys.argv) > 2 else 3
+    folder = Path(tempfile.mkdtemp(prefix="reshard-recipes-", dir=os.environ.get("TMPDIR", "/var/tmp")))
+    try:
+        install(folder)
+        create(folder, gigabytes)
+        results = {}
+        for turn in range(rounds):
+            for recipe in RECIPES:
+                for way in ("reshard", "usual")[:: 1 if turn % 2 else -1]:
+                    out = folder / f"out-{turn}-{way}"
+                    if way == "reshard":
+                        result = ours(recipe, folder, out)
+                    else:
+                        done = subprocess.run([sys.executable, "-W", "ignore", __file__, "--usual", recipe, folder, out], capture_output=True, text=True)
+                        if done.returncode:
+                            sys.exit(done.stderr)
+                        result = json.loads(done.stdout.splitlines()[-1])
+                    results.setdefault((recipe, way), []).append(result)
+                    shutil.rmtree(out)
+        print(f"| {gigabytes:g} GB, {BIN.name} | reshard | usual | usual ÷ reshard | memory: reshard | usual |\n|---|---:|---:|---:|---:|---:|")
+        for recipe in RECIPES:
+            own, other = results[recipe, "reshard"], results[recipe, "usual"]
+            median = statistics.median
+            print(f"| {recipe} | {median(s for s, _ in own):.1f} s | {median(s for s, _ in other):.1f} s | {median(b / a for (a, _), (b, _) in zip(own, other)):.1f} "
+                  f"| {median(m for _, m in own):.2f} GiB | {median(m for _, m in other):.2f} GiB |")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--usual"]:
+        usual(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))
+    else:
+        main()
