@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import subprocess
 import sys
@@ -81,6 +82,7 @@ class _Conversion:
     said: list[str]  #: what the command says about it
     converted: set[str]  #: tensors of SOURCE
     config: dict[str, Any] | None = None  #: the config.json of TARGET
+    hint: str = ""  #: what a user may do if the job is not valid
 
     def job(self) -> str:
         """The text of the job. JSON is YAML."""
@@ -226,6 +228,9 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
     said = [f"model: as {model.name}{numbers}", f"layouts: {source.layout} to {layout}{', with ' + shown(states) if states else ''}"]
     said += [f"left out: {len(left)} tensors: {shown(left)}"] if left else []
     result = _Conversion([f"model: {json.dumps(model.yaml(source=source.layout, target=layout))}"], source.endpoint() | {"storage": folder}, wanted, said, converted)
+    floats = sorted({tensors[name]["dtype"] for name in source.held} & _FLOATS.keys())
+    if len(floats) > 1 and not options.dtype:
+        result.hint = f"\nnote: the floats of '{options.source}' are {' and '.join(floats)}: --dtype=DTYPE rounds them to one dtype"
     if options.to == "hf" and model.config:
         result.config = _config_of_target(options, model.config, dtype, names, said)
     return result
@@ -233,15 +238,13 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
 
 def _config_of_target(options: argparse.Namespace, path: Path, dtype: str | None, names: dict[str, tuple[int, ...]], said: list[str]) -> dict[str, Any]:
     """The config.json of the target: that of the source with the dtype and the quantization of the target."""
-    from fnmatch import fnmatchcase
-
     config = json.loads(path.read_text())
     config.pop("quantization_config", None)
     if written := _FLOATS.get(options.dtype or dtype or ""):
         config["dtype" if "dtype" in config else "torch_dtype"] = written
     if options.quantize == "block_fp8":  # what transformers and vLLM read
         matrices = [name for name, shape in names.items() if len(shape) > 1]
-        kept = [name.removesuffix(".weight") for name in matrices if any(fnmatchcase(name, glob) for glob in options.unquantized)]
+        kept = [name.removesuffix(".weight") for name in matrices if any(fnmatch.fnmatchcase(name, glob.replace("[", "[[]")) for glob in options.unquantized)]
         config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "modules_to_not_convert": kept}
     elif options.quantize:
         said.append(f"config.json does not say that matrices are {options.quantize}: add what your engine expects")
@@ -307,7 +310,10 @@ def _compile(options: argparse.Namespace, conversion: _Conversion, folder: Path)
     options leave it out."""
     plan, report = folder / "convert.rplan", folder / "compiled.json"
     (folder / "job.yaml").write_text(conversion.job())
-    run_compiler([folder / "job.yaml", "-o", plan, f"--report={report}"])
+    try:
+        run_compiler([folder / "job.yaml", "-o", plan, f"--report={report}"])
+    except CompileError as error:
+        raise CompileError(f"{error}{conversion.hint}") from None
     compiled = json.loads(report.read_text())
     if (unused := compiled["unused"]) and not (options.only or options.ignore or options.allow):
         raise Error(f"the layout of TARGET has no params for {len(unused)} tensors of the model: {shown(unused)}; --allow=extra leaves them out")

@@ -110,6 +110,8 @@ class Models(ConvertTest):
         wanted = load_file(self.folder / "saved/model.safetensors")
         wanted = {name: array if "optimizer" in name else rounded(array) for name, array in wanted.items()}
         self.check("back-hf", {name: array for name, array in wanted.items() if not name.endswith(".step")})  # weights rounded to bf16
+        if not FULL:
+            return
         self.convert("step-10", "again", numbers, "--to=fsdp2", "--optimizer")
         self.assertEqual(run("reshard-digest", self.folder / "step-10", self.folder / "again").stdout.strip(), f"equal: {len(wanted)} tensors")
 
@@ -139,8 +141,24 @@ class Models(ConvertTest):
         text = run("reshard-inspect", self.folder / "out").stdout
         for line in ("mlp.down_proj.weight  fp8_e4m3 [32, 48]", "mlp.down_proj.weight_scale_inv  fp32 [1, 1]", "embed_tokens.weight  bf16", "norm.weight  bf16"):
             self.assertIn(line, text)
-        self.assertIn("config.json does not say that matrices are mxfp8", self.convert("hf-model", "mx", "--quantize=mxfp8", "--ignore=*down*").stdout)
+        if FULL:
+            self.assertIn("config.json does not say that matrices are mxfp8", self.convert("hf-model", "mx", "--quantize=mxfp8", "--ignore=*down*").stdout)
 
+    @unittest.skipUnless(FULL, "RESHARD_FULL=1")
+    def test_two_dtypes(self):
+        wanted = self.save("hf-model", LLAMA, "llama3-8b")
+        wanted["model.norm.weight"] = np.arange(32, dtype=np.float16)  # two bytes: exact in fp32
+        save_file(wanted, self.folder / "hf-model/model.safetensors")
+        self.convert("hf-model", "out")
+        self.check("out", wanted | {"model.norm.weight": wanted["model.norm.weight"].astype(np.float32)})
+        for name in wanted:
+            wanted[name] = wanted[name].astype(np.float32 if name == "model.norm.weight" else np.float16)
+        save_file(wanted, self.folder / "hf-model/model.safetensors")
+        self.assertIn("note: the floats of 'hf-model' are fp16 and fp32: --dtype=DTYPE rounds them to one dtype", self.convert("hf-model", "none", code=2).stderr)
+        self.convert("hf-model", "rounded", "--dtype=fp16")
+        self.check("rounded", {name: array.astype(np.float16) for name, array in wanted.items()})
+
+    @unittest.skipUnless(FULL, "RESHARD_FULL=1")
     def test_the_job_of_a_model(self):
         self.save("hf-model", LLAMA, "llama3-8b")
         (self.folder / "job.yaml").write_text(self.convert("hf-model", "out", "--to=fsdp2", "--plan").stdout)
@@ -152,14 +170,15 @@ class Models(ConvertTest):
     def test_wrong_configs(self):
         """What does not fit is refused, with --allow=extra too."""
         self.save("hf-model", LLAMA, "llama3-8b")
-        for values, error in ((LLAMA | {"architectures": ["BertModel"], "model_type": "bert"}, "the library has no model for 'BertModel' or 'bert'; known: DeepseekV32ForCausalLM,"),
-                              ({}, "the library has no model for a config without architectures and model_type"),
-                              (LLAMA | {"num_hidden_layers": 1}, "has 9 tensors that layout hf of model llama3-405b with the numbers of "),
-                              (LLAMA | {"num_hidden_layers": 3}, "\n  hf: 9 of 30 names are missing: model.layers.2.input_layernorm.weight"),
-                              (LLAMA | {"num_key_value_heads": 4}, "\n  hf: 'model.layers.0.self_attn.k_proj.weight' is [16, 32], expected [32, 32], and 3 more"),
-                              (EXPERTS, "\n  hf: 30 of 45 names are missing"),
-                              (LLAMA | {"architectures": ["Qwen3ForCausalLM"]}, "\n  hf: 4 of 25 names are missing: model.layers.0.self_attn.q_norm.weight"),
-                              (LLAMA | {"vocab_size": None}, "expected an integer, a boolean or an array")):
+        cases = ((LLAMA | {"architectures": ["BertModel"], "model_type": "bert"}, "the library has no model for 'BertModel' or 'bert'; known: DeepseekV32ForCausalLM,"),
+                 ({}, "the library has no model for a config without architectures and model_type"),
+                 (LLAMA | {"num_hidden_layers": 1}, "has 9 tensors that layout hf of model llama3-405b with the numbers of "),
+                 (LLAMA | {"num_hidden_layers": 3}, "\n  hf: 9 of 30 names are missing: model.layers.2.input_layernorm.weight"),
+                 (LLAMA | {"num_key_value_heads": 4}, "\n  hf: 'model.layers.0.self_attn.k_proj.weight' is [16, 32], expected [32, 32], and 3 more"),
+                 (EXPERTS, "\n  hf: 30 of 45 names are missing"),
+                 (LLAMA | {"architectures": ["Qwen3ForCausalLM"]}, "\n  hf: 4 of 25 names are missing: model.layers.0.self_attn.q_norm.weight"),
+                 (LLAMA | {"vocab_size": None}, "expected an integer, a boolean or an array"))
+        for values, error in cases if FULL else cases[::2]:
             with self.subTest(error=error):
                 self.assertIn(error, self.convert("hf-model", "out", "--to=megatron", f"--config={self.config(values)}", "--allow=extra", code=2).stderr)
                 self.assertFalse((self.folder / "out").exists())
