@@ -13,12 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ._library import PREFIX
+from . import LIBRARY
 from .compiler import run_compiler
 from .errors import CompileError, Error
 from .plan import Plan
 
-MODELS = PREFIX / "share" / "reshard" / "models"
+MODELS = LIBRARY / "models"
 #: Layouts of checkpoints in which a source is looked for, with values of their switches.
 _SOURCES: tuple[tuple[str, dict[str, int]], ...] = (
     ("hf", {}), ("hf-multimodal", {}), ("fsdp2-checkpoint", {}), ("fsdp2-checkpoint", {"transformers": 4}), ("megatron-checkpoint", {}),

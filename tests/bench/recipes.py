@@ -147,6 +147,7 @@ def usual(recipe, folder, target):
         import megatron_cpu  # noqa: F401
         from megatron.core import dist_checkpointing
 
+        torch.cuda.synchronize = lambda *_: None
         torch.distributed.init_process_group("gloo", init_method=f"file://{target}-store", rank=0, world_size=1)
     heads, groups = CONFIG["num_attention_heads"], CONFIG["num_key_value_heads"]
     begin, base = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -201,6 +202,7 @@ def main():
                             sys.exit(done.stderr)
                         result = json.loads(done.stdout.splitlines()[-1])
                     results.setdefault((recipe, way), []).append(result)
+                    print(f"{recipe}, {way}: {result[0]:.2f} s, {result[1]:.2f} GiB", file=sys.stderr, flush=True)
                     shutil.rmtree(out)
         print(f"| {gigabytes:g} GB, {BIN.name} | reshard | usual | usual ÷ reshard | memory: reshard | usual |\n|---|---:|---:|---:|---:|---:|")
         for recipe in RECIPES:

@@ -203,6 +203,14 @@ class Wheel(unittest.TestCase):
         (self.empty / "quickstart.yaml").write_text(job)
         self.assertEqual(output("mpirun", "-n", 8, self.python, "loop.py", cwd=self.empty), "0 1 complete\n1 2 complete\n2 3 complete\n")
 
+    def test_models_of_convert(self):
+        """reshard-convert finds the installed models: its error lists their architectures."""
+        header = b'{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
+        (self.empty / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+        (self.empty / "config.json").write_text('{"architectures": ["NoModel"]}')
+        done = run(Path(self.python).with_name("reshard-convert"), self.empty, self.empty / "out", code=2, env=ENVIRONMENT)
+        self.assertRegex(done.stderr, "no model for 'NoModel'; known: .*LlamaForCausalLM")
+
     @unittest.skipUnless(MPI, "no MPI")
     def test_refit_example(self):
         library = Path(output(self.python, "-c", "import reshard; print(reshard.LIBRARY)").strip())
