@@ -25,6 +25,17 @@ Command commandOf(ExecutionOptions &options) {
     options.rank = static_cast<uint32_t>(number);
     return error;
   };
+  auto leave = [&options](const std::string &value) {
+    options.objects.leave.push_back(value);
+    return std::string();
+  };
+  auto rename = [&options](const std::string &value) {
+    const size_t equals = value.find('=');
+    if (equals == std::string::npos)
+      return "invalid value '" + value + "', expected OLD=NEW";
+    options.objects.renames.emplace_back(value.substr(0, equals), value.substr(equals + 1));
+    return std::string();
+  };
   return {
       "reshard-exec",
       "PLAN ([--source=DIR] [--target=DIR] | --synthesize) [--check]",
@@ -48,9 +59,17 @@ Command commandOf(ExecutionOptions &options) {
         "before the run, compare all replicas of the source with each other and name those that differ",
         setSwitch(options.checkReplicas)},
        {"--allow", "extra",
-        "ignore tensors in the source's files that the plan does not use; the output names the first one, the report "
-        "lists all",
+        "ignore tensors in the source's files that the plan does not use, and objects that the target cannot hold; the "
+        "output names the first one, the report lists all",
         setChoice(options.allow, {"extra"})},
+       {"--leave", "GLOB",
+        "leave out the objects of the source's checkpoint with such names; all others are copied to the target; may be "
+        "given several times",
+        leave},
+       {"--rename-objects", "OLD=NEW",
+        "objects whose names begin with OLD begin with NEW in the target, as `rename` does for params; may be given "
+        "several times",
+        rename},
        {"--copy", "DIR",
         "copy config.json, the tokenizer and all other files of DIR, except weights, folders and hidden files, into "
         "the written checkpoint",

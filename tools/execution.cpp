@@ -64,6 +64,14 @@ struct RunTime {
   double seconds;
 };
 
+std::vector<std::string> objectNames(const std::vector<ObjectSpec> &objects) {
+  std::vector<std::string> names;
+  names.reserve(objects.size());
+  for (const ObjectSpec &object : objects)
+    names.push_back(object.name);
+  return names;
+}
+
 class Execution {
 public:
   explicit Execution(const ExecutionOptions &options)
@@ -346,11 +354,14 @@ private:
     throwOnError(checkOutside(target_, source_), kUsage);
     if (!options_.copy.empty() && first())
       modelFiles_ = findModelFiles(options_.copy);
+    ObjectRules rules = options_.objects;
+    rules.allowExtra = !options_.allow.empty();
+    throwOnError(carried_.choose(*plan_, source_, source.objects(), rules, omitted_), kUsage);
     folder = std::make_unique<NewFolder>(target_, number, first(), options_.resume);
     for (uint32_t e = 1; e < endpoints.size() && first() && !folder->resumed(); ++e) {
       fs::create_directory(path(e));
       if (endpoints.Get(e)->storage())
-        throwOnError(target.createFiles(e, path(e), options_.shardBytes), kFailure);
+        throwOnError(target.createFiles(e, path(e), options_.shardBytes, carried_.objects()), kFailure);
       if (endpoints.Get(e)->checkpoint())
         copyModelFiles(modelFiles_, path(e));
     }
@@ -572,9 +583,10 @@ private:
                   ranks_[0], humanBytes(static_cast<double>(bytesAsMessages)).c_str());
     if (!omitted_.empty() &&
         (first() || !plan_->manifest().endpoints()->Get(0)->storage())) // all processes open a checkpoint: one prints
-      std::printf("  %-10s '%s'%s in the source's files, which the plan does not use\n", "omitted",
-                  printable(*omitted_.begin()).c_str(),
+      std::printf("  %-10s '%s'%s in the source's files\n", "omitted", printable(*omitted_.begin()).c_str(),
                   omitted_.size() > 1 ? (" and " + std::to_string(omitted_.size() - 1) + " more").c_str() : "");
+    if (first() && !carried_.objects().empty())
+      std::printf("  %-10s %12zu copied unchanged\n", "objects", carried_.objects().size());
     const bool wanted = allReduceMin(options_.report.empty()) == 0; // by some process
     const Json by = wanted ? bytesBy() : Json();
     const auto resumed = static_cast<uint64_t>(options_.resume ? sum(journal_->found().bytes) : 0);
@@ -602,6 +614,7 @@ private:
                        {"transform", namesOf(*plan_, &schema::Param::transform)},
                        {"resumed_bytes", resumed},
                        {"omitted", omitted_},
+                       {"objects", objectNames(carried_.objects())},
                        {"copied", modelFiles_.names},
                        {"peak_rss_bytes", peakRssBytes()}};
     if (!options_.report.empty())
@@ -670,8 +683,9 @@ private:
   std::unique_ptr<CopyJournal> journal_; // with --resume
   bool resumed_ = false;                 // the target is the unfinished folder of an earlier run
   ModelFiles modelFiles_;                // set in the first process only
-  std::set<std::string> omitted_; // tensors in the source's files that the plan does not use: of this process's ranks,
-                                  // or of the checkpoint
+  std::set<std::string> omitted_; // tensors in the source's files that the plan does not use, of this process's ranks
+                                  // or of the checkpoint, and its objects that are left out
+  CarriedObjects carried_;
   CheckResult result_;
   Trace trace_;
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "analysis/common.h"
+#include "analysis/files/carried_objects.h"
 
 #include <cstdint>
 #include <optional>
@@ -13,7 +14,9 @@ namespace reshard::tools {
 struct ExecutionOptions {
   std::string plan, source, target, transport = "threads", device = "cpu", report, trace;
   bool synthesize = false, check = false, checkReplicas = false;
-  std::string allow; // "extra": tensors in the source's files that the plan does not use are ignored
+  std::string allow; // "extra": tensors in the source's files that the plan does not use are ignored, and objects that
+                     // the target cannot hold
+  analysis::ObjectRules objects; // without allowExtra, which `allow` states
   uint64_t seed = 0, repeat = 1;
   unsigned threads = 0;         // 0: all cores
   double timeout = 0;           // 0: none

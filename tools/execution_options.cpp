@@ -80,8 +80,12 @@ void checkOptions(const ExecutionOptions &options, const Plan &plan) {
     throw Failure{kUsage, "'" + folder +
                               "' does not exist: 'storage' of the job is relative to the plan's folder; --source=DIR "
                               "names another folder"};
-  if (options.synthesize && !options.allow.empty())
-    throw Failure{kUsage, "--allow=extra applies to files, expected no --synthesize"};
+  const bool chosen = !options.objects.leave.empty() || !options.objects.renames.empty();
+  if (options.synthesize && (!options.allow.empty() || chosen))
+    throw Failure{kUsage, std::string(!options.allow.empty()          ? "--allow=extra applies"
+                                      : options.objects.leave.empty() ? "--rename-objects applies"
+                                                                      : "--leave applies") +
+                              " to files, expected no --synthesize"};
   if (!options.synthesize && targetFolder(options, plan).empty())
     throw Failure{kUsage, plan.manifest().endpoints()->size() > 2
                               ? "the plan has several targets, expected --target=DIR, one folder for all"

@@ -6,6 +6,11 @@
 #include "analysis/checkpoints/torch_file.h"
 #include "support/atomic_file.h"
 
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+#include <optional>
+
 namespace reshard::analysis {
 
 namespace {
@@ -16,6 +21,12 @@ constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
 struct WrittenChunk {
   TensorSpec tensor;
   std::string file;
+  uint64_t begin = 0, bytes = 0;
+};
+
+/// An object in a file.
+struct WrittenObject {
+  std::string name, file;
   uint64_t begin = 0, bytes = 0;
 };
 
@@ -66,15 +77,18 @@ void addTensorMetadata(const TensorSpec &tensor, PickleText &pickle) {
   pickle.build();
 }
 
-/// MetadataIndex(fqn, offset, index) and _StorageInfo(relative_path, offset, length).
-void addPlace(const WrittenChunk &chunk, PickleText &pickle) {
+/// MetadataIndex(fqn, offset, index) and _StorageInfo(relative_path, offset, length). `dimensions`: of a tensor.
+void addPlace(const WrittenObject &place, std::optional<size_t> dimensions, PickleText &pickle) {
   pickle.object(kModule, "MetadataIndex");
   pickle.emptyDictionary();
   pickle.mark();
   pickle.text("fqn");
-  pickle.text(chunk.tensor.name);
+  pickle.text(place.name);
   pickle.text("offset");
-  addSize(std::vector<int64_t>(chunk.tensor.shape.size(), 0), pickle);
+  if (dimensions)
+    addSize(std::vector<int64_t>(*dimensions, 0), pickle);
+  else
+    pickle.none();
   pickle.text("index");
   pickle.none();
   pickle.setItems();
@@ -83,18 +97,26 @@ void addPlace(const WrittenChunk &chunk, PickleText &pickle) {
   pickle.emptyDictionary();
   pickle.mark();
   pickle.text("relative_path");
-  pickle.text(chunk.file);
+  pickle.text(place.file);
   pickle.text("offset");
-  pickle.integer(static_cast<int64_t>(chunk.begin));
+  pickle.integer(static_cast<int64_t>(place.begin));
   pickle.text("length");
-  pickle.integer(static_cast<int64_t>(chunk.bytes));
+  pickle.integer(static_cast<int64_t>(place.bytes));
   pickle.text("transform_descriptors");
   pickle.none();
   pickle.setItems();
   pickle.build();
 }
 
-std::string metadataOf(const std::vector<WrittenChunk> &chunks) {
+/// {name: (name,)}: the keys that lead to each value.
+void addKeys(const std::string &name, PickleText &pickle) {
+  pickle.text(name);
+  pickle.mark();
+  pickle.text(name);
+  pickle.tuple();
+}
+
+std::string metadataOf(const std::vector<WrittenChunk> &chunks, const std::vector<WrittenObject> &objects) {
   PickleText pickle;
   pickle.object(kModule, "Metadata");
   pickle.emptyDictionary();
@@ -106,22 +128,26 @@ std::string metadataOf(const std::vector<WrittenChunk> &chunks) {
     pickle.text(chunk.tensor.name);
     addTensorMetadata(chunk.tensor, pickle);
   }
+  for (const WrittenObject &object : objects) {
+    pickle.text(object.name);
+    pickle.object(kModule, "BytesStorageMetadata");
+  }
   pickle.setItems();
-  pickle.text("planner_data"); // the keys that lead to each value
+  pickle.text("planner_data");
   pickle.emptyDictionary();
   pickle.mark();
-  for (const WrittenChunk &chunk : chunks) {
-    pickle.text(chunk.tensor.name);
-    pickle.mark();
-    pickle.text(chunk.tensor.name);
-    pickle.tuple();
-  }
+  for (const WrittenChunk &chunk : chunks)
+    addKeys(chunk.tensor.name, pickle);
+  for (const WrittenObject &object : objects)
+    addKeys(object.name, pickle);
   pickle.setItems();
   pickle.text("storage_data");
   pickle.emptyDictionary();
   pickle.mark();
   for (const WrittenChunk &chunk : chunks)
-    addPlace(chunk, pickle);
+    addPlace({chunk.tensor.name, chunk.file, chunk.begin, chunk.bytes}, chunk.tensor.shape.size(), pickle);
+  for (const WrittenObject &object : objects)
+    addPlace(object, std::nullopt, pickle);
   pickle.setItems();
   pickle.text("storage_meta");
   pickle.none();
@@ -132,10 +158,58 @@ std::string metadataOf(const std::vector<WrittenChunk> &chunks) {
   return pickle.finish();
 }
 
+/// Writes all objects to one file.
+Result<std::vector<WrittenObject>> writeObjects(const std::string &folder, const std::string &name,
+                                                const std::vector<ObjectSpec> &objects) {
+  std::vector<WrittenObject> written;
+  uint64_t total = 0;
+  for (const ObjectSpec &object : objects) {
+    written.push_back({object.name, name, total, object.data.size()});
+    total += object.data.size();
+  }
+  if (objects.empty())
+    return written;
+  Result<MappedFile> file = MappedFile::create(folder + "/" + name, total);
+  if (!file.ok())
+    return file.status();
+  for (size_t i = 0; i < objects.size(); ++i)
+    if (!objects[i].data.empty())
+      std::memcpy(file->data() + written[i].begin, objects[i].data.data(), objects[i].data.size());
+  return written;
+}
+
+/// Whether a text is integers with dots between them.
+bool isPosition(std::string_view text) {
+  bool digit = false;
+  for (const char c : text) {
+    if (c == '.' ? !digit : !std::isdigit(static_cast<unsigned char>(c)))
+      return false;
+    digit = c != '.';
+  }
+  return digit;
+}
+
+/// Whether a name is that of a ShardedObject of Megatron-Core: `key/shard_OFFSET_SHAPE`.
+bool isShardedObject(std::string_view name) {
+  constexpr std::string_view kShard = "/shard_";
+  const size_t at = name.find('/');
+  if (at == 0 || at == std::string_view::npos || !name.substr(at).starts_with(kShard))
+    return false;
+  const std::string_view rest = name.substr(at + kShard.size());
+  const size_t between = rest.find('_');
+  return between != std::string_view::npos && isPosition(rest.substr(0, between)) &&
+         isPosition(rest.substr(between + 1));
+}
+
 } // namespace
 
-Status createDcp(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
-                 Checkpoint &checkpoint) {
+bool holdsObject(StorageFormat format, std::string_view name) {
+  return format == StorageFormat::dcp ||
+         (format == StorageFormat::megatron && (name == kMegatronCommon || isShardedObject(name)));
+}
+
+Status createDcp(const std::string &folder, const std::vector<TensorSpec> &tensors,
+                 const std::vector<ObjectSpec> &objects, int64_t fileBytes, Checkpoint &checkpoint) {
   constexpr uint64_t kAlignment = 64;
   std::vector<WrittenChunk> chunks;
   const std::vector<std::vector<TensorSpec>> files = splitIntoFiles(tensors, fileBytes);
@@ -162,15 +236,33 @@ Status createDcp(const std::string &folder, const std::vector<TensorSpec> &tenso
                                          tensor.bytes};
     }
   }
-  return writeFile(folder + "/.metadata", metadataOf(chunks));
+  for (const ObjectSpec &object : objects)
+    if (checkpoint.tensors.contains(object.name))
+      return failed("object '" + object.name + "' has the name of a tensor of the target");
+  const auto written = writeObjects(folder, "__0_" + std::to_string(files.size()) + ".distcp", objects);
+  if (!written.ok())
+    return written.status();
+  return writeFile(folder + "/.metadata", metadataOf(chunks, *written));
 }
 
-Status createMegatron(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
-                      Checkpoint &checkpoint) {
-  if (Status status = createDcp(folder, tensors, fileBytes, checkpoint); !status.ok())
+Status createMegatron(const std::string &folder, const std::vector<TensorSpec> &tensors,
+                      const std::vector<ObjectSpec> &objects, int64_t fileBytes, Checkpoint &checkpoint) {
+  constexpr std::string_view kCommonObject = "common_state/shard_0_1"; // in place of `common.pt`, from 0.18 on
+  std::vector<ObjectSpec> sharded = objects;
+  std::erase_if(sharded, [](const ObjectSpec &object) { return object.name == kMegatronCommon; });
+  if (Status status = createDcp(folder, tensors, sharded, fileBytes, checkpoint); !status.ok())
     return status;
-  if (Status status = createTorchFile(folder + "/" + kMegatronCommon, {}, checkpoint); !status.ok())
-    return status;
+  const std::string common = folder + "/" + kMegatronCommon;
+  const auto given = std::find_if(objects.begin(), objects.end(), [&](const ObjectSpec &object) {
+    return object.name == kMegatronCommon || object.name == kCommonObject;
+  });
+  if (given == objects.end()) {
+    if (Status status = createTorchFile(common, {}, checkpoint); !status.ok())
+      return status;
+  } else if (given->name == kMegatronCommon) {
+    if (Status status = writeFile(common, std::string(given->data)); !status.ok())
+      return status;
+  }
   return writeFile(folder + "/metadata.json", R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"
                                               R"("common_backend": "torch", "common_backend_version": 1})");
 }

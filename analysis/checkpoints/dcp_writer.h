@@ -3,23 +3,35 @@
 #pragma once
 
 #include "analysis/files/safetensors.h"
+#include "formats/storage_formats.h"
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace reshard::analysis {
 
-/// Creates `.metadata` and files `__0_N.distcp` of at most `fileBytes`, or of one tensor, and maps them for writing;
-/// the data is zero.
-Status createDcp(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
-                 Checkpoint &checkpoint);
+/// An object to be written: bytes that are not interpreted.
+struct ObjectSpec {
+  std::string name;
+  std::string_view data;
+};
 
-/// The file of Megatron-Core's common state: what is no tensor.
+/// Whether a checkpoint of this format can hold an object of this name, which has bytes of its own.
+bool holdsObject(StorageFormat format, std::string_view name);
+
+/// Creates `.metadata` and files `__0_N.distcp` of at most `fileBytes`, or of one tensor, and maps them for writing;
+/// the data of tensors is zero. A further file has the objects. Refuses an object with the name of a tensor.
+Status createDcp(const std::string &folder, const std::vector<TensorSpec> &tensors,
+                 const std::vector<ObjectSpec> &objects, int64_t fileBytes, Checkpoint &checkpoint);
+
+/// The file of Megatron-Core's common state: what is neither a tensor nor an object of one rank. It is an object of
+/// this name.
 constexpr const char *kMegatronCommon = "common.pt";
 
 /// The same, with the two further files of Megatron-Core's torch_dist: `metadata.json`, which names the format, and
-/// `common.pt`, whose common state is empty.
-Status createMegatron(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
-                      Checkpoint &checkpoint);
+/// `common.pt`, whose common state is empty if it is not among the objects.
+Status createMegatron(const std::string &folder, const std::vector<TensorSpec> &tensors,
+                      const std::vector<ObjectSpec> &objects, int64_t fileBytes, Checkpoint &checkpoint);
 
 } // namespace reshard::analysis

@@ -4,7 +4,7 @@
 #include "analysis/checkpoints/dcp.h"
 #include "analysis/checkpoints/dcp_writer.h"
 #include "analysis/checkpoints/torch_archive.h"
-#include "analysis/checkpoints/torch_file.h"
+#include "analysis/checkpoints/torch_checkpoint.h"
 #include "analysis/files/safetensors.h"
 #include "support/mapped_file.h"
 
@@ -207,29 +207,6 @@ Status readMegatron(const std::string &folder, StoredCheckpoint &checkpoint) {
 
 std::string_view textOf(const MappedFile &file) { return {reinterpret_cast<const char *>(file.data()), file.bytes()}; }
 
-/// `name`: of the file in its folder; empty if it is the checkpoint.
-Status readTorchSave(const std::string &path, const std::string &name, StoredCheckpoint &checkpoint) {
-  const Result<MappedFile> file = MappedFile::open(path);
-  if (!file.ok())
-    return file.status();
-  const std::string_view archive = textOf(*file);
-  const Result<TorchFile> read = readTorchFile(archive, "'" + path + "'");
-  if (!read.ok())
-    return read.status();
-  for (const auto &[key, tensor] : read->tensors) {
-    if (!tensor.contiguous())
-      return failed("'" + path + "': tensor '" + key + "': its elements are not contiguous; save tensor.contiguous()");
-    const uint64_t begin = tensor.data.empty() ? 0 : static_cast<uint64_t>(tensor.data.data() - archive.data());
-    checkpoint.tensors[key] = {
-        tensor.dtype,
-        tensor.shape,
-        {{std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape, name, begin, tensor.data.size()}}};
-  }
-  for (const std::string &key : read->others)
-    checkpoint.objects[key] = {};
-  return {};
-}
-
 } // namespace
 
 Status checkChunks(const std::string &name, const StoredTensor &tensor, const std::string &where) {
@@ -275,13 +252,13 @@ Result<StorageFormat> recognizeCheckpoint(const std::string &path) {
   const Result<std::vector<std::string>> files = safetensorsFiles(path);
   if (!files.ok())
     return files.status();
-  if (files->empty() && fs::exists(path + "/" + kTorchFile, error))
+  if (files->empty() && (fs::exists(path + "/" + kTorchFile, error) || hasTorchRanks(path)))
     return StorageFormat::torch_save;
   if (files->empty())
     return failed("'" + path +
-                  "': not a checkpoint: expected '.metadata', 'model.safetensors.index.json', files '*.safetensors' "
-                  "or '" +
-                  kTorchFile + "'");
+                  "': not a checkpoint: expected '.metadata', 'model.safetensors.index.json', files "
+                  "'*.safetensors', '" +
+                  kTorchFile + "' or files 'NAME_rank_R.pt'");
   Checkpoint first;
   if (Status status = readSafetensors(path + "/" + files->front(), first); !status.ok())
     return status;
@@ -309,8 +286,7 @@ Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path) {
     status = readMegatron(path, checkpoint);
     break;
   case StorageFormat::torch_save:
-    status = fs::is_directory(path) ? readTorchSave(path + "/" + kTorchFile, kTorchFile, checkpoint)
-                                    : readTorchSave(path, {}, checkpoint);
+    status = readTorchCheckpoint(path, checkpoint);
     break;
   }
   if (!status.ok())

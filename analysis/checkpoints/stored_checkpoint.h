@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a checkpoint contains, in any of the formats that frameworks write: its tensors, where each part of a tensor
-// lies in which file, and its other objects. No data is read, and no code of a checkpoint is run.
+// lies in which file, and its other objects. No code of a checkpoint is run, and no data is read, except of
+// tensors that several files of ranks repeat.
 #pragma once
 
 #include "formats/storage_formats.h"

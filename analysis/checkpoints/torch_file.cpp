@@ -41,7 +41,8 @@ constexpr TorchType kTypes[] = {
     {"torch bool", "torch BoolStorage", schema::DType::boolean},
 };
 
-/// What torch.save writes for tensors, parameters and plain Python values. Tensors of other classes are refused.
+/// What torch.save writes for tensors, parameters and plain Python values. DTensors need further globals; tensors of
+/// other classes are refused.
 constexpr std::string_view kTorchGlobals[] = {
     "collections OrderedDict",      kRebuildTensor, kRebuildParameter, "torch._utils _rebuild_tensor_v3",
     "torch.storage UntypedStorage", "torch Size",
@@ -64,6 +65,8 @@ public:
       return "'" + name + "': values are nested too deeply";
     if (pickle_.isObject(value, kRebuildParameter))
       value = parameterData(value);
+    if (isDTensor(pickle_, value))
+      return addDTensor(value, name);
     if (pickle_.is(value, Kind::object))
       return addTensor(value, name);
     const std::string prefix = name.empty() ? "" : name + ".";
@@ -98,6 +101,25 @@ private:
   Value parameterData(Value parameter) const {
     const std::vector<Value> &arguments = pickle_.items(pickle_.items(parameter)[1]);
     return arguments.empty() ? parameter : arguments[0];
+  }
+
+  std::string addDTensor(Value value, const std::string &name) {
+    Value local = 0;
+    LocalPart part;
+    std::string problem = readDTensor(pickle_, value, local, part);
+    if (!problem.empty())
+      return "tensor '" + name + "': " + problem;
+    if (!pickle_.is(local, Kind::object))
+      return "tensor '" + name + "': its local tensor is not a tensor";
+    if (problem = addTensor(local, name); !problem.empty())
+      return problem;
+    TorchTensor &tensor = found.tensors.at(name);
+    const std::vector<int64_t> shape = part.localShape();
+    if (const bool empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
+        empty ? !tensor.data.empty() : tensor.shape != shape)
+      return "tensor '" + name + "': its local tensor has another shape than its placements give";
+    tensor.part = std::move(part);
+    return {};
   }
 
   std::string addTensor(Value value, const std::string &name) {
@@ -236,7 +258,9 @@ Result<TorchFile> readTorchFile(std::string_view archive, const std::string &whe
   if (const auto order = members->find(std::string(prefix) + "byteorder");
       order != members->end() && order->second != "little")
     return failed(where + ": its byte order is '" + std::string(order->second.substr(0, 16)) + "', expected 'little'");
-  const Result<Pickle> pickle = Pickle::read(pickled, withDtypes(kTorchGlobals), where);
+  std::vector<std::string_view> globals = withDtypes(kTorchGlobals);
+  globals.insert(globals.end(), dtensorGlobals().begin(), dtensorGlobals().end());
+  const Result<Pickle> pickle = Pickle::read(pickled, globals, where);
   if (!pickle.ok())
     return pickle.status();
   TensorFinder finder(*pickle, *members, prefix);

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/files/memory.h"
 
-#include "analysis/checkpoints/dcp_writer.h"
-#include "analysis/checkpoints/stored_checkpoint.h"
 #include "analysis/checkpoints/torch_archive.h"
 #include "analysis/common.h"
 #include "analysis/flatbuffer_vectors.h"
@@ -53,18 +51,18 @@ std::string locationOf(const schema::Endpoint &endpoint, uint32_t meshRank) {
 
 /// Creates a checkpoint of a format.
 Status createOf(schema::StorageFormat format, const std::string &folder, const std::vector<TensorSpec> &tensors,
-                int64_t fileBytes, Checkpoint &checkpoint) {
+                const std::vector<ObjectSpec> &objects, int64_t fileBytes, Checkpoint &checkpoint) {
   switch (format) {
   case schema::StorageFormat::safetensors:
     return createCheckpoint(folder, tensors, fileBytes, checkpoint);
   case schema::StorageFormat::dcp_safetensors:
     return createDcpSafetensors(folder, tensors, fileBytes, checkpoint);
   case schema::StorageFormat::dcp:
-    return createDcp(folder, tensors, fileBytes, checkpoint);
+    return createDcp(folder, tensors, objects, fileBytes, checkpoint);
   case schema::StorageFormat::torch_save:
     return createTorchFile(folder + "/" + kTorchFile, tensors, checkpoint);
   case schema::StorageFormat::megatron:
-    return createMegatron(folder, tensors, fileBytes, checkpoint);
+    return createMegatron(folder, tensors, objects, fileBytes, checkpoint);
   }
   return failed("unknown format of a checkpoint");
 }
@@ -76,15 +74,15 @@ std::vector<std::string> namesOf(const StoredCheckpoint &checkpoint) {
   return names;
 }
 
-/// Adds names that the plan does not use to `unknown`, or refuses them if it is null.
-Status reportLeft(uint32_t endpoint, const std::string &what, const std::string &kind, std::set<std::string> left,
+/// Adds the names of tensors that the plan does not use to `unknown`, or refuses them if it is null.
+Status reportLeft(uint32_t endpoint, const std::string &what, std::set<std::string> left,
                   std::set<std::string> *unknown) {
   if (unknown)
     unknown->merge(left);
   else if (!left.empty())
-    return failed(what + " has " + kind + " '" + *left.begin() + "', which the plan does not use" +
+    return failed(what + " has tensor '" + *left.begin() + "', which the plan does not use" +
                   (left.size() > 1 ? " (and " + std::to_string(left.size() - 1) + " more)" : "") +
-                  (endpoint == 0 ? "; --allow=extra ignores such " + kind + "s" : std::string()));
+                  (endpoint == 0 ? "; --allow=extra ignores such tensors" : ""));
   return {};
 }
 
@@ -232,7 +230,7 @@ Status Memory::bindFile(uint32_t endpointNumber, uint32_t meshRankNumber, const 
       memory.params[p][instance.instance] = view.data;
     }
   }
-  return reportLeft(endpointNumber, what, "tensor", std::move(left), unknown);
+  return reportLeft(endpointNumber, what, std::move(left), unknown);
 }
 
 /// Opens a checkpoint in a format with chunks. Mesh rank i is bound to chunk i of each tensor. The lengths of all
@@ -307,15 +305,9 @@ Status Memory::openChunks(uint32_t endpointNumber, const std::string &path, bool
   for (const auto &[tensorName, tensor] : stored->tensors)
     if (!used.contains(tensorName))
       left.insert(tensorName);
-  const std::string what = "checkpoint '" + path + "'";
-  if (Status status = reportLeft(endpointNumber, what, "tensor", std::move(left), unknown); !status.ok())
-    return status;
-  std::set<std::string> objects;
-  for (const auto &[object, place] : stored->objects)
-    if (endpointNumber == 0 || format != reshard::StorageFormat::megatron ||
-        object != kMegatronCommon) // of createMegatron
-      objects.insert(object);
-  return reportLeft(endpointNumber, what, "object", std::move(objects), unknown);
+  if (endpointNumber == 0)
+    objects_ = stored->objects;
+  return reportLeft(endpointNumber, "checkpoint '" + path + "'", std::move(left), unknown);
 }
 
 void Memory::dropEndpoint(uint32_t endpoint) {
@@ -366,7 +358,8 @@ Status Memory::openFiles(uint32_t endpointNumber, const std::string &folder, boo
   return {};
 }
 
-Status Memory::createFiles(uint32_t endpointNumber, const std::string &folder, uint64_t shardBytes) {
+Status Memory::createFiles(uint32_t endpointNumber, const std::string &folder, uint64_t shardBytes,
+                           const std::vector<ObjectSpec> &objects) {
   constexpr uint64_t kShardBytes = 5'000'000'000;
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   if (endpointNumber == 0 && endpoint.format() != schema::StorageFormat::safetensors)
@@ -381,7 +374,7 @@ Status Memory::createFiles(uint32_t endpointNumber, const std::string &folder, u
     checkpoints_.push_back(std::make_unique<Checkpoint>());
     Checkpoint &checkpoint = *checkpoints_.back();
     if (Status status = endpoint.checkpoint()
-                            ? createOf(endpoint.format(), folder, tensors,
+                            ? createOf(endpoint.format(), folder, tensors, objects,
                                        static_cast<int64_t>(shardBytes ? shardBytes : kShardBytes), checkpoint)
                             : createSafetensors(folder + "/" + rankFile(endpoint.ranks()->Get(p)), tensors, checkpoint);
         !status.ok())

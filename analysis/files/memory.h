@@ -2,10 +2,13 @@
 // The memory of the params of an execution: anonymous memory, or mapped safetensors files.
 #pragma once
 
+#include "analysis/checkpoints/dcp_writer.h"
+#include "analysis/checkpoints/stored_checkpoint.h"
 #include "analysis/files/safetensors.h"
 #include "executor/load.h"
 #include "support/status.h"
 
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -34,12 +37,13 @@ public:
   Status allocate(uint32_t endpoint, bool shared = false);
   /// Maps the files of a folder, or a checkpoint that is one file. Checks them against the manifest first: missing and
   /// extra files, names, shapes, dtypes. `writable`: maps them for writing too. `unknown`: receives the names of
-  /// tensors that the plan does not use; if null, such tensors are an error.
+  /// tensors that the plan does not use; if null, such tensors are an error. Objects of a source are in objects().
   Status openFiles(uint32_t endpoint, const std::string &folder, bool writable = false,
                    std::set<std::string> *unknown = nullptr);
   /// Creates files of their final size in an empty folder. A file of a checkpoint has at most `shardBytes` (0: 5 GB, as
-  /// Hugging Face) or one tensor.
-  Status createFiles(uint32_t endpoint, const std::string &folder, uint64_t shardBytes);
+  /// Hugging Face) or one tensor. `objects`: also written; the endpoint's format must hold them (holdsObject).
+  Status createFiles(uint32_t endpoint, const std::string &folder, uint64_t shardBytes,
+                     const std::vector<ObjectSpec> &objects = {});
   /// Removes an endpoint's mesh ranks from rankMemories(), since another process handles them. Its memory stays mapped.
   void dropEndpoint(uint32_t endpoint);
 
@@ -51,6 +55,8 @@ public:
   const std::vector<MeshRankMemory> &rankMemories() const { return rankMemories_; }
   /// All mapped files.
   std::vector<const MappedFile *> files() const;
+  /// The objects of the source's checkpoint, by name, after openFiles().
+  const std::map<std::string, StoredObject> &objects() const { return objects_; }
 
 private:
   MeshRankMemory &addRank(uint32_t endpoint, uint32_t meshRank);
@@ -64,6 +70,7 @@ private:
   std::vector<uint32_t> ranks_; // empty: all
   std::vector<MeshRankMemory> rankMemories_;
   std::vector<std::unique_ptr<Checkpoint>> checkpoints_;
+  std::map<std::string, StoredObject> objects_;
   std::vector<std::pair<void *, size_t>> mappings_;
   uint64_t allocated_ = 0;
   std::vector<int> shared_; // file descriptors of shared mappings

@@ -54,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--unquantized", action="append", default=[], metavar="GLOB", help="with --quantize: matrices that are not quantized")
     add("--only", action="append", default=[], metavar="GLOB", help="convert only these params")
     add("--ignore", action="append", default=[], metavar="GLOB", help="leave these params out")
-    add("--allow", choices=["extra"], help="extra: leave out objects that are no tensors, and tensors that the model or the layout of TARGET does not have")
+    add("--allow", choices=["extra"], help="extra: leave out objects that TARGET cannot hold, and tensors that the model or the layout of TARGET does not have")
+    add("--leave", action="append", default=[], metavar="GLOB", help="leave out the objects with such names; all others are copied to TARGET")
     add("--copy", metavar="DIR", help="copy config.json, the tokenizer and all other small files of DIR into TARGET")
     add("--memory", metavar="SIZE", help="keep the resident memory below SIZE, for example 4GiB")
     add("--max-shard-size", metavar="SIZE", help="the largest size of one file of TARGET (default: 5GB)")
@@ -298,10 +299,7 @@ def _check(options: argparse.Namespace) -> dict:
     if Path(options.target).exists():
         raise Error(f"'{options.target}' exists, expected a folder to create")
     found = _contents(options.source)
-    objects = sorted(found["objects"])
-    print(f"{options.source}: {found['format']}, {len(found['tensors'])} tensors, {len(objects)} objects", file=sys.stderr if options.plan else sys.stdout)
-    if objects and not options.allow:
-        raise Error(f"'{options.source}' has {len(objects)} objects that are no tensors: {shown(objects)}; --allow=extra leaves them out")
+    print(f"{options.source}: {found['format']}, {len(found['tensors'])} tensors, {len(found['objects'])} objects", file=sys.stderr if options.plan else sys.stdout)
     return found
 
 
@@ -342,6 +340,7 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
     plan, padding = _compile(options, conversion, folder)
     report = Path(options.report) if options.report else folder / "ran.json"
     passed = [f"--{name.replace('_', '-')}={value}" for name in ("allow", "memory", "max_shard_size") if (value := getattr(options, name))]
+    passed += [f"--leave={glob}" for glob in options.leave] + [f"--rename-objects={entry}" for entry in options.rename]
     passed += ["--resume"] if options.resume else []
     code = subprocess.run([PREFIX / "bin" / "reshard-exec", plan, "--check", "--check-replicas", f"--report={report}", *passed,
                            *_small_files(options, conversion, folder)]).returncode

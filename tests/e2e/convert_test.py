@@ -79,10 +79,16 @@ layouts:
         checkpoint.object("step", pickle.dumps(1))
         checkpoint.write()
         error = self.convert("dcp", "out", code=2).stderr
-        self.assertIn("'dcp' has 1 objects that are no tensors: step; --allow=extra leaves them out", error)
+        self.assertIn("has objects that the target cannot hold: 'step' (format 'safetensors' holds tensors only); --allow=extra leaves them out", error)
         self.assertFalse((self.folder / "out").exists())
         self.convert("dcp", "out", "--allow=extra")
         self.check("out", values())
+        checkpoint.object("model.rng", pickle.dumps(2))
+        checkpoint.write()
+        self.convert("dcp", "again", "--to=dcp", "--rename=model.=", "--leave=step")
+        text = run("reshard-inspect", self.folder / "again").stdout
+        self.assertIn("1 object\n", text)
+        self.assertIn("  object rng  ", text)
 
     def test_resume(self):
         """A second conversion has the same plan, so it accepts the journal that a killed one left."""

@@ -4,6 +4,7 @@ chunk that it names has the element values of the tensor. Damaged and hostile fi
 
 import json
 import pickle
+import shutil
 import sys
 import unittest
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import FolderTest, run  # noqa: E402
-from torch_formats import METADATA, Call, Dcp, Global, archive, pickled, safetensors, tensor  # noqa: E402
+from torch_formats import METADATA, Call, Dcp, Global, archive, dtensor, pickled, placement, safetensors, tensor  # noqa: E402
 
 A = np.arange(35, dtype=np.float32).reshape(7, 5)
 B = np.arange(12, dtype=np.int64).reshape(3, 4) - 2**40
@@ -93,6 +94,72 @@ class StoredCheckpoints(FolderTest):
         self.assertEqual(found["format"], "torch.save")
         self.compare(path, found, {"a": A, "rows": A[:2], "nested.b": B, "list.0": B})
         self.assertEqual(sorted(found["objects"]), ["list.1", "step"])
+
+    def ranks(self, *parts: dict[str, Call], arrays: list[list[np.ndarray]], name: str = "model_world_size_{world}_rank_{rank}.pt") -> Path:
+        """A folder with a file of torch.save for each rank."""
+        folder = self.folder / "ranks"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for rank, (value, data) in enumerate(zip(parts, arrays)):
+            (folder / name.format(world=len(parts), rank=rank)).write_bytes(archive(value, data))
+        return folder
+
+    def sharded(self, locals_: list[np.ndarray], mesh: tuple[int, ...], *placements: Call, shape: tuple[int, ...] = A.shape) -> Path:
+        """`a` on all ranks of a mesh."""
+        coordinates = list(np.ndindex(*mesh))
+        return self.ranks(*({"a": dtensor(local, "0", shape, mesh, at, *placements)} for local, at in zip(locals_, coordinates)), arrays=[[local] for local in locals_])
+
+    def test_torch_save_of_ranks(self):
+        rows, columns, replicate = placement("Shard", dim=0), placement("Shard", dim=1), placement("Replicate")
+        cases = {
+            "uneven rows": ([A[:2], A[2:4], A[4:6], A[6:]], (4,), rows),
+            "columns": ([np.ascontiguousarray(A[:, :3]), np.ascontiguousarray(A[:, 3:])], (2,), columns),
+            "more ranks than rows": ([A[i:i + 1] for i in range(9)], (9,), rows),
+            "HSDP": ([A[:4], A[4:], A[:4], A[4:]], (2, 2), replicate, rows),
+            "FSDP over TP": ([np.ascontiguousarray(A[:4, :3]), np.ascontiguousarray(A[:4, 3:]), np.ascontiguousarray(A[4:, :3]), np.ascontiguousarray(A[4:, 3:])], (2, 2), rows, columns),
+            # Rows 0..3 and 4..6 belong to the two ranks of the second dimension; each piece is cut over the first.
+            "FSDP over TP, the same dimension": ([A[0:2], A[4:6], A[2:4], A[6:7]], (2, 2), placement("_StridedShard", dim=0, split_factor=2), rows),
+            # The rank's rows are in two intervals.
+            "strided": ([np.concatenate([A[0:2], A[4:6]]), np.concatenate([A[2:4], A[6:7]])], (2,), placement("_StridedShard", dim=0, split_factor=2)),
+            "one rank": ([A], (1,), rows),
+        }
+        for name, (locals_, mesh, *placements) in cases.items():
+            with self.subTest(name):
+                folder = self.sharded(locals_, mesh, *placements)
+                found = listing(folder)
+                self.assertEqual(found["format"], "torch.save")
+                self.compare(folder, found, {"a": A})
+        self.compare(folder / "model_world_size_1_rank_0.pt", listing(folder / "model_world_size_1_rank_0.pt"), {"a": A})
+        parts = [{"a": dtensor(A[at], "0", A.shape, (2,), (i,), rows), "b": tensor(B, "1"), "step": 3} for i, at in enumerate((slice(0, 4), slice(4, 7)))]
+        folder = self.ranks(*parts, arrays=[[A[:4], B], [A[4:], B]], name="rank_{rank}.pt")
+        (folder / "extra_state_rank_x.pt").touch()
+        found = listing(folder)
+        self.compare(folder, found, {"a": A, "b": B})
+        self.assertEqual(list(found["objects"]), ["step"])
+
+    def test_damaged_files_of_ranks(self):
+        rows = placement("Shard", dim=0)
+        halves = [A[:4], A[4:]]
+        self.assertIn("its local tensor has another shape than its placements give", self.refusal(self.sharded([A[:3], A[3:]], (2,), rows)))
+        for text, mesh, *placements in (("it is sharded in dimension 2 of 2", (2,), placement("Shard", dim=2)), ("no placement for each dimension", (2,)), ("the split_factor of a _StridedShard is 1099511627776", (2,), placement("_StridedShard", dim=0, split_factor=2**40)),
+                                        ("a placement is none of", (2,), placement("Shard", axis=0)), ("_StridedShard cuts its elements", (2,), placement("_StridedShard", dim=1, split_factor=2)),
+                                        ("the global 'torch.distributed.tensor.placement_types.Partial' is not one", (2,), placement("Partial", dim=0))):
+            with self.subTest(text):
+                columns = [np.ascontiguousarray(A[:, [0, 1, 3]]), np.ascontiguousarray(A[:, 3:])] if "cuts" in text else halves
+                self.assertIn(text, self.refusal(self.sharded(columns, mesh, *placements)))
+        self.assertIn("its device mesh has another form than that of PyTorch 2.13",
+                      self.refusal(self.ranks({"a": dtensor(A[:4], "0", A.shape, (0,), (0,), rows)}, arrays=[[A[:4]]])))
+        folder = self.sharded(halves, (2,), rows)
+        self.assertIn("its chunks have 20 of 35 elements; the folder with the files of all ranks has all parts", self.refusal(folder / "model_world_size_2_rank_0.pt"))
+        (folder / "model_world_size_2_rank_1.pt").unlink()
+        self.assertIn("has no file 'model_world_size_2_rank_1.pt', expected those of 2 ranks", self.refusal(folder))
+        folder = self.sharded(halves, (2,), rows)
+        (folder / "model_world_size_4_rank_0.pt").touch()
+        self.assertIn("has several sets of files 'model…_rank_R.pt', expected one", self.refusal(folder))
+        folder = self.ranks({"b": tensor(B, "0")}, {"b": tensor(B + 1, "0")}, arrays=[[B], [B + 1]])
+        self.assertIn("tensor 'b': it is no DTensor and differs from that of a lower rank: how it is sharded is not stated", self.refusal(folder))
+        folder = self.ranks({"b": tensor(B, "0")}, {"b": tensor(B[:2], "0")}, arrays=[[B], [B[:2]]])
+        self.assertIn("tensor 'b': its dtype or shape differs from that of a lower rank", self.refusal(folder))
 
     def test_dcp_safetensors(self):
         folder = self.folder / "hf"

@@ -3,6 +3,7 @@
 every byte, with chunks that differ from layer to layer, and the errors of checkpoints that do not fit the job or the
 plan. tests/frameworks/checkpoint_formats_test.py does the same with the files of the real packages."""
 
+import json
 import pickle
 import shutil
 import sys
@@ -87,13 +88,15 @@ class StoredSources(FolderTest):
         super().setUp()
         (self.folder / "model.yaml").write_text(MODEL)
 
-    def dcp(self, leave_out: str = "") -> Path:
+    def dcp(self, leave_out: str = "", **objects: bytes) -> Path:
         checkpoint = Dcp(self.folder / "dcp")
         for name, array in values().items():
             for i, box in enumerate(chunks(name, array.shape)):
                 part = np.ascontiguousarray(array[tuple(slice(*ends) for ends in box)])
                 if name != leave_out:
                     checkpoint.chunk(name, array.shape, tuple(begin for begin, _ in box), part.reshape([b - a for a, b in box]), f"__{i}_0.distcp")
+        for name, data in objects.items():
+            checkpoint.object(name, data)
         checkpoint.write()
         return self.folder / "dcp"
 
@@ -271,9 +274,76 @@ class StoredSources(FolderTest):
         checkpoint.object("step", pickle.dumps(3))
         checkpoint.write()
         self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")
-        self.assertIn("has object 'step', which the plan does not use; --allow=extra ignores such objects", self.execute(code=2))
+        self.assertIn("checkpoint 'dcp' has objects that the target cannot hold: 'step' (format 'safetensors' holds tensors only); "
+                      "--allow=extra leaves them out, --leave=GLOB those with such names", self.execute(code=2).replace(f"{self.folder}/", ""))
         self.execute("--allow=extra")
         self.check(load_file(self.folder / "hf/model.safetensors"), expected())
+
+    def with_objects(self, folder: str, objects: dict[str, bytes], common: bytes = b"") -> None:
+        checkpoint = Dcp(self.folder / folder)
+        for name, array in values().items():
+            checkpoint.chunk(name, array.shape, (0,) * array.ndim, array)
+        for name, data in objects.items():
+            checkpoint.object(name, data)
+        checkpoint.write()
+        if common:
+            (self.folder / folder / "common.pt").write_bytes(common)
+            (self.folder / folder / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
+
+    def objects(self, folder: str) -> dict[str, bytes]:
+        found = json.loads(run("reshard-inspect", self.folder / folder, "--format=json").stdout)["objects"]
+        return {name: (self.folder / folder / at["file"]).read_bytes()[at["begin"]:at["begin"] + at["bytes"]] for name, at in found.items()}
+
+    def carry(self, source: str, target: str, format: str, *options: str, code: int = 0) -> str:
+        self.compile(f"{{layout: saved, storage: {source}}}", f"{{layout: hf, storage: {{folder: {target}, format: {format}}}}}")
+        return self.execute("--check", f"--report={self.folder / 'report.json'}", *options, code=code)
+
+    def test_objects_are_carried(self):
+        step, state = pickle.dumps(3), bytes(range(256)) * 30
+        objects = {"step": step, "model.up._extra_state/shard_0.1_4.2": state, "empty": b""}
+        self.with_objects("dcp", objects)
+        self.carry("dcp", "a", "dcp", "--max-shard-size=300")
+        self.assertEqual(self.objects("a"), objects)
+        self.assertEqual(json.loads((self.folder / "report.json").read_text())["objects"], sorted(objects))
+        self.carry("dcp", "b", "dcp", "--leave=st?p", "--leave=em*", "--rename-objects=model.=", "--rename-objects=model.up.=down.")
+        self.assertEqual(self.objects("b"), {"down._extra_state/shard_0.1_4.2": state})
+        report = json.loads((self.folder / "report.json").read_text())
+        self.assertEqual((report["omitted"], report["objects"]), (["empty", "step"], ["down._extra_state/shard_0.1_4.2"]))
+        error = self.carry("dcp", "c", "megatron", code=2)
+        self.assertIn("cannot hold: 'empty', 'step' (Megatron-Core's objects have names such as 'key/shard_0_1'); --allow=extra", error)
+        self.assertFalse((self.folder / "c").exists())
+        self.carry("dcp", "c", "megatron", "--allow=extra")
+        found = self.objects("c")
+        self.assertEqual(found.pop("model.up._extra_state/shard_0.1_4.2"), state)
+        self.assertEqual(list(found), ["common.pt"])
+
+    def test_the_common_state_of_megatron_is_carried(self):
+        common = archive({"iteration": 7}, [])
+        state = {"a/shard_0_2": b"1", "a/shard_1_2": b"22"}
+        self.with_objects("megatron", state, common)
+        for format in ("megatron", "dcp"):
+            self.carry("megatron", f"to-{format}", format)
+            self.assertEqual(self.objects(f"to-{format}"), state | {"common.pt": common})
+        self.assertEqual((self.folder / "to-megatron/common.pt").read_bytes(), common)
+        self.with_objects("newer", {"common_state/shard_0_1": common})
+        (self.folder / "newer/metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
+        self.carry("newer", "to-newer", "megatron")
+        self.assertEqual(self.objects("to-newer"), {"common_state/shard_0_1": common})
+
+    def test_errors_of_objects(self):
+        self.with_objects("dcp", {"a.step": b"1", "b.step": b"2"})
+        for options, error in ((["--leave=c*"], "'c*' in --leave matches no object of"), (["--rename-objects=a.=b."], "two objects get the name 'b.step'"),
+                               (["--rename-objects=a.step=scale"], "object 'scale' has the name of a tensor of the target"),
+                               (["--rename-objects=a"], "invalid value 'a', expected OLD=NEW")):
+            with self.subTest(options=options):
+                self.assertIn(error, self.carry("dcp", "out", "dcp", *options, code=3 if "tensor" in error else 2))
+                self.assertFalse((self.folder / "out").exists())
+        self.assertIn("--leave applies to files, expected no --synthesize", self.execute("--synthesize", "--leave=*", code=2))
+        path = self.folder / "x.pt"
+        path.write_bytes(archive({name: tensor(array, str(i)) for i, (name, array) in enumerate(values().items())} | {"epoch": 3}, list(values().values())))
+        self.compile("{layout: saved, storage: x.pt}", "{layout: hf, storage: {folder: out, format: dcp}}")
+        self.assertIn("cannot hold: 'epoch' (it is a part of a larger pickle and has no bytes of its own)", self.execute(code=2))
+        self.execute("--leave=epoch", "--check")
 
     def test_errors_of_the_job(self):
         path = self.dcp(leave_out="model.layers.1.up")
@@ -303,15 +373,16 @@ class StoredSources(FolderTest):
 
     def test_two_processes(self):
         """Each opens the source, and the files that the first has created."""
-        self.dcp()
+        self.dcp(step=b"3")
         for format in ("dcp", "dcp-safetensors", "torch-save"):
             with self.subTest(format=format):
                 self.compile("{layout: saved, storage: dcp}", f"{{layout: hf, storage: {{folder: x, format: {format}}}}}\nworld: 2")
                 out = self.folder / f"new-{format}"
                 run("timeout", "100", "mpirun", "-n", "2", BIN / "reshard-exec", self.folder / "p.rplan", "--transport=mpi", f"--target={out}", "--check",
-                    env=MPIRUN)
+                    "--allow=extra", env=MPIRUN)
+                self.assertEqual(self.objects(out.name), {"step": b"3"} if format == "dcp" else {})
                 self.compile(f"{{layout: hf, storage: new-{format}}}", "{layout: hf, storage: hf}")
-                self.execute(f"--target={out}-hf")
+                self.execute(f"--target={out}-hf", "--allow=extra")
                 self.check(load_file(f"{out}-hf/model.safetensors"), expected())
 
     def test_synthesized(self):

@@ -69,6 +69,163 @@ def saves(rank, world, folder, kind):
     dist.destroy_process_group()
 
 
+def sets():
+    """Shapes for every pair of test_pairs: lengths that the ranks divide, that they do not, fewer rows than ranks, many dtypes."""
+    import torch
+
+    torch.manual_seed(1)
+    shapes = {"even": ((8, 4), (16,), (4, 8, 2)), "uneven": ((7, 5), (9,), (5, 3, 3)), "short": ((1, 3), (2, 2), (3,), ())}
+    found = {name: {f"layers.{i}.weight": torch.randn(shape) for i, shape in enumerate(each)} for name, each in shapes.items()}
+    return found | {"dtypes": {name: tensor for name, tensor in values().items() if tensor.numel()}}
+
+
+#: By number of ranks: the ways to shard a tensor.
+SHARDINGS = {1: ("plain", "rows"), 2: ("rows", "columns", "replicate"), 4: ("rows", "columns", "hsdp", "grid")}
+#: FSDP2 of a linear layer, by number of ranks, and its widths.
+MODULES = {2: ("fsdp2",), 4: ("hsdp", "tp")}
+WIDTHS = ((4, 8), (5, 7), (3, 2))
+
+
+def placed(tensors, world, sharding):
+    """The tensors as DTensors."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2) if sharding in ("hsdp", "grid") else (world,))
+
+    def place(tensor):
+        if sharding == "plain" or not tensor.dim() or tensor.dtype.itemsize == 1:  # gloo has no float8
+            return tensor.clone()
+        last = Shard(tensor.dim() - 1)
+        return distribute_tensor(tensor, mesh, {"rows": [Shard(0)], "columns": [last], "replicate": [Replicate()], "hsdp": [Replicate(), Shard(0)], "grid": [Shard(0), last]}[sharding])
+    return {name: place(tensor) for name, tensor in tensors.items()}
+
+
+def module(kind, widths):
+    """FSDP2 of two linear layers: the module, and its weights before."""
+    import torch
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.manual_seed(2)
+    found = torch.nn.Sequential(torch.nn.Linear(*widths), torch.nn.Linear(*reversed(widths)))
+    whole = {name: tensor.clone() for name, tensor in found.state_dict().items()}
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)) if kind == "fsdp2" else init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    if kind == "tp":
+        parallelize_module(found, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        mesh = mesh["dp"]
+    return fully_shard(found, mesh=mesh), whole
+
+
+def start(rank, world, folder):
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    torch.cuda.synchronize, torch.cuda.current_device = lambda *_: None, lambda: "cpu"  # of Megatron-Core
+
+
+def end():
+    import torch.distributed as dist
+
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def megatron_state(tensors, rank, world):
+    """Each tensor cut over all ranks if they divide its rows, else whole."""
+    from megatron.core.dist_checkpointing import ShardedTensor
+
+    state = {}
+    for name, tensor in tensors.items():
+        if tensor.dim() and tensor.shape[0] % world == 0:
+            state[name] = ShardedTensor.from_rank_offsets(name, tensor.chunk(world)[rank].contiguous(), (0, rank, world))
+        else:
+            state[name] = ShardedTensor.from_rank_offsets(name, tensor.clone(), replica_id=rank)
+    return state
+
+
+def saves_pairs(rank, world, folder):
+    """One rank saves every set of tensors, sharded in every way, in every format: folders FORMAT/WORLD/SHARDING/SET."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from megatron.core import dist_checkpointing
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    start(rank, world, folder)
+    def save(state, sharding, name, formats):
+        path = lambda format: Path(folder) / format / str(world) / sharding / name  # noqa: E731
+        path("torch").mkdir(parents=True, exist_ok=True)
+        torch.save(state, path("torch") / f"model_world_size_{world}_rank_{rank}.pt")
+        for format in formats:
+            writer = {"storage_writer": HuggingFaceStorageWriter(path(format), save_distributed=True)} if format == "hf" else {"checkpoint_id": path(format)}
+            dcp.save(state, **writer)
+    for name, tensors in sets().items():
+        for sharding in SHARDINGS[world]:
+            save(placed(tensors, world, sharding), sharding, name, ("dcp", "hf"))
+        if world < 4:
+            path = Path(folder) / "megatron" / str(world) / "rows" / name
+            if rank == 0:
+                path.mkdir(parents=True)
+            torch.distributed.barrier()
+            dist_checkpointing.save(megatron_state(tensors, rank, world), str(path))
+    for kind in MODULES.get(world, ()):
+        for widths in WIDTHS:
+            save(module(kind, widths)[0].state_dict(), kind, f"{widths[0]}-{widths[1]}", ("dcp",))
+    end()
+
+
+def loads_pairs(rank, world, folder):
+    """One rank loads what reshard wrote of every set (folders FORMAT/SET), sharded in every way."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from megatron.core import dist_checkpointing
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    start(rank, world, folder)
+    local = lambda tensor: getattr(tensor, "to_local", lambda: tensor)().contiguous().reshape(-1).view(torch.uint8)  # noqa: E731
+    for name, tensors in sets().items():
+        zeros = {each: torch.zeros_like(tensor) for each, tensor in tensors.items()}
+        for sharding in SHARDINGS[world]:
+            for format in ("dcp", "dcp-safetensors"):
+                state, path = placed(zeros, world, sharding), f"{folder}/{format}/{name}"
+                dcp.load(state, **({"checkpoint_id": path} if format == "dcp" else {"storage_reader": HuggingFaceStorageReader(path)}))
+                for each, tensor in placed(tensors, world, sharding).items():
+                    assert torch.equal(local(state[each]), local(tensor)), (format, name, sharding, each)
+        found = dist_checkpointing.load(megatron_state(zeros, rank, world), f"{folder}/megatron/{name}")
+        for each, tensor in megatron_state(tensors, rank, world).items():
+            assert torch.equal(local(found[each]), local(tensor.data)), ("megatron", name, each)
+    end()
+
+
+def saves_objects(rank, world, folder):
+    """Megatron-Core's objects of each rank and of all, beside a tensor."""
+    import torch
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing import ShardedObject
+
+    start(rank, world, folder)
+    objects = {"state": ShardedObject("layers._extra_state", {"rank": rank, "amax": torch.arange(3) + rank}, (world,), (rank,))}
+    dist_checkpointing.save(megatron_state({"weight": torch.arange(8.0)}, rank, world) | objects | {"iteration": 3, "args": {"lr": 0.5}}, f"{folder}/saved")
+    end()
+
+
+def loads_objects(rank, world, folder):
+    import torch
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing import ShardedObject
+    from megatron.core.dist_checkpointing.validation import StrictHandling
+
+    start(rank, world, folder)
+    state = megatron_state({"weight": torch.zeros(8)}, rank, world) | {"state": ShardedObject("layers._extra_state", None, (world,), (rank,))}
+    found = dist_checkpointing.load(state, f"{folder}/ours", strict=StrictHandling.RAISE_ALL)
+    assert torch.equal(found["weight"], torch.arange(8.0).chunk(world)[rank])
+    assert found["state"]["rank"] == rank and torch.equal(found["state"]["amax"], torch.arange(3) + rank)
+    assert found["iteration"] == 3 and found["args"] == {"lr": 0.5}, found
+    assert dist_checkpointing.load_common_state_dict(f"{folder}/ours")["iteration"] == 3
+    end()
+
+
 def loads(rank, world, folder, kind):
     """One rank that loads what reshard wrote, into shards that are cut in another way than those of saves()."""
     import torch
@@ -110,7 +267,7 @@ class CheckpointFormats(FolderTest):
         self.run_ranks(world, saves, str(folder), kind)
         return folder / "saved"
 
-    def move(self, source, prefix, target, names):
+    def move(self, source, prefix, target, names, values=values, options=("--allow=extra",)):
         """Compiles and runs a job from the checkpoint `source`, whose names begin with `prefix`."""
         dtypes = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.int64": "i64", "torch.float8_e4m3fn": "fp8_e4m3"}
         tensors = {name: {"shape": list(values()[name].shape), "dtype": dtypes[str(values()[name].dtype)]} for name in names}
@@ -119,7 +276,7 @@ class CheckpointFormats(FolderTest):
                "target": {"layout": "plain", "storage": target}}
         (self.folder / "job.yaml").write_text(json.dumps(job))
         run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan")
-        run("reshard-exec", self.folder / "p.rplan", "--check", "--allow=extra")
+        run("reshard-exec", self.folder / "p.rplan", "--check", *options)
 
     def test_jobs(self):
         from safetensors.torch import load_file
@@ -153,6 +310,71 @@ class CheckpointFormats(FolderTest):
             for world in (1, 2, 3):
                 with self.subTest(kind=kind, world=world):
                     self.run_ranks(world, loads, str(self.folder), kind)
+
+    def equal(self, found, wanted):
+        import torch
+
+        self.assertEqual(sorted(found), sorted(wanted))
+        for name, tensor in wanted.items():
+            self.assertEqual((found[name].dtype, found[name].shape), (tensor.dtype, tensor.shape), name)
+            self.assertTrue(torch.equal(found[name].reshape(-1).view(torch.uint8), tensor.contiguous().reshape(-1).view(torch.uint8)), name)
+
+    def test_pairs(self):
+        """At least 200 pairs of a format and a sharding, with several sets of shapes: what the packages wrote, jobs read; what
+        jobs wrote, the packages load."""
+        from safetensors.torch import load_file
+
+        import torch
+
+        read = loaded = 0
+        wanted = sets()
+        torch.manual_seed(2)
+        for widths in WIDTHS:  # as module(), whose seed is the same for all
+            torch.manual_seed(2)
+            layers = torch.nn.Sequential(torch.nn.Linear(*widths), torch.nn.Linear(*reversed(widths)))
+            wanted[f"{widths[0]}-{widths[1]}"] = layers.state_dict()
+        (self.folder / "theirs").mkdir()
+        for world in SHARDINGS:
+            self.run_ranks(world, saves_pairs, str(self.folder / "theirs"))
+            (self.folder / "theirs/store").unlink(missing_ok=True)
+        for path in sorted((self.folder / "theirs").glob("*/*/*/*")):
+            with self.subTest(path=path.relative_to(self.folder)):
+                tensors = wanted[path.name]
+                out = self.folder / "read" / str(read)
+                out.parent.mkdir(exist_ok=True)
+                self.move(path, "", str(out), list(tensors), lambda tensors=tensors: tensors)
+                self.equal(load_file(out / "model.safetensors"), tensors)
+                read += 1
+        (self.folder / "ours").mkdir()
+        for name in sets():
+            for format in ("dcp", "dcp-safetensors", "megatron"):
+                source = self.folder / "theirs/dcp/1/plain" / name
+                self.move(source, "", {"folder": str(self.folder / "ours" / format / name), "format": format}, list(wanted[name]), lambda name=name: wanted[name])
+        for world, shardings in SHARDINGS.items():
+            self.run_ranks(world, loads_pairs, str(self.folder / "ours"))
+            (self.folder / "ours/store").unlink(missing_ok=True)
+            loaded += len(sets()) * (2 * len(shardings) + 1)
+        print(f"{read} pairs read, {loaded} pairs loaded", file=sys.stderr)
+        self.assertGreaterEqual(read + loaded, 200)
+
+    def test_megatron_objects(self):
+        """Conversions keep what Megatron-Core stores beside tensors: its own load misses nothing. DCP's load reads it too."""
+        import torch
+
+        (self.folder / "saved").mkdir()
+        self.run_ranks(2, saves_objects, str(self.folder))
+        (self.folder / "store").unlink(missing_ok=True)
+        weight = {"weight": torch.arange(8.0)}
+        for format, target in (("megatron", "ours"), ("dcp", "dcp")):
+            self.move(self.folder / "saved", "", {"folder": str(self.folder / target), "format": format}, ["weight"], lambda: weight, ())
+        self.run_ranks(2, loads_objects, str(self.folder))
+        import torch.distributed.checkpoint as dcp
+
+        state = {"weight": torch.zeros(8), "layers._extra_state/shard_1_2": None, "common.pt": None}
+        dcp.load(state, checkpoint_id=self.folder / "dcp", no_dist=True)
+        self.assertTrue(torch.equal(state["weight"], weight["weight"]))
+        self.assertEqual(state["common.pt"]["iteration"], 3)
+        self.assertEqual(state["layers._extra_state/shard_1_2"][0]["rank"], 1)
 
     def compare(self, path, wanted, prefix=""):
         """The listing of `path`, whose tensors have the bytes of `wanted`."""

@@ -90,6 +90,23 @@ def tensor(array: np.ndarray, key: str, strides: tuple[int, ...] | None = None) 
                 (Storage(array, key), 0, array.shape, own if strides is None else strides, False, Call("collections", "OrderedDict")))
 
 
+def dtensor(local: np.ndarray, key: str, shape: tuple[int, ...], mesh: tuple[int, ...], coordinates: tuple[int, ...] | None, *placements: Call) -> Call:
+    """What a rank at `coordinates` of a mesh saves of a DTensor of this shape."""
+    axes = tuple(Call("torch.distributed._mesh_layout", "_FlatLayout", (), {"shape": (size,), "stride": (1,)}) for size in mesh)
+    device_mesh = Call("torch.distributed.device_mesh", "DeviceMesh", (),
+                       {"_layout": Call("torch.distributed._mesh_layout", "_MeshLayout", (), {"axes": axes}), "_coordinate_on_dim": coordinates})
+    spec = Call("torch.distributed.tensor._dtensor_spec", "DTensorSpec", (), {"mesh": device_mesh, "placements": placements})
+    kind = Global("torch.distributed.tensor", "DTensor")
+    return Call("torch._tensor", "_rebuild_from_type_v2",
+                (Global("torch._utils", "_rebuild_wrapper_subclass"), kind, (kind, Global("torch", DTYPES[local.dtype]), shape),
+                 (None, {"_local_tensor": tensor(local, key), "_spec": spec})))
+
+
+def placement(name: str, **state: int) -> Call:
+    """Shard, dim=0; _StridedShard, dim=0, split_factor=2; Replicate."""
+    return Call("torch.distributed.tensor.placement_types", name, (), state)
+
+
 class Dcp:
     """A checkpoint of torch.distributed.checkpoint in a folder: add chunks, then write()."""
 

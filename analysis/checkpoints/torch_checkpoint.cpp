@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "analysis/checkpoints/torch_checkpoint.h"
+
+#include "analysis/checkpoints/torch_archive.h"
+#include "analysis/checkpoints/torch_file.h"
+#include "support/mapped_file.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <utility>
+
+namespace reshard::analysis {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr uint64_t kMaxFiles = uint64_t{1} << 20;
+
+/// Files by their beginning, such as `model_world_size_4_`, and rank.
+using RankFiles = std::map<std::string, std::map<uint64_t, std::string>>;
+
+std::optional<uint64_t> numberOf(std::string_view digits) {
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  return error == std::errc() && end == digits.data() + digits.size() ? std::optional(number) : std::nullopt;
+}
+
+Result<RankFiles> rankFilesOf(const std::string &folder) {
+  constexpr std::string_view kRank = "rank_", kEnd = ".pt";
+  RankFiles found;
+  uint64_t count = 0;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    const std::string name = at->path().filename().string();
+    const size_t rank = name.rfind(kRank);
+    if (rank == std::string::npos || !name.ends_with(kEnd) || (rank > 0 && name[rank - 1] != '_'))
+      continue;
+    const size_t first = rank + kRank.size();
+    if (const auto number = numberOf(std::string_view(name).substr(first, name.size() - kEnd.size() - first)))
+      found[name.substr(0, rank)][*number] = name;
+    if (++count > kMaxFiles)
+      return failed("'" + folder + "' has more than " + std::to_string(kMaxFiles) + " files of ranks");
+  }
+  if (error)
+    return failed("cannot list '" + folder + "': " + error.message());
+  return found;
+}
+
+/// The files of all ranks, in order.
+Result<std::vector<std::string>> chosenFiles(const std::string &folder) {
+  constexpr std::string_view kModel = "model", kWorld = "world_size_";
+  Result<RankFiles> all = rankFilesOf(folder);
+  if (!all.ok())
+    return all.status();
+  if (all->size() > 1)
+    std::erase_if(*all, [&](const auto &set) { return !set.first.starts_with(kModel); });
+  if (all->size() != 1)
+    return failed("'" + folder + "' has " + (all->empty() ? "no" : "several") +
+                  " sets of files 'model…_rank_R.pt', expected one");
+  const auto &[beginning, files] = *all->begin();
+  uint64_t ranks = files.size();
+  if (const size_t at = beginning.rfind(kWorld); at != std::string::npos)
+    ranks = numberOf(std::string_view(beginning).substr(at + kWorld.size(), beginning.size() - at - kWorld.size() - 1))
+                .value_or(ranks);
+  std::vector<std::string> names;
+  for (const auto &[rank, name] : files) {
+    if (rank != names.size() || rank >= ranks)
+      break;
+    names.push_back(name);
+  }
+  if (names.size() < ranks)
+    return failed("'" + folder + "' has no file '" + beginning + "rank_" + std::to_string(names.size()) +
+                  ".pt', expected those of " + std::to_string(ranks) + " ranks");
+  if (names.size() < files.size())
+    return failed("'" + folder + "' has files of more than " + std::to_string(ranks) + " ranks, which '" + beginning +
+                  "' states");
+  return names;
+}
+
+/// The boxes of a rank's part of a tensor, whose data begins at byte `begin` of a file. An empty optional: the elements
+/// of a box are not contiguous.
+std::optional<std::vector<StoredChunk>> chunksOf(const LocalPart &part, int64_t itemBytes, const std::string &file,
+                                                 uint64_t begin) {
+  StoredChunk chunk{{}, part.localShape(), file, begin, 0};
+  if (std::find(chunk.lengths.begin(), chunk.lengths.end(), 0) != chunk.lengths.end())
+    return std::vector<StoredChunk>();
+  size_t cut = part.positions.size(); // the dimension with several intervals
+  for (size_t d = 0; d < part.positions.size(); ++d) {
+    chunk.offsets.push_back(part.positions[d][0].begin);
+    if (part.positions[d].size() == 1)
+      continue;
+    const bool rows = std::all_of(chunk.lengths.begin(), chunk.lengths.begin() + static_cast<ptrdiff_t>(d),
+                                  [](int64_t length) { return length == 1; });
+    if (!rows)
+      return std::nullopt;
+    cut = d;
+  }
+  std::vector<StoredChunk> chunks;
+  for (size_t i = 0; i < (cut < part.positions.size() ? part.positions[cut].size() : 1); ++i) {
+    if (cut < part.positions.size()) {
+      chunk.offsets[cut] = part.positions[cut][i].begin;
+      chunk.lengths[cut] = part.positions[cut][i].length;
+    }
+    chunk.bytes = static_cast<uint64_t>(itemBytes); // at most the bytes of the local tensor
+    for (const int64_t length : chunk.lengths)
+      chunk.bytes *= static_cast<uint64_t>(length);
+    chunks.push_back(chunk);
+    chunk.begin += chunk.bytes;
+  }
+  return chunks;
+}
+
+class TorchReader {
+public:
+  explicit TorchReader(StoredCheckpoint &checkpoint) : checkpoint_(checkpoint) {}
+
+  /// `name`: of the file in its folder; empty if it is the checkpoint.
+  Status add(const std::string &path, const std::string &name) {
+    Result<MappedFile> file = MappedFile::open(path);
+    if (!file.ok())
+      return file.status();
+    file->readOnDemand();
+    const std::string_view archive(reinterpret_cast<const char *>(file->data()), file->bytes());
+    files_.push_back(std::move(*file)); // its data stays where it is
+    const Result<TorchFile> read = readTorchFile(archive, "'" + path + "'");
+    if (!read.ok())
+      return read.status();
+    for (const auto &[key, tensor] : read->tensors)
+      if (Status status = addTensor(key, tensor, "'" + path + "': tensor '" + key + "': ", name, archive); !status.ok())
+        return status;
+    for (const std::string &key : read->others)
+      checkpoint_.objects[key] = {};
+    return {};
+  }
+
+  /// Whether the parts of each tensor are the whole one.
+  Status finish(const std::string &path) const {
+    const bool alone = files_.size() == 1;
+    for (const auto &[name, tensor] : checkpoint_.tensors)
+      if (Status status = checkChunks(name, tensor, "'" + path + "'"); !status.ok())
+        return failed(status.message() + (alone ? "; the folder with the files of all ranks has all parts" : ""));
+    return {};
+  }
+
+private:
+  Status addTensor(const std::string &key, const TorchTensor &tensor, const std::string &where, const std::string &name,
+                   std::string_view archive) {
+    if (!tensor.contiguous())
+      return failed(where + "its elements are not contiguous; save tensor.contiguous()");
+    const uint64_t begin = tensor.data.empty() ? 0 : static_cast<uint64_t>(tensor.data.data() - archive.data());
+    StoredTensor found{tensor.dtype, tensor.part ? tensor.part->shape : tensor.shape, {}};
+    const auto [at, added] = checkpoint_.tensors.try_emplace(key, found);
+    if (!added && (at->second.dtype != found.dtype || at->second.shape != found.shape))
+      return failed(where + "its dtype or shape differs from that of a lower rank");
+    if (!tensor.part) {
+      if (added) {
+        at->second.chunks = {
+            {std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape, name, begin, tensor.data.size()}};
+        plain_[key] = tensor.data;
+      } else if (const auto first = plain_.find(key); first == plain_.end() || first->second != tensor.data) {
+        return failed(where +
+                      "it is no DTensor and differs from that of a lower rank: how it is sharded is not stated");
+      }
+      return {};
+    }
+    if (plain_.contains(key))
+      return failed(where + "it is a DTensor, but not in the file of a lower rank");
+    const auto chunks = chunksOf(*tensor.part, schema::itemBytes(tensor.dtype), name, begin);
+    if (!chunks)
+      return failed(where + "a _StridedShard cuts its elements into pieces that are not contiguous; save it with "
+                            "torch.distributed.checkpoint");
+    for (const StoredChunk &chunk : *chunks)
+      if (boxes_.insert({key, {chunk.offsets, chunk.lengths}}).second) // replicas hold the same
+        at->second.chunks.push_back(chunk);
+    return {};
+  }
+
+  StoredCheckpoint &checkpoint_;
+  std::vector<MappedFile> files_;
+  std::map<std::string, std::string_view> plain_; // the data of tensors that are no DTensors
+  std::set<std::pair<std::string, std::pair<std::vector<int64_t>, std::vector<int64_t>>>> boxes_;
+};
+
+} // namespace
+
+bool hasTorchRanks(const std::string &folder) {
+  const Result<RankFiles> files = rankFilesOf(folder);
+  return files.ok() && !files->empty();
+}
+
+Status readTorchCheckpoint(const std::string &path, StoredCheckpoint &checkpoint) {
+  TorchReader reader(checkpoint);
+  std::error_code error;
+  std::vector<std::string> names{std::string()};
+  if (fs::is_directory(path, error) && fs::exists(path + "/" + kTorchFile, error)) {
+    names = {kTorchFile};
+  } else if (fs::is_directory(path, error)) {
+    Result<std::vector<std::string>> files = chosenFiles(path);
+    if (!files.ok())
+      return files.status();
+    names = std::move(*files);
+  }
+  for (const std::string &name : names)
+    if (Status status = reader.add(name.empty() ? path : path + "/" + name, name); !status.ok())
+      return status;
+  return reader.finish(path);
+}
+
+} // namespace reshard::analysis

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "analysis/files/carried_objects.h"
+
+#include "support/glob.h"
+
+#include <algorithm>
+
+namespace reshard::analysis {
+
+namespace {
+
+constexpr size_t kShown = 8; // names in an error
+
+/// Why the plan's targets cannot all hold an object of this name; empty if they can.
+std::string refusalOf(const Plan &plan, const std::string &name, const StoredObject &object) {
+  if (object.file.empty())
+    return "it is a part of a larger pickle and has no bytes of its own";
+  const auto &endpoints = *plan.manifest().endpoints();
+  for (uint32_t e = 1; e < endpoints.size(); ++e)
+    if (const schema::Endpoint &target = *endpoints.Get(e); !target.checkpoint())
+      return "the files of ranks hold tensors only";
+    else if (!holdsObject(schema::formatOf(target), name))
+      return schema::formatOf(target) == reshard::StorageFormat::megatron
+                 ? "Megatron-Core's objects have names such as 'key/shard_0_1'"
+                 : std::string("format '") + reshard::name(schema::formatOf(target)) + "' holds tensors only";
+  return {};
+}
+
+/// The name in the targets: the longest beginning applies.
+std::string renamed(const std::string &name, const ObjectRules &rules) {
+  const std::pair<std::string, std::string> *longest = nullptr;
+  for (const auto &each : rules.renames)
+    if (name.starts_with(each.first) && (!longest || each.first.size() > longest->first.size()))
+      longest = &each;
+  return longest ? longest->second + name.substr(longest->first.size()) : name;
+}
+
+} // namespace
+
+Status CarriedObjects::map(const std::string &path, const std::string &name, const StoredObject &object,
+                           std::string renamed) {
+  auto file = files_.find(object.file);
+  if (file == files_.end()) {
+    Result<MappedFile> opened = MappedFile::open(path + "/" + object.file);
+    if (!opened.ok())
+      return opened.status();
+    file = files_.emplace(object.file, std::move(*opened)).first;
+  }
+  if (object.begin > file->second.bytes() || object.bytes > file->second.bytes() - object.begin)
+    return failed("'" + path + "/" + object.file + "': object '" + name + "': the file became shorter");
+  objects_.push_back(
+      {std::move(renamed), {reinterpret_cast<const char *>(file->second.data()) + object.begin, object.bytes}});
+  return {};
+}
+
+Status CarriedObjects::choose(const Plan &plan, const std::string &path,
+                              const std::map<std::string, StoredObject> &objects, const ObjectRules &rules,
+                              std::set<std::string> &omitted) {
+  std::vector<std::pair<std::string, std::string>> refused; // name and reason
+  std::set<std::string> names;
+  for (const auto &[name, object] : objects) {
+    if (std::any_of(rules.leave.begin(), rules.leave.end(),
+                    [&name = name](const std::string &glob) { return matchesGlob(glob, name); })) {
+      omitted.insert(name);
+      continue;
+    }
+    const std::string target = renamed(name, rules);
+    if (const std::string refusal = refusalOf(plan, target, object); !refusal.empty()) {
+      refused.emplace_back(name, refusal);
+      continue;
+    }
+    if (!names.insert(target).second)
+      return failed("checkpoint '" + path + "': two objects get the name '" + target + "'");
+    if (Status status = map(path, name, object, target); !status.ok())
+      return status;
+  }
+  for (const std::string &glob : rules.leave)
+    if (std::none_of(objects.begin(), objects.end(),
+                     [&](const auto &object) { return matchesGlob(glob, object.first); }))
+      return failed("'" + glob + "' in --leave matches no object of '" + path + "'");
+  if (rules.allowExtra)
+    for (const auto &[name, refusal] : refused)
+      omitted.insert(name);
+  if (refused.empty() || rules.allowExtra)
+    return {};
+  std::string shown;
+  for (size_t i = 0; i < std::min(refused.size(), kShown); ++i)
+    shown += (i ? ", '" : "'") + refused[i].first + "'";
+  if (refused.size() > kShown)
+    shown += " and " + std::to_string(refused.size() - kShown) + " more";
+  return failed("checkpoint '" + path + "' has objects that the target cannot hold: " + shown + " (" +
+                refused[0].second + "); --allow=extra leaves them out, --leave=GLOB those with such names");
+}
+
+} // namespace reshard::analysis

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The objects of a checkpoint, which are no tensors: those that a target receives, with the same bytes.
+#pragma once
+
+#include "analysis/checkpoints/dcp_writer.h"
+#include "analysis/checkpoints/stored_checkpoint.h"
+#include "executor/load.h"
+#include "support/mapped_file.h"
+#include "support/status.h"
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace reshard::analysis {
+
+/// How the names of objects are chosen and changed.
+struct ObjectRules {
+  std::vector<std::string> leave;                           // globs: objects that no target receives
+  std::vector<std::pair<std::string, std::string>> renames; // names that begin with `first` begin with `second`
+  bool allowExtra = false;                                  // leave out the objects that a target cannot hold
+};
+
+/// The objects of a plan's source that all of its targets receive.
+class CarriedObjects {
+public:
+  /// Chooses among the objects of the source at `path`. Each that is left out is added to `omitted`. An error names the
+  /// objects that a target cannot hold, unless rules.allowExtra, a glob that matches none, and a name that two get.
+  Status choose(const Plan &plan, const std::string &path, const std::map<std::string, StoredObject> &objects,
+                const ObjectRules &rules, std::set<std::string> &omitted);
+
+  const std::vector<ObjectSpec> &objects() const { return objects_; }
+
+private:
+  Status map(const std::string &path, const std::string &name, const StoredObject &object, std::string renamed);
+
+  std::map<std::string, MappedFile> files_;
+  std::vector<ObjectSpec> objects_; // by name; their data is in files_
+};
+
+} // namespace reshard::analysis
