@@ -72,11 +72,11 @@ class Training:
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
         found = self.state()  # PyTorch makes empty moments for it
-        own = Path(name).name == "saved"
-        if not own:  # reshard's files have no param_groups, which are no tensors
+        whole = name in ("saved", "resumed")
+        if not whole:  # these came through safetensors, which cannot hold param_groups
             groups = found["optimizer"].pop("param_groups")
         dcp.load(found, checkpoint_id=str(folder() / name))
-        if not own:
+        if not whole:
             found["optimizer"]["param_groups"] = groups
         set_state_dict(self.model, self.optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
 
