@@ -2,7 +2,7 @@
 #include "tools/execution_options.h"
 
 #include "analysis/files/new_folder.h"
-#include "analysis/flatbuffer_vectors.h"
+#include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
 #include <filesystem>

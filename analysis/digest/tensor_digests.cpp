@@ -5,9 +5,9 @@
 #include "analysis/common.h"
 #include "analysis/files/memory.h"
 #include "analysis/files/new_folder.h"
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/layout/element_ranges.h"
 #include "analysis/terminal.h"
+#include "schema/flatbuffer_vectors.h"
 #include "support/mapped_file.h"
 #include "support/parallel.h"
 

@@ -3,9 +3,9 @@
 
 #include "analysis/checkpoints/torch_archive.h"
 #include "analysis/common.h"
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/layout/element_ranges.h"
 #include "analysis/layout/quantized_views.h"
+#include "schema/flatbuffer_vectors.h"
 #include "support/byte_size.h"
 #include "support/nearest.h"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/layout/element_ranges.h"
 
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/work_deadline.h"
 
 #include <algorithm>
@@ -11,197 +10,22 @@ namespace reshard::analysis {
 
 using namespace schema;
 
-namespace {
-
-using Dimension = PartGrid::Dimension;
-using GridVisitor = std::function<void(const PartGrid &)>;
-using RangeVisitor = std::function<void(const ElementRange &)>;
-
-/// Merges the last two dimensions as long as the last one is held whole: longer ranges are processed faster.
-void collapse(std::vector<Dimension> &dimensions) {
-  while (dimensions.size() > 1) {
-    const Dimension &last = dimensions.back();
-    Dimension &outer = dimensions[dimensions.size() - 2];
-    if (last.blocks.size() != 1 || last.blocks[0].count() != 1 || last.blocks[0].from() != 0 ||
-        last.blocks[0].to() != 0)
-      return;
-    const int64_t n = last.blocks[0].length();
-    if (outer.logicalStride != n * last.logicalStride || outer.localStride != n * last.localStride)
-      return;
-    for (IndexBlock &r : outer.blocks)
-      r = IndexBlock(r.from() * n, r.to() * n, r.length() * n, r.count(), r.from_step() * n, r.to_step() * n);
-    outer.logicalStride = last.logicalStride;
-    outer.localStride = last.localStride;
-    dimensions.pop_back();
-  }
+void forEachPartGrid(const InstanceLayout &layout, const std::function<void(const PartGrid &)> &visit) {
+  forEachGrid(layout, [&](const PartGrid &grid) {
+    WorkDeadline::spend(8);
+    PartGrid collapsed = grid;
+    collapsed.collapse();
+    visit(collapsed);
+  });
 }
 
-/// The grids of one part of an instance, one for each of its tensors.
-class PartGrids {
-public:
-  PartGrids(const InstanceLayout &layout, const Part &part)
-      : layout_(layout), part_(part), param_(*layout.endpoint.params()->Get(layout.instance.param)),
-        pattern_(part.pattern() < 0 ? nullptr
-                                    : layout.manifest.tensor_patterns()->Get(static_cast<uint32_t>(part.pattern()))),
-        values_(pattern_ ? orEmpty(pattern_->variables()).size() : orEmpty(param_.variables()).size(), 0) {
-    grid_.pattern = part.pattern();
-  }
-
-  void forEach(const GridVisitor &visit) {
-    if (!readDimensions())
-      return;
-    collapse(grid_.dimensions);
-    visitSlots(0, 0, visit);
-  }
-
-private:
-  /// Fills the dimensions of the grid. Returns false if this instance has no tensor of the part: its name variables
-  /// have values that the part does not hold.
-  bool readDimensions() {
-    const std::vector<int64_t> logicalStrides = this->logicalStrides(), localStrides = this->localStrides();
-    bool holds = true;
-    for (size_t d = 0; d < logicalStrides.size(); ++d) {
-      const PartDimension &at = *part_.dimensions()->Get(static_cast<uint32_t>(d));
-      const IndexMap map =
-          indexMap(layout_.endpoint, *layout_.endpoint.shardings()->Get(at.sharding()), layout_.meshRank);
-      const bool variable = d < values_.size();
-      if (variable && at.param() < 0) { // a name variable, whose value the instance fixes
-        if (pattern_)
-          holds = map.map(values_[d] = valueOf(d)).has_value() && holds;
-        continue;
-      }
-      Dimension dimension{{map.begin, map.end}, logicalStrides[d], localStrides[static_cast<size_t>(at.param())]};
-      if (variable)
-        stacks_.emplace_back(d, std::move(dimension));
-      else
-        grid_.dimensions.push_back(std::move(dimension));
-    }
-    return holds;
-  }
-
-  /// The value of the pattern's variable `d` in this instance; 0 if the param's name has no such variable.
-  int64_t valueOf(size_t d) const {
-    for (size_t v = 0; v < layout_.instance.values.size(); ++v)
-      if (param_.variables()->Get(static_cast<uint32_t>(v)) == pattern_->variables()->Get(static_cast<uint32_t>(d)))
-        return layout_.instance.values[v];
-    return 0;
-  }
-
-  std::vector<int64_t> localStrides() const {
-    const std::vector<int64_t> &shape = layout_.instance.shape;
-    std::vector<int64_t> strides(shape.size(), 1);
-    for (size_t d = strides.size(); d-- > 1;)
-      strides[d - 1] = strides[d] * shape[d];
-    return strides;
-  }
-
-  /// By dimension of the part; 0 for variables and for padding.
-  std::vector<int64_t> logicalStrides() const {
-    std::vector<int64_t> strides(orEmpty(part_.dimensions()).size(), 0);
-    int64_t stride = 1;
-    for (size_t d = strides.size(); pattern_ && d-- > values_.size();) {
-      strides[d] = stride;
-      stride *= static_cast<int64_t>(pattern_->shape()->Get(static_cast<uint32_t>(d - values_.size())));
-    }
-    return strides;
-  }
-
-  /// Stacked variables make one tensor for each combination of their values: visits those of the stacks from `stack`
-  /// on, whose first element is at `local`.
-  void visitSlots(size_t stack, int64_t local, const GridVisitor &visit) {
-    if (stack == stacks_.size()) {
-      grid_.local = local;
-      return visitTensor(visit);
-    }
-    const auto &[variable, slots] = stacks_[stack];
-    for (const IndexBlock &r : slots.blocks)
-      for (int64_t block = 0; block < r.count(); ++block)
-        for (int64_t k = 0; k < r.length(); ++k) {
-          WorkDeadline::spend(8);
-          values_[variable] = r.from() + block * r.from_step() + k;
-          visitSlots(stack + 1, local + (r.to() + block * r.to_step() + k) * slots.localStride, visit);
-        }
-  }
-
-  void visitTensor(const GridVisitor &visit) {
-    const std::string name = pattern_ ? tensorName(layout_.manifest, *pattern_, values_) : std::string();
-    grid_.tensor = pattern_ ? &name : nullptr;
-    visit(grid_);
-  }
-
-  const InstanceLayout &layout_;
-  const Part &part_;
-  const Param &param_;
-  const TensorPattern *pattern_;                     // null: padding
-  std::vector<int64_t> values_;                      // of the pattern's variables
-  std::vector<std::pair<size_t, Dimension>> stacks_; // number of the variable in `values_`, its dimension
-  PartGrid grid_;
-};
-
-/// Visits the elements of a grid as ranges along its last dimension.
-class RangeWalk {
-public:
-  RangeWalk(const PartGrid &grid, const RangeVisitor &visit) : dimensions_(grid.dimensions), visit_(visit) {
-    range_.tensor = grid.tensor;
-    range_.pattern = grid.pattern;
-  }
-
-  /// Visits dimensions `d` and later, at these positions along the dimensions before it.
-  void visit(size_t d, int64_t logical, int64_t local) {
-    if (d == dimensions_.size())
-      return add({nullptr, -1, logical, 1, local, 1, 1});
-    const Dimension &dimension = dimensions_[d];
-    for (const IndexBlock &r : dimension.blocks)
-      for (int64_t block = 0; block < r.count(); ++block) {
-        const int64_t from = logical + (r.from() + block * r.from_step()) * dimension.logicalStride,
-                      to = local + (r.to() + block * r.to_step()) * dimension.localStride;
-        if (d + 1 == dimensions_.size()) {
-          add({nullptr, -1, from, dimension.logicalStride, to, dimension.localStride, r.length()});
-          continue;
-        }
-        for (int64_t k = 0; k < r.length(); ++k)
-          visit(d + 1, from + k * dimension.logicalStride, to + k * dimension.localStride);
-      }
-  }
-
-private:
-  void add(ElementRange range) {
-    range.tensor = range_.tensor;
-    range.pattern = range_.pattern;
-    WorkDeadline::spend(range.count);
-    visit_(range);
-  }
-
-  const std::vector<Dimension> &dimensions_;
-  const RangeVisitor &visit_;
-  ElementRange range_; // the tensor
-};
-
-} // namespace
-
-void forEachPartGrid(const InstanceLayout &layout, const GridVisitor &visit) {
-  for (const Part *part : orEmpty(layout.endpoint.params()->Get(layout.instance.param)->parts()))
-    PartGrids(layout, *part).forEach(visit);
-}
-
-void forEachRange(const InstanceLayout &layout, const RangeVisitor &visit) {
-  forEachPartGrid(layout, [&](const PartGrid &grid) { RangeWalk(grid, visit).visit(0, 0, grid.local); });
-}
-
-std::vector<int64_t> rankClassKey(const Endpoint &endpoint, uint32_t number, int64_t meshRank) {
-  const Param &param = *endpoint.params()->Get(number);
-  std::vector<int64_t> coordinates = {number, present(endpoint, param, meshRank)};
-  auto depend = [&](const flatbuffers::Vector<uint32_t> *axes) {
-    coordinates.push_back(coordinate(endpoint, axes, meshRank));
-  };
-  for (const uint32_t sharding : orEmpty(param.instances()))
-    depend(endpoint.shardings()->Get(sharding)->axes());
-  for (const Extent *extent : orEmpty(param.shape()))
-    depend(extent->axes());
-  for (const Part *part : orEmpty(param.parts()))
-    for (const PartDimension *dimension : orEmpty(part->dimensions()))
-      depend(endpoint.shardings()->Get(dimension->sharding())->axes());
-  return coordinates;
+void forEachRange(const InstanceLayout &layout, const std::function<void(const ElementRange &)> &visit) {
+  forEachPartGrid(layout, [&](const PartGrid &grid) {
+    forEachRangeOf(grid, [&](const ElementRange &range) {
+      WorkDeadline::spend(range.count);
+      visit(range);
+    });
+  });
 }
 
 void Coverage::add(const ElementRange &range) {

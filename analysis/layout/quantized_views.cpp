@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/layout/quantized_views.h"
 
-#include "analysis/flatbuffer_vectors.h"
 #include "executor/view_jobs.h"
 #include "kernels/quantized.h"
+#include "schema/flatbuffer_vectors.h"
 
 #include <cmath>
 #include <cstring>

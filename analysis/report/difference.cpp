@@ -2,9 +2,9 @@
 #include "analysis/report/difference.h"
 
 #include "analysis/files/new_folder.h"
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/report/quantized_forms.h"
 #include "executor/load.h"
+#include "schema/flatbuffer_vectors.h"
 #include "support/expression.h"
 #include "support/nearest.h"
 

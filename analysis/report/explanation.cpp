@@ -3,11 +3,11 @@
 
 #include "analysis/common.h"
 #include "analysis/files/new_folder.h"
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/layout/element_ranges.h"
 #include "analysis/report/quantized_forms.h"
 #include "analysis/verify/staged.h"
 #include "analysis/work_deadline.h"
+#include "schema/flatbuffer_vectors.h"
 #include "support/byte_size.h"
 
 #include <algorithm>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/report/page.h"
 
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/report/page/tensors.h"
 #include "analysis/report/page/times.h"
 #include "analysis/report/page/traffic.h"
 #include "analysis/report/page_text.h"
 #include "executor/load.h"
+#include "schema/flatbuffer_vectors.h"
 
 #include <nlohmann/json.hpp>
 

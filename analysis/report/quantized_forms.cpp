@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/report/quantized_forms.h"
 
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/layout/quantized_views.h"
 #include "executor/check_segment.h"
+#include "schema/flatbuffer_vectors.h"
 #include "schema/limits.h"
 
 #include <algorithm>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/simulate/pull_ranges.h"
 
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/work_deadline.h"
 #include "executor/chunks.h"
+#include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/simulate/simulate.h"
 
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/verify/plan_verifier.h"
 #include "analysis/work_deadline.h"
 #include "executor/chunks.h"
+#include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
 #include <cmath>

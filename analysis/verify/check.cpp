@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/verify/check.h"
 
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/verify/expected.h"
+#include "schema/flatbuffer_vectors.h"
 #include "support/hash.h"
 
 #include <cstdio>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/verify/contents.h"
 
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/layout/element_ranges.h"
+#include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/verify/plan_verifier.h"
 
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/layout/element_ranges.h"
 #include "analysis/layout/quantized_views.h"
 #include "analysis/verify/contents.h"
 #include "analysis/verify/staged.h"
 #include "analysis/work_deadline.h"
+#include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
 #include <map>

@@ -2,8 +2,8 @@
 #include "analysis/verify/reference.h"
 
 #include "analysis/files/new_folder.h"
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/work_deadline.h"
+#include "schema/flatbuffer_vectors.h"
 #include "support/byte_size.h"
 
 #include <algorithm>

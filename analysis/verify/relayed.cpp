@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/verify/relayed.h"
 
-#include "analysis/flatbuffer_vectors.h"
+#include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/verify/staged.h"
 
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/verify/contents.h"
+#include "schema/flatbuffer_vectors.h"
 #include "schema/manifest.h"
 
 #include <algorithm>

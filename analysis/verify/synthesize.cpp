@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/verify/synthesize.h"
 
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/verify/tensor_instances.h"
 #include "executor/view_jobs.h"
 #include "kernels/number_formats.h"
+#include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
 #include <cstring>

@@ -4,7 +4,6 @@
 
 #include <gmock/gmock.h>
 
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/report/difference.h"
 #include "analysis/report/inspection.h"
 #include "analysis/report/quantized_forms.h"
@@ -12,6 +11,7 @@
 #include "analysis/verify/plan_verifier.h"
 #include "executor/reshard.h"
 #include "executor/reshard_plan.h"
+#include "schema/flatbuffer_vectors.h"
 #include "tests/analysis/support.h"
 
 #include <cmath>

@@ -13,9 +13,9 @@
 #endif
 
 #include "analysis/files/memory.h"
-#include "analysis/flatbuffer_vectors.h"
 #include "compiler/compile.h"
 #include "executor/reshard.h"
+#include "schema/flatbuffer_vectors.h"
 #include "tests/lib/folder.h"
 
 #include <benchmark/benchmark.h>

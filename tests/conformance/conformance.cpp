@@ -5,7 +5,6 @@
 #include "analysis/common.h"
 #include "analysis/files/memory.h"
 #include "analysis/files/resident_memory.h"
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/verify/check.h"
 #include "executor/reshard.h"
 #include "tests/conformance/allocations.h"

@@ -11,12 +11,12 @@
 // and starts another child at the next one. ONE runs that mutant only, in this process.
 
 #include "analysis/files/new_folder.h"
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/report/inspection.h"
 #include "analysis/verify/plan_verifier.h"
 #include "analysis/work_deadline.h"
 #include "executor/load.h"
 #include "schema/container.h"
+#include "schema/flatbuffer_vectors.h"
 #include "tests/mutants/fields.h"
 #include "tests/schema/digests.h"
 #include "tools/execution.h"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/report/page/holders.h"
 
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/layout/element_ranges.h"
 #include "analysis/work_deadline.h"
+#include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
 #include <map>

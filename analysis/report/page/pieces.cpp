@@ -3,8 +3,8 @@
 
 #include "analysis/common.h"
 #include "analysis/files/new_folder.h"
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/work_deadline.h"
+#include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
 

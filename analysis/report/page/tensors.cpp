@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/report/page/tensors.h"
 
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/report/page/pieces.h"
+#include "schema/flatbuffer_vectors.h"
 
 #include <nlohmann/json.hpp>
 

@@ -3,10 +3,10 @@
 
 #include "analysis/common.h"
 #include "analysis/files/new_folder.h"
-#include "analysis/flatbuffer_vectors.h"
 #include "analysis/verify/contents.h"
 #include "analysis/work_deadline.h"
 #include "executor/load.h"
+#include "schema/flatbuffer_vectors.h"
 
 #include <nlohmann/json.hpp>
 

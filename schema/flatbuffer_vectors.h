@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// FlatBuffers may omit empty vectors, and their verifier accepts that: the tools read an absent vector as empty.
+// FlatBuffers may omit empty vectors, and their verifier accepts that: readers take an absent vector as empty.
 #pragma once
 
 #include "schema/manifest.h"
 
-namespace reshard::analysis {
+namespace reshard::schema {
 
 /// A vector field of a table, or an empty vector if the field is absent.
 template <class T> const flatbuffers::Vector<T> &orEmpty(const flatbuffers::Vector<T> *vector) {
@@ -13,4 +13,4 @@ template <class T> const flatbuffers::Vector<T> &orEmpty(const flatbuffers::Vect
   return vector ? *vector : *reinterpret_cast<const flatbuffers::Vector<T> *>(kNone);
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::schema
