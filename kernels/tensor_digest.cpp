@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/tensor_digest.h"
+
+#include "kernels/tensor_digest_words.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <cstring>
+
+namespace reshard::kernels {
+
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "words are little-endian");
+
+constexpr uint64_t kWord = sizeof(uint32_t), kBlockBytes = kBlockWords * kWord;
+
+SumWords sumWords(Level level) {
+#if defined(__x86_64__)
+  if (level >= Level::Avx2) // AVX-512 is faster in the caches, but not from memory
+    return sumWordsAvx2;
+#endif
+  (void)level;
+  return sumWordsPortable;
+}
+
+/// Adds bytes [before, before + count) of the word at a place.
+void addPart(WordSums &sums, uint64_t place, const std::byte *data, uint64_t before, uint64_t count) {
+  uint32_t part = 0;
+  for (uint64_t k = 0; k < count; ++k)
+    part |= std::to_integer<uint32_t>(data[k]) << 8 * (before + k);
+  for (size_t s = 0; s < 2; ++s)
+    sums.of[s] += uint64_t{part} * kPlaceKeys.of[s][place];
+}
+
+/// Copies elements to adjacent memory.
+template <size_t Item> void gather(std::byte *target, const std::byte *source, int64_t step, uint64_t count) {
+  for (uint64_t k = 0; k < count; ++k)
+    std::memcpy(target + k * Item, source + static_cast<int64_t>(k) * step, Item);
+}
+
+} // namespace
+
+WordSums sumWordsPortable(const std::byte *data, uint64_t place, uint64_t count) {
+  WordSums sums{};
+  for (uint64_t k = 0; k < count; ++k) {
+    uint32_t word;
+    std::memcpy(&word, data + k * kWord, kWord);
+    for (size_t s = 0; s < 2; ++s)
+      sums.of[s] += uint64_t{word} * kPlaceKeys.of[s][place + k];
+  }
+  return sums;
+}
+
+void TensorDigest::addBytes(const std::byte *data, uint64_t begin, uint64_t bytes, Level level) {
+  const SumWords sumWhole = sumWords(level);
+  for (const uint64_t end = begin + bytes; begin < end;) {
+    const uint64_t block = begin / kBlockBytes, blockEnd = std::min(end, (block + 1) * kBlockBytes);
+    WordSums sums{};
+    while (begin < blockEnd) { // at most a part of a word, whole words, a part of a word
+      const uint64_t place = begin / kWord % kBlockWords, before = begin % kWord;
+      uint64_t taken = (blockEnd - begin) / kWord * kWord;
+      if (before > 0 || taken == 0) {
+        taken = std::min(kWord - before, blockEnd - begin);
+        addPart(sums, place, data, before, taken);
+      } else {
+        sums.add(sumWhole(data, place, taken / kWord));
+      }
+      begin += taken;
+      data += taken;
+    }
+    for (size_t s = 0; s < 2; ++s)
+      this->sums[s] += sums.of[s] * blockKey(block, s);
+  }
+}
+
+void TensorDigest::add(const std::byte *data, size_t item, int64_t step, uint64_t first, uint64_t count, Level level) {
+  if (step == static_cast<int64_t>(item) || count == 1)
+    return addBytes(data, first * item, count * item, level);
+  std::byte together[4096];
+  const auto copy = item == 1 ? gather<1> : item == 2 ? gather<2> : item == 4 ? gather<4> : gather<8>;
+  for (uint64_t done = 0; done < count;) {
+    const uint64_t some = std::min<uint64_t>(count - done, sizeof together / item);
+    copy(together, data + static_cast<int64_t>(done) * step, step, some);
+    addBytes(together, (first + done) * item, some * item, level);
+    done += some;
+  }
+}
+
+std::string TensorDigest::text() const {
+  char text[33];
+  std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(sums[0]),
+                static_cast<unsigned long long>(sums[1]));
+  return text;
+}
+
+} // namespace reshard::kernels
