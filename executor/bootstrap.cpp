@@ -12,8 +12,9 @@ namespace {
 
 constexpr size_t kDigest = 32;
 constexpr uint64_t kSpins = 1000; // MPI needs many polls to complete one request
+constexpr uint32_t kSumTag = 40;  // above those of the steps of allReduceMin
 constexpr const char *kPrepare = "in prepare";
-constexpr const char *kAllReduce = "in an all-reduce (of open, prepare, or the end of a run)";
+constexpr const char *kAllReduce = "in an all-reduce (of open, prepare, a digest, or the end of a run)";
 
 } // namespace
 
@@ -161,6 +162,48 @@ Result<int64_t> Bootstrap::allReduceMin(int64_t value, const Deadline &deadline)
     out_ = std::min(out_, in_);
   }
   return out_;
+}
+
+Status Bootstrap::exchangeNumbers(uint32_t peer, bool sends, std::vector<uint64_t> &numbers, const Deadline &deadline) {
+  constexpr size_t kAtOnce = kMaxChannelBytes / sizeof(uint64_t);
+  for (size_t at = 0; at < numbers.size(); at += kAtOnce) {
+    const Exchange part{.peer = peer,
+                        .tag = kSumTag,
+                        .bytes = std::min(kAtOnce, numbers.size() - at) * sizeof(uint64_t),
+                        .collective = kAllReduce};
+    if (Status status = sends ? send(part, &numbers[at], deadline) : receive(part, &numbers[at], deadline);
+        !status.ok())
+      return status;
+  }
+  return {};
+}
+
+Result<std::vector<uint64_t>> Bootstrap::allReduceSum(std::vector<uint64_t> values, const Deadline &deadline) {
+  const uint32_t rank = channel_.rank(), size = channel_.size();
+  sums_ = std::move(values);
+  others_.resize(sums_.size());
+  uint32_t distance = 1; // up: each rank sends once, to the rank without its lowest bit
+  for (; distance < size && rank % (2 * distance) == 0; distance *= 2) {
+    if (rank + distance >= size)
+      continue;
+    if (Status status = exchangeNumbers(rank + distance, false, others_, deadline); !status.ok())
+      return status;
+    for (size_t i = 0; i < sums_.size(); ++i)
+      sums_[i] += others_[i];
+  }
+  if (rank > 0) {
+    if (Status status = exchangeNumbers(rank - distance, true, sums_, deadline); !status.ok())
+      return status;
+    if (Status status = exchangeNumbers(rank - distance, false, sums_, deadline); !status.ok())
+      return status;
+  }
+  while (distance > 1) { // down, to the same ranks
+    distance /= 2;
+    if (rank + distance < size)
+      if (Status status = exchangeNumbers(rank + distance, true, sums_, deadline); !status.ok())
+        return status;
+  }
+  return sums_;
 }
 
 } // namespace reshard

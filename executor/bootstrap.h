@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives of the processes of a run over their channel: compare plan digests and exchange addresses, all-reduce
-// min, barrier.
+// min and sum, barrier.
 #pragma once
 
 #include "executor/channel.h"
@@ -8,6 +8,7 @@
 #include "executor/transport.h"
 
 #include <map>
+#include <vector>
 
 namespace reshard {
 
@@ -28,6 +29,9 @@ public:
   /// higher (Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988): log2(N) steps. Allocates
   /// nothing.
   Result<int64_t> allReduceMin(int64_t value, const Deadline &deadline);
+  /// The sums, modulo 2^64, of the values of all processes, each of which must call it with as many. The sums go up a
+  /// binomial tree to rank 0, and down again: 2 * log2(N) steps.
+  Result<std::vector<uint64_t>> allReduceSum(std::vector<uint64_t> values, const Deadline &deadline);
   Status barrier(const Deadline &deadline) { return allReduceMin(0, deadline).status(); }
 
 private:
@@ -48,10 +52,14 @@ private:
   Status wait(size_t request, const Exchange &exchange, const Deadline &deadline);
   Status send(const Exchange &exchange, const void *data, const Deadline &deadline);
   Status receive(const Exchange &exchange, void *data, const Deadline &deadline);
+  /// Sends or receives numbers, in messages that the channel allows.
+  Status exchangeNumbers(uint32_t peer, bool sends, std::vector<uint64_t> &numbers, const Deadline &deadline);
 
   Channel &channel_;
   const size_t request_;
-  int64_t out_ = 0, in_ = 0; // of allReduceMin: members, since after a failure their messages are still in flight
+  // Members, since after a failure their messages are still in flight.
+  int64_t out_ = 0, in_ = 0;            // of allReduceMin
+  std::vector<uint64_t> sums_, others_; // of allReduceSum
 };
 
 } // namespace reshard

@@ -1,111 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C API's life cycle: open → bind → prepare → run … → close.
 
-#include "executor/reshard.h"
+#include "executor/executor_state.h"
 
-#include "executor/bindings.h"
 #include "executor/bootstrap.h"
 #include "executor/channel.h"
-#include "executor/connect_job.h"
 #include "executor/copy_progress.h"
-#include "executor/kept_options.h"
 #include "executor/operands.h"
-#include "executor/pull/pull_transport.h"
 #include "executor/recorded.h"
-#include "executor/status_of.h"
 #include "executor/struct_size.h"
-#include "executor/transforms.h"
-#include "executor/transport.h"
-#include "executor/view_jobs.h"
 #include "rendezvous/launch.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <new>
-#include <unordered_map>
 
 using namespace reshard;
 namespace fbs = reshard::schema;
 
 namespace {
-
-struct Hook {
-  reshard_hook call = nullptr;
-  void *user = nullptr;
-};
-
-/// A hook to call after a run, with its rank.
-struct Refresh {
-  std::string name;
-  uint32_t rank = 0;
-};
-
-/// By (endpoint, world rank or file number).
-using Bindables = std::map<std::pair<uint32_t, uint32_t>, Bindable>;
-
-} // namespace
-
-struct reshard_executor {
-  KeptOptions options;
-  std::unique_ptr<Plan> plan;
-  std::vector<uint32_t> ranks;
-  Bindables bindables;
-  std::vector<LocalRank> locals;
-  std::vector<ViewJobs> viewJobs; // by local rank
-  Transforms transforms;
-  std::vector<BoundRange> ranges;
-  std::map<std::string, Hook> hooks;
-  std::vector<Refresh> refreshes; // in the order of ranks, then of params
-  JobConnection job;              // outlives the transport, whose backend uses it
-  std::unique_ptr<Transport> transport;
-  std::optional<pull::Fleet> fleet;    // in pull mode
-  pull::PullTransport *pull = nullptr; // `transport` in pull mode
-  double joinSeconds = 0;
-  bool recorded = false; // the transport records the hooks in prepare and replays them
-  bool prepared = false;
-  bool broken = false; // Transport::prepare failed part way
-  reshard_state state = RESHARD_EMPTY;
-  uint64_t version = 0;
-  std::string error;
-
-  /// Calls the hooks that follow a run: `finalize` of transforms, then `refresh`.
-  Status refresh() {
-    if (Status status = transforms.finalize(); !status.ok())
-      return status;
-    for (const Refresh &refresh : refreshes)
-      if (const Hook &hook = hooks[refresh.name]; hook.call(hook.user, refresh.name.c_str(), refresh.rank) != 0)
-        return failed("the hook '" + refresh.name + "' failed on rank " + std::to_string(refresh.rank));
-    return {};
-  }
-
-  Bindable &bindable(uint32_t endpoint, uint32_t meshRank, uint32_t key) {
-    const auto [at, added] = bindables.try_emplace({endpoint, key});
-    if (added)
-      at->second = bindableOf(*plan, endpoint, meshRank);
-    return at->second;
-  }
-};
-
-namespace {
-
-/// The body of a function of the C API: it keeps the text of its error, and no exception leaves it.
-template <class Body> reshard_status guarded(reshard_executor *executor, Body body) {
-  if (!executor)
-    return RESHARD_INVALID;
-  try {
-    executor->error.clear();
-    const Status status = body(*executor);
-    executor->error = status.message();
-    return statusOf(status);
-  } catch (const std::bad_alloc &) {
-    executor->error = "out of memory";
-  } catch (const std::exception &exception) {
-    executor->error = exception.what();
-  }
-  return RESHARD_FAILED;
-}
 
 /// Lists the hooks that the params of the local ranks need. Fails if one is not set.
 Status findRefreshes(reshard_executor &e) {
@@ -479,6 +392,8 @@ void install(reshard_executor &e, Replacement &next) {
   e.ranges = std::move(next.ranges);
   e.ranks = std::move(next.ranks);
   e.plan = std::move(next.plan);
+  e.digests.reset();
+  e.answer = {};
   e.prepared = e.broken = false;
 }
 
@@ -488,6 +403,24 @@ Result<uint64_t> reshard::watchCopies(reshard_executor &executor, CopyWatch watc
   if (!executor.prepared)
     return invalid("the copies of a run can be watched only after prepare");
   return executor.transport->watch(std::move(watch));
+}
+
+Status reshard::runOnce(reshard_executor &e, const Deadline &deadline, const std::function<Status()> &check) {
+  e.state = RESHARD_TORN; // until the run is complete
+  if (!e.recorded)
+    if (Status status = e.transforms.prepare(); !status.ok())
+      return status;
+  if (Status status = e.transport->run(deadline); !status.ok())
+    return status;
+  if (check)
+    if (Status status = check(); !status.ok())
+      return status;
+  if (!e.recorded)
+    if (Status status = e.refresh(); !status.ok())
+      return status;
+  e.state = RESHARD_COMPLETE;
+  ++e.version;
+  return {};
 }
 
 reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank_count, const reshard_options *options,
@@ -655,19 +588,7 @@ reshard_status reshard_run(reshard_executor *executor, double timeout_seconds) {
       return invalid("run before prepare");
     if (e.pull)
       return e.pull->run({});
-    e.state = RESHARD_TORN; // until the run is complete
-    const Deadline deadline = deadlineIn(timeout_seconds);
-    if (!e.recorded)
-      if (Status status = e.transforms.prepare(); !status.ok())
-        return status;
-    if (Status status = e.transport->run(deadline); !status.ok())
-      return status;
-    if (!e.recorded)
-      if (Status status = e.refresh(); !status.ok())
-        return status;
-    e.state = RESHARD_COMPLETE;
-    ++e.version;
-    return {};
+    return runOnce(e, deadlineIn(timeout_seconds));
   });
 }
 

@@ -52,6 +52,11 @@ const kernels::ViewBase *LocalRank::viewBase(uint32_t buffer) const {
              : nullptr;
 }
 
+kernels::StorageForm castOf(const Param &param) {
+  return param.storage_dtype() ? kernels::castForm(formatOf(param.dtype()), formatOf(*param.storage_dtype()))
+                               : kernels::StorageForm();
+}
+
 std::vector<kernels::StorageForm> formsOf(const Plan &plan, const Segment &segment) {
   using kernels::StorageForm;
   std::vector<StorageForm> forms;
@@ -62,7 +67,7 @@ std::vector<kernels::StorageForm> formsOf(const Plan &plan, const Segment &segme
     const QuantizedView *view = param.view();
     StorageForm &form = forms.emplace_back();
     if (param.storage_dtype()) {
-      form = kernels::castForm(formatOf(param.dtype()), formatOf(*param.storage_dtype()));
+      form = castOf(param);
     } else if (view && view->kind() <= ViewKind::codes) {
       const bool elements = view->kind() == ViewKind::elements;
       const kernels::NumberFormat code = kernels::NumberFormat::fp8_e4m3,

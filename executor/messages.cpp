@@ -186,6 +186,13 @@ public:
     return result.ok() ? result : abandon(result.status());
   }
 
+  Result<std::vector<uint64_t>> allReduceSum(std::vector<uint64_t> values, Deadline deadline) override {
+    if (abandoned_)
+      return abandonedEarlier();
+    Result<std::vector<uint64_t>> result = bootstrap_.allReduceSum(std::move(values), deadline);
+    return result.ok() ? result : abandon(result.status());
+  }
+
   Channel *channel() override { return channel_.get(); }
   std::unique_ptr<Channel> takeChannel() override { return std::move(channel_); }
 

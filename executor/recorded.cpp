@@ -95,6 +95,35 @@ public:
     return *std::min_element(all.begin(), all.end());
   }
 
+  Result<std::vector<uint64_t>> allReduceSum(std::vector<uint64_t> values, Deadline deadline) override {
+    if (abandoned_)
+      return abandonedEarlier();
+    if (!communicator_)
+      return values;
+    std::vector<uint64_t> sums(values.size());
+    constexpr size_t kAtOnce = 4096; // numbers of a rank, for which the communicator has memory of all ranks
+    std::vector<uint64_t> all(communicator_->size() * std::min(kAtOnce, values.size()));
+    for (size_t at = 0; at < values.size(); at += kAtOnce) {
+      const size_t some = std::min(kAtOnce, values.size() - at);
+      if (Status status =
+              communicator_->allGather(reinterpret_cast<const std::byte *>(&values[at]), some * sizeof(uint64_t),
+                                       reinterpret_cast<std::byte *>(all.data()), deadline);
+          !status.ok())
+        return status;
+      for (size_t rank = 0; rank < communicator_->size(); ++rank)
+        for (size_t i = 0; i < some; ++i)
+          sums[at + i] += all[rank * some + i];
+    }
+    return sums;
+  }
+
+  Result<const std::byte *> readable(const std::byte *memory, uint64_t bytes, std::vector<std::byte> &copy) override {
+    copy.resize(bytes);
+    if (Status status = device_->copy(copy.data(), memory, bytes); !status.ok())
+      return status;
+    return copy.data();
+  }
+
   uint64_t bytes() const override { return bytes_; }
   BytesBy bytesBy() const override {
     uint64_t received = 0;

@@ -212,6 +212,55 @@ reshard_status reshard_prepare(reshard_executor *executor);
    "cuda", work on other streams that writes the sources or reads the targets must be complete before the call. */
 reshard_status reshard_run(reshard_executor *executor, double timeout_seconds);
 
+/* A tensor of an endpoint, as returned by reshard_digest. */
+typedef struct {
+  size_t size; /* the `element_size` of reshard_digest */
+  const char *tensor;
+  const char *dtype;    /* in memory: bf16 fp16 fp32 … */
+  const int64_t *shape; /* elements */
+  size_t dimensions;
+  uint64_t elements;  /* of the tensor that the endpoint holds; each counts once */
+  const char *digest; /* 32 hexadecimal digits, equal to that of reshard-digest for files with these elements; "" if the
+                         endpoint does not hold all elements */
+} reshard_tensor_digest;
+
+/* Digests of the tensors that an endpoint holds now: the same in every layout and on every number of ranks. An element
+   that several ranks hold counts on the first of them; padding does not count. Every process of the run must call it,
+   after prepare; all params of the endpoint must be bound. Not in pull mode, and for a storage endpoint only with
+   transport "threads" (use reshard-digest for files). With device "cuda" memory is copied to the host.
+   allow_undigested: not 0: permits params without a digest, which are quantized or transformed (reshard_undigested);
+   otherwise they are an error, RESHARD_INVALID. timeout_seconds <= 0: no deadline; with several processes, after
+   RESHARD_TIMEOUT or RESHARD_FAILED no run is possible. *digests: an array of *count elements of `element_size` bytes
+   (sizeof(reshard_tensor_digest)), in the order of the layout, valid until the next call of this function. */
+reshard_status reshard_digest(reshard_executor *executor, uint32_t endpoint, int allow_undigested,
+                              double timeout_seconds, size_t element_size, const reshard_tensor_digest **digests,
+                              size_t *count);
+
+/* How reshard_run_checked checks. All processes pass the same. */
+typedef struct {
+  size_t size;     /* set by RESHARD_CHECK_INITIALIZER */
+  int first_index; /* not 0: the error states the first wrong index of the first wrong tensor */
+  int changed;     /* not 0: a source equal to that of the last checked run is an error */
+  /* Not 0: permits target params that cannot be compared, since they or their sources are quantized or transformed;
+     otherwise they are an error. */
+  int allow_undigested;
+  int reserved; /* 0 */
+} reshard_check;
+#define RESHARD_CHECK_INITIALIZER {sizeof(reshard_check), 0, 0, 0, 0}
+
+/* As reshard_run, and checks by digests that each target rank, every replica included, holds the source's elements,
+   after a cast those of the cast. Every process of the run must call it; the conditions are those of reshard_digest.
+   The source is read once before the run, the targets once after it, before the hooks; it allocates memory. Source
+   replicas must be equal: the first rank that holds an element counts.
+   On a mismatch returns RESHARD_FAILED on all processes; the error names the tensors and the ranks that hold wrong
+   elements, the targets are torn, and the executor can run again. RESHARD_INVALID and RESHARD_BAD_BINDING: nothing was
+   moved. `check` NULL: all fields 0. */
+reshard_status reshard_run_checked(reshard_executor *executor, double timeout_seconds, const reshard_check *check);
+
+/* The params that the last reshard_digest or reshard_run_checked permitted without a digest, as "target param 'x'".
+   Sets *count to their number. Valid until the next such call, or replace. */
+const char *const *reshard_undigested(const reshard_executor *executor, size_t *count);
+
 /* With device "cuda": enqueues a refit on the caller's cudaStream_t and returns. It starts after earlier work of the
    stream; later work sees the new weights. If the stream is being captured, the refit becomes part of the caller's
    graph and runs with each launch of it. All ranks must enqueue or launch it equally often; refits of one executor must

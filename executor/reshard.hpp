@@ -140,6 +140,26 @@ public:
   /// Moves every byte; returns when all have arrived. 0 seconds: no deadline.
   void run(double timeoutSeconds = 0) { check(reshard_run(executor_.get(), timeoutSeconds)); }
 
+  /// As run(), and checks the targets by digests (reshard_run_checked). A mismatch is an Error with RESHARD_FAILED.
+  void runChecked(double timeoutSeconds = 0, const reshard_check &check = RESHARD_CHECK_INITIALIZER) {
+    this->check(reshard_run_checked(executor_.get(), timeoutSeconds, &check));
+  }
+  /// The digests of the tensors of an endpoint (reshard_digest), valid until the next call.
+  std::span<const reshard_tensor_digest> digest(uint32_t endpoint, bool allowUndigested = false,
+                                                double timeoutSeconds = 0) {
+    const reshard_tensor_digest *digests = nullptr;
+    size_t count = 0;
+    check(reshard_digest(executor_.get(), endpoint, allowUndigested, timeoutSeconds, sizeof(reshard_tensor_digest),
+                         &digests, &count));
+    return {digests, count};
+  }
+  /// The params without a digest in the last of these two.
+  std::vector<std::string> undigested() const {
+    size_t count = 0;
+    const char *const *names = reshard_undigested(executor_.get(), &count);
+    return {names, names + count};
+  }
+
   /// Enqueues a refit on a cudaStream_t, or adds it to the graph that is being captured there, and returns.
   void enqueue(void *stream) { check(reshard_enqueue(executor_.get(), stream)); }
 

@@ -18,9 +18,10 @@ size_t structSize(const void *given) {
 }
 
 constexpr const PublicStruct *kPublicStructs[] = {
-    &kPublicStruct<reshard_options>,     &kPublicStruct<reshard_store>,   &kPublicStruct<reshard_transform>,
-    &kPublicStruct<reshard_transformed>, &kPublicStruct<reshard_summary>, &kPublicStruct<reshard_endpoint>,
-    &kPublicStruct<reshard_param>,       &kPublicStruct<reshard_replica>,
+    &kPublicStruct<reshard_options>,       &kPublicStruct<reshard_store>,   &kPublicStruct<reshard_transform>,
+    &kPublicStruct<reshard_transformed>,   &kPublicStruct<reshard_summary>, &kPublicStruct<reshard_endpoint>,
+    &kPublicStruct<reshard_param>,         &kPublicStruct<reshard_replica>, &kPublicStruct<reshard_check>,
+    &kPublicStruct<reshard_tensor_digest>,
 };
 
 } // namespace

@@ -48,6 +48,12 @@ inline constexpr PublicStruct kPublicStruct<reshard_param>{"reshard_param", null
 template <>
 inline constexpr PublicStruct kPublicStruct<reshard_replica>{"reshard_replica", nullptr, sizeof(reshard_replica),
                                                              RESHARD_END_OF(reshard_replica, reserved)};
+template <>
+inline constexpr PublicStruct kPublicStruct<reshard_check>{
+    "reshard_check", "RESHARD_CHECK_INITIALIZER", sizeof(reshard_check), RESHARD_END_OF(reshard_check, reserved)};
+template <>
+inline constexpr PublicStruct kPublicStruct<reshard_tensor_digest>{
+    "reshard_tensor_digest", nullptr, sizeof(reshard_tensor_digest), RESHARD_END_OF(reshard_tensor_digest, digest)};
 #undef RESHARD_END_OF
 
 /// Whether a caller of any version can have this `size`. A size above 4096 is a struct without an initializer.

@@ -50,6 +50,9 @@ struct LocalRank {
 /// The index of the BufferRange with a buffer; the number of ranges if there is none.
 size_t bufferRangeOf(const schema::Segment &segment, uint32_t buffer);
 
+/// The storage form of a param whose memory has another dtype than the one that is sent; plain if it has the same.
+kernels::StorageForm castOf(const schema::Param &param);
+
 /// The storage forms of a segment's buffers, by BufferRange; empty if all are as sent.
 std::vector<kernels::StorageForm> formsOf(const Plan &plan, const schema::Segment &segment);
 
@@ -78,6 +81,12 @@ public:
   virtual Result<uint64_t> watch(CopyWatch) { return invalid("the copies of this transport cannot be watched"); }
   /// All-reduce min over all processes of the run, each of which must call it.
   virtual Result<int64_t> allReduceMin(int64_t value, Deadline) { return value; }
+  /// The sums, modulo 2^64, of the values of all processes of the run, each of which must call it with as many.
+  virtual Result<std::vector<uint64_t>> allReduceSum(std::vector<uint64_t> values, Deadline) { return values; }
+  /// Bound memory as host memory: itself, or of a device a copy in `copy`.
+  virtual Result<const std::byte *> readable(const std::byte *memory, uint64_t, std::vector<std::byte> &) {
+    return memory;
+  }
   /// Of a transport with one rank in each process: the channel. Null: the transport has none.
   virtual Channel *channel() { return nullptr; }
   /// Gives the channel to another transport; this one can only be destroyed then. No run has its messages in flight.

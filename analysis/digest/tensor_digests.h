@@ -2,7 +2,7 @@
 // The digests of all tensors of a checkpoint, or of the files of one side of a plan.
 #pragma once
 
-#include "analysis/digest/digest.h"
+#include "executor/digests/element_sums.h"
 #include "schema/manifest.h"
 
 #include <cstdint>
@@ -15,6 +15,8 @@ class Plan;
 }
 
 namespace reshard::analysis {
+
+using kernels::TensorDigest;
 
 struct DigestedTensor {
   schema::DType dtype = schema::DType::u8;

@@ -28,6 +28,9 @@ public:
   Result<int64_t> allReduceMin(int64_t, Deadline) override {
     return invalid("all_reduce_min in pull mode, in which processes join and leave");
   }
+  Result<std::vector<uint64_t>> allReduceSum(std::vector<uint64_t>, Deadline) override {
+    return invalid("digests in pull mode, in which processes join and leave");
+  }
   Status enqueue(void *) override { return invalid("enqueue in pull mode, expected publish, release or pull"); }
   uint64_t bytes() const override { return by_.local + by_.messages; }
   BytesBy bytesBy() const override { return by_; }

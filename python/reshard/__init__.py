@@ -12,7 +12,7 @@ from ._library import PREFIX
 from .compiler import compile
 from .description import describe
 from .errors import BindError, CompileError, Error, PlanError, RunError, TimeoutError
-from .executor import Executor, Replica
+from .executor import Executor, Replica, TensorDigest
 from .plan import Endpoint, Param, Plan, Summary
 from .recording import record
 from .transforms import Allocated, Transformed, minus_one, neg_exp
@@ -34,6 +34,7 @@ __all__ = [
     "Replica",
     "RunError",
     "Summary",
+    "TensorDigest",
     "TimeoutError",
     "Transformed",
     "compile",

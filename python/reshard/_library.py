@@ -158,6 +158,32 @@ class Replica(_Struct):
     ]
 
 
+class TensorDigest(_Struct):
+    """reshard_tensor_digest."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("tensor", c_char_p),
+        ("dtype", c_char_p),
+        ("shape", POINTER(c_int64)),
+        ("dimensions", c_size_t),
+        ("elements", c_uint64),
+        ("digest", c_char_p),
+    ]
+
+
+class Check(_Struct):
+    """reshard_check."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("first_index", c_int),
+        ("changed", c_int),
+        ("allow_undigested", c_int),
+        ("reserved", c_int),
+    ]
+
+
 #: The structs by their names in the headers.
 STRUCTS: dict[str, type[_Struct]] = {
     "reshard_store": Store,
@@ -168,6 +194,8 @@ STRUCTS: dict[str, type[_Struct]] = {
     "reshard_transformed": Transformed,
     "reshard_transform": Transform,
     "reshard_replica": Replica,
+    "reshard_check": Check,
+    "reshard_tensor_digest": TensorDigest,
 }
 
 
@@ -199,6 +227,9 @@ _FUNCTIONS = {
     "reshard_set_transform": (c_int, c_void_p, c_char_p, POINTER(Transform)),
     "reshard_prepare": (c_int, c_void_p),
     "reshard_run": (c_int, c_void_p, c_double),
+    "reshard_digest": (c_int, c_void_p, c_uint32, c_int, c_double, c_size_t, POINTER(POINTER(TensorDigest)), POINTER(c_size_t)),
+    "reshard_run_checked": (c_int, c_void_p, c_double, POINTER(Check)),
+    "reshard_undigested": (POINTER(c_char_p), c_void_p, POINTER(c_size_t)),
     "reshard_enqueue": (c_int, c_void_p, c_void_p),
     "reshard_all_reduce_min": (c_int, c_void_p, c_int64, POINTER(c_int64)),
     "reshard_publish": (c_int, c_void_p, c_uint64),

@@ -12,6 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from ctypes import POINTER
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,17 @@ class Replica:
     #: "pulling", "complete" (all its ranks hold ``version``), or "lost" (a process of it has ended or is unreachable)
     state: str
     version: int  #: the version that it holds or pulls; of a lost replica, the one that it pulled last
+
+
+@dataclass(frozen=True)
+class TensorDigest:
+    """The digest of a tensor that an endpoint holds."""
+
+    dtype: str  #: in memory
+    shape: tuple[int, ...]
+    #: 32 hexadecimal digits, those of ``reshard-digest`` for files with the same elements; None: the endpoint does not
+    #: hold all elements
+    digest: str | None
 
 
 class Executor:
@@ -113,6 +125,7 @@ class Executor:
         #: The memory of ``allocate``: its owner and its view, by role, rank and name.
         self._allocated: dict[tuple[str, int, str], tuple[Any, Allocated]] = {}
         self._landed: list[tuple[str, Callable[[dict[str, Allocated]], object]]] = []  # globs and hooks of on_landed
+        self._runs = 0  # calls of run without a stream; not the version, which differs between processes after a hook failed
         self._stale = False  # a hook of on_landed has failed since the last complete run
         self._raised: BaseException | None = None  # the exception of a hook
         self._handle = ctypes.c_void_p()
@@ -358,7 +371,16 @@ class Executor:
         memory that runs need."""
         self._check(library.reshard_prepare(self._open()))
 
-    def run(self, stream: Any = None, timeout: float | None = None) -> None:
+    def run(
+        self,
+        stream: Any = None,
+        timeout: float | None = None,
+        *,
+        check: bool | int = False,
+        first_index: bool = False,
+        changed: bool = False,
+        allow_undigested: bool = False,
+    ) -> None:
         """Moves all bytes of the plan.
 
         Without a stream, returns when all bytes have arrived. With device "cuda", GPU work that writes the sources must
@@ -366,17 +388,58 @@ class Executor:
         timeout: seconds; None: no deadline.
         stream: with device "cuda", a stream of PyTorch, CuPy or another library, or the address of a cudaStream_t. The
             refit is enqueued on it, or added to the graph that is being captured on it, and the call returns at once.
-            It does not wait, so ``timeout`` is not allowed, and ``state`` and ``version`` do not change.
+            It does not wait, so ``timeout`` and ``check`` are not allowed, and ``state`` and ``version`` do not change.
+        check: compare the digests of the targets, every replica included, with those of the source. True: in this run;
+            a number n: in each n-th call. All processes pass the same values. If a target
+            differs, every process raises RunError, which names the tensors and the ranks, and the targets are torn.
+            Source replicas must be equal.
+        first_index: with ``check``, the error states the first wrong index of the first wrong tensor.
+        changed: with ``check``, a source that is equal to that of the last checked run raises Error; nothing is moved.
+        allow_undigested: with ``check``, permit target params that cannot be compared, since they or their sources are
+            quantized or transformed (``undigested``); otherwise they raise Error.
 
         Raises TimeoutError or RunError; ``state`` is then "torn" until a later run completes.
         """
+        if check < 0 or (stream is not None and check) or (not check and (first_index or changed or allow_undigested)):
+            raise Error(f"run: found check={check}, expected True or a number of runs for options of a check, and no check of a run on a stream")
         if stream is None:
-            self._check(library.reshard_run(self._open(), _seconds(timeout)))
+            self._runs += 1
+            if check and self._runs % check == 0:
+                how = _library.Check(first_index=first_index, changed=changed, allow_undigested=allow_undigested)
+                self._check(library.reshard_run_checked(self._open(), _seconds(timeout), ctypes.byref(how)))
+            else:
+                self._check(library.reshard_run(self._open(), _seconds(timeout)))
             self._land()
         elif timeout is None:
             self._check(library.reshard_enqueue(self._open(), _address(stream)))
         else:
             raise Error("run: found a stream and a timeout, expected only one of them; a run on a stream does not wait")
+
+    def digest(self, endpoint: str | int = "source", *, allow_undigested: bool = False, timeout: float | None = None) -> dict[str, TensorDigest]:
+        """Returns the digests of the tensors that an endpoint holds now, by name: the same in every layout, on every
+        number of ranks. Elements that several ranks hold count once; padding does not count.
+
+        Every process must call it, after ``prepare``. All params of the endpoint must be bound.
+        endpoint: "source", "target" … or a number.
+        allow_undigested: permit params without a digest, which are quantized or transformed (``undigested``); otherwise
+            they raise Error.
+        timeout: seconds; None: no deadline.
+        """
+        at = self.plan.endpoint(endpoint, -1)
+        found, count = POINTER(_library.TensorDigest)(), ctypes.c_size_t()
+        size = ctypes.sizeof(_library.TensorDigest)
+        self._check(library.reshard_digest(self._open(), at.number, allow_undigested, _seconds(timeout), size, ctypes.byref(found), ctypes.byref(count)))
+        return {
+            each.tensor.decode(): TensorDigest(each.dtype.decode(), tuple(each.shape[: each.dimensions]), each.digest.decode() or None)
+            for each in found[: count.value]
+        }
+
+    @property
+    def undigested(self) -> tuple[str, ...]:
+        """The params without a digest in the last ``digest`` or checked ``run``: "target param 'x'"."""
+        count = ctypes.c_size_t()
+        names = library.reshard_undigested(self._open(), ctypes.byref(count))
+        return tuple(name.decode() for name in names[: count.value])
 
     def all_reduce_min(self, value: int) -> int:
         """Returns the minimum of the ``value`` arguments of all processes. Every process must call it (an

@@ -40,17 +40,22 @@ layouts:
 """
 
 
-def mix(word, low, high):
-    """As in analysis/digest/digest.cpp."""
+def mixed(number):
+    """As in kernels/tensor_digest_words.h."""
     mask = (1 << 64) - 1
-    return ((((word & 0xffffffff) ^ low) * ((word >> 32) ^ high)) ^ (word >> 15 | word << 49)) & mask
+    number = number + 0x9e3779b97f4a7c15 & mask
+    number = (number ^ number >> 30) * 0xbf58476d1ce4e5b9 & mask
+    number = (number ^ number >> 27) * 0x94d049bb133111eb & mask
+    return number ^ number >> 31
 
 
 def digest(array):
-    sums, bits = [0, 0], np.ascontiguousarray(array).reshape(-1).view(f"u{array.itemsize}")
-    for index, each in enumerate(bits.tolist()):
-        once = mix((index * 0x9e3779b97f4a7c15 & (1 << 64) - 1) ^ each, 0x85ebca6b, 0xc2b2ae35)
-        sums = [sums[0] + once, sums[1] + mix(once, 0x7feb352d, 0x846ca68b)]
+    data = np.ascontiguousarray(array).tobytes()
+    sums = [0, 0]
+    for word in range(-(-len(data) // 4)):
+        value, keys = int.from_bytes(data[4 * word : 4 * word + 4], "little"), mixed(word % 1024)
+        for each, key in enumerate((keys & 0xffffffff, keys >> 32)):
+            sums[each] += value * key * (mixed((1 << 64) - 1 - (2 * (word // 1024) + each)) | 1)
     return "".join(f"{each % (1 << 64):016x}" for each in sums)
 
 

@@ -147,6 +147,31 @@ class Running(unittest.TestCase):
         with self.assertRaisesRegex(reshard.Error, "closed"):
             executor.run()
 
+    def test_digests_and_checked_runs(self):
+        plan = reshard.compile(job("bf16"))
+        with reshard.Executor(plan) as executor:
+            held = {rank: {name: np.full(param.shape, 3, param.numpy_dtype) for name, param in plan.params(rank).items()} for rank in range(3)}
+            for rank, tensors in held.items():
+                executor.bind(tensors, rank=rank)
+            executor.prepare()
+            with self.assertRaisesRegex(reshard.Error, "found check=False, expected True or a number of runs"):
+                executor.run(first_index=True)
+            with self.assertRaisesRegex(reshard.Error, "no check of a run on a stream"):
+                executor.run(stream=7, check=True)
+            executor.run(timeout=60, check=True, changed=True)
+            self.assertEqual((executor.version, executor.state, executor.undigested), (1, "complete", ()))
+            digests = executor.digest(timeout=60)
+            self.assertEqual(list(digests), ["l.0.up", "l.1.up", "scale"])
+            self.assertEqual((digests["l.0.up"].dtype, digests["l.0.up"].shape), ("bf16", (8, 6)))
+            self.assertRegex(digests["scale"].digest, "^[0-9a-f]{32}$")
+            self.assertEqual(executor.digest("target"), digests)
+            held[2]["l.1.up"][7, 5] = 0
+            self.assertEqual([name for name, each in executor.digest(1).items() if each != digests[name]], ["l.1.up"])
+            with self.assertRaisesRegex(reshard.Error, "the plan has no endpoint 'goal'"):
+                executor.digest("goal")
+            with self.assertRaisesRegex(reshard.Error, "the source has not changed since the last run that was checked"):
+                executor.run(check=1, changed=True)
+
     def test_dlpack(self):
         for dtype in ("fp32", "fp64", "fp16", "i8", "i64", "u16", "bool"):
             with self.subTest(dtype):

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/digests/element_sums.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace reshard {
+
+using schema::ElementRange;
+using schema::PartGrid;
+
+namespace {
+
+/// Adds elements that follow each other in the tensor.
+void addRange(const ElementRange &range, const InstanceMemory &memory, CountedDigest &to) {
+  const int64_t item = memory.itemBytes, step = range.localStep * item;
+  const std::byte *from = memory.data + (range.local - memory.first) * item;
+  to.elements += static_cast<uint64_t>(range.count);
+  if (!memory.cast)
+    return to.digest.add(from, static_cast<size_t>(item), step, static_cast<uint64_t>(range.logical),
+                         static_cast<uint64_t>(range.count));
+  constexpr int64_t kAtOnce = 1024;
+  const auto stored = static_cast<int64_t>(kernels::itemBytes(memory.cast.stored));
+  std::byte sent[kAtOnce * sizeof(float)], cast[kAtOnce * sizeof(float)];
+  for (int64_t done = 0; done < range.count; done += kAtOnce) {
+    const int64_t some = std::min(kAtOnce, range.count - done);
+    for (int64_t k = 0; k < some; ++k)
+      std::memcpy(sent + k * item, from + (done + k) * step, static_cast<size_t>(item));
+    kernels::convertRow(cast, sent, static_cast<uint64_t>(some * item), {.read = {}, .write = memory.cast});
+    to.digest.add(cast, static_cast<size_t>(stored), stored, static_cast<uint64_t>(range.logical + done),
+                  static_cast<uint64_t>(some));
+  }
+}
+
+/// Calls visit(range) for the longest ranges whose places are not in `except`.
+template <class Visit> void forEachOther(const ElementRange &range, const PlaceSet *except, const Visit &visit) {
+  if (!except)
+    return visit(range);
+  for (int64_t k = 0; k < range.count;) {
+    ElementRange part = range.at(k);
+    part.count = 0;
+    for (; k < range.count && !except->contains(range.local + k * range.localStep); ++k)
+      ++part.count;
+    if (part.count > 0)
+      visit(part);
+    else
+      ++k;
+  }
+}
+
+} // namespace
+
+void PlaceSet::add(const PartGrid &grid) {
+  forEachRangeOf(grid, [&](const ElementRange &range) {
+    for (int64_t k = 0; k < range.count; ++k) {
+      const int64_t place = range.local + k * range.localStep;
+      words_[static_cast<size_t>(place / 64)] |= uint64_t{1} << place % 64;
+    }
+  });
+}
+
+void addElements(const PartGrid &grid, const InstanceMemory &memory, const PlaceSet *except, const Pieces &pieces,
+                 std::vector<CountedDigest> &digests) {
+  PartGrid collapsed = grid;
+  collapsed.collapse();
+  forEachRangeOf(collapsed, [&](const ElementRange &range) {
+    forEachOther(range, except, [&](const ElementRange &part) {
+      for (int64_t at = std::max(part.logical, pieces.begin); at < std::min(part.logical + part.count, pieces.end);) {
+        const int64_t piece = (at - pieces.begin) / pieces.length;
+        const int64_t end =
+            std::min({part.logical + part.count, pieces.begin + (piece + 1) * pieces.length, pieces.end});
+        ElementRange inside = part.at(at - part.logical);
+        inside.count = end - at;
+        addRange(inside, memory, digests[static_cast<size_t>(piece)]);
+        at = end;
+      }
+    });
+  });
+}
+
+} // namespace reshard

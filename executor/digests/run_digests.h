@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Digests of the bound memory of all processes of a run, and the check that the targets hold what the source holds.
+// Every function is collective: all processes of the run call it.
+#pragma once
+
+#include "executor/digests/element_sums.h"
+#include "executor/digests/holdings.h"
+#include "executor/transport.h"
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace reshard {
+
+/// The memory of this process.
+struct DigestMemory {
+  const Plan &plan;
+  Transport &transport;
+  unsigned threads;
+  /// Whether a mesh rank of an endpoint is one of this process.
+  std::function<bool(uint32_t endpoint, uint32_t meshRank)> local;
+  /// The bound memory of an instance of a local mesh rank; null: not bound.
+  std::function<const std::byte *(uint32_t endpoint, uint32_t meshRank, uint32_t param, uint32_t instance)> bound;
+};
+
+/// A tensor of an endpoint. `sum.elements` of its elements are held; each counts once.
+struct SideDigest {
+  std::string tensor;
+  schema::DType dtype;
+  std::vector<int64_t> shape;
+  int64_t elements;
+  CountedDigest sum;
+
+  /// Whether the endpoint holds all elements; else the digest is none of the tensor.
+  bool whole() const { return sum.elements == static_cast<uint64_t>(elements); }
+};
+
+struct CheckOptions {
+  bool firstIndex = false;      // the error states the first wrong element
+  bool changed = false;         // the source must differ from the last one that was checked
+  bool allowUndigested = false; // params that cannot be compared are no error
+};
+
+class RunDigests {
+public:
+  explicit RunDigests(DigestMemory memory) : memory_(std::move(memory)) {}
+
+  /// The digests of an endpoint's tensors, in the order of its layout.
+  Result<std::vector<SideDigest>> side(uint32_t endpoint, bool allowUndigested, const Deadline &deadline);
+
+  /// Before a run: computes what each target must hold afterwards. Errors of kind `invalid` and `badBinding` leave
+  /// everything as it was.
+  Status expect(const CheckOptions &options, const Deadline &deadline);
+  /// After it: compares every replica of every element. The error names the tensors that differ and the ranks.
+  Status compare(const Deadline &deadline);
+
+  /// The undigested params of the last call: "target param 'x'".
+  const std::vector<std::string> &undigested() const { return undigested_; }
+
+private:
+  /// A holding of a target, for which the source gives one digest.
+  struct Bucket {
+    uint32_t endpoint, holding;
+  };
+  /// A mesh rank whose part of a bucket is wrong.
+  struct Wrong {
+    uint32_t bucket, meshRank;
+  };
+  /// The memory of a holding; `copy` is it if it comes from a device.
+  struct Loaded {
+    InstanceMemory memory{};
+    std::vector<std::byte> copy;
+  };
+
+  const schema::Endpoint &endpoint(uint32_t number) const { return *memory_.plan.manifest().endpoints()->Get(number); }
+  const Holdings &holdings(uint32_t endpoint);
+  const schema::Param &paramOf(uint32_t endpoint, const Holding &holding);
+  std::string paramName(uint32_t endpoint, uint32_t param) const;
+  Status reportUndigested(std::vector<std::string> names, bool allowed);
+
+  Status load(uint32_t endpoint, uint32_t meshRank, const Holding &holding, Loaded &loaded);
+  /// Calls work(holding) in parallel for the holdings of an endpoint, or of one tensor of it, that this process counts.
+  Status forEachCounted(uint32_t endpoint, const std::string *tensor, const Deadline &deadline,
+                        const std::function<Status(const Holding &, const InstanceMemory &, const PlaceSet *)> &work);
+  /// Adds the source's elements of each bucket to its sum; or, of one bucket only, to the sums of its pieces.
+  Status addSource(const Bucket *only, const Pieces &pieces, std::vector<CountedDigest> &sums,
+                   const Deadline &deadline);
+  Status addTarget(const Bucket &bucket, uint32_t meshRank, const Pieces &pieces, std::vector<CountedDigest> &sums);
+  Status findWrong(std::vector<Wrong> &wrong, const Deadline &deadline);
+  /// The text of an error; `counts`: the wrong mesh ranks of each bucket.
+  Result<std::string> describe(const std::vector<Wrong> &mine, const std::vector<uint64_t> &counts,
+                               const Deadline &deadline);
+  Result<std::string> firstIndex(const std::vector<Wrong> &mine, uint32_t bucket, const Deadline &deadline);
+
+  Status agree(Status mine, const Deadline &deadline);
+  Status reduce(std::vector<CountedDigest> &sums, const Deadline &deadline);
+
+  DigestMemory memory_;
+  std::map<uint32_t, Holdings> holdings_;      // by endpoint
+  std::vector<Bucket> buckets_;                // of all targets
+  std::map<uint32_t, uint32_t> firstBucket_;   // by endpoint
+  std::vector<CountedDigest> expected_, last_; // by bucket; `last_` of the last check that passed
+  CheckOptions options_;
+  std::vector<std::string> undigested_;
+};
+
+} // namespace reshard

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// The state of an executor, for the functions of the C API.
+#pragma once
+
+#include "executor/bindings.h"
+#include "executor/connect_job.h"
+#include "executor/digests/run_digests.h"
+#include "executor/kept_options.h"
+#include "executor/pull/pull_transport.h"
+#include "executor/reshard.h"
+#include "executor/status_of.h"
+#include "executor/transforms.h"
+#include "executor/transport.h"
+#include "executor/view_jobs.h"
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace reshard {
+
+struct Hook {
+  reshard_hook call = nullptr;
+  void *user = nullptr;
+};
+
+/// A hook to call after a run, with its rank.
+struct Refresh {
+  std::string name;
+  uint32_t rank = 0;
+};
+
+/// By (endpoint, world rank or file number).
+using Bindables = std::map<std::pair<uint32_t, uint32_t>, Bindable>;
+
+/// What reshard_digest and reshard_run_checked have returned, which is valid until the next such call.
+struct DigestAnswer {
+  std::vector<SideDigest> tensors;
+  std::vector<std::string> texts;       // of their digests
+  std::vector<std::byte> elements;      // reshard_tensor_digest, of the caller's size
+  std::vector<const char *> undigested; // texts of `digests`
+};
+
+} // namespace reshard
+
+struct reshard_executor {
+  reshard::KeptOptions options;
+  std::unique_ptr<reshard::Plan> plan;
+  std::vector<uint32_t> ranks;
+  reshard::Bindables bindables;
+  std::vector<reshard::LocalRank> locals;
+  std::vector<reshard::ViewJobs> viewJobs; // by local rank
+  reshard::Transforms transforms;
+  std::vector<reshard::BoundRange> ranges;
+  std::map<std::string, reshard::Hook> hooks;
+  std::vector<reshard::Refresh> refreshes; // in the order of ranks, then of params
+  reshard::JobConnection job;              // outlives the transport, whose backend uses it
+  std::unique_ptr<reshard::Transport> transport;
+  std::optional<reshard::pull::Fleet> fleet;    // in pull mode
+  reshard::pull::PullTransport *pull = nullptr; // `transport` in pull mode
+  double joinSeconds = 0;
+  bool recorded = false; // the transport records the hooks in prepare and replays them
+  bool prepared = false;
+  bool broken = false; // Transport::prepare failed part way
+  reshard_state state = RESHARD_EMPTY;
+  uint64_t version = 0;
+  std::string error;
+  std::unique_ptr<reshard::RunDigests> digests; // from the first digest of this plan on
+  reshard::DigestAnswer answer;
+
+  /// Calls the hooks that follow a run: `finalize` of transforms, then `refresh`.
+  reshard::Status refresh() {
+    if (reshard::Status status = transforms.finalize(); !status.ok())
+      return status;
+    for (const reshard::Refresh &refresh : refreshes)
+      if (const reshard::Hook &hook = hooks[refresh.name];
+          hook.call(hook.user, refresh.name.c_str(), refresh.rank) != 0)
+        return reshard::failed("the hook '" + refresh.name + "' failed on rank " + std::to_string(refresh.rank));
+    return {};
+  }
+
+  reshard::Bindable &bindable(uint32_t endpoint, uint32_t meshRank, uint32_t key) {
+    const auto [at, added] = bindables.try_emplace({endpoint, key});
+    if (added)
+      at->second = reshard::bindableOf(*plan, endpoint, meshRank);
+    return at->second;
+  }
+};
+
+namespace reshard {
+
+/// The body of a function of the C API: it keeps the text of its error, and no exception leaves it.
+template <class Body> reshard_status guarded(reshard_executor *executor, Body body) {
+  if (!executor)
+    return RESHARD_INVALID;
+  try {
+    executor->error.clear();
+    const Status status = body(*executor);
+    executor->error = status.message();
+    return statusOf(status);
+  } catch (const std::bad_alloc &) {
+    executor->error = "out of memory";
+  } catch (const std::exception &exception) {
+    executor->error = exception.what();
+  }
+  return RESHARD_FAILED;
+}
+
+/// Moves every byte, and calls the hooks around it. `check`, if given, is called when all bytes have arrived, before
+/// the hooks that follow. Its error, like any other, leaves the targets torn.
+Status runOnce(reshard_executor &e, const Deadline &deadline, const std::function<Status()> &check = {});
+
+} // namespace reshard
