@@ -6,6 +6,7 @@
 #include "compiler/pass.h"
 #include "compiler/resolve/interner.h"
 #include "compiler/transfer/rank_classes.h"
+#include "compiler/transfer/sorting.h"
 
 #include <algorithm>
 #include <memory>
@@ -254,26 +255,9 @@ public:
   }
 
   void run() {
-    const Transfers &transfers = module_.transfers;
-    for (size_t i = 0; i < transfers.transfers.size();) { // all transfers of one overlap
-      const uint32_t overlapNumber = transfers.transfers[i].overlap;
-      const Overlap &overlap = transfers.overlaps[overlapNumber];
-      std::vector<std::unique_ptr<DescriptorBuilder>> builders(overlap.replicaGroups.size());
-      std::vector<std::vector<InternedDescriptor>> whole(overlap.replicaGroups.size());
-      for (; i < transfers.transfers.size() && transfers.transfers[i].overlap == overlapNumber; ++i) {
-        const Transfer &transfer = transfers.transfers[i];
-        if (!builders[transfer.replicaGroup])
-          builders[transfer.replicaGroup] =
-              std::make_unique<DescriptorBuilder>(module_, overlap, overlap.replicaGroups[transfer.replicaGroup]);
-        if (transfer.count == overlap.tensors && !transfer.cut()) {
-          if (whole[transfer.replicaGroup].empty())
-            whole[transfer.replicaGroup] = interned(builders[transfer.replicaGroup]->all());
-          put(overlap, transfer, whole[transfer.replicaGroup]);
-        } else {
-          put(overlap, transfer, interned(builders[transfer.replicaGroup]->some(transfer)));
-        }
-      }
-    }
+    findRelative();
+    put();
+    sort();
     join();
     module_.transfers.shapes = std::move(shapes_).take();
   }
@@ -283,35 +267,115 @@ private:
     int64_t sourceInstance, targetInstance, sourceOffset, targetOffset;
     uint32_t shape;
   };
+  /// Of relative_: [first, end).
+  struct RelativeRange {
+    size_t first = 0, end = 0;
+  };
 
-  std::vector<InternedDescriptor> interned(std::vector<RelativeDescriptor> descriptors) {
-    std::vector<InternedDescriptor> result;
-    result.reserve(descriptors.size());
-    for (RelativeDescriptor &each : descriptors)
-      result.push_back({each.sourceInstance, each.targetInstance, each.sourceOffset, each.targetOffset,
-                        shapes_.intern(std::move(each.shape))});
-    return result;
+  /// Sets ofTransfer_. Transfers of all tensors of one overlap from one replica group have the same range.
+  void findRelative() {
+    const Transfers &transfers = module_.transfers;
+    ofTransfer_.reserve(transfers.transfers.size());
+    for (size_t i = 0; i < transfers.transfers.size();) { // all transfers of one overlap
+      const uint32_t overlapNumber = transfers.transfers[i].overlap;
+      const Overlap &overlap = transfers.overlaps[overlapNumber];
+      std::vector<std::unique_ptr<DescriptorBuilder>> builders(overlap.replicaGroups.size());
+      std::vector<RelativeRange> whole(overlap.replicaGroups.size());
+      for (; i < transfers.transfers.size() && transfers.transfers[i].overlap == overlapNumber; ++i) {
+        const Transfer &transfer = transfers.transfers[i];
+        std::unique_ptr<DescriptorBuilder> &builder = builders[transfer.replicaGroup];
+        if (!builder)
+          builder = std::make_unique<DescriptorBuilder>(module_, overlap, overlap.replicaGroups[transfer.replicaGroup]);
+        if (transfer.count == overlap.tensors && !transfer.cut()) {
+          RelativeRange &range = whole[transfer.replicaGroup];
+          if (range.first == range.end)
+            range = interned(builder->all());
+          ofTransfer_.push_back(range);
+        } else {
+          ofTransfer_.push_back(interned(builder->some(transfer)));
+        }
+      }
+    }
   }
 
-  void put(const Overlap &overlap, const Transfer &transfer, const std::vector<InternedDescriptor> &descriptors) {
+  RelativeRange interned(std::vector<RelativeDescriptor> descriptors) {
+    const size_t first = relative_.size();
+    for (RelativeDescriptor &each : descriptors)
+      relative_.push_back({each.sourceInstance, each.targetInstance, each.sourceOffset, each.targetOffset,
+                           shapes_.intern(std::move(each.shape))});
+    return {first, relative_.size()};
+  }
+
+  /// Writes the descriptors of all transfers, those of each source together. Sets firsts_.
+  void put() {
+    const std::vector<Transfer> &transfers = module_.transfers.transfers;
+    auto slot = [](const Transfer &transfer) { return static_cast<size_t>(transfer.source + 1); }; // padding first
+    firsts_.assign(static_cast<size_t>(module_.layout.endpoints[0].meshRanks()) + 2, 0);
+    for (size_t i = 0; i < transfers.size(); ++i)
+      firsts_[slot(transfers[i]) + 1] += ofTransfer_[i].end - ofTransfer_[i].first;
+    std::partial_sum(firsts_.begin(), firsts_.end(), firsts_.begin());
+    module_.transfers.descriptors.resize(firsts_.back());
+    std::vector<size_t> next = firsts_;
+    for (size_t i = 0; i < transfers.size(); ++i)
+      put(transfers[i], ofTransfer_[i], module_.transfers.descriptors.data() + next[slot(transfers[i])],
+          next[slot(transfers[i])]);
+    ofTransfer_ = {};
+    relative_ = {};
+  }
+
+  /// Writes the descriptors of one transfer at `at`, and adds their number to `count`.
+  void put(const Transfer &transfer, const RelativeRange &range, Descriptor *at, size_t &count) {
+    const Overlap &overlap = module_.transfers.overlaps[transfer.overlap];
     const int64_t source =
         transfer.source < 0 ? 0 : bases_[0](transfer.source, overlap.replicaGroups[transfer.replicaGroup].param);
     const int64_t target = bases_[overlap.endpoint](transfer.target, overlap.param);
-    for (const InternedDescriptor &each : descriptors)
-      module_.transfers.descriptors.push_back({overlap.endpoint, transfer.source, transfer.target,
-                                               static_cast<uint32_t>(source + each.sourceInstance),
-                                               static_cast<uint32_t>(target + each.targetInstance), each.sourceOffset,
-                                               each.targetOffset, each.shape, transfer.route});
+    for (size_t i = range.first; i < range.end; ++i) {
+      const InternedDescriptor &each = relative_[i];
+      *at++ = {overlap.endpoint,
+               transfer.source,
+               transfer.target,
+               static_cast<uint32_t>(source + each.sourceInstance),
+               static_cast<uint32_t>(target + each.targetInstance),
+               each.sourceOffset,
+               each.targetOffset,
+               each.shape,
+               transfer.route};
+    }
+    count += range.end - range.first;
   }
 
-  /// Sorts descriptors by pair and target position, and joins those that are adjacent on both sides.
+  /// Sorts the descriptors of each source by target and target position.
+  void sort() {
+    std::vector<size_t> firstTarget; // by endpoint: the mesh ranks of the endpoints before it
+    size_t targets = 0;
+    for (const Endpoint &endpoint : module_.layout.endpoints) {
+      firstTarget.push_back(targets);
+      targets += endpoint.ranks.size();
+    }
+    auto target = [&](const Descriptor &d) { return firstTarget[d.endpoint] + static_cast<size_t>(d.target); };
+    auto before = [](const Descriptor &a, const Descriptor &b) {
+      return std::tie(a.targetInstance, a.targetOffset, a.sourceInstance, a.sourceOffset) <
+             std::tie(b.targetInstance, b.targetOffset, b.sourceInstance, b.sourceOffset);
+    };
+    std::vector<Descriptor> unsorted;
+    for (size_t source = 0; source + 1 < firsts_.size(); ++source) {
+      Descriptor *const first = module_.transfers.descriptors.data() + firsts_[source];
+      unsorted.assign(first, first + (firsts_[source + 1] - firsts_[source]));
+      Descriptor *end = first;
+      for (const uint32_t number : orderBy(unsorted.size(), targets, [&](uint32_t i) { return target(unsorted[i]); }))
+        *end++ = unsorted[number];
+      for (Descriptor *begin = first, *next = first; begin < end; begin = next) {
+        while (next < end && target(*next) == target(*begin))
+          ++next;
+        if (!std::is_sorted(begin, next, before))
+          std::sort(begin, next, before);
+      }
+    }
+  }
+
+  /// Joins descriptors that are adjacent on both sides.
   void join() {
     std::vector<Descriptor> &all = module_.transfers.descriptors;
-    std::sort(all.begin(), all.end(), [](const Descriptor &a, const Descriptor &b) {
-      return std::tie(a.source, a.endpoint, a.target, a.targetInstance, a.targetOffset, a.sourceInstance,
-                      a.sourceOffset) < std::tie(b.source, b.endpoint, b.target, b.targetInstance, b.targetOffset,
-                                                 b.sourceInstance, b.sourceOffset);
-    });
     size_t tail = 0;
     for (size_t i = 1; i < all.size(); ++i) {
       Descriptor &last = all[tail];
@@ -336,6 +400,9 @@ private:
   Module &module_;
   std::vector<InstanceBases> bases_;
   Interner<Shape> shapes_;
+  std::vector<InternedDescriptor> relative_;
+  std::vector<RelativeRange> ofTransfer_; // by transfer
+  std::vector<size_t> firsts_;            // by source mesh rank + 1: its first descriptor, then the end
 };
 
 } // namespace

@@ -14,6 +14,7 @@
 #include "compiler/transfer/message_size.h"
 #include "compiler/transfer/optimum.h"
 #include "compiler/transfer/shard_distribution.h"
+#include "compiler/transfer/sorting.h"
 #include "compiler/transfer/split.h"
 
 #include <algorithm>
@@ -54,8 +55,7 @@ public:
     else
       sendOncePerNode();
     module_.transfers.routes = std::move(routes_).take();
-    auto &all = module_.transfers.transfers;
-    std::stable_sort(all.begin(), all.end(), [](const Transfer &a, const Transfer &b) {
+    sortUnlessSorted(module_.transfers.transfers, [](const Transfer &a, const Transfer &b) {
       return std::tie(a.overlap, a.target, a.first, a.begin) < std::tie(b.overlap, b.target, b.first, b.begin);
     });
   }
