@@ -13,6 +13,9 @@ namespace reshard {
 /// Cuts flows between rows if rows are small, else at multiples of the staging alignment, else between elements.
 class DescriptorCuts : public Cuts {
 public:
+  /// `count`: of the descriptors that are added.
+  explicit DescriptorCuts(size_t count) { ranges_.reserve(count); }
+
   /// Appends a descriptor to the current flow. `row`: bytes of a row; `block`: bytes of a quantization block, inside
   /// which it is not cut, or 0.
   void add(int64_t bytes, int64_t row, int64_t block) {

@@ -80,7 +80,7 @@ bool Relays::fits(const std::vector<std::pair<FlowKey, Descriptor>> &all, int64_
 /// Divides the part of each relay evenly among all phases, with cuts at good positions of the flow.
 void Relays::cutFlow(const FlowKey &key, llvm::ArrayRef<Descriptor> descriptors, const Split &split, int64_t phases,
                      std::vector<std::pair<FlowKey, Descriptor>> &all) {
-  DescriptorCuts cuts;
+  DescriptorCuts cuts(descriptors.size());
   int64_t bytes = 0;
   for (const Descriptor &d : descriptors) {
     cuts.add(bytesOf(shapes_[d.shape]), shapes_[d.shape].rowBytes, 0);

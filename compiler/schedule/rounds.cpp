@@ -3,9 +3,10 @@
 
 #include "compiler/transfer/staging.h"
 
+#include "llvm/ADT/DenseMap.h"
+
 #include <algorithm>
 #include <tuple>
-#include <unordered_map>
 
 namespace reshard {
 
@@ -73,6 +74,7 @@ struct Port {
   size_t idle = 0;                   // index in Tier::idle_ while the port is unmatched
   uint64_t search = 0;               // the last search that visited the port
   std::vector<uint32_t> pairs;       // pairs with bytes left, and some without
+  std::vector<uint32_t> partners;    // of each of them, the port on the other side
   size_t next = 0;                   // index of the pair that a scan begins with if there are more than kFullScanPairs
   int64_t maxChunksLeft = INT64_MAX; // of a partner, in the last full scan of more than kCachedScanPairs pairs
 };
@@ -123,8 +125,16 @@ private:
   /// Adds a port to the unmatched ones, or removes it.
   void setIdle(uint32_t port, bool idle);
 
-  /// Adds `by` (which can be negative) to the bytes left of a pair.
+  /// Adds `by` (which can be negative) to the bytes left of a pair, and the change of its chunks to those of its ports.
   void change(Pair &pair, int64_t by);
+  /// Sets the bytes left of a pair, without its ports.
+  void setLeft(Pair &pair, int64_t bytes) {
+    left_ += bytes - pair.left;
+    pair.left = bytes;
+    done_[static_cast<size_t>(&pair - pairs_.data())] = bytes == 0;
+  }
+  /// Removes the pairs without bytes left from the list of a port.
+  void removeDone(Port &port);
   /// Adds `by` (which can be negative) to the chunks left of a port.
   void count(uint32_t port, int64_t by);
   /// count(port, -1) for a matched port, without the branches.
@@ -190,7 +200,8 @@ private:
   std::vector<uint32_t> mates_; // by port: its matched pair, or kNone
   std::vector<uint32_t> withChunks_, idleWithChunks_; // by chunks left: the number of ports, and of unmatched ports
   int64_t top_ = 0;                                   // no port has more chunks left
-  std::unordered_map<uint64_t, uint32_t> pairOf_, portOf_;
+  llvm::DenseMap<uint64_t, uint32_t> pairOf_, portOf_;
+  std::vector<uint8_t> done_; // by pair: whether it has no bytes left
   std::vector<uint32_t> idle_[2]; // unmatched ports: receiving, sending
   std::vector<Active> active_;    // matched pairs, and some that were released
   std::vector<uint32_t> free_;    // ports that may find a partner
@@ -200,11 +211,15 @@ private:
 };
 
 uint32_t Tier::pair(int32_t from, int32_t to) {
-  const auto [at, added] = pairOf_.try_emplace(key(from, to), static_cast<uint32_t>(pairs_.size()));
-  if (added) {
+  const auto [at, isNew] = pairOf_.try_emplace(key(from, to), static_cast<uint32_t>(pairs_.size()));
+  if (isNew) {
     pairs_.push_back({from, to, port(from, true), port(to, false), {}});
-    ports_[pairs_.back().out].pairs.push_back(at->second);
-    ports_[pairs_.back().in].pairs.push_back(at->second);
+    done_.push_back(1);
+    const Pair &added = pairs_.back();
+    ports_[added.out].pairs.push_back(at->second);
+    ports_[added.out].partners.push_back(added.in);
+    ports_[added.in].pairs.push_back(at->second);
+    ports_[added.in].partners.push_back(added.out);
   }
   return at->second;
 }
@@ -302,15 +317,13 @@ void Tier::setIdle(uint32_t port, bool idle) {
 
 void Tier::change(Pair &pair, int64_t by) {
   if (by == -bytes_) { // the usual case, without a division
-    pair.left -= bytes_;
-    left_ -= bytes_;
+    setLeft(pair, pair.left - bytes_);
     countDown(pair.out);
     countDown(pair.in);
     return;
   }
   const int64_t more = chunks(pair.left + by) - chunks(pair.left);
-  pair.left += by;
-  left_ += by;
+  setLeft(pair, pair.left + by);
   count(pair.out, more);
   count(pair.in, more);
 }
@@ -394,11 +407,13 @@ uint32_t Tier::choose(uint32_t port) {
     }
     return best;
   }
+  // Most partners are matched: reading their pairs, which lie far apart, would be most of the time.
   const bool many = mine.pairs.size() > kFullScanPairs;
-  size_t done = 0;
-  for (size_t i = 0; i < mine.pairs.size(); ++i) {
-    const size_t at = many ? (mine.next + i) % mine.pairs.size() : i;
-    done += pairs_[mine.pairs[at]].left == 0;
+  size_t done = 0, at = many ? mine.next % mine.pairs.size() : 0;
+  for (size_t i = 0; i < mine.pairs.size(); ++i, at = at + 1 == mine.pairs.size() ? 0 : at + 1) {
+    done += done_[mine.pairs[at]];
+    if (mates_[mine.partners[at]] != kNone)
+      continue;
     consider(mine.pairs[at]);
     if (many && best == mine.pairs[at] && good(best)) {
       mine.next = at + 1;
@@ -407,9 +422,20 @@ uint32_t Tier::choose(uint32_t port) {
   }
   if (cached && !(best != kNone && good(best))) // the scan was full
     mine.maxChunksLeft = best == kNone ? INT64_MAX : chunks_[other(mine, pairs_[best])];
-  if (!many || 2 * done > mine.pairs.size())
-    std::erase_if(mine.pairs, [&](uint32_t pair) { return pairs_[pair].left == 0; });
+  if (done > 0 && (!many || 2 * done > mine.pairs.size()))
+    removeDone(mine);
   return best;
+}
+
+void Tier::removeDone(Port &port) {
+  size_t tail = 0;
+  for (size_t i = 0; i < port.pairs.size(); ++i)
+    if (!done_[port.pairs[i]]) {
+      port.pairs[tail] = port.pairs[i];
+      port.partners[tail++] = port.partners[i];
+    }
+  port.pairs.resize(tail);
+  port.partners.resize(tail);
 }
 
 void Tier::augment(uint32_t start) {
@@ -426,10 +452,9 @@ void Tier::augment(uint32_t start) {
     visited += mine.pairs.size();
     uint32_t best = kNone;
     int64_t least = chunks_[start];
-    for (uint32_t candidate : mine.pairs) {
-      const Pair &pair = pairs_[candidate];
-      const uint32_t partner = other(mine, pair), holding = mates_[partner];
-      if (pair.ready == 0 || candidate == holding || ports_[partner].search == search_)
+    for (size_t i = 0; i < mine.pairs.size(); ++i) {
+      const uint32_t candidate = mine.pairs[i], partner = mine.partners[i], holding = mates_[partner];
+      if (candidate == holding || ports_[partner].search == search_ || pairs_[candidate].ready == 0)
         continue;
       ports_[partner].search = search_;
       const uint32_t rival = holding == kNone ? kNone : other(ports_[partner], pairs_[holding]);
@@ -484,8 +509,7 @@ void Tier::sync(uint32_t number) {
   QueuedHop &queued = pair.queue[pair.current];
   queued.sent += bytes;
   pair.ready -= bytes;
-  pair.left -= bytes;
-  left_ -= bytes;
+  setLeft(pair, pair.left - bytes);
   pair.lastChunk = bytes_;
   Message &message = messages_[pair.message];
   message.bytes += bytes;
@@ -670,9 +694,13 @@ private:
       else if (!relays_) // chunks of equal size; else the last one would be short, and its round not fully used
         message.chunk = alignUp((message.bytes + chunks - 1) / chunks);
     }
-    std::sort(messages_.begin(), messages_.end(), [](const Message &a, const Message &b) {
-      return std::tie(a.round, a.from, a.to) < std::tie(b.round, b.from, b.to);
-    });
+    for (auto first = messages_.begin(), last = first; first != messages_.end(); first = last) { // rounds ascend
+      while (last != messages_.end() && last->round == first->round)
+        ++last;
+      std::sort(first, last, [](const Message &a, const Message &b) {
+        return std::tie(a.from, a.to) < std::tie(b.from, b.to);
+      });
+    }
   }
 
   llvm::ArrayRef<Flow> flows_;

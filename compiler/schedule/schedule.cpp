@@ -13,6 +13,7 @@
 #include "compiler/schedule/round_limits.h"
 #include "compiler/schedule/rounds.h"
 #include "compiler/schedule/staged_ranges.h"
+#include "compiler/transfer/sorting.h"
 #include "schema/arena.h"
 #include "schema/levels.h"
 
@@ -28,10 +29,11 @@ using namespace ir;
 
 namespace {
 
-/// Bytes [begin, end) of a flow, in which no message begins or ends, and their descriptor.
+/// Bytes of a flow from `begin` on, in which no message begins or ends, and the number of their descriptor. A large job
+/// has many millions of them.
 struct FlowRange {
-  int64_t begin, end;
-  Descriptor descriptor;
+  int64_t begin;
+  uint32_t descriptor;
 };
 
 class Scheduler {
@@ -139,60 +141,89 @@ private:
     return bytes;
   }
 
-  /// Separates local descriptors from those of flows.
-  void separate() {
-    std::vector<std::pair<FlowKey, Descriptor>> remote;
-    std::vector<Descriptor> all;
-    for (const Descriptor &d : module_.transfers.descriptors)
-      if (stagedRanges_.needsCut(d.endpoint, d.target, d.targetInstance))
-        cutAtStagedRanges(d, stagedRanges_, shapes_, all);
-      else
-        all.push_back(d);
-    for (const Descriptor &d : all) {
-      const FlowKey at = flowKey(d);
-      if (at.source == at.target && d.route < 0)
-        local_.push_back(d);
-      else
-        remote.emplace_back(at, d);
-    }
-    addFlows(std::move(remote));
+  /// A descriptor of the module, or one that was cut.
+  const Descriptor &descriptorOf(uint32_t number) const {
+    const std::vector<Descriptor> &whole = module_.transfers.descriptors;
+    return number < whole.size() ? whole[number] : cut_[number - whole.size()];
   }
 
-  /// Appends flows with their keys and descriptors.
-  void addFlows(std::vector<std::pair<FlowKey, Descriptor>> remote) {
-    std::stable_sort(remote.begin(), remote.end(),
-                     [](const auto &a, const auto &b) { return a.first.fields() < b.first.fields(); });
-    for (const auto &[at, d] : remote) {
-      if (keys_.empty() || keys_.back() != at) {
-        keys_.push_back(at);
-        firsts_.push_back(descriptors_.size());
-        Flow &flow = flows_.emplace_back();
-        if (at.relay >= 0)
-          flow.hops = {{at.source, at.relay, -1}, {at.relay, at.target, 0}};
-        else if (at.source != at.target)
-          flow.hops.push_back({at.source, at.target, -1});
-        if (d.route >= 0)
-          addRoute(module_.transfers.routes[d.route], d.endpoint, flow);
+  /// Adds a descriptor that was cut; returns its number.
+  uint32_t addCut(const Descriptor &d) {
+    cut_.push_back(d);
+    return static_cast<uint32_t>(module_.transfers.descriptors.size() + cut_.size() - 1);
+  }
+
+  /// Separates local descriptors from those of flows.
+  void separate() {
+    const std::vector<Descriptor> &whole = module_.transfers.descriptors;
+    std::vector<uint32_t> remote;
+    auto put = [&](uint32_t number) {
+      const Descriptor &d = descriptorOf(number);
+      if (const FlowKey at = flowKey(d); at.source == at.target && d.route < 0)
+        local_.push_back(d);
+      else
+        remote.push_back(number);
+    };
+    remote.reserve(whole.size());
+    std::vector<Descriptor> parts;
+    for (uint32_t number = 0; number < whole.size(); ++number) {
+      if (!stagedRanges_.needsCut(whole[number].endpoint, whole[number].target, whole[number].targetInstance)) {
+        put(number);
+        continue;
       }
-      flows_.back().bytes += bytesOf(shapes_[d.shape]);
-      descriptors_.push_back(d);
+      parts.clear();
+      cutAtStagedRanges(whole[number], stagedRanges_, shapes_, parts);
+      for (const Descriptor &d : parts)
+        put(addCut(d));
     }
-    firsts_.push_back(descriptors_.size());
+    sortUnlessSorted(remote, [&](uint32_t a, uint32_t b) {
+      return flowKey(descriptorOf(a)).fields() < flowKey(descriptorOf(b)).fields();
+    });
+    for (uint32_t number : remote)
+      addToFlow(flowKey(descriptorOf(number)), number);
+    firsts_.push_back(numbers_.size());
+  }
+
+  /// Appends a descriptor to the last flow, or to a new one if it has another key.
+  void addToFlow(const FlowKey &at, uint32_t number) {
+    const Descriptor &d = descriptorOf(number);
+    if (keys_.empty() || keys_.back() != at) {
+      keys_.push_back(at);
+      firsts_.push_back(numbers_.size());
+      Flow &flow = flows_.emplace_back();
+      if (at.relay >= 0)
+        flow.hops = {{at.source, at.relay, -1}, {at.relay, at.target, 0}};
+      else if (at.source != at.target)
+        flow.hops.push_back({at.source, at.target, -1});
+      if (d.route >= 0)
+        addRoute(module_.transfers.routes[d.route], d.endpoint, flow);
+    }
+    flows_.back().bytes += bytesOf(shapes_[d.shape]);
+    numbers_.push_back(number);
   }
 
   /// Replaces flows of overloaded NICs by flows that are in part sent over relays (spread.h). The source ranks of a
   /// pool are no relays: they do not receive.
   void relay() {
-    if (layout_.pool())
+    if (layout_.pool() || layout_.topology.ranksPerNode == 0)
       return;
-    std::vector<std::pair<FlowKey, Descriptor>> all = relays_.cut(keys_, flows_, firsts_, descriptors_);
+    std::vector<Descriptor> descriptors;
+    descriptors.reserve(numbers_.size());
+    for (uint32_t number : numbers_)
+      descriptors.push_back(descriptorOf(number));
+    std::vector<std::pair<FlowKey, Descriptor>> all = relays_.cut(keys_, flows_, firsts_, descriptors);
     if (all.empty())
       return;
     keys_.clear();
     firsts_.clear();
     flows_.clear();
-    descriptors_.clear();
-    addFlows(std::move(all));
+    numbers_.clear();
+    cut_.clear();
+    sortUnlessSorted(all, [](const auto &a, const auto &b) { return a.first.fields() < b.first.fields(); });
+    cut_.reserve(all.size());
+    for (const auto &[at, d] : all)
+      addToFlow(at, addCut(d));
+    firsts_.push_back(numbers_.size());
     relays_.layOut(keys_, flows_);
   }
 
@@ -220,21 +251,19 @@ private:
       size_t last = first;
       while (last < flows_.size() && keys_[last].when == keys_[first].when)
         ++last;
-      DescriptorCuts cuts;
-      for (size_t s = first; s < last; ++s, cuts.endFlow())
-        for (size_t d = firsts_[s]; d < firsts_[s + 1]; ++d)
-          cuts.add(bytesOf(shapes_[descriptors_[d].shape]), shapes_[descriptors_[d].shape].rowBytes,
-                   blockBytes(descriptors_[d]));
-      std::vector<Message> messages =
-          assignRounds(llvm::ArrayRef(flows_).slice(first, last - first), layout_.topology, *limits, cuts);
+      std::vector<Message> messages = roundsOf(first, last, *limits);
       uint32_t rounds = 0;
       for (Message &message : messages) {
         rounds = std::max(rounds, message.round + message.rounds);
         message.round += rounds_;
         for (Grant &grant : message.grants)
           grant.flow += static_cast<uint32_t>(first);
-        messages_.push_back(std::move(message));
       }
+      if (first == 0)
+        messages_ = std::move(messages);
+      else
+        messages_.insert(messages_.end(), std::make_move_iterator(messages.begin()),
+                         std::make_move_iterator(messages.end()));
       rounds_ += rounds;
       lastRound_[keys_[first].when] = rounds_ - 1;
       first = last;
@@ -242,6 +271,17 @@ private:
     cut();
     noteArrivals();
     return llvm::Error::success();
+  }
+
+  /// The messages of flows [first, last), counted from round 0 and flow 0.
+  std::vector<Message> roundsOf(size_t first, size_t last, const RoundLimits &limits) {
+    DescriptorCuts cuts(firsts_[last] - firsts_[first]);
+    for (size_t s = first; s < last; ++s, cuts.endFlow())
+      for (size_t i = firsts_[s]; i < firsts_[s + 1]; ++i) {
+        const Descriptor &d = descriptorOf(numbers_[i]);
+        cuts.add(bytesOf(shapes_[d.shape]), shapes_[d.shape].rowBytes, hasViews_[d.endpoint] ? blockBytes(d) : 0);
+      }
+    return assignRounds(llvm::ArrayRef(flows_).slice(first, last - first), layout_.topology, limits, cuts);
   }
 
   /// The bytes of a quantization block if the descriptor's elements are quantized on arrival, else 0.
@@ -260,26 +300,49 @@ private:
     for (const Message &message : messages_)
       for (const Grant &grant : message.grants)
         ends[grant.flow].push_back(grant.end);
-    std::vector<Descriptor> stack, taken;
+    ranges_.reserve(numbers_.size());
     for (size_t s = 0; s < flows_.size(); ++s) {
       firstRange_.push_back(ranges_.size());
       std::sort(ends[s].begin(), ends[s].end());
       ends[s].erase(std::unique(ends[s].begin(), ends[s].end()), ends[s].end());
-      stack.assign(descriptors_.rend() - static_cast<ptrdiff_t>(firsts_[s + 1]),
-                   descriptors_.rend() - static_cast<ptrdiff_t>(firsts_[s]));
-      int64_t at = 0;
-      for (int64_t end : ends[s]) {
-        taken.clear();
-        cutter_.take(stack, end - at, taken);
-        for (const Descriptor &d : taken) {
-          const int64_t bytes = bytesOf(shapes_[d.shape]);
-          ranges_.push_back({at, at + bytes, d});
-          at += bytes;
-        }
+      if (!addWhole(s, ends[s])) {
+        ranges_.resize(firstRange_.back());
+        addParts(s, ends[s]);
       }
     }
     firstRange_.push_back(ranges_.size());
-    descriptors_ = {};
+    numbers_ = {};
+  }
+
+  /// Appends the ranges of a flow, one for each descriptor. Stops and returns false if one must be cut at one of `ends`.
+  bool addWhole(size_t flow, llvm::ArrayRef<int64_t> ends) {
+    int64_t at = 0;
+    for (size_t i = firsts_[flow]; i < firsts_[flow + 1]; ++i) {
+      ranges_.push_back({at, numbers_[i]});
+      at += bytesOf(shapes_[descriptorOf(numbers_[i]).shape]);
+      while (!ends.empty() && ends.front() <= at) {
+        if (ends.front() < at)
+          return false;
+        ends = ends.drop_front();
+      }
+    }
+    return true;
+  }
+
+  /// Appends the ranges of a flow, whose descriptors are cut at `ends`.
+  void addParts(size_t flow, llvm::ArrayRef<int64_t> ends) {
+    std::vector<Descriptor> stack, taken;
+    for (size_t i = firsts_[flow + 1]; i-- > firsts_[flow];)
+      stack.push_back(descriptorOf(numbers_[i]));
+    int64_t at = 0;
+    for (int64_t end : ends) {
+      taken.clear();
+      cutter_.take(stack, end - at, taken);
+      for (const Descriptor &d : taken) {
+        ranges_.push_back({at, addCut(d)});
+        at += bytesOf(shapes_[d.shape]);
+      }
+    }
   }
 
   llvm::ArrayRef<FlowRange> rangesOf(size_t flow) const {
@@ -330,8 +393,8 @@ private:
       Step step;
       step.bytes = flows_[s].bytes;
       for (const FlowRange &range : rangesOf(s)) {
-        step.inputs.push_back(input(keys_[s].source, range.descriptor));
-        step.outputs.push_back(output(keys_[s].source, range.descriptor));
+        step.inputs.push_back(input(keys_[s].source, descriptorOf(range.descriptor)));
+        step.outputs.push_back(output(keys_[s].source, descriptorOf(range.descriptor)));
       }
       phaseSteps_.append(keys_[s].source, std::move(step), {});
     }
@@ -410,21 +473,25 @@ private:
     const llvm::ArrayRef<FlowRange> ranges = rangesOf(grant.flow);
     const auto first = std::partition_point(ranges.begin(), ranges.end(),
                                             [&](const FlowRange &range) { return range.begin < grant.begin; });
+    const auto last = std::partition_point(first, ranges.end(),
+                                           [&](const FlowRange &range) { return range.begin < grant.end; });
+    Operands &operands = receive ? step.outputs : step.inputs;
+    operands.reserve(operands.size() + static_cast<size_t>(last - first));
     const int32_t after = flows_[grant.flow].hops[grant.hop].after;
     const int64_t routed = static_cast<int64_t>(grant.hop) - hopsBefore(grant.flow);
     const bool onRoute = routed >= 0, relayed = keys_[grant.flow].relay >= 0 && grant.hop == (receive ? 0 : 1);
-    for (auto range = first; range != ranges.end() && range->begin < grant.end; ++range) {
-      const Descriptor &d = range->descriptor;
+    for (auto range = first; range != last; ++range) {
+      const Descriptor &d = descriptorOf(range->descriptor);
       if (relayed) {
-        const int64_t base = relays_.base(grant.flow);
-        (receive ? step.outputs : step.inputs).push_back({0, packed(rank, d.shape), base + range->begin});
-        for (uint32_t earlier : held.take(base + range->begin, base + range->end,
-                                          static_cast<uint32_t>(module_.schedule.ranks[rank].steps.size())))
+        const int64_t begin = relays_.base(grant.flow) + range->begin, end = begin + bytesOf(shapes_[d.shape]);
+        operands.push_back({0, packed(rank, d.shape), begin});
+        for (uint32_t earlier :
+             held.take(begin, end, static_cast<uint32_t>(module_.schedule.ranks[rank].steps.size())))
           step.after.push_back(earlier); // a send waits for its bytes, a receive for its memory
       } else if (receive)
-        step.outputs.push_back(onRoute ? forwarded(rank, d, routeHop(grant).to) : output(rank, d));
+        operands.push_back(onRoute ? forwarded(rank, d, routeHop(grant).to) : output(rank, d));
       else
-        step.inputs.push_back(onRoute ? forwarded(rank, d, routeHop(grant).from) : input(rank, d));
+        operands.push_back(onRoute ? forwarded(rank, d, routeHop(grant).from) : input(rank, d));
     }
     if (receive || !onRoute)
       return;
@@ -516,8 +583,9 @@ private:
   std::vector<FlowKey> keys_;      // by flow
   std::vector<uint32_t> readStep_; // by flow: the step that reads it from files
   std::vector<Flow> flows_;
-  std::vector<Descriptor> descriptors_;                                          // flow after flow
-  std::vector<size_t> firsts_;                                                   // by flow: its first descriptor
+  std::vector<Descriptor> cut_;                                                  // numbered after those of the module
+  std::vector<uint32_t> numbers_;                                                // of descriptors, flow after flow
+  std::vector<size_t> firsts_;                                                   // by flow: its first in numbers_
   std::vector<FlowRange> ranges_;                                                // flow after flow
   std::vector<size_t> firstRange_;                                               // by flow: its first range
   std::vector<std::vector<std::vector<std::pair<int64_t, uint32_t>>>> arrivals_; // by flow and hop: (end, message)

@@ -242,9 +242,10 @@ void PhaseSteps::append(int32_t rank, Step step, const EpochPhase &when) {
 PhaseSteps::Needs PhaseSteps::needs(int32_t rank, const Step &step) {
   Needs needs;
   const auto &ranges = module_.schedule.ranks[rank].buffers;
+  const bool hasViews = state_[rank].hasViews;
   for (const Operand &operand : step.outputs) {
     needs.writesStaged = needs.writesStaged || operand.buffer == 0;
-    if (operand.buffer == 0 || !state_[rank].hasViews)
+    if (operand.buffer == 0 || !hasViews)
       continue;
     const BufferRange &range = *std::prev(std::upper_bound(
         ranges.begin(), ranges.end(), operand.buffer, [](uint32_t b, const BufferRange &r) { return b < r.first; }));

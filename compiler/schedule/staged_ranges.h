@@ -90,7 +90,7 @@ class PhaseSteps {
 public:
   /// The buffers of the module's schedule must be set. `shapes`: by rank, interns the shapes of operands.
   PhaseSteps(ir::Module &module, const StagedRanges &stagedRanges, std::vector<Interner<ir::OperandShape>> &shapes)
-      : module_(module), stagedRanges_(stagedRanges), shapes_(shapes) {}
+      : module_(module), stagedRanges_(stagedRanges), shapes_(shapes), state_(module.layout.world) {}
 
   /// States that a rank has quantized views of a target.
   void watch(int32_t rank) { state_[rank].hasViews = true; }
@@ -121,7 +121,7 @@ private:
   ir::Module &module_;
   const StagedRanges &stagedRanges_;
   std::vector<Interner<ir::OperandShape>> &shapes_;
-  std::map<int32_t, State> state_; // by rank
+  std::vector<State> state_; // by rank
 };
 
 } // namespace reshard
