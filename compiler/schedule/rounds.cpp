@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compiler/schedule/rounds.h"
 
+#include "compiler/transfer/sorting.h"
 #include "compiler/transfer/staging.h"
 
 #include "llvm/ADT/DenseMap.h"
@@ -56,7 +57,7 @@ struct QueuedHop {
 struct Pair {
   int32_t from, to; // world ranks
   uint32_t out, in; // ports of the tier
-  std::vector<QueuedHop> queue;
+  llvm::SmallVector<QueuedHop, 1> queue;
   size_t first = 0;         // hops of the queue before this one are done
   size_t current = 0;       // the hop that sent last
   int64_t ready = 0;        // bytes that may be sent now
@@ -201,7 +202,7 @@ private:
   std::vector<uint32_t> withChunks_, idleWithChunks_; // by chunks left: the number of ports, and of unmatched ports
   int64_t top_ = 0;                                   // no port has more chunks left
   llvm::DenseMap<uint64_t, uint32_t> pairOf_, portOf_;
-  std::vector<uint8_t> done_; // by pair: whether it has no bytes left
+  std::vector<uint8_t> done_;     // by pair: whether it has no bytes left
   std::vector<uint32_t> idle_[2]; // unmatched ports: receiving, sending
   std::vector<Active> active_;    // matched pairs, and some that were released
   std::vector<uint32_t> free_;    // ports that may find a partner
@@ -402,7 +403,7 @@ uint32_t Tier::choose(uint32_t port) {
       const uint32_t partner = idle[i];
       const int32_t rank = ports_[partner].rank;
       if (const auto pair = pairOf_.find(mine.sends ? key(mine.rank, rank) : key(rank, mine.rank));
-          pair != pairOf_.end())
+          pair != pairOf_.end() && !done_[pair->second])
         consider(pair->second);
     }
     return best;
@@ -411,8 +412,9 @@ uint32_t Tier::choose(uint32_t port) {
   const bool many = mine.pairs.size() > kFullScanPairs;
   size_t done = 0, at = many ? mine.next % mine.pairs.size() : 0;
   for (size_t i = 0; i < mine.pairs.size(); ++i, at = at + 1 == mine.pairs.size() ? 0 : at + 1) {
-    done += done_[mine.pairs[at]];
-    if (mates_[mine.partners[at]] != kNone)
+    const bool finished = done_[mine.pairs[at]] != 0;
+    done += finished;
+    if (finished || mates_[mine.partners[at]] != kNone)
       continue;
     consider(mine.pairs[at]);
     if (many && best == mine.pairs[at] && good(best)) {
@@ -644,7 +646,7 @@ private:
       for (uint32_t h = 0; h < flows_[s].hops.size(); ++h)
         if (flows_[s].bytes > 0)
           all.emplace_back(s, h);
-    std::stable_sort(all.begin(), all.end(), [&](const auto &a, const auto &b) {
+    sortUnlessSorted(all, [&](const auto &a, const auto &b) {
       return hopNodes_(a.first, a.second).depth > hopNodes_(b.first, b.second).depth;
     });
     for (const auto &[s, h] : all) {
@@ -697,9 +699,8 @@ private:
     for (auto first = messages_.begin(), last = first; first != messages_.end(); first = last) { // rounds ascend
       while (last != messages_.end() && last->round == first->round)
         ++last;
-      std::sort(first, last, [](const Message &a, const Message &b) {
-        return std::tie(a.from, a.to) < std::tie(b.from, b.to);
-      });
+      std::sort(first, last,
+                [](const Message &a, const Message &b) { return std::tie(a.from, a.to) < std::tie(b.from, b.to); });
     }
   }
 

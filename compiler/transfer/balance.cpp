@@ -338,10 +338,10 @@ private:
   const Layout &layout_;
   Candidates candidates_;
   Splitter splitter_;
-  std::vector<int64_t> load_;    // bytes to send, by source mesh rank
-  std::vector<Transfer> all_;    // the transfers of the module, then parts of them
-  const uint32_t count_;         // of the transfers of the module
-  std::vector<uint32_t> given_;  // numbers of the transfers and parts that have a source, in the order of assignment
+  std::vector<int64_t> load_;       // bytes to send, by source mesh rank
+  std::vector<Transfer> all_;       // the transfers of the module, then parts of them
+  const uint32_t count_;            // of the transfers of the module
+  std::vector<uint32_t> given_;     // numbers of the transfers and parts that have a source, in the order of assignment
   std::vector<size_t> firstTarget_; // by endpoint: the mesh ranks of the endpoints before it
   size_t targets_ = 0;              // mesh ranks of all endpoints
 };
