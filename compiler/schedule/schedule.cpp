@@ -412,20 +412,25 @@ private:
     uint32_t message;
   };
 
-  /// Loads what the sides after the first will need. Messages are ordered by round and flows by sender, so that those
-  /// of a rank lie far apart; waiting for memory would be a fifth of the compiler's time in a job of a million
-  /// messages.
+  /// Loads what the sides after the first will need. Messages are ordered by round and flows by sender, so that those of
+  /// a rank lie far apart; waiting for memory would be a fifth of the compiler's time in a job of a million messages.
   void prefetch(llvm::ArrayRef<Side> sides) const {
-    constexpr size_t kMessage = 12, kFlow = 8, kRange = 4; // sides ahead
+    constexpr size_t kMessage = 16, kFlow = 12, kRange = 8, kDescriptor = 4; // sides ahead
+    constexpr size_t kMaxDescriptors = 8;
     if (sides.size() <= kMessage)
       return;
-    __builtin_prefetch(&messages_[sides[kMessage].message]);
-    const uint32_t next = messages_[sides[kFlow].message].grants[0].flow;
+    const Message &message = messages_[sides[kMessage].message];
+    __builtin_prefetch(&message);
+    __builtin_prefetch(reinterpret_cast<const char *>(&message + 1) - 1); // it lies in two cache lines
+    auto flow = [&](size_t ahead) { return messages_[sides[ahead].message].grants[0].flow; };
+    const uint32_t next = flow(kFlow);
     __builtin_prefetch(&firstRange_[next]);
     __builtin_prefetch(&flows_[next]);
     __builtin_prefetch(&keys_[next]);
-    const FlowRange &range = ranges_[firstRange_[messages_[sides[kRange].message].grants[0].flow]];
-    __builtin_prefetch(&range);
+    __builtin_prefetch(&ranges_[firstRange_[flow(kRange)]]);
+    const llvm::ArrayRef<FlowRange> ranges = rangesOf(flow(kDescriptor));
+    for (const FlowRange &range : ranges.take_front(kMaxDescriptors))
+      __builtin_prefetch(&descriptorOf(range.descriptor));
   }
 
   /// Makes a send and a receive for each message. In a round, sends precede receives; sends are ordered by distance
