@@ -61,7 +61,6 @@ struct Pair {
   size_t first = 0;         // hops of the queue before this one are done
   size_t current = 0;       // the hop that sent last
   int64_t ready = 0;        // bytes that may be sent now
-  int64_t left = 0;         // bytes still to send
   int64_t lastChunk = 0;    // bytes of its last chunk
   uint32_t message = kNone; // the message that it is sending
   uint32_t slot = kNone;    // index in Tier::active_
@@ -128,11 +127,11 @@ private:
 
   /// Adds `by` (which can be negative) to the bytes left of a pair, and the change of its chunks to those of its ports.
   void change(Pair &pair, int64_t by);
+  int64_t left(const Pair &pair) const { return leftOf_[static_cast<size_t>(&pair - pairs_.data())]; }
   /// Sets the bytes left of a pair, without its ports.
   void setLeft(Pair &pair, int64_t bytes) {
-    left_ += bytes - pair.left;
-    pair.left = bytes;
-    done_[static_cast<size_t>(&pair - pairs_.data())] = bytes == 0;
+    left_ += bytes - left(pair);
+    leftOf_[static_cast<size_t>(&pair - pairs_.data())] = bytes;
   }
   /// Removes the pairs without bytes left from the list of a port.
   void removeDone(Port &port);
@@ -202,7 +201,7 @@ private:
   std::vector<uint32_t> withChunks_, idleWithChunks_; // by chunks left: the number of ports, and of unmatched ports
   int64_t top_ = 0;                                   // no port has more chunks left
   llvm::DenseMap<uint64_t, uint32_t> pairOf_, portOf_;
-  std::vector<uint8_t> done_;     // by pair: whether it has no bytes left
+  std::vector<int64_t> leftOf_;   // by pair: bytes still to send
   std::vector<uint32_t> idle_[2]; // unmatched ports: receiving, sending
   std::vector<Active> active_;    // matched pairs, and some that were released
   std::vector<uint32_t> free_;    // ports that may find a partner
@@ -215,7 +214,7 @@ uint32_t Tier::pair(int32_t from, int32_t to) {
   const auto [at, isNew] = pairOf_.try_emplace(key(from, to), static_cast<uint32_t>(pairs_.size()));
   if (isNew) {
     pairs_.push_back({from, to, port(from, true), port(to, false), {}});
-    done_.push_back(1);
+    leftOf_.push_back(0);
     const Pair &added = pairs_.back();
     ports_[added.out].pairs.push_back(at->second);
     ports_[added.out].partners.push_back(added.in);
@@ -318,13 +317,13 @@ void Tier::setIdle(uint32_t port, bool idle) {
 
 void Tier::change(Pair &pair, int64_t by) {
   if (by == -bytes_) { // the usual case, without a division
-    setLeft(pair, pair.left - bytes_);
+    setLeft(pair, left(pair) - bytes_);
     countDown(pair.out);
     countDown(pair.in);
     return;
   }
-  const int64_t more = chunks(pair.left + by) - chunks(pair.left);
-  setLeft(pair, pair.left + by);
+  const int64_t more = chunks(left(pair) + by) - chunks(left(pair));
+  setLeft(pair, left(pair) + by);
   count(pair.out, more);
   count(pair.in, more);
 }
@@ -385,45 +384,45 @@ void Tier::fill() {
 uint32_t Tier::choose(uint32_t port) {
   Port &mine = ports_[port];
   uint32_t best = kNone;
-  auto merit = [&](uint32_t pair) { return std::make_pair(chunks_[other(mine, pairs_[pair])], pairs_[pair].left); };
-  auto consider = [&](uint32_t candidate) {
-    const Pair &pair = pairs_[candidate];
-    if (pair.ready > 0 && mates_[other(mine, pair)] == kNone && (best == kNone || merit(candidate) > merit(best)))
+  std::pair<int64_t, int64_t> most; // of `best`: chunks left of the partner, bytes left of the pair
+  // Pairs lie far apart in memory: look at one only if it would be the best.
+  auto consider = [&](uint32_t candidate, uint32_t partner) {
+    const std::pair<int64_t, int64_t> left = {chunks_[partner], leftOf_[candidate]};
+    if (left.second > 0 && mates_[partner] == kNone && (best == kNone || left > most) && pairs_[candidate].ready > 0) {
       best = candidate;
+      most = left;
+    }
   };
   const bool cached = mine.pairs.size() > kCachedScanPairs;
-  auto good = [&](uint32_t pair) {
-    const int64_t left = chunks_[other(mine, pairs_[pair])];
-    return left >= most_ - most_ / 8 || (cached && left >= mine.maxChunksLeft);
+  auto good = [&] {
+    return best != kNone && (most.first >= most_ - most_ / 8 || (cached && most.first >= mine.maxChunksLeft));
   };
   // Scan the unmatched ports if they are few, else the pairs of this port.
   const std::vector<uint32_t> &idle = idle_[!mine.sends];
   if (idle.size() * kLookupCost < mine.pairs.size()) {
-    for (size_t i = 0; i < idle.size() && !(best != kNone && good(best)); ++i) {
+    for (size_t i = 0; i < idle.size() && !good(); ++i) {
       const uint32_t partner = idle[i];
+      if (best != kNone && chunks_[partner] < most.first)
+        continue;
       const int32_t rank = ports_[partner].rank;
       if (const auto pair = pairOf_.find(mine.sends ? key(mine.rank, rank) : key(rank, mine.rank));
-          pair != pairOf_.end() && !done_[pair->second])
-        consider(pair->second);
+          pair != pairOf_.end())
+        consider(pair->second, partner);
     }
     return best;
   }
-  // Most partners are matched: reading their pairs, which lie far apart, would be most of the time.
   const bool many = mine.pairs.size() > kFullScanPairs;
   size_t done = 0, at = many ? mine.next % mine.pairs.size() : 0;
   for (size_t i = 0; i < mine.pairs.size(); ++i, at = at + 1 == mine.pairs.size() ? 0 : at + 1) {
-    const bool finished = done_[mine.pairs[at]] != 0;
-    done += finished;
-    if (finished || mates_[mine.partners[at]] != kNone)
-      continue;
-    consider(mine.pairs[at]);
-    if (many && best == mine.pairs[at] && good(best)) {
+    done += leftOf_[mine.pairs[at]] == 0;
+    consider(mine.pairs[at], mine.partners[at]);
+    if (many && best == mine.pairs[at] && good()) {
       mine.next = at + 1;
       break;
     }
   }
-  if (cached && !(best != kNone && good(best))) // the scan was full
-    mine.maxChunksLeft = best == kNone ? INT64_MAX : chunks_[other(mine, pairs_[best])];
+  if (cached && !good()) // the scan was full
+    mine.maxChunksLeft = best == kNone ? INT64_MAX : most.first;
   if (done > 0 && (!many || 2 * done > mine.pairs.size()))
     removeDone(mine);
   return best;
@@ -432,7 +431,7 @@ uint32_t Tier::choose(uint32_t port) {
 void Tier::removeDone(Port &port) {
   size_t tail = 0;
   for (size_t i = 0; i < port.pairs.size(); ++i)
-    if (!done_[port.pairs[i]]) {
+    if (leftOf_[port.pairs[i]] > 0) {
       port.pairs[tail] = port.pairs[i];
       port.partners[tail++] = port.partners[i];
     }
@@ -511,7 +510,7 @@ void Tier::sync(uint32_t number) {
   QueuedHop &queued = pair.queue[pair.current];
   queued.sent += bytes;
   pair.ready -= bytes;
-  setLeft(pair, pair.left - bytes);
+  setLeft(pair, left(pair) - bytes);
   pair.lastChunk = bytes_;
   Message &message = messages_[pair.message];
   message.bytes += bytes;
