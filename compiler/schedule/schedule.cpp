@@ -412,8 +412,9 @@ private:
     uint32_t message;
   };
 
-  /// Loads what the sides after the first will need. Messages are ordered by round and flows by sender, so that those of
-  /// a rank lie far apart; waiting for memory would be a fifth of the compiler's time in a job of a million messages.
+  /// Loads what the sides after the first will need. Messages are ordered by round and flows by sender, so that those
+  /// of a rank lie far apart; waiting for memory would be a fifth of the compiler's time in a job of a million
+  /// messages.
   void prefetch(llvm::ArrayRef<Side> sides) const {
     constexpr size_t kMessage = 16, kFlow = 12, kRange = 8, kDescriptor = 4; // sides ahead
     constexpr size_t kMaxDescriptors = 8;
