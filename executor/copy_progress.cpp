@@ -3,6 +3,7 @@
 
 #include "executor/chunked_copies.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace reshard {
@@ -18,9 +19,9 @@ double seconds() { return std::chrono::duration<double>(std::chrono::steady_cloc
 bool CopyReports::skips(size_t chunk) const { return chunk < watch_.done && !copies_.transient(chunk); }
 
 void CopyReports::beginRun() {
-  last_ = seconds();
   counted_ = 0;
   bytesDone_ = 0;
+  report(std::min<uint64_t>(watch_.done, copies_.size()));
 }
 
 bool CopyReports::due() const { return wanted() && seconds() - last_ >= kSeconds; }

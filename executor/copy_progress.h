@@ -27,7 +27,8 @@ struct CopyWatch {
   /// The first chunks, which an earlier run has done: the bound memory of targets has their bytes. Those that write
   /// other memory, for later chunks, are run again.
   uint64_t done = 0;
-  /// Called by the thread that runs the plan, a few times a second, and when all copies are done. May be empty.
+  /// Called by the thread that runs the plan: when a run begins, a few times a second, and when all copies are done.
+  /// May be empty.
   std::function<void(const CopyProgress &)> at;
 };
 
@@ -46,6 +47,7 @@ public:
   bool wanted() const { return static_cast<bool>(watch_.at); }
   /// Whether a chunk is not to be run, since it is done.
   bool skips(size_t chunk) const;
+  /// Reports what is done already.
   void beginRun();
   /// Whether it is time to report.
   bool due() const;

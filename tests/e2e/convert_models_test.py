@@ -57,7 +57,7 @@ class Models(ConvertTest):
             text = self.convert(name, f"{name}-megatron", "--to=megatron").stdout
             self.assertIn("layouts: hf to megatron-checkpoint\n", text)
             numbers = f"--config={name}/config.json"
-            self.convert(f"{name}-megatron", f"{name}-dcp", "--to=fsdp2", numbers, "--allow=extra")  # common.pt
+            self.convert(f"{name}-megatron", f"{name}-dcp", "--to=fsdp2", numbers, "--leave=common.pt")
             text = self.convert(f"{name}-dcp", f"{name}-hf", numbers).stdout
             self.assertIn("layouts: fsdp2-checkpoint to hf\n", text)
             size = sum(array.size for array in wanted.values())
@@ -105,7 +105,7 @@ class Models(ConvertTest):
         self.assertIn("with exp_avg, exp_avg_sq\n", text)
         self.assertRegex(text, r"left out: 21 tensors: \S*lm_head.weight.step")
         self.assertRegex(run("reshard-inspect", self.folder / "megatron").stdout, r"optimizer.state.exp_avg.\S+fc2.weight  fp32")
-        self.convert("megatron", "back", numbers, "--to=fsdp2", "--optimizer", "--allow=extra")
+        self.convert("megatron", "back", numbers, "--to=fsdp2", "--optimizer", "--leave=common.pt")
         self.convert("back", "back-hf", "--to=safetensors", "--dtype=fp32")
         wanted = load_file(self.folder / "saved/model.safetensors")
         wanted = {name: array if "optimizer" in name else rounded(array) for name, array in wanted.items()}

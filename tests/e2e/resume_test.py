@@ -261,17 +261,24 @@ class Journals(Resume):
 
 class Progress(Resume):
     def test_on_a_terminal(self):
-        """Bytes, rate, time left and the tensor that is written."""
+        """Bytes, rate, time left and the tensor that is written, of a run that is long enough for a report."""
+        job = (JOB % ("", 1)).replace("layer: 4", "layer: 64")
+        (self.folder / "job.yaml").write_text(job)
+        run("reshard-compile", "job.yaml", "-o", "plan", cwd=self.folder)
+        run("reshard-exec", "plan", "--synthesize", "--source=large", cwd=self.folder)
         parent, child = pty.openpty()
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-        process = subprocess.Popen([BIN / "reshard-exec", "plan", "--target=target", "--threads=1", "--repeat=100000"], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=child)
+        process = subprocess.Popen([BIN / "reshard-exec", "plan", "--source=large", "--target=target", "--threads=1", "--repeat=1000"], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=child)
         os.close(child)
         shown = b""
         end = time.monotonic() + 60
-        wanted = r"\rcopy \[#* *\] +\d+ % [\d.]+ \w+ of 32\.0 MiB, [\d.]+ \w+/s, \d+ (s|min) left, layers\.\d\.[wv]"
+        wanted = r"\rcopy \[#* *\] +\d+ % [\d.]+ \w+ of 512\.0 MiB, [\d.]+ \w+/s, \d+ (s|min) left, layers\.\d+\.[wv]"
         while process.poll() is None and time.monotonic() < end and not re.search(wanted, shown.decode()):
             if select.select([parent], [], [], 1)[0]:
-                shown += os.read(parent, 1 << 16)
+                try:
+                    shown += os.read(parent, 1 << 16)
+                except OSError:  # the process has ended
+                    break
         process.kill()
         process.wait()
         os.close(parent)
