@@ -4,7 +4,7 @@ BUILD := build/release
 JOBS ?= $(shell nproc)
 WERROR ?= OFF
 
-.PHONY: build demo setup cuda test test-build test-engines test-all fuzz wheel bench bench-ucx format tidy clean
+.PHONY: build demo setup cuda test test-build test-engines test-all coverage fuzz wheel bench bench-ucx format tidy clean
 .DEFAULT_GOAL := build
 
 # A new build tree has the commands and the library. A tree that `make cuda` or `make test` configured keeps its options, so that
@@ -52,6 +52,11 @@ test-all:
 # Refits of real engines and trainers. The first call installs them in build/frameworks (2.8 GB) and build/trainers (0.4 GB).
 test-engines: test-build
 	scripts/test_engines.sh $(BUILD)
+
+# The lines that the suites run, by folder. scripts/coverage.sh says what is not measured.
+coverage:
+	@scripts/bootstrap.sh --tests
+	scripts/coverage.sh
 
 # Each fuzzer of tests/fuzz for SECONDS. FUZZERS="yaml plan" selects some.
 SECONDS := 3600

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Every suite in full under release, then with its sample counts and cut-down models under address + undefined-behavior and thread
-# sanitizers, then the seeded bugs, 30 seconds of each fuzzer and the refits of real engines. The summary replaces the one in docs/testing.md.
-#   scripts/test_all.sh [PART...]   PART: release asan tsan bugs clang fuzzers engines. Default: all of them.
+# sanitizers, then the seeded bugs, 30 seconds of each fuzzer, the lines that the suites run, and the refits of real engines. The summary replaces the one in docs/testing.md.
+#   scripts/test_all.sh [PART...]   PART: release asan tsan bugs clang fuzzers coverage engines. Default: all of them.
 # The summary also has the last results of the parts that this call does not run, each with its commit: after a failure, mend it
 # and repeat that part. The exit code is 0 if all parts have passed.
 set -u
@@ -40,7 +40,7 @@ asan() { RESHARD_SMALL=1 suites asan; }
 tsan() { RESHARD_SMALL=1 suites tsan; }
 
 bugs() {
-  RESHARD_SMALL=1 build/venv/bin/python tests/property/seeded_bugs.py | tee build/bugs.log
+  RESHARD_SMALL=1 build/venv/bin/python tests/seeded/seeded_bugs.py | tee build/bugs.log
   [ "${PIPESTATUS[0]}" = 0 ] || status=1
   note "seeded bugs" "$(tail -1 build/bugs.log)"
 }
@@ -73,13 +73,19 @@ fuzzers() {
   while IFS= read -r line; do note "${line%%: *}" "${line#*: }"; done < <(grep '^fuzz-' build/fuzzers.txt)
 }
 
+coverage() {
+  scripts/coverage.sh | tee build/coverage.txt
+  [ "${PIPESTATUS[0]}" = 0 ] || status=1
+  note "lines of C++ that the suites run" "$(sed -n 's/^| all | [0-9]* | \(.*\) |$/\1/p' build/coverage.txt)"
+}
+
 engines() {
   scripts/test_engines.sh build/release 2>&1 | tee build/engines.log
   [ "${PIPESTATUS[0]}" = 0 ] || status=1
   note "engines" "$(tail -1 build/engines.log)"
 }
 
-parts=(release asan tsan bugs clang fuzzers engines)
+parts=(release asan tsan bugs clang fuzzers coverage engines)
 chosen=("$@")
 [ $# -gt 0 ] || chosen=("${parts[@]}")
 for part in "${chosen[@]}"; do

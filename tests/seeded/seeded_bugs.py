@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inserts bugs into a copy of the project, one at a time; the tests must find each. seeded_bugs.py [--list NAME]
+[--only N...] [--places]
+
+compiler.json: bugs of the compiler, which random jobs of the property test must find. execution.json: bugs of
+everything else, each with the suites of ctest that must find it ("suites", a regular expression). Both list {file,
+old, new, why}. The file must contain `old` exactly once; white space is ignored. The copy is built once, so that each
+bug costs the compilation of one file and a link. The suites must pass in the copy before the first bug. Prints
+`N bugs, M found`. --places only checks that each file contains its `old` exactly once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LISTS = ("compiler", "execution")
+SUITE_SECONDS = 200  # a bug may hang a suite, which then has failed
+
+
+def old_pattern(bug: dict[str, str]) -> re.Pattern[str]:
+    """Matches a bug's `old` with any white space between its tokens, because a formatter may break its lines."""
+    return re.compile(r"\s*".join(re.escape(token) for token in re.findall(r"\w+|[^\w\s]", bug["old"])))
+
+
+def sh(*command: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    return subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
+
+
+class CompilerBugs:
+    """Random jobs, compiled by the copy and run by the commands of the build tree, against the oracle."""
+
+    # Without optimization, because the jobs are small. NDEBUG as in a release: a test must find the bugs, not an assertion.
+    configure = ("-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O0 -DNDEBUG")
+    build = ("--target", "reshard-compile")
+
+    def __init__(self, options: argparse.Namespace, copy: Path) -> None:
+        self.command = (sys.executable, ROOT / "tests/property/run.py", "--bin", options.bin, "--compiler", copy / "build", "--jobs", options.jobs, "--seed", 11,
+                        "--until-failure")
+
+    def passes_without(self, bugs: list[dict[str, str]]) -> str:
+        return ""  # the property suite runs the same jobs
+
+    def find(self, bug: dict[str, str]) -> tuple[bool, str]:
+        ran = sh(*self.command)
+        lines = ran.stdout.splitlines()
+        failed = ran.returncode != 0 and bool(lines) and not lines[-1].endswith(" 0 mismatches")
+        return failed, lines[-1] if lines else ran.stderr[-300:]
+
+
+class ExecutionBugs:
+    """The suites of ctest, in the copy."""
+
+    configure = ("-DRESHARD_TESTS=ON", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1 -DNDEBUG", "-DCMAKE_CUDA_FLAGS=-O1")
+    build = ()
+
+    def __init__(self, options: argparse.Namespace, copy: Path) -> None:
+        (copy / "build").mkdir()
+        (copy / "build/venv").symlink_to(ROOT / "build/venv")
+        self.copy = copy
+
+    def suites(self, expression: str) -> tuple[list[str], str]:
+        """The suites that failed, and the last line of ctest."""
+        ran = sh("ctest", "--test-dir", self.copy / "build", "--no-tests=error", "--timeout", SUITE_SECONDS, "-R", f"^({expression})$")
+        lines = ran.stdout.splitlines() or [ran.stderr[-300:]]
+        failed = re.findall(r"^\s*\d+ - (\S+) \((?:Failed|Timeout|SEGFAULT|.*Exception.*|Subprocess.*)\)", ran.stdout, re.M)
+        if ran.returncode and not failed:
+            raise SystemExit(f"ctest failed: {ran.stdout[-600:]}{ran.stderr[-600:]}")
+        return failed, lines[-1]
+
+    def passes_without(self, bugs: list[dict[str, str]]) -> str:
+        failed, _ = self.suites("|".join(sorted({bug["suites"] for bug in bugs})))
+        return f"these suites fail without a bug: {', '.join(failed)}" if failed else ""
+
+    def find(self, bug: dict[str, str]) -> tuple[bool, str]:
+        failed, _ = self.suites(bug["suites"])
+        return bool(failed), ", ".join(failed) or bug["suites"]
+
+
+def missing_places(bugs: list[dict[str, str]]) -> list[str]:
+    return [f"bug {number}: '{bug['old']}' must be in {bug['file']} exactly once" for number, bug in enumerate(bugs)
+            if len(old_pattern(bug).findall((ROOT / bug["file"]).read_text())) != 1]
+
+
+def run_list(name: str, options: argparse.Namespace) -> tuple[int, int]:
+    """The number of bugs of a list, and how many were found."""
+    bugs = json.loads((Path(__file__).parent / f"{name}.json").read_text())
+    if options.only is not None:
+        bugs = [bugs[number] for number in options.only]
+    if missing := missing_places(bugs):
+        raise SystemExit("\n".join(missing))
+    if options.places:
+        return len(bugs), len(bugs)
+    found = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "source"
+        os.environ["CCACHE_BASEDIR"] = str(copy)  # the folder has another name in each run
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns("build", ".git"))
+        tests = (CompilerBugs if name == "compiler" else ExecutionBugs)(options, copy)
+        build = ("cmake", "--build", copy / "build", *tests.build)
+        configured = sh("cmake", "-G", "Ninja", "-S", copy, "-B", copy / "build", *tests.configure)
+        built = sh(*build)
+        if configured.returncode or built.returncode:
+            raise SystemExit(configured.stderr + built.stdout[-3000:])
+        if problem := tests.passes_without(bugs):
+            raise SystemExit(problem)
+        for number, bug in enumerate(bugs):
+            path = copy / bug["file"]
+            good = path.read_text()
+            path.write_text(old_pattern(bug).sub(lambda _: bug["new"], good))
+            if (built := sh(*build)).returncode:
+                print(f"{name} bug {number}: does not build: {built.stdout[-600:]}", flush=True)
+            else:
+                failed, by = tests.find(bug)
+                found += failed
+                print(f"{name} bug {number} {'found' if failed else 'NOT FOUND'} ({by}): {bug['why']}", flush=True)
+            path.write_text(good)
+            os.utime(path)
+    return len(bugs), found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", default=str(ROOT / "build" / "release"))
+    parser.add_argument("--list", choices=LISTS, action="append", help="default: all")
+    parser.add_argument("--only", type=int, nargs="+", help="numbers in the list")
+    parser.add_argument("--jobs", type=int, default=3000)
+    parser.add_argument("--places", action="store_true")
+    options = parser.parse_args()
+    results = [run_list(name, options) for name in options.list or LISTS]
+    count, found = sum(each for each, _ in results), sum(each for _, each in results)
+    print(f"all {count} bugs match their files" if options.places else f"{count} bugs, {found} found")
+    return 0 if found == count else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
