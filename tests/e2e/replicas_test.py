@@ -5,7 +5,7 @@ its weights with the version that it has pulled, byte by byte (replicas_process.
 where hosts can be simulated. The processes meet in a folder ("file"), or at a store that rank 0 of the source serves ("tcp"),
 which no fault concerns.
 
-RESHARD_FULL: 500 rounds; else 60. RESHARD_SMALL: 20."""
+RESHARD_FULL: 500 rounds; else 40. RESHARD_SMALL: 20."""
 
 import heapq
 import itertools
@@ -30,7 +30,7 @@ import replicas_process as content
 from commands import BIN, ROOT, run, shared_folder
 
 FULL = "RESHARD_FULL" in os.environ
-ROUNDS = 20 if "RESHARD_SMALL" in os.environ else 500 if FULL else 60
+ROUNDS = 20 if "RESHARD_SMALL" in os.environ else 500 if FULL else 40
 QUIET = 10  # each QUIETth round has no faults: all replicas pull the same version
 REPLICAS = 8
 REMOTE = 7  # the replica on the other host

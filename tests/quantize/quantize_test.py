@@ -33,8 +33,10 @@ QUICK = not FULL and "RESHARD_SEEDS" not in os.environ
 SEEDS = [int(seed) for seed in os.environ["RESHARD_SEEDS"].split(",")] if "RESHARD_SEEDS" in os.environ else range(1, 12 * JOBS)
 SHARED = "/dev/shm" if os.path.isdir("/dev/shm") else None
 VARIANTS = {str(reference.Quantize.read(jobs.quantize_dict(variant))) for variant in jobs.VARIANTS}
-# Each pair of formats only in the full mode: random jobs need long until they have all of them.
-KINDS = VARIANTS | {text for one in jobs.FORMATS for text in (f"from {one}", f"{one} copied", *(f"{one} to {other}" for other in jobs.FORMATS if FULL and one != other))}
+# The quick mode has each format on both sides: random jobs need long until they have each variant and each pair of formats.
+KINDS = {text for one in jobs.FORMATS for text in (f"from {one}", f"{one} copied")}
+if FULL:
+    KINDS |= VARIANTS | {f"{one} to {other}" for one in jobs.FORMATS for other in jobs.FORMATS if one != other}
 
 REFUSED = "columns that do not match the format are refused"  # a reason why a job is skipped
 
