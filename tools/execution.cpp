@@ -195,7 +195,9 @@ private:
     const JournalRun run{.plan = plan_->digest(),
                          .transport = options_.transport == "threads" ? "threads" : "processes",
                          .rank = ranks_.empty() ? 0 : ranks_[0],
-                         .options = {{"copy", options_.copy}, {"max-shard-size", std::to_string(options_.shardBytes)}},
+                         .options = {{"copy", options_.copy},
+                                     {"max-shard-size", std::to_string(options_.shardBytes)},
+                                     {"objects", Json(objectNames(carried_.objects())).dump()}},
                          .files = journalFiles(source, options_.copy, modelFiles_.names)};
     Result<std::unique_ptr<CopyJournal>> journal =
         create ? CopyJournal::create(path, folder.temporary(), run) : CopyJournal::open(path, folder.temporary(), run);

@@ -20,9 +20,12 @@ import time
 import unittest
 from pathlib import Path
 
+import numpy as np
+
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi")]
 from commands import BIN, FolderTest, run  # noqa: E402
 from mpi_test import MPIRUN  # noqa: E402
+from torch_formats import Dcp  # noqa: E402
 
 FULL = os.environ.get("RESHARD_FULL") == "1"
 KILLS = 200 if FULL else 5
@@ -206,6 +209,23 @@ class Journals(Resume):
         self.assertRegex(printed, rf"^reshard-exec: error: {error}\n$")
         self.assertEqual([path.read_bytes() for folder in self.partial() for path in sorted(folder.iterdir())], before)
         self.assertFalse((self.folder / "target").exists())
+
+    def test_other_objects(self):
+        """The objects are copied when the folder is created, so that a run which leaves some out cannot continue it."""
+        checkpoint = Dcp(self.folder / "dcp")
+        checkpoint.chunk("w", (8192, 1024), (0, 0), np.ones((8192, 1024), np.float32))
+        checkpoint.object("step", b"1")
+        checkpoint.write()
+        (self.folder / "job.yaml").write_text("""version: 1
+model: {dtype: fp32, tensors: {w: [8192, 1024]}, layouts: {same: {params: same}}}
+source: {layout: same, storage: dcp}
+target: {layout: same, storage: {folder: target, format: dcp}}
+""")
+        run("reshard-compile", "job.yaml", "-o", "objects", cwd=self.folder)
+        self.assertTrue(self.killed(plan="objects"))
+        self.refused(r"'.*' is of another run: its 'options' is .*step.*, expected .*; without --resume a run begins anew", "--leave=step", plan="objects")
+        self.resume("--check", plan="objects")
+        self.assertIn("  object step  ", run("reshard-inspect", "target", cwd=self.folder).stdout)
 
     def test_damaged(self):
         self.unfinished()
