@@ -345,9 +345,9 @@ class CheckpointFormats(FolderTest):
                 self.move(path, "", str(out), list(tensors), lambda tensors=tensors: tensors)
                 self.equal(load_file(out / "model.safetensors"), tensors)
                 read += 1
-        (self.folder / "ours").mkdir()
         for name in sets():
             for format in ("dcp", "dcp-safetensors", "megatron"):
+                (self.folder / "ours" / format).mkdir(parents=True, exist_ok=True)
                 source = self.folder / "theirs/dcp/1/plain" / name
                 self.move(source, "", {"folder": str(self.folder / "ours" / format / name), "format": format}, list(wanted[name]), lambda name=name: wanted[name])
         for world, shardings in SHARDINGS.items():

@@ -465,6 +465,11 @@ TEST(Hmac, TestVectorOfRfc4231) {
   EXPECT_TRUE(jefe.verify("m", jefe.mac("m")));
   EXPECT_FALSE(jefe.verify("n", jefe.mac("m")));
   EXPECT_FALSE(jefe.verify("m", jefe.mac("m").substr(1)));
+  for (size_t i = 0; i < jefe.mac("m").size(); ++i) { // every byte counts
+    std::string changed = jefe.mac("m");
+    changed[i] = static_cast<char>(changed[i] ^ 1);
+    EXPECT_FALSE(jefe.verify("m", changed)) << i;
+  }
   EXPECT_FALSE(Authenticator().verify("m", ""));
 }
 
