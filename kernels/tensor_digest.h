@@ -18,7 +18,7 @@ namespace reshard::kernels {
 /// word * placeKey(w % kBlockWords) * blockKey(w / kBlockWords) to each sum, with keys of its own for each. So a digest
 /// depends on the bits of elements and their row-major indices alone, and a part of a word contributes on its own. A
 /// wrong word, two exchanged words of one block, and all errors within one word change the digest for certain, others
-/// except with a probability of about 2^-80. Elements whose bits are all zero contribute nothing. It finds accidents,
+/// except with a probability of about 2^-64. Elements whose bits are all zero contribute nothing. It finds accidents,
 /// not attacks.
 struct TensorDigest {
   std::array<uint64_t, 2> sums = {0, 0};

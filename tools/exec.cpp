@@ -78,7 +78,9 @@ Command commandOf(ExecutionOptions &options) {
         "the largest size of one file of a written checkpoint (default: 5 GB, as Hugging Face)",
         setBytes(options.shardBytes)},
        {"--resume", "",
-        "keep an unfinished target with a journal if this process fails or is killed, and continue one that is there",
+        "keep an unfinished target with a journal if this process fails or is killed, and continue one that is there, "
+        "of "
+        "a run with the same options",
         setSwitch(options.resume)},
        {"--memory", "SIZE",
         "keep the resident memory of this process, with its mapped files, below SIZE (bytes, or KiB, MiB, GiB)",

@@ -195,10 +195,10 @@ private:
     const JournalRun run{.plan = plan_->digest(),
                          .transport = options_.transport == "threads" ? "threads" : "processes",
                          .rank = ranks_.empty() ? 0 : ranks_[0],
-                         .options = {{"copy", options_.copy},
-                                     {"max-shard-size", std::to_string(options_.shardBytes)},
-                                     {"objects", Json(objectNames(carried_.objects())).dump()}},
-                         .files = journalFiles(source, options_.copy, modelFiles_.names)};
+                         .options = {{"max-shard-size", std::to_string(options_.shardBytes)},
+                                     {"copied files", digestOf(modelFiles_)},
+                                     {"objects", carried_.digest()}},
+                         .files = journalFiles(source)};
     Result<std::unique_ptr<CopyJournal>> journal =
         create ? CopyJournal::create(path, folder.temporary(), run) : CopyJournal::open(path, folder.temporary(), run);
     throwOnError(journal.status(), create ? kFailure : kUsage);
@@ -620,7 +620,8 @@ private:
                        {"copied", modelFiles_.names},
                        {"peak_rss_bytes", peakRssBytes()}};
     if (!options_.report.empty())
-      throwOnError(writeFile(options_.report, json.dump(2) + "\n"), kFailure);
+      throwOnError(writeFile(options_.report, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"),
+                   kFailure);
     if (!options_.trace.empty())
       throwOnError(writeFile(options_.trace, trace_.text()), kFailure);
     if (options_.resume)

@@ -169,6 +169,11 @@ Result<std::vector<WrittenObject>> writeObjects(const std::string &folder, const
   }
   if (objects.empty())
     return written;
+  if (total == 0) { // a file without bytes cannot be mapped
+    if (Status status = writeFile(folder + "/" + name, ""); !status.ok())
+      return status;
+    return written;
+  }
   Result<MappedFile> file = MappedFile::create(folder + "/" + name, total);
   if (!file.ok())
     return file.status();
@@ -253,16 +258,16 @@ Status createMegatron(const std::string &folder, const std::vector<TensorSpec> &
   if (Status status = createDcp(folder, tensors, sharded, fileBytes, checkpoint); !status.ok())
     return status;
   const std::string common = folder + "/" + kMegatronCommon;
-  const auto given = std::find_if(objects.begin(), objects.end(), [&](const ObjectSpec &object) {
-    return object.name == kMegatronCommon || object.name == kCommonObject;
-  });
-  if (given == objects.end()) {
-    if (Status status = createTorchFile(common, {}, checkpoint); !status.ok())
-      return status;
-  } else if (given->name == kMegatronCommon) {
-    if (Status status = writeFile(common, std::string(given->data)); !status.ok())
-      return status;
-  }
+  const auto named = [&](std::string_view name) {
+    return std::find_if(objects.begin(), objects.end(), [&](const ObjectSpec &object) { return object.name == name; });
+  };
+  Status status;
+  if (const auto given = named(kMegatronCommon); given != objects.end())
+    status = writeFile(common, std::string(given->data));
+  else if (named(kCommonObject) == objects.end())
+    status = createTorchFile(common, {}, checkpoint);
+  if (!status.ok())
+    return status;
   return writeFile(folder + "/metadata.json", R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"
                                               R"("common_backend": "torch", "common_backend_version": 1})");
 }

@@ -2,6 +2,7 @@
 #include "analysis/files/carried_objects.h"
 
 #include "support/glob.h"
+#include "support/hash.h"
 
 #include <algorithm>
 
@@ -90,6 +91,17 @@ Status CarriedObjects::choose(const Plan &plan, const std::string &path,
     shown += " and " + std::to_string(refused.size() - kShown) + " more";
   return failed("checkpoint '" + path + "' has objects that the target cannot hold: " + shown + " (" +
                 refused[0].second + "); --allow=extra leaves them out, --leave=GLOB those with such names");
+}
+
+std::string CarriedObjects::digest() const {
+  Digester digester;
+  for (const ObjectSpec &object : objects_) {
+    const uint64_t bytes = object.data.size();
+    digester.add(object.name.c_str(), object.name.size() + 1);
+    digester.add(&bytes, sizeof bytes);
+    digester.add(object.data.data(), bytes);
+  }
+  return hexadecimal(digester.digest());
 }
 
 } // namespace reshard::analysis

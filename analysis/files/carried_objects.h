@@ -32,6 +32,8 @@ public:
                 const ObjectRules &rules, std::set<std::string> &omitted);
 
   const std::vector<ObjectSpec> &objects() const { return objects_; }
+  /// A digest of the names and bytes of the objects, hexadecimal.
+  std::string digest() const;
 
 private:
   Status map(const std::string &path, const std::string &name, const StoredObject &object, std::string renamed);

@@ -61,17 +61,10 @@ constexpr const char *kAnew = "; without --resume a run begins anew";
 
 } // namespace
 
-std::vector<JournalFile> journalFiles(const Memory &memory, const std::string &folder,
-                                      const std::vector<std::string> &names) {
+std::vector<JournalFile> journalFiles(const Memory &memory) {
   std::vector<JournalFile> files;
   for (const MappedFile *file : memory.files())
     files.push_back(fileOf(file->path(), file->status()));
-  for (const std::string &name : names) {
-    const std::string path = folder + "/" + name;
-    struct stat status{};
-    if (::stat(path.c_str(), &status) == 0)
-      files.push_back(fileOf(path, status));
-  }
   return files;
 }
 
@@ -83,11 +76,13 @@ Status CopyJournal::openFile(int flags) {
 Result<std::unique_ptr<CopyJournal>> CopyJournal::create(const std::string &path, const std::string &folder,
                                                          const JournalRun &run) {
   std::unique_ptr<CopyJournal> journal(new CopyJournal(path, folder));
-  Status status = journal->openFile(O_CREAT | O_EXCL);
+  Status status = syncFolder(folder); // before the journal exists: what it stands for is written once
+  if (status.ok())
+    status = journal->openFile(O_CREAT | O_EXCL);
   if (status.ok())
     status = journal->append(textOf(jsonOf(run)));
   if (status.ok())
-    status = syncFolder(folder);
+    status = syncFolder(folder); // now for the journal's name
   if (!status.ok())
     return status;
   journal->begin();

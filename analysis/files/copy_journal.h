@@ -31,9 +31,8 @@ struct JournalRun {
   std::vector<JournalFile> files;
 };
 
-/// The files of `memory`, and those of `folder` with these names.
-std::vector<JournalFile> journalFiles(const Memory &memory, const std::string &folder,
-                                      const std::vector<std::string> &names);
+/// The files of `memory`.
+std::vector<JournalFile> journalFiles(const Memory &memory);
 
 /// The first `done` of a run's copy chunks, which move `bytes` bytes.
 struct JournalRecord {

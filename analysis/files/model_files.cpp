@@ -2,6 +2,8 @@
 #include "analysis/files/model_files.h"
 
 #include "analysis/files/new_folder.h"
+#include "support/hash.h"
+#include "support/mapped_file.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -66,6 +68,19 @@ ModelFiles findModelFiles(const std::string &folder) {
   if (!std::binary_search(found.names.begin(), found.names.end(), "config.json"))
     throw Failure{kUsage, "'" + folder + "' has no 'config.json', expected the folder of a model"};
   return found;
+}
+
+std::string digestOf(const ModelFiles &files) {
+  Digester digester;
+  for (const std::string &name : files.names) {
+    const Result<MappedFile> file = MappedFile::open(files.folder + "/" + name);
+    throwOnError(file.status(), kUsage);
+    const uint64_t bytes = file->bytes();
+    digester.add(name.c_str(), name.size() + 1);
+    digester.add(&bytes, sizeof bytes);
+    digester.add(file->data(), bytes);
+  }
+  return hexadecimal(digester.digest());
 }
 
 void copyModelFiles(const ModelFiles &files, const std::string &folder) {

@@ -16,6 +16,8 @@ struct ModelFiles {
 /// The small files of a folder that are not weights. Throws Failure if it has no config.json, or a file that cannot be
 /// copied.
 ModelFiles findModelFiles(const std::string &folder);
+/// A digest of the files' names and contents, hexadecimal. Throws Failure if one cannot be read.
+std::string digestOf(const ModelFiles &files);
 /// Copies the files into a folder. Throws Failure if a file of the same name exists there.
 void copyModelFiles(const ModelFiles &files, const std::string &folder);
 

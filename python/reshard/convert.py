@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--copy", metavar="DIR", help="copy config.json, the tokenizer and all other small files of DIR into TARGET")
     add("--memory", metavar="SIZE", help="keep the resident memory below SIZE, for example 4GiB")
     add("--max-shard-size", metavar="SIZE", help="the largest size of one file of TARGET (default: 5GB)")
-    add("--resume", action="store_true", help="keep an unfinished TARGET if the conversion is killed or fails, and continue one that is there")
+    add("--resume", action="store_true", help="keep an unfinished TARGET if the conversion is killed or fails, and continue one that is there, of a run with the same options")
     add("--report", metavar="FILE", help="write a JSON report")
     add("--plan", action="store_true", help="print the job and do nothing")
     return parser

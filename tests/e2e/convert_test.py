@@ -91,7 +91,7 @@ layouts:
         self.assertIn("  object rng  ", text)
 
     def test_resume(self):
-        """A second conversion has the same plan, so it accepts the journal that a killed one left."""
+        """A second conversion has the same plan, as the journal of a killed one demands."""
         self.convert("hf", "out", "--resume")
         job = self.convert("hf", "again", "--plan").stdout.replace("again", "out")
         (self.folder / "job.yaml").write_text(job)
