@@ -125,7 +125,7 @@ def check(rank, mesh, bucket_size, count):
         (folder / "buckets.yaml").write_text(text)
         (folder / "config.json").write_text("{}")
         (folder / "model.yaml").write_text(DENSE + LOCAL)
-        run(sys.executable, "-c", "from reshard.commands import convert; convert()", "dp_reshardable", "joined", "--only=optimizer.distributed.*", "--allow=extra",
+        run(sys.executable, "-c", "from reshard.commands import convert; convert()", "dp_reshardable", "joined", "--to=safetensors", "--only=optimizer.distributed.*", "--allow=extra",
             cwd=folder, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
         job(folder, "first", "buckets.yaml", f"{{layout: buckets, storage: joined, {only}}}", f"{{layout: ranks, mesh: {{rank: 2}}, storage: ranks, {only}}}")
         job(folder, "second", "model.yaml",
