@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr uint64_t kMaxFiles = uint64_t{1} << 20;
+constexpr uint64_t kMaxRankFiles = uint64_t{1} << 20;
 
 /// Files by their beginning, such as `model_world_size_4_`, and rank.
 using RankFiles = std::map<std::string, std::map<uint64_t, std::string>>;
@@ -42,8 +42,8 @@ Result<RankFiles> rankFilesOf(const std::string &folder) {
     const size_t first = rank + kRank.size();
     if (const auto number = numberOf(std::string_view(name).substr(first, name.size() - kEnd.size() - first)))
       found[name.substr(0, rank)][*number] = name;
-    if (++count > kMaxFiles)
-      return failed("'" + folder + "' has more than " + std::to_string(kMaxFiles) + " files of ranks");
+    if (++count > kMaxRankFiles)
+      return failed("'" + folder + "' has more than " + std::to_string(kMaxRankFiles) + " files of ranks");
   }
   if (error)
     return failed("cannot list '" + folder + "': " + error.message());
