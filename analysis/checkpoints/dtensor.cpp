@@ -52,19 +52,29 @@ int64_t lengthOf(const Intervals &intervals) {
   return length;
 }
 
-/// Appends the local positions [begin, end) of `from`.
-void append(const Intervals &from, int64_t begin, int64_t end, Intervals &to) {
+/// A place in intervals: interval `next`, whose first local position is `at`.
+struct Cursor {
+  size_t next = 0;
   int64_t at = 0;
-  for (const Interval &each : from) {
-    const int64_t low = std::max(begin, at), high = std::min(end, at + each.length);
+};
+
+/// Appends the local positions [begin, end) of `from`. Moves the cursor to the interval of `end`: a later call may only
+/// ask for later positions, so that all calls together visit each interval once.
+void append(const Intervals &from, Cursor &cursor, int64_t begin, int64_t end, Intervals &to) {
+  while (cursor.next < from.size() && cursor.at < end) {
+    const Interval &each = from[cursor.next];
+    const int64_t low = std::max(begin, cursor.at), high = std::min(end, cursor.at + each.length);
     if (low < high) {
-      const int64_t first = each.begin + low - at;
+      const int64_t first = each.begin + low - cursor.at;
       if (!to.empty() && to.back().begin + to.back().length == first)
         to.back().length += high - low;
       else
         to.push_back({first, high - low});
     }
-    at += each.length;
+    if (cursor.at + each.length > end) // a later call has the rest
+      return;
+    cursor.at += each.length;
+    ++cursor.next;
   }
 }
 
@@ -81,12 +91,13 @@ std::pair<int64_t, int64_t> chunkOf(int64_t length, int64_t chunks, int64_t inde
 Intervals shardOf(const Intervals &from, int64_t split, int64_t chunks, int64_t index) {
   const int64_t length = lengthOf(from);
   Intervals result;
+  Cursor cursor;
   for (int64_t piece = 0; piece < split; ++piece) {
     const auto [begin, end] = chunkOf(length, split, piece);
     if (begin == end)
       break;
     const auto [low, high] = chunkOf(end - begin, chunks, index);
-    append(from, begin + low, begin + high, result);
+    append(from, cursor, begin + low, begin + high, result);
   }
   return result;
 }
