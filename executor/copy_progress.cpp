@@ -16,6 +16,14 @@ double seconds() { return std::chrono::duration<double>(std::chrono::steady_cloc
 
 } // namespace
 
+Result<uint64_t> CopyReports::set(CopyWatch watch) {
+  if (watch.done > copies_.size())
+    return invalid("found " + std::to_string(watch.done) + " copies done, expected at most " +
+                   std::to_string(copies_.size()));
+  watch_ = std::move(watch);
+  return copies_.size();
+}
+
 bool CopyReports::skips(size_t chunk) const { return chunk < watch_.done && !copies_.transient(chunk); }
 
 void CopyReports::beginRun() {

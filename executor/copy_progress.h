@@ -42,7 +42,8 @@ class CopyReports {
 public:
   explicit CopyReports(const ChunkedCopies &copies) : copies_(copies) {}
 
-  void set(CopyWatch watch) { watch_ = std::move(watch); }
+  /// Returns the number of copy chunks of a run. Fails if the watch says that more are done.
+  Result<uint64_t> set(CopyWatch watch);
   /// Whether anyone wants to be told.
   bool wanted() const { return static_cast<bool>(watch_.at); }
   /// Whether a chunk is not to be run, since it is done.

@@ -171,13 +171,7 @@ public:
     return status.ok() ? status : abandon(std::move(status));
   }
 
-  Result<uint64_t> watch(CopyWatch watch) override {
-    if (watch.done > copies_.size())
-      return invalid("found " + std::to_string(watch.done) + " copies done, expected at most " +
-                     std::to_string(copies_.size()));
-    reports_.set(std::move(watch));
-    return copies_.size();
-  }
+  Result<uint64_t> watch(CopyWatch watch) override { return reports_.set(std::move(watch)); }
 
   Result<int64_t> allReduceMin(int64_t value, Deadline deadline) override {
     if (abandoned_)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // libFuzzer: any bytes as the config.json of a model are read or give an error.
 
-#include "compiler/frontend/frontend.h"
 #include "tests/fuzz/files.h"
+#include "tests/fuzz/read_job.h"
 
 using namespace reshard;
 
@@ -25,15 +25,8 @@ target: {layout: same, mesh: {tp: 2}}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static const std::string path = tests::fuzzFolder() / "job.yaml", config = tests::fuzzFolder() / "config.json";
-  static const bool written = (tests::put(path, kJob), true);
+  [[maybe_unused]] static const bool written = (tests::put(path, kJob), true);
   tests::put(config, tests::textOf(data, size));
-  Diagnostics diagnostics;
-  const auto job = readJob(path, {}, diagnostics);
-  if (!written || job.has_value() != diagnostics.ok())
-    std::abort();
-  if (job)
-    resolve(*job, diagnostics);
-  if (diagnostics.text().size() > (size_t{1} << 20))
-    std::abort();
+  tests::readAndResolve(path);
   return 0;
 }

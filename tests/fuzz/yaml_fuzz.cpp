@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // libFuzzer: any text is a valid job or gives an error. Inputs that could name existing files are skipped.
 
-#include "compiler/frontend/frontend.h"
 #include "tests/fuzz/files.h"
+#include "tests/fuzz/read_job.h"
 
 using namespace reshard;
 
@@ -11,13 +11,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (tests::namesExistingFiles(tests::textOf(data, size)))
     return -1;
   tests::put(path, tests::textOf(data, size));
-  Diagnostics diagnostics;
-  const auto job = readJob(path, {}, diagnostics);
-  if (job.has_value() != diagnostics.ok())
-    std::abort();
-  if (job)
-    resolve(*job, diagnostics);
-  if (diagnostics.text().size() > (size_t{1} << 20))
-    std::abort();
+  tests::readAndResolve(path);
   return 0;
 }
