@@ -25,13 +25,18 @@ SumWords sumWords(Level level) {
   return sumWordsPortable;
 }
 
-/// Adds bytes [before, before + count) of the word at a place.
+/// Adds a part of the word at a place: `count` bytes, the first of which is byte `before` of the word.
 void addPart(WordSums &sums, uint64_t place, const std::byte *data, uint64_t before, uint64_t count) {
   uint32_t part = 0;
   for (uint64_t k = 0; k < count; ++k)
     part |= std::to_integer<uint32_t>(data[k]) << 8 * (before + k);
-  for (size_t s = 0; s < 2; ++s)
-    sums.of[s] += uint64_t{part} * kPlaceKeys.of[s][place];
+  sums.add(place, part);
+}
+
+uint32_t wordAt(const std::byte *data) {
+  uint32_t word;
+  std::memcpy(&word, data, kWord);
+  return word;
 }
 
 /// Copies elements to adjacent memory.
@@ -44,31 +49,40 @@ template <size_t Item> void gather(std::byte *target, const std::byte *source, i
 
 WordSums sumWordsPortable(const std::byte *data, uint64_t place, uint64_t count) {
   WordSums sums{};
-  for (uint64_t k = 0; k < count; ++k) {
-    uint32_t word;
-    std::memcpy(&word, data + k * kWord, kWord);
-    for (size_t s = 0; s < 2; ++s)
-      sums.of[s] += uint64_t{word} * kPlaceKeys.of[s][place + k];
-  }
+  for (uint64_t k = 0; k < count; ++k)
+    sums.add(place + k, wordAt(data + k * kWord));
   return sums;
 }
 
 void TensorDigest::addBytes(const std::byte *data, uint64_t begin, uint64_t bytes, Level level) {
   const SumWords sumWhole = sumWords(level);
+  const bool anyWord = bytes >= kWord; // then parts of words are read as words that lie in the data
   for (const uint64_t end = begin + bytes; begin < end;) {
     const uint64_t block = begin / kBlockBytes, blockEnd = std::min(end, (block + 1) * kBlockBytes);
     WordSums sums{};
-    while (begin < blockEnd) { // at most a part of a word, whole words, a part of a word
-      const uint64_t place = begin / kWord % kBlockWords, before = begin % kWord;
-      uint64_t taken = (blockEnd - begin) / kWord * kWord;
-      if (before > 0 || taken == 0) {
-        taken = std::min(kWord - before, blockEnd - begin);
-        addPart(sums, place, data, before, taken);
-      } else {
-        sums.add(sumWhole(data, place, taken / kWord));
-      }
-      begin += taken;
-      data += taken;
+    const auto place = [&] { return begin / kWord % kBlockWords; };
+    const auto skip = [&](uint64_t count) {
+      begin += count;
+      data += count;
+    };
+    if (const uint64_t before = begin % kWord; before > 0) {
+      const uint64_t count = std::min(kWord - before, blockEnd - begin);
+      if (anyWord && count == kWord - before)
+        sums.add(place(), wordAt(data) << 8 * before);
+      else
+        addPart(sums, place(), data, before, count);
+      skip(count);
+    }
+    if (const uint64_t words = (blockEnd - begin) / kWord; words > 0) {
+      sums.add(sumWhole(data, place(), words));
+      skip(words * kWord);
+    }
+    if (const uint64_t count = blockEnd - begin; count > 0) {
+      if (anyWord)
+        sums.add(place(), wordAt(data + count - kWord) >> 8 * (kWord - count));
+      else
+        addPart(sums, place(), data, 0, count);
+      skip(count);
     }
     for (size_t s = 0; s < 2; ++s)
       this->sums[s] += sums.of[s] * blockKey(block, s);

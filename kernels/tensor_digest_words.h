@@ -19,9 +19,10 @@ constexpr uint64_t mixed(uint64_t number) {
   return number ^ number >> 31;
 }
 
-/// The keys of both sums for each place in a block.
+/// The keys of both sums for each place in a block, and zeros, so that a vector can be read at the last place.
 struct PlaceKeys {
-  alignas(64) std::array<std::array<uint32_t, kBlockWords>, 2> of;
+  static constexpr uint64_t kVectorWords = 8;
+  alignas(64) std::array<std::array<uint32_t, kBlockWords + kVectorWords>, 2> of;
 };
 inline constexpr PlaceKeys kPlaceKeys = [] {
   PlaceKeys keys{};
@@ -42,6 +43,10 @@ struct WordSums {
   void add(const WordSums &other) {
     for (size_t s = 0; s < 2; ++s)
       of[s] += other.of[s];
+  }
+  void add(uint64_t place, uint32_t word) {
+    for (size_t s = 0; s < 2; ++s)
+      of[s] += uint64_t{word} * kPlaceKeys.of[s][place];
   }
 };
 /// Adds `count` words, which are at `place` and later of one block; their memory needs no alignment.

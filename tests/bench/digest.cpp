@@ -99,7 +99,7 @@ int main(int argc, char **argv) {
       for (const uint64_t item : {1, 2, 4})
         add(std::string("whole/") + name + "/" + std::to_string(item),
             {item, kBytes, static_cast<int64_t>(item), level});
-  for (const uint64_t row : {128, 256, 1 << 10, 4 << 10, 64 << 10})
+  for (const uint64_t row : {128, 256, 1 << 10, 2 << 10, 4 << 10, 64 << 10})
     add("rows/" + std::to_string(row), {2, row, 2, cpuLevel()});
   add("transposed/2", {2, 4 << 10, 128, cpuLevel()});
   benchmark::Initialize(&argc, argv);
