@@ -11,9 +11,6 @@ namespace {
 using Kind = Pickle::Kind;
 using Value = Pickle::Value;
 
-constexpr std::string_view kRebuildFromType = "torch._tensor _rebuild_from_type_v2";
-constexpr std::string_view kRebuildWrapper = "torch._utils _rebuild_wrapper_subclass";
-constexpr std::string_view kDTensor = "torch.distributed.tensor DTensor";
 constexpr std::string_view kSpec = "torch.distributed.tensor._dtensor_spec DTensorSpec";
 constexpr std::string_view kMesh = "torch.distributed.device_mesh DeviceMesh";
 constexpr std::string_view kMeshLayout = "torch.distributed._mesh_layout _MeshLayout";
@@ -23,21 +20,9 @@ constexpr std::string_view kStridedShard = "torch.distributed.tensor.placement_t
 constexpr std::string_view kReplicate = "torch.distributed.tensor.placement_types Replicate";
 constexpr std::string_view kOrder = "torch.distributed.tensor._dtensor_spec ShardOrderEntry";
 
-constexpr std::string_view kGlobals[] = {
-    kRebuildFromType,
-    kRebuildWrapper,
-    kDTensor,
-    kSpec,
-    kMesh,
-    kMeshLayout,
-    kFlatLayout,
-    kShard,
-    kStridedShard,
-    kReplicate,
-    kOrder,
-    "torch.distributed.tensor._dtensor_spec TensorMeta",
-    "torch.serialization _get_layout",
-    "torch device",
+constexpr std::string_view kDTensorGlobals[] = {
+    kDTensor, kSpec,         kMesh,      kMeshLayout, kFlatLayout,
+    kShard,   kStridedShard, kReplicate, kOrder,      "torch.distributed.tensor._dtensor_spec TensorMeta",
 };
 
 constexpr int64_t kMaxSplit = 1 << 16; // of a _StridedShard
@@ -202,38 +187,18 @@ private:
 
 } // namespace
 
-std::vector<int64_t> LocalPart::localShape() const {
-  std::vector<int64_t> lengths;
-  lengths.reserve(positions.size());
-  for (const Intervals &each : positions)
-    lengths.push_back(lengthOf(each));
-  return lengths;
-}
+std::span<const std::string_view> dtensorGlobals() { return kDTensorGlobals; }
 
-std::span<const std::string_view> dtensorGlobals() { return kGlobals; }
-
-bool isDTensor(const Pickle &pickle, Value value) { return pickle.isObject(value, kRebuildFromType); }
-
-std::string readDTensor(const Pickle &pickle, Value value, Value &local, LocalPart &part) {
-  // _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, (DTensor, dtype, shape, …), (None, attributes))
-  const auto is = [&](Value found, std::string_view global) {
-    return pickle.is(found, Kind::global) && pickle.text(found) == global;
-  };
-  const std::vector<Value> &arguments = pickle.items(pickle.items(value)[1]);
-  if (arguments.size() != 4 || !is(arguments[0], kRebuildWrapper) || !is(arguments[1], kDTensor) ||
-      !pickle.is(arguments[2], Kind::tuple) || pickle.items(arguments[2]).size() < 3 ||
-      !pickle.is(arguments[3], Kind::tuple) || pickle.items(arguments[3]).size() != 2)
-    return "it is a tensor of another class than DTensor";
-  const auto shape = pickle.integers(pickle.items(arguments[2])[2]);
-  const Value attributes = pickle.items(arguments[3])[1];
-  const Value *data = pickle.find(attributes, "_local_tensor"), *spec = pickle.find(attributes, "_spec");
-  if (!shape || !data || !spec || std::any_of(shape->begin(), shape->end(), [](int64_t length) { return length < 0; }))
-    return "it is a DTensor without a shape, a local tensor or a specification";
-  local = *data;
-  part.shape = *shape;
-  for (const int64_t length : *shape)
-    part.positions.push_back(length > 0 ? Intervals{{0, length}} : Intervals{});
-  return SpecReader(pickle, *spec, part).read();
+std::string readDTensor(const Pickle &pickle, Value state, DistributedTensor &found) {
+  // (None, attributes)
+  const std::vector<Value> &items = pickle.items(state);
+  const bool known = pickle.is(state, Kind::tuple) && items.size() == 2;
+  const Value *local = known ? pickle.find(items[1], "_local_tensor") : nullptr;
+  const Value *spec = known ? pickle.find(items[1], "_spec") : nullptr;
+  if (!local || !spec)
+    return "it is a DTensor without a local tensor or a specification";
+  found.local = *local;
+  return SpecReader(pickle, *spec, found.part).read();
 }
 
 } // namespace reshard::analysis

@@ -58,6 +58,7 @@ enum Opcode : uint8_t {
 
 constexpr uint64_t kHighestProtocol = 5;
 constexpr std::string_view kOrderedDict = "collections OrderedDict";
+constexpr std::string_view kGetattr = "__builtin__ getattr";
 
 std::string hex(uint8_t byte) {
   char text[8];
@@ -223,7 +224,18 @@ private:
       return refuse("expected a global and a tuple of arguments");
     if (pickle_.text(callee) == kOrderedDict && pickle_.items(arguments).empty())
       return pushItems(Kind::dictionary, {});
+    if (pickle_.text(callee) == kGetattr)
+      return pushMember(pickle_.items(arguments));
     pushItems(Kind::object, {callee, arguments});
+  }
+  /// Pickles of protocol 2 name a class within a class by a call of getattr: it is the global "module Outer.Inner".
+  void pushMember(const std::vector<Value> &arguments) {
+    if (arguments.size() != 2 || !pickle_.is(arguments[0], Kind::global) || !pickle_.is(arguments[1], Kind::text))
+      return refuse("expected a global and a name as the arguments of getattr");
+    const std::string_view outer = pickle_.text(arguments[0]);
+    const size_t space = outer.find(' ');
+    pushGlobal(outer.substr(0, space),
+               std::string(outer.substr(space + 1)) + "." + std::string(pickle_.text(arguments[1])));
   }
   void build() {
     if (!has(2))

@@ -163,12 +163,13 @@ private:
         plain_[key] = tensor.data;
       } else if (const auto first = plain_.find(key); first == plain_.end() || first->second != tensor.data) {
         return failed(where +
-                      "it is no DTensor and differs from that of a lower rank: how it is sharded is not stated");
+                      "it is not a distributed tensor and differs from that of a lower rank: how it is sharded is not "
+                      "stated");
       }
       return {};
     }
     if (plain_.contains(key))
-      return failed(where + "it is a DTensor, but not in the file of a lower rank");
+      return failed(where + "it is a distributed tensor, but not in the file of a lower rank");
     const auto chunks = chunksOf(*tensor.part, schema::itemBytes(tensor.dtype), name, begin);
     if (!chunks)
       return failed(where + "a _StridedShard cuts its elements into pieces that are not contiguous; save it with "
@@ -181,7 +182,7 @@ private:
 
   StoredCheckpoint &checkpoint_;
   std::vector<MappedFile> files_;
-  std::map<std::string, std::string_view> plain_; // the data of tensors that are no DTensors
+  std::map<std::string, std::string_view> plain_; // the data of tensors that are not distributed
   std::set<std::pair<std::string, std::pair<std::vector<int64_t>, std::vector<int64_t>>>> boxes_;
 };
 

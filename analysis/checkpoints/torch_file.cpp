@@ -16,6 +16,8 @@ using Value = Pickle::Value;
 
 constexpr std::string_view kRebuildTensor = "torch._utils _rebuild_tensor_v2";
 constexpr std::string_view kRebuildParameter = "torch._utils _rebuild_parameter";
+constexpr std::string_view kRebuildParameterWithState = "torch._utils _rebuild_parameter_with_state"; // has attributes
+constexpr std::string_view kTensorClass = "torch Tensor";
 
 struct TorchType {
   std::string_view global;
@@ -41,11 +43,17 @@ constexpr TorchType kTypes[] = {
     {"torch bool", "torch BoolStorage", schema::DType::boolean},
 };
 
-/// What torch.save writes for tensors, parameters and plain Python values. DTensors need further globals; tensors of
-/// other classes are refused.
+/// What torch.save writes for tensors, parameters and plain Python values. Distributed tensors need further globals;
+/// tensors of other classes are refused.
 constexpr std::string_view kTorchGlobals[] = {
-    "collections OrderedDict",      kRebuildTensor, kRebuildParameter, "torch._utils _rebuild_tensor_v3",
-    "torch.storage UntypedStorage", "torch Size",
+    "collections OrderedDict",
+    kRebuildTensor,
+    "torch._utils _rebuild_tensor_v3",
+    kRebuildParameter,
+    kRebuildParameterWithState,
+    "torch.storage UntypedStorage",
+    "torch Size",
+    kTensorClass,
 };
 
 constexpr int kMaxDepth = 64;
@@ -63,10 +71,10 @@ public:
   std::string visit(Value value, const std::string &name, int depth) {
     if (depth > kMaxDepth || ++names_ > kMaxNames)
       return "'" + name + "': values are nested too deeply";
-    if (pickle_.isObject(value, kRebuildParameter))
+    if (pickle_.isObject(value, kRebuildParameter) || pickle_.isObject(value, kRebuildParameterWithState))
       value = parameterData(value);
-    if (isDTensor(pickle_, value))
-      return addDTensor(value, name);
+    if (isDistributed(pickle_, value))
+      return addDistributed(value, name);
     if (pickle_.is(value, Kind::object))
       return addTensor(value, name);
     const std::string prefix = name.empty() ? "" : name + ".";
@@ -103,29 +111,50 @@ private:
     return arguments.empty() ? parameter : arguments[0];
   }
 
-  std::string addDTensor(Value value, const std::string &name) {
-    Value local = 0;
-    LocalPart part;
-    std::string problem = readDTensor(pickle_, value, local, part);
-    if (!problem.empty())
-      return "tensor '" + name + "': " + problem;
-    if (!pickle_.is(local, Kind::object))
-      return "tensor '" + name + "': its local tensor is not a tensor";
-    if (problem = addTensor(local, name); !problem.empty())
+  /// The function that makes a tensor and its arguments, without the attributes that FSDP1 and others give tensors.
+  std::pair<Value, Value> plain(Value tensor) const {
+    const Value function = pickle_.items(tensor)[0], tuple = pickle_.items(tensor)[1];
+    const std::vector<Value> &arguments = pickle_.items(tuple); // function, class, its arguments, attributes
+    return pickle_.isObject(tensor, kRebuildFromType) && arguments.size() == 4 &&
+                   pickle_.is(arguments[0], Kind::global) && pickle_.is(arguments[1], Kind::global) &&
+                   pickle_.text(arguments[1]) == kTensorClass && pickle_.is(arguments[2], Kind::tuple)
+               ? std::pair(arguments[0], arguments[2])
+               : std::pair(function, tuple);
+  }
+
+  std::string addDistributed(Value value, const std::string &name) {
+    const auto refuse = [&](const std::string &why) { return "tensor '" + name + "': " + why; };
+    DistributedTensor read;
+    if (const std::string problem = readDistributed(pickle_, value, read); !problem.empty())
+      return refuse(problem);
+    const std::vector<int64_t> shape = read.part.localShape();
+    if (!read.local) {
+      const std::optional<schema::DType> dtype = dtypeFromTorch(read.dtype);
+      if (!dtype)
+        return refuse("the dtype '" + std::string(read.dtype) + "' is not supported");
+      TorchTensor none;
+      none.dtype = *dtype;
+      none.shape = none.strides = shape;
+      if (!found.tensors.emplace(name, std::move(none)).second)
+        return refuse("the name is repeated");
+    } else if (!pickle_.is(*read.local, Kind::object)) {
+      return refuse("its local tensor is not a tensor");
+    } else if (std::string problem = addTensor(*read.local, name); !problem.empty()) {
       return problem;
+    }
     TorchTensor &tensor = found.tensors.at(name);
-    const std::vector<int64_t> shape = part.localShape();
     if (const bool empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
         empty ? !tensor.data.empty() : tensor.shape != shape)
-      return "tensor '" + name + "': its local tensor has another shape than its placements give";
-    tensor.part = std::move(part);
+      return refuse("its local tensor has another shape than its placements or offsets give");
+    tensor.part = std::move(read.part);
     return {};
   }
 
   std::string addTensor(Value value, const std::string &name) {
     const auto refuse = [&](const std::string &why) { return "tensor '" + name + "': " + why; };
-    const std::string_view callee = pickle_.text(pickle_.items(value)[0]);
-    const std::vector<Value> &arguments = pickle_.items(pickle_.items(value)[1]);
+    const auto [function, tuple] = plain(value);
+    const std::string_view callee = pickle_.text(function);
+    const std::vector<Value> &arguments = pickle_.items(tuple);
     const bool untyped = callee == "torch._utils _rebuild_tensor_v3"; // its seventh argument is the dtype
     if ((!untyped && callee != kRebuildTensor) || arguments.size() < (untyped ? 7 : 4) ||
         !pickle_.is(arguments[0], Kind::persistent) || !pickle_.is(arguments[1], Kind::integer))
@@ -259,7 +288,8 @@ Result<TorchFile> readTorchFile(std::string_view archive, const std::string &whe
       order != members->end() && order->second != "little")
     return failed(where + ": its byte order is '" + std::string(order->second.substr(0, 16)) + "', expected 'little'");
   std::vector<std::string_view> globals = withDtypes(kTorchGlobals);
-  globals.insert(globals.end(), dtensorGlobals().begin(), dtensorGlobals().end());
+  const std::vector<std::string_view> distributed = distributedGlobals();
+  globals.insert(globals.end(), distributed.begin(), distributed.end());
   const Result<Pickle> pickle = Pickle::read(pickled, globals, where);
   if (!pickle.ok())
     return pickle.status();

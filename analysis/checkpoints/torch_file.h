@@ -3,7 +3,7 @@
 // on. The pickle is read, not run (pickle.h).
 #pragma once
 
-#include "analysis/checkpoints/dtensor.h"
+#include "analysis/checkpoints/distributed_tensor.h"
 #include "schema/manifest.h"
 #include "support/status.h"
 
@@ -22,7 +22,7 @@ struct TorchTensor {
   schema::DType dtype = schema::DType::u8;
   std::vector<int64_t> shape, strides; // in elements
   std::string_view data;
-  std::optional<LocalPart> part; // of a DTensor, whose local tensor this is
+  std::optional<LocalPart> part; // of a distributed tensor, whose local tensor this is
   /// Whether the elements are in row-major order without gaps.
   bool contiguous() const;
 };

@@ -13,7 +13,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import FolderTest, run  # noqa: E402
-from torch_formats import METADATA, Call, Dcp, Global, archive, dtensor, pickled, placement, safetensors, tensor  # noqa: E402
+from torch_formats import METADATA, Call, Dcp, Global, Member, archive, dtensor, pickled, placement, safetensors, sharded_tensor, tensor, with_attributes  # noqa: E402
 
 A = np.arange(35, dtype=np.float32).reshape(7, 5)
 B = np.arange(12, dtype=np.int64).reshape(3, 4) - 2**40
@@ -140,7 +140,7 @@ class StoredCheckpoints(FolderTest):
     def test_damaged_files_of_ranks(self):
         rows = placement("Shard", dim=0)
         halves = [A[:4], A[4:]]
-        self.assertIn("its local tensor has another shape than its placements give", self.refusal(self.sharded([A[:3], A[3:]], (2,), rows)))
+        self.assertIn("its local tensor has another shape than its placements or offsets give", self.refusal(self.sharded([A[:3], A[3:]], (2,), rows)))
         for text, mesh, *placements in (("it is sharded in dimension 2 of 2", (2,), placement("Shard", dim=2)), ("no placement for each dimension", (2,)), ("the split_factor of a _StridedShard is 1099511627776", (2,), placement("_StridedShard", dim=0, split_factor=2**40)),
                                         ("a placement is none of", (2,), placement("Shard", axis=0)), ("_StridedShard cuts its elements", (2,), placement("_StridedShard", dim=1, split_factor=2)),
                                         ("the global 'torch.distributed.tensor.placement_types.Partial' is not one", (2,), placement("Partial", dim=0))):
@@ -157,9 +157,41 @@ class StoredCheckpoints(FolderTest):
         (folder / "model_world_size_4_rank_0.pt").touch()
         self.assertIn("has several sets of files 'model…_rank_R.pt', expected one", self.refusal(folder))
         folder = self.ranks({"b": tensor(B, "0")}, {"b": tensor(B + 1, "0")}, arrays=[[B], [B + 1]])
-        self.assertIn("tensor 'b': it is no DTensor and differs from that of a lower rank: how it is sharded is not stated", self.refusal(folder))
+        self.assertIn("tensor 'b': it is not a distributed tensor and differs from that of a lower rank: how it is sharded is not stated", self.refusal(folder))
         folder = self.ranks({"b": tensor(B, "0")}, {"b": tensor(B[:2], "0")}, arrays=[[B], [B[:2]]])
         self.assertIn("tensor 'b': its dtype or shape differs from that of a lower rank", self.refusal(folder))
+
+    def test_sharded_tensors_of_ranks(self):
+        def saved(*shards, **options):
+            """`a` and `short`, of which the last rank has no part."""
+            return self.ranks(*({"a": sharded_tensor([(A[at], "0", (at.start, 0))], A.shape), "short": sharded_tensor([(B[:1], "1", (0,) * B.ndim)] if i == 0 else [], B[:1].shape, "int64")}
+                                | options for i, at in enumerate(shards)), arrays=[[A[at], B[:1]] for at in shards])
+
+        folder = saved(slice(0, 4), slice(4, 7))
+        self.compare(folder, listing(folder), {"a": A, "short": B[:1]})
+        self.assertIn("its chunks have 30 of 35 elements", self.refusal(saved(slice(0, 4), slice(4, 6))))
+        self.assertIn("overlap", self.refusal(saved(slice(0, 4), slice(3, 7))))
+        cases = {
+            "its rank has 2 shards of it, expected one": sharded_tensor([(A[:4], "0", (0, 0)), (A[4:], "0", (4, 0))], A.shape),
+            "its shard has positions 5 and 4 more of dimension 0, which has 7": sharded_tensor([(A[:4], "0", (5, 0))], A.shape),
+            "its shard has another form than that of PyTorch 2.13": sharded_tensor([(A[:4], "0", (0,))], A.shape),
+            "the dtype 'torch Size' is not supported": sharded_tensor([], A.shape, "Size"),
+            "the global 'torch.distributed._shard.sharded_tensor.api.ShardedTensor.gather' is not one": Member(Global("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"), "gather"),
+            "the global 'torch.distributed._shard.sharded_tensor.api.ShardedTensor.ProcessGroupState.os' is not one":
+                Member(Member(Global("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"), "ProcessGroupState"), "os"),
+            "expected a global and a name as the arguments of getattr": Member({}, "keys"),
+        }
+        for expected, value in cases.items():
+            with self.subTest(expected):
+                self.assertIn(expected, self.refusal(self.ranks({"x": value}, arrays=[[A[:4]]])))
+
+    def test_tensors_with_attributes(self):
+        file = self.folder / "full.pt"
+        parameter = Call("torch._utils", "_rebuild_parameter_with_state", (tensor(B, "1"), True, Call("collections", "OrderedDict"), {"sequence_parallel": True}))
+        file.write_bytes(archive({"a": with_attributes(tensor(A, "0")), "b": parameter}, [A, B]))
+        self.compare(file, listing(file), {"a": A, "b": B})
+        file.write_bytes(archive({"a": with_attributes(tensor(A, "0"), Global("torch", "Size"))}, [A]))
+        self.assertIn("tensor 'a': 'torch._tensor _rebuild_from_type_v2' does not make a plain tensor", self.refusal(file))
 
     def test_dcp_safetensors(self):
         folder = self.folder / "hf"

@@ -175,6 +175,25 @@ def saves_pairs(rank, world, folder):
     end()
 
 
+def saves_fsdp1(rank, world, folder):
+    """One rank of FSDP1 saves its part, and rank 0 the whole state. The second layer has fewer rows than there are ranks."""
+    import torch
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from torch.distributed.fsdp import StateDictType
+
+    start(rank, world, folder)
+    torch.manual_seed(3)
+    found = FSDP(torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 2, bias=False)), device_id=torch.device("cpu"), use_orig_params=True)
+    (Path(folder) / "ranks").mkdir(exist_ok=True)
+    with FSDP.state_dict_type(found, StateDictType.SHARDED_STATE_DICT):
+        torch.save(found.state_dict(), f"{folder}/ranks/model_world_size_{world}_rank_{rank}.pt")
+    with FSDP.state_dict_type(found, StateDictType.FULL_STATE_DICT):
+        state = found.state_dict()
+    if rank == 0:
+        torch.save(state, f"{folder}/full.pt")
+    end()
+
+
 def loads_pairs(rank, world, folder):
     """One rank loads what reshard wrote of every set (folders FORMAT/SET), sharded in every way."""
     import torch
@@ -418,6 +437,20 @@ class CheckpointFormats(FolderTest):
                 found = self.compare(path, {name: values()[name] for name in ("half", "layers.0.bias")})
                 self.assertEqual(found["format"], "Megatron torch_dist")
                 self.assertIn("common.pt", found["objects"])
+
+    def test_fsdp1(self):
+        """ShardedTensors of all ranks, and a full state dict, whose tensors have attributes."""
+        import torch
+
+        for world in (2, 3):
+            with self.subTest(world=world):
+                folder = self.folder / str(world)
+                folder.mkdir()
+                self.run_ranks(world, saves_fsdp1, str(folder))
+                torch.manual_seed(3)
+                whole = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 2, bias=False)).state_dict()
+                self.compare(folder / "ranks", whole)
+                self.compare(folder / "full.pt", whole)
 
     def test_torch_save(self):
         import torch

@@ -32,6 +32,13 @@ class Call:
         self.target, self.arguments, self.state = Global(module, name), arguments, state
 
 
+class Member:
+    """A class within a class, which protocol 2 names by a call of getattr."""
+
+    def __init__(self, outer: object, name: str) -> None:
+        self.outer, self.name = outer, name
+
+
 class Storage:
     """The data of a tensor, which torch.save keeps outside the pickle."""
 
@@ -53,6 +60,11 @@ class Pickler(pickle._Pickler):  # the one in Python, whose dispatch table can b
             self.save(value.state)
             self.write(pickle.BUILD)
 
+    def save_member(self, value: Member) -> None:
+        self.save(Global("__builtin__", "getattr"))
+        self.save((value.outer, value.name))
+        self.write(pickle.REDUCE)
+
     def persistent_id(self, value: object) -> object:
         if isinstance(value, Storage):
             return ("storage", Global("torch", STORAGES[value.array.dtype]), value.key, "cpu", value.array.size)
@@ -60,6 +72,7 @@ class Pickler(pickle._Pickler):  # the one in Python, whose dispatch table can b
 
     dispatch[Global] = save_named
     dispatch[Call] = save_call
+    dispatch[Member] = save_member
 
 
 def pickled(value: object) -> bytes:
@@ -105,6 +118,26 @@ def dtensor(local: np.ndarray, key: str, shape: tuple[int, ...], mesh: tuple[int
 def placement(name: str, **state: int) -> Call:
     """Shard, dim=0; _StridedShard, dim=0, split_factor=2; Replicate."""
     return Call("torch.distributed.tensor.placement_types", name, (), state)
+
+
+SHARDED = "torch.distributed._shard"
+
+
+def sharded_tensor(shards: list[tuple[np.ndarray, str, tuple[int, ...]]], shape: tuple[int, ...], dtype: str = "float32") -> Call:
+    """What a rank of FSDP1 saves of a ShardedTensor. `shards`: the arrays of this rank, the keys of their storages, their offsets."""
+    def shard(array: np.ndarray, key: str, offsets: tuple[int, ...]) -> Call:
+        metadata = Call(f"{SHARDED}.metadata", "ShardMetadata", (), (None, {"shard_offsets": list(offsets), "shard_sizes": list(array.shape)}))
+        return Call(f"{SHARDED}.sharded_tensor.shard", "Shard", (), (None, {"tensor": tensor(array, key), "metadata": metadata}))
+
+    kind = Global(f"{SHARDED}.sharded_tensor.api", "ShardedTensor")
+    group = Member(kind, "ProcessGroupState")
+    return Call("torch._tensor", "_rebuild_from_type_v2",
+                (Global("torch._utils", "_rebuild_wrapper_subclass"), kind, (kind, Global("torch", dtype), shape), ([shard(*each) for each in shards], None, group, None, False)))
+
+
+def with_attributes(plain: Call, kind: Global = Global("torch", "Tensor")) -> Call:
+    """A tensor with an attribute, as FSDP1's full state dicts have."""
+    return Call("torch._tensor", "_rebuild_from_type_v2", (plain.target, kind, plain.arguments, {"_has_been_cloned": True}))
 
 
 class Dcp:
