@@ -6,6 +6,7 @@
 #include "executor/device.h"
 #include "kernels/convert_cuda.h"
 #include "kernels/copy_cuda.h"
+#include "kernels/digest_cuda.h"
 
 #include <chrono>
 #include <functional>
@@ -44,6 +45,7 @@ public:
       cudaFreeHost(const_cast<uint32_t *>(begun_));
     for (void *memory : memory_)
       cudaFree(memory);
+    cudaFree(digestMemory_);
   }
 
   Status open() {
@@ -81,6 +83,41 @@ public:
   Status copy(std::byte *target, const std::byte *source, uint64_t bytes) override {
     const CurrentDevice current(number_);
     return checked(cudaMemcpy(target, source, bytes, cudaMemcpyDefault));
+  }
+
+  Status digest(const kernels::DigestTable &table, std::vector<uint64_t> &sums) override {
+    if (table.empty())
+      return {};
+    const CurrentDevice current(number_);
+    const std::vector<kernels::PlaceKeys> keys(1, kernels::kPlaceKeys);
+    std::vector<uint64_t> own(2 * size_t{table.digests()});
+    kernels::DigestTableView view = table.view(nullptr);
+    const uint64_t *there = nullptr;
+    Upload upload;
+    upload.add(own, there).add(keys, view.keys).add(table.numbers(), view.numbers);
+    addTo(upload, table.units(), view.units);
+    if (upload.bytes() > digestBytes_) {
+      cudaFree(digestMemory_);
+      digestMemory_ = nullptr;
+      digestBytes_ = 0;
+      if (const cudaError_t error = cudaMalloc(&digestMemory_, upload.bytes()); error != cudaSuccess)
+        return checked(error).withPrefix("cannot allocate a table of digests: ");
+      digestBytes_ = upload.bytes();
+    }
+    uint32_t blocks = 0;
+    Status status = upload.to(static_cast<std::byte *>(digestMemory_), *this);
+    if (status.ok())
+      status = checked(kernels::launchBlocks(view.units.slots, kernels::kDigestBlocksEach, blocks));
+    if (!status.ok())
+      return status;
+    view.sums = const_cast<uint64_t *>(there);
+    cudaError_t error = cudaDeviceSynchronize(); // the caller's streams may still write the memory
+    error = error ? error : kernels::launchDigests(view, blocks, stream_);
+    error = error ? error : cudaStreamSynchronize(stream_);
+    error = error ? error : cudaMemcpy(own.data(), there, own.size() * sizeof(uint64_t), cudaMemcpyDefault);
+    for (size_t i = 0; i < own.size() && !error; ++i)
+      sums[i] += own[i];
+    return checked(error);
   }
 
   Status reach(const std::byte *memory) override {
@@ -221,15 +258,20 @@ private:
       bytes_ += (arrays_.back().bytes + 15) / 16 * 16;
       return *this;
     }
+    uint64_t bytes() const { return bytes_; }
     Status to(CudaDevice &device) {
       const Result<std::byte *> there = device.allocate(bytes_);
-      if (!there.ok())
-        return Status(there.status()).withPrefix("cannot allocate a table of " + std::to_string(bytes_) + " bytes: ");
+      return there.ok() ? to(*there, device)
+                        : Status(there.status())
+                              .withPrefix("cannot allocate a table of " + std::to_string(bytes_) + " bytes: ");
+    }
+    /// `there`: bytes() of device memory, 16-byte aligned.
+    Status to(std::byte *there, CudaDevice &device) {
       for (const auto &[array, at, bytes, show] : arrays_) {
         if (bytes > 0)
-          if (Status status = device.copy(*there + at, array, bytes); !status.ok())
+          if (Status status = device.copy(there + at, array, bytes); !status.ok())
             return status;
-        show(*there + at);
+        show(there + at);
       }
       return {};
     }
@@ -244,16 +286,19 @@ private:
     size_t bytes_ = 0;
   };
 
+  static void addTo(Upload &upload, const kernels::CopyTable &table, kernels::CopyTableView &view) {
+    upload.add(table.entries(), view.entries).add(table.shapes(), view.shapes).add(table.loops(), view.loops);
+  }
+
   Status upload(const kernels::CopyTable &table, CopyLaunch &copies) {
     if (table.empty())
       return {};
-    kernels::CopyTableView &view = copies.table = table.view();
-    Status status = Upload()
-                        .add(table.entries(), view.entries)
-                        .add(table.shapes(), view.shapes)
-                        .add(table.loops(), view.loops)
-                        .to(*this);
-    return status.ok() ? checked(kernels::launchBlocks(view.slots, copies.blocks)) : status;
+    copies.table = table.view();
+    Upload upload;
+    addTo(upload, table, copies.table);
+    Status status = upload.to(*this);
+    return status.ok() ? checked(kernels::launchBlocks(copies.table.slots, kernels::kCopyBlocksEach, copies.blocks))
+                       : status;
   }
 
   Status upload(const kernels::ConversionTable &table, kernels::ConversionTableView &view) {
@@ -285,6 +330,8 @@ private:
   volatile uint32_t *begun_ = nullptr; // host memory, written by the device: the last operation that has started
   uint32_t *begunOnDevice_ = nullptr;  // its device address
   std::vector<void *> memory_;
+  void *digestMemory_ = nullptr; // of digestBytes_ bytes, kept from one call of digest() to the next
+  uint64_t digestBytes_ = 0;
   bool abandoned_ = false;
 };
 

@@ -5,6 +5,7 @@
 
 #include "kernels/conversion_table.h"
 #include "kernels/copy_table.h"
+#include "kernels/digest_table.h"
 #include "support/deadline.h"
 #include "support/status.h"
 
@@ -65,6 +66,9 @@ public:
   /// Fails if the device cannot read and write this memory.
   virtual Status reach(const std::byte *memory) = 0;
 
+  /// Adds the digests of memory of the device to `sums`, two for each digest. Returns when they are computed.
+  virtual Status digest(const kernels::DigestTable &table, std::vector<uint64_t> &sums) = 0;
+
   /// Records operations, which run one after the other. May be called once. Makes each Call now and not again.
   /// `communicator` sends and receives, and must outlive the device; null if there are no messages. Ranks connect until
   /// the deadline.
@@ -86,7 +90,7 @@ public:
   virtual void *stream() const = 0;
 };
 
-constexpr uint32_t kDeviceVersion = 4;
+constexpr uint32_t kDeviceVersion = 5;
 /// The function that a module exports as `reshard_open_device`. Returns device `number` modulo the number of devices
 /// (-1: the caller's current device), or null and sets `error`.
 using OpenDevice = Device *(*)(int number, Status &error);

@@ -117,12 +117,7 @@ public:
     return sums;
   }
 
-  Result<const std::byte *> readable(const std::byte *memory, uint64_t bytes, std::vector<std::byte> &copy) override {
-    copy.resize(bytes);
-    if (Status status = device_->copy(copy.data(), memory, bytes); !status.ok())
-      return status;
-    return copy.data();
-  }
+  Device *device() override { return device_.get(); }
 
   uint64_t bytes() const override { return bytes_; }
   BytesBy bytesBy() const override {

@@ -19,6 +19,7 @@ namespace reshard {
 /// The memory of all buffers of one mesh rank of an endpoint, by instance; null if not bound.
 using PointerTable = std::vector<std::byte *>;
 
+class Device;
 class ViewJobs;
 
 /// One rank of this process: its segment and the memory of its buffers.
@@ -83,10 +84,8 @@ public:
   virtual Result<int64_t> allReduceMin(int64_t value, Deadline) { return value; }
   /// The sums, modulo 2^64, of the values of all processes of the run, each of which must call it with as many.
   virtual Result<std::vector<uint64_t>> allReduceSum(std::vector<uint64_t> values, Deadline) { return values; }
-  /// Bound memory as host memory: itself, or of a device a copy in `copy`.
-  virtual Result<const std::byte *> readable(const std::byte *memory, uint64_t, std::vector<std::byte> &) {
-    return memory;
-  }
+  /// The device that has the bound memory; null: the host has it.
+  virtual Device *device() { return nullptr; }
   /// Of a transport with one rank in each process: the channel. Null: the transport has none.
   virtual Channel *channel() { return nullptr; }
   /// Gives the channel to another transport; this one can only be destroyed then. No run has its messages in flight.

@@ -6,10 +6,7 @@
 namespace reshard::kernels {
 namespace {
 
-/// Resident blocks per multiprocessor; limited by the registers of a thread.
-constexpr int kBlocksEach = 3;
-
-__global__ void __launch_bounds__(kBlockThreads, kBlocksEach)
+__global__ void __launch_bounds__(kBlockThreads, kCopyBlocksEach)
     copyTable(const CopyTableView table, volatile uint32_t *progress, uint32_t number) {
   if (blockIdx.x == 0 && threadIdx.x == 0)
     *progress = number;
@@ -24,7 +21,7 @@ cudaError_t launchCopies(const CopyTableView &table, uint32_t blocks, volatile u
   return cudaGetLastError();
 }
 
-cudaError_t launchBlocks(uint64_t slots, uint32_t &blocks) {
+cudaError_t launchBlocks(uint64_t slots, int each, uint32_t &blocks) {
   int device = 0, processors = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess)
     return error;
@@ -33,7 +30,7 @@ cudaError_t launchBlocks(uint64_t slots, uint32_t &blocks) {
     return error;
   const uint64_t blockSlots = kBlockThreads / kWarpThreads * kTileSlots;
   blocks = static_cast<uint32_t>(
-      std::clamp<uint64_t>((slots + blockSlots - 1) / blockSlots, 1, static_cast<uint64_t>(processors) * kBlocksEach));
+      std::clamp<uint64_t>((slots + blockSlots - 1) / blockSlots, 1, static_cast<uint64_t>(processors) * each));
   return cudaSuccess;
 }
 

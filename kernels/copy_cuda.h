@@ -14,7 +14,11 @@ namespace reshard::kernels {
 cudaError_t launchCopies(const CopyTableView &table, uint32_t blocks, volatile uint32_t *progress, uint32_t number,
                          cudaStream_t stream);
 
-/// Computes the number of blocks that keeps the current device busy with this many slots.
-cudaError_t launchBlocks(uint64_t slots, uint32_t &blocks);
+/// Resident blocks of copies per multiprocessor; limited by the registers of a thread.
+constexpr int kCopyBlocksEach = 3;
+
+/// Computes the number of blocks that keeps the current device busy with this many slots. `each`: blocks that a
+/// multiprocessor runs at a time.
+cudaError_t launchBlocks(uint64_t slots, int each, uint32_t &blocks);
 
 } // namespace reshard::kernels

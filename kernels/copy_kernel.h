@@ -103,11 +103,11 @@ RESHARD_HOST_DEVICE inline uint32_t findEntry(const Entry *entries, uint32_t low
   return low;
 }
 
-/// Copies units begin, begin + step, … below `end` of an entry. A row's addresses are computed once per row, so long
-/// rows need few divisions.
-template <class T>
-RESHARD_HOST_DEVICE inline void copyUnits(const CopyTableView &table, const CopyEntry &entry, uint32_t begin,
-                                          uint32_t end, uint32_t step) {
+/// Passes units begin, begin + step, … below `end` of an entry to the sink. A row's addresses are computed once per
+/// row, so long rows need few divisions.
+template <class T, class Sink>
+RESHARD_HOST_DEVICE inline void moveUnits(const CopyTableView &table, const CopyEntry &entry, uint32_t begin,
+                                          uint32_t end, uint32_t step, Sink &sink) {
   const TableShape shape = table.shapes[entry.shape];
   uint32_t within = shape.rowUnits; // the unit within its row; rowUnits: the row's addresses must be computed
   uint64_t source = 0, target = 0;  // of the row
@@ -135,32 +135,34 @@ RESHARD_HOST_DEVICE inline void copyUnits(const CopyTableView &table, const Copy
     RESHARD_UNROLL
     for (uint32_t k = 0; k < kBatch; ++k)
       if (unit + k * step < end)
-        store<T>(addresses[k], values[k]);
+        sink.put(addresses[k], values[k]);
   }
 }
 
-/// Slots [begin, end) of an entry, counted from its first slot, of which a thread copies every step-th unit, starting
-/// at `lane`.
+/// Slots [begin, end) of an entry, counted from its first slot, of which a thread moves every step-th unit, starting at
+/// `lane`.
 struct SlotRange {
   uint64_t begin, end;
   uint32_t lane, step;
 };
 
-RESHARD_HOST_DEVICE inline void copySlots(const CopyTableView &table, const CopyEntry &entry, const SlotRange &slots) {
+template <class Sink>
+RESHARD_HOST_DEVICE inline void moveSlots(const CopyTableView &table, const CopyEntry &entry, const SlotRange &slots,
+                                          Sink &sink) {
   const auto perSlot = kSlotBytes / entry.width;
   const uint32_t first = static_cast<uint32_t>(slots.begin * perSlot) + slots.lane, step = slots.step;
   const auto last = static_cast<uint32_t>(slots.end * perSlot < entry.units ? slots.end * perSlot : entry.units);
   switch (entry.width) {
   case 16:
-    return copyUnits<Unit16>(table, entry, first, last, step);
+    return moveUnits<Unit16>(table, entry, first, last, step, sink);
   case 8:
-    return copyUnits<unsigned long long>(table, entry, first, last, step);
+    return moveUnits<unsigned long long>(table, entry, first, last, step, sink);
   case 4:
-    return copyUnits<unsigned>(table, entry, first, last, step);
+    return moveUnits<unsigned>(table, entry, first, last, step, sink);
   case 2:
-    return copyUnits<unsigned short>(table, entry, first, last, step);
+    return moveUnits<unsigned short>(table, entry, first, last, step, sink);
   default:
-    return copyUnits<unsigned char>(table, entry, first, last, step);
+    return moveUnits<unsigned char>(table, entry, first, last, step, sink);
   }
 }
 
@@ -173,11 +175,13 @@ RESHARD_HOST_DEVICE inline uint64_t firstSlot(uint64_t slots, uint32_t block, ui
   return slot < slots ? slot : slots;
 }
 
-/// The copies of thread `thread` of block `block` of `blocks`; all threads of all blocks copy every byte once. The
-/// warps of a block take its tiles in turn. In a tile of one entry, adjacent threads copy adjacent units; in a tile of
-/// several entries, each thread copies its own slots.
-RESHARD_HOST_DEVICE inline void copyThread(const CopyTableView &table, uint32_t block, uint32_t blocks,
-                                           uint32_t thread) {
+/// The units of thread `thread` of block `block` of `blocks`, for a sink: begin(entry) before units of another entry,
+/// and put(target address, value) for each. All threads of all blocks have every unit once. The warps of a block take
+/// its tiles in turn. In a tile of one entry, adjacent threads have adjacent units; in a tile of several entries, each
+/// thread has its own slots.
+template <class Sink>
+RESHARD_HOST_DEVICE inline void moveThread(const CopyTableView &table, uint32_t block, uint32_t blocks, uint32_t thread,
+                                           Sink &sink) {
   const uint64_t begin = firstSlot(table.slots, block, blocks), end = firstSlot(table.slots, block + 1, blocks);
   if (begin == end)
     return;
@@ -193,12 +197,28 @@ RESHARD_HOST_DEVICE inline void copyThread(const CopyTableView &table, uint32_t 
     const bool together = table.entries[entry + 1].slot >= tileEnd;
     RESHARD_NO_UNROLL
     for (uint64_t slot = together ? tile : tile + lane; slot < tileEnd; slot += together ? kTileSlots : kWarpThreads) {
-      const CopyEntry &own = table.entries[together ? entry : detail::findEntry(table.entries, entry, after, slot)];
-      detail::copySlots(table, own,
+      const uint32_t number = together ? entry : detail::findEntry(table.entries, entry, after, slot);
+      const CopyEntry &own = table.entries[number];
+      sink.begin(number);
+      detail::moveSlots(table, own,
                         {slot - own.slot, (together ? tileEnd : slot + 1) - own.slot, together ? lane : 0,
-                         together ? kWarpThreads : 1});
+                         together ? kWarpThreads : 1},
+                        sink);
     }
   }
+}
+
+/// A sink that stores each unit at its target.
+struct StoredUnits {
+  RESHARD_HOST_DEVICE void begin(uint32_t) {}
+  template <class T> RESHARD_HOST_DEVICE void put(uint64_t address, const T &value) { detail::store(address, value); }
+};
+
+/// The copies of a thread.
+RESHARD_HOST_DEVICE inline void copyThread(const CopyTableView &table, uint32_t block, uint32_t blocks,
+                                           uint32_t thread) {
+  StoredUnits sink;
+  moveThread(table, block, blocks, thread, sink);
 }
 
 } // namespace reshard::kernels

@@ -66,6 +66,15 @@ RESHARD_HOST_DEVICE inline void raiseTo(uint64_t address, uint32_t value) {
 #endif
 }
 
+/// Atomic addition modulo 2^64.
+RESHARD_HOST_DEVICE inline void addTo(uint64_t *sum, uint64_t value) {
+#if defined(__CUDA_ARCH__)
+  atomicAdd(reinterpret_cast<unsigned long long *>(sum), static_cast<unsigned long long>(value));
+#else
+  *sum += value;
+#endif
+}
+
 /// Returns a / b. Uses 32-bit division if both fit, which is much faster on a GPU.
 RESHARD_HOST_DEVICE inline uint64_t quotient(uint64_t a, uint64_t b) {
   return (a | b) >> 32 ? a / b : static_cast<uint32_t>(a) / static_cast<uint32_t>(b);

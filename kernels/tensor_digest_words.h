@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loop of digests of tensors, for each CPU level; tensor_digest.cpp selects the level.
+// The keys of digests of tensors, and their inner loop for each CPU level; tensor_digest.cpp selects the level.
 #pragma once
+
+#include "kernels/host_device.h"
 
 #include <array>
 #include <cstddef>
@@ -12,7 +14,7 @@ namespace reshard::kernels {
 constexpr uint64_t kBlockWords = 1024;
 
 /// The finalizer of splitmix64: each bit of the result depends on all bits of the number.
-constexpr uint64_t mixed(uint64_t number) {
+RESHARD_HOST_DEVICE constexpr uint64_t mixed(uint64_t number) {
   number += 0x9e3779b97f4a7c15;
   number = (number ^ number >> 30) * 0xbf58476d1ce4e5b9;
   number = (number ^ number >> 27) * 0x94d049bb133111eb;
@@ -34,7 +36,7 @@ inline constexpr PlaceKeys kPlaceKeys = [] {
 }();
 
 /// Odd, so that no bits of a block's sum are lost.
-constexpr uint64_t blockKey(uint64_t block, size_t sum) { return mixed(~(2 * block + sum)) | 1; }
+RESHARD_HOST_DEVICE constexpr uint64_t blockKey(uint64_t block, size_t sum) { return mixed(~(2 * block + sum)) | 1; }
 
 /// The sums of word * place key.
 struct WordSums {

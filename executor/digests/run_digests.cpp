@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/digests/run_digests.h"
 
+#include "executor/digests/device_sums.h"
 #include "schema/flatbuffer_vectors.h"
 #include "support/parallel.h"
 
@@ -70,16 +71,29 @@ Status RunDigests::load(uint32_t number, uint32_t meshRank, const Holding &holdi
                       instances(memory_.plan.manifest(), endpoint(number), param, meshRank)[holding.instance].name +
                       "' is not bound: a digest needs all params");
   const auto [first, end] = holding.grid.places();
-  const Result<const std::byte *> readable =
-      memory_.transport.readable(bound + first * item, static_cast<uint64_t>((end - first) * item), loaded.copy);
-  if (readable.ok())
-    loaded.memory = {*readable, first, item, {}};
-  return readable.status();
+  loaded.memory = {bound + first * item, first, item, {}};
+  loaded.bytes = static_cast<uint64_t>((end - first) * item);
+  return {};
 }
 
-Status RunDigests::forEachCounted(
-    uint32_t number, const std::string *tensor, const Deadline &deadline,
-    const std::function<Status(const Holding &, const InstanceMemory &, const PlaceSet *)> &work) {
+Status RunDigests::add(const PartGrid &grid, Loaded &loaded, const PlaceSet *except, const Pieces &pieces,
+                       std::vector<CountedDigest> &sums) {
+  if (Device *device = memory_.transport.device(); device && loaded.copy.empty()) {
+    // The kernel has neither casts nor elements that do not count, and one digest.
+    if (!except && !loaded.memory.cast && pieces.count() == 1)
+      if (const std::optional<kernels::DigestTable> table = digestTableOf(grid, loaded.memory))
+        return addOnDevice(*device, *table, grid.elements(), sums[0]);
+    loaded.copy.resize(loaded.bytes);
+    if (Status status = device->copy(loaded.copy.data(), loaded.memory.data, loaded.bytes); !status.ok())
+      return status;
+    loaded.memory.data = loaded.copy.data();
+  }
+  addElements(grid, loaded.memory, except, pieces, sums);
+  return {};
+}
+
+Status RunDigests::forEachCounted(uint32_t number, const std::string *tensor, const Deadline &deadline,
+                                  const std::function<Status(const Holding &, Loaded &, const PlaceSet *)> &work) {
   const Holdings &held = holdings(number);
   std::vector<const Holding *> mine;
   for (const Holding &holding : held.items)
@@ -105,7 +119,7 @@ Status RunDigests::forEachCounted(
         }
         except->add(grid);
       }
-      status = work(*mine[i], loaded.memory, except ? &*except : nullptr);
+      status = work(*mine[i], loaded, except ? &*except : nullptr);
     }
     const std::lock_guard lock(mutex);
     if (first.ok())
@@ -132,13 +146,13 @@ Result<std::vector<SideDigest>> RunDigests::side(uint32_t number, bool allowUndi
   std::vector<CountedDigest> sums(held.tensors.size());
   std::mutex mutex;
   if (status.ok())
-    status = forEachCounted(
-        number, nullptr, deadline, [&](const Holding &holding, const InstanceMemory &memory, const PlaceSet *except) {
+    status =
+        forEachCounted(number, nullptr, deadline, [&](const Holding &holding, Loaded &loaded, const PlaceSet *except) {
           std::vector<CountedDigest> one(1);
-          addElements(holding.grid, memory, except, whole(held.tensors[holding.tensor].elements), one);
+          Status added = add(holding.grid, loaded, except, whole(held.tensors[holding.tensor].elements), one);
           const std::lock_guard lock(mutex);
           sums[holding.tensor].add(one[0]);
-          return Status();
+          return added;
         });
   if (status = agree(std::move(status), deadline); !status.ok())
     return status;
@@ -158,31 +172,31 @@ Status RunDigests::addSource(const Bucket *only, const Pieces &pieces, std::vect
     const Holdings &target = holdings_.at(only->endpoint);
     name = &target.tensors[target.items[only->holding].tensor].name;
   }
-  return forEachCounted(
-      0, name, deadline, [&](const Holding &holding, const InstanceMemory &memory, const PlaceSet *except) {
-        const HeldTensor &tensor = source.tensors[holding.tensor];
-        for (const auto &[number, first] : firstBucket_) {
-          const Holdings &target = holdings_.at(number);
-          const auto at = target.byName.find(tensor.name);
-          if (at == target.byName.end() || (only && only->endpoint != number))
-            continue;
-          for (const uint32_t item : target.tensors[at->second].holdings) {
-            if (only && only->holding != item)
-              continue;
-            const std::optional<PartGrid> both = overlap(holding.grid, target.items[item].grid);
-            if (!both)
-              continue;
-            InstanceMemory sent = memory;
-            sent.cast = castOf(*endpoint(number).params()->Get(target.classes[target.items[item].rankClass].param));
-            std::vector<CountedDigest> some(only ? sums.size() : 1);
-            addElements(*both, sent, except, only ? pieces : whole(tensor.elements), some);
-            const std::lock_guard lock(mutex);
-            for (size_t i = 0; i < some.size(); ++i)
-              sums[only ? i : first + item].add(some[i]);
-          }
-        }
-        return Status();
-      });
+  return forEachCounted(0, name, deadline, [&](const Holding &holding, Loaded &loaded, const PlaceSet *except) {
+    const HeldTensor &tensor = source.tensors[holding.tensor];
+    for (const auto &[number, first] : firstBucket_) {
+      const Holdings &target = holdings_.at(number);
+      const auto at = target.byName.find(tensor.name);
+      if (at == target.byName.end() || (only && only->endpoint != number))
+        continue;
+      for (const uint32_t item : target.tensors[at->second].holdings) {
+        if (only && only->holding != item)
+          continue;
+        const std::optional<PartGrid> both = overlap(holding.grid, target.items[item].grid);
+        if (!both)
+          continue;
+        loaded.memory.cast =
+            castOf(*endpoint(number).params()->Get(target.classes[target.items[item].rankClass].param));
+        std::vector<CountedDigest> some(only ? sums.size() : 1);
+        if (Status added = add(*both, loaded, except, only ? pieces : whole(tensor.elements), some); !added.ok())
+          return added;
+        const std::lock_guard lock(mutex);
+        for (size_t i = 0; i < some.size(); ++i)
+          sums[only ? i : first + item].add(some[i]);
+      }
+    }
+    return Status();
+  });
 }
 
 Status RunDigests::expect(const CheckOptions &options, const Deadline &deadline) {
@@ -224,8 +238,7 @@ Status RunDigests::addTarget(const Bucket &bucket, uint32_t meshRank, const Piec
   Loaded loaded;
   if (Status status = load(bucket.endpoint, meshRank, holding, loaded); !status.ok())
     return status;
-  addElements(holding.grid, loaded.memory, nullptr, pieces, sums);
-  return {};
+  return add(holding.grid, loaded, nullptr, pieces, sums);
 }
 
 Status RunDigests::findWrong(std::vector<Wrong> &wrong, const Deadline &deadline) {

@@ -69,9 +69,10 @@ private:
   struct Wrong {
     uint32_t bucket, meshRank;
   };
-  /// The memory of a holding; `copy` is it if it comes from a device.
+  /// The memory of a holding, or of a device and then, where the device cannot compute a digest, its copy.
   struct Loaded {
     InstanceMemory memory{};
+    uint64_t bytes = 0;
     std::vector<std::byte> copy;
   };
 
@@ -84,7 +85,10 @@ private:
   Status load(uint32_t endpoint, uint32_t meshRank, const Holding &holding, Loaded &loaded);
   /// Calls work(holding) in parallel for the holdings of an endpoint, or of one tensor of it, that this process counts.
   Status forEachCounted(uint32_t endpoint, const std::string *tensor, const Deadline &deadline,
-                        const std::function<Status(const Holding &, const InstanceMemory &, const PlaceSet *)> &work);
+                        const std::function<Status(const Holding &, Loaded &, const PlaceSet *)> &work);
+  /// As addElements(), of memory of the host or of a device.
+  Status add(const schema::PartGrid &grid, Loaded &loaded, const PlaceSet *except, const Pieces &pieces,
+             std::vector<CountedDigest> &sums);
   /// Adds the source's elements of each bucket to its sum; or, of one bucket only, to the sums of its pieces.
   Status addSource(const Bucket *only, const Pieces &pieces, std::vector<CountedDigest> &sums,
                    const Deadline &deadline);

@@ -40,6 +40,14 @@ public:
     std::memcpy(target, source, bytes);
     return {};
   }
+  Status digest(const kernels::DigestTable &table, std::vector<uint64_t> &sums) override {
+    if (!table.empty())
+      inAnyOrder(kernels::kBlockThreads, [&](uint32_t block, uint32_t blocks, uint32_t thread) {
+        kernels::digestThread(table.view(sums.data()), block, blocks, thread);
+      });
+    ++digests;
+    return {};
+  }
   Status reach(const std::byte *memory) override {
     return memory == unreachable ? failed("found host memory, expected memory of the device") : Status();
   }
@@ -93,6 +101,7 @@ public:
   void *stream() const override { return const_cast<CpuDevice *>(this); }
 
   std::byte *unreachable = nullptr;
+  uint64_t digests = 0; // calls of digest()
   void *enqueuedOn = nullptr;
   const std::vector<Operation> &operations() const { return operations_; }
 

@@ -330,7 +330,9 @@ TEST_F(DigestsTest, ASourceThatHasNotChangedIsAnError) {
 
 TEST_F(DigestsTest, OfADeviceAreThoseOfItsMemory) {
   ASSERT_NO_FATAL_FAILURE(open(jobOf(kTrain, kServe)));
-  const std::unique_ptr<Transport> device = makeRecordedTransport(std::make_unique<tests::CpuDevice>(1), nullptr, {});
+  auto cpu = std::make_unique<tests::CpuDevice>(1);
+  const uint64_t &launches = cpu->digests;
+  const std::unique_ptr<Transport> device = makeRecordedTransport(std::move(cpu), nullptr, {});
   RunDigests digests(digestMemory(*device, 1, [](uint32_t) { return true; }));
   for (const uint32_t number : {0u, 1u}) {
     const Result<std::vector<SideDigest>> found = digests.side(number, false, {});
@@ -340,8 +342,11 @@ TEST_F(DigestsTest, OfADeviceAreThoseOfItsMemory) {
       texts[each.tensor] = each.sum.digest.text();
     EXPECT_EQ(texts, side(number));
   }
+  EXPECT_GT(launches, 0u);
   ASSERT_EQ(digests.expect({.firstIndex = true}, {}).message(), "");
+  const uint64_t before = launches;
   EXPECT_EQ(digests.compare({}).message(), "");
+  EXPECT_GT(launches, before);
 }
 
 TEST_F(DigestsTest, AFailureOfOneProcessFailsAll) {

@@ -57,6 +57,7 @@ int main(int argc, char **argv) {
         testRefresh(argv[i]);
         testEnqueue(argv[i]);
         testRefusals(argv[i]);
+        testDigests(argv[i]);
       }
     } catch (const std::exception &exception) {
       std::fprintf(stderr, "gpu-test: %s: %s\n", argv[i], exception.what());

@@ -74,6 +74,7 @@ void testConsumer(const std::string &path);
 void testRefresh(const std::string &path);
 void testEnqueue(const std::string &path);
 void testRefusals(const std::string &path);
+void testDigests(const std::string &path);
 void testRanks(const std::string &path);
 /// Prints the measurements; returns false if a target is missed.
 bool bench(const std::string &path);

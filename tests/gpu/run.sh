@@ -42,7 +42,7 @@ build() {
   done
   [ -n "${nccl_library:-}" ] && sources="$sources backends/nccl.cpp" && flags="$flags -isystem $nccl_include"
   ls $sources | xargs -P "$(nproc)" -I{} bash -c 'compile "$@"' _ "$bin" "$flags" {} || return 1
-  for kernel in copy convert; do
+  for kernel in copy convert digest; do
     ${RESHARD_LAUNCHER:-} "$nvcc" -O3 -std=c++17 -fmad=false -Xcompiler -fPIC -I. -gencode arch=compute_90,code=[sm_90,compute_90] -Xptxas -v -c kernels/${kernel}_cuda.cu -o "$bin/objects/${kernel}_cuda.o" || return 1
   done
   local runtime="-L$cuda/lib64 -lcudart_static -ldl -lrt -lpthread"

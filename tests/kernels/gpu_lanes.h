@@ -10,15 +10,17 @@
 namespace reshard::kernels {
 struct ConversionTableView;
 struct CopyTableView;
+struct DigestTableView;
 } // namespace reshard::kernels
 
 namespace reshard::tests {
 
-/// Runs all lanes of a warp of convertWarp, and all threads of a block's warp of copyThread. Returns an error text if
-/// lanes diverge at a shuffle or an access is not aligned, else an empty string. Cannot run under ThreadSanitizer,
-/// which does not support coroutines.
+/// Runs all lanes of a warp of convertWarp, and all threads of a block's warp of copyThread and of digestThread.
+/// Returns an error text if lanes diverge at a shuffle or an access is not aligned, else an empty string. Cannot run
+/// under ThreadSanitizer, which does not support coroutines.
 std::string convertWarpOfLanes(const kernels::ConversionTableView &view, uint32_t block, uint32_t blocks,
                                uint32_t warp);
 std::string copyWarpOfLanes(const kernels::CopyTableView &view, uint32_t block, uint32_t blocks, uint32_t warp);
+std::string digestWarpOfLanes(const kernels::DigestTableView &view, uint32_t block, uint32_t blocks, uint32_t warp);
 
 } // namespace reshard::tests

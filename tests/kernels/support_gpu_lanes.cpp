@@ -113,6 +113,10 @@ void atomicMax(unsigned *address, unsigned value) {
   warp.access(address, sizeof *address);
   *address = value > *address ? value : *address;
 }
+void atomicAdd(unsigned long long *address, unsigned long long value) {
+  warp.access(address, sizeof *address);
+  *address += value;
+}
 template <class T> T __ldcs(const T *address) {
   warp.access(address, sizeof(T));
   T value;
@@ -137,6 +141,7 @@ template <class T> void __stcs(T *address, T value) {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized" // arrays of one element, which are written before they are read
 
 #include "kernels/conversion_kernel.h"
+#include "kernels/digest_kernel.h"
 #pragma GCC diagnostic pop
 #undef kernels
 
@@ -152,6 +157,13 @@ std::string copyWarpOfLanes(const kernels::CopyTableView &view, uint32_t block, 
   const auto &table = reinterpret_cast<const kernels_on_gpu::CopyTableView &>(view);
   return warp.run([&](uint32_t lane) {
     kernels_on_gpu::copyThread(table, block, blocks, number * kernels_on_gpu::kWarpThreads + lane);
+  });
+}
+
+std::string digestWarpOfLanes(const kernels::DigestTableView &view, uint32_t block, uint32_t blocks, uint32_t number) {
+  const auto &table = reinterpret_cast<const kernels_on_gpu::DigestTableView &>(view);
+  return warp.run([&](uint32_t lane) {
+    kernels_on_gpu::digestThread(table, block, blocks, number * kernels_on_gpu::kWarpThreads + lane);
   });
 }
 

@@ -3,6 +3,7 @@
 // host.
 
 #include "kernels/conversion_kernel.h"
+#include "kernels/digest_kernel.h"
 #include "tests/gpu/simulated/gpu.h"
 #include "tests/kernels/gpu_lanes.h"
 
@@ -99,6 +100,14 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void 
     return Gpu::get().enqueue(stream, atOnce([=] {
                                 inAnyOrder(blocks, [&](uint32_t own, uint32_t warp) {
                                   return reshard::tests::convertWarpOfLanes(view, own, blocks, warp);
+                                });
+                              }));
+  }
+  if (name.find("digestTable") != std::string::npos) {
+    const auto view = *static_cast<const DigestTableView *>(arguments[0]);
+    return Gpu::get().enqueue(stream, atOnce([=] {
+                                inAnyOrder(blocks, [&](uint32_t own, uint32_t warp) {
+                                  return reshard::tests::digestWarpOfLanes(view, own, blocks, warp);
                                 });
                               }));
   }
