@@ -88,7 +88,8 @@ struct TensorDeclaration {
 struct OptimizerState {
   std::string name;
   ir::DType dtype = ir::DType::fp32;
-  bool scalar = false; // else it has the shape of its weight
+  bool scalar = false;                         // else it has the shape of its weight
+  std::optional<Location> tied = std::nullopt; // where `tied: true` is: the state has the elements of its weight
 };
 
 /// The content of a param: one tensor, or a pack. Packs may be nested.

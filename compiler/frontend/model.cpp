@@ -107,8 +107,8 @@ private:
     }
   }
 
-  /// Reads `optimizer: adam`, or `{state: dtype}` or `{state: {dtype, shape: []}}`, and adds the states of all tensors.
-  /// Tied tensors share their states; bytes that are no numbers have none.
+  /// Reads `optimizer: adam`, or `{state: dtype}`, `{state: {dtype, shape: []}}` or `{state: {dtype, tied: true}}`, and
+  /// adds the states of all tensors. Tied tensors share their states; bytes that are no numbers have none.
   void readOptimizer(const Node &node) {
     if (node.kind == Node::Kind::scalar && node.text == "adam") {
       model_.states = {{"exp_avg"}, {"exp_avg_sq"}};
@@ -132,8 +132,18 @@ private:
           tensor.shape.clear();
           tensor.shard.clear();
         }
+        if (state.tied)
+          tieToWeight(tensor, model_.tensors[i], *state.tied);
         model_.tensors.push_back(std::move(tensor));
       }
+  }
+
+  /// A state that has the elements of its weight, as master weights do. Shape and index values are the weight's.
+  static void tieToWeight(TensorDeclaration &state, const TensorDeclaration &weight, const Location &at) {
+    state.tied.emplace(weight.name, at);
+    state.shape.clear();
+    state.shapeAt = {};
+    state.where.clear();
   }
 
   void readState(const Node &value, OptimizerState &state) {
@@ -150,6 +160,12 @@ private:
       if (!state.scalar)
         refuse(*shape, "[], a scalar; without 'shape' a state has that of its weight", "'shape' of " + title,
                diagnostics_);
+    }
+    if (const Node *tied = fields.find("tied")) {
+      if (state.scalar || tied->kind != Node::Kind::scalar || tied->text != "true")
+        refuse(*tied, state.scalar ? "no 'tied' beside 'shape: []'" : "true, the state is its weight",
+               "'tied' of " + title, diagnostics_);
+      state.tied.emplace(tied->at);
     }
     fields.finish();
   }

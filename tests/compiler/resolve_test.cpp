@@ -335,6 +335,33 @@ TEST(Resolve, ScalarStatesKeepTheirStacks) { // the stack is dimension 1 of the 
         << param.name;
 }
 
+TEST(Resolve, TiedStatesAreTheirWeights) { // master weights: in their own dtype, from a source that has weights alone
+  const Resolved resolved = resolveText(
+      "version: 1\n"
+      "model:\n"
+      "  dtype: fp32\n"
+      "  index: {x: 2}\n"
+      "  optimizer: {master: {dtype: fp32, tied: true}, m: fp32}\n"
+      "  tensors: {\"w.{x}\": {shape: [2], where: {x: [1]}}, head: [2], tail: {tied: head}}\n"
+      "  layouts:\n"
+      "    plain: {params: same, optimizer: {states: \"{state}.{param}\", of: [m]}}\n"
+      "    stacked:\n"
+      "      params: {w: {stack: x, holds: \"w.{x}\"}, both: {concat: [head, head]}, tail: {holds: tail}}\n"
+      "      optimizer: \"{param}.{state}\"\n"
+      "source: {layout: plain, mesh: {}}\n"
+      "target: [{layout: stacked, mesh: {}, dtype: bf16, convert: rne}, {mesh: {}, dtype: bf16, convert: rne}]\n");
+  ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
+  EXPECT_EQ(contents(*resolved.layout, 1, 0),
+            (Lines{"w [1x2] w.1:0 w.1:1", "both [4] head:0 head:1 head:0 head:1", "tail [2] head:0 head:1",
+                   "w.master [1x2] w.1:0 w.1:1", "both.master [4] head:0 head:1 head:0 head:1",
+                   "w.m [1x2] w.1.m:0 w.1.m:1", "both.m [4] head.m:0 head.m:1 head.m:0 head.m:1"}));
+  for (size_t target : {1, 2})
+    for (const ir::Param &param : resolved.layout->endpoints[target].params)
+      EXPECT_EQ(param.storageDtype.value_or(param.dtype),
+                param.name.find(".m") == std::string::npos ? ir::DType::bf16 : ir::DType::fp32)
+          << param.name;
+}
+
 TEST(Resolve, StagesBySizesAndLocalNames) { // docs/yaml.md: layers 0, 3 and 4 of 5 exist, stages of 2 and 3
   const Resolved resolved = target("{\"b.{layer}.w\": {shape: [1], where: {layer: [0, 3..4]}}}",
                                    "{\"b.{layer.local}.w\": {holds: \"b.{layer}.w\"}}", "{pp: 2}",
