@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ._library import PREFIX
 from .compiler import run_compiler
 from .errors import CompileError, Error
 from .plan import Plan
-from .recognition import Model, Shapes, Source, brief, declared, elements, model_named, models_of, recognize, repeats, shown, state_names, states_of
+from .recognition import MASTER, NO_MASTER, Model, Shapes, Source, brief, declared, elements, model_named, models_of, recognize, repeats, shown, state_names, states_of
 
 #: Formats, and their names in a job.
 _FORMATS = {"safetensors": "safetensors", "dcp": "dcp", "dcp-safetensors": "dcp-safetensors", "torch_dist": "megatron", "torch-save": "torch-save"}
@@ -166,30 +166,44 @@ def _target_layout(options: argparse.Namespace, model: Model, switches: dict[str
     raise Error(f"model {model.name} cannot be converted to {options.target_layout or options.to}:{''.join(errors)}")
 
 
-def _states(options: argparse.Namespace, source: Source, shapes: Shapes, layout: str, switches: dict[str, int]) -> dict[str, set[str]]:
-    """The states of the optimizer that are converted, and their names in the source."""
+@dataclass
+class _States:
+    """The states of the optimizer that are converted."""
+
+    names: dict[str, set[str]] = field(default_factory=dict)  #: in the source, by state
+    tied: bool = False  #: one side has master weights, the other has weights only: they are the same elements
+    replaced: set[str] = field(default_factory=set)  #: weights of the source of which it has master weights, which are converted instead
+
+
+def _states(options: argparse.Namespace, source: Source, shapes: Shapes, layout: str, switches: dict[str, int]) -> _States:
+    """Decides about the states of the optimizer. Raises Error if the layout of TARGET has no names for one."""
     found = states_of(source, shapes)
     if not found:
         raise Error(f"--optimizer: '{options.source}' has no optimizer's state with the names of layout {source.layout}")
     named = {state for state, names in state_names(source.model, layout, switches).items() if names}
     if not named & found.keys():
         raise Error(f"--optimizer: layout {layout} has no names for the optimizer's state; --to=fsdp2 and --to=megatron have")
-    unnamed = sorted(found.keys() - named)
+    unnamed = sorted(found.keys() - named - {MASTER})
     if unnamed and not options.allow:
         raise Error(f"--optimizer: layout {layout} has no names for the state {shown(unnamed)}; --allow=extra leaves it out")
-    return {state: names for state, names in found.items() if state in named}
+    masters = found.get(MASTER, set()) if MASTER not in named else set()
+    return _States({state: names for state, names in found.items() if state in named or state == MASTER}, (MASTER in named) != (MASTER in found),
+                   {name for name in source.held if any(master.endswith(f".{name}") for master in masters)})
 
 
-def _extra(options: argparse.Namespace, source: Source, shapes: Shapes, converted: set[str]) -> list[str]:
-    """The tensors of the source that are left out. Raises Error where that is not allowed."""
-    extra = sorted(shapes.keys() - converted)
+def _extra(options: argparse.Namespace, source: Source, shapes: Shapes, converted: set[str], replaced: set[str]) -> list[str]:
+    """The tensors of the source that are left out. replaced: those of which others have the elements. Raises Error where that is not allowed."""
+    extra = sorted(shapes.keys() - converted - replaced)
+    if replaced and not options.allow:
+        raise Error(f"--optimizer: the optimizer of TARGET has no master weights, so that those of '{options.source}' become its weights; "
+                    f"--allow=extra leaves out the weights {shown(sorted(replaced))}")
     where = f"that layout {source.layout} of model {source.model.name}{f' with the numbers of {source.model.config}' if source.model.config else ''} does not have"
     if further := repeats(extra, source.held):
         raise Error(f"'{options.source}' has {len(further)} tensors {where}, but it has others of the same kind: {shown(further)}; is it another model's config?")
     if extra and not options.allow:
         hint = "" if options.optimizer or not states_of(source, shapes) else "--optimizer converts the optimizer's state; "
         raise Error(f"'{options.source}' has {len(extra)} tensors {where}: {shown(extra)}; {hint}--allow=extra leaves them out")
-    return extra
+    return sorted([*extra, *replaced])
 
 
 def _dtype_of(tensors: dict[str, dict], names: Iterable[str]) -> str | None:
@@ -218,18 +232,29 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
     shapes = {name: tensor["shape"] for name, tensor in tensors.items()}
     source = recognize(models, options.source_layout, shapes, resolved)
     layout, names = _target_layout(options, source.model, switches)
-    states = _states(options, source, shapes, layout, switches) if options.optimizer else {}
-    converted = set(source.held).union(*states.values())
-    left = _extra(options, source, shapes, converted)
-    dtype = _dtype_of(tensors, source.held)
-    model = replace(source.model, dtype=dtype, optimizer={state: declared(state, tensors[min(each)]["dtype"]) for state, each in states.items()})
+    states = _states(options, source, shapes, layout, switches) if options.optimizer else _States()
+    converted = set(source.held).union(*states.names.values()) - states.replaced
+    left = _extra(options, source, shapes, converted, states.replaced)
+    weights = set(source.held) - states.replaced | (states.names[MASTER] if states.replaced else set())
+    dtype = _dtype_of(tensors, weights)
+    optimizer = {state: declared(state, tensors[min(each)]["dtype"], states.tied and state == MASTER) for state, each in states.names.items()}
+    if states.tied and not states.replaced:
+        optimizer[MASTER] = declared(MASTER, "fp32", True)
+    model = replace(source.model, dtype=dtype, optimizer=optimizer)
     if model.tied and layout.startswith("hf"):  # as in Hugging Face's checkpoints
         wanted["ignore"] = [*wanted.get("ignore", []), *(name for name in names if name.endswith("lm_head.weight"))]
     numbers = (f", with the numbers of {model.config}" if model.config else "") + (", without multi-token prediction" if model.let else "")
-    said = [f"model: as {model.name}{numbers}", f"layouts: {source.layout} to {layout}{', with ' + shown(states) if states else ''}"]
+    said = [f"model: as {model.name}{numbers}", f"layouts: {source.layout} to {layout}{', with ' + shown(optimizer) if optimizer else ''}"]
+    if states.tied:
+        said.append("weights: of TARGET, the master weights of SOURCE" if states.replaced else "master weights: of TARGET, the weights of SOURCE")
     said += [f"left out: {len(left)} tensors: {shown(left)}"] if left else []
-    result = _Conversion([f"model: {json.dumps(model.yaml(source=source.layout, target=layout))}"], source.endpoint() | {"storage": folder}, wanted, said, converted)
-    floats = sorted({tensors[name]["dtype"] for name in source.held} & _FLOATS.keys())
+    endpoint = source.endpoint() | {"storage": folder}
+    if states.replaced:
+        endpoint["ignore"] = [*endpoint.get("ignore", []), *sorted(states.replaced)]
+    if states.tied and layout in NO_MASTER:
+        wanted["ignore"] = [*wanted.get("ignore", []), NO_MASTER[layout]]
+    result = _Conversion([f"model: {json.dumps(model.yaml(source=source.layout, target=layout))}"], endpoint, wanted, said, converted)
+    floats = sorted({tensors[name]["dtype"] for name in weights} & _FLOATS.keys())
     if len(floats) > 1 and not options.dtype:
         result.hint = f"\nnote: the floats of '{options.source}' are {' and '.join(floats)}: --dtype=DTYPE rounds them to one dtype"
     if options.to == "hf" and model.config:

@@ -25,6 +25,9 @@ _SOURCES: tuple[tuple[str, dict[str, int]], ...] = (
     ("megatron-checkpoint-layers", {}), ("fsdp2", {}), ("fsdp2", {"transformers": 4}))
 #: States of optimizers: PyTorch's Adam, and the master weights of Megatron-Core.
 _STATES = ("param", "exp_avg", "exp_avg_sq", "step")
+MASTER = "param"  #: the state of master weights
+#: Layouts of frameworks whose optimizers have none, because they update the weights, and what their names for states make of it.
+NO_MASTER = {"fsdp2-checkpoint": "optimizer.state.*.param"}
 _EMBEDDING = "embedding.word_embeddings.weight"  # Megatron-Core's, which is padded
 _SHOWN = 8  # names that an error lists
 _TIED = 8  # names that a source may lack because they are tied; more are not looked at
@@ -246,15 +249,16 @@ def recognize(models: Sequence[Model], layout: str | None, tensors: Shapes, conv
     raise Error(f"the tensors are not those of model {', '.join(model.name for model in models)} in a known layout:{''.join(lines)}")
 
 
-def declared(state: str, dtype: str) -> Any:
-    """The declaration of a state in a model."""
-    return {"dtype": dtype, "shape": []} if state == "step" else dtype
+def declared(state: str, dtype: str, tied: bool = False) -> Any:
+    """The declaration of a state in a model. tied: it has the elements of the weight."""
+    return {"dtype": dtype, "shape": []} if state == "step" else {"dtype": dtype, "tied": True} if tied else dtype
 
 
 def state_names(model: Model, layout: str, switches: Mapping[str, int]) -> dict[str, set[str]]:
     """The names that a layout has for the states of an optimizer, by state: none if it has no names."""
     weights = set(model.holds(layout, switches))
-    return {state: set(replace(model, optimizer={state: declared(state, "fp32")}).holds(layout, switches)) - weights for state in _STATES}
+    states = [state for state in _STATES if state != MASTER or layout not in NO_MASTER]
+    return {state: set(replace(model, optimizer={state: declared(state, "fp32")}).holds(layout, switches)) - weights for state in states}
 
 
 def states_of(source: Source, tensors: Shapes) -> dict[str, set[str]]:

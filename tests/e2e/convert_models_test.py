@@ -102,14 +102,21 @@ class Models(ConvertTest):
         self.assertIn("layout megatron-checkpoint has no names for the state step; --allow=extra leaves it out",
                       self.convert("step-10", "out", numbers, "--to=megatron", "--optimizer", code=2).stderr)
         text = self.convert("step-10", "megatron", numbers, "--to=megatron", "--optimizer", "--allow=extra", "--dtype=bf16").stdout
-        self.assertIn("with exp_avg, exp_avg_sq\n", text)
+        self.assertIn("with exp_avg, exp_avg_sq, param\nmaster weights: of TARGET, the weights of SOURCE\n", text)
         self.assertRegex(text, r"left out: 21 tensors: \S*lm_head.weight.step")
-        self.assertRegex(run("reshard-inspect", self.folder / "megatron").stdout, r"optimizer.state.exp_avg.\S+fc2.weight  fp32")
-        self.convert("megatron", "back", numbers, "--to=fsdp2", "--optimizer", "--leave=common.pt")
-        self.convert("back", "back-hf", "--to=safetensors", "--dtype=fp32")
+        text = run("reshard-inspect", self.folder / "megatron").stdout
+        for name, dtype in (("optimizer.state.exp_avg.", "fp32"), ("optimizer.state.param.", "fp32"), ("", "bf16")):
+            self.assertRegex(text, rf"(?m)^ *{name}decoder.layers.mlp.linear_fc2.weight  {dtype}")
+        error = self.convert("megatron", "back", numbers, "--to=fsdp2", "--optimizer", "--leave=common.pt", code=2).stderr
+        self.assertIn("the optimizer of TARGET has no master weights, so that those of 'megatron' become its weights; --allow=extra leaves out the weights decoder.", error)
+        text = self.convert("megatron", "back", numbers, "--to=fsdp2", "--optimizer", "--leave=common.pt", "--allow=extra").stdout
+        self.assertIn("weights: of TARGET, the master weights of SOURCE\n", text)
+        self.convert("back", "back-hf", "--to=safetensors")
         wanted = load_file(self.folder / "saved/model.safetensors")
-        wanted = {name: array if "optimizer" in name else rounded(array) for name, array in wanted.items()}
-        self.check("back-hf", {name: array for name, array in wanted.items() if not name.endswith(".step")})  # weights rounded to bf16
+        self.check("back-hf", {name: array for name, array in wanted.items() if not name.endswith(".step")})  # with all bits of the weights
+        self.convert("megatron", "rounded", numbers, "--to=fsdp2", "--leave=common.pt", "--allow=extra")  # without the optimizer
+        self.convert("rounded", "rounded-hf", "--to=safetensors", "--dtype=fp32")
+        self.check("rounded-hf", {name: rounded(array) for name, array in wanted.items() if "optimizer" not in name})
         if not FULL:
             return
         self.convert("step-10", "again", numbers, "--to=fsdp2", "--optimizer")
