@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/integrations.md, and the packages of scripts/trainers_env.sh."""
+"""The examples of documents, and the packages of scripts/trainers_env.sh."""
 
 import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "integrations.md").read_text()
 
 
 def trainers():
@@ -17,9 +16,10 @@ def trainers():
     sys.path.append(str(folder))
 
 
-def examples(heading, language):
+def examples(heading, language, document="integrations"):
     """The blocks of a language under a heading."""
-    (section,) = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    text = (ROOT / "docs" / f"{document}.md").read_text()
+    (section,) = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
 

@@ -19,64 +19,18 @@ import ranks  # noqa: E402
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # tests/frameworks has a megatron_test too
 import torch  # noqa: E402
 from commands import run  # noqa: E402
-from megatron_test import LENGTH, MISSING, Model  # noqa: E402
+from megatron_test import MISSING, Model  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from torch.overrides import TorchFunctionMode  # noqa: E402
 
 if not MISSING:
-    from megatron.core import dist_checkpointing
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron_checkpoint_test import DENSE, folder_of, on_rank_0
+    from megatron_training import STATES, OnCpu, Training, held
 
-STEPS = 3
-STATES = ["param", "exp_avg", "exp_avg_sq"]
 #: Of the optimizer's params: the names in the rank files that layout `ranks` describes.
 LOCAL = """optimizer: {param: fp32, exp_avg: fp32, exp_avg_sq: fp32}
 layouts:
   local: {extend: megatron-local, rename: {"": "0."}, optimizer: "{param}.{state}"}
 """
-
-
-class OnCpu(TorchFunctionMode):
-    """Tensors that Megatron-Core's optimizer puts on a GPU are on the CPU, and say that they are not."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        if str(kwargs.get("device", "")).startswith("cuda"):
-            kwargs["device"] = "cpu"
-        result = function(*args, **kwargs)
-        return result.replace("torch.", "torch.cuda.", 1) if function is torch.Tensor.type and len(args) == 1 and isinstance(result, str) else result
-
-
-class Training:
-    def __init__(self, model, bucket_size):
-        self.model = model
-        self.module = DistributedDataParallel(
-            model.module.config, DistributedDataParallelConfig(use_distributed_optimizer=True, bucket_size=bucket_size, overlap_grad_reduce=bucket_size is not None),
-            model.module)
-        self.optimizer = get_megatron_optimizer(
-            OptimizerConfig(optimizer="adam", lr=1e-2, weight_decay=0.0, clip_grad=0.0, use_distributed_optimizer=True, params_dtype=torch.float32),
-            [self.module], use_gloo_process_groups=False)
-
-    def train(self):
-        labels = torch.arange(LENGTH).mul(11).remainder(100).unsqueeze(0)
-        for _ in range(STEPS):
-            self.module.zero_grad_buffer()
-            self.optimizer.zero_grad()
-            if self.model.pp == 1:
-                self.model.forward(labels).mean().backward()
-                self.module.finish_grad_sync()
-            else:  # forward() has no backward pass through stages
-                for param in self.module.parameters():
-                    param.main_grad.copy_(torch.randn(param.shape))
-            self.optimizer.step()
-
-    def save(self, rank, folder, kind):
-        on_rank_0(rank, (folder / kind).mkdir)
-        state = self.model.module.sharded_state_dict()
-        state = {"model": state, "optimizer": self.optimizer.sharded_state_dict(state, metadata={"distrib_optim_sharding_type": kind})}
-        dist_checkpointing.save(state, str(folder / kind))
 
 
 def job(folder, name, model, source, target):
@@ -88,22 +42,6 @@ def job(folder, name, model, source, target):
 def digests(folder):
     """{name: digest} of the tensors of a checkpoint."""
     return json.loads(run("reshard-digest", folder, "--format=json").stdout)
-
-
-def held(training):
-    """[(model parallel rank, param, state, first element, values)] of all ranks: what the live optimizer holds."""
-    optimizer, = training.optimizer.chained_optimizers
-    names = {param: name.removeprefix("module.") for name, param in training.module.named_parameters()}
-    mine = []
-    for ranges in optimizer.gbuf_ranges:
-        for buckets in ranges.values():
-            for bucket in buckets:
-                for param, places in bucket["param_map"].items():
-                    states = optimizer._get_main_param_and_optimizer_states(param)
-                    mine += [(optimizer.data_parallel_group_idx, names[param], state, places["param"].start, states[state].detach().clone()) for state in STATES]
-    every = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(every, mine)
-    return [each for one in every for each in one]
 
 
 def check(rank, mesh, bucket_size, count):

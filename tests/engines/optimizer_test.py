@@ -41,13 +41,13 @@ def folder():
 class Training:
     """A small Llama under FSDP2 on all ranks; each rank has the same batch."""
 
-    def __init__(self):
+    def __init__(self, config=CONFIG):
         import transformers
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
         torch.manual_seed(7)
-        self.model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG)).float()
+        self.model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).float()
         mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
         for layer in self.model.model.layers:
             fully_shard(layer, mesh=mesh)
