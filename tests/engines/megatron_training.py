@@ -12,12 +12,14 @@ import torch
 from megatron.core import dist_checkpointing, optimizer
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
+from megatron.core.transformer.moe import moe_utils
 from megatron_checkpoint_test import on_rank_0
 from megatron_test import LENGTH
 from torch.overrides import TorchFunctionMode
 
 STEPS = 3
 STATES = ["param", "exp_avg", "exp_avg_sq"]
+METADATA = {"chained_optim_avoid_prefix": True}  # as Megatron-LM sets it: the names of fully_reshardable do not tell the optimizer
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -49,6 +51,7 @@ class FusedAdam(torch.optim.Optimizer):
 distrib_optimizer.Adam = optimizer.Adam = FusedAdam
 distrib_optimizer.HAVE_APEX_OR_TE = distrib_optimizer.USING_TE_OPTIMIZER = True
 optimizer.USING_PYTORCH_OPTIMIZER = False
+moe_utils.te_general_gemm = None  # a name that it imports from Transformer Engine alone
 
 
 class OnCpu(TorchFunctionMode):
@@ -78,10 +81,10 @@ class Training:
         for _ in range(STEPS):
             self.module.zero_grad_buffer()
             self.optimizer.zero_grad()
-            if self.model.pp == 1:
+            if self.model.pp == 1 and (self.model.tp == 1 or len(self.optimizer.chained_optimizers) == 1):
                 self.model.forward(labels).mean().backward()
                 self.module.finish_grad_sync()
-            else:  # forward() has no backward pass through stages
+            else:  # forward() has no backward pass through stages, and experts train with tensor parallelism only if the sequence is parallel
                 for param in self.module.parameters():
                     param.main_grad.copy_(torch.randn(param.shape))
             self.optimizer.step()
@@ -89,13 +92,13 @@ class Training:
     def save(self, rank, folder, kind):
         on_rank_0(rank, lambda: (folder / kind).mkdir(parents=True))
         state = self.model.use().module.sharded_state_dict()
-        state = {"model": state, "optimizer": self.optimizer.sharded_state_dict(state, metadata={"distrib_optim_sharding_type": kind})}
+        state = {"model": state, "optimizer": self.optimizer.sharded_state_dict(state, metadata=METADATA | {"distrib_optim_sharding_type": kind})}
         dist_checkpointing.save(state, str(folder / kind))
 
     def load(self, folder, kind):
         """Megatron-Core's own load of its own checkpoint."""
         state = self.model.use().module.sharded_state_dict()
-        state = {"model": state, "optimizer": self.optimizer.sharded_state_dict(state, is_loading=True, metadata={"distrib_optim_sharding_type": kind})}
+        state = {"model": state, "optimizer": self.optimizer.sharded_state_dict(state, is_loading=True, metadata=METADATA | {"distrib_optim_sharding_type": kind})}
         found = dist_checkpointing.load(state, str(folder / kind))
         self.model.module.load_state_dict(found["model"])
         with torch.no_grad():  # in fp32 the optimizer's params are views of the weights
@@ -103,16 +106,16 @@ class Training:
 
 
 def held(training):
-    """[(model parallel rank, param, state, first element, values)] of all ranks: what the live optimizer holds."""
-    optimizer, = training.optimizer.chained_optimizers
+    """[(number of the optimizer, model parallel rank, param, state, first element, values)] of all ranks: what the live optimizers hold."""
     names = {param: name.removeprefix("module.") for name, param in training.module.named_parameters()}
     mine = []
-    for ranges in optimizer.gbuf_ranges:
-        for buckets in ranges.values():
-            for bucket in buckets:
-                for param, places in bucket["param_map"].items():
-                    states = optimizer._get_main_param_and_optimizer_states(param)
-                    mine += [(optimizer.data_parallel_group_idx, names[param], state, places["param"].start, states[state].detach().clone()) for state in STATES]
+    for number, each in enumerate(training.optimizer.chained_optimizers):
+        for ranges in each.gbuf_ranges:
+            for buckets in ranges.values():
+                for bucket in buckets:
+                    for param, places in bucket["param_map"].items():
+                        states = each._get_main_param_and_optimizer_states(param)
+                        mine += [(number, each.data_parallel_group_idx, names[param], state, places["param"].start, states[state].detach().clone()) for state in STATES]
     every = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(every, mine)
     return [each for one in every for each in one]

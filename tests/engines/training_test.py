@@ -98,8 +98,9 @@ def megatron(rank):
     for name, mesh in MESHES.items():
         with megatron_training.OnCpu():
             training = megatron_training.Training(Llama(2, **mesh, vocabulary=PADDED), None)
-            load = {"model": training.model.module, "optimizer": training.optimizer, "folder": str(folder() / "moved"), "steps": STEPS}
-            exec(TO_MEGATRON, load)
+            program = {}
+            exec(TO_MEGATRON, program)
+            program["load"](training.model.module, training.optimizer, str(folder() / "moved"), STEPS)
             training.save(rank, folder() / name, "fully_reshardable")
             ranks.same(stored(f"{name}/fully_reshardable"), expected)
 
@@ -109,7 +110,7 @@ def megatron(rank):
             for each in (training, other):
                 torch.manual_seed(5)  # of the gradients in stages
                 each.train()
-                results.append({(group, param, state, first): value for group, param, state, first, value in megatron_training.held(each)})
+                results.append({tuple(key): value for *key, value in megatron_training.held(each)})
             ranks.same(*results)
             assert all(group["step"] == 2 * STEPS for each in (training, other) for group in each.optimizer.param_groups if group["params"])
             training.save(rank, folder() / f"{name}-more", "fully_reshardable")
