@@ -235,8 +235,10 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
     states = _states(options, source, shapes, layout, switches) if options.optimizer else _States()
     converted = set(source.held).union(*states.names.values()) - states.replaced
     left = _extra(options, source, shapes, converted, states.replaced)
-    weights = set(source.held) - states.replaced | (states.names[MASTER] if states.replaced else set())
-    dtype = _dtype_of(tensors, weights)
+    weights = set(source.held if source.plain is None else source.plain) - states.replaced | (states.names[MASTER] if states.replaced else set())
+    if coded := sorted(name for name in weights & tensors.keys() if tensors[name]["dtype"].startswith("fp8")):
+        raise Error(f"'{options.source}' has {tensors[coded[0]]['dtype']} without scales of a known form: {shown(coded)}; known: block_fp8 (128 x 128, {coded[0]}_scale_inv)")
+    dtype = _dtype_of(tensors, weights & tensors.keys())
     optimizer = {state: declared(state, tensors[min(each)]["dtype"], states.tied and state == MASTER) for state, each in states.names.items()}
     if states.tied and not states.replaced:
         optimizer[MASTER] = declared(MASTER, "fp32", True)
@@ -247,6 +249,9 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
     said = [f"model: as {model.name}{numbers}", f"layouts: {source.layout} to {layout}{', with ' + shown(optimizer) if optimizer else ''}"]
     if states.tied:
         said.append("weights: of TARGET, the master weights of SOURCE" if states.replaced else "master weights: of TARGET, the weights of SOURCE")
+    if source.format:
+        wanted.setdefault("convert", "rne")
+        said.append(f"quantized: in {source.format}, except for {shown(sorted(name for name, shape in source.plain.items() if len(shape) > 1)) or 'nothing'}")
     said += [f"left out: {len(left)} tensors: {shown(left)}"] if left else []
     endpoint = source.endpoint() | {"storage": folder}
     if states.replaced:
@@ -254,7 +259,7 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
     if states.tied and layout in NO_MASTER:
         wanted["ignore"] = [*wanted.get("ignore", []), NO_MASTER[layout]]
     result = _Conversion([f"model: {json.dumps(model.yaml(source=source.layout, target=layout))}"], endpoint, wanted, said, converted)
-    floats = sorted({tensors[name]["dtype"] for name in weights} & _FLOATS.keys())
+    floats = sorted({tensors[name]["dtype"] for name in weights & tensors.keys()} & _FLOATS.keys())
     if len(floats) > 1 and not options.dtype:
         result.hint = f"\nnote: the floats of '{options.source}' are {' and '.join(floats)}: --dtype=DTYPE rounds them to one dtype"
     if options.to == "hf" and model.config:

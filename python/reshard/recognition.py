@@ -19,9 +19,13 @@ from .errors import CompileError, Error
 from .plan import Plan
 
 MODELS = LIBRARY / "models"
+#: Layouts of published quantized checkpoints: the format, and the layout with the same names of what is not quantized. They are sources only.
+_QUANTIZED = {"hf-mxfp4": ("mxfp4", "hf"), "hf-int4": ("int4", "hf"), "hf-int4-multimodal": ("int4", "hf-multimodal")}
+_NUMBERS = re.compile(r"\d+")
+_SCALE = "_scale_inv"  # ends the name of the scales of a matrix of block FP8
 #: Layouts of checkpoints in which a source is looked for, with values of their switches.
 _SOURCES: tuple[tuple[str, dict[str, int]], ...] = (
-    ("hf", {}), ("hf-multimodal", {}), ("fsdp2-checkpoint", {}), ("fsdp2-checkpoint", {"transformers": 4}), ("megatron-checkpoint", {}),
+    ("hf", {}), ("hf-multimodal", {}), *((layout, {}) for layout in _QUANTIZED), ("fsdp2-checkpoint", {}), ("fsdp2-checkpoint", {"transformers": 4}), ("megatron-checkpoint", {}),
     ("megatron-checkpoint-layers", {}), ("fsdp2", {}), ("fsdp2", {"transformers": 4}))
 #: States of optimizers: PyTorch's Adam, and the master weights of Megatron-Core.
 _STATES = ("param", "exp_avg", "exp_avg_sq", "step")
@@ -49,12 +53,12 @@ def brief(error: CompileError) -> str:
 
 @cache
 def _compiled(job: str) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of the params of a job's target, a rank. Raises CompileError."""
+    """The names and shapes of the params of a job's source, a rank. Raises CompileError."""
     with tempfile.TemporaryDirectory(prefix="reshard-") as folder:
         path, plan = Path(folder) / "job.yaml", Path(folder) / "p.rplan"
         path.write_text(job)
         run_compiler([path, "-o", plan, "--omit-job"])
-        return {name: param.shape for name, param in Plan.open(plan).params(0, "target").items()}
+        return {name: param.shape for name, param in Plan.open(plan).params(0, "source").items()}
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ class Model:
     def holds(self, layout: str, switches: Mapping[str, int], **endpoint: Any) -> dict[str, tuple[int, ...]]:
         """The names and shapes of a checkpoint in a layout. endpoint: further keys of the source. Raises CompileError."""
         side = {"layout": "side", "mesh": {}} | ({"switches": dict(switches)} if switches else {})
-        return _compiled(json.dumps({"version": 1, "model": self.yaml(side=layout), "source": side | endpoint, "target": side}))
+        target = side | {"layout": "plain", "convert": "rne"}
+        return _compiled(json.dumps({"version": 1, "model": self.yaml(side=layout, plain=_QUANTIZED.get(layout, ("", layout))[1]), "source": side | endpoint, "target": target}))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -166,10 +171,13 @@ class Source:
     switches: Mapping[str, int]
     held: Shapes  #: the tensors that are converted, without the optimizer's state
     lacks: tuple[str, ...] = ()  #: names of the layout that the files lack, because they are tied to others
+    format: str = ""  #: in which matrices are quantized
+    quantize: Mapping[str, Any] = field(default_factory=dict)  #: of the source of a job, where the layout does not state it
+    plain: Shapes | None = None  #: the tensors that are not quantized; None: all
 
     def endpoint(self) -> dict[str, Any]:
         """The source of a job, without its storage."""
-        found: dict[str, Any] = {"layout": "source", "dtype": "stored"}
+        found: dict[str, Any] = {"layout": "source", "dtype": "stored"} | ({"quantize": dict(self.quantize)} if self.quantize else {})
         return found | ({"switches": dict(self.switches)} if self.switches else {}) | ({"ignore": list(self.lacks)} if self.lacks else {})
 
 
@@ -177,10 +185,21 @@ def _fit(model: Model, layout: str, switches: Mapping[str, int], tensors: Shapes
     """The checkpoint in this layout; or how many tensors fit, and why it is another one."""
     if layout.startswith("megatron-checkpoint") and (embedding := tensors.get(_EMBEDDING)):
         switches = {"padded": embedding[0]}  # the padded vocabulary is a multiple of itself
+    rule: dict[str, Any] = {}
+    quantization = _QUANTIZED.get(layout, ("", layout))[0]
+    plain: Shapes | None = None
+    expected: Shapes = {}
     try:
         expected = model.holds(layout, switches)
+        if quantization:
+            plain = {name: shape for name, shape in model.holds(_QUANTIZED[layout][1], switches).items() if name in expected}
+        elif any(name + _SCALE in tensors for name in expected):
+            quantization = "block_fp8"
+            rule = _block_fp8(expected, tensors)
+            plain = {name: shape for name, shape in expected.items() if name + _SCALE not in tensors}
+            expected = model.holds(layout, switches, quantize=rule)
     except CompileError as error:
-        return -1, brief(error)
+        return (len(expected) if expected else -1), brief(error)
     missing = [name for name in expected if name not in tensors]
     wrong = [name for name in expected if name in tensors and tuple(tensors[name]) != expected[name]]
     if wrong:
@@ -191,10 +210,22 @@ def _fit(model: Model, layout: str, switches: Mapping[str, int], tensors: Shapes
         try:
             if len(missing) > _TIED:
                 raise CompileError("")
-            model.holds(layout, switches, ignore=missing)  # an error unless other params have their elements
+            model.holds(layout, switches, ignore=missing, **({"quantize": rule} if rule else {}))  # an error unless other params have their elements
         except CompileError:
             return len(held), f"{len(missing)} of {len(expected)} names are missing: {shown(missing[:2])}"
-    return Source(model, layout, switches, held, tuple(missing))
+    return Source(model, layout, switches, held, tuple(missing), quantization, rule, plain)
+
+
+def _block_fp8(expected: Shapes, tensors: Shapes) -> dict[str, Any]:
+    """The rule that matrices with scales are quantized in block FP8, as DeepSeek-V3 is. Raises CompileError if only some layers have scales."""
+    globs: dict[str, str] = {}  # of matrices without scales: a name of each; params of all layers and experts match one glob
+    for name, shape in expected.items():
+        if len(shape) > 1 and name + _SCALE not in tensors:
+            globs.setdefault(_NUMBERS.sub("*", name), name)
+    for name in expected:
+        if name + _SCALE in tensors and (kept := globs.get(_NUMBERS.sub("*", name))):
+            raise CompileError(f"{name!r} has scales, but {kept!r} has none")
+    return {"format": "block_fp8"} | ({"ignore": list(globs)} if globs else {})
 
 
 def meaning(text: str) -> frozenset[str]:
@@ -276,9 +307,8 @@ def states_of(source: Source, tensors: Shapes) -> dict[str, set[str]]:
 
 def repeats(names: Iterable[str], held: Iterable[str]) -> list[str]:
     """The names that differ from held ones in numbers only: further layers or experts than a model has."""
-    numbers = re.compile(r"\d+")
-    known = {numbers.sub("#", name) for name in held}
-    return sorted(name for name in names if numbers.sub("#", name) in known)
+    known = {_NUMBERS.sub("#", name) for name in held}
+    return sorted(name for name in names if _NUMBERS.sub("#", name) in known)
 
 
 def elements(shapes: Iterable[Sequence[int]]) -> int:

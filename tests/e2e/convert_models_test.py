@@ -26,6 +26,15 @@ EXPERTS = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen
 DEEPSEEK = LLAMA | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "moe_intermediate_size": 16, "n_routed_experts": 4, "first_k_dense_replace": 1,
                     "n_shared_experts": 1, "q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
                     "num_nextn_predict_layers": 1}
+#: Published quantized checkpoints, scaled down: the model, its config, and the source of a job as docs/library.md states it.
+GPT_OSS = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 72, "num_attention_heads": 4,
+           "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 32, "num_local_experts": 2, "tie_word_embeddings": False,
+           "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}}
+KIMI = DEEPSEEK | {"moe_intermediate_size": 64, "num_nextn_predict_layers": 0, "quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}}
+FP8 = DEEPSEEK | {"hidden_size": 160, "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}}
+QUANTIZED = {"mxfp4": ("gpt-oss-120b", GPT_OSS, {"layout": "hf-mxfp4"}),
+             "int4": ("kimi-k2", KIMI, {"layout": "hf-int4"}),
+             "block_fp8": ("deepseek-v3", FP8, {"layout": "hf", "quantize": {"format": "block_fp8", "ignore": ["*embed_tokens.weight", "*.mlp.gate.weight", "*eh_proj.weight", "*head.weight"]}})}
 
 
 def rounded(array: np.ndarray) -> np.ndarray:
@@ -67,15 +76,17 @@ class Models(ConvertTest):
 
     @unittest.skipUnless(FULL, "RESHARD_FULL=1")
     def test_layers_that_are_not_alike(self):
-        """DeepSeek-V3: Megatron-Core's checkpoint has tensors for each layer and no multi-token prediction."""
-        wanted = {name: array for name, array in self.save("hf-model", DEEPSEEK, "deepseek-v3").items() if ".layers.2." not in name}
-        error = self.convert("hf-model", "megatron", "--to=megatron", code=2).stderr
-        self.assertRegex(error, r"the layout of TARGET has no params for \d+ tensors of the model: model.layers.2")
-        text = self.convert("hf-model", "megatron", "--to=megatron", "--allow=extra").stdout
+        """DeepSeek-V3: Megatron-Core's checkpoint has tensors for each layer. A checkpoint of transformers has no multi-token prediction."""
+        wanted = self.save("hf-model", DEEPSEEK, "deepseek-v3")
+        text = self.convert("hf-model", "megatron", "--to=megatron").stdout
         self.assertIn("layouts: hf to megatron-checkpoint-layers\n", text)
-        text = self.convert("megatron", "out", "--config=hf-model/config.json", "--allow=extra").stdout
-        self.assertIn("without multi-token prediction", text)
+        self.convert("megatron", "out", "--config=hf-model/config.json", "--allow=extra")
         self.check("out", wanted)
+        wanted = {name: array for name, array in wanted.items() if ".layers.2." not in name}
+        save_file(wanted, self.folder / "hf-model/model.safetensors")
+        self.convert("hf-model", "without", "--to=megatron")
+        self.assertIn("without multi-token prediction", self.convert("without", "again", "--config=hf-model/config.json", "--allow=extra").stdout)
+        self.check("again", wanted)
 
     def test_tied(self):
         """The library's Llama is not tied; the config says that this one is. A DCP checkpoint has both names, Hugging Face's one."""
@@ -150,6 +161,41 @@ class Models(ConvertTest):
             self.assertIn(line, text)
         if FULL:
             self.assertIn("config.json does not say that matrices are mxfp8", self.convert("hf-model", "mx", "--quantize=mxfp8", "--ignore=*down*").stdout)
+
+    def test_quantized_sources(self):
+        """They are recognized, and become what a job makes of them."""
+        for name, (model, config, source) in QUANTIZED.items():
+            with self.subTest(format=name):
+                path = self.folder / name
+                path.mkdir()
+                (path / "config.json").write_text(json.dumps(config))
+                (path / "job.yaml").write_text(json.dumps({
+                    "version": 1, "model": {"extend": str(ROOT / f"examples/models/{model}.yaml"), "config": "config.json"}, "source": source | {"storage": "."},
+                    "target": {"layout": "hf", "storage": "out", "convert": "rne"}}))
+                run("reshard-compile", path / "job.yaml", "-o", path / "p.rplan")
+                run("reshard-exec", path / "p.rplan", "--synthesize", f"--source={path / 'published'}")
+                run("reshard-exec", path / "p.rplan", f"--source={path / 'published'}", f"--target={path / 'expected'}")
+                text = self.convert(path / "published", path / "found", f"--config={path / 'config.json'}").stdout
+                self.assertIn(f"layouts: {source['layout']} to hf\nquantized: in {name}, except for lm_head.weight, model.embed_tokens.weight, model.layers.", text)
+                self.assertRegex(run("reshard-digest", path / "expected", path / "found").stdout, "^equal: ")
+                found = json.loads((path / "found/config.json").read_text())
+                self.assertEqual(found, {key: value for key, value in config.items() if key != "quantization_config"} | {"dtype" if "dtype" in config else "torch_dtype": "bfloat16"})
+                if FULL:
+                    self.convert(path / "published", path / "megatron", "--to=megatron", f"--config={path / 'config.json'}", "--allow=extra")
+        self.refuse_scales(self.folder / "block_fp8")
+
+    def refuse_scales(self, folder: Path) -> None:
+        """Scales that are missing, of other blocks or under other names: changes of the file's header that keep its length."""
+        path, name = folder / "published/model.safetensors", "model.layers.0.self_attn.o_proj.weight"
+        contents = path.read_bytes()
+        begin = contents.index(f'"{name}_scale_inv"'.encode())
+        shape = contents.index(b"[2,1]", begin)
+        cases = ((contents.replace(f"{name}_scale_inv".encode(), f"{name}_scale_xyz".encode()), f"'model.layers.1.self_attn.o_proj.weight' has scales, but '{name}' has none"),
+                 (contents[:shape] + b"[1,2]" + contents[shape + 5 :], f"'{name}_scale_inv' is [1, 2], expected [2, 1]"),
+                 (contents.replace(b"_scale_inv", b"_scale_xyz"), "has fp8_e4m3 without scales of a known form: model.layers."))
+        for changed, error in cases:
+            path.write_bytes(changed)
+            self.assertIn(error, self.convert(folder / "published", "none", f"--config={folder / 'config.json'}", "--allow=extra", code=2).stderr)
 
     @unittest.skipUnless(FULL, "RESHARD_FULL=1")
     def test_two_dtypes(self):
