@@ -7,7 +7,9 @@ SequentialMLP, whose keys are those of TEGroupedMLP.
 Importing this replaces the names in Megatron-Core's modules. Import it before a module that builds specs when it is
 imported (megatron.core.models.mamba.mamba_layer_specs)."""
 
+import functools
 import importlib
+import inspect
 import sys
 import types
 
@@ -89,6 +91,13 @@ def l2norm(x):
     return x * torch.rsqrt((x * x).sum(dim=-1, keepdim=True) + 1e-6)
 
 
+def causal_conv1d(x, weight, bias, activation, **_):
+    """fla's convolution of each channel. x: [batch, positions, channels]."""
+    assert activation in ("silu", "swish")
+    out = torch.nn.functional.conv1d(x.transpose(1, 2), weight.unsqueeze(1), bias, padding=weight.shape[1] - 1, groups=len(weight))
+    return torch.nn.functional.silu(out[..., : x.shape[1]]).transpose(1, 2), None
+
+
 class RMSNormGated(torch.nn.Module):
     """mamba_ssm's norm of each group of the gated input."""
 
@@ -117,6 +126,11 @@ def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bia
     return torch.stack(out, dim=1)
 
 
+def fused(*_):
+    """mamba_ssm's kernel with the convolution, which Megatron-Core is told not to use."""
+    raise NotImplementedError
+
+
 def window(rows, columns, size):
     """True where a query does not see a key. `size`: how many keys before and after its own it sees."""
     distance = torch.arange(rows).unsqueeze(1) + columns - rows - torch.arange(columns)
@@ -130,7 +144,7 @@ def mamba_mixer():
     missing = {
         "triton": types.SimpleNamespace(jit=lambda function: function, language=language), "triton.language": language,
         "mamba_ssm.ops.triton.layernorm_gated": types.SimpleNamespace(RMSNorm=RMSNormGated),
-        "mamba_ssm.ops.triton.ssd_combined": types.SimpleNamespace(mamba_chunk_scan_combined=mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined=None)}
+        "mamba_ssm.ops.triton.ssd_combined": types.SimpleNamespace(mamba_chunk_scan_combined=mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined=fused)}
     missing = {name: module for name, module in missing.items() if name not in sys.modules}
     sys.modules.update(missing)
     try:
@@ -161,11 +175,16 @@ def replace():
         module.TESpecProvider, module.TENorm = TESpecProvider, TENorm
     TESpecProvider.layer_norm = lambda *_, **__: TENorm
     TESpecProvider.activation_func = lambda _: None
-    TESpecProvider.grouped_mlp_modules = lambda *_: (SequentialMLP, MLPSubmodules(linear_fc1=TEColumnParallelLinear, linear_fc2=RowParallelLinear))
+    linears = MLPSubmodules(linear_fc1=TEColumnParallelLinear, linear_fc2=RowParallelLinear)
+    builds = "Builder" in str(inspect.signature(TESpecProvider.grouped_mlp_modules).return_annotation)  # since Megatron-Core 0.17
+    experts = functools.partial(SequentialMLP, submodules=linears) if builds else (SequentialMLP, linears)
+    TESpecProvider.grouped_mlp_modules = lambda *_: experts
     moe_utils.te_general_gemm = None
     fused_softmax.get_sliding_window_causal_mask = window
-    gated_delta_net.HAVE_FLA, gated_delta_net.l2norm = True, l2norm
-    gated_delta_net.chunk_gated_delta_rule = gated_delta_net.torch_chunk_gated_delta_rule
+    for name, module in list(sys.modules.items()):  # one module, or since Megatron-Core 0.19 a package
+        if name.startswith(gated_delta_net.__name__):
+            module.HAVE_FLA, module.l2norm, module.causal_conv1d = True, l2norm, causal_conv1d
+            module.chunk_gated_delta_rule = gated_delta_net.torch_chunk_gated_delta_rule
 
 
 replace()

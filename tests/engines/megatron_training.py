@@ -25,8 +25,8 @@ METADATA = {"chained_optim_avoid_prefix": True}  # as Megatron-LM sets it: the n
 class FusedAdam(torch.optim.Optimizer):
     """As Transformer Engine's: the step is one of the param group, and a param has two moments alone."""
 
-    def __init__(self, params, lr, betas, eps, weight_decay, adam_w_mode):
-        assert adam_w_mode
+    def __init__(self, params, lr, betas, eps, weight_decay, adam_w_mode, capturable=False):
+        assert adam_w_mode and not capturable
         super().__init__(params, {"lr": lr, "bias_correction": True, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
