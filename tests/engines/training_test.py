@@ -100,7 +100,13 @@ def megatron(rank):
             training = megatron_training.Training(Llama(2, **mesh, vocabulary=PADDED), None)
             program = {}
             exec(TO_MEGATRON, program)
-            program["load"](training.model.module, training.optimizer, str(folder() / "moved"), STEPS)
+            arguments = training.model.module, training.optimizer, str(folder() / "moved"), STEPS
+            try:
+                program["load"](*arguments, "dp_reshardable")
+                raise AssertionError("a checkpoint without buckets was loaded")
+            except ValueError as error:
+                assert "lacks ['optimizer.distributed.dp_group_idx_" in str(error), error
+            program["load"](*arguments)
             training.save(rank, folder() / name, "fully_reshardable")
             ranks.same(stored(f"{name}/fully_reshardable"), expected)
 
