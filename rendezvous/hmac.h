@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Message authentication codes with the secret of a job: HMAC-SHA256 (RFC 2104) of OpenSSL's libcrypto, which is loaded
-// when the first secret is given.
+// Message authentication codes with the secret of a job: HMAC-SHA256 (support/libcrypto.h).
 #pragma once
 
+#include "support/libcrypto.h"
 #include "support/status.h"
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace reshard {
 
-constexpr size_t kMacBytes = 32;
+constexpr size_t kMacBytes = kSha256Bytes;
 
 class Authenticator {
 public:
