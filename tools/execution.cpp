@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/execution.h"
 
+#include "analysis/checkpoints/megatron_files.h"
 #include "analysis/files/copy_journal.h"
 #include "analysis/files/device_memory.h"
 #include "analysis/files/memory.h"
@@ -359,6 +360,7 @@ private:
     ObjectRules rules = options_.objects;
     rules.allowExtra = !options_.allow.empty();
     throwOnError(carried_.choose(*plan_, source_, source.objects(), rules, omitted_), kUsage);
+    verifySource();
     folder = std::make_unique<NewFolder>(target_, number, first(), options_.resume);
     for (uint32_t e = 1; e < endpoints.size() && first() && !folder->resumed(); ++e) {
       fs::create_directory(path(e));
@@ -378,6 +380,21 @@ private:
       else if (!endpoints.Get(e)->storage())
         throwOnError(target.createFiles(e, path(e), options_.shardBytes), kFailure);
     return folder;
+  }
+
+  /// The first process compares the files of a checkpoint with the hashes that it states.
+  void verifySource() {
+    const schema::Endpoint &source = *plan_->manifest().endpoints()->Get(0);
+    if (!first() || !source.checkpoint() || !fs::is_directory(source_))
+      return;
+    const double begin = now();
+    const WorkDeadline deadline("the comparison with integrity.json", options_.timeout);
+    ProgressLine progress("compare with integrity.json");
+    const Result<size_t> files = verifyIntegrity(source_, threads_, [&](double fraction) { progress.at(fraction); });
+    throwOnError(files.status(), kUsage);
+    verified_ = *files;
+    if (verified_ > 0)
+      trace_.add("compare with integrity.json", begin);
   }
 
   /// --synthesize --source=DIR: writes the files that a run without --synthesize reads.
@@ -644,6 +661,8 @@ private:
                 static_cast<unsigned long long>(manifest.messages()));
     if (manifest.bytes_storage() > 0)
       std::printf("  %-10s %12s\n", "storage", humanBytes(static_cast<double>(manifest.bytes_storage())).c_str());
+    if (verified_ > 0)
+      std::printf("  %-10s %12zu file(s) have the hashes in integrity.json\n", "verified", verified_);
     if (!options_.copy.empty())
       std::printf("  %-10s %12zu file(s) of '%s', except %zu others: weights, folders, hidden files\n", "copied",
                   modelFiles_.names.size(), options_.copy.c_str(), modelFiles_.skipped);
@@ -684,6 +703,7 @@ private:
   std::unique_ptr<reshard_executor, Close> executor_;
   std::vector<RunTime> runs_;
   std::unique_ptr<CopyJournal> journal_; // with --resume
+  size_t verified_ = 0;                  // files of the source that have their hashes
   bool resumed_ = false;                 // the target is the unfinished folder of an earlier run
   ModelFiles modelFiles_;                // set in the first process only
   std::set<std::string> omitted_; // tensors in the source's files that the plan does not use, of this process's ranks

@@ -14,6 +14,7 @@ namespace {
 using Kind = Pickle::Kind;
 using Value = Pickle::Value;
 
+constexpr std::string_view kVersion = "1.0.0";
 constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata Metadata";
 constexpr std::string_view kTensor = "torch.distributed.checkpoint.metadata TensorStorageMetadata";
 constexpr std::string_view kBytes = "torch.distributed.checkpoint.metadata BytesStorageMetadata";
@@ -66,8 +67,14 @@ public:
     if (!items || !places || !pickle_.is(*items, Kind::dictionary) || !pickle_.is(*places, Kind::dictionary))
       return refuse("expected a Metadata with state_dict_metadata and storage_data");
     if (const Value *version = member(pickle_.root(), kMetadata, "version");
-        version && pickle_.is(*version, Kind::text))
+        version && !pickle_.is(*version, Kind::none)) { // the default of PyTorch's class
+      if (!pickle_.is(*version, Kind::text) || pickle_.text(*version) != kVersion)
+        return refuse("unknown version" +
+                      (pickle_.is(*version, Kind::text) ? " '" + std::string(pickle_.text(*version)) + "'"
+                                                        : std::string(", which is not a text")) +
+                      ", expected '" + std::string(kVersion) + "'");
       checkpoint_.version = pickle_.text(*version);
+    }
     if (Status status = readPlaces(*places); !status.ok())
       return status;
     const std::vector<Value> &entries = pickle_.items(*items);

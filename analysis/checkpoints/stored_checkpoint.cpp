@@ -3,6 +3,7 @@
 
 #include "analysis/checkpoints/dcp.h"
 #include "analysis/checkpoints/dcp_writer.h"
+#include "analysis/checkpoints/megatron_files.h"
 #include "analysis/checkpoints/torch_archive.h"
 #include "analysis/checkpoints/torch_checkpoint.h"
 #include "analysis/files/safetensors.h"
@@ -19,6 +20,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr uint64_t kMaxFiles = uint64_t{1} << 20;
+constexpr const char *kShardsVersion = "1.0"; // of HuggingFaceStorageWriter's files
 
 std::string boxOf(const StoredChunk &chunk) {
   std::string text = "[";
@@ -137,8 +139,11 @@ Status addShards(const std::string &folder, const std::string &file, StoredCheck
   const auto offsets = readShardingInfo(info->second, path);
   if (!offsets.ok())
     return offsets.status();
-  if (const auto version = shards.metadata.find("DCP_VERSION"); version != shards.metadata.end())
+  if (const auto version = shards.metadata.find("DCP_VERSION"); version != shards.metadata.end()) {
+    if (version->second != kShardsVersion)
+      return failed("'" + path + "': unknown DCP_VERSION '" + version->second + "', expected '" + kShardsVersion + "'");
     checkpoint.version = version->second;
+  }
   StoredCheckpoint whole;
   addWhole(shards, folder, whole);
   for (auto &[name, shard] : whole.tensors) {
@@ -197,6 +202,8 @@ Status readSingle(const std::string &path, StoredCheckpoint &checkpoint) {
 
 /// Megatron-Core's common state is beside the tensors.
 Status readMegatron(const std::string &folder, StoredCheckpoint &checkpoint) {
+  if (Status status = checkMegatronFormat(folder); !status.ok())
+    return status;
   if (Status status = readDcp(folder, checkpoint); !status.ok())
     return status;
   const std::string path = folder + "/" + kMegatronCommon;
@@ -289,6 +296,8 @@ Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path) {
     status = readTorchCheckpoint(path, checkpoint);
     break;
   }
+  if (status.ok() && (*format == StorageFormat::dcp || *format == StorageFormat::megatron))
+    status = checkIntegrity(path, checkpoint); // also without `metadata.json`, which it names
   if (!status.ok())
     return status;
   for (auto &[name, tensor] : checkpoint.tensors)

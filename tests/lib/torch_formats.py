@@ -145,6 +145,7 @@ class Dcp:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.items, self.places, self.files = folder, {}, [], {}
+        self.version: object = "1.0.0"
 
     def _place(self, name: str, offset: tuple[int, ...] | None, file: str, data: bytes, **info: object) -> None:
         begin = len(self.files.get(file, b""))
@@ -177,7 +178,7 @@ class Dcp:
         out.write(pickle.PROTO + b"\x02")
         pickler.save(Global(METADATA, "Metadata"))
         out.write(pickle.EMPTY_TUPLE + pickle.REDUCE + pickle.EMPTY_DICT + pickle.MARK)
-        for key, value in (("state_dict_metadata", self.items), ("planner_data", None), ("version", "1.0.0")):
+        for key, value in (("state_dict_metadata", self.items), ("planner_data", None), ("version", self.version)):
             pickler.save(key)
             pickler.save(value)
         pickler.save("storage_data")

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged checkpoints as the source of a run, of reshard-inspect, reshard-compile, reshard-exec and reshard-convert: each
+has exit code 2 and one error, and nothing is written."""
+
+import hashlib
+import json
+import shutil
+import sys
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import run  # noqa: E402
+from conversions import ConvertTest  # noqa: E402
+from torch_formats import Dcp, archive, safetensors, size, tensor  # noqa: E402
+
+A = np.arange(35, dtype=np.float32).reshape(7, 5)
+B = np.arange(12, dtype=np.int64).reshape(3, 4)
+MODEL = "{tensors: {a: {shape: [7, 5], dtype: fp32}, b: {shape: [3, 4], dtype: i64}}, layouts: {same: {params: same}}}"
+SHARDS = [f"shard-0000{i}-model-00001-of-00001.safetensors" for i in (1, 2)]
+BACKEND = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+
+
+class BadCheckpoints(ConvertTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.source = self.folder / "source"
+
+    def dcp(self, change: Callable[[Dcp], object] = lambda checkpoint: None) -> Dcp:
+        """`a` in the rows 0..3 and 4..6 of two files, and `b`."""
+        checkpoint = Dcp(self.source)
+        for rank, rows in enumerate((slice(0, 4), slice(4, 7))):
+            checkpoint.chunk("a", A.shape, (rows.start, 0), A[rows], f"__{rank}_0.distcp")
+        checkpoint.chunk("b", B.shape, (0, 0), B)
+        change(checkpoint)
+        checkpoint.write()
+        return checkpoint
+
+    def megatron(self, **format: object) -> None:
+        """With hashes of all files, as Megatron-Core 0.19 writes them."""
+        self.dcp()
+        (self.source / "common.pt").write_bytes(archive({}, []))
+        (self.source / "metadata.json").write_text(json.dumps(BACKEND | format))
+        self.manifest()
+
+    def manifest(self, leave_out: str = "", **change: object) -> None:
+        (self.source / "integrity.json").unlink(missing_ok=True)
+        files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in self.source.iterdir() if path.name != leave_out}
+        (self.source / "integrity.json").write_text(json.dumps({"algorithm": "sha256", "files": files} | change))
+
+    def dcp_safetensors(self) -> None:
+        self.source.mkdir()
+        safetensors(self.source / SHARDS[0], {"a": A[:4], "b": B}, {"a": [0, 0], "b": [0, 0]})
+        safetensors(self.source / SHARDS[1], {"a": A[4:]}, {"a": [4, 0]})
+
+    def torch_save(self) -> None:
+        self.source.write_bytes(archive({"a": tensor(A, "0"), "b": tensor(B, "1")}, [A, B]))
+
+    def hugging_face(self) -> None:
+        self.source.mkdir()
+        save_file({"a": A}, self.source / "model-1.safetensors")
+        save_file({"b": B}, self.source / "model-2.safetensors")
+        self.index()
+
+    def index(self, **change: str) -> None:
+        names = {"a": "model-1.safetensors", "b": "model-2.safetensors"} | change
+        (self.source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+    def cut(self, name: str = "", bytes: int = 1) -> None:
+        """Removes the end of a file."""
+        path = self.source / name if name else self.source
+        path.write_bytes(path.read_bytes()[:-bytes])
+
+    def flip(self, name: str) -> None:
+        """Changes a bit of a file where no reader without hashes finds it: in the data of the last tensor."""
+        path = self.source / name
+        data = bytearray(path.read_bytes())
+        data[data.rindex(A[6].tobytes()) if name.startswith("__1") else data.rindex(b"little")] ^= 1
+        path.write_bytes(data)
+
+    def contents(self) -> dict[str, bytes]:
+        return {str(path.relative_to(self.folder)): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+
+    def refused(self, make: Callable[[], object], damage: Callable[[], object], error: str, blind: tuple[str, ...] = ()) -> None:
+        """A plan is compiled for a checkpoint, which is then damaged. `blind`: commands that do not read what is damaged."""
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
+        make()
+        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\ntarget: {{layout: same, storage: out}}\n")
+        run("reshard-compile", "job.yaml", "-o", "p.rplan", cwd=self.folder)
+        damage()
+        before = self.contents()
+        commands = {"exec": lambda: run("reshard-exec", "p.rplan", "--allow=extra", cwd=self.folder, code=2),
+                    "convert": lambda: self.convert("source", "out", "--allow=extra", code=2),
+                    "inspect": lambda: run("reshard-inspect", "source", cwd=self.folder, code=2),
+                    "compile": lambda: run("reshard-compile", "job.yaml", "-o", "q.rplan", cwd=self.folder, code=2)}
+        for name in sorted(commands.keys() - set(blind)):
+            with self.subTest(error=error, command=name):
+                text = commands[name]().stderr
+                self.assertIn(error, text.replace(f"{self.folder}/", ""))
+                self.assertEqual(text.count("error:"), 1, text)
+                self.assertEqual(self.contents(), before)
+                self.assertEqual({path.name for path in self.folder.iterdir()}, {"source", "job.yaml", "p.rplan"})
+
+    def test_dcp(self):
+        def chunk(checkpoint: Dcp, number: int) -> dict:
+            return checkpoint.items["a"].state["chunks"][number].state
+
+        def overlapping(checkpoint: Dcp) -> None:
+            chunk(checkpoint, 1).update(offsets=size(3, 0))
+            checkpoint.places[1][0].state.update(offset=size(3, 0))
+
+        for error, change in (
+                ("'source/.metadata': tensor 'a': the chunks [0..3, 0..4] in '__0_0.distcp' and [3..5, 0..4] in '__1_0.distcp' overlap", overlapping),
+                ("'source/.metadata': tensor 'a': its chunks have 20 of 35 elements", lambda c: c.items["a"].state["chunks"].pop()),
+                ("'source/__1_0.distcp': truncated: 'a' has bytes 9", lambda c: c.places[1][1].state.update(offset=9)),
+                ("'source/.metadata': 'a' is stored with stream transforms (transform_descriptors)", lambda c: c.places[0][1].state.update(transform_descriptors=["zstd/1"])),
+                ("'source/.metadata': unknown version '2.0.0', expected '1.0.0'", lambda c: setattr(c, "version", "2.0.0")),
+                ("'source/.metadata': unknown version, which is not a text, expected '1.0.0'", lambda c: setattr(c, "version", 1))):
+            self.refused(self.dcp, lambda change=change: self.dcp(change), error)
+        self.refused(self.dcp, lambda: self.cut("__1_0.distcp"), "'source/__1_0.distcp': truncated: 'a' has bytes 0 to")
+        self.refused(self.dcp, lambda: (self.source / "__1_0.distcp").unlink(), "source/__1_0.distcp': No such file")
+        self.refused(self.dcp, lambda: self.cut(".metadata"), "'source/.metadata': ")
+
+    def test_a_dcp_without_a_version(self):
+        self.dcp(lambda checkpoint: setattr(checkpoint, "version", None))
+        run("reshard-inspect", self.source)
+
+    def test_dcp_safetensors(self):
+        def version() -> None:
+            path = self.source / SHARDS[1]
+            path.write_bytes(path.read_bytes().replace(b'"DCP_VERSION": "1.0"', b'"DCP_VERSION": "9.0"'))
+
+        self.refused(self.dcp_safetensors, version, f"'source/{SHARDS[1]}': unknown DCP_VERSION '9.0', expected '1.0'")
+        self.refused(self.dcp_safetensors, lambda: safetensors(self.source / SHARDS[1], {"a": A[4:]}, {"a": [3, 0]}), "'source': tensor 'a': the chunks")
+        self.refused(self.dcp_safetensors, lambda: self.cut(SHARDS[1]), f"'source/{SHARDS[1]}': ")
+
+    def test_megatron(self):
+        for error, format in (("unknown sharded_backend_version '2', expected '1'", {"sharded_backend_version": 2}),
+                              ("unknown sharded_backend 'zarr', expected 'torch_dist'", {"sharded_backend": "zarr"}),
+                              ("unknown common_backend_version, neither a text nor a number, expected '1'", {"common_backend_version": None})):
+            self.refused(self.megatron, lambda format=format: self.megatron(**format), f"'source/metadata.json': {error}")
+        path = self.source / "metadata.json"
+        self.refused(self.megatron, lambda: path.write_text("{}"), "'source/metadata.json': 'sharded_backend' is missing")
+        self.refused(self.megatron, lambda: self.cut("metadata.json"), "'source/metadata.json': damaged: not a JSON object")
+
+    def test_hashes_that_do_not_match(self):
+        for file in ("__1_0.distcp", "common.pt"):
+            self.refused(self.megatron, lambda file=file: self.flip(file), f"'source/{file}': its SHA-256 hash is ", blind=("inspect", "compile"))
+
+    def test_a_list_of_hashes_that_does_not_match(self):
+        other = self.source / "other.txt"
+
+        def missing() -> None:
+            other.touch()
+            self.manifest()
+            other.unlink()
+
+        for error, damage in (("'source/integrity.json' names the file 'other.txt', which is missing", missing),
+                              ("'source/integrity.json' names the file 'metadata.json', which is missing", lambda: (self.source / "metadata.json").unlink()),
+                              ("'source/integrity.json' has no hash of '__1_0.distcp', a file of the checkpoint", lambda: self.manifest("__1_0.distcp")),
+                              ("'source/integrity.json': the algorithm is 'md5', expected 'sha256'", lambda: self.manifest(algorithm="md5")),
+                              ("'source/integrity.json': 'files' is missing", lambda: (self.source / "integrity.json").write_text("{}")),
+                              ("'source/integrity.json': file 'x': expected 64 lower-case hexadecimal digits", lambda: self.manifest(files={"x": "12"})),
+                              ("'source/integrity.json': invalid file name '../x', expected a file in the same folder", lambda: self.manifest(files={"../x": "0" * 64})),
+                              ("'source/integrity.json': damaged: not a JSON object", lambda: self.cut("integrity.json"))):
+            self.refused(self.megatron, damage, error)
+
+    def test_hashes_that_match(self):
+        self.megatron()
+        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\ntarget: {{layout: same, storage: out}}\n")
+        run("reshard-compile", "job.yaml", "-o", "p.rplan", cwd=self.folder)
+        text = run("reshard-exec", "p.rplan", "--allow=extra", "--check", cwd=self.folder).stdout
+        self.assertRegex(text, r"verified +5 file\(s\) have the hashes in integrity.json")
+        self.check("out", {"a": A, "b": B})
+
+    def test_torch_save(self):
+        self.refused(self.torch_save, lambda: self.cut(bytes=30), "'source': ")
+
+    def test_an_index(self):
+        for error, damage in (("source/model-3.safetensors': No such file", lambda: self.index(b="model-3.safetensors")),
+                              ("'source/model-1.safetensors' has 1 tensors, but the index lists 2", lambda: self.index(b="model-1.safetensors")),
+                              ("'source/model-2.safetensors': ", lambda: self.cut("model-2.safetensors"))):
+            self.refused(self.hugging_face, damage, error, blind=("compile",))  # which needs no files of safetensors
+
+    def test_a_target_that_exists(self):
+        self.megatron()
+        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\ntarget: {{layout: same, storage: out}}\n")
+        run("reshard-compile", "job.yaml", "-o", "p.rplan", cwd=self.folder)
+        self.flip("__1_0.distcp")
+        (self.folder / "out").mkdir()
+        (self.folder / "out/model.safetensors").write_bytes(b"of an earlier run")
+        before = self.contents()
+        run("reshard-exec", "p.rplan", "--allow=extra", cwd=self.folder, code=2)
+        self.convert("source", "out", "--allow=extra", code=2)
+        self.assertEqual(self.contents(), before)
+
+
+if __name__ == "__main__":
+    unittest.main()
