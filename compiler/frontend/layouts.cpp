@@ -410,9 +410,13 @@ std::string readNames(const Node &node, const std::string &what, const std::vect
   return text;
 }
 
-/// Reads `optimizer`: the names of states, or {weights, states, of}.
+/// Reads `optimizer`: the names of states, {weights, states, of}, or null, which removes inherited ones.
 void readOptimizerNames(const Node &node, LayoutDeclaration &layout, Diagnostics &diagnostics) {
   const std::vector<std::string> both = {"{param}", "{state}"};
+  if (node.kind == Node::Kind::null) {
+    layout.optimizer.reset();
+    return;
+  }
   OptimizerNames &names = layout.optimizer.emplace();
   names.at = node.at;
   if (node.kind != Node::Kind::map) {

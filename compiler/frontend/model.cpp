@@ -33,7 +33,7 @@ public:
       readIndex(*index);
     if (const Node *tensors = fields.require("tensors"))
       readTensors(*tensors);
-    if (const Node *optimizer = fields.find("optimizer"))
+    if (const Node *optimizer = fields.find("optimizer"); optimizer && optimizer->kind != Node::Kind::null)
       readOptimizer(*optimizer);
     if (const Node *placement = fields.find("place"))
       model_.placement = readPlacement(*placement, model_, diagnostics_);

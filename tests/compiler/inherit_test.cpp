@@ -68,6 +68,35 @@ TEST_F(ModelExtend, MergesEntryByEntry) {
   EXPECT_EQ(good->tensorPatterns[good->endpoints[1].params[1].parts[0].pattern].name, "d");
 }
 
+TEST_F(ModelExtend, NullRemovesAnOptimizer) {
+  write("bases/base.yaml", "dtype: bf16\n"
+                           "optimizer: {m: fp32}\n"
+                           "tensors: {a: [4]}\n"
+                           "layouts:\n"
+                           "  all: {params: same, optimizer: \"{param}.{state}\"}\n"
+                           "  weights: {extend: all, optimizer: null}\n");
+  const std::string endpoints = "source: {mesh: {}}\ntarget: [{layout: all, mesh: {}}, {layout: weights, mesh: {}}]\n";
+  const auto params = [&](const std::string &own) {
+    write("own.yaml", "extend: bases/base.yaml\n" + own);
+    std::vector<std::vector<std::string>> result;
+    if (const auto found = layout(endpoints))
+      for (const ir::Endpoint &endpoint : found->endpoints)
+        result.push_back(names(endpoint));
+    return result;
+  };
+  using Names = std::vector<std::vector<std::string>>;
+  EXPECT_EQ(params(""), (Names{{"a", "a.m"}, {"a", "a.m"}, {"a"}})) << errors();
+  EXPECT_EQ(params("optimizer: null\n"), (Names{{"a"}, {"a"}, {"a"}})) << errors();
+  EXPECT_EQ(params("layouts: {all: {extend: all, optimizer: null}}\noptimizer: {n: fp32}\n"),
+            (Names{{"a", "a.m", "a.n"}, {"a"}, {"a"}}))
+      << errors();
+  write("bases/middle.yaml", "extend: base.yaml\noptimizer: null\n");
+  write("own.yaml", "extend: bases/middle.yaml\noptimizer: {n: fp32}\n");
+  const auto again = layout("source: {layout: all, mesh: {}}\ntarget: {layout: all, mesh: {}}\n");
+  ASSERT_TRUE(again) << errors();
+  EXPECT_EQ(names(again->endpoints[0]), (std::vector<std::string>{"a", "a.n"}));
+}
+
 TEST_F(ModelExtend, NullRemovesWhatTwoFilesDeclare) {
   write("bases/base.yaml", "dtype: bf16\n"
                            "tensors: {a: [4], b: [4]}\n"
