@@ -241,9 +241,6 @@ Status createDcp(const std::string &folder, const std::vector<TensorSpec> &tenso
                                          tensor.bytes};
     }
   }
-  for (const ObjectSpec &object : objects)
-    if (checkpoint.tensors.contains(object.name))
-      return failed("object '" + object.name + "' has the name of a tensor of the target");
   const auto written = writeObjects(folder, "__0_" + std::to_string(files.size()) + ".distcp", objects);
   if (!written.ok())
     return written.status();

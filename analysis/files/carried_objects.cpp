@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/files/carried_objects.h"
 
+#include "analysis/files/memory.h"
 #include "support/glob.h"
 #include "support/hash.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace reshard::analysis {
 
@@ -25,6 +27,15 @@ std::string refusalOf(const Plan &plan, const std::string &name, const StoredObj
                  ? "Megatron-Core's objects have names such as 'key/shard_0_1'"
                  : std::string("format '") + reshard::name(schema::formatOf(target)) + "' holds tensors only";
   return {};
+}
+
+/// The names of the tensors of all targets.
+std::set<std::string> tensorNames(const Plan &plan) {
+  std::set<std::string> names;
+  for (uint32_t e = 1; e < plan.manifest().endpoints()->size(); ++e)
+    for (TensorSpec &tensor : specs(plan, e, 0)) // a checkpoint has all on mesh rank 0
+      names.insert(std::move(tensor.name));
+  return names;
 }
 
 /// The name in the targets: the longest beginning applies.
@@ -59,6 +70,7 @@ Status CarriedObjects::choose(const Plan &plan, const std::string &path,
                               std::set<std::string> &omitted) {
   std::vector<std::pair<std::string, std::string>> refused; // name and reason
   std::set<std::string> names;
+  const std::set<std::string> tensors = objects.empty() ? std::set<std::string>() : tensorNames(plan);
   for (const auto &[name, object] : objects) {
     if (std::any_of(rules.leave.begin(), rules.leave.end(),
                     [&name = name](const std::string &glob) { return matchesGlob(glob, name); })) {
@@ -72,6 +84,10 @@ Status CarriedObjects::choose(const Plan &plan, const std::string &path,
     }
     if (!names.insert(target).second)
       return failed("checkpoint '" + path + "': two objects get the name '" + target + "'");
+    if (tensors.contains(target))
+      return failed(
+          "checkpoint '" + path + "': object '" + name + "' gets the name '" + target +
+          "', which a tensor of the target has; --rename-objects=OLD=NEW renames it, --leave=GLOB leaves it out");
     if (Status status = map(path, name, object, target); !status.ok())
       return status;
   }

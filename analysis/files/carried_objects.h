@@ -27,7 +27,8 @@ struct ObjectRules {
 class CarriedObjects {
 public:
   /// Chooses among the objects of the source at `path`. Each that is left out is added to `omitted`. An error names the
-  /// objects that a target cannot hold, unless rules.allowExtra, a glob that matches none, and a name that two get.
+  /// objects that a target cannot hold, unless rules.allowExtra, a glob that matches none, a name that two get, and
+  /// one that a tensor of a target has.
   Status choose(const Plan &plan, const std::string &path, const std::map<std::string, StoredObject> &objects,
                 const ObjectRules &rules, std::set<std::string> &omitted);
 
