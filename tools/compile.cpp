@@ -414,8 +414,8 @@ private:
     const Statistics &s = result_.statistics;
     if (options_.emit == "plan")
       std::fprintf(messageStream(), "  %s: %lld transfers in %lld messages, %s of %s remote, plan of %s\n",
-                   options_.output.c_str(), static_cast<long long>(s.transfers), static_cast<long long>(s.messages),
-                   humanBytes(static_cast<double>(s.remoteBytes)).c_str(),
+                   printable(options_.output).c_str(), static_cast<long long>(s.transfers),
+                   static_cast<long long>(s.messages), humanBytes(static_cast<double>(s.remoteBytes)).c_str(),
                    humanBytes(static_cast<double>(s.targetBytes)).c_str(),
                    humanBytes(static_cast<double>(plan_.bytes)).c_str());
   }

@@ -86,10 +86,16 @@ std::string shapeText(const std::vector<int64_t> &shape) {
 /// In double quotes, with control characters escaped.
 std::string quoted(const std::string &text) {
   std::string result = "\"";
-  for (char c : text) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const unsigned next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
     char escaped[5] = {};
     if (static_cast<unsigned char>(c) < ' ' || c == 127)
       std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned>(c));
+    else if (c == '\xc2' && next >= 0x80 && next < 0xa0) { // UTF-8 of U+0080 to U+009F
+      std::snprintf(escaped, sizeof escaped, "\\x%02x", next);
+      ++i;
+    }
     result += escaped[0] ? escaped : c == '"' || c == '\\' ? std::string("\\") + c : std::string(1, c);
   }
   return result + "\"";

@@ -33,6 +33,7 @@ MASTER = "param"  #: the state of master weights
 #: Layouts of frameworks whose optimizers have none, because they update the weights, and what their names for states make of it.
 NO_MASTER = {"fsdp2-checkpoint": "optimizer.state.*.param"}
 _EMBEDDING = "embedding.word_embeddings.weight"  # Megatron-Core's, which is padded
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SHOWN = 8  # names that an error lists
 _TIED = 8  # names that a source may lack because they are tied; more are not looked at
 
@@ -40,9 +41,9 @@ Shapes = Mapping[str, Sequence[int]]
 
 
 def shown(names: Iterable[str]) -> str:
-    """The first names of a list, for a message."""
+    """The first names of a list, for a message. Control characters, which files may have in names, are escaped."""
     names = list(names)
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return ", ".join(_CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), name) for name in names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def brief(error: CompileError) -> str:

@@ -187,6 +187,34 @@ class BadCheckpoints(ConvertTest):
                               ("'source/model-2.safetensors': ", lambda: self.cut("model-2.safetensors"))):
             self.refused(self.hugging_face, damage, error, blind=("compile",))  # which needs no files of safetensors
 
+    def test_names_with_control_characters(self):
+        """A terminal gets none from a file: neither in listings nor in errors."""
+        names = ("w\x1b[31m", "b\x07\n2", "c\x9b1m\x7f")
+
+        def change(checkpoint: Dcp) -> None:
+            for name in names:
+                checkpoint.chunk(name, A.shape, (0, 0), A)
+            checkpoint.object("o\x1b]0;t\x07\r", b"1")
+
+        self.dcp(change)
+        (self.folder / "model.yaml").write_text("dtype: fp32\ntensors: {a: [7, 5], b: {shape: [3, 4], dtype: i64}}\nlayouts: {all: {params: same}}\n")
+        (self.folder / "job.yaml").write_text("version: 1\nmodel: model.yaml\nsource: {layout: all, storage: source}\ntarget: {layout: all, storage: out}\n")
+        run("reshard-compile", "job.yaml", "-o", "p.rplan", cwd=self.folder)
+        known = ("--model=model.yaml", "--source-layout=all", "--target-layout=all", "--to=safetensors")
+        for command, shown in (
+                (lambda: run("reshard-inspect", "source", cwd=self.folder), ("w\\x1b[31m", "b\\x07\\n2", "c\\xc2\\x9b1m\\x7f", "o\\x1b]0;t\\x07\\r")),
+                (lambda: run("reshard-digest", "source", cwd=self.folder), ("w\\x1b[31m", "b\\x07\\n2", "c\\xc2\\x9b1m\\x7f")),
+                (lambda: run("reshard-compile", "--describe=source", cwd=self.folder), ('"w\\x1b[31m"', '"b\\x07\\x0a2"', '"c\\x9b1m\\x7f"')),
+                (lambda: run("reshard-exec", "p.rplan", cwd=self.folder, code=2), ("b\\x07\\n2",)),
+                (lambda: self.convert("source", "out", code=2), ("control character in the name of a tensor",)),
+                (lambda: self.convert("source", "out", *known, code=2), ("w\\x1b[31m", "b\\x07\\n2", "c\\x9b1m\\x7f"))):
+            done = command()
+            text = done.stdout + done.stderr
+            self.assertNotRegex(text.replace("\n", ""), r"[\x00-\x1f\x7f-\x9f]")
+            for name in shown:
+                with self.subTest(name=name):
+                    self.assertIn(name, text)
+
     def test_a_target_that_exists(self):
         self.megatron()
         (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\ntarget: {{layout: same, storage: out}}\n")
