@@ -64,7 +64,7 @@ private:
       diagnostics_.error(rule.at, what + " but is " + name(param.dtype) + ", expected fp32, bf16 or fp16");
     else if (e > 0 && !rule.shape.empty())
       diagnostics_.error(rule.at, what + " with 'shape', which only a source can have: nothing is sent to param '" +
-                                      named(rule.shape, param.name) + "'");
+                                      quantizedName(rule.shape, param.name) + "'");
     else if (const int64_t columns = formatOf(*rule.format).blockColumns; formatOf(*rule.format).blocksInRows())
       for (int64_t local : param.shape.back().at)
         if (local % columns != 0) {
@@ -84,14 +84,6 @@ private:
     return static_cast<unsigned>(endpoint(e).params.size() - 1);
   }
 
-  std::string named(const std::string &nameTemplate, const std::string &name) const {
-    constexpr std::string_view kName = "{name}";
-    std::string result = nameTemplate;
-    for (size_t at = 0; (at = result.find(kName, at)) != std::string::npos; at += name.size())
-      result.replace(at, kName.size(), name);
-    return result;
-  }
-
   struct Scales {
     unsigned scales = 0, tensorScale = 0;
   };
@@ -105,10 +97,10 @@ private:
       each->parts.clear();
     const std::string name = tensorScale.name, title = " of param '" + name + "'";
     if (rule.codes != "{name}") {
-      param(e, p).name = named(rule.codes, name);
+      param(e, p).name = quantizedName(rule.codes, name);
       forms_[e][p].title = "the codes" + title;
     }
-    scales.name = named(rule.scale, scales.name);
+    scales.name = quantizedName(rule.scale, scales.name);
     scales.dtype = scaleType(format.number, rule.scaleLayout);
     scales.shape = scaleShape(endpoint(e), scales.shape, format.number, rule.scaleLayout);
     param(e, p).dtype = codeType(format.number);
@@ -119,13 +111,13 @@ private:
     result.tensorScale = result.scales;
     if (!rule.shape.empty()) {
       Param shape = tensorScale;
-      shape.name = named(rule.shape, name);
+      shape.name = quantizedName(rule.shape, name);
       shape.dtype = DType::i64;
       shape.shape = {{{}, {static_cast<int64_t>(shape.shape.size())}}};
       forms_[e][append(e, p, std::move(shape))].title = "the shape" + title;
     }
     if (format.tensorScale()) {
-      tensorScale.name = named(rule.tensorScale, name);
+      tensorScale.name = quantizedName(rule.tensorScale, name);
       tensorScale.dtype = DType::fp32;
       tensorScale.shape.resize(tensorScale.shape.size() - 2);
       result.tensorScale = append(e, p, std::move(tensorScale));
@@ -434,6 +426,14 @@ private:
 };
 
 } // namespace
+
+std::string quantizedName(const std::string &pattern, const std::string &name) {
+  constexpr std::string_view kName = "{name}";
+  std::string result = pattern;
+  for (size_t at = 0; (at = result.find(kName, at)) != std::string::npos; at += name.size())
+    result.replace(at, kName.size(), name);
+  return result;
+}
 
 void quantizeParams(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StorageRule>> &forms,
                     Layout &layout, Diagnostics &diagnostics) {

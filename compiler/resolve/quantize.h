@@ -6,9 +6,13 @@
 #include "compiler/frontend/frontend.h"
 #include "yaml/diagnostics.h"
 
+#include <string>
 #include <vector>
 
 namespace reshard {
+
+/// The name of a param that is stored for the quantized param `name`: replaces {name} in a pattern of its rule.
+std::string quantizedName(const std::string &pattern, const std::string &name);
 
 /// Replaces each param with a `quantize` by the param of its codes, and appends the params of its scales and its
 /// quantized views (ir::QuantizedView), to `paramsAt` and `forms` as well. Adds tensors for codes and scales that are

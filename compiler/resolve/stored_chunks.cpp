@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compiler/resolve/stored_chunks.h"
 
+#include "compiler/resolve/quantize.h"
 #include "support/nearest.h"
 
 #include <algorithm>
@@ -200,7 +201,10 @@ public:
     for (size_t p = 0; p < params.size(); ++p) {
       if (found[p].empty())
         continue;
-      ChunkedParam(context_, layout_, params[p]).split(found[p], endpoint_.params);
+      if (quantized(p))
+        endpoint_.params.push_back(whole(params[p]));
+      else
+        ChunkedParam(context_, layout_, params[p]).split(found[p], endpoint_.params);
       at.resize(endpoint_.params.size(), declared_.at[p]);
       forms.resize(endpoint_.params.size(), declared_.forms[p]);
     }
@@ -209,6 +213,13 @@ public:
   }
 
 private:
+  /// A param whose stored tensors have one chunk each.
+  ir::Param whole(ir::Param param) const {
+    if (endpoint_.meshRanks() > 1)
+      param.presence.push_back({static_cast<unsigned>(endpoint_.axes.size() - 1), {0}});
+    return param;
+  }
+
   std::string where() const { return "'" + context_.declaration().directory + "'"; }
 
   void refuse(size_t p, const std::string &message) {
@@ -216,17 +227,40 @@ private:
     failed_ = true;
   }
 
-  /// The stored tensors of a param's instances. If one is not stored, it is the entry of absent_, and the result is
-  /// empty; if some are stored and others are not, that is an error.
+  /// Whether codes and scales are stored in place of the param.
+  bool quantized(size_t p) const {
+    const auto &quantize = declared_.forms[p].quantize;
+    return quantize && quantize->format;
+  }
+
+  /// The stored tensors of a param's instances, or those of one of its params of codes and scales. If one is not
+  /// stored, it is the entry of absent_, and the result is empty; if some are stored and others are not, that is an
+  /// error.
   std::vector<const FileTensor *> find(size_t p) {
-    const ir::Param &param = endpoint_.params[p];
-    const StorageRule &form = declared_.forms[p];
     absent_.emplace_back();
-    if (form.quantize && form.quantize->format) {
-      refuse(p, "param '" + param.name + "' is quantized, but a source of format '" + name(files_.format) +
-                    "' may not be; expected format 'safetensors'");
-      return {};
+    if (!quantized(p))
+      return find(p, endpoint_.params[p]);
+    const QuantizeRule &rule = *declared_.forms[p].quantize;
+    std::vector<std::string> patterns{rule.codes, rule.scale};
+    if (formatOf(*rule.format).tensorScale())
+      patterns.push_back(rule.tensorScale);
+    if (!rule.shape.empty())
+      patterns.push_back(rule.shape);
+    std::vector<const FileTensor *> result;
+    for (const std::string &pattern : patterns) {
+      ir::Param each = endpoint_.params[p];
+      each.name = quantizedName(pattern, each.name);
+      const bool others = !result.empty();
+      result = find(p, each);
+      if (others && !absent_[p].empty())
+        missing_.emplace_back(p, std::exchange(absent_[p], {}));
+      if (result.empty())
+        return {};
     }
+    return result;
+  }
+
+  std::vector<const FileTensor *> find(size_t p, const ir::Param &param) {
     const int64_t count = ir::instances(endpoint_, param, 0);
     std::vector<const FileTensor *> result;
     for (int64_t i = 0; i < count; ++i) {
@@ -263,8 +297,16 @@ private:
 
   bool check(size_t p, const FileTensor &tensor) {
     const ir::Param &param = endpoint_.params[p];
-    const std::vector<int64_t> shape = ir::localShape(endpoint_, param, 0);
     const std::string title = where() + ": tensor '" + tensor.name + "'";
+    if (quantized(p)) { // the reader of the files checks dtypes and shapes of codes and scales
+      if (tensor.chunks.size() > 1)
+        refuse(p, title + " is stored in " + std::to_string(tensor.chunks.size()) + " chunks, but param '" +
+                      param.name + "' is quantized as " + formatOf(*declared_.forms[p].quantize->format).name +
+                      ": the chunks of its codes and scales may cut a block, expected one chunk of each; "
+                      "'reshard-convert SOURCE NEW --to=safetensors' joins them");
+      return tensor.chunks.size() <= 1;
+    }
+    const std::vector<int64_t> shape = ir::localShape(endpoint_, param, 0);
     if (tensor.shape != shape) {
       refuse(p, title + " has shape " + shapeText(tensor.shape) + ", expected " + shapeText(shape) +
                     ", that of param '" + param.name + "'");

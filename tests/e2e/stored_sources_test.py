@@ -195,6 +195,51 @@ class StoredSources(FolderTest):
         self.execute("--check")
         self.check(load_file(self.folder / "hf/model.safetensors"), expected())
 
+    def quantized(self, cut: str = "", leave_out: str = "") -> None:
+        """Matrices as mxfp4 in `codes`, of safetensors, and in `dcp`, beside a tensor in three chunks."""
+        (self.folder / "model.yaml").write_text("dtype: fp32\nindex: {layer: 2}\ntensors: {'w.{layer}': [64, 96], b: [6, 5]}\n"
+                                                "layouts: {hf: {params: same}, tp: {params: same, axes: [tp], shard: {'w.*': {0: tp}, b: {0: tp}}}}\n")
+        rng = np.random.default_rng(5)
+        for folder in ("codes", "dcp"):
+            shutil.rmtree(self.folder / folder, ignore_errors=True)
+        save_file({name: rng.standard_normal(shape).astype(np.float32) for name, shape in (("w.0", (64, 96)), ("w.1", (64, 96)), ("b", (6, 5)))}, self.folder / "plain.safetensors")
+        self.compile("{layout: hf, storage: plain.safetensors}", "{layout: hf, storage: codes, quantize: {format: mxfp4, only: w.*}}")
+        self.execute(f"--target={self.folder / 'codes'}")
+        checkpoint = Dcp(self.folder / "dcp")
+        for name, array in load_file(self.folder / "codes/model.safetensors").items():
+            ends = [0, 2, 3, 6] if name == "b" else [0, 32, 64] if name == cut else [0, len(array)]
+            for i, (begin, end) in enumerate(zip(ends, ends[1:])):
+                if name != leave_out:
+                    checkpoint.chunk(name, array.shape, (begin, 0), array[begin:end], f"__{i}_0.distcp")
+        checkpoint.write()
+
+    def test_quantized(self):
+        self.quantized()
+        for i, target in enumerate(("{layout: hf, storage: X}", "{layout: hf, storage: X, quantize: {format: mxfp4, only: w.*}}", "{layout: hf, storage: X, quantize: {format: mxfp8, only: w.*}, dtype: bf16, convert: rne}",
+                                    "{layout: tp, mesh: {tp: 2}, storage: X, quantize: {format: mxfp4, only: w.*}}", "{layout: hf, storage: {folder: X, format: torch-save}, quantize: {format: mxfp4, only: w.*}}")):
+            found = []
+            for source in ("codes", "dcp"):
+                with self.subTest(target=target, source=source):
+                    out = f"{source}-{i}"
+                    self.compile(f"{{layout: hf, storage: {source}, quantize: {{format: mxfp4, only: w.*}}}}", target.replace("X", out))
+                    run("reshard-inspect", self.folder / "p.rplan", "--verify")
+                    self.execute("--check")
+                    found.append({path.name: path.read_bytes() for path in sorted((self.folder / out).iterdir())})
+            self.assertEqual(found[0], found[1])
+
+    def test_errors_of_quantized_sources(self):
+        source, hf = "{layout: hf, storage: dcp, quantize: {format: mxfp4, only: w.*}}", "{layout: hf, storage: hf}"
+        self.quantized(cut="w.1_scale")
+        self.assertIn("dcp': tensor 'w.1_scale' is stored in 2 chunks, but param 'w.{layer}' is quantized as mxfp4: the chunks of its codes and scales may cut a "
+                      "block, expected one chunk of each; 'reshard-convert SOURCE NEW --to=safetensors' joins them", self.compile(source, hf, code=2))
+        for name in ("w.0", "w.1_scale"):
+            self.quantized(leave_out=name)
+            self.assertIn(f"dcp' (DCP) has no tensor '{name}'", self.compile(source, hf, code=2))
+        self.quantized()
+        self.compile(source.replace("mxfp4", "mxfp8"), hf)
+        self.assertIn("dcp': tensor 'w.0' is u8, expected fp8_e4m3", self.execute(code=2))
+        self.assertFalse((self.folder / "hf").exists())
+
     def test_opaque_tensors_and_flat_buffers_are_not_cut(self):
         for tensors, params in (("state: {opaque: 6}", "state: {holds: state}"), ("w: {shape: [2, 3], dtype: u8}", "state: {flat: [w]}")):
             with self.subTest(params=params):
@@ -364,10 +409,6 @@ class StoredSources(FolderTest):
                 ("{layout: tp, storage: {folder: dcp, format: dcp}, mesh: {tp: 2}}", "'format: dcp' and 'mesh' cannot be combined")):
             with self.subTest(source=source):
                 self.assertIn(error, self.compile(source, hf, code=2))
-        (self.folder / "model.yaml").write_text(MODEL.replace("i64", "fp32"))
-        self.assertIn("is quantized, but a source of format 'dcp' may not be; expected format 'safetensors'",
-                      self.compile("{layout: saved, storage: dcp, quantize: {format: mxfp8, only: '*.up'}}", hf, code=2))
-        (self.folder / "model.yaml").write_text(MODEL)
         (path / "__0_0.distcp").write_bytes((path / "__0_0.distcp").read_bytes()[:-200])
         self.assertIn("truncated", self.compile("{layout: saved, storage: dcp}", hf, code=2))
 
