@@ -4,20 +4,23 @@
 
 compiler.json: bugs of the compiler, which random jobs of the property test must find. execution.json: bugs of
 everything else, each with the suites of ctest that must find it ("suites", a regular expression). Both list {file,
-old, new, why}. The file must contain `old` exactly once; white space is ignored. The copy is built once, so that each
-bug costs the compilation of one file and a link. The suites must pass in the copy before the first bug. Prints
+old, new, why}. The file must contain `old` exactly once; white space is ignored. The copy is in build/seeded, always
+under one path, so that ccache knows its files from earlier runs. It is built once, so that each bug costs the
+compilation of one file and a link. The suites must pass in the copy before the first bug. Prints
 `N bugs, M found`. --places only checks that each file contains its `old` exactly once."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +87,23 @@ class ExecutionBugs:
         return bool(failed), ", ".join(failed) or bug["suites"]
 
 
+@contextlib.contextmanager
+def copy_folder() -> Iterator[Path]:
+    """An empty folder for a copy of the project, which is removed at the end. Of one process at a time."""
+    folder = ROOT / "build/seeded"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(ROOT / "build/seeded.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"{folder} is in use by another run of seeded_bugs.py") from None
+        shutil.rmtree(folder)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def missing_places(bugs: list[dict[str, str]]) -> list[str]:
     return [f"bug {number}: '{bug['old']}' must be in {bug['file']} exactly once" for number, bug in enumerate(bugs)
             if len(old_pattern(bug).findall((ROOT / bug["file"]).read_text())) != 1]
@@ -99,9 +119,7 @@ def run_list(name: str, options: argparse.Namespace) -> tuple[int, int]:
     if options.places:
         return len(bugs), len(bugs)
     found = 0
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "source"
-        os.environ["CCACHE_BASEDIR"] = str(copy)  # the folder has another name in each run
+    with copy_folder() as copy:
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns("build", ".git"))
         tests = (CompilerBugs if name == "compiler" else ExecutionBugs)(options, copy)
         build = ("cmake", "--build", copy / "build", *tests.build)
