@@ -3,13 +3,15 @@
 bytes that several of them need. RESHARD_BIN: the folder of the commands."""
 
 import json
+import re
 import shutil
 import sys
 import unittest
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import FolderTest, run  # noqa: E402
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi")]
+from commands import BIN, FolderTest, run  # noqa: E402
+from mpi_test import MPIRUN  # noqa: E402
 
 MODEL = """
 version: 1
@@ -114,6 +116,41 @@ class Storage(FolderTest):
                 self.assertEqual(report["bytes"]["remote"], 0)
                 self.assertLessEqual(report["balance"]["storage_max"], 1.01 * report["balance"]["storage_bound"] + 512)
                 self.run_command("reshard-exec", "--synthesize", "--check")
+
+
+class Processes(FolderTest):
+    """From files to files, where each process writes one mesh rank of the target. Files are mapped, so system calls do
+    not show what a process reads: the bytes are those that the steps of its rank name, and the run checks the result."""
+
+    MODEL = """version: 1
+model:
+  dtype: bf16
+  index: {layer: 3}
+  tensors:
+    layers.{layer}.rows: {shape: [480, 256], shard: {0: tp}}
+    layers.{layer}.columns: {shape: [256, 480], shard: {1: tp}}
+    layers.{layer}.norm: [256]
+"""
+    SHARDED, WHOLE = 3 * 2 * 2 * 480 * 256, 3 * 2 * 256  # bytes; every target rank has the norms
+
+    def read(self, rank):
+        listing = run("reshard-inspect", self.folder / "plan", f"--rank={rank}").stdout
+        self.assertNotRegex(listing, "send|receive")
+        return sum(int(count) for count in re.findall(r"<- source .*? (\d+) bytes: ", listing))
+
+    def test_each_byte_is_read_once(self):
+        for ranks in (2, 3, 4):
+            for source in ("{storage: in}", "{storage: in, mesh: {tp: 2}}"):
+                with self.subTest(source, processes=ranks):
+                    (self.folder / "job.yaml").write_text(f"{self.MODEL}source: {source}\ntarget: {{storage: out, mesh: {{tp: {ranks}}}}}\nworld: {ranks}\n")
+                    run("reshard-compile", "job.yaml", "-o", "plan", cwd=self.folder)
+                    read = [self.read(rank) for rank in range(ranks)]
+                    self.assertEqual(read, [self.SHARDED // ranks + self.WHOLE] * ranks)
+                    run("reshard-exec", "plan", "--synthesize", "--source=in", cwd=self.folder)
+                    done = run("timeout", 60, "mpirun", "-n", ranks, BIN / "reshard-exec", "plan", "--transport=mpi", "--target=out", "--check", cwd=self.folder, env=MPIRUN)
+                    self.assertIn(f"{self.SHARDED + ranks * self.WHOLE} bytes right", done.stdout)
+                    for folder in ("in", "out"):
+                        shutil.rmtree(self.folder / folder)
 
 
 class Megatron(FolderTest):
