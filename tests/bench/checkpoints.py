@@ -8,7 +8,9 @@ Prints a table: seconds, peak resident memory, and medians of ratios over the ro
 
 PyTorch's way is dcp.load into empty tensors and safetensors' save_file, and load_file and dcp.save. Each way is a process
 of its own; its time is that of the conversion without imports. reshard's is that of reshard-compile and reshard-exec, from
-start to end. The files are in the page cache. Rounds alternate the order."""
+start to end. The files are in the page cache, except in the rows "cold", for which the source's pages are dropped before
+each run of reshard and of cp. reshard waits until its files are on the device; PyTorch and cp do not. Rounds alternate the
+order."""
 
 import json
 import os
@@ -89,6 +91,24 @@ def ours(source, target, format, gigabytes):
     return seconds, json.loads(Path(report).read_text())["peak_rss_bytes"] / 1024
 
 
+def drop(folder):
+    """Drops the pages of a folder's files. Pages that are not on the device yet would stay."""
+    os.sync()
+    for path in folder.iterdir():
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(file)
+
+
+def copied(source, target):
+    """A copy by cp. Returns seconds, and 0 for its memory."""
+    begin = time.monotonic()
+    subprocess.run(["cp", "-r", source, target], check=True)
+    return time.monotonic() - begin, 0
+
+
 def main():
     gigabytes, rounds = float(sys.argv[1]) if len(sys.argv) > 1 else 4, int(sys.argv[2]) if len(sys.argv) > 2 else 5
     folder = Path(tempfile.mkdtemp(prefix="reshard-checkpoints-", dir=os.environ.get("TMPDIR", "/var/tmp")))
@@ -109,17 +129,21 @@ def main():
                                               check=True, capture_output=True, text=True)
                         result = json.loads(done.stdout.splitlines()[-1])
                     results.setdefault((way, name), []).append(result)
-                shutil.rmtree(folder / "out")
-                copy = time.monotonic()
-                subprocess.run(["cp", "-r", folder / source, folder / "out"], check=True)
-                results.setdefault((way, "cp"), []).append((time.monotonic() - copy, 0))
+                shutil.rmtree(out)
+                results.setdefault((way, "cp"), []).append(copied(folder / source, out))
+                for name in ("reshard", "cp") if turn % 2 else ("cp", "reshard"):
+                    shutil.rmtree(out)
+                    drop(folder / source)
+                    result = ours(folder / source, out, format, gigabytes) if name == "reshard" else copied(folder / source, out)
+                    results.setdefault((f"{way}, cold", name), []).append(result)
         print(f"| {gigabytes:g} GB, {BIN.name} | reshard | PyTorch | cp | PyTorch ÷ reshard | cp ÷ reshard | memory: reshard | PyTorch |\n|---|---|---|---|---|---|---|---|")
-        for way in ("to safetensors", "to DCP"):
-            own, other, copies = (results[way, name] for name in ("reshard", "PyTorch", "cp"))
-            median = lambda values: statistics.median(values)  # noqa: E731
-            print(f"| {way} | {median([s for s, _ in own]):.2f} s | {median([s for s, _ in other]):.2f} s | {median([s for s, _ in copies]):.2f} s "
-                  f"| {median([b / a for (a, _), (b, _) in zip(own, other)]):.2f} | {median([b / a for (a, _), (b, _) in zip(own, copies)]):.2f} "
-                  f"| {median([m for _, m in own]) / 2**20:.2f} GiB | {median([m for _, m in other]) / 2**20:.2f} GiB |")
+        median = statistics.median
+        for way in ("to safetensors", "to DCP", "to safetensors, cold", "to DCP, cold"):
+            own, other, copies = (results.get((way, name)) for name in ("reshard", "PyTorch", "cp"))
+            seconds = [f"{median([s for s, _ in values]):.2f} s" if values else "" for values in (own, other, copies)]
+            ratios = [f"{median([b / a for (a, _), (b, _) in zip(own, values)]):.2f}" if values else "" for values in (other, copies)]
+            memory = [f"{median([m for _, m in values]) / 2**20:.2f} GiB" if values else "" for values in (own, other)]
+            print("| " + " | ".join([way, *seconds, *ratios, *memory]) + " |")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
