@@ -1,29 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-// libFuzzer: any bytes as a file of torch.save, as its pickle, or as `.metadata` of torch.distributed.checkpoint are
-// refused, or read to the end. The first byte of an input chooses.
+// libFuzzer: any bytes as a file of torch.save, as its pickle, as `.metadata` of torch.distributed.checkpoint, as the
+// pickles of two ranks, or as the JSON files of Megatron-Core are refused, or read to the end. The first byte of an
+// input chooses.
 
+#include "analysis/checkpoints/megatron_files.h"
 #include "analysis/checkpoints/stored_checkpoint.h"
 #include "analysis/checkpoints/torch_file.h"
 #include "tests/fuzz/files.h"
 
-#include <cstring>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
 
 using namespace reshard;
 
 namespace {
 
-/// A zip archive with one stored member, without checksums.
-std::string archiveOf(const std::string &name, std::string_view data) {
+/// A zip archive with stored members, without checksums.
+std::string archiveOf(const std::vector<std::pair<std::string, std::string_view>> &members) {
   const auto number = [](auto value) { return std::string(reinterpret_cast<const char *>(&value), sizeof value); };
-  const uint32_t bytes = static_cast<uint32_t>(data.size());
-  const uint16_t nameBytes = static_cast<uint16_t>(name.size());
-  const std::string common = std::string(8, '\0') + number(uint32_t{0}) + number(bytes) + number(bytes) +
-                             number(nameBytes) + number(uint16_t{0}); // flags, method, time and date; sizes
-  const std::string member = "PK\x03\x04" + std::string(2, '\0') + common + name + std::string(data);
-  const std::string entry = "PK\x01\x02" + std::string(4, '\0') + common + std::string(14, '\0') + name;
-  return member + entry + "PK\x05\x06" + std::string(4, '\0') + number(uint16_t{1}) + number(uint16_t{1}) +
-         number(static_cast<uint32_t>(entry.size())) + number(static_cast<uint32_t>(member.size())) +
+  std::string archive, directory;
+  for (const auto &[name, data] : members) {
+    const uint32_t bytes = static_cast<uint32_t>(data.size());
+    const uint16_t nameBytes = static_cast<uint16_t>(name.size());
+    const std::string common = std::string(8, '\0') + number(uint32_t{0}) + number(bytes) + number(bytes) +
+                               number(nameBytes) + number(uint16_t{0}); // flags, method, time and date; sizes
+    const std::string at = number(static_cast<uint32_t>(archive.size()));
+    archive += "PK\x03\x04" + std::string(2, '\0') + common + name + std::string(data);
+    directory += "PK\x01\x02" + std::string(4, '\0') + common + std::string(10, '\0') + at + name;
+  }
+  const auto count = static_cast<uint16_t>(members.size());
+  return archive + directory + "PK\x05\x06" + std::string(4, '\0') + number(count) + number(count) +
+         number(static_cast<uint32_t>(directory.size())) + number(static_cast<uint32_t>(archive.size())) +
          std::string(2, '\0');
+}
+
+/// A file of torch.save with this pickle and one storage.
+std::string torchFileOf(std::string_view pickle) {
+  static const std::string storage(96, '\1');
+  return archiveOf({{"archive/data.pkl", pickle}, {"archive/data/0", storage}});
 }
 
 } // namespace
@@ -32,21 +48,37 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (size == 0)
     return 0;
   const std::string_view text = tests::textOf(data + 1, size - 1);
-  switch (data[0] % 3) {
+  const std::string_view first = text.substr(0, text.size() / 2), second = text.substr(text.size() / 2);
+  const auto folder = [](const char *name) {
+    std::filesystem::create_directory(tests::fuzzFolder() / name);
+    return tests::fuzzFolder() / name;
+  };
+  switch (data[0] % 5) {
   case 0:
     (void)analysis::readTorchFile(text, "input").ok();
     break;
   case 1: {
-    const std::string archive = archiveOf("archive/data.pkl", text);
-    const Status status = analysis::readTorchFile(archive, "input").status();
+    const Status status = analysis::readTorchFile(torchFileOf(text), "input").status();
     if (status.message().starts_with("input: damaged zip archive")) // the archive itself is right
       std::abort();
     break;
   }
+  case 2:
+    tests::put(folder("dcp") + "/__0_0.distcp", torchFileOf(second));
+    tests::put(folder("dcp") + "/.metadata", text);
+    (void)analysis::readStoredCheckpoint(folder("dcp")).ok();
+    break;
+  case 3:
+    tests::put(folder("ranks") + "/rank_0.pt", torchFileOf(first));
+    tests::put(folder("ranks") + "/rank_1.pt", torchFileOf(second));
+    (void)analysis::readStoredCheckpoint(folder("ranks")).ok();
+    break;
   default:
-    tests::put(tests::fuzzFolder() / "__0_0.distcp", archiveOf("archive/data.pkl", text.substr(text.size() / 2)));
-    tests::put(tests::fuzzFolder() / ".metadata", text);
-    (void)analysis::readStoredCheckpoint(tests::fuzzFolder().path()).ok();
+    tests::put(folder("megatron") + "/metadata.json", text);
+    tests::put(folder("megatron") + "/integrity.json", text);
+    (void)analysis::checkMegatronFormat(folder("megatron")).ok();
+    (void)analysis::checkIntegrity(folder("megatron"), {}).ok();
+    (void)analysis::verifyIntegrity(folder("megatron"), 1, {}).ok();
   }
   return 0;
 }
