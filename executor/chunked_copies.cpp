@@ -25,7 +25,63 @@ bool writesViews(const LocalRank &rank, const std::byte *target, const kernels::
   return rank.viewJobs->owns(matrices.codes) || rank.viewJobs->owns(matrices.scales);
 }
 
+/// Fewer bytes are stored to the mapping: a system call would take longer.
+constexpr uint64_t kFileBytes = 4096;
+
+/// Whether row i of a side begins at i * rowBytes.
+bool whole(const kernels::Strided &shape, int64_t rowBytes, int64_t kernels::Loop::*stride) {
+  for (size_t l = shape.loopCount; l-- > 0; rowBytes *= static_cast<int64_t>(shape.loops[l].count))
+    if (shape.loops[l].count > 1 && shape.loops[l].*stride != rowBytes)
+      return false;
+  return true;
+}
+
 } // namespace
+
+void ChunkedCopies::copy(const Shape &shape, const std::byte *source, std::byte *target, uint64_t first, uint64_t count,
+                         bool stream) {
+  if (shape.conversion)
+    kernels::convertRows({target, source, shape.rows, first, count}, shape.conversion, stream);
+  else if (!source)
+    kernels::fillRows(target, shape.rows, first, count);
+  else
+    kernels::copyRows({target, source, shape.rows, first, count}, stream);
+}
+
+void ChunkedCopies::run(size_t chunk, bool stream) const {
+  const Chunk &each = chunks_[chunk];
+  if (each.target)
+    copy(shapes_[each.shape], each.source, each.target, each.first, each.count, stream);
+  else
+    reduces_[each.shape].first->reduce(reduces_[each.shape].second);
+}
+
+Status ChunkedCopies::run(size_t chunk, bool stream, const FileCopies &files) const {
+  const Chunk &each = chunks_[chunk];
+  const Shape *shape = each.target ? &shapes_[each.shape] : nullptr;
+  std::optional<FileCopies::Place> place;
+  uint64_t begin = 0, bytes = 0; // in the target's memory
+  if (shape && shape->targetWhole && each.source) {
+    const auto stored = [&](uint64_t sent) {
+      return static_cast<uint64_t>(shape->conversion.write.scale(static_cast<int64_t>(sent)));
+    };
+    begin = stored(each.first * shape->rows.rowBytes);
+    bytes = stored(each.count * shape->rows.rowBytes);
+    if (bytes >= kFileBytes)
+      place = files.find(each.target + begin, bytes);
+  }
+  if (!place) {
+    run(chunk, stream);
+    return {};
+  }
+  if (shape->sourceWhole && !shape->conversion)
+    return files.copy(*place, each.source + begin, bytes);
+  thread_local std::vector<std::byte> buffer; // of about one chunk
+  if (buffer.size() < bytes)
+    buffer.resize(bytes);
+  copy(*shape, each.source, buffer.data() - begin, each.first, each.count, false);
+  return FileCopies::write(*place, buffer.data(), bytes);
+}
 
 Status ChunkedCopies::add(const LocalRank &from, const Operand *input, const LocalRank &to, const Operand &output) {
   Expansion expansion;
@@ -79,17 +135,20 @@ void ChunkedCopies::cutBlocks(const kernels::Strided &shape, const kernels::Conv
 }
 
 uint32_t ChunkedCopies::shapeNumber(const kernels::Strided &shape, const kernels::Conversion &conversion) {
-  auto same = [&](const std::pair<kernels::Strided, kernels::Conversion> &last) {
-    const kernels::Strided &other = last.first;
-    return last.second == conversion && other.rowBytes == shape.rowBytes && other.loopCount == shape.loopCount &&
+  auto same = [&](const Shape &last) {
+    const kernels::Strided &other = last.rows;
+    return last.conversion == conversion && other.rowBytes == shape.rowBytes && other.loopCount == shape.loopCount &&
            std::equal(shape.loops, shape.loops + shape.loopCount, other.loops,
                       [](const kernels::Loop &a, const kernels::Loop &b) {
                         return a.count == b.count && a.sourceStride == b.sourceStride &&
                                a.targetStride == b.targetStride;
                       });
   };
+  const auto row = static_cast<int64_t>(shape.rowBytes);
   if (shapes_.empty() || !same(shapes_.back()))
-    shapes_.emplace_back(shape, conversion);
+    shapes_.push_back({shape, conversion, !conversion && whole(shape, row, &kernels::Loop::sourceStride),
+                       conversion.write.kind != kernels::StorageForm::Kind::elements &&
+                           whole(shape, conversion.write.scale(row), &kernels::Loop::targetStride)});
   return static_cast<uint32_t>(shapes_.size() - 1);
 }
 

@@ -2,6 +2,7 @@
 // Copies within the memory of this process, from operand to operand, cut into chunks of about 1 MiB.
 #pragma once
 
+#include "executor/file_copies.h"
 #include "executor/view_jobs.h"
 #include "kernels/kernels.h"
 
@@ -30,27 +31,16 @@ public:
   /// The bytes of a chunk, and its target memory; 0 and null for a step `reduce`.
   uint64_t bytes(size_t chunk) const {
     const Chunk &each = chunks_[chunk];
-    return each.target ? each.count * shapes_[each.shape].first.rowBytes : 0;
+    return each.target ? each.count * shapes_[each.shape].rows.rowBytes : 0;
   }
   const std::byte *target(size_t chunk) const { return chunks_[chunk].target; }
   /// Whether a chunk writes memory that later chunks or jobs read and that lives in this process only.
   bool transient(size_t chunk) const { return chunks_[chunk].transient; }
 
   /// Copies a chunk; allocates nothing. `stream`: as for kernels::copyRows.
-  void run(size_t chunk, bool stream) const {
-    const Chunk &each = chunks_[chunk];
-    if (!each.target) {
-      reduces_[each.shape].first->reduce(reduces_[each.shape].second);
-      return;
-    }
-    const auto &[shape, conversion] = shapes_[each.shape];
-    if (conversion)
-      kernels::convertRows({each.target, each.source, shape, each.first, each.count}, conversion, stream);
-    else if (!each.source)
-      kernels::fillRows(each.target, shape, each.first, each.count);
-    else
-      kernels::copyRows({each.target, each.source, shape, each.first, each.count}, stream);
-  }
+  void run(size_t chunk, bool stream) const;
+  /// As run; a chunk whose target is a whole range of one of the files is written to the file.
+  Status run(size_t chunk, bool stream, const FileCopies &files) const;
 
 private:
   /// Rows [first, first + count) of a shape. Source null: zeros. Target null: `shape` is an index in reduces_.
@@ -61,13 +51,21 @@ private:
     bool transient;
     uint64_t first, count;
   };
+  /// What a chunk copies. `sourceWhole`, `targetWhole`: on this side the rows follow each other without gaps.
+  struct Shape {
+    kernels::Strided rows;
+    kernels::Conversion conversion;
+    bool sourceWhole, targetWhole;
+  };
+  static void copy(const Shape &shape, const std::byte *source, std::byte *target, uint64_t first, uint64_t count,
+                   bool stream);
   uint32_t shapeNumber(const kernels::Strided &shape, const kernels::Conversion &conversion);
   void cutBlocks(const kernels::Strided &shape, const kernels::Conversion &conversion, const std::byte *source,
                  std::byte *target, bool transient);
   void cut(kernels::Strided shape, const kernels::Conversion &conversion, const std::byte *source, std::byte *target,
            bool transient);
 
-  std::vector<std::pair<kernels::Strided, kernels::Conversion>> shapes_;
+  std::vector<Shape> shapes_;
   std::vector<Chunk> chunks_;
   std::vector<std::pair<const ViewJobs *, uint32_t>> reduces_;
   uint64_t bytes_ = 0;

@@ -405,6 +405,13 @@ Result<uint64_t> reshard::watchCopies(reshard_executor &executor, CopyWatch watc
   return executor.transport->watch(std::move(watch));
 }
 
+Status reshard::copyThroughFiles(reshard_executor &executor, std::vector<MappedMemory> files) {
+  if (!executor.prepared)
+    return invalid("files can be given only after prepare");
+  executor.transport->copyThroughFiles(FileCopies(std::move(files)));
+  return {};
+}
+
 Status reshard::runOnce(reshard_executor &e, const Deadline &deadline, const std::function<Status()> &check) {
   e.state = RESHARD_TORN; // until the run is complete
   if (!e.recorded)

@@ -147,7 +147,8 @@ public:
         return abandon(std::move(status));
       publish(any);
       copyFromPeers(any);
-      copy(any);
+      if (Status status = copy(any); !status.ok())
+        return abandon(std::move(status));
       if (finished())
         break;
       // MPI progresses only when it is polled, so do not sleep while messages of the channel are in flight.
@@ -172,6 +173,7 @@ public:
   }
 
   Result<uint64_t> watch(CopyWatch watch) override { return reports_.set(std::move(watch)); }
+  void copyThroughFiles(FileCopies files) override { files_ = std::move(files); }
 
   Result<int64_t> allReduceMin(int64_t value, Deadline deadline) override {
     if (abandoned_)
@@ -446,17 +448,22 @@ private:
   }
 
   /// Runs one chunk of the local steps, which run in order.
-  void copy(bool &any) {
+  Status copy(bool &any) {
     while (local_ < locals_.size() && copied_ == localEnds_[local_])
       ++local_;
     if (local_ == locals_.size() || !dependenciesDone(locals_[local_]))
-      return;
-    if (!reports_.skips(copied_))
-      copies_.run(copied_, stream_);
+      return {};
+    if (!reports_.skips(copied_)) {
+      if (!files_)
+        copies_.run(copied_, stream_);
+      else if (Status status = copies_.run(copied_, stream_, *files_); !status.ok())
+        return status;
+    }
     ++copied_;
     if (reports_.due())
       reports_.report(copied_);
     any = true;
+    return {};
   }
 
   /// Publishes which chunks local peers may copy. The barrier at the end of the run confirms that they have copied
@@ -664,6 +671,7 @@ private:
   const ViewJobs *viewJobs_ = nullptr;
   ChunkedCopies copies_; // of local steps, in order
   CopyReports reports_{copies_};
+  std::optional<FileCopies> files_;
   std::vector<std::pair<Method, size_t>> where_; // by step: index in messages_, or end in copies_
   std::array<size_t, 4> first_{};                // by method: the first unfinished message
   uint64_t runs_ = 0;                            // completed runs

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 namespace reshard {
@@ -61,10 +62,11 @@ public:
   }
 
   Result<uint64_t> watch(CopyWatch watch) override { return reports_.set(std::move(watch)); }
+  void copyThroughFiles(FileCopies files) override { files_ = std::move(files); }
 
   Status run(Deadline deadline) override {
     deadline_ = deadline;
-    expired_ = false;
+    expired_ = failed_ = false;
     next_ = 0;
     reports_.beginRun();
     for (size_t end : levelEnds_) {
@@ -80,6 +82,8 @@ public:
       std::unique_lock lock(mutex_);
       done_.wait(lock, [this] { return busy_ == 0; });
     }
+    if (failed_)
+      return failure_;
     if (expired_)
       return timedOut("timed out: not all copies were done");
     reports_.report(copies_.size());
@@ -123,15 +127,18 @@ private:
       const size_t i = next_.fetch_add(1);
       if (i >= levelEnd_)
         break;
+      if (failed_)
+        return;
       if (deadline_ && std::chrono::steady_clock::now() >= *deadline_) {
         expired_ = true;
         return;
       }
       if (i < before_)
         work_[i].viewJobs->run(ViewJobs::kBefore, work_[i].job);
-      else if (i - before_ < copies_.size())
-        copy(i - before_);
-      else if (const Work &work = work_[i - copies_.size()]; true)
+      else if (i - before_ < copies_.size()) {
+        if (!copy(i - before_))
+          return;
+      } else if (const Work &work = work_[i - copies_.size()]; true)
         work.viewJobs->run(work.set, work.job);
       if (&position == &positions_[0].next && reports_.due())
         report();
@@ -139,9 +146,23 @@ private:
     position = SIZE_MAX;
   }
 
-  void copy(size_t chunk) const {
-    if (!reports_.skips(chunk))
-      copies_.run(chunk, copies_.bytes() >= kStreamBytes);
+  /// Returns false if a file could not be written.
+  bool copy(size_t chunk) {
+    const bool stream = copies_.bytes() >= kStreamBytes;
+    if (reports_.skips(chunk))
+      return true;
+    if (!files_) {
+      copies_.run(chunk, stream);
+      return true;
+    }
+    Status status = copies_.run(chunk, stream, *files_);
+    if (status.ok())
+      return true;
+    const std::lock_guard lock(mutex_);
+    if (!failed_)
+      failure_ = std::move(status);
+    failed_ = true;
+    return false;
   }
 
   /// Reports how many copies are done. Called by the thread that runs the plan, between two of its chunks.
@@ -177,6 +198,7 @@ private:
   const unsigned threads_;
   ChunkedCopies copies_;
   CopyReports reports_{copies_};
+  std::optional<FileCopies> files_;
   std::unique_ptr<Position[]> positions_; // by thread; the first runs the plan
   std::vector<Work> work_;                // before_ jobs before the copies, then the jobs after them
   size_t before_ = 0;
@@ -190,7 +212,8 @@ private:
   size_t busy_ = 0;
   std::atomic<size_t> next_{0};
   size_t levelEnd_ = 0;
-  std::atomic<bool> expired_{false};
+  std::atomic<bool> expired_{false}, failed_{false};
+  Status failure_; // of a run that failed
   Deadline deadline_;
 };
 

@@ -3,9 +3,11 @@
 
 #include "support/system_error.h"
 
+#include <atomic>
 #include <cstring>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #include <utility>
 
@@ -25,16 +27,37 @@ struct Descriptor {
   const int file;
 };
 
+/// Descriptors that mapped files keep open.
+std::atomic<uint64_t> kept{0};
+
+/// Half of those that this process may have: the other half is left to its other files and connections.
+uint64_t mostKept() {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur / 2 : 0;
+}
+
 } // namespace
 
 MappedFile::~MappedFile() {
   if (data_)
     ::munmap(data_, bytes_);
+  if (file_ >= 0) {
+    ::close(file_);
+    --kept;
+  }
+}
+
+void MappedFile::keep(int file) {
+  if (kept++ < mostKept())
+    file_ = ::fcntl(file, F_DUPFD_CLOEXEC, 0);
+  if (file_ < 0)
+    --kept;
 }
 
 void MappedFile::swap(MappedFile &other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(file_, other.file_);
   std::swap(path_, other.path_);
   std::swap(status_, other.status_);
 }
@@ -59,6 +82,7 @@ Result<MappedFile> MappedFile::open(const std::string &path, Access access) {
   if (map == MAP_FAILED)
     return systemError("map", path);
   result.data_ = static_cast<std::byte *>(map);
+  result.keep(file.file);
   return result;
 }
 
@@ -78,6 +102,7 @@ Result<MappedFile> MappedFile::create(const std::string &path, uint64_t bytes) {
   MappedFile result;
   result.data_ = static_cast<std::byte *>(map);
   result.bytes_ = bytes;
+  result.keep(file.file);
   return result;
 }
 

@@ -36,6 +36,9 @@ public:
   std::byte *data() { return data_; }
   size_t bytes() const { return bytes_; }
 
+  /// The open file; -1 if it is closed, because this process has too many open files, or if the file is empty.
+  int descriptor() const { return file_; }
+
   /// The path given to open(), and the file then. Empty if this process created the file.
   const std::string &path() const { return path_; }
   const struct stat &status() const { return status_; }
@@ -53,8 +56,11 @@ public:
 private:
   void swap(MappedFile &other) noexcept;
 
+  void keep(int file);
+
   std::byte *data_ = nullptr;
   size_t bytes_ = 0;
+  int file_ = -1;
   std::string path_; // empty if this process created the file
   struct stat status_{};
 };

@@ -12,6 +12,7 @@
 #include "analysis/terminal.h"
 #include "analysis/verify/compare.h"
 #include "analysis/work_deadline.h"
+#include "executor/file_copies.h"
 #include "executor/reshard.h"
 #include "rendezvous/launch.h"
 #include "support/atomic_file.h"
@@ -273,8 +274,10 @@ private:
     const int seeds = options_.synthesize && options_.check ? 2 : 1;
     std::optional<RunProgress> progress;
     const bool watched = !options_.synthesize && options_.device == "cpu";
-    if (watched)
+    if (watched) {
       watchRun(target, progress);
+      copyFiles(source, target);
+    }
     for (int s = 0; s < seeds; ++s) {
       if (options_.synthesize)
         fill(source, options_.seed + static_cast<uint64_t>(s), s == 0);
@@ -303,6 +306,16 @@ private:
         journal_->add({copies.done, copies.bytesDone});
     };
     throwOnError(watchCopies(*executor_, std::move(watch)).status(), kUsage);
+  }
+
+  /// Lets copies write the files without their mappings.
+  void copyFiles(const Memory &source, const Memory &target) {
+    std::vector<MappedMemory> files;
+    for (const Memory *memory : {&source, &target})
+      for (const MappedFile *file : memory->files())
+        if (file->descriptor() >= 0)
+          files.push_back({file->data(), file->bytes(), file->descriptor()});
+    throwOnError(copyThroughFiles(*executor_, std::move(files)), kUsage);
   }
 
   /// Compares the written files with the source's. Each process checks its own targets; the first process also checks

@@ -162,6 +162,12 @@ PREAD(pread64, off64_t)
 PWRITE(pwrite, off_t)
 PWRITE(pwrite64, off64_t)
 
+ssize_t copy_file_range(int from, off64_t *read, int to, off64_t *written, size_t bytes, unsigned flags) {
+  if (fails_at("copy_file_range", kInterrupted | kFull | kBroken, to))
+    return -1;
+  return NEXT(copy_file_range)(from, read, to, written, shortened("copy_file_range", to, bytes), flags);
+}
+
 #define ALLOCATE(name, type)                                                                                            \
   int name(int fd, type at, type bytes) {                                                                              \
     return fails_at(#name, kInterrupted | kFull | kBroken, fd) ? errno : NEXT(name)(fd, at, bytes);                    \

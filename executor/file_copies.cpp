@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/file_copies.h"
+
+#include "support/system_error.h"
+
+#include <algorithm>
+#include <fcntl.h>
+#include <unistd.h>
+
+namespace reshard {
+
+namespace {
+
+Status writeError(int file) {
+  const int code = errno;
+  char path[4096];
+  const ssize_t length = ::readlink(("/proc/self/fd/" + std::to_string(file)).c_str(), path, sizeof path);
+  errno = code;
+  return systemError("write", length > 0 ? std::string(path, static_cast<size_t>(length)) : "a file of the target");
+}
+
+/// Lets the device write a range while later ranges are copied, so that the sync at the end of the run is short. Only a
+/// hint: the sync reports errors.
+void beginWriting(const FileCopies::Place &to, uint64_t bytes) {
+  ::sync_file_range(to.file, static_cast<off64_t>(to.offset), static_cast<off64_t>(bytes), SYNC_FILE_RANGE_WRITE);
+}
+
+/// Reads a byte of each page. If the memory is a file that was truncated, this raises the signal that a copy through
+/// the mapping raises, and its handler names the file.
+void touch(const std::byte *memory, uint64_t bytes) {
+  constexpr uint64_t kPageBytes = 4096;
+  for (uint64_t at = 0; at < bytes; at += kPageBytes)
+    (void)*const_cast<const volatile std::byte *>(memory + at);
+  (void)*const_cast<const volatile std::byte *>(memory + bytes - 1);
+}
+
+/// Whether copy_file_range cannot copy between these files, which is no error of the files.
+bool cannotCopy(int code) { return code == EXDEV || code == EINVAL || code == ENOSYS || code == EOPNOTSUPP; }
+
+} // namespace
+
+FileCopies::FileCopies(std::vector<MappedMemory> files) : files_(std::move(files)) {
+  std::sort(files_.begin(), files_.end(),
+            [](const MappedMemory &a, const MappedMemory &b) { return std::less<>()(a.data, b.data); });
+}
+
+std::optional<FileCopies::Place> FileCopies::find(const std::byte *memory, uint64_t bytes) const {
+  const auto after =
+      std::upper_bound(files_.begin(), files_.end(), memory,
+                       [](const std::byte *at, const MappedMemory &file) { return std::less<>()(at, file.data); });
+  if (after == files_.begin())
+    return std::nullopt;
+  const MappedMemory &file = *std::prev(after);
+  const auto offset = static_cast<uint64_t>(memory - file.data);
+  if (offset >= file.bytes || bytes > file.bytes - offset)
+    return std::nullopt;
+  return Place{file.file, offset};
+}
+
+Status FileCopies::write(const Place &to, const std::byte *from, uint64_t bytes) {
+  for (uint64_t done = 0; done < bytes;) {
+    const ssize_t some = uninterrupted(
+        [&] { return ::pwrite(to.file, from + done, bytes - done, static_cast<off_t>(to.offset + done)); });
+    if (some < 0 && errno == EFAULT)
+      touch(from + done, bytes - done);
+    if (some <= 0) {
+      errno = some == 0 ? EIO : errno;
+      return writeError(to.file);
+    }
+    done += static_cast<uint64_t>(some);
+  }
+  beginWriting(to, bytes);
+  return {};
+}
+
+Status FileCopies::copy(const Place &to, const std::byte *from, uint64_t bytes) const {
+  const std::optional<Place> source = find(from, bytes);
+  if (!source)
+    return write(to, from, bytes);
+  for (uint64_t done = 0; done < bytes;) {
+    auto read = static_cast<off64_t>(source->offset + done), written = static_cast<off64_t>(to.offset + done);
+    const ssize_t some =
+        uninterrupted([&] { return ::copy_file_range(source->file, &read, to.file, &written, bytes - done, 0); });
+    if (some < 0 && !cannotCopy(errno))
+      return writeError(to.file);
+    if (some <= 0) // also a file that has become shorter: reading its mapping reports that
+      return write({to.file, to.offset + done}, from + done, bytes - done);
+    done += static_cast<uint64_t>(some);
+  }
+  beginWriting(to, bytes);
+  return {};
+}
+
+} // namespace reshard
