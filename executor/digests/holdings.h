@@ -20,7 +20,7 @@ struct Holding {
 };
 
 /// The mesh ranks that hold the same elements of a param.
-struct RankClass {
+struct HoldingClass {
   uint32_t param;
   std::vector<uint32_t> meshRanks; // ascending
 };
@@ -35,7 +35,7 @@ struct HeldTensor {
 };
 
 struct Holdings {
-  std::vector<RankClass> classes;
+  std::vector<HoldingClass> classes;
   std::vector<Holding> items;
   std::vector<HeldTensor> tensors;
   std::map<std::string, uint32_t> byName;

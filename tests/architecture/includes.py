@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks which folder may include which, the libraries that the executor may link, the length of files, and the license
+"""Checks which folder may include which, the libraries that the executor may link, the length of files, types of one name, and the license
 line of source files. The rules are data. Run as a test:
 includes.py BUILD"""
 
@@ -88,6 +88,8 @@ CODE = (".h", ".hpp", ".c", ".cpp", ".cu", ".def", ".fbs")
 MAX_LINES = 800
 
 problems: list[str] = []
+#: By namespace and name: the header that defines the type. Two types of one name in one program would be one to the linker.
+types: dict[tuple[str, str], str] = {}
 looked = 0
 git = ["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
 for name in sorted(subprocess.run(git, capture_output=True, text=True, check=True).stdout.split("\0")):
@@ -104,6 +106,13 @@ for name in sorted(subprocess.run(git, capture_output=True, text=True, check=Tru
         problems.append(f"{name}: no rule states what its folder may include; add a row to ALLOWED")
         continue
     may = LESS.get(name, ALLOWED[folder]) + MORE.get(name, ())
+    if name.endswith(".h") and not name.startswith("tests/"):
+        namespace = ""
+        for content in text.splitlines():
+            namespace = found[1] if (found := re.match(r"namespace ([\w:]+) {", content)) else namespace
+            defined = re.match(r"(?:struct|class|enum class) (\w+)[^;]*{", content)
+            if defined and types.setdefault((namespace, defined[1]), name) != name:
+                problems.append(f"{name}: defines {namespace}::{defined[1]}, as {types[namespace, defined[1]]} does")
     for line, content in enumerate(text.splitlines(), 1):
         include = re.match(r'\s*#\s*include\s*["<]([^">]+)[">]', content)
         if not include or not include[1].startswith(OURS + LIBRARIES):
