@@ -27,7 +27,7 @@ void beginWriting(const FileCopies::Place &to, uint64_t bytes) {
 
 /// Reads a byte of each page. If the memory is a file that was truncated, this raises the signal that a copy through
 /// the mapping raises, and its handler names the file.
-void touch(const std::byte *memory, uint64_t bytes) {
+void readPages(const std::byte *memory, uint64_t bytes) {
   constexpr uint64_t kPageBytes = 4096;
   for (uint64_t at = 0; at < bytes; at += kPageBytes)
     (void)*const_cast<const volatile std::byte *>(memory + at);
@@ -62,7 +62,7 @@ Status FileCopies::write(const Place &to, const std::byte *from, uint64_t bytes)
     const ssize_t some = uninterrupted(
         [&] { return ::pwrite(to.file, from + done, bytes - done, static_cast<off_t>(to.offset + done)); });
     if (some < 0 && errno == EFAULT)
-      touch(from + done, bytes - done);
+      readPages(from + done, bytes - done);
     if (some <= 0) {
       errno = some == 0 ? EIO : errno;
       return writeError(to.file);
