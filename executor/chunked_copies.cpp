@@ -76,7 +76,7 @@ Status ChunkedCopies::run(size_t chunk, bool stream, const FileCopies &files) co
   }
   if (shape->sourceWhole && !shape->conversion)
     return files.copy(*place, each.source + begin, bytes);
-  thread_local std::vector<std::byte> buffer; // of about one chunk
+  thread_local std::vector<std::byte> buffer;
   if (buffer.size() < bytes)
     buffer.resize(bytes);
   copy(*shape, each.source, buffer.data() - begin, each.first, each.count, false);

@@ -39,7 +39,8 @@ public:
 
   /// Copies a chunk; allocates nothing. `stream`: as for kernels::copyRows.
   void run(size_t chunk, bool stream) const;
-  /// As run; a chunk whose target is a whole range of one of the files is written to the file.
+  /// As run; a chunk whose target is a whole range of one of the files is written to the file. Each thread allocates a
+  /// buffer of about one chunk when it first needs one.
   Status run(size_t chunk, bool stream, const FileCopies &files) const;
 
 private:

@@ -405,10 +405,10 @@ Result<uint64_t> reshard::watchCopies(reshard_executor &executor, CopyWatch watc
   return executor.transport->watch(std::move(watch));
 }
 
-Status reshard::copyThroughFiles(reshard_executor &executor, std::vector<MappedMemory> files) {
+Status reshard::copyThroughFiles(reshard_executor &executor, const std::vector<const MappedFile *> &files) {
   if (!executor.prepared)
     return invalid("files can be given only after prepare");
-  executor.transport->copyThroughFiles(FileCopies(std::move(files)));
+  executor.transport->copyThroughFiles(std::make_unique<const FileCopies>(files));
   return {};
 }
 

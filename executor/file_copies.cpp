@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace reshard {
@@ -34,23 +36,49 @@ void readPages(const std::byte *memory, uint64_t bytes) {
   (void)*const_cast<const volatile std::byte *>(memory + bytes - 1);
 }
 
+/// Half of the files that this process may have open: the other half is left to connections and other files.
+uint64_t mostFiles() {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur / 2 : 0;
+}
+
 /// Whether copy_file_range cannot copy between these files, which is no error of the files.
 bool cannotCopy(int code) { return code == EXDEV || code == EINVAL || code == ENOSYS || code == EOPNOTSUPP; }
 
 } // namespace
 
-FileCopies::FileCopies(std::vector<MappedMemory> files) : files_(std::move(files)) {
+FileCopies::FileCopies(const std::vector<const MappedFile *> &files) {
+  const uint64_t most = mostFiles();
+  for (const MappedFile *mapped : files) {
+    if (files_.size() == most)
+      break;
+    const int flags = (mapped->writable() ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK;
+    const int file = uninterrupted([&] { return ::open(mapped->path().c_str(), flags); });
+    struct stat status{};
+    if (file < 0)
+      continue;
+    if (::fstat(file, &status) == 0 && status.st_dev == mapped->status().st_dev &&
+        status.st_ino == mapped->status().st_ino)
+      files_.push_back({mapped->data(), mapped->bytes(), file});
+    else
+      ::close(file);
+  }
   std::sort(files_.begin(), files_.end(),
-            [](const MappedMemory &a, const MappedMemory &b) { return std::less<>()(a.data, b.data); });
+            [](const Opened &a, const Opened &b) { return std::less<>()(a.data, b.data); });
+}
+
+FileCopies::~FileCopies() {
+  for (const Opened &each : files_)
+    ::close(each.file);
 }
 
 std::optional<FileCopies::Place> FileCopies::find(const std::byte *memory, uint64_t bytes) const {
   const auto after =
       std::upper_bound(files_.begin(), files_.end(), memory,
-                       [](const std::byte *at, const MappedMemory &file) { return std::less<>()(at, file.data); });
+                       [](const std::byte *at, const Opened &file) { return std::less<>()(at, file.data); });
   if (after == files_.begin())
     return std::nullopt;
-  const MappedMemory &file = *std::prev(after);
+  const Opened &file = *std::prev(after);
   const auto offset = static_cast<uint64_t>(memory - file.data);
   if (offset >= file.bytes || bytes > file.bytes - offset)
     return std::nullopt;

@@ -4,6 +4,7 @@
 // of the C API: reshard-exec does this.
 #pragma once
 
+#include "support/mapped_file.h"
 #include "support/status.h"
 
 #include <cstddef>
@@ -15,37 +16,40 @@ struct reshard_executor;
 
 namespace reshard {
 
-/// Memory that is a shared mapping of a file from its first byte on. The descriptor must stay open while copies run.
-struct MappedMemory {
-  const std::byte *data;
-  uint64_t bytes;
-  int file;
-};
-
 class FileCopies {
 public:
-  explicit FileCopies(std::vector<MappedMemory> files);
+  /// Opens the files again. Those beyond half of the files that this process may have open, and those that have been
+  /// replaced, are left to their mappings. The mappings must live as long as this object.
+  explicit FileCopies(const std::vector<const MappedFile *> &files);
+  ~FileCopies();
+  FileCopies(const FileCopies &) = delete;
+  FileCopies &operator=(const FileCopies &) = delete;
 
   /// A byte of a file.
   struct Place {
     int file;
     uint64_t offset;
   };
-  /// The place of memory that lies in one of the files.
+  /// The place of memory that lies in one of the open files.
   std::optional<Place> find(const std::byte *memory, uint64_t bytes) const;
 
-  /// Copies memory to a place; if it lies in one of the files, from file to file. Threads may call this at the same
-  /// time.
+  /// Copies memory to a place; if it lies in one of the open files, from file to file. Threads may call this at the
+  /// same time.
   Status copy(const Place &to, const std::byte *from, uint64_t bytes) const;
   /// Writes memory to a place.
   static Status write(const Place &to, const std::byte *from, uint64_t bytes);
 
 private:
-  std::vector<MappedMemory> files_; // by address
+  struct Opened {
+    const std::byte *data;
+    uint64_t bytes;
+    int file;
+  };
+  std::vector<Opened> files_; // by address
 };
 
-/// Lets all later runs of a prepared executor copy into memory that lies in these files with their descriptors, where
-/// the target of a copy is a whole range. Only transports of device `cpu` do this; others ignore it.
-Status copyThroughFiles(reshard_executor &executor, std::vector<MappedMemory> files);
+/// Lets all later runs of a prepared executor write these files, where the target of a copy is a whole range of one.
+/// Only transports of device `cpu` do this; others ignore it.
+Status copyThroughFiles(reshard_executor &executor, const std::vector<const MappedFile *> &files);
 
 } // namespace reshard

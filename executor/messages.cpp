@@ -173,7 +173,7 @@ public:
   }
 
   Result<uint64_t> watch(CopyWatch watch) override { return reports_.set(std::move(watch)); }
-  void copyThroughFiles(FileCopies files) override { files_ = std::move(files); }
+  void copyThroughFiles(std::unique_ptr<const FileCopies> files) override { files_ = std::move(files); }
 
   Result<int64_t> allReduceMin(int64_t value, Deadline deadline) override {
     if (abandoned_)
@@ -671,7 +671,7 @@ private:
   const ViewJobs *viewJobs_ = nullptr;
   ChunkedCopies copies_; // of local steps, in order
   CopyReports reports_{copies_};
-  std::optional<FileCopies> files_;
+  std::unique_ptr<const FileCopies> files_;
   std::vector<std::pair<Method, size_t>> where_; // by step: index in messages_, or end in copies_
   std::array<size_t, 4> first_{};                // by method: the first unfinished message
   uint64_t runs_ = 0;                            // completed runs

@@ -12,7 +12,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
-#include <optional>
 #include <thread>
 
 namespace reshard {
@@ -62,7 +61,7 @@ public:
   }
 
   Result<uint64_t> watch(CopyWatch watch) override { return reports_.set(std::move(watch)); }
-  void copyThroughFiles(FileCopies files) override { files_ = std::move(files); }
+  void copyThroughFiles(std::unique_ptr<const FileCopies> files) override { files_ = std::move(files); }
 
   Status run(Deadline deadline) override {
     deadline_ = deadline;
@@ -198,7 +197,7 @@ private:
   const unsigned threads_;
   ChunkedCopies copies_;
   CopyReports reports_{copies_};
-  std::optional<FileCopies> files_;
+  std::unique_ptr<const FileCopies> files_;
   std::unique_ptr<Position[]> positions_; // by thread; the first runs the plan
   std::vector<Work> work_;                // before_ jobs before the copies, then the jobs after them
   size_t before_ = 0;

@@ -82,7 +82,7 @@ public:
   /// Watches the copies of later runs; returns their number of chunks. Called after prepare().
   virtual Result<uint64_t> watch(CopyWatch) { return invalid("the copies of this transport cannot be watched"); }
   /// Copies of later runs into memory of these files write the files. Called after prepare().
-  virtual void copyThroughFiles(FileCopies) {}
+  virtual void copyThroughFiles(std::unique_ptr<const FileCopies>) {}
   /// All-reduce min over all processes of the run, each of which must call it.
   virtual Result<int64_t> allReduceMin(int64_t value, Deadline) { return value; }
   /// The sums, modulo 2^64, of the values of all processes of the run, each of which must call it with as many.

@@ -3,11 +3,9 @@
 
 #include "support/system_error.h"
 
-#include <atomic>
 #include <cstring>
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 #include <utility>
 
@@ -27,37 +25,17 @@ struct Descriptor {
   const int file;
 };
 
-/// Descriptors that mapped files keep open.
-std::atomic<uint64_t> kept{0};
-
-/// Half of those that this process may have: the other half is left to its other files and connections.
-uint64_t mostKept() {
-  rlimit limit{};
-  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur / 2 : 0;
-}
-
 } // namespace
 
 MappedFile::~MappedFile() {
   if (data_)
     ::munmap(data_, bytes_);
-  if (file_ >= 0) {
-    ::close(file_);
-    --kept;
-  }
-}
-
-void MappedFile::keep(int file) {
-  if (kept++ < mostKept())
-    file_ = ::fcntl(file, F_DUPFD_CLOEXEC, 0);
-  if (file_ < 0)
-    --kept;
 }
 
 void MappedFile::swap(MappedFile &other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
-  std::swap(file_, other.file_);
+  std::swap(writable_, other.writable_);
   std::swap(path_, other.path_);
   std::swap(status_, other.status_);
 }
@@ -75,6 +53,7 @@ Result<MappedFile> MappedFile::open(const std::string &path, Access access) {
   if (!S_ISREG(result.status_.st_mode))
     return failed("'" + path + "' is not a regular file");
   result.path_ = path;
+  result.writable_ = writes;
   result.bytes_ = static_cast<size_t>(result.status_.st_size);
   if (result.bytes_ == 0)
     return result;
@@ -82,7 +61,6 @@ Result<MappedFile> MappedFile::open(const std::string &path, Access access) {
   if (map == MAP_FAILED)
     return systemError("map", path);
   result.data_ = static_cast<std::byte *>(map);
-  result.keep(file.file);
   return result;
 }
 
@@ -96,13 +74,16 @@ Result<MappedFile> MappedFile::create(const std::string &path, uint64_t bytes) {
     code = ::posix_fallocate(file.file, 0, static_cast<off_t>(bytes));
   if (code != 0)
     return failed("cannot reserve " + std::to_string(bytes) + " bytes for '" + path + "': " + std::strerror(code));
+  MappedFile result;
+  if (::fstat(file.file, &result.status_) != 0)
+    return systemError("read", path);
   void *map = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.file, 0);
   if (map == MAP_FAILED)
     return systemError("map", path);
-  MappedFile result;
+  result.path_ = path;
+  result.writable_ = true;
   result.data_ = static_cast<std::byte *>(map);
   result.bytes_ = bytes;
-  result.keep(file.file);
   return result;
 }
 
@@ -119,7 +100,7 @@ void MappedFile::release() const { ::madvise(data_, bytes_, MADV_DONTNEED); }
 Status MappedFile::unchanged() const {
   struct stat now{};
   // A file that was replaced or removed is still mapped unchanged.
-  if (path_.empty() || ::stat(path_.c_str(), &now) != 0 || now.st_dev != status_.st_dev || now.st_ino != status_.st_ino)
+  if (writable_ || ::stat(path_.c_str(), &now) != 0 || now.st_dev != status_.st_dev || now.st_ino != status_.st_ino)
     return {};
   if (now.st_size != status_.st_size)
     return failed("'" + path_ + "' changed during the run: its size was " + std::to_string(status_.st_size) +

@@ -36,10 +36,10 @@ public:
   std::byte *data() { return data_; }
   size_t bytes() const { return bytes_; }
 
-  /// The open file; -1 if it is closed, because this process has too many open files, or if the file is empty.
-  int descriptor() const { return file_; }
+  /// Whether the mapping is for writing too.
+  bool writable() const { return writable_; }
 
-  /// The path given to open(), and the file then. Empty if this process created the file.
+  /// The path given to open() or create(), and the file then.
   const std::string &path() const { return path_; }
   const struct stat &status() const { return status_; }
 
@@ -50,18 +50,17 @@ public:
   /// Releases the file's pages from memory. Written data stays in the file; the next access reads it again. Any thread
   /// may call this at any time.
   void release() const;
-  /// An error if the size or modification time of a file changed since open().
+  /// An error if the size or modification time of a file changed since open(). One that is mapped for writing may
+  /// change.
   Status unchanged() const;
 
 private:
   void swap(MappedFile &other) noexcept;
 
-  void keep(int file);
-
   std::byte *data_ = nullptr;
   size_t bytes_ = 0;
-  int file_ = -1;
-  std::string path_; // empty if this process created the file
+  bool writable_ = false;
+  std::string path_;
   struct stat status_{};
 };
 

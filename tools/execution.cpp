@@ -308,14 +308,12 @@ private:
     throwOnError(watchCopies(*executor_, std::move(watch)).status(), kUsage);
   }
 
-  /// Lets copies write the files without their mappings.
+  /// Lets copies write the files without their mappings. Targets come first: not all files may be open at a time.
   void copyFiles(const Memory &source, const Memory &target) {
-    std::vector<MappedMemory> files;
-    for (const Memory *memory : {&source, &target})
-      for (const MappedFile *file : memory->files())
-        if (file->descriptor() >= 0)
-          files.push_back({file->data(), file->bytes(), file->descriptor()});
-    throwOnError(copyThroughFiles(*executor_, std::move(files)), kUsage);
+    std::vector<const MappedFile *> files = target.files();
+    const std::vector<const MappedFile *> sources = source.files();
+    files.insert(files.end(), sources.begin(), sources.end());
+    throwOnError(copyThroughFiles(*executor_, files), kUsage);
   }
 
   /// Compares the written files with the source's. Each process checks its own targets; the first process also checks
