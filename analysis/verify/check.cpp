@@ -115,12 +115,14 @@ private:
       coverage.add(range);
       if (range.tensor && !tensor.fromSource())
         return fill(bytes.data(), range, tensor.key(), values);
-      for (int64_t k = 0; range.tensor && k < range.count; ++k)
-        if (const std::byte *from = tensor.sent(range.logical + k * range.logicalStep, item))
+      for (int64_t k = 0; range.tensor && k < range.count; ++k) {
+        const int64_t element = range.logical + k * range.logicalStep;
+        if (const std::byte *from = tensor.sent(element, 1, item).data)
           std::memcpy(bytes.data() + (range.local + k * range.localStep) * item, from, static_cast<size_t>(item));
         else if (++result.mismatches; result.first.empty())
           result.first = where() + " param '" + instance.name + "': the source does not hold '" + *range.tensor +
-                         "' element " + std::to_string(range.logical + k * range.logicalStep);
+                         "' element " + std::to_string(element);
+      }
     });
     result.ambiguity = tensor.ambiguity();
     result.addUncovered(instance, coverage);

@@ -28,6 +28,55 @@ const TensorInstance &firstReplica(const Plan &plan, const std::vector<std::shar
   return *replicas[0];
 }
 
+/// Calls visit(range, memory of the instance, bytes of an element) for the elements of a tensor in an instance.
+template <class Visit>
+void forEachRangeOf(const Plan &plan, const TensorInstance &replica, const std::string &name, Visit visit) {
+  const InstanceLayout layout = layoutOf(plan, replica);
+  const int64_t item = itemBytes(storageDtypeOf(*layout.endpoint.params()->Get(layout.instance.param)));
+  forEachRange(layout, [&](const ElementRange &range) {
+    if (range.tensor && *range.tensor == name)
+      visit(range, memoryOf(replica), item);
+  });
+}
+
+/// Whether two of the instances, or one instance twice, hold the same element of a tensor.
+bool heldTwice(const Plan &plan, const std::vector<std::shared_ptr<const TensorInstance>> &replicas,
+               const std::string &name) {
+  TensorValues values;
+  for (const auto &replica : replicas)
+    forEachRangeOf(plan, *replica, name, [&](const ElementRange &range, const std::byte *memory, int64_t item) {
+      values.refer(range, memory, item);
+    });
+  return values.finish();
+}
+
+/// Compares the elements of a replica with those of the replicas before, and adds those that are new. Returns the first
+/// that differs, or -1.
+int64_t compareReplica(const Plan &plan, const TensorInstance &replica, const std::string &name, TensorValues &before,
+                       uint64_t &comparedBytes) {
+  int64_t differs = -1;
+  forEachRangeOf(plan, replica, name, [&](const ElementRange &range, const std::byte *memory, int64_t item) {
+    const bool contiguous = range.logicalStep == 1 && range.localStep == 1;
+    for (int64_t k = 0; k < range.count;) {
+      ElementRange rest = range.at(k);
+      const Stretch known = before.stretch(rest.logical, contiguous ? range.count - k : 1, item);
+      const std::byte *here = memory + rest.local * item;
+      k += known.count;
+      if (!known.data) {
+        rest.count = known.count;
+        before.put(rest, memory, item, false);
+        continue;
+      }
+      comparedBytes += static_cast<uint64_t>(known.count * item);
+      const int64_t same = std::mismatch(here, here + known.count * item, known.data).first - here;
+      if (const int64_t element = rest.logical + same / item;
+          same < known.count * item && (differs < 0 || element < differs))
+        differs = element;
+    }
+  });
+  return differs;
+}
+
 /// Counts target elements that no part of their layout covers.
 void checkCoverage(const Plan &plan, const Memory &target, CheckResult &result) {
   for (const MeshRankMemory &rankMemory : target.rankMemories()) {
@@ -166,18 +215,12 @@ ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned t
         const auto &[name, replicas] = work[i];
         if (name.empty() || replicas.size() < 2) // padding is never read
           return;
+        if (!heldTwice(plan, replicas, name))
+          return;
         TensorValues tensor;
         uint64_t compared = 0;
         for (size_t h = 0; h < replicas.size(); ++h) {
-          int64_t differs = -1; // the first such element
-          forEachElement(plan, *replicas[h], name, [&](const std::byte *at, int64_t element, int64_t item) {
-            if (!tensor.known(element))
-              return tensor.put(element, at, item);
-            compared += static_cast<uint64_t>(item);
-            if (std::memcmp(at, tensor.at(element, item), static_cast<size_t>(item)) != 0 &&
-                (differs < 0 || element < differs))
-              differs = element;
-          });
+          const int64_t differs = compareReplica(plan, *replicas[h], name, tensor, compared);
           if (differs >= 0)
             found[i].push_back(nameOf(plan, *replicas[h]) + " differs from " +
                                nameOf(plan, firstReplica(plan, replicas, name, differs)) + ": tensor '" + name +

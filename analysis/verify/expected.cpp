@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/verify/expected.h"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 
 namespace reshard::analysis {
@@ -15,6 +17,44 @@ template <class Element> int64_t countWrong(const std::byte *memory, const Eleme
   for (int64_t k = 0; k < range.count; ++k)
     wrong += in[k * range.localStep] !=
              static_cast<Element>(elementHash(key, static_cast<uint64_t>(range.logical + k * range.logicalStep)));
+  return wrong;
+}
+
+/// Counts the elements [from, from + sent.count) of a range that differ from those that the source sends.
+int64_t countWrong(const std::byte *memory, const ElementRange &range, int64_t from, const Stretch &sent,
+                   const SynthesizedValues &values) {
+  constexpr int64_t kAtOnce = 1024;
+  const int64_t item = itemBytes(values.storageDtype), sentItem = itemBytes(values.sentDtype);
+  const bool same = values.sentDtype == values.storageDtype;
+  std::array<std::byte, kAtOnce * sizeof(uint64_t)> stored{};
+  int64_t wrong = 0;
+  for (int64_t first = 0, count = 0; first < sent.count; first += count) {
+    // The elements that are not cast are compared with the source's memory.
+    count = same ? sent.count : std::min(sent.count - first, kAtOnce);
+    const std::byte *expected = sent.data + first * sentItem;
+    if (!same) {
+      values.cast(expected, stored.data(), count);
+      expected = stored.data();
+    }
+    const std::byte *found = memory + (range.local + (from + first) * range.localStep) * item;
+    if (range.localStep == 1 && std::memcmp(found, expected, static_cast<size_t>(count * item)) == 0)
+      continue;
+    for (int64_t k = 0; k < count; ++k)
+      wrong += std::memcmp(found + k * range.localStep * item, expected + k * item, static_cast<size_t>(item)) != 0;
+  }
+  return wrong;
+}
+
+/// The elements of a range that differ from those that the source holds.
+int64_t countUnlikeSource(const std::byte *memory, const ElementRange &range, const ExpectedTensor &tensor,
+                          const SynthesizedValues &values) {
+  int64_t wrong = 0;
+  for (int64_t k = 0; k < range.count;) {
+    const Stretch sent = tensor.sent(range.logical + k * range.logicalStep,
+                                     range.logicalStep == 1 ? range.count - k : 1, itemBytes(values.sentDtype));
+    wrong += sent.data ? countWrong(memory, range, k, sent, values) : sent.count;
+    k += sent.count;
+  }
   return wrong;
 }
 
@@ -49,24 +89,26 @@ std::optional<uint64_t> ExpectedTensor::code(const SynthesizedValues &values, in
     return values(key_, static_cast<uint64_t>(element));
   uint64_t code = 0;
   const int64_t item = itemBytes(values.sentDtype);
-  const std::byte *found = sent(element, item);
-  if (!found)
+  const Stretch found = sent(element, 1, item);
+  if (!found.data)
     return std::nullopt;
-  std::memcpy(&code, found, static_cast<size_t>(item));
-  return values.sentDtype == values.storageDtype ? code : castCode(*values.param, code);
+  std::memcpy(&code, found.data, static_cast<size_t>(item));
+  return values.sentDtype == values.storageDtype ? code : values.cast(code);
 }
 
 int64_t countWrong(const std::byte *memory, const ElementRange &range, const ExpectedTensor &tensor,
                    const SynthesizedValues &values) {
   const DType type = values.storageDtype;
   const int64_t item = itemBytes(type);
-  if (!range.tensor || type == DType::boolean || tensor.fromSource() || !values.plain()) {
+  if (range.tensor && tensor.fromSource())
+    return countUnlikeSource(memory, range, tensor, values);
+  if (!range.tensor || type == DType::boolean || !values.plain()) {
     int64_t count = 0;
     for (int64_t k = 0; k < range.count; ++k) {
-      const std::optional<uint64_t> code =
-          range.tensor ? tensor.code(values, range.logical + k * range.logicalStep) : 0;
-      count += !code || std::memcmp(memory + (range.local + k * range.localStep) * item, &*code,
-                                    static_cast<size_t>(item)) != 0; // little-endian
+      const uint64_t code =
+          range.tensor ? values(tensor.key(), static_cast<uint64_t>(range.logical + k * range.logicalStep)) : 0;
+      count += std::memcmp(memory + (range.local + k * range.localStep) * item, &code, static_cast<size_t>(item)) !=
+               0; // little-endian
     }
     return count;
   }

@@ -28,9 +28,10 @@ public:
   /// Why the values of a tensor that was selected are unknown; empty if they are known.
   const std::string &ambiguity() const { return ambiguity_; }
 
-  /// An element as it is sent, of a tensor that is read from the source; null if the source does not hold it.
-  const std::byte *sent(int64_t element, int64_t item) const {
-    return sourceValues_->known(element) ? sourceValues_->at(element, item) : nullptr;
+  /// Elements as they are sent, of a tensor that is read from the source. As TensorValues::stretch; `item`: bytes of an
+  /// element.
+  Stretch sent(int64_t element, int64_t most, int64_t item) const {
+    return sourceValues_->stretch(element, most, item);
   }
   /// An element as the target param stores it; empty if the source does not hold it.
   std::optional<uint64_t> code(const SynthesizedValues &values, int64_t element) const;

@@ -1,107 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/verify/reference.h"
 
-#include "analysis/files/new_folder.h"
 #include "analysis/work_deadline.h"
 #include "schema/flatbuffer_vectors.h"
-#include "support/byte_size.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
-#include <new>
-#include <sys/mman.h>
 
 namespace reshard::analysis {
 
 using namespace schema;
-
-namespace {
-constexpr size_t kMapped = 1 << 20; // from this size, untouched pages save more time than two system calls cost
-
-void *newPages(size_t bytes) {
-  return ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-}
-
-/// More pages for mapped memory, which may move. MAP_FAILED if there is no address space.
-void *morePages(void *data, size_t from, size_t to) {
-#ifdef __SANITIZE_THREAD__
-  // ThreadSanitizer does not see mremap: it would report a race with the thread that had the new addresses before.
-  void *grown = newPages(to);
-  if (grown != MAP_FAILED) {
-    std::memcpy(grown, data, from);
-    ::munmap(data, from);
-  }
-  return grown;
-#else
-  return ::mremap(data, from, to, MREMAP_MAYMOVE);
-#endif
-}
-} // namespace
-
-LazyBuffer::~LazyBuffer() {
-  if (bytes_ >= kMapped)
-    ::munmap(data_, bytes_);
-  else
-    std::free(data_);
-}
-
-void LazyBuffer::grow(size_t bytes) {
-  if (bytes <= bytes_)
-    return;
-  if (bytes < kMapped) {
-    auto *small = static_cast<std::byte *>(std::realloc(data_, bytes));
-    if (!small)
-      throw std::bad_alloc();
-    std::memset(small + bytes_, 0, bytes - bytes_);
-    data_ = small;
-    bytes_ = bytes;
-    return;
-  }
-  void *grown = bytes_ >= kMapped ? morePages(data_, bytes_, bytes) : newPages(bytes);
-  if (grown == MAP_FAILED)
-    throw Failure{kFailure, "cannot assemble a tensor from the source's shards: no address space for " +
-                                humanBytes(static_cast<double>(bytes)) + ": " + std::strerror(errno)};
-  if (data_ && bytes_ < kMapped) {
-    std::memcpy(grown, data_, bytes_);
-    std::free(data_);
-  }
-  data_ = static_cast<std::byte *>(grown);
-  bytes_ = bytes;
-}
-
-void TensorValues::grow(int64_t end, int64_t item) {
-  if (room_ >= end)
-    return;
-  const int64_t room = std::max(end, room_ + room_ / 2);
-  known_.grow(static_cast<size_t>(room / 8 + 1));
-  bytes_.grow(static_cast<size_t>(room) * static_cast<size_t>(item));
-  room_ = room;
-}
-
-void TensorValues::put(int64_t element, const std::byte *from, int64_t item) {
-  grow(element + 1, item);
-  set(element, from, item);
-}
-
-void TensorValues::set(int64_t element, const std::byte *from, int64_t item) {
-  std::memcpy(&bytes_[element * item], from, static_cast<size_t>(item));
-  size_ += known(element) ? 0 : static_cast<size_t>(item);
-  known_[element / 8] |= std::byte{1} << (element % 8);
-}
-
-void TensorValues::put(const ElementRange &range, const std::byte *memory, int64_t item, bool agree) {
-  grow(std::max(range.logical, range.logical + (range.count - 1) * range.logicalStep) + 1, item);
-  for (int64_t k = 0; k < range.count; ++k) {
-    const int64_t element = range.logical + k * range.logicalStep;
-    const std::byte *from = memory + (range.local + k * range.localStep) * item;
-    if (agree && known(element) && std::memcmp(at(element, item), from, static_cast<size_t>(item)) != 0 &&
-        conflict_ < 0)
-      conflict_ = element;
-    set(element, from, item);
-  }
-}
 
 Reference::Reference(const Plan &plan, uint64_t seed)
     : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), seed_(seed) {
@@ -215,17 +122,22 @@ TensorValues Reference::assemble(const std::string &name) {
       const std::shared_ptr<const std::byte> memory = bytes(*held->rankMemory, held->instance);
       const int64_t item = itemBytes(endpoint_.params()->Get(held->instance.param)->dtype());
       forEachRange(analysis::layoutOf(plan_, *held), [&](const ElementRange &range) {
-        if (range.tensor && *range.tensor == name)
+        if (!range.tensor || *range.tensor != name)
+          return;
+        if (source_ && !viewed(range.pattern))
+          tensor.refer(range, memory.get(), item);
+        else
           tensor.put(range, memory.get(), item, viewed(range.pattern));
       });
     }
+  tensor.finish();
   return tensor;
 }
 
 std::shared_ptr<const TensorValues> Reference::tensor(const std::string &name) {
   return tensors_.get(
       name, [&] { return std::make_shared<const TensorValues>(assemble(name)); },
-      [](const TensorValues &tensor) { return tensor.size(); });
+      [](const TensorValues &tensor) { return tensor.copiedBytes(); });
 }
 
 std::optional<float> Reference::amax(const ElementRange &range, const SynthesizedValues &values) {

@@ -7,6 +7,7 @@
 #include "analysis/layout/quantized_views.h"
 #include "analysis/verify/synthesize.h"
 #include "analysis/verify/tensor_instances.h"
+#include "analysis/verify/tensor_values.h"
 
 #include <array>
 #include <future>
@@ -18,52 +19,6 @@
 #include <utility>
 
 namespace reshard::analysis {
-
-/// Zero-initialized bytes whose pages take memory only when written: a plan may declare a tensor that is much larger
-/// than all shards of it.
-class LazyBuffer {
-public:
-  LazyBuffer() = default;
-  LazyBuffer(LazyBuffer &&other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  LazyBuffer &operator=(LazyBuffer &&) = delete;
-  ~LazyBuffer();
-
-  std::byte &operator[](int64_t at) { return data_[at]; }
-  const std::byte &operator[](int64_t at) const { return data_[at]; }
-  /// Throws Failure if the address space is exhausted, std::bad_alloc if memory is.
-  void grow(size_t bytes);
-
-private:
-  std::byte *data_ = nullptr;
-  size_t bytes_ = 0;
-};
-
-/// The values of a tensor, assembled from several instances.
-class TensorValues {
-public:
-  /// Copies elements from an instance. `agree`: elements that are known already must be equal (see
-  /// conflict()).
-  void put(const ElementRange &range, const std::byte *memory, int64_t item, bool agree);
-  void put(int64_t element, const std::byte *from, int64_t item);
-  bool known(int64_t element) const {
-    return element < room_ && (std::to_integer<int>(known_[element / 8]) >> (element % 8) & 1) != 0;
-  }
-  /// The value of a known element.
-  const std::byte *at(int64_t element, int64_t item) const { return &bytes_[element * item]; }
-  /// An element for which two instances have different values; -1: none.
-  int64_t conflict() const { return conflict_; }
-  /// The number of bytes of known elements.
-  size_t size() const { return size_; }
-
-private:
-  void set(int64_t element, const std::byte *from, int64_t item);
-  void grow(int64_t end, int64_t item);
-
-  LazyBuffer bytes_, known_; // a bit for each element
-  int64_t room_ = 0, conflict_ = -1;
-  size_t size_ = 0;
-};
 
 /// A thread-safe cache of computed values. A request for a value that another thread is computing waits for it.
 template <class Key, class Value> class Cache {

@@ -3,11 +3,12 @@
 
 #include "analysis/verify/tensor_instances.h"
 #include "executor/view_jobs.h"
-#include "kernels/number_formats.h"
+#include "kernels/codes.h"
 #include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 namespace reshard::analysis {
 
@@ -42,6 +43,35 @@ std::vector<float> tensorScales(const InstanceLayout &elements) {
   return std::vector<float>(matrices.matrices, tensorScaleOf(amax));
 }
 
+/// The format of a dtype that can be cast.
+kernels::NumberFormat castFormat(DType dtype) { return kernels::numberFormatNamed(dtypeName(dtype)).value(); }
+
+/// Calls visit with a format as a constant.
+template <class Visit> void withFormat(kernels::NumberFormat format, Visit visit) {
+  using kernels::NumberFormat;
+  switch (format) {
+  case NumberFormat::fp32:
+    return visit(std::integral_constant<NumberFormat, NumberFormat::fp32>());
+  case NumberFormat::bf16:
+    return visit(std::integral_constant<NumberFormat, NumberFormat::bf16>());
+  case NumberFormat::fp16:
+    return visit(std::integral_constant<NumberFormat, NumberFormat::fp16>());
+  case NumberFormat::fp8_e4m3:
+    return visit(std::integral_constant<NumberFormat, NumberFormat::fp8_e4m3>());
+  case NumberFormat::fp8_e5m2:
+    return visit(std::integral_constant<NumberFormat, NumberFormat::fp8_e5m2>());
+  case NumberFormat::fp4_e2m1:
+    return visit(std::integral_constant<NumberFormat, NumberFormat::fp4_e2m1>());
+  case NumberFormat::int4:
+    return visit(std::integral_constant<NumberFormat, NumberFormat::int4>());
+  }
+}
+
+/// The bytes of one stored element of a dtype.
+template <kernels::NumberFormat Format> constexpr size_t bytesOf() {
+  return static_cast<size_t>((kernels::encoding(Format).bits + 7) / 8);
+}
+
 } // namespace
 
 SynthesizedValues::SynthesizedValues(const Manifest &manifest, const Param &of)
@@ -67,7 +97,26 @@ uint64_t SynthesizedValues::operator()(uint64_t key, uint64_t element) const {
       ((elementHash(key, element) & mask) | ones) & (bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1);
   if (sentDtype == storageDtype)
     return sentDtype == DType::boolean ? code & 1 : code;
-  return castCode(*param, code);
+  return cast(code);
+}
+
+uint64_t SynthesizedValues::cast(uint64_t code) const {
+  return kernels::encode(castFormat(storageDtype), kernels::decode(castFormat(sentDtype), static_cast<uint32_t>(code)),
+                         kernels::Overflow::saturate);
+}
+
+void SynthesizedValues::cast(const std::byte *sent, std::byte *stored, int64_t count) const {
+  withFormat(castFormat(sentDtype), [&](auto decoded) {
+    withFormat(castFormat(storageDtype), [&](auto encoded) {
+      constexpr size_t kSent = bytesOf<decoded()>(), kStored = bytesOf<encoded()>();
+      for (int64_t k = 0; k < count; ++k) {
+        uint32_t code = 0;
+        std::memcpy(&code, sent + k * kSent, kSent); // little-endian
+        code = kernels::encodeBits<encoded()>(kernels::decodeBits<decoded()>(code), kernels::Overflow::saturate);
+        std::memcpy(stored + k * kStored, &code, kStored);
+      }
+    });
+  });
 }
 
 void fill(std::byte *memory, const ElementRange &range, uint64_t key, const SynthesizedValues &values) {
@@ -91,13 +140,6 @@ void fill(std::byte *memory, const ElementRange &range, uint64_t key, const Synt
   default:
     return fillRange<uint64_t>(memory, range, key);
   }
-}
-
-uint64_t castCode(const Param &param, uint64_t code) {
-  const auto from = kernels::numberFormatNamed(dtypeName(param.dtype())),
-             to = kernels::numberFormatNamed(dtypeName(storageDtypeOf(param)));
-  return kernels::encode(to.value(), kernels::decode(from.value(), static_cast<uint32_t>(code)),
-                         kernels::Overflow::saturate);
 }
 
 uint64_t tensorKey(std::string_view tensor, uint64_t seed) {

@@ -13,9 +13,6 @@
 
 namespace reshard::analysis {
 
-/// The stored code of an element that is received as `code`, for a param with another storage dtype.
-uint64_t castCode(const schema::Param &param, uint64_t code);
-
 /// Element i (row-major in the whole logical tensor) of the tensor named t: the low bytes of
 ///   mix(seed, t, i) = finish(finish(fnv1a64(t) + 0x9e3779b97f4a7c15 * (seed + 1)) + 0xd1b54a32d192ed03 * i)
 /// where finish is the finalizer of splitmix64 (Steele, Lea, Flood 2014; Stafford's variant 13). A bool is its lowest
@@ -35,6 +32,10 @@ struct SynthesizedValues {
   SynthesizedValues(const schema::Manifest &manifest, const schema::Param &of);
   bool plain() const { return sentDtype == storageDtype && mask == ~uint64_t{0}; }
   uint64_t operator()(uint64_t key, uint64_t element) const;
+  /// The stored code of an element that is received as `code`, for a param with another storage dtype.
+  uint64_t cast(uint64_t code) const;
+  /// The same for `count` codes in a row, faster.
+  void cast(const std::byte *sent, std::byte *stored, int64_t count) const;
 };
 
 /// Writes the synthesized values of elements of the tensor with this key.

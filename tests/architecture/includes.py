@@ -73,7 +73,7 @@ MORE = {
     "tools/execution.cpp": ("rendezvous/launch.h",),
     "tools/inspect.cpp": ("yaml/topology.h",),
     "analysis/layout/quantized_views.cpp": ("kernels/quantized.h",),
-    "analysis/verify/synthesize.cpp": ("kernels/number_formats.h",),
+    "analysis/verify/synthesize.cpp": ("kernels/codes.h",),
 }
 LESS = {
     "analysis/verify/regular_sets.cpp": ("analysis/verify/regular_sets.h",),

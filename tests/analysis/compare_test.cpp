@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Comparisons of targets with sources: every wrong element is found, also in rows that are compared as a whole;
+// replicas that differ are named; values of a tensor are found in whatever order and size its ranges come.
+
+#include "analysis/verify/check.h"
+#include "analysis/verify/compare.h"
+#include "analysis/verify/synthesize.h"
+#include "analysis/verify/tensor_values.h"
+#include "tests/analysis/support.h"
+
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <map>
+#include <random>
+
+using namespace reshard;
+using namespace reshard::tests;
+using namespace reshard::analysis;
+namespace fbs = reshard::schema;
+
+namespace {
+
+TEST(TensorValues, EqualAMapOfTheElements) {
+  constexpr int64_t kElements = 3000;
+  std::mt19937_64 random(7);
+  const auto below = [&](int64_t limit) { return static_cast<int64_t>(random() % static_cast<uint64_t>(limit)); };
+  for (int round = 0; round < 300; ++round) {
+    const auto item = int64_t{1} << below(4);
+    std::vector<std::byte> memory(static_cast<size_t>(kElements * item)); // element i at place i, of all instances
+    for (std::byte &each : memory)
+      each = static_cast<std::byte>(random());
+    TensorValues values;
+    std::map<int64_t, int> times;
+    for (int64_t ranges = below(30); ranges >= 0; --ranges) {
+      fbs::ElementRange range;
+      range.logicalStep = range.localStep = below(3) == 0 ? 1 + below(20) : 1;
+      range.count = 1 + below(below(2) ? 20 : 500);
+      range.logical = range.local = below(kElements - (range.count - 1) * range.logicalStep > 0
+                                              ? kElements - (range.count - 1) * range.logicalStep
+                                              : 1);
+      range.count = std::min(range.count, (kElements - 1 - range.logical) / range.logicalStep + 1);
+      if (below(2))
+        values.refer(range, memory.data(), item);
+      else
+        values.put(range, memory.data(), item, false);
+      for (int64_t k = 0; k < range.count; ++k)
+        ++times[range.at(k).logical];
+    }
+    EXPECT_EQ(values.finish(),
+              std::any_of(times.begin(), times.end(), [](const auto &each) { return each.second > 1; }));
+    for (int64_t element = 0; element < kElements + 100;) {
+      const Stretch found = values.stretch(element, 1 + below(kElements), item);
+      ASSERT_GT(found.count, 0);
+      for (int64_t k = 0; k < found.count; ++k, ++element) {
+        ASSERT_EQ(found.data != nullptr, times.count(element) > 0) << element;
+        if (found.data) {
+          ASSERT_EQ(std::memcmp(found.data + k * item, memory.data() + element * item, static_cast<size_t>(item)), 0);
+        }
+      }
+    }
+  }
+}
+
+TEST(TensorValues, LongRangesAreNotCopied) {
+  const std::vector<std::byte> memory(4096);
+  fbs::ElementRange row;
+  row.count = 256;
+  TensorValues values;
+  for (int64_t r = 0; r < 8; ++r, row.logical += 256, row.local += 256)
+    values.refer(row, memory.data(), 2);
+  row.count = 4;
+  values.refer(row, memory.data() - 512, 2); // short, and not contiguous with the rows before
+  values.finish();
+  EXPECT_EQ(values.copiedBytes(), 8u);
+  const Stretch all = values.stretch(0, 4000, 2);
+  EXPECT_EQ(all.count, 2048);
+  EXPECT_EQ(all.data, memory.data());
+}
+
+class Compare : public testing::Test {
+protected:
+  /// Source and target are `w` and `v` of [8, 320] and [320, 8], moved from `source` to `target`.
+  void open(const std::string &source, const std::string &target, const std::string &mesh = "{tp: 2}") {
+    compile("{version: 1, model: {dtype: fp32, tensors: {w: [8, 320], v: [320, 8]}, layouts: {a: {params: {" + source +
+                "}}, b: {params: {" + target + "}}}}, source: {layout: a, mesh: " + mesh +
+                "}, target: {layout: b, mesh: " + mesh + "}}",
+            folder_ / "p.rplan");
+    ASSERT_EQ(Plan::open(folder_ / "p.rplan", plan_).message(), "");
+    for (auto *memory : {&source_, &target_}) {
+      *memory = std::make_unique<Memory>(*plan_);
+      ASSERT_EQ((*memory)->allocate(memory == &target_).message(), "");
+      // Both sides of a tensor have the same synthesized values.
+      for (const MeshRankMemory &rankMemory : (*memory)->rankMemories())
+        synthesize(*plan_, rankMemory, 5, 1);
+    }
+  }
+
+  /// Changes single bytes of all targets; each must be found.
+  void changeBytes() {
+    EXPECT_EQ(compare(*plan_, *source_, *target_, 2).first, "");
+    for (const MeshRankMemory &rankMemory : target_->rankMemories())
+      for (uint32_t p = 0; p < rankMemory.params.size(); ++p) {
+        const fbs::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(1);
+        for (const fbs::ParamInstance &instance : fbs::instances(plan_->manifest(), endpoint, p, rankMemory.meshRank))
+          for (int64_t i = 0; i < instance.bytes; i += 331) {
+            rankMemory.params[p][0][i] ^= std::byte{0x21};
+            const CheckResult wrong = compare(*plan_, *source_, *target_, 2);
+            EXPECT_EQ(wrong.mismatches, 1u) << instance.name << " byte " << i;
+            EXPECT_THAT(wrong.first,
+                        testing::HasSubstr("param '" + instance.name + "': tensor '" + instance.name + "' element "));
+            rankMemory.params[p][0][i] ^= std::byte{0x21};
+          }
+      }
+  }
+
+  TemporaryFolder folder_;
+  std::unique_ptr<Plan> plan_;
+  std::unique_ptr<Memory> source_, target_;
+};
+
+constexpr char kRows[] = "w: {holds: w, shard: {0: tp}}, v: {holds: v, shard: {0: tp}}";
+constexpr char kColumns[] = "w: {holds: w, shard: {1: tp}}, v: {holds: v, shard: {1: tp}}";
+constexpr char kWhole[] = "w: {holds: w}, v: {holds: v}";
+constexpr char kTransposed[] = "w: {concat: [{permute: [1, 0], of: w}]}, v: {concat: [{permute: [1, 0], of: v}]}";
+
+TEST_F(Compare, FindsEveryWrongElement) {
+  const char *const sides[] = {kRows, kColumns, kWhole, kTransposed};
+  for (const char *source : sides)
+    for (const char *target : sides) {
+      SCOPED_TRACE(std::string(source) + " -> " + target);
+      open(source, target);
+      changeBytes();
+    }
+}
+
+TEST_F(Compare, FindsEveryWrongElementAfterACast) {
+  for (const char *dtype : {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2"}) {
+    SCOPED_TRACE(dtype);
+    open(kColumns, std::string("w: {holds: w, convert: rne, dtype: ") + dtype +
+                       "}, v: {holds: v, convert: rne, dtype: " + dtype + "}");
+    changeBytes();
+  }
+}
+
+TEST_F(Compare, ManyCodesAreCastAsOne) {
+  std::mt19937_64 random(3);
+  for (const char *from : {"fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"})
+    for (const char *to : {"fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"}) {
+      if (std::string(from) == to)
+        continue;
+      SCOPED_TRACE(std::string(from) + " -> " + to);
+      compile(std::string("{version: 1, model: {tensors: {w: {shape: [8], dtype: ") + from +
+                  "}}, layouts: {a: {params: {w: {holds: w}}}, b: {params: {w: {holds: w, convert: rne, dtype: " + to +
+                  "}}}}}, source: {layout: a, mesh: {}}, target: {layout: b, mesh: {}}}",
+              folder_ / "p.rplan");
+      ASSERT_EQ(Plan::open(folder_ / "p.rplan", plan_).message(), "");
+      const SynthesizedValues values(plan_->manifest(), *plan_->manifest().endpoints()->Get(1)->params()->Get(0));
+      const auto sent = fbs::itemBytes(values.sentDtype), stored = fbs::itemBytes(values.storageDtype);
+      constexpr int64_t kCodes = 1 << 16;
+      std::vector<std::byte> codes(static_cast<size_t>(kCodes * sent)), results(static_cast<size_t>(kCodes * stored));
+      for (int64_t k = 0; k < kCodes; ++k) { // all codes of 16 bits; with 32 bits, all values of bf16 and some between
+        const uint64_t code =
+            sent == 4 ? (static_cast<uint64_t>(k) << 16) + (random() & 0xFFFF) : static_cast<uint64_t>(k);
+        std::memcpy(&codes[static_cast<size_t>(k * sent)], &code, static_cast<size_t>(sent));
+      }
+      values.cast(codes.data(), results.data(), kCodes);
+      for (int64_t k = 0; k < kCodes; ++k) {
+        uint64_t code = 0, result = 0;
+        std::memcpy(&code, &codes[static_cast<size_t>(k * sent)], static_cast<size_t>(sent));
+        std::memcpy(&result, &results[static_cast<size_t>(k * stored)], static_cast<size_t>(stored));
+        ASSERT_EQ(result, values.cast(code)) << code;
+      }
+    }
+}
+
+TEST_F(Compare, ReplicasThatDifferAreNamed) {
+  for (const char *source : {kWhole, kTransposed}) {
+    SCOPED_TRACE(source);
+    open(source, kRows);
+    EXPECT_THAT(compareReplicas(*plan_, *source_, 2).differences, testing::IsEmpty());
+    EXPECT_EQ(compareReplicas(*plan_, *source_, 2).comparedBytes, 2u * 8 * 320 * 4);
+    source_->rankMemories()[1].params[1][0][4 * 777 + 2] ^= std::byte{1};
+    const ReplicaResult result = compareReplicas(*plan_, *source_, 2);
+    ASSERT_EQ(result.differences.size(), 1u);
+    const bool transposed = source == kTransposed; // then place 777 is row 777 / 320, column 777 % 320 of v's transpose
+    EXPECT_THAT(result.differences[0],
+                testing::AllOf(testing::HasSubstr("rank 1 param 'v' differs from rank 0 param 'v'"),
+                               testing::HasSubstr("the first different element is " +
+                                                  std::to_string(transposed ? 777 % 320 * 8 + 777 / 320 : 777))));
+  }
+  open(kRows, kWhole); // no element is held twice
+  EXPECT_EQ(compareReplicas(*plan_, *source_, 2).comparedBytes, 0u);
+}
+
+} // namespace
