@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares plans on the shipped topologies with their lower bounds, which lower_bounds.py computes from the layouts
-alone: the simulated time is within 1.10 × the bound, arenas are within their limits, and relays save time. RESHARD_BIN:
-the folder of the commands."""
+alone: the simulated time is within 1.10 × the bound (for some jobs within less: LIMITS), arenas are within their limits,
+and relays save time. RESHARD_BIN: the folder of the commands."""
 
 import hashlib
 import json
@@ -22,6 +22,7 @@ HASHES = {
     "h100x8": "eae3aff6d2a9a466",
     "h200x8": "5063c1859e95fba9",
     "gb200-nvl72": "0a1d07e1e4bca6b9",
+    "gb200-nvl64": "1747509fcbd2c611",
     "ethernet-100g": "fb1697aa5a3e4e0e",
 }
 JOBS = {
@@ -31,7 +32,11 @@ JOBS = {
     "clusters/llama3-70b-48-to-128": "h100x8",
     "clusters/qwen3-30b-a3b-16-to-30": "h100x8",
     "clusters/qwen3-235b-a22b-64-to-64": "gb200-nvl72",
+    "clusters/m2n-deepseek-v3-128-to-128": "gb200-nvl64",
+    "clusters/m2n-qwen3-235b-a22b-64-to-64": "gb200-nvl64",
 }
+# Simulated time / lower bound; 1.10 for the other jobs.
+LIMITS = {"clusters/m2n-deepseek-v3-128-to-128": 1.03, "clusters/m2n-qwen3-235b-a22b-64-to-64": 1.06}
 if os.environ.get("RESHARD_SMALL"):
     JOBS = {job: JOBS[job] for job in ("llama3-8b-16-to-8", "clusters/qwen3-30b-a3b-16-to-30")}
 
@@ -64,7 +69,7 @@ class LowerBounds(FolderTest):
                 balance = report["balance"]
                 self.assertLessEqual(balance["egress_max"], 1.01 * balance["egress_bound"])
                 self.assertGreaterEqual(simulated["ratio"], 1)
-                self.assertLessEqual(simulated["ratio"], 1.10)
+                self.assertLessEqual(simulated["ratio"], LIMITS.get(job, 1.10))
                 self.assertAlmostEqual(max(simulated["lower_bound_terms"].values()), simulated["lower_bound"])
 
     def test_linear_program(self):

@@ -25,6 +25,7 @@ POOLS = {
     ("clusters/llama3-70b-48-to-16x8", "gb200-nvl72"): "72..79",
     ("clusters/kimi-k2-256-to-4x128", "h100x8"): "256..383",
     ("clusters/kimi-k2-256-to-4x128", "gb200-nvl72"): "288..415",
+    ("clusters/kimi-k2-256-to-4x32", "h100x8"): "256..287",
 }
 
 
