@@ -30,6 +30,8 @@ struct CopyWatch {
   /// Called by the thread that runs the plan: when a run begins, a few times a second, and when all copies are done.
   /// May be empty.
   std::function<void(const CopyProgress &)> at;
+  /// Called by each thread after it has copied a chunk, of about 1 MiB. May be empty.
+  std::function<void()> copied;
 };
 
 /// Sets the watch of all later runs of a prepared executor and returns the number of copy chunks of a run. Fails with
@@ -50,6 +52,11 @@ public:
   bool skips(size_t chunk) const;
   /// Reports what is done already.
   void beginRun();
+  /// A thread has copied a chunk.
+  void copied() const {
+    if (watch_.copied)
+      watch_.copied();
+  }
   /// Whether it is time to report.
   bool due() const;
   /// The first `done` chunks are done.

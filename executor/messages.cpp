@@ -458,6 +458,7 @@ private:
         copies_.run(copied_, stream_);
       else if (Status status = copies_.run(copied_, stream_, *files_); !status.ok())
         return status;
+      reports_.copied();
     }
     ++copied_;
     if (reports_.due())

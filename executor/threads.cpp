@@ -150,11 +150,12 @@ private:
     const bool stream = copies_.bytes() >= kStreamBytes;
     if (reports_.skips(chunk))
       return true;
-    if (!files_) {
+    Status status;
+    if (files_)
+      status = copies_.run(chunk, stream, *files_);
+    else
       copies_.run(chunk, stream);
-      return true;
-    }
-    Status status = copies_.run(chunk, stream, *files_);
+    reports_.copied();
     if (status.ok())
       return true;
     const std::lock_guard lock(mutex_);

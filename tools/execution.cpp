@@ -155,23 +155,26 @@ private:
       folder->keep();
     }
 
-    const ResidentMemoryLimit limit(options_.synthesize ? std::vector<const Memory *>()
-                                                        : std::vector<const Memory *>{&source, &target},
-                                    options_.memory);
     std::optional<Memory> whole; // the source of all processes
     if (!ranks_.empty() && !options_.synthesize && (options_.check || options_.checkReplicas))
       throwOnError(whole.emplace(*plan_).openFiles(0, source_, false, options_.allow.empty() ? nullptr : &omitted_),
                    kUsage);
-    if (options_.checkReplicas && allReduceMin(!first() || replicasAgree(whole ? *whole : source)) == 0)
+    std::vector<const Memory *> files;
+    if (!options_.synthesize)
+      files = {&source, &target};
+    if (whole)
+      files.push_back(&*whole);
+    const ResidentMemoryLimit limit(files, options_.memory);
+    if (options_.checkReplicas && allReduceMin(!first() || replicasAgree(whole ? *whole : source, limit)) == 0)
       return kNegative;
     allReduceMin(0); // all processes reach the run
     reachable_ = false;
-    runAll(source, target);
+    runAll(source, target, limit);
     reachable_ = true;
     if (folder)
       syncFiles(*folder);
     if (!options_.synthesize && options_.check)
-      checkFiles(whole ? *whole : source, target);
+      checkFiles(whole ? *whole : source, target, limit);
     const Status unchanged = source.unchanged();
     const bool right = unchanged.ok() && result_.mismatches == 0 && result_.ambiguity.empty();
     if (folder && !right) // nothing to resume
@@ -270,12 +273,12 @@ private:
 
   /// Runs the plan --repeat times. With --check, synthesized values are moved twice, under two seeds: memory that a run
   /// does not write cannot be correct both times.
-  void runAll(const Memory &source, const Memory &target) {
+  void runAll(const Memory &source, const Memory &target, const ResidentMemoryLimit &limit) {
     const int seeds = options_.synthesize && options_.check ? 2 : 1;
     std::optional<RunProgress> progress;
     const bool watched = !options_.synthesize && options_.device == "cpu";
     if (watched) {
-      watchRun(target, progress);
+      watchRun(target, progress, limit);
       copyFiles(source, target);
     }
     for (int s = 0; s < seeds; ++s) {
@@ -292,9 +295,11 @@ private:
     }
   }
 
-  /// Shows the progress of the copies and adds them to the journal. `progress` lives as long as the runs.
-  void watchRun(const Memory &target, std::optional<RunProgress> &progress) {
+  /// Shows the progress of the copies, adds them to the journal and limits the memory. `progress` lives as long as the
+  /// runs.
+  void watchRun(const Memory &target, std::optional<RunProgress> &progress, const ResidentMemoryLimit &limit) {
     CopyWatch watch;
+    watch.copied = [&limit] { limit.check(); };
     if (journal_)
       watch.done = journal_->found().done;
     if (first() && ::isatty(STDERR_FILENO))
@@ -318,14 +323,15 @@ private:
 
   /// Compares the written files with the source's. Each process checks its own targets; the first process also checks
   /// the files that all processes write.
-  void checkFiles(const Memory &source, Memory &target) {
+  void checkFiles(const Memory &source, Memory &target, const ResidentMemoryLimit &limit) {
     const double begin = now();
     const WorkDeadline deadline("the check", options_.timeout);
     ProgressLine progress("check");
     for (uint32_t e = 1; e < plan_->manifest().endpoints()->size(); ++e)
       if (plan_->manifest().endpoints()->Get(e)->storage() && !first())
         target.dropEndpoint(e);
-    result_ = compare(*plan_, source, target, threads_, [&](double fraction) { progress.at(fraction); });
+    result_ = compare(*plan_, source, target, threads_,
+                      {[&](double fraction) { progress.at(fraction); }, [&] { limit.check(); }});
     trace_.add("check", begin);
   }
 
@@ -427,14 +433,14 @@ private:
   }
 
   /// Whether all source replicas are equal; prints the names of those that differ.
-  bool replicasAgree(const Memory &source) {
+  bool replicasAgree(const Memory &source, const ResidentMemoryLimit &limit) {
     if (options_.synthesize)
       fill(source, options_.seed, true);
     const double begin = now();
     const WorkDeadline deadline("the comparison of replicas", options_.timeout);
     ProgressLine progress("compare replicas");
-    const ReplicaResult result =
-        compareReplicas(*plan_, source, threads_, [&](double fraction) { progress.at(fraction); });
+    const ReplicaResult result = compareReplicas(
+        *plan_, source, threads_, {[&](double fraction) { progress.at(fraction); }, [&] { limit.check(); }});
     trace_.add("compare replicas", begin);
     constexpr size_t kShown = 20;
     for (size_t i = 0; i < result.differences.size() && i < kShown; ++i)

@@ -17,9 +17,10 @@ uint64_t rssBytes() {
   return resident * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-ResidentMemoryLimit::ResidentMemoryLimit(std::vector<const Memory *> files, uint64_t bytes) : files_(std::move(files)) {
+ResidentMemoryLimit::ResidentMemoryLimit(std::vector<const Memory *> files, uint64_t bytes)
+    : files_(std::move(files)), bytes_(bytes) {
   if (bytes > 0)
-    thread_ = std::thread([this, bytes] { watch(bytes); });
+    thread_ = std::thread([this] { watch(); });
 }
 
 ResidentMemoryLimit::~ResidentMemoryLimit() {
@@ -28,12 +29,15 @@ ResidentMemoryLimit::~ResidentMemoryLimit() {
     thread_.join();
 }
 
-void ResidentMemoryLimit::watch(uint64_t bytes) {
+void ResidentMemoryLimit::check() const {
+  if (bytes_ > 0 && rssBytes() > bytes_ / 2)
+    for (const Memory *memory : files_)
+      memory->release();
+}
+
+void ResidentMemoryLimit::watch() const {
   while (!done_) {
-    // Release at half of the limit: more pages are read before the next check.
-    if (rssBytes() > bytes / 2)
-      for (const Memory *memory : files_)
-        memory->release();
+    check();
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
 }

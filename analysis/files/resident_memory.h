@@ -13,9 +13,9 @@ namespace reshard::analysis {
 /// The resident memory of this process now, in bytes.
 uint64_t rssBytes();
 
-/// While this object lives, a thread checks the resident memory of this process a few hundred times a second and
-/// releases the pages of the files when it approaches `bytes` (0: no limit). The contents remain in the files: the next
-/// access to a page reads it again.
+/// Keeps the resident memory of this process below `bytes` (0: no limit) by releasing the pages of mapped files. The
+/// contents remain in the files: the next access to a page reads it again. Threads that access files call check(). For
+/// other accesses, a thread calls it a few hundred times a second while this object lives.
 class ResidentMemoryLimit {
 public:
   ResidentMemoryLimit(std::vector<const Memory *> files, uint64_t bytes);
@@ -23,10 +23,15 @@ public:
   ResidentMemoryLimit(const ResidentMemoryLimit &) = delete;
   ResidentMemoryLimit &operator=(const ResidentMemoryLimit &) = delete;
 
+  /// Releases the files' pages if the process is at half of the limit: other threads access more before their next
+  /// call. Takes microseconds. Any thread may call this after it has accessed about 1 MiB.
+  void check() const;
+
 private:
-  void watch(uint64_t bytes);
+  void watch() const;
 
   const std::vector<const Memory *> files_;
+  const uint64_t bytes_;
   std::atomic<bool> done_{false};
   std::thread thread_;
 };

@@ -28,14 +28,80 @@ const TensorInstance &firstReplica(const Plan &plan, const std::vector<std::shar
   return *replicas[0];
 }
 
-/// Calls visit(range, memory of the instance, bytes of an element) for the elements of a tensor in an instance.
+/// Counts accesses of one thread and calls a function after about kBytes.
+class Accesses {
+public:
+  static constexpr int64_t kBytes = 1 << 20;
+  explicit Accesses(const std::function<void()> &call) : call_(call) {}
+  void add(int64_t bytes) {
+    bytes_ += bytes;
+    if (bytes_ < kBytes)
+      return;
+    bytes_ = 0;
+    if (call_)
+      call_();
+  }
+
+private:
+  const std::function<void()> &call_;
+  int64_t bytes_ = 0;
+};
+
+/// Calls visit for parts of the ranges of an instance, each with accesses to about Accesses::kBytes of pages. The
+/// elements of a transposed row are in many pages each: many rows are visited together, in parts that share their
+/// pages.
+template <class Visit> class Parts {
+public:
+  /// `item`: bytes of an element.
+  Parts(int64_t item, Accesses &accesses, Visit visit) : item_(item), accesses_(accesses), visit_(std::move(visit)) {}
+
+  void add(const ElementRange &range) {
+    rows_.push_back(range);
+    if (range.localStep == 1 || rows_.size() == kRows)
+      flush();
+  }
+  void flush() {
+    int64_t count = 0, step = 1;
+    for (const ElementRange &row : rows_) {
+      count = std::max(count, row.count);
+      step = std::max(step, std::min(std::abs(row.localStep) * item_, kPage));
+    }
+    const int64_t most = std::max<int64_t>(Accesses::kBytes / step, 1);
+    for (int64_t k = 0; k < count; k += most) {
+      for (const ElementRange &row : rows_) {
+        ElementRange part = row.at(k);
+        part.count = std::min(row.count - k, most);
+        if (part.count > 0)
+          visit_(part);
+      }
+      accesses_.add(std::min(count - k, most) * step);
+    }
+    rows_.clear();
+  }
+
+private:
+  static constexpr int64_t kPage = 4096;
+  static constexpr size_t kRows = 1024;
+  const int64_t item_;
+  Accesses &accesses_;
+  Visit visit_;
+  std::vector<ElementRange> rows_;
+};
+
+const Param &paramOf(const Plan &plan, const TensorInstance &tensorInstance) {
+  const InstanceLayout layout = layoutOf(plan, tensorInstance);
+  return *layout.endpoint.params()->Get(layout.instance.param);
+}
+
+/// Calls visit(range) for the elements of a tensor in an instance, or for the padding if `name` is empty.
 template <class Visit>
-void forEachRangeOf(const Plan &plan, const TensorInstance &replica, const std::string &name, Visit visit) {
-  const InstanceLayout layout = layoutOf(plan, replica);
-  const int64_t item = itemBytes(storageDtypeOf(*layout.endpoint.params()->Get(layout.instance.param)));
-  forEachRange(layout, [&](const ElementRange &range) {
-    if (range.tensor && *range.tensor == name)
-      visit(range, memoryOf(replica), item);
+void forEachRangeIn(const Plan &plan, const TensorInstance &tensorInstance, const std::string &name, Visit visit) {
+  forEachRange(layoutOf(plan, tensorInstance), [&](const ElementRange &range) {
+    if (range.tensor ? *range.tensor != name : !name.empty())
+      return;
+    ElementRange kept = range;
+    kept.tensor = range.tensor ? &name : nullptr; // `range` lives during this call only
+    visit(kept);
   });
 }
 
@@ -43,19 +109,22 @@ void forEachRangeOf(const Plan &plan, const TensorInstance &replica, const std::
 bool heldTwice(const Plan &plan, const std::vector<std::shared_ptr<const TensorInstance>> &replicas,
                const std::string &name) {
   TensorValues values;
-  for (const auto &replica : replicas)
-    forEachRangeOf(plan, *replica, name, [&](const ElementRange &range, const std::byte *memory, int64_t item) {
-      values.refer(range, memory, item);
-    });
+  for (const auto &replica : replicas) {
+    const int64_t item = itemBytes(storageDtypeOf(paramOf(plan, *replica)));
+    forEachRangeIn(plan, *replica, name,
+                   [&](const ElementRange &range) { values.refer(range, memoryOf(*replica), item); });
+  }
   return values.finish();
 }
 
 /// Compares the elements of a replica with those of the replicas before, and adds those that are new. Returns the first
 /// that differs, or -1.
 int64_t compareReplica(const Plan &plan, const TensorInstance &replica, const std::string &name, TensorValues &before,
-                       uint64_t &comparedBytes) {
+                       Accesses &accesses, uint64_t &comparedBytes) {
+  const int64_t item = itemBytes(storageDtypeOf(paramOf(plan, replica)));
+  const std::byte *memory = memoryOf(replica);
   int64_t differs = -1;
-  forEachRangeOf(plan, replica, name, [&](const ElementRange &range, const std::byte *memory, int64_t item) {
+  Parts parts(item, accesses, [&](const ElementRange &range) {
     const bool contiguous = range.logicalStep == 1 && range.localStep == 1;
     for (int64_t k = 0; k < range.count;) {
       ElementRange rest = range.at(k);
@@ -68,12 +137,15 @@ int64_t compareReplica(const Plan &plan, const TensorInstance &replica, const st
         continue;
       }
       comparedBytes += static_cast<uint64_t>(known.count * item);
+      if (std::memcmp(here, known.data, static_cast<size_t>(known.count * item)) == 0)
+        continue;
       const int64_t same = std::mismatch(here, here + known.count * item, known.data).first - here;
-      if (const int64_t element = rest.logical + same / item;
-          same < known.count * item && (differs < 0 || element < differs))
+      if (const int64_t element = rest.logical + same / item; differs < 0 || element < differs)
         differs = element;
     }
   });
+  forEachRangeIn(plan, replica, name, [&](const ElementRange &range) { parts.add(range); });
+  parts.flush();
   return differs;
 }
 
@@ -155,14 +227,12 @@ void compareQuantized(const Plan &plan, const Memory &source, ReplicaResult &res
 
 /// Compares one target instance with a tensor, or its padding with zeros if `name` is empty.
 void compareInstance(const Plan &plan, const TensorInstance &target, const std::string &name,
-                     const ExpectedTensor &expected, CheckResult &result) {
-  const InstanceLayout layout = layoutOf(plan, target);
-  const SynthesizedValues values(plan.manifest(), *layout.endpoint.params()->Get(layout.instance.param));
+                     const ExpectedTensor &expected, Accesses &accesses, CheckResult &result) {
+  const SynthesizedValues values(plan.manifest(), paramOf(plan, target));
   const std::byte *memory = memoryOf(target);
-  forEachRange(layout, [&](const ElementRange &range) {
-    if (range.tensor ? *range.tensor != name : !name.empty())
-      return;
-    result.checkedBytes += static_cast<uint64_t>(range.count * itemBytes(values.storageDtype));
+  const int64_t item = itemBytes(values.storageDtype);
+  Parts parts(item, accesses, [&](const ElementRange &range) {
+    result.checkedBytes += static_cast<uint64_t>(range.count * item);
     const int64_t wrong = countWrong(memory, range, expected, values);
     if (wrong > 0 && result.first.empty())
       result.first = nameOf(plan, target) + ": " +
@@ -172,12 +242,14 @@ void compareInstance(const Plan &plan, const TensorInstance &target, const std::
                                          " differs from the source");
     result.mismatches += static_cast<uint64_t>(wrong);
   });
+  forEachRangeIn(plan, target, name, [&](const ElementRange &range) { parts.add(range); });
+  parts.flush();
 }
 
 } // namespace
 
 CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads,
-                    const std::function<void(double)> &progress) {
+                    const CompareWatch &watch) {
   const InstancesByTensor wanted = instancesByTensor(plan, target);
   const std::vector<InstancesByTensor::value_type> work(wanted.begin(), wanted.end());
   Reference reference(plan, source);
@@ -190,20 +262,20 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
         CheckResult one;
         const ExpectedTensor expected(name, std::make_shared<const TensorValues>(reference.assemble(name)));
         one.ambiguity = expected.ambiguity();
+        Accesses accesses(watch.accessed);
         for (const auto &tensorInstance : targets)
-          compareInstance(plan, *tensorInstance, name, expected, one);
+          compareInstance(plan, *tensorInstance, name, expected, accesses, one);
         const std::lock_guard lock(mutex);
         result.add(std::move(one));
       },
-      progress);
+      watch.progress);
   for (const MeshRankMemory &rankMemory : target.rankMemories())
     result.add(checkViews(plan, rankMemory, reference, threads));
   checkCoverage(plan, target, result);
   return result;
 }
 
-ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned threads,
-                              const std::function<void(double)> &progress) {
+ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned threads, const CompareWatch &watch) {
   const InstancesByTensor held = instancesByTensor(plan, source);
   const std::vector<InstancesByTensor::value_type> work(held.begin(), held.end());
   ReplicaResult result;
@@ -218,9 +290,10 @@ ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned t
         if (!heldTwice(plan, replicas, name))
           return;
         TensorValues tensor;
+        Accesses accesses(watch.accessed);
         uint64_t compared = 0;
         for (size_t h = 0; h < replicas.size(); ++h) {
-          const int64_t differs = compareReplica(plan, *replicas[h], name, tensor, compared);
+          const int64_t differs = compareReplica(plan, *replicas[h], name, tensor, accesses, compared);
           if (differs >= 0)
             found[i].push_back(nameOf(plan, *replicas[h]) + " differs from " +
                                nameOf(plan, firstReplica(plan, replicas, name, differs)) + ": tensor '" + name +
@@ -229,7 +302,7 @@ ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned t
         std::lock_guard lock(mutex);
         result.comparedBytes += compared;
       },
-      progress);
+      watch.progress);
   for (auto &list : found)
     std::move(list.begin(), list.end(), std::back_inserter(result.differences));
   compareQuantized(plan, source, result);

@@ -8,10 +8,16 @@
 
 namespace reshard::analysis {
 
+/// What a comparison calls. Each may be empty.
+struct CompareWatch {
+  std::function<void(double)> progress; // on the calling thread, with the fraction that is done
+  std::function<void()> accessed;       // on any thread, after accesses to about 1 MiB of memory
+};
+
 /// Compares target memory with source memory, and padding with zeros. An element that no part covers counts as a
-/// mismatch. `progress` is called on this thread.
+/// mismatch.
 CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads,
-                    const std::function<void(double)> &progress = {});
+                    const CompareWatch &watch = {});
 
 /// The differences between source replicas, each with the instance it was compared with. For quantized params, codes
 /// and scales are compared if the blocks are the same.
@@ -21,7 +27,6 @@ struct ReplicaResult {
   std::vector<std::string>
       skipped; // tensor patterns held by several params, at least one quantized: not compared with each other
 };
-ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned threads,
-                              const std::function<void(double)> &progress = {});
+ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned threads, const CompareWatch &watch = {});
 
 } // namespace reshard::analysis
