@@ -321,17 +321,15 @@ private:
     throwOnError(copyThroughFiles(*executor_, files), kUsage);
   }
 
-  /// Compares the written files with the source's. Each process checks its own targets; the first process also checks
-  /// the files that all processes write.
-  void checkFiles(const Memory &source, Memory &target, const ResidentMemoryLimit &limit) {
+  /// Compares the written files with the source's. Each process checks its own targets, and its share of the files that
+  /// all processes write.
+  void checkFiles(const Memory &source, const Memory &target, const ResidentMemoryLimit &limit) {
     const double begin = now();
     const WorkDeadline deadline("the check", options_.timeout);
     ProgressLine progress("check");
-    for (uint32_t e = 1; e < plan_->manifest().endpoints()->size(); ++e)
-      if (plan_->manifest().endpoints()->Get(e)->storage() && !first())
-        target.dropEndpoint(e);
+    const CompareShare share = ranks_.empty() ? CompareShare() : CompareShare{ranks_[0], plan_->world()};
     result_ = compare(*plan_, source, target, threads_,
-                      {[&](double fraction) { progress.at(fraction); }, [&] { limit.check(); }});
+                      {[&](double fraction) { progress.at(fraction); }, [&] { limit.check(); }}, share);
     trace_.add("check", begin);
   }
 

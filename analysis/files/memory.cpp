@@ -310,10 +310,6 @@ Status Memory::openChunks(uint32_t endpointNumber, const std::string &path, bool
   return reportLeft(endpointNumber, "checkpoint '" + path + "'", std::move(left), unknown);
 }
 
-void Memory::dropEndpoint(uint32_t endpoint) {
-  std::erase_if(rankMemories_, [&](const MeshRankMemory &each) { return each.endpoint == endpoint; });
-}
-
 Status Memory::openFiles(uint32_t endpointNumber, const std::string &folder, bool writable,
                          std::set<std::string> *unknown) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);

@@ -44,8 +44,6 @@ public:
   /// Hugging Face) or one tensor. `objects`: also written; the endpoint's format must hold them (holdsObject).
   Status createFiles(uint32_t endpoint, const std::string &folder, uint64_t shardBytes,
                      const std::vector<ObjectSpec> &objects = {});
-  /// Removes an endpoint's mesh ranks from rankMemories(), since another process handles them. Its memory stays mapped.
-  void dropEndpoint(uint32_t endpoint);
 
   /// Releases the pages of all files (MappedFile::release).
   void release() const;

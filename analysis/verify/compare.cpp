@@ -150,17 +150,15 @@ int64_t compareReplica(const Plan &plan, const TensorInstance &replica, const st
 }
 
 /// Counts target elements that no part of their layout covers.
-void checkCoverage(const Plan &plan, const Memory &target, CheckResult &result) {
-  for (const MeshRankMemory &rankMemory : target.rankMemories()) {
-    const Endpoint &endpoint = *plan.manifest().endpoints()->Get(rankMemory.endpoint);
-    const std::vector<bool> derived = derivedParams(endpoint);
-    for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
-      for (const ParamInstance &instance : instances(plan.manifest(), endpoint, p, rankMemory.meshRank)) {
-        if (!rankMemory.params[p][instance.instance] || derived[p])
-          continue;
-        result.addUncovered(instance, coverageOf({plan.manifest(), endpoint, rankMemory.meshRank, instance}));
-      }
-  }
+void checkCoverage(const Plan &plan, const MeshRankMemory &rankMemory, CheckResult &result) {
+  const Endpoint &endpoint = *plan.manifest().endpoints()->Get(rankMemory.endpoint);
+  const std::vector<bool> derived = derivedParams(endpoint);
+  for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
+    for (const ParamInstance &instance : instances(plan.manifest(), endpoint, p, rankMemory.meshRank)) {
+      if (!rankMemory.params[p][instance.instance] || derived[p])
+        continue;
+      result.addUncovered(instance, coverageOf({plan.manifest(), endpoint, rankMemory.meshRank, instance}));
+    }
 }
 
 /// A description of all elements that an instance holds, in order: equal texts mean equal contents.
@@ -249,7 +247,10 @@ void compareInstance(const Plan &plan, const TensorInstance &target, const std::
 } // namespace
 
 CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads,
-                    const CompareWatch &watch) {
+                    const CompareWatch &watch, const CompareShare &share) {
+  const auto isStorage = [&](const MeshRankMemory &rankMemory) {
+    return plan.manifest().endpoints()->Get(rankMemory.endpoint)->storage();
+  };
   const InstancesByTensor wanted = instancesByTensor(plan, target);
   const std::vector<InstancesByTensor::value_type> work(wanted.begin(), wanted.end());
   Reference reference(plan, source);
@@ -259,19 +260,26 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
       work.size(), threads,
       [&](size_t i) {
         const auto &[name, targets] = work[i];
+        const bool mine = i % share.processes == share.process;
+        const auto compared = [&](const auto &instance) { return mine || !isStorage(*instance->rankMemory); };
+        if (std::none_of(targets.begin(), targets.end(), compared))
+          return;
         CheckResult one;
         const ExpectedTensor expected(name, std::make_shared<const TensorValues>(reference.assemble(name)));
         one.ambiguity = expected.ambiguity();
         Accesses accesses(watch.accessed);
         for (const auto &tensorInstance : targets)
-          compareInstance(plan, *tensorInstance, name, expected, accesses, one);
+          if (compared(tensorInstance))
+            compareInstance(plan, *tensorInstance, name, expected, accesses, one);
         const std::lock_guard lock(mutex);
         result.add(std::move(one));
       },
       watch.progress);
   for (const MeshRankMemory &rankMemory : target.rankMemories())
-    result.add(checkViews(plan, rankMemory, reference, threads));
-  checkCoverage(plan, target, result);
+    if (share.process == 0 || !isStorage(rankMemory)) {
+      result.add(checkViews(plan, rankMemory, reference, threads));
+      checkCoverage(plan, rankMemory, result);
+    }
   return result;
 }
 

@@ -14,10 +14,16 @@ struct CompareWatch {
   std::function<void()> accessed;       // on any thread, after accesses to about 1 MiB of memory
 };
 
+/// One of several processes that compare the same files: each takes some of the tensors, the first one also quantized
+/// params.
+struct CompareShare {
+  size_t process = 0, processes = 1;
+};
+
 /// Compares target memory with source memory, and padding with zeros. An element that no part covers counts as a
-/// mismatch.
+/// mismatch. `share`: of the endpoints that are storage.
 CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads,
-                    const CompareWatch &watch = {});
+                    const CompareWatch &watch = {}, const CompareShare &share = {});
 
 /// The differences between source replicas, each with the instance it was compared with. For quantized params, codes
 /// and scales are compared if the blocks are the same.

@@ -9,6 +9,7 @@
 #include "compiler/schedule/dependency_levels.h"
 #include "compiler/schedule/descriptor_cuts.h"
 #include "compiler/schedule/descriptor_cutter.h"
+#include "compiler/schedule/file_shares.h"
 #include "compiler/schedule/relays.h"
 #include "compiler/schedule/round_limits.h"
 #include "compiler/schedule/rounds.h"
@@ -21,6 +22,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 namespace reshard {
@@ -107,24 +109,19 @@ private:
   }
 
   /// The flow of a descriptor, from the rank that reads to the rank that writes. Files and zeros are read or written by
-  /// the rank of the other side, unless one rank must write the instance (StagedRanges::writer). If both sides are
-  /// files, the target files are distributed over the ranks.
+  /// the rank of the other side, unless one rank must write the instance (StagedRanges::writer). Copies from files to
+  /// files have no flow: see separate().
   FlowKey flowKey(const Descriptor &d) const {
     const int32_t source = d.source < 0 ? -1 : rankOf(0, d.source),
                   target = stagedRanges_.writer(d.endpoint, d.target, d.targetInstance);
-    const int32_t both = static_cast<int32_t>(d.target % layout_.world); // if no side determines a rank
     const StagedRange *staged = stagedRanges_.find(d.endpoint, d.target, d.targetInstance, d.targetOffset);
     FlowKey result{{layout_.endpoints[d.endpoint].epoch(d.target), staged ? staged->phase
                                                                    : hasViews_[d.endpoint]
                                                                        ? stagedRanges_.phaseOf(paramOf(d))
                                                                        : 0},
-                   both,
-                   both,
+                   source < 0 ? target : source,
+                   target < 0 ? source : target,
                    d.route};
-    if (source >= 0 || target >= 0) {
-      result.source = source < 0 ? target : source;
-      result.target = target < 0 ? source : target;
-    }
     return result;
   }
 
@@ -153,14 +150,18 @@ private:
     return static_cast<uint32_t>(module_.transfers.descriptors.size() + cut_.size() - 1);
   }
 
-  /// Separates local descriptors from those of flows.
+  /// Separates local descriptors from those of flows. Those from files to files are shared out.
   void separate() {
     const std::vector<Descriptor> &whole = module_.transfers.descriptors;
     std::vector<uint32_t> remote;
+    std::vector<Descriptor> files;
     auto put = [&](uint32_t number) {
       const Descriptor &d = descriptorOf(number);
-      if (const FlowKey at = flowKey(d); at.source == at.target && d.route < 0)
-        local_.push_back(d);
+      const FlowKey at = flowKey(d);
+      if (at.target < 0)
+        files.push_back(d);
+      else if (at.source == at.target && d.route < 0)
+        local_.push_back({d, at.target});
       else
         remote.push_back(number);
     };
@@ -176,6 +177,7 @@ private:
       for (const Descriptor &d : parts)
         put(addCut(d));
     }
+    shareFiles(files, layout_.world, shapes_, [&](const Descriptor &d) { return granule(d); }, local_);
     sortUnlessSorted(remote, [&](uint32_t a, uint32_t b) {
       return flowKey(descriptorOf(a)).fields() < flowKey(descriptorOf(b)).fields();
     });
@@ -288,10 +290,17 @@ private:
   int64_t blockBytes(const Descriptor &d) const {
     const int32_t rank = rankOf(d.endpoint, d.target);
     const Param &param =
-        layout_.endpoints[d.endpoint].params[bufferRangeOf(rank < 0 ? flowKey(d).target : rank, d).param];
+        layout_.endpoints[d.endpoint].params[bufferRangeOf(rank < 0 ? std::max(flowKey(d).target, 0) : rank, d).param];
     return param.view && param.view->kind == ViewKind::elements && !param.view->staged
                ? formatOf(param.view->format).blockColumns * itemBytes(param.dtype)
                : 0;
+  }
+
+  /// Bytes of a copy from files to files that must stay together: whole pages, and whole blocks.
+  int64_t granule(const Descriptor &d) const {
+    constexpr int64_t kPage = 4096;
+    const int64_t block = hasViews_[d.endpoint] ? blockBytes(d) : 0;
+    return block > 0 ? std::lcm(kPage, block) : kPage;
   }
 
   /// Cuts the descriptors of flows where grants end.
@@ -365,9 +374,8 @@ private:
   /// files to forward it. All run in the first round of their phase.
   void localSteps() {
     std::vector<std::map<EpochPhase, Step>> fills(layout_.world), copies(layout_.world);
-    for (const Descriptor &d : local_) {
+    for (const auto &[d, rank] : local_) {
       const FlowKey at = flowKey(d);
-      const int32_t rank = at.target;
       const EpochPhase when = at.when.phase > 0 || hasViews_[d.endpoint] ? at.when : EpochPhase{0, 0};
       Step &step = (d.source < 0 ? fills : copies)[rank][when];
       step.kind = d.source < 0 ? StepKind::fill : StepKind::copy;
@@ -604,7 +612,7 @@ private:
   std::vector<std::map<EpochPhase, std::vector<Step>>>
       later_; // by rank: phases after the first, with their local steps
   std::map<EpochPhase, uint32_t> lastRound_;
-  std::vector<Descriptor> local_;
+  std::vector<LocalDescriptor> local_;
   std::vector<FlowKey> keys_;      // by flow
   std::vector<uint32_t> readStep_; // by flow: the step that reads it from files
   std::vector<Flow> flows_;

@@ -63,8 +63,10 @@ class Resume(FolderTest):
         return folder / f".reshard-journal-{rank}"
 
     def records(self):
-        """The chunks that the journal of an unfinished folder has; none without a folder."""
-        return [json.loads(line[17:])[0] for line in self.journal().read_text().splitlines()[1:]] if self.partial() else []
+        """The chunks that the journal of an unfinished folder has; none without a folder, or before the journal is made."""
+        if not self.partial() or not self.journal().exists():
+            return []
+        return [json.loads(line[17:])[0] for line in self.journal().read_text().splitlines()[1:]]
 
     def contents(self, folder="target"):
         return {path.name: path.read_bytes() for path in (self.folder / folder).iterdir()}
