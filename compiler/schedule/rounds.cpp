@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compiler/schedule/rounds.h"
 
+#include "compiler/schedule/dense_pairs.h"
 #include "compiler/transfer/sorting.h"
 #include "compiler/transfer/staging.h"
 
@@ -20,6 +21,9 @@ constexpr uint32_t kTurns = 2;
 /// A port with more pairs than this chooses the first one that has nearly the most chunks left, without a scan of the
 /// others: if all are equal, as between shards and shards, full scans would be most of the running time.
 constexpr size_t kFullScanPairs = 64;
+/// Among dense pairs, where a look at a pair costs little, it looks at no fewer than this before it chooses: the plan
+/// then has no more rounds and messages than with lists, whose order differs.
+constexpr size_t kLeastVisited = 4;
 /// A port with more pairs than this chooses the first one that has as many chunks left as the best one had in the
 /// port's last full scan: a rank that sends to very many ranks would otherwise scan all of them for each.
 constexpr size_t kCachedScanPairs = 1 << 12;
@@ -75,7 +79,8 @@ struct Port {
   uint64_t search = 0;               // the last search that visited the port
   std::vector<uint32_t> pairs;       // pairs with bytes left, and some without
   std::vector<uint32_t> partners;    // of each of them, the port on the other side
-  size_t next = 0;                   // index of the pair that a scan begins with if there are more than kFullScanPairs
+  size_t next = 0;                   // where a scan begins if there are more than kFullScanPairs pairs: index of the
+                                     // pair, or number of the partner in DensePairs
   int64_t maxChunksLeft = INT64_MAX; // of a partner, in the last full scan of more than kCachedScanPairs pairs
 };
 
@@ -111,6 +116,9 @@ public:
   /// they were there from the start.
   void makeReady(uint32_t pair, size_t queued, int64_t upTo, int64_t least, uint32_t arrived = kNone);
 
+  /// Called when all hops are in queues.
+  void finishQueues();
+
   bool done() const { return left_ == 0; }
 
   /// Sends the chunks that begin in a round; appends to `arrivals` those that are forwarded. Most chunks only continue
@@ -130,8 +138,11 @@ private:
   int64_t left(const Pair &pair) const { return leftOf_[static_cast<size_t>(&pair - pairs_.data())]; }
   /// Sets the bytes left of a pair, without its ports.
   void setLeft(Pair &pair, int64_t bytes) {
-    left_ += bytes - left(pair);
-    leftOf_[static_cast<size_t>(&pair - pairs_.data())] = bytes;
+    int64_t &before = leftOf_[static_cast<size_t>(&pair - pairs_.data())];
+    left_ += bytes - before;
+    if ((bytes == 0) != (before == 0) && !dense_.empty())
+      dense_.setLeft(pair.out, pair.in, bytes > 0);
+    before = bytes;
   }
   /// Removes the pairs without bytes left from the list of a port.
   void removeDone(Port &port);
@@ -201,6 +212,7 @@ private:
   std::vector<uint32_t> withChunks_, idleWithChunks_; // by chunks left: the number of ports, and of unmatched ports
   int64_t top_ = 0;                                   // no port has more chunks left
   llvm::DenseMap<uint64_t, uint32_t> pairOf_, portOf_;
+  DensePairs dense_;
   std::vector<int64_t> leftOf_;   // by pair: bytes still to send
   std::vector<uint32_t> idle_[2]; // unmatched ports: receiving, sending
   std::vector<Active> active_;    // matched pairs, and some that were released
@@ -229,6 +241,18 @@ size_t Tier::enqueue(uint32_t pair, uint32_t flow, uint32_t hop, bool forwarded,
   p.queue.push_back({flow, hop, forwarded, bytes, 0, 0, {}});
   change(p, bytes);
   return p.queue.size() - 1;
+}
+
+void Tier::finishQueues() {
+  std::vector<bool> sends;
+  sends.reserve(ports_.size());
+  for (const Port &port : ports_)
+    sends.push_back(port.sends);
+  std::vector<std::pair<uint32_t, uint32_t>> pairs;
+  pairs.reserve(pairs_.size());
+  for (const Pair &pair : pairs_)
+    pairs.emplace_back(pair.out, pair.in);
+  dense_.fill(sends, pairs);
 }
 
 void Tier::makeReady(uint32_t pair, size_t queued, int64_t upTo, int64_t least, uint32_t arrived) {
@@ -305,6 +329,8 @@ uint32_t Tier::port(int32_t rank, bool sends) {
 void Tier::setIdle(uint32_t port, bool idle) {
   std::vector<uint32_t> &all = idle_[ports_[port].sends];
   idleWithChunks_[chunks_[port]] += idle ? 1 : -1;
+  if (!dense_.empty())
+    dense_.setIdle(port, idle);
   if (idle) {
     ports_[port].idle = all.size();
     all.push_back(port);
@@ -404,6 +430,11 @@ uint32_t Tier::choose(uint32_t port) {
       const uint32_t partner = idle[i];
       if (best != kNone && chunks_[partner] < most.first)
         continue;
+      if (!dense_.empty()) {
+        if (const uint32_t pair = dense_.find(port, partner); pair != DensePairs::kNone)
+          consider(pair, partner);
+        continue;
+      }
       const int32_t rank = ports_[partner].rank;
       if (const auto pair = pairOf_.find(mine.sends ? key(mine.rank, rank) : key(rank, mine.rank));
           pair != pairOf_.end())
@@ -412,6 +443,17 @@ uint32_t Tier::choose(uint32_t port) {
     return best;
   }
   const bool many = mine.pairs.size() > kFullScanPairs;
+  if (many && !dense_.empty()) {
+    size_t visited = 0;
+    mine.next = dense_.visit(port, static_cast<uint32_t>(mine.next), [&](uint32_t pair, uint32_t partner) {
+      if (best == kNone || chunks_[partner] >= most.first)
+        consider(pair, partner);
+      return ++visited >= kLeastVisited && good();
+    });
+    if (cached && !good())
+      mine.maxChunksLeft = best == kNone ? INT64_MAX : most.first;
+    return best;
+  }
   size_t done = 0, at = many ? mine.next % mine.pairs.size() : 0;
   for (size_t i = 0; i < mine.pairs.size(); ++i, at = at + 1 == mine.pairs.size() ? 0 : at + 1) {
     done += leftOf_[mine.pairs[at]] == 0;
@@ -658,6 +700,8 @@ private:
       if (hop.after < 0)
         tier.makeReady(node.pair, node.queued, flows_[s].bytes, 0);
     }
+    internode_.finishQueues();
+    intranode_.finishQueues();
   }
 
   /// Allows the hops that follow to send the bytes that arrived by this round (kBatches).

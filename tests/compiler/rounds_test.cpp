@@ -123,6 +123,25 @@ TEST_F(Rounds, AreAsManyAsTheBusiestPortHasChunks) {
   }
 }
 
+/// So many pairs of a port are found by DensePairs.
+TEST_F(Rounds, AreAsManyAsChunksIfAllSendToAll) {
+  const RoundLimits limits{256, 256, 1};
+  constexpr int32_t kSide = 100;
+  std::vector<Flow> flows;
+  std::map<std::pair<int32_t, bool>, int64_t> degree;
+  int64_t most = 0;
+  for (int32_t from = 0; from < kSide; ++from)
+    for (int32_t to = kSide; to < 2 * kSide; ++to) {
+      const int64_t bytes = pick(1, 2000);
+      flows.push_back({{{from, to, -1}}, bytes});
+      for (const auto &port : {std::make_pair(from, true), std::make_pair(to, false)})
+        most = std::max(most, degree[port] += (bytes + limits.intranodeBytes - 1) / limits.intranodeBytes);
+    }
+  const std::vector<Message> messages = assignRounds(flows, {}, limits, AnyCuts());
+  EXPECT_EQ(check(flows, {}, limits, messages), most);
+  EXPECT_LE(messages.size(), flows.size() * 21 / 20);
+}
+
 TEST_F(Rounds, ForwardInOrder) {
   for (int round = 0; round < 400; ++round) {
     ir::Topology topology;
