@@ -10,10 +10,14 @@
 #include "schema/manifest.h"
 #include "support/parallel.h"
 
+#include "llvm/Support/xxhash.h"
+
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
+#include <type_traits>
+#include <unordered_map>
 
 namespace reshard {
 namespace {
@@ -213,19 +217,69 @@ schema::Bytes bytesOf(const FlatBufferBuilder &builder) {
   return {reinterpret_cast<const std::byte *>(builder.GetBufferPointer()), builder.GetSize()};
 }
 
+/// Where the operands of each step of a rank are in its table. Sends of the same bytes, such as those to replicas,
+/// share their inputs: a sender then has one list for each class of receivers.
+class OperandPlaces {
+public:
+  explicit OperandPlaces(const ir::RankSchedule &rank) {
+    std::unordered_map<const ir::Operands *, uint32_t, Hash, Equal> sent;
+    firsts_.reserve(rank.steps.size());
+    for (const ir::Step &step : rank.steps) {
+      const uint64_t count = step.inputs.size() + step.outputs.size();
+      uses_ += count;
+      if (step.kind == ir::StepKind::send) {
+        const auto [at, added] = sent.try_emplace(&step.inputs, static_cast<uint32_t>(count_));
+        firsts_.push_back(at->second);
+        owned_.push_back(added);
+        if (!added)
+          continue;
+      } else {
+        firsts_.push_back(static_cast<uint32_t>(count_));
+        owned_.push_back(true);
+      }
+      count_ += count;
+    }
+  }
+
+  uint32_t first(size_t step) const { return firsts_[step]; }
+  /// Whether the step has operands of its own, not those of an earlier one.
+  bool owned(size_t step) const { return owned_[step]; }
+  uint64_t count() const { return count_; }
+  /// The operands of all steps, the shared ones once for each step.
+  uint64_t uses() const { return uses_; }
+
+private:
+  struct Hash {
+    size_t operator()(const ir::Operands *list) const {
+      return llvm::xxh3_64bits({reinterpret_cast<const uint8_t *>(list->data()), list->size() * sizeof(ir::Operand)});
+    }
+  };
+  static_assert(std::has_unique_object_representations_v<ir::Operand>, "its bytes are hashed");
+  struct Equal {
+    bool operator()(const ir::Operands *a, const ir::Operands *b) const { return *a == *b; }
+  };
+
+  std::vector<uint32_t> firsts_; // by step
+  std::vector<bool> owned_;      // by step
+  uint64_t count_ = 0, uses_ = 0;
+};
+
 /// Numbers of entries of a segment's tables, counted before the segment is built: FlatBuffers do not report that they
 /// grow too large.
 struct Counts {
   uint64_t buffers = 0, loops = 0, shapes = 0, operands = 0, steps = 0, after = 0;
 
-  explicit Counts(const ir::RankSchedule &rank)
-      : buffers(rank.buffers.size()), shapes(rank.shapes.size()), steps(rank.steps.size()) {
+  /// As if steps shared no operands.
+  explicit Counts(const ir::RankSchedule &rank) : Counts(rank, 0) {
+    for (const ir::Step &step : rank.steps)
+      operands += step.inputs.size() + step.outputs.size();
+  }
+  Counts(const ir::RankSchedule &rank, uint64_t operands)
+      : buffers(rank.buffers.size()), shapes(rank.shapes.size()), operands(operands), steps(rank.steps.size()) {
     for (const ir::OperandShape &shape : rank.shapes)
       loops += shape.loops.size();
-    for (const ir::Step &step : rank.steps) {
-      operands += step.inputs.size() + step.outputs.size();
+    for (const ir::Step &step : rank.steps)
       after += step.after.size();
-    }
   }
   /// An upper bound of the size of the FlatBuffer.
   uint64_t bytes() const {
@@ -284,21 +338,28 @@ class SegmentBuilder {
 public:
   /// Fails if the segment exceeds a limit of the format.
   llvm::Error build(const ir::RankSchedule &rank) {
-    const Counts counts(rank);
-    if (llvm::Error error = checkLimits(rank, counts))
+    const OperandPlaces places(rank);
+    const Counts counts(rank, places.count());
+    if (llvm::Error error = checkLimits(rank, places, counts))
       return error;
+    shares_ = shares_ || places.uses() > places.count();
     if (!builder_ || capacity_ < counts.bytes())
       builder_.emplace(capacity_ = counts.bytes()); // the full size at once: a builder that grows copies its contents
     else
       builder_->Clear();
-    tables(rank, counts);
+    tables(rank, places, counts);
     return llvm::Error::success();
   }
   schema::Bytes bytes() const { return bytesOf(*builder_); }
+  /// Whether steps of any segment share operands.
+  bool shares() const { return shares_; }
 
 private:
-  static llvm::Error checkLimits(const ir::RankSchedule &rank, const Counts &counts) {
+  static llvm::Error checkLimits(const ir::RankSchedule &rank, const OperandPlaces &places, const Counts &counts) {
     const std::string name = "rank " + std::to_string(rank.rank);
+    if (places.uses() > schema::kMaxOperandUses)
+      return llvm::createStringError("the steps of " + name + " have " + std::to_string(places.uses()) +
+                                     " operands, expected at most " + std::to_string(schema::kMaxOperandUses));
     if (counts.bytes() >= schema::kMaxSegmentBytes)
       return llvm::createStringError("the segment of " + name + " would have " + std::to_string(counts.bytes()) +
                                      " bytes, expected fewer than " + std::to_string(schema::kMaxSegmentBytes));
@@ -316,8 +377,9 @@ private:
     return llvm::Error::success();
   }
 
-  // Loops are in the order of shapes, operands in the order of steps and inputs before outputs: the loader checks it.
-  void tables(const ir::RankSchedule &rank, const Counts &counts) {
+  // Loops are in the order of shapes, operands in the order of the steps that own them and inputs before outputs: the
+  // loader checks it.
+  void tables(const ir::RankSchedule &rank, const OperandPlaces &places, const Counts &counts) {
     FlatBufferBuilder &builder = *builder_;
     const auto buffers = table<fbs::BufferRange>(builder, counts.buffers, [&](fbs::BufferRange *next) {
       for (const ir::BufferRange &range : rank.buffers)
@@ -343,12 +405,13 @@ private:
       }
     });
     const auto operands = table<fbs::Operand>(builder, counts.operands, [&](fbs::Operand *next) {
-      for (const ir::Step &step : rank.steps)
-        for (const ir::Operands *list : {&step.inputs, &step.outputs})
-          for (const ir::Operand &operand : *list)
-            *next++ = {static_cast<uint64_t>(operand.offset), operand.buffer, operand.shape};
+      for (size_t s = 0; s < rank.steps.size(); ++s)
+        if (places.owned(s))
+          for (const ir::Operands *list : {&rank.steps[s].inputs, &rank.steps[s].outputs})
+            for (const ir::Operand &operand : *list)
+              *next++ = {static_cast<uint64_t>(operand.offset), operand.buffer, operand.shape};
     });
-    const auto steps = this->steps(rank, counts.steps);
+    const auto steps = this->steps(rank, places);
     uint32_t *wait = nullptr;
     const auto after = builder.CreateUninitializedVector(counts.after, &wait);
     for (const ir::Step &step : rank.steps)
@@ -359,10 +422,13 @@ private:
                                fbs::SegmentIdentifier());
   }
 
-  Offset<flatbuffers::Vector<const fbs::Step *>> steps(const ir::RankSchedule &rank, uint64_t count) {
-    return table<fbs::Step>(*builder_, count, [&](fbs::Step *next) {
-      uint32_t operand = 0, after = 0;
-      for (const ir::Step &step : rank.steps) {
+  Offset<flatbuffers::Vector<const fbs::Step *>> steps(const ir::RankSchedule &rank, const OperandPlaces &places) {
+    return table<fbs::Step>(*builder_, rank.steps.size(), [&](fbs::Step *next) {
+      uint32_t after = 0;
+      for (size_t s = 0; s < rank.steps.size(); ++s) {
+        const ir::Step &step = rank.steps[s];
+        // A send shares its inputs only; its empty list of outputs is after them.
+        const uint32_t operand = places.first(s);
         const auto in = static_cast<uint32_t>(step.inputs.size()), out = static_cast<uint32_t>(step.outputs.size());
         const auto waits = static_cast<uint32_t>(step.after.size());
         // -1 means "none" for peer and staging, in the IR and in the format.
@@ -381,7 +447,6 @@ private:
                    step.slot,
                    step.level,
                    static_cast<uint64_t>(step.chunk)};
-        operand += in + out;
         after += waits;
       }
     });
@@ -389,6 +454,7 @@ private:
 
   std::optional<FlatBufferBuilder> builder_;
   uint64_t capacity_ = 0;
+  bool shares_ = false;
 };
 
 /// An error of the plan format's writer.
@@ -419,6 +485,8 @@ public:
     return llvm::Error::success();
   }
   llvm::Error write(schema::ContainerWriter &writer) const {
+    if (builder_.shares())
+      writer.addFeatures(schema::kFeatureSharedOperands);
     if (ends_.empty())
       return toError(writer.addSegment(builder_.bytes()));
     size_t begin = 0;

@@ -256,14 +256,29 @@ private:
         return failStep("found round " + text(step.round()) + ", expected " + text(round) + " or later and before " +
                         text(manifest_.rounds()));
       round = step.round();
-      // Operands, too, must be used in order and without gaps: of each step the inputs, then the outputs.
+      // Operands, too, must be used in order and without gaps: of each step the inputs, then the outputs. A send may
+      // have the inputs of an earlier one.
       const uint64_t left = sizeOf(segment_.operands()) - operands;
-      if (step.first_input() != operands || step.input_count() > left ||
-          step.first_output() != operands + step.input_count() || step.output_count() > left - step.input_count())
+      const bool shares = sharesInputs(step);
+      if (shares) {
+        if (step.output_count() != 0 || step.first_output() != step.first_input() + step.input_count())
+          return failStep("has the inputs of an earlier send, and " + text(step.output_count()) +
+                          " outputs at operand " + text(step.first_output()) + ", expected none after its inputs");
+      } else if (step.first_input() != operands || step.input_count() > left ||
+                 step.first_output() != operands + step.input_count() ||
+                 step.output_count() > left - step.input_count())
         return failStep("found its inputs at operand " + text(step.first_input()) + " and its outputs at " +
                         text(step.first_output()) + ", expected them from " + text(operands) + " within " +
                         text(sizeOf(segment_.operands())));
-      operands += uint64_t{step.input_count()} + step.output_count();
+      uses_ += uint64_t{step.input_count()} + step.output_count();
+      if (uses_ > kMaxOperandUses)
+        return failStep("is the first by which the steps have more than " + text(kMaxOperandUses) +
+                        " operands, the limit");
+      if (!shares) {
+        operands += uint64_t{step.input_count()} + step.output_count();
+        if (step.kind() == StepKind::send)
+          sent_.emplace_back(step.first_input(), step.input_count());
+      }
       if (step.first_after() != after || step.after_count() > sizeOf(segment_.after()) - after)
         return failStep("found its 'after' list at " + text(step.first_after()) + ", expected it at " + text(after) +
                         " within " + text(sizeOf(segment_.after())));
@@ -278,6 +293,12 @@ private:
       return fail("found " + text(sizeOf(segment_.operands())) + " operands and " + text(sizeOf(segment_.after())) +
                   " entries of 'after', expected " + text(operands) + " and " + text(after) + " as in the steps");
     return true;
+  }
+
+  /// Whether the inputs of a step are exactly those of an earlier send that has its own.
+  bool sharesInputs(const Step &step) const {
+    return step.kind() == StepKind::send && step.input_count() > 0 &&
+           std::binary_search(sent_.begin(), sent_.end(), std::pair(step.first_input(), step.input_count()));
   }
 
   /// Transports that copy between the ranks of one process order their copies by the dependency level alone.
@@ -540,12 +561,14 @@ private:
   const uint32_t rank_;
   uint32_t step_ = 0;
   std::vector<Buffers> buffers_;
-  size_t ranges_ = 0;           // that were checked
-  uint64_t nextBuffer_ = 1;     // after these
-  uint64_t staged_ = 0;         // bytes at the arena's end, of views and transforms
-  std::vector<Extent> extents_; // by shape
-  int64_t operandRanges_ = 0;   // of all operands
-  int64_t chunks_ = 0;          // of all messages, counted as for kMaxChunks
+  size_t ranges_ = 0;                               // that were checked
+  uint64_t nextBuffer_ = 1;                         // after these
+  uint64_t staged_ = 0;                             // bytes at the arena's end, of views and transforms
+  std::vector<Extent> extents_;                     // by shape
+  int64_t operandRanges_ = 0;                       // of all operands
+  uint64_t uses_ = 0;                               // operands of the steps so far
+  std::vector<std::pair<uint32_t, uint32_t>> sent_; // inputs of sends that have their own: first operand, count
+  int64_t chunks_ = 0;                              // of all messages, counted as for kMaxChunks
   ArenaUse arena_, relayed_;
   bool passive_ = false;         // the target is a pool, and this is not one of its ranks
   bool stages_ = false;          // the rank stages elements in the arena and quantizes whole rows of blocks

@@ -19,7 +19,8 @@ static_assert(std::endian::native == std::endian::little, "the header's bytes in
 constexpr char kMagic[8] = {'R', 'E', 'S', 'H', 'A', 'R', 'D', '\n'};
 constexpr uint32_t kVersion = 1;
 constexpr uint64_t kKnownFeatures = kFeatureCasts | kFeatureViews | kFeatureTransforms | kFeatureAmaxDimensions |
-                                    kFeatureRelays; // any other bit was set by a newer compiler
+                                    kFeatureRelays |
+                                    kFeatureSharedOperands; // any other bit was set by a newer compiler
 constexpr uint64_t kAlignment = 64;
 
 /// The first 32 bytes have the same meaning in every version, so that each reader can tell foreign, newer and truncated
@@ -121,6 +122,8 @@ Status ContainerWriter::create(const std::string &path, uint32_t segments, uint6
   s.at = sizeof(Header);
   return {};
 }
+
+void ContainerWriter::addFeatures(uint64_t features) { state_->header.features |= features; }
 
 Status ContainerWriter::addManifest(Bytes manifest) {
   State &s = *state_;

@@ -28,6 +28,8 @@ constexpr uint64_t kFeatureTransforms = 4;
 constexpr uint64_t kFeatureAmaxDimensions = 8;
 /// Ranks relay: they receive into the arena and send from there.
 constexpr uint64_t kFeatureRelays = 16;
+/// Sends share their inputs.
+constexpr uint64_t kFeatureSharedOperands = 32;
 
 /// Writes a plan. finish() renames a complete temporary file to the path, so no reader sees a partial plan. If the path
 /// is not a regular file (a device, a FIFO), finish() copies the bytes to it.
@@ -37,6 +39,8 @@ public:
   ~ContainerWriter();
   /// `segments`: the number of segments to add, one per rank, from rank 0.
   Status create(const std::string &path, uint32_t segments, uint64_t features = 0);
+  /// Features that are known only when segments have been built.
+  void addFeatures(uint64_t features);
   Status addManifest(Bytes manifest);
   Status addSegment(Bytes segment);
   Status finish();

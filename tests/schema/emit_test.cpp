@@ -104,6 +104,34 @@ TEST(Emit, SegmentsEqualTheSchedule) {
   }
 }
 
+/// A rank that sends the same bytes to several ranks lists them once; older readers must refuse such a plan.
+TEST(Emit, SendsOfTheSameBytesShareOperands) {
+  ir::Module module = tinyModule();
+  std::vector<ir::Step> &steps = module.schedule.ranks[0].steps;
+  const ir::Operands first = {{1, 0, 0}, {1, 0, 6}}, second = {{1, 0, 0}, {1, 0, 0}};
+  steps.assign(5, steps[0]);
+  module.schedule.ranks[0].arenaBytes = 48;
+  for (uint32_t s = 0; s < steps.size(); ++s) {
+    steps[s].inputs = s % 2 == 0 ? first : second;
+    steps[s].bytes = 48;
+    if (s > 0)
+      steps[s].after = {s - 1};
+  }
+  const TemporaryFolder folder;
+  auto features = [&] { return readFile(folder / "plan").at(16); };
+  writeTiny(folder / "plan");
+  EXPECT_EQ(features() & schema::kFeatureSharedOperands, 0u);
+  ASSERT_EQ(toString(writePlan(module, statistics(module), folder / "plan", 1).takeError()), "");
+  EXPECT_EQ(features() & schema::kFeatureSharedOperands, schema::kFeatureSharedOperands);
+  const schema::SegmentT found = std::move(unpack(folder / "plan").segments[0]);
+  EXPECT_EQ(found.operands.size(), first.size() + second.size());
+  for (size_t s = 0; s < steps.size(); ++s) {
+    EXPECT_EQ(found.steps.at(s).first_input(), s % 2 * first.size());
+    EXPECT_EQ(found.steps.at(s).input_count(), first.size());
+    EXPECT_EQ(found.operands.at(found.steps[s].first_input() + 1).offset(), s % 2 == 0 ? 6u : 0u);
+  }
+}
+
 TEST(Emit, ManifestEqualsTheLayout) {
   const ir::Module module = tinyModule();
   const schema::ManifestT found = std::move(tinyParts().manifest);

@@ -68,6 +68,42 @@ TEST(Load, NotAFlatBuffer) {
   }
 }
 
+// Rank 0 sends operand 0 to rank 1, then operand 1 to rank 2.
+TEST(Load, SharedInputs) {
+  auto share = [](Parts &p) {
+    p.segments[0].operands.pop_back();
+    p.step(0, 1).firstInput = 0;
+    p.step(0, 1).firstOutput = 1;
+  };
+  auto refusal = [&](auto change) {
+    const TemporaryFolder folder;
+    Parts parts = tinyParts();
+    share(parts);
+    change(parts);
+    pack(std::move(parts), folder / "plan");
+    std::unique_ptr<Plan> plan;
+    const schema::Segment *segment = nullptr;
+    EXPECT_EQ(Plan::open(folder / "plan", plan).message(), "");
+    const std::string error = plan->segment(0, segment).message();
+    return error.substr(std::min(error.size(), error.find("inconsistent: ")));
+  };
+  EXPECT_EQ(refusal([](Parts &) {}), "");
+  EXPECT_EQ(
+      refusal([](Parts &p) { p.step(0, 1).outputCount = 1; }),
+      "inconsistent: step 1 has the inputs of an earlier send, and 1 outputs at operand 1, expected none after its "
+      "inputs");
+  EXPECT_EQ(
+      refusal([](Parts &p) { p.step(0, 1).firstOutput = 0; }),
+      "inconsistent: step 1 has the inputs of an earlier send, and 0 outputs at operand 0, expected none after its "
+      "inputs");
+  EXPECT_EQ(refusal([](Parts &p) { p.step(0, 1).inputCount = 2; }),
+            "inconsistent: step 1 found its inputs at operand 0 and its outputs at 1, expected them from 1 within 1");
+  EXPECT_EQ(refusal([](Parts &p) { p.step(0, 1).inputCount = 0; }),
+            "inconsistent: step 1 found its inputs at operand 0 and its outputs at 1, expected them from 1 within 1");
+  EXPECT_EQ(refusal([](Parts &p) { p.step(0, 1).kind = uint8_t(schema::StepKind::fill); }),
+            "inconsistent: step 1 found its inputs at operand 0 and its outputs at 1, expected them from 1 within 1");
+}
+
 // Rank 1 has steps of kinds fill, copy, recv and send.
 //   operands  0: fill; 1, 2: copy; 3: recv; 4: send
 //   buffers   1, 2: source, 24 bytes; 3, 4: target, 32 bytes
@@ -162,6 +198,8 @@ TEST(Load, SegmentRefusals) {
            "step 3 found its inputs at operand 4 and its outputs at 5, expected them from 4 within 5"},
           {"outputs that end outside", [](Parts &p) { p.step(1, 1).outputCount = UINT32_MAX; },
            "step 1 found its inputs at operand 1 and its outputs at 2, expected them from 1 within 5"},
+          {"a send with the operand of a fill", [](Parts &p) { p.step(1, 3).firstInput = 0; },
+           "step 3 found its inputs at operand 0 and its outputs at 5, expected them from 4 within 5"},
           {"an operand without a step", [](Parts &p) { p.segments[1].operands.push_back(p.segments[1].operands[0]); },
            "found 6 operands and 2 entries of 'after', expected 5 and 2 as in the steps"},
           {"'after' that ends outside", [](Parts &p) { p.step(1, 3).afterCount = 3; },
@@ -254,7 +292,9 @@ TEST(Load, SegmentRefusals) {
           {"a write to the source", [](Parts &p) { p.operand(1, 2).buffer = 1; },
            "step 1 operand 2: writes to buffer 1 of the source"},
           {"a copy from the target", // of rows 0, 1 to rows 2, 3
-           [](Parts &p) { p.operand(1, 1) = {0, 3, 2}; },
+           [](Parts &p) {
+             p.operand(1, 1) = {0, 3, 2};
+           },
            "step 1 operand 1: reads buffer 3, expected one of the source, or of a target rank in a send that waits for "
            "a receive or a copy"},
           {"a copy from a param that is cast",
@@ -333,7 +373,9 @@ TEST(Load, Allowed) {
       {"one source row to many", [](Parts &p) { p.loop(1, 3).stride = 0; }},
       {"a message in place", [](Parts &p) { p.step(1, 2).staging = UINT64_MAX; }},
       {"an unused shape",
-       [](Parts &p) { p.segments[1].shapes.push_back({uint64_t{1}, uint32_t(p.segments[1].loops.size()), 0}); }},
+       [](Parts &p) {
+         p.segments[1].shapes.push_back({uint64_t{1}, uint32_t(p.segments[1].loops.size()), 0});
+       }},
       {"no limit", [](Parts &p) { p.manifest.staging_limit = 0; }},
       {"a larger arena", [](Parts &p) { p.manifest.arena_bytes = p.segments[1].arena_bytes = 64; }},
       {"dependency levels with gaps", [](Parts &p) { p.step(1, 3).level = p.step(2, 1).level = UINT16_MAX; }},
