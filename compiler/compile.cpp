@@ -4,6 +4,7 @@
 #include "compiler/frontend/frontend.h"
 #include "compiler/frontend/reading.h"
 #include "compiler/pass.h"
+#include "compiler/transfer/free_memory.h"
 #include "compiler/transfer/lower_bounds.h"
 #include "compiler/transfer/shard_distribution.h"
 #include "compiler/transfer/staging.h"
@@ -306,6 +307,21 @@ void countSchedule(const Schedule &schedule, Statistics &s) {
   }
 }
 
+/// Counts of the layout and transfer levels.
+Statistics transferStatistics(const Module &module) {
+  Statistics s;
+  countLayout(module.layout, s);
+  TransferCounts(module, s).run();
+  countDescriptors(module, s);
+  s.egressBound = egressBound(module.layout, module.transfers);
+  s.storageBound = storageBound(module.layout, module.transfers);
+  s.storageMegatron = megatronLoad(module.layout, module.transfers);
+  s.lowerBounds = lowerBounds(module.layout, module.transfers);
+  s.egressWithoutRelays = s.lowerBounds.egressWithoutRelays;
+  s.ingressBound = s.lowerBounds.rankIngress;
+  return s;
+}
+
 } // namespace
 
 bool compileJob(const std::string &path, const CompileOptions &options, CompileResult &result,
@@ -330,9 +346,16 @@ bool compileJob(const std::string &path, const CompileOptions &options, CompileR
   if (options.afterPass)
     options.afterPass(result.lastGoodPass, result.module);
 
+  std::optional<Statistics> counted; // of the transfer level, if it was freed
   for (const PassInfo *pass : selected) {
     if (text && options.passes.empty() && done(*pass, result.module))
       continue;
+    if (options.planOnly && !options.verifyEach && pass->level == Level::schedule &&
+        result.module.level == Level::transfer) {
+      counted = transferStatistics(result.module);
+      freeMemory(result.module.transfers.transfers);
+      freeMemory(result.module.transfers.overlaps);
+    }
     if (llvm::Error error = runPass(*pass, options, result)) {
       discard(result.module, *pass);
       llvm::handleAllErrors(
@@ -347,22 +370,14 @@ bool compileJob(const std::string &path, const CompileOptions &options, CompileR
     if (options.afterPass)
       options.afterPass(pass->name, result.module);
   }
-  result.statistics = statistics(result.module);
+  result.statistics = counted ? *counted : transferStatistics(result.module);
+  countSchedule(result.module.schedule, result.statistics);
   return true;
 }
 
 Statistics statistics(const Module &module) {
-  Statistics s;
-  countLayout(module.layout, s);
-  TransferCounts(module, s).run();
-  countDescriptors(module, s);
+  Statistics s = transferStatistics(module);
   countSchedule(module.schedule, s);
-  s.egressBound = egressBound(module.layout, module.transfers);
-  s.storageBound = storageBound(module.layout, module.transfers);
-  s.storageMegatron = megatronLoad(module.layout, module.transfers);
-  s.lowerBounds = lowerBounds(module.layout, module.transfers);
-  s.egressWithoutRelays = s.lowerBounds.egressWithoutRelays;
-  s.ingressBound = s.lowerBounds.rankIngress;
   return s;
 }
 

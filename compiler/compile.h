@@ -41,7 +41,8 @@ struct CompileOptions {
   bool relabel = false;                      // --relabel-target
   bool megatron = false;                     // --algorithm=megatron
   bool verifyEach = false;
-  unsigned jobs = 0; // threads; 0: all cores. The result does not depend on it
+  bool planOnly = false; // frees what is not needed to write a plan: the transfers, once they are descriptors
+  unsigned jobs = 0;     // threads; 0: all cores. The result does not depend on it
   /// Called after each pass that ran, with its name (for --print-ir-after).
   std::function<void(const std::string &pass, const ir::Module &module)> afterPass;
 };
@@ -77,7 +78,7 @@ struct CompileResult {
 };
 
 /// Runs frontend, resolve and passes on a job (.yaml, .yml), or passes on IR text (.rir). Returns false after errors,
-/// which are in `diagnostics`; `result.module` then holds the IR of `result.lastGoodPass`.
+/// which are in `diagnostics`; `result.module` then holds the IR of `result.lastGoodPass`, with `planOnly` in part.
 bool compileJob(const std::string &path, const CompileOptions &options, CompileResult &result,
                 Diagnostics &diagnostics);
 

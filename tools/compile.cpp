@@ -348,8 +348,17 @@ private:
         request.format = fromFormat_;
       return readStoredFiles(request);
     };
+    options_.compile.planOnly = options_.emit == "plan" && !options_.printAll && options_.printAfter.empty();
+    Diagnostics again = diagnostics_;
     try {
-      return diagnostics_.ok() && compileJob(job_, options_.compile, result_, diagnostics_);
+      const bool good = diagnostics_.ok() && compileJob(job_, options_.compile, result_, diagnostics_);
+      if (!result_.failedPass.empty() && options_.compile.planOnly) { // compile once more, for all of the IR
+        options_.compile.planOnly = false;
+        result_ = {};
+        passed = 0;
+        return compileJob(job_, options_.compile, result_, again);
+      }
+      return good;
     } catch (const std::exception &exception) { // the last entry of times is the pass that threw
       throw Failure{kFailure,
                     explain(exception, result_.times.empty() ? "" : " in '" + result_.times.back().pass + "'")};

@@ -14,6 +14,7 @@
 #include "compiler/schedule/round_limits.h"
 #include "compiler/schedule/rounds.h"
 #include "compiler/schedule/staged_ranges.h"
+#include "compiler/transfer/free_memory.h"
 #include "compiler/transfer/sorting.h"
 #include "schema/arena.h"
 #include "schema/levels.h"
@@ -320,7 +321,7 @@ private:
       }
     }
     firstRange_.push_back(ranges_.size());
-    numbers_ = {};
+    freeMemory(numbers_);
   }
 
   /// Appends the ranges of a flow, one for each descriptor. Stops and returns false if one must be cut at one of

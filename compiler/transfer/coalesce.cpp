@@ -5,6 +5,7 @@
 
 #include "compiler/pass.h"
 #include "compiler/resolve/interner.h"
+#include "compiler/transfer/free_memory.h"
 #include "compiler/transfer/rank_classes.h"
 #include "compiler/transfer/sorting.h"
 
@@ -320,8 +321,8 @@ private:
     for (size_t i = 0; i < transfers.size(); ++i)
       put(transfers[i], ofTransfer_[i], module_.transfers.descriptors.data() + next[slot(transfers[i])],
           next[slot(transfers[i])]);
-    ofTransfer_ = {};
-    relative_ = {};
+    freeMemory(ofTransfer_);
+    freeMemory(relative_);
   }
 
   /// Writes the descriptors of one transfer at `at`, and adds their number to `count`.

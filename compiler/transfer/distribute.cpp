@@ -46,6 +46,10 @@ public:
       : module_(module), layout_(module.layout), candidates_(layout_), splitter_(module) {}
 
   void run() {
+    size_t most = 0;
+    for (const Overlap &overlap : module_.transfers.overlaps)
+      most += overlap.targets.size();
+    module_.transfers.transfers.reserve(most); // a vector of gigabytes that grows would be copied
     for (uint32_t t = 0; t < module_.transfers.overlaps.size(); ++t)
       classify(t);
     if (layout_.files.megatron)
