@@ -8,6 +8,7 @@
 #include "analysis/files/new_folder.h"
 #include "analysis/files/safetensors.h"
 #include "analysis/terminal.h"
+#include "analysis/verify/plan_verifier.h"
 #include "compiler/pass.h"
 #include "executor/load.h"
 #include "ir/text.h"
@@ -38,7 +39,7 @@ struct Options {
   CompileOptions compile;
   std::string output, emit = "plan", report, describe, keep, from, algorithm = "optimum";
   std::vector<std::string> printAfter;
-  bool printAll = false, timePasses = false, stats = false, omitJob = false;
+  bool printAll = false, timePasses = false, stats = false, omitJob = false, verify = false;
   uint64_t jobs = 0;
 };
 
@@ -262,6 +263,8 @@ public:
     if (replaces(options_, inputs) || replacesStored(options_, storageFolder(), result_.module.layout))
       return kUsage;
     write();
+    if (options_.verify)
+      verify();
     if (options_.timePasses)
       for (const PassTime &time : result_.times)
         std::fprintf(stderr, "  %-16s %10.3f ms\n", time.pass.c_str(), time.seconds * 1e3);
@@ -390,6 +393,21 @@ private:
     if (old_)
       std::fprintf(messageStream(), "  pinned: %lld of %u segments of %s are unchanged\n",
                    static_cast<long long>(sameSegments(*old_, options_.output)), old_->world(), options_.keep.c_str());
+  }
+
+  /// --verify: proves the plan that was written; a wrong one is removed.
+  void verify() {
+    const double start = now();
+    std::unique_ptr<Plan> plan;
+    throwOnError(Plan::open(options_.output, plan), kFailure);
+    ProgressLine progress("verify");
+    const VerifyResult result = verifyPlan(*plan, [&](double fraction) { progress.at(fraction); });
+    result_.times.push_back({"verify", now() - start});
+    if (result.error.empty())
+      return;
+    std::error_code error;
+    std::filesystem::remove(options_.output, error);
+    throw Failure{kNegative, "the plan is wrong: " + result.error};
   }
 
   /// Keeps the plan apart from messages if it is written to standard output.
@@ -533,6 +551,10 @@ Command commandOf(Options &options) {
        {"--print-ir-after", "PASS", "print the IR after these passes, on standard error",
         setter(append, options.printAfter)},
        {"--print-ir-after-all", "", "print the IR after every pass, on standard error", setSwitch(options.printAll)},
+       {"--verify", "",
+        "prove that the plan writes every target byte exactly once, from the right source byte, as reshard-inspect "
+        "--verify does; a wrong plan is removed",
+        setSwitch(options.verify)},
        {"--verify-each", "", "verify the IR after every pass", setSwitch(options.compile.verifyEach)},
        {"--time-passes", "", "print the time of every pass, on standard error", setSwitch(options.timePasses)},
        {"--stats", "", "print counts of transfers, messages and bytes, on standard error", setSwitch(options.stats)}},
@@ -552,6 +574,8 @@ bool contradict(const Options &options) {
             "options";
   else if (options.emit == "plan" && options.output.empty() && options.describe.empty())
     error = "no output file: expected -o PLAN";
+  else if (options.verify && (options.emit != "plan" || !options.describe.empty() || outputAt(options.output).direct))
+    error = "--verify proves a plan in a file: expected -o PLAN, and neither --emit nor --describe";
   if (!error.empty())
     printError(kName, error);
   return !error.empty();

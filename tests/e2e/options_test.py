@@ -26,6 +26,31 @@ class Options(FolderTest):
         return run("reshard-exec", self.folder / plan, *options, code=code)
 
 
+class Verify(Options):
+    JOB = "{version: 1, model: {dtype: bf16, tensors: {a: [8], b: [8]}}, source: {mesh: {}}, target: {mesh: {}}}"
+
+    def test_a_plan_is_proven(self):
+        self.assertGreater(self.compile(self.JOB, "--verify")["time_ms"]["passes"]["verify"], 0)
+        self.execute("--synthesize", "--check")
+
+    def test_a_wrong_plan_is_removed(self):
+        ir = run("reshard-compile", self.folder / "job.yaml", "--emit=ir").stdout if self.compile(self.JOB) else ""
+        wrong = ir.replace("in  b1 + 0", "in  b2 + 0")
+        self.assertNotEqual(wrong, ir)
+        (self.folder / "wrong.rir").write_text(wrong)
+        run("reshard-compile", self.folder / "wrong.rir", "-o", self.folder / "wrong")
+        self.assertTrue((self.folder / "wrong").exists())
+        error = run("reshard-compile", self.folder / "wrong.rir", "-o", self.folder / "wrong", "--verify", code=1).stderr
+        self.assertRegex(error, "error: the plan is wrong: .*")
+        self.assertFalse((self.folder / "wrong").exists())
+
+    def test_a_file_is_needed(self):
+        for options in (("-o", "/dev/stdout"), ("--emit=ir",)):
+            (self.folder / "job.yaml").write_text(self.JOB)
+            error = run("reshard-compile", self.folder / "job.yaml", "--verify", *options, code=2).stderr
+            self.assertIn("--verify proves a plan in a file: expected -o PLAN, and neither --emit nor --describe", error)
+
+
 class Relabel(Options):
     JOB = """
 version: 1
