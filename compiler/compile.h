@@ -85,6 +85,9 @@ bool compileJob(const std::string &path, const CompileOptions &options, CompileR
 /// Counts of a module. Those that its level does not have yet are 0.
 Statistics statistics(const ir::Module &module);
 
+/// The manifest (schema/plan.fbs, with a size prefix) of a module of any level, without counts: its layouts.
+std::vector<std::byte> layoutManifest(const ir::Module &module);
+
 struct WrittenPlan {
   std::string digest; // 32 hexadecimal digits
   int64_t bytes = 0;  // of the file

@@ -560,6 +560,13 @@ llvm::Error addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned thr
 
 } // namespace
 
+std::vector<std::byte> layoutManifest(const ir::Module &module) {
+  FlatBufferBuilder builder(1 << 16);
+  manifest(builder, module, {}, nullptr);
+  const auto *data = reinterpret_cast<const std::byte *>(builder.GetBufferPointer());
+  return {data, data + builder.GetSize()};
+}
+
 llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics &counts, const std::string &path,
                                       unsigned jobs, const JobInputs *inputs) {
   if (module.level != ir::Level::schedule)

@@ -15,6 +15,7 @@
 #include "support/atomic_file.h"
 #include "support/byte_size.h"
 #include "tools/options.h"
+#include "tools/stored_files.h"
 
 #include <malloc.h>
 #include <nlohmann/json.hpp>
@@ -150,60 +151,6 @@ int describe(const Options &options) {
   else
     throwOnError(writeFile(options.output, text), kFailure);
   return kDone;
-}
-
-/// Reads the headers of a source with one safetensors file for each mesh rank.
-llvm::Expected<StoredFiles> readRankFiles(const StoredRequest &request) {
-  StoredFiles result;
-  for (int64_t meshRank = 0; meshRank < request.meshRanks; ++meshRank) {
-    Checkpoint files;
-    const std::string path = request.path + "/" + rankFile(static_cast<uint32_t>(meshRank));
-    std::error_code unknown;
-    if (!std::filesystem::exists(path, unknown))
-      continue; // a rank without params
-    if (Status status = readSafetensors(path, files); !status.ok())
-      return llvm::createStringError(status.message());
-    for (const auto &[name, tensor] : files.tensors)
-      result.tensors.push_back({name, static_cast<ir::DType>(tensor.dtype), tensor.shape, {}});
-  }
-  return result;
-}
-
-/// Reads what the files of a source contain: for `dtype: stored`, and the chunks of other formats than Hugging Face's.
-llvm::Expected<StoredFiles> readStoredFiles(const StoredRequest &request) {
-  std::error_code unknown;
-  if (!request.required && !std::filesystem::exists(request.path, unknown))
-    return StoredFiles{};
-  StoredFiles result;
-  if (request.checkpoint) {
-    const Result<StorageFormat> format = recognizeCheckpoint(request.path);
-    if (!format.ok() && !request.required)
-      return StoredFiles{};
-    if (format.ok() && request.format && *request.format != *format)
-      return llvm::createStringError("'" + request.path + "' has the format '" + name(*format) + "', expected '" +
-                                     name(*request.format) + "'");
-    if (format.ok() && !request.required && *format == StorageFormat::safetensors)
-      return StoredFiles{};
-    const Result<StoredCheckpoint> stored = readStoredCheckpoint(request.path);
-    if (!stored.ok())
-      return llvm::createStringError(stored.status().message());
-    result.format = stored->format;
-    for (const auto &[name, tensor] : stored->tensors) {
-      FileTensor &each = result.tensors.emplace_back();
-      each = {name, static_cast<ir::DType>(tensor.dtype), tensor.shape, {}};
-      for (const StoredChunk &chunk : tensor.chunks)
-        each.chunks.push_back({chunk.offsets, chunk.lengths});
-    }
-  } else {
-    llvm::Expected<StoredFiles> files = readRankFiles(request);
-    if (!files)
-      return files.takeError();
-    result = std::move(*files);
-  }
-  if (result.tensors.empty())
-    return llvm::createStringError("'" + request.path + "' contains no " +
-                                   (request.checkpoint ? "tensors" : "safetensors file with tensors"));
-  return result;
 }
 
 /// The epochs in which the target ranks of an earlier plan joined.

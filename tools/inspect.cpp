@@ -6,15 +6,51 @@
 #include "analysis/report/checkpoint_listing.h"
 #include "analysis/report/inspection.h"
 #include "analysis/terminal.h"
+#include "analysis/verify/layout_difference.h"
+#include "compiler/compile.h"
+#include "executor/load.h"
 #include "schema/limits.h"
 #include "support/glob.h"
 #include "tools/options.h"
+#include "tools/stored_files.h"
 #include "yaml/topology.h"
 
 #include <cstdio>
 
 using namespace reshard::analysis;
 using namespace reshard::tools;
+
+namespace {
+
+/// --job: compiles the layouts of the job, with the options that the plan holds, and compares them with the plan's.
+void verifyJob(const std::string &path, const std::string &job) {
+  std::unique_ptr<reshard::Plan> plan;
+  throwOnError(reshard::Plan::open(path, plan), kUsage);
+  reshard::CompileOptions options;
+  if (const auto inputs = reshard::inputsOf(plan->manifest().input())) {
+    options.overrides = inputs->overrides;
+    options.allowed = inputs->allowed;
+    options.relabel = inputs->relabel;
+    options.megatron = inputs->megatron;
+  }
+  options.readStoredFiles = readStoredFiles;
+  options.passes = {"overlap", "convert"}; // `convert` completes the layouts
+  if (options.relabel)
+    options.passes.emplace_back("relabel");
+  reshard::CompileResult result;
+  reshard::Diagnostics diagnostics;
+  const bool good = compileJob(job, options, result, diagnostics);
+  printDiagnostics(diagnostics.text());
+  if (!good)
+    throw Failure{kUsage, "cannot compile '" + job + "'"};
+  const std::vector<std::byte> manifest = reshard::layoutManifest(result.module);
+  const std::string found =
+      layoutDifference(plan->manifest(), *flatbuffers::GetSizePrefixedRoot<reshard::schema::Manifest>(manifest.data()));
+  if (!found.empty())
+    throw Failure{kNegative, "the plan is not that of '" + job + "': " + found};
+}
+
+} // namespace
 
 int main(int argc, char **argv) {
   ignoreFileSizeSignal();
@@ -32,7 +68,7 @@ int main(int argc, char **argv) {
     options.replicas = static_cast<uint32_t>(number);
     return error;
   };
-  std::string topology;
+  std::string topology, job;
   Command command{
       "reshard-inspect",
       "PLAN|CHECKPOINT",
@@ -55,6 +91,7 @@ int main(int argc, char **argv) {
        {"-o", "FILE", "with --format=html: write the page to FILE", setText(options.output)},
        {"--verify", "", "prove that every target byte is written exactly once, from the right source byte",
         setSwitch(options.verify)},
+       {"--job", "JOB", "with --verify: also prove that the plan has the layouts of this YAML file", setText(job)},
        {"--simulate", "TOPOLOGY",
         "estimate the time on the cluster that a topology file describes, with the lower bound of all plans",
         setText(topology)},
@@ -112,7 +149,13 @@ int main(int argc, char **argv) {
                std::string(options.replicas > 0 ? "--replicas" : "--trace") + " needs --simulate=TOPOLOGY");
     return kUsage;
   }
+  if (!job.empty() && !options.verify) {
+    printError(command.name, "--job needs --verify");
+    return kUsage;
+  }
   try {
+    if (!job.empty())
+      verifyJob(options.plan, job);
     return checkpoint ? inspectCheckpoint(options.plan, options.param, options.format == "json") : inspect(options);
   } catch (const Failure &failure) {
     printError("reshard-inspect", failure.message);

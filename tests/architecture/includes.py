@@ -70,8 +70,10 @@ MORE = {
     "backends/nccl.cpp": ("executor/communicator.h", "nccl.h"),
     "tools/options.cpp": ("CLI/",),
     "tools/compile.cpp": ("compiler/", "ir/"),
+    "tools/stored_files.h": ("compiler/frontend/", "llvm/"),
+    "tools/stored_files.cpp": ("ir/",),
     "tools/execution.cpp": ("rendezvous/launch.h",),
-    "tools/inspect.cpp": ("yaml/topology.h",),
+    "tools/inspect.cpp": ("compiler/", "yaml/topology.h"),
     "analysis/layout/quantized_views.cpp": ("kernels/quantized.h",),
     "analysis/verify/synthesize.cpp": ("kernels/codes.h",),
 }

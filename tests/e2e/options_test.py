@@ -44,6 +44,32 @@ class Verify(Options):
         self.assertRegex(error, "error: the plan is wrong: .*")
         self.assertFalse((self.folder / "wrong").exists())
 
+    def test_the_plan_of_a_job(self):
+        job = """
+version: 1
+model: {dtype: bf16, index: {layer: 2}, tensors: {"layers.{layer}.w": {shape: [64, 32], shard: {0: tp}}, norm: [32]}}
+source: {mesh: {tp: 4}}
+target: {mesh: {tp: 2}, ranks: [3, 1]}
+"""
+        inspect = ("reshard-inspect", self.folder / "plan", "--verify", f"--job={self.folder / 'job.yaml'}")
+        for options in ((), ("--set", "model.dtype=fp32"), ("--relabel-target",)):
+            with self.subTest(options):
+                self.compile(job, *options)
+                self.assertIn("right: all", run(*inspect).stdout)
+        self.compile(job)
+        for before, after, expected in (("[64, 32]", "[64, 64]", "tensor 'layers.{layer}.w' of the plan differs"), ("layer: 2", "layer: 3", "index variable 'layer' of the plan differs"),
+                                        ("norm: [32]", "norm: [32], more: [2]", "the plan has 2 tensors, the job 3"), ("[3, 1]", "[1, 3]", "the target has other ranks"),
+                                        ("shard: {0: tp}", "shard: {1: tp}", "source param 'layers.{layer}.w' of the plan differs"), ("source: {mesh: {tp: 4}}", "source: {mesh: {tp: 8}}", "a world of 4, the job of 8")):
+            with self.subTest(after):
+                (self.folder / "job.yaml").write_text(job.replace(before, after))
+                done = run(*inspect, code=1)
+                self.assertIn("error: the plan is not that of '", done.stderr)
+                self.assertIn(expected, done.stderr)
+                self.assertEqual(done.stdout, "")
+        (self.folder / "job.yaml").write_text(job.replace("tp", "xp", 1))
+        self.assertIn("unknown axis", run(*inspect, code=2).stderr)
+        self.assertIn("--job needs --verify", run("reshard-inspect", self.folder / "plan", "--job=job.yaml", code=2).stderr)
+
     def test_a_file_is_needed(self):
         for options in (("-o", "/dev/stdout"), ("--emit=ir",)):
             (self.folder / "job.yaml").write_text(self.JOB)

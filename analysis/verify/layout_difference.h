@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compares the layouts of a plan with those of its job.
+#pragma once
+
+#include "schema/manifest.h"
+
+#include <string>
+
+namespace reshard::analysis {
+
+/// The first difference between the layouts of two manifests: world, index variables, tensors, and the endpoints with
+/// their ranks and params; "" if there is none. Epochs and engine replicas to report on, which are no part of a layout,
+/// may differ.
+std::string layoutDifference(const schema::Manifest &plan, const schema::Manifest &job);
+
+} // namespace reshard::analysis
