@@ -362,6 +362,8 @@ private:
 
   /// Records which message brings the bytes that later hops forward.
   void noteArrivals() {
+    if (std::none_of(flows_.begin(), flows_.end(), [](const Flow &flow) { return flow.hops.size() > 1; }))
+      return;
     arrivals_.resize(flows_.size());
     for (uint32_t m = 0; m < messages_.size(); ++m)
       for (const Grant &grant : messages_[m].grants)
@@ -498,6 +500,7 @@ private:
         phaseSteps_.finish(rank, when, static_cast<uint32_t>(std::max<int64_t>(rounds ? known->second : before, 0)));
       }
       until(INT64_MAX);
+      freeMemory(sides[rank]); // the steps of the next ranks take its place
     }
   }
 
