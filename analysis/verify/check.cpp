@@ -115,13 +115,16 @@ private:
       coverage.add(range);
       if (range.tensor && !tensor.fromSource())
         return fill(bytes.data(), range, tensor.key(), values);
-      for (int64_t k = 0; range.tensor && k < range.count; ++k) {
-        const int64_t element = range.logical + k * range.logicalStep;
-        if (const std::byte *from = tensor.sent(element, 1, item).data)
-          std::memcpy(bytes.data() + (range.local + k * range.localStep) * item, from, static_cast<size_t>(item));
-        else if (++result.mismatches; result.first.empty())
+      const bool contiguous = range.logicalStep == 1 && range.localStep == 1;
+      for (int64_t k = 0; range.tensor && k < range.count;) {
+        const ElementRange at = range.at(k);
+        const Stretch sent = tensor.sent(at.logical, contiguous ? range.count - k : 1, item);
+        if (sent.data)
+          std::memcpy(bytes.data() + at.local * item, sent.data, static_cast<size_t>(sent.count * item));
+        else if (result.mismatches += static_cast<uint64_t>(sent.count); result.first.empty())
           result.first = where() + " param '" + instance.name + "': the source does not hold '" + *range.tensor +
-                         "' element " + std::to_string(element);
+                         "' element " + std::to_string(at.logical);
+        k += sent.count;
       }
     });
     result.ambiguity = tensor.ambiguity();
