@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // reshard-digest: digests of the tensors in files, which are the same in every format and layout; compares two of them.
 
+#include "analysis/checkpoints/megatron_files.h"
 #include "analysis/digest/tensor_digests.h"
 #include "analysis/files/new_folder.h"
+#include "analysis/terminal.h"
 #include "executor/load.h"
 #include "tools/options.h"
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
+#include <thread>
 
 using namespace reshard;
 using namespace reshard::analysis;
@@ -47,6 +52,17 @@ uint32_t endpointNamed(const Plan &plan, const std::string &role) {
                 "the plan has no side '" + role + "'; its sides are " + printable(known) + ": name one with --side"};
 }
 
+/// Compares the files of a checkpoint with the hashes that it states, if it does.
+void verifyHashes(const std::string &path) {
+  if (!std::filesystem::is_directory(path))
+    return;
+  ProgressLine progress("compare with integrity.json");
+  throwOnError(verifyIntegrity(path, std::max(1u, std::thread::hardware_concurrency()),
+                               [&](double fraction) { progress.at(fraction); })
+                   .status(),
+               kUsage);
+}
+
 int digest(const DigestOptions &options, const std::vector<std::string> &paths) {
   std::unique_ptr<Plan> plan;
   if (!options.plan.empty())
@@ -55,6 +71,7 @@ int digest(const DigestOptions &options, const std::vector<std::string> &paths) 
   for (size_t i = 0; i < paths.size(); ++i) {
     const std::string side = paths.size() == 2 ? (i == 0 ? "source" : "target") : options.side;
     sides.push_back(plan ? digestsOfSide(*plan, endpointNamed(*plan, side), paths[i]) : digestsOfCheckpoint(paths[i]));
+    verifyHashes(paths[i]); // after the errors of the files themselves
   }
   if (sides.size() == 1) {
     print(sides[0], options.format == "json");

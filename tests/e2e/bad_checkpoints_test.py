@@ -96,6 +96,7 @@ class BadCheckpoints(ConvertTest):
         before = self.contents()
         commands = {"exec": lambda: run("reshard-exec", "p.rplan", "--allow=extra", cwd=self.folder, code=2),
                     "convert": lambda: self.convert("source", "out", "--allow=extra", code=2),
+                    "digest": lambda: run("reshard-digest", "source", cwd=self.folder, code=2),
                     "inspect": lambda: run("reshard-inspect", "source", cwd=self.folder, code=2),
                     "compile": lambda: run("reshard-compile", "job.yaml", "-o", "q.rplan", cwd=self.folder, code=2)}
         for name in sorted(commands.keys() - set(blind)):
