@@ -9,8 +9,8 @@ Prints a table: seconds, peak resident memory, and medians of ratios over the ro
 PyTorch's way is dcp.load into empty tensors and safetensors' save_file, and load_file and dcp.save. Each way is a process
 of its own; its time is that of the conversion without imports. reshard's is that of reshard-compile and reshard-exec, from
 start to end. The files are in the page cache, except in the rows "cold", for which the source's pages are dropped before
-each run of reshard and of cp. reshard waits until its files are on the device; PyTorch and cp do not. Rounds alternate the
-order."""
+each run of reshard and of cp. reshard waits until its files are on the device; PyTorch and cp do not, `cp and sync` does. Rounds
+alternate the order; each run begins after a sync."""
 
 import json
 import os
@@ -102,47 +102,51 @@ def drop(folder):
             os.close(file)
 
 
-def copied(source, target):
-    """A copy by cp. Returns seconds, and 0 for its memory."""
+def copied(source, target, sync):
+    """A copy by cp, and if asked the wait until it is on the device. Returns seconds, and 0 for its memory."""
     begin = time.monotonic()
     subprocess.run(["cp", "-r", source, target], check=True)
+    if sync:
+        subprocess.run(["sync", "-f", target], check=True)
     return time.monotonic() - begin, 0
+
+
+def measured(name, way, source, out, format, gigabytes):
+    """One run, which begins without written pages that are not on the device."""
+    shutil.rmtree(out, ignore_errors=True)
+    os.sync()
+    if name == "reshard":
+        return ours(source, out, format, gigabytes)
+    if name.startswith("cp"):
+        return copied(source, out, name != "cp")
+    done = subprocess.run([sys.executable, "-W", "ignore", __file__, "--peer", way, source, out, str(gigabytes)], check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main():
     gigabytes, rounds = float(sys.argv[1]) if len(sys.argv) > 1 else 4, int(sys.argv[2]) if len(sys.argv) > 2 else 5
     folder = Path(tempfile.mkdtemp(prefix="reshard-checkpoints-", dir=os.environ.get("TMPDIR", "/var/tmp")))
+    peers = ("PyTorch", "cp", "cp and sync")
     try:
         create(folder / "dcp", gigabytes)
         ours(folder / "dcp", folder / "hf", "safetensors", gigabytes)
         results = {}
         for turn in range(rounds):
             for way, source, format in (("to safetensors", "dcp", "safetensors"), ("to DCP", "hf", "dcp")):
-                tries = ["reshard", "PyTorch"] if turn % 2 else ["PyTorch", "reshard"]
-                for name in tries:
-                    out = folder / "out"
-                    shutil.rmtree(out, ignore_errors=True)
-                    if name == "reshard":
-                        result = ours(folder / source, out, format, gigabytes)
-                    else:
-                        done = subprocess.run([sys.executable, "-W", "ignore", __file__, "--peer", way, folder / source, out, str(gigabytes)],
-                                              check=True, capture_output=True, text=True)
-                        result = json.loads(done.stdout.splitlines()[-1])
-                    results.setdefault((way, name), []).append(result)
-                shutil.rmtree(out)
-                results.setdefault((way, "cp"), []).append(copied(folder / source, out))
-                for name in ("reshard", "cp") if turn % 2 else ("cp", "reshard"):
-                    shutil.rmtree(out)
-                    drop(folder / source)
-                    result = ours(folder / source, out, format, gigabytes) if name == "reshard" else copied(folder / source, out)
-                    results.setdefault((f"{way}, cold", name), []).append(result)
-        print(f"| {gigabytes:g} GB, {BIN.name} | reshard | PyTorch | cp | PyTorch ÷ reshard | cp ÷ reshard | memory: reshard | PyTorch |\n|---|---|---|---|---|---|---|---|")
+                for cold in (False, True):
+                    names = ("reshard", *peers[cold:])
+                    for name in names if turn % 2 else reversed(names):
+                        if cold:
+                            drop(folder / source)
+                        result = measured(name, way, folder / source, folder / "out", format, gigabytes)
+                        results.setdefault((f"{way}, cold" if cold else way, name), []).append(result)
+        print(f"| {gigabytes:g} GB, {BIN.name} | reshard | {' | '.join(peers)} | {' | '.join(f'{peer} ÷ reshard' for peer in peers)} | memory: reshard | PyTorch |\n|---|{'---:|' * 9}")
         median = statistics.median
         for way in ("to safetensors", "to DCP", "to safetensors, cold", "to DCP, cold"):
-            own, other, copies = (results.get((way, name)) for name in ("reshard", "PyTorch", "cp"))
-            seconds = [f"{median([s for s, _ in values]):.2f} s" if values else "" for values in (own, other, copies)]
-            ratios = [f"{median([b / a for (a, _), (b, _) in zip(own, values)]):.2f}" if values else "" for values in (other, copies)]
-            memory = [f"{median([m for _, m in values]) / 2**20:.2f} GiB" if values else "" for values in (own, other)]
+            own, *others = (results.get((way, name)) for name in ("reshard", *peers))
+            seconds = [f"{median([s for s, _ in values]):.2f} s" if values else "" for values in (own, *others)]
+            ratios = [f"{median([b / a for (a, _), (b, _) in zip(own, values)]):.2f}" if values else "" for values in others]
+            memory = [f"{median([m for _, m in values]) / 2**20:.2f} GiB" if values else "" for values in (own, others[0])]
             print("| " + " | ".join([way, *seconds, *ratios, *memory]) + " |")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
