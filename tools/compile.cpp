@@ -6,7 +6,6 @@
 #include "analysis/common.h"
 #include "analysis/files/describe.h"
 #include "analysis/files/new_folder.h"
-#include "analysis/files/safetensors.h"
 #include "analysis/terminal.h"
 #include "analysis/verify/plan_verifier.h"
 #include "compiler/pass.h"
