@@ -52,6 +52,8 @@ FileCopies::FileCopies(const std::vector<const MappedFile *> &files) {
   for (const MappedFile *mapped : files) {
     if (files_.size() == most)
       break;
+    if (mapped->bytes() == 0)
+      continue;
     const int flags = (mapped->writable() ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK;
     const int file = uninterrupted([&] { return ::open(mapped->path().c_str(), flags); });
     struct stat status{};

@@ -23,9 +23,9 @@ inline constexpr int64_t kMaxInstances = int64_t{1} << 22;
 /// begins a new range. An executor needs about 32 bytes for each; the limit keeps a few loops from exhausting memory. A
 /// rank of a model with 10^12 parameters has about a thousand ranges.
 inline constexpr int64_t kMaxOperandRanges = int64_t{1} << 24;
-/// Operands of all steps of one segment, the shared ones counted once for each step: as many as a segment of the
-/// largest size could hold without sharing.
-inline constexpr uint64_t kMaxOperandUses = kMaxSegmentBytes / 16;
+/// Operands of all steps of one segment, the shared ones counted once for each step. An executor needs about 48 bytes
+/// for each, so that a small segment could otherwise exhaust memory.
+inline constexpr uint64_t kMaxOperandUses = uint64_t{1} << 24;
 /// Chunks of the messages of one segment, each counted once more for every step that its message waits for. An executor
 /// keeps a number for each. In chunks of 64 KiB, the limit is 1 TiB.
 inline constexpr int64_t kMaxChunks = int64_t{1} << 24;

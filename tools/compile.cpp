@@ -291,11 +291,7 @@ private:
     options_.compile.readStoredFiles = [this](StoredRequest request) {
       if (!options_.from.empty())
         request.path = storageFolder() / request.path; // the job has only its own name
-      // A source that was moved must not change the job.
-      request.required = request.required || (request.checkpoint && fromFormat_ != StorageFormat::safetensors);
-      if (fromFormat_ != StorageFormat::safetensors && !request.format)
-        request.format = fromFormat_;
-      return readStoredFiles(request);
+      return readStoredFiles(std::move(request), fromFormat_);
     };
     options_.compile.planOnly = options_.emit == "plan" && !options_.printAll && options_.printAfter.empty();
     Diagnostics again = diagnostics_;
@@ -305,7 +301,7 @@ private:
         options_.compile.planOnly = false;
         result_ = {};
         passed = 0;
-        return compileJob(job_, options_.compile, result_, again);
+        compileJob(job_, options_.compile, result_, again);
       }
       return good;
     } catch (const std::exception &exception) { // the last entry of times is the pass that threw

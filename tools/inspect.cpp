@@ -33,7 +33,9 @@ void verifyJob(const std::string &path, const std::string &job) {
     options.relabel = inputs->relabel;
     options.megatron = inputs->megatron;
   }
-  options.readStoredFiles = readStoredFiles;
+  options.readStoredFiles = [&](reshard::StoredRequest request) {
+    return readStoredFiles(std::move(request), formatOf(*plan->manifest().endpoints()->Get(0)));
+  };
   options.passes = {"overlap", "convert"}; // `convert` completes the layouts
   if (options.relabel)
     options.passes.emplace_back("relabel");

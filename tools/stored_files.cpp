@@ -31,7 +31,12 @@ llvm::Expected<StoredFiles> readRankFiles(const StoredRequest &request) {
 
 } // namespace
 
-llvm::Expected<StoredFiles> readStoredFiles(const StoredRequest &request) {
+llvm::Expected<StoredFiles> readStoredFiles(StoredRequest request, StorageFormat planned) {
+  if (planned != StorageFormat::safetensors) {
+    request.required = request.required || request.checkpoint;
+    if (!request.format)
+      request.format = planned;
+  }
   std::error_code unknown;
   if (!request.required && !std::filesystem::exists(request.path, unknown))
     return StoredFiles{};

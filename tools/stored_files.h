@@ -9,6 +9,7 @@
 namespace reshard::tools {
 
 /// What the files of a source contain: for `dtype: stored`, and the chunks of other formats than Hugging Face's.
-llvm::Expected<StoredFiles> readStoredFiles(const StoredRequest &request);
+/// `format`: that of the source in a plan of the same job; a source that was moved since must not change the job.
+llvm::Expected<StoredFiles> readStoredFiles(StoredRequest request, StorageFormat format = StorageFormat::safetensors);
 
 } // namespace reshard::tools

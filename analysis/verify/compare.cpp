@@ -253,6 +253,14 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
   };
   const InstancesByTensor wanted = instancesByTensor(plan, target);
   const std::vector<InstancesByTensor::value_type> work(wanted.begin(), wanted.end());
+  std::vector<bool> mine; // of each tensor, whether this process compares its instances in storage
+  size_t stored = 0;      // such tensors, which are the same in all processes: other targets may differ
+  for (const auto &[name, targets] : work) {
+    const bool any =
+        std::any_of(targets.begin(), targets.end(), [&](const auto &each) { return isStorage(*each->rankMemory); });
+    mine.push_back(any && stored % share.processes == share.process);
+    stored += any;
+  }
   Reference reference(plan, source);
   CheckResult result;
   std::mutex mutex;
@@ -260,8 +268,7 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
       work.size(), threads,
       [&](size_t i) {
         const auto &[name, targets] = work[i];
-        const bool mine = i % share.processes == share.process;
-        const auto compared = [&](const auto &instance) { return mine || !isStorage(*instance->rankMemory); };
+        const auto compared = [&](const auto &instance) { return mine[i] || !isStorage(*instance->rankMemory); };
         if (std::none_of(targets.begin(), targets.end(), compared))
           return;
         CheckResult one;

@@ -20,27 +20,30 @@ template <class Element> int64_t countWrong(const std::byte *memory, const Eleme
   return wrong;
 }
 
+/// Counts the elements of `found`, each `step` elements behind the one before, that differ from those of `expected`.
+int64_t countDifferent(const std::byte *found, int64_t step, const std::byte *expected, int64_t count, int64_t item) {
+  if (step == 1 && std::memcmp(found, expected, static_cast<size_t>(count * item)) == 0)
+    return 0;
+  int64_t different = 0;
+  for (int64_t k = 0; k < count; ++k)
+    different += std::memcmp(found + k * step * item, expected + k * item, static_cast<size_t>(item)) != 0;
+  return different;
+}
+
 /// Counts the elements [from, from + sent.count) of a range that differ from those that the source sends.
 int64_t countWrong(const std::byte *memory, const ElementRange &range, int64_t from, const Stretch &sent,
                    const SynthesizedValues &values) {
+  const int64_t item = itemBytes(values.storageDtype), sentItem = itemBytes(values.sentDtype), step = range.localStep;
+  const std::byte *found = memory + (range.local + from * step) * item;
+  if (values.sentDtype == values.storageDtype)
+    return countDifferent(found, step, sent.data, sent.count, item);
   constexpr int64_t kAtOnce = 1024;
-  const int64_t item = itemBytes(values.storageDtype), sentItem = itemBytes(values.sentDtype);
-  const bool same = values.sentDtype == values.storageDtype;
-  std::array<std::byte, kAtOnce * sizeof(uint64_t)> stored{};
+  std::array<std::byte, kAtOnce * sizeof(uint64_t)> stored; // not initialized: it may be for one element only
   int64_t wrong = 0;
   for (int64_t first = 0, count = 0; first < sent.count; first += count) {
-    // The elements that are not cast are compared with the source's memory.
-    count = same ? sent.count : std::min(sent.count - first, kAtOnce);
-    const std::byte *expected = sent.data + first * sentItem;
-    if (!same) {
-      values.cast(expected, stored.data(), count);
-      expected = stored.data();
-    }
-    const std::byte *found = memory + (range.local + (from + first) * range.localStep) * item;
-    if (range.localStep == 1 && std::memcmp(found, expected, static_cast<size_t>(count * item)) == 0)
-      continue;
-    for (int64_t k = 0; k < count; ++k)
-      wrong += std::memcmp(found + k * range.localStep * item, expected + k * item, static_cast<size_t>(item)) != 0;
+    count = std::min(sent.count - first, kAtOnce);
+    values.cast(sent.data + first * sentItem, stored.data(), count);
+    wrong += countDifferent(found + first * step * item, step, stored.data(), count, item);
   }
   return wrong;
 }

@@ -47,12 +47,15 @@ std::string layoutDifference(const Manifest &plan, const Manifest &job) {
     return found;
   for (size_t e = 0; e < mine.endpoints.size(); ++e) {
     EndpointT &a = *mine.endpoints[e], &b = *wanted.endpoints[e];
-    if (std::string found = difference(a.params, b.params, a.role + " param"); !found.empty())
-      return found;
     for (EndpointT *each : {&a, &b}) {
+      each->layout.clear();
       each->epochs.clear();
       each->replicas = 0;
+      for (const auto &param : each->params)
+        param->origin.clear();
     }
+    if (std::string found = difference(a.params, b.params, a.role + " param"); !found.empty())
+      return found;
     if (packed(a) != packed(b))
       return a.ranks != b.ranks ? "the " + a.role + " has other ranks"
                                 : "the " + a.role + " has other axes, shardings or storage";

@@ -92,9 +92,9 @@ void TensorValues::refer(const ElementRange &range, const std::byte *memory, int
     put(range, memory, item, false);
 }
 
-/// The bytes of a run are at least a few times those of its entry.
+/// The bytes of a run are many times those of its entry.
 void TensorValues::addLast() {
-  constexpr int64_t kLeastBytes = 128;
+  constexpr int64_t kLeastBytes = 512;
   if (last_.count * last_.item >= kLeastBytes)
     runs_.push_back(last_);
   else if (last_.count > 0)

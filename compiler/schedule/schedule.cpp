@@ -297,7 +297,7 @@ private:
                : 0;
   }
 
-  /// Bytes of a copy from files to files that must stay together: whole pages, and whole blocks.
+  /// Bytes of a copy from files to files that must stay together: the size of a page, and whole blocks.
   int64_t granule(const Descriptor &d) const {
     constexpr int64_t kPage = 4096;
     const int64_t block = hasViews_[d.endpoint] ? blockBytes(d) : 0;

@@ -82,15 +82,19 @@ class Compare : public testing::Test {
 protected:
   /// Source and target are `w` and `v` of [8, 320] and [320, 8], moved from `source` to `target`.
   void open(const std::string &source, const std::string &target, const std::string &mesh = "{tp: 2}") {
-    compile("{version: 1, model: {dtype: fp32, tensors: {w: [8, 320], v: [320, 8]}, layouts: {a: {params: {" + source +
-                "}}, b: {params: {" + target + "}}}}, source: {layout: a, mesh: " + mesh +
-                "}, target: {layout: b, mesh: " + mesh + "}}",
-            folder_ / "p.rplan");
+    openJob("{version: 1, model: {dtype: fp32, tensors: {w: [8, 320], v: [320, 8]}, layouts: {a: {params: {" + source +
+            "}}, b: {params: {" + target + "}}}}, source: {layout: a, mesh: " + mesh +
+            "}, target: {layout: b, mesh: " + mesh + "}}");
+  }
+  /// Opens a job and fills all sides: a tensor has the same synthesized values on each.
+  void openJob(const std::string &yaml) {
+    compile(yaml, folder_ / "p.rplan");
     ASSERT_EQ(Plan::open(folder_ / "p.rplan", plan_).message(), "");
-    for (auto *memory : {&source_, &target_}) {
+    for (auto *memory : {&source_, &target_, &stored_}) {
       *memory = std::make_unique<Memory>(*plan_);
-      ASSERT_EQ((*memory)->allocate(memory == &target_).message(), "");
-      // Both sides of a tensor have the same synthesized values.
+      const uint32_t endpoints = plan_->manifest().endpoints()->size();
+      for (uint32_t e = memory != &source_; e < (memory == &target_ ? endpoints : memory == &source_ ? 1 : 2); ++e)
+        ASSERT_EQ((*memory)->allocate(e).message(), "");
       for (const MeshRankMemory &rankMemory : (*memory)->rankMemories())
         synthesize(*plan_, rankMemory, 5, 1);
     }
@@ -116,7 +120,7 @@ protected:
 
   TemporaryFolder folder_;
   std::unique_ptr<Plan> plan_;
-  std::unique_ptr<Memory> source_, target_;
+  std::unique_ptr<Memory> source_, target_, stored_; // stored_: of the first target only
 };
 
 constexpr char kRows[] = "w: {holds: w, shard: {0: tp}}, v: {holds: v, shard: {0: tp}}";
@@ -132,6 +136,49 @@ TEST_F(Compare, FindsEveryWrongElement) {
       open(source, target);
       changeBytes();
     }
+}
+
+/// Ranges that are compared in several parts: rows longer than 1 MiB, and more than 1024 transposed rows.
+TEST_F(Compare, FindsWrongElementsInEveryPart) {
+  const std::string model = "{version: 1, model: {dtype: fp32, tensors: {w: [1300, 700], v: [600000]}, layouts: {a: "
+                            "{params: {w: {holds: w}, v: {holds: v}}}, b: {params: {w: {concat: [{permute: [1, 0], of: "
+                            "w}]}, v: {holds: v}}}}}, source: {layout: a, mesh: {}}, target: {layout: b, mesh: {}}}";
+  openJob(model);
+  const CheckResult right = compare(*plan_, *source_, *target_, 2);
+  EXPECT_EQ(right.first, "");
+  EXPECT_EQ(right.checkedBytes, 4u * (1300 * 700 + 600'000));
+  const auto change = [&](uint32_t param, int64_t element) {
+    std::byte &byte = target_->rankMemories()[0].params[param][0][4 * element + 1];
+    byte ^= std::byte{4};
+    EXPECT_EQ(compare(*plan_, *source_, *target_, 2).mismatches, 1u) << param << " element " << element;
+    byte ^= std::byte{4};
+  };
+  // Element [row, column] of w is at column * 1300 + row: parts have 256 columns, and 1024 rows are compared at a time.
+  for (const int64_t row : {0, 1023, 1024, 1299})
+    for (const int64_t column : {0, 255, 256, 511, 512, 699})
+      change(0, column * 1300 + row);
+  for (const int64_t element : {0, 262'143, 262'144, 524'287, 524'288, 599'999}) // parts have 262,144 elements
+    change(1, element);
+}
+
+/// Two processes share the tensors of a target in storage, also if other targets have other tensors.
+TEST_F(Compare, ProcessesShareTensorsInStorage) {
+  openJob(
+      "{version: 1, model: {dtype: fp32, tensors: {a: [6], aa: [5], b: [7], c: [8], d: [9]}, layouts: {all: "
+      "{params: same}, most: {params: {a: {holds: a}, b: {holds: b}, c: {holds: c}, d: {holds: d}}}, some: {params: "
+      "{aa: {holds: aa}}}}}, source: {layout: all, mesh: {tp: 2}}, target: [{layout: most, storage: out}, {layout: "
+      "some, mesh: {tp: 2}}]}");
+  const auto &params = *plan_->manifest().endpoints()->Get(1)->params();
+  std::map<std::string, uint64_t> found; // by how many processes a wrong element in storage is found
+  for (uint32_t p = 0; p < params.size(); ++p)
+    for (const size_t process : {0, 1}) {
+      const Memory &target = process == 0 ? *stored_ : *target_; // the first process has no `aa`
+      std::byte &byte = target.rankMemories()[0].params[p][0][0];
+      byte ^= std::byte{1};
+      found[params.Get(p)->name()->str()] += compare(*plan_, *source_, target, 1, {}, {process, 2}).mismatches;
+      byte ^= std::byte{1};
+    }
+  EXPECT_EQ(found, (std::map<std::string, uint64_t>{{"a", 1}, {"b", 1}, {"c", 1}, {"d", 1}}));
 }
 
 TEST_F(Compare, FindsEveryWrongElementAfterACast) {

@@ -57,6 +57,8 @@ target: {mesh: {tp: 2}, ranks: [3, 1]}
                 self.compile(job, *options)
                 self.assertIn("right: all", run(*inspect).stdout)
         self.compile(job)
+        (self.folder / "job.yaml").write_text("# a line more\n" + job)
+        run(*inspect)
         for before, after, expected in (("[64, 32]", "[64, 64]", "tensor 'layers.{layer}.w' of the plan differs"), ("layer: 2", "layer: 3", "index variable 'layer' of the plan differs"),
                                         ("norm: [32]", "norm: [32], more: [2]", "the plan has 2 tensors, the job 3"), ("[3, 1]", "[1, 3]", "the target has other ranks"),
                                         ("shard: {0: tp}", "shard: {1: tp}", "source param 'layers.{layer}.w' of the plan differs"), ("source: {mesh: {tp: 4}}", "source: {mesh: {tp: 8}}", "a world of 4, the job of 8")):
