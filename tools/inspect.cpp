@@ -27,7 +27,8 @@ void verifyJob(const std::string &path, const std::string &job) {
   std::unique_ptr<reshard::Plan> plan;
   throwOnError(reshard::Plan::open(path, plan), kUsage);
   reshard::CompileOptions options;
-  if (const auto inputs = reshard::inputsOf(plan->manifest().input())) {
+  const auto inputs = reshard::inputsOf(plan->manifest().input());
+  if (inputs) {
     options.overrides = inputs->overrides;
     options.allowed = inputs->allowed;
     options.relabel = inputs->relabel;
@@ -49,7 +50,8 @@ void verifyJob(const std::string &path, const std::string &job) {
   const std::string found =
       layoutDifference(plan->manifest(), *flatbuffers::GetSizePrefixedRoot<reshard::schema::Manifest>(manifest.data()));
   if (!found.empty())
-    throw Failure{kNegative, "the plan is not that of '" + job + "': " + found};
+    throw Failure{kNegative, "the plan is not that of '" + job + "': " + found +
+                                 (inputs ? "" : "; the plan does not hold the --set and --allow of its job")};
 }
 
 } // namespace

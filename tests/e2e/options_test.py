@@ -56,6 +56,8 @@ target: {mesh: {tp: 2}, ranks: [3, 1]}
             with self.subTest(options):
                 self.compile(job, *options)
                 self.assertIn("right: all", run(*inspect).stdout)
+        self.compile(job, "--set", "model.dtype=fp32", "--omit-job")
+        self.assertIn("of the plan differs from 'layers.{layer}.w' of the job; the plan does not hold the --set", run(*inspect, code=1).stderr)
         self.compile(job)
         (self.folder / "job.yaml").write_text("# a line more\n" + job)
         run(*inspect)
