@@ -99,7 +99,8 @@ class Resume(FolderTest):
 
 class Killed(Resume):
     def test_at_random_moments(self):
-        """Each conversion is killed until it ends, at random moments between its start and its end."""
+        """Each conversion is killed until it ends: in turns at a random moment between its start and its end, and as soon
+        as its journal has another record, so that some kills are inside the copying however fast the machine is."""
         wanted = self.uninterrupted()
         begin = time.monotonic()
         self.resume("--check")
@@ -109,7 +110,7 @@ class Killed(Resume):
         kills, inside, copying = 0, 0, 0
         while kills < KILLS:
             shutil.rmtree(self.folder / "target")
-            while kills < KILLS and self.killed(seconds=rng.uniform(0, duration)):
+            while kills < KILLS and (self.killed(records=1) if kills % 2 else self.killed(seconds=rng.uniform(0, duration))):
                 kills += 1
                 if (self.folder / "target").exists():  # after its rename
                     break
