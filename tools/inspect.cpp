@@ -7,6 +7,7 @@
 #include "analysis/report/inspection.h"
 #include "analysis/terminal.h"
 #include "analysis/verify/layout_difference.h"
+#include "analysis/work_deadline.h"
 #include "compiler/compile.h"
 #include "executor/load.h"
 #include "schema/limits.h"
@@ -23,9 +24,10 @@ using namespace reshard::tools;
 namespace {
 
 /// --job: compiles the layouts of the job, with the options that the plan holds, and compares them with the plan's.
-void verifyJob(const std::string &path, const std::string &job) {
+void verifyJob(const InspectionOptions &inspection, const std::string &job) {
+  const WorkDeadline deadline("the comparison with the job", inspection.timeout);
   std::unique_ptr<reshard::Plan> plan;
-  throwOnError(reshard::Plan::open(path, plan), kUsage);
+  throwOnError(reshard::Plan::open(inspection.plan, plan), kUsage);
   reshard::CompileOptions options;
   const auto inputs = reshard::inputsOf(plan->manifest().input());
   if (inputs) {
@@ -159,7 +161,7 @@ int main(int argc, char **argv) {
   }
   try {
     if (!job.empty())
-      verifyJob(options.plan, job);
+      verifyJob(options, job);
     return checkpoint ? inspectCheckpoint(options.plan, options.param, options.format == "json") : inspect(options);
   } catch (const Failure &failure) {
     printError("reshard-inspect", failure.message);

@@ -24,7 +24,7 @@ public:
   ResidentMemoryLimit &operator=(const ResidentMemoryLimit &) = delete;
 
   /// Releases the files' pages if the process is at half of the limit: other threads access more before their next
-  /// call. Takes microseconds. Any thread may call this after it has accessed about 1 MiB.
+  /// call. Takes microseconds if there is nothing to release. Any thread may call this, after about 1 MiB of accesses.
   void check() const;
 
 private:

@@ -3,12 +3,11 @@
 
 #include "analysis/verify/tensor_instances.h"
 #include "executor/view_jobs.h"
-#include "kernels/codes.h"
+#include "kernels/convert.h"
 #include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 
 namespace reshard::analysis {
 
@@ -46,32 +45,6 @@ std::vector<float> tensorScales(const InstanceLayout &elements) {
 /// The format of a dtype that can be cast.
 kernels::NumberFormat castFormat(DType dtype) { return kernels::numberFormatNamed(dtypeName(dtype)).value(); }
 
-/// Calls visit with a format as a constant.
-template <class Visit> void withFormat(kernels::NumberFormat format, Visit visit) {
-  using kernels::NumberFormat;
-  switch (format) {
-  case NumberFormat::fp32:
-    return visit(std::integral_constant<NumberFormat, NumberFormat::fp32>());
-  case NumberFormat::bf16:
-    return visit(std::integral_constant<NumberFormat, NumberFormat::bf16>());
-  case NumberFormat::fp16:
-    return visit(std::integral_constant<NumberFormat, NumberFormat::fp16>());
-  case NumberFormat::fp8_e4m3:
-    return visit(std::integral_constant<NumberFormat, NumberFormat::fp8_e4m3>());
-  case NumberFormat::fp8_e5m2:
-    return visit(std::integral_constant<NumberFormat, NumberFormat::fp8_e5m2>());
-  case NumberFormat::fp4_e2m1:
-    return visit(std::integral_constant<NumberFormat, NumberFormat::fp4_e2m1>());
-  case NumberFormat::int4:
-    return visit(std::integral_constant<NumberFormat, NumberFormat::int4>());
-  }
-}
-
-/// The bytes of one stored element of a dtype.
-template <kernels::NumberFormat Format> constexpr size_t bytesOf() {
-  return static_cast<size_t>((kernels::encoding(Format).bits + 7) / 8);
-}
-
 } // namespace
 
 SynthesizedValues::SynthesizedValues(const Manifest &manifest, const Param &of)
@@ -106,17 +79,11 @@ uint64_t SynthesizedValues::cast(uint64_t code) const {
 }
 
 void SynthesizedValues::cast(const std::byte *sent, std::byte *stored, int64_t count) const {
-  withFormat(castFormat(sentDtype), [&](auto decoded) {
-    withFormat(castFormat(storageDtype), [&](auto encoded) {
-      constexpr size_t kSent = bytesOf<decoded()>(), kStored = bytesOf<encoded()>();
-      for (int64_t k = 0; k < count; ++k) {
-        uint32_t code = 0;
-        std::memcpy(&code, sent + k * kSent, kSent); // little-endian
-        code = kernels::encodeBits<encoded()>(kernels::decodeBits<decoded()>(code), kernels::Overflow::saturate);
-        std::memcpy(stored + k * kStored, &code, kStored);
-      }
-    });
-  });
+  // Not the code that the executor runs where the CPU has vectors: a check uses as little as possible of what it
+  // checks.
+  kernels::cast({castFormat(storageDtype), stored, castFormat(sentDtype), sent, static_cast<uint64_t>(count),
+                 kernels::Overflow::saturate},
+                {.level = kernels::Level::Portable});
 }
 
 void fill(std::byte *memory, const ElementRange &range, uint64_t key, const SynthesizedValues &values) {

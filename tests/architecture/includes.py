@@ -75,7 +75,7 @@ MORE = {
     "tools/execution.cpp": ("rendezvous/launch.h",),
     "tools/inspect.cpp": ("compiler/", "yaml/topology.h"),
     "analysis/layout/quantized_views.cpp": ("kernels/quantized.h",),
-    "analysis/verify/synthesize.cpp": ("kernels/codes.h",),
+    "analysis/verify/synthesize.cpp": ("kernels/convert.h",),
 }
 LESS = {
     "analysis/verify/regular_sets.cpp": ("analysis/verify/regular_sets.h",),
