@@ -242,6 +242,8 @@ class Endpoint:
             declared = {name: {"holds": name} for name in self.model.tensors}
         else:
             declared = {self.model.literal(name): param for name, param in self.layout["params"].items()}
+        for param in declared.values():  # also of those that `only` leaves out
+            need("pieces" not in param or any("of" in piece for group in param["pieces"] for piece in group["of"]), "no piece of a tensor")
         globs = self.layout.get("shard", {}) if self.layout else {}
         used = set()
         for name, param in declared.items():
@@ -263,12 +265,15 @@ class Endpoint:
                 if (not chosen["only"] or any(fits(glob, name) for glob in chosen["only"]))
                 and not any(fits(glob, name) for glob in chosen["ignore"])}
 
+    def present(self) -> list[Param]:
+        """The params that `when` does not leave out."""
+        return [Param(self, name, param) for name, param in self.declared().items()
+                if "when" not in param or evaluate(param["when"], self.names()) != 0]
+
     def params(self, mesh_rank: int) -> dict[str, Held]:
         result: dict[str, Held] = {}
-        for name, param in self.declared().items():
-            if "when" in param and evaluate(param["when"], self.names()) == 0:
-                continue
-            for full, held in Param(self, name, param).at(mesh_rank).items():
+        for param in self.present():
+            for full, held in param.at(mesh_rank).items():
                 need(full not in result, f"two params {full}")
                 result[full] = held
         return result
@@ -571,6 +576,10 @@ class Job:
             for params in endpoint:
                 for h in params.values():
                     need(set(np.unique(h.labels).tolist()) - {0} <= at_source, "no source holds it")
+        for endpoint in self.endpoints[1:]:  # also a param that no mesh rank has elements of
+            for tensor in {id(tensor): tensor for param in endpoint.present() for tensor in param.tensors(param.pack)}.values():
+                labels = [] if tensor.absent else [label for base in tensor.base.values() for label in range(base, base + math.prod(tensor.shape))]
+                need(not labels or not at_source.isdisjoint(labels), "no source holds the tensor")
         for tensor in self.model.tensors.values():
             size = math.prod(tensor.shape)
             if tensor.tied is None:

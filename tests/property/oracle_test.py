@@ -157,6 +157,20 @@ class MoreDrawings(unittest.TestCase):
         with self.assertRaises(Refused):
             params_by_mesh_rank(job)
 
+    def test_the_source_holds_each_tensor_of_a_target(self) -> None:
+        """Also if no mesh rank of the target has elements of it. A param needs a piece of a tensor, also if `only` leaves it out."""
+        pieces = {"pieces": [{"shape": ["1"], "of": [{"zeros": True, "size": ["1"]}]}]}
+        layouts = {"a": {"params": {"x": {"holds": "x"}}}, "b": {"params": {"x": {"holds": "x"}, "y": {"holds": "y", "at": {"tp": 1}, "shard": {"0": {"axis": "tp", "scheme": "chunk"}}}}},
+                   "c": {"params": {"x": {"holds": "x"}, "y": pieces}}}
+        job = {"model": {"dtype": "bf16", "tensors": {"x": [1], "y": [1]}, "layouts": layouts}, "source": {"layout": "a", "mesh": {}}}
+        for layout, only, expected in (("b", ["*"], "no source holds the tensor"), ("b", ["x"], None), ("c", ["x"], "no piece of a tensor")):
+            job["target"] = {"layout": layout, "mesh": {"tp": 2}, "only": only}
+            if expected:
+                with self.assertRaisesRegex(Refused, expected):
+                    params_by_mesh_rank(job)
+            else:
+                self.assertEqual(params_by_mesh_rank(job), [{"x": ["x0"]}] * 2)
+
     def test_where_and_globs(self) -> None:
         model = {"dtype": "bf16", "let": {"last": 1, "no": 0}, "index": {"layer": 3},
                  "tensors": {"l.{layer}.w": [2], "l.{last}.x": [2], "gone": {"shape": [2], "when": "no"}},

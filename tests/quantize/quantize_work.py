@@ -414,7 +414,7 @@ class Work:
                 layout = form.layout if rng.random() < 0.8 else rng.choice(["plain", jobs.LAYOUTS[form.format] or "plain"])
                 param["quantize"] = {"format": form.format, "scale_layout": layout} | ({"by": form.by} if form.by else {})
         others = [one for one in jobs.FORMATS if one != next(iter(forms.values())).format]
-        other = others[self.seed % len(others)]
+        other = others[self.seed // len(jobs.VARIANTS) % len(others)]  # the first format follows from the seed: each pair occurs
         plain, quantized = weights.layout(rng, meshes[0].get("tp", 1), True, False), weights.layout(rng, meshes[2].get("tp", 1), False, True)
         layouts = {"held": layout_node, "plain": plain, "alike": alike, "other": quantized}
         targets = []
