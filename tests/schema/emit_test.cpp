@@ -212,18 +212,30 @@ TEST(Emit, Refusals) {
   EXPECT_EQ(folder.entries(), 1u) << "a temporary file remains";
 }
 
-// The size is computed before the segment is built, because FlatBuffers fail without an error above 2 GiB. The schedule
-// of this test needs 1 GiB of memory.
+// Both are computed before the segment is built. FlatBuffers fail without an error above 2 GiB. The schedules of these
+// tests need 0.3 and 1 GiB of memory.
+TEST(Emit, RefusesTooManyOperands) {
+  if (!std::getenv("RESHARD_FULL"))
+    GTEST_SKIP() << "only with RESHARD_FULL=1";
+  const TemporaryFolder folder;
+  ir::Module module = tinyModule();
+  const ir::Operands operands((1 << 22) + 1);
+  for (int i = 0; i < 4; ++i)
+    module.schedule.ranks[3].steps.push_back({ir::StepKind::fill, 0, -1, 0, 0, {}, operands, -1, {}});
+  EXPECT_EQ(write(module, folder / "plan", 2), "the steps of rank 3 have 16777220 operands, expected at most 16777216");
+  EXPECT_EQ(folder.entries(), 0u);
+}
+
 TEST(Emit, RefusesASegmentOfAGigabyte) {
   if (!std::getenv("RESHARD_FULL"))
     GTEST_SKIP() << "only with RESHARD_FULL=1";
   const TemporaryFolder folder;
   ir::Module module = tinyModule();
-  const ir::Operands operands(1 << 22);
+  const llvm::SmallVector<uint32_t, 2> after(1 << 24);
   for (int i = 0; i < 16; ++i)
-    module.schedule.ranks[3].steps.push_back({ir::StepKind::fill, 0, -1, 0, 0, {}, operands, -1, {}});
+    module.schedule.ranks[3].steps.push_back({ir::StepKind::fill, 0, -1, 0, 0, {}, {}, -1, after});
   EXPECT_EQ(
-      write(module, folder / "plan", 2), // 16 × 2^22 operands of 16 bytes, 16 steps of 64 bytes, 256 bytes of overhead
+      write(module, folder / "plan", 2), // 16 × 2^24 numbers of 4 bytes, 16 steps of 64 bytes, 256 bytes of overhead
       "the segment of rank 3 would have 1073743104 bytes, expected fewer than 1073741824");
   EXPECT_EQ(folder.entries(), 0u);
 }
