@@ -68,6 +68,10 @@ std::shared_ptr<const RegularSets> Contents::of(const Segment &segment, uint32_t
   return known_[key] = std::move(sets);
 }
 
+uint64_t Contents::number(const BufferRange &run) {
+  return numbers_.try_emplace({run.endpoint(), representative(run), run.param(), 0}, numbers_.size() + 1).first->second;
+}
+
 const std::string &Contents::name(uint32_t tensor) const {
   for (const auto &[name, number] : tensors_)
     if (number == tensor)

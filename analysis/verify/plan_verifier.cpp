@@ -3,6 +3,7 @@
 
 #include "analysis/layout/element_ranges.h"
 #include "analysis/layout/quantized_views.h"
+#include "analysis/verify/alike_ranks.h"
 #include "analysis/verify/contents.h"
 #include "analysis/verify/staged.h"
 #include "analysis/work_deadline.h"
@@ -23,22 +24,15 @@ using namespace schema;
 class Verifier {
 public:
   explicit Verifier(const Plan &plan)
-      : plan_(plan), paired_(plan), stagedMoves_(plan, paired_), contents_(plan.manifest()) {}
+      : plan_(plan), paired_(plan), stagedMoves_(plan, paired_), contents_(plan.manifest()),
+        alike_(paired_, plan.manifest(), contents_) {}
 
   VerifyResult run(const std::function<void(double)> &progress) {
     result_.error = paired_.load().message();
     // Several ranks write a storage target, so its moves are collected first.
     for (uint32_t rank = 0; rank < plan_.world() && result_.error.empty(); ++rank) {
-      moves_.clear();
-      const Status status = stagedMoves_.forEachMove(rank, [&](const Move &move) {
-        const BufferRange *run = bufferRangeOf(paired_.segment(rank), move.targetBuffer);
-        const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
-        (endpoint.storage() ? storage_ : moves_).push_back({rank, move});
-      });
-      if (!status.ok())
-        fail(status.message());
-      if (result_.error.empty())
-        checkRank(rank, moves_, false);
+      if (const auto difference = alike_.find(rank); !difference || !proveDifference(rank, *difference))
+        prove(rank);
       if (result_.error.empty())
         checkRelays(rank);
       progress(static_cast<double>(rank + 1) / plan_.world());
@@ -63,6 +57,96 @@ private:
     bool amax() const { return param.view() && param.view()->kind() == ViewKind::amax; }
   };
 
+  /// Checks the moves to the params of a rank, and collects those to files.
+  void prove(uint32_t rank) {
+    const AlikeRanks::Proof before{result_.moves, result_.bytes};
+    moves_.clear();
+    const Status status = stagedMoves_.forEachMove(rank, [&](const Move &move) {
+      const BufferRange *run = bufferRangeOf(paired_.segment(rank), move.targetBuffer);
+      const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
+      (endpoint.storage() ? storage_ : moves_).push_back({rank, move});
+    });
+    if (!status.ok())
+      fail(status.message());
+    if (result_.error.empty())
+      checkRank(rank, moves_, false);
+    if (result_.error.empty())
+      alike_.keep({result_.moves - before.moves, result_.bytes - before.bytes});
+  }
+
+  /// Proves a rank that differs in few outputs from one that is right: the outputs that the other one does not have
+  /// must write the bytes that the other one's write in their place, each once, and with the right content. Returns
+  /// false if they do not; then prove() finds the wrong byte.
+  bool proveDifference(uint32_t rank, const AlikeRanks::Difference &difference) {
+    std::vector<RankMove> replaced;
+    moves_.clear();
+    auto collect = [&](uint32_t from, const std::vector<AlikeRanks::Output> &outputs, std::vector<RankMove> &to) {
+      return std::all_of(outputs.begin(), outputs.end(), [&](const AlikeRanks::Output &output) {
+        return paired_
+            .forEachMove(from, output.step, output.number, [&](const Move &move) { to.push_back({rank, move}); })
+            .ok();
+      });
+    };
+    bool right =
+        collect(rank, difference.outputs, moves_) && collect(difference.other, difference.outputsOfOther, replaced);
+    sortByTarget(moves_);
+    sortByTarget(replaced);
+    auto other = replaced.begin();
+    for (auto next = moves_.begin(); right && next != moves_.end();) {
+      const std::span<const RankMove> here = movesOf(next, moves_.end(), next->move.targetBuffer);
+      const auto others = movesOf(other, replaced.end(), next->move.targetBuffer);
+      right = !others.empty() && sameBytes(here, others);
+      next += static_cast<ptrdiff_t>(here.size());
+      other += static_cast<ptrdiff_t>(others.size());
+    }
+    right = right && other == replaced.end();
+    for (auto each = moves_.begin(); right && each != moves_.end(); ++each) {
+      const BufferRange *range = bufferRangeOf(paired_.segment(rank), each->move.targetBuffer);
+      const DType dtype = plan_.manifest().endpoints()->Get(range->endpoint())->params()->Get(range->param())->dtype();
+      right = checkSource(rank, each->move, dtype) && checkContent(rank, each->move, itemBytes(dtype));
+    }
+    if (!right) {
+      result_.error.clear();
+      return false;
+    }
+    ++result_.alike;
+    result_.moves += difference.proof.moves + moves_.size() - replaced.size();
+    result_.bytes += difference.proof.bytes;
+    return true;
+  }
+
+  static void sortByTarget(std::vector<RankMove> &moves) {
+    std::sort(moves.begin(), moves.end(), [](const RankMove &a, const RankMove &b) {
+      return std::tie(a.move.targetBuffer, a.move.targetOffset) < std::tie(b.move.targetBuffer, b.move.targetOffset);
+    });
+  }
+
+  /// The first moves of a range that write a buffer.
+  static std::span<const RankMove> movesOf(std::vector<RankMove>::iterator first, std::vector<RankMove>::iterator last,
+                                           uint32_t buffer) {
+    return {first,
+            std::find_if(first, last, [&](const RankMove &rankMove) { return rankMove.move.targetBuffer != buffer; })};
+  }
+
+  /// Whether moves to one buffer write exactly the bytes of other moves to it, which write none of them twice.
+  bool sameBytes(std::span<const RankMove> moves, std::span<const RankMove> others) {
+    RegularSets written;
+    uint64_t sum = 0;
+    for (const RankMove &rankMove : moves) {
+      if (!addTo(written, rankMove.move))
+        return false;
+      sum += rankMove.move.bytes();
+    }
+    written.finish();
+    for (const RankMove &rankMove : others) {
+      sum -= rankMove.move.bytes();
+      NestSplitter splitter(written, work_);
+      if (splitter.run(nestOf(rankMove.move), [](const Fragment &) { return true; }) != SplitStatus::done)
+        return false;
+    }
+    return sum == 0;
+  }
+
   std::string where(uint32_t rank, uint32_t buffer, uint64_t offset) {
     const BufferRange &run = *bufferRangeOf(paired_.segment(rank), buffer);
     const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run.endpoint());
@@ -83,9 +167,7 @@ private:
   /// Checks all moves to one rank's target buffers: they must write each byte of a buffer once, with the right content.
   void checkRank(uint32_t rank, std::vector<RankMove> &moves, bool storage) {
     const Segment &segment = paired_.segment(rank);
-    std::sort(moves.begin(), moves.end(), [](const RankMove &a, const RankMove &b) {
-      return std::tie(a.move.targetBuffer, a.move.targetOffset) < std::tie(b.move.targetBuffer, b.move.targetOffset);
-    });
+    sortByTarget(moves);
     auto next = moves.begin();
     for (const BufferRange *run : orEmpty(segment.buffers())) {
       const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
@@ -97,15 +179,13 @@ private:
         return;
       for (uint32_t i = 0; i < run->count(); ++i) {
         const uint32_t buffer = run->first() + i;
-        const auto first = next;
-        next = std::find_if(first, moves.end(),
-                            [&](const RankMove &rankMove) { return rankMove.move.targetBuffer != buffer; });
-        if (param.derived() && first != next) {
-          fail(where(rank, buffer, first->move.targetOffset) +
+        const std::span<const RankMove> here = movesOf(next, moves.end(), buffer);
+        next += static_cast<ptrdiff_t>(here.size());
+        if (param.derived() && !here.empty()) {
+          fail(where(rank, buffer, here.front().move.targetOffset) +
                " is written directly, but its param is derived: only its quantized view may be written");
           return;
         }
-        const std::span<const RankMove> here(first, next);
         if (!param.derived() && !checkWrittenOnce({param, rank, buffer, run->bytes(), here}))
           return;
         for (const RankMove &rankMove : here) {
@@ -378,6 +458,7 @@ private:
   PairedPlan paired_;
   StagedMoves stagedMoves_;
   Contents contents_;
+  AlikeRanks alike_;
   VerifyResult result_;
   std::vector<RankMove> moves_, storage_;
   uint64_t work_ = 0; // of all NestSplitters
@@ -500,22 +581,26 @@ Status PairedPlan::moves(const OperandPair &operands, const std::function<void(c
 }
 
 Status PairedPlan::forEachMove(uint32_t rank, uint32_t number, const std::function<void(const Move &)> &visit) const {
+  const Step &step = *segments_[rank]->steps()->Get(number);
+  Status status;
+  for (uint32_t i = 0; step.kind() != StepKind::send && i < step.output_count() && status.ok(); ++i)
+    status = forEachMove(rank, number, i, visit);
+  return status;
+}
+
+Status PairedPlan::forEachMove(uint32_t rank, uint32_t number, uint32_t output,
+                               const std::function<void(const Move &)> &visit) const {
   const Segment &to = *segments_[rank];
   const Step &step = *to.steps()->Get(number);
-  if (step.kind() == StepKind::send)
-    return {};
   const bool receive = step.kind() == StepKind::recv;
   const uint32_t fromRank = receive ? step.peer() : rank;
   const Segment *from = segments_[fromRank];
   const uint32_t firstInput = receive ? sends_[step.message()].step->first_input() : step.first_input();
-  for (uint32_t i = 0; i < step.output_count(); ++i) {
-    const Operand *input = step.kind() == StepKind::fill ? nullptr : from->operands()->Get(firstInput + i);
-    const Operand &output = *to.operands()->Get(step.first_output() + i);
-    if (Status status = moves({from, fromRank, input, to, output, receive ? step.message() : Move::kNone}, visit);
-        !status.ok())
-      return std::move(status).withPrefix("rank " + std::to_string(rank) + ": ");
-  }
-  return {};
+  const Operand *input = step.kind() == StepKind::fill ? nullptr : from->operands()->Get(firstInput + output);
+  Status status = moves({from, fromRank, input, to, *to.operands()->Get(step.first_output() + output),
+                         receive ? step.message() : Move::kNone},
+                        visit);
+  return status.ok() ? Status() : std::move(status).withPrefix("rank " + std::to_string(rank) + ": ");
 }
 
 VerifyResult verifyPlan(const Plan &plan, const std::function<void(double)> &progress) {

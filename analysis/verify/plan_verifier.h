@@ -49,6 +49,9 @@ public:
   /// Calls `visit` for all moves of one step of a rank, including those to and from its arena (buffer 0). Sends are
   /// skipped: their receives report the moves.
   Status forEachMove(uint32_t rank, uint32_t step, const std::function<void(const Move &)> &visit) const;
+  /// The same for one output of a step that is no send.
+  Status forEachMove(uint32_t rank, uint32_t step, uint32_t output,
+                     const std::function<void(const Move &)> &visit) const;
   /// Calls visit(move) for one operand of a rank, with the operand as the target of the moves.
   Status forEachMove(uint32_t rank, const schema::Operand &operand,
                      const std::function<void(const Move &)> &visit) const {
@@ -81,11 +84,12 @@ private:
 struct VerifyResult {
   std::string error; // describes the first wrong byte; empty: the plan is right
   uint64_t bytes = 0, moves = 0;
+  uint32_t alike = 0; // ranks that were proven by what differs from an earlier one
 };
 
 /// Verifies that every byte of every target param is written exactly once, from the source byte that the layouts say,
-/// or with zero if they say padding. Time is proportional to the fragments of operands and layouts, memory to the
-/// fragments of one rank.
+/// or with zero if they say padding. Time is proportional to the fragments of operands and layouts, replicas of a
+/// target counted once, and to the operands of all ranks; memory to the fragments of one rank.
 VerifyResult verifyPlan(const Plan &plan, const std::function<void(double)> &progress);
 
 } // namespace reshard::analysis

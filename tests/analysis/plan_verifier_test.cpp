@@ -89,6 +89,73 @@ TEST_F(PlanVerifier, NamesAWrongElement) {
   EXPECT_NE(error(parts), "");
 }
 
+// Four shards to eight replicas of two ranks: 40 tensors, of which each replica receives 160 pieces.
+std::string shardsToReplicas() {
+  std::string tensors;
+  for (int i = 0; i < 40; ++i)
+    tensors += (i ? ", t" : "t") + std::to_string(i) + ": [" + std::to_string(64 + 8 * i) + ", 32]";
+  return "{version: 1, model: {dtype: bf16, tensors: {" + tensors +
+         "}, layouts: {fsdp: {params: same, shard: {'*': {0: fsdp}}}, tp: {params: same, shard: {'*': {1: tp}}}}},"
+         " source: {layout: fsdp, mesh: {fsdp: 4}}, target: {layout: tp, mesh: {tp: 2, dp: 8}, ranks: 4..19}}";
+}
+
+TEST_F(PlanVerifier, ReplicasAreProvenByTheirDifferences) {
+  const VerifyResult good = proof(compiled(shardsToReplicas().c_str()));
+  EXPECT_EQ(good.error, "");
+  EXPECT_EQ(good.bytes, 16u * (40 * 64 + 8 * 780) * 16 * 2);
+  EXPECT_EQ(good.alike, 4u + 14u - 1u)
+      << "the ranks of the source, which have no targets, and all replicas but one of each kind";
+}
+
+TEST_F(PlanVerifier, ReplicasWhoseMessagesEndElsewhere) {
+  const UnpackedPlan parts = compiled("{version: 1, model: " RESHARD_SOURCE_DIR "/examples/models/qwen3-0.6b.yaml,"
+                                      " source: {layout: fsdp2, mesh: {fsdp: 32}},"
+                                      " target: {layout: vllm, mesh: {tp: 4, dp: 8}, ranks: 32..63}}");
+  const VerifyResult result = proof(parts);
+  EXPECT_EQ(result.error, "");
+  EXPECT_EQ(result.bytes, parts.manifest->bytes_target);
+  EXPECT_GT(result.moves, parts.manifest->transfers) << "no transfer is cut: the test needs another job";
+  EXPECT_EQ(result.alike, 31u + 28u);
+}
+
+TEST_F(PlanVerifier, AWrongReplicaIsFound) {
+  const size_t rank = 18; // the last replica of tp rank 0
+  auto outputs = [&](UnpackedPlan &parts, auto visit) {
+    fbs::SegmentT &segment = *parts.segments[rank];
+    for (const fbs::Step &step : segment.steps)
+      for (uint32_t i = 0; step.kind() == fbs::StepKind::recv && i < step.output_count(); ++i)
+        visit(segment.operands[step.first_output() + i]);
+  };
+  { // one output is written twice, another one never
+    UnpackedPlan parts = compiled(shardsToReplicas().c_str());
+    fbs::Operand first;
+    int count = 0;
+    outputs(parts, [&](fbs::Operand &output) {
+      if (count == 0)
+        first = output;
+      count += count == 0 || (count == 1 && output.buffer() == first.buffer() && output.shape() == first.shape());
+      if (count == 2)
+        output = first, ++count;
+    });
+    ASSERT_EQ(count, 3);
+    EXPECT_THAT(error(parts), testing::HasSubstr("target rank 18 param 't0' byte"));
+  }
+  { // two outputs of the same size are exchanged
+    UnpackedPlan parts = compiled(shardsToReplicas().c_str());
+    std::vector<fbs::Operand *> all;
+    outputs(parts, [&](fbs::Operand &output) { all.push_back(&output); });
+    bool exchanged = false;
+    for (size_t i = 0; i < all.size() && !exchanged; ++i)
+      for (size_t k = i + 1; k < all.size() && !exchanged; ++k)
+        if (all[i]->buffer() == all[k]->buffer() && all[i]->shape() == all[k]->shape()) {
+          std::swap(*all[i], *all[k]);
+          exchanged = true;
+        }
+    ASSERT_TRUE(exchanged);
+    EXPECT_THAT(error(parts), testing::HasSubstr(" must be tensor "));
+  }
+}
+
 TEST_F(PlanVerifier, NamesMissingAndRepeatedBytes) {
   UnpackedPlan parts = compiled(kJoined);
   fbs::SegmentT &segment = *parts.segments[0];
