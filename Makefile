@@ -55,7 +55,7 @@ test-engines: test-build
 
 # The lines that the suites run, by folder. scripts/coverage.sh says what is not measured.
 coverage:
-	@scripts/bootstrap.sh --tests
+	@scripts/bootstrap.sh --all
 	scripts/coverage.sh
 
 # Each fuzzer of tests/fuzz for SECONDS. FUZZERS="yaml plan" selects some.

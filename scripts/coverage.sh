@@ -15,10 +15,10 @@ status=0
 # program or library, which its processes share; %c: mapped.
 LLVM_PROFILE_FILE=$profiles/%m%c.profraw RESHARD_SMALL=1 ctest --test-dir build/coverage --output-on-failure --no-tests=error \
   --timeout 3600 -j "$(nproc)" || status=1
-llvm-profdata-19 merge --sparse "$profiles"/*.profraw -o build/coverage/all.profdata
+llvm-profdata-19 merge --sparse --failure-mode=all "$profiles"/*.profraw -o build/coverage/all.profdata
 programs=()
 while IFS= read -r file; do
-  readelf --section-headers --wide "$file" 2>/dev/null | grep -q __llvm_covmap && programs+=(-object "$file")
+  readelf --section-headers --wide "$file" 2>/dev/null | grep __llvm_covmap >/dev/null && programs+=(-object "$file")
 done < <(find build/coverage -type f -executable)
 folders=(analysis backends compiler executor formats ir kernels rendezvous schema support tools yaml)
 llvm-cov-19 export -summary-only -instr-profile=build/coverage/all.profdata "${programs[@]:1}" "${folders[@]}" >build/coverage.json

@@ -25,8 +25,7 @@ public:
   explicit Contents(const schema::Manifest &manifest) : manifest_(manifest) { tensors_[""] = 0; }
   /// The elements of a buffer; null if they do not fit in RegularSets::kMaxSets sets.
   std::shared_ptr<const RegularSets> of(const schema::Segment &segment, uint32_t buffer);
-  /// A number, at least 1, of the elements of a range of buffers: ranges of one endpoint and param, on mesh ranks that
-  /// hold the same of it, have the same number.
+  /// The number, at least 1, of a range's endpoint, param and rank class: equal numbers mean equal elements.
   uint64_t number(const schema::BufferRange &run);
   const std::string &name(uint32_t tensor) const;
   const schema::ParamInstance &instance(const schema::BufferRange &run, uint32_t number);
@@ -43,7 +42,7 @@ private:
   const schema::Manifest &manifest_;
   std::unordered_map<std::string, uint32_t> tensors_;
   std::map<Key, std::shared_ptr<const RegularSets>> known_;
-  std::map<Key, uint64_t> numbers_; // instance 0
+  std::map<Key, uint64_t> numbers_;         // instance 0
   std::map<Key, uint32_t> representatives_; // instance 0
   std::map<std::vector<int64_t>, uint32_t> firstEquivalent_;
   std::unordered_map<uint64_t, std::vector<schema::ParamInstance>> instances_;

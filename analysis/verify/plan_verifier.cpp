@@ -3,8 +3,8 @@
 
 #include "analysis/layout/element_ranges.h"
 #include "analysis/layout/quantized_views.h"
-#include "analysis/verify/alike_ranks.h"
 #include "analysis/verify/contents.h"
+#include "analysis/verify/replica_proofs.h"
 #include "analysis/verify/staged.h"
 #include "analysis/work_deadline.h"
 #include "schema/flatbuffer_vectors.h"
@@ -25,13 +25,13 @@ class Verifier {
 public:
   explicit Verifier(const Plan &plan)
       : plan_(plan), paired_(plan), stagedMoves_(plan, paired_), contents_(plan.manifest()),
-        alike_(paired_, plan.manifest(), contents_) {}
+        replicas_(paired_, plan.manifest(), contents_) {}
 
   VerifyResult run(const std::function<void(double)> &progress) {
     result_.error = paired_.load().message();
     // Several ranks write a storage target, so its moves are collected first.
     for (uint32_t rank = 0; rank < plan_.world() && result_.error.empty(); ++rank) {
-      if (const auto difference = alike_.find(rank); !difference || !proveDifference(rank, *difference))
+      if (const auto difference = replicas_.find(rank); !difference || !proveDifference(rank, *difference))
         prove(rank);
       if (result_.error.empty())
         checkRelays(rank);
@@ -59,7 +59,7 @@ private:
 
   /// Checks the moves to the params of a rank, and collects those to files.
   void prove(uint32_t rank) {
-    const AlikeRanks::Proof before{result_.moves, result_.bytes};
+    const ReplicaProofs::Proof before{result_.moves, result_.bytes};
     moves_.clear();
     const Status status = stagedMoves_.forEachMove(rank, [&](const Move &move) {
       const BufferRange *run = bufferRangeOf(paired_.segment(rank), move.targetBuffer);
@@ -71,17 +71,17 @@ private:
     if (result_.error.empty())
       checkRank(rank, moves_, false);
     if (result_.error.empty())
-      alike_.keep({result_.moves - before.moves, result_.bytes - before.bytes});
+      replicas_.keep({result_.moves - before.moves, result_.bytes - before.bytes});
   }
 
-  /// Proves a rank that differs in few outputs from one that is right: the outputs that the other one does not have
-  /// must write the bytes that the other one's write in their place, each once, and with the right content. Returns
-  /// false if they do not; then prove() finds the wrong byte.
-  bool proveDifference(uint32_t rank, const AlikeRanks::Difference &difference) {
+  /// Proves a rank by its difference from a rank that is right: the outputs that only this rank has must write the
+  /// bytes of the outputs that only the other one has, each byte once, with the right content. Returns false if they do
+  /// not; then prove() finds the wrong byte.
+  bool proveDifference(uint32_t rank, const ReplicaProofs::Difference &difference) {
     std::vector<RankMove> replaced;
     moves_.clear();
-    auto collect = [&](uint32_t from, const std::vector<AlikeRanks::Output> &outputs, std::vector<RankMove> &to) {
-      return std::all_of(outputs.begin(), outputs.end(), [&](const AlikeRanks::Output &output) {
+    auto collect = [&](uint32_t from, const std::vector<ReplicaProofs::Output> &outputs, std::vector<RankMove> &to) {
+      return std::all_of(outputs.begin(), outputs.end(), [&](const ReplicaProofs::Output &output) {
         return paired_
             .forEachMove(from, output.step, output.number, [&](const Move &move) { to.push_back({rank, move}); })
             .ok();
@@ -109,7 +109,7 @@ private:
       result_.error.clear();
       return false;
     }
-    ++result_.alike;
+    ++result_.replicas;
     result_.moves += difference.proof.moves + moves_.size() - replaced.size();
     result_.bytes += difference.proof.bytes;
     return true;
@@ -128,7 +128,8 @@ private:
             std::find_if(first, last, [&](const RankMove &rankMove) { return rankMove.move.targetBuffer != buffer; })};
   }
 
-  /// Whether moves to one buffer write exactly the bytes of other moves to it, which write none of them twice.
+  /// Whether moves to one buffer write exactly the bytes that other moves to it write, and each byte once. The other
+  /// moves must write no byte twice.
   bool sameBytes(std::span<const RankMove> moves, std::span<const RankMove> others) {
     RegularSets written;
     uint64_t sum = 0;
@@ -458,7 +459,7 @@ private:
   PairedPlan paired_;
   StagedMoves stagedMoves_;
   Contents contents_;
-  AlikeRanks alike_;
+  ReplicaProofs replicas_;
   VerifyResult result_;
   std::vector<RankMove> moves_, storage_;
   uint64_t work_ = 0; // of all NestSplitters

@@ -84,12 +84,13 @@ private:
 struct VerifyResult {
   std::string error; // describes the first wrong byte; empty: the plan is right
   uint64_t bytes = 0, moves = 0;
-  uint32_t alike = 0; // ranks that were proven by what differs from an earlier one
+  uint32_t replicas = 0; // ranks that were proven by their difference from an earlier one; also those without targets
 };
 
 /// Verifies that every byte of every target param is written exactly once, from the source byte that the layouts say,
-/// or with zero if they say padding. Time is proportional to the fragments of operands and layouts, replicas of a
-/// target counted once, and to the operands of all ranks; memory to the fragments of one rank.
+/// or with zero if they say padding. Time is proportional to the fragments of operands and layouts; replicas of a
+/// target that receive the same pieces need time for their operands alone. Memory: the fragments of one rank, and a
+/// number for each buffer range and shape of the plan.
 VerifyResult verifyPlan(const Plan &plan, const std::function<void(double)> &progress);
 
 } // namespace reshard::analysis

@@ -22,6 +22,17 @@ namespace fbs = reshard::schema;
 
 namespace {
 
+/// Three replicas that receive 24 pieces each: an alteration of one is a small difference between replicas.
+std::string replicas() {
+  std::string tensors;
+  for (int i = 0; i < 12; ++i)
+    tensors += (i ? ", t" : "t") + std::to_string(i) + ": [" + std::to_string(2 + 2 * i) + ", 4]";
+  return "{version: 1, model: {dtype: fp32, tensors: {" + tensors +
+         "}, layouts: {a: {params: same, shard: {'*': {0: fsdp}}}, b: {params: same}}}, source: {layout: a, mesh: "
+         "{fsdp: 2}},"
+         " target: {layout: b, mesh: {dp: 3}, ranks: 2..4}}";
+}
+
 const std::string kJobs[] = {
     R"({version: 1, model: {dtype: bf16, index: {layer: 3}, tensors: {"l.{layer}.up": {shape: [12, 8], shard: {0: tp}}, "l.{layer}.down": {shape: [8, 12], shard: {1: tp}},
         "l.{layer}.norm": [8]}}, source: {mesh: {tp: 2, dp: 2}}, target: {mesh: {tp: 3}, ranks: 2..4}})",
@@ -39,6 +50,7 @@ const std::string kJobs[] = {
     R"({version: 1, model: {dtype: fp32, index: {x: 4}, tensors: {"t.{x}": [24, 12]}, layouts: {
         a: {place: {x: ep}, params: {"t.{x}": {holds: "t.{x}"}}}, b: {params: {w: {stack: x, holds: "t.{x}", shard: {2: tp}}}}}},
         source: {layout: b, mesh: {tp: 3, dp: 2}}, target: {layout: a, mesh: {ep: 4}, ranks: 2..5}})",
+    replicas(),
 };
 
 struct UnpackedPlan {
@@ -65,7 +77,8 @@ void write(const UnpackedPlan &parts, const std::string &path) {
   };
   fbs::ContainerWriter writer;
   flatbuffers::FlatBufferBuilder builder;
-  ASSERT_EQ(writer.create(path, static_cast<uint32_t>(parts.segments.size())).message(), "");
+  ASSERT_EQ(writer.create(path, static_cast<uint32_t>(parts.segments.size()), fbs::kFeatureSharedOperands).message(),
+            "");
   builder.FinishSizePrefixed(fbs::Manifest::Pack(builder, parts.manifest.get()), fbs::kManifestIdentifier);
   ASSERT_EQ(writer.addManifest(bytes(builder)).message(), "");
   for (const auto &segment : parts.segments) {
@@ -198,6 +211,11 @@ TEST(Mutate, EveryWrongByteIsFound) {
     std::vector<std::vector<std::byte>> expected[2];
     for (uint64_t seed : {0, 1})
       ASSERT_EQ(play(path, seed, &expected[seed]), "right");
+    std::unique_ptr<Plan> good;
+    ASSERT_EQ(Plan::open(path, good).message(), "");
+    if (job == replicas()) { // one of the two sources, which receive nothing, and two of the three targets
+      EXPECT_EQ(verifyPlan(*good, [](double) {}).replicas, 3u);
+    }
 
     for (int n = 0; n < count / 2; ++n) {
       UnpackedPlan parts = read(path);

@@ -89,7 +89,7 @@ TEST_F(PlanVerifier, NamesAWrongElement) {
   EXPECT_NE(error(parts), "");
 }
 
-// Four shards to eight replicas of two ranks: 40 tensors, of which each replica receives 160 pieces.
+// Four shards to eight replicas of two ranks: 40 tensors, of which each rank receives 160 pieces.
 std::string shardsToReplicas() {
   std::string tensors;
   for (int i = 0; i < 40; ++i)
@@ -103,7 +103,7 @@ TEST_F(PlanVerifier, ReplicasAreProvenByTheirDifferences) {
   const VerifyResult good = proof(compiled(shardsToReplicas().c_str()));
   EXPECT_EQ(good.error, "");
   EXPECT_EQ(good.bytes, 16u * (40 * 64 + 8 * 780) * 16 * 2);
-  EXPECT_EQ(good.alike, 4u + 14u - 1u)
+  EXPECT_EQ(good.replicas, 4u + 14u - 1u)
       << "the ranks of the source, which have no targets, and all replicas but one of each kind";
 }
 
@@ -115,7 +115,7 @@ TEST_F(PlanVerifier, ReplicasWhoseMessagesEndElsewhere) {
   EXPECT_EQ(result.error, "");
   EXPECT_EQ(result.bytes, parts.manifest->bytes_target);
   EXPECT_GT(result.moves, parts.manifest->transfers) << "no transfer is cut: the test needs another job";
-  EXPECT_EQ(result.alike, 31u + 28u);
+  EXPECT_EQ(result.replicas, 31u + 28u);
 }
 
 TEST_F(PlanVerifier, AWrongReplicaIsFound) {
@@ -134,8 +134,10 @@ TEST_F(PlanVerifier, AWrongReplicaIsFound) {
       if (count == 0)
         first = output;
       count += count == 0 || (count == 1 && output.buffer() == first.buffer() && output.shape() == first.shape());
-      if (count == 2)
-        output = first, ++count;
+      if (count == 2) {
+        output = first;
+        ++count;
+      }
     });
     ASSERT_EQ(count, 3);
     EXPECT_THAT(error(parts), testing::HasSubstr("target rank 18 param 't0' byte"));

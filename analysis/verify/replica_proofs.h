@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Replicas of a target whose proof can use that of an earlier replica: the same elements arrive at the same places,
+// except for pieces that are cut at other places.
+#pragma once
+
+#include "analysis/verify/contents.h"
+#include "analysis/verify/plan_verifier.h"
+#include "support/hash.h"
+
+#include <array>
+#include <map>
+#include <optional>
+#include <vector>
+
+namespace reshard::analysis {
+
+class ReplicaProofs {
+public:
+  ReplicaProofs(const PairedPlan &paired, const schema::Manifest &manifest, Contents &contents)
+      : paired_(paired), manifest_(manifest), contents_(contents) {}
+
+  /// What was proven of a rank.
+  struct Proof {
+    uint64_t moves = 0, bytes = 0;
+  };
+  /// An output operand of a step.
+  struct Output {
+    uint32_t step, number;
+  };
+  /// An earlier rank that is proven, and the outputs that only one of both ranks has.
+  struct Difference {
+    uint32_t other;
+    Proof proof; // of the other rank
+    std::vector<Output> outputs, outputsOfOther;
+  };
+  /// Compares a rank with the last rank of keep() whose target buffers have the same numbers, sizes and elements. No
+  /// value if there is none, if more than a fourth of the outputs differ, or if the rank writes files or quantized
+  /// views or reads an arena.
+  std::optional<Difference> find(uint32_t rank);
+  /// Keeps the proof of the rank of the last find(), which was proven as a whole.
+  void keep(const Proof &proof);
+
+private:
+  /// An output that writes to a target buffer.
+  struct Written {
+    Output output;
+    /// Buffer, offset and shape of what it writes; content number, instance, offset and shape of what it reads, or
+    /// zeros if it writes zeros.
+    std::array<uint64_t, 7> what;
+  };
+  struct Description {
+    std::vector<uint64_t> buffers;
+    std::vector<Written> written; // by `what`
+  };
+  struct Known {
+    uint32_t rank;
+    size_t outputs;
+    Proof proof;
+  };
+  /// The numbers of what a segment refers to, which are the same in all segments; 0: not known yet.
+  struct SegmentNumbers {
+    std::vector<uint64_t> contents; // by buffer range
+    std::vector<uint32_t> shapes;
+  };
+
+  bool describe(uint32_t rank, Description &to);
+  bool addStep(uint32_t rank, uint32_t number, Description &to);
+  uint64_t contentOf(uint32_t rank, const schema::BufferRange &range);
+  uint32_t shapeOf(uint32_t rank, uint32_t number);
+
+  const PairedPlan &paired_;
+  const schema::Manifest &manifest_;
+  Contents &contents_;
+  std::vector<SegmentNumbers> numbers_; // by rank
+  std::map<std::vector<uint64_t>, uint32_t> shapes_;
+  std::map<Digest, Known> known_; // by the digest of the target buffers
+  Description last_, other_;
+  Digest digest_{};        // of the target buffers of the rank of the last find()
+  uint32_t rank_ = 0;      // of the last find()
+  bool described_ = false; // whether it has a description
+};
+
+} // namespace reshard::analysis
