@@ -2,6 +2,7 @@
 #include "kernels/tensor_digest.h"
 
 #include "kernels/tensor_digest_words.h"
+#include "kernels/transpose.h"
 
 #include <algorithm>
 #include <bit>
@@ -100,6 +101,27 @@ void TensorDigest::add(const std::byte *data, size_t item, int64_t step, uint64_
     addBytes(together, (first + done) * item, some * item, level);
     done += some;
   }
+}
+
+void TensorDigest::add(const std::byte *data, size_t item, const Transposed &matrix, Level level) {
+  // A tile has a cache line of each column of the matrix, and rows that are long enough for addBytes.
+  constexpr uint64_t kTileRow = 2048;
+  alignas(kLine) std::byte tile[kLine * kTileRow];
+  const uint64_t tileRows = kLine / item, tileColumns = kTileRow / item;
+  for (uint64_t column = 0; column < matrix.columns; column += tileColumns)
+    for (uint64_t row = 0; row < matrix.rows; row += tileRows) {
+      const uint64_t rows = std::min(tileRows, matrix.rows - row),
+                     columns = std::min(tileColumns, matrix.columns - column);
+      transposeBlock(level, nullptr,
+                     {.target = tile,
+                      .source = data + row * item + static_cast<int64_t>(column) * matrix.step,
+                      .elementBytes = item,
+                      .outer = {rows, static_cast<int64_t>(item), static_cast<int64_t>(kTileRow)},
+                      .inner = {columns, matrix.step, static_cast<int64_t>(item)}});
+      for (uint64_t r = 0; r < rows; ++r)
+        addBytes(tile + r * kTileRow, (matrix.first + (row + r) * matrix.rowIndices + column) * item, columns * item,
+                 level);
+    }
 }
 
 std::string TensorDigest::text() const {

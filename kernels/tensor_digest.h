@@ -31,6 +31,15 @@ struct TensorDigest {
   /// memory, elements follow each other at `step` bytes; they need no alignment. `level` must not be above cpuLevel();
   /// all levels give the same sums.
   void add(const std::byte *data, size_t item, int64_t step, uint64_t first, uint64_t count, Level level = cpuLevel());
+  /// Elements of a matrix that lies transposed in memory: those of a row are `step` bytes apart, those of a column are
+  /// adjacent.
+  struct Transposed {
+    uint64_t rows, columns;
+    int64_t step;
+    uint64_t first, rowIndices; // row-major index of the first element, and from row to row
+  };
+  /// Adds the elements of such a matrix.
+  void add(const std::byte *data, size_t item, const Transposed &matrix, Level level = cpuLevel());
   /// 32 hexadecimal digits.
   std::string text() const;
   friend bool operator==(const TensorDigest &, const TensorDigest &) = default;

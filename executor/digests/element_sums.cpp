@@ -48,6 +48,52 @@ template <class Visit> void forEachOther(const ElementRange &range, const PlaceS
   }
 }
 
+/// Whether all indices of a grid are in one piece.
+bool inOnePiece(const PartGrid &grid, const Pieces &pieces) {
+  int64_t first = 0, last = 0;
+  for (const PartGrid::Dimension &dimension : grid.dimensions) {
+    int64_t least = INT64_MAX, greatest = INT64_MIN;
+    for (const schema::IndexBlock &block : dimension.blocks) {
+      least = std::min(least, block.from());
+      greatest = std::max(greatest, block.from() + (block.count() - 1) * block.from_step() + block.length() - 1);
+    }
+    first += least * dimension.logicalStride;
+    last += greatest * dimension.logicalStride;
+  }
+  return pieces.count() == 1 && first >= pieces.begin && last < pieces.end;
+}
+
+/// Adds the elements of a grid of which one dimension, not the last, is contiguous in memory. Returns false if it has
+/// no such dimension.
+bool addTransposed(const PartGrid &grid, const InstanceMemory &memory, CountedDigest &to) {
+  if (grid.dimensions.empty())
+    return false;
+  const size_t last = grid.dimensions.size() - 1;
+  size_t d = 0;
+  while (d < last && grid.dimensions[d].localStride != 1)
+    ++d;
+  if (d >= last || grid.dimensions[last].localStride == 1)
+    return false;
+  const PartGrid::Dimension rows = grid.dimensions[d];
+  PartGrid others = grid;
+  others.dimensions.erase(others.dimensions.begin() + static_cast<ptrdiff_t>(d));
+  const int64_t item = memory.itemBytes;
+  for (const schema::IndexBlock &block : rows.blocks)
+    for (int64_t i = 0; i < block.count(); ++i)
+      forEachRangeOf(others, [&](const ElementRange &range) {
+        const int64_t place = range.local + block.to() + i * block.to_step();
+        const int64_t index = range.logical + (block.from() + i * block.from_step()) * rows.logicalStride;
+        to.digest.add(memory.data + (place - memory.first) * item, static_cast<size_t>(item),
+                      {.rows = static_cast<uint64_t>(block.length()),
+                       .columns = static_cast<uint64_t>(range.count),
+                       .step = range.localStep * item,
+                       .first = static_cast<uint64_t>(index),
+                       .rowIndices = static_cast<uint64_t>(rows.logicalStride)});
+        to.elements += static_cast<uint64_t>(range.count * block.length());
+      });
+  return true;
+}
+
 } // namespace
 
 void PlaceSet::add(const PartGrid &grid) {
@@ -63,6 +109,9 @@ void addElements(const PartGrid &grid, const InstanceMemory &memory, const Place
                  std::vector<CountedDigest> &digests) {
   PartGrid collapsed = grid;
   collapsed.collapse();
+  // Only the search for the first wrong index has several pieces.
+  if (!except && !memory.cast && inOnePiece(collapsed, pieces) && addTransposed(collapsed, memory, digests[0]))
+    return;
   forEachRangeOf(collapsed, [&](const ElementRange &range) {
     forEachOther(range, except, [&](const ElementRange &part) {
       for (int64_t at = std::max(part.logical, pieces.begin); at < std::min(part.logical + part.count, pieces.end);) {

@@ -70,8 +70,13 @@ void paired(benchmark::State &state, const Case &how) {
     TensorDigest digest;
     uint64_t index = 1; // not at a word's boundary
     for (uint64_t at = 0; at < kBytes; at += how.row * apart)
-      for (uint64_t lane = 0; lane < apart; ++lane, index += 3 * perRow)
-        digest.add(memory + at + lane * how.item, how.item, how.step, index, perRow, how.level);
+      if (apart == 1) {
+        digest.add(memory + at, how.item, how.step, index, perRow, how.level);
+        index += 3 * perRow;
+      } else {
+        digest.add(memory + at, how.item, {apart, perRow, how.step, index, 3 * perRow}, how.level);
+        index += 3 * perRow * apart;
+      }
     benchmark::DoNotOptimize(digest);
     const double middle = now();
     benchmark::DoNotOptimize(readAll(memory));
@@ -101,7 +106,8 @@ int main(int argc, char **argv) {
             {item, kBytes, static_cast<int64_t>(item), level});
   for (const uint64_t row : {128, 256, 1 << 10, 2 << 10, 4 << 10, 64 << 10})
     add("rows/" + std::to_string(row), {2, row, 2, cpuLevel()});
-  add("transposed/2", {2, 4 << 10, 128, cpuLevel()});
+  add("transposed/128", {2, 4 << 10, 128, cpuLevel()}); // columns of 128 bytes in memory
+  add("transposed/8192", {2, 16 << 10, 8 << 10, cpuLevel()});
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv))
     return 1;

@@ -74,7 +74,7 @@ class Terminal(FolderTest):
 
     @unittest.skipUnless(FULL, "RESHARD_FULL is not set: takes a minute")
     def test_exec(self):
-        (self.folder / "job.yaml").write_text("version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [98304, 16384], shard: {0: x}}}}\nsource: {mesh: {x: 2}}\ntarget: {mesh: {x: 1}, ranks: [2], quantize: nvfp4}\n")
+        (self.folder / "job.yaml").write_text("version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [32768, 16384], shard: {0: x}}}}\nsource: {mesh: {x: 2}}\ntarget: {mesh: {copy: 12}, ranks: 2..13, quantize: nvfp4}\n")
         run("reshard-compile", "job.yaml", "-o", "p", cwd=self.folder)
         text = self.shown("reshard-exec", "p", "--synthesize", "--check", "--threads=1")
         for line in ("synthesize [", "run: 1 s", "check ["):

@@ -89,7 +89,31 @@ TEST(TensorDigest, IsTheSumOverAnyPartition) {
         strided.add(&transposed[column * item], item, 8 * step, column * rows, rows, level);
       strided.add(&data[rows * 8 * item], item, step, rows * 8, count - rows * 8, level);
       EXPECT_EQ(strided, wanted) << item;
+      TensorDigest tiles;
+      tiles.add(transposed.data(), item, {.rows = 8, .columns = rows, .step = 8 * step, .first = 0, .rowIndices = rows},
+                level);
+      tiles.add(&data[rows * 8 * item], item, step, rows * 8, count - rows * 8, level);
+      EXPECT_EQ(tiles, wanted) << item;
     }
+}
+
+// Tiles at the edges, other memory between the columns, and other elements between the rows.
+TEST(TensorDigest, OfTransposedMatrices) {
+  const std::vector<std::byte> data = randomBytes(1 << 20);
+  for (const Level level : {Level::Portable, Level::Sse2, Level::Avx2, Level::Avx512})
+    for (const uint64_t item : {1, 2, 4, 8})
+      for (const uint64_t rows : {1, 63, 64, 65, 200})
+        for (const uint64_t columns : {1, 7, 255, 257}) {
+          if (level > cpuLevel())
+            continue;
+          const auto step = static_cast<int64_t>((rows + 3) * item);
+          TensorDigest tiles, elements;
+          tiles.add(data.data() + 1, item,
+                    {.rows = rows, .columns = columns, .step = step, .first = 5, .rowIndices = columns + 9}, level);
+          for (uint64_t row = 0; row < rows; ++row)
+            elements.add(data.data() + 1 + row * item, item, step, 5 + row * (columns + 9), columns);
+          EXPECT_EQ(tiles, elements) << item << " " << rows << " " << columns;
+        }
 }
 
 TEST(TensorDigest, SmallChangesChangeIt) {
