@@ -16,20 +16,27 @@ Status RelayedMoves::read(uint32_t rank, const Step &send) {
   sets_ = {};
   const std::string where = "rank " + std::to_string(rank) + ": relayed bytes for rank " + std::to_string(send.peer()) +
                             " in round " + std::to_string(send.round());
-  std::vector<std::pair<uint64_t, uint64_t>>
-      ranges; // of the arena; the loader has checked that rows of relayed messages are contiguous
+  // Of the arena, by output: the loader has checked that relayed messages are contiguous there. One move of an output
+  // need not be, if the output is read from several buffers.
+  std::vector<std::pair<uint64_t, uint64_t>> ranges;
   for (uint32_t i = 0; i < send.after_count(); ++i) {
     const uint32_t number = segment.after()->Get(send.first_after() + i);
-    if (segment.steps()->Get(number)->kind() != StepKind::recv)
+    const Step &step = *segment.steps()->Get(number);
+    if (step.kind() != StepKind::recv)
       continue;
-    Status status = paired_.forEachMove(rank, number, [&](const Move &move) {
-      if (move.targetBuffer != 0)
-        return;
-      ranges.emplace_back(move.targetOffset, move.targetOffset + move.bytes());
-      arrivals_.push_back(move);
-    });
-    if (!status.ok())
-      return status;
+    for (uint32_t o = 0; o < step.output_count(); ++o) {
+      const Operand &output = *segment.operands()->Get(step.first_output() + o);
+      if (output.buffer() != 0)
+        continue;
+      uint64_t bytes = 0;
+      Status status = paired_.forEachMove(rank, number, o, [&](const Move &move) {
+        bytes += move.bytes();
+        arrivals_.push_back(move);
+      });
+      if (!status.ok())
+        return status;
+      ranges.emplace_back(output.offset(), output.offset() + bytes);
+    }
   }
   for (size_t m = 0; m < arrivals_.size(); ++m) {
     const Move &move = arrivals_[m];

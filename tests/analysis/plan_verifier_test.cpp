@@ -273,6 +273,19 @@ TEST_F(PlanVerifier, RelayedArenaBytesMustHaveArrived) {
   EXPECT_GE(again, 3);
 }
 
+// A relay receives layers 0 and 1 of experts 0 and 2 in one output. Each layer comes from a buffer of its own, so that
+// its bytes are not contiguous in the arena, but the output is.
+TEST_F(PlanVerifier, RelayedOutputsMayComeFromSeveralBuffers) {
+  const VerifyResult result = proof(compiled(
+      R"({version: 1, model: {dtype: fp32, index: {layer: 3, expert: 3}, tensors: {"l.{layer}.e.{expert}.w": [7, 6]}, layouts: {
+        s: {params: {"e.{expert}": {holds: "l.{layer}.e.{expert}.w", stack: layer}}}, t: {params: {"l.{layer}.{expert}": {holds: "l.{layer}.e.{expert}.w"}}}}},
+        source: {layout: s, mesh: {pp: 2}, place: {layer: {axis: pp, sizes: [2, 1]}}},
+        target: {layout: t, mesh: {x: 6, pp: 2}, place: {expert: {axis: pp, cyclic: 2}}, ranks: 4..15},
+        options: {topology: {ranks_per_node: 4, nics: {per_node: 4, rate: 1MB/s, latency: 1ns}}}})"));
+  EXPECT_EQ(result.error, "");
+  EXPECT_EQ(result.bytes, 9072u);
+}
+
 TEST_F(PlanVerifier, PaddingIsZerosAndNothingElseIs) {
   UnpackedPlan parts = compiled(kJoined);
   fbs::SegmentT &segment = *parts.segments[0];
