@@ -8,6 +8,7 @@
 #include "analysis/files/new_folder.h"
 #include "analysis/terminal.h"
 #include "analysis/verify/plan_verifier.h"
+#include "analysis/work_deadline.h"
 #include "compiler/pass.h"
 #include "executor/load.h"
 #include "ir/text.h"
@@ -41,6 +42,7 @@ struct Options {
   std::vector<std::string> printAfter;
   bool printAll = false, timePasses = false, stats = false, omitJob = false, verify = false;
   uint64_t jobs = 0;
+  double timeout = 0; // of --verify; 0: none
 };
 
 std::string printed(const ir::Module &module) {
@@ -337,19 +339,27 @@ private:
                    static_cast<long long>(sameSegments(*old_, options_.output)), old_->world(), options_.keep.c_str());
   }
 
-  /// --verify: proves the plan that was written; a wrong one is removed.
+  /// --verify: proves the plan that was written. One that is wrong or is not proven is removed.
   void verify() {
     const double start = now();
+    try {
+      prove();
+    } catch (...) {
+      std::error_code error;
+      std::filesystem::remove(options_.output, error);
+      throw;
+    }
+    result_.times.push_back({"verify", now() - start});
+  }
+
+  void prove() const {
     std::unique_ptr<Plan> plan;
     throwOnError(Plan::open(options_.output, plan), kFailure);
+    const WorkDeadline deadline("the proof", options_.timeout);
     ProgressLine progress("verify");
     const VerifyResult result = verifyPlan(*plan, [&](double fraction) { progress.at(fraction); });
-    result_.times.push_back({"verify", now() - start});
-    if (result.error.empty())
-      return;
-    std::error_code error;
-    std::filesystem::remove(options_.output, error);
-    throw Failure{kNegative, "the plan is wrong: " + result.error};
+    if (!result.error.empty())
+      throw Failure{kNegative, "the plan is wrong: " + result.error};
   }
 
   /// Keeps the plan apart from messages if it is written to standard output.
@@ -497,6 +507,8 @@ Command commandOf(Options &options) {
         "prove that the plan writes every target byte exactly once, from the right source byte, as reshard-inspect "
         "--verify does; a wrong plan is removed",
         setSwitch(options.verify)},
+       {"--timeout", "S", "deadline in seconds for --verify (default: none); a plan that is not proven is removed",
+        setSeconds(options.timeout)},
        {"--verify-each", "", "verify the IR after every pass", setSwitch(options.compile.verifyEach)},
        {"--time-passes", "", "print the time of every pass, on standard error", setSwitch(options.timePasses)},
        {"--stats", "", "print counts of transfers, messages and bytes, on standard error", setSwitch(options.stats)}},
@@ -518,6 +530,8 @@ bool contradict(const Options &options) {
     error = "no output file: expected -o PLAN";
   else if (options.verify && (options.emit != "plan" || !options.describe.empty() || outputAt(options.output).direct))
     error = "--verify proves a plan in a file: expected -o PLAN, and neither --emit nor --describe";
+  else if (options.timeout > 0 && !options.verify)
+    error = "--timeout is the deadline of --verify: expected both options";
   if (!error.empty())
     printError(kName, error);
   return !error.empty();

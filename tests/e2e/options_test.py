@@ -44,6 +44,14 @@ class Verify(Options):
         self.assertRegex(error, "error: the plan is wrong: .*")
         self.assertFalse((self.folder / "wrong").exists())
 
+    def test_a_deadline(self):
+        job = ROOT / "examples/kimi-k2-256-to-128.yaml"
+        error = run("reshard-compile", job, "-o", self.folder / "late", "--verify", "--timeout=0.01", code=3).stderr
+        self.assertIn("error: the proof did not finish within the deadline of 0.01 s (--timeout)", error)
+        self.assertFalse((self.folder / "late").exists())
+        error = run("reshard-compile", job, "-o", self.folder / "late", "--timeout=1", code=2).stderr
+        self.assertIn("--timeout is the deadline of --verify: expected both options", error)
+
     def test_the_plan_of_a_job(self):
         job = """
 version: 1
