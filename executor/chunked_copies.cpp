@@ -2,6 +2,7 @@
 #include "executor/chunked_copies.h"
 
 #include "executor/operands.h"
+#include "kernels/transpose.h"
 #include "schema/limits.h"
 
 #include <algorithm>
@@ -28,12 +29,21 @@ bool writesViews(const LocalRank &rank, const std::byte *target, const kernels::
 /// Fewer bytes are stored to the mapping: a system call would take longer.
 constexpr uint64_t kFileBytes = 4096;
 
-/// Whether row i of a side begins at i * rowBytes.
-bool whole(const kernels::Strided &shape, int64_t rowBytes, int64_t kernels::Loop::*stride) {
-  for (size_t l = shape.loopCount; l-- > 0; rowBytes *= static_cast<int64_t>(shape.loops[l].count))
-    if (shape.loops[l].count > 1 && shape.loops[l].*stride != rowBytes)
-      return false;
-  return true;
+/// The most rows of which each group, from a multiple of their number on, is contiguous on a side.
+uint64_t runOf(const kernels::Strided &shape, int64_t rowBytes, int64_t kernels::Loop::*stride) {
+  uint64_t run = 1;
+  for (size_t l = shape.loopCount; l-- > 0; run *= shape.loops[l].count)
+    if (shape.loops[l].count > 1 && shape.loops[l].*stride != static_cast<int64_t>(run) * rowBytes)
+      break;
+  return run;
+}
+
+/// The offset of a row on a side.
+int64_t offsetOf(const kernels::Strided &shape, uint64_t row, int64_t kernels::Loop::*stride) {
+  int64_t offset = 0;
+  for (size_t l = shape.loopCount; l-- > 0; row /= shape.loops[l].count)
+    offset += static_cast<int64_t>(row % shape.loops[l].count) * shape.loops[l].*stride;
+  return offset;
 }
 
 } // namespace
@@ -59,27 +69,42 @@ void ChunkedCopies::run(size_t chunk, bool stream) const {
 Status ChunkedCopies::run(size_t chunk, bool stream, const FileCopies &files) const {
   const Chunk &each = chunks_[chunk];
   const Shape *shape = each.target ? &shapes_[each.shape] : nullptr;
-  std::optional<FileCopies::Place> place;
-  uint64_t begin = 0, bytes = 0; // in the target's memory
-  if (shape && shape->targetWhole && each.source) {
-    const auto stored = [&](uint64_t sent) {
-      return static_cast<uint64_t>(shape->conversion.write.scale(static_cast<int64_t>(sent)));
-    };
-    begin = stored(each.first * shape->rows.rowBytes);
-    bytes = stored(each.count * shape->rows.rowBytes);
-    if (bytes >= kFileBytes)
-      place = files.find(each.target + begin, bytes);
-  }
-  if (!place) {
+  const auto stored = [&](uint64_t rows) {
+    return static_cast<uint64_t>(shape->conversion.write.scale(static_cast<int64_t>(rows * shape->rows.rowBytes)));
+  };
+  if (!shape || !each.source || shape->targetRun == 0 || stored(std::min(shape->targetRun, each.count)) < kFileBytes ||
+      !files.find(each.target + offsetOf(shape->rows, each.first, &kernels::Loop::targetStride), 1)) {
     run(chunk, stream);
     return {};
   }
-  if (shape->sourceWhole && !shape->conversion)
-    return files.copy(*place, each.source + begin, bytes);
+  Chunk part = each;
+  for (const uint64_t end = each.first + each.count; part.first < end; part.first += part.count) {
+    part.count = std::min(end, (part.first / shape->targetRun + 1) * shape->targetRun) - part.first;
+    if (stored(part.count) < kFileBytes)
+      copy(*shape, each.source, each.target, part.first, part.count, stream);
+    else if (Status status = copyToFile(*shape, part, files); !status.ok())
+      return status;
+  }
+  return {};
+}
+
+/// Copies rows that are contiguous in the target to the file in which they lie.
+Status ChunkedCopies::copyToFile(const Shape &shape, const Chunk &rows, const FileCopies &files) {
+  const int64_t begin = offsetOf(shape.rows, rows.first, &kernels::Loop::targetStride);
+  const auto bytes =
+      static_cast<uint64_t>(shape.conversion.write.scale(static_cast<int64_t>(rows.count * shape.rows.rowBytes)));
+  const std::optional<FileCopies::Place> place = files.find(rows.target + begin, bytes);
+  if (!place) {
+    copy(shape, rows.source, rows.target, rows.first, rows.count, false);
+    return {};
+  }
+  const uint64_t last = rows.first + rows.count - 1;
+  if (!shape.conversion && rows.first / shape.sourceRun == last / shape.sourceRun)
+    return files.copy(*place, rows.source + offsetOf(shape.rows, rows.first, &kernels::Loop::sourceStride), bytes);
   thread_local std::vector<std::byte> buffer;
   if (buffer.size() < bytes)
     buffer.resize(bytes);
-  copy(*shape, each.source, buffer.data() - begin, each.first, each.count, false);
+  copy(shape, rows.source, buffer.data() - begin, rows.first, rows.count, false);
   return FileCopies::write(*place, buffer.data(), bytes);
 }
 
@@ -144,11 +169,16 @@ uint32_t ChunkedCopies::shapeNumber(const kernels::Strided &shape, const kernels
                                a.targetStride == b.targetStride;
                       });
   };
+  if (!shapes_.empty() && same(shapes_.back()))
+    return static_cast<uint32_t>(shapes_.size() - 1);
   const auto row = static_cast<int64_t>(shape.rowBytes);
-  if (shapes_.empty() || !same(shapes_.back()))
-    shapes_.push_back({shape, conversion, !conversion && whole(shape, row, &kernels::Loop::sourceStride),
-                       conversion.write.kind != kernels::StorageForm::Kind::elements &&
-                           whole(shape, conversion.write.scale(row), &kernels::Loop::targetStride)});
+  const uint64_t source = runOf(shape, row, &kernels::Loop::sourceStride);
+  uint64_t target = runOf(shape, conversion.write.scale(row), &kernels::Loop::targetStride);
+  // Elements that are transposed are copied in tiles of several target ranges, unless the target is one range.
+  if (conversion.write.kind == kernels::StorageForm::Kind::elements ||
+      (target < shape.rows() && kernels::transposes(shape)))
+    target = 0;
+  shapes_.push_back({shape, conversion, source, target});
   return static_cast<uint32_t>(shapes_.size() - 1);
 }
 

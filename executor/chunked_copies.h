@@ -39,8 +39,8 @@ public:
 
   /// Copies a chunk; allocates nothing. `stream`: as for kernels::copyRows.
   void run(size_t chunk, bool stream) const;
-  /// As run; a chunk whose target is a whole range of one of the files is written to the file. Each thread allocates a
-  /// buffer of about one chunk when it first needs one.
+  /// As run; ranges of 4 KiB or more of a chunk's target that lie in one of the files are written to the file. Each
+  /// thread allocates a buffer of about one chunk when it first needs one.
   Status run(size_t chunk, bool stream, const FileCopies &files) const;
 
 private:
@@ -52,12 +52,14 @@ private:
     bool transient;
     uint64_t first, count;
   };
-  /// What a chunk copies. `sourceWhole`, `targetWhole`: on this side the rows follow each other without gaps.
+  /// What a chunk copies. On either side, rows [i * n, (i + 1) * n) follow each other without gaps; `targetRun` is 0 if
+  /// the target is not written in ranges.
   struct Shape {
     kernels::Strided rows;
     kernels::Conversion conversion;
-    bool sourceWhole, targetWhole;
+    uint64_t sourceRun, targetRun;
   };
+  static Status copyToFile(const Shape &shape, const Chunk &rows, const FileCopies &files);
   static void copy(const Shape &shape, const std::byte *source, std::byte *target, uint64_t first, uint64_t count,
                    bool stream);
   uint32_t shapeNumber(const kernels::Strided &shape, const kernels::Conversion &conversion);

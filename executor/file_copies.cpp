@@ -22,9 +22,12 @@ Status writeError(int file) {
 }
 
 /// Lets the device write a range while later ranges are copied, so that the sync at the end of the run is short. Only a
-/// hint: the sync reports errors.
+/// hint: the sync reports errors. Shorter ranges wait for it: the device would write their pages again for their
+/// neighbours.
 void beginWriting(const FileCopies::Place &to, uint64_t bytes) {
-  ::sync_file_range(to.file, static_cast<off64_t>(to.offset), static_cast<off64_t>(bytes), SYNC_FILE_RANGE_WRITE);
+  constexpr uint64_t kLeastBytes = 128 << 10;
+  if (bytes >= kLeastBytes)
+    ::sync_file_range(to.file, static_cast<off64_t>(to.offset), static_cast<off64_t>(bytes), SYNC_FILE_RANGE_WRITE);
 }
 
 /// Reads a byte of each page. If the memory is a file that was truncated, this raises the signal that a copy through

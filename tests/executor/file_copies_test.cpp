@@ -2,7 +2,9 @@
 // Copies into mapped files: which memory is a file's, copies from file to file and from memory, and their errors.
 
 #include "executor/file_copies.h"
+#include "executor/reshard.h"
 #include "support/mapped_file.h"
+#include "tests/analysis/support.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -109,4 +112,62 @@ TEST_F(FileCopiesTest, OpensAtMostHalfOfTheFilesThatTheProcessMayHave) {
   EXPECT_EQ(found(), 80); // the first ones were closed
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_EQ(found(), 200);
+}
+
+// A store to a mapping that cannot be written ends the process: so all of the target is written by system calls, also
+// where other params or other rows lie between its ranges, and where the source is read in pieces or cast.
+TEST_F(FileCopiesTest, RunsWriteRangesThatAreNotAdjacent) {
+  struct Case {
+    std::string layouts, target; // of a [128, 2048] and b [64, 2048]
+    uint64_t item;
+    std::function<uint64_t(uint64_t row, uint64_t column)> from; // the element of the source, or of fp32 values
+  };
+  const Case cases[] = {
+      // Groups of two rows of a and one of b: rows of 8 KiB, a's in pairs.
+      {"{ab: {interleave: {groups: 64, of: [a, b]}}}", "{layout: t, mesh: {}}", 4,
+       [](uint64_t row, uint64_t column) {
+         return (row % 3 == 2 ? 128 + row / 3 : row / 3 * 2 + row % 3) * 2048 + column;
+       }},
+      // The same, cast to bf16: rows of 4 KiB.
+      {"{ab: {interleave: {groups: 64, of: [a, b]}}}", "{layout: t, mesh: {}, dtype: bf16, convert: rne}", 2,
+       [](uint64_t row, uint64_t column) {
+         return (row % 3 == 2 ? 128 + row / 3 : row / 3 * 2 + row % 3) * 2048 + column;
+       }},
+  };
+  for (const Case &each : cases) {
+    const std::string plan = folder_ + "/plan";
+    ASSERT_NO_FATAL_FAILURE(tests::compile("version: 1\n"
+                                           "model: {dtype: fp32, tensors: {a: [128, 2048], b: [64, 2048]}, layouts: {"
+                                           "s: {params: same}, t: {params: " +
+                                               each.layouts +
+                                               "}}}\n"
+                                               "source: {layout: s, mesh: {}}\ntarget: " +
+                                               each.target + "\n",
+                                           plan));
+    std::vector<float> values(192 * 2048); // exact in bf16
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<float>(i % 251) - 100;
+    std::memcpy(source.data(), values.data(), values.size() * sizeof(float));
+    reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+    options.threads = 2;
+    reshard_executor *executor = nullptr;
+    ASSERT_EQ(reshard_open(plan.c_str(), nullptr, 0, &options, &executor), RESHARD_OK);
+    ASSERT_EQ(reshard_bind(executor, 0, 0, "a", source.data(), 128 * 8192), RESHARD_OK);
+    ASSERT_EQ(reshard_bind(executor, 0, 0, "b", source.data() + 128 * 8192, 64 * 8192), RESHARD_OK);
+    ASSERT_EQ(reshard_bind(executor, 1, 0, "ab", target.data(), 192 * 2048 * each.item), RESHARD_OK);
+    ASSERT_EQ(reshard_prepare(executor), RESHARD_OK) << reshard_error(executor);
+    ASSERT_EQ(copyThroughFiles(*executor, {&target, &source}).message(), "");
+    ASSERT_EQ(::mprotect(target.data(), kBytes, PROT_READ), 0);
+    ASSERT_EQ(reshard_run(executor, 0), RESHARD_OK) << reshard_error(executor);
+    ASSERT_EQ(::mprotect(target.data(), kBytes, PROT_READ | PROT_WRITE), 0);
+    reshard_close(executor);
+    for (uint64_t row = 0; row < 192; ++row)
+      for (uint64_t column = 0; column < 2048; ++column) {
+        uint32_t bits = 0, wanted = 0;
+        std::memcpy(reinterpret_cast<std::byte *>(&bits) + (4 - each.item),
+                    target.data() + (row * 2048 + column) * each.item, each.item);
+        std::memcpy(&wanted, &values[each.from(row, column)], 4);
+        ASSERT_EQ(bits, wanted) << row << " " << column;
+      }
+  }
 }
