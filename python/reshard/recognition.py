@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -256,13 +258,14 @@ def recognize(models: Sequence[Model], layout: str | None, tensors: Shapes, conv
     reasons: dict[str, tuple[int, str]] = {}
     for let in ({}, {"mtp": 0}):  # what transformers and Megatron-Core save may have no multi-token prediction, whatever the config says
         found: list[Source] = []
-        for model in models:
-            for name, switches in tried:
-                result = _fit(replace(model, let=let), name, switches, tensors)
-                if isinstance(result, Source):
-                    found.append(result)
-                elif name not in reasons or result[0] > reasons[name][0]:
-                    reasons[name] = result
+        candidates = [(replace(model, let=let), name, switches) for model in models for name, switches in tried]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # each is a process of the compiler
+            results = list(pool.map(lambda each: _fit(*each, tensors), candidates))
+        for (_, name, _), result in zip(candidates, results):
+            if isinstance(result, Source):
+                found.append(result)
+            elif name not in reasons or result[0] > reasons[name][0]:
+                reasons[name] = result
         different: dict[frozenset[str], Source] = {}
         for source in found:
             if len(source.held) == max(len(each.held) for each in found):
