@@ -28,6 +28,9 @@ bool writesViews(const LocalRank &rank, const std::byte *target, const kernels::
 
 /// Fewer bytes are stored to the mapping: a system call would take longer.
 constexpr uint64_t kFileBytes = 4096;
+/// Also ranges with other data between them that are shorter than this: their system calls would wait for each other,
+/// because each locks the file, and would read small pieces of the source.
+constexpr uint64_t kRangeBytes = 64 << 10;
 
 /// The most rows of which each group, from a multiple of their number on, is contiguous on a side.
 uint64_t runOf(const kernels::Strided &shape, int64_t rowBytes, int64_t kernels::Loop::*stride) {
@@ -72,7 +75,9 @@ Status ChunkedCopies::run(size_t chunk, bool stream, const FileCopies &files) co
   const auto stored = [&](uint64_t rows) {
     return static_cast<uint64_t>(shape->conversion.write.scale(static_cast<int64_t>(rows * shape->rows.rowBytes)));
   };
-  if (!shape || !each.source || shape->targetRun == 0 || stored(std::min(shape->targetRun, each.count)) < kFileBytes ||
+  if (!shape || !each.source || shape->targetRun == 0 ||
+      stored(std::min(shape->targetRun, each.count)) <
+          (shape->targetRun < shape->rows.rows() ? kRangeBytes : kFileBytes) ||
       !files.find(each.target + offsetOf(shape->rows, each.first, &kernels::Loop::targetStride), 1)) {
     run(chunk, stream);
     return {};

@@ -48,8 +48,8 @@ private:
   std::vector<Opened> files_; // by address
 };
 
-/// Lets all later runs of a prepared executor write these files, where the target of a copy is a whole range of one.
-/// Only transports of device `cpu` do this; others ignore it.
+/// Lets all later runs of a prepared executor write the long ranges of these files by system calls. Only transports of
+/// device `cpu` do this; others ignore it.
 Status copyThroughFiles(reshard_executor &executor, const std::vector<const MappedFile *> &files);
 
 } // namespace reshard

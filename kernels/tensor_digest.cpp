@@ -105,7 +105,7 @@ void TensorDigest::add(const std::byte *data, size_t item, int64_t step, uint64_
 
 void TensorDigest::add(const std::byte *data, size_t item, const Transposed &matrix, Level level) {
   // A tile has a cache line of each column of the matrix, and rows that are long enough for addBytes.
-  constexpr uint64_t kTileRow = 2048;
+  constexpr uint64_t kTileRow = 1024;
   alignas(kLine) std::byte tile[kLine * kTileRow];
   const uint64_t tileRows = kLine / item, tileColumns = kTileRow / item;
   for (uint64_t column = 0; column < matrix.columns; column += tileColumns)

@@ -115,7 +115,7 @@ TEST_F(FileCopiesTest, OpensAtMostHalfOfTheFilesThatTheProcessMayHave) {
 }
 
 // A store to a mapping that cannot be written ends the process: so all of the target is written by system calls, also
-// where other params or other rows lie between its ranges, and where the source is read in pieces or cast.
+// where other rows lie between its ranges, and where it is cast.
 TEST_F(FileCopiesTest, RunsWriteRangesThatAreNotAdjacent) {
   struct Case {
     std::string layouts, target; // of a [128, 2048] and b [64, 2048]
@@ -123,15 +123,15 @@ TEST_F(FileCopiesTest, RunsWriteRangesThatAreNotAdjacent) {
     std::function<uint64_t(uint64_t row, uint64_t column)> from; // the element of the source, or of fp32 values
   };
   const Case cases[] = {
-      // Groups of two rows of a and one of b: rows of 8 KiB, a's in pairs.
-      {"{ab: {interleave: {groups: 64, of: [a, b]}}}", "{layout: t, mesh: {}}", 4,
+      // Groups of 32 rows of a and 16 of b, of 8 KiB each.
+      {"{ab: {interleave: {groups: 4, of: [a, b]}}}", "{layout: t, mesh: {}}", 4,
        [](uint64_t row, uint64_t column) {
-         return (row % 3 == 2 ? 128 + row / 3 : row / 3 * 2 + row % 3) * 2048 + column;
+         return (row % 48 < 32 ? row / 48 * 32 + row % 48 : 128 + row / 48 * 16 + row % 48 - 32) * 2048 + column;
        }},
-      // The same, cast to bf16: rows of 4 KiB.
-      {"{ab: {interleave: {groups: 64, of: [a, b]}}}", "{layout: t, mesh: {}, dtype: bf16, convert: rne}", 2,
+      // The same, cast to bf16: ranges of 128 and 64 KiB.
+      {"{ab: {interleave: {groups: 4, of: [a, b]}}}", "{layout: t, mesh: {}, dtype: bf16, convert: rne}", 2,
        [](uint64_t row, uint64_t column) {
-         return (row % 3 == 2 ? 128 + row / 3 : row / 3 * 2 + row % 3) * 2048 + column;
+         return (row % 48 < 32 ? row / 48 * 32 + row % 48 : 128 + row / 48 * 16 + row % 48 - 32) * 2048 + column;
        }},
   };
   for (const Case &each : cases) {
