@@ -248,6 +248,17 @@ class Quantize(unittest.TestCase):
                     self.work.compile_quantized("job", node)
                     self.mpi("job", self.compiled(node)["world"])
 
+    def test_chunks_that_begin_inside_an_element(self):
+        """Three bytes before the elements, so that each chunk of the message begins in the middle of one."""
+        tensors = {"a": {"shape": [3], "dtype": "i8"}, "w": [128, 256], "z": {"shape": [5], "dtype": "i8"}}
+        params = {name: {"holds": name} for name in tensors}
+        for form in jobs.FORMATS if FULL else jobs.FORMATS[:2]:
+            with self.subTest(form=form):
+                layouts = {"s": {"params": params | {"w": {"holds": "w", "quantize": form}}}, "t": {"params": "same"}}
+                node = {"version": 1, "model": {"dtype": "bf16", "tensors": tensors, "layouts": layouts}, "source": {"layout": "s", "mesh": {}},
+                        "target": {"layout": "t", "mesh": {}, "ranks": [1]}, "options": {"staging": "4KiB"}}
+                self.mpi("job", self.compiled(node)["world"])
+
     def test_random_jobs_over_mpi(self):
         done = 0
         for seed in range(1000, 1100):
