@@ -28,11 +28,11 @@ bool writesViews(const LocalRank &rank, const std::byte *target, const kernels::
 
 /// Fewer bytes are stored to the mapping: a system call would take longer.
 constexpr uint64_t kFileBytes = 4096;
-/// Also ranges with other data between them that are shorter than this: their system calls would wait for each other,
-/// because each locks the file, and would read small pieces of the source.
+/// The same for ranges that have other data between them. Calls of many threads for short ranges would wait for each
+/// other, because each locks the file, and would read the source in small pieces.
 constexpr uint64_t kRangeBytes = 64 << 10;
 
-/// The most rows of which each group, from a multiple of their number on, is contiguous on a side.
+/// The largest n for which rows [i * n, (i + 1) * n) are contiguous on a side, for every i.
 uint64_t runOf(const kernels::Strided &shape, int64_t rowBytes, int64_t kernels::Loop::*stride) {
   uint64_t run = 1;
   for (size_t l = shape.loopCount; l-- > 0; run *= shape.loops[l].count)

@@ -3,12 +3,10 @@
 // digests. A plan that then moves a wrong byte must be refused by the loader or the executor, or fail the check against
 // the layouts; and the plan verifier must find it too.
 
-#include "analysis/files/memory.h"
 #include "analysis/verify/check.h"
 #include "analysis/verify/plan_verifier.h"
-#include "compiler/compile.h"
 #include "executor/reshard.h"
-#include "tests/lib/folder.h"
+#include "tests/analysis/support.h"
 
 #include <gtest/gtest.h>
 
@@ -24,10 +22,7 @@ namespace {
 
 /// Three replicas that receive 24 pieces each: an alteration of one is a small difference between replicas.
 std::string replicas() {
-  std::string tensors;
-  for (int i = 0; i < 12; ++i)
-    tensors += (i ? ", t" : "t") + std::to_string(i) + ": [" + std::to_string(2 + 2 * i) + ", 4]";
-  return "{version: 1, model: {dtype: fp32, tensors: {" + tensors +
+  return "{version: 1, model: {dtype: fp32, tensors: {" + tests::tensorsOfRows(12, 2, 2, 4) +
          "}, layouts: {a: {params: same, shard: {'*': {0: fsdp}}}, b: {params: same}}}, source: {layout: a, mesh: "
          "{fsdp: 2}},"
          " target: {layout: b, mesh: {dp: 3}, ranks: 2..4}}";
@@ -53,44 +48,8 @@ const std::string kJobs[] = {
     replicas(),
 };
 
-struct UnpackedPlan {
-  std::unique_ptr<fbs::ManifestT> manifest;
-  std::vector<std::unique_ptr<fbs::SegmentT>> segments;
-};
-
-UnpackedPlan read(const std::string &path) {
-  std::unique_ptr<Plan> plan;
-  EXPECT_EQ(Plan::open(path, plan).message(), "");
-  UnpackedPlan parts;
-  parts.manifest.reset(plan->manifest().UnPack());
-  for (uint32_t rank = 0; rank < plan->world(); ++rank) {
-    const fbs::Segment *segment = nullptr;
-    EXPECT_EQ(plan->segment(rank, segment).message(), "");
-    parts.segments.emplace_back(segment->UnPack());
-  }
-  return parts;
-}
-
-void write(const UnpackedPlan &parts, const std::string &path) {
-  auto bytes = [](const flatbuffers::FlatBufferBuilder &b) {
-    return fbs::Bytes(reinterpret_cast<const std::byte *>(b.GetBufferPointer()), b.GetSize());
-  };
-  fbs::ContainerWriter writer;
-  flatbuffers::FlatBufferBuilder builder;
-  ASSERT_EQ(writer.create(path, static_cast<uint32_t>(parts.segments.size()), fbs::kFeatureSharedOperands).message(),
-            "");
-  builder.FinishSizePrefixed(fbs::Manifest::Pack(builder, parts.manifest.get()), fbs::kManifestIdentifier);
-  ASSERT_EQ(writer.addManifest(bytes(builder)).message(), "");
-  for (const auto &segment : parts.segments) {
-    builder.Clear();
-    builder.FinishSizePrefixed(fbs::Segment::Pack(builder, segment.get()), fbs::SegmentIdentifier());
-    ASSERT_EQ(writer.addSegment(bytes(builder)).message(), "");
-  }
-  ASSERT_EQ(writer.finish().message(), "");
-}
-
 /// Makes one random alteration and returns its description.
-std::string alter(UnpackedPlan &parts, std::mt19937_64 &random, int64_t item) {
+std::string alter(tests::UnpackedPlan &parts, std::mt19937_64 &random, int64_t item) {
   while (true) {
     fbs::SegmentT &segment = *parts.segments[random() % parts.segments.size()];
     if (segment.operands.empty())
@@ -200,14 +159,8 @@ TEST(Mutate, EveryWrongByteIsFound) {
   std::mt19937_64 random(1);
   int refused = 0, wrong = 0, harmless = 0;
   for (const std::string &job : kJobs) {
-    const std::string yaml = folder / "job.yaml", path = folder / "good.rplan", altered = folder / "altered.rplan";
-    std::FILE *file = std::fopen(yaml.c_str(), "w");
-    std::fputs(job.c_str(), file);
-    std::fclose(file);
-    CompileResult result;
-    Diagnostics diagnostics;
-    ASSERT_TRUE(compileJob(yaml, {}, result, diagnostics)) << diagnostics.text();
-    ASSERT_EQ(toString(writePlan(result.module, result.statistics, path, 1).takeError()), "");
+    const std::string path = folder / "good.rplan", altered = folder / "altered.rplan";
+    ASSERT_NO_FATAL_FAILURE(tests::compile(job, path));
     std::vector<std::vector<std::byte>> expected[2];
     for (uint64_t seed : {0, 1})
       ASSERT_EQ(play(path, seed, &expected[seed]), "right");
@@ -218,9 +171,9 @@ TEST(Mutate, EveryWrongByteIsFound) {
     }
 
     for (int n = 0; n < count / 2; ++n) {
-      UnpackedPlan parts = read(path);
+      tests::UnpackedPlan parts = tests::unpack(path);
       const std::string what = alter(parts, random, &job == kJobs ? 2 : 4);
-      write(parts, altered);
+      tests::pack(parts, altered);
       std::vector<std::vector<std::byte>> found[2];
       const std::string outcome[] = {play(altered, 0, &found[0]), play(altered, 1, &found[1])};
       // Compare the bytes themselves. Fresh target memory is zero, so a byte that was not written differs too.

@@ -91,10 +91,7 @@ TEST_F(PlanVerifier, NamesAWrongElement) {
 
 // Four shards to eight replicas of two ranks: 40 tensors, of which each rank receives 160 pieces.
 std::string shardsToReplicas() {
-  std::string tensors;
-  for (int i = 0; i < 40; ++i)
-    tensors += (i ? ", t" : "t") + std::to_string(i) + ": [" + std::to_string(64 + 8 * i) + ", 32]";
-  return "{version: 1, model: {dtype: bf16, tensors: {" + tensors +
+  return "{version: 1, model: {dtype: bf16, tensors: {" + tensorsOfRows(40, 64, 8, 32) +
          "}, layouts: {fsdp: {params: same, shard: {'*': {0: fsdp}}}, tp: {params: same, shard: {'*': {1: tp}}}}},"
          " source: {layout: fsdp, mesh: {fsdp: 4}}, target: {layout: tp, mesh: {tp: 2, dp: 8}, ranks: 4..19}}";
 }

@@ -16,6 +16,15 @@
 
 namespace reshard::tests {
 
+/// Tensors t0, t1, … of a model, which have different numbers of rows: so each is an operand of its own.
+inline std::string tensorsOfRows(int count, int first, int step, int columns) {
+  std::string tensors;
+  for (int i = 0; i < count; ++i)
+    tensors += (i ? ", t" : "t") + std::to_string(i) + ": [" + std::to_string(first + step * i) + ", " +
+               std::to_string(columns) + "]";
+  return tensors;
+}
+
 /// A plan as mutable objects.
 struct UnpackedPlan {
   std::unique_ptr<schema::ManifestT> manifest;
