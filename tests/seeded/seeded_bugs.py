@@ -72,7 +72,7 @@ class ExecutionBugs:
 
     def suites(self, expression: str, limit: float) -> list[str]:
         """The suites that failed."""
-        ran = sh("ctest", "--test-dir", self.copy / "build", "--no-tests=error", "--timeout", limit, "-R", f"^({expression})$")
+        ran = sh("ctest", "--test-dir", self.copy / "build", "--no-tests=error", "--stop-on-failure", "--timeout", limit, "-R", f"^({expression})$")
         self.seconds |= {name: float(seconds) for name, seconds in re.findall(r"Test +#\d+: (\S+) \.+ +Passed +([\d.]+) sec", ran.stdout) if name not in self.seconds}
         failed = re.findall(r"^\s*\d+ - (\S+) \((?:Failed|Timeout|SEGFAULT|.*Exception.*|Subprocess.*)\)", ran.stdout, re.M)
         if ran.returncode and not failed:
