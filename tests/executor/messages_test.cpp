@@ -462,6 +462,13 @@ TEST(Messages, NoPeerReadsBeyondWhatIsPublished) {
   ASSERT_EQ(fstat(publisher.address().file, &status), 0);
   ASSERT_EQ(ftruncate(publisher.address().file, status.st_size - 1), 0);
   EXPECT_EQ(reader.attach(*plan, 0, publisher.address()), nullptr);
+  // The process has another block than that of the address, for example since its number was used again.
+  LocalPeers successor, late;
+  ASSERT_EQ(successor.publish(memory.local, bytes).message(), "");
+  ASSERT_EQ(late.publish(other.local, 0).message(), "");
+  PeerAddress address = successor.address();
+  ++address.token;
+  EXPECT_EQ(late.attach(*plan, 0, address), nullptr);
   // The file of a param ends before the param does.
   for (const int64_t missing : {0, 1}) {
     LocalPeers shorter, attaching;

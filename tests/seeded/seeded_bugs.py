@@ -106,16 +106,15 @@ def copy_folder() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def missing_places(bugs: list[dict[str, str]]) -> list[str]:
-    return [f"bug {number}: '{bug['old']}' must be in {bug['file']} exactly once" for number, bug in enumerate(bugs)
+def missing_places(bugs: dict[int, dict[str, str]]) -> list[str]:
+    return [f"bug {number}: '{bug['old']}' must be in {bug['file']} exactly once" for number, bug in bugs.items()
             if len(old_pattern(bug).findall((ROOT / bug["file"]).read_text())) != 1]
 
 
 def run_list(name: str, options: argparse.Namespace) -> tuple[int, int]:
     """The number of bugs of a list, and how many were found."""
-    bugs = json.loads((Path(__file__).parent / f"{name}.json").read_text())
-    if options.only is not None:
-        bugs = [bugs[number] for number in options.only]
+    every = json.loads((Path(__file__).parent / f"{name}.json").read_text())
+    bugs = {number: every[number] for number in (range(len(every)) if options.only is None else options.only)}
     if missing := missing_places(bugs):
         raise SystemExit("\n".join(missing))
     if options.places:
@@ -129,9 +128,9 @@ def run_list(name: str, options: argparse.Namespace) -> tuple[int, int]:
         built = sh(*build)
         if configured.returncode or built.returncode:
             raise SystemExit(configured.stderr + built.stdout[-3000:])
-        if problem := tests.passes_without(bugs):
+        if problem := tests.passes_without(list(bugs.values())):
             raise SystemExit(problem)
-        for number, bug in enumerate(bugs):
+        for number, bug in bugs.items():
             path = copy / bug["file"]
             good = path.read_text()
             path.write_text(old_pattern(bug).sub(lambda _: bug["new"], good))
