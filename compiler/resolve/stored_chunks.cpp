@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compiler/resolve/stored_chunks.h"
 
+#include "compiler/resolve/flat_chunks.h"
 #include "compiler/resolve/quantize.h"
 #include "support/nearest.h"
 
@@ -21,6 +22,14 @@ constexpr const char *kAxis = "stored_chunk";
 /// Consecutive positions from `offset` on, numbered from 0.
 IndexMap interval(int64_t offset, int64_t length) {
   return length == 0 ? IndexMap{} : IndexMap{{offset, 0, length, 1, 0, 0}};
+}
+
+/// Whether positions of a part in the param are sums of positions of several dimensions.
+bool flat(const ir::Part &part) {
+  std::set<int> seen;
+  return std::any_of(part.dimensions.begin(), part.dimensions.end(), [&](const ir::PartDimension &dimension) {
+    return dimension.param >= 0 && !seen.insert(dimension.param).second;
+  });
 }
 
 /// One param of the endpoint: the chunks of its instances.
@@ -80,12 +89,21 @@ private:
       result.instances[v] = chosenInstances(result.instances[v], chosen[v]);
     for (size_t d = 0; d < result.shape.size(); ++d)
       result.shape[d] = extent(result.shape[d].at[0], chunks, d);
-    for (ir::Part &part : result.parts)
+    result.parts.clear();
+    for (ir::Part part : param_.parts) {
+      const bool several = flat(part) && chunks.size() > 1;
       for (size_t i = 0; i < part.dimensions.size(); ++i) {
         ir::PartDimension &dimension = part.dimensions[i];
-        dimension.sharding = dimension.param < 0 ? instancesOf(part, i, result)
-                                                 : cut(dimension.sharding, chunks, dimension.param, part.pattern < 0);
+        if (dimension.param < 0)
+          dimension.sharding = instancesOf(part, i, result);
+        else if (!several)
+          dimension.sharding = cut(dimension.sharding, chunks, dimension.param, part.pattern < 0);
       }
+      if (several)
+        addFlat(part, chunks, result.parts);
+      else
+        result.parts.push_back(std::move(part));
+    }
     if (chunks.size() < static_cast<size_t>(meshRanks())) {
       ir::Presence &presence = result.presence.emplace_back();
       presence.axis = chunkAxis();
@@ -156,6 +174,34 @@ private:
       result.at[i] = at->second;
     }
     return context_.intern(std::move(result));
+  }
+
+  /// Adds parts that together are a part of a flat buffer: the b-th is the b-th product of each chunk.
+  void addFlat(const ir::Part &part, const std::vector<FileChunk> &chunks, std::vector<ir::Part> &out) {
+    FlatShares whole;
+    for (const ir::PartDimension &dimension : part.dimensions)
+      if (dimension.param >= 0)
+        whole.push_back(endpoint_.shardings[dimension.sharding].at[0]);
+    std::vector<std::vector<FlatShares>> products; // by chunk
+    size_t most = 0;
+    for (const FileChunk &chunk : chunks) {
+      products.push_back(within(whole, chunk.offsets[0], chunk.offsets[0] + chunk.lengths[0]));
+      most = std::max(most, products.back().size());
+    }
+    for (size_t b = 0; b < most; ++b) {
+      ir::Part &product = out.emplace_back(part);
+      size_t share = 0;
+      for (ir::PartDimension &dimension : product.dimensions) {
+        if (dimension.param < 0)
+          continue;
+        ir::Sharding sharding{{chunkAxis()}, std::vector<IndexMap>(static_cast<size_t>(meshRanks())), 1};
+        for (size_t i = 0; i < products.size(); ++i)
+          if (b < products[i].size())
+            sharding.at[i] = products[i][b][share];
+        ++share;
+        dimension.sharding = context_.intern(std::move(sharding));
+      }
+    }
   }
 
   EndpointContext &context_;
@@ -317,25 +363,27 @@ private:
                     "; 'dtype: stored' in the source uses the dtypes of its files");
       return false;
     }
-    if (tensor.chunks.size() > 1 && flat(param)) {
+    if (tensor.chunks.size() > 1 && opaque(param)) {
       refuse(p, title + " is stored in " + std::to_string(tensor.chunks.size()) + " chunks, but param '" + param.name +
-                    "' is a flat buffer or an opaque tensor, expected one chunk");
+                    "' holds an opaque tensor, expected one chunk");
+      return false;
+    }
+    constexpr size_t kMostCuts = 1 << 22; // as of the ranks of a flat buffer
+    if (std::any_of(param.parts.begin(), param.parts.end(), flat) &&
+        tensor.chunks.size() > kMostCuts / param.parts.size()) {
+      refuse(p, title + " is stored in " + std::to_string(tensor.chunks.size()) + " chunks, and param '" + param.name +
+                    "' is a flat buffer of " + std::to_string(param.parts.size()) +
+                    " parts, expected parts times chunks of at most " + std::to_string(kMostCuts));
       return false;
     }
     return true;
   }
 
-  /// Whether positions of the param are sums of positions of several dimensions, or it cannot be split.
-  bool flat(const ir::Param &param) const {
-    for (const ir::Part &part : param.parts) {
-      if (part.pattern >= 0 && tensors_.opaque(tensors_.canonical(static_cast<unsigned>(part.pattern))))
-        return true;
-      std::set<int> seen;
-      for (const ir::PartDimension &dimension : part.dimensions)
-        if (dimension.param >= 0 && !seen.insert(dimension.param).second)
-          return true;
-    }
-    return false;
+  /// Whether the param holds elements of a tensor that cannot be split.
+  bool opaque(const ir::Param &param) const {
+    return std::any_of(param.parts.begin(), param.parts.end(), [&](const ir::Part &part) {
+      return part.pattern >= 0 && tensors_.opaque(tensors_.canonical(static_cast<unsigned>(part.pattern)));
+    });
   }
 
   void reportMissing() {

@@ -18,7 +18,7 @@ struct DeclaredParams {
 /// Distributes the params of a source, which each lie whole on its only mesh rank, over one mesh rank for each chunk:
 /// mesh rank i has chunk i of each param. A param whose instances have different chunks becomes several. Errors:
 /// params that the files lack (unless another param has the same tensors: tied weights are stored once), other shapes
-/// and dtypes, chunks that cut an opaque tensor, a flat buffer, or the codes and scales of a quantized param.
+/// and dtypes, chunks that cut an opaque tensor, or the codes and scales of a quantized param.
 void placeStoredChunks(const ir::Layout &layout, const Tensors &tensors, EndpointContext &context,
                        DeclaredParams declared, Diagnostics &diagnostics);
 

@@ -240,16 +240,51 @@ class StoredSources(FolderTest):
         self.assertIn("dcp': tensor 'w.0' is u8, expected fp8_e4m3", self.execute(code=2))
         self.assertFalse((self.folder / "hf").exists())
 
-    def test_opaque_tensors_and_flat_buffers_are_not_cut(self):
-        for tensors, params in (("state: {opaque: 6}", "state: {holds: state}"), ("w: {shape: [2, 3], dtype: u8}", "state: {flat: [w]}")):
-            with self.subTest(params=params):
-                (self.folder / "model.yaml").write_text(f"dtype: u8\ntensors:\n  {tensors}\nlayouts:\n  saved: {{params: {{{params}}}}}\n  hf: {{params: same}}\n")
-                checkpoint = Dcp(self.folder / "dcp")
-                for i in (0, 3):
-                    checkpoint.chunk("state", (6,), (i,), np.arange(i, i + 3, dtype=np.uint8), f"__{i}_0.distcp")
-                checkpoint.write()
-                self.assertIn("is stored in 2 chunks, but param 'state' is a flat buffer or an opaque tensor, expected one chunk",
-                              self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}", code=2))
+    def test_opaque_tensors_are_not_cut(self):
+        (self.folder / "model.yaml").write_text("dtype: u8\ntensors:\n  state: {opaque: 6}\nlayouts:\n  saved: {params: {state: {holds: state}}}\n  hf: {params: same}\n")
+        checkpoint = Dcp(self.folder / "dcp")
+        for i in (0, 3):
+            checkpoint.chunk("state", (6,), (i,), np.arange(i, i + 3, dtype=np.uint8), f"__{i}_0.distcp")
+        checkpoint.write()
+        self.assertIn("is stored in 2 chunks, but param 'state' holds an opaque tensor, expected one chunk",
+                      self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}", code=2))
+
+    def test_flat_buffers_in_several_chunks(self):
+        """Chunks cut tensors of a bucket anywhere, also padding and a transposed tensor; those of two buckets differ."""
+        (self.folder / "model.yaml").write_text("""
+dtype: fp32
+index: {layer: 2}
+tensors:
+  "w.{layer}": [3, 4, 5]
+  "t.{layer}": [5, 7]
+  "b.{layer}": [3]
+layouts:
+  saved: {params: {"bucket.{layer}": {flat: {of: ["b.{layer}", {of: "t.{layer}", permute: [1, 0]}, "w.{layer}"], align: 16}}}}
+  hf: {params: same}
+""")
+        tensors = {f"{name}.{layer}": np.arange(1000 * layer + base, 1000 * layer + base + np.prod(shape), dtype=np.float32).reshape(shape)
+                   for layer in range(2) for name, shape, base in (("w", (3, 4, 5), 1), ("t", (5, 7), 100), ("b", (3,), 200))}
+        (self.folder / "hf0").mkdir()
+        save_file(tensors, self.folder / "hf0/model.safetensors")
+        self.compile("{layout: hf, storage: hf0}", "{layout: saved, storage: whole}")
+        self.execute()
+        buckets = load_file(self.folder / "whole/model.safetensors")
+        size = len(buckets["bucket.0"])
+        random = np.random.default_rng(3)
+        for chunks in (2, 3, 7, 40):
+            checkpoint = Dcp(self.folder / f"dcp-{chunks}")
+            for name, values in buckets.items():
+                cuts = [0, *sorted(random.choice(np.arange(1, size), chunks - 1, replace=False).tolist()), size]
+                for i, (begin, end) in enumerate(zip(cuts, cuts[1:])):
+                    checkpoint.chunk(name, (size,), (begin,), values[begin:end], f"__{i}_0.distcp")
+            checkpoint.write()
+            for layout, wanted in (("hf", tensors), ("saved", buckets)):
+                with self.subTest(chunks=chunks, layout=layout):
+                    out = f"{layout}-{chunks}"
+                    self.compile(f"{{layout: saved, storage: dcp-{chunks}}}", f"{{layout: {layout}, storage: {out}}}")
+                    run("reshard-inspect", self.folder / "p.rplan", "--verify")
+                    self.execute("--check")
+                    self.check(load_file(self.folder / out / "model.safetensors"), wanted)
 
     def test_one_file_of_safetensors(self):
         save_file(values(), self.folder / "one.safetensors")
