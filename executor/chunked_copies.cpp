@@ -110,7 +110,7 @@ Status ChunkedCopies::copyToFile(const Shape &shape, const Chunk &rows, const Fi
   if (buffer.size() < bytes)
     buffer.resize(bytes);
   copy(shape, rows.source, buffer.data() - begin, rows.first, rows.count, false);
-  return FileCopies::write(*place, buffer.data(), bytes);
+  return files.write(*place, buffer.data(), bytes);
 }
 
 Status ChunkedCopies::add(const LocalRank &from, const Operand *input, const LocalRank &to, const Operand &output) {

@@ -405,10 +405,11 @@ Result<uint64_t> reshard::watchCopies(reshard_executor &executor, CopyWatch watc
   return executor.transport->watch(std::move(watch));
 }
 
-Status reshard::copyThroughFiles(reshard_executor &executor, const std::vector<const MappedFile *> &files) {
+Status reshard::copyThroughFiles(reshard_executor &executor, const std::vector<const MappedFile *> &files,
+                                 bool synced) {
   if (!executor.prepared)
     return invalid("files can be given only after prepare");
-  executor.transport->copyThroughFiles(std::make_unique<const FileCopies>(files));
+  executor.transport->copyThroughFiles(std::make_unique<const FileCopies>(files, synced));
   return {};
 }
 

@@ -21,15 +21,6 @@ Status writeError(int file) {
   return systemError("write", length > 0 ? std::string(path, static_cast<size_t>(length)) : "a file of the target");
 }
 
-/// Lets the device write a range while later ranges are copied, so that the sync at the end of the run is short. Only a
-/// hint: the sync reports errors. Shorter ranges wait for it: the device would write their pages again for their
-/// neighbours.
-void beginWriting(const FileCopies::Place &to, uint64_t bytes) {
-  constexpr uint64_t kLeastBytes = 128 << 10;
-  if (bytes >= kLeastBytes)
-    ::sync_file_range(to.file, static_cast<off64_t>(to.offset), static_cast<off64_t>(bytes), SYNC_FILE_RANGE_WRITE);
-}
-
 /// Reads a byte of each page. If the memory is a file that was truncated, this raises the signal that a copy through
 /// the mapping raises, and its handler names the file.
 void readPages(const std::byte *memory, uint64_t bytes) {
@@ -50,7 +41,7 @@ bool cannotCopy(int code) { return code == EXDEV || code == EINVAL || code == EN
 
 } // namespace
 
-FileCopies::FileCopies(const std::vector<const MappedFile *> &files) {
+FileCopies::FileCopies(const std::vector<const MappedFile *> &files, bool synced) : synced_(synced) {
   const uint64_t most = mostFiles();
   for (const MappedFile *mapped : files) {
     if (files_.size() == most)
@@ -90,7 +81,16 @@ std::optional<FileCopies::Place> FileCopies::find(const std::byte *memory, uint6
   return Place{file.file, offset};
 }
 
-Status FileCopies::write(const Place &to, const std::byte *from, uint64_t bytes) {
+/// Lets the device write a range while later ranges are copied, so that the sync at the end of the run is short. Only a
+/// hint: the sync reports errors. Shorter ranges wait for it: the device would write their pages again for their
+/// neighbours.
+void FileCopies::beginWriting(const Place &to, uint64_t bytes) const {
+  constexpr uint64_t kLeastBytes = 128 << 10;
+  if (synced_ && bytes >= kLeastBytes)
+    ::sync_file_range(to.file, static_cast<off64_t>(to.offset), static_cast<off64_t>(bytes), SYNC_FILE_RANGE_WRITE);
+}
+
+Status FileCopies::write(const Place &to, const std::byte *from, uint64_t bytes) const {
   for (uint64_t done = 0; done < bytes;) {
     const ssize_t some = uninterrupted(
         [&] { return ::pwrite(to.file, from + done, bytes - done, static_cast<off_t>(to.offset + done)); });

@@ -19,8 +19,9 @@ namespace reshard {
 class FileCopies {
 public:
   /// Opens the files again. Those beyond half of the files that this process may have open, and those that have been
-  /// replaced, are left to their mappings. The mappings must live as long as this object.
-  explicit FileCopies(const std::vector<const MappedFile *> &files);
+  /// replaced, are left to their mappings. The mappings must live as long as this object. `synced`: the files will be
+  /// synced, so that the device begins to write them at once.
+  explicit FileCopies(const std::vector<const MappedFile *> &files, bool synced = true);
   ~FileCopies();
   FileCopies(const FileCopies &) = delete;
   FileCopies &operator=(const FileCopies &) = delete;
@@ -37,7 +38,7 @@ public:
   /// same time.
   Status copy(const Place &to, const std::byte *from, uint64_t bytes) const;
   /// Writes memory to a place.
-  static Status write(const Place &to, const std::byte *from, uint64_t bytes);
+  Status write(const Place &to, const std::byte *from, uint64_t bytes) const;
 
 private:
   struct Opened {
@@ -45,11 +46,14 @@ private:
     uint64_t bytes;
     int file;
   };
+  void beginWriting(const Place &to, uint64_t bytes) const;
+
   std::vector<Opened> files_; // by address
+  const bool synced_;
 };
 
-/// Lets all later runs of a prepared executor write the long ranges of these files by system calls. Only transports of
-/// device `cpu` do this; others ignore it.
-Status copyThroughFiles(reshard_executor &executor, const std::vector<const MappedFile *> &files);
+/// Lets all later runs of a prepared executor write the long ranges of these files by system calls; `synced` as for
+/// FileCopies. Only transports of device `cpu` do this; others ignore it.
+Status copyThroughFiles(reshard_executor &executor, const std::vector<const MappedFile *> &files, bool synced = true);
 
 } // namespace reshard

@@ -79,9 +79,12 @@ Command commandOf(ExecutionOptions &options) {
         setBytes(options.shardBytes)},
        {"--resume", "",
         "keep an unfinished target with a journal if this process fails or is killed, and continue one that is there, "
-        "of "
-        "a run with the same options",
+        "of a run with the same options",
         setSwitch(options.resume)},
+       {"--no-sync", "",
+        "do not wait until the written files are on their device: as after cp, a loss of power may damage a finished "
+        "target",
+        setSwitch(options.noSync)},
        {"--memory", "SIZE",
         "keep the resident memory of this process, with its mapped files, below SIZE (bytes, or KiB, MiB, GiB)",
         setBytes(options.memory)},

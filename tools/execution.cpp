@@ -171,7 +171,7 @@ private:
     reachable_ = false;
     runAll(source, target, limit);
     reachable_ = true;
-    if (folder)
+    if (folder && !options_.noSync)
       syncFiles(*folder);
     if (!options_.synthesize && options_.check)
       checkFiles(whole ? *whole : source, target, limit);
@@ -226,7 +226,7 @@ private:
   /// Makes the finished folder visible.
   void commit(NewFolder &folder) const {
     folder.commit();
-    if (first())
+    if (first() && !options_.noSync)
       throwOnError(syncFile(fs::absolute(folder.path()).parent_path())
                        .withPrefix("'" + folder.path() + "' is complete, but a loss of power may undo its name: "),
                    kFailure);
@@ -318,7 +318,7 @@ private:
     std::vector<const MappedFile *> files = target.files();
     const std::vector<const MappedFile *> sources = source.files();
     files.insert(files.end(), sources.begin(), sources.end());
-    throwOnError(copyThroughFiles(*executor_, files), kUsage);
+    throwOnError(copyThroughFiles(*executor_, files, !options_.noSync), kUsage);
   }
 
   /// Compares the written files with the source's. Each process checks its own targets, and its share of the files that

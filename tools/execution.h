@@ -26,6 +26,7 @@ struct ExecutionOptions {
   bool noLocalShortcut = false, privateMemory = false;
   uint64_t memory = 0;     // limit of resident bytes; 0: none
   std::string copy;        // a model's folder; its files other than weights are copied into written checkpoints
+  bool noSync = false;     // do not wait until written files are on their device
   bool resume = false;     // continue the run that left an unfinished target
   uint64_t shardBytes = 0; // largest file of a written checkpoint, in bytes; 0: 5 GB, as Hugging Face
 };

@@ -53,6 +53,8 @@ void checkResume(const ExecutionOptions &options, const Plan &plan) {
     return;
   if (options.synthesize)
     throw Failure{kUsage, "--resume continues the writing of files, expected no --synthesize"};
+  if (options.noSync)
+    throw Failure{kUsage, "--resume keeps what is on the device, expected no --no-sync"};
   if (options.repeat != 1 || options.device != "cpu")
     throw Failure{kUsage, "--resume continues one run on the CPU, expected no --repeat and no --device"};
   for (const schema::Endpoint *endpoint : *plan.manifest().endpoints())

@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--memory", metavar="SIZE", help="keep the resident memory below SIZE, for example 4GiB")
     add("--max-shard-size", metavar="SIZE", help="the largest size of one file of TARGET (default: 5GB)")
     add("--resume", action="store_true", help="keep an unfinished TARGET if the conversion is killed or fails, and continue one that is there, of a run with the same options")
+    add("--no-sync", action="store_true", help="do not wait until the files of TARGET are on their device: as after cp, a loss of power may damage a finished TARGET")
     add("--report", metavar="FILE", help="write a JSON report")
     add("--plan", action="store_true", help="print the job and do nothing")
     return parser
@@ -372,6 +373,7 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
     passed = [f"--{name.replace('_', '-')}={value}" for name in ("allow", "memory", "max_shard_size") if (value := getattr(options, name))]
     passed += [f"--leave={glob}" for glob in options.leave] + [f"--rename-objects={entry}" for entry in options.rename]
     passed += ["--resume"] if options.resume else []
+    passed += ["--no-sync"] if options.no_sync else []
     code = subprocess.run([PREFIX / "bin" / "reshard-exec", plan, "--check", "--check-replicas", f"--report={report}", *passed,
                            *_small_files(options, conversion, folder)]).returncode
     if code:

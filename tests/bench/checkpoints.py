@@ -9,8 +9,8 @@ Prints a table: seconds, peak resident memory, and medians of ratios over the ro
 PyTorch's way is dcp.load into empty tensors and safetensors' save_file, and load_file and dcp.save. Each way is a process
 of its own; its time is that of the conversion without imports. reshard's is that of reshard-compile and reshard-exec, from
 start to end. The files are in the page cache, except in the rows "cold", for which the source's pages are dropped before
-each run of reshard and of cp. reshard waits until its files are on the device; PyTorch and cp do not, `cp and sync` does. Rounds
-alternate the order; each run begins after a sync."""
+each run of reshard and of cp. reshard and `cp and sync` wait until their files are on the device; `reshard --no-sync`, PyTorch and
+cp do not. Rounds alternate the order; each run begins after a sync."""
 
 import json
 import os
@@ -27,6 +27,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "lib")]
 
 from commands import BIN, run  # noqa: E402
 
+OURS = {"reshard": (), "reshard --no-sync": ("--no-sync",)}
+#: Each with what of OURS it is compared.
+PEERS = {"PyTorch": "reshard", "cp": "reshard --no-sync", "cp and sync": "reshard"}
 CHUNKS, ROWS, COLUMNS = 4, 4096, 4096  # each tensor has 32 MiB of bf16
 
 
@@ -77,7 +80,7 @@ def peer(way, source, target, gigabytes):
     print(json.dumps([time.monotonic() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base]))
 
 
-def ours(source, target, format, gigabytes):
+def ours(source, target, format, gigabytes, *options):
     """One conversion by reshard. Returns seconds and peak memory of the larger process, in KiB."""
     job = Path(f"{target}.yaml")
     job.write_text(json.dumps({"version": 1, "model": {"dtype": "bf16", "index": {"layer": len(names(gigabytes))},
@@ -86,7 +89,7 @@ def ours(source, target, format, gigabytes):
     begin = time.monotonic()
     run("reshard-compile", job, "-o", f"{target}.rplan")
     report = f"{target}.json"
-    run("reshard-exec", f"{target}.rplan", f"--report={report}", "--memory=1GiB")
+    run("reshard-exec", f"{target}.rplan", f"--report={report}", "--memory=1GiB", *options)
     seconds = time.monotonic() - begin
     return seconds, json.loads(Path(report).read_text())["peak_rss_bytes"] / 1024
 
@@ -115,8 +118,8 @@ def measured(name, way, source, out, format, gigabytes):
     """One run, which begins without written pages that are not on the device."""
     shutil.rmtree(out, ignore_errors=True)
     os.sync()
-    if name == "reshard":
-        return ours(source, out, format, gigabytes)
+    if name in OURS:
+        return ours(source, out, format, gigabytes, *OURS[name])
     if name.startswith("cp"):
         return copied(source, out, name != "cp")
     done = subprocess.run([sys.executable, "-W", "ignore", __file__, "--peer", way, source, out, str(gigabytes)], check=True, capture_output=True, text=True)
@@ -126,7 +129,6 @@ def measured(name, way, source, out, format, gigabytes):
 def main():
     gigabytes, rounds = float(sys.argv[1]) if len(sys.argv) > 1 else 4, int(sys.argv[2]) if len(sys.argv) > 2 else 5
     folder = Path(tempfile.mkdtemp(prefix="reshard-checkpoints-", dir=os.environ.get("TMPDIR", "/var/tmp")))
-    peers = ("PyTorch", "cp", "cp and sync")
     try:
         create(folder / "dcp", gigabytes)
         ours(folder / "dcp", folder / "hf", "safetensors", gigabytes)
@@ -134,19 +136,20 @@ def main():
         for turn in range(rounds):
             for way, source, format in (("to safetensors", "dcp", "safetensors"), ("to DCP", "hf", "dcp")):
                 for cold in (False, True):
-                    names = ("reshard", *peers[cold:])
+                    names = [*OURS, *(peer for peer in PEERS if peer != "PyTorch" or not cold)]
                     for name in names if turn % 2 else reversed(names):
                         if cold:
                             drop(folder / source)
                         result = measured(name, way, folder / source, folder / "out", format, gigabytes)
                         results.setdefault((f"{way}, cold" if cold else way, name), []).append(result)
-        print(f"| {gigabytes:g} GB, {BIN.name} | reshard | {' | '.join(peers)} | {' | '.join(f'{peer} ÷ reshard' for peer in peers)} | memory: reshard | PyTorch |\n|---|{'---:|' * 9}")
+        columns = [*OURS, *PEERS, *(f"{peer} ÷ {own}" for peer, own in PEERS.items()), "memory: reshard", "PyTorch"]
+        print(f"| {gigabytes:g} GB, {BIN.name} | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}")
         median = statistics.median
         for way in ("to safetensors", "to DCP", "to safetensors, cold", "to DCP, cold"):
-            own, *others = (results.get((way, name)) for name in ("reshard", *peers))
-            seconds = [f"{median([s for s, _ in values]):.2f} s" if values else "" for values in (own, *others)]
-            ratios = [f"{median([b / a for (a, _), (b, _) in zip(own, values)]):.2f}" if values else "" for values in others]
-            memory = [f"{median([m for _, m in values]) / 2**20:.2f} GiB" if values else "" for values in (own, others[0])]
+            runs = {name: results.get((way, name), []) for name in (*OURS, *PEERS)}
+            seconds = [f"{median(s for s, _ in each):.2f} s" if each else "" for each in runs.values()]
+            ratios = [f"{median(b / a for (a, _), (b, _) in zip(runs[own], runs[peer])):.2f}" if runs[peer] else "" for peer, own in PEERS.items()]
+            memory = [f"{median(m for _, m in runs[name]) / 2**20:.2f} GiB" if runs[name] else "" for name in ("reshard", "PyTorch")]
             print("| " + " | ".join([way, *seconds, *ratios, *memory]) + " |")
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -8,8 +8,8 @@ over the rounds. recipes.py [GB] [ROUNDS]
 
 The usual way: torch.distributed.checkpoint's load into transformers' model and save_pretrained; Megatron-Core's load_plain_tensors, the matrices split
 with PyTorch and save_file; from_pretrained, joined with PyTorch and dist_checkpointing.save; dcp.load and dcp.save of weights and moments; from_pretrained,
-blocks of 128 x 128 quantized with PyTorch and save_file. Its time is without imports. reshard's is that of the whole command, in which every byte is compared,
-with --memory=1GiB. Each way is a process of its own. The files are in the page cache. Rounds alternate the order."""
+blocks of 128 x 128 quantized with PyTorch and save_file. Its time is given without imports, and that of the whole process with them. reshard's is that of the
+whole command, in which every byte is compared, with --memory=1GiB. Each way is a process of its own. The files are in the page cache. Rounds alternate the order."""
 
 import json
 import os
@@ -164,19 +164,22 @@ def main():
                     if way == "reshard":
                         result = ours(recipe, folder, out)
                     else:
+                        begin = time.monotonic()
                         done = subprocess.run([sys.executable, "-W", "ignore", __file__, "--usual", recipe, folder, out], capture_output=True, text=True)
                         if done.returncode:
                             sys.exit(done.stderr)
-                        result = json.loads(done.stdout.splitlines()[-1])
+                        result = [*json.loads(done.stdout.splitlines()[-1]), time.monotonic() - begin]
                     results.setdefault((recipe, way), []).append(result)
                     print(f"{recipe}, {way}: {result[0]:.2f} s, {result[1]:.2f} GiB", file=sys.stderr, flush=True)
                     shutil.rmtree(out)
-        print(f"| {gigabytes:g} GB, {BIN.name} | reshard | usual | usual ÷ reshard | memory: reshard | usual |\n|---|---:|---:|---:|---:|---:|")
+        print(f"| {gigabytes:g} GB, {BIN.name} | reshard | usual | usual, with imports | usual ÷ reshard | with imports ÷ reshard | memory: reshard | usual |\n|---|{'---:|' * 7}")
         for recipe in RECIPES:
             own, other = results[recipe, "reshard"], results[recipe, "usual"]
             median = statistics.median
-            print(f"| {recipe} | {median(s for s, _ in own):.1f} s | {median(s for s, _ in other):.1f} s | {median(b / a for (a, _), (b, _) in zip(own, other)):.1f} "
-                  f"| {median(m for _, m in own):.2f} GiB | {median(m for _, m in other):.2f} GiB |")
+            seconds = [median(run[0] for run in own), median(run[0] for run in other), median(run[2] for run in other)]
+            ratios = [median(b[i] / a[0] for a, b in zip(own, other)) for i in (0, 2)]
+            memory = [median(run[1] for run in runs) for runs in (own, other)]
+            print(f"| {recipe} | {' | '.join([*(f'{each:.1f} s' for each in seconds), *(f'{each:.1f}' for each in ratios), *(f'{each:.2f} GiB' for each in memory)])} |")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

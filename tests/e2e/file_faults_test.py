@@ -111,6 +111,22 @@ class FileFaults(FolderTest):
         self.remove()
         self.every_call("EIO", "dcp", "--resume", "--report=report")
 
+    def test_no_sync(self):
+        """Neither the files nor their folders are synced."""
+        def called(*options):
+            _, _, calls = self.convert("EIO", -1, "dcp", *options, code=0)
+            names = set()
+            for number in range(calls):
+                self.remove()
+                names.add(self.convert("EIO", number, "dcp", *options)[1][0])
+            self.remove()
+            return names
+
+        names = called()
+        self.assertEqual({name for name in names if "sync" in name}, names - called("--no-sync"))
+        self.assertIn("fsync", names)
+        self.assertIn("expected no --no-sync", run("reshard-exec", "dcp", "--target=target", "--resume", "--no-sync", code=2, cwd=self.folder).stderr)
+
 
 if __name__ == "__main__":
     unittest.main()
