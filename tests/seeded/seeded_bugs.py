@@ -33,8 +33,8 @@ def old_pattern(bug: dict[str, str]) -> re.Pattern[str]:
     return re.compile(r"\s*".join(re.escape(token) for token in re.findall(r"\w+|[^\w\s]", bug["old"])))
 
 
-def sh(*command: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
-    return subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
+def sh(*command: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    return subprocess.run([str(part) for part in command], env=env, capture_output=True, text=True)
 
 
 class CompilerBugs:
@@ -71,10 +71,10 @@ class ExecutionBugs:
         self.seconds: dict[str, float] = {}  # by suite, without a bug
 
     def suites(self, expression: str, limit: float) -> list[str]:
-        """The suites that failed."""
-        ran = sh("ctest", "--test-dir", self.copy / "build", "--no-tests=error", "--stop-on-failure", "--timeout", limit, "-R", f"^({expression})$")
+        """The suites that failed, and how. The first failure ends them."""
+        ran = sh("ctest", "--test-dir", self.copy / "build", "--no-tests=error", "--stop-on-failure", "--timeout", limit, "-R", f"^({expression})$", env=os.environ | {"GTEST_FAIL_FAST": "1"})
         self.seconds |= {name: float(seconds) for name, seconds in re.findall(r"Test +#\d+: (\S+) \.+ +Passed +([\d.]+) sec", ran.stdout) if name not in self.seconds}
-        failed = re.findall(r"^\s*\d+ - (\S+) \((?:Failed|Timeout|SEGFAULT|.*Exception.*|Subprocess.*)\)", ran.stdout, re.M)
+        failed = [f"{name}: {how}" for name, how in re.findall(r"^\s*\d+ - (\S+) \((Failed|Timeout|SEGFAULT|.*Exception.*|Subprocess.*)\)", ran.stdout, re.M)]
         if ran.returncode and not failed:
             raise SystemExit(f"ctest failed: {ran.stdout[-600:]}{ran.stderr[-600:]}")
         return failed
