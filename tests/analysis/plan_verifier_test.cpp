@@ -73,6 +73,28 @@ TEST_F(PlanVerifier, GoodPlansAreRight) {
   EXPECT_EQ(proof(compiled(kSent)).bytes, 2u * (2 * 8 + 8) * 2);
 }
 
+TEST_F(PlanVerifier, RefusesASecondWriteOfRightBytes) {
+  UnpackedPlan parts = compiled(kJoined);
+  fbs::SegmentT &segment = *parts.segments[0];
+  const fbs::Step s = stepOf(segment, fbs::StepKind::copy);
+  const auto first = static_cast<uint32_t>(segment.operands.size());
+  for (const uint32_t begin : {s.first_input(), s.first_output()})
+    for (uint32_t i = 0; i < s.output_count(); ++i)
+      segment.operands.push_back(fbs::Operand(segment.operands[begin + i]));
+  segment.steps.push_back({s.bytes(), s.staging(), first, s.input_count(), first + s.input_count(), s.output_count(),
+                           s.round(), s.peer(), s.message(), s.first_after(), s.after_count(), s.kind(), s.slot(),
+                           s.level(), s.chunk()});
+  EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 is written twice");
+}
+
+TEST_F(PlanVerifier, RefusesBytesOfAnotherDtype) {
+  UnpackedPlan parts = compiled("{version: 1, model: {tensors: {a: {shape: [5], dtype: fp32}, b: {shape: [5], dtype: "
+                                "i32}}}, source: {mesh: {}}, target: {mesh: {}}}");
+  fbs::Operand &input = inputFrom(*parts.segments[0], 1); // 1 and 2 are the source's a and b
+  input = fbs::Operand(input.offset(), 2, input.shape());
+  EXPECT_EQ(error(parts), "target rank 0 param 'a' byte 0 is fp32, but comes from i32");
+}
+
 TEST_F(PlanVerifier, NamesAWrongElement) {
   // Buffers: 0 the arena, 1 a, 2 b, 3 ab. First a is replaced by b; then b is read at a wrong offset.
   UnpackedPlan parts = compiled(kJoined);

@@ -102,6 +102,23 @@ TEST_F(DependencyLevelsTest, RefusesSidesOfAMessageWithDifferentLevels) {
   EXPECT_NE(error.find(": expected equal peers, rounds, levels and operand counts"), std::string::npos) << error;
 }
 
+TEST_F(DependencyLevelsTest, RefusesSidesOfAMessageWithDifferentOperands) {
+  compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [4, 8], b: [4, 8]}}\nsource: {mesh: {tp: 1}}\ntarget: {mesh: "
+          "{tp: 1}, ranks: 1..1}\n");
+  UnpackedPlan parts = unpack(folder_ / "plan");
+  schema::Step &s = parts.segments[1]->steps[0];
+  ASSERT_EQ(s.kind(), schema::StepKind::recv);
+  ASSERT_EQ(s.output_count(), 2u);
+  s = {s.bytes() / 2, s.staging(), s.first_input(), s.input_count(), s.first_output(), 1,
+       s.round(),     s.peer(),    s.message(),     s.first_after(), s.after_count(),  s.kind(),
+       s.slot(),      s.level(),   s.chunk()};
+  parts.segments[1]->operands.pop_back();
+  pack(parts, folder_ / "other");
+  ASSERT_EQ(Plan::open(folder_ / "other", plan_).message(), "");
+  const std::string error = prepare();
+  EXPECT_NE(error.find(": expected equal peers, rounds, levels and operand counts"), std::string::npos) << error;
+}
+
 // Without levels a process with all ranks would forward bytes before they have arrived.
 TEST_F(DependencyLevelsTest, RefusesPlansWithoutLevels) {
   compile(kRelayedJobs[1]);

@@ -380,6 +380,28 @@ TEST_P(Ucx, AMessageOfAnotherSizeIsAnError) {
   }
 }
 
+// A process with another transport, or of another version, may join the same rendezvous.
+TEST_P(Ucx, APeerWithAnotherTransportIsAnError) {
+  Meeting meeting(2);
+  std::promise<void> told;
+  asRanks(2, [&](uint32_t rank) {
+    const Rank mine(meeting, rank);
+    if (rank == 1) {
+      told.get_future().wait();
+      return;
+    }
+    {
+      const std::lock_guard lock(meeting.mutex);
+      meeting.hellos.at(1).replace(0, 7, "another");
+    }
+    std::byte data[8]{};
+    EXPECT_EQ(mine->send(0, 1, 1, data, sizeof data).message(),
+              "rank 1 has another transport or version of reshard: expected that its hello begins with "
+              "'reshard-ucx-1:'");
+    told.set_value();
+  });
+}
+
 TEST_P(Ucx, APeerThatHasGoneIsNamed) {
   Meeting meeting(2);
   asRanks(2, [&](uint32_t rank) {
