@@ -82,8 +82,8 @@ Command commandOf(ExecutionOptions &options) {
         "of a run with the same options",
         setSwitch(options.resume)},
        {"--no-sync", "",
-        "do not wait until the written files are on their device: as after cp, a loss of power may damage a finished "
-        "target",
+        "do not wait until the written files are on their device: a loss of power may damage a finished target, and "
+        "later errors of the device are not reported",
         setSwitch(options.noSync)},
        {"--memory", "SIZE",
         "keep the resident memory of this process, with its mapped files, below SIZE (bytes, or KiB, MiB, GiB)",

@@ -82,6 +82,8 @@ void checkOptions(const ExecutionOptions &options, const Plan &plan) {
     throw Failure{kUsage, "'" + folder +
                               "' does not exist: 'storage' of the job is relative to the plan's folder; --source=DIR "
                               "names another folder"};
+  if (options.synthesize && options.noSync)
+    throw Failure{kUsage, "--no-sync applies to written files, expected no --synthesize"};
   const bool chosen = !options.objects.leave.empty() || !options.objects.renames.empty();
   if (options.synthesize && (!options.allow.empty() || chosen))
     throw Failure{kUsage, std::string(!options.allow.empty()          ? "--allow=extra applies"

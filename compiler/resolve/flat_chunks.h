@@ -12,8 +12,8 @@ namespace reshard {
 using FlatShares = std::vector<ir::IndexMap>;
 
 /// The elements of a part whose positions in the buffer are in [begin, end), as products of shares; positions count
-/// from `begin`. The part is row-major, in any order of its dimensions: a step along one is longer than all
-/// that are shorter together. So a part of d dimensions gives at most 2d - 1 products.
+/// from `begin`. The part is row-major, in any order of its dimensions: a step along a dimension is longer than
+/// the spans of all shorter dimensions together. So a part of d dimensions gives at most 2d - 1 products.
 std::vector<FlatShares> within(const FlatShares &part, int64_t begin, int64_t end);
 
 } // namespace reshard

@@ -237,6 +237,9 @@ public:
     for (const auto &tensors : found)
       for (const FileTensor *tensor : tensors)
         most = std::max(most, tensor->chunks.size());
+    limitCuts(found, most);
+    if (failed_)
+      return;
     endpoint_.axes.push_back({kAxis, static_cast<int64_t>(most), 1});
     endpoint_.ranks.resize(most);
     std::iota(endpoint_.ranks.begin(), endpoint_.ranks.end(), 0);
@@ -264,6 +267,26 @@ private:
     if (endpoint_.meshRanks() > 1)
       param.presence.push_back({static_cast<unsigned>(endpoint_.axes.size() - 1), {0}});
     return param;
+  }
+
+  /// Refuses flat buffers in so many chunks that their cuts need gigabytes. `most`: chunks of a tensor.
+  void limitCuts(const std::vector<std::vector<const FileTensor *>> &found, size_t most) {
+    constexpr size_t kMostCuts = 1 << 21;
+    size_t cuts = 0;
+    for (size_t p = 0; p < found.size() && !failed_; ++p) {
+      const std::vector<ir::Part> &parts = endpoint_.params[p].parts;
+      const bool cut = std::any_of(found[p].begin(), found[p].end(),
+                                   [](const FileTensor *tensor) { return tensor->chunks.size() > 1; });
+      if (!cut || std::none_of(parts.begin(), parts.end(), flat))
+        continue;
+      cuts += parts.size() * most;
+      if (cuts > kMostCuts)
+        refuse(p, where() + " has tensors in up to " + std::to_string(most) + " chunks, and param '" +
+                      endpoint_.params[p].name + "' is a flat buffer of " + std::to_string(parts.size()) +
+                      " parts: expected flat buffers in several chunks with parts times chunks of at most " +
+                      std::to_string(kMostCuts) +
+                      " together; 'reshard-convert SOURCE NEW --to=safetensors' joins chunks");
+    }
   }
 
   std::string where() const { return "'" + context_.declaration().directory + "'"; }
@@ -366,14 +389,6 @@ private:
     if (tensor.chunks.size() > 1 && opaque(param)) {
       refuse(p, title + " is stored in " + std::to_string(tensor.chunks.size()) + " chunks, but param '" + param.name +
                     "' holds an opaque tensor, expected one chunk");
-      return false;
-    }
-    constexpr size_t kMostCuts = 1 << 22; // as of the ranks of a flat buffer
-    if (std::any_of(param.parts.begin(), param.parts.end(), flat) &&
-        tensor.chunks.size() > kMostCuts / param.parts.size()) {
-      refuse(p, title + " is stored in " + std::to_string(tensor.chunks.size()) + " chunks, and param '" + param.name +
-                    "' is a flat buffer of " + std::to_string(param.parts.size()) +
-                    " parts, expected parts times chunks of at most " + std::to_string(kMostCuts));
       return false;
     }
     return true;

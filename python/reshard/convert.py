@@ -60,7 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--memory", metavar="SIZE", help="keep the resident memory below SIZE, for example 4GiB")
     add("--max-shard-size", metavar="SIZE", help="the largest size of one file of TARGET (default: 5GB)")
     add("--resume", action="store_true", help="keep an unfinished TARGET if the conversion is killed or fails, and continue one that is there, of a run with the same options")
-    add("--no-sync", action="store_true", help="do not wait until the files of TARGET are on their device: as after cp, a loss of power may damage a finished TARGET")
+    add("--no-sync", action="store_true", help="do not wait until the files of TARGET are on their device: a loss of power may damage a finished TARGET, and "
+        "later errors of the device are not reported")
     add("--report", metavar="FILE", help="write a JSON report")
     add("--plan", action="store_true", help="print the job and do nothing")
     return parser

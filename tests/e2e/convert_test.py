@@ -52,7 +52,7 @@ class Convert(ConvertTest):
         wanted = {name.removeprefix("model.").replace("lm_head", "head"): array.astype(np.float16) if array.dtype == np.float32 else array
                   for name, array in values().items()}
         self.check("out", wanted)
-        self.convert("out", "back", "--rename==model.", "--only=*layers*", "--no-sync")
+        self.convert("out", "back", "--rename==model.", "--only=*layers*")
         self.check("back", {f"model.{name}": array for name, array in wanted.items() if "layers" in name})
 
     def test_a_model_file(self):
@@ -92,6 +92,7 @@ layouts:
 
     def test_resume(self):
         """A second conversion has the same plan, as the journal of a killed one demands."""
+        self.assertIn("expected no --no-sync", self.convert("hf", "out", "--resume", "--no-sync", code=2).stderr)
         self.convert("hf", "out", "--resume")
         job = self.convert("hf", "again", "--plan").stdout.replace("again", "out")
         (self.folder / "job.yaml").write_text(job)

@@ -125,6 +125,7 @@ class FileFaults(FolderTest):
         names = called()
         self.assertEqual({name for name in names if "sync" in name}, names - called("--no-sync"))
         self.assertIn("fsync", names)
+        self.assertIn("expected no --synthesize", run("reshard-exec", "dcp", "--synthesize", "--no-sync", code=2, cwd=self.folder).stderr)
         self.assertIn("expected no --no-sync", run("reshard-exec", "dcp", "--target=target", "--resume", "--no-sync", code=2, cwd=self.folder).stderr)
 
 

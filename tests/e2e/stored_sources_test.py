@@ -250,7 +250,7 @@ class StoredSources(FolderTest):
                       self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}", code=2))
 
     def test_flat_buffers_in_several_chunks(self):
-        """Chunks cut tensors of a bucket anywhere, also padding and a transposed tensor; those of two buckets differ."""
+        """Chunks cut tensors of a bucket anywhere, also padding, a transposed tensor and packs; those of two buckets differ."""
         (self.folder / "model.yaml").write_text("""
 dtype: fp32
 index: {layer: 2}
@@ -258,12 +258,16 @@ tensors:
   "w.{layer}": [3, 4, 5]
   "t.{layer}": [5, 7]
   "b.{layer}": [3]
+  "c.{layer}": [4, 2]
+  "d.{layer}": [4, 6]
+  "e.{layer}": [6, 3]
+  "f.{layer}": [2, 3]
 layouts:
-  saved: {params: {"bucket.{layer}": {flat: {of: ["b.{layer}", {of: "t.{layer}", permute: [1, 0]}, "w.{layer}"], align: 16}}}}
+  saved: {params: {"bucket.{layer}": {flat: {of: ["b.{layer}", {of: "t.{layer}", permute: [1, 0]}, "w.{layer}", {concat: {of: ["c.{layer}", "d.{layer}"], dim: 1}}, {interleave: {of: ["e.{layer}", "f.{layer}"], groups: 2}}], align: 16}}}}
   hf: {params: same}
 """)
         tensors = {f"{name}.{layer}": np.arange(1000 * layer + base, 1000 * layer + base + np.prod(shape), dtype=np.float32).reshape(shape)
-                   for layer in range(2) for name, shape, base in (("w", (3, 4, 5), 1), ("t", (5, 7), 100), ("b", (3,), 200))}
+                   for layer in range(2) for name, shape, base in (("w", (3, 4, 5), 1), ("t", (5, 7), 100), ("b", (3,), 200), ("c", (4, 2), 300), ("d", (4, 6), 400), ("e", (6, 3), 500), ("f", (2, 3), 600))}
         (self.folder / "hf0").mkdir()
         save_file(tensors, self.folder / "hf0/model.safetensors")
         self.compile("{layout: hf, storage: hf0}", "{layout: saved, storage: whole}")
@@ -285,6 +289,21 @@ layouts:
                     run("reshard-inspect", self.folder / "p.rplan", "--verify")
                     self.execute("--check")
                     self.check(load_file(self.folder / out / "model.safetensors"), wanted)
+
+    def test_too_many_cuts_of_flat_buffers(self):
+        names = [f"w{i}" for i in range(700)]
+        tensors = "".join(f"  {name}: [1, 2]\n" for name in names)
+        (self.folder / "model.yaml").write_text(f"dtype: u8\ntensors:\n  long: [3000]\n{tensors}layouts:\n  hf: {{params: same}}\n"
+                                                f"  saved: {{params: {{long: {{holds: long}}, state: {{flat: [{', '.join(names)}]}}}}}}\n")
+        checkpoint = Dcp(self.folder / "dcp")
+        for name, size, chunks in (("long", 3000, 3000), ("state", 1400, 2)):
+            for i in range(chunks):
+                length = size // chunks
+                checkpoint.chunk(name, (size,), (i * length,), np.zeros(length, dtype=np.uint8), "__0_0.distcp")
+        checkpoint.write()
+        error = self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}", code=2)
+        self.assertIn("has tensors in up to 3000 chunks, and param 'state' is a flat buffer of 700 parts: expected flat buffers in several chunks with parts times "
+                      "chunks of at most 2097152 together; 'reshard-convert SOURCE NEW --to=safetensors' joins chunks", error)
 
     def test_one_file_of_safetensors(self):
         save_file(values(), self.folder / "one.safetensors")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a live distributed optimizer of Megatron-Core (four ranks, gloo, CPU) after three steps of Adam, saved as
-`dp_reshardable`: `buckets_model` records its buckets, and two jobs give them the names of `fully_reshardable`. Every element of every state is the one that the optimizer holds, and that of the checkpoint
-that it saves as `fully_reshardable` itself, if there is one bucket. The other way, Megatron-Core loads buckets that reshard wrote.
+`dp_reshardable`: `buckets_model` records its buckets, and two jobs give them the names of `fully_reshardable`. Every element
+of every state is the one that the optimizer holds, and that of the checkpoint that it saves as `fully_reshardable` itself, if
+there is one bucket. The other way, Megatron-Core loads buckets that reshard wrote.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_optimizer_test.py"""

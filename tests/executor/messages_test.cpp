@@ -469,6 +469,9 @@ TEST(Messages, NoPeerReadsBeyondWhatIsPublished) {
   PeerAddress address = successor.address();
   ++address.token;
   EXPECT_EQ(late.attach(*plan, 0, address), nullptr);
+  LocalPeers right;
+  ASSERT_EQ(right.publish(other.local, 0).message(), "");
+  EXPECT_NE(right.attach(*plan, 0, successor.address()), nullptr);
   // The file of a param ends before the param does.
   for (const int64_t missing : {0, 1}) {
     LocalPeers shorter, attaching;
