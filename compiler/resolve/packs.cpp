@@ -10,9 +10,9 @@ using ir::IndexMap;
 
 namespace {
 
-std::string text(int64_t number) { return std::to_string(number); }
-
-std::string dimensionsText(int64_t count) { return text(count) + (count == 1 ? " dimension" : " dimensions"); }
+std::string dimensionsText(int64_t count) {
+  return std::to_string(count) + (count == 1 ? " dimension" : " dimensions");
+}
 
 std::string describe(const PackTree &tree, const Tensors &tensors) {
   const std::string shape = " of shape " + shapeText(tree.shape);
@@ -63,7 +63,7 @@ bool joinShapes(const Pack &pack, const Tensors &tensors, PackTree &tree, Diagno
   const PackTree &first = tree.of[0];
   const int64_t rank = static_cast<int64_t>(first.shape.size());
   if (tree.dimension < 0 || tree.dimension >= rank) {
-    diagnostics.error(pack.at, std::string(kind) + " along dimension " + text(tree.dimension) + ", but " +
+    diagnostics.error(pack.at, std::string(kind) + " along dimension " + std::to_string(tree.dimension) + ", but " +
                                    describe(first, tensors) + " has " + dimensionsText(rank));
     return false;
   }
@@ -73,20 +73,22 @@ bool joinShapes(const Pack &pack, const Tensors &tensors, PackTree &tree, Diagno
   for (const PackTree &entry : tree.of) {
     auto refuse = [&](const std::string &why) {
       diagnostics.error(entry.at, describe(entry, tensors) + " cannot be joined with " + describe(first, tensors) +
-                                      " along dimension " + text(tree.dimension) + ": " + why);
+                                      " along dimension " + std::to_string(tree.dimension) + ": " + why);
       ok = false;
     };
     if (entry.shape.size() != first.shape.size()) {
-      refuse("it has " + dimensionsText(entry.shape.size()) + ", expected " + text(rank));
+      refuse("it has " + dimensionsText(entry.shape.size()) + ", expected " + std::to_string(rank));
       continue;
     }
     for (int64_t d = 0; d < rank; ++d)
       if (d != tree.dimension && entry.shape[d] != first.shape[d])
-        refuse("dimension " + text(d) + " is " + text(entry.shape[d]) + ", expected " + text(first.shape[d]));
+        refuse("dimension " + std::to_string(d) + " is " + std::to_string(entry.shape[d]) + ", expected " +
+               std::to_string(first.shape[d]));
     if (tree.kind == Pack::Kind::interleave && entry.shape[tree.dimension] % tree.groups != 0) {
-      diagnostics.error(entry.at, describe(entry, tensors) + " cannot be interleaved in " + text(tree.groups) +
-                                      " groups: " + text(tree.groups) + " does not divide " +
-                                      text(entry.shape[tree.dimension]) + ", its dimension " + text(tree.dimension));
+      diagnostics.error(entry.at, describe(entry, tensors) + " cannot be interleaved in " +
+                                      std::to_string(tree.groups) + " groups: " + std::to_string(tree.groups) +
+                                      " does not divide " + std::to_string(entry.shape[tree.dimension]) +
+                                      ", its dimension " + std::to_string(tree.dimension));
       ok = false;
     }
     total += entry.shape[tree.dimension];
@@ -106,8 +108,8 @@ bool alike(const Tensors &tensors, PackTree &tree, Diagnostics &diagnostics) {
   for (const PackTree &entry : tree.of)
     if (entry.shape.size() != tree.shape.size()) {
       diagnostics.error(entry.at, describe(entry, tensors) + " has " + dimensionsText(entry.shape.size()) +
-                                      ", expected " + text(tree.shape.size()) + " as " + describe(tree.of[0], tensors) +
-                                      " of the same param");
+                                      ", expected " + std::to_string(tree.shape.size()) + " as " +
+                                      describe(tree.of[0], tensors) + " of the same param");
       ok = false;
     }
   return ok;
@@ -184,7 +186,7 @@ std::optional<PackTree> readPack(const Pack &pack, const Tensors &tensors, const
   if (pack.groups) {
     const auto groups = evaluate(*pack.groups, names, diagnostics);
     if (groups && *groups < 1)
-      diagnostics.error(pack.groups->at, "'groups' is " + text(*groups) + ", expected at least 1");
+      diagnostics.error(pack.groups->at, "'groups' is " + std::to_string(*groups) + ", expected at least 1");
     ok = ok && groups && *groups >= 1;
     tree.groups = groups.value_or(1);
   }
@@ -192,7 +194,7 @@ std::optional<PackTree> readPack(const Pack &pack, const Tensors &tensors, const
   if (pack.align) {
     const auto read = evaluate(*pack.align, names, diagnostics);
     if (read && *read < 1)
-      diagnostics.error(pack.align->at, "'align' is " + text(*read) + ", expected at least 1");
+      diagnostics.error(pack.align->at, "'align' is " + std::to_string(*read) + ", expected at least 1");
     ok = ok && read && *read >= 1;
     align = read.value_or(1);
   }
@@ -266,8 +268,8 @@ llvm::Expected<DimensionShards> shardDimension(const PackTree &tree, const Dimen
     } else if (!whole) {
       whole = std::move(*shards);
     } else if (shards->at != whole->at || shards->repeats != whole->repeats) {
-      return llvm::createStringError("the entries along dimension " + text(tree.dimension) +
-                                     " are sharded differently along dimension " + text(d) +
+      return llvm::createStringError("the entries along dimension " + std::to_string(tree.dimension) +
+                                     " are sharded differently along dimension " + std::to_string(d) +
                                      ", expected the same sharding; 'cut: joined' shards them as one array");
     }
   }

@@ -17,8 +17,6 @@ namespace {
 
 constexpr size_t kMaxPieceEntries = 1 << 22; // parts of an explicit param times mesh ranks
 
-std::string text(int64_t number) { return std::to_string(number); }
-
 /// The axes of the first view of the mesh, outermost first: their coordinate is the mesh rank.
 std::vector<unsigned> meshAxes(const ir::Endpoint &endpoint) {
   std::vector<unsigned> result;
@@ -58,9 +56,10 @@ bool Params::readPieces(Building &building) const {
   for (const PieceGroup &group : declaration.pieces) {
     auto &pieces = building.pieces.emplace_back();
     if (group.shape.size() != rank) {
-      ok = refuse(group.at, "'shape' " + shapeText(group.shape) + " has " + text(group.shape.size()) +
+      ok = refuse(group.at, "'shape' " + shapeText(group.shape) + " has " + std::to_string(group.shape.size()) +
                                 (group.shape.size() == 1 ? " number" : " numbers") + ", but the tensors of " +
-                                building.title() + " make " + text(rank) + (rank == 1 ? " dimension" : " dimensions"));
+                                building.title() + " make " + std::to_string(rank) +
+                                (rank == 1 ? " dimension" : " dimensions"));
       continue;
     }
     int64_t elements = 1;
@@ -79,9 +78,10 @@ bool Params::readPieces(Building &building) const {
   for (const auto &pieces : building.pieces)
     most = std::max(most, pieces.size());
   if (most * building.groups.size() > kMaxPieceEntries)
-    return refuse(declaration.at,
-                  building.title() + " has up to " + text(most) + " pieces on each of " + text(building.groups.size()) +
-                      " mesh ranks, expected pieces times mesh ranks of at most " + text(kMaxPieceEntries));
+    return refuse(declaration.at, building.title() + " has up to " + std::to_string(most) + " pieces on each of " +
+                                      std::to_string(building.groups.size()) +
+                                      " mesh ranks, expected pieces times mesh ranks of at most " +
+                                      std::to_string(kMaxPieceEntries));
   for (size_t d = 0; d < rank; ++d) {
     Dimension &dimension = building.dimensions.emplace_back();
     dimension.axes = meshAxes(endpoint_);
@@ -103,12 +103,13 @@ bool Params::assignGroups(Building &building) const {
   for (size_t g = 0; g < groups.size(); ++g) {
     auto assign = [&](int64_t r) {
       if (r < 0 || r >= ranks)
-        return refuse(groups[g].at, "'ranks' lists mesh rank " + text(r) + ", but the " + endpoint_.role + " has " +
-                                        text(ranks) + (ranks == 1 ? " mesh rank" : " mesh ranks"));
+        return refuse(groups[g].at, "'ranks' lists mesh rank " + std::to_string(r) + ", but the " + endpoint_.role +
+                                        " has " + std::to_string(ranks) + (ranks == 1 ? " mesh rank" : " mesh ranks"));
       if (!has[r])
-        return refuse(groups[g].at, "'ranks' lists mesh rank " + text(r) + ", which does not have " + building.title());
+        return refuse(groups[g].at,
+                      "'ranks' lists mesh rank " + std::to_string(r) + ", which does not have " + building.title());
       if (building.groups[r] >= 0)
-        return refuse(groups[g].at, "the pieces of " + building.title() + " on mesh rank " + text(r) +
+        return refuse(groups[g].at, "the pieces of " + building.title() + " on mesh rank " + std::to_string(r) +
                                         " are stated twice, expected once");
       building.groups[r] = static_cast<int>(g);
       return true;
@@ -127,7 +128,7 @@ bool Params::assignGroups(Building &building) const {
   for (int64_t r = 0; r < ranks; ++r)
     if (has[r] && building.groups[r] < 0)
       return refuse(building.declaration.pack.at,
-                    "mesh rank " + text(r) + " has " + building.title() +
+                    "mesh rank " + std::to_string(r) + " has " + building.title() +
                         ", but no pieces, expected the mesh rank in one 'ranks'; 'at' restricts where the param is");
   return true;
 }
@@ -143,13 +144,13 @@ bool Params::readPiece(const Building &building, const PieceGroup &group, const 
   bool ok = true;
   for (size_t d = 0; d < rank; ++d) {
     int64_t last = 0; // of the positions in the tensor
-    const std::string dimension = "dimension " + text(static_cast<int64_t>(d));
+    const std::string dimension = "dimension " + std::to_string(static_cast<int64_t>(d));
     if (piece.tensor >= 0) {
       const PackTree &leaf = *building.leaves[piece.tensor];
       const int variable = building.stackAt(static_cast<int64_t>(d));
       const int64_t length =
           variable >= 0 ? model_.variables[variable].size : leaf.shape[building.inPack(static_cast<int64_t>(d))];
-      const std::string has = "tensor '" + tensors_.name(leaf.tensor) + "' has " + text(length) +
+      const std::string has = "tensor '" + tensors_.name(leaf.tensor) + "' has " + std::to_string(length) +
                               (variable >= 0 ? " values of '" + model_.variables[variable].name + "'"
                                : length == 1 ? " position"
                                              : " positions");
@@ -157,9 +158,10 @@ bool Params::readPiece(const Building &building, const PieceGroup &group, const 
         result.size.push_back(result.from[d] < length ? (length - 1 - result.from[d]) / result.step[d] + 1 : 0);
       if (__builtin_mul_overflow(result.size[d] - 1, result.step[d], &last) ||
           __builtin_add_overflow(last, result.from[d], &last) || last >= length || result.size[d] < 1) {
-        ok = refuse(piece.at, dimension + " of the piece begins at position " + text(result.from[d]) +
-                                  (piece.size.empty() ? "" : " and has " + text(result.size[d]) + " positions") +
-                                  (result.step[d] > 1 ? " with step " + text(result.step[d]) : "") + ", but " + has);
+        ok = refuse(piece.at,
+                    dimension + " of the piece begins at position " + std::to_string(result.from[d]) +
+                        (piece.size.empty() ? "" : " and has " + std::to_string(result.size[d]) + " positions") +
+                        (result.step[d] > 1 ? " with step " + std::to_string(result.step[d]) : "") + ", but " + has);
         continue;
       }
       const IndexMap values = positions(result.from[d], result.step[d], result.size[d], 0);
@@ -168,8 +170,9 @@ bool Params::readPiece(const Building &building, const PieceGroup &group, const 
                                   tensors_.name(leaf.tensor) + "' does not exist");
     }
     if (result.to[d] > group.shape[d] - result.size[d])
-      ok = refuse(piece.at, dimension + " of the piece ends at position " + text(result.to[d] + result.size[d]) +
-                                " of " + building.title() + ", whose shape is " + shapeText(group.shape));
+      ok = refuse(piece.at, dimension + " of the piece ends at position " +
+                                std::to_string(result.to[d] + result.size[d]) + " of " + building.title() +
+                                ", whose shape is " + shapeText(group.shape));
   }
   return ok;
 }
@@ -217,8 +220,8 @@ bool Params::checkPieces(const Building &building, size_t group) const {
   }
   if (held == elements)
     return true;
-  return refuse(declared.at, "the pieces hold " + text(held) + " of the " + text(elements) + " elements of " +
-                                 building.title() + " of shape " + shapeText(declared.shape) +
+  return refuse(declared.at, "the pieces hold " + std::to_string(held) + " of the " + std::to_string(elements) +
+                                 " elements of " + building.title() + " of shape " + shapeText(declared.shape) +
                                  ", expected all; {zeros: true, size: […], to: […]} is a piece of zeros");
 }
 
