@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kSelfBytes = 64 << 20;
 
 /// Polls before a wait for the device begins to sleep: most runs end before.
-constexpr uint64_t kSpins = 1000;
+constexpr uint64_t kDeviceSpins = 1000;
 
 Status abandonedEarlier() {
   return failed("an earlier run failed with messages in flight; launch the processes again");
@@ -65,7 +65,7 @@ public:
       return abandonedEarlier();
     if (Status status = device_->replay(); !status.ok())
       return abandon(std::move(status));
-    Backoff backoff(kSpins);
+    Backoff backoff(kDeviceSpins);
     while (true) {
       const Result<bool> done = device_->done();
       if (!done.ok())

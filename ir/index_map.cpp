@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ir/index_map.h"
 
+#include "support/divide.h"
+
 #include "llvm/ADT/STLExtras.h"
 
 #include <algorithm>
@@ -8,9 +10,6 @@
 
 namespace reshard::ir {
 namespace {
-
-int64_t floorDivide(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
-int64_t ceilDivide(int64_t a, int64_t b) { return -floorDivide(-a, b); }
 
 /// One side of an index block: equal intervals at a constant distance. A single interval has step 0.
 struct Intervals {
@@ -284,6 +283,13 @@ int64_t positionCount(const IndexMap &relation) {
   int64_t total = 0;
   for (const IndexBlock &s : relation)
     total += s.length * s.count;
+  return total;
+}
+
+int64_t runCount(const IndexMap &relation) {
+  int64_t total = 0;
+  for (const IndexBlock &s : relation)
+    total += s.count;
   return total;
 }
 

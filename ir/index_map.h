@@ -51,6 +51,9 @@ IndexMap normalize(IndexMap indexBlocks);
 /// The number of pairs. (Not `size`: a call would find llvm::size, which counts the blocks.)
 int64_t positionCount(const IndexMap &relation);
 
+/// The number of runs of consecutive positions: a block repeats its run `count` times.
+int64_t runCount(const IndexMap &relation);
+
 /// The `to` position of `from`, or -1.
 int64_t map(const IndexMap &relation, int64_t from);
 

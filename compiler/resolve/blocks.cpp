@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compiler/resolve/blocks.h"
 
+#include "support/divide.h"
+
 #include <algorithm>
 
 namespace reshard {
 
 using namespace ir;
-
-namespace {
-
-int64_t ceilDivide(int64_t n, int64_t by) { return (n + by - 1) / by; }
-
-} // namespace
 
 DType codeType(Quantization format) { return *parseDType(std::string(formatOf(format).codeType())); }
 

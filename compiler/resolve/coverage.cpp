@@ -21,13 +21,6 @@ using ir::IndexMap;
 
 namespace {
 
-int64_t blocks(const IndexMap &indexMap) {
-  int64_t total = 0;
-  for (const IndexBlock &s : indexMap)
-    total += s.count;
-  return total;
-}
-
 constexpr int64_t kMaxWork = 1 << 20; // index blocks that are processed for one tensor pattern
 
 using ParamPart = std::pair<unsigned, unsigned>; // numbers of a param and of one of its parts
@@ -44,10 +37,10 @@ struct Rest {
     any = true;
     std::vector<ProductSet> left;
     for (const IndexMap &each : product)
-      work += blocks(each);
+      work += runCount(each);
     for (ProductSet &set : sets) {
       for (const IndexMap &each : set)
-        work += blocks(each);
+        work += runCount(each);
       if (work <= kMaxWork)
         reshard::subtract(std::move(set), product, left);
       else
@@ -183,7 +176,7 @@ private:
         continue;
       sets.push_back(&set);
       total += positionCount(set);
-      many += blocks(set);
+      many += runCount(set);
     }
     // Long periodic lists: disjoint sets that have as many positions as the domain are the domain.
     constexpr int64_t kManyBlocks = 1 << 16;

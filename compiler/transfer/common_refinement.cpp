@@ -14,13 +14,6 @@ namespace {
 constexpr size_t kFewSets = 64;
 constexpr int64_t kMaxBlocks = 1 << 22;
 
-int64_t blocks(const IndexMap &indexMap) {
-  int64_t count = 0;
-  for (const IndexBlock &s : indexMap)
-    count += s.count;
-  return count;
-}
-
 } // namespace
 
 Bounds bounds(const IndexMap &indexMap) {
@@ -35,7 +28,7 @@ Bounds bounds(const IndexMap &indexMap) {
 std::optional<BlockIndex> BlockIndex::of(const std::vector<const IndexMap *> &sets) {
   int64_t count = 0;
   for (const IndexMap *set : sets)
-    if (count += blocks(*set); count > kMaxBlocks)
+    if (count += runCount(*set); count > kMaxBlocks)
       return std::nullopt;
   BlockIndex index;
   index.blocks_.reserve(static_cast<size_t>(count));
@@ -52,7 +45,7 @@ std::optional<BlockIndex> BlockIndex::of(const std::vector<const IndexMap *> &se
 }
 
 std::optional<llvm::SmallVector<unsigned, 1>> BlockIndex::intersecting(const IndexMap &indexMap) const {
-  if (blocks(indexMap) > static_cast<int64_t>(blocks_.size()))
+  if (runCount(indexMap) > static_cast<int64_t>(blocks_.size()))
     return std::nullopt;
   llvm::SmallVector<unsigned, 1> result;
   for (const IndexBlock &s : indexMap)

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compiler/transfer/optimum.h"
 
+#include "support/divide.h"
+
 #include <algorithm>
 #include <map>
 
 namespace reshard {
 
 namespace {
-
-int64_t ceilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// The maximum flow from classes to groups of senders. Capacities may grow between calls of maximize(), which continues
 /// from the flow found so far.
