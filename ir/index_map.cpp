@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ir/index_map.h"
 
-#include "support/divide.h"
+#include "ir/divide.h"
 
 #include "llvm/ADT/STLExtras.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compiler/transfer/optimum.h"
 
-#include "support/divide.h"
+#include "ir/divide.h"
 
 #include <algorithm>
 #include <map>
