@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A flat buffer: several tensors stored one after the other (ZeRO, FSDP1). A rank's range of it intersects an entry of
-// d dimensions in at most 2d-1 boxes: complete outer positions, and an incomplete one at either end, which again
-// consists of complete inner positions and incomplete ones. A box is a product of intervals, so it is a part like any
-// other, except that all its dimensions map to the param's one dimension, where their local positions add up.
+// A flat buffer: several tensors stored one after the other (ZeRO, FSDP1). All dimensions of a tensor map to the
+// param's one dimension, where their local positions add up. A rank's range cuts a tensor into a few parts
+// (flat_part.h): its complete outer positions, and an incomplete one at either end, which again consists of complete
+// inner positions and incomplete ones.
 
 #include "compiler/resolve/params.h"
 
@@ -14,60 +14,6 @@ using ir::IndexBlock;
 using ir::IndexMap;
 
 namespace {
-
-using Interval = FlatInterval;
-using Box = FlatBox;
-
-/// The boxes of a row-major array of `shape` that begins at `start`, within [range.begin, range.end).
-class Boxes {
-public:
-  Boxes(const std::vector<int64_t> &shape, Interval range) : shape_(shape), strides_(shape.size(), 1), range_(range) {
-    for (size_t d = shape.size(); d-- > 1;)
-      strides_[d - 1] = strides_[d] * shape[d];
-  }
-
-  std::vector<Box> from(int64_t start) {
-    if (std::find(shape_.begin(), shape_.end(), 0) == shape_.end())
-      descend(0, start);
-    return std::move(result_);
-  }
-
-private:
-  /// Positions along dimension d with all inner elements in the range make one box. An incomplete position, at most one
-  /// at either end, is divided along the next dimension.
-  void descend(size_t d, int64_t offset) {
-    const int64_t n = shape_[d], stride = strides_[d];
-    auto clamp = [&](int64_t position) { return std::clamp<int64_t>(position, 0, n); };
-    const int64_t before = range_.begin - offset, behind = range_.end - offset;
-    const int64_t touched = clamp(before < 0 ? 0 : before / stride),
-                  end = clamp(behind <= 0 ? 0 : (behind + stride - 1) / stride);
-    const int64_t whole = clamp(before < 0 ? 0 : (before + stride - 1) / stride),
-                  wholeEnd = clamp(behind <= 0 ? 0 : behind / stride);
-    for (int64_t position = touched; position < std::min(whole, end); ++position)
-      inner(d, offset, position);
-    if (whole < wholeEnd) {
-      Box box{fixed_, offset + whole * stride - range_.begin};
-      box.at.push_back({whole, wholeEnd});
-      for (size_t i = d + 1; i < shape_.size(); ++i)
-        box.at.push_back({0, shape_[i]});
-      result_.push_back(std::move(box));
-    }
-    for (int64_t position = std::max({wholeEnd, whole, touched}); position < end; ++position)
-      inner(d, offset, position);
-  }
-
-  void inner(size_t d, int64_t offset, int64_t position) {
-    fixed_.push_back({position, position + 1});
-    descend(d + 1, offset + position * strides_[d]);
-    fixed_.pop_back();
-  }
-
-  const std::vector<int64_t> &shape_;
-  std::vector<int64_t> strides_;
-  Interval range_;
-  std::vector<Interval> fixed_;
-  std::vector<Box> result_;
-};
 
 /// Replaces each `to` position p by base + p * stride.
 IndexMap spread(const IndexMap &relation, int64_t stride, int64_t base) {
@@ -100,7 +46,7 @@ bool Params::addFlatParts(Building &building) const {
                                                     std::to_string(kMaxFlatEntries));
     return false;
   }
-  std::vector<Interval> ranges; // by coordinate
+  std::vector<FlatInterval> ranges; // by coordinate
   for (const IndexMap &sharding : buffer.shards.at) {
     if (sharding.size() > 1 || (sharding.size() == 1 && sharding[0].count > 1)) {
       diagnostics_.error(building.declaration.at, building.title() +
@@ -108,16 +54,13 @@ bool Params::addFlatParts(Building &building) const {
                                                       "range: even, chunk, balanced, vllm, sglang or sizes");
       return false;
     }
-    ranges.push_back(sharding.empty() ? Interval{} : Interval{sharding[0].from, sharding[0].from + sharding[0].length});
+    ranges.push_back(sharding.empty() ? FlatInterval{}
+                                      : FlatInterval{sharding[0].from, sharding[0].from + sharding[0].length});
   }
   building.param.shape.push_back(extentOf(buffer));
   size_t leaf = 0;
   for (size_t e = 0; e < building.pack.of.size(); ++e) {
     const PackTree &entry = building.pack.of[e];
-    std::vector<std::vector<Box>> boxes; // by coordinate
-    boxes.reserve(ranges.size());
-    for (const Interval &range : ranges)
-      boxes.push_back(Boxes(entry.shape, range).from(building.pack.starts[e]));
     std::vector<std::vector<IndexMap>> indexMaps; // by the entry's dimension and tensor: tensor position -> the entry's
     indexMaps.reserve(entry.shape.size());
     for (size_t f = 0; f < entry.shape.size(); ++f)
@@ -127,48 +70,34 @@ bool Params::addFlatParts(Building &building) const {
       ofTensor.reserve(indexMaps.size());
       for (const auto &list : indexMaps)
         ofTensor.push_back(list[i]);
-      addBoxes(building, *building.leaves[leaf], entry.shape, ofTensor, boxes);
+      addEntry(building, *building.leaves[leaf], entry.shape, building.pack.starts[e], ofTensor, ranges);
     }
   }
   addGaps(building, ranges);
   return true;
 }
 
-/// Adds the parts of one tensor of an entry: part b is the tensor's elements in the b-th box of each coordinate.
-void Params::addBoxes(Building &building, const PackTree &tensor, const std::vector<int64_t> &shape,
-                      const std::vector<IndexMap> &indexMaps, const std::vector<std::vector<FlatBox>> &boxes) const {
+/// Adds the parts of one tensor of an entry of `shape`, which begins at position `start` of the buffer.
+void Params::addEntry(Building &building, const PackTree &tensor, const std::vector<int64_t> &shape, int64_t start,
+                      const std::vector<IndexMap> &indexMaps, const std::vector<FlatInterval> &ranges) const {
   const unsigned patternNumber = tensors_.all()[tensor.tensor].pattern;
   const ir::TensorPattern &pattern = tensors_.tensorPatterns()[patternNumber];
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t d = shape.size(); d-- > 1;)
     strides[d - 1] = strides[d] * shape[d];
-  size_t most = 0;
-  for (const auto &list : boxes)
-    most = std::max(most, list.size());
-  for (size_t b = 0; b < most; ++b) {
-    ir::Part part;
-    part.pattern = static_cast<int>(patternNumber);
-    for (unsigned variable : pattern.variables)
-      part.dimensions.push_back({context_.instanceSharding(variable, building.exists[variable]), -1});
-    bool any = false;
-    for (size_t t = 0; t < pattern.shape.size(); ++t) {
-      const size_t f =
-          std::find(tensor.permute.begin(), tensor.permute.end(), static_cast<int64_t>(t)) - tensor.permute.begin();
-      ir::Sharding sharding{building.dimensions[0].axes, {}};
-      for (const auto &list : boxes) {
-        IndexMap &positions = sharding.at.emplace_back();
-        if (b >= list.size())
-          continue;
-        const auto &[begin, end] = list[b].at[f];
-        positions =
-            spread(compose(indexMaps[f], {{begin, 0, end - begin, 1, 0, 0}}), strides[f], f == 0 ? list[b].local : 0);
-        any = any || !positions.empty();
-      }
-      part.dimensions.push_back({context_.intern(std::move(sharding)), 0});
-    }
-    if (any)
-      building.param.parts.push_back(std::move(part));
+  ir::Part part;
+  part.pattern = static_cast<int>(patternNumber);
+  for (unsigned variable : pattern.variables)
+    part.dimensions.push_back({context_.instanceSharding(variable, building.exists[variable]), -1});
+  FlatShares shares;
+  for (size_t t = 0; t < pattern.shape.size(); ++t) {
+    const size_t f =
+        std::find(tensor.permute.begin(), tensor.permute.end(), static_cast<int64_t>(t)) - tensor.permute.begin();
+    part.dimensions.push_back({0, 0});
+    shares.push_back(spread(indexMaps[f], strides[f], f == 0 ? start : 0));
   }
+  addCuts(part, FlatPart(std::move(shares)), ranges, building.dimensions[0].axes, ranges.size(), context_,
+          building.param.parts);
 }
 
 /// Adds zeros between the entries and behind the last one, within each rank's range.

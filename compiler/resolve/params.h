@@ -3,6 +3,7 @@
 #pragma once
 
 #include "compiler/resolve/endpoint_context.h"
+#include "compiler/resolve/flat_part.h"
 #include "compiler/resolve/packs.h"
 #include "compiler/resolve/tensors.h"
 
@@ -11,16 +12,6 @@
 #include <vector>
 
 namespace reshard {
-
-/// Positions [begin, end) of a flat buffer or of one dimension.
-struct FlatInterval {
-  int64_t begin = 0, end = 0;
-};
-/// A product of intervals of a flat buffer's entry. `local` is the position of its first element in a rank's range.
-struct FlatBox {
-  std::vector<FlatInterval> at;
-  int64_t local = 0;
-};
 
 /// A piece of an explicit param on some mesh ranks, with its defaults replaced. Lists are by dimension of the param.
 struct ResolvedPiece {
@@ -119,8 +110,8 @@ private:
   void addPadding(Building &building) const;
   // flat.cpp: the parts of a flat buffer
   bool addFlatParts(Building &building) const;
-  void addBoxes(Building &building, const PackTree &tensor, const std::vector<int64_t> &shape,
-                const std::vector<ir::IndexMap> &indexMaps, const std::vector<std::vector<FlatBox>> &boxes) const;
+  void addEntry(Building &building, const PackTree &tensor, const std::vector<int64_t> &shape, int64_t start,
+                const std::vector<ir::IndexMap> &indexMaps, const std::vector<FlatInterval> &ranges) const;
   void addGaps(Building &building, const std::vector<FlatInterval> &ranges) const;
   // pieces.cpp: explicit params
   bool readPieces(Building &building) const;

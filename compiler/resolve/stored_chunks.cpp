@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compiler/resolve/stored_chunks.h"
 
-#include "compiler/resolve/flat_chunks.h"
+#include "compiler/resolve/flat_part.h"
 #include "compiler/resolve/quantize.h"
 #include "support/nearest.h"
 
@@ -176,32 +176,17 @@ private:
     return context_.intern(std::move(result));
   }
 
-  /// Adds parts that together are a part of a flat buffer: the b-th is the b-th product of each chunk.
+  /// Adds the cuts of a part of a flat buffer at the ends of chunks.
   void addFlat(const ir::Part &part, const std::vector<FileChunk> &chunks, std::vector<ir::Part> &out) {
-    FlatShares whole;
+    FlatShares shares;
     for (const ir::PartDimension &dimension : part.dimensions)
       if (dimension.param >= 0)
-        whole.push_back(endpoint_.shardings[dimension.sharding].at[0]);
-    std::vector<std::vector<FlatShares>> products; // by chunk
-    size_t most = 0;
-    for (const FileChunk &chunk : chunks) {
-      products.push_back(within(whole, chunk.offsets[0], chunk.offsets[0] + chunk.lengths[0]));
-      most = std::max(most, products.back().size());
-    }
-    for (size_t b = 0; b < most; ++b) {
-      ir::Part &product = out.emplace_back(part);
-      size_t share = 0;
-      for (ir::PartDimension &dimension : product.dimensions) {
-        if (dimension.param < 0)
-          continue;
-        ir::Sharding sharding{{chunkAxis()}, std::vector<IndexMap>(static_cast<size_t>(meshRanks())), 1};
-        for (size_t i = 0; i < products.size(); ++i)
-          if (b < products[i].size())
-            sharding.at[i] = products[i][b][share];
-        ++share;
-        dimension.sharding = context_.intern(std::move(sharding));
-      }
-    }
+        shares.push_back(endpoint_.shardings[dimension.sharding].at[0]);
+    std::vector<FlatInterval> intervals;
+    for (const FileChunk &chunk : chunks)
+      intervals.push_back({chunk.offsets[0], chunk.offsets[0] + chunk.lengths[0]});
+    addCuts(part, FlatPart(std::move(shares)), intervals, {chunkAxis()}, static_cast<size_t>(meshRanks()), context_,
+            out);
   }
 
   EndpointContext &context_;

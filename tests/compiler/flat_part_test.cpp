@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cuts of a part of a flat buffer, against its elements one by one.
 
-#include "compiler/resolve/flat_chunks.h"
+#include "compiler/resolve/flat_part.h"
 
 #include "ir/index_map.h"
 
@@ -50,7 +50,7 @@ FlatShares strided(const std::vector<int64_t> &lengths, const std::vector<int64_
   return shares;
 }
 
-TEST(FlatChunks, CutsGiveEachElementOnce) {
+TEST(FlatPart, CutsGiveEachElementOnce) {
   std::mt19937 random(5);
   for (int round = 0; round < 2000; ++round) {
     const size_t rank = 1 + random() % 4;
@@ -73,7 +73,7 @@ TEST(FlatChunks, CutsGiveEachElementOnce) {
     Elements joined;
     for (int64_t at = 0; at < end;) {
       const int64_t next = std::min(end, at + 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(end)));
-      const std::vector<FlatShares> products = within(part, at, next);
+      const std::vector<FlatShares> products = FlatPart(part).within({at, next});
       EXPECT_LE(products.size(), 2 * rank - 1);
       for (const auto &[position, logical] : elementsOf(products)) {
         EXPECT_GE(position, 0);
@@ -86,10 +86,10 @@ TEST(FlatChunks, CutsGiveEachElementOnce) {
   }
 }
 
-TEST(FlatChunks, APartThatIsNowhereHasNoCuts) {
-  EXPECT_TRUE(within({IndexMap{}, IndexMap{{0, 0, 3, 1, 0, 0}}}, 0, 10).empty());
-  EXPECT_TRUE(within(strided({2, 3}, {3, 1}, 4), 0, 4).empty());
-  EXPECT_TRUE(within(strided({2, 3}, {3, 1}, 4), 10, 12).empty());
+TEST(FlatPart, APartThatIsNowhereHasNoCuts) {
+  EXPECT_TRUE(FlatPart({IndexMap{}, IndexMap{{0, 0, 3, 1, 0, 0}}}).within({0, 10}).empty());
+  EXPECT_TRUE(FlatPart(strided({2, 3}, {3, 1}, 4)).within({0, 4}).empty());
+  EXPECT_TRUE(FlatPart(strided({2, 3}, {3, 1}, 4)).within({10, 12}).empty());
 }
 
 } // namespace

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compiler/resolve/flat_part.h"
+
+#include "ir/index_map.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+namespace reshard {
+
+using ir::IndexBlock;
+using ir::IndexMap;
+
+namespace {
+
+/// The least and the greatest `to` position.
+struct Range {
+  int64_t least = std::numeric_limits<int64_t>::max(), greatest = std::numeric_limits<int64_t>::min();
+  int64_t span() const { return greatest - least; }
+};
+
+Range rangeOf(const IndexMap &map) {
+  Range range;
+  for (const IndexBlock &block : map) {
+    const int64_t last = block.to + (block.count - 1) * block.toStep;
+    range.least = std::min({range.least, block.to, last});
+    range.greatest = std::max({range.greatest, block.to + block.length - 1, last + block.length - 1});
+  }
+  return range;
+}
+
+/// The positions of a map whose `to` is in [begin, end).
+IndexMap restricted(const IndexMap &map, int64_t begin, int64_t end) {
+  begin = std::max<int64_t>(begin, 0);
+  return begin < end ? compose(map, {{begin, begin, end - begin, 1, 0, 0}}) : IndexMap();
+}
+
+} // namespace
+
+FlatPart::FlatPart(FlatShares shares) : shares_(std::move(shares)) {
+  std::vector<Range> ranges;
+  for (const IndexMap &map : shares_) {
+    empty_ = empty_ || map.empty();
+    ranges.push_back(rangeOf(map));
+  }
+  if (empty_)
+    return;
+  order_.resize(shares_.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  std::stable_sort(order_.begin(), order_.end(),
+                   [&](size_t a, size_t b) { return ranges[a].span() > ranges[b].span(); });
+  least_.assign(shares_.size() + 1, 0);
+  span_.assign(shares_.size() + 1, 0);
+  for (size_t i = shares_.size(); i-- > 0;) {
+    least_[i] = least_[i + 1] + ranges[order_[i]].least;
+    span_[i] = span_[i + 1] + ranges[order_[i]].span();
+  }
+}
+
+/// One cut.
+class FlatPart::Cutter {
+public:
+  Cutter(const FlatPart &part, FlatInterval interval) : part_(part), interval_(interval), shares_(part.shares_) {}
+
+  std::vector<FlatShares> cut() {
+    descend(0, 0);
+    return std::move(result_);
+  }
+
+private:
+  /// Positions along the i-th longest dimension with all shorter steps inside the interval make one product. Those with
+  /// some inside, at most one at either end, are cut along the next dimension. `at`: the position so far.
+  void descend(size_t i, int64_t at) {
+    if (i == shares_.size()) {
+      add();
+      return;
+    }
+    IndexMap &share = shares_[part_.order_[i]];
+    const IndexMap all = share;
+    const int64_t first = at + part_.least_[i + 1], last = first + part_.span_[i + 1];
+    const int64_t whole = interval_.begin - first, wholeEnd = interval_.end - last;
+    const auto some = [&](int64_t from, int64_t to) {
+      const IndexMap cut = restricted(all, from, to);
+      for (const IndexBlock &block : cut)
+        for (int64_t k = 0; k < block.count; ++k)
+          for (int64_t l = 0; l < block.length; ++l) {
+            const int64_t position = block.to + k * block.toStep + l;
+            share = {{block.from + k * block.fromStep + l, position, 1, 1, 0, 0}};
+            descend(i + 1, at + position);
+          }
+    };
+    some(interval_.begin - last, whole);
+    share = restricted(all, whole, wholeEnd);
+    if (!share.empty())
+      add();
+    some(std::max(whole, wholeEnd), interval_.end - first);
+    share = all;
+  }
+
+  /// Adds the product of shares_. Each share counts from its least position, that of the longest dimension from the
+  /// product's.
+  void add() {
+    FlatShares product = shares_;
+    int64_t base = -interval_.begin;
+    for (IndexMap &map : product) {
+      const int64_t least = rangeOf(map).least;
+      base += least;
+      for (IndexBlock &block : map)
+        block.to -= least;
+    }
+    for (IndexBlock &block : product[part_.order_[0]])
+      block.to += base;
+    result_.push_back(std::move(product));
+  }
+
+  const FlatPart &part_;
+  const FlatInterval interval_;
+  FlatShares shares_;
+  std::vector<FlatShares> result_;
+};
+
+std::vector<FlatShares> FlatPart::within(FlatInterval interval) const {
+  const bool apart = empty_ || shares_.empty() || interval.end <= least_[0] || interval.begin > least_[0] + span_[0];
+  return apart ? std::vector<FlatShares>() : Cutter(*this, interval).cut();
+}
+
+void addCuts(const ir::Part &part, const FlatPart &whole, const std::vector<FlatInterval> &intervals,
+             const std::vector<unsigned> &axes, size_t coordinates, EndpointContext &context,
+             std::vector<ir::Part> &out) {
+  std::vector<std::vector<FlatShares>> products; // by interval
+  size_t most = 0;
+  for (const FlatInterval &interval : intervals) {
+    products.push_back(whole.within(interval));
+    most = std::max(most, products.back().size());
+  }
+  for (size_t b = 0; b < most; ++b) {
+    ir::Part &cut = out.emplace_back(part);
+    size_t share = 0;
+    for (ir::PartDimension &dimension : cut.dimensions) {
+      if (dimension.param < 0)
+        continue;
+      ir::Sharding sharding{axes, std::vector<IndexMap>(coordinates), 1};
+      for (size_t i = 0; i < products.size(); ++i)
+        if (b < products[i].size())
+          sharding.at[i] = products[i][b][share];
+      ++share;
+      dimension.sharding = context.intern(std::move(sharding));
+    }
+  }
+}
+
+} // namespace reshard
