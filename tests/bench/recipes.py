@@ -9,7 +9,9 @@ over the rounds. recipes.py [GB] [ROUNDS]
 The usual way: torch.distributed.checkpoint's load into transformers' model and save_pretrained; Megatron-Core's load_plain_tensors, the matrices split
 with PyTorch and save_file; from_pretrained, joined with PyTorch and dist_checkpointing.save; dcp.load and dcp.save of weights and moments; from_pretrained,
 blocks of 128 x 128 quantized with PyTorch and save_file. Its time is given without imports, and that of the whole process with them. reshard's is that of the
-whole command, in which every byte is compared, with --memory=1GiB. Each way is a process of its own. The files are in the page cache. Rounds alternate the order."""
+whole command, in which every byte is compared, with --memory=1GiB. dcp.save and Megatron-Core wait until the data is on the device, and so does reshard there;
+save_pretrained and save_file do not, and neither does reshard there (--no-sync). Each way is a process of its own. The files are in the page cache. Rounds
+alternate the order."""
 
 import json
 import os
@@ -32,11 +34,11 @@ CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_
           "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
           "max_position_embeddings": 4096, "dtype": "bfloat16"}
 ALLOW = "--allow=extra"
-EXPORT = ("--quantize=block_fp8", "--unquantized=*embed_tokens*", "--unquantized=lm_head*")
+EXPORT = ("--no-sync", "--quantize=block_fp8", "--unquantized=*embed_tokens*", "--unquantized=lm_head*")
 #: Source, and the options of reshard-convert.
 RECIPES = {
-    "FSDP2 to Hugging Face": ("dcp", (ALLOW,)),
-    "Megatron-Core to Hugging Face": ("megatron", (ALLOW,)),
+    "FSDP2 to Hugging Face": ("dcp", ("--no-sync", ALLOW)),
+    "Megatron-Core to Hugging Face": ("megatron", ("--no-sync", ALLOW)),
     "Hugging Face to Megatron-Core": ("hf", ("--to=megatron",)),
     "resume on fewer nodes": ("training", ("--to=fsdp2", "--optimizer", ALLOW)),
     "FP8 export": ("hf", EXPORT),
