@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Every suite in full under release, then with its sample counts and cut-down models under address + undefined-behavior and thread
-# sanitizers, then the seeded bugs, 30 seconds of each fuzzer, the lines that the suites run, and the refits of real engines. The summary replaces the one in docs/testing.md.
-#   scripts/test_all.sh [PART...]   PART: release asan tsan bugs clang fuzzers coverage engines. Default: all of them.
+# sanitizers, then the seeded bugs, each library as one file, 30 seconds of each fuzzer, the lines that the suites run, and the
+# refits of real engines. The summary replaces the one in docs/testing.md.
+#   scripts/test_all.sh [PART...]   PART: release asan tsan bugs clang unity fuzzers coverage engines. Default: all of them.
 # The summary also has the last results of the parts that this call does not run, each with its commit: after a failure, mend it
 # and repeat that part. The exit code is 0 if all parts have passed.
 set -u
@@ -67,6 +68,19 @@ clang() {
   [ "$other" = 0 ] || status=1
 }
 
+# Each library as one file. A fresh build tree compiles eight files as one, and a new file changes which: if all together compile, no
+# batch can have two helpers of one name.
+unity() {
+  if cmake -S . -B build/unity -G Ninja -DRESHARD_UNITY=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=0 -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS=-O0 >/dev/null &&
+    cmake --build build/unity -j "$(nproc)" >build/unity.log 2>&1; then
+    note "each library as one file" "built"
+  else
+    grep -A5 'error:' build/unity.log | head -50
+    note "each library as one file" "did not build"
+    status=1
+  fi
+}
+
 fuzzers() {
   scripts/fuzz.sh 30 | tee build/fuzzers.txt
   [ "${PIPESTATUS[0]}" = 0 ] || status=1
@@ -85,7 +99,7 @@ engines() {
   note "engines" "$(tail -1 build/engines.log)"
 }
 
-parts=(release asan tsan bugs clang fuzzers coverage engines)
+parts=(release asan tsan bugs clang unity fuzzers coverage engines)
 chosen=("$@")
 [ $# -gt 0 ] || chosen=("${parts[@]}")
 for part in "${chosen[@]}"; do
