@@ -313,10 +313,14 @@ class Fleet:
                 process.ending = True
                 process.popen.stdin.close()
 
-    def faults(self):
-        """Faults that happen soon."""
+    def faults(self, version):
+        """Faults that happen soon. If the first two versions had no fault of a kind, a later one has, so that few rounds have all kinds."""
         chance = self.random.random
-        for process in self.ranks():
+        ranks = self.ranks()
+        for what, fault in (("kills", self.kill), ("stops", self.freeze)):
+            if version > 2 and ranks and not self.done[what]:
+                self.at(self.random.uniform(0, 0.1), fault, self.random.choice(ranks))
+        for process in ranks:
             soon = self.random.uniform(0, 0.1)
             if chance() < 0.03:
                 self.at(soon, self.kill, process)
@@ -342,7 +346,7 @@ class Fleet:
             least, seconds = self.random.choice((0, version)), self.random.choice((PULL, PULL, PULL, 0.1))
             for process in filter(None, replica):
                 self.pull(process, least, seconds)
-        self.faults()
+        self.faults(version)
         self.pause(self.random.choice((0, 0.02, 0.1, 0.4)))
         for late in self.release():
             if not re.search(HELD, late):
