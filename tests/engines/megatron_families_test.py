@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints (torch_dist) of small Megatron-Core models of each family of the library, with the specs of Transformer
-Engine, whose modules megatron_modules.py has for the CPU. A model of two tensor parallel ranks and two stages is saved; the
-checkpoint is converted to Hugging Face, where transformers' model has the logits of the Megatron model; it is converted
-back, and `dist_checkpointing.load` reads it into models of other parallelism with the bits of its own checkpoint.
+Engine, whose modules megatron_modules.py has for the CPU. A model of two tensor parallel ranks and two stages, whose experts
+are on two ranks of each stage, is saved; the checkpoint is converted to Hugging Face, where transformers' model has the
+logits of the Megatron model; it is converted back, and `dist_checkpointing.load` reads it into models of other parallelism
+with the bits of its own checkpoint.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_families_test.py"""
@@ -229,7 +230,7 @@ def check(rank, family, layout):
     """Through Hugging Face and back; the logits of transformers' model and of Megatron-Core's in another parallelism.
     Returns the saved model and the folder."""
     experts = family.megatron.get("num_moe_experts", 0)
-    source = family(1, tp=2, pp=2, experts=experts)
+    source = family(1, tp=2, pp=2, ep=2 if experts else 1, experts=experts)
     expected = source.logits()
     other, third = family(2, pp=4, experts=experts), family(3, pp=2, ep=2, experts=experts) if experts else family(3)
     folder = through(rank, family.yaml(), layout, source, [other, third], layout.endswith("-layers"), family.json(), family.left)
