@@ -4,7 +4,7 @@ BUILD := build/release
 JOBS ?= $(shell nproc)
 WERROR ?= OFF
 
-.PHONY: build demo setup cuda test test-build test-engines test-all coverage fuzz wheel bench bench-ucx format tidy clean
+.PHONY: build demo setup cuda test test-build test-frameworks test-engines test-all coverage fuzz wheel bench bench-ucx format tidy clean
 .DEFAULT_GOAL := build
 
 # A new build tree has the commands and the library. A tree that `make cuda` or `make test` configured keeps its options, so that
@@ -49,9 +49,13 @@ test-all:
 	$(MAKE) --no-print-directory test-build
 	scripts/test_all.sh
 
+# PyTorch, transformers, Megatron-Core, vLLM, Ray and another UCX, in full. The first call installs them in build/frameworks (2.8 GB).
+test-frameworks: test-build
+	scripts/test_frameworks.sh $(BUILD) tests/frameworks
+
 # Refits of real engines and trainers. The first call installs them in build/frameworks (2.8 GB) and build/trainers (0.4 GB).
 test-engines: test-build
-	scripts/test_engines.sh $(BUILD)
+	scripts/test_frameworks.sh $(BUILD) tests/engines
 
 # The lines that the suites run, by folder. scripts/coverage.sh says what is not measured.
 coverage:

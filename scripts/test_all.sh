@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Every suite in full under release, then with its sample counts and cut-down models under address + undefined-behavior and thread
-# sanitizers, then the seeded bugs, each library as one file, 30 seconds of each fuzzer, the lines that the suites run, and the
-# refits of real engines. The summary replaces the one in docs/testing.md.
-#   scripts/test_all.sh [PART...]   PART: release asan tsan bugs clang unity fuzzers coverage engines. Default: all of them.
+# sanitizers, then the seeded bugs, each library as one file, 30 seconds of each fuzzer, the lines that the suites run, the tests
+# with real frameworks, and the refits of real engines. The summary replaces the one in docs/testing.md.
+#   scripts/test_all.sh [PART...]   PART: release asan tsan bugs clang unity fuzzers coverage frameworks engines. Default: all of them.
 # The summary also has the last results of the parts that this call does not run, each with its commit: after a failure, mend it
 # and repeat that part. The exit code is 0 if all parts have passed.
 set -u
@@ -93,13 +93,16 @@ coverage() {
   note "lines of C++ that the suites run" "$(sed -n 's/^| all | [0-9]* | \(.*\) |$/\1/p' build/coverage.txt)"
 }
 
-engines() {
-  scripts/test_engines.sh build/release 2>&1 | tee build/engines.log
+real() { # folder of tests
+  scripts/test_frameworks.sh build/release "tests/$1" 2>&1 | tee "build/$1.log"
   [ "${PIPESTATUS[0]}" = 0 ] || status=1
-  note "engines" "$(tail -1 build/engines.log)"
+  note "$1" "$(tail -1 "build/$1.log")"
 }
 
-parts=(release asan tsan bugs clang unity fuzzers coverage engines)
+frameworks() { real frameworks; }
+engines() { real engines; }
+
+parts=(release asan tsan bugs clang unity fuzzers coverage frameworks engines)
 chosen=("$@")
 [ $# -gt 0 ] || chosen=("${parts[@]}")
 for part in "${chosen[@]}"; do

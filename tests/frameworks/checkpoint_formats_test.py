@@ -330,6 +330,27 @@ class CheckpointFormats(FolderTest):
                 with self.subTest(kind=kind, world=world):
                     self.run_ranks(world, loads, str(self.folder), kind)
 
+    def test_one_process(self):
+        """PyTorch's formats both ways, without ranks: the part that `make test` runs."""
+        import torch
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+        tensors = {name: tensor for name, tensor in values().items() if tensor.numel()}
+        torch.save(tensors, self.folder / "torch-save-saved")
+        dcp.save(tensors, checkpoint_id=self.folder / "dcp-saved", no_dist=True)
+        dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(self.folder / "dcp-safetensors-saved"), save_distributed=True), no_dist=True)
+        for source, target in (("torch-save", "dcp"), ("dcp", "dcp-safetensors"), ("dcp-safetensors", "torch-save")):
+            with self.subTest(source=source, target=target):
+                self.move(self.folder / f"{source}-saved", "", {"folder": str(self.folder / target), "format": target}, list(tensors))
+                if target == "torch-save":
+                    found = torch.load(self.folder / target / "model.pt")
+                else:
+                    found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+                    reader = {"checkpoint_id": self.folder / target} if target == "dcp" else {"storage_reader": HuggingFaceStorageReader(str(self.folder / target))}
+                    dcp.load(found, no_dist=True, **reader)
+                self.equal(found, tensors)
+
     def equal(self, found, wanted):
         import torch
 
