@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints converted by reshard beside PyTorch, on the same files: DCP, saved by four ranks, to safetensors, and back.
-Prints a table: seconds, peak resident memory, and medians of ratios over the rounds. checkpoints.py [GB] [ROUNDS]
+"""Checkpoints converted by reshard beside cp, on the same files: each format, saved by four ranks, to safetensors, and
+safetensors to each format; between DCP and safetensors also beside PyTorch. Prints a table: seconds, peak resident memory, and
+medians of ratios over the rounds. checkpoints.py [GB] [ROUNDS]; needs six times GB of disk.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/bench/checkpoints.py
 
 PyTorch's way is dcp.load into empty tensors and safetensors' save_file, and load_file and dcp.save. Each way is a process
 of its own; its time is that of the conversion without imports. reshard's is that of reshard-compile and reshard-exec, from
-start to end. The files are in the page cache, except in the rows "cold", for which the source's pages are dropped before
-each run of reshard and of cp. reshard and `cp and sync` wait until their files are on the device; `reshard --no-sync`, PyTorch and
-cp do not. Rounds alternate the order; each run begins after a sync."""
+start to end. The source is in the page cache, except in the rows "cold", for which its pages are dropped before each run of
+reshard and of cp. The other sources are not, because together they can be larger than memory. reshard and `cp and sync` wait
+until their files are on the device; `reshard --no-sync`, PyTorch and cp do not. Rounds alternate the order; each run begins
+after a sync."""
 
 import json
 import os
@@ -30,6 +32,12 @@ from commands import BIN, run  # noqa: E402
 OURS = {"reshard": (), "reshard --no-sync": ("--no-sync",)}
 #: Each with what of OURS it is compared.
 PEERS = {"PyTorch": "reshard", "cp": "reshard --no-sync", "cp and sync": "reshard"}
+#: Each with the folder of its source, and the format of its target.
+WAYS = {"DCP to safetensors": ("dcp", "safetensors"), "safetensors to DCP": ("hf", "dcp"),
+        "DCP safetensors to safetensors": ("dcp-safetensors", "safetensors"), "safetensors to DCP safetensors": ("hf", "dcp-safetensors"),
+        "torch.save to safetensors": ("torch-save", "safetensors"), "safetensors to torch.save": ("hf", "torch-save"),
+        "torch_dist to safetensors": ("megatron", "safetensors"), "safetensors to torch_dist": ("hf", "megatron")}
+WITH_PYTORCH = list(WAYS)[:2]  # these are also measured cold
 CHUNKS, ROWS, COLUMNS = 4, 4096, 4096  # each tensor has 32 MiB of bf16
 
 
@@ -38,7 +46,7 @@ def names(gigabytes):
 
 
 def create(folder, gigabytes):
-    """A checkpoint whose tensors each have four chunks, as four ranks of FSDP2 save them."""
+    """A checkpoint in each format, whose tensors each have four chunks, as four ranks of FSDP2 save them."""
     import multiprocessing
 
     context = multiprocessing.get_context("spawn")
@@ -54,12 +62,23 @@ def save_rank(rank, folder, gigabytes):
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing import ShardedTensor
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
-    dist.init_process_group("gloo", init_method=f"file://{folder}-store", rank=rank, world_size=CHUNKS)
+    torch.cuda.synchronize, torch.cuda.current_device = lambda *_: None, lambda: "cpu"  # of Megatron-Core
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=CHUNKS)
     mesh = init_device_mesh("cpu", (CHUNKS,))
-    local = lambda: torch.randn(ROWS // CHUNKS, COLUMNS, dtype=torch.bfloat16)  # noqa: E731
-    dcp.save({name: DTensor.from_local(local(), mesh, [Shard(0)]) for name in names(gigabytes)}, checkpoint_id=folder)
+    local = {name: torch.randn(ROWS // CHUNKS, COLUMNS, dtype=torch.bfloat16) for name in names(gigabytes)}
+    state = {name: DTensor.from_local(tensor, mesh, [Shard(0)]) for name, tensor in local.items()}
+    if rank == 0:
+        for format in ("torch-save", "megatron"):
+            Path(folder, format).mkdir()
+    dcp.save(state, checkpoint_id=f"{folder}/dcp")
+    dcp.save(state, storage_writer=HuggingFaceStorageWriter(f"{folder}/dcp-safetensors", save_distributed=True))
+    torch.save(state, f"{folder}/torch-save/model_world_size_{CHUNKS}_rank_{rank}.pt")
+    dist_checkpointing.save({name: ShardedTensor.from_rank_offsets(name, tensor, (0, rank, CHUNKS)) for name, tensor in local.items()}, f"{folder}/megatron")
     dist.destroy_process_group()
 
 
@@ -70,7 +89,7 @@ def peer(way, source, target, gigabytes):
     from safetensors.torch import load_file, save_file
 
     begin, base = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if way == "to safetensors":
+    if way == "DCP to safetensors":
         state = {name: torch.empty(ROWS, COLUMNS, dtype=torch.bfloat16) for name in names(gigabytes)}
         dcp.load(state, checkpoint_id=source, no_dist=True)
         Path(target).mkdir()
@@ -85,11 +104,12 @@ def ours(source, target, format, gigabytes, *options):
     job = Path(f"{target}.yaml")
     job.write_text(json.dumps({"version": 1, "model": {"dtype": "bf16", "index": {"layer": len(names(gigabytes))},
                                "tensors": {"layers.{layer}.weight": [ROWS, COLUMNS]}, "layouts": {"same": {"params": "same"}}},
-                               "source": {"layout": "same", "storage": str(source)}, "target": {"layout": "same", "storage": {"folder": str(target), "format": format}}}))
+                               "source": {"layout": "same", "storage": str(source)},
+                               "target": {"layout": "same", "storage": {"folder": str(target), "format": format}}}))
     begin = time.monotonic()
     run("reshard-compile", job, "-o", f"{target}.rplan")
     report = f"{target}.json"
-    run("reshard-exec", f"{target}.rplan", f"--report={report}", "--memory=1GiB", *options)
+    run("reshard-exec", f"{target}.rplan", f"--report={report}", "--memory=1GiB", "--allow=extra", *options)  # torch_dist has common.pt
     seconds = time.monotonic() - begin
     return seconds, json.loads(Path(report).read_text())["peak_rss_bytes"] / 1024
 
@@ -103,6 +123,16 @@ def drop(folder):
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(file)
+
+
+def only(folder, source):
+    """Reads the files of one source into the page cache, and drops those of the others."""
+    for other in {each for each, _ in WAYS.values()} - {source}:
+        drop(folder / other)
+    for path in (folder / source).iterdir():
+        with open(path, "rb", buffering=0) as file:
+            while file.read(1 << 24):
+                pass
 
 
 def copied(source, target, sync):
@@ -130,13 +160,14 @@ def main():
     gigabytes, rounds = float(sys.argv[1]) if len(sys.argv) > 1 else 4, int(sys.argv[2]) if len(sys.argv) > 2 else 5
     folder = Path(tempfile.mkdtemp(prefix="reshard-checkpoints-", dir=os.environ.get("TMPDIR", "/var/tmp")))
     try:
-        create(folder / "dcp", gigabytes)
+        create(folder, gigabytes)
         ours(folder / "dcp", folder / "hf", "safetensors", gigabytes)
         results = {}
         for turn in range(rounds):
-            for way, source, format in (("to safetensors", "dcp", "safetensors"), ("to DCP", "hf", "dcp")):
-                for cold in (False, True):
-                    names = [*OURS, *(peer for peer in PEERS if peer != "PyTorch" or not cold)]
+            for way, (source, format) in WAYS.items():
+                only(folder, source)
+                for cold in (False, True) if way in WITH_PYTORCH else (False,):
+                    names = [*OURS, *(peer for peer in PEERS if peer != "PyTorch" or not cold and way in WITH_PYTORCH)]
                     for name in names if turn % 2 else reversed(names):
                         if cold:
                             drop(folder / source)
@@ -145,7 +176,7 @@ def main():
         columns = [*OURS, *PEERS, *(f"{peer} ÷ {own}" for peer, own in PEERS.items()), "memory: reshard", "PyTorch"]
         print(f"| {gigabytes:g} GB, {BIN.name} | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}")
         median = statistics.median
-        for way in ("to safetensors", "to DCP", "to safetensors, cold", "to DCP, cold"):
+        for way in (*WAYS, *(f"{way}, cold" for way in WITH_PYTORCH)):
             runs = {name: results.get((way, name), []) for name in (*OURS, *PEERS)}
             seconds = [f"{median(s for s, _ in each):.2f} s" if each else "" for each in runs.values()]
             ratios = [f"{median(b / a for (a, _), (b, _) in zip(runs[own], runs[peer])):.2f}" if runs[peer] else "" for peer, own in PEERS.items()]
