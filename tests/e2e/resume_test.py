@@ -36,10 +36,13 @@ target: {storage: target, mesh: {tp: 2}%s}
 world: %d
 """
 SIZE = 4 * 2 * (2048 * 1024 + 1024 * 1024) + 4 * 2 * 1024 * 1024  # both target ranks have `v`
-CHUNKS = SIZE >> 20  # of 1 MiB
+DCP = JOB.replace(", shard: {0: tp}", "").replace("storage: target, mesh: {tp: 2}", "storage: {folder: checkpoint, format: dcp}") % ("", 1)
+CHUNKS = {"target": SIZE >> 20, "checkpoint": 4 * 2 * (2048 + 1024) * 1024 >> 20}  # of 1 MiB
 
 
 class Resume(FolderTest):
+    target = "target"  # the folder that runs write
+
     def setUp(self):
         super().setUp()
         self.compile("plan")
@@ -50,13 +53,13 @@ class Resume(FolderTest):
         run("reshard-compile", "job.yaml", "-o", plan, cwd=self.folder)
 
     def command(self, *options, plan="plan"):
-        return [BIN / "reshard-exec", plan, "--target=target", "--resume", "--threads=1", "--report=report", *options]
+        return [BIN / "reshard-exec", plan, f"--target={self.target}", "--resume", "--threads=1", "--report=report", *options]
 
     def resume(self, *options, code=0, plan="plan"):
         return run(*self.command(*options, plan=plan), code=code, cwd=self.folder, timeout=100)
 
     def partial(self):
-        return sorted(self.folder.glob("target.partial-*"))
+        return sorted(self.folder.glob(f"{self.target}.partial-*"))
 
     def journal(self, rank=0):
         folder, = self.partial()
@@ -68,8 +71,8 @@ class Resume(FolderTest):
             return []
         return [json.loads(line[17:])[0] for line in self.journal().read_text().splitlines()[1:]]
 
-    def contents(self, folder="target"):
-        return {path.name: path.read_bytes() for path in (self.folder / folder).iterdir()}
+    def contents(self, folder=None):
+        return {path.name: path.read_bytes() for path in (self.folder / (folder or self.target)).iterdir()}
 
     def uninterrupted(self, plan="plan", *options):
         run("reshard-exec", plan, "--target=whole", *options, cwd=self.folder)
@@ -99,33 +102,44 @@ class Resume(FolderTest):
 
 class Killed(Resume):
     def test_at_random_moments(self):
-        """Each conversion is killed until it ends: in turns at a random moment between its start and its end, and as soon
-        as its journal has another record, so that some kills are inside the copying however fast the machine is."""
-        wanted = self.uninterrupted()
-        begin = time.monotonic()
-        self.resume("--check")
-        duration = time.monotonic() - begin
-        self.assertEqual(self.contents(), wanted)
+        """Two conversions, to files of ranks and to a DCP checkpoint, are killed in turns until they end: at a random moment
+        between start and end, and as soon as the journal has another record, so that some kills are inside the copying
+        however fast the machine is."""
+        (self.folder / "job.yaml").write_text(DCP)
+        run("reshard-compile", "job.yaml", "-o", "dcp", cwd=self.folder)
+        jobs = [("plan", "target"), ("dcp", "checkpoint")]
+        wanted, duration = {}, {}
+        for plan, self.target in jobs:
+            wanted[plan] = self.uninterrupted(plan)
+            shutil.rmtree(self.folder / "whole")
+            begin = time.monotonic()
+            self.resume("--check", plan=plan)
+            duration[plan] = time.monotonic() - begin
+            self.ended(wanted[plan])
         rng = random.Random(time.time_ns())
         kills, inside, copying = 0, 0, 0
         while kills < KILLS:
-            shutil.rmtree(self.folder / "target")
-            while kills < KILLS and (self.killed(records=1) if kills % 2 else self.killed(seconds=rng.uniform(0, duration))):
-                kills += 1
-                if (self.folder / "target").exists():  # after its rename
-                    break
-                if records := self.records():
-                    inside += 1
-                    copying += records[-1] < CHUNKS
-            if not (self.folder / "target").exists():
-                found = self.records()
-                self.resume()
-                self.assertEqual(json.loads((self.folder / "report").read_text())["resumed_bytes"] > 0, bool(found))
-            self.assertEqual(self.contents(), wanted)
-            self.assertEqual(self.partial(), [])
+            plan, self.target = jobs[kills % 2]
+            kills += self.killed(None if kills // 2 % 2 else rng.uniform(0, duration[plan]), plan=plan)
+            if (self.folder / self.target).exists():  # not killed, or after its rename
+                self.ended(wanted[plan])
+            elif records := self.records():
+                inside += 1
+                copying += records[-1] < CHUNKS[self.target]
+        for plan, self.target in jobs:
+            found = self.records()
+            self.resume(plan=plan)
+            self.assertEqual(json.loads((self.folder / "report").read_text())["resumed_bytes"] > 0, bool(found))
+            self.ended(wanted[plan])
         self.assertGreater(inside, KILLS // 8, f"{inside} of {kills} kills left a journal with copies")
         if FULL:
             self.assertGreater(copying, 0, f"{copying} of {kills} kills were inside the copying")
+
+    def ended(self, wanted):
+        """The run has written these files and left no others; the next one begins anew."""
+        self.assertEqual(self.contents(), wanted)
+        self.assertEqual(self.partial(), [])
+        shutil.rmtree(self.folder / self.target)
 
     def test_the_rest_is_copied(self):
         wanted = self.uninterrupted()
