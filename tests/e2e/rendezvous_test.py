@@ -18,12 +18,19 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lib.commands import BIN, shared_folder
+from lib.commands import BIN, run, shared_folder
 
 JOB = """version: 1
 model: {dtype: bf16, tensors: {w: {shape: [4096, 64], shard: {0: tp}}}}
 source: {mesh: {tp: %d, dp: %d}}
 target: {mesh: {tp: 8}}
+"""
+# Files on both sides: the tensors are written whole, and the two processes share out the copies.
+FILES = """version: 1
+model: {dtype: bf16, index: {layer: 3}, tensors: {"layers.{layer}.w": [480, 1024], "layers.{layer}.norm": [1024], head: [1024, 1120]}}
+source: {storage: %s}
+target: {storage: {folder: out, format: %s}}
+world: %d
 """
 LAUNCHERS = re.compile(
     r"^(RESHARD_SECRET|RESHARD_PORT|RANK|WORLD_SIZE|LOCAL_.*|MASTER_.*|TORCHELASTIC.*|OMPI_.*|PMI.*|SLURM_.*)$")
@@ -101,11 +108,12 @@ class RendezvousTest(unittest.TestCase):
                        capture_output=True)
         return cls.folder / name
 
-    def start(self, rank, url, *options, plan=None, environment=None, timeout=30, check=True):
+    def start(self, rank, url, *options, plan=None, environment=None, timeout=30, check=True, synthesize=True):
         """Starts the process of a rank. `environment`: variables of the launcher. Rank, URL or timeout None: without
         that option."""
         clean = {name: value for name, value in os.environ.items() if not LAUNCHERS.match(name)}
-        command = [BIN / "reshard-exec", plan or self.plan, "--transport=ucx", "--synthesize", "--threads=1", *options]
+        command = [BIN / "reshard-exec", plan or self.plan, "--transport=ucx", "--threads=1", *options]
+        command += ["--synthesize"] if synthesize else []
         command += [] if url is None else [f"--rendezvous={url}"]
         command += [] if timeout is None else [f"--timeout={timeout}"]
         command += [] if rank is None else [f"--rank={rank}"]
@@ -190,6 +198,42 @@ class RendezvousTest(unittest.TestCase):
         for url in (f"tcp://127.0.0.1:{free_port()}", f"file://{self.new_folder()}"):
             with self.subTest(url=url):
                 self.assert_exact(self.start_all(url, environment=launcher))
+
+    def test_files(self):
+        """From safetensors to a DCP checkpoint and from that to safetensors: the processes read and check each byte once,
+        and write the files of a single process."""
+        at, url = self.new_folder(), f"file://{self.new_folder()}"
+        all = 2 * (3 * (480 * 1024 + 1024) + 1024 * 1120)
+        torchrun = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(free_port() - 1)}  # the port of torchrun's store; the rendezvous has the next one
+        launches = {"file": [(rank, url, {}) for rank in (0, 1)],
+                    "env": [(None, "env://", torchrun | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]}
+        for source, format in (("in", "dcp"), ("dcp", "safetensors")):
+            for world in (1, 2):
+                (at / "job.yaml").write_text(FILES % (source, format, world))
+                run("reshard-compile", "job.yaml", "-o", f"plan-{world}", cwd=at)
+            if source == "in":
+                run("reshard-exec", "plan-1", "--synthesize", f"--source={at / source}", cwd=at)
+            run("reshard-exec", "plan-1", f"--source={at / source}", f"--target={at / format}", cwd=at)
+            listings = [run("reshard-inspect", "plan-2", f"--rank={rank}", cwd=at).stdout for rank in (0, 1)]
+            read = [sum(map(int, re.findall(r"<- source .*? (\d+) bytes: ", listing))) for listing in listings]
+            self.assertEqual(sum(read), all)
+            self.assertGreater(min(read), 0)
+            for launch, processes in launches.items():
+                with self.subTest(launch, format=format):
+                    out = at / f"{format}-{launch}"
+                    options = (f"--source={at / source}", f"--target={out}")
+                    started = [self.start(rank, place, *options, plan=at / "plan-2", environment=variables, synthesize=False)
+                               for rank, place, variables in processes]
+                    checked = []
+                    for printed, error, code in self.outputs(started):
+                        self.assertEqual((code, error), (0, ""), printed)
+                        checked += map(int, re.findall(r"rank \d: (\d+) bytes right", printed))
+                    self.assertEqual(len(checked), 2)
+                    self.assertGreater(min(checked), 0)
+                    self.assertEqual(sum(checked), all)
+                    alone, found = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in (at / format, out))
+                    self.assertEqual(found, alone)
 
     def test_strangers(self):
         """Connections of other programs to the store while the processes join: they delay nobody."""
