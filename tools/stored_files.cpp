@@ -42,17 +42,18 @@ llvm::Expected<StoredFiles> readStoredFiles(StoredRequest request, StorageFormat
     return StoredFiles{};
   StoredFiles result;
   if (request.checkpoint) {
-    const Result<StorageFormat> format = recognizeCheckpoint(request.path);
-    if (!format.ok() && !request.required)
-      return StoredFiles{};
-    if (format.ok() && request.format && *request.format != *format)
-      return llvm::createStringError("'" + request.path + "' has the format '" + name(*format) + "', expected '" +
-                                     name(*request.format) + "'");
-    if (format.ok() && !request.required && *format == StorageFormat::safetensors)
-      return StoredFiles{};
-    const Result<StoredCheckpoint> stored = readStoredCheckpoint(request.path);
+    if (!request.required) {
+      const Result<StorageFormat> format = recognizeCheckpoint(request.path);
+      if (!format.ok() ||
+          (*format == StorageFormat::safetensors && request.format.value_or(*format) == StorageFormat::safetensors))
+        return StoredFiles{};
+    }
+    const Result<StoredCheckpoint> stored = readStoredCheckpoint(request.path, request.format);
     if (!stored.ok())
       return llvm::createStringError(stored.status().message());
+    if (request.format && *request.format != stored->format)
+      return llvm::createStringError("'" + request.path + "' has the format '" + name(stored->format) +
+                                     "', expected '" + name(*request.format) + "'");
     result.format = stored->format;
     for (const auto &[name, tensor] : stored->tensors) {
       FileTensor &each = result.tensors.emplace_back();

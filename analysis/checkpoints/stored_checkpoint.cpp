@@ -10,6 +10,7 @@
 #include "support/mapped_file.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <set>
 
@@ -19,7 +20,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr uint64_t kMaxFiles = uint64_t{1} << 20;
+constexpr size_t kHeaderAt = 8;               // where the JSON of a safetensors file begins
 constexpr const char *kShardsVersion = "1.0"; // of HuggingFaceStorageWriter's files
 
 std::string boxOf(const StoredChunk &chunk) {
@@ -111,22 +112,6 @@ void addWhole(const Checkpoint &files, const std::string &folder, StoredCheckpoi
   }
 }
 
-/// The files of a folder that end with `.safetensors`, sorted.
-Result<std::vector<std::string>> safetensorsFiles(const std::string &folder) {
-  std::vector<std::string> found;
-  std::error_code error;
-  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
-    if (at->path().extension() == ".safetensors")
-      found.push_back(at->path().filename().string());
-    if (found.size() > kMaxFiles)
-      return failed("'" + folder + "' has more than " + std::to_string(kMaxFiles) + " safetensors files");
-  }
-  if (error)
-    return failed("cannot list '" + folder + "': " + error.message());
-  std::sort(found.begin(), found.end());
-  return found;
-}
-
 /// Adds the chunks of one file of HuggingFaceStorageWriter(save_distributed=True).
 Status addShards(const std::string &folder, const std::string &file, StoredCheckpoint &checkpoint) {
   const std::string path = folder + "/" + file;
@@ -170,11 +155,42 @@ Status addShards(const std::string &folder, const std::string &file, StoredCheck
   return {};
 }
 
+/// Refuses a folder that lacks a file which the names of others imply: `shard-S-model-I-of-N.safetensors` has the
+/// tensors that rank S - 1 saved in file I. Other names imply nothing.
+Status checkShardNames(const std::string &folder, const std::vector<std::string> &files) {
+  std::set<unsigned> shards, parts;
+  unsigned count = 0;
+  for (const std::string &file : files) {
+    unsigned shard = 0, part = 0, of = 0;
+    int end = 0;
+    if (std::sscanf(file.c_str(), "shard-%5u-model-%5u-of-%5u.safetensors%n", &shard, &part, &of, &end) != 3 ||
+        static_cast<size_t>(end) != file.size())
+      continue;
+    shards.insert(shard);
+    parts.insert(part);
+    count = std::max(count, of);
+  }
+  const auto lacks = [&](const char *what, unsigned number) {
+    return failed("'" + folder + "': found no file of " + what + " " + std::to_string(number) +
+                  ", which the names of the others imply: is one lost?");
+  };
+  unsigned expected = 1;
+  for (const unsigned shard : shards)
+    if (shard != expected++)
+      return lacks("shard", expected - 1);
+  for (unsigned part = 1; part <= count; ++part)
+    if (!parts.contains(part))
+      return lacks("part", part);
+  return {};
+}
+
 /// Files of HuggingFaceStorageWriter(save_distributed=True).
 Status readShards(const std::string &folder, StoredCheckpoint &checkpoint) {
   const Result<std::vector<std::string>> files = safetensorsFiles(folder);
   if (!files.ok())
     return files.status();
+  if (Status status = checkShardNames(folder, *files); !status.ok())
+    return status;
   for (const std::string &file : *files)
     if (Status status = addShards(folder, file, checkpoint); !status.ok())
       return status;
@@ -210,6 +226,26 @@ Status readMegatron(const std::string &folder, StoredCheckpoint &checkpoint) {
   if (std::error_code error; fs::exists(path))
     checkpoint.objects[kMegatronCommon] = {kMegatronCommon, 0, fs::file_size(path, error)};
   return {};
+}
+
+/// Whether a folder has the files by which a format is recognized. It may have those of several formats.
+/// dcp_safetensors is recognized by the contents of a file: false.
+bool hasFilesOf(const std::string &folder, StorageFormat format) {
+  std::error_code error;
+  const auto has = [&](const char *file) { return fs::exists(folder + "/" + file, error); };
+  switch (format) {
+  case StorageFormat::safetensors:
+    return has("model.safetensors.index.json") || has("model.safetensors");
+  case StorageFormat::dcp:
+    return has(".metadata");
+  case StorageFormat::megatron:
+    return has(".metadata") && has("metadata.json");
+  case StorageFormat::torch_save:
+    return has(kTorchFile) || hasTorchRanks(folder);
+  case StorageFormat::dcp_safetensors:
+    return false;
+  }
+  return false;
 }
 
 std::string_view textOf(const MappedFile &file) { return {reinterpret_cast<const char *>(file.data()), file.bytes()}; }
@@ -250,16 +286,24 @@ Result<StorageFormat> recognizeCheckpoint(const std::string &path) {
     const Result<MappedFile> file = MappedFile::open(path);
     if (!file.ok())
       return file.status();
-    return textOf(*file).starts_with("PK\x03\x04") ? StorageFormat::torch_save : StorageFormat::safetensors;
+    const std::string_view text = textOf(*file);
+    if (isLegacyTorchFile(text))
+      return failed("'" + path +
+                    "' is a file of torch.save as PyTorch wrote it before 1.6, expected a zip: load it and save it "
+                    "again with a newer PyTorch");
+    if (text.starts_with("PK\x03\x04"))
+      return StorageFormat::torch_save;
+    if (text.size() > kHeaderAt && text[kHeaderAt] == '{')
+      return StorageFormat::safetensors;
+    return failed("'" + path + "' is neither a file of safetensors nor one of torch.save (a zip)");
   }
-  if (fs::exists(path + "/.metadata", error))
-    return fs::exists(path + "/metadata.json", error) ? StorageFormat::megatron : StorageFormat::dcp;
-  if (fs::exists(path + "/model.safetensors.index.json", error) || fs::exists(path + "/model.safetensors", error))
-    return StorageFormat::safetensors;
+  for (const StorageFormat format : {StorageFormat::megatron, StorageFormat::dcp, StorageFormat::safetensors})
+    if (hasFilesOf(path, format))
+      return format;
   const Result<std::vector<std::string>> files = safetensorsFiles(path);
   if (!files.ok())
     return files.status();
-  if (files->empty() && (fs::exists(path + "/" + kTorchFile, error) || hasTorchRanks(path)))
+  if (files->empty() && hasFilesOf(path, StorageFormat::torch_save))
     return StorageFormat::torch_save;
   if (files->empty())
     return failed("'" + path +
@@ -272,8 +316,9 @@ Result<StorageFormat> recognizeCheckpoint(const std::string &path) {
   return first.metadata.contains("DCP_SHARDING_INFO") ? StorageFormat::dcp_safetensors : StorageFormat::safetensors;
 }
 
-Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path) {
-  const Result<StorageFormat> format = recognizeCheckpoint(path);
+Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path, std::optional<StorageFormat> preferred) {
+  const Result<StorageFormat> format =
+      preferred && hasFilesOf(path, *preferred) ? *preferred : recognizeCheckpoint(path);
   if (!format.ok())
     return format.status();
   StoredCheckpoint checkpoint;

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,9 +47,10 @@ struct StoredCheckpoint {
 /// The format of a file or a folder, from the names of its files and the first header. An error if it has none.
 Result<StorageFormat> recognizeCheckpoint(const std::string &path);
 
-/// Reads what a file or a folder contains, and recognizes its format. Errors name the file, the tensor, what was found
-/// and what was expected.
-Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path);
+/// Reads what a file or a folder contains, in the format that is recognized, or in `preferred` if the folder has the files
+/// of several formats. Errors name the file, the tensor, what was found and what was expected.
+Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path,
+                                              std::optional<StorageFormat> preferred = std::nullopt);
 
 /// Refuses a tensor whose chunks lie outside it, overlap, or leave out an element.
 Status checkChunks(const std::string &name, const StoredTensor &tensor, const std::string &where);

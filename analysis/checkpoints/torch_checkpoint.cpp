@@ -175,7 +175,7 @@ private:
       return failed(where + "a _StridedShard cuts its elements into pieces that are not contiguous; save it with "
                             "torch.distributed.checkpoint");
     for (const StoredChunk &chunk : *chunks)
-      if (boxes_.insert({key, {chunk.offsets, chunk.lengths}}).second) // replicas hold the same
+      if (boxes_.insert({key, {chunk.offsets, chunk.lengths}}).second) // of replicas, the lowest rank's
         at->second.chunks.push_back(chunk);
     return {};
   }
@@ -187,6 +187,14 @@ private:
 };
 
 } // namespace
+
+bool isLegacyTorchFile(std::string_view file) {
+  // The pickle of the number 0x1950a86a20f9469cfc6c, torch.serialization.MAGIC_NUMBER.
+  constexpr std::string_view kMagic = "\x80\x02\x8a\x0a"
+                                      "l\xfc\x9c"
+                                      "F\xf9 j\xa8P\x19";
+  return file.starts_with(kMagic);
+}
 
 bool hasTorchRanks(const std::string &folder) {
   const Result<RankFiles> files = rankFilesOf(folder);

@@ -5,15 +5,20 @@
 #include "analysis/checkpoints/stored_checkpoint.h"
 
 #include <string>
+#include <string_view>
 
 namespace reshard::analysis {
+
+/// Whether a file begins as one of torch.save before PyTorch 1.6, which was not a zip.
+bool isLegacyTorchFile(std::string_view file);
 
 /// Whether a folder has files `NAME_rank_R.pt` or `rank_R.pt`.
 bool hasTorchRanks(const std::string &folder);
 
 /// Reads a file, or a folder with `model.pt` or with a file of each rank. Of several sets of files, NAME begins with
 /// `model`. Errors: a rank without a file; parts of a tensor that are missing or overlap; a tensor that is not
-/// distributed and differs between ranks, whose data is compared.
+/// distributed and differs between ranks, whose data is compared. Replicas of a distributed tensor are not compared:
+/// the part of the lowest rank is taken.
 Status readTorchCheckpoint(const std::string &path, StoredCheckpoint &checkpoint);
 
 } // namespace reshard::analysis

@@ -241,7 +241,7 @@ Status Memory::openChunks(uint32_t endpointNumber, const std::string &path, bool
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   const reshard::StorageFormat format = schema::formatOf(endpoint);
   const char *const remedy = endpointNumber == 0 ? "; compile the plan with this source" : "";
-  const Result<StoredCheckpoint> stored = readStoredCheckpoint(path);
+  const Result<StoredCheckpoint> stored = readStoredCheckpoint(path, format);
   if (!stored.ok())
     return stored.status();
   if (stored->format != format)

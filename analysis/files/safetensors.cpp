@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <unistd.h>
 
@@ -20,6 +21,7 @@ namespace {
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000; // as in the safetensors package
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 50;
+constexpr uint64_t kMaxFiles = uint64_t{1} << 20; // of a folder
 
 /// A header: {name: {dtype: text, shape: [numbers], data_offsets: [begin, end]}}.
 class HeaderReader : public ObjectReader {
@@ -219,10 +221,32 @@ Result<std::map<std::string, std::vector<int64_t>>> readShardingInfo(std::string
   return std::move(reader.offsets);
 }
 
+Result<std::vector<std::string>> safetensorsFiles(const std::string &folder) {
+  std::vector<std::string> found;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    if (at->path().extension() == ".safetensors")
+      found.push_back(at->path().filename().string());
+    if (found.size() > kMaxFiles)
+      return failed("'" + folder + "' has more than " + std::to_string(kMaxFiles) + " safetensors files");
+  }
+  if (error)
+    return failed("cannot list '" + folder + "': " + error.message());
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
 Status readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool writable) {
-  const std::string index = folder + "/model.safetensors.index.json";
-  if (::access(index.c_str(), F_OK) != 0)
-    return readSafetensors(folder + "/model.safetensors", checkpoint, writable);
+  const std::string index = folder + "/model.safetensors.index.json", single = folder + "/model.safetensors";
+  if (::access(index.c_str(), F_OK) != 0) {
+    const Result<std::vector<std::string>> files = safetensorsFiles(folder);
+    if (::access(single.c_str(), F_OK) == 0 || !files.ok() || files->empty())
+      return readSafetensors(single, checkpoint, writable);
+    return failed("'" + folder + "': found " + std::to_string(files->size()) + " safetensors file(s), such as '" +
+                  files->front() +
+                  "', expected 'model.safetensors' or 'model.safetensors.index.json'; one file is read if its name is "
+                  "given, and files of ranks (rank-00000.safetensors) by a job with a mesh");
+  }
   const Result<MappedFile> text = MappedFile::open(index);
   if (!text.ok())
     return text.status();

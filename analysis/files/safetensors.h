@@ -51,8 +51,12 @@ Status readSafetensors(const std::string &path, Checkpoint &checkpoint, bool wri
 Result<std::map<std::string, std::vector<int64_t>>> readShardingInfo(std::string_view text, const std::string &path);
 
 /// Adds the tensors of a Hugging Face checkpoint folder: model.safetensors.index.json and its files, or
-/// model.safetensors. Every file must have exactly the tensors that the index assigns to it.
+/// model.safetensors. Every file must have exactly the tensors that the index assigns to it. Of a folder with neither,
+/// the error names the safetensors files that it has.
 Status readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool writable = false);
+
+/// The names of the files of a folder that end with `.safetensors`, sorted.
+Result<std::vector<std::string>> safetensorsFiles(const std::string &folder);
 
 /// Creates a file of its final size with its header and maps it for writing; the data is zero. Tensors are sorted by
 /// element size, largest first, so that each is aligned to its elements.

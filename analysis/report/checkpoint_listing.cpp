@@ -85,10 +85,11 @@ bool isCheckpoint(const std::string &path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error))
     return true;
-  char begin[9] = {};
-  std::ifstream(path, std::ios::binary).read(begin, sizeof begin);
-  const std::string_view text(begin, sizeof begin);
-  return text.starts_with("PK\x03\x04") || (text[8] == '{' && !text.starts_with("RESHARD\n"));
+  constexpr std::string_view kPlan = "RESHARD\n";
+  std::string begin(kPlan.size(), '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
+  return file && begin != kPlan;
 }
 
 int inspectCheckpoint(const std::string &path, const std::string &glob, bool json) {

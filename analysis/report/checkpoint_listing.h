@@ -6,7 +6,7 @@
 
 namespace reshard::analysis {
 
-/// Whether a path is a folder, or a file of torch.save or safetensors. A plan is neither.
+/// Whether a path is a folder, or a file that does not begin as a plan. Shorter files count as damaged plans.
 bool isCheckpoint(const std::string &path);
 
 /// Prints the tensors and objects of a checkpoint on stdout, as text or JSON. `glob`: only those whose names match,

@@ -285,6 +285,14 @@ class StoredCheckpoints(FolderTest):
         self.assertIn("no tensor and no object matches 'x*'", run("reshard-inspect", self.folder / "dcp", "--param=x*", code=1).stderr)
         (self.folder / "empty").mkdir()
         self.assertIn("not a checkpoint: expected '.metadata'", self.refusal(self.folder / "empty"))
+        for name in ("adapter_model", "rank-00000"):
+            (self.folder / name).mkdir()
+            safetensors(self.folder / name / f"{name}.safetensors", {"a": A}, None)
+            self.assertIn(f"found 1 safetensors file(s), such as '{name}.safetensors', expected 'model.safetensors'", self.refusal(self.folder / name))
+        for begin, error in ((b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "of torch.save as PyTorch wrote it before 1.6"),
+                             (b"%PDF-1.4 and more", "is neither a file of safetensors nor one of torch.save")):
+            (self.folder / "x.pt").write_bytes(begin)
+            self.assertIn(error, self.refusal(self.folder / "x.pt"))
         (self.folder / "x.pt").write_bytes(archive({"t": tensor(A, "0", strides=(1, 7))}, [A]))
         self.assertIn("its elements are not contiguous", self.refusal(self.folder / "x.pt"))
         (self.folder / "x.pt").write_bytes(archive({"t": tensor(A, "1")}, [A]))

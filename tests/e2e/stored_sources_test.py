@@ -337,6 +337,21 @@ layouts:
         error = run("reshard-compile", f"--from={self.folder / 'p.rplan'}", "-o", self.folder / "other.rplan", code=2).stderr
         self.assertIn("has the format 'safetensors', expected 'dcp'", error)
 
+    def test_a_folder_with_the_files_of_two_formats(self):
+        """`format` chooses; without it the files beside those of torch.distributed.checkpoint decide."""
+        self.dcp()
+        other = {name: -array for name, array in expected().items()}
+        save_file(other, self.folder / "dcp/model.safetensors")
+        for format, layout, wanted in (("dcp", "saved", expected()), ("safetensors", "hf", other)):
+            with self.subTest(format=format):
+                self.compile(f"{{layout: {layout}, storage: {{folder: dcp, format: {format}}}}}", f"{{layout: hf, storage: out-{format}}}")
+                self.execute("--check")
+                self.check(load_file(self.folder / f"out-{format}/model.safetensors"), wanted)
+        (self.folder / "dcp/metadata.json").write_text("{}")
+        self.assertIn("'sharded_backend' is missing", run("reshard-inspect", self.folder / "dcp", code=2).stderr)
+        self.compile("{layout: saved, storage: {folder: dcp, format: dcp}}", "{layout: hf, storage: again}")
+        self.execute("--check")
+
     def test_reports_show_the_format(self):
         self.dcp()
         self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")
