@@ -47,8 +47,8 @@ struct StoredCheckpoint {
 /// The format of a file or a folder, from the names of its files and the first header. An error if it has none.
 Result<StorageFormat> recognizeCheckpoint(const std::string &path);
 
-/// Reads what a file or a folder contains, in the format that is recognized, or in `preferred` if the folder has the files
-/// of several formats. Errors name the file, the tensor, what was found and what was expected.
+/// Reads what a file or a folder contains, in the format that is recognized, or in `preferred` if the folder has the
+/// files of several formats. Errors name the file, the tensor, what was found and what was expected.
 Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path,
                                               std::optional<StorageFormat> preferred = std::nullopt);
 
