@@ -137,15 +137,19 @@ def _config(options: argparse.Namespace) -> Path | None:
     return found
 
 
-def _same_names(options: argparse.Namespace, source: str, tensors: dict[str, dict]) -> _Conversion:
+def _same_names(options: argparse.Namespace, source: str, contents: dict) -> _Conversion:
     """A conversion without a model: the tensors are those of the source."""
     layouts: dict[str, Any] = {"source": {"params": "same"}, "target": {"params": "same"}}
     if options.rename:
         layouts["target"]["rename"] = dict(entry.split("=", 1) for entry in options.rename)
     described = run_compiler([f"--describe={source}"]).splitlines()
     target = {"layout": "target"} | _storage(options) | _changes(options)
-    return _Conversion(["model:", *(f"  {line}" for line in described), f"  layouts: {json.dumps(layouts)}"], {"storage": source, "layout": "source"}, target,
-                       ["model: none; the tensors keep their names" + (", renamed" if options.rename else "")], set(tensors))
+    said = ["model: none; the tensors keep their names" + (", renamed" if options.rename else "")]
+    if contents["format"] == "DCP safetensors":
+        files = {chunk["file"] for tensor in contents["tensors"].values() for chunk in tensor["chunks"]}
+        said.append(f"shards: in {len(files)} files; the format does not state how many there were, so that only --model=NAME notices a lost last one")
+    return _Conversion(["model:", *(f"  {line}" for line in described), f"  layouts: {json.dumps(layouts)}"], {"storage": source, "layout": "source"}, target, said,
+                       set(contents["tensors"]))
 
 
 def _storage(options: argparse.Namespace) -> dict[str, Any]:
@@ -284,7 +288,7 @@ def _config_of_target(options: argparse.Namespace, path: Path, dtype: str | None
     return config
 
 
-def _conversion(options: argparse.Namespace, tensors: dict[str, dict]) -> _Conversion:
+def _conversion(options: argparse.Namespace, contents: dict) -> _Conversion:
     """Decides what is converted, by the options and the files."""
     folder = str(Path(options.source).resolve())
     names_model = bool(options.model or options.config)
@@ -297,12 +301,12 @@ def _conversion(options: argparse.Namespace, tensors: dict[str, dict]) -> _Conve
             raise Error(f"found no config.json in '{options.source}' or beside it: --config=FILE or --model=NAME states the model of --to={options.to}; "
                         "a format (--to=safetensors) keeps the names")
         models = [model_named(options.model, Path(options.config).resolve() if options.config else None)] if options.model else models_of(config)
-        return _of_models(options, folder, tensors, models)
+        return _of_models(options, folder, contents["tensors"], models)
     for option in ("model", "config", "source_layout", "switch", "optimizer"):
         if getattr(options, option):
             raise Error(f"unexpected --{option.replace('_', '-')}: --to={options.to} alone keeps the names of all tensors; "
                         "--to=hf, fsdp2, megatron, or --target-layout changes them")
-    return _same_names(options, folder, tensors)
+    return _same_names(options, folder, contents)
 
 
 def _check_options(options: argparse.Namespace) -> None:
@@ -330,6 +334,10 @@ def _check(options: argparse.Namespace) -> dict:
     _check_options(options)
     if Path(options.target).exists():
         raise Error(f"'{options.target}' exists, expected a folder to create")
+    if options.report and not Path(options.report).absolute().parent.is_dir():
+        raise Error(f"--report={options.report}: found no folder '{Path(options.report).parent}'")
+    if options.report and Path(options.report).resolve().is_relative_to(Path(options.source).resolve()):
+        raise Error(f"--report={options.report} is in '{options.source}', expected a file outside")
     found = _contents(options.source)
     print(f"{options.source}: {found['format']}, {len(found['tensors'])} tensors, {len(found['objects'])} objects", file=sys.stderr if options.plan else sys.stdout)
     return found
@@ -361,7 +369,7 @@ def _small_files(options: argparse.Namespace, conversion: _Conversion, folder: P
     files = folder / "files"
     files.mkdir()
     for path in Path(options.copy).resolve().iterdir() if options.copy else ():
-        if path.is_file() and path.name != "config.json":
+        if not path.is_dir() and path.name != "config.json":  # also a broken link, which reshard-exec refuses
             (files / path.name).symlink_to(path)
     (files / "config.json").write_text(json.dumps(conversion.config, indent=2) + "\n")
     return [f"--copy={files}"]
@@ -370,13 +378,18 @@ def _small_files(options: argparse.Namespace, conversion: _Conversion, folder: P
 def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path, tensors: dict[str, dict]) -> int:
     """Compiles, runs and says what was compared."""
     plan, padding = _compile(options, conversion, folder)
-    report = Path(options.report) if options.report else folder / "ran.json"
+    report = folder / "ran.json"
     passed = [f"--{name.replace('_', '-')}={value}" for name in ("allow", "memory", "max_shard_size") if (value := getattr(options, name))]
     passed += [f"--leave={glob}" for glob in options.leave] + [f"--rename-objects={entry}" for entry in options.rename]
     passed += ["--resume"] if options.resume else []
     passed += ["--no-sync"] if options.no_sync else []
     code = subprocess.run([PREFIX / "bin" / "reshard-exec", plan, "--check", "--check-replicas", f"--report={report}", *passed,
                            *_small_files(options, conversion, folder)]).returncode
+    if options.report and report.exists():
+        try:
+            Path(options.report).write_bytes(report.read_bytes())
+        except OSError as error:
+            raise Error(f"--report={options.report}: {error.strerror}{'' if code else f'; {options.target!r} is complete'}") from None
     if code:
         return code
     opened = Plan.open(plan)
@@ -392,7 +405,7 @@ def run(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         contents = _check(options)
-        conversion = _conversion(options, contents["tensors"])
+        conversion = _conversion(options, contents)
         for line in conversion.said:
             print(line, file=sys.stderr if options.plan else sys.stdout)
         if options.plan:

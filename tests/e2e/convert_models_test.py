@@ -150,6 +150,10 @@ class Models(ConvertTest):
 
     def test_quantized(self):
         self.save("hf-model", LLAMA, "llama3-8b")
+        (self.folder / "hf-model/tokenizer.json").symlink_to("nowhere")
+        self.assertIn("tokenizer.json' is a broken link", self.convert("hf-model", "out", "--copy=hf-model", code=2).stderr)
+        self.assertFalse((self.folder / "out").exists())
+        (self.folder / "hf-model/tokenizer.json").unlink()
         (self.folder / "hf-model/tokenizer.json").write_text("{}")
         self.convert("hf-model", "out", "--quantize=block_fp8", "--unquantized=*embed_tokens*", "--unquantized=lm_head*", "--dtype=bf16", "--copy=hf-model")
         config = json.loads((self.folder / "out/config.json").read_text())

@@ -2,6 +2,7 @@
 """reshard-convert, from the command line: every pair of formats, names, dtypes, a model file; errors that leave nothing
 behind."""
 
+import json
 import pickle
 import sys
 import unittest
@@ -90,6 +91,17 @@ layouts:
         self.assertIn("1 object\n", text)
         self.assertIn("  object rng  ", text)
 
+    def test_reports(self):
+        self.convert("hf", "out", "--report=r.json")
+        self.assertEqual(json.loads((self.folder / "r.json").read_text())["checked_bytes"], sum(array.nbytes for array in values().values()))
+        self.convert("hf", "again", "--report=/dev/null")
+        self.assertIn("--report=/dev/full: No space left on device; 'third' is complete", self.convert("hf", "third", "--report=/dev/full", code=2).stderr)
+        self.check("third", values())
+
+    def test_shards_of_which_the_last_may_be_lost(self):
+        self.convert("hf", "shards", "--to=dcp-safetensors")
+        self.assertIn("shards: in 1 files; the format does not state how many there were", self.convert("shards", "out").stdout)
+
     def test_resume(self):
         """A second conversion has the same plan, as the journal of a killed one demands."""
         self.assertIn("expected no --no-sync", self.convert("hf", "out", "--resume", "--no-sync", code=2).stderr)
@@ -130,6 +142,8 @@ layouts:
                                  (("hf", "out", "--rename=a=b", "--rename=a=c"), "--rename is given twice for 'a'"),
                                  (("hf", "out", "--to=torch-save", "--max-shard-size=1GB"), "unexpected --max-shard-size"),
                                  (("hf", "out", "--only=*.none"), "'*.none' in 'only' matches no param of the target"),
+                                 (("hf", "out", "--report=none/r.json"), "--report=none/r.json: found no folder 'none'"),
+                                 (("hf", "out", "--report=hf/r.json"), "--report=hf/r.json is in 'hf', expected a file outside"),
                                  (("hf", "out", "--to=pt"), "invalid choice: 'pt'")):
             with self.subTest(arguments=arguments):
                 self.assertIn(error, self.convert(*arguments, code=2).stderr)
