@@ -79,6 +79,7 @@ struct TensorDeclaration {
       where;           // by variable; ranges sorted, disjoint, within the variable's size
   bool absent = false; // true if its `when` is 0
   bool opaque = false; // a block of bytes that is never split: a rank holds all of it or none
+  bool buffer = false; // not trained: an optimizer has no state for it
   std::optional<std::pair<std::string, Location>> tied; // name or suffix of the other tensor, as written
   std::map<int64_t, ShardRule> shard;                   // used by endpoints without a layout
   std::string state; // of an optimizer's state: its name, with which the name of the tensor ends; empty: a weight

@@ -108,7 +108,8 @@ private:
   }
 
   /// Reads `optimizer: adam`, or `{state: dtype}`, `{state: {dtype, shape: []}}` or `{state: {dtype, tied: true}}`, and
-  /// adds the states of all tensors. Tied tensors share their states; bytes that are no numbers have none.
+  /// adds the states of all tensors. Tied tensors share their states; buffers, and bytes that are no numbers, have
+  /// none.
   void readOptimizer(const Node &node) {
     if (node.kind == Node::Kind::scalar && node.text == "adam") {
       model_.states = {{"exp_avg"}, {"exp_avg_sq"}};
@@ -123,7 +124,7 @@ private:
     for (const OptimizerState &state : model_.states)
       for (size_t i = 0; i < weights; ++i) {
         TensorDeclaration tensor = model_.tensors[i];
-        if (tensor.tied || tensor.opaque)
+        if (tensor.tied || tensor.opaque || tensor.buffer)
           continue;
         tensor.name += "." + state.name;
         tensor.state = state.name;
@@ -185,11 +186,16 @@ private:
       tensor.absent = readValue(*when, "'when'", model_.let, {INT64_MIN + 1, INT64_MAX}, diagnostics_) == 0;
     if (const Node *shard = fields.find("shard"))
       tensor.shard = readShard(*shard, diagnostics_);
+    if (const Node *buffer = fields.find("buffer")) {
+      tensor.buffer = buffer->kind == Node::Kind::scalar && buffer->text == "true";
+      if (!tensor.buffer)
+        refuse(*buffer, "true, an optimizer has no state for it", "'buffer' of " + title, diagnostics_);
+    }
     if (tied) {
       if (const auto other = readText(withValues(*tied, model_), "'tied'", diagnostics_))
         tensor.tied.emplace(*other, tied->at);
       for (const auto &[key, each] : value.entries)
-        if (&each == opaque || &each == shape || &each == dtype || &each == where)
+        if (&each == opaque || &each == shape || &each == dtype || &each == where || key.text == "buffer")
           diagnostics_.error(key.at,
                              "'" + key.text + "' cannot be combined with 'tied': " + title +
                                  " takes its shape, dtype and index values from the tensor to which it is tied");

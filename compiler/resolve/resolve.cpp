@@ -64,8 +64,8 @@ std::string replaced(std::string text, const std::string &param, const std::stri
   return text.replace(text.find("{param}"), 7, param);
 }
 
-/// Replaces the tensors of a pack by their states. Returns false if one of them has none: it is tied, opaque, or
-/// unknown, which is reported with the weight.
+/// Replaces the tensors of a pack by their states. Returns false if one of them has none: it is tied, opaque, a
+/// buffer, or unknown, which is reported with the weight.
 bool replaceByStates(Pack &pack, const OptimizerState &state, const Tensors &tensors) {
   if (pack.kind == Pack::Kind::tensor) {
     const auto weight = tensors.find(pack.tensor);

@@ -312,6 +312,20 @@ TEST(Resolve, OptimizerStates) { // of a pack, of a tied tensor, of a layout tha
                    "l.1.qk.m [1] l.1.k.m:0", "e.m [2] embed.m:0 embed.m:1"}));
 }
 
+TEST(Resolve, BuffersHaveNoStates) {
+  const Resolved resolved = resolveText("version: 1\n"
+                                        "model:\n"
+                                        "  dtype: bf16\n"
+                                        "  optimizer: {m: fp32, step: {dtype: i64, shape: []}}\n"
+                                        "  tensors: {w: [2], bias: {shape: [3], buffer: true}}\n"
+                                        "  layouts: {all: {params: same, optimizer: \"{param}.{state}\"}}\n"
+                                        "source: {layout: all, mesh: {}}\n"
+                                        "target: {layout: all, mesh: {}}\n");
+  ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
+  EXPECT_EQ(contents(*resolved.layout, 1, 0),
+            (Lines{"w [2] w:0 w:1", "bias [3] bias:0 bias:1 bias:2", "w.m [2] w.m:0 w.m:1", "w.step [] w.step"}));
+}
+
 TEST(Resolve, ScalarStatesKeepTheirStacks) { // the stack is dimension 1 of the param, and 0 of its scalars
   const Resolved resolved =
       resolveText("version: 1\n"

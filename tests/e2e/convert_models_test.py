@@ -23,6 +23,8 @@ FULL = bool(os.environ.get("RESHARD_FULL"))
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 72, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48, "tie_word_embeddings": False, "dtype": "float32"}
 EXPERTS = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "moe_intermediate_size": 16, "num_experts": 4}
+GLM = LLAMA | {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "moe_intermediate_size": 16, "n_routed_experts": 4, "first_k_dense_replace": 1,
+               "n_shared_experts": 1, "attention_bias": True, "use_qk_norm": True}
 DEEPSEEK = LLAMA | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "moe_intermediate_size": 16, "n_routed_experts": 4, "first_k_dense_replace": 1,
                     "n_shared_experts": 1, "q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
                     "num_nextn_predict_layers": 1}
@@ -102,6 +104,16 @@ class Models(ConvertTest):
     def config(self, values: dict) -> Path:
         (self.folder / "config-of-test.json").write_text(json.dumps(values))
         return self.folder / "config-of-test.json"
+
+    def test_the_optimizer_has_no_state_of_a_buffer(self):
+        """The bias of a router, which frameworks save with the weights alone."""
+        states = {"exp_avg": "fp32", "exp_avg_sq": "fp32"}
+        wanted = self.save("saved", GLM, "glm-4.5", "fsdp2-checkpoint", optimizer=states)
+        bias = "model.layers.1.mlp.gate.e_score_correction_bias"
+        self.assertIn(f"model.{bias}", wanted)
+        self.assertNotIn(f"optimizer.state.{bias}.exp_avg", wanted)
+        self.convert("saved", "out", "--to=fsdp2", "--optimizer")
+        self.assertEqual(run("reshard-digest", self.folder / "saved", self.folder / "out").stdout.strip(), f"equal: {len(wanted)} tensors")
 
     def test_optimizer(self):
         states = {"exp_avg": "fp32", "exp_avg_sq": "fp32", "step": {"dtype": "fp32", "shape": []}}

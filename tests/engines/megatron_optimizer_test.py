@@ -44,9 +44,8 @@ def digests(folder):
     return json.loads(run("reshard-digest", folder, "--format=json").stdout)
 
 
-#: The states, which are selected on both sides of a job. The router's bias, a buffer, has none.
+#: The states, which are selected on both sides of a job.
 ONLY = "only: [" + ", ".join(f"'*.{state}'" for state in STATES) + "]"
-NO_BIAS = "ignore: '*expert_bias*'"
 
 
 class Case:
@@ -67,14 +66,12 @@ class Case:
         (folder / "model.yaml").write_text((EXPERTS if self.experts else DENSE + "layouts:\n") + RANKS)
 
     def checkpoint(self, storage):
-        only = "only: 'optimizer.state.*'" + (f", {NO_BIAS}" if self.experts else "")
-        return f"{{layout: {'local' if self.experts else 'megatron-checkpoint'}, storage: {storage}, {only}}}"
+        return f"{{layout: {'local' if self.experts else 'megatron-checkpoint'}, storage: {storage}, only: 'optimizer.state.*'}}"
 
     def params(self, storage):
         """Rank files, with Megatron-Core's params of the model."""
         sizes = self.mesh | {"dp": self.size // (self.mesh.get("tp", 1) * self.mesh.get("pp", 1))} | ({"etp": 1} if self.experts else {})
-        return (f"{{layout: ranks, mesh: {{megatron: {json.dumps(sizes)}}}, switches: {{divisible: {128 // self.mesh.get('tp', 1)}}}, storage: {storage}, {ONLY}"
-                + (f", {NO_BIAS}}}" if self.experts else "}"))
+        return (f"{{layout: ranks, mesh: {{megatron: {json.dumps(sizes)}}}, switches: {{divisible: {128 // self.mesh.get('tp', 1)}}}, storage: {storage}, {ONLY}}}")
 
     def ranks(self, storage):
         """Rank files, with the params that buckets_model describes."""
