@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """transformers loads checkpoints that reshard-exec writes: of one file, of several, and of more than 5 GB
-(RESHARD_FULL=1; 16 GB of disk, 12 GB of memory), with the config, generation config and tokenizer added by --copy.
-transformers 5, and transformers 4 in another process.
+(RESHARD_FULL=1; 16 GB of disk, 12 GB of memory), with the config, generation config and tokenizer added by --copy. It loads
+those of reshard-convert for a model whose embeddings are tied. transformers 5, and transformers 4 in another process.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/from_pretrained_test.py
@@ -16,11 +16,13 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-from commands import ROOT, FolderTest, run  # noqa: E402
+from commands import ROOT, run  # noqa: E402
+from conversions import ConvertTest  # noqa: E402
 
-MISSING = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
+MISSING = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
 
-#: Loads a folder, compares it with the weights of another folder and prints the version.
+#: Loads a folder, compares it with the weights of another folder, and with the logits beside that if they are there, and prints the version. Tensors that
+#: are tied share memory, and only one of them is in the files.
 LOADS = """
 import sys
 from pathlib import Path
@@ -35,29 +37,43 @@ for file in sorted(Path(original).glob("*.safetensors")):
     for name, tensor in load_file(file).items():
         assert own[name].dtype == tensor.dtype and torch.equal(own[name].view(torch.int16), tensor.view(torch.int16)), name  # NaNs too
         seen += 1
-assert seen == len(own), (seen, len(own))
+assert seen == len({tensor.data_ptr() for tensor in own.values()}), (seen, len(own))
+shared = model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+assert shared == model.config.tie_word_embeddings, shared
 assert GenerationConfig.from_pretrained(written).max_new_tokens == 17
 assert AutoTokenizer.from_pretrained(written)("b c a").input_ids == [2, 3, 1]
-model(torch.tensor([[2, 3, 1]])).logits.sum().item()
+with torch.no_grad():
+    found = model(torch.tensor([[2, 3, 1]])).logits
+logits = Path(original).parent / "logits.pt"
+if logits.exists():
+    torch.testing.assert_close(found, torch.load(logits), rtol=0.02, atol=0.005)
 print(transformers.__version__)
 """
 
+SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+         "vocab_size": 101}
+
 
 @unittest.skipIf(MISSING, f"NOT TESTED: {', '.join(MISSING)} missing; see tests/frameworks")
-class FromPretrained(FolderTest):
+class FromPretrained(ConvertTest):
     def original(self, save, **config):
-        """A folder saved by transformers, with weights if `save`, else only the config."""
+        """A folder saved by transformers, with weights if `save`, else only the config. With weights also the logits, in logits.pt beside it, and the model,
+        as FSDP2 trainers save it, in dcp."""
         import tokenizers
         import torch
+        import torch.distributed.checkpoint as dcp
         from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
         at = self.folder / "original"
-        config = Qwen3Config(tie_word_embeddings=False, dtype="bfloat16", **config)
+        config = Qwen3Config(**{"tie_word_embeddings": False} | config, dtype="bfloat16")
         if save:
             torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
             model.generation_config.max_new_tokens = 17
             model.save_pretrained(at)
+            dcp.save({"model": model.state_dict()}, checkpoint_id=self.folder / "dcp", no_dist=True)
+            with torch.no_grad():
+                torch.save(model(torch.tensor([[2, 3, 1]])).logits, self.folder / "logits.pt")
         else:
             config.architectures = ["Qwen3ForCausalLM"]
             config.save_pretrained(at)
@@ -77,7 +93,7 @@ class FromPretrained(FolderTest):
             self.assertTrue(version.startswith("4."), version)
 
     def test_written_with_the_files_of_a_model(self):
-        original = self.original(True, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16, vocab_size=101)
+        original = self.original(True, **SMALL)
         run("reshard-compile", f"--describe={original}", "-o", self.folder / "model.yaml")
         job = self.folder / "job.yaml"
         job.write_text("version: 1\nmodel: model.yaml\nsource: {storage: original}\ntarget: {storage: one}\n")
@@ -89,6 +105,24 @@ class FromPretrained(FolderTest):
         for name in ("one", "many"):
             with self.subTest(name):
                 self.loads(self.folder / name, original)
+
+    def test_tied_embeddings(self):
+        """The source has the tied tensor under both names, as a DCP checkpoint of the model's state and as safetensors; the target has the files that
+        transformers itself saves."""
+        from safetensors.torch import load_file, save_file
+
+        original = self.original(True, **SMALL, tie_word_embeddings=True)
+        saved = load_file(original / "model.safetensors")
+        self.assertNotIn("lm_head.weight", saved)
+        (self.folder / "both").mkdir()
+        save_file(saved | {"lm_head.weight": saved["model.embed_tokens.weight"].clone()}, self.folder / "both/model.safetensors")
+        for source in ("dcp", "both"):
+            self.assertIn("lm_head.weight", run("reshard-inspect", self.folder / source).stdout)
+            self.convert(source, f"from-{source}", "--to=hf", f"--config={original / 'config.json'}", f"--copy={original}")
+        first, second = ({path.name: path.read_bytes() for path in (self.folder / f"from-{source}").iterdir()} for source in ("dcp", "both"))
+        self.assertEqual(first, second)
+        self.assertEqual(load_file(self.folder / "from-dcp/model.safetensors").keys(), saved.keys())
+        self.loads(self.folder / "from-dcp", original)
 
     @unittest.skipUnless("RESHARD_FULL" in os.environ, "RESHARD_FULL=1 writes more than 5 GB")
     def test_more_than_5_gb(self):
