@@ -343,8 +343,8 @@ def _check(options: argparse.Namespace) -> dict:
     return found
 
 
-def _compile(options: argparse.Namespace, conversion: _Conversion, folder: Path) -> tuple[Path, int]:
-    """Compiles the job. Returns the plan, and its bytes of padding. A tensor of the source that no param of the target holds is an error, unless the
+def _compile(options: argparse.Namespace, conversion: _Conversion, folder: Path) -> tuple[Path, int, bool]:
+    """Compiles the job. Returns the plan, its bytes of padding, and whether tensors of the model are left out. A tensor of the source that no param of the target holds is an error, unless the
     options leave it out."""
     plan, report = folder / "convert.rplan", folder / "compiled.json"
     (folder / "job.yaml").write_text(conversion.job())
@@ -357,7 +357,7 @@ def _compile(options: argparse.Namespace, conversion: _Conversion, folder: Path)
         raise Error(f"the layout of TARGET has no params for {len(unused)} tensors of the model: {shown(unused)}; --allow=extra leaves them out")
     if unused:
         print(f"left out: {len(unused)} tensors of the model: {shown(unused)}", flush=True)
-    return plan, compiled["bytes"]["padding"]
+    return plan, compiled["bytes"]["padding"], bool(unused)
 
 
 def _small_files(options: argparse.Namespace, conversion: _Conversion, folder: Path) -> list[str]:
@@ -377,7 +377,7 @@ def _small_files(options: argparse.Namespace, conversion: _Conversion, folder: P
 
 def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path, tensors: dict[str, dict]) -> int:
     """Compiles, runs and says what was compared."""
-    plan, padding = _compile(options, conversion, folder)
+    plan, padding, partial = _compile(options, conversion, folder)
     report = folder / "ran.json"
     passed = [f"--{name.replace('_', '-')}={value}" for name in ("allow", "memory", "max_shard_size") if (value := getattr(options, name))]
     passed += [f"--leave={glob}" for glob in options.leave] + [f"--rename-objects={entry}" for entry in options.rename]
@@ -394,7 +394,8 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
         return code
     opened = Plan.open(plan)
     params = [param for rank in opened.endpoint("target", 0).ranks for param in opened.params(rank, "target").values()]
-    print(f"source: {len(conversion.converted)} tensors, {elements(tensors[name]['shape'] for name in conversion.converted)} elements")
+    print(f"source: {len(conversion.converted)} tensors, {elements(tensors[name]['shape'] for name in conversion.converted)} elements"
+          + (", with those that are left out" if partial else ""))
     print(f"target: {len(params)} tensors, {elements(param.shape for param in params)} elements; {json.loads(report.read_text())['checked_bytes']} bytes, "
           f"of which {padding} are padding, were compared with the source and are right")
     return 0

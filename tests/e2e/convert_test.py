@@ -53,7 +53,8 @@ class Convert(ConvertTest):
         wanted = {name.removeprefix("model.").replace("lm_head", "head"): array.astype(np.float16) if array.dtype == np.float32 else array
                   for name, array in values().items()}
         self.check("out", wanted)
-        self.convert("out", "back", "--rename==model.", "--only=*layers*")
+        text = self.convert("out", "back", "--rename==model.", "--only=*layers*").stdout
+        self.assertIn("source: 5 tensors, 110 elements, with those that are left out\ntarget: 3 tensors, 72 elements; ", text)
         self.check("back", {f"model.{name}": array for name, array in wanted.items() if "layers" in name})
 
     def test_a_model_file(self):
