@@ -75,12 +75,15 @@ Status CopyJournal::openFile(int flags) {
 
 Result<std::unique_ptr<CopyJournal>> CopyJournal::create(const std::string &path, const std::string &folder,
                                                          const JournalRun &run) {
-  std::unique_ptr<CopyJournal> journal(new CopyJournal(path, folder));
+  // It has its name when its first line is complete: a run that is killed before leaves no journal.
+  std::unique_ptr<CopyJournal> journal(new CopyJournal(path + ".new", folder));
   Status status = syncFolder(folder); // before the journal exists: what it stands for is written once
   if (status.ok())
-    status = journal->openFile(O_CREAT | O_EXCL);
+    status = journal->openFile(O_CREAT | O_TRUNC);
   if (status.ok())
     status = journal->append(textOf(jsonOf(run)));
+  if (status.ok() && ::rename(std::exchange(journal->path_, path).c_str(), path.c_str()) != 0)
+    status = systemError("create", path);
   if (status.ok())
     status = syncFolder(folder); // now for the journal's name
   if (!status.ok())

@@ -40,7 +40,8 @@ struct JournalRecord {
 };
 
 /// A line for each record: the XXH3-64 of its JSON text, a space, the text. The first line is the run. A last line
-/// without its end is not a record: the process or the machine stopped while it was written.
+/// without its end is not a record: the process or the machine stopped while it was written. A journal has its first
+/// line from the moment when it has its name.
 class CopyJournal {
 public:
   /// Creates the journal `path` of a run in the unfinished folder `folder`. Everything in the folder is on its device
@@ -70,7 +71,8 @@ private:
   void begin();
   void work();
 
-  const std::string path_, folder_;
+  std::string path_;
+  const std::string folder_;
   int file_ = -1;
   uint64_t end_ = 0; // of the valid lines
   JournalRecord found_, written_, next_;

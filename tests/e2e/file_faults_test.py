@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A conversion in which one call of a file operation fails, for every call (tests/e2e/faults/file_faults.c): an
-interrupted call and a short read or write change nothing; a full or broken device is an error that names the file. The
-source stays as it was, and the target is whole or absent. RESHARD_BIN: the folder of the commands."""
+interrupted call and a short read or write change nothing; a full or broken device is an error that names the file; a run
+that is killed at a call is continued by the next one. The source stays as it was, and the target is whole or absent.
+RESHARD_BIN: the folder of the commands."""
 
 import json
 import os
+import signal
 import sys
 import unittest
 from pathlib import Path
@@ -62,7 +64,7 @@ class FileFaults(FolderTest):
             done, failed, _ = self.convert(kind, number, *options)
             with self.subTest(kind=kind, number=number, failed=failed, stderr=done.stderr):
                 self.assertIsNotNone(failed)
-                self.assertIn(done.returncode, (0, 2, 3))
+                self.assertIn(done.returncode, (-signal.SIGKILL,) if kind == "KILL" else (0, 2, 3))
                 self.assertEqual(self.contents("source"), source)
                 self.check(kind, done, failed, wanted, options)
 
@@ -77,7 +79,7 @@ class FileFaults(FolderTest):
             self.assertNotEqual(done.returncode, 0)
         if "--resume" not in options:
             self.assertEqual(list(self.folder.glob("target.partial-*")), [])
-        if done.returncode:
+        if done.returncode > 0:
             self.assertRegex(done.stderr, r"^reshard-exec: error: [^\n]*\n$")
             path = Path(failed[1])
             name = "target" if path.name.startswith("target.partial-") or path == self.folder else path.name.split(".tmp-")[0]
@@ -110,6 +112,9 @@ class FileFaults(FolderTest):
         self.every_call("EIO", "safetensors", "--copy=source", "--max-shard-size=3000")
         self.remove()
         self.every_call("EIO", "dcp", "--resume", "--report=report")
+
+    def test_killed(self):
+        self.every_call("KILL", "dcp", "--resume")
 
     def test_no_sync(self):
         """Neither the files nor their folders are synced."""

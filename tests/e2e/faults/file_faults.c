@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Preloaded into a command: one call of a file operation fails. RESHARD_FILE_FAULT="KIND COUNT LOG": the COUNT-th call
-   (from 0) that KIND applies to. KIND: EINTR, ENOSPC or EIO, an error of the call; short: a read or write of one byte.
+   (from 0) that KIND applies to. KIND: EINTR, ENOSPC or EIO, an error of the call; short: a read or write of one byte;
+   KILL: the process is killed before the call.
    A call whose file is in /proc, /sys, /dev or /etc is not counted. The log gets a line for the failed call: its
    function and its file. At a normal exit it gets the number of calls, as "calls N". Calls inside the C library, for
    example those of printf, are not seen. */
@@ -9,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -19,7 +21,7 @@
 #include <unistd.h>
 
 /* The kinds of faults that a call can have. */
-enum { kInterrupted = 1, kFull = 2, kBroken = 4, kShort = 8 };
+enum { kInterrupted = 1, kFull = 2, kBroken = 4, kShort = 8, kKilled = 16 };
 
 static int kind, number;
 static long wanted = -1;
@@ -46,8 +48,9 @@ __attribute__((constructor)) static void begin(void) {
   const struct {
     const char *name;
     int kind, number;
-  } kinds[] = {{"EINTR", kInterrupted, EINTR}, {"ENOSPC", kFull, ENOSPC}, {"EIO", kBroken, EIO}, {"short", kShort, 0}};
-  for (int i = 0; i < 4; ++i)
+  } kinds[] = {{"EINTR", kInterrupted, EINTR}, {"ENOSPC", kFull, ENOSPC}, {"EIO", kBroken, EIO}, {"short", kShort, 0},
+               {"KILL", kKilled, 0}};
+  for (int i = 0; i < 5; ++i)
     if (strcmp(name, kinds[i].name) == 0) {
       kind = kinds[i].kind;
       number = kinds[i].number;
@@ -64,6 +67,8 @@ __attribute__((destructor)) static void end(void) {
 /* Whether this call fails. `kinds`: the faults that it can have. */
 static int fails(const char *function, int kinds, const char *file) {
   const char *others[] = {"/proc/", "/sys/", "/dev/", "/etc/"};
+  if (kinds != kShort) /* which is the second question about a read or write */
+    kinds |= kKilled;
   if (!(kinds & kind) || !file || strcmp(file, log_path) == 0)
     return 0;
   for (int i = 0; i < 4; ++i)
@@ -72,6 +77,8 @@ static int fails(const char *function, int kinds, const char *file) {
   if (atomic_fetch_add(&calls, 1) != wanted)
     return 0;
   write_log(function, file);
+  if (kind == kKilled)
+    kill(getpid(), SIGKILL);
   errno = number;
   return 1;
 }
