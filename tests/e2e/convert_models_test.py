@@ -290,7 +290,7 @@ layouts:
                 if name == "qwen3-vl-30b-a3b" and switches:
                     continue  # its fsdp2 is that of transformers 5
                 with self.subTest(model=name, layout=layout):
-                    found = convert._conversion(options, {each: {"dtype": "bf16", "shape": shape} for each, shape in shapes.items()})
+                    found = convert._conversion(options, {"tensors": {each: {"dtype": "bf16", "shape": shape} for each, shape in shapes.items()}})
                     self.assertEqual(len(found.converted), len(shapes))
                     recognized += 1
         self.assertGreater(recognized, 190)
