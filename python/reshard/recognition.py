@@ -28,7 +28,7 @@ _SCALE = "_scale_inv"  # ends the name of the scales of a matrix of block FP8
 #: Layouts of checkpoints in which a source is looked for, with values of their switches.
 _SOURCES: tuple[tuple[str, dict[str, int]], ...] = (
     ("hf", {}), ("hf-multimodal", {}), *((layout, {}) for layout in _QUANTIZED), ("fsdp2-checkpoint", {}), ("fsdp2-checkpoint", {"transformers": 4}), ("megatron-checkpoint", {}),
-    ("megatron-checkpoint-layers", {}), ("fsdp2", {}), ("fsdp2", {"transformers": 4}))
+    ("megatron-checkpoint-layers", {}), ("megatron-checkpoint-singleton", {}), ("fsdp2", {}), ("fsdp2", {"transformers": 4}))
 #: States of optimizers: PyTorch's Adam, and the master weights of Megatron-Core.
 _STATES = ("param", "exp_avg", "exp_avg_sq", "step")
 MASTER = "param"  #: the state of master weights

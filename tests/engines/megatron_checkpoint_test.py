@@ -7,6 +7,8 @@ model of another parallelism, with the same bits that it reads from its own chec
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_checkpoint_test.py"""
 
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -37,6 +39,9 @@ EXPERTS = (f"extend: {MODELS}/moe.yaml\nconfig: config.json\ndtype: fp32\n"
            "      decoder.layers.mlp.linear_fc1.layer_norm_weight: {stack: layer, holds: '{layer}.post_attention_layernorm.weight'}\n"
            "  local-layers:\n    extend: megatron-checkpoint-layers\n    params:\n      decoder.layers.{layer}.pre_mlp_layernorm.weight: null\n"
            "      decoder.layers.{layer}.mlp.linear_fc1.layer_norm_weight: {holds: '{layer}.post_attention_layernorm.weight'}\n")
+#: What the metadata says of a checkpoint that is not homogeneous, by the end of its layout's name.
+FLAGS = {"layers": "non_homogeneous_layers", "singleton": "singleton_local_shards"}
+
 
 def on_rank_0(rank, work):
     """The result of work() on rank 0, on every rank."""
@@ -64,12 +69,22 @@ def convert(folder, model, source, target):
     run("reshard-exec", folder / "p.rplan", "--check", "--allow=extra", cwd=folder)
 
 
-def state(model, layers):
+def command(folder, *arguments):
+    """Runs reshard-convert in a folder. Returns what it printed."""
+    import reshard
+
+    done = subprocess.run([sys.executable, "-c", "from reshard.commands import convert; convert()", *arguments], cwd=folder, capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(Path(reshard.__file__).parents[1])}, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def state(model, flag=""):
     model.use()
-    return model.module.sharded_state_dict(metadata={"non_homogeneous_layers": True} if layers else None)
+    return model.module.sharded_state_dict(metadata={flag: True} if flag else None)
 
 
-def load(model, folder, layers):
+def load(model, folder, flag=""):
     """What Megatron-Core reads into a model from a checkpoint. reshard writes no objects (`_extra_state`), so their absence
     is no error, as with --dist-ckpt-strictness=log_all; params are zero if they are absent."""
     from megatron.core import dist_checkpointing
@@ -78,29 +93,34 @@ def load(model, folder, layers):
     with torch.no_grad():
         for param in model.module.parameters():
             param.zero_()
-    found = dist_checkpointing.load(state(model, layers), str(folder), strict=StrictHandling.LOG_ALL)
+    found = dist_checkpointing.load(state(model, flag), str(folder), strict=StrictHandling.LOG_ALL)
     model.module.load_state_dict({name: value for name, value in found.items() if name != "common"}, strict=False)
     return {name: value.detach().clone() for name, value in [*model.module.named_parameters(), *model.module.named_buffers()]}
 
 
-def through(rank, yaml, layout, source, others, layers, config="{}", left=()):
+def through(rank, yaml, layout, source, others, config="{}", left=(), recognized=False):
     """Saves a model, converts the checkpoint to Hugging Face and back, and reads the result into other models. `config`:
     config.json, empty if the model states all numbers. `left`: globs of the names that conversions leave out, in Megatron-Core and in
-    Hugging Face."""
+    Hugging Face. `recognized`: by reshard-convert, which finds model and layout, in place of jobs with this YAML."""
     from megatron.core import dist_checkpointing
 
-    folder = folder_of(rank)
+    folder, flag = folder_of(rank), FLAGS.get(layout.rpartition("-")[2], "")
     on_rank_0(rank, (folder / "saved").mkdir)
     on_rank_0(rank, lambda: (folder / "config.json").write_text(config))
-    dist_checkpointing.save(state(source, layers), str(folder / "saved"))
+    dist_checkpointing.save(state(source, flag), str(folder / "saved"))
     torch.distributed.barrier()
-    megatron, hf = (f", ignore: '{glob}'" for glob in left) if left else ("", "")
-    on_rank_0(rank, lambda: convert(folder, yaml, f"{{layout: {layout}, storage: saved{megatron}}}", f"{{layout: hf, storage: hf{hf}}}"))
-    on_rank_0(rank, lambda: convert(
-        folder, yaml, f"{{layout: hf, storage: hf{hf}}}", f"{{layout: {layout}, storage: {{folder: ours, format: megatron}}{megatron}}}"))
+    if recognized:
+        text = on_rank_0(rank, lambda: command(folder, "saved", "hf", "--config=config.json", "--allow=extra"))
+        assert f"layouts: {layout} to hf\n" in text, text
+        on_rank_0(rank, lambda: command(folder, "hf", "ours", "--config=config.json", "--to=megatron", f"--target-layout={layout}"))
+    else:
+        megatron, hf = (f", ignore: '{glob}'" for glob in left) if left else ("", "")
+        on_rank_0(rank, lambda: convert(folder, yaml, f"{{layout: {layout}, storage: saved{megatron}}}", f"{{layout: hf, storage: hf{hf}}}"))
+        on_rank_0(rank, lambda: convert(
+            folder, yaml, f"{{layout: hf, storage: hf{hf}}}", f"{{layout: {layout}, storage: {{folder: ours, format: megatron}}{megatron}}}"))
     for other in others:
-        expected = {name: value for name, value in load(other, folder / "saved", layers).items() if not any(fnmatch(name, glob) for glob in left)}
-        found = load(other, folder / "ours", layers)
+        expected = {name: value for name, value in load(other, folder / "saved", flag).items() if not any(fnmatch(name, glob) for glob in left)}
+        found = load(other, folder / "ours", flag)
         ranks.same({name: found[name] for name in expected}, expected)
         assert any(value.any() for value in expected.values())
     return folder
@@ -118,12 +138,12 @@ def transformers_logits(folder, config):
         return model(Model.tokens()).logits
 
 
-def dense(rank):
+def dense(rank, layout="megatron-checkpoint", **more):
     """Homogeneous, tensor and pipeline parallel; the logits of transformers' model."""
     source = Model(1, tp=2, pp=2)
     expected = source.logits()
     other = Model(2, pp=4)
-    folder = through(rank, DENSE, "megatron-checkpoint", source, [other, Model(3, tp=4)], False)
+    folder = through(rank, DENSE, layout, source, [other, Model(3, tp=4)], **more)
     torch.testing.assert_close(other.logits(), expected, rtol=1e-4, atol=1e-5)
     found = on_rank_0(rank, lambda: transformers_logits(folder / "hf", QWEN2))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -132,21 +152,26 @@ def dense(rank):
 def layers(rank):
     """Not homogeneous."""
     source = Model(1, tp=2, pp=2)
-    through(rank, DENSE, "megatron-checkpoint-layers", source, [Model(2, tp=4)], True)
+    through(rank, DENSE, "megatron-checkpoint-layers", source, [Model(2, tp=4)])
+
+
+def singleton(rank):
+    """singleton_local_shards: gate and up apart."""
+    dense(rank, "megatron-checkpoint-singleton", config=QWEN2, recognized=True)
 
 
 def experts(rank):
     """Experts: layers and experts are stacked; each layer's experts alone."""
     source = Model(1, pp=2, ep=2, experts=4)
     others = [Model(2, ep=4, experts=4), Model(3, tp=2, experts=4)]
-    through(rank, EXPERTS, "local", source, others, False)
-    through(rank, EXPERTS, "local-layers", source, others[:1], True)
+    through(rank, EXPERTS, "local", source, others)
+    through(rank, EXPERTS, "local-layers", source, others[:1])
 
 
 @unittest.skipIf(MISSING, MISSING)
 class MegatronCheckpointTest(ranks.RanksTest):
     def test_four_ranks(self):
-        self.ranks(4, dense, layers, experts)
+        self.ranks(4, dense, layers, singleton, experts)
 
 
 if __name__ == "__main__":

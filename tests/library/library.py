@@ -15,8 +15,8 @@ LISTINGS = Path(__file__).resolve().parent / "listings"
 
 # Models that others only extend have no config.json.
 NAMES = sorted(path.name[: -len(".config.json")] for path in MODELS.glob("*.config.json"))
-FURTHER_LAYOUTS = ["megatron-checkpoint", "megatron-checkpoint-layers", "fsdp2-checkpoint", "hf-multimodal", "vllm-multimodal", "sglang-multimodal", "vllm-bf16-gate",
-                   "hf-mxfp4"]
+FURTHER_LAYOUTS = ["megatron-checkpoint", "megatron-checkpoint-layers", "megatron-checkpoint-singleton", "fsdp2-checkpoint", "hf-multimodal", "vllm-multimodal",
+                   "sglang-multimodal", "vllm-bf16-gate", "hf-mxfp4"]
 LAYOUTS = ["hf", "megatron", "megatron-local", "vllm", "sglang", "fsdp2", "fsdp1"]
 
 
