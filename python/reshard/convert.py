@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ _FRAMEWORKS = {"hf": ("safetensors", ("hf",)), "fsdp2": ("dcp", ("fsdp2-checkpoi
                "megatron": ("megatron", ("megatron-checkpoint", "megatron-checkpoint-layers"))}
 #: The layouts of frameworks whose ranks have a file each (--mesh).
 _RANKS = ("fsdp2", "megatron", "vllm", "sglang")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer or an expert, in a name
 _FLOATS = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  #: and their names in a config.json
 
 
@@ -260,8 +262,8 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
         said.append(f"quantized: in {source.format}, except for {shown(sorted(name for name, shape in source.plain.items() if len(shape) > 1)) or 'nothing'}")
     said += [f"left out: {len(left)} tensors: {shown(left)}"] if left else []
     endpoint = source.endpoint() | {"storage": folder}
-    if states.replaced:
-        endpoint["ignore"] = [*endpoint.get("ignore", []), *sorted(states.replaced)]
+    if states.replaced:  # `ignore` is compared with names as they are declared, with {layer} in place of a number
+        endpoint["ignore"] = [*endpoint.get("ignore", []), *sorted({_NUMBER.sub("*", name) for name in states.replaced})]
     if states.tied and layout in NO_MASTER:
         wanted["ignore"] = [*wanted.get("ignore", []), NO_MASTER[layout]]
     result = _Conversion([f"model: {json.dumps(model.yaml(source=source.layout, target=layout))}"], endpoint, wanted, said, converted)

@@ -147,6 +147,11 @@ class Models(ConvertTest):
         self.check("rounded-hf", {name: rounded(array) for name, array in wanted.items() if "optimizer" not in name})
         if not FULL:
             return
+        for layout in ("megatron-checkpoint-layers", "megatron-checkpoint-singleton"):
+            with self.subTest(layout=layout):
+                self.convert("step-10", layout, numbers, "--to=megatron", f"--target-layout={layout}", "--optimizer", "--allow=extra")
+                self.convert(layout, f"{layout}-back", numbers, "--to=fsdp2", "--optimizer", "--leave=common.pt", "--allow=extra")
+                self.assertEqual(run("reshard-digest", self.folder / "back", self.folder / f"{layout}-back").stdout.strip(), f"equal: {len(wanted) * 3 // 4} tensors")
         self.convert("step-10", "again", numbers, "--to=fsdp2", "--optimizer")
         self.assertEqual(run("reshard-digest", self.folder / "step-10", self.folder / "again").stdout.strip(), f"equal: {len(wanted)} tensors")
 
