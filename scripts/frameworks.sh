@@ -10,7 +10,9 @@ transformers4="transformers==4.57.6 huggingface-hub==0.36.2 tokenizers==0.22.2"
 mkdir -p build/frameworks
 home=$(cd build/frameworks && pwd -P)
 stamp=$home/READY
-if cat "$requirements" scripts/frameworks.sh | cmp -s - "$stamp"; then exit 0; fi
+sources="$requirements scripts/frameworks.sh scripts/nvidia_stubs.py"
+# shellcheck disable=SC2086
+if cat $sources | cmp -s - "$stamp"; then exit 0; fi
 
 python=${PYTHON:-$(command -v python3.11 || command -v python3.12 || command -v python3)}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "reshard: $python is older than 3.11; set PYTHON" >&2; exit 2; }
@@ -25,31 +27,10 @@ rm -rf "$home/transformers4" "$home/ucx"
 install --target "$home/transformers4" $transformers4
 install --target "$home/ucx" libucx-cu12==1.22.0
 
-# PyTorch is linked against 2.7 GB of NVIDIA's libraries, of which a CPU needs only libcudart. Stub libraries replace the others;
-# their functions return 1, an error. libcuda has no stub, because programs detect a driver by it.
 rm -rf "$home/stubs"
 mkdir "$home/stubs"
-"$home/venv/bin/python" - "$home/stubs" <<'EOF'
-import re, subprocess, sys, sysconfig
-from pathlib import Path
-
-libraries = sorted((Path(sysconfig.get_path("purelib")) / "torch" / "lib").glob("libtorch*.so"))
-read = lambda *command: subprocess.run([*command, *libraries], capture_output=True, text=True, check=True).stdout
-wanted = {name: set() for name in re.findall(r"NEEDED.*\[(lib(?:cu|nv|nccl)[^]]*)\]", read("readelf", "-dW"))}
-for name, versions in re.findall(r"File: (\S+) .*\n((?:.* Name: .*\n)*)", read("readelf", "-VW")):
-    wanted.get(name, set()).update(re.findall(r"Name: (\S+)", versions))
-symbols = re.findall(r" U ((?:cu|nccl|nv)\w+)(?:@(\S+))?$", read("nm", "-D"), re.MULTILINE)
-for name in wanted:
-    if name.startswith(("libcudart", "libcuda.so")):
-        continue
-    script, source = Path(sys.argv[1], "versions"), Path(sys.argv[1], "stub.c")
-    of = {version: {symbol for symbol, at in symbols if at == version} for version in wanted[name] or [""]}
-    script.write_text("".join(f"{version} {{ {' '.join(f'{symbol};' for symbol in found)} }};\n" for version, found in of.items()))
-    source.write_text("".join(f"int {symbol}(void) {{ return 1; }}\n" for found in of.values() for symbol in found))
-    more = [f"-Wl,--version-script={script}"] if wanted[name] else []
-    subprocess.run(["gcc", "-w", "-shared", "-nostdlib", "-fno-builtin", f"-Wl,-soname={name}", *more, "-o", Path(sys.argv[1], name), source], check=True)
-    script.unlink(), source.unlink()
-EOF
+torch=$("$home/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch
+"$home/venv/bin/python" scripts/nvidia_stubs.py "$torch" "$home/stubs"
 
 cat >"$home/env.sh" <<EOF
 export RESHARD_FRAMEWORKS_PYTHON=$home/venv/bin/python RESHARD_TRANSFORMERS4=$home/transformers4 RESHARD_UCX_WHEEL=$home/ucx/libucx
@@ -58,4 +39,5 @@ export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 V
 EOF
 . "$home/env.sh"
 "$RESHARD_FRAMEWORKS_PYTHON" -W ignore -c 'import torch, transformers, vllm, megatron.core'
-cat "$requirements" scripts/frameworks.sh >"$stamp"
+# shellcheck disable=SC2086
+cat $sources >"$stamp"

@@ -23,8 +23,13 @@ if [ ! -f "$folder/READY" ]; then
   # A package that asks for a newer Python is tried with this one: its tests tell whether it works.
   # shellcheck disable=SC2086
   "$RESHARD_FRAMEWORKS_PYTHON" -m pip install -q --disable-pip-version-check --no-deps --ignore-requires-python --target "$folder" ${package//,/ }
+  if [ -d "$folder/torch" ]; then # another PyTorch is linked against other functions
+    mkdir "$folder/stubs"
+    "$RESHARD_FRAMEWORKS_PYTHON" scripts/nvidia_stubs.py "$folder/torch" "$folder/stubs"
+  fi
   touch "$folder/READY"
 fi
+if [ -d "$folder/stubs" ]; then export LD_LIBRARY_PATH=$folder/stubs:$LD_LIBRARY_PATH; fi
 export PYTHONPATH=$folder${PYTHONPATH:+:$PYTHONPATH}
 versions=$("$RESHARD_FRAMEWORKS_PYTHON" -c 'import importlib.metadata, sys
 print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in (each.split("=")[0] for each in sys.argv[1].split(","))))' "$package")
