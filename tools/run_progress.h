@@ -25,7 +25,7 @@ private:
   uint64_t first_ = 0, last_ = 0; // bytes at the first and the last call in a run
 };
 
-/// "1.20 GiB of 3.40 GiB, 512 MiB/s, 5 s left"; without the rate and the time if no time has passed.
+/// "1.2 GiB of 3.4 GiB, 512.0 MiB/s, 5 s left"; without the rate and the time if no time has passed.
 std::string progressText(uint64_t done, uint64_t all, uint64_t moved, double seconds);
 
 } // namespace reshard::tools
