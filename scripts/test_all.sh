@@ -71,11 +71,11 @@ clang() {
 # Each library as one file. A fresh build tree compiles eight files as one, and a new file changes which: if all together compile, no
 # batch can have two helpers of one name.
 unity() {
-  if cmake -S . -B build/unity -G Ninja -DRESHARD_UNITY=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=0 -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS=-O0 >/dev/null &&
-    cmake --build build/unity -j "$(nproc)" >build/unity.log 2>&1; then
+  if cmake -S . -B build/unity -G Ninja -DRESHARD_UNITY=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=0 -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS=-O0 >build/unity.log 2>&1 &&
+    cmake --build build/unity -j "$(nproc)" >>build/unity.log 2>&1; then
     note "each library as one file" "built"
   else
-    grep -A5 'error:' build/unity.log | head -50
+    grep -iA5 'error' build/unity.log | head -50
     note "each library as one file" "did not build"
     status=1
   fi

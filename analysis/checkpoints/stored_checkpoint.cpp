@@ -10,7 +10,6 @@
 #include "support/mapped_file.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <set>
 
@@ -155,42 +154,11 @@ Status addShards(const std::string &folder, const std::string &file, StoredCheck
   return {};
 }
 
-/// Refuses a folder that lacks a file which the names of others imply: `shard-S-model-I-of-N.safetensors` has the
-/// tensors that rank S - 1 saved in file I. Other names imply nothing.
-Status checkShardNames(const std::string &folder, const std::vector<std::string> &files) {
-  std::set<unsigned> shards, parts;
-  unsigned count = 0;
-  for (const std::string &file : files) {
-    unsigned shard = 0, part = 0, of = 0;
-    int end = 0;
-    if (std::sscanf(file.c_str(), "shard-%5u-model-%5u-of-%5u.safetensors%n", &shard, &part, &of, &end) != 3 ||
-        static_cast<size_t>(end) != file.size())
-      continue;
-    shards.insert(shard);
-    parts.insert(part);
-    count = std::max(count, of);
-  }
-  const auto lacks = [&](const char *what, unsigned number) {
-    return failed("'" + folder + "': found no file of " + what + " " + std::to_string(number) +
-                  ", which the names of the others imply: is one lost?");
-  };
-  unsigned expected = 1;
-  for (const unsigned shard : shards)
-    if (shard != expected++)
-      return lacks("shard", expected - 1);
-  for (unsigned part = 1; part <= count; ++part)
-    if (!parts.contains(part))
-      return lacks("part", part);
-  return {};
-}
-
 /// Files of HuggingFaceStorageWriter(save_distributed=True).
 Status readShards(const std::string &folder, StoredCheckpoint &checkpoint) {
   const Result<std::vector<std::string>> files = safetensorsFiles(folder);
   if (!files.ok())
     return files.status();
-  if (Status status = checkShardNames(folder, *files); !status.ok())
-    return status;
   for (const std::string &file : *files)
     if (Status status = addShards(folder, file, checkpoint); !status.ok())
       return status;
@@ -229,7 +197,8 @@ Status readMegatron(const std::string &folder, StoredCheckpoint &checkpoint) {
 }
 
 /// Whether a folder has the files by which a format is recognized. It may have those of several formats.
-/// dcp_safetensors is recognized by the contents of a file: false.
+/// dcp_safetensors is recognized by the contents of a file: false. A torch_dist checkpoint is no `dcp`, because that
+/// would lose `common.pt`.
 bool hasFilesOf(const std::string &folder, StorageFormat format) {
   std::error_code error;
   const auto has = [&](const char *file) { return fs::exists(folder + "/" + file, error); };
@@ -237,7 +206,7 @@ bool hasFilesOf(const std::string &folder, StorageFormat format) {
   case StorageFormat::safetensors:
     return has("model.safetensors.index.json") || has("model.safetensors");
   case StorageFormat::dcp:
-    return has(".metadata");
+    return has(".metadata") && !(has("metadata.json") && checkMegatronFormat(folder).ok());
   case StorageFormat::megatron:
     return has(".metadata") && has("metadata.json");
   case StorageFormat::torch_save:
@@ -287,11 +256,7 @@ Result<StorageFormat> recognizeCheckpoint(const std::string &path) {
     if (!file.ok())
       return file.status();
     const std::string_view text = textOf(*file);
-    if (isLegacyTorchFile(text))
-      return failed("'" + path +
-                    "' is a file of torch.save as PyTorch wrote it before 1.6, expected a zip: load it and save it "
-                    "again with a newer PyTorch");
-    if (text.starts_with("PK\x03\x04"))
+    if (text.starts_with("PK\x03\x04") || isLegacyTorchFile(text))
       return StorageFormat::torch_save;
     if (text.size() > kHeaderAt && text[kHeaderAt] == '{')
       return StorageFormat::safetensors;

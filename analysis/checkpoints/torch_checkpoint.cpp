@@ -126,6 +126,10 @@ public:
     file->readOnDemand();
     const std::string_view archive(reinterpret_cast<const char *>(file->data()), file->bytes());
     files_.push_back(std::move(*file)); // its data stays where it is
+    if (isLegacyTorchFile(archive))
+      return failed("'" + path +
+                    "' is a file of torch.save in the form before PyTorch 1.6 (_use_new_zipfile_serialization=False), "
+                    "expected a zip: load it and save it again without that option");
     const Result<TorchFile> read = readTorchFile(archive, "'" + path + "'");
     if (!read.ok())
       return read.status();

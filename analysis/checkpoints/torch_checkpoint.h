@@ -9,7 +9,7 @@
 
 namespace reshard::analysis {
 
-/// Whether a file begins as one of torch.save before PyTorch 1.6, which was not a zip.
+/// Whether a file begins as one of torch.save in the form before PyTorch 1.6, which is no zip and is not read.
 bool isLegacyTorchFile(std::string_view file);
 
 /// Whether a folder has files `NAME_rank_R.pt` or `rank_R.pt`.

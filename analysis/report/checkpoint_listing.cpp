@@ -2,6 +2,7 @@
 #include "analysis/report/checkpoint_listing.h"
 
 #include "analysis/checkpoints/stored_checkpoint.h"
+#include "analysis/checkpoints/torch_checkpoint.h"
 #include "analysis/common.h"
 #include "analysis/files/new_folder.h"
 #include "support/byte_size.h"
@@ -81,15 +82,19 @@ void printListing(const std::string &path, const StoredCheckpoint &checkpoint, b
 
 } // namespace
 
-bool isCheckpoint(const std::string &path) {
+std::optional<bool> isCheckpoint(const std::string &path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error))
     return true;
-  constexpr std::string_view kPlan = "RESHARD\n";
-  std::string begin(kPlan.size(), '\0');
+  constexpr size_t kBytes = 16;
+  std::string begin(kBytes, '\0');
   std::ifstream file(path, std::ios::binary);
-  file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
-  return file && begin != kPlan;
+  file.read(begin.data(), kBytes);
+  if (!file || begin.starts_with("RESHARD\n"))
+    return false;
+  if (begin.starts_with("PK\x03\x04") || begin[8] == '{' || isLegacyTorchFile(begin))
+    return true;
+  return std::nullopt;
 }
 
 int inspectCheckpoint(const std::string &path, const std::string &glob, bool json) {

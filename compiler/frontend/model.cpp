@@ -189,16 +189,16 @@ private:
     if (const Node *buffer = fields.find("buffer")) {
       tensor.buffer = buffer->kind == Node::Kind::scalar && buffer->text == "true";
       if (!tensor.buffer)
-        refuse(*buffer, "true, an optimizer has no state for it", "'buffer' of " + title, diagnostics_);
+        refuse(*buffer, "true or no such key", "'buffer' of " + title, diagnostics_);
     }
     if (tied) {
       if (const auto other = readText(withValues(*tied, model_), "'tied'", diagnostics_))
         tensor.tied.emplace(*other, tied->at);
       for (const auto &[key, each] : value.entries)
         if (&each == opaque || &each == shape || &each == dtype || &each == where || key.text == "buffer")
-          diagnostics_.error(key.at,
-                             "'" + key.text + "' cannot be combined with 'tied': " + title +
-                                 " takes its shape, dtype and index values from the tensor to which it is tied");
+          diagnostics_.error(
+              key.at, "'" + key.text + "' cannot be combined with 'tied': " + title +
+                          " takes its shape, dtype, index values and states from the tensor to which it is tied");
       return fields.finish();
     }
     if (opaque) {

@@ -148,10 +148,17 @@ def _same_names(options: argparse.Namespace, source: str, contents: dict) -> _Co
     target = {"layout": "target"} | _storage(options) | _changes(options)
     said = ["model: none; the tensors keep their names" + (", renamed" if options.rename else "")]
     if contents["format"] == "DCP safetensors":
-        files = {chunk["file"] for tensor in contents["tensors"].values() for chunk in tensor["chunks"]}
-        said.append(f"shards: in {len(files)} files; the format does not state how many there were, so that only --model=NAME notices a lost last one")
+        said.append(_shards(contents["tensors"]))
     return _Conversion(["model:", *(f"  {line}" for line in described), f"  layouts: {json.dumps(layouts)}"], {"storage": source, "layout": "source"}, target, said,
                        set(contents["tensors"]))
+
+
+def _shards(tensors: dict[str, dict]) -> str:
+    """What is said about the files of DCP safetensors. A rank without data has none, so that a gap in their numbers may be right."""
+    numbers = {int(found[1]) for tensor in tensors.values() for chunk in tensor["chunks"] if (found := re.match(r"shard-(\d+)-", chunk["file"]))}
+    gaps = sorted(set(range(1, max(numbers, default=0))) - numbers)
+    return (f"shards: {len(numbers)}" + (f", none with the number {shown(map(str, gaps))}" if gaps else "")
+            + "; the format does not state how many there were: --model or --config would show by the shapes that one is lost")
 
 
 def _storage(options: argparse.Namespace) -> dict[str, Any]:
@@ -264,6 +271,8 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
     endpoint = source.endpoint() | {"storage": folder}
     if states.replaced:  # `ignore` is compared with names as they are declared, with {layer} in place of a number
         endpoint["ignore"] = [*endpoint.get("ignore", []), *sorted({_NUMBER.sub("*", name) for name in states.replaced})]
+    if source.layout != layout and all(name.startswith("megatron-checkpoint") for name in (source.layout, layout)):
+        said.append("common.pt: states the layout of SOURCE, which trainers may believe; --leave=common.pt leaves it out")
     if states.tied and layout in NO_MASTER:
         wanted["ignore"] = [*wanted.get("ignore", []), NO_MASTER[layout]]
     result = _Conversion([f"model: {json.dumps(model.yaml(source=source.layout, target=layout))}"], endpoint, wanted, said, converted)
@@ -346,8 +355,8 @@ def _check(options: argparse.Namespace) -> dict:
 
 
 def _compile(options: argparse.Namespace, conversion: _Conversion, folder: Path) -> tuple[Path, int, bool]:
-    """Compiles the job. Returns the plan, its bytes of padding, and whether tensors of the model are left out. A tensor of the source that no param of the target holds is an error, unless the
-    options leave it out."""
+    """Compiles the job. Returns the plan, its bytes of padding, and whether tensors of the model are left out. A tensor of the source that no param of the
+    target holds is an error, unless the options leave it out."""
     plan, report = folder / "convert.rplan", folder / "compiled.json"
     (folder / "job.yaml").write_text(conversion.job())
     try:

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import run  # noqa: E402
 from conversions import ConvertTest  # noqa: E402
-from torch_formats import Dcp  # noqa: E402
+from torch_formats import Dcp, safetensors  # noqa: E402
 
 FORMATS = ("safetensors", "dcp", "dcp-safetensors", "torch-save")
 
@@ -99,9 +99,11 @@ layouts:
         self.assertIn("--report=/dev/full: No space left on device; 'third' is complete", self.convert("hf", "third", "--report=/dev/full", code=2).stderr)
         self.check("third", values())
 
-    def test_shards_of_which_the_last_may_be_lost(self):
+    def test_shards_of_which_one_may_be_lost(self):
         self.convert("hf", "shards", "--to=dcp-safetensors")
-        self.assertIn("shards: in 1 files; the format does not state how many there were", self.convert("shards", "out").stdout)
+        self.assertIn("\nshards: 1; the format does not state how many there were", self.convert("shards", "out").stdout)
+        safetensors(self.folder / "shards/shard-00003-model-00001-of-00001.safetensors", {"more": np.ones(2, np.float32)}, {"more": [0]})
+        self.assertIn("\nshards: 2, none with the number 2; the format", self.convert("shards", "more").stdout)
 
     def test_resume(self):
         """A second conversion has the same plan, as the journal of a killed one demands."""

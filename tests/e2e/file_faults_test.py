@@ -87,6 +87,7 @@ class FileFaults(FolderTest):
         if "--resume" in options and not target.exists():  # the next run completes the target
             run("reshard-exec", *options, "--target=target", cwd=self.folder)
             self.assertEqual(self.contents("target"), wanted)
+            self.assertEqual(list(self.folder.glob("target.partial-*")), [])
 
     def remove(self):
         for folder in [self.folder / "target", *self.folder.glob("target.partial-*")]:

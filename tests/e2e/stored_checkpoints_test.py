@@ -289,10 +289,13 @@ class StoredCheckpoints(FolderTest):
             (self.folder / name).mkdir()
             safetensors(self.folder / name / f"{name}.safetensors", {"a": A}, None)
             self.assertIn(f"found 1 safetensors file(s), such as '{name}.safetensors', expected 'model.safetensors'", self.refusal(self.folder / name))
-        for begin, error in ((b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "of torch.save as PyTorch wrote it before 1.6"),
-                             (b"%PDF-1.4 and more", "is neither a file of safetensors nor one of torch.save")):
-            (self.folder / "x.pt").write_bytes(begin)
-            self.assertIn(error, self.refusal(self.folder / "x.pt"))
+        (self.folder / "legacy").mkdir()
+        for path in (self.folder / "x.pt", self.folder / "legacy/model.pt"):
+            path.write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80")
+            self.assertIn("is a file of torch.save in the form before PyTorch 1.6", self.refusal(path if path.name == "x.pt" else path.parent))
+        (self.folder / "x.pt").write_bytes(b"%PDF-1.4 and more")
+        for options in ((), ("--verify",)):
+            self.assertIn("'x.pt' is neither a plan nor a checkpoint", self.refusal(self.folder / "x.pt", *options))
         (self.folder / "x.pt").write_bytes(archive({"t": tensor(A, "0", strides=(1, 7))}, [A]))
         self.assertIn("its elements are not contiguous", self.refusal(self.folder / "x.pt"))
         (self.folder / "x.pt").write_bytes(archive({"t": tensor(A, "1")}, [A]))

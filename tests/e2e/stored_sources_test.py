@@ -351,6 +351,8 @@ layouts:
         self.assertIn("'sharded_backend' is missing", run("reshard-inspect", self.folder / "dcp", code=2).stderr)
         self.compile("{layout: saved, storage: {folder: dcp, format: dcp}}", "{layout: hf, storage: again}")
         self.execute("--check")
+        (self.folder / "dcp/metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')  # which has a common.pt
+        self.assertIn("has the format 'megatron', expected 'dcp'", self.compile("{layout: saved, storage: {folder: dcp, format: dcp}}", "{layout: hf, storage: x}", code=2))
 
     def test_reports_show_the_format(self):
         self.dcp()

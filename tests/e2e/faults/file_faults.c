@@ -67,7 +67,7 @@ __attribute__((destructor)) static void end(void) {
 /* Whether this call fails. `kinds`: the faults that it can have. */
 static int fails(const char *function, int kinds, const char *file) {
   const char *others[] = {"/proc/", "/sys/", "/dev/", "/etc/"};
-  if (kinds != kShort) /* which is the second question about a read or write */
+  if (kinds != kShort) /* shortened() asks again about the same call, which counts once */
     kinds |= kKilled;
   if (!(kinds & kind) || !file || strcmp(file, log_path) == 0)
     return 0;
