@@ -82,8 +82,9 @@ Result<std::unique_ptr<CopyJournal>> CopyJournal::create(const std::string &path
     status = journal->openFile(O_CREAT | O_TRUNC);
   if (status.ok())
     status = journal->append(textOf(jsonOf(run)));
-  if (status.ok() && ::rename(std::exchange(journal->path_, path).c_str(), path.c_str()) != 0)
-    status = systemError("create", path);
+  if (status.ok() && ::rename(journal->path_.c_str(), path.c_str()) != 0)
+    status = systemError("rename", journal->path_);
+  journal->path_ = path;
   if (status.ok())
     status = syncFolder(folder); // now for the journal's name
   if (!status.ok())
