@@ -17,7 +17,6 @@
 #include "yaml/topology.h"
 
 #include <cstdio>
-#include <optional>
 
 using namespace reshard::analysis;
 using namespace reshard::tools;
@@ -123,14 +122,14 @@ int main(int argc, char **argv) {
     printError(command.name, "--explain is text, found --format=json; --param=PARAM --format=json has the numbers");
     return kUsage;
   }
-  const std::optional<bool> known = isCheckpoint(options.plan);
-  if (!known) {
+  const FileKind kind = fileKindOf(options.plan);
+  if (kind == FileKind::unknown) {
     printError(command.name,
                "'" + options.plan +
                    "' is neither a plan nor a checkpoint: a folder, or a file of safetensors or torch.save");
     return kUsage;
   }
-  const bool checkpoint = *known;
+  const bool checkpoint = kind == FileKind::checkpoint;
   if (checkpoint &&
       (options.rank >= 0 || !options.explain.empty() || !topology.empty() || options.verify || options.replicas > 0)) {
     printError(command.name,

@@ -249,18 +249,23 @@ Status checkChunks(const std::string &name, const StoredTensor &tensor, const st
   return {};
 }
 
+std::optional<StorageFormat> formatOfBytes(std::string_view file) {
+  if (file.starts_with("PK\x03\x04") || isLegacyTorchFile(file))
+    return StorageFormat::torch_save;
+  if (file.size() > kHeaderAt && file[kHeaderAt] == '{')
+    return StorageFormat::safetensors;
+  return std::nullopt;
+}
+
 Result<StorageFormat> recognizeCheckpoint(const std::string &path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) {
     const Result<MappedFile> file = MappedFile::open(path);
     if (!file.ok())
       return file.status();
-    const std::string_view text = textOf(*file);
-    if (text.starts_with("PK\x03\x04") || isLegacyTorchFile(text))
-      return StorageFormat::torch_save;
-    if (text.size() > kHeaderAt && text[kHeaderAt] == '{')
-      return StorageFormat::safetensors;
-    return failed("'" + path + "' is neither a file of safetensors nor one of torch.save (a zip)");
+    const std::optional<StorageFormat> format = formatOfBytes(textOf(*file));
+    return format ? Result<StorageFormat>(*format)
+                  : failed("'" + path + "' is neither a file of safetensors nor one of torch.save (a zip)");
   }
   for (const StorageFormat format : {StorageFormat::megatron, StorageFormat::dcp, StorageFormat::safetensors})
     if (hasFilesOf(path, format))

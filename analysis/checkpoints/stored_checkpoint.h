@@ -12,6 +12,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace reshard::analysis {
@@ -43,6 +44,9 @@ struct StoredCheckpoint {
   std::map<std::string, StoredTensor> tensors;
   std::map<std::string, StoredObject> objects;
 };
+
+/// The format of a checkpoint in one file, from its first bytes. Nothing if it is of no known format.
+std::optional<StorageFormat> formatOfBytes(std::string_view file);
 
 /// The format of a file or a folder, from the names of its files and the first header. An error if it has none.
 Result<StorageFormat> recognizeCheckpoint(const std::string &path);

@@ -2,7 +2,6 @@
 #include "analysis/report/checkpoint_listing.h"
 
 #include "analysis/checkpoints/stored_checkpoint.h"
-#include "analysis/checkpoints/torch_checkpoint.h"
 #include "analysis/common.h"
 #include "analysis/files/new_folder.h"
 #include "support/byte_size.h"
@@ -82,19 +81,17 @@ void printListing(const std::string &path, const StoredCheckpoint &checkpoint, b
 
 } // namespace
 
-std::optional<bool> isCheckpoint(const std::string &path) {
+FileKind fileKindOf(const std::string &path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error))
-    return true;
-  constexpr size_t kBytes = 16;
+    return FileKind::checkpoint;
+  constexpr size_t kBytes = 16; // enough for every format
   std::string begin(kBytes, '\0');
   std::ifstream file(path, std::ios::binary);
   file.read(begin.data(), kBytes);
   if (!file || begin.starts_with("RESHARD\n"))
-    return false;
-  if (begin.starts_with("PK\x03\x04") || begin[8] == '{' || isLegacyTorchFile(begin))
-    return true;
-  return std::nullopt;
+    return FileKind::plan;
+  return formatOfBytes(begin) ? FileKind::checkpoint : FileKind::unknown;
 }
 
 int inspectCheckpoint(const std::string &path, const std::string &glob, bool json) {

@@ -155,9 +155,10 @@ def _same_names(options: argparse.Namespace, source: str, contents: dict) -> _Co
 
 def _shards(tensors: dict[str, dict]) -> str:
     """What is said about the files of DCP safetensors. A rank without data has none, so that a gap in their numbers may be right."""
-    numbers = {int(found[1]) for tensor in tensors.values() for chunk in tensor["chunks"] if (found := re.match(r"shard-(\d+)-", chunk["file"]))}
+    files = {chunk["file"] for tensor in tensors.values() for chunk in tensor["chunks"]}
+    numbers = {int(found[1]) for file in files if (found := re.match(r"shard-(\d{5})-", file))}
     gaps = sorted(set(range(1, max(numbers, default=0))) - numbers)
-    return (f"shards: {len(numbers)}" + (f", none with the number {shown(map(str, gaps))}" if gaps else "")
+    return (f"shards: {len(files)} files" + (f", none with the number {shown(map(str, gaps))}" if gaps else "")
             + "; the format does not state how many there were: --model or --config would show by the shapes that one is lost")
 
 
@@ -272,7 +273,7 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
     if states.replaced:  # `ignore` is compared with names as they are declared, with {layer} in place of a number
         endpoint["ignore"] = [*endpoint.get("ignore", []), *sorted({_NUMBER.sub("*", name) for name in states.replaced})]
     if source.layout != layout and all(name.startswith("megatron-checkpoint") for name in (source.layout, layout)):
-        said.append("common.pt: states the layout of SOURCE, which trainers may believe; --leave=common.pt leaves it out")
+        said.append("common.pt: names the layout of SOURCE, and a trainer may read TARGET by it; --leave=common.pt leaves it out")
     if states.tied and layout in NO_MASTER:
         wanted["ignore"] = [*wanted.get("ignore", []), NO_MASTER[layout]]
     result = _Conversion([f"model: {json.dumps(model.yaml(source=source.layout, target=layout))}"], endpoint, wanted, said, converted)

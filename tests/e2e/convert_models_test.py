@@ -148,6 +148,8 @@ class Models(ConvertTest):
         for layout in ("megatron-checkpoint-layers", *(["megatron-checkpoint-singleton"] if FULL else [])):
             with self.subTest(layout=layout):
                 self.convert("step-10", layout, numbers, "--to=megatron", f"--target-layout={layout}", "--optimizer", "--allow=extra")
+                text = self.convert("megatron", f"from-{layout}", numbers, "--to=megatron", f"--target-layout={layout}", "--optimizer").stdout
+                self.assertIn("common.pt: names the layout of SOURCE", text)
                 self.convert(layout, f"{layout}-back", numbers, "--to=fsdp2", "--optimizer", "--leave=common.pt", "--allow=extra")
                 self.assertEqual(run("reshard-digest", self.folder / "back", self.folder / f"{layout}-back").stdout.strip(), f"equal: {len(wanted) * 3 // 4} tensors")
         if not FULL:

@@ -101,9 +101,9 @@ layouts:
 
     def test_shards_of_which_one_may_be_lost(self):
         self.convert("hf", "shards", "--to=dcp-safetensors")
-        self.assertIn("\nshards: 1; the format does not state how many there were", self.convert("shards", "out").stdout)
+        self.assertIn("\nshards: 1 files; the format does not state how many there were", self.convert("shards", "out").stdout)
         safetensors(self.folder / "shards/shard-00003-model-00001-of-00001.safetensors", {"more": np.ones(2, np.float32)}, {"more": [0]})
-        self.assertIn("\nshards: 2, none with the number 2; the format", self.convert("shards", "more").stdout)
+        self.assertIn("\nshards: 2 files, none with the number 2; the format", self.convert("shards", "more").stdout)
 
     def test_resume(self):
         """A second conversion has the same plan, as the journal of a killed one demands."""
