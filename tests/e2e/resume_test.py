@@ -188,7 +188,7 @@ class Killed(Resume):
             except (ValueError, OSError):  # no folder yet, or no longer
                 pass
             time.sleep(0.002)
-        if process.wait(60) == 0 or (self.folder / "target").exists():  # also if the kill came after the folder had its name
+        if process.wait(60) == 0:
             return None
         folder, = self.partial()
         return [json.loads(path.read_text().splitlines()[-1][17:])[1] for path in folder.glob(".reshard-journal-*")]

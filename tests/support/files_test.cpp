@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Atomic output files and mapped files: contents, links, devices, FIFOs, failures.
+// Atomic output files, mapped files and syncFolder(): contents, links, devices, FIFOs, failures.
 
 #include "support/atomic_file.h"
 #include "support/mapped_file.h"
+#include "support/sync_folder.h"
 #include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -141,6 +143,24 @@ TEST_F(Files, ThatChangeWhileTheyAreMappedAreErrors) {
             "'" + path("a") + "' changed during the run: its size was 7 bytes and is now 3 bytes");
   ASSERT_TRUE(writeFile(path("a"), "replaced").ok());
   EXPECT_TRUE(file->unchanged().ok()); // the mapping is of the old file
+}
+
+TEST_F(Files, OfAFolderThatIsSyncedMayBeRenamedMeanwhile) {
+  for (int n = 0; n < 20; ++n) // syncing these takes a while after the folder has been listed
+    ASSERT_TRUE(writeFile(path(("file" + std::to_string(n)).c_str()), "x").ok());
+  std::atomic<bool> done = false;
+  std::thread other([&] {
+    while (!done) {
+      std::ofstream(path("a.new")) << "x";
+      fs::rename(path("a.new"), path("a"));
+    }
+  });
+  for (int n = 0; n < 50; ++n) {
+    const Status status = syncFolder(folder_.path());
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+  done = true;
+  other.join();
 }
 
 } // namespace
