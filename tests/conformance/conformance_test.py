@@ -199,7 +199,7 @@ class Conformance(unittest.TestCase):
         if target.transport != "threads":
             processes = processes or int(folder.name)
             command = [*(self.hosts[target.hosts].mpirun(processes) if target.hosts > 1 else ["mpirun"]), "-n", str(processes), *command]
-        return run("timeout", 600, *command, code=None, env=ENVIRONMENT)
+        return run("timeout", "-k10", 600, *command, code=None, env=ENVIRONMENT)
 
     def exact(self, target, kind, *options, seeds=2, worlds="*"):
         """Runs the plans of a kind, one launch for each world; all must be right. Returns the number of plans."""

@@ -125,7 +125,7 @@ class Casts(unittest.TestCase):
                     self.assertEqual(done.returncode, 0, done.stderr)
                     world = json.loads((Path(name) / "report").read_text())["world"]
                     for method in methods if FULL else methods[:1]:
-                        done = run("timeout", "100", "mpirun", "-n", world, BIN / "reshard-exec", Path(name) / "plan", "--transport=mpi", "--synthesize", "--check", "--timeout=60", *method,
+                        done = run("timeout", "-k10", "100", "mpirun", "-n", world, BIN / "reshard-exec", Path(name) / "plan", "--transport=mpi", "--synthesize", "--check", "--timeout=60", *method,
                                    env=mpi_test.MPIRUN)
                         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                         self.assertEqual(done.stdout.count("bytes right"), world, done.stdout)

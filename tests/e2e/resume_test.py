@@ -197,7 +197,7 @@ class Killed(Resume):
         """Two processes share out the copies; each has a journal."""
         self.compile("two", world=2)
         wanted = self.uninterrupted()
-        program = ["timeout", "100", "mpirun", "-n", "2", *self.command("--transport=mpi", "--check", plan="two")]
+        program = ["timeout", "-k10", "100", "mpirun", "-n", "2", *self.command("--transport=mpi", "--check", plan="two")]
         for _ in range(50):
             if found := self.killed_together(program):
                 break

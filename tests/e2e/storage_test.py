@@ -154,7 +154,7 @@ model:
                     self.assertEqual(sum(read), self.SHARDED + ranks * self.WHOLE)
                     self.assertLessEqual(max(read) - min(read), self.ROW)
                     run("reshard-exec", "plan", "--synthesize", "--source=in", cwd=self.folder)
-                    done = run("timeout", 60, "mpirun", "-n", ranks, BIN / "reshard-exec", "plan", "--transport=mpi", "--target=out", "--check", cwd=self.folder, env=MPIRUN)
+                    done = run("timeout", "-k10", 60, "mpirun", "-n", ranks, BIN / "reshard-exec", "plan", "--transport=mpi", "--target=out", "--check", cwd=self.folder, env=MPIRUN)
                     self.assertEqual(sum(self.checked(done.stdout, ranks)), self.SHARDED + ranks * self.WHOLE)
                     for folder in ("in", "out"):
                         shutil.rmtree(self.folder / folder)
@@ -176,7 +176,7 @@ model:
                 self.assertEqual(sum(read), all)
                 self.assertLessEqual(max(read) - min(read), self.TENSOR)  # a shorter run is not cut
                 run("reshard-exec", "plan", "--synthesize", "--source=in", cwd=self.folder)
-                done = run("timeout", 60, "mpirun", "-n", 3, BIN / "reshard-exec", "plan", "--transport=mpi", "--target=out", "--check", cwd=self.folder, env=MPIRUN)
+                done = run("timeout", "-k10", 60, "mpirun", "-n", 3, BIN / "reshard-exec", "plan", "--transport=mpi", "--target=out", "--check", cwd=self.folder, env=MPIRUN)
                 checked = self.checked(done.stdout, 3)
                 if "quantize" not in dtype:  # the first process checks quantized params
                     self.assertGreater(min(checked), 0)

@@ -490,7 +490,7 @@ layouts:
             with self.subTest(format=format):
                 self.compile("{layout: saved, storage: dcp}", f"{{layout: hf, storage: {{folder: x, format: {format}}}}}\nworld: 2")
                 out = self.folder / f"new-{format}"
-                run("timeout", "100", "mpirun", "-n", "2", BIN / "reshard-exec", self.folder / "p.rplan", "--transport=mpi", f"--target={out}", "--check",
+                run("timeout", "-k10", "100", "mpirun", "-n", "2", BIN / "reshard-exec", self.folder / "p.rplan", "--transport=mpi", f"--target={out}", "--check",
                     "--allow=extra", env=MPIRUN)
                 self.assertEqual(self.objects(out.name), {"step": b"3"} if format == "dcp" else {})
                 self.compile(f"{{layout: hf, storage: new-{format}}}", "{layout: hf, storage: hf}")

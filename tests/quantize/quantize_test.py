@@ -133,7 +133,7 @@ class Quantize(unittest.TestCase):
 
     def mpi(self, name, world):
         for options in ((), ("--no-local-shortcut",)):
-            done = run("timeout", "100", "mpirun", "-n", world, BIN / "reshard-exec", self.work.path(f"{name}.rplan"), "--transport=mpi", "--synthesize", "--check",
+            done = run("timeout", "-k10", "100", "mpirun", "-n", world, BIN / "reshard-exec", self.work.path(f"{name}.rplan"), "--transport=mpi", "--synthesize", "--check",
                        "--timeout=60", *options, env=mpi_test.MPIRUN)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertEqual(done.stdout.count("bytes right"), world, done.stdout)
