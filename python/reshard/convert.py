@@ -64,6 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--resume", action="store_true", help="keep an unfinished TARGET if the conversion is killed or fails, and continue one that is there, of a run with the same options")
     add("--no-sync", action="store_true", help="do not wait until the files of TARGET are on their device: a loss of power may damage a finished TARGET, and "
         "later errors of the device are not reported")
+    add("--processes", type=int, default=1, metavar="N", help="this command is started N times, by a launcher or with --rank: the processes share out the work")
+    add("--transport", choices=("mpi", "ucx"), help="how the processes communicate: mpi under mpirun, or ucx with --rendezvous")
+    add("--rendezvous", metavar="URL", help="how the processes of ucx find each other: env:// (the variables of torchrun, srun or mpirun), tcp://HOST:PORT, file:///FOLDER")
+    add("--rank", type=int, metavar="R", help="the number of this process (default: that of the launcher)")
+    add("--timeout", metavar="S", help="the deadline in seconds for each of these: joining the other processes, the copies, the comparison (default: none)")
     add("--report", metavar="FILE", help="write a JSON report")
     add("--plan", action="store_true", help="print the job and do nothing")
     return parser
@@ -88,10 +93,12 @@ class _Conversion:
     converted: set[str]  #: tensors of SOURCE
     config: dict[str, Any] | None = None  #: the config.json of TARGET
     hint: str = ""  #: what a user may do if the job is not valid
+    processes: int = 1  #: that share out the work
 
     def job(self) -> str:
         """The text of the job. JSON is YAML."""
-        return "\n".join(["version: 1", *self.model, f"source: {json.dumps(self.source)}", f"target: {json.dumps(self.target)}", ""])
+        world = [f"world: {self.processes}"] if self.processes > 1 else []
+        return "\n".join(["version: 1", *self.model, f"source: {json.dumps(self.source)}", f"target: {json.dumps(self.target)}", *world, ""])
 
 
 def _numbers(words: Sequence[str], option: str) -> dict[str, int]:
@@ -337,6 +344,13 @@ def _check_options(options: argparse.Namespace) -> None:
         raise Error(f"--to={options.to} needs --mesh: it writes a file for each rank")
     if options.unquantized and not options.quantize:
         raise Error("unexpected --unquantized without --quantize")
+    if options.processes < 1:
+        raise Error(f"invalid --processes={options.processes}: expected 1 or more")
+    if options.processes > 1 and not options.transport and not options.plan:
+        raise Error(f"--processes={options.processes} needs --transport=mpi or --transport=ucx")
+    for option in ("transport", "rendezvous", "rank"):
+        if getattr(options, option) is not None and options.processes == 1:
+            raise Error(f"unexpected --{option} without --processes=N of 2 or more")
     if options.max_shard_size and (options.to == "torch-save" or options.mesh):
         raise Error(f"unexpected --max-shard-size: {'each rank has' if options.mesh else 'torch-save writes'} one file")
 
@@ -350,9 +364,15 @@ def _check(options: argparse.Namespace) -> dict:
         raise Error(f"--report={options.report}: found no folder '{Path(options.report).parent}'")
     if options.report and Path(options.report).resolve().is_relative_to(Path(options.source).resolve()):
         raise Error(f"--report={options.report} is in '{options.source}', expected a file outside")
-    found = _contents(options.source)
-    print(f"{options.source}: {found['format']}, {len(found['tensors'])} tensors, {len(found['objects'])} objects", file=sys.stderr if options.plan else sys.stdout)
-    return found
+    return _contents(options.source)
+
+
+def _say(options: argparse.Namespace, conversion: _Conversion, lines: Sequence[str]) -> None:
+    """Prints lines about the conversion. Of several processes one prints all lines at the end (_execute), since until then it is not known which one."""
+    if options.processes == 1 or options.plan:
+        print(*lines, sep="\n", file=sys.stderr if options.plan else sys.stdout, flush=True)  # before what the executor prints
+    else:
+        conversion.said += lines
 
 
 def _compile(options: argparse.Namespace, conversion: _Conversion, folder: Path) -> tuple[Path, int, bool]:
@@ -368,7 +388,7 @@ def _compile(options: argparse.Namespace, conversion: _Conversion, folder: Path)
     if (unused := compiled["unused"]) and not (options.only or options.ignore or options.allow):
         raise Error(f"the layout of TARGET has no params for {len(unused)} tensors of the model: {shown(unused)}; --allow=extra leaves them out")
     if unused:
-        print(f"left out: {len(unused)} tensors of the model: {shown(unused)}", flush=True)
+        _say(options, conversion, [f"left out: {len(unused)} tensors of the model: {shown(unused)}"])
     return plan, compiled["bytes"]["padding"], bool(unused)
 
 
@@ -391,7 +411,8 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
     """Compiles, runs and says what was compared."""
     plan, padding, partial = _compile(options, conversion, folder)
     report = folder / "ran.json"
-    passed = [f"--{name.replace('_', '-')}={value}" for name in ("allow", "memory", "max_shard_size") if (value := getattr(options, name))]
+    names = ("allow", "memory", "max_shard_size", "timeout", "transport", "rendezvous", "rank")
+    passed = [f"--{name.replace('_', '-')}={value}" for name in names if (value := getattr(options, name)) is not None]
     passed += [f"--leave={glob}" for glob in options.leave] + [f"--rename-objects={entry}" for entry in options.rename]
     passed += ["--resume"] if options.resume else []
     passed += ["--no-sync"] if options.no_sync else []
@@ -402,8 +423,9 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
             Path(options.report).write_bytes(report.read_bytes())
         except OSError as error:
             raise Error(f"--report={options.report}: {error.strerror}{'' if code else f'; {options.target!r} is complete'}") from None
-    if code:
+    if code or not report.exists():  # another process has the report
         return code
+    print(*conversion.said, sep="\n", end="\n" if conversion.said else "")
     opened = Plan.open(plan)
     params = [param for rank in opened.endpoint("target", 0).ranks for param in opened.params(rank, "target").values()]
     print(f"source: {len(conversion.converted)} tensors, {elements(tensors[name]['shape'] for name in conversion.converted)} elements"
@@ -419,12 +441,13 @@ def run(arguments: Sequence[str]) -> int:
     try:
         contents = _check(options)
         conversion = _conversion(options, contents)
-        for line in conversion.said:
-            print(line, file=sys.stderr if options.plan else sys.stdout)
+        conversion.processes = options.processes
+        found = f"{options.source}: {contents['format']}, {len(contents['tensors'])} tensors, {len(contents['objects'])} objects"
+        said, conversion.said = [found, *conversion.said], []
+        _say(options, conversion, said)
         if options.plan:
             print(conversion.job(), end="")
             return 0
-        sys.stdout.flush()  # before what the executor prints
         with tempfile.TemporaryDirectory(prefix="reshard-convert-") as folder:
             return _execute(options, conversion, Path(folder), contents["tensors"])
     except CompileError as error:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reshard-convert, from the command line: every pair of formats, names, dtypes, a model file; errors that leave nothing
-behind."""
+"""reshard-convert, from the command line: every pair of formats, names, dtypes, a model file, several processes; errors
+that leave nothing behind."""
 
 import json
 import pickle
+import subprocess
 import sys
 import unittest
 from pathlib import Path
@@ -11,9 +12,10 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi")]
 from commands import run  # noqa: E402
 from conversions import ConvertTest  # noqa: E402
+from mpi_test import MPIRUN  # noqa: E402
 from torch_formats import Dcp, safetensors  # noqa: E402
 
 FORMATS = ("safetensors", "dcp", "dcp-safetensors", "torch-save")
@@ -119,6 +121,31 @@ layouts:
         text = self.convert("hf", "new", "--resume").stdout
         self.assertIn("there was no unfinished target", text)
 
+    def test_several_processes(self):
+        """Under mpirun, and as processes of any parent that meet in a folder. One of them prints."""
+        self.convert("hf", "alone", "--to=dcp")
+        job = self.convert("hf", "out", "--to=dcp", "--plan", "--processes=2").stdout
+        self.assertTrue(job.endswith("\nworld: 2\n"), job)
+        size = sum(array.nbytes for array in values().values())
+        command = [sys.executable, "-c", "from reshard.commands import convert; convert()", "hf"]
+        options = ["--to=dcp", "--processes=2", "--timeout=60"]
+        environment = self.environment | MPIRUN
+        mpi = subprocess.run(["timeout", "-k10", "100", "mpirun", "-n", "2", *command, "mpi", "--transport=mpi", "--report=mpi.json", *options], cwd=self.folder, env=environment,
+                             capture_output=True, text=True)
+        self.assertEqual(mpi.returncode, 0, mpi.stdout + mpi.stderr)
+        (self.folder / "meet").mkdir()
+        ucx = [*command, "ucx", "--transport=ucx", f"--rendezvous=file://{self.folder}/meet", "--report=ucx.json", *options]
+        met = [subprocess.Popen([*ucx, f"--rank={rank}"], cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+               for rank in range(2)]
+        texts = [process.communicate(timeout=100)[0] for process in met]
+        self.assertEqual([process.returncode for process in met], [0, 0], texts)
+        for name, text in ("mpi", mpi.stdout), ("ucx", "".join(texts)):
+            with self.subTest(name):
+                self.assertEqual(text.count("hf: safetensors, 5 tensors, 0 objects"), 1, text)
+                self.assertIn(f"; {size} bytes, of which 0 are padding, were compared with the source and are right", text)
+                self.assertEqual(run("diff", "-r", self.folder / "alone", self.folder / name).stdout, "")
+                self.assertEqual(json.loads((self.folder / f"{name}.json").read_text())["ranks"], 2)
+
     def test_the_job(self):
         text = self.convert("hf", "out", "--to=dcp", "--plan").stdout
         self.assertFalse((self.folder / "out").exists())
@@ -147,6 +174,9 @@ layouts:
                                  (("hf", "out", "--only=*.none"), "'*.none' in 'only' matches no param of the target"),
                                  (("hf", "out", "--report=none/r.json"), "--report=none/r.json: found no folder 'none'"),
                                  (("hf", "out", "--report=hf/r.json"), "--report=hf/r.json is in 'hf', expected a file outside"),
+                                 (("hf", "out", "--processes=0"), "invalid --processes=0: expected 1 or more"),
+                                 (("hf", "out", "--processes=2"), "--processes=2 needs --transport=mpi or --transport=ucx"),
+                                 (("hf", "out", "--rank=0"), "unexpected --rank without --processes=N of 2 or more"),
                                  (("hf", "out", "--to=pt"), "invalid choice: 'pt'")):
             with self.subTest(arguments=arguments):
                 self.assertIn(error, self.convert(*arguments, code=2).stderr)
