@@ -259,8 +259,8 @@ def killed(rank, folder):
     if rank == 3:
         os._exit(0)
     begun = time.monotonic()
-    refused("ranks [3] of 4 did not call in time", lambda: reshard.torch.refit(source, target, timeout=4))
-    assert time.monotonic() - begun < 8
+    refused("ranks [3] of 4 did not call in time", lambda: reshard.torch.refit(source, target, timeout=10))  # rank 0 answers after 9 s
+    assert time.monotonic() - begun < 15
     same(dict(target.named_parameters()), expected)
     (folder / f"survived-{rank}").touch()
 
