@@ -465,14 +465,20 @@ llvm::Error toError(const Status &status) {
 /// The segments of consecutive ranks, which one thread builds and then writes when it is their turn.
 class SegmentBatch {
 public:
-  llvm::Error build(llvm::ArrayRef<ir::RankSchedule> ranks) {
+  llvm::Error build(llvm::ArrayRef<ir::RankSchedule> ranks, bool compress) {
     bytes_.clear();
     ends_.clear();
+    compressed_.clear();
     try { // an exception would end the thread, whose segments the other threads wait for
       for (const ir::RankSchedule &rank : ranks) {
         if (llvm::Error error = builder_.build(rank))
           return error;
-        if (ranks.size() > 1) {
+        if (compress) {
+          Result<schema::CompressedSegment> segment = schema::compress(builder_.bytes());
+          if (!segment.ok())
+            return toError(segment.status());
+          compressed_.push_back(std::move(*segment));
+        } else if (ranks.size() > 1) {
           const schema::Bytes segment = builder_.bytes();
           bytes_.insert(bytes_.end(), segment.begin(), segment.end());
           ends_.push_back(bytes_.size());
@@ -480,14 +486,17 @@ public:
       }
     } catch (const std::bad_alloc &) {
       return llvm::createStringError("out of memory for the segment of rank " +
-                                     std::to_string(ranks[ends_.size()].rank));
+                                     std::to_string(ranks[std::max(ends_.size(), compressed_.size())].rank));
     }
     return llvm::Error::success();
   }
   llvm::Error write(schema::ContainerWriter &writer) const {
     if (builder_.shares())
       writer.addFeatures(schema::kFeatureSharedOperands);
-    if (ends_.empty())
+    for (const schema::CompressedSegment &segment : compressed_)
+      if (llvm::Error error = toError(writer.addSegment(segment)))
+        return error;
+    if (ends_.empty() && compressed_.empty())
       return toError(writer.addSegment(builder_.bytes()));
     size_t begin = 0;
     for (const size_t end : ends_) {
@@ -502,6 +511,7 @@ private:
   SegmentBuilder builder_; // has the segment of a batch of one rank
   std::vector<std::byte> bytes_;
   std::vector<size_t> ends_; // in bytes_, by segment
+  std::vector<schema::CompressedSegment> compressed_;
 };
 
 /// Divides the ranks into batches of about kBatchBytes; returns the first rank of each, and the number of ranks. It
@@ -524,7 +534,8 @@ std::vector<size_t> batchesOf(const std::vector<ir::RankSchedule> &ranks) {
 
 /// Builds segments in several threads and writes them in rank order. Each thread holds one batch at a time, which
 /// bounds the memory. Returns the error of the lowest rank.
-llvm::Error addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned threads, schema::ContainerWriter &writer) {
+llvm::Error addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned threads, bool compress,
+                        schema::ContainerWriter &writer) {
   std::mutex mutex;
   std::condition_variable turn;
   size_t written = 0; // batches
@@ -540,7 +551,8 @@ llvm::Error addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned thr
       idle.pop_back();
     }
     lock.unlock();
-    llvm::Error error = batch.build(llvm::ArrayRef(ranks).slice(begins[number], begins[number + 1] - begins[number]));
+    llvm::Error error =
+        batch.build(llvm::ArrayRef(ranks).slice(begins[number], begins[number + 1] - begins[number]), compress);
     lock.lock();
     turn.wait(lock, [&] { return written == number || failure; });
     if (failure) {
@@ -568,13 +580,14 @@ std::vector<std::byte> layoutManifest(const ir::Module &module) {
 }
 
 llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics &counts, const std::string &path,
-                                      unsigned jobs, const JobInputs *inputs) {
+                                      unsigned jobs, const JobInputs *inputs, bool compress) {
   if (module.level != ir::Level::schedule)
     return llvm::createStringError("a plan is written from IR of level 'schedule', found level '" +
                                    std::string(module.level == ir::Level::layout ? "layout" : "transfer") + "'");
   const std::vector<ir::RankSchedule> &ranks = module.schedule.ranks;
   schema::ContainerWriter writer;
-  if (llvm::Error error = toError(writer.create(path, static_cast<uint32_t>(ranks.size()), features(module))))
+  const uint64_t bits = features(module) | (compress ? schema::kFeatureCompressed : 0);
+  if (llvm::Error error = toError(writer.create(path, static_cast<uint32_t>(ranks.size()), bits)))
     return error;
   FlatBufferBuilder builder(1 << 16);
   manifest(builder, module, counts, inputs);
@@ -582,7 +595,7 @@ llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics
     return error;
 
   const unsigned threads = std::max(1u, jobs ? jobs : std::thread::hardware_concurrency());
-  if (llvm::Error error = addSegments(ranks, threads, writer))
+  if (llvm::Error error = addSegments(ranks, threads, compress, writer))
     return error;
   if (llvm::Error error = toError(writer.finish()))
     return error;

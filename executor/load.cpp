@@ -43,11 +43,11 @@ Status Plan::open(const std::string &path, std::unique_ptr<Plan> &plan) {
     return badPlan("'" + path + "': the manifest is inconsistent: found a world of " +
                    std::to_string(manifest.world()) + " ranks, the file has " + std::to_string(opened->world()) +
                    " segments");
-  // So tables by message number cannot be larger than the file.
-  if (manifest.messages() > static_cast<uint64_t>(opened->container_->bytes()) / (2 * sizeof(schema::Step)))
+  // So tables by message number cannot be larger than the plan.
+  const auto planBytes = static_cast<uint64_t>(opened->container_->decompressedBytes());
+  if (manifest.messages() > planBytes / (2 * sizeof(schema::Step)))
     return badPlan("'" + path + "': the manifest is inconsistent: found " + std::to_string(manifest.messages()) +
-                   " messages, more than a file of " + std::to_string(opened->container_->bytes()) +
-                   " bytes can describe");
+                   " messages, more than a plan of " + std::to_string(planBytes) + " bytes can describe");
   opened->meshRanks_.emplace(manifest);
   plan = std::move(opened);
   return {};

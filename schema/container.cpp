@@ -5,11 +5,13 @@
 #include "schema/limits.h"
 #include "support/atomic_file.h"
 #include "support/hash.h"
+#include "support/libzstd.h"
 #include "support/mapped_file.h"
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <mutex>
 
 namespace reshard::schema {
 namespace {
@@ -19,8 +21,8 @@ static_assert(std::endian::native == std::endian::little, "the header's bytes in
 constexpr char kMagic[8] = {'R', 'E', 'S', 'H', 'A', 'R', 'D', '\n'};
 constexpr uint32_t kVersion = 1;
 constexpr uint64_t kKnownFeatures = kFeatureCasts | kFeatureViews | kFeatureTransforms | kFeatureAmaxDimensions |
-                                    kFeatureRelays |
-                                    kFeatureSharedOperands; // any other bit was set by a newer compiler
+                                    kFeatureRelays | kFeatureSharedOperands |
+                                    kFeatureCompressed; // any other bit was set by a newer compiler
 constexpr uint64_t kAlignment = 64;
 
 /// The first 32 bytes have the same meaning in every version, so that each reader can tell foreign, newer and truncated
@@ -51,16 +53,39 @@ static_assert(sizeof(Header) == 128 && offsetof(Header, version) == 8 && offseto
 
 struct IndexEntry {
   uint64_t offset;
-  uint64_t bytes;
-  Digest digest;
+  uint32_t bytes;        // in the file
+  uint32_t segmentBytes; // of a compressed segment; else 0
+  Digest digest;         // of the segment
 };
-static_assert(sizeof(IndexEntry) == 32 && offsetof(IndexEntry, bytes) == 8 && offsetof(IndexEntry, digest) == 16);
+static_assert(sizeof(IndexEntry) == 32 && offsetof(IndexEntry, bytes) == 8 &&
+              offsetof(IndexEntry, segmentBytes) == 12 && offsetof(IndexEntry, digest) == 16);
 
 bool hasDigest(const void *data, size_t bytes, const Digest &expected) { return digestOf(data, bytes) == expected; }
 
 uint64_t aligned(uint64_t offset) { return (offset + kAlignment - 1) / kAlignment * kAlignment; }
 
 } // namespace
+
+Result<CompressedSegment> compress(Bytes segment) {
+  if (segment.size() >= kMaxSegmentBytes)
+    return failed("a segment has " + std::to_string(segment.size()) + " bytes, expected fewer than " +
+                  std::to_string(kMaxSegmentBytes));
+  const Result<std::vector<std::byte>> frame = compressed(segment);
+  if (!frame.ok())
+    return Status(frame.status()).withPrefix("cannot compress a segment: ");
+  CompressedSegment result{{}, 0, digestOf(segment.data(), segment.size())};
+  const size_t bytes = sizeof(Digest) + frame->size();
+  if (bytes >= segment.size() || segment.size() > kMaxCompression * bytes) {
+    result.bytes.assign(segment.begin(), segment.end());
+    return result;
+  }
+  const Digest digest = digestOf(frame->data(), frame->size());
+  result.bytes.resize(bytes);
+  std::memcpy(result.bytes.data(), digest.data(), sizeof digest);
+  std::memcpy(result.bytes.data() + sizeof digest, frame->data(), frame->size());
+  result.segmentBytes = static_cast<uint32_t>(segment.size());
+  return result;
+}
 
 struct ContainerWriter::State {
   std::string path;
@@ -72,6 +97,8 @@ struct ContainerWriter::State {
   std::vector<std::byte> pending; // the segments before it that are not written yet: one call writes many small ones
   std::string digest;
 
+  /// `compressed`: the segment that `stored` is; null: `stored` is a segment.
+  Status add(Bytes stored, const CompressedSegment *compressed);
   Status write(Bytes segment);
   Status writePending();
 };
@@ -139,21 +166,22 @@ Status ContainerWriter::addManifest(Bytes manifest) {
   return {};
 }
 
-Status ContainerWriter::addSegment(Bytes segment) {
-  State &s = *state_;
-  if (!s.file.open() || s.header.manifestOffset == 0 || s.added == s.index.size())
-    return failed("cannot write '" + s.path + "': found segment " + std::to_string(s.added + 1) + ", expected " +
-                  std::to_string(s.index.size()) + " segments, after the manifest");
-  if (segment.size() >= kMaxSegmentBytes) {
-    s.file.abandon();
-    return failed("cannot write '" + s.path + "': the segment of rank " + std::to_string(s.added) + " has " +
-                  std::to_string(segment.size()) + " bytes, expected fewer than " + std::to_string(kMaxSegmentBytes));
+Status ContainerWriter::addSegment(Bytes segment) { return state_->add(segment, nullptr); }
+
+Status ContainerWriter::addSegment(const CompressedSegment &segment) { return state_->add(segment.bytes, &segment); }
+
+Status ContainerWriter::State::add(Bytes stored, const CompressedSegment *compressed) {
+  if (!file.open() || header.manifestOffset == 0 || added == index.size())
+    return failed("cannot write '" + path + "': found segment " + std::to_string(added + 1) + ", expected " +
+                  std::to_string(index.size()) + " segments, after the manifest");
+  if (stored.size() >= kMaxSegmentBytes) {
+    file.abandon();
+    return failed("cannot write '" + path + "': the segment of rank " + std::to_string(added) + " has " +
+                  std::to_string(stored.size()) + " bytes, expected fewer than " + std::to_string(kMaxSegmentBytes));
   }
-  IndexEntry &entry = s.index[s.added++];
-  entry.offset = s.at;
-  entry.bytes = segment.size();
-  entry.digest = digestOf(segment.data(), segment.size());
-  return s.write(segment);
+  index[added++] = {at, static_cast<uint32_t>(stored.size()), compressed ? compressed->segmentBytes : 0,
+                    compressed ? compressed->digest : digestOf(stored.data(), stored.size())};
+  return write(stored);
 }
 
 Status ContainerWriter::finish() {
@@ -187,6 +215,9 @@ struct Container::State {
   const Header *header = nullptr;
   const IndexEntry *index = nullptr;
   std::string digest;
+  uint64_t decompressedBytes = 0;
+  std::mutex mutex;                                       // of `decompressed`
+  std::vector<std::unique_ptr<std::byte[]>> decompressed; // by rank: those that were read
 
   /// Whether all bytes of a range are zero. Padding must be, so that no byte of a plan can change without an error.
   bool zero(uint64_t begin, uint64_t end) const {
@@ -202,6 +233,7 @@ struct Container::State {
     return badPlan("truncated: found " + std::to_string(bytes) + " bytes, expected " + expected);
   }
   uint64_t indexBytes() const { return uint64_t{header->segments} * sizeof(IndexEntry); }
+  Result<Bytes> decompress(uint32_t rank);
 };
 
 Status Container::State::check() {
@@ -266,12 +298,19 @@ Status Container::State::checkIndex() {
   if (!hasDigest(index, indexBytes(), h.indexDigest))
     return badPlan("damaged: the index does not match its digest");
   uint64_t at = firstSegment;
+  decompressedBytes = bytes;
   for (uint32_t rank = 0; rank < h.segments; ++rank) {
     const IndexEntry &entry = index[rank];
     if (entry.offset != at || at > bytes || entry.bytes == 0 || entry.bytes >= kMaxSegmentBytes ||
         entry.bytes > bytes - at)
       return badPlan("damaged: the segment of rank " + std::to_string(rank) +
                      " does not follow the one before it, or does not fit the file");
+    if (entry.segmentBytes > 0 &&
+        ((h.features & kFeatureCompressed) == 0 || entry.bytes <= sizeof(Digest) || entry.segmentBytes <= entry.bytes ||
+         entry.segmentBytes >= kMaxSegmentBytes || entry.segmentBytes > kMaxCompression * entry.bytes))
+      return badPlan("damaged: the segment of rank " + std::to_string(rank) + " cannot be compressed from " +
+                     std::to_string(entry.segmentBytes) + " to " + std::to_string(entry.bytes) + " bytes");
+    decompressedBytes += entry.segmentBytes > 0 ? entry.segmentBytes - entry.bytes : 0;
     at = aligned(at + entry.bytes);
   }
   if (at != bytes)
@@ -315,14 +354,43 @@ Status Container::segment(uint32_t rank, Bytes &bytes) const {
   const IndexEntry &entry = state_->index[rank];
   const uint64_t end = aligned(entry.offset + entry.bytes);
   state_->file.willNeed(entry.offset, end - entry.offset);
-  if (!hasDigest(state_->data + entry.offset, entry.bytes, entry.digest))
+  if (entry.segmentBytes == 0 && !hasDigest(state_->data + entry.offset, entry.bytes, entry.digest))
     return badPlan("'" + state_->path + "': damaged: the segment of rank " + std::to_string(rank) +
                    " does not match its digest");
   if (!state_->zero(entry.offset + entry.bytes, end))
     return badPlan("'" + state_->path + "': damaged: the padding after the segment of rank " + std::to_string(rank) +
                    " is not zero");
   bytes = {state_->data + entry.offset, entry.bytes};
+  if (entry.segmentBytes == 0)
+    return {};
+  const Result<Bytes> segment = state_->decompress(rank);
+  if (!segment.ok())
+    return Status(segment.status())
+        .withPrefix("'" + state_->path + "': the compressed segment of rank " + std::to_string(rank) + ": ");
+  bytes = *segment;
   return {};
+}
+
+Result<Bytes> Container::State::decompress(uint32_t rank) {
+  const IndexEntry &entry = index[rank];
+  std::unique_lock lock(mutex);
+  if (decompressed.empty())
+    decompressed.resize(header->segments);
+  if (!decompressed[rank]) {
+    lock.unlock(); // other threads read other segments meanwhile
+    const Bytes frame(data + entry.offset + sizeof(Digest), entry.bytes - sizeof(Digest));
+    if (std::memcmp(digestOf(frame.data(), frame.size()).data(), data + entry.offset, sizeof(Digest)) != 0)
+      return badPlan("damaged: it does not match its digest");
+    Result<std::unique_ptr<std::byte[]>> segment = reshard::decompressed(frame, entry.segmentBytes);
+    if (!segment.ok())
+      return segment.status();
+    if (!hasDigest(segment->get(), entry.segmentBytes, entry.digest))
+      return badPlan("damaged: the segment does not match its digest");
+    lock.lock();
+    if (!decompressed[rank]) // not by another thread
+      decompressed[rank] = std::move(*segment);
+  }
+  return Bytes(decompressed[rank].get(), entry.segmentBytes);
 }
 
 std::string Container::segmentDigest(uint32_t rank) const {
@@ -331,5 +399,6 @@ std::string Container::segmentDigest(uint32_t rank) const {
 uint64_t Container::segmentBytes(uint32_t rank) const { return state_->index[rank].bytes; }
 const std::string &Container::digest() const { return state_->digest; }
 int64_t Container::bytes() const { return static_cast<int64_t>(state_->bytes); }
+int64_t Container::decompressedBytes() const { return static_cast<int64_t>(state_->decompressedBytes); }
 
 } // namespace reshard::schema

@@ -3,6 +3,7 @@
 // every byte.
 #pragma once
 
+#include "support/hash.h"
 #include "support/status.h"
 
 #include <cstddef>
@@ -30,6 +31,17 @@ constexpr uint64_t kFeatureAmaxDimensions = 8;
 constexpr uint64_t kFeatureRelays = 16;
 /// Sends share their inputs.
 constexpr uint64_t kFeatureSharedOperands = 32;
+/// The segments are compressed.
+constexpr uint64_t kFeatureCompressed = 64;
+
+/// A segment as a plan with kFeatureCompressed stores it.
+struct CompressedSegment {
+  std::vector<std::byte> bytes;
+  uint32_t segmentBytes; // 0: `bytes` is the segment, because compression would gain nothing, or too much to be safe
+  Digest digest;         // of the segment
+};
+/// An error if libzstd cannot be loaded.
+Result<CompressedSegment> compress(Bytes segment);
 
 /// Writes a plan. finish() renames a complete temporary file to the path, so no reader sees a partial plan. If the path
 /// is not a regular file (a device, a FIFO), finish() copies the bytes to it.
@@ -43,6 +55,8 @@ public:
   void addFeatures(uint64_t features);
   Status addManifest(Bytes manifest);
   Status addSegment(Bytes segment);
+  /// For a plan that was created with kFeatureCompressed.
+  Status addSegment(const CompressedSegment &segment);
   Status finish();
   /// The plan's digest, 32 hexadecimal digits: XXH3-128 of the header, which contains the digests of the manifest and
   /// of the index. Valid after finish().
@@ -56,7 +70,8 @@ private:
 };
 
 /// A mapped plan. open() reads the header, the index and the manifest. segment() reads one segment and verifies its
-/// digest, so that a rank reads its own segment only.
+/// digest, so that a rank reads its own segment only; a compressed one is then kept in memory. Threads may call it at
+/// the same time.
 class Container {
 public:
   ~Container();
@@ -66,11 +81,15 @@ public:
   uint32_t segments() const;
   /// Of kind `invalid` if the plan has no such rank.
   Status segment(uint32_t rank, Bytes &bytes) const;
-  /// The digest of one segment (16 bytes), from the index: the segment itself is not read.
+  /// The digest of one segment (16 bytes), from the index: the segment itself is not read. Compression does not change
+  /// it.
   std::string segmentDigest(uint32_t rank) const;
+  /// In the file.
   uint64_t segmentBytes(uint32_t rank) const;
   const std::string &digest() const;
   int64_t bytes() const;
+  /// The bytes that the file would have without compression: at most kMaxCompression times as many.
+  int64_t decompressedBytes() const;
 
 private:
   struct State;

@@ -10,6 +10,9 @@ namespace reshard::schema {
 inline constexpr uint32_t kMaxSegments = 1 << 20;
 /// Bytes of a segment are fewer than this. FlatBuffers fail above 2 GiB, in release builds without an error.
 inline constexpr uint64_t kMaxSegmentBytes = uint64_t{1} << 30;
+/// A compressed segment has at least 1 / kMaxCompression of its bytes in the file, so that a small file cannot fill the
+/// memory of a reader.
+inline constexpr uint64_t kMaxCompression = 64;
 /// Loops of one shape. An executor keeps them in an array (kernels::kMaxLoops).
 inline constexpr uint32_t kMaxLoops = 16;
 /// Chunks of messages are multiples of this many bytes.

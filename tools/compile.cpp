@@ -40,7 +40,7 @@ struct Options {
   CompileOptions compile;
   std::string output, emit = "plan", report, describe, keep, from, algorithm = "optimum";
   std::vector<std::string> printAfter;
-  bool printAll = false, timePasses = false, stats = false, omitJob = false, verify = false;
+  bool printAll = false, timePasses = false, stats = false, omitJob = false, compress = false, verify = false;
   uint64_t jobs = 0;
   double timeout = 0; // of --verify; 0: none
 };
@@ -328,7 +328,7 @@ private:
     std::optional<ElapsedLine> elapsed("write the plan");
     llvm::Expected<WrittenPlan> written =
         writePlan(result_.module, result_.statistics, options_.output, options_.compile.jobs,
-                  result_.inputs && !options_.omitJob ? &*result_.inputs : nullptr);
+                  result_.inputs && !options_.omitJob ? &*result_.inputs : nullptr, options_.compress);
     elapsed.reset();
     if (!written)
       throw Failure{kFailure, toString(written.takeError())};
@@ -484,6 +484,10 @@ Command commandOf(Options &options) {
         "read again, such as a folder of 'storage' with 'dtype: stored'; their paths are relative to the current "
         "folder",
         setText(options.from)},
+       {"--compress", "",
+        "compress the segments in the plan to about a quarter; each command and process that reads the plan then needs "
+        "libzstd",
+        setSwitch(options.compress)},
        {"--omit-job", "", "do not store the job in the plan: --from cannot use the plan", setSwitch(options.omitJob)},
        {"--relabel-target", "",
         "assign each target's world ranks to its mesh ranks so that most bytes stay local; the report has the "

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the commands: --relabel-target, --keep, --allow, --check-replicas; only, ignore, refresh and transform in
+"""Options of the commands: --relabel-target, --compress, --keep, --allow, --check-replicas; only, ignore, refresh and transform in
 reports. RESHARD_BIN: the folder of the commands."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -165,6 +166,33 @@ class From(Options):
         self.assertIn("would overwrite", self.again(code=2, new="plan"))
         self.assertEqual((self.folder / "plan").read_bytes(), before)
         self.assertIn("unknown axis", self.again("--set=source.mesh.xx=3", "--set=model.tensors.a.shard={0: yy}", code=2))
+
+
+class Compress(Options):
+    """Compressed segments are those of the plan without compression."""
+
+    JOB = "{version: 1, model: {dtype: bf16, tensors: {a: {shape: [4032, 64], shard: {0: tp}}}}, source: {mesh: {tp: 64}}, target: {mesh: {tp: 3}}}"
+
+    def test_all_commands_read_it(self):
+        self.compile(self.JOB)
+        self.compile(self.JOB, "--compress", "--verify", plan="small")
+        self.assertLess((self.folder / "small").stat().st_size, (self.folder / "plan").stat().st_size / 1.5)
+        self.execute("--synthesize", "--check", plan="small")
+        texts = [run("reshard-inspect", self.folder / plan, "--rank=1").stdout for plan in ("plan", "small")]
+        self.assertEqual(*texts)
+        done = run("reshard-diff", self.folder / "plan", self.folder / "small", code=1)
+        self.assertIn("the segments of 0 of 64 ranks differ", done.stdout)
+        self.compile(self.JOB, f"--keep={self.folder / 'small'}", "--compress", plan="kept")
+        self.execute("--synthesize", "--check", plan="kept")
+        run("reshard-compile", f"--from={self.folder / 'small'}", "-o", self.folder / "again")
+        self.assertEqual((self.folder / "again").read_bytes(), (self.folder / "plan").read_bytes())
+
+    def test_without_libzstd(self):
+        self.compile(self.JOB, "--compress")
+        (self.folder / "lib").mkdir()
+        (self.folder / "lib/libzstd.so.1").touch()  # found first, and no library
+        done = run("reshard-exec", self.folder / "plan", "--synthesize", code=2, env=os.environ | {"LD_LIBRARY_PATH": str(self.folder / "lib")})
+        self.assertIn("the compressed segment of rank 0: found no libzstd.so.1; install the package libzstd1 (zstd)", done.stderr)
 
 
 class Keep(Options):

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // libFuzzer: any bytes as a plan are refused, or read to the end. An input is a file, or a list of edits of a small
-// valid plan, with or without updated digests. With them, the fuzzer gets past the container to the FlatBuffers
-// verifier and the checks of the manifest and the segments.
+// valid plan, compressed or not, with or without updated digests. With them, the fuzzer gets past the container to the
+// FlatBuffers verifier and the checks of the manifest and the segments.
 
 #include "tests/schema/digests.h"
 #include "tests/schema/support.h"
@@ -14,9 +14,9 @@ using namespace reshard;
 
 namespace {
 
-std::string goodPlan() {
+std::string goodPlan(bool compress) {
   const test::TemporaryFolder folder;
-  test::writeTiny(folder / "plan");
+  test::writeTiny(folder / "plan", compress);
   return test::readFile(folder / "plan");
 }
 
@@ -37,10 +37,11 @@ std::string edited(std::string file, const uint8_t *data, size_t size) {
 } // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-  static const std::string good = goodPlan();
+  static const std::string good = goodPlan(false), compressed = goodPlan(true);
   if (size == 0)
     return 0;
-  std::string file = data[0] & 1 ? std::string(data + 1, data + size) : edited(good, data + 1, size - 1);
+  std::string file =
+      data[0] & 1 ? std::string(data + 1, data + size) : edited(data[0] & 4 ? compressed : good, data + 1, size - 1);
   if (data[0] & 2 && file.size() >= 128)
     test::updateDigests(file);
   const int memory = ::memfd_create("plan", 0);

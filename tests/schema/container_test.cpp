@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <thread>
 #include <unistd.h>
 
 using namespace reshard;
@@ -41,6 +42,23 @@ std::string readContainer(const std::string &path) {
   }
   const std::string &error = status.message(), prefix = "'" + path + "': ";
   return error.starts_with(prefix) ? error.substr(prefix.size()) : error;
+}
+
+/// Whether an error has such a beginning, and says more.
+bool readAfter(const std::string &error, const std::string &beginning) {
+  return error.starts_with(beginning) && error.size() > beginning.size();
+}
+
+void writeCompressed(const std::string &path, const std::string &manifest, const std::vector<std::string> &segments) {
+  ContainerWriter writer;
+  ASSERT_EQ(writer.create(path, static_cast<uint32_t>(segments.size()), kFeatureCompressed).message(), "");
+  ASSERT_EQ(writer.addManifest(bytesOf(manifest)).message(), "");
+  for (const std::string &segment : segments) {
+    const Result<CompressedSegment> compressed = compress(bytesOf(segment));
+    ASSERT_EQ(compressed.status().message(), "");
+    ASSERT_EQ(writer.addSegment(*compressed).message(), "");
+  }
+  ASSERT_EQ(writer.finish().message(), "");
 }
 
 void digestAt(std::string &file, size_t offset, size_t from, size_t bytes) {
@@ -281,6 +299,93 @@ TEST(Container, EveryFlippedBitIsRefused) {
       EXPECT_NE(readContainer(path), "") << "bit " << bit << " of byte " << at;
       file[at] = static_cast<char>(file[at] ^ 1 << bit);
     }
+}
+
+TEST(Container, CompressedSegments) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  std::string rows; // as steps of a plan: numbers that count up
+  for (uint64_t row = 0; row < 20'000; ++row)
+    rows.append(reinterpret_cast<const char *>(&row), sizeof row);
+  const std::vector<std::string> segments = {rows, "short", std::string(1 << 20, 'x'), rows + "end"};
+  writeCompressed(path, "manifest", segments);
+  std::unique_ptr<Container> container;
+  ASSERT_EQ(Container::open(path, container).message(), "");
+  EXPECT_LT(container->segmentBytes(0), rows.size() / 2);
+  EXPECT_EQ(container->segmentBytes(1), segments[1].size()); // a frame would be larger
+  EXPECT_EQ(container->segmentBytes(2), segments[2].size()); // a frame would be smaller than 1 / kMaxCompression
+  EXPECT_EQ(
+      container->decompressedBytes() - container->bytes(),
+      static_cast<int64_t>(rows.size() + segments[3].size() - container->segmentBytes(0) - container->segmentBytes(3)));
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) // at the same time
+    threads.emplace_back([&] {
+      for (uint32_t rank = 0; rank < segments.size(); ++rank) {
+        Bytes bytes;
+        EXPECT_EQ(container->segment(rank, bytes).message(), "");
+        EXPECT_TRUE(text(bytes) == segments[rank]) << rank;
+      }
+    });
+  for (std::thread &thread : threads)
+    thread.join();
+  Bytes once, again;
+  ASSERT_EQ(container->segment(3, once).message(), "");
+  ASSERT_EQ(container->segment(3, again).message(), "");
+  EXPECT_EQ(once.data(), again.data());
+
+  std::unique_ptr<Container> plain; // compression does not change a segment's digest
+  writeContainer(folder / "plain", "manifest", segments);
+  ASSERT_EQ(Container::open(folder / "plain", plain).message(), "");
+  for (uint32_t rank = 0; rank < segments.size(); ++rank)
+    EXPECT_EQ(plain->segmentDigest(rank), container->segmentDigest(rank));
+}
+
+TEST(Container, EveryFlippedBitOfACompressedPlanIsRefused) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  writeCompressed(path, "manifest", {std::string(500, 'a') + "end"});
+  std::string file = readFile(path);
+  ASSERT_EQ(readContainer(path), "");
+  ASSERT_EQ(file.size(), 320u); // header, manifest, index, and one segment of 64 or fewer bytes
+  for (size_t at = 0; at < file.size(); ++at)
+    for (int bit = 0; bit < 8; ++bit) {
+      file[at] = static_cast<char>(file[at] ^ 1 << bit);
+      writeFile(path, file);
+      EXPECT_NE(readContainer(path), "") << "bit " << bit << " of byte " << at;
+      file[at] = static_cast<char>(file[at] ^ 1 << bit);
+    }
+}
+
+TEST(Container, CompressedRefusals) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan", segment = std::string(500, 'a') + "end";
+  writeCompressed(path, "manifest", {segment});
+  const std::string good = readFile(path);
+  const uint64_t at = 256; // of the segment: after the header, the manifest and an index of 32 bytes at 192
+  uint32_t stored;
+  std::memcpy(&stored, good.data() + 200, sizeof stored);
+  auto open = [&](std::string file) { // updates the digests
+    digestAt(file, 80, 192, 32);
+    digestAt(file, 112, 0, 112);
+    writeFile(path, file);
+    return readContainer(path);
+  };
+  const auto impossible = [&](uint32_t bytes) {
+    return "damaged: the segment of rank 0 cannot be compressed from " + std::to_string(bytes) + " to " +
+           std::to_string(stored) + " bytes";
+  };
+  for (const uint32_t bytes : {1u, stored, stored * 64 + 1, 1u << 30, UINT32_MAX})
+    EXPECT_EQ(open(with(good, 204, bytes)), impossible(bytes));
+  EXPECT_EQ(open(with(good, 16, uint64_t{0})), impossible(503)); // without the feature bit
+  const std::string where = "the compressed segment of rank 0: ";
+  for (const uint32_t bytes : {400u, 600u})
+    EXPECT_TRUE(readAfter(open(with(good, 204, bytes)), where)) << bytes;
+  std::string other = with(good, at + 16 + 6, 'b'); // another frame with its digest
+  digestAt(other, at, at + 16, stored - 16);
+  EXPECT_TRUE(readAfter(open(other), where));
+  EXPECT_EQ(open(with(good, at, 'x')), where + "damaged: it does not match its digest");
+  std::string renamed = with(good, 208, 'x'); // the digest of the segment
+  EXPECT_EQ(open(renamed), where + "damaged: the segment does not match its digest");
 }
 
 // A rank of a large plan reads only its own segment, the manifest and the index.

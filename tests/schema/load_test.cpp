@@ -515,7 +515,7 @@ TEST(Load, CountsThatDoNotMatchTheFile) {
   Parts parts = tinyParts();
   parts.manifest.messages = UINT32_MAX;
   pack(parts, path);
-  EXPECT_EQ(readAll(path), "the manifest is inconsistent: found 4294967295 messages, more than a file of " +
+  EXPECT_EQ(readAll(path), "the manifest is inconsistent: found 4294967295 messages, more than a plan of " +
                                std::to_string(std::filesystem::file_size(path)) + " bytes can describe");
 }
 

@@ -139,8 +139,8 @@ inline ir::Module tinyModule() {
 }
 
 /// Writes the tiny plan; throws on failure, because every test depends on it.
-inline void writeTiny(const std::string &path) {
-  if (llvm::Error error = writePlan(tinyModule(), statistics(tinyModule()), path, 1).takeError())
+inline void writeTiny(const std::string &path, bool compress = false) {
+  if (llvm::Error error = writePlan(tinyModule(), statistics(tinyModule()), path, 1, nullptr, compress).takeError())
     throw std::runtime_error(toString(std::move(error)));
 }
 
