@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // emit: the schedule and its layouts → one manifest, and one segment for each rank. The only file that uses both the IR
-// and the plan format. The bytes depend on the module only, not on the number of threads.
+// and the plan format. The bytes depend on the module only, not on the number of threads; compressed ones also on the
+// version of libzstd.
 
 #include "compiler/compile.h"
 #include "compiler/frontend/frontend.h"
@@ -586,8 +587,7 @@ llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics
                                    std::string(module.level == ir::Level::layout ? "layout" : "transfer") + "'");
   const std::vector<ir::RankSchedule> &ranks = module.schedule.ranks;
   schema::ContainerWriter writer;
-  const uint64_t bits = features(module) | (compress ? schema::kFeatureCompressed : 0);
-  if (llvm::Error error = toError(writer.create(path, static_cast<uint32_t>(ranks.size()), bits)))
+  if (llvm::Error error = toError(writer.create(path, static_cast<uint32_t>(ranks.size()), features(module))))
     return error;
   FlatBufferBuilder builder(1 << 16);
   manifest(builder, module, counts, inputs);

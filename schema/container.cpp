@@ -12,6 +12,7 @@
 #include <bit>
 #include <cstring>
 #include <mutex>
+#include <new>
 
 namespace reshard::schema {
 namespace {
@@ -97,7 +98,7 @@ struct ContainerWriter::State {
   std::vector<std::byte> pending; // the segments before it that are not written yet: one call writes many small ones
   std::string digest;
 
-  /// `compressed`: the segment that `stored` is; null: `stored` is a segment.
+  /// `compressed`: what `stored` is the bytes of; null: `stored` is not compressed.
   Status add(Bytes stored, const CompressedSegment *compressed);
   Status write(Bytes segment);
   Status writePending();
@@ -181,6 +182,8 @@ Status ContainerWriter::State::add(Bytes stored, const CompressedSegment *compre
   }
   index[added++] = {at, static_cast<uint32_t>(stored.size()), compressed ? compressed->segmentBytes : 0,
                     compressed ? compressed->digest : digestOf(stored.data(), stored.size())};
+  if (compressed && compressed->segmentBytes > 0)
+    header.features |= kFeatureCompressed;
   return write(stored);
 }
 
@@ -305,11 +308,15 @@ Status Container::State::checkIndex() {
         entry.bytes > bytes - at)
       return badPlan("damaged: the segment of rank " + std::to_string(rank) +
                      " does not follow the one before it, or does not fit the file");
-    if (entry.segmentBytes > 0 &&
-        ((h.features & kFeatureCompressed) == 0 || entry.bytes <= sizeof(Digest) || entry.segmentBytes <= entry.bytes ||
-         entry.segmentBytes >= kMaxSegmentBytes || entry.segmentBytes > kMaxCompression * entry.bytes))
-      return badPlan("damaged: the segment of rank " + std::to_string(rank) + " cannot be compressed from " +
-                     std::to_string(entry.segmentBytes) + " to " + std::to_string(entry.bytes) + " bytes");
+    if (entry.segmentBytes > 0 && (h.features & kFeatureCompressed) == 0)
+      return badPlan("damaged: the segment of rank " + std::to_string(rank) +
+                     " is compressed, but the plan does not have that feature");
+    if (entry.segmentBytes > 0 && (entry.bytes <= sizeof(Digest) || entry.segmentBytes <= entry.bytes ||
+                                   entry.segmentBytes >= kMaxSegmentBytes ||
+                                   entry.segmentBytes > kMaxCompression * entry.bytes))
+      return badPlan("damaged: the index has impossible sizes for the compressed segment of rank " +
+                     std::to_string(rank) + ": " + std::to_string(entry.bytes) + " bytes in the file for " +
+                     std::to_string(entry.segmentBytes));
     decompressedBytes += entry.segmentBytes > 0 ? entry.segmentBytes - entry.bytes : 0;
     at = aligned(at + entry.bytes);
   }
@@ -381,14 +388,18 @@ Result<Bytes> Container::State::decompress(uint32_t rank) {
     const Bytes frame(data + entry.offset + sizeof(Digest), entry.bytes - sizeof(Digest));
     if (std::memcmp(digestOf(frame.data(), frame.size()).data(), data + entry.offset, sizeof(Digest)) != 0)
       return badPlan("damaged: it does not match its digest");
-    Result<std::unique_ptr<std::byte[]>> segment = reshard::decompressed(frame, entry.segmentBytes);
-    if (!segment.ok())
-      return segment.status();
-    if (!hasDigest(segment->get(), entry.segmentBytes, entry.digest))
+    if (Status status = needLibzstd(); !status.ok())
+      return status;
+    std::unique_ptr<std::byte[]> segment(new (std::nothrow) std::byte[entry.segmentBytes]);
+    if (!segment)
+      return failed("out of memory for " + std::to_string(entry.segmentBytes) + " bytes");
+    if (Status status = reshard::decompress(frame, {segment.get(), entry.segmentBytes}); !status.ok())
+      return badPlan("damaged: " + status.message());
+    if (!hasDigest(segment.get(), entry.segmentBytes, entry.digest))
       return badPlan("damaged: the segment does not match its digest");
     lock.lock();
     if (!decompressed[rank]) // not by another thread
-      decompressed[rank] = std::move(*segment);
+      decompressed[rank] = std::move(segment);
   }
   return Bytes(decompressed[rank].get(), entry.segmentBytes);
 }
@@ -396,7 +407,10 @@ Result<Bytes> Container::State::decompress(uint32_t rank) {
 std::string Container::segmentDigest(uint32_t rank) const {
   return {reinterpret_cast<const char *>(state_->index[rank].digest.data()), sizeof(Digest)};
 }
-uint64_t Container::segmentBytes(uint32_t rank) const { return state_->index[rank].bytes; }
+uint64_t Container::segmentBytes(uint32_t rank) const {
+  const IndexEntry &entry = state_->index[rank];
+  return entry.segmentBytes > 0 ? entry.segmentBytes : entry.bytes;
+}
 const std::string &Container::digest() const { return state_->digest; }
 int64_t Container::bytes() const { return static_cast<int64_t>(state_->bytes); }
 int64_t Container::decompressedBytes() const { return static_cast<int64_t>(state_->decompressedBytes); }

@@ -31,13 +31,13 @@ constexpr uint64_t kFeatureAmaxDimensions = 8;
 constexpr uint64_t kFeatureRelays = 16;
 /// Sends share their inputs.
 constexpr uint64_t kFeatureSharedOperands = 32;
-/// The segments are compressed.
+/// Some segments are compressed.
 constexpr uint64_t kFeatureCompressed = 64;
 
 /// A segment as a plan with kFeatureCompressed stores it.
 struct CompressedSegment {
   std::vector<std::byte> bytes;
-  uint32_t segmentBytes; // 0: `bytes` is the segment, because compression would gain nothing, or too much to be safe
+  uint32_t segmentBytes; // 0: not compressed, since it would grow, or shrink to less than 1 / kMaxCompression
   Digest digest;         // of the segment
 };
 /// An error if libzstd cannot be loaded.
@@ -55,7 +55,6 @@ public:
   void addFeatures(uint64_t features);
   Status addManifest(Bytes manifest);
   Status addSegment(Bytes segment);
-  /// For a plan that was created with kFeatureCompressed.
   Status addSegment(const CompressedSegment &segment);
   Status finish();
   /// The plan's digest, 32 hexadecimal digits: XXH3-128 of the header, which contains the digests of the manifest and
@@ -84,7 +83,7 @@ public:
   /// The digest of one segment (16 bytes), from the index: the segment itself is not read. Compression does not change
   /// it.
   std::string segmentDigest(uint32_t rank) const;
-  /// In the file.
+  /// Without compression.
   uint64_t segmentBytes(uint32_t rank) const;
   const std::string &digest() const;
   int64_t bytes() const;

@@ -2,7 +2,6 @@
 #include "support/libzstd.h"
 
 #include <dlfcn.h>
-#include <new>
 #include <type_traits>
 
 namespace reshard {
@@ -39,14 +38,17 @@ const Zstd &zstd() {
   return loaded;
 }
 
-Status missing() { return failed("found no libzstd.so.1; install the package libzstd1 (zstd)"); }
-
 } // namespace
+
+Status needLibzstd() {
+  return zstd().loaded() ? Status()
+                         : failed("found no libzstd.so.1; install the package libzstd1 (Debian, Ubuntu) or libzstd");
+}
 
 Result<std::vector<std::byte>> compressed(std::span<const std::byte> bytes) {
   constexpr int kLevel = 1; // higher levels take longer and make segments no smaller
-  if (!zstd().loaded())
-    return missing();
+  if (Status status = needLibzstd(); !status.ok())
+    return status;
   std::vector<std::byte> frame(zstd().bound(bytes.size()));
   const size_t size = zstd().compress(frame.data(), frame.size(), bytes.data(), bytes.size(), kLevel);
   if (zstd().isError(size))
@@ -55,18 +57,15 @@ Result<std::vector<std::byte>> compressed(std::span<const std::byte> bytes) {
   return frame;
 }
 
-Result<std::unique_ptr<std::byte[]>> decompressed(std::span<const std::byte> frame, size_t bytes) {
-  if (!zstd().loaded())
-    return missing();
-  std::unique_ptr<std::byte[]> result(new (std::nothrow) std::byte[bytes]);
-  if (!result)
-    return failed("out of memory for " + std::to_string(bytes) + " bytes");
-  const size_t size = zstd().decompress(result.get(), bytes, frame.data(), frame.size());
+Status decompress(std::span<const std::byte> frame, std::span<std::byte> to) {
+  if (Status status = needLibzstd(); !status.ok())
+    return status;
+  const size_t size = zstd().decompress(to.data(), to.size(), frame.data(), frame.size());
   if (zstd().isError(size))
     return failed(std::string("libzstd failed: ") + zstd().errorName(size));
-  if (size != bytes)
-    return failed("found " + std::to_string(size) + " bytes, expected " + std::to_string(bytes));
-  return result;
+  return size == to.size()
+             ? Status()
+             : failed("found " + std::to_string(size) + " bytes, expected " + std::to_string(to.size()));
 }
 
 } // namespace reshard

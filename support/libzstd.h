@@ -5,17 +5,19 @@
 #include "support/status.h"
 
 #include <cstddef>
-#include <memory>
 #include <span>
 #include <vector>
 
 namespace reshard {
 
-/// One frame of zstd that states the number of bytes that it holds. An error if libzstd cannot be loaded or fails.
+/// An error if libzstd cannot be loaded.
+Status needLibzstd();
+
+/// One frame of zstd. An error if libzstd cannot be loaded or fails.
 Result<std::vector<std::byte>> compressed(std::span<const std::byte> bytes);
 
-/// The bytes of a frame, which must be `bytes` ones. An error if they are not, the frame is damaged, or libzstd cannot
-/// be loaded.
-Result<std::unique_ptr<std::byte[]>> decompressed(std::span<const std::byte> frame, size_t bytes);
+/// Fills `to` with the bytes of a frame. An error if the frame is damaged or has another number of bytes, or if libzstd
+/// cannot be loaded.
+Status decompress(std::span<const std::byte> frame, std::span<std::byte> to);
 
 } // namespace reshard

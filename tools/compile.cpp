@@ -485,8 +485,8 @@ Command commandOf(Options &options) {
         "folder",
         setText(options.from)},
        {"--compress", "",
-        "compress the segments in the plan to about a quarter; each command and process that reads the plan then needs "
-        "libzstd",
+        "compress the segments of the plan to about a fifth; each command and process that reads the plan then needs "
+        "libzstd, and keeps in memory what it has decompressed. --from does not keep this option",
         setSwitch(options.compress)},
        {"--omit-job", "", "do not store the job in the plan: --from cannot use the plan", setSwitch(options.omitJob)},
        {"--relabel-target", "",

@@ -133,8 +133,10 @@ private:
     checkOptions(options_, *plan_);
     source_ = sourceFolder(options_, *plan_);
     target_ = targetFolder(options_, *plan_);
-    if (options_.transport == "threads") // this process has all ranks, thus both sides of each message
-      throwOnError(checkMessages(*plan_), kUsage);
+    if (options_.transport == "threads") { // this process has all ranks, thus both sides of each message
+      const Status status = checkMessages(*plan_);
+      throwOnError(status, !status.ok() && status.kind() == ErrorKind::failed ? kFailure : kUsage);
+    }
     if (options_.synthesize && !options_.source.empty()) {
       writeSource();
       return kDone;

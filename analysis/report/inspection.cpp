@@ -77,6 +77,7 @@ Json summary(const Plan &plan, uint64_t staged) {
           {"fingerprint", textOf(m.fingerprint())},
           {"compiler", textOf(m.compiler())},
           {"plan_bytes", plan.container().bytes()},
+          {"decompressed_bytes", plan.container().decompressedBytes()},
           {"manifest_bytes", plan.container().manifest().size()},
           {"world", m.world()},
           {"endpoints", endpoints},
@@ -99,8 +100,10 @@ void printSummary(const Json &s) {
   auto text = [](const Json &value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
   auto size = [](const Json &bytes) { return humanBytes(bytes.get<double>()); };
   auto number = [](const Json &count, const char *what) { return counted(count.get<uint64_t>(), what); };
-  std::printf("model      %s\ndigest     %s\nplan       %s, manifest %s, largest segment %s (rank %s)\nworld      %s\n",
-              text(s["model"]).c_str(), text(s["digest"]).c_str(), size(s["plan_bytes"]).c_str(),
+  const std::string compressed =
+      s["decompressed_bytes"] == s["plan_bytes"] ? "" : " compressed from " + size(s["decompressed_bytes"]);
+  std::printf("model      %s\ndigest     %s\nplan       %s%s, manifest %s, largest segment %s (rank %s)\nworld      %s\n",
+              text(s["model"]).c_str(), text(s["digest"]).c_str(), size(s["plan_bytes"]).c_str(), compressed.c_str(),
               size(s["manifest_bytes"]).c_str(), size(s["largest_segment"]["bytes"]).c_str(),
               text(s["largest_segment"]["rank"]).c_str(), number(s["world"], "rank").c_str());
   for (const Json &endpoint : s["endpoints"]) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // libFuzzer: any bytes as a plan are refused, or read to the end. An input is a file, or a list of edits of a small
 // valid plan, compressed or not, with or without updated digests. With them, the fuzzer gets past the container to the
-// FlatBuffers verifier and the checks of the manifest and the segments.
+// FlatBuffers verifier and the checks of the manifest and the segments, or to libzstd.
 
 #include "tests/schema/digests.h"
 #include "tests/schema/support.h"
@@ -41,7 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (size == 0)
     return 0;
   std::string file =
-      data[0] & 1 ? std::string(data + 1, data + size) : edited(data[0] & 4 ? compressed : good, data + 1, size - 1);
+      data[0] & 1 ? std::string(data + 1, data + size) : edited(data[0] >> 2 == 1 ? compressed : good, data + 1, size - 1);
   if (data[0] & 2 && file.size() >= 128)
     test::updateDigests(file);
   const int memory = ::memfd_create("plan", 0);

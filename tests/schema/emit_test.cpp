@@ -180,6 +180,13 @@ TEST(Emit, SameBytesForAnyNumberOfThreads) {
     ASSERT_EQ(write(module, folder / "other", jobs), "");
     EXPECT_TRUE(readFile(folder / "other") == one) << jobs << " jobs";
   }
+  std::string compressed;
+  for (const unsigned jobs : {1u, 3u, 16u}) {
+    ASSERT_EQ(toString(writePlan(module, statistics(module), folder / "other", jobs, nullptr, true).takeError()), "");
+    EXPECT_LT(readFile(folder / "other").size(), one.size() / 2);
+    EXPECT_TRUE(jobs == 1 || readFile(folder / "other") == compressed) << jobs << " jobs";
+    compressed = readFile(folder / "other");
+  }
 }
 
 TEST(Emit, Refusals) {
