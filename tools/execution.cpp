@@ -626,7 +626,7 @@ private:
     const bool wanted = allReduceMin(options_.report.empty()) == 0; // by some process
     const Json by = wanted ? bytesBy() : Json();
     const auto resumed = static_cast<uint64_t>(options_.resume ? sum(journal_->found().bytes) : 0);
-    const int64_t checkedBytes = wanted ? sum(result_.checkedBytes) : 0;
+    const int64_t checkedBytes = wanted ? sum(result_.checkedBytes) : 0, mismatches = wanted ? sum(result_.mismatches) : 0;
     if (!ranks_.empty() && ranks_[0] != 0)
       return; // the first process prints for all
     const uint64_t bytes =
@@ -646,7 +646,7 @@ private:
                        {"runs", runs},
                        {"bytes_by", by},
                        {"checked_bytes", checkedBytes},
-                       {"mismatches", result_.mismatches},
+                       {"mismatches", mismatches},
                        {"refresh", namesOf(*plan_, &schema::Param::refresh)},
                        {"transform", namesOf(*plan_, &schema::Param::transform)},
                        {"resumed_bytes", resumed},

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fnmatch
 import json
 import re
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,15 +61,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--allow", choices=["extra"], help="extra: leave out objects that TARGET cannot hold, and tensors that the model or the layout of TARGET does not have")
     add("--leave", action="append", default=[], metavar="GLOB", help="leave out the objects with such names; all others are copied to TARGET")
     add("--copy", metavar="DIR", help="copy config.json, the tokenizer and all other small files of DIR into TARGET")
-    add("--memory", metavar="SIZE", help="keep the resident memory below SIZE, for example 4GiB")
+    add("--memory", metavar="SIZE", help="keep the resident memory of each process below SIZE, for example 4GiB")
     add("--max-shard-size", metavar="SIZE", help="the largest size of one file of TARGET (default: 5GB)")
     add("--resume", action="store_true", help="keep an unfinished TARGET if the conversion is killed or fails, and continue one that is there, of a run with the same options")
     add("--no-sync", action="store_true", help="do not wait until the files of TARGET are on their device: a loss of power may damage a finished TARGET, and "
         "later errors of the device are not reported")
     add("--processes", type=int, default=1, metavar="N", help="this command is started N times, by a launcher or with --rank: the processes share out the work")
     add("--transport", choices=("mpi", "ucx"), help="how the processes communicate: mpi under mpirun, or ucx with --rendezvous")
-    add("--rendezvous", metavar="URL", help="how the processes of ucx find each other: env:// (the variables of torchrun, srun or mpirun), tcp://HOST:PORT, file:///FOLDER")
+    add("--rendezvous", metavar="URL", 
+        help="how the processes of ucx find each other: env:// (the variables of torchrun, srun or mpirun), tcp://HOST:PORT, file:///FOLDER; "
+             "a secret in RESHARD_SECRET is needed between machines")
     add("--rank", type=int, metavar="R", help="the number of this process (default: that of the launcher)")
+    add("--job", metavar="NAME", help="a name that the processes have in common, for several jobs at one rendezvous")
+    add("--insecure", action="store_true", help="without a secret in RESHARD_SECRET, accept processes of other machines and users")
     add("--timeout", metavar="S", help="the deadline in seconds for each of these: joining the other processes, the copies, the comparison (default: none)")
     add("--report", metavar="FILE", help="write a JSON report")
     add("--plan", action="store_true", help="print the job and do nothing")
@@ -232,7 +238,7 @@ def _extra(options: argparse.Namespace, source: Source, shapes: Shapes, converte
 def _dtype_of(tensors: dict[str, dict], names: Iterable[str]) -> str | None:
     """The dtype of most elements of those tensors that are floats."""
     sizes: dict[str, int] = {}
-    for tensor in (tensors[name] for name in names):
+    for tensor in (tensors[name] for name in sorted(names)):  # if two have equally many, each process takes the same
         if tensor["dtype"] in _FLOATS:
             sizes[tensor["dtype"]] = sizes.get(tensor["dtype"], 0) + elements([tensor["shape"]])
     return max(sizes, key=lambda name: sizes[name], default=None)
@@ -348,9 +354,12 @@ def _check_options(options: argparse.Namespace) -> None:
         raise Error(f"invalid --processes={options.processes}: expected 1 or more")
     if options.processes > 1 and not options.transport and not options.plan:
         raise Error(f"--processes={options.processes} needs --transport=mpi or --transport=ucx")
-    for option in ("transport", "rendezvous", "rank"):
-        if getattr(options, option) is not None and options.processes == 1:
+    for option in ("transport", "rendezvous", "rank", "job", "insecure"):
+        given = getattr(options, option)
+        if given is not None and given is not False and options.processes == 1:
             raise Error(f"unexpected --{option} without --processes=N of 2 or more")
+    if options.rank is not None and not 0 <= options.rank < options.processes:
+        raise Error(f"invalid --rank={options.rank}: expected 0 to {options.processes - 1}")
     if options.max_shard_size and (options.to == "torch-save" or options.mesh):
         raise Error(f"unexpected --max-shard-size: {'each rank has' if options.mesh else 'torch-save writes'} one file")
 
@@ -407,22 +416,34 @@ def _small_files(options: argparse.Namespace, conversion: _Conversion, folder: P
     return [f"--copy={files}"]
 
 
+@contextlib.contextmanager
+def _terminating(process: subprocess.Popen) -> Iterator[None]:
+    """SIGTERM ends the process, and then this one: it has a temporary folder to remove. A launcher sends it to all processes when the first one has failed, also
+    while another one still copies the report."""
+    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path, tensors: dict[str, dict]) -> int:
     """Compiles, runs and says what was compared."""
     plan, padding, partial = _compile(options, conversion, folder)
     report = folder / "ran.json"
-    names = ("allow", "memory", "max_shard_size", "timeout", "transport", "rendezvous", "rank")
+    names = ("allow", "memory", "max_shard_size", "timeout", "transport", "rendezvous", "rank", "job")
     passed = [f"--{name.replace('_', '-')}={value}" for name in names if (value := getattr(options, name)) is not None]
     passed += [f"--leave={glob}" for glob in options.leave] + [f"--rename-objects={entry}" for entry in options.rename]
-    passed += ["--resume"] if options.resume else []
-    passed += ["--no-sync"] if options.no_sync else []
-    code = subprocess.run([PREFIX / "bin" / "reshard-exec", plan, "--check", "--check-replicas", f"--report={report}", *passed,
-                           *_small_files(options, conversion, folder)]).returncode
-    if options.report and report.exists():
-        try:
-            Path(options.report).write_bytes(report.read_bytes())
-        except OSError as error:
-            raise Error(f"--report={options.report}: {error.strerror}{'' if code else f'; {options.target!r} is complete'}") from None
+    passed += [f"--{name.replace('_', '-')}" for name in ("resume", "no_sync", "insecure") if getattr(options, name)]
+    command = [PREFIX / "bin" / "reshard-exec", plan, "--check", "--check-replicas", f"--report={report}", *passed, *_small_files(options, conversion, folder)]
+    with subprocess.Popen(command) as process, _terminating(process):
+        code = process.wait()
+        if options.report and report.exists():
+            try:
+                Path(options.report).write_bytes(report.read_bytes())
+            except OSError as error:
+                raise Error(f"--report={options.report}: {error.strerror}{'' if code else f'; {options.target!r} is complete'}") from None
+    code = 128 - code if code < 0 else code  # of a signal, as shells have it
     if code or not report.exists():  # another process has the report
         return code
     print(*conversion.said, sep="\n", end="\n" if conversion.said else "")

@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+import time
 import unittest
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi")]
-from commands import run  # noqa: E402
+from commands import BIN, run  # noqa: E402
 from conversions import ConvertTest  # noqa: E402
 from mpi_test import MPIRUN  # noqa: E402
 from torch_formats import Dcp, safetensors  # noqa: E402
@@ -121,6 +122,7 @@ layouts:
         text = self.convert("hf", "new", "--resume").stdout
         self.assertIn("there was no unfinished target", text)
 
+    @unittest.skipUnless((BIN / "libreshard_ucx.so").exists(), "transport ucx was not built")
     def test_several_processes(self):
         """Under mpirun, and as processes of any parent that meet in a folder. One of them prints."""
         self.convert("hf", "alone", "--to=dcp")
@@ -137,6 +139,8 @@ layouts:
         ucx = [*command, "ucx", "--transport=ucx", f"--rendezvous=file://{self.folder}/meet", "--report=ucx.json", *options]
         met = [subprocess.Popen([*ucx, f"--rank={rank}"], cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
                for rank in range(2)]
+        for process in met:
+            self.addCleanup(process.kill)
         texts = [process.communicate(timeout=100)[0] for process in met]
         self.assertEqual([process.returncode for process in met], [0, 0], texts)
         for name, text in ("mpi", mpi.stdout), ("ucx", "".join(texts)):
@@ -145,6 +149,24 @@ layouts:
                 self.assertIn(f"; {size} bytes, of which 0 are padding, were compared with the source and are right", text)
                 self.assertEqual(run("diff", "-r", self.folder / "alone", self.folder / name).stdout, "")
                 self.assertEqual(json.loads((self.folder / f"{name}.json").read_text())["ranks"], 2)
+
+    @unittest.skipUnless((BIN / "libreshard_ucx.so").exists(), "transport ucx was not built")
+    def test_a_terminated_conversion_leaves_nothing(self):
+        """SIGTERM also ends the executor, which here waits for another process."""
+        for name in ("meet", "scratch"):
+            (self.folder / name).mkdir()
+        command = [sys.executable, "-c", "from reshard.commands import convert; convert()", "hf", "out", "--processes=2", "--rank=0", "--transport=ucx",
+                   f"--rendezvous=file://{self.folder}/meet"]
+        process = subprocess.Popen(command, cwd=self.folder, env=self.environment | {"TMPDIR": str(self.folder / "scratch")}, stderr=subprocess.DEVNULL)
+        self.addCleanup(process.kill)
+        deadline = time.monotonic() + 60
+        while not any((self.folder / "meet").iterdir()):
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.05)
+        process.terminate()
+        self.assertNotEqual(process.wait(30), 0)
+        self.assertEqual(list((self.folder / "scratch").iterdir()), [])
+        self.assertFalse((self.folder / "out").exists())
 
     def test_the_job(self):
         text = self.convert("hf", "out", "--to=dcp", "--plan").stdout
@@ -176,6 +198,8 @@ layouts:
                                  (("hf", "out", "--report=hf/r.json"), "--report=hf/r.json is in 'hf', expected a file outside"),
                                  (("hf", "out", "--processes=0"), "invalid --processes=0: expected 1 or more"),
                                  (("hf", "out", "--processes=2"), "--processes=2 needs --transport=mpi or --transport=ucx"),
+                                 (("hf", "out", "--processes=2", "--transport=ucx", "--rank=2"), "invalid --rank=2: expected 0 to 1"),
+                                 (("hf", "out", "--insecure"), "unexpected --insecure without --processes=N of 2 or more"),
                                  (("hf", "out", "--rank=0"), "unexpected --rank without --processes=N of 2 or more"),
                                  (("hf", "out", "--to=pt"), "invalid choice: 'pt'")):
             with self.subTest(arguments=arguments):
