@@ -299,10 +299,21 @@ private:
             where + " has no replica group, no target mesh rank, or the source as its target");
     require(std::is_sorted(overlap.targets.begin(), overlap.targets.end()),
             where + " has target mesh ranks that are not in ascending order");
+    if (!error_.empty())
+      return;
+    hasMeshRanks(overlap.targets, overlap.endpoint, where);
     for (const ReplicaGroup &group : overlap.replicaGroups)
       replicaGroup(overlap, group, where);
     for (int32_t target : overlap.targets)
       received[{overlap.endpoint, target}] += overlap.tensors * overlap.bytes;
+  }
+
+  /// `meshRanks`: not empty, ascending.
+  void hasMeshRanks(const MeshRanks &meshRanks, unsigned endpoint, const std::string &where) {
+    const Endpoint &of = layout_.endpoints[endpoint];
+    require(meshRanks.front() >= 0 && meshRanks.back() < of.meshRanks(),
+            where + " refers to mesh ranks " + std::to_string(meshRanks.front()) + " to " +
+                std::to_string(meshRanks.back()) + " of " + of.role + ", which has " + std::to_string(of.meshRanks()));
   }
 
   void replicaGroup(const Overlap &overlap, const ReplicaGroup &group, const std::string &where) {
@@ -310,6 +321,8 @@ private:
     const Param &param = layout_.endpoints[overlap.endpoint].params[overlap.param];
     require(!group.meshRanks.empty() && std::is_sorted(group.meshRanks.begin(), group.meshRanks.end()),
             where + " has a replica group that is empty or not in ascending order");
+    if (overlap.pattern >= 0 && error_.empty())
+      hasMeshRanks(group.meshRanks, 0, where);
     require(group.relations.size() == param.parts[overlap.part].dimensions.size(),
             where + " has " + std::to_string(group.relations.size()) + " relations, expected one for each of the " +
                 std::to_string(param.parts[overlap.part].dimensions.size()) + " dimensions of its target part");
@@ -344,9 +357,12 @@ private:
         !cut(transfer, where))
       return false;
     const MeshRanks &meshRanks = overlap.replicaGroups[transfer.replicaGroup].meshRanks;
-    require(transfer.source == Transfer::kUnassigned ||
-                std::binary_search(meshRanks.begin(), meshRanks.end(), transfer.source),
-            where + " comes from mesh rank " + std::to_string(transfer.source) + ", which does not hold it");
+    if (!require(transfer.source == Transfer::kUnassigned ||
+                     std::binary_search(meshRanks.begin(), meshRanks.end(), transfer.source),
+                 where + " comes from mesh rank " + std::to_string(transfer.source) + ", which does not hold it") ||
+        !require(std::binary_search(overlap.targets.begin(), overlap.targets.end(), transfer.target),
+                 where + " arrives at mesh rank " + std::to_string(transfer.target) + ", which does not need it"))
+      return false;
     for (int32_t meshRank : receivers(transfer, where)) {
       require(std::binary_search(overlap.targets.begin(), overlap.targets.end(), meshRank),
               where + " arrives at mesh rank " + std::to_string(meshRank) + ", which does not need it");

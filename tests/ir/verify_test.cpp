@@ -69,6 +69,14 @@ TEST(Verify, Transfers) {
             "overlap 0 has 1 x 60 bytes, but its relations give 1 x 64 bytes");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.transfers.transfers.pop_back(); }),
             "target mesh rank 2 holds 64 bytes, but the transfers give it 0");
+  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.transfers.overlaps[0].targets = {0, 9}; }),
+            "overlap 0 refers to mesh ranks 0 to 9 of target, which has 3");
+  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.transfers.overlaps[0].replicaGroups[0].meshRanks = {0, 7}; }),
+            "overlap 0 refers to mesh ranks 0 to 7 of source, which has 2");
+  EXPECT_EQ(broken("pool.yaml", [](Module &m) { m.layout.endpoints[1].ranks = {3}; }),
+            "overlap 0 refers to mesh ranks 0 to 1 of target, which has 1");
+  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.transfers.transfers[0].target = 9; }),
+            "transfer of overlap 0 to mesh rank 9 arrives at mesh rank 9, which does not need it");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.transfers.transfers[0].source = 1; }),
             "transfer of overlap 0 to mesh rank 0 comes from mesh rank 1, which does not hold it");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.transfers.descriptors.push_back(m.transfers.descriptors[0]); }),
