@@ -45,9 +45,12 @@ private:
     }
   }
 
-  static std::string quoted(const std::string &text) {
+  static std::string quoted(const std::string &text) { return '"' + escaped(text) + '"'; }
+
+  /// A name in a comment is escaped, too: a line break in it would end the comment.
+  static std::string escaped(const std::string &text) {
     static const char *digits = "0123456789abcdef";
-    std::string result = "\"";
+    std::string result;
     for (const char c : text) {
       if (c == '"' || c == '\\') {
         result += '\\';
@@ -60,7 +63,7 @@ private:
         result += c;
       }
     }
-    return result + "\"";
+    return result;
   }
 
   template <class Numbers> std::string list(const Numbers &numbers) {
@@ -202,7 +205,7 @@ private:
         out_ << dimension.param;
     }
     if (part.pattern >= 0)
-      out_ << " // " << layout_.tensorPatterns[part.pattern].name;
+      out_ << " // " << escaped(layout_.tensorPatterns[part.pattern].name);
     out_ << "\n";
   }
 
@@ -255,8 +258,8 @@ private:
       out_ << "%" << overlap.pattern;
     out_ << " -> @" << overlap.endpoint << " $" << overlap.param << "." << overlap.part << " on "
          << ranges(overlap.targets) << ", " << overlap.tensors << " x " << overlap.bytes << " bytes // "
-         << (overlap.pattern < 0 ? std::string("padding") : layout_.tensorPatterns[overlap.pattern].name) << " -> "
-         << target.params[overlap.param].name << "\n";
+         << (overlap.pattern < 0 ? "padding" : escaped(layout_.tensorPatterns[overlap.pattern].name)) << " -> "
+         << escaped(target.params[overlap.param].name) << "\n";
     for (const ReplicaGroup &replicaGroup : overlap.replicaGroups) {
       out_ << "  from $" << replicaGroup.param << "." << replicaGroup.part << " on " << ranges(replicaGroup.meshRanks)
            << " by";
@@ -288,8 +291,9 @@ private:
     for (const BufferRange &range : rank.buffers)
       if (buffer >= range.first && buffer - range.first < range.count) {
         const Endpoint &endpoint = layout_.endpoints[range.endpoint];
-        return " // " + endpoint.role + " " +
-               instanceName(layout_, endpoint, endpoint.params[range.param], range.meshRank, buffer - range.first);
+        return " // " + escaped(endpoint.role + " " +
+                                instanceName(layout_, endpoint, endpoint.params[range.param], range.meshRank,
+                                             buffer - range.first));
       }
     return "";
   }
@@ -301,7 +305,7 @@ private:
       for (const BufferRange &range : rank.buffers)
         out_ << "  buffers b" << range.first << " x " << range.count << " of " << range.bytes << " bytes @"
              << range.endpoint << " " << range.meshRank << " $" << range.param << " // "
-             << layout_.endpoints[range.endpoint].params[range.param].name << "\n";
+             << escaped(layout_.endpoints[range.endpoint].params[range.param].name) << "\n";
       for (size_t s = 0; s < rank.shapes.size(); ++s) {
         out_ << "  shape ^" << s << " row " << rank.shapes[s].rowBytes;
         for (const OperandLoop &loop : rank.shapes[s].loops)

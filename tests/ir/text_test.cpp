@@ -84,6 +84,20 @@ TEST(Text, NamesAreQuoted) {
   EXPECT_TRUE(*again == module);
 }
 
+TEST(Text, NamesInCommentsAreEscaped) { // a line break would end the comment
+  CompileResult result;
+  Diagnostics diagnostics;
+  ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/tests/compiler/lessons/even_tp.yaml", {}, result, diagnostics))
+      << diagnostics.text();
+  Module &module = result.module;
+  module.layout.tensorPatterns[0].name = "w\nunused \"x\"";
+  for (Endpoint &endpoint : module.layout.endpoints) {
+    endpoint.role += "\nrank 0";
+    endpoint.params[0].name = "p\n  send";
+  }
+  checkRoundTrip(module);
+}
+
 TEST(Text, ReportsSyntaxErrorsWithTheirPosition) {
   EXPECT_EQ(parseError(kHeader + kTwoEndpoints), "good");
   EXPECT_EQ(parseError(""), "1:1: expected 'module', found 'the end'");
