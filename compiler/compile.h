@@ -94,7 +94,7 @@ struct WrittenPlan {
 };
 
 /// Writes the plan of a schedule-level module to `path`, with `jobs` threads (0: all cores). After an error the file
-/// does not exist. `inputs`: the job, which the plan then holds; or null. `compress`: the segments, by zstd.
+/// does not exist. `inputs`: the job, which the plan then holds; or null. `compress`: with zstd.
 llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics &counts, const std::string &path,
                                       unsigned jobs, const JobInputs *inputs = nullptr, bool compress = false);
 

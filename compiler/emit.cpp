@@ -477,7 +477,7 @@ public:
         if (compress) {
           Result<schema::CompressedSegment> segment = schema::compress(builder_.bytes());
           if (!segment.ok())
-            return toError(segment.status());
+            return toError(Status(segment.status()).withPrefix("rank " + std::to_string(rank.rank) + ": "));
           compressed_.push_back(std::move(*segment));
         } else if (ranks.size() > 1) {
           const schema::Bytes segment = builder_.bytes();

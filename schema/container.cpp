@@ -98,7 +98,7 @@ struct ContainerWriter::State {
   std::vector<std::byte> pending; // the segments before it that are not written yet: one call writes many small ones
   std::string digest;
 
-  /// `compressed`: what `stored` is the bytes of; null: `stored` is not compressed.
+  /// Adds the bytes of one segment. `compressed`: the compressed segment that has these bytes, or null.
   Status add(Bytes stored, const CompressedSegment *compressed);
   Status write(Bytes segment);
   Status writePending();
@@ -311,9 +311,9 @@ Status Container::State::checkIndex() {
     if (entry.segmentBytes > 0 && (h.features & kFeatureCompressed) == 0)
       return badPlan("damaged: the segment of rank " + std::to_string(rank) +
                      " is compressed, but the plan does not have that feature");
-    if (entry.segmentBytes > 0 && (entry.bytes <= sizeof(Digest) || entry.segmentBytes <= entry.bytes ||
-                                   entry.segmentBytes >= kMaxSegmentBytes ||
-                                   entry.segmentBytes > kMaxCompression * entry.bytes))
+    if (entry.segmentBytes > 0 &&
+        (entry.bytes <= sizeof(Digest) || entry.segmentBytes <= entry.bytes || entry.segmentBytes >= kMaxSegmentBytes ||
+         entry.segmentBytes > kMaxCompression * entry.bytes))
       return badPlan("damaged: the index has impossible sizes for the compressed segment of rank " +
                      std::to_string(rank) + ": " + std::to_string(entry.bytes) + " bytes in the file for " +
                      std::to_string(entry.segmentBytes));

@@ -83,7 +83,7 @@ public:
   /// The digest of one segment (16 bytes), from the index: the segment itself is not read. Compression does not change
   /// it.
   std::string segmentDigest(uint32_t rank) const;
-  /// Without compression.
+  /// The bytes of one segment, without compression.
   uint64_t segmentBytes(uint32_t rank) const;
   const std::string &digest() const;
   int64_t bytes() const;

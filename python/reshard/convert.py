@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         "later errors of the device are not reported")
     add("--processes", type=int, default=1, metavar="N", help="this command is started N times, by a launcher or with --rank: the processes share out the work")
     add("--transport", choices=("mpi", "ucx"), help="how the processes communicate: mpi under mpirun, or ucx with --rendezvous")
-    add("--rendezvous", metavar="URL", 
+    add("--rendezvous", metavar="URL",
         help="how the processes of ucx find each other: env:// (the variables of torchrun, srun or mpirun), tcp://HOST:PORT, file:///FOLDER; "
              "a secret in RESHARD_SECRET is needed between machines")
     add("--rank", type=int, metavar="R", help="the number of this process (default: that of the launcher)")
@@ -99,7 +99,7 @@ class _Conversion:
     converted: set[str]  #: tensors of SOURCE
     config: dict[str, Any] | None = None  #: the config.json of TARGET
     hint: str = ""  #: what a user may do if the job is not valid
-    processes: int = 1  #: that share out the work
+    processes: int = 1  #: how many processes share out the work
 
     def job(self) -> str:
         """The text of the job. JSON is YAML."""
@@ -418,8 +418,8 @@ def _small_files(options: argparse.Namespace, conversion: _Conversion, folder: P
 
 @contextlib.contextmanager
 def _terminating(process: subprocess.Popen) -> Iterator[None]:
-    """SIGTERM ends the process, and then this one: it has a temporary folder to remove. A launcher sends it to all processes when the first one has failed, also
-    while another one still copies the report."""
+    """While it is entered, SIGTERM ends that process, and this one goes on, to copy the report and to remove its temporary folder. A launcher sends SIGTERM to
+    all processes when the first one has failed."""
     before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
         yield

@@ -240,7 +240,7 @@ inline std::string serialized(const schema::SegmentT &segment) {
 
 /// Writes a container with correct digests around arbitrary bytes; throws on failure.
 inline void writeContainer(const std::string &path, const std::string &manifest,
-                           const std::vector<std::string> &segments) {
+                           const std::vector<std::string> &segments, bool compressed = false) {
   schema::ContainerWriter writer;
   auto must = [](const Status &status) {
     if (!status.ok())
@@ -248,8 +248,15 @@ inline void writeContainer(const std::string &path, const std::string &manifest,
   };
   must(writer.create(path, static_cast<uint32_t>(segments.size())));
   must(writer.addManifest(bytesOf(manifest)));
-  for (const std::string &segment : segments)
-    must(writer.addSegment(bytesOf(segment)));
+  for (const std::string &segment : segments) {
+    if (!compressed) {
+      must(writer.addSegment(bytesOf(segment)));
+      continue;
+    }
+    const Result<schema::CompressedSegment> frame = schema::compress(bytesOf(segment));
+    must(frame.status());
+    must(writer.addSegment(*frame));
+  }
   must(writer.finish());
 }
 
