@@ -4,6 +4,8 @@
 #include "compiler/transfer/message_size.h"
 #include "compiler/transfer/staging.h"
 
+#include "llvm/ADT/DenseMap.h"
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -12,16 +14,34 @@ namespace reshard {
 
 namespace {
 
-constexpr int64_t kMaxRounds = 8;
+constexpr int64_t kMaxRounds = 16;
+/// Links inside nodes have so many times the rounds that they need, if they are fast enough: chunks are then forwarded
+/// soon after they arrive, and not after the last one.
+constexpr int64_t kRoom = 2;
+/// chunkBytes() compares the larger half of so many chunk sizes, for a tier of at most so many pairs.
+constexpr int64_t kChunkSizes = 128;
+constexpr size_t kMaxFittedPairs = 1 << 16;
+/// With fewer flows of a port, their last chunks are a small part.
+constexpr int64_t kFewFlows = 8;
+/// Smaller chunks must save 1 / kWorth of the bytes, and no chunk is smaller than needed to save all but 1 / kNearly.
+constexpr int64_t kWorth = 128, kNearly = 1024;
 
-/// The load of a port or, as maxima over ports, of a link tier; `total` is the sum of a tier.
+/// The bytes and the flows of a port.
 struct Load {
-  int64_t total = 0, bytes = 0, partners = 0;
+  int64_t bytes = 0, flows = 0;
+};
+
+/// What the flows of a link tier send.
+struct Tier {
+  int64_t total = 0;                                          // bytes
+  Load most;                                                  // of all ports, each number by itself
+  llvm::DenseMap<std::pair<int32_t, int32_t>, int64_t> pairs; // bytes by sender and receiver, if these are not too many
+  bool many = false;                                          // there are more than kMaxFittedPairs pairs
 };
 
 /// The loads of all flows.
 struct Loads {
-  Load internode, intranode;
+  Tier internode, intranode;
   int64_t depth = 0; // hops after the first on the longest route
 };
 
@@ -36,15 +56,22 @@ Loads loadsOf(const std::vector<Flow> &flows, const ir::Topology &topology) {
       if (hop.after >= 0)
         depths[h] = depths[hop.after] + 1;
       result.depth = std::max(result.depth, depths[h]);
-      Load &tier = local ? result.intranode : result.internode;
+      Tier &tier = local ? result.intranode : result.internode;
       tier.total += flow.bytes;
       for (const bool sends : {true, false}) {
         const int64_t rank = sends ? hop.from : hop.to;
         Load &port = ports[local][{rank, sends}];
         port.bytes += flow.bytes;
-        ++port.partners;
-        tier.bytes = std::max(tier.bytes, port.bytes);
-        tier.partners = std::max(tier.partners, port.partners);
+        ++port.flows;
+        tier.most.bytes = std::max(tier.most.bytes, port.bytes);
+        tier.most.flows = std::max(tier.most.flows, port.flows);
+      }
+      if (tier.many)
+        continue;
+      tier.pairs[{hop.from, hop.to}] += flow.bytes;
+      if (tier.pairs.size() > kMaxFittedPairs) {
+        tier.many = true;
+        tier.pairs.clear();
       }
     }
   }
@@ -53,6 +80,43 @@ Loads loadsOf(const std::vector<Flow> &flows, const ir::Topology &topology) {
 
 int64_t aligned(int64_t bytes) { return bytes / kStagingAlignment * kStagingAlignment; }
 
+/// The chunk size of a tier. bestChunkBytes() assumes that half of each pair's last chunk is not used. Here the bytes
+/// of each pair are known: if most pairs have 17.3 chunks of the best size, 18 slightly smaller ones leave no time
+/// unused. Of the sizes in [best / 2, best], the result is the largest one that gives the busiest port nearly the
+/// fewest bytes, counting each chunk as a whole one.
+int64_t chunkBytes(const Tier &tier, int64_t depth, int64_t rate, int64_t latency) {
+  const int64_t best = bestChunkBytes(tier.most.bytes, tier.most.flows, depth, rate, latency);
+  if (tier.most.flows < kFewFlows || tier.many)
+    return best;
+  std::vector<std::pair<int64_t, int64_t>> sizes; // size of a chunk, bytes of the busiest port; the largest size first
+  for (int64_t part = kChunkSizes; part >= kChunkSizes / 2; --part) {
+    const int64_t size = aligned(best / kChunkSizes * part);
+    if (size < kMinMessageBytes)
+      break;
+    llvm::DenseMap<int32_t, int64_t> chunks[2]; // by sender, by receiver
+    int64_t most = 0;
+    for (const auto &[ranks, bytes] : tier.pairs) {
+      const int64_t count = (bytes + size - 1) / size;
+      most = std::max({most, chunks[0][ranks.first] += count, chunks[1][ranks.second] += count});
+    }
+    sizes.emplace_back(size, most * size);
+  }
+  const auto least = std::min_element(sizes.begin(), sizes.end(), [](auto &a, auto &b) { return a.second < b.second; });
+  if (sizes.empty() || sizes.front().second - least->second < least->second / kWorth)
+    return best;
+  const int64_t enough = least->second + least->second / kNearly;
+  return std::find_if(sizes.begin(), sizes.end(), [&](auto &each) { return each.second <= enough; })->first;
+}
+
+/// The rounds of a chunk between nodes, each of which a chunk inside a node takes. `fast`: the chunks that a link sends
+/// while a NIC sends one.
+uint32_t internodeRounds(const Tier &between, const Tier &inside, int64_t fast) {
+  const int64_t needed = (inside.most.bytes + between.most.bytes - 1) / between.most.bytes;
+  if (needed == 1) // chunks follow each other without gaps in both tiers, so that a flow is one message
+    return 1;
+  return static_cast<uint32_t>(std::clamp<int64_t>(std::max(needed, std::min(kRoom * needed, fast)), 1, kMaxRounds));
+}
+
 } // namespace
 
 llvm::Expected<RoundLimits> roundLimits(const std::vector<Flow> &flows, const ir::Layout &layout, int64_t staged) {
@@ -60,20 +124,22 @@ llvm::Expected<RoundLimits> roundLimits(const std::vector<Flow> &flows, const ir
   const auto [between, inside, depth] = loadsOf(flows, topology);
   const bool internode = between.total > 0, intranode = inside.total > 0;
   RoundLimits limits;
-  limits.internodeRounds = internode && intranode
-                               ? static_cast<uint32_t>(std::clamp<int64_t>(
-                                     (inside.bytes + between.bytes - 1) / between.bytes, 1, kMaxRounds))
-                               : 1;
   const int64_t ofRank = topology.nicRate / topology.ranksOfNic(); // several ranks share a NIC
-  limits.internodeBytes = bestChunkBytes(between.bytes, between.partners, depth, ofRank, topology.nicLatency);
-  limits.intranodeBytes = bestChunkBytes(inside.bytes, inside.partners, depth, topology.linkRate, topology.linkLatency);
-  if (internode && intranode) // no tier then waits for the end of the other's round
+  limits.internodeBytes = chunkBytes(between, depth, ofRank, topology.nicLatency);
+  limits.intranodeBytes = chunkBytes(inside, depth, topology.linkRate, topology.linkLatency);
+  if (internode && intranode) {
+    // No tier then waits for the end of the other's round.
     limits.intranodeBytes = std::min(limits.intranodeBytes, limits.internodeBytes);
-  const int64_t busiest = std::max(between.bytes / limits.internodeBytes, inside.bytes / limits.intranodeBytes);
+    const __int128 link = static_cast<__int128>(limits.internodeBytes) * topology.linkRate,
+                   nic = static_cast<__int128>(limits.intranodeBytes) * ofRank;
+    limits.internodeRounds = internodeRounds(between, inside, static_cast<int64_t>(link / nic));
+  }
+  const int64_t busiest =
+      std::max(between.most.bytes / limits.internodeBytes, inside.most.bytes / limits.intranodeBytes);
   if (layout.stagingLimit == 0) {
     if (busiest > kMaxPlanChunks)
       return llvm::createStringError("a rank sends or receives " +
-                                     std::to_string(std::max(between.bytes, inside.bytes)) +
+                                     std::to_string(std::max(between.most.bytes, inside.most.bytes)) +
                                      " bytes, which is more than 2^24 chunks of at most 64 MiB; use more ranks");
     return limits;
   }

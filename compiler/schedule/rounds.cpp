@@ -31,9 +31,10 @@ constexpr size_t kCachedScanPairs = 1 << 12;
 constexpr size_t kLookupCost = 8;
 /// The number of pairs that one search for an augmenting path visits.
 constexpr size_t kMaxSearchPairs = 1 << 14;
-/// Bytes that a node's entry rank sends to several other ranks of its node, where they end, wait until 1 / kBatches of
-/// them has arrived. Otherwise the entry would alternate between these ranks with every chunk, and each chunk would be
-/// a message; the delay of the last batch is all that it costs.
+/// Bytes that a node's entry rank sends to several other ranks of its node, where they end, wait for more bytes of
+/// their flow: for 1 / kBatches of the flow and for 1 / kBatches of what the entry has still to receive from other
+/// nodes. Otherwise the entry would alternate between these ranks with every chunk, and each chunk would be a message.
+/// The wait costs the time of the last batch alone. Flows that arrive early, most of them, are forwarded as a whole.
 constexpr int64_t kBatches = 8;
 
 uint64_t key(int64_t a, int64_t b) { return static_cast<uint64_t>(a) << 32 | static_cast<uint64_t>(b); }
@@ -120,6 +121,12 @@ public:
   void finishQueues();
 
   bool done() const { return left_ == 0; }
+
+  /// The bytes that a rank has still to receive, in whole chunks.
+  int64_t bytesToReceive(int32_t rank) const {
+    const auto port = portOf_.find(key(rank, false));
+    return port == portOf_.end() ? 0 : chunks_[port->second] * bytes_;
+  }
 
   /// Sends the chunks that begin in a round; appends to `arrivals` those that are forwarded. Most chunks only continue
   /// a message. A pair therefore plans how many chunks follow, and until then only the counters of its ports are
@@ -720,7 +727,11 @@ private:
       const bool several = hopNodes_(grant.flow, first).sibling != kNone;
       for (uint32_t h = first; h != kNone; h = hopNodes_(grant.flow, h).sibling) {
         const HopNode &node = hopNodes_(grant.flow, h);
-        const int64_t least = several && node.local && node.depth == 0 ? flows_[grant.flow].bytes / kBatches : 0;
+        const int64_t least =
+            several && node.local && node.depth == 0
+                ? std::max(flows_[grant.flow].bytes, internode_.bytesToReceive(flows_[grant.flow].hops[h].from)) /
+                      kBatches
+                : 0;
         (node.local ? intranode_ : internode_)
             .makeReady(node.pair, node.queued, std::min(arrival.end, grant.end), least, message.round);
       }

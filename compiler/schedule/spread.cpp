@@ -12,8 +12,8 @@ using namespace ir;
 
 namespace {
 
-constexpr int64_t kMaxRelayBytes = 256 << 20; // that a relay holds if there is no staging limit
-constexpr int64_t kEven = 16; // relays are not used if the busiest NIC is at most 1 / kEven above the level
+constexpr int64_t kMaxRelayBytes = 512 << 20; // that a relay holds if there is no staging limit
+constexpr int64_t kEven = 48; // relays are not used if the busiest NIC is at most 1 / kEven above the level
 constexpr int64_t kLatencies =
     8; // the time gained, and a phase, must be at least so many latencies of a relayed message
 // Chunks of a plan. Less than round_limits.cpp allows, because a relay leaves half of the staging limit to messages.

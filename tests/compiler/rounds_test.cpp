@@ -165,6 +165,30 @@ TEST_F(Rounds, ForwardInOrder) {
   }
 }
 
+/// A rank that receives flows from another node and forwards each to the other ranks of its node.
+TEST_F(Rounds, ForwardEarlyFlowsAsAWhole) {
+  ir::Topology topology;
+  topology.ranksPerNode = 8;
+  const RoundLimits limits{1024, 1024, 14};
+  std::vector<Flow> flows(32);
+  for (Flow &flow : flows) {
+    flow.bytes = 64 * 1024;
+    flow.hops.push_back({0, 8, -1});
+    for (int32_t to = 9; to < 16; ++to)
+      flow.hops.push_back({8, to, 0});
+  }
+  const std::vector<Message> messages = assignRounds(flows, topology, limits, AnyCuts());
+  // The last chunk arrives in the last of 32 * 64 * 14 rounds; what waits for it is a small part of the last flow.
+  EXPECT_LE(check(flows, topology, limits, messages), 32u * 64 * 14 + 14 + 7 * 64 / 8 + 7);
+  std::map<uint32_t, size_t> parts; // of the hops inside the node, by flow
+  for (const Message &message : messages)
+    for (const Grant &grant : message.grants)
+      parts[grant.flow] += grant.hop > 0;
+  EXPECT_EQ(parts[0], 7u);
+  EXPECT_EQ(parts[23], 7u);
+  EXPECT_GE(parts[31], 7u * 4);
+}
+
 TEST_F(Rounds, AChainIsAPipeline) {
   std::vector<Flow> flows = {{{{0, 1, -1}, {1, 2, 0}, {2, 3, 1}, {3, 4, 2}}, 25'600}};
   const RoundLimits limits{256, 256, 1};
