@@ -17,6 +17,7 @@
 #include <cstring>
 #include <filesystem>
 #include <iterator>
+#include <vector>
 
 using namespace reshard;
 using namespace reshard::analysis;
@@ -225,9 +226,9 @@ private:
   }
 
   /// Many runs: neither memory, descriptors nor time may grow. At the end, runs alternate with runs of a newly opened
-  /// executor, and the fastest of each are compared: other load may change times tenfold, but for both alike. If
-  /// processes share cores, one of the two executors may be unlucky for a while, so more runs are made before they
-  /// count as slower.
+  /// executor. Runs have become slower if both the fastest and the median one have: other load changes times tenfold,
+  /// but medians alike, and one run of a moment without load is no measure. If processes share cores, one of the two
+  /// executors may be unlucky for a while, so more runs are made before they count as slower.
   bool repeats(const std::string &path, const Subject &subject) {
     constexpr uint64_t kWindow = 100, kWindows = 10, kMayGrow = 1 << 20, kMaySlow = 3;
     constexpr uint64_t kWake = 100'000; // ns: the time to wake a worker thread on a shared core
@@ -249,19 +250,28 @@ private:
     Subject newer;
     if (!prepare(path, newer))
       return false;
-    uint64_t first = UINT64_MAX, last = UINT64_MAX;
-    auto slower = [&] { return last > kMaySlow * std::max(first, kWake); };
+    std::vector<uint64_t> first, last; // times of the newer executor, and of the one that ran before
+    auto fastest = [](std::vector<uint64_t> &times) { return *std::min_element(times.begin(), times.end()); };
+    auto median = [](std::vector<uint64_t> &times) {
+      const auto middle = times.begin() + static_cast<ptrdiff_t>(times.size() / 2);
+      std::nth_element(times.begin(), middle, times.end());
+      return *middle;
+    };
+    auto slower = [&] {
+      return fastest(last) > kMaySlow * std::max(fastest(first), kWake) &&
+             median(last) > kMaySlow * std::max(median(first), kWake);
+    };
     for (uint64_t n = 0; n < 2 * kWindow || (n < kWindows * 2 * kWindow && slower()); ++n) {
       const bool old = n % 2 == 0;
       if (!agreed(subject, together(old ? subject : newer, nanoseconds)))
         return false;
-      (old ? last : first) = std::min(old ? last : first, nanoseconds);
+      (old ? last : first).push_back(nanoseconds);
     }
     if (processes_.first())
       std::printf("%s: memory grew by %llu KiB in %llu runs, which took %.1f us when new, %.1f us at last\n",
                   subject.name.c_str(), static_cast<unsigned long long>(most >> 10),
-                  static_cast<unsigned long long>(options_.repeat), static_cast<double>(first) / 1e3,
-                  static_cast<double>(last) / 1e3);
+                  static_cast<unsigned long long>(options_.repeat), static_cast<double>(fastest(first)) / 1e3,
+                  static_cast<double>(fastest(last)) / 1e3);
     return agreed(subject, growth.descriptors > 0 ? std::to_string(growth.descriptors) + " descriptors were left open"
                            : !kAllocationsAreCounted ? ""
                            : growth.bytes > kMayGrow ? "memory grew by " + std::to_string(growth.bytes) + " bytes"
