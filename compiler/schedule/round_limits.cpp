@@ -18,7 +18,7 @@ constexpr int64_t kMaxRounds = 16;
 /// Links inside nodes have so many times the rounds that they need, if they are fast enough: chunks are then forwarded
 /// soon after they arrive, and not after the last one.
 constexpr int64_t kRoom = 2;
-/// chunkBytes() compares the larger half of so many chunk sizes, for a tier of at most so many pairs.
+/// fittedChunkBytes() compares the larger half of so many chunk sizes, for a tier of at most so many pairs.
 constexpr int64_t kChunkSizes = 128;
 constexpr size_t kMaxFittedPairs = 1 << 16;
 /// With fewer flows of a port, their last chunks are a small part.
@@ -32,7 +32,7 @@ struct Load {
 };
 
 /// What the flows of a link tier send.
-struct Tier {
+struct TierLoad {
   int64_t total = 0;                                          // bytes
   Load most;                                                  // of all ports, each number by itself
   llvm::DenseMap<std::pair<int32_t, int32_t>, int64_t> pairs; // bytes by sender and receiver, if these are not too many
@@ -41,7 +41,7 @@ struct Tier {
 
 /// The loads of all flows.
 struct Loads {
-  Tier internode, intranode;
+  TierLoad internode, intranode;
   int64_t depth = 0; // hops after the first on the longest route
 };
 
@@ -56,7 +56,7 @@ Loads loadsOf(const std::vector<Flow> &flows, const ir::Topology &topology) {
       if (hop.after >= 0)
         depths[h] = depths[hop.after] + 1;
       result.depth = std::max(result.depth, depths[h]);
-      Tier &tier = local ? result.intranode : result.internode;
+      TierLoad &tier = local ? result.intranode : result.internode;
       tier.total += flow.bytes;
       for (const bool sends : {true, false}) {
         const int64_t rank = sends ? hop.from : hop.to;
@@ -84,7 +84,7 @@ int64_t aligned(int64_t bytes) { return bytes / kStagingAlignment * kStagingAlig
 /// of each pair are known: if most pairs have 17.3 chunks of the best size, 18 slightly smaller ones leave no time
 /// unused. Of the sizes in [best / 2, best], the result is the largest one that gives the busiest port nearly the
 /// fewest bytes, counting each chunk as a whole one.
-int64_t chunkBytes(const Tier &tier, int64_t depth, int64_t rate, int64_t latency) {
+int64_t fittedChunkBytes(const TierLoad &tier, int64_t depth, int64_t rate, int64_t latency) {
   const int64_t best = bestChunkBytes(tier.most.bytes, tier.most.flows, depth, rate, latency);
   if (tier.most.flows < kFewFlows || tier.many)
     return best;
@@ -110,7 +110,7 @@ int64_t chunkBytes(const Tier &tier, int64_t depth, int64_t rate, int64_t latenc
 
 /// The rounds of a chunk between nodes, each of which a chunk inside a node takes. `fast`: the chunks that a link sends
 /// while a NIC sends one.
-uint32_t internodeRounds(const Tier &between, const Tier &inside, int64_t fast) {
+uint32_t internodeRounds(const TierLoad &between, const TierLoad &inside, int64_t fast) {
   const int64_t needed = (inside.most.bytes + between.most.bytes - 1) / between.most.bytes;
   if (needed == 1) // chunks follow each other without gaps in both tiers, so that a flow is one message
     return 1;
@@ -125,8 +125,8 @@ llvm::Expected<RoundLimits> roundLimits(const std::vector<Flow> &flows, const ir
   const bool internode = between.total > 0, intranode = inside.total > 0;
   RoundLimits limits;
   const int64_t ofRank = topology.nicRate / topology.ranksOfNic(); // several ranks share a NIC
-  limits.internodeBytes = chunkBytes(between, depth, ofRank, topology.nicLatency);
-  limits.intranodeBytes = chunkBytes(inside, depth, topology.linkRate, topology.linkLatency);
+  limits.internodeBytes = fittedChunkBytes(between, depth, ofRank, topology.nicLatency);
+  limits.intranodeBytes = fittedChunkBytes(inside, depth, topology.linkRate, topology.linkLatency);
   if (internode && intranode) {
     // No tier then waits for the end of the other's round.
     limits.intranodeBytes = std::min(limits.intranodeBytes, limits.internodeBytes);
