@@ -14,14 +14,15 @@ namespace reshard {
 
 namespace {
 
+/// Rounds of a chunk between nodes; more would cost the compiler time.
 constexpr int64_t kMaxRounds = 16;
-/// Links inside nodes have so many times the rounds that they need, if they are fast enough: chunks are then forwarded
-/// soon after they arrive, and not after the last one.
+/// Links inside nodes have so many times the rounds that they need, if they are fast enough. With fewer, forwarded
+/// chunks queue up, and the queue is still there when the last chunk has arrived.
 constexpr int64_t kRoom = 2;
 /// fittedChunkBytes() compares the larger half of so many chunk sizes, for a tier of at most so many pairs.
 constexpr int64_t kChunkSizes = 128;
 constexpr size_t kMaxFittedPairs = 1 << 16;
-/// With fewer flows of a port, their last chunks are a small part.
+/// If the busiest port has fewer flows, their last chunks are a small part of its bytes.
 constexpr int64_t kFewFlows = 8;
 /// Smaller chunks must save 1 / kWorth of the bytes, and no chunk is smaller than needed to save all but 1 / kNearly.
 constexpr int64_t kWorth = 128, kNearly = 1024;
@@ -34,7 +35,7 @@ struct Load {
 /// What the flows of a link tier send.
 struct TierLoad {
   int64_t total = 0;                                          // bytes
-  Load most;                                                  // of all ports, each number by itself
+  Load most;                                                  // the most bytes, and the most flows, of any port
   llvm::DenseMap<std::pair<int32_t, int32_t>, int64_t> pairs; // bytes by sender and receiver, if these are not too many
   bool many = false;                                          // there are more than kMaxFittedPairs pairs
 };
@@ -112,7 +113,7 @@ int64_t fittedChunkBytes(const TierLoad &tier, int64_t depth, int64_t rate, int6
 /// while a NIC sends one.
 uint32_t internodeRounds(const TierLoad &between, const TierLoad &inside, int64_t fast) {
   const int64_t needed = (inside.most.bytes + between.most.bytes - 1) / between.most.bytes;
-  if (needed == 1) // chunks follow each other without gaps in both tiers, so that a flow is one message
+  if (needed == 1) // with more rounds, links would wait for each chunk, and every forwarded chunk would be a message
     return 1;
   return static_cast<uint32_t>(std::clamp<int64_t>(std::max(needed, std::min(kRoom * needed, fast)), 1, kMaxRounds));
 }

@@ -14,10 +14,11 @@ namespace reshard {
 /// The largest number of chunks of a plan. A small staging limit makes many.
 constexpr int64_t kMaxPlanChunks = 1 << 24;
 
-/// The chunk sizes of each link tier: the best size (message_size.h), or a smaller one that the staging limit
-/// requires. The arena holds two chunks in each direction: one is packed while the other is sent, or unpacked while the
-/// other is received. `staged`: the largest number of bytes that a rank's arena holds besides messages. Returns an
-/// error if the plan would have too many chunks, a StagingLimitError if a higher limit avoids that.
+/// The chunk sizes of each link tier: the best size (message_size.h), or a smaller one that fills the last round of
+/// more pairs or that the staging limit requires; and the rounds of a chunk between nodes. The arena holds two chunks
+/// in each direction: one is packed while the other is sent, or unpacked while the other is received. `staged`: the
+/// largest number of bytes that a rank's arena holds besides messages. Returns an error if the plan would have too many
+/// chunks, a StagingLimitError if a higher limit avoids that.
 llvm::Expected<RoundLimits> roundLimits(const std::vector<Flow> &flows, const ir::Layout &layout, int64_t staged);
 
 } // namespace reshard

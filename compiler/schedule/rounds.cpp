@@ -32,10 +32,10 @@ constexpr size_t kLookupCost = 8;
 /// The number of pairs that one search for an augmenting path visits.
 constexpr size_t kMaxSearchPairs = 1 << 14;
 /// Bytes that a node's entry rank sends to several other ranks of its node, where they end, wait for more bytes of
-/// their flow: for 1 / kBatches of the flow and for 1 / kBatches of what the entry has still to receive from other
+/// their flow: for 1 / kParts of the flow and for 1 / kParts of what the entry has still to receive from other
 /// nodes. Otherwise the entry would alternate between these ranks with every chunk, and each chunk would be a message.
-/// The wait costs the time of the last batch alone. Flows that arrive early, most of them, are forwarded as a whole.
-constexpr int64_t kBatches = 8;
+/// The wait costs the time of the last part alone. Flows that arrive early, most of them, are forwarded as a whole.
+constexpr int64_t kParts = 8;
 
 uint64_t key(int64_t a, int64_t b) { return static_cast<uint64_t>(a) << 32 | static_cast<uint64_t>(b); }
 
@@ -711,7 +711,7 @@ private:
     intranode_.finishQueues();
   }
 
-  /// Allows the hops that follow to send the bytes that arrived by this round (kBatches).
+  /// Allows the hops that follow to send the bytes that arrived by this round (kParts).
   void forward(uint32_t round) {
     later_.clear();
     for (const Arrival &arrival : arrivals_) {
@@ -730,7 +730,7 @@ private:
         const int64_t least =
             several && node.local && node.depth == 0
                 ? std::max(flows_[grant.flow].bytes, internode_.bytesToReceive(flows_[grant.flow].hops[h].from)) /
-                      kBatches
+                      kParts
                 : 0;
         (node.local ? intranode_ : internode_)
             .makeReady(node.pair, node.queued, std::min(arrival.end, grant.end), least, message.round);

@@ -226,9 +226,10 @@ private:
   }
 
   /// Many runs: neither memory, descriptors nor time may grow. At the end, runs alternate with runs of a newly opened
-  /// executor. Runs have become slower if both the fastest and the median one have: other load changes times tenfold,
-  /// but medians alike, and one run of a moment without load is no measure. If processes share cores, one of the two
-  /// executors may be unlucky for a while, so more runs are made before they count as slower.
+  /// executor. Runs have become slower if both the fastest and the median one have. Other load changes times tenfold:
+  /// it changes both medians alike, but one run at a moment without load can be far faster than all others. If
+  /// processes share cores, one of the two executors may be unlucky for a while, so more runs are made before they
+  /// count as slower.
   bool repeats(const std::string &path, const Subject &subject) {
     constexpr uint64_t kWindow = 100, kWindows = 10, kMayGrow = 1 << 20, kMaySlow = 3;
     constexpr uint64_t kWake = 100'000; // ns: the time to wake a worker thread on a shared core
@@ -250,7 +251,7 @@ private:
     Subject newer;
     if (!prepare(path, newer))
       return false;
-    std::vector<uint64_t> first, last; // times of the newer executor, and of the one that ran before
+    std::vector<uint64_t> first, last; // nanoseconds of the newer executor's runs, and of the older one's
     auto fastest = [](std::vector<uint64_t> &times) { return *std::min_element(times.begin(), times.end()); };
     auto median = [](std::vector<uint64_t> &times) {
       const auto middle = times.begin() + static_cast<ptrdiff_t>(times.size() / 2);
