@@ -14,6 +14,8 @@ using namespace schema;
 namespace {
 
 constexpr uint64_t kChunkBytes = 1 << 20;
+/// Converted and gathered bytes are written to files in parts of about this size, which stay in the CPU's cache.
+constexpr uint64_t kBufferBytes = 256 << 10;
 static_assert(kernels::kMaxLoops > kMaxLoops, "a row that is cut into chunks adds a loop to those of the plan");
 
 /// Whether a copy writes memory of the rank's quantized views.
@@ -104,13 +106,29 @@ Status ChunkedCopies::copyToFile(const Shape &shape, const Chunk &rows, const Fi
     return {};
   }
   const uint64_t last = rows.first + rows.count - 1;
-  if (!shape.conversion && rows.first / shape.sourceRun == last / shape.sourceRun)
-    return files.copy(*place, rows.source + offsetOf(shape.rows, rows.first, &kernels::Loop::sourceStride), bytes);
+  if (!shape.conversion && rows.first / shape.sourceRun == last / shape.sourceRun) {
+    const std::byte *source = rows.source + offsetOf(shape.rows, rows.first, &kernels::Loop::sourceStride);
+    if (Status status = files.copy(*place, source, bytes); !status.ok())
+      return status;
+    files.beginWriting(*place, bytes);
+    return {};
+  }
   thread_local std::vector<std::byte> buffer;
-  if (buffer.size() < bytes)
-    buffer.resize(bytes);
-  copy(shape, rows.source, buffer.data() - begin, rows.first, rows.count, false);
-  return files.write(*place, buffer.data(), bytes);
+  const uint64_t each = kernels::chunkRows(shape.rows, kBufferBytes);
+  uint64_t written = 0;
+  for (uint64_t first = rows.first; first <= last; first += each) {
+    const uint64_t count = std::min(each, last + 1 - first);
+    const auto part =
+        static_cast<uint64_t>(shape.conversion.write.scale(static_cast<int64_t>(count * shape.rows.rowBytes)));
+    if (buffer.size() < part)
+      buffer.resize(part);
+    copy(shape, rows.source, buffer.data() - begin - written, first, count, false);
+    if (Status status = FileCopies::write({place->file, place->offset + written}, buffer.data(), part); !status.ok())
+      return status;
+    written += part;
+  }
+  files.beginWriting(*place, bytes);
+  return {};
 }
 
 Status ChunkedCopies::add(const LocalRank &from, const Operand *input, const LocalRank &to, const Operand &output) {

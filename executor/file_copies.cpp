@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <fcntl.h>
+#include <memory>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,12 +14,12 @@ namespace reshard {
 
 namespace {
 
-Status writeError(int file) {
+Status fileError(const char *action, int file) {
   const int code = errno;
   char path[4096];
   const ssize_t length = ::readlink(("/proc/self/fd/" + std::to_string(file)).c_str(), path, sizeof path);
   errno = code;
-  return systemError("write", length > 0 ? std::string(path, static_cast<size_t>(length)) : "a file of the target");
+  return systemError(action, length > 0 ? std::string(path, static_cast<size_t>(length)) : "a file of the run");
 }
 
 /// Reads a byte of each page. If the memory is a file that was truncated, this raises the signal that a copy through
@@ -38,6 +39,13 @@ uint64_t mostFiles() {
 
 /// Whether copy_file_range cannot copy between these files, which is no error of the files.
 bool cannotCopy(int code) { return code == EXDEV || code == EINVAL || code == ENOSYS || code == EOPNOTSUPP; }
+
+/// Whether the two places have the same offset in a block, so that a file system that can share blocks between files
+/// need not copy them.
+bool sharesBlocks(const FileCopies::Place &from, const FileCopies::Place &to) {
+  constexpr uint64_t kBlockBytes = 4096;
+  return from.offset % kBlockBytes == to.offset % kBlockBytes;
+}
 
 } // namespace
 
@@ -81,28 +89,31 @@ std::optional<FileCopies::Place> FileCopies::find(const std::byte *memory, uint6
   return Place{file.file, offset};
 }
 
-/// Lets the device write a range while later ranges are copied, so that the sync at the end of the run is short. Only a
-/// hint: the sync reports errors. Shorter ranges wait for it: the device would write their pages again for their
-/// neighbours.
-void FileCopies::beginWriting(const Place &to, uint64_t bytes) const {
-  constexpr uint64_t kLeastBytes = 128 << 10;
-  if (synced_ && bytes >= kLeastBytes)
-    ::sync_file_range(to.file, static_cast<off64_t>(to.offset), static_cast<off64_t>(bytes), SYNC_FILE_RANGE_WRITE);
+Status FileCopies::write(const Place &to, const std::byte *from, uint64_t bytes) {
+  if (writeAll(to.file, from, bytes, to.offset))
+    return {};
+  if (errno == EFAULT)
+    readPages(from, bytes);
+  return fileError("write", to.file);
 }
 
-Status FileCopies::write(const Place &to, const std::byte *from, uint64_t bytes) const {
+Status FileCopies::copyThroughBuffer(const Place &to, const Place &from, const std::byte *mapped, uint64_t bytes) {
+  // Two threads copied 7.6 GB/s through 256 KiB and 4.8 GB/s through 64 KiB. Larger buffers leave the second-level
+  // cache of some CPUs.
+  constexpr uint64_t kBufferBytes = 256 << 10;
+  thread_local const auto buffer = std::make_unique<std::byte[]>(kBufferBytes);
   for (uint64_t done = 0; done < bytes;) {
-    const ssize_t some = uninterrupted(
-        [&] { return ::pwrite(to.file, from + done, bytes - done, static_cast<off_t>(to.offset + done)); });
-    if (some < 0 && errno == EFAULT)
-      readPages(from + done, bytes - done);
-    if (some <= 0) {
-      errno = some == 0 ? EIO : errno;
-      return writeError(to.file);
-    }
+    const auto offset = static_cast<off_t>(from.offset + done);
+    const ssize_t some =
+        uninterrupted([&] { return ::pread(from.file, buffer.get(), std::min(kBufferBytes, bytes - done), offset); });
+    if (some < 0)
+      return fileError("read", from.file);
+    if (some == 0) // the file has become shorter: reading its mapping reports that
+      return write({to.file, to.offset + done}, mapped + done, bytes - done);
+    if (Status status = write({to.file, to.offset + done}, buffer.get(), static_cast<uint64_t>(some)); !status.ok())
+      return status;
     done += static_cast<uint64_t>(some);
   }
-  beginWriting(to, bytes);
   return {};
 }
 
@@ -110,18 +121,25 @@ Status FileCopies::copy(const Place &to, const std::byte *from, uint64_t bytes) 
   const std::optional<Place> source = find(from, bytes);
   if (!source)
     return write(to, from, bytes);
-  for (uint64_t done = 0; done < bytes;) {
+  uint64_t done = 0;
+  while (done < bytes && sharesBlocks(*source, to)) {
     auto read = static_cast<off64_t>(source->offset + done), written = static_cast<off64_t>(to.offset + done);
     const ssize_t some =
         uninterrupted([&] { return ::copy_file_range(source->file, &read, to.file, &written, bytes - done, 0); });
     if (some < 0 && !cannotCopy(errno))
-      return writeError(to.file);
-    if (some <= 0) // also a file that has become shorter: reading its mapping reports that
-      return write({to.file, to.offset + done}, from + done, bytes - done);
+      return fileError("write", to.file);
+    if (some <= 0)
+      break;
     done += static_cast<uint64_t>(some);
   }
-  beginWriting(to, bytes);
-  return {};
+  return copyThroughBuffer({to.file, to.offset + done}, {source->file, source->offset + done}, from + done,
+                           bytes - done);
+}
+
+void FileCopies::beginWriting(const Place &to, uint64_t bytes) const {
+  constexpr uint64_t kLeastBytes = 128 << 10;
+  if (synced_ && bytes >= kLeastBytes)
+    ::sync_file_range(to.file, static_cast<off64_t>(to.offset), static_cast<off64_t>(bytes), SYNC_FILE_RANGE_WRITE);
 }
 
 } // namespace reshard

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies into mapped files by system calls. A store to a page of a file that no process has touched costs a page fault;
-// the kernel writes whole ranges several times as fast, and copies between files without the process's memory. Not part
-// of the C API: reshard-exec does this.
+// the kernel writes whole ranges several times as fast. Not part of the C API: reshard-exec does this.
 #pragma once
 
 #include "support/mapped_file.h"
@@ -34,11 +33,15 @@ public:
   /// The place of memory that lies in one of the open files.
   std::optional<Place> find(const std::byte *memory, uint64_t bytes) const;
 
-  /// Copies memory to a place; if it lies in one of the open files, from file to file. Threads may call this at the
-  /// same time.
+  /// Copies memory to a place. If the memory lies in one of the open files, it is read by system calls too, through a
+  /// buffer of 256 KiB that each thread allocates when it first needs one. Threads may call this at the same time.
   Status copy(const Place &to, const std::byte *from, uint64_t bytes) const;
   /// Writes memory to a place.
-  Status write(const Place &to, const std::byte *from, uint64_t bytes) const;
+  static Status write(const Place &to, const std::byte *from, uint64_t bytes);
+  /// Lets the device write a range while later ranges are copied, so that the sync at the end of the run is short. Only
+  /// a hint: the sync reports errors. Shorter ranges than 128 KiB wait for it: the device would write their pages again
+  /// for their neighbours.
+  void beginWriting(const Place &to, uint64_t bytes) const;
 
 private:
   struct Opened {
@@ -46,7 +49,8 @@ private:
     uint64_t bytes;
     int file;
   };
-  void beginWriting(const Place &to, uint64_t bytes) const;
+  /// `mapped`: the memory of `from`.
+  static Status copyThroughBuffer(const Place &to, const Place &from, const std::byte *mapped, uint64_t bytes);
 
   std::vector<Opened> files_; // by address
   const bool synced_;

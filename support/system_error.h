@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors of system calls, and calls that a signal interrupts.
+// Errors of system calls, and calls that a signal interrupts or that write a part of the bytes.
 #pragma once
 
 #include "support/status.h"
 
 #include <cerrno>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string>
+#include <unistd.h>
 
 namespace reshard {
 
@@ -22,6 +25,21 @@ template <class Call> auto uninterrupted(Call call) {
   while (result == -1 && errno == EINTR)
     result = call();
   return result;
+}
+
+/// Writes bytes to a file from `offset` on. False for an error, which is in errno.
+inline bool writeAll(int file, const void *data, size_t bytes, uint64_t offset) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t some = uninterrupted([&] {
+      return ::pwrite(file, static_cast<const char *>(data) + done, bytes - done, static_cast<off_t>(offset + done));
+    });
+    if (some == 0)
+      errno = EIO;
+    if (some <= 0)
+      return false;
+    done += static_cast<size_t>(some);
+  }
+  return true;
 }
 
 } // namespace reshard

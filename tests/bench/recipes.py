@@ -10,8 +10,8 @@ The usual way: torch.distributed.checkpoint's load into transformers' model and 
 with PyTorch and save_file; from_pretrained, joined with PyTorch and dist_checkpointing.save; dcp.load and dcp.save of weights and moments; from_pretrained,
 blocks of 128 x 128 quantized with PyTorch and save_file. Its time is given without imports, and that of the whole process with them. reshard's is that of the
 whole command, in which every byte is compared, with --memory=1GiB. dcp.save and Megatron-Core wait until the data is on the device, and so does reshard there;
-save_pretrained and save_file do not, and neither does reshard there (--no-sync). Each way is a process of its own. The files are in the page cache. Rounds
-alternate the order."""
+save_pretrained and save_file do not, and neither does reshard there (--no-sync). Each way is a process of its own. The files are in the page cache. Each run begins
+after a sync; rounds alternate the order."""
 
 import json
 import os
@@ -163,6 +163,7 @@ def main():
             for recipe in RECIPES:
                 for way in ("reshard", "usual")[:: 1 if turn % 2 else -1]:
                     out = folder / f"out-{turn}-{way}"
+                    os.sync()
                     if way == "reshard":
                         result = ours(recipe, folder, out)
                     else:
