@@ -126,16 +126,7 @@ Status AtomicFile::failure(const char *action) {
 }
 
 Status AtomicFile::write(const void *data, size_t bytes, uint64_t offset) {
-  const char *from = static_cast<const char *>(data);
-  while (bytes > 0) {
-    const ssize_t n = uninterrupted([&] { return ::pwrite(file_, from, bytes, static_cast<off_t>(offset)); });
-    if (n <= 0)
-      return failure("write");
-    from += n;
-    offset += static_cast<uint64_t>(n);
-    bytes -= static_cast<size_t>(n);
-  }
-  return {};
+  return writeAll(file_, data, bytes, offset) ? Status() : failure("write");
 }
 
 Status AtomicFile::commit(uint64_t bytes) {

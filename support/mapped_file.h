@@ -7,7 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <sys/stat.h>
+#include <vector>
 
 namespace reshard {
 
@@ -27,9 +29,14 @@ public:
 
   /// An empty file has no data. A folder, a device or a FIFO is an error.
   static Result<MappedFile> open(const std::string &path, Access access = Access::read);
-  /// Creates a file of `bytes` zero bytes, more than 0, and maps it for writing. A file that exists is an error. A full
-  /// disk is an error here; a later write to the mapping would raise SIGBUS.
-  static Result<MappedFile> create(const std::string &path, uint64_t bytes);
+  /// Bytes of a new file, from `offset` on.
+  struct Part {
+    uint64_t offset;
+    std::string_view bytes;
+  };
+  /// Creates a file of `bytes` bytes, more than 0, and maps it for writing. Bytes outside `parts` are zero. A file that
+  /// exists is an error. A full disk is an error here; a later write to the mapping would raise SIGBUS.
+  static Result<MappedFile> create(const std::string &path, uint64_t bytes, const std::vector<Part> &parts = {});
 
   const std::byte *data() const { return data_; }
   /// Writable if the file was opened for writing.

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstring>
 #include <optional>
 
 namespace reshard::analysis {
@@ -174,12 +173,12 @@ Result<std::vector<WrittenObject>> writeObjects(const std::string &folder, const
       return status;
     return written;
   }
-  Result<MappedFile> file = MappedFile::create(folder + "/" + name, total);
+  std::vector<MappedFile::Part> parts;
+  for (size_t i = 0; i < objects.size(); ++i)
+    parts.push_back({written[i].begin, objects[i].data});
+  const Result<MappedFile> file = MappedFile::create(folder + "/" + name, total, parts);
   if (!file.ok())
     return file.status();
-  for (size_t i = 0; i < objects.size(); ++i)
-    if (!objects[i].data.empty())
-      std::memcpy(file->data() + written[i].begin, objects[i].data.data(), objects[i].data.size());
   return written;
 }
 
@@ -228,7 +227,10 @@ Status createDcp(const std::string &folder, const std::vector<TensorSpec> &tenso
       chunks.push_back({tensor, name, total, archives.back().second.bytes()});
       total += archives.back().second.bytes();
     }
-    Result<MappedFile> file = MappedFile::create(path, total);
+    std::vector<MappedFile::Part> parts;
+    for (const auto &[begin, archive] : archives)
+      archive.addTo(parts, begin);
+    Result<MappedFile> file = MappedFile::create(path, total, parts);
     if (!file.ok())
       return file.status();
     std::byte *data = file->data();
@@ -236,7 +238,6 @@ Status createDcp(const std::string &folder, const std::vector<TensorSpec> &tenso
     for (size_t i = 0; i < archives.size(); ++i) {
       const auto &[begin, archive] = archives[i];
       const TensorSpec &tensor = files[number][i];
-      archive.write(data + begin);
       checkpoint.tensors[tensor.name] = {path, tensor.dtype, tensor.shape, data + begin + archive.dataAt(0),
                                          tensor.bytes};
     }

@@ -4,8 +4,6 @@
 #include "analysis/checkpoints/pickle_text.h"
 #include "analysis/checkpoints/torch_file.h"
 
-#include <cstring>
-
 namespace reshard::analysis {
 
 namespace {
@@ -195,19 +193,20 @@ TorchArchive::TorchArchive(const std::vector<TensorSpec> &tensors, Content conte
   texts_.emplace_back(directory, std::move(tail));
 }
 
-void TorchArchive::write(std::byte *at) const {
+void TorchArchive::addTo(std::vector<MappedFile::Part> &parts, uint64_t begin) const {
   for (const auto &[position, text] : texts_)
-    std::memcpy(at + position, text.data(), text.size());
+    parts.push_back({begin + position, text});
 }
 
 Status createTorchFile(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint) {
   const TorchArchive archive(tensors, TorchArchive::Content::dictionary);
-  Result<MappedFile> file = MappedFile::create(path, archive.bytes());
+  std::vector<MappedFile::Part> parts;
+  archive.addTo(parts, 0);
+  Result<MappedFile> file = MappedFile::create(path, archive.bytes(), parts);
   if (!file.ok())
     return file.status();
   std::byte *data = file->data();
   checkpoint.files.push_back(std::move(*file));
-  archive.write(data);
   for (size_t i = 0; i < tensors.size(); ++i)
     checkpoint.tensors[tensors[i].name] = {path, tensors[i].dtype, tensors[i].shape, data + archive.dataAt(i),
                                            tensors[i].bytes};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "analysis/files/safetensors.h"
+#include "support/mapped_file.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -23,8 +24,9 @@ public:
   uint64_t bytes() const { return bytes_; }
   /// Where the data of a tensor begins: a multiple of 64.
   uint64_t dataAt(size_t tensor) const { return dataAt_[tensor]; }
-  /// Writes everything but the data to `bytes()` bytes, which are zero before.
-  void write(std::byte *at) const;
+  /// Adds everything but the data to the parts of a file in which the archive begins at `begin`. The parts refer to
+  /// this object.
+  void addTo(std::vector<MappedFile::Part> &parts, uint64_t begin) const;
 
 private:
   std::vector<std::pair<uint64_t, std::string>> texts_; // by position

@@ -140,13 +140,8 @@ Status CopyJournal::append(const std::string &json) {
   const std::string line = hexadecimal(hashOf(json), kHash) + " " + json + "\n";
   if (uninterrupted([&] { return ::ftruncate(file_, static_cast<off_t>(end_)); }) != 0)
     return systemError("write", path_);
-  for (size_t done = 0; done < line.size();) {
-    const ssize_t n = uninterrupted(
-        [&] { return ::pwrite(file_, line.data() + done, line.size() - done, static_cast<off_t>(end_ + done)); });
-    if (n <= 0)
-      return systemError("write", path_);
-    done += static_cast<size_t>(n);
-  }
+  if (!writeAll(file_, line.data(), line.size(), end_))
+    return systemError("write", path_);
   end_ += line.size();
   return syncFile(path_);
 }

@@ -302,13 +302,12 @@ Status createFile(const std::string &path, const std::vector<TensorSpec> &unorde
   header += "}";
   header.resize((header.size() + 7) / 8 * 8, ' ');
   const uint64_t headerBytes = header.size(), total = 8 + headerBytes + next;
-  Result<MappedFile> file = MappedFile::create(path, total);
+  const std::string_view length(reinterpret_cast<const char *>(&headerBytes), 8);
+  Result<MappedFile> file = MappedFile::create(path, total, {{0, length}, {8, header}});
   if (!file.ok())
     return file.status();
   std::byte *data = file->data();
   checkpoint.files.push_back(std::move(*file));
-  std::memcpy(data, &headerBytes, 8);
-  std::memcpy(data + 8, header.data(), header.size());
   std::byte *at = data + 8 + headerBytes;
   for (const TensorSpec &tensor : tensors) {
     checkpoint.tensors[tensor.name] = {path, tensor.dtype, tensor.shape, at, tensor.bytes};
