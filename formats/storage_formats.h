@@ -28,6 +28,12 @@ inline constexpr const char *kStorageFormatTitles[] = {"safetensors", "DCP safet
 constexpr const char *name(StorageFormat format) { return kStorageFormatNames[static_cast<size_t>(format)]; }
 constexpr const char *titleOf(StorageFormat format) { return kStorageFormatTitles[static_cast<size_t>(format)]; }
 
+/// Whether reshard writes a tensor of a checkpoint in several chunks. Of `dcp_safetensors` and `safetensors`, readers
+/// load parts of a tensor; of `torch_save`, all tensors.
+constexpr bool writesChunks(StorageFormat format) {
+  return format == StorageFormat::dcp || format == StorageFormat::megatron;
+}
+
 /// The format of a name; nullopt if there is none.
 constexpr std::optional<StorageFormat> storageFormatNamed(std::string_view name) {
   for (size_t i = 0; i < std::size(kStorageFormatNames); ++i)

@@ -116,10 +116,11 @@ private:
       require(axis.size > 0 && axis.stride > 0, endpoint.role + " axis '" + axis.name + "' has size " +
                                                     std::to_string(axis.size) + " and stride " +
                                                     std::to_string(axis.stride) + ", expected at least 1 of both");
-    const bool source = &endpoint == layout_.endpoints.data(), chunks = endpoint.format != StorageFormat::safetensors;
-    require(!chunks || endpoint.checkpoint,
+    const bool source = &endpoint == layout_.endpoints.data(),
+               chunks = source ? endpoint.format != StorageFormat::safetensors : writesChunks(endpoint.format);
+    require(endpoint.format == StorageFormat::safetensors || endpoint.checkpoint,
             endpoint.role + " has the storage format '" + name(endpoint.format) + "', expected it in a checkpoint");
-    require(!endpoint.checkpoint || (endpoint.storage && (endpoint.meshRanks() == 1 || (chunks && source))),
+    require(!endpoint.checkpoint || (endpoint.storage && (endpoint.meshRanks() == 1 || chunks)),
             endpoint.role + " is a checkpoint with " + std::to_string(endpoint.meshRanks()) + " mesh ranks" +
                 (endpoint.storage ? "" : ", not in storage") + ", expected one, in storage");
     for (int32_t rank : endpoint.ranks)

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <optional>
 
 namespace reshard::analysis {
 
@@ -16,15 +15,8 @@ namespace {
 
 constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
 
-/// The only chunk of a tensor, an archive in a file.
-struct WrittenChunk {
-  TensorSpec tensor;
-  std::string file;
-  uint64_t begin = 0, bytes = 0;
-};
-
-/// An object in a file.
-struct WrittenObject {
+/// A chunk of a tensor, which is an archive, or an object in a file.
+struct Place {
   std::string name, file;
   uint64_t begin = 0, bytes = 0;
 };
@@ -38,7 +30,7 @@ void addSize(const std::vector<int64_t> &lengths, PickleText &pickle) {
 }
 
 /// TensorStorageMetadata(properties, size, chunks).
-void addTensorMetadata(const TensorSpec &tensor, PickleText &pickle) {
+void addTensorMetadata(const ChunkedTensor &tensor, PickleText &pickle) {
   pickle.object(kModule, "TensorStorageMetadata");
   pickle.emptyDictionary();
   pickle.mark();
@@ -62,30 +54,32 @@ void addTensorMetadata(const TensorSpec &tensor, PickleText &pickle) {
   addSize(tensor.shape, pickle);
   pickle.text("chunks");
   pickle.emptyList();
-  pickle.object(kModule, "ChunkStorageMetadata");
-  pickle.emptyDictionary();
-  pickle.mark();
-  pickle.text("offsets");
-  addSize(std::vector<int64_t>(tensor.shape.size(), 0), pickle);
-  pickle.text("sizes");
-  addSize(tensor.shape, pickle);
-  pickle.setItems();
-  pickle.build();
-  pickle.append();
+  for (const ChunkedTensor::Chunk &chunk : tensor.chunks) {
+    pickle.object(kModule, "ChunkStorageMetadata");
+    pickle.emptyDictionary();
+    pickle.mark();
+    pickle.text("offsets");
+    addSize(chunk.offsets, pickle);
+    pickle.text("sizes");
+    addSize(chunk.lengths, pickle);
+    pickle.setItems();
+    pickle.build();
+    pickle.append();
+  }
   pickle.setItems();
   pickle.build();
 }
 
-/// MetadataIndex(fqn, offset, index) and _StorageInfo(relative_path, offset, length). `dimensions`: of a tensor.
-void addPlace(const WrittenObject &place, std::optional<size_t> dimensions, PickleText &pickle) {
+/// MetadataIndex(fqn, offset, index) and _StorageInfo(relative_path, offset, length). `chunk`: null for an object.
+void addPlace(const Place &place, const ChunkedTensor::Chunk *chunk, PickleText &pickle) {
   pickle.object(kModule, "MetadataIndex");
   pickle.emptyDictionary();
   pickle.mark();
   pickle.text("fqn");
   pickle.text(place.name);
   pickle.text("offset");
-  if (dimensions)
-    addSize(std::vector<int64_t>(*dimensions, 0), pickle);
+  if (chunk)
+    addSize(chunk->offsets, pickle);
   else
     pickle.none();
   pickle.text("index");
@@ -115,7 +109,9 @@ void addKeys(const std::string &name, PickleText &pickle) {
   pickle.tuple();
 }
 
-std::string metadataOf(const std::vector<WrittenChunk> &chunks, const std::vector<WrittenObject> &objects) {
+/// `chunks`: of all tensors in order.
+std::string metadataOf(const std::vector<ChunkedTensor> &tensors, const std::vector<Place> &chunks,
+                       const std::vector<Place> &objects) {
   PickleText pickle;
   pickle.object(kModule, "Metadata");
   pickle.emptyDictionary();
@@ -123,11 +119,11 @@ std::string metadataOf(const std::vector<WrittenChunk> &chunks, const std::vecto
   pickle.text("state_dict_metadata");
   pickle.emptyDictionary();
   pickle.mark();
-  for (const WrittenChunk &chunk : chunks) {
-    pickle.text(chunk.tensor.name);
-    addTensorMetadata(chunk.tensor, pickle);
+  for (const ChunkedTensor &tensor : tensors) {
+    pickle.text(tensor.name);
+    addTensorMetadata(tensor, pickle);
   }
-  for (const WrittenObject &object : objects) {
+  for (const Place &object : objects) {
     pickle.text(object.name);
     pickle.object(kModule, "BytesStorageMetadata");
   }
@@ -135,18 +131,20 @@ std::string metadataOf(const std::vector<WrittenChunk> &chunks, const std::vecto
   pickle.text("planner_data");
   pickle.emptyDictionary();
   pickle.mark();
-  for (const WrittenChunk &chunk : chunks)
-    addKeys(chunk.tensor.name, pickle);
-  for (const WrittenObject &object : objects)
+  for (const ChunkedTensor &tensor : tensors)
+    addKeys(tensor.name, pickle);
+  for (const Place &object : objects)
     addKeys(object.name, pickle);
   pickle.setItems();
   pickle.text("storage_data");
   pickle.emptyDictionary();
   pickle.mark();
-  for (const WrittenChunk &chunk : chunks)
-    addPlace({chunk.tensor.name, chunk.file, chunk.begin, chunk.bytes}, chunk.tensor.shape.size(), pickle);
-  for (const WrittenObject &object : objects)
-    addPlace(object, std::nullopt, pickle);
+  size_t next = 0;
+  for (const ChunkedTensor &tensor : tensors)
+    for (const ChunkedTensor::Chunk &chunk : tensor.chunks)
+      addPlace(chunks[next++], &chunk, pickle);
+  for (const Place &object : objects)
+    addPlace(object, nullptr, pickle);
   pickle.setItems();
   pickle.text("storage_meta");
   pickle.none();
@@ -158,9 +156,9 @@ std::string metadataOf(const std::vector<WrittenChunk> &chunks, const std::vecto
 }
 
 /// Writes all objects to one file.
-Result<std::vector<WrittenObject>> writeObjects(const std::string &folder, const std::string &name,
-                                                const std::vector<ObjectSpec> &objects) {
-  std::vector<WrittenObject> written;
+Result<std::vector<Place>> writeObjects(const std::string &folder, const std::string &name,
+                                        const std::vector<ObjectSpec> &objects) {
+  std::vector<Place> written;
   uint64_t total = 0;
   for (const ObjectSpec &object : objects) {
     written.push_back({object.name, name, total, object.data.size()});
@@ -212,58 +210,58 @@ bool holdsObject(StorageFormat format, std::string_view name) {
          (format == StorageFormat::megatron && (name == kMegatronCommon || isShardedObject(name)));
 }
 
-Status createDcp(const std::string &folder, const std::vector<TensorSpec> &tensors,
-                 const std::vector<ObjectSpec> &objects, int64_t fileBytes, Checkpoint &checkpoint) {
+Status createDcp(const std::string &folder, const std::vector<ChunkedTensor> &tensors,
+                 const std::vector<ObjectSpec> &objects, int64_t fileBytes) {
   constexpr uint64_t kAlignment = 64;
-  std::vector<WrittenChunk> chunks;
-  const std::vector<std::vector<TensorSpec>> files = splitIntoFiles(tensors, fileBytes);
+  std::vector<TensorSpec> all; // the chunks
+  for (const ChunkedTensor &tensor : tensors)
+    for (const ChunkedTensor::Chunk &chunk : tensor.chunks) {
+      int64_t bytes = schema::itemBytes(tensor.dtype);
+      for (const int64_t length : chunk.lengths)
+        bytes *= length;
+      all.push_back({tensor.name, tensor.dtype, chunk.lengths, bytes});
+    }
+  std::vector<Place> chunks;
+  const std::vector<std::vector<TensorSpec>> files = splitIntoFiles(all, fileBytes);
   for (size_t number = 0; number < files.size(); ++number) {
-    const std::string name = "__0_" + std::to_string(number) + ".distcp", path = folder + "/" + name;
+    const std::string name = "__0_" + std::to_string(number) + ".distcp";
     std::vector<std::pair<uint64_t, TorchArchive>> archives;
     uint64_t total = 0;
-    for (const TensorSpec &tensor : files[number]) {
+    for (const TensorSpec &chunk : files[number]) {
       total = (total + kAlignment - 1) / kAlignment * kAlignment;
-      archives.emplace_back(total, TorchArchive({tensor}, TorchArchive::Content::tensor));
-      chunks.push_back({tensor, name, total, archives.back().second.bytes()});
+      archives.emplace_back(total, TorchArchive({chunk}, TorchArchive::Content::tensor));
+      chunks.push_back({chunk.name, name, total, archives.back().second.bytes()});
       total += archives.back().second.bytes();
     }
     std::vector<MappedFile::Part> parts;
     for (const auto &[begin, archive] : archives)
       archive.addTo(parts, begin);
-    Result<MappedFile> file = MappedFile::create(path, total, parts);
-    if (!file.ok())
+    if (const Result<MappedFile> file = MappedFile::create(folder + "/" + name, total, parts); !file.ok())
       return file.status();
-    std::byte *data = file->data();
-    checkpoint.files.push_back(std::move(*file));
-    for (size_t i = 0; i < archives.size(); ++i) {
-      const auto &[begin, archive] = archives[i];
-      const TensorSpec &tensor = files[number][i];
-      checkpoint.tensors[tensor.name] = {path, tensor.dtype, tensor.shape, data + begin + archive.dataAt(0),
-                                         tensor.bytes};
-    }
   }
   const auto written = writeObjects(folder, "__0_" + std::to_string(files.size()) + ".distcp", objects);
   if (!written.ok())
     return written.status();
-  return writeFile(folder + "/.metadata", metadataOf(chunks, *written));
+  return writeFile(folder + "/.metadata", metadataOf(tensors, chunks, *written));
 }
 
-Status createMegatron(const std::string &folder, const std::vector<TensorSpec> &tensors,
-                      const std::vector<ObjectSpec> &objects, int64_t fileBytes, Checkpoint &checkpoint) {
+Status createMegatron(const std::string &folder, const std::vector<ChunkedTensor> &tensors,
+                      const std::vector<ObjectSpec> &objects, int64_t fileBytes) {
   constexpr std::string_view kCommonObject = "common_state/shard_0_1"; // in place of `common.pt`, from 0.18 on
   std::vector<ObjectSpec> sharded = objects;
   std::erase_if(sharded, [](const ObjectSpec &object) { return object.name == kMegatronCommon; });
-  if (Status status = createDcp(folder, tensors, sharded, fileBytes, checkpoint); !status.ok())
+  if (Status status = createDcp(folder, tensors, sharded, fileBytes); !status.ok())
     return status;
   const std::string common = folder + "/" + kMegatronCommon;
   const auto named = [&](std::string_view name) {
     return std::find_if(objects.begin(), objects.end(), [&](const ObjectSpec &object) { return object.name == name; });
   };
   Status status;
+  Checkpoint empty;
   if (const auto given = named(kMegatronCommon); given != objects.end())
     status = writeFile(common, std::string(given->data));
   else if (named(kCommonObject) == objects.end())
-    status = createTorchFile(common, {}, checkpoint);
+    status = createTorchFile(common, {}, empty);
   if (!status.ok())
     return status;
   return writeFile(folder + "/metadata.json", R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"

@@ -49,22 +49,65 @@ std::string locationOf(const schema::Endpoint &endpoint, uint32_t meshRank) {
   return endpoint.checkpoint() ? "the checkpoint" : meshRankName(endpoint, meshRank);
 }
 
-/// Creates a checkpoint of a format.
+/// Creates a checkpoint of a format whose tensors each have one chunk.
 Status createOf(schema::StorageFormat format, const std::string &folder, const std::vector<TensorSpec> &tensors,
-                const std::vector<ObjectSpec> &objects, int64_t fileBytes, Checkpoint &checkpoint) {
+                int64_t fileBytes, Checkpoint &checkpoint) {
   switch (format) {
   case schema::StorageFormat::safetensors:
     return createCheckpoint(folder, tensors, fileBytes, checkpoint);
   case schema::StorageFormat::dcp_safetensors:
     return createDcpSafetensors(folder, tensors, fileBytes, checkpoint);
-  case schema::StorageFormat::dcp:
-    return createDcp(folder, tensors, objects, fileBytes, checkpoint);
   case schema::StorageFormat::torch_save:
     return createTorchFile(folder + "/" + kTorchFile, tensors, checkpoint);
-  case schema::StorageFormat::megatron:
-    return createMegatron(folder, tensors, objects, fileBytes, checkpoint);
+  default:
+    return failed("unknown format of a checkpoint");
   }
-  return failed("unknown format of a checkpoint");
+}
+
+/// Where a mesh rank's chunk of a param begins in the whole tensor, and the shape of that. Each dimension is cut along
+/// at most one axis; coordinates without a piece have length 0.
+Status placeChunk(const schema::Endpoint &endpoint, const schema::Param &param, uint32_t meshRank,
+                  ChunkedTensor::Chunk &chunk, std::vector<int64_t> &shape) {
+  chunk.offsets.clear();
+  shape.clear();
+  for (const schema::Extent *extent : orEmpty(param.shape())) {
+    const int64_t at = schema::coordinate(endpoint, extent->axes(), meshRank);
+    int64_t begin = 0, end = 0;
+    for (int64_t i = 0; i < static_cast<int64_t>(extent->at()->size()); ++i) {
+      begin = i == at ? end : begin;
+      if (__builtin_add_overflow(end, extent->at()->Get(i), &end) || schema::orEmpty(extent->axes()).size() > 1)
+        return failed("the chunks of param '" + param.name()->str() + "' are no grid");
+    }
+    chunk.offsets.push_back(begin);
+    shape.push_back(end);
+  }
+  return {};
+}
+
+/// The tensors of a checkpoint in a format with chunks, one chunk for each mesh rank that has a part of the tensor.
+Result<std::vector<ChunkedTensor>> chunkedTensors(const Plan &plan, uint32_t endpointNumber) {
+  const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(endpointNumber);
+  std::vector<ChunkedTensor> tensors;
+  std::map<std::string, size_t> numbers;
+  for (uint32_t p = 0; p < orEmpty(endpoint.params()).size(); ++p) {
+    const schema::Param &param = *endpoint.params()->Get(p);
+    for (uint32_t meshRank = 0; meshRank < endpoint.ranks()->size() && schema::bindable(param); ++meshRank) {
+      if (!schema::present(endpoint, param, meshRank))
+        continue;
+      ChunkedTensor::Chunk chunk;
+      std::vector<int64_t> shape;
+      if (Status status = placeChunk(endpoint, param, meshRank, chunk, shape); !status.ok())
+        return status;
+      for (schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, p, meshRank)) {
+        const auto [at, added] = numbers.try_emplace(instance.name, tensors.size());
+        if (added)
+          tensors.push_back({instance.name, schema::storageDtypeOf(param), shape, {}});
+        chunk.lengths = std::move(instance.shape);
+        tensors[at->second].chunks.push_back(chunk);
+      }
+    }
+  }
+  return tensors;
 }
 
 std::vector<std::string> namesOf(const StoredCheckpoint &checkpoint) {
@@ -233,9 +276,9 @@ Status Memory::bindFile(uint32_t endpointNumber, uint32_t meshRankNumber, const 
   return reportLeft(endpointNumber, what, std::move(left), unknown);
 }
 
-/// Opens a checkpoint in a format with chunks. Mesh rank i is bound to chunk i of each tensor. The lengths of all
-/// chunks in order, which tile the tensor, determine their offsets: it is enough to compare the lengths with the
-/// plan's.
+/// Opens a checkpoint in a format with chunks. The mesh ranks that have a param are bound to its chunks in order. The
+/// lengths of all chunks in order, which tile the tensor, determine their offsets: it is enough to compare the lengths
+/// with the plan's.
 Status Memory::openChunks(uint32_t endpointNumber, const std::string &path, bool writable,
                           std::set<std::string> *unknown) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
@@ -270,13 +313,13 @@ Status Memory::openChunks(uint32_t endpointNumber, const std::string &path, bool
         if (tensor.dtype != schema::storageDtypeOf(param))
           return failed(title + " is " + schema::dtypeName(tensor.dtype) + ", expected " +
                         schema::dtypeName(schema::storageDtypeOf(param)));
-        if (meshRank >= tensor.chunks.size() || tensor.chunks[meshRank].lengths != instance.shape)
-          return failed(title + ": chunk " + std::to_string(meshRank) + " " +
-                        (meshRank >= tensor.chunks.size() ? "does not exist"
-                                                          : "has shape " + shapeText(tensor.chunks[meshRank].lengths)) +
+        const size_t number = used[instance.name]++;
+        if (number >= tensor.chunks.size() || tensor.chunks[number].lengths != instance.shape)
+          return failed(title + ": chunk " + std::to_string(number) + " " +
+                        (number >= tensor.chunks.size() ? "does not exist"
+                                                        : "has shape " + shapeText(tensor.chunks[number].lengths)) +
                         ", expected shape " + shapeText(instance.shape) + ", that of the plan" + remedy);
-        const StoredChunk &chunk = tensor.chunks[meshRank];
-        ++used[instance.name];
+        const StoredChunk &chunk = tensor.chunks[number];
         if (chunk.bytes == 0) { // it may be in no file, and its memory is not accessed
           static std::byte empty{};
           memory.params[p][instance.instance] = &empty;
@@ -361,6 +404,16 @@ Status Memory::createFiles(uint32_t endpointNumber, const std::string &folder, u
   if (endpointNumber == 0 && endpoint.format() != schema::StorageFormat::safetensors)
     return failed(std::string("a source of format '") + name(schema::formatOf(endpoint)) +
                   "' cannot be written, expected 'safetensors'");
+  const auto fileBytes = static_cast<int64_t>(shardBytes ? shardBytes : kShardBytes);
+  if (const reshard::StorageFormat format = schema::formatOf(endpoint); writesChunks(format)) {
+    const Result<std::vector<ChunkedTensor>> tensors = chunkedTensors(plan_, endpointNumber);
+    if (!tensors.ok())
+      return tensors.status();
+    const auto create = format == reshard::StorageFormat::dcp ? createDcp : createMegatron;
+    if (Status status = create(folder, *tensors, objects, fileBytes); !status.ok())
+      return status;
+    return openChunks(endpointNumber, folder, true, nullptr);
+  }
   for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
     if (!mine(endpoint, p))
       continue;
@@ -370,8 +423,7 @@ Status Memory::createFiles(uint32_t endpointNumber, const std::string &folder, u
     checkpoints_.push_back(std::make_unique<Checkpoint>());
     Checkpoint &checkpoint = *checkpoints_.back();
     if (Status status = endpoint.checkpoint()
-                            ? createOf(endpoint.format(), folder, tensors, objects,
-                                       static_cast<int64_t>(shardBytes ? shardBytes : kShardBytes), checkpoint)
+                            ? createOf(endpoint.format(), folder, tensors, fileBytes, checkpoint)
                             : createSafetensors(folder + "/" + rankFile(endpoint.ranks()->Get(p)), tensors, checkpoint);
         !status.ok())
       return status;

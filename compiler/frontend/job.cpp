@@ -182,7 +182,7 @@ private:
         diagnostics_.error(axis->at, "unknown axis '" + axis->text + "' in 'group'" + suggestion(axis->text, known));
   }
 
-  /// Reads `storage`: a path, or {folder, format}. Returns the format, if it is stated.
+  /// Reads `storage`: a path, or {folder, format, chunk}. Returns the format, if it is stated.
   std::optional<StorageFormat> readStorage(const Node &node, EndpointDeclaration &endpoint) {
     endpoint.storage = true;
     endpoint.storageAt = node.at;
@@ -200,6 +200,12 @@ private:
         refuse(*named, "safetensors, dcp-safetensors, dcp, megatron or torch-save", "'format' of 'storage'",
                diagnostics_);
     }
+    if (const Node *chunk = fields.find("chunk")) {
+      if (endpoint.role == "source" || !format || !writesChunks(*format))
+        diagnostics_.error(chunk->at, "'chunk' is the largest chunk of a tensor in a target of format dcp or megatron");
+      else
+        endpoint.chunkBytes = readBytes(*chunk, "'chunk'", diagnostics_).value_or(kChunkBytes);
+    }
     fields.finish();
     return format;
   }
@@ -216,7 +222,7 @@ private:
     if (other && !endpoint.checkpoint)
       return diagnostics_.error(endpoint.storageAt, std::string("'format: ") + name(*format) +
                                                         "' and 'mesh' cannot be combined: the files of a source state "
-                                                        "its chunks, and a target has one for each tensor; remove "
+                                                        "its chunks, and 'chunk' limits those of a target; remove "
                                                         "'mesh'");
     endpoint.format = format.value_or(StorageFormat::safetensors);
     if (endpoint.role != "source" || endpoint.directory.empty() || (!endpoint.form.storedAt && !endpoint.checkpoint))

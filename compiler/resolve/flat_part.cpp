@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <set>
 
 namespace reshard {
 
@@ -37,6 +38,13 @@ IndexMap restricted(const IndexMap &map, int64_t begin, int64_t end) {
 }
 
 } // namespace
+
+bool sumsPositions(const ir::Part &part) {
+  std::set<int> seen;
+  return std::any_of(part.dimensions.begin(), part.dimensions.end(), [&](const ir::PartDimension &dimension) {
+    return dimension.param >= 0 && !seen.insert(dimension.param).second;
+  });
+}
 
 FlatPart::FlatPart(FlatShares shares) : shares_(std::move(shares)) {
   std::vector<Range> ranges;

@@ -16,6 +16,9 @@ struct FlatInterval {
   int64_t begin = 0, end = 0;
 };
 
+/// Whether a part lies in a flat buffer: its positions there are sums of positions of several dimensions.
+bool sumsPositions(const ir::Part &part);
+
 /// By dimension of a part: logical position -> its share of the position in the buffer.
 using FlatShares = std::vector<ir::IndexMap>;
 

@@ -11,6 +11,7 @@
 #include "compiler/resolve/params.h"
 #include "compiler/resolve/quantize.h"
 #include "compiler/resolve/stored_chunks.h"
+#include "compiler/resolve/target_chunks.h"
 #include "compiler/resolve/tensors.h"
 #include "support/glob.h"
 
@@ -396,6 +397,8 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
     declared.forms.push_back(params.forms());
     if (declaration.files && endpoint.format != StorageFormat::safetensors && diagnostics.errors() == errorsBefore)
       placeStoredChunks(layout, tensors, context, {declared.at.back(), declared.forms.back()}, diagnostics);
+    else if (!context.source() && writesChunks(endpoint.format) && diagnostics.errors() == errorsBefore)
+      cutIntoChunks(tensors, context, declared.forms.back(), diagnostics);
     layout.endpoints.push_back(std::move(endpoint));
     checkParamNames(layout, layout.endpoints.back(), declared.at.back(), {}, diagnostics);
   }

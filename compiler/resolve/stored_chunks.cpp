@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compiler/resolve/stored_chunks.h"
 
+#include "compiler/resolve/cut_sharding.h"
 #include "compiler/resolve/flat_part.h"
 #include "compiler/resolve/quantize.h"
 #include "support/nearest.h"
@@ -8,7 +9,6 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <set>
 #include <utility>
 
 namespace reshard {
@@ -18,19 +18,6 @@ using ir::IndexMap;
 namespace {
 
 constexpr const char *kAxis = "stored_chunk";
-
-/// Consecutive positions from `offset` on, numbered from 0.
-IndexMap interval(int64_t offset, int64_t length) {
-  return length == 0 ? IndexMap{} : IndexMap{{offset, 0, length, 1, 0, 0}};
-}
-
-/// Whether positions of a part in the param are sums of positions of several dimensions.
-bool flat(const ir::Part &part) {
-  std::set<int> seen;
-  return std::any_of(part.dimensions.begin(), part.dimensions.end(), [&](const ir::PartDimension &dimension) {
-    return dimension.param >= 0 && !seen.insert(dimension.param).second;
-  });
-}
 
 /// One param of the endpoint: the chunks of its instances.
 class ChunkedParam {
@@ -91,7 +78,7 @@ private:
       result.shape[d] = extent(result.shape[d].at[0], chunks, d);
     result.parts.clear();
     for (ir::Part part : param_.parts) {
-      const bool several = flat(part) && chunks.size() > 1;
+      const bool several = sumsPositions(part) && chunks.size() > 1;
       for (size_t i = 0; i < part.dimensions.size(); ++i) {
         ir::PartDimension &dimension = part.dimensions[i];
         if (dimension.param < 0)
@@ -150,30 +137,14 @@ private:
     return result;
   }
 
-  /// The sharding of dimension d of the param, restricted to each chunk. `padding`: only local positions have a
-  /// meaning.
+  /// The sharding of dimension d of the param, restricted to each chunk. `padding`: as for cutSharding.
   unsigned cut(unsigned sharding, const std::vector<FileChunk> &chunks, int d, bool padding) {
-    const ir::Sharding old = endpoint_.shardings[sharding];
-    const int64_t length = param_.shape[d].at[0];
-    if (whole(length, chunks, d))
+    if (whole(param_.shape[d].at[0], chunks, d))
       return sharding;
-    ir::Sharding result{{chunkAxis()}, std::vector<IndexMap>(static_cast<size_t>(meshRanks())), 1};
-    std::map<std::pair<int64_t, int64_t>, IndexMap> known; // chunks of other dimensions repeat these
-    for (size_t i = 0; i < chunks.size(); ++i) {
-      const auto [at, added] = known.try_emplace({chunks[i].offsets[d], chunks[i].lengths[d]});
-      if (added) {
-        at->second = compose(old.at[0], interval(chunks[i].offsets[d], chunks[i].lengths[d]));
-        for (ir::IndexBlock &block : at->second)
-          if (padding) {
-            block.from = block.to;
-            block.fromStep = block.toStep;
-          }
-        if (padding)
-          at->second = ir::normalize(std::move(at->second));
-      }
-      result.at[i] = at->second;
-    }
-    return context_.intern(std::move(result));
+    std::vector<Interval> intervals(static_cast<size_t>(meshRanks()));
+    for (size_t i = 0; i < chunks.size(); ++i)
+      intervals[i] = {chunks[i].offsets[d], chunks[i].offsets[d] + chunks[i].lengths[d]};
+    return cutSharding(context_, sharding, intervals, chunkAxis(), padding);
   }
 
   /// Adds the cuts of a part of a flat buffer at the ends of chunks.
@@ -262,7 +233,7 @@ private:
       const std::vector<ir::Part> &parts = endpoint_.params[p].parts;
       const bool cut = std::any_of(found[p].begin(), found[p].end(),
                                    [](const FileTensor *tensor) { return tensor->chunks.size() > 1; });
-      if (!cut || std::none_of(parts.begin(), parts.end(), flat))
+      if (!cut || std::none_of(parts.begin(), parts.end(), sumsPositions))
         continue;
       cuts += parts.size() * most;
       if (cuts > kMostCuts)
@@ -371,19 +342,12 @@ private:
                     "; 'dtype: stored' in the source uses the dtypes of its files");
       return false;
     }
-    if (tensor.chunks.size() > 1 && opaque(param)) {
+    if (tensor.chunks.size() > 1 && tensors_.opaque(param)) {
       refuse(p, title + " is stored in " + std::to_string(tensor.chunks.size()) + " chunks, but param '" + param.name +
                     "' holds an opaque tensor, expected one chunk");
       return false;
     }
     return true;
-  }
-
-  /// Whether the param holds elements of a tensor that cannot be split.
-  bool opaque(const ir::Param &param) const {
-    return std::any_of(param.parts.begin(), param.parts.end(), [&](const ir::Part &part) {
-      return part.pattern >= 0 && tensors_.opaque(tensors_.canonical(static_cast<unsigned>(part.pattern)));
-    });
   }
 
   void reportMissing() {

@@ -161,6 +161,12 @@ std::vector<unsigned> Tensors::matching(const std::string &name) const {
   return result;
 }
 
+bool Tensors::opaque(const ir::Param &param) const {
+  return std::any_of(param.parts.begin(), param.parts.end(), [&](const ir::Part &part) {
+    return part.pattern >= 0 && opaque(canonical(static_cast<unsigned>(part.pattern)));
+  });
+}
+
 std::optional<unsigned> Tensors::find(const std::string &name) const {
   const std::vector<unsigned> found = matching(name);
   return found.size() == 1 ? std::optional(found[0]) : std::nullopt;

@@ -33,6 +33,8 @@ public:
   const std::string &name(unsigned tensor) const { return tensors_[tensor].declaration->name; }
   /// Whether its bytes cannot be split.
   bool opaque(unsigned tensor) const { return tensors_[tensors_[tensor].canonical].declaration->opaque; }
+  /// Whether a param holds elements of such a tensor.
+  bool opaque(const ir::Param &param) const;
   /// The declared tensor that defines a pattern.
   unsigned canonical(unsigned pattern) const { return canonical_[pattern]; }
 

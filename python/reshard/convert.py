@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--copy", metavar="DIR", help="copy config.json, the tokenizer and all other small files of DIR into TARGET")
     add("--memory", metavar="SIZE", help="keep the resident memory of each process below SIZE, for example 4GiB")
     add("--max-shard-size", metavar="SIZE", help="the largest size of one file of TARGET (default: 5GB)")
+    add("--chunk", metavar="SIZE", help="the largest chunk of a tensor in a TARGET that is DCP or torch_dist (default: 64MiB)")
     add("--resume", action="store_true", help="keep an unfinished TARGET if the conversion is killed or fails, and continue one that is there, of a run with the same options")
     add("--no-sync", action="store_true", help="do not wait until the files of TARGET are on their device: a loss of power may damage a finished TARGET, and "
         "later errors of the device are not reported")
@@ -175,12 +176,17 @@ def _shards(tensors: dict[str, dict]) -> str:
             + "; the format does not state how many there were: --model or --config would show by the shapes that one is lost")
 
 
+def _format(options: argparse.Namespace) -> str:
+    """The format of the target, if it is a checkpoint."""
+    return _FRAMEWORKS[options.to][0] if options.to in _FRAMEWORKS else _FORMATS[options.to]
+
+
 def _storage(options: argparse.Namespace) -> dict[str, Any]:
     """Where and how the target is written."""
     folder = str(Path(options.target).resolve())
     if options.mesh:
         return {"storage": folder, "mesh": _mesh(options)}
-    return {"storage": {"folder": folder, "format": _FRAMEWORKS[options.to][0] if options.to in _FRAMEWORKS else _FORMATS[options.to]}}
+    return {"storage": {"folder": folder, "format": _format(options)} | ({"chunk": options.chunk} if options.chunk else {})}
 
 
 def _target_layout(options: argparse.Namespace, model: Model, switches: dict[str, int]) -> tuple[str, dict[str, tuple[int, ...]]]:
@@ -321,6 +327,8 @@ def _conversion(options: argparse.Namespace, contents: dict) -> _Conversion:
     if not options.to:
         by_name = options.rename or options.target_layout or not (names_model or config)
         options.to = "safetensors" if by_name else "hf"
+    if options.chunk and (options.mesh or options.to not in ("dcp", "fsdp2", "megatron", "torch_dist")):
+        raise Error("unexpected --chunk: a TARGET of --to=dcp, fsdp2, megatron or torch_dist without --mesh has chunks")
     if options.to in _FRAMEWORKS or options.mesh or options.target_layout:
         if not (names_model or config):
             raise Error(f"found no config.json in '{options.source}' or beside it: --config=FILE or --model=NAME states the model of --to={options.to}; "

@@ -95,6 +95,14 @@ layouts:
         self.assertIn("1 object\n", text)
         self.assertIn("  object rng  ", text)
 
+    def test_chunks(self):
+        self.convert("hf", "chunks", "--to=dcp", "--chunk=40")
+        sizes = [chunk["bytes"] for tensor in json.loads(run("reshard-inspect", self.folder / "chunks", "--format=json").stdout)["tensors"].values() for chunk in tensor["chunks"]]
+        self.assertGreater(len(sizes), len(values()))
+        self.assertLessEqual(max(sizes), 40)
+        self.convert("chunks", "out")
+        self.check("out", values())
+
     def test_reports(self):
         self.convert("hf", "out", "--report=r.json")
         self.assertEqual(json.loads((self.folder / "r.json").read_text())["checked_bytes"], sum(array.nbytes for array in values().values()))
@@ -193,6 +201,8 @@ layouts:
                                  (("hf", "out", "--unquantized=*"), "unexpected --unquantized without --quantize"),
                                  (("hf", "out", "--rename=a=b", "--rename=a=c"), "--rename is given twice for 'a'"),
                                  (("hf", "out", "--to=torch-save", "--max-shard-size=1GB"), "unexpected --max-shard-size"),
+                                 (("hf", "out", "--to=torch-save", "--chunk=1MiB"), "unexpected --chunk: a TARGET of --to=dcp"),
+                                 (("hf", "out", "--chunk=1MiB"), "unexpected --chunk: a TARGET of --to=dcp"),
                                  (("hf", "out", "--only=*.none"), "'*.none' in 'only' matches no param of the target"),
                                  (("hf", "out", "--report=none/r.json"), "--report=none/r.json: found no folder 'none'"),
                                  (("hf", "out", "--report=hf/r.json"), "--report=hf/r.json is in 'hf', expected a file outside"),

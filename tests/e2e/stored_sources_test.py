@@ -3,6 +3,7 @@
 every byte, with chunks that differ from layer to layer, and the errors of checkpoints that do not fit the job or the
 plan. tests/frameworks/checkpoint_formats_test.py does the same with the files of the real packages."""
 
+import itertools
 import json
 import pickle
 import shutil
@@ -69,6 +70,18 @@ def chunks(name: str, shape: tuple[int, ...]) -> list[tuple[tuple[int, int], ...
     if name == "model.stacked":
         return [((layer, layer + 1), (a, b), (0, 3)) for layer in range(LAYERS) for a, b in ((0, 1), (1, 4))]
     return [whole]
+
+
+def grid(array: np.ndarray, limit: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The offsets and lengths of the chunks in which a target stores a tensor."""
+    lengths, size = list(array.shape), array.nbytes
+    for d in range(array.ndim):
+        if size <= limit:
+            break
+        size //= array.shape[d]
+        lengths[d] = max(1, limit // size)
+    starts = [range(0, max(full, 1), max(length, 1)) for full, length in zip(array.shape, lengths)]
+    return [(at, tuple(min(length, full - begin) for begin, length, full in zip(at, lengths, array.shape))) for at in itertools.product(*starts)]
 
 
 def expected() -> dict[str, np.ndarray]:
@@ -162,6 +175,35 @@ class StoredSources(FolderTest):
                     self.compile(f"{{layout: hf, storage: {{folder: {out.name}, format: {format}}}}}", "{layout: hf, storage: hf}")
                     self.execute(f"--target={out}-hf", "--check", *(["--allow=extra"] if format == "megatron" else []))  # common.pt
                     self.check(load_file(f"{out}-hf/model.safetensors"), expected())
+
+    def test_a_target_in_chunks(self):
+        """`chunk` limits the chunks of a tensor: its first dimension is cut, and the next one if one position of it is larger."""
+        self.dcp()
+        self.compile("{layout: saved, storage: dcp}", "{layout: tp, storage: ranks, mesh: {tp: 2}}")
+        self.execute()
+        parallel = ("timeout", "-k10", "100", "mpirun", "-n", "2")
+        cases = [(("saved, storage: dcp",), (), limit) for limit in (1, 16, 40, 100)]
+        cases += [(("tp, mesh: {tp: 2}", "--source=ranks"), (), 16), (("tp, mesh: {tp: 2}", "--source=ranks"), (*parallel,), 16)]
+        for format in ("dcp", "megatron"):
+            for (source, *options), launcher, limit in cases:
+                with self.subTest(format=format, limit=limit, source=source, launcher=launcher):
+                    for folder in ("out", "hf"):
+                        shutil.rmtree(self.folder / folder, ignore_errors=True)
+                    self.compile(f"{{layout: {source}}}", f"{{layout: hf, storage: {{folder: out, format: {format}, chunk: {limit}}}}}")
+                    run("reshard-inspect", self.folder / "p.rplan", "--verify")
+                    run(*launcher, BIN / "reshard-exec", "p.rplan", "--check", *options, *(("--transport=mpi",) if launcher else ()), cwd=self.folder, env=MPIRUN)
+                    listing = json.loads(run("reshard-inspect", self.folder / "out", "--format=json").stdout)["tensors"]
+                    for name, array in expected().items():
+                        found = [(tuple(chunk["offsets"]), tuple(chunk["lengths"])) for chunk in listing[name]["chunks"]]
+                        self.assertEqual(found, grid(array, limit), name)
+                    self.compile(f"{{layout: hf, storage: {{folder: out, format: {format}}}}}", "{layout: hf, storage: hf}")
+                    self.execute("--check", *(["--allow=extra"] if format == "megatron" else []))  # common.pt
+                    self.check(load_file(self.folder / "hf/model.safetensors"), expected())
+
+    def test_a_source_states_its_chunks(self):
+        self.dcp()
+        self.assertIn("'chunk' is the largest chunk of a tensor in a target of format dcp or megatron",
+                      self.compile("{layout: saved, storage: {folder: dcp, format: dcp, chunk: 64}}", "{layout: hf, storage: x}", code=2))
 
     def test_tied_weights_are_stored_once(self):
         self.dcp()

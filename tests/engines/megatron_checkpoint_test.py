@@ -112,12 +112,12 @@ def through(rank, yaml, layout, source, others, config="{}", left=(), recognized
     if recognized:
         text = on_rank_0(rank, lambda: command(folder, "saved", "hf", "--config=config.json", "--allow=extra"))
         assert f"layouts: {layout} to hf\n" in text, text
-        on_rank_0(rank, lambda: command(folder, "hf", "ours", "--config=config.json", "--to=megatron", f"--target-layout={layout}"))
+        on_rank_0(rank, lambda: command(folder, "hf", "ours", "--config=config.json", "--to=megatron", f"--target-layout={layout}", "--chunk=4KiB"))
     else:
         megatron, hf = (f", ignore: '{glob}'" for glob in left) if left else ("", "")
         on_rank_0(rank, lambda: convert(folder, yaml, f"{{layout: {layout}, storage: saved{megatron}}}", f"{{layout: hf, storage: hf{hf}}}"))
         on_rank_0(rank, lambda: convert(
-            folder, yaml, f"{{layout: hf, storage: hf{hf}}}", f"{{layout: {layout}, storage: {{folder: ours, format: megatron}}{megatron}}}"))
+            folder, yaml, f"{{layout: hf, storage: hf{hf}}}", f"{{layout: {layout}, storage: {{folder: ours, format: megatron, chunk: 4KiB}}{megatron}}}"))
     for other in others:
         expected = {name: value for name, value in load(other, folder / "saved", flag).items() if not any(fnmatch(name, glob) for glob in left)}
         found = load(other, folder / "ours", flag)

@@ -389,7 +389,8 @@ class CheckpointFormats(FolderTest):
             for format in ("dcp", "dcp-safetensors", "megatron"):
                 (self.folder / "ours" / format).mkdir(parents=True, exist_ok=True)
                 source = self.folder / "theirs/dcp/1/plain" / name
-                self.move(source, "", {"folder": str(self.folder / "ours" / format / name), "format": format}, list(wanted[name]), lambda name=name: wanted[name])
+                chunks = {} if format == "dcp-safetensors" else {"chunk": 64}
+                self.move(source, "", {"folder": str(self.folder / "ours" / format / name), "format": format} | chunks, list(wanted[name]), lambda name=name: wanted[name])
         for world, shardings in SHARDINGS.items():
             self.run_ranks(world, loads_pairs, str(self.folder / "ours"))
             (self.folder / "ours/store").unlink(missing_ok=True)

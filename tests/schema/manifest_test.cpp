@@ -265,6 +265,13 @@ TEST(Manifest, Refusals) {
        "endpoint 'target' has file number 1, expected 0"},
       {"a checkpoint of ranks", [](Parts &p) { p.manifest.endpoints[0]->checkpoint = true; },
        "endpoint 'source' is a checkpoint with 2 mesh ranks, not in storage, expected one, in storage"},
+      {"a target whose format has whole tensors, in chunks",
+       [](Parts &p) {
+         p.manifest.endpoints[1]->ranks = {0, 1};
+         p.manifest.endpoints[1]->storage = p.manifest.endpoints[1]->checkpoint = true;
+         p.manifest.endpoints[1]->format = schema::StorageFormat::torch_save;
+       },
+       "endpoint 'target' is a checkpoint with 2 mesh ranks, expected one, in storage"},
       {"engine replicas of the source", [](Parts &p) { p.manifest.endpoints[0]->replicas = 2; },
        "endpoint 'source' has 2 engine replicas, expected them in the only target, with source and target on ranks"},
       {"too many engine replicas", [](Parts &p) { p.manifest.endpoints[1]->replicas = UINT32_MAX; },
