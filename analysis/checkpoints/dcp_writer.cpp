@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
 
 /// A chunk of a tensor, which is an archive, or an object in a file.
-struct Place {
+struct WrittenPlace {
   std::string name, file;
   uint64_t begin = 0, bytes = 0;
 };
@@ -71,7 +71,7 @@ void addTensorMetadata(const ChunkedTensor &tensor, PickleText &pickle) {
 }
 
 /// MetadataIndex(fqn, offset, index) and _StorageInfo(relative_path, offset, length). `chunk`: null for an object.
-void addPlace(const Place &place, const ChunkedTensor::Chunk *chunk, PickleText &pickle) {
+void addPlace(const WrittenPlace &place, const ChunkedTensor::Chunk *chunk, PickleText &pickle) {
   pickle.object(kModule, "MetadataIndex");
   pickle.emptyDictionary();
   pickle.mark();
@@ -110,8 +110,8 @@ void addKeys(const std::string &name, PickleText &pickle) {
 }
 
 /// `chunks`: of all tensors in order.
-std::string metadataOf(const std::vector<ChunkedTensor> &tensors, const std::vector<Place> &chunks,
-                       const std::vector<Place> &objects) {
+std::string metadataOf(const std::vector<ChunkedTensor> &tensors, const std::vector<WrittenPlace> &chunks,
+                       const std::vector<WrittenPlace> &objects) {
   PickleText pickle;
   pickle.object(kModule, "Metadata");
   pickle.emptyDictionary();
@@ -123,7 +123,7 @@ std::string metadataOf(const std::vector<ChunkedTensor> &tensors, const std::vec
     pickle.text(tensor.name);
     addTensorMetadata(tensor, pickle);
   }
-  for (const Place &object : objects) {
+  for (const WrittenPlace &object : objects) {
     pickle.text(object.name);
     pickle.object(kModule, "BytesStorageMetadata");
   }
@@ -133,7 +133,7 @@ std::string metadataOf(const std::vector<ChunkedTensor> &tensors, const std::vec
   pickle.mark();
   for (const ChunkedTensor &tensor : tensors)
     addKeys(tensor.name, pickle);
-  for (const Place &object : objects)
+  for (const WrittenPlace &object : objects)
     addKeys(object.name, pickle);
   pickle.setItems();
   pickle.text("storage_data");
@@ -143,7 +143,7 @@ std::string metadataOf(const std::vector<ChunkedTensor> &tensors, const std::vec
   for (const ChunkedTensor &tensor : tensors)
     for (const ChunkedTensor::Chunk &chunk : tensor.chunks)
       addPlace(chunks[next++], &chunk, pickle);
-  for (const Place &object : objects)
+  for (const WrittenPlace &object : objects)
     addPlace(object, nullptr, pickle);
   pickle.setItems();
   pickle.text("storage_meta");
@@ -156,9 +156,9 @@ std::string metadataOf(const std::vector<ChunkedTensor> &tensors, const std::vec
 }
 
 /// Writes all objects to one file.
-Result<std::vector<Place>> writeObjects(const std::string &folder, const std::string &name,
-                                        const std::vector<ObjectSpec> &objects) {
-  std::vector<Place> written;
+Result<std::vector<WrittenPlace>> writeObjects(const std::string &folder, const std::string &name,
+                                               const std::vector<ObjectSpec> &objects) {
+  std::vector<WrittenPlace> written;
   uint64_t total = 0;
   for (const ObjectSpec &object : objects) {
     written.push_back({object.name, name, total, object.data.size()});
@@ -221,7 +221,7 @@ Status createDcp(const std::string &folder, const std::vector<ChunkedTensor> &te
         bytes *= length;
       all.push_back({tensor.name, tensor.dtype, chunk.lengths, bytes});
     }
-  std::vector<Place> chunks;
+  std::vector<WrittenPlace> chunks;
   const std::vector<std::vector<TensorSpec>> files = splitIntoFiles(all, fileBytes);
   for (size_t number = 0; number < files.size(); ++number) {
     const std::string name = "__0_" + std::to_string(number) + ".distcp";
