@@ -202,7 +202,7 @@ private:
     }
     if (const Node *chunk = fields.find("chunk")) {
       if (endpoint.role == "source" || !format || !writesChunks(*format))
-        diagnostics_.error(chunk->at, "'chunk' is the largest chunk of a tensor in a target of format dcp or megatron");
+        diagnostics_.error(chunk->at, "'chunk' is the largest stored chunk of a target of format dcp or megatron");
       else
         endpoint.chunkBytes = readBytes(*chunk, "'chunk'", diagnostics_).value_or(kChunkBytes);
     }

@@ -202,7 +202,7 @@ class StoredSources(FolderTest):
 
     def test_a_source_states_its_chunks(self):
         self.dcp()
-        self.assertIn("'chunk' is the largest chunk of a tensor in a target of format dcp or megatron",
+        self.assertIn("'chunk' is the largest stored chunk of a target of format dcp or megatron",
                       self.compile("{layout: saved, storage: {folder: dcp, format: dcp, chunk: 64}}", "{layout: hf, storage: x}", code=2))
 
     def test_tied_weights_are_stored_once(self):
