@@ -2,6 +2,7 @@
 #include "tools/execution.h"
 
 #include "analysis/checkpoints/megatron_files.h"
+#include "analysis/checkpoints/stored_replicas.h"
 #include "analysis/files/copy_journal.h"
 #include "analysis/files/device_memory.h"
 #include "analysis/files/memory.h"
@@ -439,8 +440,14 @@ private:
     const double begin = now();
     const WorkDeadline deadline("the comparison of replicas", options_.timeout);
     ProgressLine progress("compare replicas");
-    const ReplicaResult result = compareReplicas(
-        *plan_, source, threads_, {[&](double fraction) { progress.at(fraction); }, [&] { limit.check(); }});
+    ReplicaResult result = compareReplicas(*plan_, source, threads_,
+                                           {[&](double fraction) { progress.at(fraction); }, [&] { limit.check(); }});
+    const std::vector<StoredReplica> &stored = source.storedReplicas();
+    const Result<StoredReplicaResult> files =
+        compareStoredReplicas(source_, stored, threads_, [&](double fraction) { progress.at(fraction); });
+    throwOnError(files.status(), kUsage);
+    result.comparedBytes += files->comparedBytes;
+    result.differences.insert(result.differences.end(), files->differences.begin(), files->differences.end());
     trace_.add("compare replicas", begin);
     constexpr size_t kShown = 20;
     for (size_t i = 0; i < result.differences.size() && i < kShown; ++i)
@@ -626,7 +633,8 @@ private:
     const bool wanted = allReduceMin(options_.report.empty()) == 0; // by some process
     const Json by = wanted ? bytesBy() : Json();
     const auto resumed = static_cast<uint64_t>(options_.resume ? sum(journal_->found().bytes) : 0);
-    const int64_t checkedBytes = wanted ? sum(result_.checkedBytes) : 0, mismatches = wanted ? sum(result_.mismatches) : 0;
+    const int64_t checkedBytes = wanted ? sum(result_.checkedBytes) : 0,
+                  mismatches = wanted ? sum(result_.mismatches) : 0;
     if (!ranks_.empty() && ranks_[0] != 0)
       return; // the first process prints for all
     const uint64_t bytes =

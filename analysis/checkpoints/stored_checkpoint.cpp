@@ -22,14 +22,6 @@ namespace {
 constexpr size_t kHeaderAt = 8;               // where the JSON of a safetensors file begins
 constexpr const char *kShardsVersion = "1.0"; // of HuggingFaceStorageWriter's files
 
-std::string boxOf(const StoredChunk &chunk) {
-  std::string text = "[";
-  for (size_t d = 0; d < chunk.offsets.size(); ++d)
-    text += (d ? ", " : "") + std::to_string(chunk.offsets[d]) + ".." +
-            std::to_string(chunk.offsets[d] + chunk.lengths[d] - 1);
-  return text + "]";
-}
-
 bool overlap(const StoredChunk &a, const StoredChunk &b) {
   for (size_t d = 0; d < a.offsets.size(); ++d)
     if (a.offsets[d] + a.lengths[d] <= b.offsets[d] || b.offsets[d] + b.lengths[d] <= a.offsets[d])
@@ -220,6 +212,14 @@ bool hasFilesOf(const std::string &folder, StorageFormat format) {
 std::string_view textOf(const MappedFile &file) { return {reinterpret_cast<const char *>(file.data()), file.bytes()}; }
 
 } // namespace
+
+std::string boxOf(const StoredChunk &chunk) {
+  std::string text = "[";
+  for (size_t d = 0; d < chunk.offsets.size(); ++d)
+    text += (d ? ", " : "") + std::to_string(chunk.offsets[d]) + ".." +
+            std::to_string(chunk.offsets[d] + chunk.lengths[d] - 1);
+  return text + "]";
+}
 
 Status checkChunks(const std::string &name, const StoredTensor &tensor, const std::string &where) {
   const auto refuse = [&](const std::string &why) { return failed(where + ": tensor '" + name + "': " + why); };

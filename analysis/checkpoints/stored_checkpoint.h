@@ -38,12 +38,22 @@ struct StoredObject {
   uint64_t begin = 0, bytes = 0; // in the file; 0 bytes if it is part of a larger pickle
 };
 
+/// A part of a tensor that lies in another file too: a replica of a chunk.
+struct StoredReplica {
+  std::string tensor;
+  StoredChunk of, copy; // the chunk of the tensor, and the replica, which is no chunk
+};
+
 struct StoredCheckpoint {
   StorageFormat format = StorageFormat::safetensors;
   std::string version; // of the format, if the checkpoint states it
   std::map<std::string, StoredTensor> tensors;
   std::map<std::string, StoredObject> objects;
+  std::vector<StoredReplica> replicas; // in files of ranks (HSDP); whether they are equal is not known
 };
+
+/// "[0..3, 8..15]": the box of a chunk.
+std::string boxOf(const StoredChunk &chunk);
 
 /// The format of a checkpoint in one file, from its first bytes. Nothing if it is of no known format.
 std::optional<StorageFormat> formatOfBytes(std::string_view file);

@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <map>
 #include <optional>
-#include <set>
 #include <utility>
 
 namespace reshard::analysis {
@@ -178,16 +178,22 @@ private:
     if (!chunks)
       return failed(where + "a _StridedShard cuts its elements into pieces that are not contiguous; save it with "
                             "torch.distributed.checkpoint");
-    for (const StoredChunk &chunk : *chunks)
-      if (boxes_.insert({key, {chunk.offsets, chunk.lengths}}).second) // of replicas, the lowest rank's
-        at->second.chunks.push_back(chunk);
+    for (const StoredChunk &chunk : *chunks) {
+      std::vector<StoredChunk> &known = at->second.chunks;
+      const auto [box, fresh] = boxes_.insert({{key, {chunk.offsets, chunk.lengths}}, known.size()});
+      if (fresh)
+        known.push_back(chunk);
+      else // of replicas, the lowest rank's is the chunk
+        checkpoint_.replicas.push_back({key, known[box->second], chunk});
+    }
     return {};
   }
 
   StoredCheckpoint &checkpoint_;
   std::vector<MappedFile> files_;
   std::map<std::string, std::string_view> plain_; // the data of tensors that are not distributed
-  std::set<std::pair<std::string, std::pair<std::vector<int64_t>, std::vector<int64_t>>>> boxes_;
+  /// The tensor and the box of each chunk, and its number.
+  std::map<std::pair<std::string, std::pair<std::vector<int64_t>, std::vector<int64_t>>>, size_t> boxes_;
 };
 
 } // namespace

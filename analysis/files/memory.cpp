@@ -348,8 +348,12 @@ Status Memory::openChunks(uint32_t endpointNumber, const std::string &path, bool
   for (const auto &[tensorName, tensor] : stored->tensors)
     if (!used.contains(tensorName))
       left.insert(tensorName);
-  if (endpointNumber == 0)
+  if (endpointNumber == 0) {
     objects_ = stored->objects;
+    for (const StoredReplica &each : stored->replicas)
+      if (used.contains(each.tensor))
+        storedReplicas_.push_back(each);
+  }
   return reportLeft(endpointNumber, "checkpoint '" + path + "'", std::move(left), unknown);
 }
 

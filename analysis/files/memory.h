@@ -55,6 +55,8 @@ public:
   std::vector<const MappedFile *> files() const;
   /// The objects of the source's checkpoint, by name, after openFiles().
   const std::map<std::string, StoredObject> &objects() const { return objects_; }
+  /// The replicas in the files of the source, after openFiles().
+  const std::vector<StoredReplica> &storedReplicas() const { return storedReplicas_; }
 
 private:
   MeshRankMemory &addRank(uint32_t endpoint, uint32_t meshRank);
@@ -69,6 +71,7 @@ private:
   std::vector<MeshRankMemory> rankMemories_;
   std::vector<std::unique_ptr<Checkpoint>> checkpoints_;
   std::map<std::string, StoredObject> objects_;
+  std::vector<StoredReplica> storedReplicas_;
   std::vector<std::pair<void *, size_t>> mappings_;
   uint64_t allocated_ = 0;
   std::vector<int> shared_; // file descriptors of shared mappings

@@ -109,6 +109,28 @@ class StoredCheckpoints(FolderTest):
         coordinates = list(np.ndindex(*mesh))
         return self.ranks(*({"a": dtensor(local, "0", shape, mesh, at, *placements)} for local, at in zip(locals_, coordinates)), arrays=[[local] for local in locals_])
 
+    def test_replicas_in_files_of_ranks(self):
+        """HSDP: --check-replicas compares the parts that other files have too."""
+        (self.folder / "job.yaml").write_text(f"""version: 1
+model: {{dtype: fp32, tensors: {{a: {list(A.shape)}}}, layouts: {{same: {{params: same}}}}}}
+source: {{layout: same, storage: ranks}}
+target: {{layout: same, storage: out}}
+""")
+        placements = placement("Replicate"), placement("Shard", dim=0)
+        other = A[4:].copy()
+        other[1, 2] += 1
+        for last, code, wanted in ((A[4:], 0, f"{A.nbytes} B compared, all equal"),
+                                   (other, 1, f"ranks': tensor 'a': its part [4..6, 0..4] in 'model_world_size_4_rank_3.pt' differs from that in 'model_world_size_4_rank_1.pt', "
+                                              "first in byte ")):
+            self.sharded([A[:4], A[4:], A[:4], last], (2, 2), *placements)
+            run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan")
+            done = run("reshard-exec", self.folder / "p.rplan", "--check-replicas", "--check", code=code)
+            self.assertIn(wanted, done.stdout + done.stderr)
+            self.assertEqual((self.folder / "out").exists(), code == 0)
+            shutil.rmtree(self.folder / "out", ignore_errors=True)
+        (self.folder / "ranks/model_world_size_4_rank_3.pt").unlink()
+        self.assertIn("has no file 'model_world_size_4_rank_3.pt'", run("reshard-exec", self.folder / "p.rplan", "--check-replicas", code=2).stderr)
+
     def test_torch_save_of_ranks(self):
         rows, columns, replicate = placement("Shard", dim=0), placement("Shard", dim=1), placement("Replicate")
         cases = {
