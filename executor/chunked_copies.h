@@ -40,7 +40,7 @@ public:
   /// Copies a chunk; allocates nothing. `stream`: as for kernels::copyRows.
   void run(size_t chunk, bool stream) const;
   /// As run; a target of 4 KiB or more without gaps, and ranges of 64 KiB or more between gaps, are written to the file
-  /// in which they lie. Each thread allocates a buffer of about one chunk when it first needs one.
+  /// in which they lie. Each thread allocates a buffer of 256 KiB, or of one row, when it first needs one.
   Status run(size_t chunk, bool stream, const FileCopies &files) const;
 
 private:

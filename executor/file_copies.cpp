@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <memory>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -37,15 +39,7 @@ uint64_t mostFiles() {
   return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur / 2 : 0;
 }
 
-/// Whether copy_file_range cannot copy between these files, which is no error of the files.
-bool cannotCopy(int code) { return code == EXDEV || code == EINVAL || code == ENOSYS || code == EOPNOTSUPP; }
-
-/// Whether the two places have the same offset in a block, so that a file system that can share blocks between files
-/// need not copy them.
-bool sharesBlocks(const FileCopies::Place &from, const FileCopies::Place &to) {
-  constexpr uint64_t kBlockBytes = 4096;
-  return from.offset % kBlockBytes == to.offset % kBlockBytes;
-}
+constexpr uint64_t kBlockBytes = 4096;
 
 } // namespace
 
@@ -117,23 +111,39 @@ Status FileCopies::copyThroughBuffer(const Place &to, const Place &from, const s
   return {};
 }
 
+uint64_t FileCopies::shareBlocks(const Place &to, const Place &from, uint64_t bytes) const {
+  const uint64_t whole = bytes / kBlockBytes * kBlockBytes;
+  if (whole == 0 || to.offset % kBlockBytes != 0 || from.offset % kBlockBytes != 0 || !shares_)
+    return 0;
+  file_clone_range range{};
+  range.src_fd = from.file;
+  range.src_offset = from.offset;
+  range.src_length = whole;
+  range.dest_offset = to.offset;
+  // Most file systems cannot do this, and those that can refuse some pairs of files.
+  if (uninterrupted([&] { return ::ioctl(to.file, FICLONERANGE, &range); }) == 0)
+    return whole;
+  shares_ = false;
+  return 0;
+}
+
 Status FileCopies::copy(const Place &to, const std::byte *from, uint64_t bytes) const {
   const std::optional<Place> source = find(from, bytes);
   if (!source)
     return write(to, from, bytes);
   uint64_t done = 0;
-  while (done < bytes && sharesBlocks(*source, to)) {
-    auto read = static_cast<off64_t>(source->offset + done), written = static_cast<off64_t>(to.offset + done);
-    const ssize_t some =
-        uninterrupted([&] { return ::copy_file_range(source->file, &read, to.file, &written, bytes - done, 0); });
-    if (some < 0 && !cannotCopy(errno))
-      return fileError("write", to.file);
-    if (some <= 0)
-      break;
-    done += static_cast<uint64_t>(some);
+  const auto copyPart = [&](uint64_t part) {
+    Status status =
+        copyThroughBuffer({to.file, to.offset + done}, {source->file, source->offset + done}, from + done, part);
+    done += part;
+    return status;
+  };
+  if (shares_ && to.offset % kBlockBytes == source->offset % kBlockBytes) {
+    if (Status status = copyPart(std::min(bytes, (kBlockBytes - to.offset % kBlockBytes) % kBlockBytes)); !status.ok())
+      return status;
+    done += shareBlocks({to.file, to.offset + done}, {source->file, source->offset + done}, bytes - done);
   }
-  return copyThroughBuffer({to.file, to.offset + done}, {source->file, source->offset + done}, from + done,
-                           bytes - done);
+  return copyPart(bytes - done);
 }
 
 void FileCopies::beginWriting(const Place &to, uint64_t bytes) const {

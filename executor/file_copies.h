@@ -6,6 +6,7 @@
 #include "support/mapped_file.h"
 #include "support/status.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -34,7 +35,8 @@ public:
   std::optional<Place> find(const std::byte *memory, uint64_t bytes) const;
 
   /// Copies memory to a place. If the memory lies in one of the open files, it is read by system calls too, through a
-  /// buffer of 256 KiB that each thread allocates when it first needs one. Threads may call this at the same time.
+  /// buffer of 256 KiB that each thread allocates when it first needs one; blocks that have the same offset in both
+  /// files are shared if the file system can do so. Threads may call this at the same time.
   Status copy(const Place &to, const std::byte *from, uint64_t bytes) const;
   /// Writes memory to a place.
   static Status write(const Place &to, const std::byte *from, uint64_t bytes);
@@ -50,10 +52,14 @@ private:
     int file;
   };
   /// `mapped`: the memory of `from`.
+  /// Lets the file system share the whole blocks at the begin of a range between both files, which copies nothing.
+  /// Returns their bytes; 0 if it cannot.
+  uint64_t shareBlocks(const Place &to, const Place &from, uint64_t bytes) const;
   static Status copyThroughBuffer(const Place &to, const Place &from, const std::byte *mapped, uint64_t bytes);
 
   std::vector<Opened> files_; // by address
   const bool synced_;
+  mutable std::atomic<bool> shares_ = true; // until a file system has refused to share blocks
 };
 
 /// Lets all later runs of a prepared executor write the long ranges of these files by system calls; `synced` as for

@@ -22,6 +22,10 @@ CALLS = None if FULL else 9  # of each kind and conversion; None: all
 DEADLINE = 60  # seconds
 SHIM = BIN / "tests/file_faults.so"
 TENSORS = {f"layers.{layer}.w": np.arange(layer, layer + 600, dtype=np.float32).reshape(20, 30) for layer in range(4)}
+#: Copied unchanged, in three parts from file to file.
+TENSORS["codes"] = np.arange(600 << 10, dtype=np.uint8).reshape(600, 1024)
+#: Cast, and written from a buffer in three parts.
+TENSORS["wide"] = np.arange(300 << 10, dtype=np.float32).reshape(300, 1024)
 
 
 class FileFaults(FolderTest):
@@ -30,11 +34,11 @@ class FileFaults(FolderTest):
         source = self.folder / "source"
         source.mkdir()
         names = list(TENSORS)
-        for i in (0, 1):
+        for i in range(3):
             save_file({name: TENSORS[name] for name in names[2 * i:2 * i + 2]}, source / f"model-{i}.safetensors")
         (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {name: f"model-{i // 2}.safetensors" for i, name in enumerate(names)}}))
         (source / "config.json").write_text("{}")
-        model = "model: {dtype: fp32, index: {layer: 4}, tensors: {'layers.{layer}.w': [20, 30]}}"
+        model = "model: {dtype: fp32, index: {layer: 4}, tensors: {'layers.{layer}.w': [20, 30], codes: {shape: [600, 1024], dtype: u8}, wide: [300, 1024]}}"
         for name in ("safetensors", "dcp"):
             (self.folder / "job.yaml").write_text(f"version: 1\n{model}\nsource: {{storage: source}}\ntarget: {{storage: {{folder: out, format: {name}}}, dtype: bf16, convert: rne}}\n")
             run("reshard-compile", "job.yaml", "-o", name, cwd=self.folder)

@@ -65,7 +65,7 @@ TEST_F(FileCopiesTest, CopiesFromFilesAndFromMemory) {
   EXPECT_EQ(std::memcmp(target.data() + 100, source.data() + 3, 2'000'001), 0);
   EXPECT_EQ(target.data()[99], std::byte{0});
   EXPECT_EQ(target.data()[100 + 2'000'001], std::byte{0});
-  // At the same offset in a block, as a file system needs it to share blocks.
+  // At the same offset in a block, where a file system may share blocks.
   ASSERT_EQ(all.copy(*all.find(target.data() + 99, 2'000'000), source.data() + 99, 2'000'000).message(), "");
   EXPECT_EQ(std::memcmp(target.data() + 99, source.data() + 99, 2'000'000), 0);
   EXPECT_EQ(target.data()[98], std::byte{0});
