@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <set>
 
 namespace reshard::analysis {
@@ -34,65 +35,82 @@ std::string listed(const std::vector<uint32_t> &ranks) {
   return ranks.size() > kNamed ? text + " and " + counted(ranks.size() - kNamed, "other") : text;
 }
 
-/// The buffer of a target param on a rank.
+/// A target param on a mesh rank.
 struct Place {
-  uint32_t rank = 0, buffer = 0;
+  std::vector<std::pair<uint32_t, uint32_t>>
+      buffers; // rank and buffer; of a file, of each rank that writes a part of it
   const Endpoint *endpoint = nullptr;
-  const BufferRange *range = nullptr;
+  const BufferRange *range = nullptr; // of the first rank
   ParamInstance instance;
 };
 
-/// What a param receives from one source buffer.
+/// What a param receives on a rank from one source buffer.
 struct Origin {
   uint64_t bytes = 0;
-  uint32_t rank = 0, buffer = 0;
+  uint32_t rank = 0, buffer = 0, to = 0;
 };
 
 class Explanation {
 public:
   Explanation(const Plan &plan, const PairedPlan &paired) : plan_(plan), paired_(paired), manifest_(plan.manifest()) {}
 
-  /// The first rank from `first` to `last` that has the param as a target.
-  std::optional<Place> find(const std::string &name, uint32_t first, uint32_t last) const {
-    for (uint32_t rank = first; rank <= last; ++rank)
+  /// The first target param of that name; with `number`, that of this rank or file.
+  std::optional<Place> find(const std::string &name, std::optional<uint32_t> number = std::nullopt) const {
+    std::optional<Place> place;
+    for (uint32_t rank = 0; rank < plan_.world(); ++rank)
       for (const BufferRange *range : orEmpty(paired_.segment(rank).buffers())) {
         const Endpoint &endpoint = *manifest_.endpoints()->Get(range->endpoint());
-        if (range->endpoint() == 0 || endpoint.params()->Get(range->param())->view())
+        if (range->endpoint() == 0 || endpoint.params()->Get(range->param())->view() ||
+            (number && *number != endpoint.ranks()->Get(range->mesh_rank())))
           continue;
+        if (place) { // another rank that writes the same file
+          if (range->endpoint() == place->range->endpoint() && range->param() == place->range->param() &&
+              range->mesh_rank() == place->range->mesh_rank())
+            place->buffers.emplace_back(rank, writtenRange(rank, *range).first() + place->instance.instance);
+          continue;
+        }
         WorkDeadline::spend(range->count());
         for (ParamInstance &instance : instances(manifest_, endpoint, range->param(), range->mesh_rank()))
-          if (instance.name == name)
-            return Place{rank, writtenRange(rank, *range).first() + instance.instance, &endpoint, range,
-                         std::move(instance)};
+          if (!place && instance.name == name)
+            place = Place{{{rank, writtenRange(rank, *range).first() + instance.instance}},
+                          &endpoint,
+                          range,
+                          std::move(instance)};
+        if (place && !endpoint.storage())
+          return place;
       }
-    return std::nullopt;
+    return place;
   }
 
   void print(const Place &place) {
     readLoads();
-    std::map<std::pair<uint32_t, uint32_t>, uint64_t> found; // by source rank and buffer
     uint64_t zeros = 0;
-    throwOnError(StagedMoves(plan_, paired_)
-                     .forEachMove(place.rank,
-                                  [&](const Move &move) {
-                                    if (move.targetBuffer == place.buffer)
-                                      (move.zero ? zeros : found[{move.sourceRank, move.sourceBuffer}]) += move.bytes();
-                                  }),
-                 kUsage);
     std::vector<Origin> origins;
-    for (const auto &[from, bytes] : found)
-      origins.push_back({bytes, from.first, from.second});
+    for (const auto &[rank, buffer] : place.buffers) {
+      std::map<std::pair<uint32_t, uint32_t>, uint64_t> found; // by source rank and buffer
+      throwOnError(StagedMoves(plan_, paired_)
+                       .forEachMove(rank,
+                                    [&, wanted = buffer](const Move &move) {
+                                      if (move.targetBuffer == wanted)
+                                        (move.zero ? zeros : found[{move.sourceRank, move.sourceBuffer}]) +=
+                                            move.bytes();
+                                    }),
+                   kUsage);
+      for (const auto &[from, bytes] : found)
+        origins.push_back({bytes, from.first, from.second, rank});
+    }
     std::stable_sort(origins.begin(), origins.end(),
                      [](const Origin &a, const Origin &b) { return a.bytes > b.bytes; });
     std::string shape;
     for (const int64_t length : place.instance.shape)
       shape += (shape.empty() ? "" : ", ") + std::to_string(length);
     const Param &param = *place.endpoint->params()->Get(place.range->param());
-    std::printf("%s rank %u: %s %s [%s], %s\n", place.endpoint->role()->c_str(), place.rank,
-                place.instance.name.c_str(), dtypeName(storageDtypeOf(param)), shape.c_str(),
+    std::printf("%s %s: %s %s [%s], %s\n", place.endpoint->role()->c_str(),
+                meshRankName(*place.endpoint, place.range->mesh_rank()).c_str(), place.instance.name.c_str(),
+                dtypeName(storageDtypeOf(param)), shape.c_str(),
                 sized(static_cast<uint64_t>(place.instance.bytes)).c_str());
     for (size_t i = 0; i < std::min(origins.size(), kLines); ++i)
-      printOrigin(place, origins[i]);
+      printOrigin(origins[i]);
     if (origins.size() > kLines) {
       uint64_t rest = 0;
       for (size_t i = kLines; i < origins.size(); ++i)
@@ -128,7 +146,7 @@ private:
     }
   }
 
-  void printOrigin(const Place &place, const Origin &origin) const {
+  void printOrigin(const Origin &origin) const {
     const BufferRange *range = nullptr;
     for (const BufferRange *each : orEmpty(paired_.segment(origin.rank).buffers()))
       if (origin.buffer >= each->first() && origin.buffer - each->first() < each->count())
@@ -141,7 +159,7 @@ private:
                 source.storage() ? "files, read by rank " : "rank ", origin.rank, printable(name).c_str());
     if (!range || source.storage())
       return;
-    std::printf("    %s\n", reason(place, origin, holders(source, *range)).c_str());
+    std::printf("    %s\n", reason(origin, holders(source, *range)).c_str());
   }
 
   /// The ranks whose param holds the same elements, and the source rank among them.
@@ -155,13 +173,13 @@ private:
     return ranks;
   }
 
-  std::string reason(const Place &place, const Origin &origin, const std::vector<uint32_t> &ranks) const {
-    if (origin.rank == place.rank)
+  std::string reason(const Origin &origin, const std::vector<uint32_t> &ranks) const {
+    if (origin.rank == origin.to)
       return "the rank has them itself: a copy";
     std::string text = "no other rank has the same part of this param";
     if (ranks.size() > 1) {
       const uint32_t perNode = manifest_.ranks_per_node();
-      auto near = [&](uint32_t rank) { return perNode > 0 && rank / perNode == place.rank / perNode; };
+      auto near = [&](uint32_t rank) { return perNode > 0 && rank / perNode == origin.to / perNode; };
       uint64_t least = UINT64_MAX, most = 0;
       for (const uint32_t rank : ranks) {
         least = std::min(least, sent_[rank]);
@@ -179,7 +197,7 @@ private:
             "this one sends " + sized(sent_[origin.rank]) + " in all, they send " + sized(least) + " to " + sized(most);
     }
     std::set<uint32_t> senders;
-    for (const Step *step : orEmpty(paired_.segment(place.rank).steps()))
+    for (const Step *step : orEmpty(paired_.segment(origin.to).steps()))
       if (step->kind() == StepKind::recv)
         senders.insert(step->peer());
     return senders.contains(origin.rank) ? text : text + "; another rank relays them";
@@ -197,16 +215,18 @@ int explain(const Plan &plan, const std::string &wanted) {
   PairedPlan paired(plan);
   throwOnError(paired.load(), kUsage);
   Explanation explanation(plan, paired);
-  std::optional<Place> place = explanation.find(wanted, 0, plan.world() - 1);
+  std::optional<Place> place = explanation.find(wanted);
   const size_t at = wanted.rfind('@');
   if (!place && at != std::string::npos) {
     const std::string number = wanted.substr(at + 1), name = wanted.substr(0, at);
     const bool digits = !number.empty() && number.size() < 10 && std::all_of(number.begin(), number.end(), ::isdigit);
     const uint32_t rank = digits ? static_cast<uint32_t>(std::stoul(number)) : UINT32_MAX;
-    if (rank >= plan.world())
-      throw Failure{kUsage,
-                    "--explain: found rank '" + number + "', expected 0 to " + std::to_string(plan.world() - 1)};
-    place = explanation.find(name, rank, rank);
+    uint32_t ranks = plan.world(); // or files
+    for (const Endpoint *endpoint : *plan.manifest().endpoints())
+      ranks = std::max(ranks, endpoint->storage() ? endpoint->ranks()->size() : 0);
+    if (rank >= ranks)
+      throw Failure{kUsage, "--explain: found rank '" + number + "', expected 0 to " + std::to_string(ranks - 1)};
+    place = explanation.find(name, rank);
     if (!place)
       throw Failure{kNegative, "rank " + number + " has no target param '" + name + "'"};
   }

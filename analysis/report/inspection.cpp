@@ -2,6 +2,7 @@
 #include "analysis/report/inspection.h"
 
 #include "analysis/files/new_folder.h"
+#include "analysis/layout/element_ranges.h"
 #include "analysis/report/explanation.h"
 #include "analysis/report/page.h"
 #include "analysis/report/quantized_forms.h"
@@ -16,6 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <map>
 
@@ -102,10 +104,11 @@ void printSummary(const Json &s) {
   auto number = [](const Json &count, const char *what) { return counted(count.get<uint64_t>(), what); };
   const std::string compressed =
       s["decompressed_bytes"] == s["plan_bytes"] ? "" : " compressed from " + size(s["decompressed_bytes"]);
-  std::printf("model      %s\ndigest     %s\nplan       %s%s, manifest %s, largest segment %s (rank %s)\nworld      %s\n",
-              text(s["model"]).c_str(), text(s["digest"]).c_str(), size(s["plan_bytes"]).c_str(), compressed.c_str(),
-              size(s["manifest_bytes"]).c_str(), size(s["largest_segment"]["bytes"]).c_str(),
-              text(s["largest_segment"]["rank"]).c_str(), number(s["world"], "rank").c_str());
+  std::printf(
+      "model      %s\ndigest     %s\nplan       %s%s, manifest %s, largest segment %s (rank %s)\nworld      %s\n",
+      text(s["model"]).c_str(), text(s["digest"]).c_str(), size(s["plan_bytes"]).c_str(), compressed.c_str(),
+      size(s["manifest_bytes"]).c_str(), size(s["largest_segment"]["bytes"]).c_str(),
+      text(s["largest_segment"]["rank"]).c_str(), number(s["world"], "rank").c_str());
   for (const Json &endpoint : s["endpoints"]) {
     const bool chunks = endpoint["storage"] && endpoint["format"] != "safetensors";
     std::printf("%-10s %s %s: %s, %s (%s), axes %s\n", text(endpoint["role"]).c_str(),
@@ -246,28 +249,25 @@ public:
       forms_.push_back(quantizedForms(manifest_, e));
   }
 
-  /// Adds the matching params of a rank to a list.
-  Status add(uint32_t rank, Json &found) {
-    readLayout(rank);
-    if (params_.empty())
+  /// Adds the matching params of a rank. Those of files are the same for all ranks, which each write a part of them.
+  Status add(uint32_t rank) {
+    const std::map<uint32_t, std::vector<size_t>> writtenBy = readLayout(rank);
+    if (writtenBy.empty())
       return {};
-    std::map<uint32_t, std::map<std::string, uint64_t>> from; // bytes written to each buffer, by origin
-    if (Status status =
-            StagedMoves(plan_, paired_)
-                .forEachMove(rank,
-                             [&](const Move &move) {
-                               if (const auto at = writtenBy_.find(move.targetBuffer); at != writtenBy_.end())
-                                 for (const uint32_t buffer : at->second)
-                                   from[buffer][move.zero ? "zeros" : "rank " + std::to_string(move.sourceRank)] +=
-                                       move.bytes();
-                             });
-        !status.ok())
-      return status;
-    for (auto &[buffer, param] : params_) {
+    return StagedMoves(plan_, paired_).forEachMove(rank, [&](const Move &move) {
+      if (const auto at = writtenBy.find(move.targetBuffer); at != writtenBy.end())
+        for (const size_t param : at->second)
+          params_[param].from[move.zero ? "zeros" : "rank " + std::to_string(move.sourceRank)] += move.bytes();
+    });
+  }
+
+  /// All params that were added.
+  Json found() {
+    Json found = Json::array();
+    for (PrintedParam &param : params_) {
       unsigned __int128 sum = 0;
       uint64_t assigned = 0;
-      for (const auto &[source, bytes] :
-           from[buffer]) { // scaled to the bytes of the buffer and rounded so that they add up
+      for (const auto &[source, bytes] : param.from) { // scaled to the param's bytes and rounded so that they add up
         sum += bytes;
         const auto upTo = static_cast<uint64_t>(sum * param.bytes / param.writtenBytes);
         param.json["from"][source] = upTo - assigned;
@@ -275,7 +275,7 @@ public:
       }
       found.push_back(std::move(param.json));
     }
-    return {};
+    return found;
   }
 
 private:
@@ -283,26 +283,32 @@ private:
   struct PrintedParam {
     Json json;
     uint64_t bytes, writtenBytes;
+    std::map<std::string, uint64_t> from; // bytes written, by origin
   };
 
-  /// Finds the params of a rank that match, and the buffers that are written for them.
-  void readLayout(uint32_t rank) {
-    params_.clear();
-    writtenBy_.clear();
+  /// Finds the params of a rank that match. Returns, by buffer that is written for them, their numbers in params_.
+  std::map<uint32_t, std::vector<size_t>> readLayout(uint32_t rank) {
+    std::map<uint32_t, std::vector<size_t>> writtenBy;
     const Segment &segment = paired_.segment(rank);
     for (const BufferRange *run : orEmpty(segment.buffers())) {
       const Endpoint &endpoint = *manifest_.endpoints()->Get(run->endpoint());
-      if (run->endpoint() == 0 || (endpoint.storage() && rank > 0) || endpoint.params()->Get(run->param())->view())
+      if (run->endpoint() == 0 || endpoint.params()->Get(run->param())->view())
         continue;
       const BufferRange &written = writtenRange(segment, *run);
       for (const ParamInstance &instance : instances(manifest_, endpoint, run->param(), run->mesh_rank())) {
         if (!matchesGlob(options_.param, instance.name))
           continue;
-        const uint32_t buffer = run->first() + instance.instance;
-        params_[buffer] = {describe(*run, written, instance), static_cast<uint64_t>(instance.bytes), written.bytes()};
-        writtenBy_[written.first() + instance.instance].push_back(buffer);
+        size_t number = params_.size();
+        if (endpoint.storage())
+          number = inFiles_.try_emplace({run->endpoint(), run->param(), run->mesh_rank(), instance.instance}, number)
+                       .first->second;
+        if (number == params_.size())
+          params_.push_back(
+              {describe(*run, written, instance), static_cast<uint64_t>(instance.bytes), written.bytes(), {}});
+        writtenBy[written.first() + instance.instance].push_back(number);
       }
     }
+    return writtenBy;
   }
 
   /// The buffers that are written for a param: its own, or those of the quantized view that it is derived from.
@@ -326,6 +332,7 @@ private:
                           : manifest_.tensor_patterns()->Get(static_cast<uint32_t>(part->pattern()))->name()->str());
     Json one = {{"endpoint", textOf(endpoint.role())},
                 {"rank", endpoint.ranks()->Get(run.mesh_rank())},
+                {"at", meshRankName(endpoint, run.mesh_rank())},
                 {"name", instance.name},
                 {"dtype", dtypeName(storageDtypeOf(param))},
                 {"shape", instance.shape},
@@ -352,13 +359,13 @@ private:
   const InspectionOptions &options_;
   const Manifest &manifest_;
   std::vector<std::vector<std::optional<QuantizedForm>>> forms_; // by endpoint and param
-  std::map<uint32_t, PrintedParam> params_;                      // of one rank, by buffer
-  std::map<uint32_t, std::vector<uint32_t>> writtenBy_;          // by written buffer, the buffers in params_
+  std::vector<PrintedParam> params_;
+  std::map<std::array<uint32_t, 4>, size_t> inFiles_; // by endpoint, param, mesh rank and instance: number in params_
 };
 
 void printParam(const Json &one) {
-  std::printf("%s rank %s %s %s %s, %s (declared at %s)\n  holds", one["endpoint"].get<std::string>().c_str(),
-              one["rank"].dump().c_str(), one["name"].get<std::string>().c_str(),
+  std::printf("%s %s %s %s %s, %s (declared at %s)\n  holds", one["endpoint"].get<std::string>().c_str(),
+              one["at"].get<std::string>().c_str(), one["name"].get<std::string>().c_str(),
               one["dtype"].get<std::string>().c_str(), one["shape"].dump().c_str(),
               humanBytes(one["bytes"].get<double>()).c_str(), one["declared"].get<std::string>().c_str());
   for (const Json &tensor : one["holds"])
@@ -386,14 +393,14 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
   PairedPlan paired(plan);
   throwOnError(paired.load(), kUsage);
   ParamReport report(plan, paired, options);
-  Json found = Json::array();
   {
     ProgressLine progress("find the params");
     for (uint32_t rank = 0; rank < plan.world(); ++rank) {
-      throwOnError(report.add(rank, found), kUsage);
+      throwOnError(report.add(rank), kUsage);
       progress.at(static_cast<double>(rank + 1) / plan.world());
     }
   }
+  const Json found = report.found();
   if (found.empty())
     throw Failure{kNegative, "no target param matches '" + options.param + "'"};
   if (options.format == "json")
