@@ -147,8 +147,8 @@ reshard_status reshard_replace(reshard_executor *executor, const char *path, con
 const uint32_t *reshard_ranks(const reshard_executor *executor, size_t *count);
 
 /* Binds memory to a param instance. endpoint: 0 is the source, targets follow in the order of the job. rank: the world
-   rank, or the file number of a storage endpoint (0 for a checkpoint). pointer: row-major elements without gaps, the
-   caller's, which must stay valid and in place until close. bytes: must be the exact size. */
+   rank, or the file number of a storage endpoint (of a checkpoint 0, or the stored chunk). pointer: row-major elements
+   without gaps, the caller's, which must stay valid and in place until close. bytes: must be the exact size. */
 reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint32_t rank, const char *param,
                             void *pointer, uint64_t bytes);
 

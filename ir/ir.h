@@ -167,8 +167,8 @@ struct Endpoint {
   std::string layout; // the layout's name, for messages
   bool storage = false;
   std::string directory; // a storage endpoint's folder, as written in the job
-  /// Storage: one checkpoint of `format` instead of a file per mesh rank. Of a source in a format with chunks, mesh
-  /// rank i has chunk i of each tensor, in the order of the chunks' offsets in the tensor.
+  /// Storage: one checkpoint of `format` instead of a file per mesh rank. In a format with chunks, the mesh ranks that
+  /// have a param have its chunks in the order of their offsets in the tensor.
   bool checkpoint = false;
   StorageFormat format = StorageFormat::safetensors;
   std::vector<Axis> axes;

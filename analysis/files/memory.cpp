@@ -64,25 +64,43 @@ Status createOf(schema::StorageFormat format, const std::string &folder, const s
   }
 }
 
-/// Where a mesh rank's chunk of a param begins in the whole tensor, and the shape of that. Each dimension is cut along
-/// at most one axis; coordinates without a piece have length 0.
-Status placeChunk(const schema::Endpoint &endpoint, const schema::Param &param, uint32_t meshRank,
-                  ChunkedTensor::Chunk &chunk, std::vector<int64_t> &shape) {
-  chunk.offsets.clear();
-  shape.clear();
-  for (const schema::Extent *extent : orEmpty(param.shape())) {
-    const int64_t at = schema::coordinate(endpoint, extent->axes(), meshRank);
-    int64_t begin = 0, end = 0;
-    for (int64_t i = 0; i < static_cast<int64_t>(extent->at()->size()); ++i) {
-      begin = i == at ? end : begin;
-      if (__builtin_add_overflow(end, extent->at()->Get(i), &end) || schema::orEmpty(extent->axes()).size() > 1)
-        return failed("the chunks of param '" + param.name()->str() + "' are no grid");
+/// The grid of the chunks of a target's param: where each begins in the whole tensor, and the shape of that.
+class ChunkGrid {
+public:
+  /// An error if a dimension is cut along several axes, or if its length does not fit.
+  static Result<ChunkGrid> of(const schema::Endpoint &endpoint, const schema::Param &param) {
+    ChunkGrid grid(endpoint, param);
+    for (const schema::Extent *extent : orEmpty(param.shape())) {
+      std::vector<int64_t> &begins = grid.begins_.emplace_back();
+      int64_t end = 0;
+      for (const int64_t length : *extent->at()) { // of coordinates without a piece: 0
+        begins.push_back(end);
+        if (__builtin_add_overflow(end, length, &end) || schema::orEmpty(extent->axes()).size() > 1)
+          return failed("the chunks of param '" + param.name()->str() + "' of " + endpoint.role()->str() +
+                        " are no grid");
+      }
+      grid.shape_.push_back(end);
     }
-    chunk.offsets.push_back(begin);
-    shape.push_back(end);
+    return grid;
   }
-  return {};
-}
+
+  const std::vector<int64_t> &shape() const { return shape_; }
+  std::vector<int64_t> offsets(uint32_t meshRank) const {
+    std::vector<int64_t> offsets;
+    for (size_t d = 0; d < begins_.size(); ++d)
+      offsets.push_back(begins_[d][static_cast<size_t>(
+          schema::coordinate(endpoint_, param_.shape()->Get(static_cast<uint32_t>(d))->axes(), meshRank))]);
+    return offsets;
+  }
+
+private:
+  ChunkGrid(const schema::Endpoint &endpoint, const schema::Param &param) : endpoint_(endpoint), param_(param) {}
+
+  const schema::Endpoint &endpoint_;
+  const schema::Param &param_;
+  std::vector<std::vector<int64_t>> begins_; // by dimension and coordinate
+  std::vector<int64_t> shape_;
+};
 
 /// The tensors of a checkpoint in a format with chunks, one chunk for each mesh rank that has a part of the tensor.
 Result<std::vector<ChunkedTensor>> chunkedTensors(const Plan &plan, uint32_t endpointNumber) {
@@ -91,19 +109,24 @@ Result<std::vector<ChunkedTensor>> chunkedTensors(const Plan &plan, uint32_t end
   std::map<std::string, size_t> numbers;
   for (uint32_t p = 0; p < orEmpty(endpoint.params()).size(); ++p) {
     const schema::Param &param = *endpoint.params()->Get(p);
-    for (uint32_t meshRank = 0; meshRank < endpoint.ranks()->size() && schema::bindable(param); ++meshRank) {
+    if (!schema::bindable(param))
+      continue;
+    const Result<ChunkGrid> grid = ChunkGrid::of(endpoint, param);
+    if (!grid.ok())
+      return grid.status();
+    for (uint32_t meshRank = 0; meshRank < endpoint.ranks()->size(); ++meshRank) {
       if (!schema::present(endpoint, param, meshRank))
         continue;
-      ChunkedTensor::Chunk chunk;
-      std::vector<int64_t> shape;
-      if (Status status = placeChunk(endpoint, param, meshRank, chunk, shape); !status.ok())
-        return status;
+      const std::vector<int64_t> offsets = grid->offsets(meshRank);
       for (schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, p, meshRank)) {
         const auto [at, added] = numbers.try_emplace(instance.name, tensors.size());
         if (added)
-          tensors.push_back({instance.name, schema::storageDtypeOf(param), shape, {}});
-        chunk.lengths = std::move(instance.shape);
-        tensors[at->second].chunks.push_back(chunk);
+          tensors.push_back({instance.name, schema::storageDtypeOf(param), grid->shape(), {}});
+        std::vector<ChunkedTensor::Chunk> &chunks = tensors[at->second].chunks;
+        if (!chunks.empty() && chunks.back().offsets >= offsets)
+          return failed("the chunks of tensor '" + instance.name + "' of " + endpoint.role()->str() +
+                        " are not in row-major order");
+        chunks.push_back({offsets, std::move(instance.shape)});
       }
     }
   }

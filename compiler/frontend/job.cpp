@@ -201,8 +201,9 @@ private:
                diagnostics_);
     }
     if (const Node *chunk = fields.find("chunk")) {
-      if (endpoint.role == "source" || !format || !writesChunks(*format))
-        diagnostics_.error(chunk->at, "'chunk' is the largest stored chunk of a target of format dcp or megatron");
+      if (endpoint.role == "source" || (!fields.find("format")) || (format && !writesChunks(*format)))
+        diagnostics_.error(chunk->at,
+                           "unexpected 'chunk': only a target of format dcp or megatron is written in chunks");
       else
         endpoint.chunkBytes = readBytes(*chunk, "'chunk'", diagnostics_).value_or(kChunkBytes);
     }

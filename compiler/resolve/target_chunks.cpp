@@ -15,7 +15,8 @@ namespace {
 /// How a param is cut: by dimension the length of a piece, which is that of the param if it is not cut.
 using Lengths = std::vector<int64_t>;
 
-constexpr int64_t kMostRanks = 1 << 17; // of a grid for all params
+/// Pieces of the grid, and these times the number of params: a plan with more would take the loader long to check.
+constexpr int64_t kMostRanks = 1 << 17, kMostParams = 1 << 25;
 
 class ChunkCutter {
 public:
@@ -46,23 +47,35 @@ private:
   /// there are too many mesh ranks, which is an error.
   bool addAxes(const std::vector<int64_t> &most) {
     axes_.assign(most.size(), static_cast<unsigned>(endpoint_.axes.size()));
+    const int64_t limit =
+        std::min(kMostRanks, kMostParams / std::max<int64_t>(1, static_cast<int64_t>(endpoint_.params.size())));
     int64_t ranks = 1;
-    for (size_t d = most.size(); d-- > 0 && ranks <= kMostRanks; ranks *= most[d])
+    for (size_t d = most.size(); d-- > 0; ranks *= most[d]) {
+      if (most[d] > limit / ranks) {
+        refuse(most, limit);
+        return false;
+      }
       if (most[d] > 1)
         endpoint_.axes.insert(endpoint_.axes.begin() + axes_[d], {"chunk_" + std::to_string(d), most[d], ranks});
+    }
+    if (ranks == 1)
+      return false;
     for (size_t d = 1; d < most.size(); ++d)
       axes_[d] = axes_[d - 1] + (most[d - 1] > 1);
-    const EndpointDeclaration &declaration = context_.declaration();
-    if (ranks > kMostRanks)
-      diagnostics_.error(declaration.storageAt, "'storage': chunks of at most " +
-                                                    std::to_string(declaration.chunkBytes) +
-                                                    " bytes cut the tensors into grids of more than " +
-                                                    std::to_string(kMostRanks) + " chunks, expected a larger 'chunk'");
-    if (ranks == 1 || ranks > kMostRanks)
-      return false;
     endpoint_.ranks.resize(static_cast<size_t>(ranks));
     std::iota(endpoint_.ranks.begin(), endpoint_.ranks.end(), 0);
     return true;
+  }
+
+  void refuse(const std::vector<int64_t> &most, int64_t limit) {
+    const EndpointDeclaration &declaration = context_.declaration();
+    std::string grid;
+    for (const int64_t each : most)
+      grid += (grid.empty() ? "" : " x ") + std::to_string(each);
+    diagnostics_.error(declaration.storageAt, "'storage': chunks of at most " + std::to_string(declaration.chunkBytes) +
+                                                  " bytes cut all tensors on a grid of " + grid +
+                                                  " pieces, expected at most " + std::to_string(limit) +
+                                                  " in all; state a larger 'chunk'");
   }
 
   /// Pieces of a dimension of a param; 1 beyond its dimensions.

@@ -13,7 +13,7 @@ namespace reshard {
 /// The chunks of a tensor are a grid of pieces of at most `chunkBytes` of the declaration: its first dimension is cut,
 /// and the next one only if one position of the first is larger than that. Each cut dimension has an axis, and the mesh
 /// ranks that hold a param are its chunks in row-major order. Flat buffers, opaque tensors and quantized params (by
-/// their `forms`) stay in one chunk. An error: more than 131,072 mesh ranks.
+/// their `forms`) stay in one chunk. An error: too many mesh ranks.
 void cutIntoChunks(const Tensors &tensors, EndpointContext &context, const std::vector<StorageRule> &forms,
                    Diagnostics &diagnostics);
 

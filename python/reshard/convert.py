@@ -327,7 +327,7 @@ def _conversion(options: argparse.Namespace, contents: dict) -> _Conversion:
     if not options.to:
         by_name = options.rename or options.target_layout or not (names_model or config)
         options.to = "safetensors" if by_name else "hf"
-    if options.chunk and (options.mesh or options.to not in ("dcp", "fsdp2", "megatron", "torch_dist")):
+    if options.chunk and (options.mesh or _format(options) not in ("dcp", "megatron")):
         raise Error("unexpected --chunk: a TARGET of --to=dcp, fsdp2, megatron or torch_dist without --mesh has chunks")
     if options.to in _FRAMEWORKS or options.mesh or options.target_layout:
         if not (names_model or config):

@@ -200,9 +200,53 @@ class StoredSources(FolderTest):
                     self.execute("--check", *(["--allow=extra"] if format == "megatron" else []))  # common.pt
                     self.check(load_file(self.folder / "hf/model.safetensors"), expected())
 
+    def test_what_stays_in_one_chunk(self):
+        """Flat buffers, opaque tensors, and codes and scales."""
+        (self.folder / "model.yaml").write_text("""
+dtype: fp32
+tensors: {w: [64, 64], v: [64, 64], o: {opaque: 1000}}
+layouts:
+  hf: {params: same}
+  flat: {params: {all: {flat: [w, v]}, o: {holds: o}}}
+""")
+        for target, counts in (("layout: flat", {"all": 1, "o": 1}), ("layout: hf, quantize: {format: mxfp8, only: w}", {"o": 1, "v": 64, "w": 1, "w_scale": 1})):
+            for folder in ("hf", "out"):
+                shutil.rmtree(self.folder / folder, ignore_errors=True)
+            self.compile("{layout: hf, storage: hf}", f"{{{target}, storage: {{folder: out, format: dcp, chunk: 256}}}}")
+            self.execute("--synthesize", f"--source={self.folder / 'hf'}")
+            self.execute("--check")
+            listing = json.loads(run("reshard-inspect", self.folder / "out", "--format=json").stdout)["tensors"]
+            self.assertEqual({name: len(tensor["chunks"]) for name, tensor in listing.items()}, counts)
+
+    def test_reports_of_a_target_in_chunks(self):
+        (self.folder / "model.yaml").write_text("dtype: u8\ntensors: {a: [8, 4], b: [3]}\nlayouts: {hf: {params: same}, tp: {params: same, shard: {a: {1: tp}}}}\n")
+        self.compile("{layout: tp, mesh: {tp: 2}}", "{layout: hf, storage: {folder: out, format: dcp, chunk: 4}}")
+        plan = self.folder / "p.rplan"
+        for chunk in (0, 7):
+            text = run("reshard-inspect", plan, f"--explain=a@{chunk}").stdout
+            self.assertTrue(text.startswith(f"target stored chunk {chunk}: a u8 [1, 4], 4 B\n"), text)
+            self.assertEqual(text.count("    the rank has them itself: a copy\n"), 2, text)
+        self.assertIn("found rank '8', expected 0 to 7", run("reshard-inspect", plan, "--explain=a@8", code=2).stderr)
+        found = json.loads(run("reshard-inspect", plan, "--param=*", "--format=json").stdout)
+        self.assertEqual([(one["at"], one["name"], one["from"]) for one in found if one["name"] == "a"],
+                         [(f"stored chunk {chunk}", "a", {"rank 0": 2, "rank 1": 2}) for chunk in range(8)])
+        self.assertEqual([sum(one["from"].values()) for one in found if one["name"] == "b"], [3])
+
+    def test_chunks_out_of_order(self):
+        """Layout IR with other strides: each mesh rank would have another chunk's bytes."""
+        (self.folder / "model.yaml").write_text("dtype: u8\ntensors: {a: [4, 4]}\nlayouts: {hf: {params: same}}\n")
+        self.compile("{layout: hf, storage: hf}", "{layout: hf, storage: {folder: out, format: dcp, chunk: 2}}")
+        text = run("reshard-compile", self.folder / "job.yaml", "--emit=layout").stdout
+        self.assertIn("axis chunk_0 4 stride 2\n  axis chunk_1 2 stride 1", text)
+        (self.folder / "job.rir").write_text(text.replace("chunk_0 4 stride 2\n  axis chunk_1 2 stride 1", "chunk_0 4 stride 1\n  axis chunk_1 2 stride 4"))
+        run("reshard-compile", self.folder / "job.rir", "-o", self.folder / "p.rplan")
+        self.execute("--synthesize", f"--source={self.folder / 'hf'}")
+        self.assertIn("the chunks of tensor 'a' of target are not in row-major order", self.execute("--check", code=3))
+        self.assertFalse((self.folder / "out").exists())
+
     def test_a_source_states_its_chunks(self):
         self.dcp()
-        self.assertIn("'chunk' is the largest stored chunk of a target of format dcp or megatron",
+        self.assertIn("unexpected 'chunk': only a target of format dcp or megatron is written in chunks",
                       self.compile("{layout: saved, storage: {folder: dcp, format: dcp, chunk: 64}}", "{layout: hf, storage: x}", code=2))
 
     def test_tied_weights_are_stored_once(self):
