@@ -239,10 +239,6 @@ struct Model {
   size_t layoutParams = 0; // number of params of all layouts read so far
 };
 
-/// The largest chunk of a tensor in a target, if the job states none. PyTorch and Megatron-Core read whole chunks, so
-/// that a rank that needs a part of a tensor reads all chunks that overlap with it.
-constexpr int64_t kChunkBytes = 64 << 20;
-
 struct EndpointDeclaration {
   std::string role; // source, target, target.0 …
   Location at;
@@ -260,7 +256,7 @@ struct EndpointDeclaration {
   StorageFormat format = StorageFormat::safetensors;
   std::shared_ptr<const StoredFiles> files; // the tensors in the files of a source, if they have been read
   std::string directory;
-  int64_t chunkBytes = kChunkBytes; // of a target in a format of which reshard writes chunks: the largest chunk
+  std::optional<int64_t> chunkBytes; // of a target in a format of which reshard writes chunks: the largest one
   Location storageAt;
   std::map<std::string, ShardRule> placement; // overrides `place` of the layout
   std::map<std::string, int64_t> switches;    // the layout's defaults with this endpoint's overrides

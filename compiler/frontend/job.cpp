@@ -205,7 +205,7 @@ private:
         diagnostics_.error(chunk->at,
                            "unexpected 'chunk': only a target of format dcp or megatron is written in chunks");
       else
-        endpoint.chunkBytes = readBytes(*chunk, "'chunk'", diagnostics_).value_or(kChunkBytes);
+        endpoint.chunkBytes = readBytes(*chunk, "'chunk'", diagnostics_);
     }
     fields.finish();
     return format;

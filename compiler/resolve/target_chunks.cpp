@@ -15,6 +15,10 @@ namespace {
 /// How a param is cut: by dimension the length of a piece, which is that of the param if it is not cut.
 using Lengths = std::vector<int64_t>;
 
+/// If the job states none. PyTorch and Megatron-Core read whole chunks, so that a rank that needs a part of a tensor
+/// reads all chunks that overlap with it.
+constexpr int64_t kChunkBytes = 64 << 20;
+
 /// Pieces of the grid, and these times the number of params: a plan with more would take the loader long to check.
 constexpr int64_t kMostRanks = 1 << 17, kMostParams = 1 << 25;
 
@@ -26,14 +30,13 @@ public:
 
   void cut() {
     std::vector<Lengths> lengths;
-    std::vector<int64_t> most; // by dimension: pieces of a param
-    for (size_t p = 0; p < endpoint_.params.size(); ++p) {
-      const ir::Param &param = endpoint_.params[p];
-      lengths.push_back(lengthsOf(p));
-      most.resize(std::max(most.size(), param.shape.size()), 1);
-      for (size_t d = 0; d < param.shape.size(); ++d)
-        most[d] = std::max(most[d], count(param, lengths[p], d));
+    std::vector<int64_t> most = measure(lengths);
+    while (!fits(most) && !context_.declaration().chunkBytes) {
+      chunkBytes_ *= 2;
+      most = measure(lengths);
     }
+    if (!fits(most))
+      return refuse(most);
     if (!addAxes(most))
       return;
     for (size_t p = 0; p < endpoint_.params.size(); ++p)
@@ -43,21 +46,41 @@ public:
   }
 
 private:
-  /// Adds an axis for each dimension that a param is cut in, and the mesh ranks. Returns false if there is none, or if
-  /// there are too many mesh ranks, which is an error.
+  /// By dimension, the most pieces of a param. `lengths`: of each param.
+  std::vector<int64_t> measure(std::vector<Lengths> &lengths) const {
+    std::vector<int64_t> most;
+    lengths.clear();
+    for (size_t p = 0; p < endpoint_.params.size(); ++p) {
+      const ir::Param &param = endpoint_.params[p];
+      lengths.push_back(lengthsOf(p));
+      most.resize(std::max(most.size(), param.shape.size()), 1);
+      for (size_t d = 0; d < param.shape.size(); ++d)
+        most[d] = std::max(most[d], count(param, lengths[p], d));
+    }
+    return most;
+  }
+
+  int64_t limit() const {
+    return std::min(kMostRanks, kMostParams / std::max<int64_t>(1, static_cast<int64_t>(endpoint_.params.size())));
+  }
+
+  bool fits(const std::vector<int64_t> &most) const {
+    int64_t ranks = 1;
+    for (const int64_t each : most) {
+      if (each > limit() / ranks)
+        return false;
+      ranks *= each;
+    }
+    return true;
+  }
+
+  /// Adds an axis for each dimension that a param is cut in, and the mesh ranks. Returns false if there is none.
   bool addAxes(const std::vector<int64_t> &most) {
     axes_.assign(most.size(), static_cast<unsigned>(endpoint_.axes.size()));
-    const int64_t limit =
-        std::min(kMostRanks, kMostParams / std::max<int64_t>(1, static_cast<int64_t>(endpoint_.params.size())));
     int64_t ranks = 1;
-    for (size_t d = most.size(); d-- > 0; ranks *= most[d]) {
-      if (most[d] > limit / ranks) {
-        refuse(most, limit);
-        return false;
-      }
+    for (size_t d = most.size(); d-- > 0; ranks *= most[d])
       if (most[d] > 1)
         endpoint_.axes.insert(endpoint_.axes.begin() + axes_[d], {"chunk_" + std::to_string(d), most[d], ranks});
-    }
     if (ranks == 1)
       return false;
     for (size_t d = 1; d < most.size(); ++d)
@@ -67,15 +90,14 @@ private:
     return true;
   }
 
-  void refuse(const std::vector<int64_t> &most, int64_t limit) {
-    const EndpointDeclaration &declaration = context_.declaration();
+  void refuse(const std::vector<int64_t> &most) {
     std::string grid;
     for (const int64_t each : most)
       grid += (grid.empty() ? "" : " x ") + std::to_string(each);
-    diagnostics_.error(declaration.storageAt, "'storage': chunks of at most " + std::to_string(declaration.chunkBytes) +
-                                                  " bytes cut all tensors on a grid of " + grid +
-                                                  " pieces, expected at most " + std::to_string(limit) +
-                                                  " in all; state a larger 'chunk'");
+    diagnostics_.error(context_.declaration().storageAt, "'storage': chunks of at most " + std::to_string(chunkBytes_) +
+                                                             " bytes cut all tensors on a grid of " + grid +
+                                                             " pieces, expected at most " + std::to_string(limit()) +
+                                                             " in all; state a larger 'chunk'");
   }
 
   /// Pieces of a dimension of a param; 1 beyond its dimensions.
@@ -94,9 +116,9 @@ private:
     const auto &quantize = forms_[p].quantize;
     const bool whole = (quantize && quantize->format) || tensors_.opaque(param) ||
                        std::any_of(param.parts.begin(), param.parts.end(), sumsPositions);
-    for (size_t d = 0; d < lengths.size() && bytes > context_.declaration().chunkBytes && !whole; ++d) {
+    for (size_t d = 0; d < lengths.size() && bytes > chunkBytes_ && !whole; ++d) {
       bytes /= lengths[d]; // of one position of this dimension
-      lengths[d] = std::max<int64_t>(1, context_.declaration().chunkBytes / bytes);
+      lengths[d] = std::max<int64_t>(1, chunkBytes_ / bytes);
     }
     return lengths;
   }
@@ -130,6 +152,7 @@ private:
   ir::Endpoint &endpoint_;
   const std::vector<StorageRule> &forms_;
   Diagnostics &diagnostics_;
+  int64_t chunkBytes_ = context_.declaration().chunkBytes.value_or(kChunkBytes);
   std::vector<unsigned> axes_; // by dimension
 };
 

@@ -218,6 +218,14 @@ layouts:
             listing = json.loads(run("reshard-inspect", self.folder / "out", "--format=json").stdout)["tensors"]
             self.assertEqual({name: len(tensor["chunks"]) for name, tensor in listing.items()}, counts)
 
+    def test_chunks_without_a_stated_size(self):
+        """64 MiB, or more where the grid of all tensors would have more than 131,072 pieces."""
+        for rows, grid_ in ((65536 * 1024, "axis chunk_0 1024 stride 128\n  axis chunk_1 128 stride 1\n"),
+                            (65536 * 2048, "axis chunk_0 1024 stride 64\n  axis chunk_1 64 stride 1\n")):
+            (self.folder / "model.yaml").write_text(f"dtype: u8\ntensors: {{a: [{rows}, 1024], b: [1, {128 << 26}]}}\nlayouts: {{hf: {{params: same}}}}\n")
+            self.compile("{layout: hf, mesh: {}}", "{layout: hf, storage: {folder: out, format: dcp}}")
+            self.assertIn(grid_, run("reshard-compile", self.folder / "job.yaml", "--emit=layout").stdout)
+
     def test_reports_of_a_target_in_chunks(self):
         (self.folder / "model.yaml").write_text("dtype: u8\ntensors: {a: [8, 4], b: [3]}\nlayouts: {hf: {params: same}, tp: {params: same, shard: {a: {1: tp}}}}\n")
         self.compile("{layout: tp, mesh: {tp: 2}}", "{layout: hf, storage: {folder: out, format: dcp, chunk: 4}}")
