@@ -211,22 +211,24 @@ void ChunkedCopies::cut(kernels::Strided shape, const kernels::Conversion &conve
   if (conversion.write.kind == kernels::StorageForm::Kind::elements &&
       kernels::blockShape(conversion.to->matrices.format).rows > 1)
     return cutBlocks(shape, conversion, source, target, transient);
-  if (shape.rowBytes >= 2 * kChunkBytes) { // a long row becomes a loop over chunks, and a rest
+  const auto add = [&](const kernels::Strided &rows, uint64_t at) { // from a byte of each row on
+    const uint32_t number = shapeNumber(rows, conversion);
+    const auto skipped = static_cast<int64_t>(at);
+    const uint64_t count = rows.rows(), each = kernels::chunkRows(rows, kChunkBytes);
+    for (uint64_t first = 0; first < count; first += each)
+      chunks_.push_back({target + conversion.write.scale(skipped),
+                         source ? source + conversion.read.scale(skipped) : nullptr, number, transient, first,
+                         std::min(each, count - first)});
+  };
+  if (shape.rowBytes >= 2 * kChunkBytes) { // a long row becomes a loop over parts, and a rest
     kernels::Strided rest = shape;
-    const uint64_t whole = shape.rowBytes / kChunkBytes;
-    if (rest.rowBytes -= whole * kChunkBytes; rest.rowBytes > 0) {
-      const uint32_t number = shapeNumber(rest, conversion);
-      const auto at = static_cast<int64_t>(whole * kChunkBytes);
-      chunks_.push_back({target + conversion.write.scale(at), source ? source + conversion.read.scale(at) : nullptr,
-                         number, transient, 0, rest.rows()});
-    }
-    shape.loops[shape.loopCount++] = {whole, conversion.read.scale(kChunkBytes), conversion.write.scale(kChunkBytes)};
-    shape.rowBytes = kChunkBytes;
+    const uint64_t whole = shape.rowBytes / kBufferBytes;
+    if (rest.rowBytes -= whole * kBufferBytes; rest.rowBytes > 0)
+      add(rest, whole * kBufferBytes);
+    shape.loops[shape.loopCount++] = {whole, conversion.read.scale(kBufferBytes), conversion.write.scale(kBufferBytes)};
+    shape.rowBytes = kBufferBytes;
   }
-  const uint32_t number = shapeNumber(shape, conversion);
-  const uint64_t rows = shape.rows(), each = kernels::chunkRows(shape, kChunkBytes);
-  for (uint64_t first = 0; first < rows; first += each)
-    chunks_.push_back({target, source, number, transient, first, std::min(each, rows - first)});
+  add(shape, 0);
 }
 
 } // namespace reshard
