@@ -34,7 +34,7 @@ protected:
       *file = std::move(*made);
     }
     for (uint64_t i = 0; i < kBytes; ++i)
-      source.data()[i] = static_cast<std::byte>(i * 7 + i / 256);
+      source.data()[i] = static_cast<std::byte>(i * 7 + i / 251); // does not repeat after a power of two
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
@@ -122,33 +122,36 @@ TEST_F(FileCopiesTest, OpensAtMostHalfOfTheFilesThatTheProcessMayHave) {
 // where other rows lie between its ranges, and where it is cast.
 TEST_F(FileCopiesTest, RunsWriteRangesThatAreNotAdjacent) {
   struct Case {
-    std::string layouts, target; // of a [128, 2048] and b [64, 2048]
+    std::string layouts, target; // of a [256, 2048] and b [64, 2048]
     uint64_t item;
     std::function<uint64_t(uint64_t row, uint64_t column)> from; // the element of the source, or of fp32 values
   };
   const Case cases[] = {
-      // Groups of 32 rows of a and 16 of b, of 8 KiB each.
+      // Groups of 64 rows of a and 16 of b, of 8 KiB each.
       {"{ab: {interleave: {groups: 4, of: [a, b]}}}", "{layout: t, mesh: {}}", 4,
        [](uint64_t row, uint64_t column) {
-         return (row % 48 < 32 ? row / 48 * 32 + row % 48 : 128 + row / 48 * 16 + row % 48 - 32) * 2048 + column;
+         return (row % 80 < 64 ? row / 80 * 64 + row % 80 : 256 + row / 80 * 16 + row % 80 - 64) * 2048 + column;
        }},
-      // The same, cast to bf16: ranges of 128 and 64 KiB.
+      // Cast to bf16 in one range each, which is written in parts.
+      {"{ab: {concat: [a, b]}}", "{layout: t, mesh: {}, dtype: bf16, convert: rne}", 2,
+       [](uint64_t row, uint64_t column) { return row * 2048 + column; }},
+      // The first case, cast to bf16: ranges of 256 and 64 KiB.
       {"{ab: {interleave: {groups: 4, of: [a, b]}}}", "{layout: t, mesh: {}, dtype: bf16, convert: rne}", 2,
        [](uint64_t row, uint64_t column) {
-         return (row % 48 < 32 ? row / 48 * 32 + row % 48 : 128 + row / 48 * 16 + row % 48 - 32) * 2048 + column;
+         return (row % 80 < 64 ? row / 80 * 64 + row % 80 : 256 + row / 80 * 16 + row % 80 - 64) * 2048 + column;
        }},
   };
   for (const Case &each : cases) {
     const std::string plan = folder_ + "/plan";
     ASSERT_NO_FATAL_FAILURE(tests::compile("version: 1\n"
-                                           "model: {dtype: fp32, tensors: {a: [128, 2048], b: [64, 2048]}, layouts: {"
+                                           "model: {dtype: fp32, tensors: {a: [256, 2048], b: [64, 2048]}, layouts: {"
                                            "s: {params: same}, t: {params: " +
                                                each.layouts +
                                                "}}}\n"
                                                "source: {layout: s, mesh: {}}\ntarget: " +
                                                each.target + "\n",
                                            plan));
-    std::vector<float> values(192 * 2048); // exact in bf16
+    std::vector<float> values(320 * 2048); // exact in bf16
     for (size_t i = 0; i < values.size(); ++i)
       values[i] = static_cast<float>(i % 251) - 100;
     std::memcpy(source.data(), values.data(), values.size() * sizeof(float));
@@ -156,16 +159,16 @@ TEST_F(FileCopiesTest, RunsWriteRangesThatAreNotAdjacent) {
     options.threads = 2;
     reshard_executor *executor = nullptr;
     ASSERT_EQ(reshard_open(plan.c_str(), nullptr, 0, &options, &executor), RESHARD_OK);
-    ASSERT_EQ(reshard_bind(executor, 0, 0, "a", source.data(), 128 * 8192), RESHARD_OK);
-    ASSERT_EQ(reshard_bind(executor, 0, 0, "b", source.data() + 128 * 8192, 64 * 8192), RESHARD_OK);
-    ASSERT_EQ(reshard_bind(executor, 1, 0, "ab", target.data(), 192 * 2048 * each.item), RESHARD_OK);
+    ASSERT_EQ(reshard_bind(executor, 0, 0, "a", source.data(), 256 * 8192), RESHARD_OK);
+    ASSERT_EQ(reshard_bind(executor, 0, 0, "b", source.data() + 256 * 8192, 64 * 8192), RESHARD_OK);
+    ASSERT_EQ(reshard_bind(executor, 1, 0, "ab", target.data(), 320 * 2048 * each.item), RESHARD_OK);
     ASSERT_EQ(reshard_prepare(executor), RESHARD_OK) << reshard_error(executor);
     ASSERT_EQ(copyThroughFiles(*executor, {&target, &source}).message(), "");
     ASSERT_EQ(::mprotect(target.data(), kBytes, PROT_READ), 0);
     ASSERT_EQ(reshard_run(executor, 0), RESHARD_OK) << reshard_error(executor);
     ASSERT_EQ(::mprotect(target.data(), kBytes, PROT_READ | PROT_WRITE), 0);
     reshard_close(executor);
-    for (uint64_t row = 0; row < 192; ++row)
+    for (uint64_t row = 0; row < 320; ++row)
       for (uint64_t column = 0; column < 2048; ++column) {
         uint32_t bits = 0, wanted = 0;
         std::memcpy(reinterpret_cast<std::byte *>(&bits) + (4 - each.item),

@@ -112,6 +112,39 @@ def run_job(job: Job, held: list, work: Path, binaries: Path, seed: int, compile
     return ""
 
 
+def run_in_chunks(job: Job, held: list, work: Path, binaries: Path, seed: int, compiler: Path) -> str:
+    """The same job with checkpoints of torch.distributed.checkpoint as targets, in small chunks. Returns an error text, empty on success."""
+    node = json.loads((work / "job.yaml").read_text())
+    for target in node["target"] if isinstance(node["target"], list) else [node["target"]]:
+        if target.get("storage") == "checkpoint":
+            target["storage"] = {"folder": "checkpoint", "format": "dcp", "chunk": (1, 8, 30, 100)[seed % 4]}
+    (work / "chunks.yaml").write_text(json.dumps(node))
+    plan, target = work / "chunks.rplan", work / "chunks"
+    for command in ([compiler / "reshard-compile", work / "chunks.yaml", "-o", plan, "--verify-each", "--jobs=1"],
+                    [binaries / "reshard-inspect", plan, "--verify"],
+                    [binaries / "reshard-exec", plan, f"--source={work / 'source'}", f"--target={target}", "--threads=1"]):
+        result = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+        if result.returncode != 0:
+            return f"in chunks: {Path(command[0]).name} exit {result.returncode}: {result.stderr.strip()} {result.stdout.strip()[-300:]}"
+    values = np.random.default_rng(seed).integers(0, 256, (job.model.labels, 8), dtype=np.uint8)
+    for number, endpoint in enumerate(job.endpoints[1:], 1):
+        for tensors in folder_of(endpoint, held[number], values, 0).values() if endpoint.checkpoint else ():
+            folder = target / endpoint.role if len(job.endpoints) > 2 else target
+            listing = subprocess.run([binaries / "reshard-inspect", folder, "--format=json"], capture_output=True, text=True, check=True)
+            found = json.loads(listing.stdout)["tensors"]
+            if set(found) != set(tensors):
+                return f"{endpoint.role} in chunks: tensors {sorted(found)}, expected {sorted(tensors)}"
+            for name, (dtype, shape, data) in tensors.items():
+                have = np.zeros((*shape, ITEM[dtype]), np.uint8)
+                for chunk in found[name]["chunks"]:
+                    box = tuple(slice(at, at + length) for at, length in zip(chunk["offsets"], chunk["lengths"]))
+                    stored = (folder / chunk["file"]).read_bytes()[chunk["begin"]:chunk["begin"] + chunk["bytes"]] if chunk["bytes"] else b""
+                    have[box] = np.frombuffer(stored, np.uint8).reshape(*chunk["lengths"], ITEM[dtype])
+                if (found[name]["dtype"], found[name]["shape"], have.tobytes()) != (dtype, shape, data):
+                    return f"{endpoint.role} in chunks: tensor {name} {shape} differs from the oracle"
+    return ""
+
+
 def worker(task: tuple) -> tuple:
     seed, cell, binaries, compiler, keep = task
     for attempt in range(400):
@@ -122,6 +155,9 @@ def worker(task: tuple) -> tuple:
                 continue
             job, held, cells, features, remote = made
             error = run_job(job, held, work, Path(binaries), seed, Path(compiler))
+            if not error and any(endpoint.checkpoint for endpoint in job.endpoints[1:]):
+                features.add("target in chunks")
+                error = run_in_chunks(job, held, work, Path(binaries), seed, Path(compiler))
             if error and keep:
                 shutil.copytree(work, Path(keep) / f"job-{seed}", dirs_exist_ok=True)
             return seed, cells, features, remote, error, (work / "job.yaml").read_text() if error else ""
