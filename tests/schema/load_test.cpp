@@ -292,9 +292,7 @@ TEST(Load, SegmentRefusals) {
           {"a write to the source", [](Parts &p) { p.operand(1, 2).buffer = 1; },
            "step 1 operand 2: writes to buffer 1 of the source"},
           {"a copy from the target", // of rows 0, 1 to rows 2, 3
-           [](Parts &p) {
-             p.operand(1, 1) = {0, 3, 2};
-           },
+           [](Parts &p) { p.operand(1, 1) = {0, 3, 2}; },
            "step 1 operand 1: reads buffer 3, expected one of the source, or of a target rank in a send that waits for "
            "a receive or a copy"},
           {"a copy from a param that is cast",
@@ -373,9 +371,7 @@ TEST(Load, Allowed) {
       {"one source row to many", [](Parts &p) { p.loop(1, 3).stride = 0; }},
       {"a message in place", [](Parts &p) { p.step(1, 2).staging = UINT64_MAX; }},
       {"an unused shape",
-       [](Parts &p) {
-         p.segments[1].shapes.push_back({uint64_t{1}, uint32_t(p.segments[1].loops.size()), 0});
-       }},
+       [](Parts &p) { p.segments[1].shapes.push_back({uint64_t{1}, uint32_t(p.segments[1].loops.size()), 0}); }},
       {"no limit", [](Parts &p) { p.manifest.staging_limit = 0; }},
       {"a larger arena", [](Parts &p) { p.manifest.arena_bytes = p.segments[1].arena_bytes = 64; }},
       {"dependency levels with gaps", [](Parts &p) { p.step(1, 3).level = p.step(2, 1).level = UINT16_MAX; }},
@@ -484,6 +480,24 @@ TEST(Load, Messages) {
            "message 2 from rank 1 to rank 2: operand shapes differ at operand 0, expected equal rows and loop counts"},
       },
       "");
+}
+
+TEST(Load, MessagesWithOtherChunks) {
+  CompileResult result;
+  Diagnostics diagnostics;
+  ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/tests/compiler/lessons/staging_rounds.yaml", CompileOptions(), result,
+                         diagnostics))
+      << diagnostics.text();
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  llvm::Expected<WrittenPlan> written = writePlan(result.module, result.statistics, path, 1);
+  ASSERT_TRUE(!!written) << toString(written.takeError());
+  Parts parts = unpack(path);
+  ASSERT_EQ(static_cast<StepKind>(parts.step(2, 0).kind), StepKind::recv);
+  parts.step(2, 0).chunk = 512;
+  pack(parts, path);
+  EXPECT_EQ(readAll(path), "message 0 from rank 0 to rank 2: found chunks 1024 on the sender, 512 on the receiver, "
+                           "expected the same");
 }
 
 // The lesson's plan without a pool has a relay, rank 1, which receives. As a pool it would be pulled from.
