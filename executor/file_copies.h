@@ -18,6 +18,10 @@ namespace reshard {
 
 class FileCopies {
 public:
+  /// Of buffers through which bytes are copied: they fit into the second-level cache of common CPUs, and smaller ones
+  /// need more system calls (docs/performance.md).
+  static constexpr uint64_t kBufferBytes = 256 << 10;
+
   /// Opens the files again. Those beyond half of the files that this process may have open, and those that have been
   /// replaced, are left to their mappings. The mappings must live as long as this object. `synced`: the files will be
   /// synced, so that the device begins to write them at once.
@@ -35,7 +39,7 @@ public:
   std::optional<Place> find(const std::byte *memory, uint64_t bytes) const;
 
   /// Copies memory to a place. If the memory lies in one of the open files, it is read by system calls too, through a
-  /// buffer of 256 KiB that each thread allocates when it first needs one; blocks that have the same offset in both
+  /// buffer that each thread allocates when it first needs one; blocks that have the same offset in both
   /// files are shared if the file system can do so. Threads may call this at the same time.
   Status copy(const Place &to, const std::byte *from, uint64_t bytes) const;
   /// Writes memory to a place.
@@ -52,8 +56,8 @@ private:
     int file;
   };
   /// `mapped`: the memory of `from`.
-  /// Lets the file system share the whole blocks at the begin of a range between both files, which copies nothing.
-  /// Returns their bytes; 0 if it cannot.
+  /// Lets the file system share the whole blocks of a range, which begins at a block, between both files: nothing is
+  /// copied. Returns their bytes; 0 if it cannot.
   uint64_t shareBlocks(const Place &to, const Place &from, uint64_t bytes) const;
   static Status copyThroughBuffer(const Place &to, const Place &from, const std::byte *mapped, uint64_t bytes);
 

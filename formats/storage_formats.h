@@ -28,8 +28,8 @@ inline constexpr const char *kStorageFormatTitles[] = {"safetensors", "DCP safet
 constexpr const char *name(StorageFormat format) { return kStorageFormatNames[static_cast<size_t>(format)]; }
 constexpr const char *titleOf(StorageFormat format) { return kStorageFormatTitles[static_cast<size_t>(format)]; }
 
-/// Whether reshard writes a tensor of a checkpoint in several chunks. Of `dcp_safetensors` and `safetensors`, readers
-/// load parts of a tensor; of `torch_save`, all tensors.
+/// Whether reshard writes a tensor of a checkpoint in several chunks. Readers of `safetensors` and `dcp_safetensors`
+/// load parts of a chunk, so that one is enough; a `torch_save` file has whole tensors.
 constexpr bool writesChunks(StorageFormat format) {
   return format == StorageFormat::dcp || format == StorageFormat::megatron;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors of system calls, and calls that a signal interrupts or that write a part of the bytes.
+// Errors of system calls; calls that are repeated after a signal, or until all bytes are written.
 #pragma once
 
 #include "support/status.h"

@@ -15,7 +15,7 @@ namespace reshard::analysis {
 
 namespace {
 
-/// A chunk of a file that is read from its begin on.
+/// Reads a stored chunk.
 class ChunkReader {
 public:
   ChunkReader(const std::string &path, const StoredChunk &chunk) : path_(path), chunk_(chunk) {

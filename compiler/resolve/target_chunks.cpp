@@ -15,11 +15,11 @@ namespace {
 /// How a param is cut: by dimension the length of a piece, which is that of the param if it is not cut.
 using Lengths = std::vector<int64_t>;
 
-/// If the job states none. PyTorch and Megatron-Core read whole chunks, so that a rank that needs a part of a tensor
-/// reads all chunks that overlap with it.
+/// The largest chunk if the job states none. PyTorch and Megatron-Core read whole chunks, so that a rank that needs a
+/// part of a tensor reads all chunks that overlap with it.
 constexpr int64_t kChunkBytes = 64 << 20;
 
-/// Pieces of the grid, and these times the number of params: a plan with more would take the loader long to check.
+/// The most pieces of the grid, and the most pieces times params: the loader would take long to check a larger plan.
 constexpr int64_t kMostRanks = 1 << 17, kMostParams = 1 << 25;
 
 class ChunkCutter {

@@ -482,16 +482,20 @@ TEST(Load, Messages) {
       "");
 }
 
-TEST(Load, MessagesWithOtherChunks) {
+/// Writes the plan of a lesson.
+static void compileLesson(const std::string &lesson, const CompileOptions &options, const std::string &path) {
   CompileResult result;
   Diagnostics diagnostics;
-  ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/tests/compiler/lessons/staging_rounds.yaml", CompileOptions(), result,
-                         diagnostics))
+  ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/tests/compiler/lessons/" + lesson, options, result, diagnostics))
       << diagnostics.text();
-  const TemporaryFolder folder;
-  const std::string path = folder / "plan";
   llvm::Expected<WrittenPlan> written = writePlan(result.module, result.statistics, path, 1);
   ASSERT_TRUE(!!written) << toString(written.takeError());
+}
+
+TEST(Load, MessagesWithOtherChunks) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  ASSERT_NO_FATAL_FAILURE(compileLesson("staging_rounds.yaml", {}, path));
   Parts parts = unpack(path);
   ASSERT_EQ(static_cast<StepKind>(parts.step(2, 0).kind), StepKind::recv);
   parts.step(2, 0).chunk = 512;
@@ -504,14 +508,9 @@ TEST(Load, MessagesWithOtherChunks) {
 TEST(Load, SourcesOfAPoolOnlySend) {
   CompileOptions options;
   options.overrides = {"target={mesh: {dp: 2}, ranks: 2..3}"};
-  CompileResult result;
-  Diagnostics diagnostics;
-  ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/tests/compiler/lessons/pool.yaml", options, result, diagnostics))
-      << diagnostics.text();
   const TemporaryFolder folder;
   const std::string path = folder / "plan";
-  llvm::Expected<WrittenPlan> written = writePlan(result.module, result.statistics, path, 1);
-  ASSERT_TRUE(!!written) << toString(written.takeError());
+  ASSERT_NO_FATAL_FAILURE(compileLesson("pool.yaml", options, path));
   Parts parts = unpack(path);
   parts.manifest.endpoints[1]->replicas = 2;
   pack(parts, path);
