@@ -253,18 +253,6 @@ std::unique_ptr<Transport> openPull(reshard_executor &e, const pull::Fleet &flee
   return transport;
 }
 
-/// Fails, with kind `invalid`, unless a function of pull mode may be called.
-Status checkPull(const reshard_executor &e, const char *function, bool source) {
-  if (!e.pull)
-    return invalid(std::string(function) + " needs pull mode: set options.pull");
-  if (!e.prepared)
-    return invalid(std::string(function) + " before prepare");
-  if (e.pull->isSource() != source)
-    return invalid(std::string(function) + " on " + e.fleet->name(e.ranks[0]) + ", expected a rank of " +
-                   (source ? "the source" : "a replica"));
-  return {};
-}
-
 /// Gives each buffer of the local ranks its bound memory. Fails if an instance of a target is not bound.
 Status bindBuffers(reshard_executor &e) {
   for (LocalRank &local : e.locals) {
@@ -617,74 +605,6 @@ reshard_status reshard_all_reduce_min(reshard_executor *executor, int64_t value,
   });
 }
 
-reshard_status reshard_publish(reshard_executor *executor, uint64_t version) {
-  return guarded(executor, [&](reshard_executor &e) -> Status {
-    if (Status status = checkPull(e, "publish", true); !status.ok())
-      return status;
-    Status status = e.pull->publish(version, [&] { return e.transforms.prepare(); });
-    if (status.ok())
-      e.version = version;
-    return status;
-  });
-}
-
-reshard_status reshard_release(reshard_executor *executor, double timeout_seconds) {
-  return guarded(executor, [&](reshard_executor &e) -> Status {
-    Status status = checkPull(e, "release", true);
-    return status.ok() ? e.pull->release(deadlineIn(timeout_seconds)) : status;
-  });
-}
-
-reshard_status reshard_pull(reshard_executor *executor, uint64_t min_version, double timeout_seconds,
-                            uint64_t *version) {
-  return guarded(executor, [&](reshard_executor &e) -> Status {
-    if (Status status = checkPull(e, "pull", false); !status.ok())
-      return status;
-    const Result<uint64_t> pulled = e.pull->pull({.minVersion = min_version,
-                                                  .deadline = deadlineIn(timeout_seconds),
-                                                  .beforeWriting =
-                                                      [&] {
-                                                        e.state = RESHARD_TORN;
-                                                        return e.transforms.prepare();
-                                                      },
-                                                  .afterWriting = [&] { return e.refresh(); }});
-    if (!pulled.ok())
-      return pulled.status();
-    e.state = RESHARD_COMPLETE;
-    e.version = *pulled;
-    if (version)
-      *version = *pulled;
-    return {};
-  });
-}
-
-reshard_status reshard_replicas(reshard_executor *executor, reshard_replica *replicas, size_t element_size,
-                                size_t capacity, size_t *count) {
-  return guarded(executor, [&](reshard_executor &e) -> Status {
-    if (!e.pull || !e.prepared)
-      return invalid(e.pull ? "replicas before prepare" : "replicas needs pull mode: set options.pull");
-    if (!count || (!replicas && capacity > 0) || !validSize(kPublicStruct<reshard_replica>, element_size))
-      return invalid(!count ? "`count` is NULL" : "found no valid array, expected elements of reshard_replica");
-    const Result<std::vector<pull::ReplicaInfo>> found = e.pull->replicas(deadlineIn(e.joinSeconds));
-    if (!found.ok())
-      return found.status();
-    *count = found->size();
-    for (size_t i = 0; i < std::min(capacity, found->size()); ++i) {
-      const pull::ReplicaInfo &info = (*found)[i];
-      const reshard_replica filled{sizeof(reshard_replica),
-                                   info.replica,
-                                   info.ranks,
-                                   info.version,
-                                   static_cast<reshard_replica_state>(info.state),
-                                   0};
-      auto *const element = reinterpret_cast<reshard_replica *>(reinterpret_cast<char *>(replicas) + i * element_size);
-      std::memcpy(element, &element_size, sizeof element_size);
-      writeStruct(filled, element);
-    }
-    return {};
-  });
-}
-
 const uint32_t *reshard_ranks(const reshard_executor *executor, size_t *count) {
   if (count)
     *count = executor ? executor->ranks.size() : 0;
@@ -695,6 +615,7 @@ reshard_state reshard_target_state(const reshard_executor *executor) {
   return executor ? executor->state : RESHARD_EMPTY;
 }
 uint64_t reshard_version(const reshard_executor *executor) { return executor ? executor->version : 0; }
+uint64_t reshard_pulls(const reshard_executor *executor) { return executor ? executor->pulls : 0; }
 void *reshard_stream(const reshard_executor *executor) {
   return executor && executor->transport ? executor->transport->stream() : nullptr;
 }

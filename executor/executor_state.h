@@ -68,6 +68,7 @@ struct reshard_executor {
   bool broken = false; // Transport::prepare failed part way
   reshard_state state = RESHARD_EMPTY;
   uint64_t version = 0;
+  uint64_t pulls = 0; // that have written the memory
   std::string error;
   std::unique_ptr<reshard::RunDigests> digests; // from the first digest of this plan on
   reshard::DigestAnswer answer;
@@ -109,6 +110,11 @@ template <class Body> reshard_status guarded(reshard_executor *executor, Body bo
   }
   return RESHARD_FAILED;
 }
+
+/// The digests of the executor's plan and memory. It is prepared.
+RunDigests &digestsOf(reshard_executor &e);
+/// Keeps the names that reshard_undigested returns.
+void keepUndigested(reshard_executor &e);
 
 /// Moves every byte, and calls the hooks around it. `check`, if given, is called when all bytes have arrived, before
 /// the hooks that follow. Its error, like any other, leaves the targets torn.

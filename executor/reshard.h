@@ -226,12 +226,13 @@ typedef struct {
 
 /* Digests of the tensors that an endpoint holds now: the same in every layout and on every number of ranks. An element
    that several ranks hold counts on the first of them; padding does not count. Every process of the run must call it,
-   after prepare; all params of the endpoint must be bound. Not in pull mode, and for a storage endpoint only with
-   transport "threads" (use reshard-digest for files). With device "cuda" memory is copied to the host.
-   allow_undigested: not 0: permits params without a digest, which are quantized or transformed (reshard_undigested);
-   otherwise they are an error, RESHARD_INVALID. timeout_seconds <= 0: no deadline; with several processes, after
-   RESHARD_TIMEOUT or RESHARD_FAILED no run is possible. *digests: an array of *count elements of `element_size` bytes
-   (sizeof(reshard_tensor_digest)), in the order of the layout, valid until the next call of this function. */
+   after prepare; all params of the endpoint must be bound. Not in pull mode (use reshard_pull_checked), and for a
+   storage endpoint only with transport "threads" (use reshard-digest for files). With device "cuda" memory is copied to
+   the host. allow_undigested: not 0: permits params without a digest, which are quantized or transformed
+   (reshard_undigested); otherwise they are an error, RESHARD_INVALID. timeout_seconds <= 0: no deadline; with several
+   processes, after RESHARD_TIMEOUT or RESHARD_FAILED no run is possible. *digests: an array of *count elements of
+   `element_size` bytes (sizeof(reshard_tensor_digest)), in the order of the layout, valid until the next call of this
+   function. */
 reshard_status reshard_digest(reshard_executor *executor, uint32_t endpoint, int allow_undigested,
                               double timeout_seconds, size_t element_size, const reshard_tensor_digest **digests,
                               size_t *count);
@@ -257,7 +258,8 @@ typedef struct {
    moved. `check` NULL: all fields 0. */
 reshard_status reshard_run_checked(reshard_executor *executor, double timeout_seconds, const reshard_check *check);
 
-/* The params that the last reshard_digest or reshard_run_checked permitted without a digest, as "target param 'x'".
+/* The params that the last reshard_digest, reshard_run_checked or reshard_pull_checked permitted without a digest, as
+   "target param 'x'".
    Sets *count to their number. Valid until the next such call, or replace. */
 const char *const *reshard_undigested(const reshard_executor *executor, size_t *count);
 
@@ -285,6 +287,10 @@ reshard_status reshard_all_reduce_min(reshard_executor *executor, int64_t value,
    published already. */
 reshard_status reshard_publish(reshard_executor *executor, uint64_t version);
 
+/* As reshard_publish, and computes the digests that reshard_pull_checked compares: the memory is read once, during the
+   call. All params must be bound. All source ranks call it for a version that is to be checked. */
+reshard_status reshard_publish_checked(reshard_executor *executor, uint64_t version);
+
 /* Of a source rank: ends the publication; whatever it returns, the bound memory is the caller's afterwards. No pull
    begins to read the version during the call. Waits until the pulls that read it are done. At the deadline it revokes
    their leases and returns RESHARD_TIMEOUT; the error names the ranks that held one, which discard what they have read.
@@ -300,6 +306,16 @@ reshard_status reshard_release(reshard_executor *executor, double timeout_second
    one's memory, so the caller must not change it until its next pull. */
 reshard_status reshard_pull(reshard_executor *executor, uint64_t min_version, double timeout_seconds,
                             uint64_t *version);
+
+/* As reshard_pull, and checks by digests that this rank then holds the version's elements, after a cast those of the
+   cast, also if it held the version already. It asks the source ranks that hold these elements, whichever process the
+   bytes came from. Ranks of a replica may differ in whether they check. On a mismatch returns RESHARD_FAILED; the error
+   names the tensors, the state is RESHARD_TORN, no replica reads from this rank, and the next pull moves all bytes
+   again; the other ranks of the replica wait for it until their deadline. RESHARD_FAILED, too, if the version was
+   published without digests. allow_undigested: not 0: permits params that cannot be compared, since they or their
+   sources are quantized or transformed (reshard_undigested); otherwise they are an error, RESHARD_INVALID. */
+reshard_status reshard_pull_checked(reshard_executor *executor, uint64_t min_version, double timeout_seconds,
+                                    int allow_undigested, uint64_t *version);
 
 typedef enum {
   RESHARD_REPLICA_PULLING = 0,  /* it pulls `version` */
@@ -327,6 +343,9 @@ reshard_status reshard_replicas(reshard_executor *executor, reshard_replica *rep
 reshard_state reshard_target_state(const reshard_executor *executor);
 /* The number of completed runs; in pull mode the version that was published or pulled last. */
 uint64_t reshard_version(const reshard_executor *executor);
+/* Pull mode, of a target rank: how often a pull has written its memory and called its hooks. A pull of a version that
+   the rank holds already does neither; a pull of an equal version of a source that has started again does. */
+uint64_t reshard_pulls(const reshard_executor *executor);
 /* The error text of the last call; "" if it succeeded. Valid until the next call. */
 const char *reshard_error(const reshard_executor *executor);
 /* Bytes that one run moves to this process's ranks, padding included; known after prepare. */

@@ -153,7 +153,7 @@ public:
                          &digests, &count));
     return {digests, count};
   }
-  /// The params without a digest in the last of these two.
+  /// The params without a digest in the last of these two, or of pullChecked().
   std::vector<std::string> undigested() const {
     size_t count = 0;
     const char *const *names = reshard_undigested(executor_.get(), &count);
@@ -172,6 +172,8 @@ public:
 
   /// Pull mode, of a source: offers the bound memory as `version`. It must not change until release().
   void publish(uint64_t version) { check(reshard_publish(executor_.get(), version)); }
+  /// As publish(), for a version that pullChecked() compares (reshard_publish_checked).
+  void publishChecked(uint64_t version) { check(reshard_publish_checked(executor_.get(), version)); }
   /// Waits until nothing reads the published version, at most until the deadline. In every case the bound memory is
   /// the caller's afterwards. 0 seconds: no deadline.
   void release(double timeoutSeconds = 0) { check(reshard_release(executor_.get(), timeoutSeconds)); }
@@ -179,6 +181,12 @@ public:
   uint64_t pull(uint64_t minVersion = 0, double timeoutSeconds = 0) {
     uint64_t version = 0;
     check(reshard_pull(executor_.get(), minVersion, timeoutSeconds, &version));
+    return version;
+  }
+  /// As pull(), and checks the memory by digests (reshard_pull_checked). A mismatch is an Error with RESHARD_FAILED.
+  uint64_t pullChecked(uint64_t minVersion = 0, double timeoutSeconds = 0, bool allowUndigested = false) {
+    uint64_t version = 0;
+    check(reshard_pull_checked(executor_.get(), minVersion, timeoutSeconds, allowUndigested, &version));
     return version;
   }
   /// The replicas that have pulled, in ascending order.
@@ -195,6 +203,7 @@ public:
 
   reshard_state state() const { return reshard_target_state(executor_.get()); }
   uint64_t version() const { return reshard_version(executor_.get()); }
+  uint64_t pulls() const { return reshard_pulls(executor_.get()); }
   uint64_t bytes() const { return reshard_bytes(executor_.get()); }
   uint64_t bytesBy(reshard_method method) const { return reshard_bytes_by(executor_.get(), method); }
   /// The C handle, for functions that this wrapper lacks.

@@ -12,34 +12,14 @@ using namespace reshard;
 
 namespace {
 
-/// The digests of the executor's plan and memory. Fails, with kind `invalid`, if a call is not possible.
-Result<RunDigests *> digestsOf(reshard_executor &e, const char *function) {
+/// Fails, with kind `invalid`, unless a function may be called in which all processes take part.
+Status checkTogether(const reshard_executor &e, const char *function) {
   if (!e.prepared)
     return invalid(std::string(function) + " before prepare");
-  if (e.pull)
-    return invalid(std::string(function) + " in pull mode, in which processes join and leave");
-  if (!e.digests) {
-    const bool threads = e.options.transport() == "threads";
-    // Other transports have a process for each rank.
-    const unsigned own = e.options.get().threads ? e.options.get().threads : std::thread::hardware_concurrency();
-    e.digests = std::make_unique<RunDigests>(DigestMemory{
-        .plan = *e.plan,
-        .transport = *e.transport,
-        .threads = threads && !e.recorded ? std::max(1u, own) : 1,
-        .local =
-            [&e](uint32_t endpoint, uint32_t meshRank) {
-              const schema::Endpoint &at = *e.plan->manifest().endpoints()->Get(endpoint);
-              return at.storage() ||
-                     std::find(e.ranks.begin(), e.ranks.end(), at.ranks()->Get(meshRank)) != e.ranks.end();
-            },
-        .bound = [&e](uint32_t endpoint, uint32_t meshRank, uint32_t param, uint32_t instance) -> const std::byte * {
-          const schema::Endpoint &at = *e.plan->manifest().endpoints()->Get(endpoint);
-          const auto found = e.bindables.find({endpoint, at.ranks()->Get(meshRank)});
-          return found == e.bindables.end() ? nullptr
-                                            : found->second.pointers[found->second.firstInstance[param] + instance];
-        }});
-  }
-  return e.digests.get();
+  return e.pull
+             ? invalid(std::string(function) + " in pull mode, in which processes join and leave; expected a checked "
+                                               "publish and pull")
+             : Status();
 }
 
 /// Files belong to no process.
@@ -51,13 +31,39 @@ Status checkStorage(const reshard_executor &e, uint32_t endpoint) {
              : Status();
 }
 
-void keepUndigested(reshard_executor &e) {
+} // namespace
+
+RunDigests &reshard::digestsOf(reshard_executor &e) {
+  if (!e.digests) {
+    const bool threads = e.options.transport() == "threads";
+    // Other transports have a process for each rank.
+    const unsigned own = e.options.get().threads ? e.options.get().threads : std::thread::hardware_concurrency();
+    e.digests = std::make_unique<RunDigests>(DigestMemory{
+        .plan = *e.plan,
+        .transport = *e.transport,
+        .threads = threads && !e.recorded ? std::max(1u, own) : 1,
+        .local =
+            [&e](uint32_t endpoint, uint32_t meshRank) {
+              const schema::Endpoint &at = *e.plan->manifest().endpoints()->Get(endpoint);
+              return at.storage() || std::any_of(e.ranks.begin(), e.ranks.end(), [&](uint32_t rank) {
+                       return (e.fleet ? e.fleet->planRank(rank) : rank) == at.ranks()->Get(meshRank);
+                     });
+            },
+        .bound = [&e](uint32_t endpoint, uint32_t meshRank, uint32_t param, uint32_t instance) -> const std::byte * {
+          const schema::Endpoint &at = *e.plan->manifest().endpoints()->Get(endpoint);
+          const auto found = e.bindables.find({endpoint, at.ranks()->Get(meshRank)});
+          return found == e.bindables.end() ? nullptr
+                                            : found->second.pointers[found->second.firstInstance[param] + instance];
+        }});
+  }
+  return *e.digests;
+}
+
+void reshard::keepUndigested(reshard_executor &e) {
   e.answer.undigested.clear();
   for (const std::string &name : e.digests->undigested())
     e.answer.undigested.push_back(name.c_str());
 }
-
-} // namespace
 
 reshard_status reshard_digest(reshard_executor *executor, uint32_t endpoint, int allow_undigested,
                               double timeout_seconds, size_t element_size, const reshard_tensor_digest **digests,
@@ -66,14 +72,14 @@ reshard_status reshard_digest(reshard_executor *executor, uint32_t endpoint, int
     if (!digests || !count || !validSize(kPublicStruct<reshard_tensor_digest>, element_size) ||
         element_size % alignof(reshard_tensor_digest) != 0)
       return invalid("found no place for the digests, expected an array and a count of reshard_tensor_digest");
-    const Result<RunDigests *> own = digestsOf(e, "digest");
-    if (!own.ok())
-      return own.status();
+    if (Status status = checkTogether(e, "digest"); !status.ok())
+      return status;
     if (const uint32_t known = e.plan->manifest().endpoints()->size(); endpoint >= known)
       return invalid("there is no endpoint " + std::to_string(endpoint) + ", the plan has " + std::to_string(known));
     if (Status status = checkStorage(e, endpoint); !status.ok())
       return status;
-    Result<std::vector<SideDigest>> found = (*own)->side(endpoint, allow_undigested != 0, deadlineIn(timeout_seconds));
+    Result<std::vector<SideDigest>> found =
+        digestsOf(e).side(endpoint, allow_undigested != 0, deadlineIn(timeout_seconds));
     keepUndigested(e);
     if (!found.ok())
       return found.status();
@@ -102,19 +108,19 @@ reshard_status reshard_run_checked(reshard_executor *executor, double timeout_se
     if (check)
       if (Status status = readStruct(check, given); !status.ok())
         return status;
-    const Result<RunDigests *> own = digestsOf(e, "a checked run");
-    if (!own.ok())
-      return own.status();
+    if (Status status = checkTogether(e, "a checked run"); !status.ok())
+      return status;
     for (uint32_t endpoint = 0; endpoint < e.plan->manifest().endpoints()->size(); ++endpoint)
       if (Status status = checkStorage(e, endpoint); !status.ok())
         return status;
     const Deadline deadline = deadlineIn(timeout_seconds);
-    Status status = (*own)->expect({.firstIndex = given.first_index != 0,
+    RunDigests &digests = digestsOf(e);
+    Status status = digests.expect({.firstIndex = given.first_index != 0,
                                     .changed = given.changed != 0,
                                     .allowUndigested = given.allow_undigested != 0},
                                    deadline);
     keepUndigested(e);
-    return status.ok() ? runOnce(e, deadline, [&] { return (*own)->compare(deadline); }) : status;
+    return status.ok() ? runOnce(e, deadline, [&] { return digests.compare(deadline); }) : status;
   });
 }
 

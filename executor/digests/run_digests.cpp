@@ -199,8 +199,13 @@ Status RunDigests::addSource(const Bucket *only, const Pieces &pieces, std::vect
   });
 }
 
-Status RunDigests::expect(const CheckOptions &options, const Deadline &deadline) {
-  options_ = options;
+Status RunDigests::checkMoves() const {
+  return buckets_.empty() && undigested_.empty()
+             ? invalid("the plan moves no bytes: no target has a param with elements")
+             : Status();
+}
+
+void RunDigests::makeBuckets() {
   if (buckets_.empty())
     for (uint32_t number = 1; number < memory_.plan.manifest().endpoints()->size(); ++number) {
       firstBucket_[number] = static_cast<uint32_t>(buckets_.size());
@@ -208,6 +213,11 @@ Status RunDigests::expect(const CheckOptions &options, const Deadline &deadline)
         buckets_.push_back({number, item});
     }
   holdings(0); // before several threads read it
+}
+
+Status RunDigests::expect(const CheckOptions &options, const Deadline &deadline) {
+  options_ = options;
+  makeBuckets();
   expected_.assign(buckets_.size(), {});
   if (Status status = agree(addSource(nullptr, {}, expected_, deadline), deadline); !status.ok())
     return status;
@@ -224,8 +234,8 @@ Status RunDigests::expect(const CheckOptions &options, const Deadline &deadline)
   }
   if (Status status = reportUndigested({names.begin(), names.end()}, options.allowUndigested); !status.ok())
     return status;
-  if (buckets_.empty() && undigested_.empty())
-    return invalid("the plan moves no bytes: no target has a param with elements");
+  if (Status status = checkMoves(); !status.ok())
+    return status;
   if (options.changed && !last_.empty() && expected_ == last_)
     return invalid("the source has not changed since the last run that was checked: the digests of all its tensors are "
                    "the same");
@@ -374,6 +384,68 @@ Result<std::string> RunDigests::firstIndex(const std::vector<Wrong> &mine, uint3
   }
   return "first at index " + positionOf(pieces.begin, tensor.shape) + " on " +
          meshRankText(endpoint(bucket.endpoint), endpoint(bucket.endpoint).ranks()->Get(at));
+}
+
+Result<std::vector<CountedDigest>> RunDigests::shares() {
+  makeBuckets();
+  std::vector<CountedDigest> sums(buckets_.size());
+  Status status = addSource(nullptr, {}, sums, {});
+  return status.ok() ? Result(std::move(sums)) : status;
+}
+
+Result<RunDigests::RankBuckets> RunDigests::bucketsOf(uint32_t meshRank, bool allowUndigested) {
+  makeBuckets();
+  RankBuckets found;
+  std::set<uint32_t> sources;
+  const Holdings &source = holdings(0);
+  for (uint32_t b = 0; b < buckets_.size(); ++b) {
+    const Holdings &target = holdings_.at(buckets_[b].endpoint);
+    const Holding &holding = target.items[buckets_[b].holding];
+    const std::vector<uint32_t> &holders = target.classes[holding.rankClass].meshRanks;
+    if (!std::binary_search(holders.begin(), holders.end(), meshRank))
+      continue;
+    found.numbers.push_back(b);
+    if (const auto at = source.byName.find(target.tensors[holding.tensor].name); at != source.byName.end())
+      for (const uint32_t item : source.tensors[at->second].holdings)
+        if (overlap(source.items[item].grid, holding.grid))
+          sources.insert(source.classes[source.items[item].rankClass].meshRanks[0]);
+  }
+  found.sources.assign(sources.begin(), sources.end());
+  std::vector<std::string> names;
+  for (const auto &[number, first] : firstBucket_)
+    for (const uint32_t param : holdings(number).undigested)
+      names.push_back(paramName(number, param));
+  if (Status status = reportUndigested(std::move(names), allowUndigested); !status.ok())
+    return status;
+  if (Status status = checkMoves(); !status.ok())
+    return status;
+  return found;
+}
+
+Result<std::string> RunDigests::compareRank(uint32_t meshRank, const RankBuckets &buckets,
+                                            const std::vector<CountedDigest> &expected, bool allowUndigested,
+                                            const Deadline &deadline) {
+  std::set<std::string> undigested(undigested_.begin(), undigested_.end()), wrong;
+  for (size_t i = 0; i < buckets.numbers.size(); ++i) {
+    const Bucket &bucket = buckets_[buckets.numbers[i]];
+    const Holdings &held = holdings_.at(bucket.endpoint);
+    const Holding &holding = held.items[bucket.holding];
+    if (expected[i].elements != static_cast<uint64_t>(holding.grid.elements())) {
+      undigested.insert(paramName(bucket.endpoint, held.classes[holding.rankClass].param));
+      continue;
+    }
+    if (passed(deadline))
+      return timedOut("timed out: not all digests were computed");
+    const HeldTensor &tensor = held.tensors[holding.tensor];
+    std::vector<CountedDigest> found(1);
+    if (Status status = addTarget(bucket, meshRank, whole(tensor.elements), found); !status.ok())
+      return status;
+    if (found[0] != expected[i])
+      wrong.insert("'" + tensor.name + "'");
+  }
+  if (Status status = reportUndigested({undigested.begin(), undigested.end()}, allowUndigested); !status.ok())
+    return status;
+  return joined({wrong.begin(), wrong.end()}, "tensors");
 }
 
 Status RunDigests::agree(Status mine, const Deadline &deadline) {

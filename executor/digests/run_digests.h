@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Digests of the bound memory of all processes of a run, and the check that the targets hold what the source holds.
-// Every function is collective: all processes of the run call it.
+// Every function is collective: all processes of the run call it. In pull mode no process waits for all others: the
+// check is in parts, which processes combine as they need them.
 #pragma once
 
 #include "executor/digests/element_sums.h"
@@ -57,6 +58,23 @@ public:
   /// After it: compares every replica of every element. The error names the tensors that differ and the ranks.
   Status compare(const Deadline &deadline);
 
+  /// A bucket: the elements of one tensor that are in one instance of a param of a target rank class.
+  struct RankBuckets {
+    std::vector<uint32_t> numbers;
+    std::vector<uint32_t> sources; // mesh ranks of the source whose shares add up to the digests; ascending
+  };
+  /// In pull mode, not collective. What the source's elements that this process counts add to the digest of each
+  /// bucket.
+  Result<std::vector<CountedDigest>> shares();
+  /// The buckets of a mesh rank of the target. Fails, with kind `invalid`, if the target has params without a digest,
+  /// unless they are allowed.
+  Result<RankBuckets> bucketsOf(uint32_t meshRank, bool allowUndigested);
+  /// Compares what that mesh rank, which is one of this process, holds with the digests of the source, by bucket.
+  /// Returns the names of the tensors that differ, for an error text; empty if none does.
+  Result<std::string> compareRank(uint32_t meshRank, const RankBuckets &buckets,
+                                  const std::vector<CountedDigest> &expected, bool allowUndigested,
+                                  const Deadline &deadline);
+
   /// The undigested params of the last call: "target param 'x'".
   const std::vector<std::string> &undigested() const { return undigested_; }
 
@@ -78,6 +96,9 @@ private:
 
   const schema::Endpoint &endpoint(uint32_t number) const { return *memory_.plan.manifest().endpoints()->Get(number); }
   const Holdings &holdings(uint32_t endpoint);
+  void makeBuckets();
+  /// Fails if the plan moves no bytes.
+  Status checkMoves() const;
   const schema::Param &paramOf(uint32_t endpoint, const Holding &holding);
   std::string paramName(uint32_t endpoint, uint32_t param) const;
   Status reportUndigested(std::vector<std::string> names, bool allowed);

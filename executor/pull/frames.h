@@ -26,6 +26,10 @@ enum class FrameKind : uint64_t {
   confirmed, // version, 1 if they are
   leave,     // version: the lease ends
 
+  // Of a target rank, to a source rank; the answer has the same first three words.
+  askDigests, // version, its birth, a number of the client; text: at most kDigests buckets, of 4 bytes each
+  digests,    // and a DigestsAnswer; text: the source's share of each bucket, three numbers of 8 bytes
+
   // Between source ranks and the coordinator, which is the server of the source's mesh rank 0.
   coordinator, // token of the coordinator; its address as text
   published,   // version (0: none), token of the source rank, birth of its process
@@ -46,12 +50,21 @@ enum class FrameKind : uint64_t {
   listed, // number of replicas, index of the first in the text; the text has at most kListed of them
 };
 
-constexpr uint64_t kProtocol = 4;
+/// The answer to askDigests.
+enum class DigestsAnswer : uint64_t {
+  given,
+  without,      // the version was published without digests
+  otherVersion, // the process has published another one since, or never the one that was asked for
+};
+
+constexpr uint64_t kProtocol = 5;
 /// The most bytes of one fetch, and the most fetches of one client that one server has not answered.
 constexpr uint64_t kRangeBytes = uint64_t{4} << 20;
 constexpr uint32_t kWindow = 4;
 /// A replica in the text of `listed`: four numbers of 4, 4, 8 and 1 bytes.
 constexpr size_t kListedBytes = 17, kListed = kMaxFrameText / kListedBytes;
+/// The share of a bucket in the text of `digests`, and the most that one frame has.
+constexpr size_t kDigestBytes = 24, kDigests = kMaxFrameText / kDigestBytes;
 
 inline Frame makeFrame(FrameKind kind, std::initializer_list<uint64_t> words = {}) {
   Frame frame;

@@ -64,14 +64,16 @@ Status PullTransport::runViewJobs(ViewJobs::JobSet set, const Deadline &deadline
   return {};
 }
 
-Status PullTransport::publish(uint64_t version, const std::function<Status()> &prepareSend) {
+Status PullTransport::publish(uint64_t version, const std::function<Status()> &prepareSend,
+                              const std::function<Result<std::vector<CountedDigest>>()> &digest) {
   if (Status status = server_->mayPublish(version); !status.ok())
     return status;
   if (Status status = prepareSend(); !status.ok())
     return status;
   if (Status status = runViewJobs(ViewJobs::kBefore, {}); !status.ok())
     return status;
-  return server_->publish(version);
+  Result<std::vector<CountedDigest>> digests = digest ? digest() : std::vector<CountedDigest>();
+  return digests.ok() ? server_->publish(version, std::move(*digests)) : digests.status();
 }
 
 Result<uint64_t> PullTransport::pull(PullRequest request) {

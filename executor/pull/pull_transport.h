@@ -37,7 +37,9 @@ public:
 
   bool isSource() const { return !options_.fleet.isTarget(options_.worldRank); }
   /// Of a source. `prepareSend` writes memory that will be read; it is called if the version may be published.
-  Status publish(uint64_t version, const std::function<Status()> &prepareSend);
+  /// `digest`, if given, is called after it: the shares of a version that can be checked.
+  Status publish(uint64_t version, const std::function<Status()> &prepareSend,
+                 const std::function<Result<std::vector<CountedDigest>>()> &digest = {});
   Status release(const Deadline &deadline) { return server_->release(deadline); }
   /// Of a target.
   Result<uint64_t> pull(PullRequest request);

@@ -85,6 +85,8 @@ Result<uint64_t> Puller::attempts() {
     }
     failed = 0;
     Outcome outcome = transfer();
+    if (outcome == Outcome::done && request_->check)
+      outcome = check(); // before the leases end, so that the sources still have the version
     if (outcome == Outcome::again) {
       endTransfers();
       leaveServers();

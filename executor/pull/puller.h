@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pulls versions into the memory of a target rank, on the caller's thread. Asks the coordinator for an assignment,
-// fetches ranges of all messages, has their servers confirm them, and completes the assignment together with the other
-// ranks of the replica.
+// fetches ranges of all messages, has their servers confirm them, compares digests if the caller wants it, and
+// completes the assignment together with the other ranks of the replica.
 #pragma once
 
 #include "executor/pull/server.h"
@@ -22,11 +22,21 @@ struct PullerOptions {
   uint64_t rangeBytes = kRangeBytes; // smaller in tests
 };
 
+/// How a pull is checked.
+struct PullCheck {
+  std::vector<uint32_t> buckets; // that this rank holds
+  std::vector<uint32_t> sources; // world ranks whose shares add up to their digests
+  /// Called when all bytes of a version have arrived, with the digests of the buckets. Its error ends the pull, and the
+  /// memory counts as empty.
+  std::function<Status(uint64_t version, const std::vector<CountedDigest> &)> compare;
+};
+
 struct PullRequest {
   uint64_t minVersion = 0;
   Deadline deadline;
   std::function<Status()> beforeWriting; // called before the first byte of a version is written
   std::function<Status()> afterWriting;  // called when all bytes of a version have arrived, until it succeeds
+  const PullCheck *check = nullptr;      // null: the pull is not checked
 };
 
 class Puller {
@@ -79,6 +89,11 @@ private:
     std::deque<Slot *> inFlight;
     bool askSender = false;
   };
+  /// What a source rank has answered about the buckets of a check.
+  struct Shares {
+    bool asked = false; // and waits for the answer about the buckets from digests.size() on
+    std::vector<CountedDigest> digests;
+  };
   /// The state of an assignment.
   struct Assignment {
     uint64_t number = 0;
@@ -104,7 +119,7 @@ private:
   void handleAnswer(const MessengerEvent &event);
   void arrived(Connection &connection, const MessengerEvent &event);
   void confirmed(Connection &connection, bool valid);
-  void send(Connection &connection, const Frame &frame);
+  void send(Connection &connection, const Frame &frame, std::string_view text = {});
   void ping(Connection &connection);
   void wait(bool any);
   void release(Slot &slot);
@@ -120,6 +135,11 @@ private:
   Outcome transfer();
   Outcome complete();
   void leaveServers();
+
+  // The check.
+  Outcome check();
+  void askDigests(Connection &source, Shares &shares);
+  void addShares(Connection &source, const MessengerEvent &event);
 
   // The transfer.
   uint32_t serverOf(size_t message) const;
@@ -154,8 +174,9 @@ private:
   bool failed_ = false;  // the assignment cannot be completed
   Status error_;         // of the call
   const PullRequest *request_ = nullptr;
-  size_t open_ = 0;            // messages that are not confirmed as a whole
-  std::set<size_t> receiving_; // messages with ranges in flight
+  std::map<uint32_t, Shares> shares_; // by world rank, while a check runs
+  size_t open_ = 0;                   // messages that are not confirmed as a whole
+  std::set<size_t> receiving_;        // messages with ranges in flight
   Clock::time_point polled_{};
   Deadline deadline_; // of the call
   uint64_t call_ = 0; // its number; 0: no pull runs

@@ -126,10 +126,10 @@ void Puller::discard(Connection &connection) {
   }
 }
 
-void Puller::send(Connection &connection, const Frame &frame) {
+void Puller::send(Connection &connection, const Frame &frame, std::string_view text) {
   if (!connection.peer)
     return;
-  if (const Status status = messenger_->send(*connection.peer, frame); !status.ok()) {
+  if (const Status status = messenger_->send(*connection.peer, frame, text); !status.ok()) {
     connection.problem = options_.fleet.name(connection.worldRank) + ": " + status.message();
     disconnect(connection);
   }
@@ -232,6 +232,8 @@ void Puller::handleFrame(Connection &connection, const MessengerEvent &event) {
     if (words[1] == version_.number && connection.confirming > 0)
       confirmed(connection, words[2] != 0);
     return;
+  case FrameKind::digests:
+    return addShares(connection, event);
   default:
     if (connection.worldRank == options_.fleet.sources()[0])
       handleAnswer(event);

@@ -149,6 +149,8 @@ void Server::handleFrame(uint32_t peer, const MessengerEvent &event) {
       linkTo({frame.words[1], event.text});
     return;
   }
+  if (kindOf(frame) == FrameKind::askDigests)
+    return sendDigests(peer, event);
   if (!handleReader(peer, client, frame) && coordinator_)
     handleMember(peer, client, frame);
 }
@@ -200,6 +202,27 @@ bool Server::handleReader(uint32_t peer, Client &client, const Frame &frame) {
   default:
     return false;
   }
+}
+
+/// Answers with the shares of the buckets that a frame asks for. They belong to the version, so its memory may have
+/// changed meanwhile.
+void Server::sendDigests(uint32_t peer, const MessengerEvent &event) {
+  const auto &words = event.frame.words;
+  if (event.text.size() > kDigests * sizeof(uint32_t))
+    return;
+  DigestsAnswer answer = digests_.empty() ? DigestsAnswer::without : DigestsAnswer::given;
+  if (words[1] == 0 || words[1] != last_ || words[2] < birth_)
+    answer = DigestsAnswer::otherVersion;
+  ByteWriter shares;
+  for (ByteReader buckets(event.text); answer == DigestsAnswer::given && !buckets.rest().empty();) {
+    const auto bucket = buckets.number<uint32_t>();
+    if (!buckets.ok() || bucket >= digests_.size())
+      return; // not a request of a rank with this plan
+    const CountedDigest &share = digests_[bucket];
+    shares.number(share.digest.sums[0]).number(share.digest.sums[1]).number(share.elements);
+  }
+  send(peer, makeFrame(FrameKind::digests, {words[1], words[2], words[3], static_cast<uint64_t>(answer)}),
+       shares.take());
 }
 
 /// Handles requests to the coordinator; returns false for other frames.
@@ -497,11 +520,12 @@ Status Server::mayPublish(uint64_t version) {
   return {};
 }
 
-Status Server::publish(uint64_t version) {
+Status Server::publish(uint64_t version, std::vector<CountedDigest> digests) {
   if (Status status = mayPublish(version); !status.ok())
     return status;
   const std::unique_lock lock = locked();
   version_.number = last_ = version;
+  digests_ = std::move(digests);
   return {};
 }
 

@@ -6,6 +6,7 @@
 // confirmation has read bytes of that version only. So before the memory changes, all leases end.
 #pragma once
 
+#include "executor/digests/element_sums.h"
 #include "executor/pull/directory.h"
 #include "executor/pull/frames.h"
 #include "executor/pull/message_table.h"
@@ -41,7 +42,8 @@ public:
   void meet(const ServerAddress &process);
   /// Of a source rank. Fails, with kind `invalid`, if a version is published or was published before.
   Status mayPublish(uint64_t version);
-  Status publish(uint64_t version);
+  /// `digests`: the shares of this rank, by bucket, of a version that can be checked; empty: of one that cannot.
+  Status publish(uint64_t version, std::vector<CountedDigest> digests = {});
   Status release(const Deadline &deadline);
   /// The number of clients that read the served version.
   size_t leases();
@@ -95,6 +97,7 @@ private:
   void greet(uint32_t peer, const Frame &frame);
   bool handleReader(uint32_t peer, Client &client, const Frame &frame);
   bool handleMember(uint32_t peer, Client &client, const Frame &frame);
+  void sendDigests(uint32_t peer, const MessengerEvent &event);
   void forget(uint32_t peer);
 
   void fetch(uint32_t peer, Client &client, const Fetch &fetch);
@@ -129,12 +132,13 @@ private:
   std::atomic<bool> wanted_{false}; // another thread waits for mutex_
   std::thread thread_;
   bool stop_ = false;
-  const uint64_t birth_;          // of this process: nanoseconds since the epoch of the system clock
-  Version version_;               // that is served; of a source rank, without a birth
-  uint64_t last_ = 0;             // of a source: the last that was published
-  bool withdrawing_ = false;      // release() waits: no new leases
-  std::optional<Version> change_; // the thread shall end all leases and serve this version
-  uint64_t leases_ = 1;           // another one after each change
+  const uint64_t birth_;               // of this process: nanoseconds since the epoch of the system clock
+  Version version_;                    // that is served; of a source rank, without a birth
+  uint64_t last_ = 0;                  // of a source: the last that was published
+  std::vector<CountedDigest> digests_; // of the version `last_`
+  bool withdrawing_ = false;           // release() waits: no new leases
+  std::optional<Version> change_;      // the thread shall end all leases and serve this version
+  uint64_t leases_ = 1;                // another one after each change
   bool pulling_ = false;
 
   std::map<uint32_t, Client> clients_; // by connection

@@ -436,7 +436,7 @@ class Executor:
 
     @property
     def undigested(self) -> tuple[str, ...]:
-        """The params without a digest in the last ``digest`` or checked ``run``: "target param 'x'"."""
+        """The params without a digest in the last ``digest``, checked ``run`` or checked ``pull``: "target param 'x'"."""
         count = ctypes.c_size_t()
         names = library.reshard_undigested(self._open(), ctypes.byref(count))
         return tuple(name.decode() for name in names[: count.value])
@@ -448,16 +448,19 @@ class Executor:
         self._check(library.reshard_all_reduce_min(self._open(), value, ctypes.byref(result)))
         return result.value
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, *, check: bool = False) -> None:
         """Pull mode, of a rank of the source: offers the bound tensors to the engines as ``version``, and returns at
         once. They must not change until ``release`` returns.
 
         version: greater than 0 and than all versions that this process has published.
+        check: compute the digests that a ``pull`` with ``check`` compares: the tensors are read once, before the
+            version is offered. All ranks of the source pass the same.
 
         Engine replicas can pull the version when all ranks of the source have published it. Raises Error if a version
         is published already.
         """
-        self._check(library.reshard_publish(self._open(), _version(version)))
+        function = library.reshard_publish_checked if check else library.reshard_publish
+        self._check(function(self._open(), _version(version)))
 
     def release(self, timeout: float | None = None) -> None:
         """Pull mode, of a rank of the source: ends the publication. The bound tensors may change when it returns, and
@@ -471,7 +474,7 @@ class Executor:
         """
         self._check(library.reshard_release(self._open(), _seconds(timeout)))
 
-    def pull(self, min_version: int = 0, timeout: float | None = None) -> int:
+    def pull(self, min_version: int = 0, timeout: float | None = None, *, check: bool = False, allow_undigested: bool = False) -> int:
         """Pull mode, of a rank of an engine replica: waits for a published version of at least ``min_version``, writes
         it to the bound tensors and returns its number. All ranks of a replica must call it; they obtain the same
         version.
@@ -479,13 +482,24 @@ class Executor:
         Returns at once if the replica holds the newest version already. If the source releases the version during the
         pull, the pull is repeated with a later one.
         timeout: seconds; None: no deadline.
+        check: compare digests of the tensors with those of the source ranks that hold them, also if this rank holds the
+            version already. If they differ, RunError names the tensors, ``state`` is "torn", no engine reads from this
+            rank, and the next ``pull`` moves all bytes again. The version must be published with ``check``.
+        allow_undigested: with ``check``, permit target params that cannot be compared, since they or their sources are
+            quantized or transformed (``undigested``); otherwise they raise Error.
 
         Raises TimeoutError, which names what the pull has waited for, or RunError. ``state`` is then "torn" if the pull
         has written to the tensors, else as before; the next ``pull`` continues.
         """
-        version, held = ctypes.c_uint64(), self.version
-        self._check(library.reshard_pull(self._open(), _version(min_version), _seconds(timeout), ctypes.byref(version)))
-        if version.value != held or self._stale:
+        if allow_undigested and not check:
+            raise Error("pull: found allow_undigested without check")
+        executor, version = self._open(), ctypes.c_uint64()
+        pulls = library.reshard_pulls(executor)
+        if check:
+            self._check(library.reshard_pull_checked(executor, _version(min_version), _seconds(timeout), allow_undigested, ctypes.byref(version)))
+        else:
+            self._check(library.reshard_pull(executor, _version(min_version), _seconds(timeout), ctypes.byref(version)))
+        if library.reshard_pulls(executor) != pulls or self._stale:
             self._land()
         return version.value
 

@@ -6,10 +6,11 @@ version, the name and the position, so the bytes of each version are known.
 
 Reads commands from standard input, one in a line, and answers each with one line of JSON; exits when the input ends.
 
-    publish V           fills the weights with version V and publishes it
+    publish V           fills the weights with version V and publishes it, with digests
     spoil V             overwrites part of the published weights with version V: the control of the checker
     release SECONDS     releases, and overwrites the weights, which are this process's again
     pull V SECONDS      pulls version V or a later one, and compares the weights with the version that was returned
+    pull V SECONDS check    the pull compares digests, too
     check               compares the weights with the version that this process holds
     replicas, stats     what the executor knows; what the process uses
     leave               closes the executor
@@ -143,7 +144,7 @@ class Worker:
     def publish(self, version):
         for each in self.shards:
             each.fill(int(version))
-        self.executor.publish(int(version))
+        self.executor.publish(int(version), check=True)
         return {}
 
     def spoil(self, version):
@@ -164,9 +165,9 @@ class Worker:
             each.array.view(np.uint8).fill(GARBAGE)
         return {"seconds": took, "late": late}
 
-    def pull(self, least, seconds):
+    def pull(self, least, seconds, check=""):
         try:
-            version = self.executor.pull(int(least), float(seconds))
+            version = self.executor.pull(int(least), float(seconds), check=bool(check))
         except self.errors[1] as error:
             return self.check() | {"late": str(error)}
         found = self.check()

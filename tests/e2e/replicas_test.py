@@ -221,9 +221,10 @@ class Fleet:
 
     # Calls.
 
-    def pull(self, process, least, seconds=PULL):
+    def pull(self, process, least, seconds=PULL, check=""):
+        """`check`: "check" if the pull compares digests, which fails the test if they differ."""
         if process.idle():
-            process.ask("pull", least, seconds, seconds=seconds)
+            process.ask("pull", least, seconds, check, seconds=seconds)
 
     def pulled(self, process, asked):
         """Judges the answer to a pull."""
@@ -345,7 +346,7 @@ class Fleet:
         for replica in self.replicas.values():
             least, seconds = self.random.choice((0, version)), self.random.choice((PULL, PULL, PULL, 0.1))
             for process in filter(None, replica):
-                self.pull(process, least, seconds)
+                self.pull(process, least, seconds, self.random.choice(("", "check")))
         self.faults(version)
         self.pause(self.random.choice((0, 0.02, 0.1, 0.4)))
         for late in self.release():
@@ -355,13 +356,13 @@ class Fleet:
     def holds(self, process, version):
         return process.idle() and (process.answer.get("state"), process.answer.get("version")) == ("complete", version)
 
-    def pull_everywhere(self, version):
+    def pull_everywhere(self, version, check=""):
         """All replicas pull a version that is published."""
 
         def held():
             for process in self.ranks():
                 if not self.holds(process, version):
-                    self.pull(process, version)
+                    self.pull(process, version, check=check)
             return all(self.holds(process, version) for process in self.ranks())
 
         self.wait(held, f"all replicas hold version {version}")
@@ -387,7 +388,7 @@ class Fleet:
             if number not in self.replicas:
                 self.join(number)
         self.ask_sources("publish", version, seconds=START)
-        self.pull_everywhere(version)
+        self.pull_everywhere(version, "check")
         expected = [[number, content.REPLICA, "complete", version] for number in range(REPLICAS)]
         for process in (self.sources[0], self.sources[3], self.replicas[5][1]):
             self.list(process, expected)
@@ -487,13 +488,16 @@ class ReplicasTest(unittest.TestCase):
                 self.assert_pulls_again(fleet, version)
 
     def test_a_source_that_writes_during_a_lease_is_noticed(self):
-        """The control of all other tests: the bytes of another version, in one row, are found."""
-        fleet = self.alone("small")
-        fleet.ask_sources("publish", 2, seconds=START)
-        fleet.sources[3].ask("spoil", 3)
-        fleet.wait(fleet.sources[3].idle, "spoil")
-        with self.assertRaisesRegex(AssertionError, r"torn: .*layers.0.up\[47, 0\]: found \d+, expected \d+ of version 2"):
-            fleet.pull_everywhere(2)
+        """The control of all other tests: the bytes of another version, in one row, are found, by the test and by a checked pull."""
+        for check, found in (("", r"torn: .*layers.0.up\[47, 0\]: found \d+, expected \d+ of version 2"),
+                             ("check", r"RunError: the memory of replica 0 rank \d \(world rank \d\) differs from version 2 of the source: wrong are the tensors '")):
+            with self.subTest(check):
+                fleet = self.alone("small")
+                fleet.ask_sources("publish", 2, seconds=START)
+                fleet.sources[3].ask("spoil", 3)
+                fleet.wait(fleet.sources[3].idle, "spoil")
+                with self.assertRaisesRegex(AssertionError, found):
+                    fleet.pull_everywhere(2, check)
 
     def test_the_checker(self):
         """It notices a single bit, anywhere in a weight."""

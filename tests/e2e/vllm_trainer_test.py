@@ -36,9 +36,9 @@ for line in sys.stdin:
             executor.bind(held)
             executor.prepare()
         elif call == "update_weights" and "min_version" in info:
-            executor.pull(info["min_version"], info["timeout"])
+            executor.pull(info["min_version"], info["timeout"], check=info["check"], allow_undigested=info["allow_undigested"])
         elif call == "update_weights":
-            executor.run(timeout=info["timeout"])
+            executor.run(timeout=info["timeout"], check=info["check"], allow_undigested=info["allow_undigested"])
         print(json.dumps({"values": {name: sorted({*array.ravel().tolist()}) for name, array in held.items()}}), flush=True)
     except reshard.Error as error:
         print(json.dumps({"error": str(error)}), flush=True)
@@ -125,6 +125,30 @@ class TrainerTest(unittest.TestCase):
             self.assertEqual(trainer.refit(), number)
             self.assertEqual(engine.values, {"a": [number], "b": [number]})
             self.assertTrue(engine.finished)
+
+    def test_checked_refits(self):
+        """With transport `ucx`, and in pull mode, where the engine reads weights that differ from those that were published."""
+        for mode in ("run", "pull"):
+            with self.subTest(mode):
+                engine = Engine(self)
+                trainer = self.trainer(engine, mode)
+                self.step(1)
+                self.assertEqual(trainer.refit(check=True), 1)
+                self.assertEqual(engine.values, {"a": [1], "b": [1]})
+        update = engine.update_weights
+
+        def late(info):
+            self.weights["b"].array[3] = 7
+            update(info)
+
+        engine.update_weights = late
+        self.step(2)
+        with self.assertRaisesRegex(RuntimeError, "the memory of replica 0 rank 0 .* differs from version 2 of the source: wrong are the tensors 'b'"):
+            trainer.refit(check=True)
+        engine.update_weights = update
+        self.step(3)
+        self.assertEqual(trainer.refit(check=True), 3)
+        self.assertEqual(engine.values, {"a": [3], "b": [3]})
 
     def test_the_engines_error_is_the_cause(self):
         engine = Engine(self)

@@ -3,7 +3,7 @@
 TRAINERS ranks. Rank 0 also has a vLLM engine of TP workers, which vLLM spawns. Rank 0 writes the tokens and
 log-probabilities of each engine as JSON.
 
-Case `steps`: after each of five optimizer steps the engine is refitted through its plug-in. Then a refit that the
+Case `steps`: after each of five optimizer steps a checked refit through the plug-in of the engine. Then a refit that the
 trainer does not take part in, one with q and k swapped (qwen3-8b), one that only some of the workers receive, and a
 fresh engine that loads the trained checkpoint.
 Case `killed`, in pull mode: a worker is stopped in an update, and killed; the trainer continues, and a new engine, which
@@ -120,7 +120,7 @@ def steps(model, optimizer):
     trainer = joined(model, llm, "vllm")
     for _ in range(STEPS):
         step(model, optimizer)
-        trainer.refit(timeout=300)
+        trainer.refit(timeout=300, check=True)
         if llm:
             result["steps"].append(generated(llm))
     save(model, AT / f"{CASE}.trained")
@@ -155,7 +155,7 @@ def killed(model, optimizer):
     llm = engine(AT / "A", TP)
     trainer = joined(model, llm, "vllm")
     step(model, optimizer)
-    trainer.refit(timeout=300)
+    trainer.refit(timeout=300, check=True)
     result["steps"].append(generated(llm))
     victim = worker(TP - 1)
     os.kill(victim, signal.SIGSTOP)

@@ -252,6 +252,68 @@ TEST_F(WrapperPullTest, AReplicaPullsInCpp) {
   EXPECT_EQ(found[0].state, RESHARD_REPLICA_COMPLETE);
 }
 
+TEST_F(WrapperPullTest, AReplicaChecksWhatItPulls) {
+  std::deque<reshard::Executor> sources;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    sources.emplace_back(path_, options, std::vector{rank}).bind(0, rank, "w", held[rank].data(), 24);
+    sources.back().prepare();
+  }
+  reshard::Executor target(path_, options, {kWorldRank});
+  target.bind(1, kWorldRank, "w", served.data(), 48);
+  target.prepare();
+  const auto publish = [&](uint64_t version, bool checked) {
+    fill(static_cast<float>(version));
+    for (reshard::Executor &source : sources)
+      checked ? source.publishChecked(version) : source.publish(version);
+  };
+  const auto release = [&] {
+    for (reshard::Executor &source : sources)
+      source.release(30);
+  };
+  publish(3, true);
+  EXPECT_EQ(target.pullChecked(3, 30), 3u);
+  EXPECT_EQ(target.pulls(), 1u);
+  EXPECT_EQ(target.pullChecked(3, 30), 3u); // holds it already
+  EXPECT_EQ(target.pulls(), 1u);
+  EXPECT_EQ(target.state(), RESHARD_COMPLETE);
+  release();
+
+  publish(7, true);
+  held[0][2] = 99; // after its digest was computed
+  const std::pair<int, std::string> mismatch = {
+      RESHARD_FAILED,
+      "the memory of replica 1 rank 0 (world rank 3) differs from version 7 of the source: wrong are the tensors 'w'"};
+  EXPECT_EQ(thrown([&] { target.pullChecked(7, 30); }), mismatch);
+  EXPECT_EQ(target.state(), RESHARD_TORN);
+  EXPECT_EQ(target.version(), 3u);
+  held[0][2] = 70;
+  EXPECT_EQ(target.pullChecked(7, 30), 7u);
+  EXPECT_THAT(served, areOf(7));
+  EXPECT_EQ(target.pulls(), 2u);
+  EXPECT_EQ(target.state(), RESHARD_COMPLETE);
+  served[11] = 0;
+  EXPECT_EQ(thrown([&] { target.pullChecked(7, 30); }), mismatch);
+  EXPECT_EQ(target.state(), RESHARD_TORN);
+  EXPECT_EQ(target.pull(7, 30), 7u);
+  EXPECT_THAT(served, areOf(7));
+  EXPECT_EQ(target.pulls(), 3u);
+  release();
+
+  publish(8, false);
+  EXPECT_THAT(thrown([&] { target.pullChecked(8, 30); }).second,
+              testing::HasSubstr("version 8 cannot be checked: source rank "));
+  EXPECT_EQ(target.pull(8, 30), 8u);
+  release();
+
+  EXPECT_EQ(thrown([&] { target.digest(1); }).first, RESHARD_INVALID);
+  EXPECT_EQ(thrown([&] { target.publishChecked(9); }),
+            std::pair(int{RESHARD_INVALID},
+                      std::string("publish on replica 1 rank 0 (world rank 3), expected a rank of the source")));
+  EXPECT_EQ(thrown([&] { sources[0].pullChecked(); }),
+            std::pair(int{RESHARD_INVALID},
+                      std::string("pull on source rank 0 (world rank 0), expected a rank of a replica")));
+}
+
 TEST_F(WrapperPullTest, AReplicaPullsInC) {
   reshard_executor *executors[3] = {};
   const uint32_t ranks[3] = {0, 1, kWorldRank};

@@ -128,6 +128,8 @@ private:
       return makeFrame(kind, {kVersion, 1});
     case FrameKind::leave:
       return makeFrame(kind, {kVersion});
+    case FrameKind::askDigests:
+      return makeFrame(kind, {kVersion, kBirth, 0});
     case FrameKind::coordinator:
       return makeFrame(kind, {kToken});
     case FrameKind::published:
@@ -268,7 +270,7 @@ void fuzz(const Job &job, Input &input) {
       progress.confirm(m, member.table.received()[m].packing.bytes());
     progress.setLocals(static_cast<uint32_t>(member.table.locals().size()));
   } else {
-    require(server.publish(kVersion).ok());
+    require(server.publish(kVersion, std::vector<CountedDigest>(3)).ok());
   }
   GoodClient good(network.open(), address, member);
   good.read();

@@ -618,8 +618,8 @@ class Pull(unittest.TestCase):
 
     def test_without_pull_mode(self):
         executor = reshard.Executor(self.plan)
-        for call, name in ((lambda: executor.publish(1), "publish"), (executor.release, "release"), (executor.pull, "pull"),
-                           (executor.replicas, "replicas")):
+        for call, name in ((lambda: executor.publish(1), "publish"), (lambda: executor.publish(1, check=True), "publish"), (executor.release, "release"),
+                           (executor.pull, "pull"), (lambda: executor.pull(check=True), "pull"), (executor.replicas, "replicas")):
             with self.assertRaisesRegex(reshard.Error, f"^{name}.*pull"):
                 call()
 
@@ -629,6 +629,8 @@ class Pull(unittest.TestCase):
             for call in (executor.publish, executor.pull):
                 with self.assertRaisesRegex(reshard.Error, f"version: found {version}, expected 0 to 2\\^64 - 1"):
                     call(version)
+        with self.assertRaisesRegex(reshard.Error, "pull: found allow_undigested without check"):
+            executor.pull(1, allow_undigested=True)
         for call in (executor.release, lambda timeout: executor.pull(1, timeout)):
             with self.assertRaisesRegex(reshard.Error, "timeout: found 0 seconds, expected more than 0"):
                 call(0)

@@ -57,10 +57,14 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
     timeout: seconds; None: that of InitInfo.
     min_version: in pull mode, the least version that the update shall pull.
+    check: compare the engine's memory with the trainer's by digests, as the trainer does in this update.
+    allow_undigested: with ``check``, permit params that cannot be compared, since they are quantized.
     """
 
     timeout: float | None = None
     min_version: int = 0
+    check: bool = False
+    allow_undigested: bool = False
 
 
 def agreement_of_workers(parallel: Any) -> Agreement:
@@ -150,7 +154,7 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         try:
             executor, landing = self._joined()
             where = f"vLLM worker with world rank {executor.ranks[0]}"
-            self._receive(executor, landing, update_info.min_version, timeout)
+            self._receive(executor, landing, update_info, timeout)
         except Exception as error:
             failure = error
         torn = self._torn or self._executor is not None and self._executor.state == "torn"
@@ -165,14 +169,14 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
             kind = type(failure) if isinstance(failure, Error) else RunError
             raise kind(f"{mine['error'] or '; '.join(outcome['errors'])}; the weights are {state}") from failure
 
-    def _receive(self, executor: Executor, landing: Landing, min_version: int, timeout: float) -> None:
+    def _receive(self, executor: Executor, landing: Landing, info: UpdateInfo, timeout: float) -> None:
         moved = list(landing.moved())
         if moved:
             raise RunError(f"vLLM has moved {len(moved)} bound params, such as {moved[0]!r}; expected the addresses at init_weight_transfer_engine")
         if self._pull:
-            executor.pull(min_version, timeout)
+            executor.pull(info.min_version, timeout, check=info.check, allow_undigested=info.allow_undigested)
         else:
-            executor.run(timeout=timeout)
+            executor.run(timeout=timeout, check=info.check, allow_undigested=info.allow_undigested)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Parses and receives one update; vLLM's own also synchronizes an accelerator, which a CPU has not."""

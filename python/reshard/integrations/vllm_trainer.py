@@ -161,32 +161,36 @@ class Trainer:
         if client:
             _Call(lambda: client.init_weight_transfer_engine(self._info)).wait(self._timeout)
 
-    def refit(self, timeout: float | None = None) -> int:
+    def refit(self, timeout: float | None = None, *, check: bool = False, allow_undigested: bool = False) -> int:
         """Sends the present weights; returns the number of refits. Every trainer rank calls it.
 
         timeout: seconds; None: that of the constructor.
+        check: compare what arrives in the memory of the engine's workers with the trainer's weights, by digests. If they
+            differ, the error names the tensors.
+        allow_undigested: with ``check``, permit params that cannot be compared, since they are quantized.
 
         Raises reshard.Error within twice the timeout: the deadline of the refit, then that of the engine's answer. The
         engine's own error has precedence, since it is the cause. In pull mode the trainer can continue: the next refit
         sends later weights.
         """
         seconds = timeout or self._timeout
+        update = {"timeout": seconds, "check": check, "allow_undigested": allow_undigested}
         if self._info["pull"]:
-            return self._publish(seconds)
-        call = self._update({"timeout": seconds})
+            return self._publish(update, seconds)
+        call = self._update(update)
         try:
-            self.executor.run(timeout=seconds)
+            self.executor.run(timeout=seconds, check=check, allow_undigested=allow_undigested)
         except Error:
             call.raise_error(seconds)
             raise
         call.wait(seconds)
         return self.executor.version
 
-    def _publish(self, seconds: float) -> int:
+    def _publish(self, update: dict[str, Any], seconds: float) -> int:
         version = self.executor.version + 1
-        self.executor.publish(version)
+        self.executor.publish(version, check=update["check"])
         try:
-            self._update({"timeout": seconds, "min_version": version}).wait(seconds)
+            self._update(update | {"min_version": version}).wait(seconds)
         finally:
             try:
                 if self._synchronize:

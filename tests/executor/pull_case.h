@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pull mode in one process: ranks of sources and replicas are threads, and their messengers are in memory.
+#pragma once
+
+#include "executor/digests/run_digests.h"
+#include "executor/pull/pull_transport.h"
+#include "schema/manifest.h"
+#include "tests/executor/local_messenger.h"
+#include "tests/executor/ranks.h"
+#include "tests/lib/folder.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+namespace reshard::pull {
+
+using Clock = std::chrono::steady_clock;
+
+inline Deadline in(double seconds) {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+/// A store of this process.
+class MemoryStore : public Store {
+public:
+  Status set(const std::string &key, std::string_view value, const Deadline &) override {
+    const std::lock_guard lock(mutex_);
+    values_[key] = value;
+    return {};
+  }
+  Result<std::optional<std::string>> find(const std::string &key, const Deadline &deadline) override {
+    std::unique_lock lock(mutex_);
+    if (!silent_.empty() && key.ends_with(silent_)) {
+      lock.unlock();
+      std::this_thread::sleep_until(*deadline);
+      return timedOut("the store does not answer");
+    }
+    const auto found = values_.find(key);
+    return found == values_.end() ? std::optional<std::string>() : std::optional(found->second);
+  }
+  void clear() { values_.clear(); }
+  /// From now on, gives no answer for keys that end so.
+  void silence(const std::string &end) {
+    const std::lock_guard lock(mutex_);
+    silent_ = end;
+  }
+
+private:
+  std::mutex mutex_;
+  std::map<std::string, std::string> values_;
+  std::string silent_;
+};
+
+/// Two source ranks and replicas of two ranks.
+inline const std::string kPairs =
+    "version: 1\nmodel: {dtype: bf16, index: {l: 3}, tensors: {\"r.{l}\": {shape: [96, 48], shard: "
+    "{0: tp}}, \"c.{l}\": {shape: [64, 48], shard: {1: tp}}}}\n"
+    "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 2}, ranks: 2..3, replicas: 4}\n";
+
+class PullCase : public testing::Test {
+protected:
+  /// A process of the fleet.
+  struct Process {
+    Process(const Plan &plan, const Fleet &fleet, uint32_t rank)
+        : worldRank(rank), memory(plan, fleet.planRank(rank)) {}
+    const uint32_t worldRank;
+    tests::RankMemory memory;
+    std::vector<std::string> addresses; // of its messengers
+    std::unique_ptr<PullTransport> transport;
+    std::unique_ptr<RunDigests> digests;
+  };
+
+  void compile(const std::string &job) {
+    tests::compile(job, folder / "plan");
+    ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+    Result<Fleet> found = Fleet::of(*plan);
+    ASSERT_EQ(found.status().message(), "");
+    fleet = *found;
+  }
+  Process &start(uint32_t worldRank) {
+    auto &process = processes[worldRank];
+    process.reset();
+    process = std::make_unique<Process>(*plan, fleet, worldRank);
+    PullOptions options{.fleet = fleet,
+                        .worldRank = worldRank,
+                        .store = &store,
+                        .job = {.name = {}, .plan = plan->digest(), .rank = worldRank, .size = 1, .authenticator = {}},
+                        .open = [this, &process]() -> Result<std::unique_ptr<Messenger>> {
+                          auto messenger = network.open(process->worldRank % 2 == 0 || oneHost
+                                                            ? "host"
+                                                            : "host" + std::to_string(process->worldRank));
+                          process->addresses.push_back(messenger->address());
+                          return messenger;
+                        },
+                        .rangeBytes = rangeBytes};
+    process->transport = std::make_unique<PullTransport>(std::move(options));
+    EXPECT_EQ(process->transport->prepare(*plan, {process->memory.local}, in(10)).message(), "");
+    const auto local = [this, planRank = fleet.planRank(worldRank)](uint32_t endpoint, uint32_t meshRank) {
+      return plan->manifest().endpoints()->Get(endpoint)->ranks()->Get(meshRank) == planRank;
+    };
+    const auto bound = [&memory = process->memory.local](uint32_t endpoint, uint32_t meshRank, uint32_t param,
+                                                         uint32_t instance) -> const std::byte * {
+      for (size_t r = 0; r < memory.memory.size(); ++r)
+        if (const schema::BufferRange &range = *memory.segment->buffers()->Get(static_cast<uint32_t>(r));
+            range.endpoint() == endpoint && range.mesh_rank() == meshRank && range.param() == param)
+          return memory.memory[r][instance];
+      return nullptr;
+    };
+    process->digests = std::make_unique<RunDigests>(DigestMemory{*plan, *process->transport, 1, local, bound});
+    return *process;
+  }
+  void startSources() {
+    for (const uint32_t rank : fleet.sources())
+      start(rank);
+  }
+  void startReplica(uint32_t replica) {
+    for (uint32_t i = 0; i < fleet.replicaRanks(); ++i)
+      start(fleet.worldRank(replica, i));
+  }
+  void publish(uint64_t version) {
+    for (const uint32_t rank : fleet.sources())
+      publish(rank, version);
+  }
+  void publish(uint32_t rank, uint64_t version) {
+    Process &process = *processes[rank];
+    process.memory.fill(version);
+    EXPECT_EQ(process.transport->publish(
+                                   version, [] { return Status(); }, [&] { return process.digests->shares(); })
+                  .message(),
+              "");
+  }
+  void release(double seconds = 10) {
+    for (const uint32_t rank : fleet.sources())
+      EXPECT_EQ(processes[rank]->transport->release(in(seconds)).message(), "");
+  }
+  /// Pulls with a rank; the bytes are those of the version. Replicas of a source that is `checked` must be equal.
+  Result<uint64_t> pull(uint32_t rank, uint64_t least = 0, double seconds = 10, bool checked = false) {
+    Process &process = *processes[rank];
+    const uint32_t meshRank = checked ? fleet.meshRankOf(rank) : 0;
+    PullCheck digests;
+    RunDigests::RankBuckets buckets;
+    if (checked) {
+      buckets = *process.digests->bucketsOf(meshRank, false);
+      digests.buckets = buckets.numbers;
+      for (const uint32_t source : buckets.sources)
+        digests.sources.push_back(fleet.sources()[source]);
+      digests.compare = [&](uint64_t version, const std::vector<CountedDigest> &expected) -> Status {
+        const Result<std::string> wrong = process.digests->compareRank(meshRank, buckets, expected, false, {});
+        return !wrong.ok()      ? wrong.status()
+               : wrong->empty() ? Status()
+                                : failed("version " + std::to_string(version) + " has other " + *wrong);
+      };
+    }
+    const Result<uint64_t> version = process.transport->pull({least, in(seconds),
+                                                              [&] {
+                                                                ++writes;
+                                                                return Status();
+                                                              },
+                                                              [] { return Status(); }, checked ? &digests : nullptr});
+    if (version.ok())
+      check(process, *version);
+    return version;
+  }
+  void check(const Process &process, uint64_t version) {
+    const std::lock_guard lock(mutex);
+    auto &ranks = expected[version];
+    if (ranks.empty())
+      ranks = tests::copied(*plan, version);
+    EXPECT_TRUE(process.memory.bytes() == ranks[fleet.planRank(process.worldRank)]->bytes())
+        << fleet.name(process.worldRank) << " version " << version;
+  }
+  /// Pulls with all ranks of a replica: "3 3", or the first error.
+  std::string pullReplica(uint32_t replica, uint64_t least = 0, double seconds = 10, bool checked = false) {
+    std::vector<std::string> texts(fleet.replicaRanks());
+    std::vector<std::thread> threads;
+    for (uint32_t i = 0; i < fleet.replicaRanks(); ++i)
+      threads.emplace_back([&, i] {
+        const Result<uint64_t> version = pull(fleet.worldRank(replica, i), least, seconds, checked);
+        texts[i] = version.ok() ? std::to_string(*version) : version.status().message();
+      });
+    for (std::thread &thread : threads)
+      thread.join();
+    std::string text;
+    for (const std::string &each : texts)
+      text += (text.empty() ? "" : " ") + each;
+    return text;
+  }
+
+  const tests::TemporaryFolder folder;
+  std::unique_ptr<Plan> plan;
+  Fleet fleet;
+  MemoryStore store;
+  tests::LocalNetwork network;
+  bool oneHost = false;
+  uint64_t rangeBytes = 1000;
+  std::map<uint32_t, std::unique_ptr<Process>> processes; // by world rank
+  std::atomic<int> writes{0};                             // versions of which a rank has written a byte
+  std::mutex mutex;
+  std::map<uint64_t, tests::Ranks> expected; // by version
+};
+
+} // namespace reshard::pull

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checked pulls: digests of the sources against the memory of a replica.
+
+#include "tests/executor/pull_case.h"
+
+#include <gmock/gmock.h>
+
+using namespace reshard;
+using namespace reshard::pull;
+using testing::HasSubstr;
+
+namespace {
+
+/// More tensors than one frame has digests.
+const std::string kMany =
+    "version: 1\nmodel: {dtype: bf16, index: {l: 200}, tensors: {\"r.{l}\": {shape: [4, 3], shard: {0: tp}}}}\n"
+    "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 2}, ranks: 2..3, replicas: 4}\n";
+
+using PullCheckTest = PullCase;
+
+TEST_F(PullCheckTest, ACheckedPullComparesTheDigestsOfTheSources) {
+  for (const std::string &job : {kPairs, kMany}) {
+    SCOPED_TRACE(job.size());
+    compile(job);
+    startSources();
+    for (const uint32_t replica : {0, 1, 2})
+      startReplica(replica);
+    for (const uint64_t version : {1, 2}) {
+      publish(version);
+      const std::string all = std::to_string(version) + " " + std::to_string(version);
+      std::vector<std::thread> threads; // two of them read from replicas
+      for (const uint32_t replica : {0, 1, 2})
+        threads.emplace_back([&, replica] { EXPECT_EQ(pullReplica(replica, version, 10, true), all); });
+      for (std::thread &thread : threads)
+        thread.join();
+      EXPECT_EQ(pullReplica(0, version, 10, true), all); // moves nothing
+      release();
+    }
+    processes.clear();
+    store.clear();
+    expected.clear();
+  }
+}
+
+/// Whatever went wrong on the way: the memory is not what the sources had when they published.
+TEST_F(PullCheckTest, ACheckedPullFindsWrongBytesAndTheNextOneMovesThemAgain) {
+  compile(kPairs);
+  startSources();
+  startReplica(0);
+  publish(1);
+  EXPECT_EQ(pullReplica(0), "1 1");
+  std::byte &element = processes[2]->memory.local.memory[0][1][0]; // param 0, instance 1
+  element ^= std::byte{1};
+  const Result<uint64_t> wrong = pull(2, 1, 10, true);
+  EXPECT_EQ(wrong.status().message(), "version 1 has other 'r.1'");
+  EXPECT_EQ(wrong.status().kind(), ErrorKind::failed);
+  writes = 0;
+  EXPECT_EQ(pullReplica(0, 1, 10, true), "1 1"); // compares the bytes with those of the version
+  EXPECT_EQ(writes, 1);                          // rank 2
+
+  // The sources' memory changes after their digests were computed.
+  release();
+  publish(2);
+  std::byte &source = processes[1]->memory.local.memory[1][0][5];
+  source ^= std::byte{1};
+  EXPECT_THAT(pull(3, 2, 10, true).status().message(), HasSubstr("version 2 has other 'c.0'"));
+  source ^= std::byte{1};
+  EXPECT_EQ(pullReplica(0, 2, 10, true), "2 2");
+}
+
+TEST_F(PullCheckTest, ACheckOfAVersionWithoutDigestsFails) {
+  compile(kPairs);
+  startSources();
+  startReplica(0);
+  publish(0, 1);
+  processes[1]->memory.fill(1);
+  EXPECT_EQ(processes[1]->transport->publish(1, [] { return Status(); }).message(), "");
+  EXPECT_EQ(pull(3, 1, 10, true).status().message(),
+            "version 1 cannot be checked: source rank 1 (world rank 1) has published it without digests");
+  EXPECT_EQ(pullReplica(0), "1 1");
+}
+
+/// A replica that holds version 1 asks for its digests while the sources publish version 2.
+TEST_F(PullCheckTest, ACheckOfAVersionThatIsReplacedPullsTheNextOne) {
+  compile(kPairs);
+  startSources();
+  startReplica(0);
+  publish(1);
+  EXPECT_EQ(pullReplica(0), "1 1");
+  for (const std::string &address : processes[1]->addresses)
+    network.delay(address, 0.2); // the coordinator, rank 0, answers at once
+  std::thread puller([&] { EXPECT_EQ(pullReplica(0, 1, 20, true), "2 2"); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  release();
+  publish(2);
+  puller.join();
+}
+
+TEST_F(PullCheckTest, ACheckWaitsForASourceUntilItsDeadline) {
+  compile(kPairs);
+  startSources();
+  startReplica(0);
+  publish(1);
+  EXPECT_EQ(pullReplica(0), "1 1");
+  network.freeze(processes[1]->addresses[0]);
+  EXPECT_EQ(pull(3, 1, 0.3, true).status().message(),
+            "timed out: waited for the digests of version 1 from source rank 1 (world rank 1)");
+  network.freeze(processes[1]->addresses[0], false);
+  EXPECT_EQ(pullReplica(0, 1, 10, true), "1 1");
+}
+
+} // namespace
