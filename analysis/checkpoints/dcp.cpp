@@ -15,6 +15,7 @@ using Kind = Pickle::Kind;
 using Value = Pickle::Value;
 
 constexpr std::string_view kVersion = "1.0.0";
+constexpr size_t kMaxDimensions = 64;
 constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata Metadata";
 constexpr std::string_view kTensor = "torch.distributed.checkpoint.metadata TensorStorageMetadata";
 constexpr std::string_view kBytes = "torch.distributed.checkpoint.metadata BytesStorageMetadata";
@@ -93,6 +94,11 @@ private:
     return state ? pickle_.find(*state, name) : nullptr;
   }
 
+  /// Whether a value is a list or tuple without members.
+  bool isEmpty(Value value) const {
+    return (pickle_.is(value, Kind::list) || pickle_.is(value, Kind::tuple)) && pickle_.items(value).empty();
+  }
+
   /// storage_data: {MetadataIndex(fqn, offset): _StorageInfo(relative_path, offset, length)}.
   Status readPlaces(Value places) {
     constexpr std::string_view kIndex = "torch.distributed.checkpoint.metadata MetadataIndex";
@@ -111,7 +117,7 @@ private:
       if (pickle_.integer(*begin) < 0 || pickle_.integer(*bytes) < 0)
         return refuse("'" + of + "': a negative offset or length in '" + path + "'");
       if (const Value *transforms = member(entries[i + 1], kInfo, "transform_descriptors");
-          transforms && !pickle_.is(*transforms, Kind::none) && !pickle_.items(*transforms).empty())
+          transforms && !pickle_.is(*transforms, Kind::none) && !isEmpty(*transforms))
         return refuse("'" + of + "' is stored with stream transforms (transform_descriptors), which are not supported");
       const auto at = offset ? pickle_.integers(*offset) : std::nullopt;
       const Place place{path, static_cast<uint64_t>(pickle_.integer(*begin)),
@@ -161,6 +167,13 @@ private:
       return refuse("'" + name + "': its dtype is '" + std::string(global) + "', which is not supported");
     tensor.dtype = *dtype;
     tensor.shape = *shape;
+    // Tensors that share one list of chunks without elements would need time for each of them.
+    if (chunks_ += pickle_.items(*chunks).size(); chunks_ > pickle_.size() || shape->size() > kMaxDimensions)
+      return refuse("'" + name + "': found " +
+                    (chunks_ > pickle_.size() ? "more chunks in all tensors than values"
+                                              : std::to_string(shape->size()) + " dimensions") +
+                    ", expected a list of chunks of its own and at most " + std::to_string(kMaxDimensions) +
+                    " dimensions");
     for (const Value chunk : pickle_.items(*chunks))
       if (Status status = readChunk(name, chunk, tensor); !status.ok())
         return status;
@@ -218,6 +231,7 @@ private:
   Pickle pickle_;
   std::map<std::pair<std::string, std::vector<int64_t>>, Place> places_; // by name and offset; objects: no offset
   std::map<std::string, MappedFile> files_;
+  size_t chunks_ = 0; // of all tensors
 };
 
 } // namespace

@@ -69,11 +69,22 @@ std::string hex(uint8_t byte) {
 } // namespace
 
 const Pickle::Value *Pickle::find(Value dictionary, std::string_view key) const {
+  if (!is(dictionary, Kind::dictionary))
+    return nullptr;
   const std::vector<Value> &entries = items(dictionary);
-  for (size_t i = 0; is(dictionary, Kind::dictionary) && i + 1 < entries.size(); i += 2)
-    if (is(entries[i], Kind::text) && text(entries[i]) == key)
-      return &entries[i + 1];
-  return nullptr;
+  constexpr size_t kFew = 64;
+  if (entries.size() <= kFew) {
+    for (size_t i = entries.size(); i >= 2; i -= 2)
+      if (is(entries[i - 2], Kind::text) && text(entries[i - 2]) == key)
+        return &entries[i - 1];
+    return nullptr;
+  }
+  const auto [known, added] = keys_.try_emplace(dictionary);
+  for (size_t i = 0; added && i + 1 < entries.size(); i += 2)
+    if (is(entries[i], Kind::text))
+      known->second[text(entries[i])] = &entries[i + 1];
+  const auto found = known->second.find(key);
+  return found == known->second.end() ? nullptr : found->second;
 }
 
 bool Pickle::isObject(Value value, std::string_view global) const {
@@ -87,7 +98,7 @@ const Pickle::Value *Pickle::state(Value object) const {
 std::optional<std::vector<int64_t>> Pickle::integers(Value value) const {
   if (isObject(value, "torch Size") && items(items(value)[1]).size() == 1)
     value = items(items(value)[1])[0];
-  if (!is(value, Kind::tuple) && !is(value, Kind::list))
+  if ((!is(value, Kind::tuple) && !is(value, Kind::list)) || items(value).size() > kMaxIntegers)
     return std::nullopt;
   std::vector<int64_t> found;
   for (const Value item : items(value)) {

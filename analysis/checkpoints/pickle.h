@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 namespace reshard::analysis {
@@ -35,6 +36,8 @@ public:
   };
   /// At most so many values, with those of the stack and the memo: about 2 GiB of memory.
   static constexpr size_t kMaxValues = size_t{1} << 25;
+  /// A shape, a position or a list of ranks has fewer members.
+  static constexpr size_t kMaxIntegers = size_t{1} << 16;
 
   /// `allowed`: the globals that may occur, each "module name". `where` begins the errors. `bytes` must outlive the
   /// result. Errors name the position and what was found.
@@ -52,13 +55,15 @@ public:
   /// its arguments, a tuple; of an instance with a state also the state. Of a persistent: its reference.
   const std::vector<Value> &items(Value value) const { return nodes_[value].items; }
 
-  /// The value of a text key of a dictionary, or nullptr.
+  /// The value of a text key of a dictionary, the last one if the key is repeated, or nullptr. One thread calls it.
   const Value *find(Value dictionary, std::string_view key) const;
   /// Whether a value is an object of the function or class `global`.
   bool isObject(Value value, std::string_view global) const;
   /// The state of an instance, or nullptr.
   const Value *state(Value object) const;
-  /// The members of a tuple or list of integers, or of a torch.Size; empty optional otherwise.
+  size_t size() const { return nodes_.size(); }
+  /// The members of a tuple or list of integers, or of a torch.Size; empty optional otherwise, or if there are more
+  /// than kMaxIntegers.
   std::optional<std::vector<int64_t>> integers(Value value) const;
 
 private:
@@ -71,6 +76,8 @@ private:
   };
   std::vector<Node> nodes_;
   Value root_ = 0;
+  /// The keys of large dictionaries that find() was called for: many values may share one.
+  mutable std::unordered_map<Value, std::unordered_map<std::string_view, const Value *>> keys_;
 };
 
 } // namespace reshard::analysis

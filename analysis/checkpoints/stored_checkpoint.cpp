@@ -188,9 +188,20 @@ Status readMegatron(const std::string &folder, StoredCheckpoint &checkpoint) {
   return {};
 }
 
-/// Whether a folder has the files by which a format is recognized. It may have those of several formats.
-/// dcp_safetensors is recognized by the contents of a file: false. A torch_dist checkpoint is no `dcp`, because that
-/// would lose `common.pt`.
+/// Whether the first safetensors file of a folder, if it has one, is one of
+/// HuggingFaceStorageWriter(save_distributed=True).
+Result<bool> hasShards(const std::string &folder) {
+  const Result<std::vector<std::string>> files = safetensorsFiles(folder);
+  if (!files.ok() || files->empty())
+    return files.ok() ? Result(false) : files.status();
+  Checkpoint first;
+  if (Status status = readSafetensors(folder + "/" + files->front(), first); !status.ok())
+    return status;
+  return first.metadata.contains("DCP_SHARDING_INFO");
+}
+
+/// Whether a folder has the files by which a format is recognized. It may have those of several formats. A torch_dist
+/// checkpoint is no `dcp`, because that would lose `common.pt`.
 bool hasFilesOf(const std::string &folder, StorageFormat format) {
   std::error_code error;
   const auto has = [&](const char *file) { return fs::exists(folder + "/" + file, error); };
@@ -203,8 +214,10 @@ bool hasFilesOf(const std::string &folder, StorageFormat format) {
     return has(".metadata") && has("metadata.json");
   case StorageFormat::torch_save:
     return has(kTorchFile) || hasTorchRanks(folder);
-  case StorageFormat::dcp_safetensors:
-    return false;
+  case StorageFormat::dcp_safetensors: {
+    const Result<bool> shards = hasShards(folder);
+    return shards.ok() && *shards;
+  }
   }
   return false;
 }
@@ -280,10 +293,10 @@ Result<StorageFormat> recognizeCheckpoint(const std::string &path) {
                   "': not a checkpoint: expected '.metadata', 'model.safetensors.index.json', files "
                   "'*.safetensors', '" +
                   kTorchFile + "' or files 'NAME_rank_R.pt'");
-  Checkpoint first;
-  if (Status status = readSafetensors(path + "/" + files->front(), first); !status.ok())
-    return status;
-  return first.metadata.contains("DCP_SHARDING_INFO") ? StorageFormat::dcp_safetensors : StorageFormat::safetensors;
+  const Result<bool> shards = hasShards(path);
+  if (!shards.ok())
+    return shards.status();
+  return *shards ? StorageFormat::dcp_safetensors : StorageFormat::safetensors;
 }
 
 Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path, std::optional<StorageFormat> preferred) {

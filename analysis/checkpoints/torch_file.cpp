@@ -57,7 +57,8 @@ constexpr std::string_view kTorchGlobals[] = {
 };
 
 constexpr int kMaxDepth = 64;
-constexpr size_t kMaxNames = size_t{1} << 24; // shared values have a name for each way to them
+/// Shared values have a name for each way to them, so a small file may have many long names.
+constexpr size_t kMaxNames = size_t{1} << 24, kMaxNameBytes = size_t{1} << 28;
 constexpr size_t kMaxDimensions = 64;
 
 /// Finds the tensors of the pickle of an archive.
@@ -69,8 +70,12 @@ public:
 
   /// An error text; empty on success.
   std::string visit(Value value, const std::string &name, int depth) {
-    if (depth > kMaxDepth || ++names_ > kMaxNames)
+    if (depth > kMaxDepth)
       return "'" + name + "': values are nested too deeply";
+    nameBytes_ += name.size();
+    if (++names_ > kMaxNames || nameBytes_ > kMaxNameBytes)
+      return "found more than " + std::to_string(kMaxNames) + " values, or names of more than " +
+             std::to_string(kMaxNameBytes) + " bytes together";
     if (pickle_.isObject(value, kRebuildParameter) || pickle_.isObject(value, kRebuildParameterWithState))
       value = parameterData(value);
     if (isDistributed(pickle_, value))
@@ -228,7 +233,7 @@ private:
   const Pickle &pickle_;
   const std::map<std::string_view, std::string_view> &members_;
   std::string_view prefix_;
-  size_t names_ = 0;
+  size_t names_ = 0, nameBytes_ = 0;
 };
 
 } // namespace

@@ -3,6 +3,7 @@
 chunk that it names has the element values of the tensor. Damaged and hostile files are refused with one error."""
 
 import json
+import os
 import pickle
 import shutil
 import sys
@@ -12,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import FolderTest, run  # noqa: E402
-from torch_formats import METADATA, Call, Dcp, Global, Member, archive, dtensor, pickled, placement, safetensors, sharded_tensor, tensor, with_attributes  # noqa: E402
+from commands import FolderTest, limited, run  # noqa: E402
+from torch_formats import METADATA, Call, Dcp, Global, Member, archive, dtensor, pickled, placement, safetensors, sharded_tensor, size, tensor, with_attributes  # noqa: E402
 
 A = np.arange(35, dtype=np.float32).reshape(7, 5)
 B = np.arange(12, dtype=np.int64).reshape(3, 4) - 2**40
@@ -55,6 +56,13 @@ class StoredCheckpoints(FolderTest):
         text = done.stderr.replace(str(self.folder) + "/", "")
         self.assertEqual(text.count("\n"), 1, text)
         return text.removeprefix("reshard-inspect: error: ").strip()
+
+    def share_chunks(self, checkpoint: Dcp) -> None:
+        """Adds empty tensors with one list of chunks."""
+        chunks = checkpoint.items["none"].state["chunks"] * 200
+        for name in (f"none.{i}" for i in range(200)):
+            checkpoint.chunk(name, (0, 4), (0, 0), np.zeros((0, 4), np.uint8))
+            checkpoint.items[name].state["chunks"] = chunks
 
     def compare(self, path: Path, found: dict, wanted: dict[str, np.ndarray]) -> None:
         tensors = assembled(path, found)
@@ -250,6 +258,9 @@ target: {{layout: same, storage: out}}
             "invalid file name '../x'": lambda c: c.places[0][1].state.update(relative_path="../x"),
             "a negative offset or length": lambda c: c.places[0][1].state.update(offset=-1),
             "stored with stream transforms (transform_descriptors)": lambda c: c.places[0][1].state.update(transform_descriptors=["zstd"]),
+            "'model.a' is stored with stream transforms": lambda c: c.places[0][1].state.update(transform_descriptors="zstd"),
+            "found more chunks in all tensors than values": self.share_chunks,
+            "'scale': found 65 dimensions, expected": lambda c: c.items["scale"].state.update(size=size(*[1] * 65)),
             "damaged zip archive": lambda c: c.places[0][1].state.update(offset=c.places[0][1].state["offset"] + 1),
             "expected TensorStorageMetadata": lambda c: c.items.update(x=3),
         }
@@ -299,7 +310,38 @@ target: {{layout: same, storage: out}}
         # List i + 1 has list i twice: 2^60 ways lead to the first one.
         shared = b"\x80\x02]q\x000" + b"".join(b"]q%c(h%ch%ce0" % (i + 1, i, i) for i in range(60)) + b"h\x3c."
         (self.folder / "x.pt").write_bytes(archive(shared, []))
-        self.assertIn("nested too deeply", self.refusal(self.folder / "x.pt"))
+        self.assertIn("found more than 16777216 values", self.refusal(self.folder / "x.pt"))
+        # Each name of the list's members begins with a key of a million bytes.
+        (self.folder / "x.pt").write_bytes(archive({"k" * 1_000_000: [None] * 100_000}, []))
+        self.assertIn("or names of more than 268435456 bytes together", self.refusal(self.folder / "x.pt"))
+        # A key that is written twice has the last value, as in Python.
+        twice = b"\x80\x02}(X\x01\0\0\0aK\x01X\x01\0\0\0aK\x02u."
+        (self.folder / "x.pt").write_bytes(archive(twice, []))
+        self.assertEqual(list(listing(self.folder / "x.pt")["objects"]), ["a"])
+
+    def test_values_that_are_shared_take_no_time(self):
+        """Many tensors whose state is one dictionary with many keys."""
+        count = 3_000 if "RESHARD_SMALL" in os.environ else 60_000
+        checkpoint = self.dcp()
+        shared = checkpoint.items["none"].state | {f"key {i}": None for i in range(count)}
+        checkpoint.items |= {f"none.{i}": Call(METADATA, "TensorStorageMetadata", (), shared) for i in range(count)}
+        checkpoint.write()
+        error = limited(20, "reshard-inspect", self.folder / "dcp", code=2).stderr
+        self.assertIn("'none.0': a chunk has no entry in storage_data", error)
+        checkpoint = Dcp(self.folder / "dcp")
+        without = shared | {"chunks": []}
+        checkpoint.items = {f"none.{i}": Call(METADATA, "TensorStorageMetadata", (), without) for i in range(count)}
+        checkpoint.write()
+        self.assertEqual(len(limited(20, "reshard-inspect", self.folder / "dcp").stdout.splitlines()), count + 1)
+
+    def test_many_tensors(self):
+        count = 3_000 if "RESHARD_SMALL" in os.environ else 70_000
+        (self.folder / "many").mkdir()
+        safetensors(self.folder / "many/model.safetensors", {f"t{i}": np.zeros(1, np.uint8) for i in range(count)}, None)
+        for command in ("reshard-inspect", "reshard-digest"):
+            with self.subTest(command):
+                found = json.loads(limited(10, command, self.folder / "many", "--format=json").stdout)
+                self.assertEqual(len(found.get("tensors", found)), count)
 
     def test_usage(self):
         self.dcp().write()

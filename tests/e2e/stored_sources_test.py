@@ -441,6 +441,12 @@ layouts:
                 self.compile(f"{{layout: {layout}, storage: {{folder: dcp, format: {format}}}}}", f"{{layout: hf, storage: out-{format}}}")
                 self.execute("--check")
                 self.check(load_file(self.folder / f"out-{format}/model.safetensors"), wanted)
+        shards = {"model.a": np.full((2, 3), 7, np.float32)}
+        (self.folder / "dcp/model.safetensors").unlink()
+        safetensors(self.folder / "dcp/shard-00001-model-00001-of-00001.safetensors", shards, {"model.a": [0, 0]})
+        listed = self.compile("{layout: saved, storage: {folder: dcp, format: dcp-safetensors}}", "{layout: hf, storage: x}", code=2)
+        self.assertNotIn("has the format", listed)
+        self.assertIn("model.a", listed)
         (self.folder / "dcp/metadata.json").write_text("{}")
         self.assertIn("'sharded_backend' is missing", run("reshard-inspect", self.folder / "dcp", code=2).stderr)
         self.compile("{layout: saved, storage: {folder: dcp, format: dcp}}", "{layout: hf, storage: again}")

@@ -31,6 +31,13 @@ def run(*command: object, code: int | None = 0, timeout: float = DEADLINE, **opt
     return done
 
 
+def limited(seconds: int, *command: object, **options: object) -> subprocess.CompletedProcess:
+    """run() within so many seconds of CPU time, and 30 times as many under the sanitizers (RESHARD_SMALL). For what a quadratic algorithm
+    does in minutes and a right one in a fraction of a second."""
+    words = [BIN / str(command[0]), *command[1:]] if str(command[0]).startswith("reshard-") else command
+    return run("bash", "-c", f'ulimit -t {seconds * (30 if "RESHARD_SMALL" in os.environ else 1)}; exec "$@"', "-", *words, **options)
+
+
 def shared_folder(case: type[unittest.TestCase], **options: object) -> Path:
     """A temporary folder for all tests of a class, removed after them: for setUpClass. `options`: those of
     tempfile.TemporaryDirectory."""

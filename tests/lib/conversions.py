@@ -18,11 +18,11 @@ class ConvertTest(FolderTest):
     def setUpClass(cls) -> None:
         cls.environment = os.environ | {"PYTHONPATH": str(install(shared_folder(cls)))}
 
-    def convert(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess:
+    def convert(self, *arguments: object, code: int = 0, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess:
         """Runs reshard-convert with arguments, and expects an exit code."""
         done = subprocess.run([sys.executable, "-c", "from reshard.commands import convert; convert()", *map(str, arguments)], cwd=self.folder,
-                              env=self.environment, capture_output=True, text=True, timeout=300)
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+                              env=self.environment, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(done.returncode, code, f"{done.stdout}{done.stderr}")
         return done
 
     def check(self, path: str, wanted: dict[str, np.ndarray]) -> None:
