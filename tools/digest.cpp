@@ -27,11 +27,13 @@ struct DigestOptions {
 };
 
 void print(const TensorDigests &digests, bool json) {
-  nlohmann::ordered_json list = nlohmann::ordered_json::object();
+  using Json = nlohmann::ordered_json;
+  Json list = Json::object();
   for (const auto &[name, tensor] : digests) {
-    if (json)
-      list[name] = {
-          {"dtype", schema::dtypeName(tensor.dtype)}, {"shape", tensor.shape}, {"digest", tensor.digest.text()}};
+    if (json) // operator[] would look at all members
+      list.get_ref<Json::object_t &>().emplace_back(
+          name,
+          Json{{"dtype", schema::dtypeName(tensor.dtype)}, {"shape", tensor.shape}, {"digest", tensor.digest.text()}});
     else
       std::printf("%s  %s\n", tensor.digest.text().c_str(), printable(name).c_str());
   }

@@ -27,6 +27,11 @@ std::string listOf(const std::vector<int64_t> &numbers) {
   return "[" + text + "]";
 }
 
+/// Adds a member to an object that has none of this name; operator[] looks at all members.
+void append(Json &object, const std::string &name, Json value) {
+  object.get_ref<Json::object_t &>().emplace_back(name, std::move(value));
+}
+
 Json toJson(const StoredCheckpoint &checkpoint) {
   Json tensors = Json::object(), objects = Json::object();
   for (const auto &[name, tensor] : checkpoint.tensors) {
@@ -37,14 +42,15 @@ Json toJson(const StoredCheckpoint &checkpoint) {
                         {"file", chunk.file},
                         {"begin", chunk.begin},
                         {"bytes", chunk.bytes}});
-    tensors[name] = {{"dtype", schema::dtypeName(tensor.dtype)}, {"shape", tensor.shape}, {"chunks", chunks}};
+    append(tensors, name,
+           {{"dtype", schema::dtypeName(tensor.dtype)}, {"shape", tensor.shape}, {"chunks", std::move(chunks)}});
   }
   for (const auto &[name, object] : checkpoint.objects)
-    objects[name] = {{"file", object.file}, {"begin", object.begin}, {"bytes", object.bytes}};
+    append(objects, name, {{"file", object.file}, {"begin", object.begin}, {"bytes", object.bytes}});
   return {{"format", titleOf(checkpoint.format)},
           {"version", checkpoint.version},
-          {"tensors", tensors},
-          {"objects", objects}};
+          {"tensors", std::move(tensors)},
+          {"objects", std::move(objects)}};
 }
 
 void printListing(const std::string &path, const StoredCheckpoint &checkpoint, bool chunks) {

@@ -30,7 +30,7 @@ public:
 
   /// Checks the elements of an instance in place.
   CheckResult elements(const ParamInstance &instance) const {
-    const SynthesizedValues values(plan_.manifest(), *endpoint_.params()->Get(instance.param));
+    const SynthesizedValues values(reference_.conversions(), *endpoint_.params()->Get(instance.param));
     const std::byte *memory = memory_.params[instance.param][instance.instance];
     const int64_t item = itemBytes(values.storageDtype);
     CheckResult result;
@@ -105,7 +105,7 @@ private:
 
   /// The values that were written to a view.
   Bytes written(const ParamInstance &instance, CheckResult &result) const {
-    const SynthesizedValues values(plan_.manifest(), *endpoint_.params()->Get(instance.param));
+    const SynthesizedValues values(reference_.conversions(), *endpoint_.params()->Get(instance.param));
     const int64_t item = itemBytes(values.sentDtype);
     Bytes bytes(static_cast<size_t>(instance.bytes)); // padding is zero
     ExpectedTensor tensor(reference_);
@@ -138,7 +138,7 @@ private:
     const Param &param = *endpoint_.params()->Get(instance.param);
     if (param.view()->kind() != ViewKind::elements || !formatOf(*param.view()).tensorScale())
       return {};
-    const SynthesizedValues values(plan_.manifest(), param);
+    const SynthesizedValues values(reference_.conversions(), param);
     int64_t matrices = 1;
     for (size_t d = 0; d + 2 < instance.shape.size(); ++d)
       matrices *= instance.shape[d];

@@ -224,9 +224,9 @@ void compareQuantized(const Plan &plan, const Memory &source, ReplicaResult &res
 }
 
 /// Compares one target instance with a tensor, or its padding with zeros if `name` is empty.
-void compareInstance(const Plan &plan, const TensorInstance &target, const std::string &name,
-                     const ExpectedTensor &expected, Accesses &accesses, CheckResult &result) {
-  const SynthesizedValues values(plan.manifest(), paramOf(plan, target));
+void compareInstance(const Plan &plan, const PlanConversions &conversions, const TensorInstance &target,
+                     const std::string &name, const ExpectedTensor &expected, Accesses &accesses, CheckResult &result) {
+  const SynthesizedValues values(conversions, paramOf(plan, target));
   const std::byte *memory = memoryOf(target);
   const int64_t item = itemBytes(values.storageDtype);
   Parts parts(item, accesses, [&](const ElementRange &range) {
@@ -277,7 +277,7 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
         Accesses accesses(watch.accessed);
         for (const auto &tensorInstance : targets)
           if (compared(tensorInstance))
-            compareInstance(plan, *tensorInstance, name, expected, accesses, one);
+            compareInstance(plan, reference.conversions(), *tensorInstance, name, expected, accesses, one);
         const std::lock_guard lock(mutex);
         result.add(std::move(one));
       },

@@ -11,7 +11,7 @@ namespace reshard::analysis {
 using namespace schema;
 
 Reference::Reference(const Plan &plan, uint64_t seed)
-    : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), seed_(seed) {
+    : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), conversions_(plan.manifest()), seed_(seed) {
   for (uint32_t meshRank = 0; meshRank < endpoint_.ranks()->size(); ++meshRank) {
     rankMemories_.push_back({0, meshRank, {}});
     for (const Param *param : orEmpty(endpoint_.params()))
@@ -21,7 +21,7 @@ Reference::Reference(const Plan &plan, uint64_t seed)
 }
 
 Reference::Reference(const Plan &plan, const Memory &source)
-    : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), source_(&source) {
+    : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), conversions_(plan.manifest()), source_(&source) {
   find(source.rankMemories());
 }
 
@@ -38,6 +38,7 @@ void Reference::find(const std::vector<MeshRankMemory> &rankMemories) {
       const int pattern = endpoint_.params()->Get(view->codes())->parts()->Get(view->part())->pattern();
       amaxOf_[param->parts()->Get(0)->pattern()] = {pattern,
                                                     view->amax_dimensions() == 0 ? 3 : view->amax_dimensions()};
+      amaxViews_[view->codes()].push_back(param);
     }
   // One mesh rank of each rank class is enough to dequantize; without quantized views every instance in memory is read,
   // so that all replicas are covered.
@@ -89,7 +90,7 @@ std::shared_ptr<const std::byte> Reference::bytes(const MeshRankMemory &rankMemo
           *own = readView(endpoint_, instance.param, rankMemory.meshRank, memory);
         } else {
           own->resize(static_cast<size_t>(instance.bytes));
-          synthesizeInstance(layoutOf(rankMemory, instance), seed_, own->data());
+          synthesizeInstance(conversions_, layoutOf(rankMemory, instance), seed_, own->data());
         }
         return own;
       },
@@ -102,7 +103,10 @@ std::shared_ptr<const std::vector<Bytes>> Reference::quantized(const MeshRankMem
                                                                const ParamInstance &elements) {
   return quantized_.get(
       {rankMemory.meshRank, elements.param, elements.instance},
-      [&] { return std::make_shared<std::vector<Bytes>>(synthesizeBases(layoutOf(rankMemory, elements), seed_)); },
+      [&] {
+        return std::make_shared<std::vector<Bytes>>(
+            synthesizeBases(conversions_, layoutOf(rankMemory, elements), seed_));
+      },
       [](const std::vector<Bytes> &list) {
         size_t sum = 0;
         for (const Bytes &bytes : list)
@@ -219,14 +223,16 @@ std::vector<float> Reference::amax(const std::string &name, const AmaxMatrices &
 
 /// Whether the amax of a param is sent from a mesh rank: not from mesh ranks that may not be read (authority).
 bool Reference::sendsAmax(const MeshRankMemory &rankMemory, uint32_t number) const {
-  for (const Param *param : orEmpty(endpoint_.params()))
-    if (const QuantizedView *view = param->view(); view && view->kind() == ViewKind::amax && view->codes() == number)
-      for (const Part *part : orEmpty(param->parts())) {
-        const PartDimension &shard = *part->dimensions()->Get(part->dimensions()->size() - 1);
-        const IndexMap list = indexMap(endpoint_, *endpoint_.shardings()->Get(shard.sharding()), rankMemory.meshRank);
-        if (list.begin != list.end)
-          return true;
-      }
+  const auto views = amaxViews_.find(number);
+  if (views == amaxViews_.end())
+    return false;
+  for (const Param *param : views->second)
+    for (const Part *part : *param->parts()) {
+      const PartDimension &shard = *part->dimensions()->Get(part->dimensions()->size() - 1);
+      const IndexMap list = indexMap(endpoint_, *endpoint_.shardings()->Get(shard.sharding()), rankMemory.meshRank);
+      if (list.begin != list.end)
+        return true;
+    }
   return false;
 }
 

@@ -72,6 +72,7 @@ public:
   /// them: a source param that holds it is quantized or is a quantized view.
   bool viewed(int pattern) const { return pattern >= 0 && tensorPatterns_.count(pattern) > 0; }
   bool synthesized() const { return !source_; }
+  const PlanConversions &conversions() const { return conversions_; }
   uint64_t seed() const { return seed_; }
 
   /// A tensor by its full name, cached. With synthesized values, only for tensors whose pattern is viewed().
@@ -102,6 +103,7 @@ private:
 
   const Plan &plan_;
   const schema::Endpoint &endpoint_; // the source
+  const PlanConversions conversions_;
   const Memory *source_ = nullptr;
   uint64_t seed_ = 0;
   std::set<int> tensorPatterns_;
@@ -111,7 +113,8 @@ private:
   Cache<std::string, TensorValues> tensors_;
   Cache<Key, Bytes> instances_;
   Cache<Key, std::vector<Bytes>> quantized_;
-  std::map<int, AmaxMatrices> amaxOf_; // by the tensor pattern of an `amax` view
+  std::map<int, AmaxMatrices> amaxOf_;                               // by the tensor pattern of an `amax` view
+  std::map<uint32_t, std::vector<const schema::Param *>> amaxViews_; // by the param of the codes
   Cache<std::string, std::vector<float>> amax_;
 };
 

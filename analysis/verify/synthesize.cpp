@@ -47,20 +47,22 @@ kernels::NumberFormat castFormat(DType dtype) { return kernels::numberFormatName
 
 } // namespace
 
-SynthesizedValues::SynthesizedValues(const Manifest &manifest, const Param &of)
-    : param(&of), sentDtype(of.dtype()), storageDtype(storageDtypeOf(of)) {
-  bool cast = false, quantized = false;
+PlanConversions::PlanConversions(const Manifest &manifest) {
   for (const Endpoint *endpoint : *manifest.endpoints())
-    for (const Param *each : orEmpty(endpoint->params())) {
-      cast = cast || each->storage_dtype();
-      quantized = quantized || each->view();
+    for (const Param *param : orEmpty(endpoint->params())) {
+      cast = cast || param->storage_dtype();
+      quantized = quantized || param->view();
     }
+}
+
+SynthesizedValues::SynthesizedValues(const PlanConversions &conversions, const Param &of)
+    : param(&of), sentDtype(of.dtype()), storageDtype(storageDtypeOf(of)) {
   const auto format = kernels::numberFormatNamed(dtypeName(sentDtype));
-  if (!(cast || quantized) || !format)
+  if (!(conversions.cast || conversions.quantized) || !format)
     return;
   const kernels::Encoding encoding = kernels::encoding(*format);
   mask = ~(uint64_t{1} << (encoding.bits - 2));
-  if (const int exponent = encoding.bits - 1 - encoding.mantissaBits; quantized && exponent > 5)
+  if (const int exponent = encoding.bits - 1 - encoding.mantissaBits; conversions.quantized && exponent > 5)
     ones = ((uint64_t{1} << (exponent - 1)) - (1 << 4)) << encoding.mantissaBits;
 }
 
@@ -118,8 +120,9 @@ uint64_t tensorKey(std::string_view tensor, uint64_t seed) {
 
 uint64_t elementHash(uint64_t key, uint64_t index) { return finish(key + 0xd1b54a32d192ed03u * index); }
 
-void synthesizeInstance(const InstanceLayout &layout, uint64_t seed, std::byte *memory) {
-  const SynthesizedValues values(layout.manifest, *layout.endpoint.params()->Get(layout.instance.param));
+void synthesizeInstance(const PlanConversions &conversions, const InstanceLayout &layout, uint64_t seed,
+                        std::byte *memory) {
+  const SynthesizedValues values(conversions, *layout.endpoint.params()->Get(layout.instance.param));
   const int64_t item = itemBytes(values.storageDtype);
   std::string name;
   uint64_t key = 0;
@@ -137,23 +140,24 @@ void synthesizeInstance(const InstanceLayout &layout, uint64_t seed, std::byte *
   });
 }
 
-std::vector<Bytes> synthesizeBases(const InstanceLayout &elements, uint64_t seed) {
+std::vector<Bytes> synthesizeBases(const PlanConversions &conversions, const InstanceLayout &elements, uint64_t seed) {
   Bytes wide(static_cast<size_t>(elements.instance.bytes));
-  synthesizeInstance(elements, seed, wide.data());
+  synthesizeInstance(conversions, elements, seed, wide.data());
   return writeView(elements.endpoint, elements.instance.param, static_cast<uint32_t>(elements.meshRank), wide.data(),
                    tensorScales(elements));
 }
 
 void synthesize(const Plan &plan, const MeshRankMemory &memory, uint64_t seed, unsigned threads) {
+  const PlanConversions conversions(plan.manifest());
   const auto viewedBy = elementViews(*plan.manifest().endpoints()->Get(memory.endpoint));
   forEachInstance(plan, memory, threads, [&](const InstanceLayout &layout) {
     const ParamInstance &instance = layout.instance;
     const QuantizedView *view = layout.endpoint.params()->Get(instance.param)->view();
     if (!view && !viewedBy[instance.param])
-      return synthesizeInstance(layout, seed, memory.params[instance.param][instance.instance]);
+      return synthesizeInstance(conversions, layout, seed, memory.params[instance.param][instance.instance]);
     if (!view || view->kind() != ViewKind::elements)
       return;
-    const std::vector<Bytes> bases = synthesizeBases(layout, seed);
+    const std::vector<Bytes> bases = synthesizeBases(conversions, layout, seed);
     const std::vector<uint32_t> params = baseParams(*view);
     for (size_t i = 0; i < bases.size(); ++i)
       std::copy(bases[i].begin(), bases[i].end(),

@@ -20,6 +20,12 @@ namespace reshard::analysis {
 uint64_t tensorKey(std::string_view tensor, uint64_t seed);
 uint64_t elementHash(uint64_t key, uint64_t index);
 
+/// Whether a plan casts or quantizes any param.
+struct PlanConversions {
+  explicit PlanConversions(const schema::Manifest &manifest);
+  bool cast = false, quantized = false;
+};
+
 /// The synthesized values of a param's elements, as functions of the tensor's key and the element's index.
 struct SynthesizedValues {
   const schema::Param *param;
@@ -29,7 +35,7 @@ struct SynthesizedValues {
   /// For a param. In plans that cast, all floats are finite: the highest bit of the exponent is 0. In plans that
   /// quantize, they are also near 1, so that few elements of a block are rounded to 0: of the exponent's other bits all
   /// but the lowest four are 1.
-  SynthesizedValues(const schema::Manifest &manifest, const schema::Param &of);
+  SynthesizedValues(const PlanConversions &conversions, const schema::Param &of);
   bool plain() const { return sentDtype == storageDtype && mask == ~uint64_t{0}; }
   uint64_t operator()(uint64_t key, uint64_t element) const;
   /// The stored code of an element that is received as `code`, for a param with another storage dtype.
@@ -42,10 +48,11 @@ struct SynthesizedValues {
 void fill(std::byte *memory, const ElementRange &range, uint64_t key, const SynthesizedValues &values);
 
 /// Fills an instance of a param or of a quantized view through its parts; padding gets 0xAB.
-void synthesizeInstance(const InstanceLayout &layout, uint64_t seed, std::byte *memory);
+void synthesizeInstance(const PlanConversions &conversions, const InstanceLayout &layout, uint64_t seed,
+                        std::byte *memory);
 
 /// The contents of the base params of a view of kind `elements`, for synthesized elements in an instance of the view.
-std::vector<Bytes> synthesizeBases(const InstanceLayout &elements, uint64_t seed);
+std::vector<Bytes> synthesizeBases(const PlanConversions &conversions, const InstanceLayout &elements, uint64_t seed);
 
 /// Fills the memory of a mesh rank with synthesized values, and padding with 0xAB, which must not reach a target.
 /// Quantized params get the quantized form of synthesized elements.

@@ -202,7 +202,7 @@ TEST_F(Compare, ManyCodesAreCastAsOne) {
                   "}}}}}, source: {layout: a, mesh: {}}, target: {layout: b, mesh: {}}}",
               folder_ / "p.rplan");
       ASSERT_EQ(Plan::open(folder_ / "p.rplan", plan_).message(), "");
-      const SynthesizedValues values(plan_->manifest(), *plan_->manifest().endpoints()->Get(1)->params()->Get(0));
+      const SynthesizedValues values(PlanConversions(plan_->manifest()), *plan_->manifest().endpoints()->Get(1)->params()->Get(0));
       const auto sent = fbs::itemBytes(values.sentDtype), stored = fbs::itemBytes(values.storageDtype);
       constexpr int64_t kCodes = 1 << 16;
       std::vector<std::byte> codes(static_cast<size_t>(kCodes * sent)), results(static_cast<size_t>(kCodes * stored));
