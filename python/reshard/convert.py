@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import fnmatch
 import json
+import os
 import re
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ._library import PREFIX
 from .compiler import run_compiler
@@ -217,7 +218,7 @@ def _states(options: argparse.Namespace, source: Source, shapes: Shapes, layout:
         raise Error(f"--optimizer: '{options.source}' has no optimizer's state with the names of layout {source.layout}")
     named = {state for state, names in state_names(source.model, layout, switches).items() if names}
     if not named & found.keys():
-        raise Error(f"--optimizer: layout {layout} has no names for the optimizer's state; --to=fsdp2 and --to=megatron have")
+        raise Error(f"--optimizer: layout {layout} has no names for the optimizer's state; the layouts of --to=fsdp2 and --to=megatron have, without --mesh")
     unnamed = sorted(found.keys() - named - {MASTER})
     if unnamed and not options.allow:
         raise Error(f"--optimizer: layout {layout} has no names for the state {shown(unnamed)}; --allow=extra leaves it out")
@@ -384,10 +385,18 @@ def _check(options: argparse.Namespace) -> dict:
     return _contents(options.source)
 
 
+def _print(*lines: str, file: TextIO | None = None) -> None:
+    """Prints lines at once. If nobody reads them any more, as in `reshard-convert … | head -1`, the conversion goes on."""
+    try:
+        print(*lines, sep="\n", file=file, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (file or sys.stdout).fileno())
+
+
 def _say(options: argparse.Namespace, conversion: _Conversion, lines: Sequence[str]) -> None:
     """Prints lines about the conversion. Of several processes one prints all lines at the end (_execute), since until then it is not known which one."""
     if options.processes == 1 or options.plan:
-        print(*lines, sep="\n", file=sys.stderr if options.plan else sys.stdout, flush=True)  # before what the executor prints
+        _print(*lines, file=sys.stderr if options.plan else sys.stdout)  # before what the executor prints
     else:
         conversion.said += lines
 
@@ -454,13 +463,14 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
     code = 128 - code if code < 0 else code  # of a signal, as shells have it
     if code or not report.exists():  # another process has the report
         return code
-    print(*conversion.said, sep="\n", end="\n" if conversion.said else "")
     opened = Plan.open(plan)
-    params = [param for rank in opened.endpoint("target", 0).ranks for param in opened.params(rank, "target").values()]
-    print(f"source: {len(conversion.converted)} tensors, {elements(tensors[name]['shape'] for name in conversion.converted)} elements"
-          + (", with those that are left out" if partial else ""))
-    print(f"target: {len(params)} tensors, {elements(param.shape for param in params)} elements; {json.loads(report.read_text())['checked_bytes']} bytes, "
-          f"of which {padding} are padding, were compared with the source and are right")
+    params = [param for rank in opened.endpoint("target", 0).ranks for param in opened.params(rank, "target").values()]  # a chunk or a file is a rank
+    names = {param.name for param in params}
+    _print(*conversion.said,
+           f"source: {len(conversion.converted)} tensors, {elements(tensors[name]['shape'] for name in conversion.converted)} elements"
+           + (", with those that are left out" if partial else ""),
+           f"target: {len(names)} tensors, {elements(param.shape for param in params)} elements; {json.loads(report.read_text())['checked_bytes']} bytes, "
+           f"of which {padding} are padding, were compared with the source and are right")
     return 0
 
 
@@ -475,7 +485,7 @@ def run(arguments: Sequence[str]) -> int:
         said, conversion.said = [found, *conversion.said], []
         _say(options, conversion, said)
         if options.plan:
-            print(conversion.job(), end="")
+            _print(conversion.job().removesuffix("\n"))
             return 0
         with tempfile.TemporaryDirectory(prefix="reshard-convert-") as folder:
             return _execute(options, conversion, Path(folder), contents["tensors"])

@@ -126,6 +126,10 @@ class Models(ConvertTest):
         self.convert("saved", "step-10", "--to=dcp")
         numbers = "--config=saved/config.json"
         self.assertIn("--optimizer converts the optimizer's state; --allow=extra leaves them out", self.convert("step-10", "out", numbers, code=2).stderr)
+        self.assertIn("layout megatron has no names for the optimizer's state; the layouts of --to=fsdp2 and --to=megatron have, without --mesh",
+                      self.convert("step-10", "out", numbers, "--to=megatron", "--mesh=tp=2", "--optimizer", code=2).stderr)
+        error = self.convert("step-10", "out", numbers, "--to=sglang", "--mesh=tp=2,dp=2", "--allow=extra", code=2).stderr
+        self.assertIn("the tensors are those of model llama3-405b in layout fsdp2-checkpoint, but the job is not valid: ", error)
         self.assertIn("layout hf has no names for the optimizer's state", self.convert("step-10", "out", numbers, "--to=hf", "--optimizer", code=2).stderr)
         self.assertIn("layout megatron-checkpoint has no names for the state step; --allow=extra leaves it out",
                       self.convert("step-10", "out", numbers, "--to=megatron", "--optimizer", code=2).stderr)

@@ -3,6 +3,7 @@
 that leave nothing behind."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -96,12 +97,22 @@ layouts:
         self.assertIn("  object rng  ", text)
 
     def test_chunks(self):
-        self.convert("hf", "chunks", "--to=dcp", "--chunk=40")
+        text = self.convert("hf", "chunks", "--to=dcp", "--chunk=40").stdout
+        self.assertIn("\ntarget: 5 tensors, 110 elements; ", text)
         sizes = [chunk["bytes"] for tensor in json.loads(run("reshard-inspect", self.folder / "chunks", "--format=json").stdout)["tensors"].values() for chunk in tensor["chunks"]]
         self.assertGreater(len(sizes), len(values()))
         self.assertLessEqual(max(sizes), 40)
         self.convert("chunks", "out")
         self.check("out", values())
+
+    def test_nobody_reads_the_text(self):
+        """As in `reshard-convert … | head -1`."""
+        closed, pipe = os.pipe()
+        os.close(closed)
+        self.assertEqual(self.convert("hf", "out", "--to=dcp", stdout=pipe).stderr, "")
+        os.close(pipe)
+        self.convert("out", "back")
+        self.check("back", values())
 
     def test_reports(self):
         self.convert("hf", "out", "--report=r.json")
