@@ -256,7 +256,7 @@ def recognize(models: Sequence[Model], layout: str | None, tensors: Shapes, conv
     """
     tried = [each for each in _SOURCES if layout in (None, each[0])] or [(str(layout), {})]
     reasons: dict[str, tuple[int, str]] = {}
-    refused: list[str] = []  # of checkpoints that are recognized
+    refused: dict[str, str] = {}  # of what is recognized, by reason
     for let in ({}, {"mtp": 0}):  # what transformers and Megatron-Core save may have no multi-token prediction, whatever the config says
         found: list[Source] = []
         candidates = [(replace(model, let=let), name, switches) for model in models for name, switches in tried]
@@ -273,14 +273,14 @@ def recognize(models: Sequence[Model], layout: str | None, tensors: Shapes, conv
                 try:
                     different.setdefault(meaning(convert(source)), source)
                 except CompileError as error:
-                    refused.append(f"the tensors are those of model {source.model.name} in layout {source.layout}, but the job is not valid: {brief(error)}")
+                    refused.setdefault(brief(error), f"the tensors are those of model {source.model.name} in layout {source.layout}, but the job is not valid: {brief(error)}")
         if len(different) > 1:
             raise Error("the tensors fit several models or layouts, which differ: " + ", ".join(f"{each.model.name} in layout {each.layout}" for each in different.values())
                         + "; --model=NAME or --source-layout=NAME chooses one")
         if different:
             return next(iter(different.values()))
     if refused:
-        raise Error("\n  ".join(refused))
+        raise Error("\n  ".join(refused.values()))
     # Layouts that the model does not have are listed only if there is no other.
     closest = {name: each for name, each in reasons.items() if each[0] >= 0} or reasons
     lines = [f"\n  {name}: {reason}" for name, (_, reason) in sorted(closest.items(), key=lambda each: -each[1][0])]

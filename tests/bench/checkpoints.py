@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints converted by reshard beside cp, on the same files: each format, saved by four ranks, to safetensors, and
-safetensors to each format; between DCP and safetensors also beside PyTorch. Prints a table: seconds, peak resident memory, and
+"""Checkpoints converted by reshard beside cp, on the same files: each format, saved by four ranks, to safetensors,
+safetensors to each format, and some without safetensors; between DCP and safetensors also beside PyTorch. Prints a table: seconds, peak resident memory, and
 medians of ratios over the rounds. checkpoints.py [GB] [ROUNDS]; needs six times GB of disk.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
@@ -36,8 +36,10 @@ PEERS = {"PyTorch": "reshard", "cp": "reshard --no-sync", "cp and sync": "reshar
 WAYS = {"DCP to safetensors": ("dcp", "safetensors"), "safetensors to DCP": ("hf", "dcp"),
         "DCP safetensors to safetensors": ("dcp-safetensors", "safetensors"), "safetensors to DCP safetensors": ("hf", "dcp-safetensors"),
         "torch.save to safetensors": ("torch-save", "safetensors"), "safetensors to torch.save": ("hf", "torch-save"),
-        "torch_dist to safetensors": ("megatron", "safetensors"), "safetensors to torch_dist": ("hf", "megatron")}
-WITH_PYTORCH = list(WAYS)[:2]  # these are also measured cold
+        "torch_dist to safetensors": ("megatron", "safetensors"), "safetensors to torch_dist": ("hf", "megatron"),
+        "DCP to torch_dist": ("dcp", "megatron"), "torch_dist to DCP": ("megatron", "dcp"),
+        "torch.save to DCP": ("torch-save", "dcp"), "DCP to DCP safetensors": ("dcp", "dcp-safetensors")}
+WITH_PYTORCH = list(WAYS)[:2]
 CHUNKS, ROWS, COLUMNS = 4, 4096, 4096  # each tensor has 32 MiB of bf16
 
 
@@ -166,7 +168,7 @@ def main():
         for turn in range(rounds):
             for way, (source, format) in WAYS.items():
                 only(folder, source)
-                for cold in (False, True) if way in WITH_PYTORCH else (False,):
+                for cold in (False, True):
                     names = [*OURS, *(peer for peer in PEERS if peer != "PyTorch" or not cold and way in WITH_PYTORCH)]
                     for name in names if turn % 2 else reversed(names):
                         if cold:
@@ -176,7 +178,7 @@ def main():
         columns = [*OURS, *PEERS, *(f"{peer} ÷ {own}" for peer, own in PEERS.items()), "memory: reshard", "PyTorch"]
         print(f"| {gigabytes:g} GB, {BIN.name} | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}")
         median = statistics.median
-        for way in (*WAYS, *(f"{way}, cold" for way in WITH_PYTORCH)):
+        for way in (*WAYS, *(f"{way}, cold" for way in WAYS)):
             runs = {name: results.get((way, name), []) for name in (*OURS, *PEERS)}
             seconds = [f"{median(s for s, _ in each):.2f} s" if each else "" for each in runs.values()]
             ratios = [f"{median(b / a for (a, _), (b, _) in zip(runs[own], runs[peer])):.2f}" if runs[peer] else "" for peer, own in PEERS.items()]

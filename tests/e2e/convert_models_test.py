@@ -104,6 +104,11 @@ class Models(ConvertTest):
         self.assertIn("model.lm_head.weight", run("reshard-inspect", self.folder / "dcp").stdout)
         self.assertIn("compared, all equal", self.convert("dcp", "out", "--config=hf-model/config.json").stdout)  # the two names
         self.check("out", wanted)
+        # Both names with other values: the target has those of one, and the command says that the source contradicts itself.
+        (self.folder / "two").mkdir()
+        (self.folder / "two/config.json").write_text((self.folder / "hf-model/config.json").read_text())
+        save_file(wanted | {"lm_head.weight": np.ones_like(wanted["model.embed_tokens.weight"])}, self.folder / "two/model.safetensors")
+        self.assertIn("model.embed_tokens.weight", self.convert("two", "contradiction", code=1).stderr)
         self.assertIn("names are missing: lm_head.weight", self.convert("hf-model", "wrong", f"--config={self.config(LLAMA)}", code=2).stderr)
 
     def config(self, values: dict) -> Path:
@@ -165,16 +170,22 @@ class Models(ConvertTest):
     def test_files_of_ranks(self):
         """One file for each rank of an engine or a trainer, with the shards of the library's layouts."""
         wanted = self.save("hf-model", EXPERTS, "qwen3-30b-a3b")
-        for to, mesh, name, shape in (("vllm", "tp=2", "model.layers.0.mlp.experts.routed_experts.w13_weight", (4, 16, 32)),
-                                      ("vllm", "tp=2,ep=2", "model.layers.0.mlp.experts.routed_experts.w13_weight", (2, 32, 32)),
-                                      ("sglang", "tp=2", "model.embed_tokens.weight", (64, 32)), ("fsdp2", "fsdp=2", "model.norm.weight", (16,)),
-                                      ("megatron", "tp=2,pp=1,ep=2", "decoder.layers.0.mlp.experts.linear_fc2.weight1", (32, 16))):
+        expert = lambda layer, number, what: wanted[f"model.layers.{layer}.mlp.experts.{number}.{what}_proj.weight"]  # noqa: E731
+        both = lambda numbers, rows: np.stack([np.concatenate([expert(0, e, "gate")[rows], expert(0, e, "up")[rows]]) for e in numbers])  # noqa: E731
+        last = "model.layers.1.mlp.experts.3.down_proj.weight"
+        experts = "model.layers.0.mlp.experts.routed_experts.w13_weight"
+        # Of the last rank: what it holds under a name.
+        for to, mesh, ranks, name, part in (("vllm", "tp=2", 2, experts, both(range(4), slice(8, 16))), ("vllm", "tp=2,ep=2", 2, experts, both((2, 3), slice(None))),
+                                            ("sglang", "tp=2", 2, "model.embed_tokens.weight", np.concatenate([wanted["model.embed_tokens.weight"][64:], np.zeros((56, 32), np.float32)])),  # padding
+                                            ("fsdp2", "fsdp=2", 2, "model.norm.weight", wanted["model.norm.weight"][16:]),
+                                            ("megatron", "tp=2,pp=1,ep=2", 2, "decoder.layers.0.mlp.experts.linear_fc2.weight1", expert(0, 3, "down")),
+                                            ("megatron", "tp=1,pp=2,dp=2", 4, "decoder.layers.0.mlp.experts.linear_fc2.weight3", wanted[last]),
+                                            ("megatron", "tp=1,pp=2,dp=2,ep=2", 4, "decoder.layers.0.mlp.experts.linear_fc2.weight1", wanted[last])):
             with self.subTest(to=to, mesh=mesh):
                 out = f"{to}-{mesh}"
                 self.convert("hf-model", out, f"--to={to}", f"--mesh={mesh}")
-                self.assertEqual(sorted(path.name for path in (self.folder / out).iterdir()), ["rank-00000.safetensors", "rank-00001.safetensors"])
-                self.assertEqual(load_file(self.folder / out / "rank-00001.safetensors")[name].shape, shape)
-        np.testing.assert_array_equal(load_file(self.folder / "fsdp2-fsdp=2/rank-00001.safetensors")["model.norm.weight"], wanted["model.norm.weight"][16:])
+                self.assertEqual(sorted(path.name for path in (self.folder / out).iterdir()), [f"rank-0000{rank}.safetensors" for rank in range(ranks)])
+                np.testing.assert_array_equal(load_file(self.folder / out / f"rank-0000{ranks - 1}.safetensors")[name], part)
 
     def test_quantized(self):
         self.save("hf-model", LLAMA, "llama3-8b")

@@ -96,6 +96,13 @@ layouts:
         self.assertIn("1 object\n", text)
         self.assertIn("  object rng  ", text)
 
+    def test_several_files(self):
+        for format in ("safetensors", "dcp", "dcp-safetensors"):
+            self.convert("hf", format, f"--to={format}", "--max-shard-size=200", "--no-sync", "--memory=256MiB")
+            self.assertGreater(len([*(self.folder / format).glob("*.safetensors"), *(self.folder / format).glob("*.distcp")]), 2, format)
+            self.convert(format, f"{format}-back")
+            self.check(f"{format}-back", values())
+
     def test_chunks(self):
         text = self.convert("hf", "chunks", "--to=dcp", "--chunk=40").stdout
         self.assertIn("\ntarget: 5 tensors, 110 elements; ", text)

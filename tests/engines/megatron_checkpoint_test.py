@@ -144,9 +144,9 @@ def dense(rank, layout="megatron-checkpoint", **more):
     expected = source.logits()
     other = Model(2, pp=4)
     folder = through(rank, DENSE, layout, source, [other, Model(3, tp=4)], **more)
-    torch.testing.assert_close(other.logits(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(other.logits(), expected, rtol=1e-5, atol=1e-5)
     found = on_rank_0(rank, lambda: transformers_logits(folder / "hf", QWEN2))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def layers(rank):

@@ -217,6 +217,32 @@ def loads_pairs(rank, world, folder):
     end()
 
 
+def loads_modules(rank, world, folder):
+    """Modules of FSDP2, HSDP and FSDP2 over tensor parallelism load what reshard wrote (folders FORMAT/SET): shards of DCP, and a full state dict."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    start(rank, world, folder)
+    for kind in MODULES[world]:
+        for widths in WIDTHS:
+            found, whole = module(kind, widths)
+            name = f"{widths[0]}-{widths[1]}"
+            for format in ("dcp", "torch-save"):
+                with torch.no_grad():
+                    for param in found.parameters():
+                        param.zero_()
+                if format == "dcp":
+                    state = found.state_dict()
+                    dcp.load(state, checkpoint_id=f"{folder}/dcp/{name}")
+                    found.load_state_dict(state)
+                else:
+                    set_model_state_dict(found, torch.load(f"{folder}/torch-save/{name}/model.pt"), options=StateDictOptions(full_state_dict=True))
+                for each, param in found.named_parameters():
+                    assert torch.equal(param.full_tensor(), whole[each]), (kind, format, name, each)
+    end()
+
+
 def saves_objects(rank, world, folder):
     """Megatron-Core's objects of each rank and of all, beside a tensor."""
     import torch
@@ -334,6 +360,7 @@ class CheckpointFormats(FolderTest):
         """PyTorch's formats both ways, without ranks: the part that `make test` runs."""
         import torch
         import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
         tensors = {name: tensor for name, tensor in values().items() if tensor.numel()}
@@ -350,6 +377,8 @@ class CheckpointFormats(FolderTest):
                     reader = {"checkpoint_id": self.folder / target} if target == "dcp" else {"storage_reader": HuggingFaceStorageReader(str(self.folder / target))}
                     dcp.load(found, no_dist=True, **reader)
                 self.equal(found, tensors)
+        dcp_to_torch_save(self.folder / "dcp", self.folder / "whole.pt")
+        self.equal(torch.load(self.folder / "whole.pt"), tensors)
 
     def equal(self, found, wanted):
         import torch
@@ -385,16 +414,24 @@ class CheckpointFormats(FolderTest):
                 self.move(path, "", str(out), list(tensors), lambda tensors=tensors: tensors)
                 self.equal(load_file(out / "model.safetensors"), tensors)
                 read += 1
-        for name in sets():
-            for format in ("dcp", "dcp-safetensors", "megatron"):
+        plain = [(f"theirs/dcp/1/plain/{name}", name, ("dcp", "dcp-safetensors", "megatron")) for name in sets()]
+        modules = [(f"theirs/dcp/2/fsdp2/{a}-{b}", f"{a}-{b}", ("dcp", "torch-save")) for a, b in WIDTHS]
+        for number, (source, name, formats) in enumerate(plain + modules):
+            for format in formats:
                 (self.folder / "ours" / format).mkdir(parents=True, exist_ok=True)
-                source = self.folder / "theirs/dcp/1/plain" / name
-                chunks = {} if format == "dcp-safetensors" else {"chunk": 64}
-                self.move(source, "", {"folder": str(self.folder / "ours" / format / name), "format": format} | chunks, list(wanted[name]), lambda name=name: wanted[name])
+                target = {"folder": str(self.folder / "ours" / format / name), "format": format} | ({"chunk": 64} if format in ("dcp", "megatron") else {})
+                shards = number % 2 == 0 and format != "torch-save"
+                self.move(self.folder / source, "", target, list(wanted[name]), lambda name=name: wanted[name], ("--allow=extra", *(["--max-shard-size=16"] if shards else [])))
+                if shards:
+                    self.assertGreater(len(list(Path(target["folder"]).glob("*.distcp")) + list(Path(target["folder"]).glob("*.safetensors"))), 1)
         for world, shardings in SHARDINGS.items():
             self.run_ranks(world, loads_pairs, str(self.folder / "ours"))
             (self.folder / "ours/store").unlink(missing_ok=True)
             loaded += len(sets()) * (2 * len(shardings) + 1)
+        for world, kinds in MODULES.items():
+            self.run_ranks(world, loads_modules, str(self.folder / "ours"))
+            (self.folder / "ours/store").unlink(missing_ok=True)
+            loaded += 2 * len(WIDTHS) * len(kinds)
         print(f"{read} pairs read, {loaded} pairs loaded", file=sys.stderr)
         self.assertGreaterEqual(read + loaded, 200)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of docs/api.md under the real torchrun, and as actors of the real Ray.
+"""The programs of docs/api.md under the real torchrun, and as actors of the real Ray; reshard-convert under torchrun, as in docs/checkpoints.md.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/launchers_test.py"""
@@ -29,6 +29,28 @@ class Launchers(FolderTest):
     def test_torchrun(self):
         port = launchers.free_port()
         self.check(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=4", f"--master-port={port}", "launched.py", launchers.JOB)
+
+    @unittest.skipIf(*lacks("torch"))
+    def test_convert_under_torchrun(self):
+        """Four processes share out a conversion; the file equals that of one."""
+        import torch
+        from safetensors.torch import load_file, save_file
+
+        environment = launchers.environment(self.folder)
+        command = self.folder / "reshard-convert"
+        command.write_text(f"#!{sys.executable}\nfrom reshard.commands import convert\nconvert()\n")
+        command.chmod(0o755)
+        (self.folder / "step-1000").mkdir()
+        tensors = {f"layers.{i}.weight": torch.randn(300, 1000) for i in range(9)}
+        save_file(tensors, self.folder / "step-1000/model.safetensors")
+        run(command, "step-1000", "dcp", "--to=dcp", env=environment, cwd=self.folder)
+        done = run(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=4", f"--master-port={launchers.free_port()}", "--no-python", command, "dcp", "out",
+                   "--processes=4", "--transport=ucx", "--rendezvous=env://", "--timeout=120", env=environment, cwd=self.folder)
+        self.assertIn("target: 9 tensors, 2700000 elements; 10800000 bytes, of which 0 are padding, were compared with the source and are right", done.stdout)
+        found = load_file(self.folder / "out/model.safetensors")
+        self.assertEqual(found.keys(), tensors.keys())
+        for name, tensor in tensors.items():
+            self.assertTrue(torch.equal(found[name], tensor), name)
 
     @unittest.skipIf(*lacks("ray"))
     def test_ray(self):
