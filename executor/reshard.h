@@ -259,8 +259,7 @@ typedef struct {
 reshard_status reshard_run_checked(reshard_executor *executor, double timeout_seconds, const reshard_check *check);
 
 /* The params that the last reshard_digest, reshard_run_checked or reshard_pull_checked permitted without a digest, as
-   "target param 'x'".
-   Sets *count to their number. Valid until the next such call, or replace. */
+   "target param 'x'". Sets *count to their number. Valid until the next such call, or replace. */
 const char *const *reshard_undigested(const reshard_executor *executor, size_t *count);
 
 /* With device "cuda": enqueues a refit on the caller's cudaStream_t and returns. It starts after earlier work of the
@@ -308,12 +307,14 @@ reshard_status reshard_pull(reshard_executor *executor, uint64_t min_version, do
                             uint64_t *version);
 
 /* As reshard_pull, and checks by digests that this rank then holds the version's elements, after a cast those of the
-   cast, also if it held the version already. It asks the source ranks that hold these elements, whichever process the
-   bytes came from. Ranks of a replica may differ in whether they check. On a mismatch returns RESHARD_FAILED; the error
+   cast, also if it held the version already. It asks the source ranks that hold these elements, before it moves
+   anything, and compares when its leases have ended. The ranks of a replica should all check: a rank that forwards
+   wrong bytes to another keeps them until its own check finds them. On a mismatch returns RESHARD_FAILED; the error
    names the tensors, the state is RESHARD_TORN, no replica reads from this rank, and the next pull moves all bytes
-   again; the other ranks of the replica wait for it until their deadline. RESHARD_FAILED, too, if the version was
-   published without digests. allow_undigested: not 0: permits params that cannot be compared, since they or their
-   sources are quantized or transformed (reshard_undigested); otherwise they are an error, RESHARD_INVALID. */
+   again, from the sources; the other ranks of the replica wait for it until their deadline. RESHARD_FAILED, too, if the
+   version was published without digests; nothing was moved. allow_undigested: not 0: permits params that cannot be
+   compared, since they or their sources are quantized or transformed (reshard_undigested); otherwise they are an error,
+   RESHARD_INVALID, and nothing was moved. */
 reshard_status reshard_pull_checked(reshard_executor *executor, uint64_t min_version, double timeout_seconds,
                                     int allow_undigested, uint64_t *version);
 
@@ -343,8 +344,9 @@ reshard_status reshard_replicas(reshard_executor *executor, reshard_replica *rep
 reshard_state reshard_target_state(const reshard_executor *executor);
 /* The number of completed runs; in pull mode the version that was published or pulled last. */
 uint64_t reshard_version(const reshard_executor *executor);
-/* Pull mode, of a target rank: how often a pull has written its memory and called its hooks. A pull of a version that
-   the rank holds already does neither; a pull of an equal version of a source that has started again does. */
+/* Pull mode, of a target rank: the number of completed pulls that have written its memory and called its hooks. A pull
+   of a version that the rank holds already does neither; a pull of an equal version of a source that has started again
+   does. */
 uint64_t reshard_pulls(const reshard_executor *executor);
 /* The error text of the last call; "" if it succeeded. Valid until the next call. */
 const char *reshard_error(const reshard_executor *executor);

@@ -203,6 +203,7 @@ public:
 
   reshard_state state() const { return reshard_target_state(executor_.get()); }
   uint64_t version() const { return reshard_version(executor_.get()); }
+  /// The number of completed pulls that have written the memory (reshard_pulls).
   uint64_t pulls() const { return reshard_pulls(executor_.get()); }
   uint64_t bytes() const { return reshard_bytes(executor_.get()); }
   uint64_t bytesBy(reshard_method method) const { return reshard_bytes_by(executor_.get(), method); }

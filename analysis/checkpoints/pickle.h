@@ -36,7 +36,7 @@ public:
   };
   /// At most so many values, with those of the stack and the memo: about 2 GiB of memory.
   static constexpr size_t kMaxValues = size_t{1} << 25;
-  /// A shape, a position or a list of ranks has fewer members.
+  /// A shape, a position or a list of ranks has at most so many members.
   static constexpr size_t kMaxIntegers = size_t{1} << 16;
 
   /// `allowed`: the globals that may occur, each "module name". `where` begins the errors. `bytes` must outlive the

@@ -215,8 +215,9 @@ bool hasFilesOf(const std::string &folder, StorageFormat format) {
   case StorageFormat::torch_save:
     return has(kTorchFile) || hasTorchRanks(folder);
   case StorageFormat::dcp_safetensors: {
-    const Result<bool> shards = hasShards(folder);
-    return shards.ok() && *shards;
+    const Result<std::vector<std::string>> files = safetensorsFiles(folder);
+    return files.ok() && std::any_of(files->begin(), files->end(),
+                                     [](const std::string &file) { return file.starts_with("shard-"); });
   }
   }
   return false;

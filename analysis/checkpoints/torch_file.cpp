@@ -58,7 +58,7 @@ constexpr std::string_view kTorchGlobals[] = {
 
 constexpr int kMaxDepth = 64;
 /// Shared values have a name for each way to them, so a small file may have many long names.
-constexpr size_t kMaxNames = size_t{1} << 24, kMaxNameBytes = size_t{1} << 28;
+constexpr size_t kMaxNames = size_t{1} << 24, kMaxNameBytes = size_t{1} << 30;
 constexpr size_t kMaxDimensions = 64;
 
 /// Finds the tensors of the pickle of an archive.

@@ -422,29 +422,41 @@ Result<RunDigests::RankBuckets> RunDigests::bucketsOf(uint32_t meshRank, bool al
   return found;
 }
 
+bool RunDigests::isDigested(const Bucket &bucket, const CountedDigest &expected) {
+  return expected.elements ==
+         static_cast<uint64_t>(holdings_.at(bucket.endpoint).items[bucket.holding].grid.elements());
+}
+
+Status RunDigests::checkDigests(const RankBuckets &buckets, const std::vector<CountedDigest> &expected,
+                                bool allowUndigested) {
+  std::set<std::string> names(undigested_.begin(), undigested_.end());
+  for (size_t i = 0; i < buckets.numbers.size(); ++i)
+    if (const Bucket &bucket = buckets_[buckets.numbers[i]]; !isDigested(bucket, expected[i])) {
+      const Holdings &held = holdings_.at(bucket.endpoint);
+      names.insert(paramName(bucket.endpoint, held.classes[held.items[bucket.holding].rankClass].param));
+    }
+  return reportUndigested({names.begin(), names.end()}, allowUndigested);
+}
+
 Result<std::string> RunDigests::compareRank(uint32_t meshRank, const RankBuckets &buckets,
-                                            const std::vector<CountedDigest> &expected, bool allowUndigested,
-                                            const Deadline &deadline) {
-  std::set<std::string> undigested(undigested_.begin(), undigested_.end()), wrong;
+                                            const std::vector<CountedDigest> &expected,
+                                            const std::function<void()> &poll, const Deadline &deadline) {
+  std::set<std::string> wrong;
   for (size_t i = 0; i < buckets.numbers.size(); ++i) {
     const Bucket &bucket = buckets_[buckets.numbers[i]];
-    const Holdings &held = holdings_.at(bucket.endpoint);
-    const Holding &holding = held.items[bucket.holding];
-    if (expected[i].elements != static_cast<uint64_t>(holding.grid.elements())) {
-      undigested.insert(paramName(bucket.endpoint, held.classes[holding.rankClass].param));
+    if (!isDigested(bucket, expected[i]))
       continue;
-    }
+    poll();
     if (passed(deadline))
       return timedOut("timed out: not all digests were computed");
-    const HeldTensor &tensor = held.tensors[holding.tensor];
+    const Holdings &held = holdings_.at(bucket.endpoint);
+    const HeldTensor &tensor = held.tensors[held.items[bucket.holding].tensor];
     std::vector<CountedDigest> found(1);
     if (Status status = addTarget(bucket, meshRank, whole(tensor.elements), found); !status.ok())
       return status;
     if (found[0] != expected[i])
       wrong.insert("'" + tensor.name + "'");
   }
-  if (Status status = reportUndigested({undigested.begin(), undigested.end()}, allowUndigested); !status.ok())
-    return status;
   return joined({wrong.begin(), wrong.end()}, "tensors");
 }
 

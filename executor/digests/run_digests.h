@@ -69,10 +69,13 @@ public:
   /// The buckets of a mesh rank of the target. Fails, with kind `invalid`, if the target has params without a digest,
   /// unless they are allowed.
   Result<RankBuckets> bucketsOf(uint32_t meshRank, bool allowUndigested);
+  /// Fails, with kind `invalid`, if the source does not give the digests of all buckets, unless that is allowed.
+  Status checkDigests(const RankBuckets &buckets, const std::vector<CountedDigest> &expected, bool allowUndigested);
   /// Compares what that mesh rank, which is one of this process, holds with the digests of the source, by bucket.
-  /// Returns the names of the tensors that differ, for an error text; empty if none does.
+  /// Returns the names of the tensors that differ, for an error text; empty if none does. Calls `poll` before each
+  /// bucket.
   Result<std::string> compareRank(uint32_t meshRank, const RankBuckets &buckets,
-                                  const std::vector<CountedDigest> &expected, bool allowUndigested,
+                                  const std::vector<CountedDigest> &expected, const std::function<void()> &poll,
                                   const Deadline &deadline);
 
   /// The undigested params of the last call: "target param 'x'".
@@ -97,6 +100,7 @@ private:
   const schema::Endpoint &endpoint(uint32_t number) const { return *memory_.plan.manifest().endpoints()->Get(number); }
   const Holdings &holdings(uint32_t endpoint);
   void makeBuckets();
+  bool isDigested(const Bucket &bucket, const CountedDigest &expected);
   /// Fails if the plan moves no bytes.
   Status checkMoves() const;
   const schema::Param &paramOf(uint32_t endpoint, const Holding &holding);

@@ -68,19 +68,19 @@ Status pullChecked(reshard_executor &e, uint64_t minVersion, const Deadline &dea
   keepUndigested(e);
   if (!buckets.ok())
     return buckets.status();
-  pull::PullCheck check{.buckets = buckets->numbers, .sources = {}, .compare = {}};
+  pull::PullCheck check{.buckets = buckets->numbers, .sources = {}, .judge = {}, .compare = {}};
   for (const uint32_t source : buckets->sources)
     check.sources.push_back(e.fleet->sources()[source]);
-  check.compare = [&](uint64_t pulled, const std::vector<CountedDigest> &expected) -> Status {
-    const Result<std::string> wrong = digests.compareRank(meshRank, *buckets, expected, allowUndigested, deadline);
+  check.judge = [&](const std::vector<CountedDigest> &expected) {
+    Status status = digests.checkDigests(*buckets, expected, allowUndigested);
     keepUndigested(e);
-    if (!wrong.ok())
-      return wrong.status();
-    if (wrong->empty())
-      return {};
-    e.state = RESHARD_TORN;
-    return failed("the memory of " + e.fleet->name(e.ranks[0]) + " differs from version " + std::to_string(pulled) +
-                  " of the source: wrong are the tensors " + *wrong);
+    return status;
+  };
+  check.compare = [&](const std::vector<CountedDigest> &expected, const std::function<void()> &poll) {
+    Result<std::string> wrong = digests.compareRank(meshRank, *buckets, expected, poll, deadline);
+    if (wrong.ok() && !wrong->empty())
+      e.state = RESHARD_TORN;
+    return wrong;
   };
   return pullVersion(e, minVersion, deadline, &check, version);
 }

@@ -63,6 +63,7 @@ Result<uint64_t> Puller::pull(const PullRequest &request) {
 void Puller::endCall() {
   endTransfers();
   request_ = nullptr;
+  shares_.clear();
   call_ = 0;
   options_.server->setPulling(false);
   leaveServers();
@@ -71,6 +72,8 @@ void Puller::endCall() {
 Result<uint64_t> Puller::attempts() {
   call_ = std::max<uint64_t>(randomNumber(), 1);
   held_ = 0;
+  sums_.reset();
+  compared_ = false;
   replacements_ = 0;
   replaced_ = false;
   milliseconds pause = kAgain;
@@ -84,9 +87,9 @@ Result<uint64_t> Puller::attempts() {
       pause = kAgain;
     }
     failed = 0;
-    Outcome outcome = transfer();
-    if (outcome == Outcome::done && request_->check)
-      outcome = check(); // before the leases end, so that the sources still have the version
+    Outcome outcome = request_->check && !sums_ ? collectDigests() : Outcome::done;
+    if (outcome == Outcome::done)
+      outcome = transfer();
     if (outcome == Outcome::again) {
       endTransfers();
       leaveServers();
@@ -97,7 +100,10 @@ Result<uint64_t> Puller::attempts() {
     }
     if (outcome == Outcome::done) {
       leaveServers();
-      outcome = complete();
+      if (request_->check && !compared_)
+        outcome = compare();
+      if (outcome == Outcome::done)
+        outcome = complete();
     }
     if (outcome == Outcome::failed)
       return error_;
@@ -148,7 +154,8 @@ Status Puller::startVersion(const Version &version) {
   endTransfers();
   const std::vector<ReceivedMessage> &received = options_.table->received();
   version_ = version;
-  written_ = whole_ = false;
+  written_ = whole_ = compared_ = false;
+  sums_.reset();
   messages_.clear();
   messages_.resize(received.size());
   open_ = static_cast<size_t>(

@@ -26,9 +26,11 @@ struct PullerOptions {
 struct PullCheck {
   std::vector<uint32_t> buckets; // that this rank holds
   std::vector<uint32_t> sources; // world ranks whose shares add up to their digests
-  /// Called when all bytes of a version have arrived, with the digests of the buckets. Its error ends the pull, and the
-  /// memory counts as empty.
-  std::function<Status(uint64_t version, const std::vector<CountedDigest> &)> compare;
+  /// Called with the digests of the buckets before a byte of the version is written. An error ends the pull.
+  std::function<Status(const std::vector<CountedDigest> &)> judge;
+  /// Called with them when all bytes have arrived, after the leases have ended. Returns the names of the tensors that
+  /// differ, for an error text; then the memory counts as empty. Calls `poll` several times in a second.
+  std::function<Result<std::string>(const std::vector<CountedDigest> &, const std::function<void()> &poll)> compare;
 };
 
 struct PullRequest {
@@ -137,7 +139,8 @@ private:
   void leaveServers();
 
   // The check.
-  Outcome check();
+  Outcome collectDigests();
+  Outcome compare();
   void askDigests(Connection &source, Shares &shares);
   void addShares(Connection &source, const MessengerEvent &event);
 
@@ -174,9 +177,11 @@ private:
   bool failed_ = false;  // the assignment cannot be completed
   Status error_;         // of the call
   const PullRequest *request_ = nullptr;
-  std::map<uint32_t, Shares> shares_; // by world rank, while a check runs
-  size_t open_ = 0;                   // messages that are not confirmed as a whole
-  std::set<size_t> receiving_;        // messages with ranges in flight
+  std::map<uint32_t, Shares> shares_;              // by world rank, while collectDigests() runs
+  std::optional<std::vector<CountedDigest>> sums_; // of the call's check, for version_
+  bool compared_ = false;                          // with sums_; nothing differs
+  size_t open_ = 0;                                // messages that are not confirmed as a whole
+  std::set<size_t> receiving_;                     // messages with ranges in flight
   Clock::time_point polled_{};
   Deadline deadline_; // of the call
   uint64_t call_ = 0; // its number; 0: no pull runs

@@ -8,11 +8,12 @@
 
 namespace reshard::pull {
 
-/// The longest look into the store for a source rank.
-static constexpr std::chrono::milliseconds kLook{2000};
+/// The longest look into the store for a source rank, and the most source ranks that are looked for without polling.
+static constexpr std::chrono::milliseconds kLook{100};
+static constexpr int kLooks = 16;
 
-/// Asks all source ranks for their shares at a time, and compares the sums.
-Puller::Outcome Puller::check() {
+/// Asks all source ranks for their shares of the version. Sets sums_.
+Puller::Outcome Puller::collectDigests() {
   const PullCheck &check = *request_->check;
   failed_ = false;
   polled_ = Clock::now();
@@ -26,15 +27,18 @@ Puller::Outcome Puller::check() {
     if (failed_)
       return Outcome::again;
     const Connection *late = nullptr;
+    int looks = 0;
     for (auto &[rank, shares] : shares_) {
-      if (shares.digests.size() == check.buckets.size())
+      if (shares.digests.size() == check.buckets.size() || looks == kLooks)
         continue;
       Connection &source = connectionTo(rank);
       late = late ? late : &source;
-      if (!ready(source, kLook))
+      if (!ready(source, kLook)) {
         shares = {}; // another process may answer the next time
-      else if (!shares.asked)
+        ++looks;
+      } else if (!shares.asked) {
         askDigests(source, shares);
+      }
     }
     if (!late)
       break;
@@ -49,16 +53,10 @@ Puller::Outcome Puller::check() {
   for (const auto &[rank, shares] : shares_)
     for (size_t i = 0; i < sums.size(); ++i)
       sums[i].add(shares.digests[i]);
-  error_ = check.compare(version_.number, sums);
-  if (error_.ok())
-    return Outcome::done;
-  if (error_.kind() != ErrorKind::failed) // nothing is known about the memory
-    return Outcome::failed;
-  // The next pull writes all bytes, and no replica reads wrong ones meanwhile.
-  version_ = {};
-  if (Status status = options_.server->serve({}); !status.ok())
-    error_ = std::move(status);
-  return Outcome::failed;
+  shares_.clear();
+  error_ = check.judge(sums);
+  sums_ = std::move(sums);
+  return error_.ok() ? Outcome::done : Outcome::failed;
 }
 
 void Puller::askDigests(Connection &source, Shares &shares) {
@@ -74,8 +72,8 @@ void Puller::askDigests(Connection &source, Shares &shares) {
 void Puller::addShares(Connection &source, const MessengerEvent &event) {
   const auto &words = event.frame.words;
   const auto found = shares_.find(source.worldRank);
-  if (!request_ || !request_->check || found == shares_.end() || !found->second.asked || words[1] != version_.number ||
-      words[2] != version_.birth || words[3] != found->second.digests.size())
+  if (found == shares_.end() || !found->second.asked || words[1] != version_.number || words[2] != version_.birth ||
+      words[3] != found->second.digests.size())
     return; // a late answer to an earlier call
   Shares &shares = found->second;
   const size_t count = std::min(request_->check->buckets.size() - shares.digests.size(), kDigests);
@@ -102,6 +100,32 @@ void Puller::addShares(Connection &source, const MessengerEvent &event) {
       sum = reader.number<uint64_t>();
     share.elements = reader.number<uint64_t>();
   }
+}
+
+/// Compares the memory with the digests, once in a call. The connections stay alive meanwhile.
+Puller::Outcome Puller::compare() {
+  const Result<std::string> wrong = request_->check->compare(*sums_, [&] {
+    handleEvents();
+    ping(connectionTo(options_.fleet.sources()[0]));
+  });
+  if (!wrong.ok()) {
+    error_ = wrong.status();
+    return Outcome::failed;
+  }
+  compared_ = wrong->empty();
+  if (compared_)
+    return Outcome::done;
+  error_ = failed("the memory of " + options_.fleet.name(options_.worldRank) + " differs from version " +
+                  std::to_string(version_.number) + " of the source: wrong are the tensors " + *wrong);
+  if (assignment_.parent != kSources) { // the bytes may have been wrong there: the next pull reads from the sources
+    error_ = std::move(error_).withSuffix("; it has read from replica " + std::to_string(assignment_.parent));
+    send(connectionTo(options_.fleet.sources()[0]), makeFrame(FrameKind::parentFailed, {assignment_.parent}));
+  }
+  // The next pull writes all bytes, and no replica reads wrong ones meanwhile.
+  version_ = {};
+  if (Status status = options_.server->serve({}); !status.ok())
+    error_ = std::move(status);
+  return Outcome::failed;
 }
 
 } // namespace reshard::pull

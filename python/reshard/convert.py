@@ -453,7 +453,8 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
     passed += [f"--leave={glob}" for glob in options.leave] + [f"--rename-objects={entry}" for entry in options.rename]
     passed += [f"--{name.replace('_', '-')}" for name in ("resume", "no_sync", "insecure") if getattr(options, name)]
     command = [PREFIX / "bin" / "reshard-exec", plan, "--check", "--check-replicas", f"--report={report}", *passed, *_small_files(options, conversion, folder)]
-    with subprocess.Popen(command) as process, _terminating(process):
+    # As this process, it ignores that nobody reads what it says.
+    with subprocess.Popen(command, restore_signals=False) as process, _terminating(process):
         code = process.wait()
         if options.report and report.exists():
             try:
@@ -465,11 +466,11 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
         return code
     opened = Plan.open(plan)
     params = [param for rank in opened.endpoint("target", 0).ranks for param in opened.params(rank, "target").values()]  # a chunk or a file is a rank
-    names = {param.name for param in params}
+    held = f"{len(params)} tensors in {len(opened.endpoint('target', 0).ranks)} files" if options.mesh else f"{len({param.name for param in params})} tensors"
     _print(*conversion.said,
            f"source: {len(conversion.converted)} tensors, {elements(tensors[name]['shape'] for name in conversion.converted)} elements"
            + (", with those that are left out" if partial else ""),
-           f"target: {len(names)} tensors, {elements(param.shape for param in params)} elements; {json.loads(report.read_text())['checked_bytes']} bytes, "
+           f"target: {held}, {elements(param.shape for param in params)} elements; {json.loads(report.read_text())['checked_bytes']} bytes, "
            f"of which {padding} are padding, were compared with the source and are right")
     return 0
 

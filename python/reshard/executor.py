@@ -449,12 +449,12 @@ class Executor:
         return result.value
 
     def publish(self, version: int, *, check: bool = False) -> None:
-        """Pull mode, of a rank of the source: offers the bound tensors to the engines as ``version``, and returns at
-        once. They must not change until ``release`` returns.
+        """Pull mode, of a rank of the source: offers the bound tensors to the engines as ``version``, and waits for
+        none. They must not change until ``release`` returns.
 
         version: greater than 0 and than all versions that this process has published.
-        check: compute the digests that a ``pull`` with ``check`` compares: the tensors are read once, before the
-            version is offered. All ranks of the source pass the same.
+        check: compute the digests that a ``pull`` with ``check`` compares: the call reads the tensors once, before it
+            offers the version. All ranks of the source pass the same.
 
         Engine replicas can pull the version when all ranks of the source have published it. Raises Error if a version
         is published already.
@@ -484,7 +484,8 @@ class Executor:
         timeout: seconds; None: no deadline.
         check: compare digests of the tensors with those of the source ranks that hold them, also if this rank holds the
             version already. If they differ, RunError names the tensors, ``state`` is "torn", no engine reads from this
-            rank, and the next ``pull`` moves all bytes again. The version must be published with ``check``.
+            rank, and the next ``pull`` moves all bytes again, from the source. All ranks of the replica should check. A
+            version that was published without ``check`` is a RunError, before anything is moved.
         allow_undigested: with ``check``, permit target params that cannot be compared, since they or their sources are
             quantized or transformed (``undigested``); otherwise they raise Error.
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 import unittest
 from pathlib import Path
@@ -114,9 +115,11 @@ layouts:
 
     def test_nobody_reads_the_text(self):
         """As in `reshard-convert … | head -1`."""
-        closed, pipe = os.pipe()
-        os.close(closed)
+        reader, pipe = os.pipe()
+        line = threading.Thread(target=lambda: (os.read(reader, 1), os.close(reader)))
+        line.start()
         self.assertEqual(self.convert("hf", "out", "--to=dcp", stdout=pipe).stderr, "")
+        line.join()
         os.close(pipe)
         self.convert("out", "back")
         self.check("back", values())

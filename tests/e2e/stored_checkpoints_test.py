@@ -313,7 +313,7 @@ target: {{layout: same, storage: out}}
         self.assertIn("found more than 16777216 values", self.refusal(self.folder / "x.pt"))
         # Each name of the list's members begins with a key of a million bytes.
         (self.folder / "x.pt").write_bytes(archive({"k" * 1_000_000: [None] * 100_000}, []))
-        self.assertIn("or names of more than 268435456 bytes together", self.refusal(self.folder / "x.pt"))
+        self.assertIn("or names of more than 1073741824 bytes together", self.refusal(self.folder / "x.pt"))
         # A key that is written twice has the last value, as in Python.
         twice = b"\x80\x02}(X\x01\0\0\0aK\x01X\x01\0\0\0aK\x02u."
         (self.folder / "x.pt").write_bytes(archive(twice, []))

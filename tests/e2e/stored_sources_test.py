@@ -447,6 +447,9 @@ layouts:
         listed = self.compile("{layout: saved, storage: {folder: dcp, format: dcp-safetensors}}", "{layout: hf, storage: x}", code=2)
         self.assertNotIn("has the format", listed)
         self.assertIn("model.a", listed)
+        save_file(other, self.folder / "dcp/model.safetensors")
+        self.assertIn("model.safetensors': its header has no 'DCP_SHARDING_INFO', but other files of the folder have",
+                      self.compile("{layout: saved, storage: {folder: dcp, format: dcp-safetensors}}", "{layout: hf, storage: x}", code=2))
         (self.folder / "dcp/metadata.json").write_text("{}")
         self.assertIn("'sharded_backend' is missing", run("reshard-inspect", self.folder / "dcp", code=2).stderr)
         self.compile("{layout: saved, storage: {folder: dcp, format: dcp}}", "{layout: hf, storage: again}")

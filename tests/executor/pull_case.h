@@ -134,22 +134,23 @@ protected:
     for (const uint32_t rank : fleet.sources())
       EXPECT_EQ(processes[rank]->transport->release(in(seconds)).message(), "");
   }
-  /// Pulls with a rank; the bytes are those of the version. Replicas of a source that is `checked` must be equal.
+  /// Pulls with a rank, and compares digests if `checked`, for which the replicas of a source must be equal. The bytes
+  /// are those of the version.
   Result<uint64_t> pull(uint32_t rank, uint64_t least = 0, double seconds = 10, bool checked = false) {
     Process &process = *processes[rank];
-    const uint32_t meshRank = checked ? fleet.meshRankOf(rank) : 0;
-    PullCheck digests;
+    PullCheck check;
     RunDigests::RankBuckets buckets;
     if (checked) {
-      buckets = *process.digests->bucketsOf(meshRank, false);
-      digests.buckets = buckets.numbers;
+      buckets = *process.digests->bucketsOf(fleet.meshRankOf(rank), false);
+      check.buckets = buckets.numbers;
       for (const uint32_t source : buckets.sources)
-        digests.sources.push_back(fleet.sources()[source]);
-      digests.compare = [&](uint64_t version, const std::vector<CountedDigest> &expected) -> Status {
-        const Result<std::string> wrong = process.digests->compareRank(meshRank, buckets, expected, false, {});
-        return !wrong.ok()      ? wrong.status()
-               : wrong->empty() ? Status()
-                                : failed("version " + std::to_string(version) + " has other " + *wrong);
+        check.sources.push_back(fleet.sources()[source]);
+      check.judge = [&](const std::vector<CountedDigest> &expected) {
+        return process.digests->checkDigests(buckets, expected, false);
+      };
+      check.compare = [&](const std::vector<CountedDigest> &expected, const std::function<void()> &poll) {
+        ++comparisons;
+        return process.digests->compareRank(fleet.meshRankOf(rank), buckets, expected, poll, {});
       };
     }
     const Result<uint64_t> version = process.transport->pull({least, in(seconds),
@@ -157,12 +158,12 @@ protected:
                                                                 ++writes;
                                                                 return Status();
                                                               },
-                                                              [] { return Status(); }, checked ? &digests : nullptr});
+                                                              [] { return Status(); }, checked ? &check : nullptr});
     if (version.ok())
-      check(process, *version);
+      expectVersion(process, *version);
     return version;
   }
-  void check(const Process &process, uint64_t version) {
+  void expectVersion(const Process &process, uint64_t version) {
     const std::lock_guard lock(mutex);
     auto &ranks = expected[version];
     if (ranks.empty())
@@ -196,6 +197,7 @@ protected:
   uint64_t rangeBytes = 1000;
   std::map<uint32_t, std::unique_ptr<Process>> processes; // by world rank
   std::atomic<int> writes{0};                             // versions of which a rank has written a byte
+  std::atomic<int> comparisons{0};                        // of digests
   std::mutex mutex;
   std::map<uint64_t, tests::Ranks> expected; // by version
 };

@@ -52,7 +52,8 @@ TEST_F(PullCheckTest, ACheckedPullFindsWrongBytesAndTheNextOneMovesThemAgain) {
   std::byte &element = processes[2]->memory.local.memory[0][1][0]; // param 0, instance 1
   element ^= std::byte{1};
   const Result<uint64_t> wrong = pull(2, 1, 10, true);
-  EXPECT_EQ(wrong.status().message(), "version 1 has other 'r.1'");
+  EXPECT_EQ(wrong.status().message(), "the memory of replica 0 rank 0 (world rank 2) differs from version 1 of the "
+                                      "source: wrong are the tensors 'r.1'");
   EXPECT_EQ(wrong.status().kind(), ErrorKind::failed);
   writes = 0;
   EXPECT_EQ(pullReplica(0, 1, 10, true), "1 1"); // compares the bytes with those of the version
@@ -63,7 +64,7 @@ TEST_F(PullCheckTest, ACheckedPullFindsWrongBytesAndTheNextOneMovesThemAgain) {
   publish(2);
   std::byte &source = processes[1]->memory.local.memory[1][0][5];
   source ^= std::byte{1};
-  EXPECT_THAT(pull(3, 2, 10, true).status().message(), HasSubstr("version 2 has other 'c.0'"));
+  EXPECT_THAT(pull(3, 2, 10, true).status().message(), HasSubstr("of the source: wrong are the tensors 'c.0'"));
   source ^= std::byte{1};
   EXPECT_EQ(pullReplica(0, 2, 10, true), "2 2");
 }
@@ -77,6 +78,7 @@ TEST_F(PullCheckTest, ACheckOfAVersionWithoutDigestsFails) {
   EXPECT_EQ(processes[1]->transport->publish(1, [] { return Status(); }).message(), "");
   EXPECT_EQ(pull(3, 1, 10, true).status().message(),
             "version 1 cannot be checked: source rank 1 (world rank 1) has published it without digests");
+  EXPECT_EQ(writes, 0);
   EXPECT_EQ(pullReplica(0), "1 1");
 }
 
@@ -94,6 +96,84 @@ TEST_F(PullCheckTest, ACheckOfAVersionThatIsReplacedPullsTheNextOne) {
   release();
   publish(2);
   puller.join();
+}
+
+/// The parent of replica 1 has wrong bytes, which it does not know.
+TEST_F(PullCheckTest, AReplicaWhoseParentHasWrongBytesReadsFromTheSourcesNextTime) {
+  compile(kPairs);
+  startSources();
+  for (const uint32_t replica : {0, 1})
+    startReplica(replica);
+  publish(1);
+  // Rank 0 of replica 0 has its bytes and waits for rank 1, so replica 0 still pulls, and is the parent of replica 1.
+  std::thread first([&] { EXPECT_FALSE(pull(2, 0, 4).ok()); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  processes[2]->memory.local.memory[0][0][3] ^= std::byte{1};
+  EXPECT_EQ(pull(4, 1, 3, true).status().message(),
+            "the memory of replica 1 rank 0 (world rank 4) differs from version 1 of the source: wrong are the tensors "
+            "'r.0'; it has read from replica 0");
+  EXPECT_EQ(pullReplica(1, 1, 10, true), "1 1");
+  first.join();
+}
+
+/// Its comparison ends, and later attempts of the call to complete the version do not repeat it.
+TEST_F(PullCheckTest, ACallComparesAVersionOnce) {
+  compile(kPairs);
+  startSources();
+  startReplica(0);
+  publish(1);
+  std::thread late([&] { EXPECT_EQ(pull(2, 1, 20, true).status().message(), ""); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  for (int i = 0; i < 3; ++i) { // rank 0 of the replica begins again each time
+    EXPECT_FALSE(pull(3, 1, 0.001).ok());
+    for (const std::string &address : processes[2]->addresses) {
+      network.cut(address);
+      network.cut(address, false);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  EXPECT_EQ(pull(3, 1, 10).status().message(), "");
+  late.join();
+  EXPECT_EQ(comparisons, 1);
+}
+
+/// It is about a version that was published without digests, and arrives during a call for the next version.
+TEST_F(PullCheckTest, ALateAnswerToAnEarlierCallIsDropped) {
+  compile(kPairs);
+  startSources();
+  startReplica(0);
+  for (const uint32_t rank : fleet.sources()) {
+    processes[rank]->memory.fill(1);
+    EXPECT_EQ(processes[rank]->transport->publish(1, [] { return Status(); }).message(), "");
+  }
+  EXPECT_EQ(pullReplica(0), "1 1");
+  network.freeze(processes[1]->addresses[0]);
+  EXPECT_THAT(pull(3, 1, 0.2, true).status().message(), HasSubstr("waited for the digests of version 1"));
+  std::thread puller([&] { EXPECT_EQ(pullReplica(0, 2, 20, true), "2 2"); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  network.freeze(processes[1]->addresses[0], false);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  release();
+  publish(2);
+  puller.join();
+}
+
+/// A trainer that starts again gives other weights the same number.
+TEST_F(PullCheckTest, ASourceThatStartsAgainGivesTheDigestsOfItsOwnVersion) {
+  compile(kPairs);
+  startSources();
+  startReplica(0);
+  publish(4);
+  EXPECT_EQ(pullReplica(0, 4, 10, true), "4 4");
+  startSources();
+  expected[4] = tests::copied(*plan, 99);
+  for (const uint32_t rank : fleet.sources()) {
+    Process &source = *processes[rank];
+    source.memory.fill(99);
+    EXPECT_EQ(
+        source.transport->publish(4, [] { return Status(); }, [&] { return source.digests->shares(); }).message(), "");
+  }
+  EXPECT_EQ(pullReplica(0, 4, 10, true), "4 4");
 }
 
 TEST_F(PullCheckTest, ACheckWaitsForASourceUntilItsDeadline) {

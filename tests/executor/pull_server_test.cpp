@@ -47,14 +47,15 @@ protected:
   }
 
   /// Sends a frame and returns the answer; without words if none comes within 10 s.
-  Frame ask(FrameKind kind, std::initializer_list<uint64_t> words) {
-    EXPECT_EQ(client_->send(peer_, makeFrame(kind, words)).message(), "");
+  Frame ask(FrameKind kind, std::initializer_list<uint64_t> words, std::string_view text = {}) {
+    EXPECT_EQ(client_->send(peer_, makeFrame(kind, words), text).message(), "");
     for (const Deadline deadline = deadlineIn(10); !passed(deadline);)
       if (std::optional<MessengerEvent> event = client_->poll(); event && event->kind == MessengerEvent::kArrived) {
         if (event->dataBytes > 0) {
           data_.resize(event->dataBytes);
           EXPECT_EQ(client_->receive(peer_, event->data, data_.data(), 1).message(), "");
         }
+        text_ = event->text;
         return event->frame;
       }
     ADD_FAILURE() << "the server does not answer";
@@ -82,6 +83,7 @@ protected:
   uint32_t peer_ = 0;
   uint64_t message_ = 0;
   std::vector<std::byte> data_;
+  std::string text_; // of the last answer
 };
 
 constexpr uint64_t kNow = UINT64_MAX; // a birth after that of every server
@@ -108,6 +110,37 @@ TEST_F(PullServer, OnlyBytesUnderTheLeaseOfThePublishedVersionAreConfirmed) {
   EXPECT_FALSE(confirmed(2, lease));
   ASSERT_EQ(client_->send(peer_, makeFrame(FrameKind::leave, {3})).message(), "");
   EXPECT_FALSE(confirmed(3, lease));
+}
+
+TEST_F(PullServer, DigestsAreThoseOfTheVersionThatWasPublishedLast) {
+  const std::string first("\1\0\0\0\0\0\0\0", 8); // buckets 1 and 0
+  const auto answer = [&](uint64_t version, uint64_t birth, std::string_view buckets) {
+    const Frame frame = ask(FrameKind::askDigests, {version, birth, 7}, buckets);
+    EXPECT_EQ(kindOf(frame), FrameKind::digests);
+    EXPECT_TRUE(frame.words[1] == version && frame.words[2] == birth && frame.words[3] == 7);
+    return static_cast<DigestsAnswer>(frame.words[4]);
+  };
+  EXPECT_EQ(answer(3, kNow, first), DigestsAnswer::otherVersion); // none is published
+  ASSERT_EQ(server_->publish(3, {{{{1, 2}}, 3}, {{{4, 5}}, 6}}).message(), "");
+  EXPECT_EQ(answer(2, kNow, first), DigestsAnswer::otherVersion);
+  EXPECT_EQ(answer(3, 1, first), DigestsAnswer::otherVersion); // of a process that has ended
+  EXPECT_TRUE(text_.empty());
+  EXPECT_EQ(answer(3, kNow, first), DigestsAnswer::given);
+  ASSERT_EQ(text_.size(), 2 * kDigestBytes);
+  for (size_t i = 0; i < 6; ++i)
+    EXPECT_EQ(text_[8 * i], "\4\5\6\1\2\3"[i]);
+  EXPECT_EQ(answer(3, kNow, {}), DigestsAnswer::given);
+  // Requests that no rank with this plan makes are dropped: the answers are those to the next requests.
+  for (const std::string &bad :
+       {std::string("\2\0\0\0", 4), std::string("\0\0\0", 3), std::string(kMaxFrameText, '\0')})
+    EXPECT_EQ(client_->send(peer_, makeFrame(FrameKind::askDigests, {3, kNow, 8}), bad).message(), "");
+  EXPECT_EQ(answer(3, kNow, first), DigestsAnswer::given);
+  EXPECT_EQ(server_->leases(), 0u);
+  ASSERT_EQ(server_->release({}).message(), "");
+  EXPECT_EQ(answer(3, kNow, first), DigestsAnswer::given); // of what a rank has pulled
+  ASSERT_EQ(server_->publish(4).message(), "");
+  EXPECT_EQ(answer(3, kNow, first), DigestsAnswer::otherVersion);
+  EXPECT_EQ(answer(4, kNow, first), DigestsAnswer::without);
 }
 
 } // namespace

@@ -383,7 +383,7 @@ TEST_F(Pull, AReplicaReadsFromAParentThatItMeets) {
   EXPECT_FALSE(pull(4, 0, 0.7).ok()); // rank 0 of replica 1; rank 1 does not pull
   EXPECT_EQ(served(0) + served(1), before);
   EXPECT_GT(served(2), 0u);
-  check(*processes[4], 1);
+  expectVersion(*processes[4], 1);
   first.join();
 }
 

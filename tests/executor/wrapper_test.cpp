@@ -314,6 +314,31 @@ TEST_F(WrapperPullTest, AReplicaChecksWhatItPulls) {
                       std::string("pull on source rank 0 (world rank 0), expected a rank of a replica")));
 }
 
+TEST_F(WrapperPullTest, ACheckedPullNamesParamsWithoutADigest) {
+  compile("version: 1\n"
+          "model: {dtype: bf16, tensors: {w: {shape: [2, 64]}, b: [6]}}\n"
+          "source: {mesh: {}}\n"
+          "target: {mesh: {}, ranks: [2], replicas: 2, quantize: mxfp8}\n");
+  const reshard::PlanFile plan(path_);
+  std::deque<std::vector<std::byte>> memory;
+  const auto bound = [&](uint32_t endpoint, uint32_t rank, uint32_t planRank) {
+    reshard::Executor executor(path_, options, {rank});
+    for (const reshard_param &param : plan.params(endpoint, planRank))
+      executor.bind(endpoint, rank, param.name, memory.emplace_back(param.bytes).data(), param.bytes);
+    executor.prepare();
+    return executor;
+  };
+  reshard::Executor source = bound(0, 0, 0), target = bound(1, kWorldRank, 2);
+  source.publishChecked(1);
+  const auto refused = thrown([&] { target.pullChecked(1, 30); });
+  EXPECT_EQ(refused.first, RESHARD_INVALID);
+  EXPECT_THAT(refused.second, testing::HasSubstr("found quantized or transformed ones: target param 'w"));
+  EXPECT_EQ(target.state(), RESHARD_EMPTY);
+  EXPECT_EQ(target.pullChecked(1, 30, true), 1u);
+  EXPECT_THAT(target.undigested(), testing::Contains(testing::HasSubstr("target param 'w")));
+  EXPECT_EQ(target.state(), RESHARD_COMPLETE);
+}
+
 TEST_F(WrapperPullTest, AReplicaPullsInC) {
   reshard_executor *executors[3] = {};
   const uint32_t ranks[3] = {0, 1, kWorldRank};
