@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kChunkBytes = 1 << 20;
 /// Converted and gathered bytes are written to files in parts of about this size.
-constexpr uint64_t kPartBytes = FileCopies::kBufferBytes;
+constexpr uint64_t kFilePartBytes = FileCopies::kBufferBytes;
 static_assert(kernels::kMaxLoops > kMaxLoops, "a row that is cut into chunks adds a loop to those of the plan");
 
 /// Whether a copy writes memory of the rank's quantized views.
@@ -114,7 +114,7 @@ Status ChunkedCopies::copyToFile(const Shape &shape, const Chunk &rows, const Fi
     return {};
   }
   thread_local std::vector<std::byte> buffer;
-  const uint64_t each = kernels::chunkRows(shape.rows, kPartBytes);
+  const uint64_t each = kernels::chunkRows(shape.rows, kFilePartBytes);
   uint64_t written = 0;
   for (uint64_t first = rows.first; first <= last; first += each) {
     const uint64_t count = std::min(each, last + 1 - first);
@@ -222,11 +222,12 @@ void ChunkedCopies::cut(kernels::Strided shape, const kernels::Conversion &conve
   };
   if (shape.rowBytes >= 2 * kChunkBytes) { // a long row becomes a loop over parts, and a rest
     kernels::Strided rest = shape;
-    const uint64_t whole = shape.rowBytes / kPartBytes;
-    if (rest.rowBytes -= whole * kPartBytes; rest.rowBytes > 0)
-      add(rest, whole * kPartBytes);
-    shape.loops[shape.loopCount++] = {whole, conversion.read.scale(kPartBytes), conversion.write.scale(kPartBytes)};
-    shape.rowBytes = kPartBytes;
+    const uint64_t whole = shape.rowBytes / kFilePartBytes;
+    if (rest.rowBytes -= whole * kFilePartBytes; rest.rowBytes > 0)
+      add(rest, whole * kFilePartBytes);
+    shape.loops[shape.loopCount++] = {whole, conversion.read.scale(kFilePartBytes),
+                                      conversion.write.scale(kFilePartBytes)};
+    shape.rowBytes = kFilePartBytes;
   }
   add(shape, 0);
 }
