@@ -15,7 +15,7 @@ using Kind = Pickle::Kind;
 using Value = Pickle::Value;
 
 constexpr std::string_view kVersion = "1.0.0";
-constexpr size_t kMaxShape = 64;
+constexpr size_t kMaxTensorDimensions = 64;
 constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata Metadata";
 constexpr std::string_view kTensor = "torch.distributed.checkpoint.metadata TensorStorageMetadata";
 constexpr std::string_view kBytes = "torch.distributed.checkpoint.metadata BytesStorageMetadata";
@@ -168,11 +168,12 @@ private:
     tensor.dtype = *dtype;
     tensor.shape = *shape;
     // Tensors that share one list of chunks without elements would need time for each of them.
-    if (chunks_ += pickle_.items(*chunks).size(); chunks_ > pickle_.size() || shape->size() > kMaxShape)
+    if (chunks_ += pickle_.items(*chunks).size(); chunks_ > pickle_.size() || shape->size() > kMaxTensorDimensions)
       return refuse("'" + name + "': found " +
                     (chunks_ > pickle_.size() ? "more chunks in all tensors than values"
                                               : std::to_string(shape->size()) + " dimensions") +
-                    ", expected a list of chunks of its own and at most " + std::to_string(kMaxShape) + " dimensions");
+                    ", expected a list of chunks of its own and at most " + std::to_string(kMaxTensorDimensions) +
+                    " dimensions");
     for (const Value chunk : pickle_.items(*chunks))
       if (Status status = readChunk(name, chunk, tensor); !status.ok())
         return status;

@@ -72,7 +72,7 @@ const Pickle::Value *Pickle::find(Value dictionary, std::string_view key) const 
   if (!is(dictionary, Kind::dictionary))
     return nullptr;
   const std::vector<Value> &entries = items(dictionary);
-  constexpr size_t kFew = 64;
+  constexpr size_t kFew = 64; // an index of few keys would cost more than it saves
   if (entries.size() <= kFew) {
     for (size_t i = entries.size(); i >= 2; i -= 2)
       if (is(entries[i - 2], Kind::text) && text(entries[i - 2]) == key)

@@ -53,6 +53,11 @@ std::string RunDigests::paramName(uint32_t number, uint32_t param) const {
   return endpoint(number).role()->str() + " param '" + endpoint(number).params()->Get(param)->name()->str() + "'";
 }
 
+std::string RunDigests::paramName(const Bucket &bucket) const {
+  const Holdings &held = holdings_.at(bucket.endpoint);
+  return paramName(bucket.endpoint, held.classes[held.items[bucket.holding].rankClass].param);
+}
+
 Status RunDigests::reportUndigested(std::vector<std::string> names, bool allowed) {
   undigested_ = std::move(names);
   if (undigested_.empty() || allowed)
@@ -228,9 +233,8 @@ Status RunDigests::expect(const CheckOptions &options, const Deadline &deadline)
     for (const uint32_t param : holdings(number).undigested)
       names.insert(paramName(number, param));
     for (uint32_t item = 0; item < holdings(number).items.size(); ++item)
-      if (const Holding &holding = holdings(number).items[item];
-          expected_[first + item].elements != static_cast<uint64_t>(holding.grid.elements()))
-        names.insert(paramName(number, holdings(number).classes[holding.rankClass].param));
+      if (!isDigested(buckets_[first + item], expected_[first + item]))
+        names.insert(paramName(buckets_[first + item]));
   }
   if (Status status = reportUndigested({names.begin(), names.end()}, options.allowUndigested); !status.ok())
     return status;
@@ -256,7 +260,7 @@ Status RunDigests::findWrong(std::vector<Wrong> &wrong, const Deadline &deadline
   for (uint32_t b = 0; b < buckets_.size(); ++b) {
     const Holdings &held = holdings_.at(buckets_[b].endpoint);
     const Holding &holding = held.items[buckets_[b].holding];
-    if (expected_[b].elements == static_cast<uint64_t>(holding.grid.elements())) // else it is undigested
+    if (isDigested(buckets_[b], expected_[b]))
       for (const uint32_t meshRank : held.classes[holding.rankClass].meshRanks)
         if (memory_.local(buckets_[b].endpoint, meshRank))
           all.push_back({b, meshRank});
@@ -422,7 +426,7 @@ Result<RunDigests::RankBuckets> RunDigests::bucketsOf(uint32_t meshRank, bool al
   return found;
 }
 
-bool RunDigests::isDigested(const Bucket &bucket, const CountedDigest &expected) {
+bool RunDigests::isDigested(const Bucket &bucket, const CountedDigest &expected) const {
   return expected.elements ==
          static_cast<uint64_t>(holdings_.at(bucket.endpoint).items[bucket.holding].grid.elements());
 }
@@ -431,10 +435,8 @@ Status RunDigests::checkDigests(const RankBuckets &buckets, const std::vector<Co
                                 bool allowUndigested) {
   std::set<std::string> names(undigested_.begin(), undigested_.end());
   for (size_t i = 0; i < buckets.numbers.size(); ++i)
-    if (const Bucket &bucket = buckets_[buckets.numbers[i]]; !isDigested(bucket, expected[i])) {
-      const Holdings &held = holdings_.at(bucket.endpoint);
-      names.insert(paramName(bucket.endpoint, held.classes[held.items[bucket.holding].rankClass].param));
-    }
+    if (const Bucket &bucket = buckets_[buckets.numbers[i]]; !isDigested(bucket, expected[i]))
+      names.insert(paramName(bucket));
   return reportUndigested({names.begin(), names.end()}, allowUndigested);
 }
 

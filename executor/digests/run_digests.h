@@ -58,7 +58,8 @@ public:
   /// After it: compares every replica of every element. The error names the tensors that differ and the ranks.
   Status compare(const Deadline &deadline);
 
-  /// A bucket: the elements of one tensor that are in one instance of a param of a target rank class.
+  /// What a mesh rank of the target holds. A bucket is the elements of one tensor in one instance of a param, for all
+  /// mesh ranks of a rank class.
   struct RankBuckets {
     std::vector<uint32_t> numbers;
     std::vector<uint32_t> sources; // mesh ranks of the source whose shares add up to the digests; ascending
@@ -100,11 +101,13 @@ private:
   const schema::Endpoint &endpoint(uint32_t number) const { return *memory_.plan.manifest().endpoints()->Get(number); }
   const Holdings &holdings(uint32_t endpoint);
   void makeBuckets();
-  bool isDigested(const Bucket &bucket, const CountedDigest &expected);
+  /// Whether the source gives the digest of all elements of a bucket.
+  bool isDigested(const Bucket &bucket, const CountedDigest &expected) const;
   /// Fails if the plan moves no bytes.
   Status checkMoves() const;
   const schema::Param &paramOf(uint32_t endpoint, const Holding &holding);
   std::string paramName(uint32_t endpoint, uint32_t param) const;
+  std::string paramName(const Bucket &bucket) const;
   Status reportUndigested(std::vector<std::string> names, bool allowed);
 
   Status load(uint32_t endpoint, uint32_t meshRank, const Holding &holding, Loaded &loaded);

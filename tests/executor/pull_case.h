@@ -21,6 +21,14 @@ inline Deadline in(double seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
+/// Whether a condition holds within 10 s.
+inline bool soon(const std::function<bool()> &condition) {
+  for (const Deadline deadline = in(10); !condition(); std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+    if (passed(deadline))
+      return false;
+  return true;
+}
+
 /// A store of this process.
 class MemoryStore : public Store {
 public:

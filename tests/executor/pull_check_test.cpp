@@ -89,12 +89,16 @@ TEST_F(PullCheckTest, ACheckOfAVersionThatIsReplacedPullsTheNextOne) {
   startReplica(0);
   publish(1);
   EXPECT_EQ(pullReplica(0), "1 1");
-  for (const std::string &address : processes[1]->addresses)
-    network.delay(address, 0.2); // the coordinator, rank 0, answers at once
+  EXPECT_TRUE(soon([&] { return processes[1]->transport->leases() == 0; })); // else release would wait for one
+  network.freeze(processes[1]->addresses[0]);                                // the coordinator, rank 0, answers
   std::thread puller([&] { EXPECT_EQ(pullReplica(0, 1, 20, true), "2 2"); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_TRUE(soon([&] { // the pull has begun, with version 1
+    const Result<std::vector<ReplicaInfo>> found = processes[0]->transport->replicas(in(10));
+    return found.ok() && found->size() == 1 && found->front().state == ReplicaInfo::kPulling;
+  }));
   release();
   publish(2);
+  network.freeze(processes[1]->addresses[0], false);
   puller.join();
 }
 
@@ -106,8 +110,8 @@ TEST_F(PullCheckTest, AReplicaWhoseParentHasWrongBytesReadsFromTheSourcesNextTim
     startReplica(replica);
   publish(1);
   // Rank 0 of replica 0 has its bytes and waits for rank 1, so replica 0 still pulls, and is the parent of replica 1.
-  std::thread first([&] { EXPECT_FALSE(pull(2, 0, 4).ok()); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  std::thread first([&] { EXPECT_FALSE(pull(2, 0, 4, true).ok()); });
+  EXPECT_TRUE(soon([&] { return comparisons == 1; }));
   processes[2]->memory.local.memory[0][0][3] ^= std::byte{1};
   EXPECT_EQ(pull(4, 1, 3, true).status().message(),
             "the memory of replica 1 rank 0 (world rank 4) differs from version 1 of the source: wrong are the tensors "
@@ -123,15 +127,17 @@ TEST_F(PullCheckTest, ACallComparesAVersionOnce) {
   startReplica(0);
   publish(1);
   std::thread late([&] { EXPECT_EQ(pull(2, 1, 20, true).status().message(), ""); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  for (int i = 0; i < 3; ++i) { // rank 0 of the replica begins again each time
-    EXPECT_FALSE(pull(3, 1, 0.001).ok());
-    for (const std::string &address : processes[2]->addresses) {
-      network.cut(address);
-      network.cut(address, false);
+  EXPECT_TRUE(soon([&] { return comparisons == 1; }));
+  const auto connected = [&](uint32_t ranks) { // of the replica
+    const Result<std::vector<ReplicaInfo>> found = processes[1]->transport->replicas(in(10));
+    return found.ok() && found->size() == 1 && found->front().ranks == ranks;
+  };
+  for (int i = 0; i < 3; ++i) // rank 0 of the replica begins again each time
+    for (const bool isCut : {true, false}) {
+      for (const std::string &address : processes[2]->addresses)
+        network.cut(address, isCut);
+      EXPECT_TRUE(soon([&] { return connected(isCut ? 0 : 1); }));
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
   EXPECT_EQ(pull(3, 1, 10).status().message(), "");
   late.join();
   EXPECT_EQ(comparisons, 1);
@@ -149,13 +155,12 @@ TEST_F(PullCheckTest, ALateAnswerToAnEarlierCallIsDropped) {
   EXPECT_EQ(pullReplica(0), "1 1");
   network.freeze(processes[1]->addresses[0]);
   EXPECT_THAT(pull(3, 1, 0.2, true).status().message(), HasSubstr("waited for the digests of version 1"));
-  std::thread puller([&] { EXPECT_EQ(pullReplica(0, 2, 20, true), "2 2"); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
   network.freeze(processes[1]->addresses[0], false);
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(pull(3, 2, 0.3, true).status().message(),
+            "timed out: no source has published version >= 2; the newest is 1");
   release();
   publish(2);
-  puller.join();
+  EXPECT_EQ(pullReplica(0, 2, 10, true), "2 2");
 }
 
 /// A trainer that starts again gives other weights the same number.

@@ -194,14 +194,6 @@ TEST_F(Pull, AFrozenOrEndedParentIsLeft) {
   }
 }
 
-/// Whether a condition holds within 10 s.
-bool soon(const std::function<bool()> &condition) {
-  for (const Deadline deadline = in(10); !condition(); std::this_thread::sleep_for(std::chrono::milliseconds(1)))
-    if (passed(deadline))
-      return false;
-  return true;
-}
-
 TEST_F(Pull, TwoProcessesOfOneRankAreNamed) {
   compile(kPairs);
   startSources();

@@ -205,6 +205,20 @@ public:
     options.join_seconds = 30;
     options.pull = 1;
   }
+  std::deque<reshard::Executor> openSources() {
+    std::deque<reshard::Executor> sources;
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      sources.emplace_back(path_, options, std::vector{rank}).bind(0, rank, "w", held[rank].data(), 24);
+      sources.back().prepare();
+    }
+    return sources;
+  }
+  reshard::Executor openTarget() {
+    reshard::Executor target(path_, options, {kWorldRank});
+    target.bind(1, kWorldRank, "w", served.data(), 48);
+    target.prepare();
+    return target;
+  }
   /// Sets the bound memory of the sources to values of a version.
   void fill(float version) {
     for (size_t i = 0; i < 6; ++i) {
@@ -225,14 +239,8 @@ public:
 };
 
 TEST_F(WrapperPullTest, AReplicaPullsInCpp) {
-  std::deque<reshard::Executor> sources;
-  for (uint32_t rank = 0; rank < 2; ++rank) {
-    sources.emplace_back(path_, options, std::vector{rank}).bind(0, rank, "w", held[rank].data(), 24);
-    sources.back().prepare();
-  }
-  reshard::Executor target(path_, options, {kWorldRank});
-  target.bind(1, kWorldRank, "w", served.data(), 48);
-  target.prepare();
+  std::deque<reshard::Executor> sources = openSources();
+  reshard::Executor target = openTarget();
   EXPECT_EQ(thrown([&] { target.pull(0, 0.2); }).first, RESHARD_TIMEOUT);
   for (const uint64_t version : {3, 7}) {
     fill(static_cast<float>(version));
@@ -253,14 +261,8 @@ TEST_F(WrapperPullTest, AReplicaPullsInCpp) {
 }
 
 TEST_F(WrapperPullTest, AReplicaChecksWhatItPulls) {
-  std::deque<reshard::Executor> sources;
-  for (uint32_t rank = 0; rank < 2; ++rank) {
-    sources.emplace_back(path_, options, std::vector{rank}).bind(0, rank, "w", held[rank].data(), 24);
-    sources.back().prepare();
-  }
-  reshard::Executor target(path_, options, {kWorldRank});
-  target.bind(1, kWorldRank, "w", served.data(), 48);
-  target.prepare();
+  std::deque<reshard::Executor> sources = openSources();
+  reshard::Executor target = openTarget();
   const auto publish = [&](uint64_t version, bool checked) {
     fill(static_cast<float>(version));
     for (reshard::Executor &source : sources)
