@@ -13,6 +13,7 @@
 #include "analysis/terminal.h"
 #include "analysis/verify/compare.h"
 #include "analysis/work_deadline.h"
+#include "executor/check_segment.h"
 #include "executor/file_copies.h"
 #include "executor/reshard.h"
 #include "rendezvous/launch.h"
@@ -144,6 +145,7 @@ private:
     }
     const double begin = now();
     open();
+    checkArenas();
     Memory source(*plan_, ranks_), target(*plan_, ranks_);
     std::unique_ptr<NewFolder> folder;
     if (options_.synthesize)
@@ -192,6 +194,23 @@ private:
     allReduceMin(0); // all processes are done: what each reports next stays true if another one is killed
     report();
     return allRight ? kDone : kNegative;
+  }
+
+  /// Refuses a limit of the memory that the arenas of this process leave no room in.
+  void checkArenas() const {
+    uint64_t bytes = 0;
+    for (uint32_t rank = 0; rank < plan_->world() && options_.memory > 0; ++rank) {
+      if (!ranks_.empty() && std::find(ranks_.begin(), ranks_.end(), rank) == ranks_.end())
+        continue;
+      const schema::Segment *segment = nullptr;
+      throwOnError(plan_->segment(rank, segment), kUsage);
+      bytes +=
+          ranks_.empty() ? arenaHeadBytes(*segment) : segment->arena_bytes(); // one process needs no slots for messages
+    }
+    if (bytes > options_.memory / 2)
+      throw Failure{kUsage, "--memory: the arenas of this process need " + std::to_string(bytes) +
+                                " bytes, expected at most half of the limit of " + std::to_string(options_.memory) +
+                                " bytes; compile the job with a smaller options.staging"};
   }
 
   /// Opens the journal of this process's copies: that of the run to resume, or with `create` a new one.

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import fnmatch
 import json
+import math
 import os
 import re
 import signal
@@ -101,12 +102,13 @@ class _Conversion:
     converted: set[str]  #: tensors of SOURCE
     config: dict[str, Any] | None = None  #: the config.json of TARGET
     hint: str = ""  #: what a user may do if the job is not valid
+    staging: int = 0  #: the most bytes that wait in memory until whole rows of blocks can be quantized; 0: the compiler's default
     processes: int = 1  #: how many processes share out the work
 
     def job(self) -> str:
         """The text of the job. JSON is YAML."""
-        world = [f"world: {self.processes}"] if self.processes > 1 else []
-        return "\n".join(["version: 1", *self.model, f"source: {json.dumps(self.source)}", f"target: {json.dumps(self.target)}", *world, ""])
+        more = ([f"options: {json.dumps({'staging': self.staging})}"] if self.staging else []) + ([f"world: {self.processes}"] if self.processes > 1 else [])
+        return "\n".join(["version: 1", *self.model, f"source: {json.dumps(self.source)}", f"target: {json.dumps(self.target)}", *more, ""])
 
 
 def _numbers(words: Sequence[str], option: str) -> dict[str, int]:
@@ -142,6 +144,18 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
         if getattr(options, key):
             found[key] = list(getattr(options, key))
     return found
+
+
+def _staging(options: argparse.Namespace) -> int:
+    """What --memory leaves for elements that wait to be quantized: a quarter, since the pages of mapped files are released at half. With --mesh this process
+    has all ranks, and each has its share. 0: the compiler's default of 256 MiB for each."""
+    size = re.fullmatch(r"(\d+) *([KMG]i?B)?", options.memory or "")
+    if not size or not options.quantize:
+        return 0
+    unit = size[2] or ""
+    ranks = math.prod(count for axis, count in _numbers(options.mesh.split(","), "--mesh").items() if axis not in ("ep", "etp")) if options.mesh else 1
+    share = int(size[1]) * (1024 if "i" in unit else 1000) ** " KMG".find(unit[:1] or " ") // (4 * max(ranks, 1))
+    return share if share < 256 << 20 else 0
 
 
 def _config(options: argparse.Namespace) -> Path | None:
@@ -482,6 +496,9 @@ def run(arguments: Sequence[str]) -> int:
         contents = _check(options)
         conversion = _conversion(options, contents)
         conversion.processes = options.processes
+        conversion.staging = _staging(options)
+        if conversion.staging:
+            conversion.hint += f"\nnote: --memory={options.memory} leaves {conversion.staging} bytes for elements that wait to be quantized; a larger one leaves more"
         found = f"{options.source}: {contents['format']}, {len(contents['tensors'])} tensors, {len(contents['objects'])} objects"
         said, conversion.said = [found, *conversion.said], []
         _say(options, conversion, said)
