@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The frameworks that tests/frameworks runs, in build/frameworks (2.8 GB; `make test` does not need them): Python >= 3.11 with PyTorch, vLLM for
-# CPUs, transformers 5, Megatron-Core, Ray, and in separate folders transformers 4 and a UCX. Does nothing if it is complete. PYTHON: the interpreter.
+# CPUs, transformers 5, Megatron-Core, Megatron-Bridge, Ray, and in separate folders transformers 4 and a UCX. Does nothing if it is complete. PYTHON: the interpreter.
 # `. build/frameworks/env.sh` sets the environment of the tests; PYTHONPATH=$RESHARD_TRANSFORMERS4 chooses transformers 4.
 set -eu
 cd "$(dirname "$0")/.."

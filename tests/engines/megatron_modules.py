@@ -12,6 +12,7 @@ import importlib
 import inspect
 import sys
 import types
+from pathlib import Path
 
 import megatron_cpu  # noqa: F401
 import torch
@@ -154,6 +155,20 @@ def mamba_mixer():
             del sys.modules[name]
 
 
+def bridge(name):
+    """A module of Megatron-Bridge. The packages around it are empty here: their __init__.py import Transformer Engine. So is the class
+    that downloads a model and distributes it, which needs a GPU."""
+    root = Path(sys.modules["megatron.core"].__file__).parents[1] / "bridge"
+    for package in ("", ".models", ".utils", "." + name.rpartition(".")[0]):
+        module = types.ModuleType("megatron.bridge" + package)
+        module.__path__ = [str(root.joinpath(*package.split(".")))]
+        sys.modules.setdefault(module.__name__, module)
+    base = types.ModuleType("megatron.bridge.models.model_provider")
+    base.ModelProviderMixin = type("ModelProviderMixin", (), {"__class_getitem__": classmethod(lambda cls, _: cls)})
+    sys.modules.setdefault(base.__name__, base)
+    return importlib.import_module(f"megatron.bridge.{name}")
+
+
 def replace():
     torch._dynamo.config.disable = True  # compiling takes longer than these runs
     made = [TENorm, TEColumnParallelLinear, TELayerNormColumnParallelLinear, TELinear, TEDotProductAttention]
@@ -169,10 +184,12 @@ def replace():
     from megatron.core.fusions import fused_softmax
     from megatron.core.models.gpt import experimental_attention_variant_module_specs, gpt_layer_specs
     from megatron.core.ssm import gated_delta_net
+    from megatron.core.transformer import transformer_block
     from megatron.core.transformer.moe import moe_utils
 
     for module in (experimental_attention_variant_module_specs, gpt_layer_specs):  # they do not import it without Transformer Engine
         module.TESpecProvider, module.TENorm = TESpecProvider, TENorm
+    transformer_block.LayerNormImpl = TENorm  # of the block, where its spec does not state one
     TESpecProvider.layer_norm = lambda *_, **__: TENorm
     TESpecProvider.activation_func = lambda _: None
     linears = MLPSubmodules(linear_fc1=TEColumnParallelLinear, linear_fc2=RowParallelLinear)
