@@ -36,6 +36,7 @@ KIMI = DEEPSEEK | {"moe_intermediate_size": 64, "num_nextn_predict_layers": 0, "
 FP8 = DEEPSEEK | {"hidden_size": 160, "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}}
 QUANTIZED = {"mxfp4": ("gpt-oss-120b", GPT_OSS, {"layout": "hf-mxfp4"}),
              "int4": ("kimi-k2", KIMI, {"layout": "hf-int4"}),
+             "int4 multimodal": ("kimi-k2.5", KIMI, {"layout": "hf-int4-multimodal"}),
              "block_fp8": ("deepseek-v3", FP8, {"layout": "hf", "quantize": {"format": "block_fp8", "ignore": ["*embed_tokens.weight", "*.mlp.gate.weight", "*eh_proj.weight", "*head.weight"]}})}
 
 
@@ -166,6 +167,16 @@ class Models(ConvertTest):
         self.convert("step-10", "again", numbers, "--to=fsdp2", "--optimizer")
         self.assertEqual(run("reshard-digest", self.folder / "step-10", self.folder / "again").stdout.strip(), f"equal: {len(wanted)} tensors")
 
+    def test_an_optimizer_of_less_precision(self):
+        """Moments keep their dtypes, as Megatron-Core's --exp-avg-dtype and PyTorch's optimizers of bf16 weights have them."""
+        self.save("saved", LLAMA, "llama3-8b", "fsdp2-checkpoint", optimizer={"exp_avg": "bf16", "exp_avg_sq": "fp16"})
+        self.convert("saved", "megatron", "--to=megatron", "--optimizer")
+        text = run("reshard-inspect", self.folder / "megatron").stdout
+        for state, dtype in (("exp_avg", "bf16"), ("exp_avg_sq", "fp16"), ("param", "fp32")):
+            self.assertRegex(text, rf"(?m)^ *optimizer\.state\.{state}\.decoder\.layers\.mlp\.linear_fc2\.weight  {dtype}")
+        self.convert("megatron", "back", "--config=saved/config.json", "--to=fsdp2", "--optimizer", "--allow=extra", "--leave=common.pt")
+        self.assertRegex(run("reshard-digest", self.folder / "saved", self.folder / "back").stdout, r"^equal: \d+ tensors\n$")
+
     @unittest.skipUnless(FULL, "RESHARD_FULL=1")
     def test_files_of_ranks(self):
         """One file for each rank of an engine or a trainer, with the shards of the library's layouts."""
@@ -202,6 +213,11 @@ class Models(ConvertTest):
         text = run("reshard-inspect", self.folder / "out").stdout
         for line in ("mlp.down_proj.weight  fp8_e4m3 [32, 48]", "mlp.down_proj.weight_scale_inv  fp32 [1, 1]", "embed_tokens.weight  bf16", "norm.weight  bf16"):
             self.assertIn(line, text)
+        self.assertNotIn("staging", self.convert("hf-model", "more", "--quantize=block_fp8", "--memory=4GiB", "--plan").stdout)  # the compiler's default is less
+        for memory, options, staging in (("64MiB", [], 16 << 20), ("80000000", ["--to=vllm", "--mesh=tp=2"], 10_000_000), ("1GB", ["--to=vllm", "--mesh=tp=2"], 125_000_000)):
+            self.assertIn(f'\noptions: {{"staging": {staging}}}\n', self.convert("hf-model", "more", "--quantize=block_fp8", f"--memory={memory}", *options, "--plan").stdout)
+        self.assertIn("note: --memory=256 leaves 64 bytes for elements that wait to be quantized; a larger one leaves more",
+                      self.convert("hf-model", "more", "--quantize=block_fp8", "--memory=256", code=2).stderr)
         if FULL:
             self.assertIn("config.json does not say that matrices are mxfp8", self.convert("hf-model", "mx", "--quantize=mxfp8", "--ignore=*down*").stdout)
 
@@ -218,14 +234,29 @@ class Models(ConvertTest):
                 run("reshard-compile", path / "job.yaml", "-o", path / "p.rplan")
                 run("reshard-exec", path / "p.rplan", "--synthesize", f"--source={path / 'published'}")
                 run("reshard-exec", path / "p.rplan", f"--source={path / 'published'}", f"--target={path / 'expected'}")
-                text = self.convert(path / "published", path / "found", f"--config={path / 'config.json'}").stdout
-                self.assertIn(f"layouts: {source['layout']} to hf\nquantized: in {name}, except for lm_head.weight, model.embed_tokens.weight, model.layers.", text)
+                options, prefix = [f"--config={path / 'config.json'}"], ""
+                if "multimodal" in name:
+                    options, prefix = [*options, f"--model={model}"], "language_model."
+                    self.add_vision(path / "published")
+                    self.assertIn("vision_tower.patch_embed.proj.weight", self.convert(path / "published", path / "found", *options, code=2).stderr)
+                    options.append("--allow=extra")
+                text = self.convert(path / "published", path / "found", *options).stdout
+                self.assertIn(f"layouts: {source['layout']} to hf\nquantized: in {name.split()[0]}, except for {prefix}lm_head.weight, {prefix}model.embed_tokens.weight, "
+                              f"{prefix}model.layers.", text)
                 self.assertRegex(run("reshard-digest", path / "expected", path / "found").stdout, "^equal: ")
                 found = json.loads((path / "found/config.json").read_text())
                 self.assertEqual(found, {key: value for key, value in config.items() if key != "quantization_config"} | {"dtype" if "dtype" in config else "torch_dtype": "bfloat16"})
                 if FULL:
-                    self.convert(path / "published", path / "megatron", "--to=megatron", f"--config={path / 'config.json'}", "--allow=extra")
+                    self.convert(path / "published", path / "megatron", "--to=megatron", *{*options, "--allow=extra"})
         self.refuse_scales(self.folder / "block_fp8")
+
+    def add_vision(self, folder: Path) -> None:
+        """A second file, with a tensor of a vision tower."""
+        save_file({"vision_tower.patch_embed.proj.weight": np.ones((4, 3), np.float32)}, folder / "vision.safetensors")
+        (folder / "model.safetensors").rename(folder / "language.safetensors")
+        names = {name: f"{part}.safetensors" for part in ("language", "vision")
+                 for name in json.loads(run("reshard-inspect", folder / f"{part}.safetensors", "--format=json").stdout)["tensors"]}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
 
     def refuse_scales(self, folder: Path) -> None:
         """Scales that are missing, of other blocks or under other names: changes of the file's header that keep its length."""

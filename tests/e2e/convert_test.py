@@ -2,9 +2,12 @@
 """reshard-convert, from the command line: every pair of formats, names, dtypes, a model file, several processes; errors
 that leave nothing behind."""
 
+import contextlib
 import json
 import os
 import pickle
+import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +24,7 @@ from conversions import ConvertTest  # noqa: E402
 from mpi_test import MPIRUN  # noqa: E402
 from torch_formats import Dcp, safetensors  # noqa: E402
 
+KILLS = 20 if os.environ.get("RESHARD_FULL") == "1" else 3
 FORMATS = ("safetensors", "dcp", "dcp-safetensors", "torch-save")
 
 
@@ -150,6 +154,47 @@ layouts:
         self.check("out", values())
         text = self.convert("hf", "new", "--resume").stdout
         self.assertIn("there was no unfinished target", text)
+
+    def killed(self, *arguments: str) -> int:
+        """Kills a conversion to `out` and its executor as soon as the journal has another record. Returns the number of records, 0 if it has ended before."""
+        def records() -> int:
+            return sum(path.read_bytes().count(b"\n") - 1 for path in self.folder.glob("out.partial-*/.reshard-journal-0"))
+
+        before = records()
+        process = subprocess.Popen([sys.executable, "-c", "from reshard.commands import convert; convert()", *arguments], cwd=self.folder,
+                                   env=self.environment | {"TMPDIR": str(self.folder)}, stdout=subprocess.DEVNULL, start_new_session=True)
+        deadline = time.monotonic() + 60
+        try:
+            while process.poll() is None and records() <= before:
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.001)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait(30)
+        self.assertIn(code, (0, -signal.SIGKILL))
+        return records() if code else 0
+
+    def test_killed(self):
+        """The next conversion continues, with the bytes of one that was not killed."""
+        rng = np.random.default_rng(5)
+        (self.folder / "big").mkdir()
+        save_file({f"w{i}": rng.integers(0, 256, 4 << 20, np.uint8) for i in range(32)}, self.folder / "big/model.safetensors")
+        kills = 0
+        for _ in range(100):
+            if self.killed("big", "out", "--to=dcp", "--chunk=1MiB", "--resume"):
+                kills += 1
+                if kills == KILLS:
+                    break
+            else:  # a busy machine sees the record too late
+                shutil.rmtree(self.folder / "out", ignore_errors=True)
+        self.assertEqual(kills, KILLS)
+        self.assertFalse((self.folder / "out").exists())
+        self.assertRegex(self.convert("big", "out", "--to=dcp", "--chunk=1MiB", "--resume").stdout, r"resumed +[\d.]+ MiB were written by an earlier run")
+        self.convert("big", "whole", "--to=dcp", "--chunk=1MiB")
+        self.assertEqual(run("diff", "-r", self.folder / "whole", self.folder / "out").stdout, "")
+        self.assertEqual(run("reshard-digest", self.folder / "big", self.folder / "out").stdout, "equal: 32 tensors\n")
+        self.assertEqual(list(self.folder.glob("out.partial-*")), [])
 
     @unittest.skipUnless((BIN / "libreshard_ucx.so").exists(), "transport ucx was not built")
     def test_several_processes(self):
