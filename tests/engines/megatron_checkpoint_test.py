@@ -6,8 +6,11 @@ model of another parallelism, with the same bits that it reads from its own chec
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_checkpoint_test.py"""
 
+import inspect
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -69,14 +72,14 @@ def convert(folder, model, source, target):
     run("reshard-exec", folder / "p.rplan", "--check", "--allow=extra", cwd=folder)
 
 
-def command(folder, *arguments):
+def command(folder, *arguments, code=0):
     """Runs reshard-convert in a folder. Returns what it printed."""
     import reshard
 
     done = subprocess.run([sys.executable, "-c", "from reshard.commands import convert; convert()", *arguments], cwd=folder, capture_output=True, text=True,
                           env=os.environ | {"PYTHONPATH": str(Path(reshard.__file__).parents[1])}, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def state(model, flag=""):
@@ -168,10 +171,40 @@ def experts(rank):
     through(rank, EXPERTS, "local-layers", source, others[:1])
 
 
+def hashes(rank):
+    """The hashes of all files that Megatron-Core writes since 0.19: an earlier version, which reshard's tests install, has none. A file that was
+    changed since is refused."""
+    from megatron.core import dist_checkpointing
+
+    if "verify_integrity" not in inspect.signature(dist_checkpointing.save).parameters:
+        return
+    folder = folder_of(rank)
+    on_rank_0(rank, (folder / "saved").mkdir)
+    dist_checkpointing.save(state(Model(1, tp=2, pp=2)), str(folder / "saved"), verify_integrity=True)
+    torch.distributed.barrier()
+
+    def check():
+        (folder / "config.json").write_text(QWEN2)
+        convert = ("saved", "hf", "--config=config.json", "--allow=extra")
+        text = command(folder, *convert)
+        assert re.search(r"verified +\d+ file\(s\) have the hashes in integrity.json", text), text
+        shutil.rmtree(folder / "hf")
+        with open(max((folder / "saved").glob("*.distcp"), key=lambda path: path.stat().st_size), "r+b") as file:
+            file.seek(-2000, os.SEEK_END)
+            byte = file.read(1)
+            file.seek(-2000, os.SEEK_END)
+            file.write(bytes([byte[0] ^ 1]))
+        text = command(folder, *convert, code=2)
+        assert "integrity.json" in text and ".distcp" in text, text
+        assert not (folder / "hf").exists()
+
+    on_rank_0(rank, check)
+
+
 @unittest.skipIf(MISSING, MISSING)
 class MegatronCheckpointTest(ranks.RanksTest):
     def test_four_ranks(self):
-        self.ranks(4, dense, layers, singleton, experts)
+        self.ranks(4, dense, layers, singleton, experts, hashes)
 
 
 if __name__ == "__main__":
