@@ -524,6 +524,38 @@ class CheckpointFormats(FolderTest):
         found = self.compare(self.folder / "x.pt", wanted)
         self.assertEqual((found["format"], list(found["objects"])), ("torch.save", ["step"]))
 
+    def resave(self, tensors, source):
+        """A file of torch.save through a job to another one, which PyTorch loads."""
+        (self.folder / "job.yaml").write_text(json.dumps({
+            "version": 1, "model": tensors | {"layouts": {"same": {"params": "same"}}}, "source": {"layout": "same", "storage": str(source)},
+            "target": {"layout": "same", "storage": {"folder": str(self.folder / "out"), "format": "torch-save"}}}))
+        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan")
+        run("reshard-exec", self.folder / "p.rplan", "--check", "--memory=1GiB")
+
+    def test_archives_of_many_tensors(self):
+        """More than the 65,535 members that a zip archive has without its 64-bit records."""
+        import torch
+
+        count = 70_000
+        torch.save({f"w{i}": torch.tensor([i, 7 * i], dtype=torch.int32) for i in range(count)}, self.folder / "x.pt")
+        self.resave({"dtype": "i32", "index": {"i": count}, "tensors": {"w{i}": [2]}}, self.folder / "x.pt")
+        found = torch.load(self.folder / "out/model.pt")
+        self.assertEqual(len(found), count)
+        self.assertTrue(all(found[f"w{i}"].tolist() == [i, 7 * i] for i in range(count)))
+
+    def test_archives_of_more_than_4_gib(self):
+        """Lengths and places that need 64 bits."""
+        import torch
+
+        tensors = {"large": torch.arange((1 << 30) + 3, dtype=torch.int32), "small": torch.arange(5, dtype=torch.int32)}
+        torch.save(tensors, self.folder / "x.pt")
+        self.resave({"dtype": "i32", "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()}}, self.folder / "x.pt")
+        (self.folder / "x.pt").unlink()
+        found = torch.load(self.folder / "out/model.pt", mmap=True)
+        self.assertEqual(list(found), list(tensors))
+        for name, tensor in tensors.items():
+            self.assertTrue(torch.equal(found[name], tensor), name)
+
 
 if __name__ == "__main__":
     unittest.main()
