@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import fnmatch
 import json
-import math
 import os
 import re
 import signal
@@ -147,15 +146,14 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _staging(options: argparse.Namespace) -> int:
-    """What --memory leaves for elements that wait to be quantized: a quarter, since the pages of mapped files are released at half. With --mesh this process
-    has all ranks, and each has its share. 0: the compiler's default of 256 MiB for each."""
+    """What --memory leaves for elements that wait to be quantized: a quarter, since the pages of mapped files are released at half. 0: the compiler's
+    default of 256 MiB."""
     size = re.fullmatch(r"(\d+) *([KMG]i?B)?", options.memory or "")
     if not size or not options.quantize:
         return 0
     unit = size[2] or ""
-    ranks = math.prod(count for axis, count in _numbers(options.mesh.split(","), "--mesh").items() if axis not in ("ep", "etp")) if options.mesh else 1
-    share = int(size[1]) * (1024 if "i" in unit else 1000) ** " KMG".find(unit[:1] or " ") // (4 * max(ranks, 1))
-    return share if share < 256 << 20 else 0
+    quarter = int(size[1]) * (1024 if "i" in unit else 1000) ** " KMG".find(unit[:1] or " ") // 4
+    return quarter if quarter < 256 << 20 else 0
 
 
 def _config(options: argparse.Namespace) -> Path | None:

@@ -214,7 +214,7 @@ class Models(ConvertTest):
         for line in ("mlp.down_proj.weight  fp8_e4m3 [32, 48]", "mlp.down_proj.weight_scale_inv  fp32 [1, 1]", "embed_tokens.weight  bf16", "norm.weight  bf16"):
             self.assertIn(line, text)
         self.assertNotIn("staging", self.convert("hf-model", "more", "--quantize=block_fp8", "--memory=4GiB", "--plan").stdout)  # the compiler's default is less
-        for memory, options, staging in (("64MiB", [], 16 << 20), ("80000000", ["--to=vllm", "--mesh=tp=2"], 10_000_000), ("1GB", ["--to=vllm", "--mesh=tp=2"], 125_000_000)):
+        for memory, options, staging in (("64MiB", [], 16 << 20), ("80000000", [], 20_000_000), ("1GB", ["--to=vllm", "--mesh=tp=2"], 250_000_000)):
             self.assertIn(f'\noptions: {{"staging": {staging}}}\n', self.convert("hf-model", "more", "--quantize=block_fp8", f"--memory={memory}", *options, "--plan").stdout)
         self.assertIn("note: --memory=256 leaves 64 bytes for elements that wait to be quantized; a larger one leaves more",
                       self.convert("hf-model", "more", "--quantize=block_fp8", "--memory=256", code=2).stderr)
