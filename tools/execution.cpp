@@ -350,8 +350,10 @@ private:
     const WorkDeadline deadline("the check", options_.timeout);
     ProgressLine progress("check");
     const CompareShare share = ranks_.empty() ? CompareShare() : CompareShare{ranks_[0], plan_->world()};
-    result_ = compare(*plan_, source, target, threads_,
-                      {[&](double fraction) { progress.at(fraction); }, [&] { limit.check(); }}, share);
+    CompareWatch watch{[&](double fraction) { progress.at(fraction); }, [&] { limit.check(); }};
+    if (options_.memory > 0)
+      watch.copies = std::min(watch.copies, options_.memory / 4);
+    result_ = compare(*plan_, source, target, threads_, watch, share);
     trace_.add("check", begin);
   }
 

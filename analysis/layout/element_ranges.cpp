@@ -28,6 +28,31 @@ void forEachRange(const InstanceLayout &layout, const std::function<void(const E
   });
 }
 
+void forEachRange(const InstanceLayout &layout, Places places, const std::function<void(const ElementRange &)> &visit) {
+  const int64_t end = places.first + places.count;
+  forEachPartGrid(layout, [&](const PartGrid &grid) {
+    if (grid.elements() == 0)
+      return;
+    if (const auto [from, to] = grid.places(); to <= places.first || from >= end)
+      return;
+    forEachRangeOf(grid, [&](const ElementRange &range) {
+      // The elements [skipped, taken) of the range: those from its first place on, and before the end.
+      const int64_t step = std::max<int64_t>(range.localStep, 1);
+      const auto before = [&](int64_t place) {
+        return std::clamp<int64_t>((place - range.local + step - 1) / step, 0, range.count);
+      };
+      WorkDeadline::spend(1);
+      const int64_t skipped = before(places.first), taken = before(end);
+      if (skipped >= taken)
+        return;
+      ElementRange part = range.at(skipped);
+      part.count = taken - skipped;
+      WorkDeadline::spend(part.count);
+      visit(part);
+    });
+  });
+}
+
 void Coverage::add(const ElementRange &range) {
   if (range.localStep != 1) {
     for (int64_t k = 0; k < range.count; ++k) {

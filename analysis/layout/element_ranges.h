@@ -24,6 +24,13 @@ void forEachPartGrid(const InstanceLayout &layout, const std::function<void(cons
 /// Calls visit(range) for all elements of an instance that a part covers, part by part.
 void forEachRange(const InstanceLayout &layout, const std::function<void(const ElementRange &)> &visit);
 
+/// Places [first, first + count) of an instance.
+struct Places {
+  int64_t first, count;
+};
+/// The same for the elements at these places.
+void forEachRange(const InstanceLayout &layout, Places places, const std::function<void(const ElementRange &)> &visit);
+
 /// Which elements of an instance its parts have covered.
 class Coverage {
 public:

@@ -5,8 +5,11 @@
 #include "kernels/quantized.h"
 #include "schema/flatbuffer_vectors.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <utility>
 
 namespace reshard::analysis {
 
@@ -26,6 +29,12 @@ struct OutputBuffers {
     matrices.tensorScales = tensorScales.data();
   }
 };
+
+/// The scales of a row of blocks in the plain layout.
+uint64_t scaleRowBytes(const kernels::Quantized &matrices) {
+  const QuantizedFormat &format = reshard::formatOf(matrices.format);
+  return static_cast<uint64_t>(format.scaleBytes() * format.scaleColumns(static_cast<int64_t>(matrices.columns)));
+}
 
 void quantize(const kernels::Quantized &matrices, const std::byte *wide) {
   if (matrices.elements() > 0)
@@ -104,10 +113,7 @@ Bytes readView(const Endpoint &endpoint, uint32_t number, uint32_t meshRank,
     return wide;
   }
   case ViewKind::plain_scales: {
-    const QuantizedFormat &format = formatOf(view);
-    Bytes plain(
-        matrices.blockRows() *
-        static_cast<uint64_t>(format.scaleBytes() * format.scaleColumns(static_cast<int64_t>(matrices.columns))));
+    Bytes plain(matrices.blockRows() * scaleRowBytes(matrices));
     matrices.scales = at(0);
     if (!plain.empty())
       kernels::toPlainScales(matrices, plain.data());
@@ -121,25 +127,89 @@ Bytes readView(const Endpoint &endpoint, uint32_t number, uint32_t meshRank,
   return view.kind() == ViewKind::codes ? std::move(output.codes) : std::move(output.scales);
 }
 
+QuantizedBands::QuantizedBands(const Endpoint &endpoint, uint32_t view, uint32_t meshRank,
+                               std::vector<float> tensorScales)
+    : endpoint_(endpoint), view_(view), meshRank_(meshRank), format_(formatOf(*endpoint.params()->Get(view)->view())),
+      tensorScales_(std::move(tensorScales)) {
+  const kernels::Quantized matrices = ViewJobs::matricesOf(endpoint, view, meshRank);
+  plainScales_.resize(matrices.blockRows() * scaleRowBytes(matrices));
+}
+
+bool QuantizedBands::next(int64_t most) {
+  const kernels::Quantized matrices = ViewJobs::matricesOf(endpoint_, view_, meshRank_);
+  const uint64_t rows = matrices.scaleShape().rows;
+  row_ = nextRow_;
+  if (row_ == rows) {
+    ++matrix_;
+    row_ = 0;
+  }
+  if (matrix_ >= matrices.matrices || matrices.elements() == 0)
+    return false;
+  const auto blockRows = static_cast<uint64_t>(format_.blockRows);
+  const uint64_t rowElements = blockRows * matrices.columns;
+  nextRow_ = std::min(rows, row_ + std::max<uint64_t>(static_cast<uint64_t>(most) / rowElements, 1));
+  const uint64_t matrixFirst = matrix_ * matrices.rows;
+  first_ = static_cast<int64_t>((matrixFirst + row_ * blockRows) * matrices.columns);
+  count_ =
+      static_cast<int64_t>((matrixFirst + std::min(matrices.rows, nextRow_ * blockRows)) * matrices.columns) - first_;
+  return true;
+}
+
+Bytes QuantizedBands::codes(const std::byte *values) {
+  Bytes codes(static_cast<size_t>(codeBytes(count_)));
+  float tensorScale = tensorScales_.empty() ? 0 : tensorScales_[matrix_];
+  kernels::Quantized band = ViewJobs::matricesOf(endpoint_, view_, meshRank_);
+  const uint64_t rowOfBlocks = matrix_ * band.scaleShape().rows + row_;
+  band.layout = reshard::ScaleLayout::plain;
+  band.matrices = 1;
+  band.rows = static_cast<uint64_t>(count_) / band.columns;
+  band.codes = codes.data();
+  band.scales = plainScales_.data() + rowOfBlocks * scaleRowBytes(band);
+  band.tensorScales = reinterpret_cast<std::byte *>(&tensorScale);
+  kernels::quantizeRows(band, values, 0, band.blockRows());
+  return codes;
+}
+
+Bytes QuantizedBands::scales() const {
+  kernels::Quantized matrices = ViewJobs::matricesOf(endpoint_, view_, meshRank_);
+  if (matrices.layout == reshard::ScaleLayout::plain)
+    return plainScales_;
+  Bytes stored(matrices.matrices * matrices.scaleBytes());
+  matrices.scales = stored.data();
+  if (!plainScales_.empty())
+    kernels::fromPlainScales(matrices, plainScales_.data());
+  return stored;
+}
+
+Bytes QuantizedBands::tensorScales() const {
+  const uint64_t matrices = ViewJobs::matricesOf(endpoint_, view_, meshRank_).matrices;
+  Bytes stored(format_.tensorScale() ? matrices * sizeof(float) : 0);
+  if (!stored.empty())
+    std::memcpy(stored.data(), tensorScales_.data(), stored.size());
+  return stored;
+}
+
+int64_t QuantizedBands::codeBytes(int64_t elements) const { return elements / format_.codesPerByte(); }
+
 std::vector<Bytes> writeView(const Endpoint &endpoint, uint32_t number, uint32_t meshRank, const std::byte *values,
                              const std::vector<float> &tensorScales) {
   const QuantizedView &view = *endpoint.params()->Get(number)->view();
-  kernels::Quantized matrices = ViewJobs::matricesOf(endpoint, number, meshRank);
   if (view.kind() == ViewKind::plain_scales) {
+    kernels::Quantized matrices = ViewJobs::matricesOf(endpoint, number, meshRank);
     std::vector<Bytes> stored(1, Bytes(matrices.matrices * matrices.scaleBytes()));
     matrices.scales = stored[0].data();
     if (!stored[0].empty())
       kernels::fromPlainScales(matrices, values);
     return stored;
   }
-  OutputBuffers output(matrices);
-  if (!output.tensorScales.empty())
-    std::memcpy(output.tensorScales.data(), tensorScales.data(), output.tensorScales.size());
-  quantize(matrices, values);
-  std::vector<Bytes> derived;
-  derived.push_back(std::move(output.codes));
-  derived.push_back(std::move(output.scales));
-  derived.push_back(std::move(output.tensorScales));
+  QuantizedBands bands(endpoint, number, meshRank, tensorScales);
+  const auto item = static_cast<int64_t>(itemBytes(endpoint.params()->Get(number)->dtype()));
+  Bytes codes;
+  while (bands.next(std::numeric_limits<int64_t>::max())) {
+    const Bytes band = bands.codes(values + bands.first() * item);
+    codes.insert(codes.end(), band.begin(), band.end());
+  }
+  std::vector<Bytes> derived{std::move(codes), bands.scales(), bands.tensorScales()};
   derived.resize(baseParams(view).size());
   return derived;
 }

@@ -3,6 +3,7 @@
 // base params must hold after it is written.
 #pragma once
 
+#include "formats/quantized_formats.h"
 #include "schema/manifest.h"
 
 #include <cstddef>
@@ -39,6 +40,36 @@ schema::ParamInstance sibling(const schema::Endpoint &endpoint, const schema::Pa
 /// The values that an instance of a source's view presents. `memory[i]` holds the instance of baseParams(view)[i].
 Bytes readView(const schema::Endpoint &endpoint, uint32_t view, uint32_t meshRank,
                const std::vector<const std::byte *> &memory);
+
+/// What the base params of a view of kind `elements` must hold after values are written to it, in bands of whole rows
+/// of blocks: of a large param few values need be in memory. A format with tensor scales needs one for each matrix.
+class QuantizedBands {
+public:
+  QuantizedBands(const schema::Endpoint &endpoint, uint32_t view, uint32_t meshRank, std::vector<float> tensorScales);
+
+  /// Takes the next band, of about `most` elements. Returns whether there is one.
+  bool next(int64_t most);
+  /// The band's elements in the instance: [first(), first() + count()).
+  int64_t first() const { return first_; }
+  int64_t count() const { return count_; }
+  /// The codes of the band, whose values are given, and where they are in the param of the codes, in bytes.
+  Bytes codes(const std::byte *values);
+  int64_t codesAt() const { return codeBytes(first_); }
+  /// After all bands: the scales, whose padding is zero, and the tensor scales.
+  Bytes scales() const;
+  Bytes tensorScales() const;
+
+private:
+  int64_t codeBytes(int64_t elements) const;
+
+  const schema::Endpoint &endpoint_;
+  const uint32_t view_, meshRank_;
+  const QuantizedFormat &format_;
+  const std::vector<float> tensorScales_;
+  Bytes plainScales_;                           // of all rows of blocks
+  uint64_t matrix_ = 0, row_ = 0, nextRow_ = 0; // the band begins at this row of blocks of this matrix
+  int64_t first_ = 0, count_ = 0;
+};
 
 /// The contents of the base params, in the order of baseParams(view), after `values` are written to a view of kind
 /// `elements` or `plain_scales`. Padding of scales is zero. A format with tensor scales needs one for each

@@ -53,30 +53,25 @@ public:
   /// Checks the params behind a quantized view of elements or plain scales: its base params must hold the quantized
   /// form of the values that the layout says were written to the view.
   CheckResult derived(const ParamInstance &instance) const {
-    const QuantizedView &view = *endpoint_.params()->Get(instance.param)->view();
+    const Param &param = *endpoint_.params()->Get(instance.param);
+    const std::vector<uint32_t> params = baseParams(*param.view());
     CheckResult result;
-    const Bytes written = this->written(instance, result);
-    const std::vector<Bytes> expected =
-        writeView(endpoint_, instance.param, memory_.meshRank, written.data(), tensorScales(instance));
-    const std::vector<uint32_t> params = baseParams(view);
-    for (size_t i = 0; i < params.size(); ++i) {
-      const int64_t item = itemBytes(endpoint_.params()->Get(params[i])->dtype()),
-                    count = static_cast<int64_t>(expected[i].size()) / item;
-      const std::byte *found = memory_.params[params[i]][instance.instance];
-      result.checkedBytes += expected[i].size();
-      if (expected[i].empty() || std::memcmp(found, expected[i].data(), expected[i].size()) == 0)
-        continue;
-      for (int64_t e = 0; e < count; ++e) {
-        const std::byte *right = expected[i].data() + e * item, *is = found + e * item;
-        if (std::memcmp(right, is, static_cast<size_t>(item)) == 0)
-          continue;
-        ++result.mismatches;
-        if (result.first.empty())
-          result.first = where() + " param '" + nameOf(params[i], instance.instance) + "' element " +
-                         std::to_string(e) + " (quantized as " + EnumNameQuantization(view.format()) + "): found " +
-                         hex(is, item) + ", expected " + hex(right, item);
+    ExpectedTensor tensor(reference_);
+    if (param.view()->kind() == ViewKind::plain_scales) {
+      const Bytes values = written(instance, {0, instance.bytes / itemBytes(param.dtype())}, tensor, result);
+      const std::vector<Bytes> expected = writeView(endpoint_, instance.param, memory_.meshRank, values.data(), {});
+      compare(instance, params[0], 0, expected[0], result);
+    } else {
+      QuantizedBands bands(endpoint_, instance.param, memory_.meshRank, tensorScales(instance));
+      while (bands.next(kAtOnce)) {
+        const Bytes values = written(instance, {bands.first(), bands.count()}, tensor, result);
+        compare(instance, params[0], bands.codesAt(), bands.codes(values.data()), result);
       }
+      compare(instance, params[1], 0, bands.scales(), result);
+      if (params.size() > 2)
+        compare(instance, params[2], 0, bands.tensorScales(), result);
     }
+    result.ambiguity = tensor.ambiguity();
     return result;
   }
 
@@ -103,15 +98,38 @@ private:
                  : ", but the source does not hold this element");
   }
 
-  /// The values that were written to a view.
-  Bytes written(const ParamInstance &instance, CheckResult &result) const {
+  static constexpr int64_t kAtOnce = 1 << 20; // elements of a view that are in memory
+
+  /// Compares a part of a base param of a view, from byte `at` on.
+  void compare(const ParamInstance &instance, uint32_t param, int64_t at, const Bytes &expected,
+               CheckResult &result) const {
+    const int64_t item = itemBytes(endpoint_.params()->Get(param)->dtype());
+    const std::byte *found = memory_.params[param][instance.instance] + at;
+    result.checkedBytes += expected.size();
+    if (expected.empty() || std::memcmp(found, expected.data(), expected.size()) == 0)
+      return;
+    const QuantizedView &view = *endpoint_.params()->Get(instance.param)->view();
+    for (int64_t e = 0; e < static_cast<int64_t>(expected.size()) / item; ++e) {
+      const std::byte *right = expected.data() + e * item, *is = found + e * item;
+      if (std::memcmp(right, is, static_cast<size_t>(item)) == 0)
+        continue;
+      ++result.mismatches;
+      if (result.first.empty())
+        result.first = where() + " param '" + nameOf(param, instance.instance) + "' element " +
+                       std::to_string(at / item + e) + " (quantized as " + EnumNameQuantization(view.format()) +
+                       "): found " + hex(is, item) + ", expected " + hex(right, item);
+    }
+  }
+
+  /// The values that were written to a part of a view.
+  Bytes written(const ParamInstance &instance, Places part, ExpectedTensor &tensor, CheckResult &result) const {
     const SynthesizedValues values(reference_.conversions(), *endpoint_.params()->Get(instance.param));
     const int64_t item = itemBytes(values.sentDtype);
-    Bytes bytes(static_cast<size_t>(instance.bytes)); // padding is zero
-    ExpectedTensor tensor(reference_);
-    Coverage coverage(instance.bytes / item);
-    forEachRange(layoutOf(instance), [&](const ElementRange &range) {
+    Bytes bytes(static_cast<size_t>(part.count * item)); // padding is zero
+    Coverage coverage(part.count);
+    forEachRange(layoutOf(instance), part, [&](ElementRange range) {
       tensor.select(range);
+      range.local -= part.first;
       coverage.add(range);
       if (range.tensor && !tensor.fromSource())
         return fill(bytes.data(), range, tensor.key(), values);
@@ -127,7 +145,6 @@ private:
         k += sent.count;
       }
     });
-    result.ambiguity = tensor.ambiguity();
     result.addUncovered(instance, coverage);
     return bytes;
   }

@@ -6,6 +6,7 @@
 #include "support/parallel.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
 #include <mutex>
 
@@ -86,6 +87,40 @@ private:
   Accesses &accesses_;
   Visit visit_;
   std::vector<ElementRange> rows_;
+};
+
+/// Bounds the copies of tensors that are in memory at a time. One that is larger than the bound is copied alone.
+class CopyRoom {
+public:
+  explicit CopyRoom(uint64_t most) : most_(most) {}
+
+  /// Calls work() with room for so many bytes, after waiting for calls that have it.
+  template <class Work> void with(uint64_t bytes, const Work &work) {
+    bytes = std::min(bytes, most_);
+    {
+      std::unique_lock lock(mutex_);
+      released_.wait(lock, [&] { return bytes <= most_ - used_; });
+      used_ += bytes;
+    }
+    struct Release {
+      CopyRoom &room;
+      uint64_t bytes;
+      ~Release() {
+        {
+          const std::lock_guard lock(room.mutex_);
+          room.used_ -= bytes;
+        }
+        room.released_.notify_all();
+      }
+    } const release{*this, bytes};
+    work();
+  }
+
+private:
+  const uint64_t most_;
+  uint64_t used_ = 0;
+  std::mutex mutex_;
+  std::condition_variable released_;
 };
 
 const Param &paramOf(const Plan &plan, const TensorInstance &tensorInstance) {
@@ -262,6 +297,7 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
     stored += any;
   }
   Reference reference(plan, source);
+  CopyRoom copies(watch.copies);
   CheckResult result;
   std::mutex mutex;
   parallelFor(
@@ -272,12 +308,14 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
         if (std::none_of(targets.begin(), targets.end(), compared))
           return;
         CheckResult one;
-        const ExpectedTensor expected(name, std::make_shared<const TensorValues>(reference.assemble(name)));
-        one.ambiguity = expected.ambiguity();
-        Accesses accesses(watch.accessed);
-        for (const auto &tensorInstance : targets)
-          if (compared(tensorInstance))
-            compareInstance(plan, reference.conversions(), *tensorInstance, name, expected, accesses, one);
+        copies.with(reference.copiedBytes(name), [&] {
+          const ExpectedTensor expected(name, std::make_shared<const TensorValues>(reference.assemble(name)));
+          one.ambiguity = expected.ambiguity();
+          Accesses accesses(watch.accessed);
+          for (const auto &tensorInstance : targets)
+            if (compared(tensorInstance))
+              compareInstance(plan, reference.conversions(), *tensorInstance, name, expected, accesses, one);
+        });
         const std::lock_guard lock(mutex);
         result.add(std::move(one));
       },

@@ -8,10 +8,12 @@
 
 namespace reshard::analysis {
 
-/// What a comparison calls. Each may be empty.
+/// What a comparison calls, each may be empty, and how many bytes of tensors it may copy at a time: one tensor if that
+/// is larger.
 struct CompareWatch {
   std::function<void(double)> progress; // on the calling thread, with the fraction that is done
   std::function<void()> accessed;       // on any thread, after accesses to about 1 MiB of memory
+  uint64_t copies = uint64_t{1} << 30;
 };
 
 /// One of several processes that compare the same files: each takes some of the tensors, the first one also quantized

@@ -138,6 +138,26 @@ TensorValues Reference::assemble(const std::string &name) {
   return tensor;
 }
 
+uint64_t Reference::copiedBytes(const std::string &name) const {
+  uint64_t bytes = 0;
+  if (const auto found = instancesByTensor_.find(name); !name.empty() && found != instancesByTensor_.end())
+    for (const auto &held : found->second) {
+      const int64_t item = itemBytes(endpoint_.params()->Get(held->instance.param)->dtype());
+      forEachPartGrid(analysis::layoutOf(plan_, *held), [&](const PartGrid &grid) {
+        if (!grid.tensor || *grid.tensor != name || grid.elements() == 0)
+          return;
+        const auto elements = static_cast<uint64_t>(grid.elements() * item);
+        const PartGrid::Dimension *last = grid.dimensions.empty() ? nullptr : &grid.dimensions.back();
+        if (viewed(grid.pattern)) // the values of the instance, and their copy
+          bytes += 2 * elements;
+        else if (!last || last->localStride != 1 || last->logicalStride != 1 ||
+                 last->blocks.front().length() * item < TensorValues::kLeastReferred)
+          bytes += elements;
+      });
+    }
+  return bytes;
+}
+
 std::shared_ptr<const TensorValues> Reference::tensor(const std::string &name) {
   return tensors_.get(
       name, [&] { return std::make_shared<const TensorValues>(assemble(name)); },

@@ -79,6 +79,8 @@ public:
   std::shared_ptr<const TensorValues> tensor(const std::string &name);
   /// The same, not cached.
   TensorValues assemble(const std::string &name);
+  /// About the bytes that assemble() copies: all of a tensor that is dequantized, transposed or in short pieces.
+  uint64_t copiedBytes(const std::string &name) const;
 
   /// The amax of a whole matrix. `range` begins at an element of an `amax` view, which has the amax of one part of the
   /// matrix; `values` are those of a param that receives the matrix.

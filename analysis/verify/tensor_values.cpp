@@ -92,10 +92,8 @@ void TensorValues::refer(const ElementRange &range, const std::byte *memory, int
     put(range, memory, item, false);
 }
 
-/// The bytes of a run are many times those of its entry.
 void TensorValues::addLast() {
-  constexpr int64_t kLeastBytes = 512;
-  if (last_.count * last_.item >= kLeastBytes)
+  if (last_.count * last_.item >= kLeastReferred)
     runs_.push_back(last_);
   else if (last_.count > 0)
     copy(last_.first, last_.count, last_.data, last_.item);
@@ -131,16 +129,21 @@ bool TensorValues::finish() {
 void TensorValues::put(const ElementRange &range, const std::byte *memory, int64_t item, bool agree) {
   const int64_t last = range.logical + (range.count - 1) * range.logicalStep;
   grow(std::max(range.logical, last) + 1, item); // once, not for each element
-  if (!agree && range.logicalStep == 1 && range.localStep == 1)
-    return copy(range.logical, range.count, memory + range.local * item, item);
-  for (int64_t k = 0; k < range.count; ++k) {
-    const int64_t element = range.logical + k * range.logicalStep;
-    const std::byte *from = memory + (range.local + k * range.localStep) * item;
-    if (agree && conflict_ < 0 && copied(element) &&
-        std::memcmp(&bytes_[element * item], from, static_cast<size_t>(item)) != 0)
-      conflict_ = element;
-    copy(element, 1, from, item);
+  if (range.logicalStep == 1 && range.localStep == 1)
+    return putRun(range.logical, range.count, memory + range.local * item, item, agree);
+  for (int64_t k = 0; k < range.count; ++k)
+    putRun(range.logical + k * range.logicalStep, 1, memory + (range.local + k * range.localStep) * item, item, agree);
+}
+
+void TensorValues::putRun(int64_t first, int64_t count, const std::byte *from, int64_t item, bool agree) {
+  for (int64_t k = 0; agree && conflict_ < 0 && k < count;) {
+    const Stretch known = copiedStretch(first + k, count - k, item);
+    const std::byte *here = from + k * item, *end = here + known.count * item;
+    if (known.data && std::memcmp(here, known.data, static_cast<size_t>(known.count * item)) != 0)
+      conflict_ = first + k + (std::mismatch(here, end, known.data).first - here) / item;
+    k += known.count;
   }
+  copy(first, count, from, item);
 }
 
 void TensorValues::copy(int64_t first, int64_t count, const std::byte *from, int64_t item) {

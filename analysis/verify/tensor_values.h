@@ -41,6 +41,9 @@ struct Stretch {
 /// size, `item` bytes.
 class TensorValues {
 public:
+  static constexpr int64_t kLeastReferred =
+      512; // bytes of a range that stays where it is, many times those of its entry
+
   /// Adds elements whose memory outlives this object. finish() must follow the last call.
   void refer(const schema::ElementRange &range, const std::byte *memory, int64_t item);
   /// Orders the ranges. Of an element that was added twice, one value remains. Returns whether there is one.
@@ -67,6 +70,7 @@ private:
     return element < room_ && (std::to_integer<int>(copied_[element / 8]) >> (element % 8) & 1) != 0;
   }
   void addLast();
+  void putRun(int64_t first, int64_t count, const std::byte *from, int64_t item, bool agree);
   void copy(int64_t first, int64_t count, const std::byte *from, int64_t item);
   void grow(int64_t end, int64_t item);
   Stretch copiedStretch(int64_t element, int64_t most, int64_t item) const;

@@ -78,6 +78,73 @@ TEST(TensorValues, LongRangesAreNotCopied) {
   EXPECT_EQ(all.data, memory.data());
 }
 
+TEST(TensorValues, CopiesThatMustAgree) {
+  std::vector<std::byte> memory(64);
+  fbs::ElementRange row;
+  row.count = 16;
+  TensorValues values;
+  values.put(row, memory.data(), 2, true);
+  EXPECT_EQ(values.conflict(), -1);
+  memory[11] = std::byte{1};
+  row.logical = row.local = 3;
+  values.put(row, memory.data(), 2, true); // elements 3 to 18, of which 16 to 18 are new
+  EXPECT_EQ(values.conflict(), 5);
+  EXPECT_EQ(values.stretch(0, 100, 2).count, 19);
+  EXPECT_EQ(values.stretch(5, 1, 2).data[1], std::byte{1}) << "the last value remains";
+  row = {nullptr, -1, 9, -1, 9, -1, 5};
+  memory[18] = std::byte{1};
+  TensorValues backwards;
+  backwards.put(row, memory.data(), 2, true);
+  memory[12] = std::byte{1};
+  backwards.put(row, memory.data(), 2, true);
+  EXPECT_EQ(backwards.conflict(), 6);
+}
+
+/// Elements of an instance, by their places.
+std::map<int64_t, std::pair<std::string, int64_t>> elementsOf(const fbs::InstanceLayout &layout, const Places *places) {
+  std::map<int64_t, std::pair<std::string, int64_t>> elements;
+  const auto add = [&](const fbs::ElementRange &range) {
+    for (int64_t k = 0; k < range.count; ++k) {
+      const fbs::ElementRange at = range.at(k);
+      const bool added = elements.try_emplace(at.local, at.tensor ? *at.tensor : "padding", at.logical).second;
+      EXPECT_TRUE(added) << at.local;
+    }
+  };
+  if (places)
+    forEachRange(layout, *places, add);
+  else
+    forEachRange(layout, add);
+  return elements;
+}
+
+TEST(ElementRanges, OfSomePlaces) {
+  TemporaryFolder folder;
+  compile("{version: 1, model: {dtype: fp32, index: {e: 3}, tensors: {w: [7, 24], v: [12, 5], 'x.{e}': [4, 6]}, "
+          "layouts: {a: {params: same}, b: "
+          "{params: {w: {concat: [{permute: [1, 0], of: w}], pad: {0: 5}}, both: {interleave: {groups: 4, of: [v, "
+          "v]}}, x: {stack: e, holds: 'x.{e}', pad: {1: 8}}}}}}, "
+          "source: {layout: a, mesh: {}}, target: {layout: b, mesh: {}}}",
+          folder / "p.rplan");
+  std::unique_ptr<Plan> plan;
+  ASSERT_EQ(Plan::open(folder / "p.rplan", plan).message(), "");
+  const fbs::Endpoint &endpoint = *plan->manifest().endpoints()->Get(1);
+  std::mt19937_64 random(3);
+  for (uint32_t p = 0; p < endpoint.params()->size(); ++p)
+    for (const fbs::ParamInstance &instance : fbs::instances(plan->manifest(), endpoint, p, 0)) {
+      const fbs::InstanceLayout layout{plan->manifest(), endpoint, 0, instance};
+      const auto all = elementsOf(layout, nullptr);
+      const int64_t elements = instance.bytes / 4;
+      EXPECT_EQ(static_cast<int64_t>(all.size()), elements) << instance.name;
+      for (int round = 0; round < 200; ++round) {
+        Places places{static_cast<int64_t>(random() % static_cast<uint64_t>(elements)), 0};
+        places.count = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(elements - places.first));
+        std::map<int64_t, std::pair<std::string, int64_t>> wanted(all.lower_bound(places.first),
+                                                                  all.lower_bound(places.first + places.count));
+        EXPECT_EQ(elementsOf(layout, &places), wanted) << instance.name << " from " << places.first;
+      }
+    }
+}
+
 class Compare : public testing::Test {
 protected:
   /// Source and target are `w` and `v` of [8, 320] and [320, 8], moved from `source` to `target`.
@@ -202,7 +269,8 @@ TEST_F(Compare, ManyCodesAreCastAsOne) {
                   "}}}}}, source: {layout: a, mesh: {}}, target: {layout: b, mesh: {}}}",
               folder_ / "p.rplan");
       ASSERT_EQ(Plan::open(folder_ / "p.rplan", plan_).message(), "");
-      const SynthesizedValues values(PlanConversions(plan_->manifest()), *plan_->manifest().endpoints()->Get(1)->params()->Get(0));
+      const SynthesizedValues values(PlanConversions(plan_->manifest()),
+                                     *plan_->manifest().endpoints()->Get(1)->params()->Get(0));
       const auto sent = fbs::itemBytes(values.sentDtype), stored = fbs::itemBytes(values.storageDtype);
       constexpr int64_t kCodes = 1 << 16;
       std::vector<std::byte> codes(static_cast<size_t>(kCodes * sent)), results(static_cast<size_t>(kCodes * stored));

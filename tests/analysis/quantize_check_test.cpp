@@ -165,6 +165,53 @@ TEST_F(QuantizedPlan, TheCheckFindsEveryWrongByte) {
   }
 }
 
+TEST_F(QuantizedPlan, LargeParamsAreCheckedInBands) {
+  // Two matrices of 1.5 million elements, each more than a band; the source has them in two parts that cut blocks.
+  for (const char *format :
+       {"block_fp8", "{format: block_fp8_ue8m0, by: receiver, scale_layout: packed}",
+        "{format: mxfp8, scale_layout: swizzled}", "mxfp4", "{format: nvfp4, scale_layout: swizzled}"}) {
+    SCOPED_TRACE(format);
+    open(std::string("{version: 1, model: {dtype: bf16, tensors: {w: {shape: [2, 1500, 1024], shard: {1: tp}}}}, "
+                     "source: {mesh: {tp: 2}}, "
+                     "target: {mesh: {tp: 1}, quantize: ") +
+         format + "}}");
+    run();
+    const MeshRankMemory &rankMemory = target_->rankMemories()[0];
+    const CheckResult good = check(*plan_, rankMemory, 5, 2);
+    EXPECT_EQ(good.mismatches, 0u) << good.first;
+    uint64_t bytes = 0;
+    forEachBound(rankMemory, [&](const fbs::ParamInstance &instance, std::byte *memory) {
+      bytes += static_cast<uint64_t>(instance.bytes);
+      const int64_t item = fbs::itemBytes(endpoint(1).params()->Get(instance.param)->dtype());
+      for (const int64_t at : {int64_t{0}, instance.bytes / 2, instance.bytes - 1}) {
+        memory[at] ^= std::byte{0x10};
+        const CheckResult bad = compare(*plan_, *source_, *target_, 2);
+        EXPECT_EQ(bad.mismatches, 1u) << instance.name << " byte " << at;
+        EXPECT_THAT(bad.first,
+                    testing::HasSubstr("param '" + instance.name + "' element " + std::to_string(at / item) + " "));
+        memory[at] ^= std::byte{0x10};
+      }
+    });
+    EXPECT_EQ(good.checkedBytes, bytes);
+  }
+}
+
+TEST_F(QuantizedPlan, LargeCopiesAreComparedOneAtATime) {
+  // Dequantized tensors are copied. There is room for less than one of them.
+  for (const char *source : {"mxfp8", "{format: nvfp4, scale_layout: swizzled}"}) {
+    open(job(8, quantized(source), ""));
+    run();
+    CompareWatch watch;
+    watch.copies = 100;
+    EXPECT_EQ(compare(*plan_, *source_, *target_, 4, watch).mismatches, 0u);
+    forEachBound(target_->rankMemories()[2], [&](const fbs::ParamInstance &instance, std::byte *memory) {
+      memory[1] ^= std::byte{0x10};
+      EXPECT_EQ(compare(*plan_, *source_, *target_, 4, watch).mismatches, 1u) << instance.name;
+      memory[1] ^= std::byte{0x10};
+    });
+  }
+}
+
 TEST_F(QuantizedPlan, SynthesizedBlocksAreNearTheirElements) {
   // Compares dequantized targets with the targets of the same job without quantization. Few elements may be 0.
   for (const auto &[format, near] :
