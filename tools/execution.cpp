@@ -198,8 +198,10 @@ private:
 
   /// Refuses a limit of the memory that the arenas of this process leave no room in.
   void checkArenas() const {
+    if (options_.memory == 0 || options_.device != "cpu") // a device has arenas of its own
+      return;
     uint64_t bytes = 0;
-    for (uint32_t rank = 0; rank < plan_->world() && options_.memory > 0; ++rank) {
+    for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
       if (!ranks_.empty() && std::find(ranks_.begin(), ranks_.end(), rank) == ranks_.end())
         continue;
       const schema::Segment *segment = nullptr;

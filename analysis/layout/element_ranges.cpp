@@ -28,14 +28,31 @@ void forEachRange(const InstanceLayout &layout, const std::function<void(const E
   });
 }
 
-void forEachRange(const InstanceLayout &layout, Places places, const std::function<void(const ElementRange &)> &visit) {
-  const int64_t end = places.first + places.count;
+PartsByPlace::PartsByPlace(const InstanceLayout &layout) {
   forEachPartGrid(layout, [&](const PartGrid &grid) {
     if (grid.elements() == 0)
       return;
-    if (const auto [from, to] = grid.places(); to <= places.first || from >= end)
-      return;
-    forEachRangeOf(grid, [&](const ElementRange &range) {
+    const auto [first, end] = grid.places();
+    entries_.push_back({grid, grid.tensor ? *grid.tensor : std::string(), first, end, end});
+  });
+  std::stable_sort(entries_.begin(), entries_.end(), [](const Entry &a, const Entry &b) { return a.first < b.first; });
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_[i].grid.tensor)
+      entries_[i].grid.tensor = &entries_[i].tensor;
+    if (i > 0)
+      entries_[i].reach = std::max(entries_[i].end, entries_[i - 1].reach);
+  }
+}
+
+void PartsByPlace::forEachRange(Places places, const std::function<void(const ElementRange &)> &visit) const {
+  const int64_t end = places.first + places.count;
+  const auto begin = std::partition_point(entries_.begin(), entries_.end(),
+                                          [&](const Entry &entry) { return entry.reach <= places.first; });
+  for (auto entry = begin; entry != entries_.end() && entry->first < end; ++entry) {
+    WorkDeadline::spend(1);
+    if (entry->end <= places.first)
+      continue;
+    forEachRangeOf(entry->grid, [&](const ElementRange &range) {
       // The elements [skipped, taken) of the range: those from its first place on, and before the end.
       const int64_t step = std::max<int64_t>(range.localStep, 1);
       const auto before = [&](int64_t place) {
@@ -50,7 +67,7 @@ void forEachRange(const InstanceLayout &layout, Places places, const std::functi
       WorkDeadline::spend(part.count);
       visit(part);
     });
-  });
+  }
 }
 
 void Coverage::add(const ElementRange &range) {

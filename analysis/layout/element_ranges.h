@@ -28,8 +28,22 @@ void forEachRange(const InstanceLayout &layout, const std::function<void(const E
 struct Places {
   int64_t first, count;
 };
-/// The same for the elements at these places.
-void forEachRange(const InstanceLayout &layout, Places places, const std::function<void(const ElementRange &)> &visit);
+/// The parts of an instance in the order of their places, for visits of a few places at a time.
+class PartsByPlace {
+public:
+  explicit PartsByPlace(const InstanceLayout &layout);
+  /// Calls visit(range) for the elements at these places that a part covers.
+  void forEachRange(Places places, const std::function<void(const ElementRange &)> &visit) const;
+
+private:
+  struct Entry {
+    PartGrid grid; // its tensor is `tensor`
+    std::string tensor;
+    int64_t first, end; // its places lie in [first, end)
+    int64_t reach;      // the greatest `end` of this entry and those before
+  };
+  std::vector<Entry> entries_; // by `first`
+};
 
 /// Which elements of an instance its parts have covered.
 class Coverage {

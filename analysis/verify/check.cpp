@@ -5,6 +5,7 @@
 #include "schema/flatbuffer_vectors.h"
 #include "support/hash.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -24,9 +25,10 @@ std::string hex(const std::byte *at, int64_t bytes) {
 /// Checks the instances of one mesh rank, one at a time.
 class InstanceCheck {
 public:
-  InstanceCheck(const Plan &plan, const MeshRankMemory &memory, Reference &reference)
+  InstanceCheck(const Plan &plan, const MeshRankMemory &memory, Reference &reference, CopyRoom &room,
+                const std::function<void()> &accessed)
       : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(memory.endpoint)), memory_(memory),
-        reference_(reference) {}
+        reference_(reference), room_(room), accessed_(accessed) {}
 
   /// Checks the elements of an instance in place.
   CheckResult elements(const ParamInstance &instance) const {
@@ -57,15 +59,21 @@ public:
     const std::vector<uint32_t> params = baseParams(*param.view());
     CheckResult result;
     ExpectedTensor tensor(reference_);
+    const PartsByPlace parts(layoutOf(instance));
+    const int64_t item = itemBytes(param.dtype()), elements = instance.bytes / item;
     if (param.view()->kind() == ViewKind::plain_scales) {
-      const Bytes values = written(instance, {0, instance.bytes / itemBytes(param.dtype())}, tensor, result);
+      const Bytes values = written(instance, parts, {0, elements}, tensor, result);
       const std::vector<Bytes> expected = writeView(endpoint_, instance.param, memory_.meshRank, values.data(), {});
       compare(instance, params[0], 0, expected[0], result);
     } else {
       QuantizedBands bands(endpoint_, instance.param, memory_.meshRank, tensorScales(instance));
-      while (bands.next(kAtOnce)) {
-        const Bytes values = written(instance, {bands.first(), bands.count()}, tensor, result);
-        compare(instance, params[0], bands.codesAt(), bands.codes(values.data()), result);
+      while (bands.next(std::max(kAtOnce, elements / kMostBands))) {
+        room_.with(static_cast<uint64_t>(bands.count() * (item + 2)), [&] { // values, codes, and bits of the coverage
+          const Bytes values = written(instance, parts, {bands.first(), bands.count()}, tensor, result);
+          compare(instance, params[0], bands.codesAt(), bands.codes(values.data()), result);
+        });
+        if (accessed_)
+          accessed_();
       }
       compare(instance, params[1], 0, bands.scales(), result);
       if (params.size() > 2)
@@ -98,7 +106,8 @@ private:
                  : ", but the source does not hold this element");
   }
 
-  static constexpr int64_t kAtOnce = 1 << 20; // elements of a view that are in memory
+  static constexpr int64_t kAtOnce = 1 << 18;    // elements of a view that are in memory; more of a view that has
+  static constexpr int64_t kMostBands = 1 << 10; // more than so many times as many, since each band visits its parts
 
   /// Compares a part of a base param of a view, from byte `at` on.
   void compare(const ParamInstance &instance, uint32_t param, int64_t at, const Bytes &expected,
@@ -122,12 +131,13 @@ private:
   }
 
   /// The values that were written to a part of a view.
-  Bytes written(const ParamInstance &instance, Places part, ExpectedTensor &tensor, CheckResult &result) const {
+  Bytes written(const ParamInstance &instance, const PartsByPlace &parts, Places part, ExpectedTensor &tensor,
+                CheckResult &result) const {
     const SynthesizedValues values(reference_.conversions(), *endpoint_.params()->Get(instance.param));
     const int64_t item = itemBytes(values.sentDtype);
     Bytes bytes(static_cast<size_t>(part.count * item)); // padding is zero
     Coverage coverage(part.count);
-    forEachRange(layoutOf(instance), part, [&](ElementRange range) {
+    parts.forEachRange(part, [&](ElementRange range) {
       tensor.select(range);
       range.local -= part.first;
       coverage.add(range);
@@ -181,13 +191,15 @@ private:
   const Endpoint &endpoint_;
   const MeshRankMemory &memory_;
   Reference &reference_;
+  CopyRoom &room_;
+  const std::function<void()> &accessed_;
 };
 
 CheckResult checkMeshRank(const Plan &plan, const MeshRankMemory &memory, Reference &reference, unsigned threads,
-                          bool viewsOnly) {
+                          bool viewsOnly, CopyRoom &room, const std::function<void()> &accessed) {
   const Endpoint &endpoint = *plan.manifest().endpoints()->Get(memory.endpoint);
   const std::vector<bool> derived = derivedParams(endpoint);
-  const InstanceCheck checks(plan, memory, reference);
+  const InstanceCheck checks(plan, memory, reference, room, accessed);
   CheckResult result;
   std::mutex mutex;
   forEachInstance(plan, memory, threads, [&](const InstanceLayout &layout) {
@@ -227,11 +239,13 @@ CheckResult check(const Plan &plan, const MeshRankMemory &memory, uint64_t seed,
 }
 
 CheckResult check(const Plan &plan, const MeshRankMemory &memory, Reference &reference, unsigned threads) {
-  return checkMeshRank(plan, memory, reference, threads, false);
+  CopyRoom room(kMostCopies);
+  return checkMeshRank(plan, memory, reference, threads, false, room, {});
 }
 
-CheckResult checkViews(const Plan &plan, const MeshRankMemory &memory, Reference &reference, unsigned threads) {
-  return checkMeshRank(plan, memory, reference, threads, true);
+CheckResult checkViews(const Plan &plan, const MeshRankMemory &memory, Reference &reference, unsigned threads,
+                       CopyRoom &room, const std::function<void()> &accessed) {
+  return checkMeshRank(plan, memory, reference, threads, true, room, accessed);
 }
 
 } // namespace reshard::analysis

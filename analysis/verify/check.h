@@ -2,9 +2,11 @@
 // Checks of target memory against the layouts of the manifest: transfers are not read.
 #pragma once
 
+#include "analysis/verify/copy_room.h"
 #include "analysis/verify/reference.h"
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace reshard::analysis {
@@ -27,7 +29,9 @@ CheckResult check(const Plan &plan, const MeshRankMemory &memory, uint64_t seed,
 /// The same, with the source's values from a reference that all mesh ranks may share.
 CheckResult check(const Plan &plan, const MeshRankMemory &memory, Reference &reference, unsigned threads);
 
-/// Checks only the quantized params, through their views. Works with a source in memory too.
-CheckResult checkViews(const Plan &plan, const MeshRankMemory &memory, Reference &reference, unsigned threads);
+/// Checks only the quantized params, through their views. Works with a source in memory too. `room`: for the values
+/// that are in memory at a time. `accessed`, which may be empty, is called on any thread after accesses to about 1 MiB.
+CheckResult checkViews(const Plan &plan, const MeshRankMemory &memory, Reference &reference, unsigned threads,
+                       CopyRoom &room, const std::function<void()> &accessed);
 
 } // namespace reshard::analysis

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/verify/compare.h"
 
+#include "analysis/verify/copy_room.h"
 #include "analysis/verify/expected.h"
 #include "schema/flatbuffer_vectors.h"
 #include "support/parallel.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
 #include <mutex>
 
@@ -87,40 +87,6 @@ private:
   Accesses &accesses_;
   Visit visit_;
   std::vector<ElementRange> rows_;
-};
-
-/// Bounds the copies of tensors that are in memory at a time. One that is larger than the bound is copied alone.
-class CopyRoom {
-public:
-  explicit CopyRoom(uint64_t most) : most_(most) {}
-
-  /// Calls work() with room for so many bytes, after waiting for calls that have it.
-  template <class Work> void with(uint64_t bytes, const Work &work) {
-    bytes = std::min(bytes, most_);
-    {
-      std::unique_lock lock(mutex_);
-      released_.wait(lock, [&] { return bytes <= most_ - used_; });
-      used_ += bytes;
-    }
-    struct Release {
-      CopyRoom &room;
-      uint64_t bytes;
-      ~Release() {
-        {
-          const std::lock_guard lock(room.mutex_);
-          room.used_ -= bytes;
-        }
-        room.released_.notify_all();
-      }
-    } const release{*this, bytes};
-    work();
-  }
-
-private:
-  const uint64_t most_;
-  uint64_t used_ = 0;
-  std::mutex mutex_;
-  std::condition_variable released_;
 };
 
 const Param &paramOf(const Plan &plan, const TensorInstance &tensorInstance) {
@@ -322,7 +288,7 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
       watch.progress);
   for (const MeshRankMemory &rankMemory : target.rankMemories())
     if (share.process == 0 || !isStorage(rankMemory)) {
-      result.add(checkViews(plan, rankMemory, reference, threads));
+      result.add(checkViews(plan, rankMemory, reference, threads, copies, watch.accessed));
       checkCoverage(plan, rankMemory, result);
     }
   return result;

@@ -13,7 +13,7 @@ namespace reshard::analysis {
 struct CompareWatch {
   std::function<void(double)> progress; // on the calling thread, with the fraction that is done
   std::function<void()> accessed;       // on any thread, after accesses to about 1 MiB of memory
-  uint64_t copies = uint64_t{1} << 30;
+  uint64_t copies = kMostCopies;        // the most bytes of tensors that it copies at a time, or one tensor
 };
 
 /// One of several processes that compare the same files: each takes some of the tensors, the first one also quantized

@@ -138,24 +138,38 @@ TensorValues Reference::assemble(const std::string &name) {
   return tensor;
 }
 
-uint64_t Reference::copiedBytes(const std::string &name) const {
+uint64_t Reference::copiedBytes(const std::string &name) {
   uint64_t bytes = 0;
-  if (const auto found = instancesByTensor_.find(name); !name.empty() && found != instancesByTensor_.end())
-    for (const auto &held : found->second) {
-      const int64_t item = itemBytes(endpoint_.params()->Get(held->instance.param)->dtype());
-      forEachPartGrid(analysis::layoutOf(plan_, *held), [&](const PartGrid &grid) {
-        if (!grid.tensor || *grid.tensor != name || grid.elements() == 0)
-          return;
-        const auto elements = static_cast<uint64_t>(grid.elements() * item);
-        const PartGrid::Dimension *last = grid.dimensions.empty() ? nullptr : &grid.dimensions.back();
-        if (viewed(grid.pattern)) // the values of the instance, and their copy
-          bytes += 2 * elements;
-        else if (!last || last->localStride != 1 || last->logicalStride != 1 ||
-                 last->blocks.front().length() * item < TensorValues::kLeastReferred)
-          bytes += elements;
-      });
-    }
+  const auto found = instancesByTensor_.find(name);
+  if (name.empty() || found == instancesByTensor_.end())
+    return bytes;
+  for (const auto &held : found->second) {
+    const Copies copies = copiesOf(*held);
+    if (copies.values)
+      bytes += static_cast<uint64_t>(held->instance.bytes);
+    if (copies.elements)
+      bytes += std::min(copies.tensorBytes, static_cast<uint64_t>(held->instance.bytes));
+  }
   return bytes;
+}
+
+Reference::Copies Reference::copiesOf(const TensorInstance &held) {
+  const std::lock_guard lock(copiesMutex_);
+  const auto [at, added] = copies_.try_emplace(held.instance.param);
+  Copies &copies = at->second;
+  if (!added)
+    return copies;
+  const int64_t item = itemBytes(endpoint_.params()->Get(held.instance.param)->dtype());
+  forEachPartGrid(analysis::layoutOf(plan_, held), [&](const PartGrid &grid) {
+    if (!grid.tensor || grid.elements() == 0)
+      return;
+    const PartGrid::Dimension *last = grid.dimensions.empty() ? nullptr : &grid.dimensions.back();
+    copies.values = copies.values || viewed(grid.pattern);
+    copies.elements = copies.elements || viewed(grid.pattern) || !last || last->localStride != 1 ||
+                      last->logicalStride != 1 || last->blocks.front().length() * item < TensorValues::kLeastReferred;
+    copies.tensorBytes = std::max(copies.tensorBytes, static_cast<uint64_t>(grid.elements() * item));
+  });
+  return copies;
 }
 
 std::shared_ptr<const TensorValues> Reference::tensor(const std::string &name) {

@@ -79,8 +79,9 @@ public:
   std::shared_ptr<const TensorValues> tensor(const std::string &name);
   /// The same, not cached.
   TensorValues assemble(const std::string &name);
-  /// About the bytes that assemble() copies: all of a tensor that is dequantized, transposed or in short pieces.
-  uint64_t copiedBytes(const std::string &name) const;
+  /// About the bytes that assemble() copies: all of a tensor that is dequantized, transposed or in short pieces, and
+  /// the dequantized values of the params that hold it.
+  uint64_t copiedBytes(const std::string &name);
 
   /// The amax of a whole matrix. `range` begins at an element of an `amax` view, which has the amax of one part of the
   /// matrix; `values` are those of a param that receives the matrix.
@@ -97,6 +98,12 @@ private:
   std::vector<float> amax(const std::string &name, const AmaxMatrices &of, const SynthesizedValues &values);
   bool sendsAmax(const MeshRankMemory &rankMemory, uint32_t param) const;
   void find(const std::vector<MeshRankMemory> &rankMemories);
+  /// What assemble() copies of the tensors of a param: the values of each instance, the elements of each tensor.
+  struct Copies {
+    bool values = false, elements = false;
+    uint64_t tensorBytes = 0; // of the largest part
+  };
+  Copies copiesOf(const TensorInstance &held);
   InstanceLayout layoutOf(const MeshRankMemory &rankMemory, const schema::ParamInstance &instance) const;
   bool has(const MeshRankMemory &rankMemory, uint32_t param, uint32_t instance) const;
   std::shared_ptr<const std::byte> bytes(const MeshRankMemory &rankMemory, const schema::ParamInstance &instance);
@@ -112,6 +119,8 @@ private:
   std::vector<std::optional<BaseOf>> baseOf_;
   std::vector<MeshRankMemory> rankMemories_; // without memory if values are synthesized
   InstancesByTensor instancesByTensor_;
+  std::mutex copiesMutex_;
+  std::map<uint32_t, Copies> copies_; // by param
   Cache<std::string, TensorValues> tensors_;
   Cache<Key, Bytes> instances_;
   Cache<Key, std::vector<Bytes>> quantized_;

@@ -101,7 +101,7 @@ class _Conversion:
     converted: set[str]  #: tensors of SOURCE
     config: dict[str, Any] | None = None  #: the config.json of TARGET
     hint: str = ""  #: what a user may do if the job is not valid
-    staging: int = 0  #: the most bytes that wait in memory until whole rows of blocks can be quantized; 0: the compiler's default
+    staging: int = 0  #: the staging limit of the job; 0: none
     processes: int = 1  #: how many processes share out the work
 
     def job(self) -> str:
@@ -146,10 +146,10 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _staging(options: argparse.Namespace) -> int:
-    """What --memory leaves for elements that wait to be quantized: a quarter, since the pages of mapped files are released at half. 0: the compiler's
-    default of 256 MiB."""
+    """What --memory leaves for arenas, where elements wait to be quantized: a quarter, since the pages of mapped files are released at half. 0: what the
+    compiler takes without a limit, 256 MiB, is less."""
     size = re.fullmatch(r"(\d+) *([KMG]i?B)?", options.memory or "")
-    if not size or not options.quantize:
+    if not size:
         return 0
     unit = size[2] or ""
     quarter = int(size[1]) * (1024 if "i" in unit else 1000) ** " KMG".find(unit[:1] or " ") // 4
@@ -421,7 +421,8 @@ def _compile(options: argparse.Namespace, conversion: _Conversion, folder: Path)
     try:
         run_compiler([folder / "job.yaml", "-o", plan, f"--report={report}"])
     except CompileError as error:
-        raise CompileError(f"{error}{conversion.hint}") from None
+        staged = f"\nnote: the staging limit is a quarter of --memory={options.memory}" if conversion.staging and "staging limit" in str(error) else ""
+        raise CompileError(f"{error}{staged}{conversion.hint}") from None
     compiled = json.loads(report.read_text())
     if (unused := compiled["unused"]) and not (options.only or options.ignore or options.allow):
         raise Error(f"the layout of TARGET has no params for {len(unused)} tensors of the model: {shown(unused)}; --allow=extra leaves them out")
@@ -495,8 +496,6 @@ def run(arguments: Sequence[str]) -> int:
         conversion = _conversion(options, contents)
         conversion.processes = options.processes
         conversion.staging = _staging(options)
-        if conversion.staging:
-            conversion.hint += f"\nnote: --memory={options.memory} leaves {conversion.staging} bytes for elements that wait to be quantized; a larger one leaves more"
         found = f"{options.source}: {contents['format']}, {len(contents['tensors'])} tensors, {len(contents['objects'])} objects"
         said, conversion.said = [found, *conversion.said], []
         _say(options, conversion, said)

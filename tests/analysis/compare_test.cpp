@@ -10,9 +10,12 @@
 
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <random>
+#include <stdexcept>
+#include <thread>
 
 using namespace reshard;
 using namespace reshard::tests;
@@ -111,10 +114,39 @@ std::map<int64_t, std::pair<std::string, int64_t>> elementsOf(const fbs::Instanc
     }
   };
   if (places)
-    forEachRange(layout, *places, add);
+    PartsByPlace(layout).forEachRange(*places, add);
   else
     forEachRange(layout, add);
   return elements;
+}
+
+TEST(CopyRoom, BoundsWhatIsInUse) {
+  CopyRoom room(100);
+  std::atomic<int64_t> used = 0, most = 0, alone = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 500; ++i) {
+        const int64_t bytes = (7 * i + t) % 50 == 0 ? 1000 : 10 + (i + t) % 60; // some are larger than the room
+        try {
+          room.with(static_cast<uint64_t>(bytes), [&] {
+            const int64_t now = used += std::min<int64_t>(bytes, 100);
+            for (int64_t seen = most; now > seen && !most.compare_exchange_weak(seen, now);)
+              ;
+            alone += bytes > 100 && now == 100;
+            used -= std::min<int64_t>(bytes, 100);
+            if (i % 5 == 0)
+              throw std::runtime_error("x");
+          });
+        } catch (const std::runtime_error &) { // its room is free again
+        }
+      }
+    });
+  for (std::thread &thread : threads)
+    thread.join();
+  EXPECT_LE(most, 100);
+  EXPECT_EQ(alone, 40);
+  room.with(100, [] {});
 }
 
 TEST(ElementRanges, OfSomePlaces) {

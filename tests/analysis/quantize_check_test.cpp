@@ -196,8 +196,8 @@ TEST_F(QuantizedPlan, LargeParamsAreCheckedInBands) {
   }
 }
 
-TEST_F(QuantizedPlan, LargeCopiesAreComparedOneAtATime) {
-  // Dequantized tensors are copied. There is room for less than one of them.
+TEST_F(QuantizedPlan, ThereIsRoomForLessThanOneCopy) {
+  // Dequantized tensors are copied, one at a time.
   for (const char *source : {"mxfp8", "{format: nvfp4, scale_layout: swizzled}"}) {
     open(job(8, quantized(source), ""));
     run();

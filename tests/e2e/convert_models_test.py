@@ -216,8 +216,9 @@ class Models(ConvertTest):
         self.assertNotIn("staging", self.convert("hf-model", "more", "--quantize=block_fp8", "--memory=4GiB", "--plan").stdout)  # the compiler's default is less
         for memory, options, staging in (("64MiB", [], 16 << 20), ("80000000", [], 20_000_000), ("1GB", ["--to=vllm", "--mesh=tp=2"], 250_000_000)):
             self.assertIn(f'\noptions: {{"staging": {staging}}}\n', self.convert("hf-model", "more", "--quantize=block_fp8", f"--memory={memory}", *options, "--plan").stdout)
-        self.assertIn("note: --memory=256 leaves 64 bytes for elements that wait to be quantized; a larger one leaves more",
+        self.assertIn("note: the staging limit is a quarter of --memory=256",
                       self.convert("hf-model", "more", "--quantize=block_fp8", "--memory=256", code=2).stderr)
+        self.assertNotIn("--memory", self.convert("hf-model", "more", "--dtype=fp17", "--memory=64MiB", code=2).stderr)
         if FULL:
             self.assertIn("config.json does not say that matrices are mxfp8", self.convert("hf-model", "mx", "--quantize=mxfp8", "--ignore=*down*").stdout)
 

@@ -3,6 +3,7 @@
 that leave nothing behind."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pickle
@@ -158,7 +159,9 @@ layouts:
     def killed(self, *arguments: str) -> int:
         """Kills a conversion to `out` and its executor as soon as the journal has another record. Returns the number of records, 0 if it has ended before."""
         def records() -> int:
-            return sum(path.read_bytes().count(b"\n") - 1 for path in self.folder.glob("out.partial-*/.reshard-journal-0"))
+            with contextlib.suppress(FileNotFoundError):  # the folder has just got another name
+                return sum(path.read_bytes().count(b"\n") - 1 for path in self.folder.glob("out.partial-*/.reshard-journal-0"))
+            return 0
 
         before = records()
         process = subprocess.Popen([sys.executable, "-c", "from reshard.commands import convert; convert()", *arguments], cwd=self.folder,
@@ -173,6 +176,12 @@ layouts:
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait(30)
         self.assertIn(code, (0, -signal.SIGKILL))
+        for folder in self.folder.glob("out.partial-*"):  # until the executor has ended too, which may still write to the device
+            lock = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            finally:
+                os.close(lock)
         return records() if code else 0
 
     def test_killed(self):

@@ -74,8 +74,11 @@ class Limit(FolderTest):
         self.assertFalse((self.folder / "safetensors.fp8").exists())
         plan = self.compile("safetensors", "safetensors.fp8", quantize="block_fp8", job={"options": {"staging": LIMIT // 4}})
         codes, scales = BYTES // 4, 4 * (6 * 16 * 16 + 80 * 16)
-        self.assertIn(f"all {codes + scales} bytes right", run("reshard-exec", plan, f"--memory={LIMIT}", "--check", f"--report={report}").stdout)
-        self.check(report)
+        for threads in (2, 8):
+            shutil.rmtree(self.folder / "safetensors.fp8", ignore_errors=True)
+            done = run("reshard-exec", plan, f"--memory={LIMIT}", "--check", f"--threads={threads}", f"--report={report}")
+            self.assertIn(f"all {codes + scales} bytes right", done.stdout)
+            self.check(report)
 
     def test_files_of_ranks(self):
         report = self.folder / "report.json"

@@ -157,8 +157,10 @@ protected:
         return process.digests->checkDigests(buckets, expected, false);
       };
       check.compare = [&](const std::vector<CountedDigest> &expected, const std::function<void()> &poll) {
+        Result<std::string> differences =
+            process.digests->compareRank(fleet.meshRankOf(rank), buckets, expected, poll, {});
         ++comparisons;
-        return process.digests->compareRank(fleet.meshRankOf(rank), buckets, expected, poll, {});
+        return differences;
       };
     }
     const Result<uint64_t> version = process.transport->pull({least, in(seconds),
@@ -205,7 +207,7 @@ protected:
   uint64_t rangeBytes = 1000;
   std::map<uint32_t, std::unique_ptr<Process>> processes; // by world rank
   std::atomic<int> writes{0};                             // versions of which a rank has written a byte
-  std::atomic<int> comparisons{0};                        // of digests
+  std::atomic<int> comparisons{0};                        // of digests, that have ended
   std::mutex mutex;
   std::map<uint64_t, tests::Ranks> expected; // by version
 };
