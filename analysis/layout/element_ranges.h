@@ -32,6 +32,8 @@ struct Places {
 class PartsByPlace {
 public:
   explicit PartsByPlace(const InstanceLayout &layout);
+  PartsByPlace(const PartsByPlace &) = delete; // grids point to the names of their entries
+  PartsByPlace &operator=(const PartsByPlace &) = delete;
   /// Calls visit(range) for the elements at these places that a part covers.
   void forEachRange(Places places, const std::function<void(const ElementRange &)> &visit) const;
 

@@ -106,8 +106,9 @@ private:
                  : ", but the source does not hold this element");
   }
 
-  static constexpr int64_t kAtOnce = 1 << 18;    // elements of a view that are in memory; more of a view that has
-  static constexpr int64_t kMostBands = 1 << 10; // more than so many times as many, since each band visits its parts
+  /// A band has so many elements of a view, or more if there would be too many bands: each band visits the ranges of
+  /// the parts that it meets.
+  static constexpr int64_t kAtOnce = 1 << 18, kMostBands = 1 << 10;
 
   /// Compares a part of a base param of a view, from byte `at` on.
   void compare(const ParamInstance &instance, uint32_t param, int64_t at, const Bytes &expected,

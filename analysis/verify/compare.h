@@ -8,12 +8,11 @@
 
 namespace reshard::analysis {
 
-/// What a comparison calls, each may be empty, and how many bytes of tensors it may copy at a time: one tensor if that
-/// is larger.
+/// What a comparison calls (each may be empty), and the memory that it may use.
 struct CompareWatch {
   std::function<void(double)> progress; // on the calling thread, with the fraction that is done
   std::function<void()> accessed;       // on any thread, after accesses to about 1 MiB of memory
-  uint64_t copies = kMostCopies;        // the most bytes of tensors that it copies at a time, or one tensor
+  uint64_t copies = kMostCopies;        // bytes of tensors that it copies at a time; a larger tensor is copied alone
 };
 
 /// One of several processes that compare the same files: each takes some of the tensors, the first one also quantized

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Room for copies, which threads share.
+// Bounds the memory of copies that several threads make.
 #pragma once
 
 #include <algorithm>

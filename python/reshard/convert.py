@@ -146,8 +146,8 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _staging(options: argparse.Namespace) -> int:
-    """What --memory leaves for arenas, where elements wait to be quantized: a quarter, since the pages of mapped files are released at half. 0: what the
-    compiler takes without a limit, 256 MiB, is less."""
+    """The staging limit for --memory: a quarter of it, since the pages of mapped files are released at half. 0: none is needed, because elements that
+    wait to be quantized take at most 256 MiB without one."""
     size = re.fullmatch(r"(\d+) *([KMG]i?B)?", options.memory or "")
     if not size:
         return 0

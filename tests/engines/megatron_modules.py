@@ -157,7 +157,7 @@ def mamba_mixer():
 
 def bridge(name):
     """A module of Megatron-Bridge. The packages around it are empty here: their __init__.py import Transformer Engine. So is the class
-    that downloads a model and distributes it, which needs a GPU."""
+    that downloads a model and distributes it: it needs packages that scripts/frameworks.sh does not install."""
     root = Path(sys.modules["megatron.core"].__file__).parents[1] / "bridge"
     for package in ("", ".models", ".utils", "." + name.rpartition(".")[0]):
         module = types.ModuleType("megatron.bridge" + package)
