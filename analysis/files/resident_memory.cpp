@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <malloc.h>
 #include <unistd.h>
 
 namespace reshard::analysis {
@@ -19,8 +20,11 @@ uint64_t rssBytes() {
 
 ResidentMemoryLimit::ResidentMemoryLimit(std::vector<const Memory *> files, uint64_t bytes)
     : files_(std::move(files)), bytes_(bytes) {
-  if (bytes > 0)
-    thread_ = std::thread([this] { watch(); });
+  if (bytes == 0)
+    return;
+  // Else each thread keeps freed buffers of up to 32 MiB for its next ones.
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  thread_ = std::thread([this] { watch(); });
 }
 
 ResidentMemoryLimit::~ResidentMemoryLimit() {

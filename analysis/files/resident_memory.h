@@ -15,7 +15,8 @@ uint64_t rssBytes();
 
 /// Keeps the resident memory of this process below `bytes` (0: no limit) by releasing the pages of mapped files. The
 /// contents remain in the files: the next access to a page reads it again. Threads that access files call check(). For
-/// other accesses, a thread calls it a few hundred times a second while this object lives.
+/// other accesses, a thread calls it a few hundred times a second while this object lives. With a limit, the process's
+/// allocator returns large buffers to the system from now on.
 class ResidentMemoryLimit {
 public:
   ResidentMemoryLimit(std::vector<const Memory *> files, uint64_t bytes);

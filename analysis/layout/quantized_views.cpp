@@ -97,33 +97,40 @@ ParamInstance sibling(const Endpoint &endpoint, const ParamInstance &instance, u
   return other;
 }
 
-Bytes readView(const Endpoint &endpoint, uint32_t number, uint32_t meshRank,
-               const std::vector<const std::byte *> &memory) {
+int64_t matrixCount(const Endpoint &endpoint, uint32_t number, uint32_t meshRank) {
+  return static_cast<int64_t>(ViewJobs::matricesOf(endpoint, number, meshRank).matrices);
+}
+
+Bytes readMatrix(const Endpoint &endpoint, uint32_t number, uint32_t meshRank,
+                 const std::vector<const std::byte *> &memory, int64_t matrix) {
   const QuantizedView &view = *endpoint.params()->Get(number)->view();
-  kernels::Quantized matrices = ViewJobs::matricesOf(endpoint, number, meshRank);
-  auto at = [&](size_t i) { return const_cast<std::byte *>(memory[i]); }; // only read
+  kernels::Quantized one = ViewJobs::matricesOf(endpoint, number, meshRank);
+  one.matrices = 1;
+  const auto at = [&](size_t i, uint64_t bytes) { // of a base param that has so many bytes for each matrix; only read
+    return const_cast<std::byte *>(memory[i]) + static_cast<uint64_t>(matrix) * bytes;
+  };
   switch (view.kind()) {
   case ViewKind::elements: {
-    Bytes wide(matrices.elements() * kernels::itemBytes(matrices.wide));
-    matrices.codes = at(0);
-    matrices.scales = at(1);
-    matrices.tensorScales = memory.size() > 2 ? at(2) : nullptr;
+    Bytes wide(one.elements() * kernels::itemBytes(one.wide));
+    one.codes = at(0, one.codeBytes());
+    one.scales = at(1, one.scaleBytes());
+    one.tensorScales = memory.size() > 2 ? at(2, sizeof(float)) : nullptr;
     if (!wide.empty())
-      kernels::decodeElements(matrices, {0, matrices.elements()}, wide.data());
+      kernels::decodeElements(one, {0, one.elements()}, wide.data());
     return wide;
   }
   case ViewKind::plain_scales: {
-    Bytes plain(matrices.blockRows() * scaleRowBytes(matrices));
-    matrices.scales = at(0);
+    Bytes plain(one.blockRows() * scaleRowBytes(one));
+    one.scales = at(0, one.scaleBytes());
     if (!plain.empty())
-      kernels::toPlainScales(matrices, plain.data());
+      kernels::toPlainScales(one, plain.data());
     return plain;
   }
   default:
     break;
   }
-  OutputBuffers output(matrices);
-  quantize(matrices, memory[0]);
+  OutputBuffers output(one);
+  quantize(one, at(0, one.elements() * kernels::itemBytes(one.wide)));
   return view.kind() == ViewKind::codes ? std::move(output.codes) : std::move(output.scales);
 }
 

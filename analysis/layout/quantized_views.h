@@ -37,9 +37,13 @@ std::vector<bool> derivedParams(const schema::Endpoint &endpoint);
 schema::ParamInstance sibling(const schema::Endpoint &endpoint, const schema::ParamInstance &instance, uint32_t param,
                               int64_t meshRank);
 
-/// The values that an instance of a source's view presents. `memory[i]` holds the instance of baseParams(view)[i].
-Bytes readView(const schema::Endpoint &endpoint, uint32_t view, uint32_t meshRank,
-               const std::vector<const std::byte *> &memory);
+/// The number of matrices that an instance of a view has, one after the other: each is quantized by itself.
+int64_t matrixCount(const schema::Endpoint &endpoint, uint32_t view, uint32_t meshRank);
+
+/// The values that a matrix of an instance of a source's view presents. `memory[i]` holds the whole instance of
+/// baseParams(view)[i].
+Bytes readMatrix(const schema::Endpoint &endpoint, uint32_t view, uint32_t meshRank,
+                 const std::vector<const std::byte *> &memory, int64_t matrix);
 
 /// What the base params of a view of kind `elements` must hold after values are written to it, in bands of whole rows
 /// of blocks: of a large param few values need be in memory. A format with tensor scales needs one for each matrix.

@@ -21,8 +21,10 @@ const TensorInstance &firstReplica(const Plan &plan, const std::vector<std::shar
                                    const std::string &name, int64_t wanted) {
   for (const auto &replica : replicas) {
     bool has = false;
-    forEachElement(plan, *replica, name,
-                   [&](const std::byte *, int64_t element, int64_t) { has = has || element == wanted; });
+    forEachRangeIn(plan, *replica, name, [&](const ElementRange &range) {
+      for (int64_t k = 0; k < range.count; ++k)
+        has = has || range.logical + k * range.logicalStep == wanted;
+    });
     if (has)
       return *replica;
   }
@@ -92,18 +94,6 @@ private:
 const Param &paramOf(const Plan &plan, const TensorInstance &tensorInstance) {
   const InstanceLayout layout = layoutOf(plan, tensorInstance);
   return *layout.endpoint.params()->Get(layout.instance.param);
-}
-
-/// Calls visit(range) for the elements of a tensor in an instance, or for the padding if `name` is empty.
-template <class Visit>
-void forEachRangeIn(const Plan &plan, const TensorInstance &tensorInstance, const std::string &name, Visit visit) {
-  forEachRange(layoutOf(plan, tensorInstance), [&](const ElementRange &range) {
-    if (range.tensor ? *range.tensor != name : !name.empty())
-      return;
-    ElementRange kept = range;
-    kept.tensor = range.tensor ? &name : nullptr; // `range` lives during this call only
-    visit(kept);
-  });
 }
 
 /// Whether two of the instances, or one instance twice, hold the same element of a tensor.
@@ -262,7 +252,7 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
     mine.push_back(any && stored % share.processes == share.process);
     stored += any;
   }
-  Reference reference(plan, source);
+  Reference reference(plan, source, static_cast<size_t>(watch.copies / 4));
   CopyRoom copies(watch.copies);
   CheckResult result;
   std::mutex mutex;

@@ -11,7 +11,8 @@ namespace reshard::analysis {
 using namespace schema;
 
 Reference::Reference(const Plan &plan, uint64_t seed)
-    : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), conversions_(plan.manifest()), seed_(seed) {
+    : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), conversions_(plan.manifest()), seed_(seed),
+      tensors_(kMostCached), matrices_(kMostCached) {
   for (uint32_t meshRank = 0; meshRank < endpoint_.ranks()->size(); ++meshRank) {
     rankMemories_.push_back({0, meshRank, {}});
     for (const Param *param : orEmpty(endpoint_.params()))
@@ -20,8 +21,9 @@ Reference::Reference(const Plan &plan, uint64_t seed)
   find(rankMemories_);
 }
 
-Reference::Reference(const Plan &plan, const Memory &source)
-    : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), conversions_(plan.manifest()), source_(&source) {
+Reference::Reference(const Plan &plan, const Memory &source, size_t cached)
+    : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), conversions_(plan.manifest()), source_(&source),
+      tensors_(cached), matrices_(cached) {
   find(source.rankMemories());
 }
 
@@ -68,41 +70,76 @@ bool Reference::has(const MeshRankMemory &rankMemory, uint32_t p, uint32_t insta
   return std::all_of(bases.begin(), bases.end(), [&](uint32_t each) { return has(rankMemory, each, instance); });
 }
 
+void Reference::forEachValue(const TensorInstance &held, const std::string &name,
+                             const std::function<void(const ElementRange &, const std::byte *)> &visit) {
+  const Param &param = *endpoint_.params()->Get(held.instance.param);
+  if (!param.view()) {
+    const std::shared_ptr<const std::byte> memory = bytes(*held.rankMemory, held.instance);
+    return forEachRangeIn(plan_, held, name, [&](const ElementRange &range) { visit(range, memory.get()); });
+  }
+  // A param may stack many matrices, each of another tensor: those that this tensor meets are enough.
+  int64_t elements = 1; // of a matrix
+  for (const int64_t length : held.instance.shape)
+    elements *= length;
+  elements /= std::max<int64_t>(matrixCount(endpoint_, held.instance.param, held.rankMemory->meshRank), 1);
+  std::shared_ptr<const Bytes> values;
+  int64_t number = -1;
+  forEachRangeIn(plan_, held, name, [&](const ElementRange &range) {
+    for (int64_t k = 0; k < range.count;) {
+      ElementRange part = range.at(k);
+      if (const int64_t wanted = part.local / elements; wanted != number) {
+        number = wanted;
+        values = matrix(held, number);
+      }
+      part.local -= number * elements;
+      part.count =
+          range.localStep > 0 ? std::min(range.count - k, (elements - part.local - 1) / range.localStep + 1) : 1;
+      visit(part, values->data());
+      k += part.count;
+    }
+  });
+}
+
 std::shared_ptr<const std::byte> Reference::bytes(const MeshRankMemory &rankMemory, const ParamInstance &instance) {
-  const QuantizedView *view = endpoint_.params()->Get(instance.param)->view();
-  if (!view && source_)
+  if (source_)
     return {std::shared_ptr<const std::byte>(), rankMemory.params[instance.param][instance.instance]};
-  if (const auto &by = baseOf_[instance.param]; !view && by) {
+  if (const auto &by = baseOf_[instance.param]) {
     const auto all = quantized(rankMemory, sibling(endpoint_, instance, by->view, rankMemory.meshRank));
     return {all, (*all)[by->number].data()};
   }
   const auto result = instances_.get(
-      {rankMemory.meshRank, instance.param, instance.instance},
+      {rankMemory.meshRank, instance.param, instance.instance, 0},
       [&] {
-        auto own = std::make_shared<Bytes>();
-        if (view) {
-          std::vector<std::shared_ptr<const std::byte>> bases;
-          std::vector<const std::byte *> memory;
-          for (uint32_t each : baseParams(*view)) {
-            bases.push_back(bytes(rankMemory, sibling(endpoint_, instance, each, rankMemory.meshRank)));
-            memory.push_back(bases.back().get());
-          }
-          *own = readView(endpoint_, instance.param, rankMemory.meshRank, memory);
-        } else {
-          own->resize(static_cast<size_t>(instance.bytes));
-          synthesizeInstance(conversions_, layoutOf(rankMemory, instance), seed_, own->data());
-        }
+        auto own = std::make_shared<Bytes>(static_cast<size_t>(instance.bytes));
+        synthesizeInstance(conversions_, layoutOf(rankMemory, instance), seed_, own->data());
         return own;
       },
       [](const Bytes &bytes) { return bytes.size(); });
   return {result, result->data()};
 }
 
+std::shared_ptr<const Bytes> Reference::matrix(const TensorInstance &view, int64_t number) {
+  const auto &[rankMemory, instance] = view;
+  const uint32_t meshRank = rankMemory->meshRank;
+  return matrices_.get(
+      {meshRank, instance.param, instance.instance, static_cast<uint64_t>(number)},
+      [&, &rankMemory = *rankMemory, &instance = instance] {
+        std::vector<std::shared_ptr<const std::byte>> bases;
+        std::vector<const std::byte *> memory;
+        for (const uint32_t each : baseParams(*endpoint_.params()->Get(instance.param)->view())) {
+          bases.push_back(bytes(rankMemory, sibling(endpoint_, instance, each, meshRank)));
+          memory.push_back(bases.back().get());
+        }
+        return std::make_shared<Bytes>(readMatrix(endpoint_, instance.param, meshRank, memory, number));
+      },
+      [](const Bytes &bytes) { return bytes.size(); });
+}
+
 /// The codes and scales of synthesized elements.
 std::shared_ptr<const std::vector<Bytes>> Reference::quantized(const MeshRankMemory &rankMemory,
                                                                const ParamInstance &elements) {
   return quantized_.get(
-      {rankMemory.meshRank, elements.param, elements.instance},
+      {rankMemory.meshRank, elements.param, elements.instance, 0},
       [&] {
         return std::make_shared<std::vector<Bytes>>(
             synthesizeBases(conversions_, layoutOf(rankMemory, elements), seed_));
@@ -123,15 +160,12 @@ TensorValues Reference::assemble(const std::string &name) {
   TensorValues tensor;
   if (const auto found = instancesByTensor_.find(name); !name.empty() && found != instancesByTensor_.end())
     for (const auto &held : found->second) {
-      const std::shared_ptr<const std::byte> memory = bytes(*held->rankMemory, held->instance);
       const int64_t item = itemBytes(endpoint_.params()->Get(held->instance.param)->dtype());
-      forEachRange(analysis::layoutOf(plan_, *held), [&](const ElementRange &range) {
-        if (!range.tensor || *range.tensor != name)
-          return;
+      forEachValue(*held, name, [&](const ElementRange &range, const std::byte *memory) {
         if (source_ && !viewed(range.pattern))
-          tensor.refer(range, memory.get(), item);
+          tensor.refer(range, memory, item);
         else
-          tensor.put(range, memory.get(), item, viewed(range.pattern));
+          tensor.put(range, memory, item, viewed(range.pattern));
       });
     }
   tensor.finish();
@@ -145,8 +179,9 @@ uint64_t Reference::copiedBytes(const std::string &name) {
     return bytes;
   for (const auto &held : found->second) {
     const Copies copies = copiesOf(*held);
-    if (copies.values)
-      bytes += static_cast<uint64_t>(held->instance.bytes);
+    if (const uint32_t param = held->instance.param; endpoint_.params()->Get(param)->view())
+      bytes += static_cast<uint64_t>(held->instance.bytes /
+                                     std::max<int64_t>(matrixCount(endpoint_, param, held->rankMemory->meshRank), 1));
     if (copies.elements)
       bytes += std::min(copies.tensorBytes, static_cast<uint64_t>(held->instance.bytes));
   }
@@ -164,7 +199,6 @@ Reference::Copies Reference::copiesOf(const TensorInstance &held) {
     if (!grid.tensor || grid.elements() == 0)
       return;
     const PartGrid::Dimension *last = grid.dimensions.empty() ? nullptr : &grid.dimensions.back();
-    copies.values = copies.values || viewed(grid.pattern);
     copies.elements = copies.elements || viewed(grid.pattern) || !last || last->localStride != 1 ||
                       last->logicalStride != 1 || last->blocks.front().length() * item < TensorValues::kLeastReferred;
     copies.tensorBytes = std::max(copies.tensorBytes, static_cast<uint64_t>(grid.elements() * item));
@@ -229,10 +263,7 @@ std::vector<float> Reference::amax(const std::string &name, const AmaxMatrices &
        found == instancesByTensor_.end() ? std::vector<std::shared_ptr<const TensorInstance>>() : found->second) {
     if (!sendsAmax(*held->rankMemory, held->instance.param))
       continue;
-    const std::shared_ptr<const std::byte> memory = generated ? nullptr : bytes(*held->rankMemory, held->instance);
-    forEachRange(analysis::layoutOf(plan_, *held), [&](const ElementRange &range) {
-      if (!range.tensor || *range.tensor != name)
-        return;
+    const auto add = [&](const ElementRange &range, const std::byte *memory) {
       for (int64_t k = 0, taken = 0; k < range.count; k += taken) {
         ElementRange part;
         part.logical = range.logical + k * range.logicalStep;
@@ -245,12 +276,16 @@ std::vector<float> Reference::amax(const std::string &name, const AmaxMatrices &
         if (generated)
           fill(some.data(), part, key, values);
         for (int64_t i = 0; !generated && i < part.count; ++i)
-          std::memcpy(some.data() + i * item, memory.get() + (range.local + (k + i) * range.localStep) * item,
+          std::memcpy(some.data() + i * item, memory + (range.local + (k + i) * range.localStep) * item,
                       static_cast<size_t>(item));
         float &magnitude = list[numberOf(row)];
         magnitude = largerAmax(amaxOf(values.sentDtype, some.data(), part.count), magnitude);
       }
-    });
+    };
+    if (generated)
+      forEachRangeIn(plan_, *held, name, [&](const ElementRange &range) { add(range, nullptr); });
+    else
+      forEachValue(*held, name, add);
   }
   return list;
 }

@@ -20,10 +20,14 @@
 
 namespace reshard::analysis {
 
-/// A thread-safe cache of computed values. A request for a value that another thread is computing waits for it.
+constexpr size_t kMostCached = size_t{1} << 28; // bytes, where nobody states a bound
+
+/// A thread-safe cache of computed values, of at most so many bytes and one value more. A request for a value that
+/// another thread is computing waits for it.
 template <class Key, class Value> class Cache {
 public:
   using Pointer = std::shared_ptr<const Value>;
+  explicit Cache(size_t most) : most_(most) {}
   template <class Make, class Size> Pointer get(const Key &key, Make make, Size size) {
     std::promise<Pointer> promise;
     std::shared_future<Pointer> known;
@@ -47,7 +51,7 @@ public:
     promise.set_value(value);
     const std::lock_guard lock(mutex_);
     bytes_ += size(*value);
-    if (bytes_ > kMaxBytes) {
+    if (bytes_ > most_) {
       known_.clear();
       bytes_ = 0;
     }
@@ -55,7 +59,7 @@ public:
   }
 
 private:
-  static constexpr size_t kMaxBytes = size_t{1} << 28;
+  const size_t most_;
   std::mutex mutex_;
   std::map<Key, std::shared_future<Pointer>> known_;
   size_t bytes_ = 0;
@@ -65,8 +69,9 @@ class Reference {
 public:
   /// For synthesized values; reads no memory of the source.
   Reference(const Plan &plan, uint64_t seed);
-  /// For a source in memory, which must outlive this.
-  Reference(const Plan &plan, const Memory &source);
+  /// For a source in memory, which must outlive this. `cached`: the most bytes of tensors and of dequantized matrices
+  /// that are kept for further use, each.
+  Reference(const Plan &plan, const Memory &source, size_t cached = kMostCached);
 
   /// Whether values of a tensor pattern depend on quantization, so that its synthesized values alone do not determine
   /// them: a source param that holds it is quantized or is a quantized view.
@@ -80,7 +85,7 @@ public:
   /// The same, not cached.
   TensorValues assemble(const std::string &name);
   /// About the bytes that assemble() copies: all of a tensor that is dequantized, transposed or in short pieces, and
-  /// the dequantized values of the params that hold it.
+  /// the dequantized values of a matrix of each param that holds it.
   uint64_t copiedBytes(const std::string &name);
 
   /// The amax of a whole matrix. `range` begins at an element of an `amax` view, which has the amax of one part of the
@@ -88,7 +93,7 @@ public:
   std::optional<float> amax(const ElementRange &range, const SynthesizedValues &values);
 
 private:
-  using Key = std::array<uint32_t, 3>; // mesh rank, param, instance
+  using Key = std::array<uint64_t, 4>; // mesh rank, param, instance, matrix
 
   /// The matrices that an `amax` view describes.
   struct AmaxMatrices {
@@ -98,15 +103,21 @@ private:
   std::vector<float> amax(const std::string &name, const AmaxMatrices &of, const SynthesizedValues &values);
   bool sendsAmax(const MeshRankMemory &rankMemory, uint32_t param) const;
   void find(const std::vector<MeshRankMemory> &rankMemories);
-  /// What assemble() copies of the tensors of a param: the values of each instance, the elements of each tensor.
+  /// What assemble() copies of a tensor in a param.
   struct Copies {
-    bool values = false, elements = false;
+    bool elements = false;
     uint64_t tensorBytes = 0; // of the largest part
   };
   Copies copiesOf(const TensorInstance &held);
   InstanceLayout layoutOf(const MeshRankMemory &rankMemory, const schema::ParamInstance &instance) const;
   bool has(const MeshRankMemory &rankMemory, uint32_t param, uint32_t instance) const;
+  /// Calls visit(range, memory) for the elements of a tensor in an instance. `memory` has the values at the places of
+  /// the range; of a quantized view, it is a matrix.
+  void forEachValue(const TensorInstance &held, const std::string &name,
+                    const std::function<void(const ElementRange &, const std::byte *)> &visit);
+  /// An instance of a param that is no view; what a matrix of a view presents.
   std::shared_ptr<const std::byte> bytes(const MeshRankMemory &rankMemory, const schema::ParamInstance &instance);
+  std::shared_ptr<const Bytes> matrix(const TensorInstance &view, int64_t number);
   std::shared_ptr<const std::vector<Bytes>> quantized(const MeshRankMemory &rankMemory,
                                                       const schema::ParamInstance &elements);
 
@@ -122,11 +133,12 @@ private:
   std::mutex copiesMutex_;
   std::map<uint32_t, Copies> copies_; // by param
   Cache<std::string, TensorValues> tensors_;
-  Cache<Key, Bytes> instances_;
-  Cache<Key, std::vector<Bytes>> quantized_;
+  Cache<Key, Bytes> matrices_;
+  Cache<Key, Bytes> instances_{kMostCached}; // of synthesized values, as quantized_
+  Cache<Key, std::vector<Bytes>> quantized_{kMostCached};
   std::map<int, AmaxMatrices> amaxOf_;                               // by the tensor pattern of an `amax` view
   std::map<uint32_t, std::vector<const schema::Param *>> amaxViews_; // by the param of the codes
-  Cache<std::string, std::vector<float>> amax_;
+  Cache<std::string, std::vector<float>> amax_{kMostCached};
 };
 
 } // namespace reshard::analysis

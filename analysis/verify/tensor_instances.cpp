@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/verify/tensor_instances.h"
 
+#include "analysis/work_deadline.h"
+
 namespace reshard::analysis {
 
 using namespace schema;
@@ -42,6 +44,20 @@ InstanceLayout layoutOf(const Plan &plan, const TensorInstance &tensorInstance) 
   const MeshRankMemory &memory = *tensorInstance.rankMemory;
   return {plan.manifest(), *plan.manifest().endpoints()->Get(memory.endpoint), memory.meshRank,
           tensorInstance.instance};
+}
+
+void forEachRangeIn(const Plan &plan, const TensorInstance &tensorInstance, const std::string &name,
+                    const std::function<void(const ElementRange &)> &visit) {
+  forEachPartGrid(layoutOf(plan, tensorInstance), [&](const PartGrid &grid) {
+    if (grid.tensor ? *grid.tensor != name : !name.empty())
+      return; // of a param that stacks many tensors, the ranges of the others are not visited
+    forEachRangeOf(grid, [&](const ElementRange &range) {
+      WorkDeadline::spend(range.count);
+      ElementRange kept = range;
+      kept.tensor = range.tensor ? &name : nullptr; // `range` lives during this call only
+      visit(kept);
+    });
+  });
 }
 
 std::string nameOf(const Plan &plan, const TensorInstance &tensorInstance) {

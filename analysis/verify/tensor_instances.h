@@ -37,19 +37,9 @@ inline std::byte *memoryOf(const TensorInstance &tensorInstance) {
 /// "rank 3 param 'x'".
 std::string nameOf(const Plan &plan, const TensorInstance &tensorInstance);
 
-/// Calls visit(memory of the element, its row-major index in the tensor, bytes of an element) for all elements of a
-/// tensor in an instance.
-template <class Visit>
-void forEachElement(const Plan &plan, const TensorInstance &tensorInstance, const std::string &tensor, Visit visit) {
-  const InstanceLayout layout = layoutOf(plan, tensorInstance);
-  const int64_t item = schema::itemBytes(schema::storageDtypeOf(*layout.endpoint.params()->Get(layout.instance.param)));
-  const std::byte *memory = memoryOf(tensorInstance);
-  forEachRange(layout, [&](const ElementRange &r) {
-    if (r.tensor && *r.tensor == tensor)
-      for (int64_t k = 0; k < r.count; ++k)
-        visit(memory + (r.local + k * r.localStep) * item, r.logical + k * r.logicalStep, item);
-  });
-}
+/// Calls visit(range) for the elements of a tensor in an instance, or for the padding if `name` is empty.
+void forEachRangeIn(const Plan &plan, const TensorInstance &tensorInstance, const std::string &name,
+                    const std::function<void(const ElementRange &)> &visit);
 
 /// Calls work(layout) on several threads for every instance of a param with memory, and of a quantized view whose base
 /// params have memory.

@@ -212,6 +212,36 @@ TEST_F(QuantizedPlan, ThereIsRoomForLessThanOneCopy) {
   }
 }
 
+TEST_F(QuantizedPlan, OfAStackTheMatricesOfATensorAreDequantized) {
+  // Experts are stacked on dimension 1, so that each has a matrix in both halves of the param.
+  for (const char *format : {"mxfp8", "block_fp8", "mxfp4", "{format: nvfp4, scale_layout: swizzled}"}) {
+    SCOPED_TRACE(format);
+    open(std::string("{version: 1, model: {dtype: bf16, index: {expert: 8}, tensors: {"
+                     "'e.{expert}': [2, 64, 96], g: [64, 96]}, layouts: {stacked: {params: {"
+                     "e: {stack: {index: expert, dim: 1}, holds: 'e.{expert}'}, g: {holds: g}}}}}, "
+                     "source: {layout: stacked, mesh: {tp: 1}, quantize: ") +
+         format + "}, target: {mesh: {tp: 1}}}");
+    run();
+    // A matrix, and the tensor: one matrix for g, two for an expert.
+    Reference reference(*plan_, *source_);
+    EXPECT_EQ(reference.copiedBytes("g"), 2u * 2 * 64 * 96);
+    EXPECT_EQ(reference.copiedBytes("e.3"), 3u * 2 * 64 * 96);
+    for (const unsigned threads : {1, 4}) {
+      const CheckResult good = compare(*plan_, *source_, *target_, threads);
+      EXPECT_EQ(good.mismatches, 0u) << good.first;
+      EXPECT_EQ(good.checkedBytes, 2u * (16 + 1) * 64 * 96);
+    }
+    const MeshRankMemory &rankMemory = target_->rankMemories()[0];
+    forEachBound(rankMemory, [&](const fbs::ParamInstance &instance, std::byte *memory) {
+      memory[instance.bytes - 1] ^= std::byte{0x10};
+      const CheckResult bad = compare(*plan_, *source_, *target_, 2);
+      EXPECT_EQ(bad.mismatches, 1u) << instance.name;
+      EXPECT_THAT(bad.first, testing::HasSubstr("element " + std::to_string(instance.bytes / 2 - 1) + " "));
+      memory[instance.bytes - 1] ^= std::byte{0x10};
+    });
+  }
+}
+
 TEST_F(QuantizedPlan, SynthesizedBlocksAreNearTheirElements) {
   // Compares dequantized targets with the targets of the same job without quantization. Few elements may be 0.
   for (const auto &[format, near] :
@@ -228,7 +258,7 @@ TEST_F(QuantizedPlan, SynthesizedBlocksAreNearTheirElements) {
           std::vector<const std::byte *> memory;
           for (const uint32_t base : baseParams(*view))
             memory.push_back(rankMemory.params[base][instance.instance]);
-          const Bytes wide = readView(source, p, rankMemory.meshRank, memory);
+          const Bytes wide = readMatrix(source, p, rankMemory.meshRank, memory, 0);
           forEachRange({plan_->manifest(), source, rankMemory.meshRank, instance}, [&](const ElementRange &run) {
             for (int64_t k = 0; k < run.count; ++k, ++elements) {
               auto value = [](uint16_t code) {

@@ -21,7 +21,8 @@ BYTES = 176 << 20
 MODEL = {"dtype": "fp32", "index": {"layer": 6}, "tensors": {"layers.{layer}.w": [2048, 2048], "embed": [10240, 2048]},
          "layouts": {"same": {"params": "same"}, "ranks": {"params": "same", "shard": {"*": {0: "tp"}}},
                      "transposed": {"params": {"layers.{layer}.w": {"concat": [{"permute": [1, 0], "of": "layers.{layer}.w"}]}, "embed": {"holds": "embed"}}},
-                     "cast": {"params": {name: {"holds": name, "dtype": "bf16", "convert": "rne"} for name in ("layers.{layer}.w", "embed")}}}}
+                     "stacked": {"params": {"layers.w": {"stack": "layer", "holds": "layers.{layer}.w"}, "embed": {"holds": "embed"}}},
+                    "cast": {"params": {name: {"holds": name, "dtype": "bf16", "convert": "rne"} for name in ("layers.{layer}.w", "embed")}}}}
 
 
 class Limit(FolderTest):
@@ -78,6 +79,17 @@ class Limit(FolderTest):
             shutil.rmtree(self.folder / "safetensors.fp8", ignore_errors=True)
             done = run("reshard-exec", plan, f"--memory={LIMIT}", "--check", f"--threads={threads}", f"--report={report}")
             self.assertIn(f"all {codes + scales} bytes right", done.stdout)
+            self.check(report)
+
+    def test_dequantized(self):
+        """The dequantized values of a param that stacks all layers are more than the limit."""
+        fp8, report = {"layout": "stacked", "quantize": {"format": "block_fp8", "only": "layers.w"}}, self.folder / "report.json"
+        run("reshard-exec", self.compile("safetensors", "safetensors.fp8", **fp8), "--check")
+        plan = self.compile("safetensors.fp8", "safetensors.wide", job={"source": fp8 | {"storage": "safetensors.fp8"}})
+        for threads in (2, 8):
+            shutil.rmtree(self.folder / "safetensors.wide", ignore_errors=True)
+            done = run("reshard-exec", plan, f"--memory={LIMIT}", "--check", f"--threads={threads}", f"--report={report}")
+            self.assertIn(f"all {BYTES} bytes right", done.stdout)
             self.check(report)
 
     def test_files_of_ranks(self):
