@@ -59,6 +59,18 @@ struct Node {
   std::chrono::duration<double> delay{0};
   std::deque<Delivery> inbox;
   std::vector<std::pair<Shared, int>> links; // by peer number, with this node's side; null: the number is free
+  std::vector<Shared> unmet;                 // of which it is side 1 and has received nothing yet: without a number
+
+  /// All connections, with this node's side.
+  std::vector<std::pair<Shared, int>> connections() const {
+    std::vector<std::pair<Shared, int>> all;
+    for (const auto &link : links)
+      if (link.first)
+        all.push_back(link);
+    for (const Shared &connection : unmet)
+      all.emplace_back(connection, 1);
+    return all;
+  }
 };
 
 } // namespace
@@ -79,6 +91,8 @@ struct LocalNetwork::State {
     std::erase_if(node.inbox, [&](const Delivery &each) { return each.connection == connection && each.side == side; });
     if (connection->numbers[side])
       node.links[*connection->numbers[side]] = {};
+    else
+      std::erase(node.unmet, connection);
     connection->ends[side] = nullptr;
   }
 
@@ -113,14 +127,7 @@ struct LocalNetwork::State {
   }
 
   static void endAll(Node &node, const std::string &why, bool dropFrames) {
-    std::vector<std::pair<Shared, int>> all;
-    for (const auto &link : node.links)
-      if (link.first)
-        all.push_back(link);
-    for (const Delivery &each : node.inbox) // of connections that have no number yet
-      if (!each.connection->numbers[each.side])
-        all.emplace_back(each.connection, each.side);
-    for (const auto &[connection, side] : all)
+    for (const auto &[connection, side] : node.connections())
       if (connection->ends[side])
         end(connection, side, why, dropFrames);
   }
@@ -167,7 +174,7 @@ public:
     if (peer == state_->nodes.end() || peer->second->dead || peer->second->cut || node_.cut)
       State::lose(connection, 0, "the peer does not answer", true);
     else
-      connection->ends[1] = peer->second;
+      (connection->ends[1] = peer->second)->unmet.push_back(connection);
     return number;
   }
 
@@ -246,6 +253,7 @@ private:
       ++number;
     node_.links.resize(std::max<size_t>(node_.links.size(), number + 1));
     node_.links[number] = {connection, side};
+    std::erase(node_.unmet, connection);
     connection->numbers[side] = number;
     return number;
   }
@@ -340,8 +348,8 @@ void LocalNetwork::freeze(const std::string &address, bool frozen) {
 void LocalNetwork::cut(const std::string &address, bool isCut) {
   state_->change(address, [&](Node &node) {
     node.cut = isCut;
-    for (const auto &[connection, side] : std::vector<std::pair<Shared, int>>(node.links))
-      if (isCut && connection && connection->ends[1 - side]) {
+    for (const auto &[connection, side] : node.connections())
+      if (isCut && connection->ends[1 - side]) {
         State::lose(connection, side, "the network is cut", true);
         State::lose(connection, 1 - side, "the network is cut", true);
         connection->transfers.clear();

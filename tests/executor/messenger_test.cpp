@@ -247,6 +247,17 @@ TEST_P(Contract, WhoeverHasClosedIsLost) {
   EXPECT_FALSE(pair.a->connect("nonsense").ok());
 }
 
+TEST_P(Contract, WhoeverClosesBeforeTheFirstFrameIsLost) {
+  Side side(open());
+  std::unique_ptr<Messenger> other = open();
+  const Result<uint32_t> peer = side->connect(other->address());
+  ASSERT_TRUE(peer.ok());
+  other.reset();
+  (void)side->send(*peer, {}); // fails if the connection is known to be lost
+  ASSERT_TRUE(until({&side}, [&] { return side.count(MessengerEvent::kLost) == 1; }));
+  EXPECT_EQ(side.events.back().peer, *peer);
+}
+
 TEST_P(Contract, APeerThatTakesNothingFillsTheQueueAlone) {
   Pair pair(open(), open());
   size_t sent = 0;
