@@ -78,7 +78,7 @@ public:
     }
     if (Status status = readPlaces(*places); !status.ok())
       return status;
-    const std::vector<Value> &entries = pickle_.items(*items);
+    const Pickle::Items entries = pickle_.items(*items);
     for (size_t i = 0; i + 1 < entries.size(); i += 2)
       if (Status status = readItem(entries[i], entries[i + 1]); !status.ok())
         return status;
@@ -103,7 +103,7 @@ private:
   Status readPlaces(Value places) {
     constexpr std::string_view kIndex = "torch.distributed.checkpoint.metadata MetadataIndex";
     constexpr std::string_view kInfo = "torch.distributed.checkpoint.filesystem _StorageInfo";
-    const std::vector<Value> &entries = pickle_.items(places);
+    const Pickle::Items entries = pickle_.items(places);
     for (size_t i = 0; i + 1 < entries.size(); i += 2) {
       const Value *name = member(entries[i], kIndex, "fqn"), *offset = member(entries[i], kIndex, "offset");
       const Value *file = member(entries[i + 1], kInfo, "relative_path");

@@ -44,14 +44,14 @@ std::vector<std::string_view> distributedGlobals() {
 bool isDistributed(const Pickle &pickle, Value value) {
   if (!pickle.isObject(value, kRebuildFromType))
     return false;
-  const std::vector<Value> &arguments = pickle.items(pickle.items(value)[1]);
+  const Pickle::Items arguments = pickle.items(pickle.items(value)[1]);
   return !arguments.empty() && isGlobal(pickle, arguments[0], kRebuildWrapper);
 }
 
 std::string readDistributed(const Pickle &pickle, Value value, DistributedTensor &found) {
   // _rebuild_from_type_v2(_rebuild_wrapper_subclass, class, (class, dtype, shape, …), state)
   const auto is = [&](Value item, std::string_view global) { return isGlobal(pickle, item, global); };
-  const std::vector<Value> &arguments = pickle.items(pickle.items(value)[1]);
+  const Pickle::Items arguments = pickle.items(pickle.items(value)[1]);
   if (arguments.size() != 4 || !pickle.is(arguments[2], Kind::tuple) || pickle.items(arguments[2]).size() < 3 ||
       (!is(arguments[1], kDTensor) && !is(arguments[1], kShardedTensor)))
     return "it is a tensor of another class than DTensor and ShardedTensor";

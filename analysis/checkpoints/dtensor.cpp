@@ -191,7 +191,7 @@ std::span<const std::string_view> dtensorGlobals() { return kDTensorGlobals; }
 
 std::string readDTensor(const Pickle &pickle, Value state, DistributedTensor &found) {
   // (None, attributes)
-  const std::vector<Value> &items = pickle.items(state);
+  const Pickle::Items items = pickle.items(state);
   const bool known = pickle.is(state, Kind::tuple) && items.size() == 2;
   const Value *local = known ? pickle.find(items[1], "_local_tensor") : nullptr;
   const Value *spec = known ? pickle.find(items[1], "_spec") : nullptr;

@@ -2,9 +2,13 @@
 #include "analysis/checkpoints/pickle.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstring>
+#include <functional>
+#include <limits>
 #include <unordered_map>
+#include <utility>
 
 namespace reshard::analysis {
 
@@ -59,6 +63,7 @@ enum Opcode : uint8_t {
 constexpr uint64_t kHighestProtocol = 5;
 constexpr std::string_view kOrderedDict = "collections OrderedDict";
 constexpr std::string_view kGetattr = "__builtin__ getattr";
+constexpr uint64_t kMaxCount = std::numeric_limits<uint32_t>::max();
 
 std::string hex(uint8_t byte) {
   char text[8];
@@ -71,7 +76,7 @@ std::string hex(uint8_t byte) {
 const Pickle::Value *Pickle::find(Value dictionary, std::string_view key) const {
   if (!is(dictionary, Kind::dictionary))
     return nullptr;
-  const std::vector<Value> &entries = items(dictionary);
+  const Items entries = items(dictionary);
   constexpr size_t kFew = 64; // an index of few keys would cost more than it saves
   if (entries.size() <= kFew) {
     for (size_t i = entries.size(); i >= 2; i -= 2)
@@ -110,7 +115,8 @@ std::optional<std::vector<int64_t>> Pickle::integers(Value value) const {
 }
 
 /// Reads one pickle. Every opcode makes at most one value, and the memo and the stack grow by at most one entry for
-/// each opcode, so memory is bounded by the length of the pickle.
+/// each opcode, so memory is bounded by the length of the pickle. A `.metadata` has millions of values: none has memory
+/// of its own, and those that are often equal and never change are shared.
 class PickleReader {
 public:
   PickleReader(std::string_view bytes, std::span<const std::string_view> allowed) : bytes_(bytes), allowed_(allowed) {}
@@ -122,8 +128,8 @@ public:
       const std::string_view opcode = take(1);
       if (problem_.empty())
         step(static_cast<uint8_t>(opcode[0]));
-      if (pickle_.nodes_.size() + stack_.size() + marks_.size() + memo_.size() > Pickle::kMaxValues)
-        refuse("more than " + std::to_string(Pickle::kMaxValues) + " values");
+      if (bytesInUse() > Pickle::kMaxBytes)
+        refuse("its values need more than " + std::to_string(Pickle::kMaxBytes) + " bytes");
     }
     return problem_.empty() ? "" : "byte " + std::to_string(opcodeAt_) + ": " + problem_;
   }
@@ -133,7 +139,13 @@ private:
   using Value = Pickle::Value;
   using Kind = Pickle::Kind;
   using Node = Pickle::Node;
+  using Items = Pickle::Items;
 
+  size_t bytesInUse() const {
+    return pickle_.nodes_.size() * sizeof(Node) +
+           (pickle_.items_.size() + stack_.size() + memo_.size() + rareMemo_.size()) * sizeof(Value) +
+           marks_.size() * sizeof(size_t);
+  }
   void refuse(const std::string &problem) {
     if (problem_.empty())
       problem_ = problem;
@@ -166,18 +178,23 @@ private:
   }
 
   Node &node(Value value) { return pickle_.nodes_[value]; }
-  Value add(Node made) {
-    pickle_.nodes_.push_back(std::move(made));
+  Value add(const Node &made) {
+    pickle_.nodes_.push_back(made);
     return static_cast<Value>(pickle_.nodes_.size() - 1);
   }
   void push(Value value) { stack_.push_back(value); }
-  void push(Kind kind, int64_t integer = 0) { push(add({kind, integer, {}, {}})); }
-  void push(Kind kind, std::string_view text) { push(add({kind, 0, text, {}})); }
-  /// Small integers are values that are shared, because shapes and offsets consist of them.
-  void pushInteger(int64_t integer) {
-    const auto [at, added] = integers_.try_emplace(integer, 0);
+  void push(Kind kind, std::string_view text) {
+    if (text.size() > kMaxCount)
+      return refuse("a text of " + std::to_string(text.size()) + " bytes");
+    Node made{kind, false, static_cast<uint32_t>(text.size()), {}};
+    made.text = text.data();
+    push(add(made));
+  }
+  /// A value without items or text. Equal ones are one value: shapes and offsets consist of them.
+  void push(Kind kind, int64_t integer = 0) {
+    const auto [at, added] = shared_.try_emplace({kind, integer}, 0);
     if (added)
-      at->second = add({Kind::integer, integer, {}, {}});
+      at->second = add({kind, false, 0, {integer}});
     push(at->second);
   }
   /// The lowest position of the stack that an opcode may use: that after the last mark.
@@ -192,23 +209,55 @@ private:
     stack_.pop_back();
     return top;
   }
-  std::vector<Value> popMany(size_t count) {
-    std::vector<Value> found(stack_.end() - static_cast<ptrdiff_t>(count), stack_.end());
-    stack_.resize(stack_.size() - count);
-    return found;
-  }
-  /// All values after the last mark, which is removed. `below`: how many values must lie under the mark.
-  std::vector<Value> popMarked(size_t below = 0) {
+  void drop(size_t count) { stack_.resize(stack_.size() - count); }
+  /// The values on top of the stack, which has so many; valid until it changes.
+  Items top(size_t count) const { return Items(stack_).last(count); }
+  /// Removes the last mark, and returns the number of values after it. `below`: how many values must lie under it.
+  size_t unmark(size_t below = 0) {
     if (marks_.empty()) {
       refuse("no mark on the stack");
-      return {};
+      return 0;
     }
-    std::vector<Value> found = popMany(stack_.size() - marks_.back());
+    const size_t count = stack_.size() - marks_.back();
     marks_.pop_back();
-    has(below);
-    return found;
+    return has(count + below) ? count : 0;
   }
-  void pushItems(Kind kind, std::vector<Value> items) { push(add({kind, 0, {}, std::move(items)})); }
+  void pushItems(Kind kind, Items items) {
+    if (kind == Kind::tuple && items.empty())
+      return push(kind); // it never changes
+    const Value made = add({kind, false, 0, {}});
+    extend(node(made), items);
+    push(made);
+  }
+  /// A collection of the values on top of the stack takes their place.
+  void collect(Kind kind, size_t count) {
+    if (!problem_.empty())
+      return;
+    const Value made = add({kind, false, 0, {}});
+    extend(node(made), top(count));
+    drop(count);
+    push(made);
+  }
+  /// Adds items to those of a node. The first ones get the room that they need; later there is room for the next power
+  /// of two.
+  void extend(Node &owner, Items items) {
+    if (items.size() > kMaxCount - owner.count)
+      return refuse("a collection of more than " + std::to_string(kMaxCount) + " items");
+    std::vector<Value> &all = pickle_.items_;
+    const uint64_t count = owner.count + items.size();
+    const uint64_t room = owner.grown ? std::bit_ceil(uint64_t{owner.count}) : owner.count;
+    if (count > room) {
+      const uint64_t first = all.size();
+      all.resize(first + (owner.count == 0 ? count : std::bit_ceil(count)));
+      if (owner.count > 0)
+        std::copy_n(all.begin() + static_cast<ptrdiff_t>(owner.first), owner.count,
+                    all.begin() + static_cast<ptrdiff_t>(first));
+      owner.grown = owner.count > 0;
+      owner.first = first;
+    }
+    std::copy(items.begin(), items.end(), all.begin() + static_cast<ptrdiff_t>(owner.first + owner.count));
+    owner.count = static_cast<uint32_t>(count);
+  }
 
   void pushGlobal(std::string_view module, std::string_view name) {
     const std::string full = std::string(module) + " " + std::string(name);
@@ -237,10 +286,11 @@ private:
       return pushItems(Kind::dictionary, {});
     if (pickle_.text(callee) == kGetattr)
       return pushMember(pickle_.items(arguments));
-    pushItems(Kind::object, {callee, arguments});
+    const Value items[] = {callee, arguments};
+    pushItems(Kind::object, items);
   }
   /// Pickles of protocol 2 name a class within a class by a call of getattr: it is the global "module Outer.Inner".
-  void pushMember(const std::vector<Value> &arguments) {
+  void pushMember(Items arguments) {
     if (arguments.size() != 2 || !pickle_.is(arguments[0], Kind::global) || !pickle_.is(arguments[1], Kind::text))
       return refuse("expected a global and a name as the arguments of getattr");
     const std::string_view outer = pickle_.text(arguments[0]);
@@ -255,35 +305,50 @@ private:
     Node &object = node(stack_.back());
     if (object.kind == Kind::dictionary) // attributes of an OrderedDict, such as the versions of modules
       return;
-    if (object.kind != Kind::object || object.items.size() != 2)
+    if (object.kind != Kind::object || object.count != 2)
       return refuse("expected an instance without a state");
-    object.items.push_back(state);
+    extend(object, {&state, 1});
   }
-  void append(const std::vector<Value> &values) {
-    if (!has(1))
+  /// Moves the values on top of the stack into the list below them.
+  void append(size_t count) {
+    if (!problem_.empty())
       return;
-    Node &list = node(stack_.back());
+    Node &list = node(top(count + 1)[0]);
     if (list.kind != Kind::list)
       return refuse("expected a list");
-    list.items.insert(list.items.end(), values.begin(), values.end());
+    extend(list, top(count));
+    drop(count);
   }
-  void setItems(const std::vector<Value> &values) {
-    if (!has(1))
+  /// The same for keys and values, and a dictionary.
+  void setItems(size_t count) {
+    if (!problem_.empty())
       return;
-    Node &dictionary = node(stack_.back());
-    if (dictionary.kind != Kind::dictionary || values.size() % 2 != 0)
+    Node &dictionary = node(top(count + 1)[0]);
+    if (dictionary.kind != Kind::dictionary || count % 2 != 0)
       return refuse("expected a dictionary, and a value for each key");
-    dictionary.items.insert(dictionary.items.end(), values.begin(), values.end());
+    extend(dictionary, top(count));
+    drop(count);
   }
   void get(uint64_t index) {
-    const auto found = memo_.find(index);
-    if (found == memo_.end())
+    if (index < memo_.size())
+      return push(memo_[index]);
+    const auto found = rareMemo_.find(index);
+    if (found == rareMemo_.end())
       return refuse("no value has the number " + std::to_string(index));
     push(found->second);
   }
   void put(uint64_t index) {
-    if (has(1))
-      memo_[index] = stack_.back();
+    if (!has(1))
+      return;
+    if (index > memo_.size()) {
+      rareMemo_[index] = stack_.back();
+      return;
+    }
+    if (index == memo_.size()) {
+      memo_.push_back(0);
+      rareMemo_.erase(index);
+    }
+    memo_[index] = stack_.back();
   }
   void longInteger(std::string_view digits) {
     if (digits.size() > 8)
@@ -291,7 +356,7 @@ private:
     uint64_t bits = !digits.empty() && (digits.back() & 0x80) ? ~uint64_t{0} : 0;
     if (!digits.empty())
       std::memcpy(&bits, digits.data(), digits.size());
-    pushInteger(static_cast<int64_t>(bits));
+    push(Kind::integer, static_cast<int64_t>(bits));
   }
   void stop() {
     if (!has(1))
@@ -320,7 +385,7 @@ private:
         pop();
       return;
     case kPopMark:
-      popMarked();
+      drop(unmark());
       return;
     default:
       return literal(opcode);
@@ -336,11 +401,11 @@ private:
     case kNewFalse:
       return push(Kind::boolean, 0);
     case kBinInt:
-      return pushInteger(static_cast<int32_t>(number(4)));
+      return push(Kind::integer, static_cast<int32_t>(number(4)));
     case kBinInt1:
-      return pushInteger(static_cast<int64_t>(number(1)));
+      return push(Kind::integer, static_cast<int64_t>(number(1)));
     case kBinInt2:
-      return pushInteger(static_cast<int64_t>(number(2)));
+      return push(Kind::integer, static_cast<int64_t>(number(2)));
     case kLong1:
       return longInteger(take(number(1)));
     case kBinFloat:
@@ -374,22 +439,22 @@ private:
     case kTuple2:
     case kTuple3:
       if (const size_t count = opcode - kTuple1 + 1; has(count))
-        pushItems(Kind::tuple, popMany(count));
+        collect(Kind::tuple, count);
       return;
     case kTuple:
-      return pushItems(Kind::tuple, popMarked());
+      return collect(Kind::tuple, unmark());
     case kAppend:
       if (has(2))
-        append({pop()});
+        append(1);
       return;
     case kAppends:
-      return append(popMarked(1));
+      return append(unmark(1));
     case kSetItem:
       if (has(3))
-        setItems(popMany(2));
+        setItems(2);
       return;
     case kSetItems:
-      return setItems(popMarked(1));
+      return setItems(unmark(1));
     default:
       return reference(opcode);
     }
@@ -406,7 +471,7 @@ private:
     case kLongBinPut:
       return put(number(4));
     case kMemoize:
-      return put(memo_.size());
+      return put(memo_.size() + rareMemo_.size());
     case kGlobal: {
       const std::string_view module = line();
       return pushGlobal(module, line());
@@ -420,7 +485,7 @@ private:
       return build();
     case kBinPersId:
       if (has(1))
-        pushItems(Kind::persistent, {pop()});
+        collect(Kind::persistent, 1);
       return;
     default:
       return refuse("the opcode " + hex(opcode) + " is not one that these formats use");
@@ -434,9 +499,15 @@ private:
   std::string problem_;
   Pickle pickle_;
   std::vector<Value> stack_;
-  std::vector<size_t> marks_; // positions of the stack
-  std::unordered_map<uint64_t, Value> memo_;
-  std::unordered_map<int64_t, Value> integers_;
+  std::vector<size_t> marks_;                    // positions of the stack
+  std::vector<Value> memo_;                      // by number
+  std::unordered_map<uint64_t, Value> rareMemo_; // with numbers that do not follow those of memo_
+  struct Hash {
+    size_t operator()(const std::pair<Kind, int64_t> &value) const {
+      return std::hash<int64_t>()(value.second) * 31 + static_cast<size_t>(value.first);
+    }
+  };
+  std::unordered_map<std::pair<Kind, int64_t>, Value, Hash> shared_;
 };
 
 Result<Pickle> Pickle::read(std::string_view bytes, std::span<const std::string_view> allowed,

@@ -34,8 +34,10 @@ public:
     object,     // the result of a call, or an instance of a class
     persistent, // a reference to data outside the pickle
   };
-  /// At most so many values, with those of the stack and the memo: about 2 GiB of memory.
-  static constexpr size_t kMaxValues = size_t{1} << 25;
+  using Items = std::span<const Value>;
+  /// At most so many bytes of values, stack and memo: 100 million values. A sharded tensor of PyTorch needs about 20
+  /// values for each chunk.
+  static constexpr size_t kMaxBytes = size_t{1} << 31;
   /// A shape, a position or a list of ranks has at most so many members.
   static constexpr size_t kMaxIntegers = size_t{1} << 16;
 
@@ -47,13 +49,25 @@ public:
   Value root() const { return root_; }
   Kind kind(Value value) const { return nodes_[value].kind; }
   bool is(Value value, Kind kind) const { return nodes_[value].kind == kind; }
-  /// Of a boolean or an integer.
-  int64_t integer(Value value) const { return nodes_[value].integer; }
-  /// Of a text, bytes or a global.
-  std::string_view text(Value value) const { return nodes_[value].text; }
+  /// Of a boolean or an integer; else 0.
+  int64_t integer(Value value) const {
+    const Node &node = nodes_[value];
+    return node.kind == Kind::boolean || node.kind == Kind::integer ? node.integer : 0;
+  }
+  /// Of a text, bytes or a global; else empty.
+  std::string_view text(Value value) const {
+    const Node &node = nodes_[value];
+    const bool has = node.kind == Kind::text || node.kind == Kind::bytes || node.kind == Kind::global;
+    return has ? std::string_view(node.text, node.count) : std::string_view();
+  }
   /// Of a tuple or list: its items. Of a dictionary: key, value, key, value. Of an object: its function or class, and
-  /// its arguments, a tuple; of an instance with a state also the state. Of a persistent: its reference.
-  const std::vector<Value> &items(Value value) const { return nodes_[value].items; }
+  /// its arguments, a tuple; of an instance with a state also the state. Of a persistent: its reference. Else empty.
+  Items items(Value value) const {
+    const Node &node = nodes_[value];
+    const bool has = node.kind == Kind::tuple || node.kind == Kind::list || node.kind == Kind::dictionary ||
+                     node.kind == Kind::object || node.kind == Kind::persistent;
+    return has ? Items(items_).subspan(node.first, node.count) : Items();
+  }
 
   /// The value of a text key of a dictionary, the last one if the key is repeated, or nullptr. One thread calls it.
   const Value *find(Value dictionary, std::string_view key) const;
@@ -70,11 +84,16 @@ private:
   friend class PickleReader;
   struct Node {
     Kind kind = Kind::none;
-    int64_t integer = 0;
-    std::string_view text;
-    std::vector<Value> items;
+    bool grown = false; // its items have room for the next power of two
+    uint32_t count = 0; // of the bytes of its text, or of its items
+    union {
+      int64_t integer = 0;
+      const char *text;
+      uint64_t first; // of its items, in items_
+    };
   };
   std::vector<Node> nodes_;
+  std::vector<Value> items_; // of all nodes
   Value root_ = 0;
   /// The keys of large dictionaries that find() was called for: many values may share one.
   mutable std::unordered_map<Value, std::unordered_map<std::string_view, const Value *>> keys_;

@@ -39,10 +39,10 @@ std::span<const std::string_view> shardedTensorGlobals() { return kShardedGlobal
 
 std::string readShardedTensor(const Pickle &pickle, Value state, DistributedTensor &found) {
   // (local shards, metadata, process group, sharding specification, init_rrefs)
-  const std::vector<Value> &items = pickle.items(state);
+  const Pickle::Items items = pickle.items(state);
   if (!pickle.is(state, Kind::tuple) || items.size() != 5 || !pickle.is(items[0], Kind::list))
     return "its state has another form than that of a ShardedTensor of PyTorch 2.13";
-  const std::vector<Value> &shards = pickle.items(items[0]);
+  const Pickle::Items shards = pickle.items(items[0]);
   LocalPart &part = found.part;
   if (shards.empty()) {
     for (std::vector<Interval> &each : part.positions)

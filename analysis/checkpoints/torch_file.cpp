@@ -83,7 +83,7 @@ public:
     if (pickle_.is(value, Kind::object))
       return addTensor(value, name);
     const std::string prefix = name.empty() ? "" : name + ".";
-    const std::vector<Value> &items = pickle_.items(value);
+    const Pickle::Items items = pickle_.items(value);
     std::string problem;
     if (pickle_.is(value, Kind::dictionary)) {
       for (size_t i = 0; i + 1 < items.size() && problem.empty(); i += 2)
@@ -112,14 +112,14 @@ private:
 
   /// The tensor of a parameter, or the value itself if its arguments are of another form.
   Value parameterData(Value parameter) const {
-    const std::vector<Value> &arguments = pickle_.items(pickle_.items(parameter)[1]);
+    const Pickle::Items arguments = pickle_.items(pickle_.items(parameter)[1]);
     return arguments.empty() ? parameter : arguments[0];
   }
 
   /// The function that makes a tensor and its arguments, without the attributes that FSDP1 and others give tensors.
   std::pair<Value, Value> plain(Value tensor) const {
     const Value function = pickle_.items(tensor)[0], tuple = pickle_.items(tensor)[1];
-    const std::vector<Value> &arguments = pickle_.items(tuple); // function, class, its arguments, attributes
+    const Pickle::Items arguments = pickle_.items(tuple); // function, class, its arguments, attributes
     return pickle_.isObject(tensor, kRebuildFromType) && arguments.size() == 4 &&
                    pickle_.is(arguments[0], Kind::global) && pickle_.is(arguments[1], Kind::global) &&
                    pickle_.text(arguments[1]) == kTensorClass && pickle_.is(arguments[2], Kind::tuple)
@@ -159,7 +159,7 @@ private:
     const auto refuse = [&](const std::string &why) { return "tensor '" + name + "': " + why; };
     const auto [function, tuple] = plain(value);
     const std::string_view callee = pickle_.text(function);
-    const std::vector<Value> &arguments = pickle_.items(tuple);
+    const Pickle::Items arguments = pickle_.items(tuple);
     const bool untyped = callee == "torch._utils _rebuild_tensor_v3"; // its seventh argument is the dtype
     if ((!untyped && callee != kRebuildTensor) || arguments.size() < (untyped ? 7 : 4) ||
         !pickle_.is(arguments[0], Kind::persistent) || !pickle_.is(arguments[1], Kind::integer))
@@ -193,7 +193,7 @@ private:
   /// A reference is ('storage', class, key, device, elements).
   std::string readStorage(Value reference, std::string_view &storage, std::string_view &type) const {
     const Value parts = pickle_.items(reference)[0];
-    const std::vector<Value> &items = pickle_.items(parts);
+    const Pickle::Items items = pickle_.items(parts);
     if (!pickle_.is(parts, Kind::tuple) || items.size() != 5 || !pickle_.is(items[0], Kind::text) ||
         pickle_.text(items[0]) != "storage" || !pickle_.is(items[1], Kind::global) || !pickle_.is(items[2], Kind::text))
       return "its storage is not a reference of torch.save";
