@@ -5,10 +5,8 @@
 #include <bit>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <limits>
-#include <unordered_map>
-#include <utility>
+#include <map>
 
 namespace reshard::analysis {
 
@@ -119,7 +117,9 @@ std::optional<std::vector<int64_t>> Pickle::integers(Value value) const {
 /// of its own, and those that are often equal and never change are shared.
 class PickleReader {
 public:
-  PickleReader(std::string_view bytes, std::span<const std::string_view> allowed) : bytes_(bytes), allowed_(allowed) {}
+  PickleReader(std::string_view bytes, std::span<const std::string_view> allowed, size_t most)
+      : bytes_(bytes), allowed_(allowed), most_(most),
+        shared_(std::bit_ceil(std::clamp<size_t>(bytes.size() / 16, 1 << 4, 1 << 16)), kNoValue) {}
 
   /// Empty on success.
   std::string run() {
@@ -128,8 +128,8 @@ public:
       const std::string_view opcode = take(1);
       if (problem_.empty())
         step(static_cast<uint8_t>(opcode[0]));
-      if (bytesInUse() > Pickle::kMaxBytes)
-        refuse("its values need more than " + std::to_string(Pickle::kMaxBytes) + " bytes");
+      if (bytesInUse() > most_)
+        refuse("its values need more than " + std::to_string(most_) + " bytes");
     }
     return problem_.empty() ? "" : "byte " + std::to_string(opcodeAt_) + ": " + problem_;
   }
@@ -142,8 +142,9 @@ private:
   using Items = Pickle::Items;
 
   size_t bytesInUse() const {
+    constexpr size_t kRare = 64; // bytes of an entry of a map
     return pickle_.nodes_.size() * sizeof(Node) +
-           (pickle_.items_.size() + stack_.size() + memo_.size() + rareMemo_.size()) * sizeof(Value) +
+           (pickle_.items_.size() + stack_.size() + memo_.size()) * sizeof(Value) + rareMemo_.size() * kRare +
            marks_.size() * sizeof(size_t);
   }
   void refuse(const std::string &problem) {
@@ -190,12 +191,16 @@ private:
     made.text = text.data();
     push(add(made));
   }
-  /// A value without items or text. Equal ones are one value: shapes and offsets consist of them.
+  /// A value without items or text. Those that are equal are often one value: shapes and offsets consist of them.
   void push(Kind kind, int64_t integer = 0) {
-    const auto [at, added] = shared_.try_emplace({kind, integer}, 0);
-    if (added)
-      at->second = add({kind, false, 0, {integer}});
-    push(at->second);
+    const uint64_t hash = (static_cast<uint64_t>(integer) * 16 + static_cast<uint64_t>(kind)) * 0x9e3779b97f4a7c15;
+    Value &last = shared_[(hash >> 32) % shared_.size()];
+    if (last == kNoValue || node(last).kind != kind || node(last).integer != integer) {
+      Node made{kind, false, 0, {}};
+      made.integer = integer;
+      last = add(made);
+    }
+    push(last);
   }
   /// The lowest position of the stack that an opcode may use: that after the last mark.
   size_t bottom() const { return marks_.empty() ? 0 : marks_.back(); }
@@ -223,8 +228,6 @@ private:
     return has(count + below) ? count : 0;
   }
   void pushItems(Kind kind, Items items) {
-    if (kind == Kind::tuple && items.empty())
-      return push(kind); // it never changes
     const Value made = add({kind, false, 0, {}});
     extend(node(made), items);
     push(made);
@@ -286,8 +289,9 @@ private:
       return pushItems(Kind::dictionary, {});
     if (pickle_.text(callee) == kGetattr)
       return pushMember(pickle_.items(arguments));
-    const Value items[] = {callee, arguments};
+    const Value items[] = {callee, arguments, kNoValue}; // with room for its state
     pushItems(Kind::object, items);
+    node(stack_.back()).count = 2;
   }
   /// Pickles of protocol 2 name a class within a class by a call of getattr: it is the global "module Outer.Inner".
   void pushMember(Items arguments) {
@@ -307,7 +311,7 @@ private:
       return;
     if (object.kind != Kind::object || object.count != 2)
       return refuse("expected an instance without a state");
-    extend(object, {&state, 1});
+    pickle_.items_[object.first + object.count++] = state;
   }
   /// Moves the values on top of the stack into the list below them.
   void append(size_t count) {
@@ -432,7 +436,9 @@ private:
     case kEmptyList:
       return pushItems(Kind::list, {});
     case kEmptyTuple:
-      return pushItems(Kind::tuple, {});
+      if (emptyTuple_ == kNoValue) // it never changes: one is enough
+        emptyTuple_ = add({Kind::tuple, false, 0, {}});
+      return push(emptyTuple_);
     case kEmptyDict:
       return pushItems(Kind::dictionary, {});
     case kTuple1:
@@ -494,25 +500,25 @@ private:
 
   std::string_view bytes_;
   std::span<const std::string_view> allowed_;
+  const size_t most_;
   size_t at_ = 0, opcodeAt_ = 0;
   bool done_ = false;
   std::string problem_;
   Pickle pickle_;
   std::vector<Value> stack_;
-  std::vector<size_t> marks_;                    // positions of the stack
-  std::vector<Value> memo_;                      // by number
-  std::unordered_map<uint64_t, Value> rareMemo_; // with numbers that do not follow those of memo_
-  struct Hash {
-    size_t operator()(const std::pair<Kind, int64_t> &value) const {
-      return std::hash<int64_t>()(value.second) * 31 + static_cast<size_t>(value.first);
-    }
-  };
-  std::unordered_map<std::pair<Kind, int64_t>, Value, Hash> shared_;
+  std::vector<size_t> marks_;          // positions of the stack
+  std::vector<Value> memo_;            // by number
+  std::map<uint64_t, Value> rareMemo_; // with numbers that do not follow those of memo_
+  /// By a hash of kind and number, the last value of those that are shared. It does not grow, and a value is compared
+  /// with one other: numbers of equal hashes take no time or memory.
+  static constexpr Value kNoValue = ~Value{0};
+  std::vector<Value> shared_;
+  Value emptyTuple_ = kNoValue;
 };
 
-Result<Pickle> Pickle::read(std::string_view bytes, std::span<const std::string_view> allowed,
-                            const std::string &where) {
-  PickleReader reader(bytes, allowed);
+Result<Pickle> Pickle::read(std::string_view bytes, std::span<const std::string_view> allowed, const std::string &where,
+                            size_t most) {
+  PickleReader reader(bytes, allowed, most);
   if (const std::string problem = reader.run(); !problem.empty())
     return failed(where + ": damaged or hostile pickle: " + problem);
   return reader.result();

@@ -35,16 +35,15 @@ public:
     persistent, // a reference to data outside the pickle
   };
   using Items = std::span<const Value>;
-  /// At most so many bytes of values, stack and memo: 100 million values. A sharded tensor of PyTorch needs about 20
-  /// values for each chunk.
+  /// About the most bytes of values, stack and memo. `.metadata` of PyTorch needs about 500 for each chunk of a tensor.
   static constexpr size_t kMaxBytes = size_t{1} << 31;
   /// A shape, a position or a list of ranks has at most so many members.
   static constexpr size_t kMaxIntegers = size_t{1} << 16;
 
   /// `allowed`: the globals that may occur, each "module name". `where` begins the errors. `bytes` must outlive the
-  /// result. Errors name the position and what was found.
+  /// result. Errors name the position and what was found. `most`: bytes of values, stack and memo.
   static Result<Pickle> read(std::string_view bytes, std::span<const std::string_view> allowed,
-                             const std::string &where);
+                             const std::string &where, size_t most = kMaxBytes);
 
   Value root() const { return root_; }
   Kind kind(Value value) const { return nodes_[value].kind; }
@@ -87,9 +86,9 @@ private:
     bool grown = false; // its items have room for the next power of two
     uint32_t count = 0; // of the bytes of its text, or of its items
     union {
-      int64_t integer = 0;
+      uint64_t first = 0; // of its items, in items_
+      int64_t integer;
       const char *text;
-      uint64_t first; // of its items, in items_
     };
   };
   std::vector<Node> nodes_;

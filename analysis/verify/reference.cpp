@@ -5,6 +5,7 @@
 #include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace reshard::analysis {
 
@@ -84,19 +85,31 @@ void Reference::forEachValue(const TensorInstance &held, const std::string &name
   elements /= std::max<int64_t>(matrixCount(endpoint_, held.instance.param, held.rankMemory->meshRank), 1);
   std::shared_ptr<const Bytes> values;
   int64_t number = -1;
-  forEachRangeIn(plan_, held, name, [&](const ElementRange &range) {
+  const auto visitIn = [&](const ElementRange &range) {
     for (int64_t k = 0; k < range.count;) {
       ElementRange part = range.at(k);
       if (const int64_t wanted = part.local / elements; wanted != number) {
         number = wanted;
+        values.reset(); // one is in memory
         values = matrix(held, number);
       }
       part.local -= number * elements;
       part.count =
           range.localStep > 0 ? std::min(range.count - k, (elements - part.local - 1) / range.localStep + 1) : 1;
+      WorkDeadline::spend(part.count);
       visit(part, values->data());
       k += part.count;
     }
+  };
+  // In the order of the memory, for which each matrix is needed once: a tensor may have its dimensions in another
+  // order.
+  forEachGridIn(plan_, held, name, [&](PartGrid &grid) {
+    const auto stride = [](const PartGrid::Dimension &dimension) {
+      return dimension.positions() > 1 ? dimension.localStride : std::numeric_limits<int64_t>::max();
+    };
+    std::stable_sort(grid.dimensions.begin(), grid.dimensions.end(),
+                     [&](const auto &a, const auto &b) { return stride(a) > stride(b); });
+    forEachRangeOf(grid, visitIn);
   });
 }
 
@@ -124,6 +137,7 @@ std::shared_ptr<const Bytes> Reference::matrix(const TensorInstance &view, int64
   return matrices_.get(
       {meshRank, instance.param, instance.instance, static_cast<uint64_t>(number)},
       [&, &rankMemory = *rankMemory, &instance = instance] {
+        WorkDeadline::spend(instance.bytes / std::max<int64_t>(matrixCount(endpoint_, instance.param, meshRank), 1));
         std::vector<std::shared_ptr<const std::byte>> bases;
         std::vector<const std::byte *> memory;
         for (const uint32_t each : baseParams(*endpoint_.params()->Get(instance.param)->view())) {

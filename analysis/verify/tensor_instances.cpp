@@ -46,16 +46,23 @@ InstanceLayout layoutOf(const Plan &plan, const TensorInstance &tensorInstance) 
           tensorInstance.instance};
 }
 
-void forEachRangeIn(const Plan &plan, const TensorInstance &tensorInstance, const std::string &name,
-                    const std::function<void(const ElementRange &)> &visit) {
+void forEachGridIn(const Plan &plan, const TensorInstance &tensorInstance, const std::string &name,
+                   const std::function<void(PartGrid &)> &visit) {
   forEachPartGrid(layoutOf(plan, tensorInstance), [&](const PartGrid &grid) {
     if (grid.tensor ? *grid.tensor != name : !name.empty())
-      return; // of a param that stacks many tensors, the ranges of the others are not visited
+      return;
+    PartGrid kept = grid;
+    kept.tensor = grid.tensor ? &name : nullptr; // the name of `grid` lives during this call only
+    visit(kept);
+  });
+}
+
+void forEachRangeIn(const Plan &plan, const TensorInstance &tensorInstance, const std::string &name,
+                    const std::function<void(const ElementRange &)> &visit) {
+  forEachGridIn(plan, tensorInstance, name, [&](const PartGrid &grid) {
     forEachRangeOf(grid, [&](const ElementRange &range) {
       WorkDeadline::spend(range.count);
-      ElementRange kept = range;
-      kept.tensor = range.tensor ? &name : nullptr; // `range` lives during this call only
-      visit(kept);
+      visit(range);
     });
   });
 }

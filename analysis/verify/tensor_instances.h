@@ -37,7 +37,11 @@ inline std::byte *memoryOf(const TensorInstance &tensorInstance) {
 /// "rank 3 param 'x'".
 std::string nameOf(const Plan &plan, const TensorInstance &tensorInstance);
 
-/// Calls visit(range) for the elements of a tensor in an instance, or for the padding if `name` is empty.
+/// Calls visit(grid) for the parts of an instance that hold elements of a tensor, or padding if `name` is empty. The
+/// grids refer to `name` and are collapsed.
+void forEachGridIn(const Plan &plan, const TensorInstance &tensorInstance, const std::string &name,
+                   const std::function<void(PartGrid &)> &visit);
+/// The same for their elements, in the order of the tensor.
 void forEachRangeIn(const Plan &plan, const TensorInstance &tensorInstance, const std::string &name,
                     const std::function<void(const ElementRange &)> &visit);
 

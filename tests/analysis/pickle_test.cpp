@@ -30,7 +30,7 @@ std::string number(int value) {
 }
 
 TEST(Pickle, CollectionsThatGrowInTurnsKeepTheirItems) {
-  // Memo 0 and 1: two lists. APPENDS of i % 4 numbers, by turns, and APPEND of one.
+  // Memo 1 and 2: two lists. APPENDS of i % 4 numbers, by turns, and APPEND of one.
   std::string text = "\x80\x02]q\x01]q\x02";
   std::vector<int64_t> expected[2];
   for (int i = 0; i < 300; ++i) {
@@ -89,7 +89,7 @@ TEST(Pickle, ValuesOfAnotherKindHaveNoItemsAndNoText) {
   EXPECT_EQ(Pickle::read(text, kGlobals, "here").status().message(),
             "here: damaged or hostile pickle: byte 4: no value has the number 0");
   // None, True, 5, 'ab', [], (), torch.Size with a state.
-  const std::string all = std::string("\x80\x02(N\x88K\x05X\x02\0\0\0ab])ctorch\nSize\n)\x81}bt.", 36);
+  const std::string all = std::string("\x80\x02(N\x88K\x05X\x02\0\0\0ab])ctorch\nSize\n)\x81}bt.", 34);
   const Result<Pickle> pickle = Pickle::read(all, kGlobals, "here");
   ASSERT_EQ(pickle.status().message(), "");
   const Pickle::Items values = pickle->items(pickle->root());
@@ -102,6 +102,55 @@ TEST(Pickle, ValuesOfAnotherKindHaveNoItemsAndNoText) {
   EXPECT_TRUE(pickle->isObject(values[6], "torch Size"));
   ASSERT_NE(pickle->state(values[6]), nullptr);
   EXPECT_TRUE(pickle->is(*pickle->state(values[6]), Pickle::Kind::dictionary));
+}
+
+TEST(Pickle, ValuesThatNeverChangeAreNotChanged) {
+  const auto problem = [](const std::string &opcodes) {
+    return Pickle::read("\x80\x02" + opcodes + ".", kGlobals, "here").status().message();
+  };
+  EXPECT_EQ(problem(")K\x01"
+                    "a"),
+            "here: damaged or hostile pickle: byte 5: expected a list");
+  EXPECT_EQ(problem("N(K\x01K\x02u"),
+            "here: damaged or hostile pickle: byte 8: expected a dictionary, and a value for each key");
+  EXPECT_EQ(problem(")}b"), "here: damaged or hostile pickle: byte 4: expected an instance without a state");
+  EXPECT_EQ(problem("ctorch\nSize\n)R}b}b"),
+            "here: damaged or hostile pickle: byte 19: expected an instance without a state");
+}
+
+TEST(Pickle, MemoryHasABound) {
+  constexpr size_t kMost = 1 << 20;
+  const std::string marks(1 << 18, '('), lists(1 << 17, ']'), integers = [] {
+    std::string text;
+    for (int i = 0; i < 1 << 17; ++i)
+      text += number(i);
+    return text;
+  }();
+  std::string memo = "N";
+  for (int i = 0; i < 1 << 17; ++i)
+    memo += "r" + number(2 * i + 2).substr(1);
+  for (const std::string &values : {marks, lists, integers, memo})
+    EXPECT_NE(Pickle::read("\x80\x02" + values + ".", kGlobals, "here", kMost)
+                  .status()
+                  .message()
+                  .find("its values need more than 1048576 bytes"),
+              std::string::npos);
+}
+
+TEST(Pickle, NumbersOfEqualHashesTakeNoTime) {
+  // In a table by the number itself, these would all have one place.
+  std::string text = "\x80\x02(";
+  for (int i = 0; i < 1 << 20; ++i)
+    text += "\x8a\x08" + number(0).substr(1) + number(i).substr(1);
+  for (int i = 0; i < 1 << 18; ++i)
+    text += "r" + number(i << 12).substr(1) + "j" + number(i << 12).substr(1);
+  text += "t.";
+  const Result<Pickle> pickle = Pickle::read(text, kGlobals, "here");
+  ASSERT_EQ(pickle.status().message(), "");
+  const Pickle::Items items = pickle->items(pickle->root());
+  ASSERT_EQ(items.size(), (1u << 20) + (1u << 18));
+  for (int64_t i = 0; i < 1 << 20; ++i)
+    ASSERT_EQ(pickle->integer(items[static_cast<size_t>(i)]), i << 32);
 }
 
 } // namespace

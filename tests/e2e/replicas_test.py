@@ -421,7 +421,9 @@ class ReplicasTest(unittest.TestCase):
             self.assertLessEqual(last["threads"], warm["threads"])
             self.assertLessEqual(last["descriptors"], warm["descriptors"] + 16, used)
             self.assertLessEqual(last["kilobytes"], warm["kilobytes"] * 1.1 + 16384, used)
-        rare = ("kills at a system call", "leaves", "revoked releases") + (("cuts",) if fleet.hosts else ())
+        rare = ("kills at a system call", "leaves") + (("cuts",) if fleet.hosts else ())
+        if model == "medium":  # pulls of the small model may all end before a release revokes their leases
+            rare += ("revoked releases",)
         for what in ("pulls", "kills", "stops", "starts") + (rare if FULL else ()):
             self.assertGreater(fleet.done[what], 0, what)
 

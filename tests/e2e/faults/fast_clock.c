@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Preloaded into a command: for it, CLOCK_MONOTONIC runs 50 times as fast. Short work then takes long by the command's
-   own measure, on any machine. A wait with a deadline takes 50 times as long as the command means. */
+   own measure, on any machine. A wait until a time of this clock ends later than the command means, the later the older
+   the process is; sleeps keep their length. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
