@@ -111,8 +111,8 @@ private:
   Copies copiesOf(const TensorInstance &held);
   InstanceLayout layoutOf(const MeshRankMemory &rankMemory, const schema::ParamInstance &instance) const;
   bool has(const MeshRankMemory &rankMemory, uint32_t param, uint32_t instance) const;
-  /// Calls visit(range, memory) for the elements of a tensor in an instance. `memory` has the values at the places of
-  /// the range; of a quantized view, it is a matrix.
+  /// Calls visit(range, memory) for the elements of a tensor in an instance, in any order. `memory` has the values at
+  /// the places of the range, during the call; of a quantized view, it is a matrix.
   void forEachValue(const TensorInstance &held, const std::string &name,
                     const std::function<void(const ElementRange &, const std::byte *)> &visit);
   /// An instance of a param that is no view; what a matrix of a view presents.
