@@ -186,7 +186,8 @@ private:
   void push(Value value) { stack_.push_back(value); }
   void push(Kind kind, std::string_view text) {
     if (text.size() > kMaxCount)
-      return refuse("a text of " + std::to_string(text.size()) + " bytes");
+      return refuse("a text of " + std::to_string(text.size()) + " bytes, expected at most " +
+                    std::to_string(kMaxCount));
     Node made{kind, false, static_cast<uint32_t>(text.size()), {}};
     made.text = text.data();
     push(add(made));
@@ -227,17 +228,17 @@ private:
     marks_.pop_back();
     return has(count + below) ? count : 0;
   }
-  void pushItems(Kind kind, Items items) {
+  /// A value with items, which is not on the stack yet.
+  Value makeCollection(Kind kind, Items items) {
     const Value made = add({kind, false, 0, {}});
     extend(node(made), items);
-    push(made);
+    return made;
   }
-  /// A collection of the values on top of the stack takes their place.
+  /// Replaces the values on top of the stack by a collection of them.
   void collect(Kind kind, size_t count) {
     if (!problem_.empty())
       return;
-    const Value made = add({kind, false, 0, {}});
-    extend(node(made), top(count));
+    const Value made = makeCollection(kind, top(count));
     drop(count);
     push(made);
   }
@@ -286,12 +287,13 @@ private:
     if (!pickle_.is(callee, Kind::global) || !pickle_.is(arguments, Kind::tuple))
       return refuse("expected a global and a tuple of arguments");
     if (pickle_.text(callee) == kOrderedDict && pickle_.items(arguments).empty())
-      return pushItems(Kind::dictionary, {});
+      return push(makeCollection(Kind::dictionary, {}));
     if (pickle_.text(callee) == kGetattr)
       return pushMember(pickle_.items(arguments));
     const Value items[] = {callee, arguments, kNoValue}; // with room for its state
-    pushItems(Kind::object, items);
-    node(stack_.back()).count = 2;
+    const Value object = makeCollection(Kind::object, items);
+    node(object).count = 2;
+    push(object);
   }
   /// Pickles of protocol 2 name a class within a class by a call of getattr: it is the global "module Outer.Inner".
   void pushMember(Items arguments) {
@@ -434,13 +436,13 @@ private:
   void collection(uint8_t opcode) {
     switch (opcode) {
     case kEmptyList:
-      return pushItems(Kind::list, {});
+      return push(makeCollection(Kind::list, {}));
     case kEmptyTuple:
       if (emptyTuple_ == kNoValue) // it never changes: one is enough
-        emptyTuple_ = add({Kind::tuple, false, 0, {}});
+        emptyTuple_ = makeCollection(Kind::tuple, {});
       return push(emptyTuple_);
     case kEmptyDict:
-      return pushItems(Kind::dictionary, {});
+      return push(makeCollection(Kind::dictionary, {}));
     case kTuple1:
     case kTuple2:
     case kTuple3:

@@ -12,7 +12,9 @@ namespace reshard::analysis {
 struct CompareWatch {
   std::function<void(double)> progress; // on the calling thread, with the fraction that is done
   std::function<void()> accessed;       // on any thread, after accesses to about 1 MiB of memory
-  uint64_t copies = kMostCopies;        // bytes of tensors that it copies at a time; a larger tensor is copied alone
+  /// Bytes of tensors that it copies at a time; a larger tensor is copied alone. Besides, it keeps tensors and
+  /// dequantized matrices for further use, at most a quarter as many bytes of each.
+  uint64_t copies = kMostCopies;
 };
 
 /// One of several processes that compare the same files: each takes some of the tensors, the first one also quantized

@@ -101,8 +101,7 @@ void Reference::forEachValue(const TensorInstance &held, const std::string &name
       k += part.count;
     }
   };
-  // In the order of the memory, for which each matrix is needed once: a tensor may have its dimensions in another
-  // order.
+  // In the order of memory, so that each matrix is dequantized once: the tensor's dimensions may have another order.
   forEachGridIn(plan_, held, name, [&](PartGrid &grid) {
     const auto stride = [](const PartGrid::Dimension &dimension) {
       return dimension.positions() > 1 ? dimension.localStride : std::numeric_limits<int64_t>::max();

@@ -21,7 +21,7 @@ std::vector<int64_t> integersOf(const Pickle &pickle, Pickle::Value list) {
   return found;
 }
 
-/// BININT.
+/// The opcode BININT with its number.
 std::string number(int value) {
   std::string text = "J";
   for (int byte = 0; byte < 4; ++byte)
