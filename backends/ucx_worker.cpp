@@ -101,6 +101,12 @@ ucs_status_t Worker::connect(const char *address, const ucp_err_handler_t &handl
   params.address = reinterpret_cast<const ucp_address_t *>(address);
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler = handler;
+  // Over TCP, both connections of two processes share a socket. UCX 1.13 aborts this process if the peer's connection
+  // has ended and this one is made before the next call of progress frees the socket. A call that does nothing has left
+  // none to be freed. Endless work has a bound.
+  constexpr int kMostCalls = 1000;
+  for (int call = 0; call < kMostCalls && ucp_worker_progress(worker_) > 0; ++call)
+    continue;
   const ucs_status_t status = ucp_ep_create(worker_, &params, connection);
   if (status != UCS_OK)
     *connection = nullptr;
