@@ -28,10 +28,16 @@ Status Worker::open(size_t peers, uint64_t features) {
     return status;
   // With the scheme put_zcopy, a sender on this host would write to the receiver's memory.
   ucs_status_t status = ucp_config_modify(config, "RNDV_SCHEME", "auto");
-  // Over TCP, UCX 1.13 sends a message in parts of 64 KiB, which is slower than MPI. Later versions refuse this
-  // name of the option.
   unsigned major = 0, minor = 0, release = 0;
   ucp_get_version(&major, &minor, &release);
+  // Over TCP, a connection must be made without blocking: else UCX sends its first bytes within ucp_ep_create, and
+  // aborts this process if the peer has closed by then (1.13 and 1.22 do). UCX 1.17 has changed the names of such
+  // options.
+  const char *const connect = major == 1 && minor <= 16 ? "CONN_NB" : "TCP_CONN_NB";
+  if (status == UCS_OK && !std::getenv("UCX_TCP_CONN_NB"))
+    status = ucp_config_modify(config, connect, "y");
+  // Over TCP, UCX 1.13 sends a message in parts of 64 KiB, which is slower than MPI. Later versions refuse this
+  // name of the option.
   const bool old = major == 1 && minor <= 13;
   if (status == UCS_OK && old && !std::getenv("UCX_TCP_RX_SEG_SIZE"))
     status = ucp_config_modify(config, "RX_SEG_SIZE", kTcpPart);
@@ -101,12 +107,6 @@ ucs_status_t Worker::connect(const char *address, const ucp_err_handler_t &handl
   params.address = reinterpret_cast<const ucp_address_t *>(address);
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler = handler;
-  // Over TCP, both connections of two processes share a socket. UCX 1.13 aborts this process if the peer's connection
-  // has ended and this one is made before the next call of progress frees the socket. A call that does nothing has left
-  // none to be freed. Endless work has a bound.
-  constexpr int kMostCalls = 1000;
-  for (int call = 0; call < kMostCalls && ucp_worker_progress(worker_) > 0; ++call)
-    continue;
   const ucs_status_t status = ucp_ep_create(worker_, &params, connection);
   if (status != UCS_OK)
     *connection = nullptr;

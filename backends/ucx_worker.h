@@ -41,7 +41,7 @@ public:
   Status handle(unsigned id, ucp_am_recv_callback_t callback, void *argument);
   /// Appends the worker's address, by which others connect.
   Status appendAddress(std::string &text) const;
-  /// Begins a connection; `address` is that of the peer's worker. Calls ucp_worker_progress: not for use in a callback.
+  /// Begins a connection; `address` is that of the peer's worker.
   ucs_status_t connect(const char *address, const ucp_err_handler_t &handler, ucp_ep_h *connection);
   /// Begins to close a connection. Returns a request to be freed, or null.
   static void *disconnect(ucp_ep_h connection, bool force);
