@@ -8,6 +8,7 @@
 #include "compiler/transfer/lower_bounds.h"
 #include "compiler/transfer/shard_distribution.h"
 #include "compiler/transfer/staging.h"
+#include "ir/copies.h"
 #include "ir/text.h"
 
 #include "llvm/Support/MemoryBuffer.h"
@@ -99,6 +100,13 @@ bool readText(const std::string &path, Module &module, Diagnostics &diagnostics)
   return true;
 }
 
+/// Decides whether the copies of a job are planned as one.
+void foldCopies(FoldCopies fold, Layout &layout) {
+  layout.foldsCopies =
+      fold == FoldCopies::always || (fold == FoldCopies::automatic && layout.world >= kLeastFoldedRanks);
+  layout.foldsCopies = Copies(layout).targets() > 1;
+}
+
 /// Makes a layout-level module of a job. `stagingAt` receives the location of options.staging.
 bool readYaml(const std::string &path, const CompileOptions &options, CompileResult &result, Location &stagingAt,
               Diagnostics &diagnostics) {
@@ -143,6 +151,7 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
         endpoint.epochs.clear();
     }
   result.module.fingerprint = job->fingerprint;
+  foldCopies(options.pinned ? FoldCopies::never : options.foldCopies, result.module.layout);
   return true;
 }
 
@@ -168,8 +177,14 @@ llvm::Error runPass(const PassInfo &pass, const CompileOptions &options, Compile
                                    kLevels[static_cast<int>(pass.level)] + "'");
   {
     Stopwatch watch(pass.name, result.times);
-    if (llvm::Error error = pass.run(result.module))
+    if (pass.run == schedule && options.planOnly && !options.verifyEach && options.passes.empty()) {
+      llvm::Expected<std::unique_ptr<RankSchedules>> schedules = scheduleOneByOne(result.module);
+      if (!schedules)
+        return schedules.takeError();
+      result.rankSchedules = std::move(*schedules);
+    } else if (llvm::Error error = pass.run(result.module)) {
       return error;
+    }
   }
   if (options.verifyEach)
     if (llvm::Error violation = verify(result.module))
@@ -226,12 +241,13 @@ void countLayout(const Layout &layout, Statistics &s) {
 class TransferCounts {
 public:
   TransferCounts(const Module &module, Statistics &s)
-      : module_(module), layout_(module.layout), s_(s), egress_(layout_.world), ingress_(layout_.world),
-        files_(layout_.world) {}
+      : module_(module), layout_(module.layout), copies_(module.layout), s_(s), egress_(layout_.world),
+        ingress_(layout_.world), files_(layout_.world) {}
 
   void run() {
     for (const Overlap &overlap : module_.transfers.overlaps)
-      s_.transfers += overlap.pattern < 0 ? 0 : overlap.tensors * static_cast<int64_t>(overlap.targets.size());
+      s_.transfers +=
+          overlap.pattern < 0 ? 0 : overlap.tensors * static_cast<int64_t>(overlap.targets.size()) * copies_.targets();
     for (const Transfer &transfer : module_.transfers.transfers)
       add(transfer);
     if (!egress_.empty()) {
@@ -244,10 +260,10 @@ private:
   void add(const Transfer &transfer) {
     const Overlap &overlap = module_.transfers.overlaps[transfer.overlap];
     const Endpoint &source = layout_.endpoints.front(), &target = layout_.endpoints[overlap.endpoint];
-    const int64_t bytes = ir::bytes(module_.transfers, transfer);
+    const int64_t each = ir::bytes(module_.transfers, transfer), bytes = each * copies_.targets();
     const Route none, &route = transfer.route < 0 ? none : module_.transfers.routes[transfer.route];
     for (const Hop &hop : route)
-      move(target.ranks[hop.from], target.ranks[hop.to], bytes, transfer.count);
+      move(target.ranks[hop.from], target.ranks[hop.to], each, transfer.count);
     s_.forwardedBytes += bytes * static_cast<int64_t>(route.size());
     s_.targetBytes += bytes * static_cast<int64_t>(1 + route.size());
     if (overlap.pattern < 0) {
@@ -263,27 +279,29 @@ private:
     } else if (source.ranks[transfer.source] == target.ranks[transfer.target]) {
       s_.localBytes += bytes;
     } else {
-      move(source.ranks[transfer.source], target.ranks[transfer.target], bytes, transfer.count);
-      egress_[source.ranks[transfer.source]] += bytes;
+      move(source.ranks[transfer.source], target.ranks[transfer.target], each, transfer.count);
+      egress_[source.ranks[transfer.source]] += each * copies_.each();
     }
   }
 
-  /// Bytes of some tensors that one rank sends to another.
+  /// Bytes of some tensors that one rank sends to another, and the same in all copies.
   void move(int32_t from, int32_t to, int64_t bytes, int64_t tensors) {
-    s_.remoteBytes += bytes;
-    s_.messagesBefore += tensors;
+    s_.remoteBytes += bytes * copies_.targets();
+    s_.messagesBefore += tensors * copies_.targets();
     s_.internodeBytes += layout_.topology.node(from) != layout_.topology.node(to) ? bytes : 0;
     ingress_[to] += bytes;
   }
 
   const Module &module_;
   const Layout &layout_;
+  const Copies copies_;
   Statistics &s_;
   std::vector<int64_t> egress_, ingress_, files_; // bytes by rank
 };
 
 /// Descriptors before and after the pass coalesce.
 void countDescriptors(const Module &module, Statistics &s) {
+  const int64_t copies = Copies(module.layout).targets();
   for (const Transfer &transfer : module.transfers.transfers) {
     int64_t blocks = transfer.count;
     const Overlap &overlap = module.transfers.overlaps[transfer.overlap];
@@ -291,20 +309,16 @@ void countDescriptors(const Module &module, Statistics &s) {
     const size_t variables = overlap.pattern < 0 ? 0 : module.layout.tensorPatterns[overlap.pattern].variables.size();
     for (size_t d = variables; d < relations.size(); ++d)
       blocks *= static_cast<int64_t>(module.transfers.relations[relations[d]].size());
-    s.descriptorsBefore += blocks;
+    s.descriptorsBefore += blocks * copies;
   }
-  s.descriptors = static_cast<int64_t>(module.transfers.descriptors.size());
+  s.descriptors = static_cast<int64_t>(module.transfers.descriptors.size()) * copies;
 }
 
 void countSchedule(const Schedule &schedule, Statistics &s) {
   s.messages = schedule.messages;
   s.rounds = schedule.rounds;
-  for (const RankSchedule &rank : schedule.ranks) {
-    s.stagingMax = std::max(s.stagingMax, rank.arenaBytes);
-    for (const Step &step : rank.steps)
-      if (step.staging < 0 && step.peer >= 0)
-        ++(step.kind == StepKind::send ? s.sendsInPlace : s.receivesInPlace);
-  }
+  for (const RankSchedule &rank : schedule.ranks)
+    s.steps.add(rank);
 }
 
 /// Counts of the layout and transfer levels.
@@ -323,6 +337,19 @@ Statistics transferStatistics(const Module &module) {
 }
 
 } // namespace
+
+void StepCounts::add(const RankSchedule &rank) {
+  stagingMax = std::max(stagingMax, rank.arenaBytes);
+  for (const Step &step : rank.steps)
+    if (step.staging < 0 && step.peer >= 0)
+      ++(step.kind == StepKind::send ? sendsInPlace : receivesInPlace);
+}
+
+void StepCounts::add(const StepCounts &other) {
+  stagingMax = std::max(stagingMax, other.stagingMax);
+  sendsInPlace += other.sendsInPlace;
+  receivesInPlace += other.receivesInPlace;
+}
 
 bool compileJob(const std::string &path, const CompileOptions &options, CompileResult &result,
                 Diagnostics &diagnostics) {
@@ -350,6 +377,8 @@ bool compileJob(const std::string &path, const CompileOptions &options, CompileR
   for (const PassInfo *pass : selected) {
     if (text && options.passes.empty() && done(*pass, result.module))
       continue;
+    if (pass->run == assignStaging && result.rankSchedules)
+      continue; // it assigns staging to each rank that it makes
     if (options.planOnly && !options.verifyEach && pass->level == Level::schedule &&
         result.module.level == Level::transfer) {
       counted = transferStatistics(result.module);

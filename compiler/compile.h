@@ -5,6 +5,7 @@
 #include "compiler/frontend/allowed.h"
 #include "compiler/frontend/stored_tensors.h"
 #include "compiler/inputs.h"
+#include "compiler/schedule/rank_schedules.h"
 #include "compiler/transfer/lower_bounds.h"
 #include "ir/ir.h"
 #include "yaml/diagnostics.h"
@@ -13,6 +14,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,16 +32,22 @@ struct Pinned {
   uint32_t next = 0; // epoch of the ranks that join now
 };
 
+/// Whether copies of a job are planned as one (ir/copies.h). automatic: in jobs of kLeastFoldedRanks ranks or more.
+enum class FoldCopies : uint8_t { automatic, always, never };
+/// Smaller jobs are compiled in a few milliseconds, and their IR is read by people.
+constexpr int64_t kLeastFoldedRanks = 1024;
+
 /// Options of the command line.
 struct CompileOptions {
-  std::vector<std::string> overrides;        // --set a.b=c
-  std::optional<Pinned> pinned;              // --keep
-  Allowed allowed;                           // --allow
-  ReadStoredFiles readStoredFiles;           // reads what the files of a source contain
-  std::vector<std::string> passes;           // --passes; empty: all, in the order of passes.def
-  ir::Level stopAfter = ir::Level::schedule; // --emit=layout stops early
-  bool relabel = false;                      // --relabel-target
-  bool megatron = false;                     // --algorithm=megatron
+  std::vector<std::string> overrides;            // --set a.b=c
+  std::optional<Pinned> pinned;                  // --keep
+  Allowed allowed;                               // --allow
+  ReadStoredFiles readStoredFiles;               // reads what the files of a source contain
+  std::vector<std::string> passes;               // --passes; empty: all, in the order of passes.def
+  ir::Level stopAfter = ir::Level::schedule;     // --emit=layout stops early
+  bool relabel = false;                          // --relabel-target
+  bool megatron = false;                         // --algorithm=megatron
+  FoldCopies foldCopies = FoldCopies::automatic; // --fold-copies
   bool verifyEach = false;
   bool planOnly = false; // frees what is not needed to write a plan: the transfers, once they are descriptors
   unsigned jobs = 0;     // threads; 0: all cores. The result does not depend on it
@@ -53,15 +61,22 @@ struct PassTime {
   double seconds = 0;
 };
 
+/// Counts of the steps of all ranks: the bytes of the largest arena, and messages that need no staging.
+struct StepCounts {
+  int64_t stagingMax = 0, sendsInPlace = 0, receivesInPlace = 0;
+  void add(const ir::RankSchedule &rank);
+  void add(const StepCounts &other);
+};
+
 /// Counts for reports. Bytes are sums over the whole plan; a maximum is that of the busiest rank, and a bound is the
 /// least that any plan could reach for it.
 struct Statistics {
   int64_t tensors = 0, params = 0, transfers = 0, descriptorsBefore = 0, descriptors = 0, messages = 0, rounds = 0;
   int64_t messagesBefore = 0; // if each tensor were sent from rank to rank in a separate message
-  int64_t sendsInPlace = 0, receivesInPlace = 0;
+  StepCounts steps;           // with `planOnly` counted by writePlan()
   int64_t targetBytes = 0, localBytes = 0, remoteBytes = 0, storageBytes = 0, paddingBytes = 0;
   int64_t internodeBytes = 0, forwardedBytes = 0; // parts of remoteBytes: between nodes; forwarded by target ranks
-  int64_t egressMax = 0, egressBound = 0, egressWithoutRelays = 0, ingressMax = 0, ingressBound = 0, stagingMax = 0;
+  int64_t egressMax = 0, egressBound = 0, egressWithoutRelays = 0, ingressMax = 0, ingressBound = 0;
   // Bytes of files that the busiest rank reads or writes: in this plan, at least, and with --algorithm=megatron.
   int64_t storageMax = 0, storageBound = 0, storageMegatron = 0;
   LowerBounds lowerBounds;
@@ -71,6 +86,8 @@ struct CompileResult {
   ir::Module module;
   Statistics statistics;
   std::vector<PassTime> times;
+  /// With `planOnly`: makes the ranks that the module's schedule lacks; null if it has them.
+  std::unique_ptr<RankSchedules> rankSchedules;
   /// The files and options of a job (.yaml, .yml); nullopt if a plan cannot hold them.
   std::optional<JobInputs> inputs;
   /// The last pass that succeeded, and the one that failed (empty if none did).
@@ -91,11 +108,14 @@ std::vector<std::byte> layoutManifest(const ir::Module &module);
 struct WrittenPlan {
   std::string digest; // 32 hexadecimal digits
   int64_t bytes = 0;  // of the file
+  StepCounts steps;
 };
 
 /// Writes the plan of a schedule-level module to `path`, with `jobs` threads (0: all cores). After an error the file
-/// does not exist. `inputs`: the job, which the plan then holds; or null. `compress`: with zstd.
+/// does not exist. `inputs`: the job, which the plan then holds; or null. `compress`: with zstd. `rankSchedules`: makes
+/// the ranks that the module's schedule lacks; null: it has them.
 llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics &counts, const std::string &path,
-                                      unsigned jobs, const JobInputs *inputs = nullptr, bool compress = false);
+                                      unsigned jobs, const JobInputs *inputs = nullptr, bool compress = false,
+                                      RankSchedules *rankSchedules = nullptr);
 
 } // namespace reshard

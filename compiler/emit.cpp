@@ -204,14 +204,16 @@ void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statis
       static_cast<uint32_t>(least.nodes), least.rankLocal, least.rankIngress, least.rankEgress, least.rankMean,
       least.nicIngress, least.nicEgress, least.nicMean);
   const Offset<fbs::JobInput> writtenInput = input(builder, inputs);
+  builder.ForceDefaults(true); // so that the size does not depend on the counts: writePlan() replaces the manifest
   builder.FinishSizePrefixed(
       fbs::CreateManifestDirect(
           builder, kCompilerVersion, module.fingerprint.c_str(), layout.model.c_str(),
           static_cast<uint32_t>(layout.world), layout.stagingLimit, static_cast<uint32_t>(layout.topology.ranksPerNode),
           &variables, &tensorPatterns, &endpoints, module.schedule.rounds, module.schedule.messages, counts.transfers,
           counts.descriptors, counts.targetBytes, counts.localBytes, counts.remoteBytes, counts.storageBytes,
-          lowerBounds, static_cast<uint64_t>(counts.stagingMax), writtenInput),
+          lowerBounds, static_cast<uint64_t>(counts.steps.stagingMax), writtenInput, layout.foldsCopies),
       fbs::kManifestIdentifier);
+  builder.ForceDefaults(false);
 }
 
 schema::Bytes bytesOf(const FlatBufferBuilder &builder) {
@@ -463,15 +465,45 @@ llvm::Error toError(const Status &status) {
   return status.ok() ? llvm::Error::success() : llvm::createStringError(status.message());
 }
 
+/// The schedules of the ranks: those of the module, or made for each call.
+class Schedules {
+public:
+  Schedules(const ir::Schedule &schedule, RankSchedules *made) : schedule_(schedule), made_(made) {}
+  size_t ranks() const { return schedule_.ranks.size(); }
+  /// `memory` holds the result if it is made.
+  const ir::RankSchedule &get(size_t rank, ir::RankSchedule &memory) const {
+    if (!made_)
+      return schedule_.ranks[rank];
+    memory = made_->make(static_cast<int32_t>(rank));
+    return memory;
+  }
+  /// About the bytes of the segment of a rank.
+  uint64_t bytes(size_t rank) const {
+    constexpr uint64_t kRankBytes = 1 << 10, kMessageBytes = 128; // a step and a few operands
+    return made_ ? kRankBytes + made_->messages(static_cast<int32_t>(rank)) * kMessageBytes
+                 : Counts(schedule_.ranks[rank]).bytes();
+  }
+
+private:
+  const ir::Schedule &schedule_;
+  RankSchedules *made_;
+};
+
 /// The segments of consecutive ranks, which one thread builds and then writes when it is their turn.
 class SegmentBatch {
 public:
-  llvm::Error build(llvm::ArrayRef<ir::RankSchedule> ranks, bool compress) {
+  /// The segments of ranks [first, last).
+  llvm::Error build(const Schedules &schedules, size_t first, size_t last, bool compress) {
     bytes_.clear();
     ends_.clear();
     compressed_.clear();
+    counts_ = {};
+    size_t number = first;
     try { // an exception would end the thread, whose segments the other threads wait for
-      for (const ir::RankSchedule &rank : ranks) {
+      ir::RankSchedule memory;
+      for (; number < last; ++number) {
+        const ir::RankSchedule &rank = schedules.get(number, memory);
+        counts_.add(rank);
         if (llvm::Error error = builder_.build(rank))
           return error;
         if (compress) {
@@ -479,18 +511,18 @@ public:
           if (!segment.ok())
             return toError(Status(segment.status()).withPrefix("rank " + std::to_string(rank.rank) + ": "));
           compressed_.push_back(std::move(*segment));
-        } else if (ranks.size() > 1) {
+        } else if (last - first > 1) {
           const schema::Bytes segment = builder_.bytes();
           bytes_.insert(bytes_.end(), segment.begin(), segment.end());
           ends_.push_back(bytes_.size());
         }
       }
     } catch (const std::bad_alloc &) {
-      return llvm::createStringError("out of memory for the segment of rank " +
-                                     std::to_string(ranks[std::max(ends_.size(), compressed_.size())].rank));
+      return llvm::createStringError("out of memory for the segment of rank " + std::to_string(number));
     }
     return llvm::Error::success();
   }
+  const StepCounts &counts() const { return counts_; }
   llvm::Error write(schema::ContainerWriter &writer) const {
     if (builder_.shares())
       writer.addFeatures(schema::kFeatureSharedOperands);
@@ -513,37 +545,39 @@ private:
   std::vector<std::byte> bytes_;
   std::vector<size_t> ends_; // in bytes_, by segment
   std::vector<schema::CompressedSegment> compressed_;
+  StepCounts counts_;
 };
 
 /// Divides the ranks into batches of about kBatchBytes; returns the first rank of each, and the number of ranks. It
 /// takes longer to hand a small segment over to the writer than to build it.
-std::vector<size_t> batchesOf(const std::vector<ir::RankSchedule> &ranks) {
+std::vector<size_t> batchesOf(const Schedules &schedules) {
   constexpr uint64_t kBatchBytes = 256 << 10;
   std::vector<size_t> begins;
   uint64_t bytes = kBatchBytes;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const uint64_t more = Counts(ranks[rank]).bytes();
+  for (size_t rank = 0; rank < schedules.ranks(); ++rank) {
+    const uint64_t more = schedules.bytes(rank);
     if (bytes + more > kBatchBytes) {
       begins.push_back(rank);
       bytes = 0;
     }
     bytes += more;
   }
-  begins.push_back(ranks.size());
+  begins.push_back(schedules.ranks());
   return begins;
 }
 
 /// Builds segments in several threads and writes them in rank order. Each thread holds one batch at a time, which
-/// bounds the memory. Returns the error of the lowest rank.
-llvm::Error addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned threads, bool compress,
-                        schema::ContainerWriter &writer) {
+/// bounds the memory. Returns the counts of all steps, or the error of the lowest rank.
+llvm::Expected<StepCounts> addSegments(const Schedules &schedules, unsigned threads, bool compress,
+                                       schema::ContainerWriter &writer) {
   std::mutex mutex;
   std::condition_variable turn;
   size_t written = 0; // batches
   std::optional<llvm::Error> failure;
+  StepCounts counts;
   std::vector<SegmentBatch> idle; // kept, because their buffers have grown
   idle.reserve(threads);
-  const std::vector<size_t> begins = batchesOf(ranks);
+  const std::vector<size_t> begins = batchesOf(schedules);
   parallelFor(begins.size() - 1, threads, [&](size_t number) {
     SegmentBatch batch;
     std::unique_lock lock(mutex);
@@ -552,8 +586,7 @@ llvm::Error addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned thr
       idle.pop_back();
     }
     lock.unlock();
-    llvm::Error error =
-        batch.build(llvm::ArrayRef(ranks).slice(begins[number], begins[number + 1] - begins[number]), compress);
+    llvm::Error error = batch.build(schedules, begins[number], begins[number + 1], compress);
     lock.lock();
     turn.wait(lock, [&] { return written == number || failure; });
     if (failure) {
@@ -561,6 +594,7 @@ llvm::Error addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned thr
     } else {
       if (!error)
         error = batch.write(writer);
+      counts.add(batch.counts());
       if (error)
         failure = std::move(error);
     }
@@ -568,7 +602,9 @@ llvm::Error addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned thr
     idle.push_back(std::move(batch));
     turn.notify_all();
   });
-  return failure ? std::move(*failure) : llvm::Error::success();
+  if (failure)
+    return std::move(*failure);
+  return counts;
 }
 
 } // namespace
@@ -581,25 +617,33 @@ std::vector<std::byte> layoutManifest(const ir::Module &module) {
 }
 
 llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics &counts, const std::string &path,
-                                      unsigned jobs, const JobInputs *inputs, bool compress) {
+                                      unsigned jobs, const JobInputs *inputs, bool compress,
+                                      RankSchedules *rankSchedules) {
   if (module.level != ir::Level::schedule)
     return llvm::createStringError("a plan is written from IR of level 'schedule', found level '" +
                                    std::string(module.level == ir::Level::layout ? "layout" : "transfer") + "'");
-  const std::vector<ir::RankSchedule> &ranks = module.schedule.ranks;
+  const Schedules schedules(module.schedule, rankSchedules);
   schema::ContainerWriter writer;
-  if (llvm::Error error = toError(writer.create(path, static_cast<uint32_t>(ranks.size()), features(module))))
+  if (llvm::Error error = toError(writer.create(path, static_cast<uint32_t>(schedules.ranks()), features(module))))
     return error;
+  Statistics all = counts;
   FlatBufferBuilder builder(1 << 16);
-  manifest(builder, module, counts, inputs);
+  manifest(builder, module, all, inputs);
   if (llvm::Error error = toError(writer.addManifest(bytesOf(builder))))
     return error;
 
   const unsigned threads = std::max(1u, jobs ? jobs : std::thread::hardware_concurrency());
-  if (llvm::Error error = addSegments(ranks, threads, compress, writer))
+  llvm::Expected<StepCounts> steps = addSegments(schedules, threads, compress, writer);
+  if (!steps)
+    return steps.takeError();
+  all.steps = *steps; // known only now
+  builder.Clear();
+  manifest(builder, module, all, inputs);
+  if (llvm::Error error = toError(writer.replaceManifest(bytesOf(builder))))
     return error;
   if (llvm::Error error = toError(writer.finish()))
     return error;
-  return WrittenPlan{writer.digest(), writer.bytes()};
+  return WrittenPlan{writer.digest(), writer.bytes(), *steps};
 }
 
 } // namespace reshard

@@ -214,6 +214,7 @@ struct Layout {
   std::vector<TensorPattern> tensorPatterns;
   std::vector<Endpoint> endpoints;
   std::vector<std::string> unused; // name patterns of source tensors that no target uses
+  bool foldsCopies = false;        // the transfers are those of copy 0, which all copies repeat (ir/copies.h)
   /// Whether the target is a pool: engine replicas pull, and source ranks only send.
   bool pool() const { return endpoints.back().replicas > 0; }
   bool operator==(const Layout &) const = default;

@@ -132,6 +132,7 @@ protected:
       }
       layout_.tensorPatterns.push_back(std::move(pattern));
     }
+    layout_.foldsCopies = take("fold-copies");
     while (take("unused"))
       layout_.unused.push_back(string());
     while (take("endpoint"))

@@ -123,6 +123,8 @@ private:
         out_ << " for " << layout_.variables[pattern.variables[v]].name << " " << indexMap(pattern.exists[v]) << ";";
       out_ << "\n";
     }
+    if (layout_.foldsCopies)
+      out_ << "fold-copies\n";
     for (const std::string &tensor : layout_.unused)
       out_ << "unused " << quoted(tensor) << "\n";
     for (const Endpoint &each : layout_.endpoints)

@@ -3,6 +3,7 @@
 // It does not check that each byte comes from the right byte: analysis/verify/plan_verifier.cpp proves that of the
 // emitted plan, and shares no code with this file.
 
+#include "ir/copies.h"
 #include "ir/text.h"
 #include "schema/arena.h"
 #include "schema/levels.h"
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <optional>
 #include <tuple>
 
 namespace reshard::ir {
@@ -22,6 +24,10 @@ public:
 
   llvm::Error run() {
     layout();
+    if (error_.empty()) {
+      copies_.emplace(layout_);
+      require(!layout_.foldsCopies || copies_->targets() > 1, "the layout folds copies, but it has only one");
+    }
     if (error_.empty() && module_.level >= Level::transfer)
       transfers();
     if (error_.empty() && module_.level >= Level::schedule)
@@ -315,6 +321,10 @@ private:
     require(meshRanks.front() >= 0 && meshRanks.back() < of.meshRanks(),
             where + " refers to mesh ranks " + std::to_string(meshRanks.front()) + " to " +
                 std::to_string(meshRanks.back()) + " of " + of.role + ", which has " + std::to_string(of.meshRanks()));
+    for (int32_t meshRank : meshRanks)
+      require(copies_->of(endpoint).first(meshRank) == meshRank, where + " refers to mesh rank " +
+                                                                     std::to_string(meshRank) + " of " + of.role +
+                                                                     ", which is not in the first copy");
   }
 
   void replicaGroup(const Overlap &overlap, const ReplicaGroup &group, const std::string &where) {
@@ -415,7 +425,7 @@ private:
     for (unsigned e = 1; e < layout_.endpoints.size(); ++e)
       for (int64_t meshRank = 0; meshRank < layout_.endpoints[e].meshRanks() && error_.empty(); ++meshRank) {
         const int64_t wanted = meshRankBytes(e, meshRank);
-        const auto at = received.find({e, static_cast<int32_t>(meshRank)});
+        const auto at = received.find({e, copies_->of(e).first(static_cast<int32_t>(meshRank))});
         const int64_t bytes = at == received.end() ? 0 : at->second;
         require(bytes == wanted, layout_.endpoints[e].role + " mesh rank " + std::to_string(meshRank) + " holds " +
                                      std::to_string(wanted) + " bytes, but the " + from + " give it " +
@@ -621,6 +631,7 @@ private:
 
   const Module &module_;
   const Layout &layout_;
+  std::optional<Copies> copies_;             // set once the layout is valid
   std::map<uint32_t, End> sends_, receives_; // by message
   std::string error_;
 };

@@ -167,6 +167,15 @@ Status ContainerWriter::addManifest(Bytes manifest) {
   return {};
 }
 
+Status ContainerWriter::replaceManifest(Bytes manifest) {
+  State &s = *state_;
+  if (!s.file.open() || s.header.manifestOffset == 0 || manifest.size() != s.header.manifestBytes)
+    return failed("cannot write '" + s.path + "': found another manifest of " + std::to_string(manifest.size()) +
+                  " bytes, expected as many as the first has (" + std::to_string(s.header.manifestBytes) + ")");
+  s.header.manifestDigest = digestOf(manifest.data(), manifest.size());
+  return s.file.write(manifest.data(), manifest.size(), s.header.manifestOffset);
+}
+
 Status ContainerWriter::addSegment(Bytes segment) { return state_->add(segment, nullptr); }
 
 Status ContainerWriter::addSegment(const CompressedSegment &segment) { return state_->add(segment.bytes, &segment); }

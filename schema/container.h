@@ -54,6 +54,8 @@ public:
   /// Features that are known only when segments have been built.
   void addFeatures(uint64_t features);
   Status addManifest(Bytes manifest);
+  /// Replaces the manifest by one of the same size: counts that are known only when segments have been built.
+  Status replaceManifest(Bytes manifest);
   Status addSegment(Bytes segment);
   Status addSegment(const CompressedSegment &segment);
   Status finish();

@@ -11,6 +11,7 @@
 #include "analysis/work_deadline.h"
 #include "compiler/pass.h"
 #include "executor/load.h"
+#include "ir/copies.h"
 #include "ir/text.h"
 #include "support/atomic_file.h"
 #include "support/byte_size.h"
@@ -38,7 +39,7 @@ constexpr const char *kName = "reshard-compile";
 
 struct Options {
   CompileOptions compile;
-  std::string output, emit = "plan", report, describe, keep, from, algorithm = "optimum";
+  std::string output, emit = "plan", report, describe, keep, from, algorithm = "optimum", foldCopies = "automatic";
   std::vector<std::string> printAfter;
   bool printAll = false, timePasses = false, stats = false, omitJob = false, compress = false, verify = false;
   uint64_t jobs = 0;
@@ -59,7 +60,7 @@ Json counts(const Statistics &s) {
           {"rounds", s.rounds},
           {"coalesce",
            {{"messages", {{"before", s.messagesBefore}, {"after", s.messages}}},
-            {"in_place", {{"sends", s.sendsInPlace}, {"receives", s.receivesInPlace}}}}},
+            {"in_place", {{"sends", s.steps.sendsInPlace}, {"receives", s.steps.receivesInPlace}}}}},
           {"descriptors", {{"before", s.descriptorsBefore}, {"after", s.descriptors}}},
           {"bytes",
            {{"target", s.targetBytes},
@@ -194,6 +195,10 @@ public:
       return kUsage;
     if (!options_.keep.empty()) {
       throwOnError(Plan::open(options_.keep, old_), kUsage);
+      if (old_->manifest().folds_copies())
+        throw Failure{kUsage, "'" + options_.keep +
+                                  "' cannot be extended, because the copies of its job were planned as one; expected "
+                                  "a plan compiled with --fold-copies=never"};
       options_.compile.pinned = pinnedOf(*old_);
     }
     keepFreedMemory();
@@ -326,13 +331,19 @@ private:
   void writePlanFile() {
     const double start = now();
     std::optional<ElapsedLine> elapsed("write the plan");
-    llvm::Expected<WrittenPlan> written =
-        writePlan(result_.module, result_.statistics, options_.output, options_.compile.jobs,
-                  result_.inputs && !options_.omitJob ? &*result_.inputs : nullptr, options_.compress);
-    elapsed.reset();
-    if (!written)
-      throw Failure{kFailure, toString(written.takeError())};
-    plan_ = std::move(*written);
+    try {
+      llvm::Expected<WrittenPlan> written =
+          writePlan(result_.module, result_.statistics, options_.output, options_.compile.jobs,
+                    result_.inputs && !options_.omitJob ? &*result_.inputs : nullptr, options_.compress,
+                    result_.rankSchedules.get());
+      elapsed.reset();
+      if (!written)
+        throw Failure{kFailure, toString(written.takeError())};
+      plan_ = std::move(*written);
+    } catch (const std::exception &exception) {
+      throw Failure{kFailure, explain(exception, " in 'emit'")};
+    }
+    result_.statistics.steps = plan_.steps;
     result_.times.push_back({"emit", now() - start});
     if (old_)
       std::fprintf(messageStream(), "  pinned: %lld of %u segments of %s are unchanged\n",
@@ -369,10 +380,12 @@ private:
     const ir::Layout &layout = result_.module.layout;
     Json json = {{"digest", plan_.digest}, {"plan_bytes", plan_.bytes}, {"world", layout.world}};
     json.update(counts(result_.statistics));
-    json["staging"] = {{"limit", layout.stagingLimit}, {"max", result_.statistics.stagingMax}};
+    json["staging"] = {{"limit", layout.stagingLimit}, {"max", result_.statistics.steps.stagingMax}};
     Json passTimes = Json::object();
     for (const PassTime &time : result_.times)
       passTimes[time.pass] = time.seconds * 1e3;
+    const ir::Copies copies(layout);
+    json["copies"] = {{"source", copies.sources()}, {"target", copies.targets()}};
     json["unused"] = layout.unused;
     Json omitted = Json::object();
     for (const ir::Endpoint &endpoint : layout.endpoints)
@@ -497,6 +510,11 @@ Command commandOf(Options &options) {
         "how parts of a checkpoint are assigned to the ranks that read or write them: optimum (default: minimizes the "
         "bytes of the busiest rank), or megatron (whole shards, in Megatron-Core's order)",
         setChoice(options.algorithm, {"optimum", "megatron"})},
+       {"--fold-copies", "WHEN",
+        "plan the copies of a job as one: ranks that hold the same elements as others, on sides that share no rank, in "
+        "a network without nodes. automatic (default: in jobs of 1024 ranks or more, which then compile several times "
+        "as fast), always, or never (--keep extends only such a plan). --from does not keep this option",
+        setChoice(options.foldCopies, {"automatic", "always", "never"})},
        {"--describe", "DIR",
         "print a first model YAML, made from the headers of the checkpoint in DIR, or of a file of torch.save; takes "
         "no job",
@@ -557,6 +575,9 @@ int main(int argc, char **argv) {
     return kUsage;
   options.compile.jobs = static_cast<unsigned>(options.jobs);
   options.compile.megatron = options.algorithm == "megatron";
+  options.compile.foldCopies = options.foldCopies == "always"  ? FoldCopies::always
+                               : options.foldCopies == "never" ? FoldCopies::never
+                                                               : FoldCopies::automatic;
   if (options.emit == "layout")
     options.compile.stopAfter = ir::Level::layout;
   try {

@@ -5,6 +5,7 @@
 // next is sent or received. A step that uses bytes of the arena waits for the steps that used them before.
 
 #include "compiler/pass.h"
+#include "compiler/schedule/rank_schedules.h"
 #include "compiler/transfer/staging.h"
 #include "schema/arena.h"
 
@@ -99,11 +100,15 @@ void assign(RankSchedule &rank, const Layout &layout) {
 
 } // namespace
 
+void assignRankStaging(RankSchedule &rank, const Layout &layout) {
+  rank.arenaBytes = 0;
+  assign(rank, layout);
+  rank.arenaBytes += stagedBytes(layout, rank.buffers);
+}
+
 llvm::Error assignStaging(Module &module) {
   for (RankSchedule &rank : module.schedule.ranks) {
-    rank.arenaBytes = 0;
-    assign(rank, module.layout);
-    rank.arenaBytes += stagedBytes(module.layout, rank.buffers);
+    assignRankStaging(rank, module.layout);
     if (module.layout.stagingLimit > 0 && rank.arenaBytes > module.layout.stagingLimit)
       return llvm::make_error<StagingLimitError>(module.layout.stagingLimit, rank.arenaBytes,
                                                  "the arena of rank " + std::to_string(rank.rank));

@@ -13,10 +13,14 @@ namespace reshard {
 /// Cuts flows between rows if rows are small, else at multiples of the staging alignment, else between elements.
 class DescriptorCuts : public Cuts {
 public:
-  /// `count`: of the descriptors that are added.
-  explicit DescriptorCuts(size_t count) { ranges_.reserve(count); }
+  /// `count`: of the descriptors that are added. `listOf`: by flow, the number of its list of descriptors, from
+  /// `firstList` on; empty: each flow has its own.
+  explicit DescriptorCuts(size_t count, llvm::ArrayRef<uint32_t> listOf = {}, uint32_t firstList = 0)
+      : listOf_(listOf), firstList_(firstList) {
+    ranges_.reserve(count);
+  }
 
-  /// Appends a descriptor to the current flow. `row`: bytes of a row; `block`: bytes of a quantization block, inside
+  /// Appends a descriptor to the current list. `row`: bytes of a row; `block`: bytes of a quantization block, inside
   /// which it is not cut, or 0.
   void add(int64_t bytes, int64_t row, int64_t block) {
     const int64_t begin = ranges_.size() == firsts_.back() ? 0 : ranges_.back().end;
@@ -24,8 +28,8 @@ public:
         {begin, begin + bytes, row,
          block > 0 ? block : std::min<int64_t>(row & -row, 16)}); // an element has a power of two bytes, 16 at most
   }
-  /// The next descriptor belongs to the next flow.
-  void endFlow() { firsts_.push_back(ranges_.size()); }
+  /// The next descriptor belongs to the next list.
+  void endList() { firsts_.push_back(ranges_.size()); }
 
   bool possible(uint32_t flow, int64_t at) const override {
     const Range &range = rangeOf(flow, at);
@@ -46,12 +50,15 @@ private:
     int64_t begin, end, row, granule;
   };
   const Range &rangeOf(uint32_t flow, int64_t at) const {
-    return *std::lower_bound(ranges_.begin() + static_cast<ptrdiff_t>(firsts_[flow]),
-                             ranges_.begin() + static_cast<ptrdiff_t>(firsts_[flow + 1]), at,
+    const uint32_t list = listOf_.empty() ? flow : listOf_[flow] - firstList_;
+    return *std::lower_bound(ranges_.begin() + static_cast<ptrdiff_t>(firsts_[list]),
+                             ranges_.begin() + static_cast<ptrdiff_t>(firsts_[list + 1]), at,
                              [](const Range &range, int64_t to) { return range.end < to; });
   }
 
-  std::vector<Range> ranges_; // flow after flow
+  llvm::ArrayRef<uint32_t> listOf_;
+  uint32_t firstList_;
+  std::vector<Range> ranges_; // list after list
   std::vector<size_t> firsts_ = {0};
 };
 

@@ -86,7 +86,7 @@ void Relays::cutFlow(const FlowKey &key, llvm::ArrayRef<Descriptor> descriptors,
     cuts.add(bytesOf(shapes_[d.shape]), shapes_[d.shape].rowBytes, 0);
     bytes += bytesOf(shapes_[d.shape]);
   }
-  cuts.endFlow();
+  cuts.endList();
   std::vector<Descriptor> stack(descriptors.rbegin(), descriptors.rend()), taken;
   int64_t at = 0, begin = 0;
   for (const auto &[relay, some] : split) {

@@ -46,7 +46,7 @@ struct Loads {
   int64_t depth = 0; // hops after the first on the longest route
 };
 
-Loads loadsOf(const std::vector<Flow> &flows, const ir::Topology &topology) {
+Loads loadsOf(const std::vector<Flow> &flows, const ir::Topology &topology, int64_t copies) {
   Loads result;
   std::map<std::pair<int64_t, bool>, Load> ports[2];
   for (const Flow &flow : flows) {
@@ -58,19 +58,19 @@ Loads loadsOf(const std::vector<Flow> &flows, const ir::Topology &topology) {
         depths[h] = depths[hop.after] + 1;
       result.depth = std::max(result.depth, depths[h]);
       TierLoad &tier = local ? result.intranode : result.internode;
-      tier.total += flow.bytes;
+      tier.total += flow.bytes * copies;
       for (const bool sends : {true, false}) {
         const int64_t rank = sends ? hop.from : hop.to;
         Load &port = ports[local][{rank, sends}];
-        port.bytes += flow.bytes;
-        ++port.flows;
+        port.bytes += flow.bytes * (sends ? copies : 1);
+        port.flows += sends ? copies : 1;
         tier.most.bytes = std::max(tier.most.bytes, port.bytes);
         tier.most.flows = std::max(tier.most.flows, port.flows);
       }
       if (tier.many)
         continue;
       tier.pairs[{hop.from, hop.to}] += flow.bytes;
-      if (tier.pairs.size() > kMaxFittedPairs) {
+      if (tier.pairs.size() * static_cast<size_t>(copies) > kMaxFittedPairs) {
         tier.many = true;
         tier.pairs.clear();
       }
@@ -85,7 +85,7 @@ int64_t aligned(int64_t bytes) { return bytes / kStagingAlignment * kStagingAlig
 /// of each pair are known: if most pairs have 17.3 chunks of the best size, 18 slightly smaller ones leave no time
 /// unused. Of the sizes in [best / 2, best], the result is the largest one that gives the busiest port nearly the
 /// fewest bytes, counting each chunk as a whole one.
-int64_t fittedChunkBytes(const TierLoad &tier, int64_t depth, int64_t rate, int64_t latency) {
+int64_t fittedChunkBytes(const TierLoad &tier, int64_t copies, int64_t depth, int64_t rate, int64_t latency) {
   const int64_t best = bestChunkBytes(tier.most.bytes, tier.most.flows, depth, rate, latency);
   if (tier.most.flows < kFewFlows || tier.many)
     return best;
@@ -98,7 +98,7 @@ int64_t fittedChunkBytes(const TierLoad &tier, int64_t depth, int64_t rate, int6
     int64_t most = 0;
     for (const auto &[ranks, bytes] : tier.pairs) {
       const int64_t count = (bytes + size - 1) / size;
-      most = std::max({most, chunks[0][ranks.first] += count, chunks[1][ranks.second] += count});
+      most = std::max({most, chunks[0][ranks.first] += count * copies, chunks[1][ranks.second] += count});
     }
     sizes.emplace_back(size, most * size);
   }
@@ -120,14 +120,15 @@ uint32_t internodeRounds(const TierLoad &between, const TierLoad &inside, int64_
 
 } // namespace
 
-llvm::Expected<RoundLimits> roundLimits(const std::vector<Flow> &flows, const ir::Layout &layout, int64_t staged) {
+llvm::Expected<RoundLimits> roundLimits(const std::vector<Flow> &flows, const ir::Layout &layout, int64_t staged,
+                                        int64_t copies) {
   const ir::Topology &topology = layout.topology;
-  const auto [between, inside, depth] = loadsOf(flows, topology);
+  const auto [between, inside, depth] = loadsOf(flows, topology, copies);
   const bool internode = between.total > 0, intranode = inside.total > 0;
   RoundLimits limits;
   const int64_t ofRank = topology.nicRate / topology.ranksOfNic(); // several ranks share a NIC
-  limits.internodeBytes = fittedChunkBytes(between, depth, ofRank, topology.nicLatency);
-  limits.intranodeBytes = fittedChunkBytes(inside, depth, topology.linkRate, topology.linkLatency);
+  limits.internodeBytes = fittedChunkBytes(between, copies, depth, ofRank, topology.nicLatency);
+  limits.intranodeBytes = fittedChunkBytes(inside, copies, depth, topology.linkRate, topology.linkLatency);
   if (internode && intranode) {
     // No tier then waits for the end of the other's round.
     limits.intranodeBytes = std::min(limits.intranodeBytes, limits.internodeBytes);

@@ -7,9 +7,12 @@
 #include "compiler/pass.h"
 #include "compiler/resolve/interner.h"
 #include "compiler/schedule/dependency_levels.h"
-#include "compiler/schedule/descriptor_cuts.h"
 #include "compiler/schedule/descriptor_cutter.h"
 #include "compiler/schedule/file_shares.h"
+#include "compiler/schedule/flow_descriptors.h"
+#include "compiler/schedule/periods.h"
+#include "compiler/schedule/rank_copies.h"
+#include "compiler/schedule/rank_schedules.h"
 #include "compiler/schedule/relays.h"
 #include "compiler/schedule/round_limits.h"
 #include "compiler/schedule/rounds.h"
@@ -22,7 +25,9 @@
 #include "llvm/ADT/DenseMap.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <tuple>
 
@@ -32,17 +37,11 @@ using namespace ir;
 
 namespace {
 
-/// Bytes of a flow from `begin` on, in which no message begins or ends, and the number of their descriptor. A large job
-/// has many millions of them.
-struct FlowRange {
-  int64_t begin;
-  uint32_t descriptor;
-};
-
-class Scheduler {
+class Scheduler : public RankSchedules {
 public:
   explicit Scheduler(Module &module)
-      : module_(module), layout_(module.layout), cutter_(shapes_), relays_(module.layout, shapes_, cutter_),
+      : module_(module), layout_(module.layout), copies_(module.layout), cutter_(shapes_),
+        descriptors_(module.transfers.descriptors, shapes_, cutter_), relays_(module.layout, shapes_, cutter_),
         stagedRanges_(module.layout), phaseSteps_(module, stagedRanges_, operandShapes_) {
     for (const Shape &shape : module.transfers.shapes)
       shapes_.intern(shape);
@@ -72,7 +71,8 @@ public:
         }
   }
 
-  llvm::Error run() {
+  /// Assigns all bytes to messages, and these to rounds.
+  llvm::Error plan() {
     const bool anyStaged =
         std::any_of(layout_.endpoints.begin(), layout_.endpoints.end(), [](const Endpoint &endpoint) {
           return std::any_of(endpoint.params.begin(), endpoint.params.end(),
@@ -82,16 +82,30 @@ public:
       return error;
     separate();
     relay();
+    repeatLocal();
     if (llvm::Error error = makeRounds())
       return error;
-    localSteps();
-    messageSteps();
+    sortLocal();
+    collectSides();
+    module_.schedule.messages = static_cast<uint32_t>(messages_.size());
+    module_.schedule.rounds = rounds_;
+    return llvm::Error::success();
+  }
+
+  /// Makes the steps of all ranks.
+  llvm::Error finish() {
+    for (int32_t rank = 0; rank < layout_.world; ++rank)
+      localSteps(rank);
+    readSteps();
+    receiveStep_.assign(messages_.size(), UINT32_MAX);
+    for (int32_t rank = 0; rank < layout_.world; ++rank) {
+      messageSteps(rank);
+      freeMemory(sides_[rank]); // the steps of the next ranks take its place
+    }
     for (size_t rank = 0; rank < operandShapes_.size(); ++rank)
       module_.schedule.ranks[rank].shapes = std::move(operandShapes_[rank]).take();
     for (RankSchedule &rank : module_.schedule.ranks)
       rank.arenaBytes = stagedRanges_.bytes(rank.rank) + relays_.held(rank.rank);
-    module_.schedule.messages = static_cast<uint32_t>(messages_.size());
-    module_.schedule.rounds = rounds_;
     for (const RankSchedule &rank : module_.schedule.ranks)
       if (!rank.steps.empty())
         module_.schedule.rounds = std::max(module_.schedule.rounds, 1u);
@@ -99,9 +113,51 @@ public:
       return llvm::createStringError("the steps have " + std::to_string(levels) +
                                      " dependency levels, expected at most " + std::to_string(schema::kMaxLevels) +
                                      "; raise options.staging, or choose another options.exchange");
+    repeatSources();
+    module_.schedule.messages *= static_cast<uint32_t>(copies_.copies().sources());
     module_.level = Level::schedule;
     return llvm::Error::success();
   }
+
+  /// After plan(): whether make() can replace finish(). The steps then have dependency level 0.
+  bool oneByOne() const {
+    return layout_.stagingLimit == 0 &&
+           std::all_of(later_.begin(), later_.end(), [](const auto &steps) { return steps.empty(); }) &&
+           std::none_of(hasViews_.begin(), hasViews_.end(), [](bool has) { return has; }) &&
+           std::all_of(keys_.begin(), keys_.end(),
+                       [](const FlowKey &at) { return at.when == EpochPhase{} && !at.reads(); }) &&
+           std::all_of(flows_.begin(), flows_.end(), [](const Flow &flow) { return flow.hops.size() == 1; });
+  }
+
+  /// Prepares for make() in place of finish().
+  void prepare() {
+    receiveStep_.assign(messages_.size(), UINT32_MAX);
+    module_.schedule.messages *= static_cast<uint32_t>(copies_.copies().sources());
+    if (!local_.empty())
+      module_.schedule.rounds = std::max(module_.schedule.rounds, 1u);
+    module_.level = Level::schedule;
+  }
+
+  RankSchedule make(int32_t rank) override {
+    const auto [first, copy] = copies_.first(rank);
+    RankSchedule result;
+    {
+      const std::lock_guard lock(mutexes_[static_cast<size_t>(first) % mutexes_.size()]);
+      localSteps(first);
+      messageSteps(first);
+      result.steps.swap(module_.schedule.ranks[first].steps);
+      result.shapes = std::move(operandShapes_[first]).take();
+      operandShapes_[first] = Interner<OperandShape>();
+      operandNumbers_[first].clear();
+    }
+    result.rank = rank;
+    result.buffers = module_.schedule.ranks[rank].buffers;
+    repeat(copy, result.steps);
+    assignRankStaging(result, layout_);
+    return result;
+  }
+
+  size_t messages(int32_t rank) const override { return sides_[copies_.first(rank).rank].size(); }
 
 private:
   /// The world rank of a mesh rank; -1 for a file.
@@ -139,25 +195,13 @@ private:
     return bytes;
   }
 
-  /// A descriptor of the module, or one that was cut.
-  const Descriptor &descriptorOf(uint32_t number) const {
-    const std::vector<Descriptor> &whole = module_.transfers.descriptors;
-    return number < whole.size() ? whole[number] : cut_[number - whole.size()];
-  }
-
-  /// Adds a descriptor that was cut; returns its number.
-  uint32_t addCut(const Descriptor &d) {
-    cut_.push_back(d);
-    return static_cast<uint32_t>(module_.transfers.descriptors.size() + cut_.size() - 1);
-  }
-
   /// Separates local descriptors from those of flows. Those from files to files are shared out.
   void separate() {
     const std::vector<Descriptor> &whole = module_.transfers.descriptors;
     std::vector<uint32_t> remote;
     std::vector<Descriptor> files;
     auto put = [&](uint32_t number) {
-      const Descriptor &d = descriptorOf(number);
+      const Descriptor &d = descriptors_[number];
       const FlowKey at = flowKey(d);
       if (at.target < 0)
         files.push_back(d);
@@ -176,23 +220,22 @@ private:
       parts.clear();
       cutAtStagedRanges(whole[number], stagedRanges_, shapes_, parts);
       for (const Descriptor &d : parts)
-        put(addCut(d));
+        put(descriptors_.addCut(d));
     }
     shareFiles(files, layout_.world, shapes_, [&](const Descriptor &d) { return granule(d); }, local_);
     sortUnlessSorted(remote, [&](uint32_t a, uint32_t b) {
-      return flowKey(descriptorOf(a)).fields() < flowKey(descriptorOf(b)).fields();
+      return flowKey(descriptors_[a]).fields() < flowKey(descriptors_[b]).fields();
     });
     for (uint32_t number : remote)
-      addToFlow(flowKey(descriptorOf(number)), number);
-    firsts_.push_back(numbers_.size());
+      addToFlow(flowKey(descriptors_[number]), number);
   }
 
   /// Appends a descriptor to the last flow, or to a new one if it has another key.
   void addToFlow(const FlowKey &at, uint32_t number) {
-    const Descriptor &d = descriptorOf(number);
+    const Descriptor &d = descriptors_[number];
     if (keys_.empty() || keys_.back() != at) {
       keys_.push_back(at);
-      firsts_.push_back(numbers_.size());
+      descriptors_.beginFlow();
       Flow &flow = flows_.emplace_back();
       if (at.relay >= 0)
         flow.hops = {{at.source, at.relay, -1}, {at.relay, at.target, 0}};
@@ -202,7 +245,7 @@ private:
         addRoute(module_.transfers.routes[d.route], d.endpoint, flow);
     }
     flows_.back().bytes += bytesOf(shapes_[d.shape]);
-    numbers_.push_back(number);
+    descriptors_.add(number);
   }
 
   /// Replaces flows of overloaded NICs by flows that are in part sent over relays (spread.h). The source ranks of a
@@ -210,24 +253,96 @@ private:
   void relay() {
     if (layout_.pool() || layout_.topology.ranksPerNode == 0)
       return;
-    std::vector<Descriptor> descriptors;
-    descriptors.reserve(numbers_.size());
-    for (uint32_t number : numbers_)
-      descriptors.push_back(descriptorOf(number));
-    std::vector<std::pair<FlowKey, Descriptor>> all = relays_.cut(keys_, flows_, firsts_, descriptors);
+    std::vector<std::pair<FlowKey, Descriptor>> all =
+        relays_.cut(keys_, flows_, descriptors_.firsts(), descriptors_.all());
     if (all.empty())
       return;
     keys_.clear();
-    firsts_.clear();
     flows_.clear();
-    numbers_.clear();
-    cut_.clear();
+    descriptors_.clear();
     sortUnlessSorted(all, [](const auto &a, const auto &b) { return a.first.fields() < b.first.fields(); });
-    cut_.reserve(all.size());
     for (const auto &[at, d] : all)
-      addToFlow(at, addCut(d));
-    firsts_.push_back(numbers_.size());
+      addToFlow(at, descriptors_.addCut(d));
     relays_.layOut(keys_, flows_);
+  }
+
+  /// Repeats the local descriptors of the first copy of the target for the other copies that the first copy of the
+  /// source serves.
+  void repeatLocal() {
+    if (copies_.copies().targets() == 1)
+      return;
+    std::vector<LocalDescriptor> local;
+    for (const auto &[d, rank] : local_)
+      for (int64_t copy = 0; copy < copies_.copies().each(); ++copy)
+        local.push_back({d, copies_.target(rank, copy)});
+    local_ = std::move(local);
+  }
+
+  /// Repeats the flows to the first copy of the target for the other copies that the first copy of the source serves.
+  /// They share their lists of descriptors.
+  void repeatFlows() {
+    const auto each = static_cast<size_t>(copies_.copies().each());
+    std::vector<FlowKey> keys;
+    std::vector<Flow> flows;
+    std::vector<uint32_t> lists;
+    keys.reserve(keys_.size() * each);
+    flows.reserve(keys_.size() * each);
+    lists.reserve(keys_.size() * each);
+    for (size_t first = 0, last = 0; first < keys_.size(); first = last) { // the flows of one source
+      while (last < keys_.size() && keys_[last].source == keys_[first].source)
+        ++last;
+      for (uint32_t copy = 0; copy < each; ++copy)
+        for (size_t flow = first; flow < last; ++flow) {
+          keys.push_back(keys_[flow]);
+          keys.back().target = copies_.target(keys_[flow].target, copy);
+          flows.push_back(flows_[flow]);
+          flows.back().hops[0].to = keys.back().target;
+          lists.push_back(static_cast<uint32_t>(flow));
+        }
+    }
+    keys_ = std::move(keys);
+    flows_ = std::move(flows);
+    descriptors_.repeat(std::move(lists));
+  }
+
+  /// Makes rounds that repeat for each copy of the target; returns false if they would take too long.
+  bool makePeriods(const RoundLimits &limits) {
+    Periods periods(flows_, static_cast<uint32_t>(copies_.copies().each()),
+                    [&](int32_t rank, uint32_t copy) { return copies_.target(rank, copy); });
+    std::optional<std::vector<Message>> first = periods.first(layout_.topology, limits, cutsOf(0, flows_.size()));
+    if (!first)
+      return false;
+    messages_ = std::move(*first);
+    for (const Message &message : messages_)
+      rounds_ = std::max(rounds_, message.round + message.rounds);
+    descriptors_.cut(messages_);
+    messages_ = periods.all(messages_, rounds_);
+    rounds_ *= static_cast<uint32_t>(copies_.copies().each());
+    lastRound_[EpochPhase{}] = rounds_ - 1;
+    return true;
+  }
+
+  /// Repeats the steps of first ranks for the other copies of the source.
+  void repeatSources() {
+    std::vector<RankSchedule> &ranks = module_.schedule.ranks;
+    for (int32_t rank = 0; rank < layout_.world; ++rank)
+      if (const auto [first, copy] = copies_.first(rank); copy > 0) {
+        ranks[rank].shapes = ranks[first].shapes;
+        ranks[rank].steps = ranks[first].steps;
+        ranks[rank].arenaBytes = ranks[first].arenaBytes;
+        repeat(copy, ranks[rank].steps);
+      }
+  }
+
+  /// Makes steps of a first rank those of the rank that repeats them in a copy of the source.
+  void repeat(int64_t copy, std::vector<Step> &steps) const {
+    if (copy == 0)
+      return;
+    for (Step &step : steps)
+      if (step.peer >= 0) {
+        step.peer = copies_.repeating(step.peer, copy);
+        step.message += static_cast<uint32_t>(copy * static_cast<int64_t>(messages_.size()));
+      }
   }
 
   /// Appends the hops of a route to a flow.
@@ -247,9 +362,14 @@ private:
     for (const RankSchedule &rank : module_.schedule.ranks)
       staged = std::max(staged,
                         stagedBytes(layout_, rank.buffers) + stagedRanges_.bytes(rank.rank) + relays_.held(rank.rank));
-    llvm::Expected<RoundLimits> limits = roundLimits(flows_, layout_, staged);
+    llvm::Expected<RoundLimits> limits = roundLimits(flows_, layout_, staged, copies_.copies().each());
     if (!limits)
       return limits.takeError();
+    if (copies_.copies().each() > 1 && !flows_.empty()) {
+      if (makePeriods(*limits))
+        return llvm::Error::success();
+      repeatFlows();
+    }
     for (size_t first = 0; first < flows_.size();) {
       size_t last = first;
       while (last < flows_.size() && keys_[last].when == keys_[first].when)
@@ -271,20 +391,21 @@ private:
       lastRound_[keys_[first].when] = rounds_ - 1;
       first = last;
     }
-    cut();
+    descriptors_.cut(messages_);
     noteArrivals();
     return llvm::Error::success();
   }
 
   /// The messages of flows [first, last), counted from round 0 and flow 0.
   std::vector<Message> roundsOf(size_t first, size_t last, const RoundLimits &limits) {
-    DescriptorCuts cuts(firsts_[last] - firsts_[first]);
-    for (size_t s = first; s < last; ++s, cuts.endFlow())
-      for (size_t i = firsts_[s]; i < firsts_[s + 1]; ++i) {
-        const Descriptor &d = descriptorOf(numbers_[i]);
-        cuts.add(bytesOf(shapes_[d.shape]), shapes_[d.shape].rowBytes, hasViews_[d.endpoint] ? blockBytes(d) : 0);
-      }
-    return assignRounds(llvm::ArrayRef(flows_).slice(first, last - first), layout_.topology, limits, cuts);
+    return assignRounds(llvm::ArrayRef(flows_).slice(first, last - first), layout_.topology, limits,
+                        cutsOf(first, last));
+  }
+
+  /// The positions at which flows [first, last), counted from 0, may be cut.
+  DescriptorCuts cutsOf(size_t first, size_t last) const {
+    return descriptors_.cuts(first, last,
+                             [&](const Descriptor &d) { return hasViews_[d.endpoint] ? blockBytes(d) : 0; });
   }
 
   /// The bytes of a quantization block if the descriptor's elements are quantized on arrival, else 0.
@@ -304,62 +425,6 @@ private:
     return block > 0 ? std::lcm(kPage, block) : kPage;
   }
 
-  /// Cuts the descriptors of flows where grants end.
-  void cut() {
-    std::vector<llvm::SmallVector<int64_t, 1>> ends(flows_.size());
-    for (const Message &message : messages_)
-      for (const Grant &grant : message.grants)
-        ends[grant.flow].push_back(grant.end);
-    ranges_.reserve(numbers_.size());
-    for (size_t s = 0; s < flows_.size(); ++s) {
-      firstRange_.push_back(ranges_.size());
-      std::sort(ends[s].begin(), ends[s].end());
-      ends[s].erase(std::unique(ends[s].begin(), ends[s].end()), ends[s].end());
-      if (!addWhole(s, ends[s])) {
-        ranges_.resize(firstRange_.back());
-        addParts(s, ends[s]);
-      }
-    }
-    firstRange_.push_back(ranges_.size());
-    freeMemory(numbers_);
-  }
-
-  /// Appends the ranges of a flow, one for each descriptor. Stops and returns false if one must be cut at one of
-  /// `ends`.
-  bool addWhole(size_t flow, llvm::ArrayRef<int64_t> ends) {
-    int64_t at = 0;
-    for (size_t i = firsts_[flow]; i < firsts_[flow + 1]; ++i) {
-      ranges_.push_back({at, numbers_[i]});
-      at += bytesOf(shapes_[descriptorOf(numbers_[i]).shape]);
-      while (!ends.empty() && ends.front() <= at) {
-        if (ends.front() < at)
-          return false;
-        ends = ends.drop_front();
-      }
-    }
-    return true;
-  }
-
-  /// Appends the ranges of a flow, whose descriptors are cut at `ends`.
-  void addParts(size_t flow, llvm::ArrayRef<int64_t> ends) {
-    std::vector<Descriptor> stack, taken;
-    for (size_t i = firsts_[flow + 1]; i-- > firsts_[flow];)
-      stack.push_back(descriptorOf(numbers_[i]));
-    int64_t at = 0;
-    for (int64_t end : ends) {
-      taken.clear();
-      cutter_.take(stack, end - at, taken);
-      for (const Descriptor &d : taken) {
-        ranges_.push_back({at, addCut(d)});
-        at += bytesOf(shapes_[d.shape]);
-      }
-    }
-  }
-
-  llvm::ArrayRef<FlowRange> rangesOf(size_t flow) const {
-    return llvm::ArrayRef(ranges_).slice(firstRange_[flow], firstRange_[flow + 1] - firstRange_[flow]);
-  }
-
   /// Records which message brings the bytes that later hops forward.
   void noteArrivals() {
     if (std::none_of(flows_.begin(), flows_.end(), [](const Flow &flow) { return flow.hops.size() > 1; }))
@@ -373,30 +438,41 @@ private:
         }
   }
 
-  /// Makes one fill and one copy step for each rank and phase, and one copy step for each flow that a rank reads from
-  /// files to forward it. All run in the first round of their phase.
-  void localSteps() {
-    std::vector<std::map<EpochPhase, Step>> fills(layout_.world), copies(layout_.world);
-    for (const auto &[d, rank] : local_) {
+  /// Orders local descriptors by rank.
+  void sortLocal() {
+    sortUnlessSorted(local_, [](const LocalDescriptor &a, const LocalDescriptor &b) { return a.rank < b.rank; });
+    firstLocal_.assign(static_cast<size_t>(layout_.world) + 1, 0);
+    for (const LocalDescriptor &local : local_)
+      ++firstLocal_[static_cast<size_t>(local.rank) + 1];
+    std::partial_sum(firstLocal_.begin(), firstLocal_.end(), firstLocal_.begin());
+  }
+
+  /// Makes one fill and one copy step of a rank for each phase. They run in the first round of their phase.
+  void localSteps(int32_t rank) {
+    std::map<EpochPhase, Step> fills, copies;
+    for (size_t i = firstLocal_[rank]; i < firstLocal_[rank + 1]; ++i) {
+      const Descriptor &d = local_[i].descriptor;
       const FlowKey at = flowKey(d);
       const EpochPhase when = at.when.phase > 0 || hasViews_[d.endpoint] ? at.when : EpochPhase{0, 0};
-      Step &step = (d.source < 0 ? fills : copies)[rank][when];
+      Step &step = (d.source < 0 ? fills : copies)[when];
       step.kind = d.source < 0 ? StepKind::fill : StepKind::copy;
       if (d.source >= 0)
         step.inputs.push_back(input(rank, d));
       step.outputs.push_back(output(rank, d));
       step.bytes += bytesOf(shapes_[d.shape]);
     }
-    for (int32_t rank = 0; rank < layout_.world; ++rank) {
-      for (const StagedRange &staged : stagedRanges_.of(rank)) // also phases without local steps must be finished
-        later_[rank][{layout_.endpoints[staged.endpoint].epoch(staged.meshRank), staged.phase}];
-      for (auto *kind : {&fills, &copies})
-        for (auto &[when, step] : (*kind)[rank])
-          if (when == EpochPhase{0, 0})
-            phaseSteps_.append(rank, std::move(step), {});
-          else
-            later_[rank][when].push_back(std::move(step));
-    }
+    for (const StagedRange &staged : stagedRanges_.of(rank)) // also phases without local steps must be finished
+      later_[rank][{layout_.endpoints[staged.endpoint].epoch(staged.meshRank), staged.phase}];
+    for (auto *kind : {&fills, &copies})
+      for (auto &[when, step] : *kind)
+        if (when == EpochPhase{0, 0})
+          phaseSteps_.append(rank, std::move(step), {});
+        else
+          later_[rank][when].push_back(std::move(step));
+  }
+
+  /// Makes one copy step for each flow that a rank reads from files to forward it, in the first round.
+  void readSteps() {
     readStep_.resize(flows_.size());
     for (size_t s = 0; s < flows_.size(); ++s) {
       if (!read(s))
@@ -404,9 +480,9 @@ private:
       readStep_[s] = static_cast<uint32_t>(module_.schedule.ranks[keys_[s].source].steps.size());
       Step step;
       step.bytes = flows_[s].bytes;
-      for (const FlowRange &range : rangesOf(s)) {
-        step.inputs.push_back(input(keys_[s].source, descriptorOf(range.descriptor)));
-        step.outputs.push_back(output(keys_[s].source, descriptorOf(range.descriptor)));
+      for (const FlowRange &range : descriptors_.ranges(s)) {
+        step.inputs.push_back(input(keys_[s].source, descriptors_[range.descriptor]));
+        step.outputs.push_back(output(keys_[s].source, descriptors_[range.descriptor]));
       }
       phaseSteps_.append(keys_[s].source, std::move(step), {});
     }
@@ -436,79 +512,79 @@ private:
     __builtin_prefetch(reinterpret_cast<const char *>(&message + 1) - 1); // it lies in two cache lines
     auto flow = [&](size_t ahead) { return messages_[sides[ahead].message].grants[0].flow; };
     const uint32_t next = flow(kFlow);
-    __builtin_prefetch(&firstRange_[next]);
+    descriptors_.prefetchFlow(next);
     __builtin_prefetch(&flows_[next]);
     __builtin_prefetch(&keys_[next]);
-    __builtin_prefetch(&ranges_[firstRange_[flow(kRange)]]);
-    const llvm::ArrayRef<FlowRange> ranges = rangesOf(flow(kDescriptor));
-    for (const FlowRange &range : ranges.take_front(kMaxDescriptors))
-      __builtin_prefetch(&descriptorOf(range.descriptor));
+    descriptors_.prefetchRanges(flow(kRange));
+    descriptors_.prefetchDescriptors(flow(kDescriptor), kMaxDescriptors);
   }
 
-  /// Makes a send and a receive for each message. In a round, sends precede receives; sends are ordered by distance
-  /// to the next higher ranks, receives by distance to the next lower ranks. A send of forwarded bytes waits for the
-  /// receives that brought them. The steps of a phase follow those of earlier phases.
-  void messageSteps() {
-    std::vector<std::vector<Side>> sides(layout_.world);
+  /// The ends of the messages of each rank, in the order of its steps. In a round, sends precede receives; sends are
+  /// ordered by distance to the next higher ranks, receives by distance to the next lower ranks.
+  void collectSides() {
+    sides_.resize(static_cast<size_t>(layout_.world));
     for (uint32_t m = 0; m < messages_.size(); ++m) {
       const Message &message = messages_[m];
       const int64_t distance = (message.to - message.from + layout_.world) % layout_.world;
-      sides[message.from].push_back({message.round, false, distance, m});
-      sides[message.to].push_back({message.round, true, distance, m});
+      sides_[message.from].push_back({message.round, false, distance, m});
+      sides_[message.to].push_back({message.round, true, distance, m});
     }
-    receiveStep_.assign(messages_.size(), UINT32_MAX);
-    for (int32_t rank = 0; rank < layout_.world; ++rank) {
-      std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
-      std::sort(sides[rank].begin(), sides[rank].end(), [](const Side &a, const Side &b) {
+    for (std::vector<Side> &sides : sides_)
+      std::sort(sides.begin(), sides.end(), [](const Side &a, const Side &b) {
         return std::tie(a.round, a.receive, a.distance, a.message) <
                std::tie(b.round, b.receive, b.distance, b.message);
       });
-      steps.reserve(steps.size() + sides[rank].size());
-      auto side = sides[rank].begin();
-      schema::ArenaUse held;            // the steps that use the arena for relayed bytes
-      auto until = [&](int64_t round) { // appends the messages of rounds up to this one
-        for (; side != sides[rank].end() && side->round <= round; ++side) {
-          prefetch(llvm::ArrayRef(sides[rank]).drop_front(static_cast<size_t>(side - sides[rank].begin())));
-          const Message &message = messages_[side->message];
-          Step step;
-          step.kind = side->receive ? StepKind::recv : StepKind::send;
-          step.round = message.round;
-          step.peer = side->receive ? message.from : message.to;
-          step.message = side->message;
-          step.bytes = message.bytes;
-          step.chunk = message.chunk;
-          for (const Grant &grant : message.grants)
-            addOperands(rank, grant, held, step);
-          phaseSteps_.append(rank, std::move(step), keys_[message.grants[0].flow].when);
-          if (side->receive)
-            receiveStep_[side->message] = static_cast<uint32_t>(steps.size() - 1);
-        }
-      };
-      int64_t before = -1;
-      auto known = lastRound_.begin();
-      for (auto &[when, locals] : later_[rank]) {
-        for (; known != lastRound_.end() && known->first < when; ++known)
-          before = std::max<int64_t>(before, known->second);
-        const bool rounds = known != lastRound_.end() && known->first == when;
-        until(before);
-        for (Step &step : locals) {
-          step.round = static_cast<uint32_t>(std::max<int64_t>(rounds ? before + 1 : before, 0));
-          phaseSteps_.append(rank, std::move(step), when);
-        }
-        if (rounds)
-          until(known->second);
-        phaseSteps_.finish(rank, when, static_cast<uint32_t>(std::max<int64_t>(rounds ? known->second : before, 0)));
+  }
+
+  /// Makes a send for each message from a rank, and a receive for each message to it. A send of forwarded bytes waits
+  /// for the receives that brought them. The steps of a phase follow those of earlier phases.
+  void messageSteps(int32_t rank) {
+    const std::vector<Side> &sides = sides_[rank];
+    std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
+    steps.reserve(steps.size() + sides.size());
+    auto side = sides.begin();
+    schema::ArenaUse held;            // the steps that use the arena for relayed bytes
+    auto until = [&](int64_t round) { // appends the messages of rounds up to this one
+      for (; side != sides.end() && side->round <= round; ++side) {
+        prefetch(llvm::ArrayRef(sides).drop_front(static_cast<size_t>(side - sides.begin())));
+        const Message &message = messages_[side->message];
+        Step step;
+        step.kind = side->receive ? StepKind::recv : StepKind::send;
+        step.round = message.round;
+        step.peer = side->receive ? message.from : message.to;
+        step.message = side->message;
+        step.bytes = message.bytes;
+        step.chunk = message.chunk;
+        for (const Grant &grant : message.grants)
+          addOperands(rank, grant, held, step);
+        phaseSteps_.append(rank, std::move(step), keys_[message.grants[0].flow].when);
+        if (side->receive)
+          receiveStep_[side->message] = static_cast<uint32_t>(steps.size() - 1);
       }
-      until(INT64_MAX);
-      freeMemory(sides[rank]); // the steps of the next ranks take its place
+    };
+    int64_t before = -1;
+    auto known = lastRound_.begin();
+    for (auto &[when, locals] : later_[rank]) {
+      for (; known != lastRound_.end() && known->first < when; ++known)
+        before = std::max<int64_t>(before, known->second);
+      const bool rounds = known != lastRound_.end() && known->first == when;
+      until(before);
+      for (Step &step : locals) {
+        step.round = static_cast<uint32_t>(std::max<int64_t>(rounds ? before + 1 : before, 0));
+        phaseSteps_.append(rank, std::move(step), when);
+      }
+      if (rounds)
+        until(known->second);
+      phaseSteps_.finish(rank, when, static_cast<uint32_t>(std::max<int64_t>(rounds ? known->second : before, 0)));
     }
+    until(INT64_MAX);
   }
 
   /// Adds the operands of a grant to a send or receive, and the steps that it waits for. `held`: the steps of the rank
   /// that use the arena for relayed bytes.
   void addOperands(int32_t rank, const Grant &grant, schema::ArenaUse &held, Step &step) {
     const bool receive = step.kind == StepKind::recv;
-    const llvm::ArrayRef<FlowRange> ranges = rangesOf(grant.flow);
+    const llvm::ArrayRef<FlowRange> ranges = descriptors_.ranges(grant.flow);
     const auto first = std::partition_point(ranges.begin(), ranges.end(),
                                             [&](const FlowRange &range) { return range.begin < grant.begin; });
     const auto last =
@@ -519,7 +595,7 @@ private:
     const int64_t routed = static_cast<int64_t>(grant.hop) - hopsBefore(grant.flow);
     const bool onRoute = routed >= 0, relayed = keys_[grant.flow].relay >= 0 && grant.hop == (receive ? 0 : 1);
     for (auto range = first; range != last; ++range) {
-      const Descriptor &d = descriptorOf(range->descriptor);
+      const Descriptor &d = descriptors_[range->descriptor];
       if (relayed) {
         const int64_t begin = relays_.base(grant.flow) + range->begin, end = begin + bytesOf(shapes_[d.shape]);
         operands.push_back({0, packed(rank, d.shape), begin});
@@ -552,7 +628,8 @@ private:
   Operand output(int32_t rank, const Descriptor &d) {
     if (const StagedRange *staged = stagedRanges_.find(d.endpoint, d.target, d.targetInstance, d.targetOffset))
       return {0, shape(rank, d.shape, true), staged->offset + d.targetOffset - staged->begin};
-    return {firstBuffer_[rank].at({d.endpoint, d.target}) + d.targetInstance, shape(rank, d.shape, true),
+    const int32_t meshRank = copies_.targetOn(rank) < 0 ? d.target : copies_.targetOn(rank); // in its own copy
+    return {firstBuffer_[rank].at({d.endpoint, meshRank}) + d.targetInstance, shape(rank, d.shape, true),
             d.targetOffset};
   }
   /// The hop of the flow's route that a grant is sent on.
@@ -607,8 +684,10 @@ private:
 
   Module &module_;
   const Layout &layout_;
+  const RankCopies copies_;
   Interner<Shape> shapes_;
   DescriptorCutter cutter_;
+  FlowDescriptors descriptors_;
   Relays relays_;
   StagedRanges stagedRanges_;
   PhaseSteps phaseSteps_;
@@ -620,14 +699,12 @@ private:
   std::vector<FlowKey> keys_;      // by flow
   std::vector<uint32_t> readStep_; // by flow: the step that reads it from files
   std::vector<Flow> flows_;
-  std::vector<Descriptor> cut_;                                                  // numbered after those of the module
-  std::vector<uint32_t> numbers_;                                                // of descriptors, flow after flow
-  std::vector<size_t> firsts_;                                                   // by flow: its first in numbers_
-  std::vector<FlowRange> ranges_;                                                // flow after flow
-  std::vector<size_t> firstRange_;                                               // by flow: its first range
   std::vector<std::vector<std::vector<std::pair<int64_t, uint32_t>>>> arrivals_; // by flow and hop: (end, message)
   std::vector<Message> messages_;
-  std::vector<uint32_t> receiveStep_; // by message: the number of its receive among the steps of its rank
+  std::vector<uint32_t> receiveStep_;    // by message: the number of its receive among the steps of its rank
+  std::vector<std::vector<Side>> sides_; // by rank
+  std::vector<size_t> firstLocal_;       // by rank: its first in local_
+  std::array<std::mutex, 64> mutexes_;   // of the ranks whose steps make() makes
   uint32_t rounds_ = 0;
   std::vector<std::map<std::pair<int64_t, int64_t>, uint32_t>> firstBuffer_; // by rank: (endpoint, mesh rank) -> buffer
   std::vector<Interner<OperandShape>> operandShapes_;
@@ -637,6 +714,24 @@ private:
 
 } // namespace
 
-llvm::Error schedule(Module &module) { return Scheduler(module).run(); }
+llvm::Error schedule(Module &module) {
+  Scheduler scheduler(module);
+  if (llvm::Error error = scheduler.plan())
+    return error;
+  return scheduler.finish();
+}
+
+llvm::Expected<std::unique_ptr<RankSchedules>> scheduleOneByOne(Module &module) {
+  auto scheduler = std::make_unique<Scheduler>(module);
+  if (llvm::Error error = scheduler->plan())
+    return error;
+  if (scheduler->oneByOne()) {
+    scheduler->prepare();
+    return scheduler;
+  }
+  if (llvm::Error error = scheduler->finish())
+    return error;
+  return nullptr;
+}
 
 } // namespace reshard

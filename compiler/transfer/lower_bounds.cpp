@@ -3,6 +3,7 @@
 
 #include "compiler/transfer/candidates.h"
 #include "compiler/transfer/optimum.h"
+#include "ir/copies.h"
 
 #include <algorithm>
 #include <map>
@@ -28,6 +29,7 @@ int64_t load(const std::map<std::vector<int32_t>, int64_t> &bytes, int64_t count
 
 int64_t egressBound(const Layout &layout, const Transfers &transfers) {
   Candidates candidates(layout);
+  const int64_t each = Copies(layout).each();
   std::map<std::vector<int32_t>, int64_t> bytes; // by candidates
   std::map<const std::vector<int32_t> *, int64_t> ofOverlap;
   const Overlap *overlap = nullptr;
@@ -43,7 +45,7 @@ int64_t egressBound(const Layout &layout, const Transfers &transfers) {
       candidates.select(*overlap);
     }
     if (candidates.remote(transfer.target))
-      ofOverlap[&candidates.preferred(transfer.target)] += ir::bytes(transfers, transfer);
+      ofOverlap[&candidates.preferred(transfer.target)] += ir::bytes(transfers, transfer) * each;
   }
   finish();
   return load(bytes, layout.endpoints[0].meshRanks());
@@ -103,8 +105,8 @@ struct Network {
 class BoundSums {
 public:
   explicit BoundSums(const Layout &layout)
-      : layout_(layout), source_(layout.endpoints[0]), network_(layout), candidates_(layout), local_(layout.world),
-        intoRank_(layout.world), intoNode_(network_.nicsOf.size()) {}
+      : layout_(layout), source_(layout.endpoints[0]), copies_(layout), network_(layout), candidates_(layout),
+        local_(layout.world), intoRank_(layout.world), intoNode_(network_.nicsOf.size()) {}
 
   void add(const Overlap &overlap) {
     candidates_.select(overlap);
@@ -112,7 +114,7 @@ public:
     const int64_t bytes = overlap.bytes * overlap.tensors;
     if (const int64_t remote = addTargets(overlap, bytes); remote > 0) {
       fromRanks_.add(replicaRanks_, bytes);
-      anywhere_.add(candidates_.all(), remote * bytes);
+      anywhere_.add(candidates_.all(), remote * bytes * copies_.each());
     }
     addNodes(bytes);
   }
@@ -122,7 +124,8 @@ public:
     result.nodes = network_.nodes;
     result.rankLocal = largest(local_);
     result.rankIngress = largest(intoRank_);
-    result.rankEgress = fromRanks_.egress(layout_.world);
+    // A byte leaves one replica of all copies.
+    result.rankEgress = (fromRanks_.egress(layout_.world) + copies_.sources() - 1) / copies_.sources();
     result.rankMean = fromRanks_.mean(network_.ranks);
     std::vector<int64_t> intoNic;
     for (size_t node = 0; node < intoNode_.size(); ++node) {
@@ -163,7 +166,7 @@ private:
       }
       ++remote;
       intoRank_[target.ranks[meshRank]] += bytes;
-      fromRanks_.arrive(bytes);
+      fromRanks_.arrive(bytes * copies_.targets());
       const auto node = static_cast<int32_t>(candidates_.nodeOf(meshRank));
       if (!std::binary_search(replicaNodes_.begin(), replicaNodes_.end(), node))
         needing_.push_back(node);
@@ -189,6 +192,7 @@ private:
 
   const Layout &layout_;
   const Endpoint &source_;
+  const Copies copies_;
   const Network network_;
   Candidates candidates_;
   Egress fromRanks_, fromNics_, anywhere_;

@@ -62,14 +62,15 @@ struct PatternSource {
 class OverlapFinder {
 public:
   explicit OverlapFinder(Module &module)
-      : module_(module), layout_(module.layout), sourceClasses_(layout_.endpoints[0], indexMaps_),
+      : module_(module), layout_(module.layout), copies_(module.layout),
+        sourceClasses_(layout_.endpoints[0], copies_.source(), indexMaps_),
         tensorPatterns_(layout_.tensorPatterns.size()) {}
 
   llvm::Error run() {
     if (llvm::Error error = readSource())
       return error;
     for (unsigned e = 1; e < layout_.endpoints.size(); ++e) {
-      RankClasses rankClasses(layout_.endpoints[e], indexMaps_);
+      RankClasses rankClasses(layout_.endpoints[e], copies_.of(e), indexMaps_);
       for (unsigned p = 0; p < layout_.endpoints[e].params.size(); ++p) {
         const Param &param = layout_.endpoints[e].params[p];
         for (unsigned q = 0; q < param.parts.size(); ++q)
@@ -353,6 +354,7 @@ private:
 
   Module &module_;
   const Layout &layout_;
+  const Copies copies_;
   int64_t replicaGroups_ = 0; // of all overlaps so far
   Interner<IndexMap> indexMaps_, relations_;
   RankClasses sourceClasses_;

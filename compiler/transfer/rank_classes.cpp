@@ -7,6 +7,13 @@ namespace reshard {
 
 using namespace ir;
 
+RankClasses::RankClasses(const Endpoint &endpoint, const EndpointCopies &copies, Interner<IndexMap> &indexMaps)
+    : endpoint_(endpoint), indexMaps_(indexMaps) {
+  for (int32_t meshRank = 0; meshRank < endpoint.meshRanks(); ++meshRank)
+    if (copies.first(meshRank) == meshRank)
+      meshRanks_.push_back(meshRank);
+}
+
 unsigned RankClasses::number(unsigned sharding, int64_t coordinate) {
   if (numbers_.empty())
     numbers_.resize(endpoint_.shardings.size());
@@ -76,7 +83,7 @@ std::vector<RankClass> RankClasses::of(unsigned paramNumber, unsigned partNumber
   for (unsigned axis : axes)
     combinations = std::min(combinations * endpoint_.axes[axis].size, endpoint_.meshRanks() + 1);
   std::vector<int> known(combinations <= endpoint_.meshRanks() ? combinations : 0, kUnknown);
-  for (int64_t meshRank = 0; meshRank < endpoint_.meshRanks(); ++meshRank) {
+  for (const int32_t meshRank : meshRanks_) {
     int rankClass = kUnknown;
     if (known.empty()) {
       rankClass = classOf(meshRank);
@@ -87,7 +94,7 @@ std::vector<RankClass> RankClasses::of(unsigned paramNumber, unsigned partNumber
       rankClass = cached;
     }
     if (rankClass >= 0)
-      rankClasses[rankClass].meshRanks.push_back(static_cast<int32_t>(meshRank));
+      rankClasses[rankClass].meshRanks.push_back(meshRank);
   }
   return rankClasses;
 }

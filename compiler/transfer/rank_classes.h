@@ -4,6 +4,7 @@
 #pragma once
 
 #include "compiler/resolve/interner.h"
+#include "ir/copies.h"
 #include "ir/ir.h"
 
 #include <vector>
@@ -18,12 +19,11 @@ struct RankClass {
   ir::MeshRanks meshRanks;       // ascending
 };
 
-/// Groups the mesh ranks of one endpoint by the elements that they hold.
+/// Groups the mesh ranks of copy 0 of one endpoint by the elements that they hold.
 class RankClasses {
 public:
   /// `indexMaps` must outlive this object. Several endpoints may share it.
-  RankClasses(const ir::Endpoint &endpoint, Interner<ir::IndexMap> &indexMaps)
-      : endpoint_(endpoint), indexMaps_(indexMaps) {}
+  RankClasses(const ir::Endpoint &endpoint, const ir::EndpointCopies &copies, Interner<ir::IndexMap> &indexMaps);
 
   /// The rank classes of one part, in the order of their lowest mesh ranks. Mesh ranks that hold no element of the part
   /// are in no class.
@@ -36,6 +36,7 @@ private:
 
   const ir::Endpoint &endpoint_;
   Interner<ir::IndexMap> &indexMaps_;
+  ir::MeshRanks meshRanks_;                   // of copy 0, ascending
   std::vector<std::vector<int64_t>> numbers_; // by sharding and coordinate; -1: not interned yet
 };
 

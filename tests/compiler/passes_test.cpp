@@ -3,6 +3,8 @@
 // order, and compares the label of every target element with the label that the shardings give.
 
 #include "compiler/pass.h"
+#include "compiler/schedule/rank_schedules.h"
+#include "ir/copies.h"
 #include "ir/text.h"
 #include "tests/compiler/random_module.h"
 #include "tests/compiler/schedule_interpreter.h"
@@ -68,6 +70,14 @@ Memory labels(const Layout &layout, const Endpoint &endpoint) {
   return memory;
 }
 
+/// The same memory with elements that no step has written.
+Memory unwritten(Memory memory) {
+  for (auto &meshRank : memory)
+    for (auto &instance : meshRank)
+      std::fill(instance.begin(), instance.end(), ScheduleInterpreter::kUnwritten);
+  return memory;
+}
+
 } // namespace
 
 TEST(Passes, EveryElementArrives) {
@@ -78,10 +88,7 @@ TEST(Passes, EveryElementArrives) {
     Module module = RandomModule(seed).module();
     const Memory source = labels(module.layout, module.layout.endpoints[0]);
     const Memory expected = labels(module.layout, module.layout.endpoints[1]);
-    Memory found = expected;
-    for (auto &meshRank : found)
-      for (auto &instance : meshRank)
-        std::fill(instance.begin(), instance.end(), ScheduleInterpreter::kUnwritten);
+    Memory found = unwritten(expected);
 
     for (const PassInfo &pass : passes())
       ASSERT_EQ(toString(pass.run(module)), "") << "seed " << seed << " pass " << pass.name;
@@ -105,4 +112,63 @@ TEST(Passes, EveryElementArrives) {
   EXPECT_GT(withRelays, cases / 50);
   EXPECT_GT(withSenderRelays, cases / 50);
   EXPECT_GT(relayedWithLimit, cases / 100);
+}
+
+TEST(Passes, EveryElementArrivesInEachCopy) {
+  const int cases = std::getenv("RESHARD_FULL") ? 20000 : 1500;
+  int ofTarget = 0, ofSource = 0, ofBoth = 0;
+  for (int seed = 0; seed < cases; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Module module = RandomModule(seed).copies();
+    const Copies copies(module.layout);
+    module.layout.foldsCopies = copies.targets() > 1;
+    ofTarget += copies.each() > 1;
+    ofSource += copies.sources() > 1;
+    ofBoth += copies.each() > 1 && copies.sources() > 1;
+    const Memory source = labels(module.layout, module.layout.endpoints[0]);
+    const Memory expected = labels(module.layout, module.layout.endpoints[1]);
+    Memory found = unwritten(expected);
+    for (const PassInfo &pass : passes()) {
+      ASSERT_EQ(toString(pass.run(module)), "") << pass.name;
+      ASSERT_EQ(toString(verify(module)), "") << pass.name;
+    }
+    ScheduleInterpreter(module, source, found, seed).run();
+    ASSERT_EQ(found, expected);
+  }
+  EXPECT_GT(ofTarget, cases / 50);
+  EXPECT_GT(ofSource, cases / 20);
+  EXPECT_GT(ofBoth, cases / 100);
+}
+
+// scheduleOneByOne() gives the ranks that the passes give.
+TEST(Passes, RanksAreMadeOneByOne) {
+  const int cases = std::getenv("RESHARD_FULL") ? 5000 : 500;
+  int oneByOne = 0, all = 0;
+  for (int seed = 0; seed < cases; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Module module = seed % 2 ? RandomModule(seed).copies() : RandomModule(seed).module();
+    module.layout.foldsCopies = Copies(module.layout).targets() > 1;
+    for (const PassInfo &pass : passes())
+      if (pass.level < Level::schedule) {
+        ASSERT_EQ(toString(pass.run(module)), "") << pass.name;
+      }
+    Module other = module;
+    ASSERT_EQ(toString(schedule(module)), "");
+    ASSERT_EQ(toString(assignStaging(module)), "");
+    llvm::Expected<std::unique_ptr<RankSchedules>> schedules = scheduleOneByOne(other);
+    ASSERT_TRUE(bool(schedules));
+    if (!*schedules) {
+      ASSERT_EQ(toString(assignStaging(other)), "");
+      EXPECT_EQ(other.schedule, module.schedule);
+      ++all;
+      continue;
+    }
+    ++oneByOne;
+    EXPECT_EQ(other.schedule.rounds, module.schedule.rounds);
+    EXPECT_EQ(other.schedule.messages, module.schedule.messages);
+    for (int32_t rank = static_cast<int32_t>(module.layout.world); rank-- > 0;) // in any order
+      EXPECT_EQ((*schedules)->make(rank), module.schedule.ranks[rank]) << "rank " << rank;
+  }
+  EXPECT_GT(oneByOne, cases / 5);
+  EXPECT_GT(all, cases / 5);
 }

@@ -55,6 +55,29 @@ public:
     return module;
   }
 
+  /// A job that folds copies, if both sides have any: without files and nodes, on ranks that the sides do not share,
+  /// and with one more axis of each mesh along which all ranks hold the same elements.
+  Module copies() {
+    files_ = false;
+    Module module = this->module();
+    Layout &layout = module.layout;
+    layout.topology.ranksPerNode = 0;
+    layout.foldsCopies = true;
+    layout.world = 0;
+    for (Endpoint &endpoint : layout.endpoints) {
+      const int64_t size = pick(1, 4), meshRanks = endpoint.meshRanks();
+      const bool innermost = pick(0, 1);
+      for (Axis &axis : endpoint.axes)
+        axis.stride *= innermost ? size : 1;
+      endpoint.axes.push_back({"copy", size, innermost ? 1 : meshRanks});
+      endpoint.ranks.resize(static_cast<size_t>(meshRanks * size));
+      for (int32_t &rank : endpoint.ranks)
+        rank = static_cast<int32_t>(layout.world++);
+      std::shuffle(endpoint.ranks.begin(), endpoint.ranks.end(), random_);
+    }
+    return module;
+  }
+
 private:
   int pick(int least, int most) { return std::uniform_int_distribution<int>(least, most)(random_); }
 

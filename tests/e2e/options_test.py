@@ -233,6 +233,65 @@ world: 40
         self.assertFalse((self.folder / "plan").exists())
 
 
+class FoldCopies(Options):
+    """Copies of a job are planned as one, and every rank of every copy receives its bytes."""
+
+    JOB = """
+version: 1
+model:
+  dtype: bf16
+  tensors: {a: [64, 8], b: [30], c: [48, 8]}
+  layouts:
+    fsdp: {params: {a: {holds: a, shard: {0: {axis: fsdp, scheme: chunk}}}, b: {holds: b, shard: {0: {axis: fsdp, scheme: chunk}}}, c: {holds: c, shard: {0: {axis: fsdp, scheme: chunk}}}}}
+    tp: {params: {a: {holds: a, shard: {0: tp}}, b: {holds: b}, c: {holds: c, shard: {1: tp}}}}
+source: %s
+target: {layout: tp, mesh: {tp: 2, dp: %d}, ranks: %d..%d}
+"""
+    REPLICATED = JOB % ("{layout: tp, mesh: {tp: 4, dp: 6}}", 4, 24, 31)  # two copies of the source, each with three replicas
+    SHARDED = JOB % ("{layout: fsdp, mesh: {fsdp: 6}}", 5, 6, 15)
+
+    def test_every_copy_is_right(self):
+        for job, copies in ((self.REPLICATED, {"source": 2, "target": 2}), (self.SHARDED, {"source": 1, "target": 5})):
+            for options in ((), ("--set=options.staging=8KiB",)):
+                with self.subTest(copies=copies, options=options):
+                    report = self.compile(job, "--fold-copies=always", "--verify", *options)
+                    self.assertEqual(report["copies"], copies)
+                    self.execute("--synthesize", "--check")
+                    self.compile(job, "--fold-copies=always", "--verify-each", "--jobs=3", *options, plan="each")
+                    self.assertEqual((self.folder / "plan").read_bytes(), (self.folder / "each").read_bytes())
+                    other = self.compile(job, "--fold-copies=never", *options, plan="never")
+                    self.assertEqual(other["copies"], {"source": 1, "target": 1})
+                    for key in ("transfers", "bytes", "lower_bounds"):
+                        self.assertEqual(report[key], other[key])
+                    for key in ("egress_bound", "ingress_max"):
+                        self.assertEqual(report["balance"][key], other["balance"][key])
+
+    def test_the_text_of_the_ir_says_it(self):
+        self.compile(self.SHARDED, "--fold-copies=always", "--omit-job")
+        self.compile(self.SHARDED, "--fold-copies=always", "--emit=ir", plan="ir.rir")
+        text = (self.folder / "ir.rir").read_text()
+        self.assertIn("\nfold-copies\n", text)
+        run("reshard-compile", self.folder / "ir.rir", "-o", self.folder / "again")
+        self.assertEqual((self.folder / "plan").read_bytes(), (self.folder / "again").read_bytes())
+        (self.folder / "bad.rir").write_text(text.replace("ranks-per-node 0", "ranks-per-node 2"))
+        self.assertIn("folds copies, but it has only one", run("reshard-compile", self.folder / "bad.rir", "-o", self.folder / "bad", code=2).stderr)
+
+    def test_large_jobs_fold_by_default(self):
+        for ranks, copies in ((1022, 1), (1024, 504)):
+            with self.subTest(ranks=ranks):
+                report = self.compile(self.JOB % ("{layout: fsdp, mesh: {fsdp: 16}}", (ranks - 16) // 2, 16, ranks - 1))
+                self.assertEqual(report["copies"]["target"], copies)
+
+    def test_keep_needs_a_plan_that_does_not_fold(self):
+        self.compile(self.SHARDED, "--fold-copies=always", plan="old")
+        self.compile(self.JOB % ("{layout: fsdp, mesh: {fsdp: 6}}", 6, 6, 17), f"--keep={self.folder / 'old'}", code=2)
+        self.assertIn("expected a plan compiled with --fold-copies=never", self.stderr)
+        self.assertFalse((self.folder / "plan").exists())
+        self.compile(self.SHARDED, "--fold-copies=never", plan="old")
+        self.compile(self.JOB % ("{layout: fsdp, mesh: {fsdp: 6}}", 6, 6, 17), f"--keep={self.folder / 'old'}", "--fold-copies=always")
+        self.execute("--synthesize", "--check")
+
+
 class Allow(Options):
     def test_missing_params_are_omitted_and_listed(self):
         job = """

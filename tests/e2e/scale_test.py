@@ -58,6 +58,23 @@ class Scale(FolderTest):
         if not SMALL:
             self.assertLessEqual(report["peak_rss_bytes"], 136 << 20)
 
+    def test_copies_cost_no_memory(self):
+        """A million messages: the plan has a quarter of a gigabyte, and the compiler never holds it whole."""
+        fsdp, dp = (256, 64) if SMALL else (1024, 256)
+        job = self.folder / "job.yaml"
+        job.write_text(json.dumps({"version": 1, "model": str(ROOT / "examples/models/qwen3-32b.yaml"), "source": {"layout": "fsdp2", "mesh": {"fsdp": fsdp}},
+                                   "target": {"layout": "vllm", "mesh": {"tp": 4, "dp": dp}, "ranks": f"{fsdp}..{fsdp + 4 * dp - 1}"}}))
+        done = self.compile(job, "--fold-copies=always", "--jobs=1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        report = json.loads((self.folder / "report").read_text())
+        self.assertEqual(report["copies"], {"source": 1, "target": dp})
+        self.assertLessEqual(report["messages"], 1.01 * fsdp * 4 * dp)
+        if not SMALL:
+            self.assertLessEqual(report["peak_rss_bytes"], 256 << 20)
+        if FULL or SMALL:
+            proof = run("reshard-inspect", self.folder / "plan", "--verify")
+            self.assertIn("right: all", proof.stdout, proof.stderr)
+
     def test_a_long_model(self):
         lines = [f"    model.layers.{i // 20}.block.{i % 20}.weight: {{shape: [128, 64], shard: {{0: tp}}}}" for i in range(20_000)]
         job = self.folder / "job.yaml"

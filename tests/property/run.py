@@ -86,7 +86,7 @@ def run_job(job: Job, held: list, work: Path, binaries: Path, seed: int, compile
     source.mkdir()
     for name, tensors in folder_of(job.endpoints[0], held[0], values, 0xAB).items():
         safetensors_io.write(source / name, tensors)
-    for command in ([compiler / "reshard-compile", work / "job.yaml", "-o", plan, "--verify-each", "--jobs=1"],
+    for command in ([compiler / "reshard-compile", work / "job.yaml", "-o", plan, "--verify-each" if seed % 3 else "--verify", "--jobs=1", f"--fold-copies={'always' if seed % 2 else 'never'}"],
                     [binaries / "reshard-exec", plan, f"--source={source}", f"--target={target}", "--threads=1"]) + (
                         ([binaries / "reshard-exec", plan, "--synthesize", "--check", "--threads=1"],
                          [binaries / "reshard-inspect", plan, "--verify"]) if seed % 5 == 0 else ()):

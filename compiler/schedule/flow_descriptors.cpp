@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compiler/schedule/flow_descriptors.h"
+
+#include "compiler/transfer/free_memory.h"
+
+#include <algorithm>
+
+namespace reshard {
+
+using namespace ir;
+
+std::vector<Descriptor> FlowDescriptors::all() const {
+  std::vector<Descriptor> descriptors;
+  descriptors.reserve(numbers_.size());
+  for (const uint32_t number : numbers_)
+    descriptors.push_back((*this)[number]);
+  return descriptors;
+}
+
+void FlowDescriptors::clear() {
+  cut_.clear();
+  numbers_.clear();
+  firsts_ = {0};
+  listOf_.clear();
+}
+
+DescriptorCuts FlowDescriptors::cuts(size_t first, size_t last,
+                                     llvm::function_ref<int64_t(const Descriptor &)> blockBytes) const {
+  const llvm::ArrayRef<uint32_t> listOf = llvm::ArrayRef(listOf_).slice(first, last - first);
+  const uint32_t firstList = *std::min_element(listOf.begin(), listOf.end()),
+                 lists = *std::max_element(listOf.begin(), listOf.end()) + 1;
+  DescriptorCuts cuts(firsts_[lists] - firsts_[firstList], listOf, firstList);
+  for (size_t list = firstList; list < lists; ++list, cuts.endList())
+    for (size_t i = firsts_[list]; i < firsts_[list + 1]; ++i) {
+      const Descriptor &d = (*this)[numbers_[i]];
+      cuts.add(bytesOf(shapes_[d.shape]), shapes_[d.shape].rowBytes, blockBytes(d));
+    }
+  return cuts;
+}
+
+void FlowDescriptors::cut(llvm::ArrayRef<Message> messages) {
+  constexpr uint32_t kNone = UINT32_MAX;
+  std::vector<llvm::SmallVector<int64_t, 1>> ends(listOf_.size());
+  for (const Message &message : messages)
+    for (const Grant &grant : message.grants)
+      ends[grant.flow].push_back(grant.end);
+  std::vector<uint32_t> whole(firsts_.size(), kNone); // by list of descriptors: its ranges, if none is cut
+  ranges_.reserve(numbers_.size());
+  rangesOf_.reserve(listOf_.size());
+  for (size_t flow = 0; flow < listOf_.size(); ++flow) {
+    const uint32_t list = listOf_[flow];
+    std::sort(ends[flow].begin(), ends[flow].end());
+    ends[flow].erase(std::unique(ends[flow].begin(), ends[flow].end()), ends[flow].end());
+    const bool none = cutsNone(list, ends[flow]);
+    if (none && whole[list] != kNone) {
+      rangesOf_.push_back(whole[list]);
+      continue;
+    }
+    rangesOf_.push_back(static_cast<uint32_t>(firstRange_.size()));
+    firstRange_.push_back(ranges_.size());
+    if (none) {
+      whole[list] = rangesOf_.back();
+      addWhole(list);
+    } else {
+      addParts(list, ends[flow]);
+    }
+  }
+  firstRange_.push_back(ranges_.size());
+  freeMemory(numbers_);
+}
+
+/// Whether none of `ends` is inside a descriptor of a list.
+bool FlowDescriptors::cutsNone(uint32_t list, llvm::ArrayRef<int64_t> ends) const {
+  int64_t at = 0;
+  for (size_t i = firsts_[list]; i < firsts_[list + 1] && !ends.empty(); ++i) {
+    at += bytesAt(i);
+    while (!ends.empty() && ends.front() <= at) {
+      if (ends.front() < at)
+        return false;
+      ends = ends.drop_front();
+    }
+  }
+  return true;
+}
+
+/// Appends the ranges of a list, one for each descriptor.
+void FlowDescriptors::addWhole(uint32_t list) {
+  int64_t at = 0;
+  for (size_t i = firsts_[list]; i < firsts_[list + 1]; ++i) {
+    ranges_.push_back({at, numbers_[i]});
+    at += bytesAt(i);
+  }
+}
+
+/// Appends the ranges of a list, whose descriptors are cut at `ends`.
+void FlowDescriptors::addParts(uint32_t list, llvm::ArrayRef<int64_t> ends) {
+  std::vector<Descriptor> stack, taken;
+  for (size_t i = firsts_[list + 1]; i-- > firsts_[list];)
+    stack.push_back((*this)[numbers_[i]]);
+  int64_t at = 0;
+  for (int64_t end : ends) {
+    taken.clear();
+    cutter_.take(stack, end - at, taken);
+    for (const Descriptor &d : taken) {
+      ranges_.push_back({at, addCut(d)});
+      at += bytesOf(shapes_[d.shape]);
+    }
+  }
+}
+
+} // namespace reshard

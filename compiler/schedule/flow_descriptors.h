@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// The descriptors of flows, before and after they are cut where messages end.
+#pragma once
+
+#include "compiler/resolve/interner.h"
+#include "compiler/schedule/descriptor_cuts.h"
+#include "compiler/schedule/descriptor_cutter.h"
+#include "compiler/schedule/rounds.h"
+#include "ir/ir.h"
+
+#include "llvm/ADT/STLFunctionalExtras.h"
+
+#include <vector>
+
+namespace reshard {
+
+/// Bytes of a flow from `begin` on, in which no message begins or ends, and the number of their descriptor. A large job
+/// has many millions of them.
+struct FlowRange {
+  int64_t begin;
+  uint32_t descriptor;
+};
+
+/// Descriptors are numbered: those of the module, then those that were cut. Flows to copies of a target share lists.
+class FlowDescriptors {
+public:
+  /// `whole`: the module's.
+  FlowDescriptors(const std::vector<ir::Descriptor> &whole, const Interner<ir::Shape> &shapes, DescriptorCutter &cutter)
+      : whole_(whole), shapes_(shapes), cutter_(cutter) {}
+
+  const ir::Descriptor &operator[](uint32_t number) const {
+    return number < whole_.size() ? whole_[number] : cut_[number - whole_.size()];
+  }
+  /// Adds a descriptor that was cut; returns its number.
+  uint32_t addCut(const ir::Descriptor &d) {
+    cut_.push_back(d);
+    return static_cast<uint32_t>(whole_.size() + cut_.size() - 1);
+  }
+
+  /// The descriptors that are added next belong to a new flow.
+  void beginFlow() {
+    listOf_.push_back(static_cast<uint32_t>(firsts_.size() - 1));
+    firsts_.push_back(numbers_.size());
+  }
+  /// Adds a descriptor to the last flow.
+  void add(uint32_t number) {
+    numbers_.push_back(number);
+    ++firsts_.back();
+  }
+  /// The descriptors of all flows, flow after flow, and the first of each flow.
+  std::vector<ir::Descriptor> all() const;
+  const std::vector<size_t> &firsts() const { return firsts_; }
+  /// Removes all flows and cut descriptors.
+  void clear();
+  /// Replaces the flows: flow i has the list of flow lists[i] of those before.
+  void repeat(std::vector<uint32_t> lists) { listOf_ = std::move(lists); }
+
+  /// The positions at which flows [first, last), counted from 0, may be cut. `blockBytes`: of a quantization block,
+  /// inside which a descriptor is not cut, or 0.
+  DescriptorCuts cuts(size_t first, size_t last, llvm::function_ref<int64_t(const ir::Descriptor &)> blockBytes) const;
+
+  /// Makes the ranges of all flows, cut where messages end. The lists are not needed any more.
+  void cut(llvm::ArrayRef<Message> messages);
+  llvm::ArrayRef<FlowRange> ranges(size_t flow) const {
+    const size_t first = firstRange_[rangesOf_[flow]];
+    return llvm::ArrayRef(ranges_).slice(first, firstRange_[rangesOf_[flow] + 1] - first);
+  }
+
+  // Each loads what the next one reads.
+  void prefetchFlow(size_t flow) const { __builtin_prefetch(&rangesOf_[flow]); }
+  void prefetchRanges(size_t flow) const { __builtin_prefetch(&ranges_[firstRange_[rangesOf_[flow]]]); }
+  void prefetchDescriptors(size_t flow, size_t most) const {
+    for (const FlowRange &range : ranges(flow).take_front(most))
+      __builtin_prefetch(&(*this)[range.descriptor]);
+  }
+
+private:
+  int64_t bytesAt(size_t i) const { return bytesOf(shapes_[(*this)[numbers_[i]].shape]); }
+  bool cutsNone(uint32_t list, llvm::ArrayRef<int64_t> ends) const;
+  void addWhole(uint32_t list);
+  void addParts(uint32_t list, llvm::ArrayRef<int64_t> ends);
+
+  const std::vector<ir::Descriptor> &whole_;
+  const Interner<ir::Shape> &shapes_;
+  DescriptorCutter &cutter_;
+  std::vector<ir::Descriptor> cut_;
+  std::vector<uint32_t> numbers_;    // of descriptors, list after list
+  std::vector<size_t> firsts_ = {0}; // by list: its first in numbers_
+  std::vector<uint32_t> listOf_;     // by flow
+  std::vector<FlowRange> ranges_;    // list after list
+  std::vector<size_t> firstRange_;   // by list of ranges: its first in ranges_
+  std::vector<uint32_t> rangesOf_;   // by flow: its list of ranges
+};
+
+} // namespace reshard

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds of a job whose target has copies that receive the same bytes from the same sources (ir/copies.h).
+#pragma once
+
+#include "compiler/schedule/rounds.h"
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+namespace reshard {
+
+/// Assigns the flows to the first of `copies` copies of the target to rounds of one period, and repeats the period for
+/// each copy. In the period, each flow arrives in one of the copies; in the next period in the copy after that, and so
+/// on. So every copy has received every flow once after as many periods as there are copies, and the time of the
+/// compiler does not grow with their number.
+///
+/// The flows of each target are distributed over the copies so that each has about as many bytes in a period. Returns
+/// the messages of one period, whose rounds assignRounds() assigned and which arrive in the copies of the period;
+/// nullopt if the periods would take more rounds than the busiest port needs, and 1 / 64 more: if a target has few
+/// flows of different sizes.
+///
+/// A flow has one hop. `inCopy`: the rank of a copy that has the part of the target of a rank of the first copy.
+class Periods {
+public:
+  Periods(llvm::ArrayRef<Flow> flows, uint32_t copies, std::function<int32_t(int32_t rank, uint32_t copy)> inCopy)
+      : flows_(flows), copies_(copies), inCopy_(std::move(inCopy)), copyOf_(flows.size()) {}
+
+  /// The messages of the first period; nullopt: see above.
+  std::optional<std::vector<Message>> first(const ir::Topology &topology, const RoundLimits &limits, const Cuts &cuts);
+  /// The messages of all periods. `rounds`: of a period.
+  std::vector<Message> all(const std::vector<Message> &first, uint32_t rounds) const;
+
+private:
+  void distribute(int64_t chunkBytes);
+
+  llvm::ArrayRef<Flow> flows_;
+  uint32_t copies_;
+  std::function<int32_t(int32_t rank, uint32_t copy)> inCopy_;
+  std::vector<uint32_t> copyOf_; // by flow: where it arrives in the first period
+};
+
+} // namespace reshard
