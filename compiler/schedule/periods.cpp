@@ -70,17 +70,4 @@ std::optional<std::vector<Message>> Periods::first(const ir::Topology &topology,
   return messages;
 }
 
-std::vector<Message> Periods::all(const std::vector<Message> &first, uint32_t rounds) const {
-  std::vector<Message> messages;
-  messages.reserve(first.size() * copies_);
-  for (uint32_t period = 0; period < copies_; ++period)
-    for (const Message &message : first) {
-      const uint32_t flow = message.grants[0].flow; // the others have the same ends
-      messages.push_back(message);
-      messages.back().round += period * rounds;
-      messages.back().to = inCopy_(flows_[flow].hops[0].to, (copyOf_[flow] + period) % copies_);
-    }
-  return messages;
-}
-
 } // namespace reshard

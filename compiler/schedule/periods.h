@@ -28,8 +28,13 @@ public:
 
   /// The messages of the first period; nullopt: see above.
   std::optional<std::vector<Message>> first(const ir::Topology &topology, const RoundLimits &limits, const Cuts &cuts);
-  /// The messages of all periods. `rounds`: of a period.
-  std::vector<Message> all(const std::vector<Message> &first, uint32_t rounds) const;
+  uint32_t count() const { return copies_; }
+  /// The rank that receives a message of the first period in another one, in which it has the same number of rounds
+  /// after the first one.
+  int32_t to(const Message &message, uint32_t period) const {
+    const uint32_t flow = message.grants[0].flow; // the others have the same ends
+    return inCopy_(flows_[flow].hops[0].to, (copyOf_[flow] + period) % copies_);
+  }
 
 private:
   void distribute(int64_t chunkBytes);

@@ -29,6 +29,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <tuple>
 
 namespace reshard {
@@ -87,7 +88,7 @@ public:
       return error;
     sortLocal();
     collectSides();
-    module_.schedule.messages = static_cast<uint32_t>(messages_.size());
+    module_.schedule.messages = static_cast<uint32_t>(messageCount());
     module_.schedule.rounds = rounds_;
     return llvm::Error::success();
   }
@@ -97,7 +98,7 @@ public:
     for (int32_t rank = 0; rank < layout_.world; ++rank)
       localSteps(rank);
     readSteps();
-    receiveStep_.assign(messages_.size(), UINT32_MAX);
+    receiveStep_.assign(messageCount(), UINT32_MAX);
     for (int32_t rank = 0; rank < layout_.world; ++rank) {
       messageSteps(rank);
       freeMemory(sides_[rank]); // the steps of the next ranks take its place
@@ -131,7 +132,7 @@ public:
 
   /// Prepares for make() in place of finish().
   void prepare() {
-    receiveStep_.assign(messages_.size(), UINT32_MAX);
+    receiveStep_.assign(messageCount(), UINT32_MAX);
     module_.schedule.messages *= static_cast<uint32_t>(copies_.copies().sources());
     if (!local_.empty())
       module_.schedule.rounds = std::max(module_.schedule.rounds, 1u);
@@ -307,17 +308,18 @@ private:
 
   /// Makes rounds that repeat for each copy of the target; returns false if they would take too long.
   bool makePeriods(const RoundLimits &limits) {
-    Periods periods(flows_, static_cast<uint32_t>(copies_.copies().each()),
-                    [&](int32_t rank, uint32_t copy) { return copies_.target(rank, copy); });
-    std::optional<std::vector<Message>> first = periods.first(layout_.topology, limits, cutsOf(0, flows_.size()));
-    if (!first)
+    periods_.emplace(flows_, static_cast<uint32_t>(copies_.copies().each()),
+                     [&](int32_t rank, uint32_t copy) { return copies_.target(rank, copy); });
+    std::optional<std::vector<Message>> first = periods_->first(layout_.topology, limits, cutsOf(0, flows_.size()));
+    if (!first) {
+      periods_.reset();
       return false;
+    }
     messages_ = std::move(*first);
     for (const Message &message : messages_)
-      rounds_ = std::max(rounds_, message.round + message.rounds);
+      periodRounds_ = std::max(periodRounds_, message.round + message.rounds);
     descriptors_.cut(messages_);
-    messages_ = periods.all(messages_, rounds_);
-    rounds_ *= static_cast<uint32_t>(copies_.copies().each());
+    rounds_ = periodRounds_ * periods_->count();
     lastRound_[EpochPhase{}] = rounds_ - 1;
     return true;
   }
@@ -341,7 +343,7 @@ private:
     for (Step &step : steps)
       if (step.peer >= 0) {
         step.peer = copies_.repeating(step.peer, copy);
-        step.message += static_cast<uint32_t>(copy * static_cast<int64_t>(messages_.size()));
+        step.message += static_cast<uint32_t>(copy * static_cast<int64_t>(messageCount()));
       }
   }
 
@@ -491,13 +493,22 @@ private:
   /// Whether the first rank of a flow reads it from files.
   bool read(size_t flow) const { return keys_[flow].reads(); }
 
-  /// One end of a message.
+  /// One end of a message of a rank. A large job has millions: what they need of it lies with them.
   struct Side {
     uint32_t round;
     bool receive;
-    int64_t distance;
-    uint32_t message;
+    uint32_t distance; // from the sender to the receiver, to higher ranks
+    uint32_t message;  // number
+
+    int32_t peer(int32_t rank, int64_t world) const {
+      return static_cast<int32_t>((receive ? rank + world - distance : rank + int64_t{distance}) % world);
+    }
   };
+
+  /// The number of messages of all periods.
+  size_t messageCount() const { return messages_.size() * (periods_ ? periods_->count() : 1); }
+  /// The message of the first period that a message repeats.
+  const Message &messageOf(uint32_t number) const { return messages_[number % messages_.size()]; }
 
   /// Loads what the sides after the first will need. Messages are ordered by round and flows by sender, so that those
   /// of a rank lie far apart; waiting for memory would be a fifth of the compiler's time in a job of a million
@@ -507,10 +518,10 @@ private:
     constexpr size_t kMaxDescriptors = 8;
     if (sides.size() <= kMessage)
       return;
-    const Message &message = messages_[sides[kMessage].message];
+    const Message &message = messageOf(sides[kMessage].message);
     __builtin_prefetch(&message);
     __builtin_prefetch(reinterpret_cast<const char *>(&message + 1) - 1); // it lies in two cache lines
-    auto flow = [&](size_t ahead) { return messages_[sides[ahead].message].grants[0].flow; };
+    auto flow = [&](size_t ahead) { return messageOf(sides[ahead].message).grants[0].flow; };
     const uint32_t next = flow(kFlow);
     descriptors_.prefetchFlow(next);
     __builtin_prefetch(&flows_[next]);
@@ -523,12 +534,16 @@ private:
   /// ordered by distance to the next higher ranks, receives by distance to the next lower ranks.
   void collectSides() {
     sides_.resize(static_cast<size_t>(layout_.world));
-    for (uint32_t m = 0; m < messages_.size(); ++m) {
-      const Message &message = messages_[m];
-      const int64_t distance = (message.to - message.from + layout_.world) % layout_.world;
-      sides_[message.from].push_back({message.round, false, distance, m});
-      sides_[message.to].push_back({message.round, true, distance, m});
-    }
+    uint32_t number = 0;
+    for (uint32_t period = 0; period < (periods_ ? periods_->count() : 1); ++period)
+      for (const Message &message : messages_) {
+        const int32_t to = periods_ ? periods_->to(message, period) : message.to;
+        const auto distance = static_cast<uint32_t>((to - message.from + layout_.world) % layout_.world);
+        const uint32_t round = message.round + period * periodRounds_;
+        sides_[message.from].push_back({round, false, distance, number});
+        sides_[to].push_back({round, true, distance, number});
+        ++number;
+      }
     for (std::vector<Side> &sides : sides_)
       std::sort(sides.begin(), sides.end(), [](const Side &a, const Side &b) {
         return std::tie(a.round, a.receive, a.distance, a.message) <
@@ -547,11 +562,11 @@ private:
     auto until = [&](int64_t round) { // appends the messages of rounds up to this one
       for (; side != sides.end() && side->round <= round; ++side) {
         prefetch(llvm::ArrayRef(sides).drop_front(static_cast<size_t>(side - sides.begin())));
-        const Message &message = messages_[side->message];
+        const Message &message = messageOf(side->message);
         Step step;
         step.kind = side->receive ? StepKind::recv : StepKind::send;
-        step.round = message.round;
-        step.peer = side->receive ? message.from : message.to;
+        step.round = side->round;
+        step.peer = side->peer(rank, layout_.world);
         step.message = side->message;
         step.bytes = message.bytes;
         step.chunk = message.chunk;
@@ -700,7 +715,9 @@ private:
   std::vector<uint32_t> readStep_; // by flow: the step that reads it from files
   std::vector<Flow> flows_;
   std::vector<std::vector<std::vector<std::pair<int64_t, uint32_t>>>> arrivals_; // by flow and hop: (end, message)
-  std::vector<Message> messages_;
+  std::vector<Message> messages_;  // of the first period, if there are any
+  std::optional<Periods> periods_; // messages are numbered period after period
+  uint32_t periodRounds_ = 0;
   std::vector<uint32_t> receiveStep_;    // by message: the number of its receive among the steps of its rank
   std::vector<std::vector<Side>> sides_; // by rank
   std::vector<size_t> firstLocal_;       // by rank: its first in local_

@@ -65,7 +65,14 @@ std::vector<Message> messagesOf(const PeriodicJob &job, const std::vector<Flow> 
   uint32_t rounds = 0;
   for (const Message &message : *first)
     rounds = std::max(rounds, message.round + message.rounds);
-  return periods.all(*first, rounds);
+  std::vector<Message> all;
+  for (uint32_t period = 0; period < periods.count(); ++period)
+    for (Message message : *first) {
+      message.to = periods.to(message, period);
+      message.round += period * rounds;
+      all.push_back(std::move(message));
+    }
+  return all;
 }
 
 /// Every copy receives every flow once, no port has two messages in a round, and the rounds are nearly as few as
