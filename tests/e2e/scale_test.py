@@ -56,10 +56,11 @@ class Scale(FolderTest):
         self.assertEqual(report["transfers"], 26_313_088)
         self.assertLessEqual(report["plan_bytes"], 20 << 20)
         if not SMALL:
-            self.assertLessEqual(report["peak_rss_bytes"], 136 << 20)
+            self.assertLessEqual(report["peak_rss_bytes"], 112 << 20)
 
     def test_copies_cost_no_memory(self):
-        """A million messages: the plan has a quarter of a gigabyte, and the compiler never holds it whole."""
+        """A million messages: the plan has a quarter of a gigabyte, and the compiler never holds it whole. The limit is a
+        fifth above the need."""
         fsdp, dp = (256, 64) if SMALL else (1024, 256)
         job = self.folder / "job.yaml"
         job.write_text(json.dumps({"version": 1, "model": str(ROOT / "examples/models/qwen3-32b.yaml"), "source": {"layout": "fsdp2", "mesh": {"fsdp": fsdp}},
@@ -70,7 +71,7 @@ class Scale(FolderTest):
         self.assertEqual(report["copies"], {"source": 1, "target": dp})
         self.assertLessEqual(report["messages"], 1.01 * fsdp * 4 * dp)
         if not SMALL:
-            self.assertLessEqual(report["peak_rss_bytes"], 256 << 20)
+            self.assertLessEqual(report["peak_rss_bytes"], 76 << 20)
         if FULL or SMALL:
             proof = run("reshard-inspect", self.folder / "plan", "--verify")
             self.assertIn("right: all", proof.stdout, proof.stderr)
