@@ -86,7 +86,7 @@ struct CompileResult {
   ir::Module module;
   Statistics statistics;
   std::vector<PassTime> times;
-  /// With `planOnly`: makes the ranks that the module's schedule lacks; null if it has them.
+  /// With `planOnly`: makes the ranks that the module's schedule lacks, and refers to the module; null if it has them.
   std::unique_ptr<RankSchedules> rankSchedules;
   /// The files and options of a job (.yaml, .yml); nullopt if a plan cannot hold them.
   std::optional<JobInputs> inputs;

@@ -120,7 +120,8 @@ template <class Is> bool any(const ir::Layout &layout, Is is) {
   });
 }
 
-/// The feature bits of the plan. A reader that does not know one of them must reject the plan.
+/// The feature bits of the plan. Ranks that are made one by one relay nothing. A reader that does not know one of them
+/// must reject the plan.
 uint64_t features(const ir::Module &module) {
   const ir::Layout &layout = module.layout;
   const bool relays =

@@ -18,7 +18,7 @@ struct Digit {
 /// The copies of one endpoint: mesh ranks that differ in these digits only hold the same elements at the same places.
 class EndpointCopies {
 public:
-  /// `digits`: by ascending strides, each a multiple of the product of the one before.
+  /// `digits`: by ascending strides; each stride is a multiple of stride * size of the digit before.
   explicit EndpointCopies(std::vector<Digit> digits = {}) : digits_(std::move(digits)) {}
   int64_t count() const;
   /// The mesh rank of copy 0 that has the same elements.

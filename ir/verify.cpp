@@ -322,9 +322,9 @@ private:
             where + " refers to mesh ranks " + std::to_string(meshRanks.front()) + " to " +
                 std::to_string(meshRanks.back()) + " of " + of.role + ", which has " + std::to_string(of.meshRanks()));
     for (int32_t meshRank : meshRanks)
-      require(copies_->of(endpoint).first(meshRank) == meshRank, where + " refers to mesh rank " +
-                                                                     std::to_string(meshRank) + " of " + of.role +
-                                                                     ", which is not in the first copy");
+      if (copies_->of(endpoint).first(meshRank) != meshRank)
+        require(false, where + " refers to mesh rank " + std::to_string(meshRank) + " of " + of.role +
+                           ", which is not in the first copy");
   }
 
   void replicaGroup(const Overlap &overlap, const ReplicaGroup &group, const std::string &where) {

@@ -15,10 +15,7 @@ namespace reshard {
 /// on. So every copy has received every flow once after as many periods as there are copies, and the time of the
 /// compiler does not grow with their number.
 ///
-/// The flows of each target are distributed over the copies so that each has about as many bytes in a period. Returns
-/// the messages of one period, whose rounds assignRounds() assigned and which arrive in the copies of the period;
-/// nullopt if the periods would take more rounds than the busiest port needs, and 1 / 64 more: if a target has few
-/// flows of different sizes.
+/// The flows of each target are distributed over the copies so that each has about as many chunks in a period.
 ///
 /// A flow has one hop. `inCopy`: the rank of a copy that has the part of the target of a rank of the first copy.
 class Periods {
@@ -26,11 +23,12 @@ public:
   Periods(llvm::ArrayRef<Flow> flows, uint32_t copies, std::function<int32_t(int32_t rank, uint32_t copy)> inCopy)
       : flows_(flows), copies_(copies), inCopy_(std::move(inCopy)), copyOf_(flows.size()) {}
 
-  /// The messages of the first period; nullopt: see above.
+  /// The messages of the first period, in rounds of assignRounds(). nullopt if all periods would take 1 / 64 more
+  /// rounds than the busiest port needs: a target with few flows of different sizes cannot be divided evenly.
   std::optional<std::vector<Message>> first(const ir::Topology &topology, const RoundLimits &limits, const Cuts &cuts);
   uint32_t count() const { return copies_; }
-  /// The rank that receives a message of the first period in another one, in which it has the same number of rounds
-  /// after the first one.
+  /// The rank that receives a message of the first period when a later period repeats it, as many rounds after the
+  /// beginning of that period.
   int32_t to(const Message &message, uint32_t period) const {
     const uint32_t flow = message.grants[0].flow; // the others have the same ends
     return inCopy_(flows_[flow].hops[0].to, (copyOf_[flow] + period) % copies_);

@@ -86,10 +86,14 @@ public:
     repeatLocal();
     if (llvm::Error error = makeRounds())
       return error;
+    const uint64_t messages = messageCount() * static_cast<uint64_t>(copies_.copies().sources());
+    if (messages > UINT32_MAX)
+      return llvm::createStringError("the ranks exchange " + std::to_string(messages) +
+                                     " messages, expected at most 4294967295; use fewer ranks");
     sortLocal();
     collectSides();
-    module_.schedule.messages = static_cast<uint32_t>(messageCount());
-    module_.schedule.rounds = rounds_;
+    module_.schedule.messages = static_cast<uint32_t>(messages);
+    module_.schedule.rounds = local_.empty() ? rounds_ : std::max(rounds_, 1u);
     return llvm::Error::success();
   }
 
@@ -115,7 +119,6 @@ public:
                                      " dependency levels, expected at most " + std::to_string(schema::kMaxLevels) +
                                      "; raise options.staging, or choose another options.exchange");
     repeatSources();
-    module_.schedule.messages *= static_cast<uint32_t>(copies_.copies().sources());
     module_.level = Level::schedule;
     return llvm::Error::success();
   }
@@ -133,9 +136,6 @@ public:
   /// Prepares for make() in place of finish().
   void prepare() {
     receiveStep_.assign(messageCount(), UINT32_MAX);
-    module_.schedule.messages *= static_cast<uint32_t>(copies_.copies().sources());
-    if (!local_.empty())
-      module_.schedule.rounds = std::max(module_.schedule.rounds, 1u);
     module_.level = Level::schedule;
   }
 
@@ -270,7 +270,7 @@ private:
   /// Repeats the local descriptors of the first copy of the target for the other copies that the first copy of the
   /// source serves.
   void repeatLocal() {
-    if (copies_.copies().targets() == 1)
+    if (copies_.copies().each() == 1)
       return;
     std::vector<LocalDescriptor> local;
     for (const auto &[d, rank] : local_)
@@ -493,11 +493,12 @@ private:
   /// Whether the first rank of a flow reads it from files.
   bool read(size_t flow) const { return keys_[flow].reads(); }
 
-  /// One end of a message of a rank. A large job has millions: what they need of it lies with them.
+  /// One end of a message, in the list of its rank. It has all that orders the list: the messages of a rank lie far
+  /// apart in memory, and reading each of them would be much of the compiler's time.
   struct Side {
     uint32_t round;
     bool receive;
-    uint32_t distance; // from the sender to the receiver, to higher ranks
+    uint32_t distance; // from the sender up to the receiver, modulo the world
     uint32_t message;  // number
 
     int32_t peer(int32_t rank, int64_t world) const {

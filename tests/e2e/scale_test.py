@@ -158,6 +158,13 @@ class Scale(FolderTest):
             with self.subTest(error):
                 self.assertIn(error, self.cpu(job, code=2, seconds=5))
 
+    def test_more_messages_than_a_plan_numbers(self):
+        n = 1 << 17
+        layouts = {"sharded": {"params": {"w": {"holds": "w", "shard": {"0": "fsdp"}}}}, "whole": {"params": {"w": {"holds": "w"}}}}
+        error = self.cpu({"model": {"dtype": "bf16", "tensors": {"w": [n]}, "layouts": layouts}, "source": {"layout": "sharded", "mesh": {"fsdp": n}},
+                          "target": {"layout": "whole", "mesh": {"dp": n}, "ranks": f"{n}..{2 * n - 1}"}}, code=2)
+        self.assertIn(f"the ranks exchange {n * n} messages, expected at most 4294967295", error)
+
     def test_out_of_memory(self):
         """The error names the resource and the pass, instead of an exception."""
         job = {"model": {"dtype": "bf16", "tensors": {"w": {"shape": [1 << 17], "shard": {"0": "tp"}}}}, "source": {"mesh": {"tp": 1 << 17}}, "target": {"mesh": {"tp": 1 << 17}}}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random jobs, end to end through the commands, against the oracle: run.py --bin DIR [--jobs N] [--seed S].
 
-For each job, the test writes source files of random bytes and runs reshard-compile --verify-each and reshard-exec.
+For each job, the test writes source files of random bytes and runs reshard-compile and reshard-exec. Half of the jobs
+fold copies; two thirds are compiled with --verify-each, which needs all ranks at once, the others with --verify.
 Each target file must exist and be equal, byte for byte, to that of the oracle. Prints the table of cells and `N jobs,
 M mismatches`. With --state=FILE the counts are in that file after each batch, and the same command continues from
 there: `--jobs 1000000 --state build/property.json` can be interrupted at any time."""
