@@ -140,35 +140,40 @@ void UcxChannel::tellPeers(const Status &reason) {
   const Deadline deadline = deadlineIn(kTellSeconds);
   Backoff backoff;
   while (!std::all_of(peers_.begin(), peers_.end(), told) && !passed(deadline)) {
-    ucp_worker_progress(worker_);
+    worker_.progress();
     backoff.wait();
   }
 }
 
+void UcxChannel::dropArrivals(Peer &peer) {
+  for (const Arrival &arrival : peer.arrivals)
+    if (arrival.descriptor)
+      ucp_am_data_release(worker_, arrival.descriptor);
+  peer.arrivals.clear();
+}
+
 bool UcxChannel::close(bool force, const Deadline &deadline) {
-  closeFormer(deadline);
-  std::vector<void *> handles;
+  if (!force && worker_.isOpen()) {
+    closeFormer();
+    for (Peer &peer : peers_)
+      if (peer.connection)
+        worker_.disconnect(peer.connection);
+    Backoff backoff;
+    while (worker_.disconnects() && !passed(deadline)) {
+      worker_.progress();
+      backoff.wait();
+    }
+    // If a socket is closed before all has been read, the peer loses what it has not received.
+    for (int more = 0; more < kMoreProgress; ++more)
+      worker_.progress();
+  }
+  const bool all = force || !worker_.disconnects();
+  former_.clear();
   for (Peer &peer : peers_) {
-    for (const Arrival &arrival : peer.arrivals)
-      if (arrival.descriptor)
-        ucp_am_data_release(worker_, arrival.descriptor);
-    peer.arrivals.clear();
-    if (!peer.connection)
-      continue;
-    const bool forced = force || peer.loss.has_value();
-    if (void *const handle = Worker::disconnect(std::exchange(peer.connection, nullptr), forced))
-      handles.push_back(handle);
+    peer.connection = nullptr;
+    dropArrivals(peer);
   }
-  const auto closed = [](void *handle) { return ucp_request_check_status(handle) != UCS_INPROGRESS; };
-  bool all = true;
-  Backoff backoff;
-  while (worker_.isOpen() && !(all = std::all_of(handles.begin(), handles.end(), closed)) && !passed(deadline)) {
-    ucp_worker_progress(worker_);
-    backoff.wait();
-  }
-  // UCX frees what belonged to the connections while it makes progress.
-  for (int more = 0; worker_.isOpen() && more < kMoreProgress; ++more)
-    ucp_worker_progress(worker_);
+  std::vector<void *> handles;
   for (Peer &peer : peers_)
     for (Notice *notice : {&peer.reader, &peer.credit, &peer.probe, &peer.farewell})
       handles.push_back(std::exchange(notice->request, nullptr));

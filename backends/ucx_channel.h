@@ -164,9 +164,8 @@ private:
   void settle();
   /// The connection to the process of a hello, if an earlier rendezvous has made it; else null.
   ucp_ep_h formerConnection(const std::string &hello);
-  /// Closes connections without waiting for their peers; those of `former_` that remain.
-  void closeAtOnce(const std::vector<ucp_ep_h> &connections, const Deadline &deadline);
-  void closeFormer(const Deadline &deadline);
+  /// Closes the connections of `former_` that remain.
+  void closeFormer();
   /// Checks the arguments of a message, connects to its peer and sets the request.
   Status begin(size_t request, const Request &message);
   void progress();
@@ -192,6 +191,7 @@ private:
   bool notify(Notice &notice, Id id, uint32_t rank, uint64_t number, std::string_view text = {});
   /// Sets the memory handle of an operation.
   void describe(ucp_request_param_t &param, const std::byte *data, uint64_t bytes) const;
+  void dropArrivals(Peer &peer);
   /// Frees all that the channel has of UCX: nothing writes to the memory of messages later. `force`: without waiting
   /// for peers. Returns whether all connections were closed by the deadline.
   bool close(bool force, const Deadline &deadline);

@@ -163,7 +163,7 @@ void UcxChannel::readPart(size_t number) {
   }
   // Before it ended, the peer may have sent which rank failed first.
   for (int more = 0; more < kMoreProgress && !peers_[request.peer].loss; ++more)
-    ucp_worker_progress(worker_);
+    worker_.progress();
   lose(request.peer,
        "the memory of rank " + std::to_string(request.peer) + " cannot be read; see whether that process has ended");
 }
@@ -220,7 +220,7 @@ void UcxChannel::admit(uint32_t rank) {
 }
 
 void UcxChannel::progress() {
-  ucp_worker_progress(worker_);
+  worker_.progress();
   while (!fresh_.empty()) {
     const uint32_t rank = fresh_.back();
     fresh_.pop_back();

@@ -81,8 +81,8 @@ UcxMessenger::~UcxMessenger() {
     }
   const auto deadline = Clock::now() + std::chrono::duration<double>(kCloseSeconds);
   const auto busy = [](const std::unique_ptr<Post> &post) { return inProgress(post->request); };
-  while (std::any_of(ended_.begin(), ended_.end(), busy) && Clock::now() < deadline)
-    ucp_worker_progress(worker_);
+  while ((std::any_of(ended_.begin(), ended_.end(), busy) || worker_.disconnects()) && Clock::now() < deadline)
+    worker_.progress();
   for (const auto *posts : {&ended_, &arrivals_})
     for (const std::unique_ptr<Post> &post : *posts)
       if (post->request)
@@ -291,7 +291,7 @@ std::optional<MessengerEvent> UcxMessenger::poll() {
 }
 
 void UcxMessenger::progress() {
-  ucp_worker_progress(worker_);
+  worker_.progress();
   receiveMessages();
   for (const auto &[header, address] : std::exchange(hellos_, {}))
     accept(header, address);
@@ -433,13 +433,8 @@ Status UcxMessenger::watch(MessengerPeer &peer, Clock::time_point now) {
 void UcxMessenger::close(MessengerPeer &peer) {
   peer.ended = true;
   peer.identity = 0;
-  // To another host, UCX first sends what it has copied, so that the peer gets the farewell. UCX 1.13 would crash if it
-  // closed a socket at once which, after a cut of the network, becomes writable and has received the end of the peer's
-  // connection: the handler of the second event frees what that of the first one uses.
-  const bool force = peer.broken || peer.memory.isOpen();
   if (peer.connection)
-    if (void *const request = Worker::disconnect(std::exchange(peer.connection, nullptr), force))
-      ended_.push_back(std::make_unique<Post>(Post{{}, request}));
+    worker_.disconnect(std::exchange(peer.connection, nullptr));
   for (std::unique_ptr<Post> &post : peer.posts)
     ended_.push_back(std::move(post));
   peer.posts.clear();
@@ -494,7 +489,6 @@ void UcxMessenger::onFailure(void *messenger, ucp_ep_h connection, ucs_status_t 
 
 /// UCX has reported an error of a connection.
 void UcxMessenger::fail(MessengerPeer &peer, ucs_status_t status) {
-  peer.broken = true;
   if (peer.failure.ok())
     peer.failure = failed(std::string("the connection is lost: ") + ucs_status_string(status) +
                           " (UCX); see whether the peer has ended");

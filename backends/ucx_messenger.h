@@ -98,10 +98,9 @@ struct MessengerPeer {
   uint64_t token = 0;    // of the peer's address
   ucp_ep_h connection = nullptr;
   PeerMemory memory;
-  Status failure;      // of the connection, until it is ended
-  bool broken = false; // UCX has reported the failure
-  bool ended = false;  // only its events are left
-  bool known = false;  // the caller knows its number
+  Status failure;     // of the connection, until it is ended
+  bool ended = false; // only its events are left
+  bool known = false; // the caller knows its number
   Clock::time_point heard, pinged;
   uint64_t sent = 0, admitted = 0;           // frames
   uint64_t nextData = 1;                     // number
@@ -188,7 +187,7 @@ private:
   std::vector<std::pair<PostHeader, std::string>> hellos_;
   std::deque<std::pair<uint64_t, uint64_t>> reading_; // identity and number of data of state kReads
   std::vector<Task> tasks_;
-  std::vector<std::unique_ptr<Post>> ended_;    // of ended connections, also the requests that close them
+  std::vector<std::unique_ptr<Post>> ended_;    // of ended connections
   std::vector<std::unique_ptr<Post>> arrivals_; // that UCX receives
   Clock::time_point watched_ = Clock::now();
   uint64_t dropped_ = 0;

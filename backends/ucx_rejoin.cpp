@@ -17,7 +17,7 @@
 namespace reshard::ucx {
 namespace {
 
-/// The most seconds to wait for headers that are being sent, and for connections that are being closed.
+/// The most seconds to wait for headers that are being sent.
 constexpr double kSettleSeconds = 1;
 
 /// Frees the request of a notice if it is complete. Returns whether nothing is being sent.
@@ -42,7 +42,7 @@ void UcxChannel::settle() {
   if (!worker_.isOpen())
     return;
   for (int more = 0; more < kMoreProgress; ++more) // UCX reports lost connections
-    ucp_worker_progress(worker_);
+    worker_.progress();
   std::erase_if(ended_, [](std::vector<Peer> &peers) {
     return std::all_of(peers.begin(), peers.end(), [](Peer &peer) { return idle(peer); });
   });
@@ -50,7 +50,7 @@ void UcxChannel::settle() {
   Backoff backoff;
   while (!std::all_of(peers_.begin(), peers_.end(), [](Peer &peer) { return idle(peer) || peer.loss; }) &&
          !passed(deadline)) {
-    ucp_worker_progress(worker_);
+    worker_.progress();
     backoff.wait();
   }
 }
@@ -58,7 +58,7 @@ void UcxChannel::settle() {
 Status UcxChannel::rejoin(Rendezvous &rendezvous, const Deadline &deadline) {
   const bool anew = !worker_.isOpen();
   settle();
-  closeFormer(deadlineIn(kSettleSeconds));
+  closeFormer();
   Rendezvous *const before = std::exchange(rendezvous_, &rendezvous);
   if (Status status = join(deadline); !status.ok()) {
     rendezvous_ = before;
@@ -72,17 +72,13 @@ Status UcxChannel::rejoin(Rendezvous &rendezvous, const Deadline &deadline) {
   fresh_.reserve(peers_.size());
   reading_.clear();
   reported_.reset();
-  std::vector<ucp_ep_h> useless;
   for (Peer &peer : old) {
-    for (const Arrival &arrival : peer.arrivals)
-      if (arrival.descriptor)
-        ucp_am_data_release(worker_, arrival.descriptor);
+    dropArrivals(peer);
     if (peer.connection && idle(peer) && !peer.loss)
       former_[peer.hello] = {peer.connection, false};
     else if (peer.connection)
-      useless.push_back(peer.connection);
+      worker_.disconnect(peer.connection);
   }
-  closeAtOnce(useless, deadlineIn(kSettleSeconds));
   if (!std::all_of(old.begin(), old.end(), [](Peer &peer) { return idle(peer); }))
     ended_.push_back(std::move(old));
   return {};
@@ -97,32 +93,9 @@ ucp_ep_h UcxChannel::formerConnection(const std::string &hello) {
   return connection;
 }
 
-void UcxChannel::closeFormer(const Deadline &deadline) {
-  std::vector<ucp_ep_h> connections;
-  connections.reserve(former_.size());
-  for (const auto &[hello, former] : former_)
-    connections.push_back(former.connection);
-  former_.clear();
-  closeAtOnce(connections, deadline);
-}
-
-void UcxChannel::closeAtOnce(const std::vector<ucp_ep_h> &connections, const Deadline &deadline) {
-  if (connections.empty()) // the worker may be closed
-    return;
-  std::vector<void *> handles;
-  for (const ucp_ep_h connection : connections)
-    if (void *const handle = Worker::disconnect(connection, true))
-      handles.push_back(handle);
-  const auto closed = [](void *handle) { return ucp_request_check_status(handle) != UCS_INPROGRESS; };
-  Backoff backoff;
-  while (!std::all_of(handles.begin(), handles.end(), closed) && !passed(deadline)) {
-    ucp_worker_progress(worker_);
-    backoff.wait();
-  }
-  for (int more = 0; more < kMoreProgress; ++more) // UCX purges what a closed connection had not sent
-    ucp_worker_progress(worker_);
-  for (void *handle : handles)
-    ucp_request_free(handle);
+void UcxChannel::closeFormer() {
+  for (const auto &[hello, former] : std::exchange(former_, {}))
+    worker_.disconnect(former.connection);
 }
 
 } // namespace reshard::ucx

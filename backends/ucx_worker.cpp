@@ -71,6 +71,12 @@ Status Worker::open(size_t peers, uint64_t features) {
 }
 
 void Worker::close() {
+  for (const ucp_ep_h connection : std::exchange(connections_, {}))
+    disconnectAtOnce(connection);
+  for (const Closing &each : std::exchange(closing_, {})) {
+    ucp_request_free(each.flush);
+    disconnectAtOnce(each.connection);
+  }
   unregisterIf([](const Region &) { return true; });
   if (worker_)
     ucp_worker_destroy(std::exchange(worker_, nullptr));
@@ -108,17 +114,40 @@ ucs_status_t Worker::connect(const char *address, const ucp_err_handler_t &handl
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler = handler;
   const ucs_status_t status = ucp_ep_create(worker_, &params, connection);
-  if (status != UCS_OK)
+  if (status == UCS_OK)
+    connections_.push_back(*connection);
+  else
     *connection = nullptr;
   return status;
 }
 
-void *Worker::disconnect(ucp_ep_h connection, bool force) {
+void Worker::disconnect(ucp_ep_h connection) {
+  std::erase(connections_, connection);
+  const ucp_request_param_t param{};
+  void *const flush = ucp_ep_flush_nbx(connection, &param);
+  if (UCS_PTR_IS_PTR(flush))
+    closing_.push_back({connection, flush});
+  else
+    disconnectAtOnce(connection);
+}
+
+void Worker::disconnectAtOnce(ucp_ep_h connection) {
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
-  void *const request = ucp_ep_close_nbx(connection, &param);
-  return request && !UCS_PTR_IS_ERR(request) ? request : nullptr;
+  param.flags = UCP_EP_CLOSE_FLAG_FORCE; // then there is no request
+  (void)ucp_ep_close_nbx(connection, &param);
+}
+
+void Worker::progress() {
+  ucp_worker_progress(worker_);
+  std::erase_if(closing_, [](const Closing &each) {
+    const bool flushed = ucp_request_check_status(each.flush) != UCS_INPROGRESS;
+    if (flushed) {
+      ucp_request_free(each.flush);
+      disconnectAtOnce(each.connection);
+    }
+    return flushed;
+  });
 }
 
 Status Worker::registerMemory(std::byte *data, uint64_t bytes) {

@@ -33,7 +33,8 @@ public:
 
   /// `peers`: how many connections are expected. `features`: UCP_FEATURE_…
   Status open(size_t peers, uint64_t features);
-  /// Frees all. Operations that have not ended are over: nothing accesses their memory later.
+  /// Frees all, and closes the connections at once. Operations that have not ended are over: nothing accesses their
+  /// memory later.
   void close();
   bool isOpen() const { return worker_ != nullptr; }
   operator ucp_worker_h() const { return worker_; }
@@ -43,8 +44,10 @@ public:
   Status appendAddress(std::string &text) const;
   /// Begins a connection; `address` is that of the peer's worker.
   ucs_status_t connect(const char *address, const ucp_err_handler_t &handler, ucp_ep_h *connection);
-  /// Begins to close a connection. Returns a request to be freed, or null.
-  static void *disconnect(ucp_ep_h connection, bool force);
+  /// Closes a connection as soon as all that was sent over it has left, or as it is broken.
+  void disconnect(ucp_ep_h connection);
+  bool disconnects() const { return !closing_.empty(); }
+  void progress();
 
   Status registerMemory(std::byte *data, uint64_t bytes);
   void unregisterMemory(std::byte *data);
@@ -54,8 +57,22 @@ public:
   const Region *regionOf(const std::byte *data, uint64_t bytes) const;
 
 private:
+  /// A connection that is closed when the request `flush` has ended.
+  struct Closing {
+    ucp_ep_h connection;
+    void *flush;
+  };
+
+  /// Closes a connection at once. If not all is sent, UCX must make no progress afterwards: it would use the connection
+  /// after it has freed it when the socket has both space and the end of the peer's connection. The first of the two
+  /// events frees the connection, and the handler of both does not notice it (uct_tcp_iface_handle_events of UCX 1.13
+  /// to 1.20).
+  static void disconnectAtOnce(ucp_ep_h connection);
+
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
+  std::vector<ucp_ep_h> connections_; // without those of closing_
+  std::vector<Closing> closing_;
   std::vector<Region> regions_; // sorted, without overlaps
 };
 

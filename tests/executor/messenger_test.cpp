@@ -318,6 +318,26 @@ TEST_P(Contract, APeerThatTakesNothingFillsTheQueueAlone) {
   EXPECT_LT(Clock::now() - begin, std::chrono::milliseconds(500));
 }
 
+TEST_P(Contract, APeerEndsAfterItsDisconnect) {
+  // The peer takes a part of what fills the queue, and ends. Only then does the other side look: its socket has space,
+  // and the end of the peer's connection.
+  Pair pair(open(), open());
+  const std::string text(kMaxFrameText, 'x');
+  for (size_t sent = 0; sent < 100'000 && pair.a->send(pair.toB, {}, text).ok(); ++sent)
+    pair.a.poll();
+  pair.a->disconnect(pair.toB);
+  for (int calls = 0; calls < 10; ++calls)
+    pair.a.poll();
+  for (int calls = 0; calls < 10; ++calls)
+    pair.b.poll();
+  pair.b.messenger.reset();
+  Side other(open()); // the messenger can still be used
+  const Result<uint32_t> peer = pair.a->connect(other->address());
+  ASSERT_TRUE(peer.ok());
+  EXPECT_EQ(pair.a->send(*peer, frameOf(1)).message(), "");
+  EXPECT_TRUE(until({&pair.a, &other}, [&] { return other.count(MessengerEvent::kArrived) == 1; }));
+}
+
 TEST_P(Contract, ReadsTheMemoryOfThisHost) {
   Pair pair(open(), open());
   EXPECT_EQ(pair.b->readsMemory(pair.toA), !apart());

@@ -22,6 +22,9 @@
 #include <random>
 #include <thread>
 
+#include <dlfcn.h>
+#include <sys/epoll.h>
+
 using namespace reshard;
 using tests::asRanks;
 using tests::bytesOf;
@@ -88,6 +91,9 @@ struct Rank {
 size_t openFiles() {
   return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
 }
+
+/// Is called before UCX looks for events of sockets on this thread.
+thread_local std::function<void()> beforeEvents;
 
 class Ucx : public tests::UcxCase {};
 
@@ -522,6 +528,51 @@ TEST_P(Ucx, AbandonedMemoryIsNotWrittenAndTheProcessCanStartAgain) {
   EXPECT_EQ(openFiles(), files);
 }
 
+// A peer that ends while this process closes the connection, with unsent data in the socket: UCX uses the connection
+// after it has freed it if one look at the socket finds both space and the end of the peer's connection.
+TEST_P(Ucx, APeerEndsWhileThisProcessCloses) {
+  constexpr double kSeconds = 20;
+  Meeting meeting(2);
+  std::promise<void> closing, ended;
+  asRanks(2, [&](uint32_t rank) {
+    const Rank mine(meeting, rank);
+    std::byte first{}; // connects the two
+    EXPECT_EQ((rank == 0 ? mine->send(0, 1, 0, &first, 1) : mine->receive(0, 0, 0, &first, 1)).message(), "");
+    EXPECT_EQ(mine.wait(0).message(), "");
+    std::vector<std::byte> data(32 << 20, std::byte(1 - rank));
+    const Status status =
+        rank == 0 ? mine->send(0, 1, 0, data.data(), data.size()) : mine->receive(0, 0, 0, data.data(), data.size());
+    EXPECT_EQ(status.message(), "");
+    if (rank == 1) {
+      for (const Deadline deadline = in(kSeconds); data[0] == std::byte{0} && !passed(deadline);)
+        EXPECT_TRUE(mine->test(0).ok());
+      // The peer fills the socket, and closes.
+      EXPECT_EQ(closing.get_future().wait_for(std::chrono::duration<double>(kSeconds)), std::future_status::ready);
+      EXPECT_TRUE(mine->abandon(kReason));
+      ended.set_value();
+      return;
+    }
+    for (const Deadline filled = in(0.2); !passed(filled);)
+      EXPECT_TRUE(mine->test(0).ok());
+    bool told = false;
+    const auto letPeerEnd = [&] {
+      if (!std::exchange(told, true)) {
+        closing.set_value();
+        EXPECT_EQ(ended.get_future().wait_for(std::chrono::duration<double>(kSeconds)), std::future_status::ready);
+      }
+    };
+    // Of abandon(): so long it tries to tell the peer, which receives nothing. Then it closes.
+    const Deadline closes = in(0.2005);
+    beforeEvents = [&] {
+      if (passed(closes))
+        letPeerEnd();
+    };
+    EXPECT_TRUE(mine->abandon(kReason));
+    beforeEvents = nullptr;
+    letPeerEnd();
+  });
+}
+
 TEST_P(Ucx, AMessageOfAnotherSessionIsDropped) {
   Meeting meeting(2, 1), strange(2, 2);
   std::atomic<bool> received{false};
@@ -565,3 +616,11 @@ TEST_P(Ucx, AMessageOfAnotherSessionIsDropped) {
 }
 
 } // namespace
+
+/// In place of the C library's: UCX calls this one.
+extern "C" int epoll_wait(int set, epoll_event *events, int most, int milliseconds) {
+  static const auto real = reinterpret_cast<decltype(&epoll_wait)>(::dlsym(RTLD_NEXT, "epoll_wait"));
+  if (beforeEvents)
+    beforeEvents();
+  return real(set, events, most, milliseconds);
+}
