@@ -79,6 +79,39 @@ Loads loadsOf(const std::vector<Flow> &flows, const ir::Topology &topology, int6
   return result;
 }
 
+/// The pairs of a tier by one of their ranks, those with equal bytes together.
+class PairSizes {
+public:
+  PairSizes(const TierLoad &tier, bool senders) {
+    llvm::DenseMap<std::pair<int32_t, int64_t>, size_t> known; // rank, bytes
+    for (const auto &[ranks, bytes] : tier.pairs) {
+      const int32_t rank = senders ? ranks.first : ranks.second;
+      const auto [at, added] = known.try_emplace({rank, bytes}, sizes_.size());
+      if (added)
+        sizes_.push_back({rank, bytes, 0});
+      ++sizes_[at->second].pairs;
+      ranks_ = std::max(ranks_, static_cast<size_t>(rank) + 1);
+    }
+  }
+
+  /// The most chunks of this size that a rank sends or receives, if each pair begins with a whole one.
+  int64_t most(int64_t size) const {
+    std::vector<int64_t> chunks(ranks_);
+    int64_t most = 0;
+    for (const Size &each : sizes_)
+      most = std::max(most, chunks[each.rank] += (each.bytes + size - 1) / size * each.pairs);
+    return most;
+  }
+
+private:
+  struct Size {
+    int32_t rank;
+    int64_t bytes, pairs;
+  };
+  std::vector<Size> sizes_;
+  size_t ranks_ = 0;
+};
+
 int64_t aligned(int64_t bytes) { return bytes / kStagingAlignment * kStagingAlignment; }
 
 /// The chunk size of a tier. bestChunkBytes() assumes that half of each pair's last chunk is not used. Here the bytes
@@ -89,18 +122,13 @@ int64_t fittedChunkBytes(const TierLoad &tier, int64_t copies, int64_t depth, in
   const int64_t best = bestChunkBytes(tier.most.bytes, tier.most.flows, depth, rate, latency);
   if (tier.most.flows < kFewFlows || tier.many)
     return best;
+  const PairSizes senders(tier, true), receivers(tier, false);
   std::vector<std::pair<int64_t, int64_t>> sizes; // size of a chunk, bytes of the busiest port; the largest size first
   for (int64_t part = kChunkSizes; part >= kChunkSizes / 2; --part) {
     const int64_t size = aligned(best / kChunkSizes * part);
     if (size < kMinMessageBytes)
       break;
-    llvm::DenseMap<int32_t, int64_t> chunks[2]; // by sender, by receiver
-    int64_t most = 0;
-    for (const auto &[ranks, bytes] : tier.pairs) {
-      const int64_t count = (bytes + size - 1) / size;
-      most = std::max({most, chunks[0][ranks.first] += count * copies, chunks[1][ranks.second] += count});
-    }
-    sizes.emplace_back(size, most * size);
+    sizes.emplace_back(size, std::max(senders.most(size) * copies, receivers.most(size)) * size);
   }
   const auto least = std::min_element(sizes.begin(), sizes.end(), [](auto &a, auto &b) { return a.second < b.second; });
   if (sizes.empty() || sizes.front().second - least->second < least->second / kWorth)
