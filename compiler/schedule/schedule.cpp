@@ -511,24 +511,35 @@ private:
   /// The message of the first period that a message repeats.
   const Message &messageOf(uint32_t number) const { return messages_[number % messages_.size()]; }
 
-  /// Loads what the sides after the first will need. Messages are ordered by round and flows by sender, so that those
-  /// of a rank lie far apart; waiting for memory would be a fifth of the compiler's time in a job of a million
-  /// messages.
-  void prefetch(llvm::ArrayRef<Side> sides) const {
+  /// Loads what the sides after number `i` of a rank will need, and the first ones of the next rank. Messages are
+  /// ordered by round and flows by sender, so that those of a rank lie far apart; waiting for memory would be a fifth
+  /// of the compiler's time in a job of a million messages. Inlined, because GCC removes a call of a function that does
+  /// nothing else.
+  LLVM_ATTRIBUTE_ALWAYS_INLINE void prefetch(size_t rank, size_t i) const {
     constexpr size_t kMessage = 16, kFlow = 12, kRange = 8, kDescriptor = 4; // sides ahead
     constexpr size_t kMaxDescriptors = 8;
-    if (sides.size() <= kMessage)
-      return;
-    const Message &message = messageOf(sides[kMessage].message);
-    __builtin_prefetch(&message);
-    __builtin_prefetch(reinterpret_cast<const char *>(&message + 1) - 1); // it lies in two cache lines
-    auto flow = [&](size_t ahead) { return messageOf(sides[ahead].message).grants[0].flow; };
-    const uint32_t next = flow(kFlow);
-    descriptors_.prefetchFlow(next);
-    __builtin_prefetch(&flows_[next]);
-    __builtin_prefetch(&keys_[next]);
-    descriptors_.prefetchRanges(flow(kRange));
-    descriptors_.prefetchDescriptors(flow(kDescriptor), kMaxDescriptors);
+    auto messageAhead = [&](size_t ahead) -> const Message * { // null if neither this rank nor the next one has it
+      const size_t own = sides_[rank].size();
+      if (i + ahead < own)
+        return &messageOf(sides_[rank][i + ahead].message);
+      const size_t next = i + ahead - own;
+      return rank + 1 < sides_.size() && next < sides_[rank + 1].size() ? &messageOf(sides_[rank + 1][next].message)
+                                                                        : nullptr;
+    };
+    if (const Message *const message = messageAhead(kMessage)) {
+      __builtin_prefetch(message);
+      __builtin_prefetch(reinterpret_cast<const char *>(message + 1) - 1); // it lies in two cache lines
+    }
+    if (const Message *const message = messageAhead(kFlow)) {
+      const uint32_t flow = message->grants[0].flow;
+      descriptors_.prefetchFlow(flow);
+      __builtin_prefetch(&flows_[flow]);
+      __builtin_prefetch(&keys_[flow]);
+    }
+    if (const Message *const message = messageAhead(kRange))
+      descriptors_.prefetchRanges(message->grants[0].flow);
+    if (const Message *const message = messageAhead(kDescriptor))
+      descriptors_.prefetchDescriptors(message->grants[0].flow, kMaxDescriptors);
   }
 
   /// The ends of the messages of each rank, in the order of its steps. In a round, sends precede receives; sends are
@@ -562,7 +573,7 @@ private:
     schema::ArenaUse held;            // the steps that use the arena for relayed bytes
     auto until = [&](int64_t round) { // appends the messages of rounds up to this one
       for (; side != sides.end() && side->round <= round; ++side) {
-        prefetch(llvm::ArrayRef(sides).drop_front(static_cast<size_t>(side - sides.begin())));
+        prefetch(rank, static_cast<size_t>(side - sides.begin()));
         const Message &message = messageOf(side->message);
         Step step;
         step.kind = side->receive ? StepKind::recv : StepKind::send;
