@@ -404,9 +404,9 @@ bool Tier::yields(Active &active) {
 }
 
 void Tier::fill() {
-  std::sort(free_.begin(), free_.end());
+  std::sort(free_.begin(), free_.end(),
+            [&](uint32_t a, uint32_t b) { return chunks_[a] != chunks_[b] ? chunks_[a] > chunks_[b] : a < b; });
   free_.erase(std::unique(free_.begin(), free_.end()), free_.end());
-  std::stable_sort(free_.begin(), free_.end(), [&](uint32_t a, uint32_t b) { return chunks_[a] > chunks_[b]; });
   for (uint32_t p : free_)
     if (mates_[p] == kNone)
       if (const uint32_t pair = choose(p); pair != kNone)
