@@ -78,8 +78,9 @@ Status TcpStore::open(const SocketAddress &address, const Deadline &deadline, Ag
     prepareConnection(socket_.number());
     return {};
   }
-  if (error == ECONNREFUSED || error == ECONNRESET || error == ETIMEDOUT || error == EAGAIN || error == EINTR)
-    again = Again::yes; // rank 0 may start later
+  for (const int passing : {ECONNREFUSED, ECONNRESET, ETIMEDOUT, EHOSTUNREACH, ENETUNREACH, EAGAIN, EINTR})
+    if (error == passing) // rank 0 may start later, or its machine may come back
+      again = Again::yes;
   return failed("cannot connect to " + name() + ": " + std::strerror(error));
 }
 

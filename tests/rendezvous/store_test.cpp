@@ -12,6 +12,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/fsuid.h>
 #include <thread>
 #include <unistd.h>
@@ -332,6 +333,25 @@ TEST(TcpStore, NamesWhatIsWrong) {
                 StartsWith(reachable));
   EXPECT_THAT(openStore({"tcp://192.0.2.1:1234", true, secret("s"), false}, in(5'000)).status().message(),
               HasSubstr("192.0.2.1:1234: it is no address of this machine"));
+}
+
+TEST(TcpStore, ANetworkThatIsCutIsTriedUntilTheDeadline) {
+  const HostPort elsewhere{"192.0.2.1", 1234};
+  const TcpPlace place{elsewhere, secret("s"), false};
+  Result<std::unique_ptr<Store>> found = failed("not tried");
+  bool apart = false;
+  std::thread([&] { // a thread of a network without interfaces, as its host is while it is cut off
+    apart = unshare(CLONE_NEWNET) == 0;
+    if (apart)
+      found = TcpStore::connect(place, nullptr, in(50));
+  })
+      .join();
+  if (!apart)
+    GTEST_SKIP() << "a network of its own needs root";
+  EXPECT_EQ(errorOf(found),
+            "timed out: cannot connect to the store at 192.0.2.1:1234: Network is unreachable; rank 0 of "
+            "the job serves it");
+  EXPECT_TRUE(found.status().timedOut());
 }
 
 TEST(TcpStore, ACallAfterATimeoutOrALossConnectsAgain) {
