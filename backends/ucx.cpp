@@ -33,7 +33,7 @@ UcxChannel::UcxChannel(const ChannelOptions &options)
 UcxChannel::~UcxChannel() {
   const bool idle = std::all_of(requests_.begin(), requests_.end(),
                                 [](const Request &request) { return request.state == Request::kDone; });
-  close(!idle, deadlineIn(kCloseSeconds));
+  close(!idle);
 }
 
 void UcxChannel::reserve(size_t requests) {
@@ -120,10 +120,10 @@ void UcxChannel::onFailure(void *channel, ucp_ep_h connection, ucs_status_t stat
 }
 
 bool UcxChannel::abandon(const Status &reason) {
-  const Deadline deadline = deadlineIn(kCloseSeconds);
   if (worker_)
     tellPeers(reason);
-  return close(true, deadline);
+  close(true);
+  return true;
 }
 
 void UcxChannel::tellPeers(const Status &reason) {
@@ -152,22 +152,22 @@ void UcxChannel::dropArrivals(Peer &peer) {
   peer.arrivals.clear();
 }
 
-bool UcxChannel::close(bool force, const Deadline &deadline) {
+void UcxChannel::close(bool force) {
   if (!force && worker_.isOpen()) {
     closeFormer();
     for (Peer &peer : peers_)
       if (peer.connection)
         worker_.disconnect(peer.connection);
+    const Deadline deadline = deadlineIn(kCloseSeconds);
     Backoff backoff;
     while (worker_.disconnects() && !passed(deadline)) {
       worker_.progress();
       backoff.wait();
     }
-    // If a socket is closed before all has been read, the peer loses what it has not received.
-    for (int more = 0; more < kMoreProgress; ++more)
-      worker_.progress();
   }
-  const bool all = force || !worker_.disconnects();
+  // If a socket is closed before all has been read, the peer loses what it has not received.
+  for (int more = 0; worker_.isOpen() && more < kMoreProgress; ++more)
+    worker_.progress();
   former_.clear();
   for (Peer &peer : peers_) {
     peer.connection = nullptr;
@@ -188,7 +188,6 @@ bool UcxChannel::close(bool force, const Deadline &deadline) {
       ucp_request_free(handle);
   worker_.close();
   ended_.clear();
-  return all;
 }
 
 } // namespace ucx

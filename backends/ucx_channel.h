@@ -193,8 +193,8 @@ private:
   void describe(ucp_request_param_t &param, const std::byte *data, uint64_t bytes) const;
   void dropArrivals(Peer &peer);
   /// Frees all that the channel has of UCX: nothing writes to the memory of messages later. `force`: without waiting
-  /// for peers. Returns whether all connections were closed by the deadline.
-  bool close(bool force, const Deadline &deadline);
+  /// for peers.
+  void close(bool force);
 
   /// The callbacks of active messages and of a lost connection; `channel` is a UcxChannel.
   template <Id id>

@@ -25,7 +25,7 @@ constexpr uint64_t kMostBytes = sizeof(PostHeader) + std::max<uint64_t>(kPieceBy
 constexpr size_t kMostEarly = size_t{1} << 14, kMostIncoming = 2 * kMaxFrames, kMostHellos = 256;
 /// Bytes that are copied out of a sender's memory before UCX makes progress again.
 constexpr uint64_t kReadBytes = 1 << 20;
-/// Seconds that the destructor waits until UCX has sent the last messages.
+/// Seconds that the destructor waits until the peers have received the last messages.
 constexpr double kCloseSeconds = 0.1;
 constexpr auto kWatch = std::chrono::milliseconds(100);
 constexpr auto kPing = std::chrono::seconds(1);
@@ -434,7 +434,7 @@ void UcxMessenger::close(MessengerPeer &peer) {
   peer.ended = true;
   peer.identity = 0;
   if (peer.connection)
-    worker_.disconnect(std::exchange(peer.connection, nullptr));
+    worker_.disconnect(std::exchange(peer.connection, nullptr), peer.remote == 0); // then only a hello was sent
   for (std::unique_ptr<Post> &post : peer.posts)
     ended_.push_back(std::move(post));
   peer.posts.clear();

@@ -63,7 +63,7 @@ Status UcxChannel::rejoin(Rendezvous &rendezvous, const Deadline &deadline) {
   if (Status status = join(deadline); !status.ok()) {
     rendezvous_ = before;
     if (anew)
-      close(true, deadlineIn(kSettleSeconds));
+      close(true);
     return status;
   }
   // UCX may read the headers of the old peers until they are sent or purged, so these peers stay in place.

@@ -77,9 +77,9 @@ void Worker::close() {
     ucp_request_free(each.flush);
     disconnectAtOnce(each.connection);
   }
-  unregisterIf([](const Region &) { return true; });
   if (worker_)
-    ucp_worker_destroy(std::exchange(worker_, nullptr));
+    ucp_worker_destroy(std::exchange(worker_, nullptr)); // ends the operations that use registered memory
+  unregisterIf([](const Region &) { return true; });
   if (context_)
     ucp_cleanup(std::exchange(context_, nullptr));
 }
@@ -121,10 +121,10 @@ ucs_status_t Worker::connect(const char *address, const ucp_err_handler_t &handl
   return status;
 }
 
-void Worker::disconnect(ucp_ep_h connection) {
+void Worker::disconnect(ucp_ep_h connection, bool nothingWaits) {
   std::erase(connections_, connection);
   const ucp_request_param_t param{};
-  void *const flush = ucp_ep_flush_nbx(connection, &param);
+  void *const flush = nothingWaits ? nullptr : ucp_ep_flush_nbx(connection, &param);
   if (UCS_PTR_IS_PTR(flush))
     closing_.push_back({connection, flush});
   else

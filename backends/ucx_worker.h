@@ -44,8 +44,9 @@ public:
   Status appendAddress(std::string &text) const;
   /// Begins a connection; `address` is that of the peer's worker.
   ucs_status_t connect(const char *address, const ucp_err_handler_t &handler, ucp_ep_h *connection);
-  /// Closes a connection as soon as all that was sent over it has left, or as it is broken.
-  void disconnect(ucp_ep_h connection);
+  /// Closes a connection: at once if it is broken, or if nothing sent over it waits in UCX (`nothingWaits`); else
+  /// progress() does it when the peer has received all. A peer that makes no progress keeps the connection open.
+  void disconnect(ucp_ep_h connection, bool nothingWaits = false);
   bool disconnects() const { return !closing_.empty(); }
   void progress();
 
@@ -63,10 +64,10 @@ private:
     void *flush;
   };
 
-  /// Closes a connection at once. If not all is sent, UCX must make no progress afterwards: it would use the connection
-  /// after it has freed it when the socket has both space and the end of the peer's connection. The first of the two
-  /// events frees the connection, and the handler of both does not notice it (uct_tcp_iface_handle_events of UCX 1.13
-  /// to 1.20).
+  /// Closes a connection at once. If not all is sent, UCX must make no progress afterwards. It would look for both
+  /// events of the socket at one time: the end of the peer's connection, and space for what is not sent. It handles the
+  /// end first, which frees the connection, and then the space, which uses it (uct_tcp_iface_handle_events, UCX 1.13 to
+  /// 1.22).
   static void disconnectAtOnce(ucp_ep_h connection);
 
   ucp_context_h context_ = nullptr;

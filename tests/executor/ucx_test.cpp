@@ -546,6 +546,7 @@ TEST_P(Ucx, APeerEndsWhileThisProcessCloses) {
     if (rank == 1) {
       for (const Deadline deadline = in(kSeconds); data[0] == std::byte{0} && !passed(deadline);)
         EXPECT_TRUE(mine->test(0).ok());
+      EXPECT_EQ(data[0], std::byte{1});
       // The peer fills the socket, and closes.
       EXPECT_EQ(closing.get_future().wait_for(std::chrono::duration<double>(kSeconds)), std::future_status::ready);
       EXPECT_TRUE(mine->abandon(kReason));
@@ -563,12 +564,15 @@ TEST_P(Ucx, APeerEndsWhileThisProcessCloses) {
     };
     // Of abandon(): so long it tries to tell the peer, which receives nothing. Then it closes.
     const Deadline closes = in(0.2005);
+    size_t looks = 0;
     beforeEvents = [&] {
+      ++looks;
       if (passed(closes))
         letPeerEnd();
     };
     EXPECT_TRUE(mine->abandon(kReason));
     beforeEvents = nullptr;
+    EXPECT_GT(looks, 0u); // UCX calls this file's epoll_wait
     letPeerEnd();
   });
 }
