@@ -165,7 +165,7 @@ void UcxChannel::close(bool force) {
       backoff.wait();
     }
   }
-  // If a socket is closed before all has been read, the peer loses what it has not received.
+  // TCP resets a connection that is closed with unread data, and the peer may lose what it has not received.
   for (int more = 0; worker_.isOpen() && more < kMoreProgress; ++more)
     worker_.progress();
   former_.clear();

@@ -44,10 +44,12 @@ public:
   Status appendAddress(std::string &text) const;
   /// Begins a connection; `address` is that of the peer's worker.
   ucs_status_t connect(const char *address, const ucp_err_handler_t &handler, ucp_ep_h *connection);
-  /// Closes a connection: at once if it is broken, or if nothing sent over it waits in UCX (`nothingWaits`); else
-  /// progress() does it when the peer has received all. A peer that makes no progress keeps the connection open.
+  /// Closes a connection: at once if it is broken, or if UCX holds no unsent data of it (`nothingWaits`); else
+  /// progress() closes it when the peer has received all. A peer that makes no progress keeps the connection open.
   void disconnect(ucp_ep_h connection, bool nothingWaits = false);
+  /// Whether connections wait to be closed by progress().
   bool disconnects() const { return !closing_.empty(); }
+  /// Lets UCX send, receive and call back; then closes connections.
   void progress();
 
   Status registerMemory(std::byte *data, uint64_t bytes);
@@ -64,10 +66,10 @@ private:
     void *flush;
   };
 
-  /// Closes a connection at once. If not all is sent, UCX must make no progress afterwards. It would look for both
-  /// events of the socket at one time: the end of the peer's connection, and space for what is not sent. It handles the
-  /// end first, which frees the connection, and then the space, which uses it (uct_tcp_iface_handle_events, UCX 1.13 to
-  /// 1.22).
+  /// Closes a connection at once. If not all is sent, UCX must make no progress afterwards, because it may crash. When
+  /// the peer closes, too, UCX can find two events of the socket at one time: the end of the peer's connection, and
+  /// space for unsent data. It handles the end first, which frees the connection, and then uses the freed connection
+  /// for the space (uct_tcp_iface_handle_events, UCX 1.13 to 1.22).
   static void disconnectAtOnce(ucp_ep_h connection);
 
   ucp_context_h context_ = nullptr;

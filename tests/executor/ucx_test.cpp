@@ -562,7 +562,7 @@ TEST_P(Ucx, APeerEndsWhileThisProcessCloses) {
         EXPECT_EQ(ended.get_future().wait_for(std::chrono::duration<double>(kSeconds)), std::future_status::ready);
       }
     };
-    // Of abandon(): so long it tries to tell the peer, which receives nothing. Then it closes.
+    // abandon() first tries for 0.2 s to tell the peer, which receives nothing. Then it closes.
     const Deadline closes = in(0.2005);
     size_t looks = 0;
     beforeEvents = [&] {
