@@ -475,7 +475,7 @@ public:
   const ir::RankSchedule &get(size_t rank, ir::RankSchedule &memory) const {
     if (!made_)
       return schedule_.ranks[rank];
-    memory = made_->make(static_cast<int32_t>(rank));
+    made_->make(static_cast<int32_t>(rank), memory);
     return memory;
   }
   /// About the bytes of the segment of a rank.
@@ -501,9 +501,8 @@ public:
     counts_ = {};
     size_t number = first;
     try { // an exception would end the thread, whose segments the other threads wait for
-      ir::RankSchedule memory;
       for (; number < last; ++number) {
-        const ir::RankSchedule &rank = schedules.get(number, memory);
+        const ir::RankSchedule &rank = schedules.get(number, made_);
         counts_.add(rank);
         if (llvm::Error error = builder_.build(rank))
           return error;
@@ -542,6 +541,7 @@ public:
   }
 
 private:
+  ir::RankSchedule made_;
   SegmentBuilder builder_; // has the segment of a batch of one rank
   std::vector<std::byte> bytes_;
   std::vector<size_t> ends_; // in bytes_, by segment

@@ -395,12 +395,13 @@ private:
     if (step.staging() > segment_.arena_bytes() - staged_ || staged > segment_.arena_bytes() - staged_ - step.staging())
       return failStep("stages " + text(staged) + " bytes at " + text(step.staging()) +
                       ", expected them in an arena of " + text(segment_.arena_bytes() - staged_) + " bytes");
-    for (uint32_t before :
-         arena_.take(static_cast<int64_t>(step.staging()), static_cast<int64_t>(step.staging() + staged), step_))
-      if (!waits(step, before))
-        return failStep("overwrites arena bytes that step " + text(before) +
-                        " used, expected it to wait for that step");
-    return true;
+    bool right = true;
+    arena_.take(static_cast<int64_t>(step.staging()), static_cast<int64_t>(step.staging() + staged), step_,
+                [&](uint32_t before) {
+                  right = right && (waits(step, before) || failStep("overwrites arena bytes that step " + text(before) +
+                                                                    " used, expected it to wait for that step"));
+                });
+    return right;
   }
 
   bool waits(const Step &step, uint32_t before) const {
@@ -455,13 +456,15 @@ private:
       if (loop.stride() != stride || loop.buffer_step() != 0)
         return fail("is relayed but not contiguous");
     }
-    for (const uint32_t before : relayed_.take(begin, end, step_))
-      if (const bool sent = segment_.steps()->Get(before)->kind() == StepKind::send;
-          before == step_ || sent == (step.kind() == StepKind::send) || !waits(step, before))
-        return fail("uses bytes " + range(begin, end) + " of the arena after step " + text(before) +
-                    ", expected that step to be a " + (step.kind() == StepKind::send ? "receive" : "send") +
-                    " and to be in 'after'");
-    return true;
+    bool right = true;
+    relayed_.take(begin, end, step_, [&](uint32_t before) {
+      const bool sent = segment_.steps()->Get(before)->kind() == StepKind::send;
+      const bool waited = before != step_ && sent != (step.kind() == StepKind::send) && waits(step, before);
+      right = right && (waited || fail("uses bytes " + range(begin, end) + " of the arena after step " + text(before) +
+                                       ", expected that step to be a " +
+                                       (step.kind() == StepKind::send ? "receive" : "send") + " and to be in 'after'"));
+    });
+    return right;
   }
 
   /// A view that is staged before it is quantized is written only by copies from the head of the arena, by whole rows

@@ -516,10 +516,11 @@ private:
               where + " receives, expected none on a rank below those of the engine replicas, which pull");
       staging(rank, step, where);
       if (step.staging >= 0)
-        for (uint32_t before : arena.take(step.staging, step.staging + step.stagingBytes(), n))
+        arena.take(step.staging, step.staging + step.stagingBytes(), n, [&](uint32_t before) {
           require(std::find(step.after.begin(), step.after.end(), before) != step.after.end(),
                   where + " reuses bytes of the arena after step " + std::to_string(before) +
                       ", but does not wait for it");
+        });
       if (step.kind == StepKind::copy)
         copy(rank, step, where);
       if (message &&

@@ -3,33 +3,39 @@
 // loader share this rule.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <map>
-#include <vector>
 
 namespace reshard::schema {
 
 class ArenaUse {
 public:
-  /// Assigns [begin, end) to `step`; returns the steps that used bytes of it until now.
-  std::vector<uint32_t> take(int64_t begin, int64_t end, uint32_t step) {
-    std::vector<uint32_t> before;
+  /// Assigns [begin, end) to `step`, and calls `each(step)` for the steps that used bytes of it until now.
+  template <class Each> void take(int64_t begin, int64_t end, uint32_t step, Each each) {
     auto at = uses_.lower_bound(begin);
     if (at != uses_.begin() && std::prev(at)->second.end > begin)
       --at;
+    auto own = uses_.end(); // the use that begins at `begin`: its node is kept, since most steps reuse a slot as it is
     while (at != uses_.end() && at->first < end) {
-      const auto [from, use] = *at;
-      before.push_back(use.step);
-      at = uses_.erase(at);
-      if (from < begin)
-        uses_[from] = {begin, use.step};
+      const Use use = at->second;
+      each(use.step);
       if (use.end > end)
-        at = uses_.emplace(end, use).first;
+        uses_.emplace(end, use);
+      if (at->first > begin) {
+        at = uses_.erase(at);
+      } else {
+        if (at->first < begin)
+          at->second.end = begin;
+        else
+          own = at;
+        ++at;
+      }
     }
-    if (end > begin)
-      uses_[begin] = {end, step};
-    return before;
+    if (own != uses_.end())
+      own->second = {end, step};
+    else if (end > begin)
+      uses_.emplace(begin, Use{end, step});
   }
 
 private:

@@ -91,8 +91,8 @@ void assign(RankSchedule &rank, const Layout &layout) {
     step.staging = slots.base + (step.chunk > 0 ? 0 : slot * slots.bytes);
     step.slot = static_cast<uint8_t>(step.chunk > 0 ? slot : 0);
     slots.chunks += chunks(step);
-    for (uint32_t before : use.take(step.staging, step.staging + step.stagingBytes(), s))
-      step.after.push_back(before);
+    use.take(step.staging, step.staging + step.stagingBytes(), s,
+             [&](uint32_t before) { step.after.push_back(before); });
     std::sort(step.after.begin(), step.after.end());
     step.after.erase(std::unique(step.after.begin(), step.after.end()), step.after.end());
   }

@@ -22,6 +22,11 @@ int32_t RankCopies::target(int32_t rank, int64_t copy) const {
   return layout_.endpoints[1].ranks[copies_.target().meshRank(targetOn(rank), copy)];
 }
 
+int32_t RankCopies::inFirstTarget(int32_t rank) const {
+  const int32_t meshRank = targetOn(rank);
+  return meshRank < 0 ? rank : layout_.endpoints[1].ranks[copies_.target().first(meshRank)];
+}
+
 RankCopies::First RankCopies::first(int32_t rank) const {
   if (copies_.sources() == 1)
     return {rank, 0};

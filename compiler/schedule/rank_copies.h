@@ -20,6 +20,8 @@ public:
   int32_t targetOn(int32_t rank) const { return targetOn_.empty() ? -1 : targetOn_[static_cast<size_t>(rank)]; }
   /// The rank of a copy of the target that has the part of a rank of its first copy.
   int32_t target(int32_t rank, int64_t copy) const;
+  /// The rank of the first copy of the target that has the part of a rank of the target; other ranks: the same.
+  int32_t inFirstTarget(int32_t rank) const;
 
   struct First {
     int32_t rank;

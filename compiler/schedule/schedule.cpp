@@ -10,6 +10,7 @@
 #include "compiler/schedule/descriptor_cutter.h"
 #include "compiler/schedule/file_shares.h"
 #include "compiler/schedule/flow_descriptors.h"
+#include "compiler/schedule/message_sides.h"
 #include "compiler/schedule/periods.h"
 #include "compiler/schedule/rank_copies.h"
 #include "compiler/schedule/rank_schedules.h"
@@ -91,7 +92,7 @@ public:
       return llvm::createStringError("the ranks exchange " + std::to_string(messages) +
                                      " messages, expected at most 4294967295; use fewer ranks");
     sortLocal();
-    collectSides();
+    sides_ = messageSides(messages_, periods_ ? &*periods_ : nullptr, periodRounds_, layout_.world);
     module_.schedule.messages = static_cast<uint32_t>(messages);
     module_.schedule.rounds = local_.empty() ? rounds_ : std::max(rounds_, 1u);
     return llvm::Error::success();
@@ -107,13 +108,12 @@ public:
       messageSteps(rank);
       freeMemory(sides_[rank]); // the steps of the next ranks take its place
     }
-    for (size_t rank = 0; rank < operandShapes_.size(); ++rank)
-      module_.schedule.ranks[rank].shapes = std::move(operandShapes_[rank]).take();
-    for (RankSchedule &rank : module_.schedule.ranks)
+    for (RankSchedule &rank : module_.schedule.ranks) {
+      rank.shapes = takeShapes(rank.rank);
       rank.arenaBytes = stagedRanges_.bytes(rank.rank) + relays_.held(rank.rank);
-    for (const RankSchedule &rank : module_.schedule.ranks)
       if (!rank.steps.empty())
         module_.schedule.rounds = std::max(module_.schedule.rounds, 1u);
+    }
     if (const uint64_t levels = assignDependencyLevels(module_.schedule); levels > schema::kMaxLevels)
       return llvm::createStringError("the steps have " + std::to_string(levels) +
                                      " dependency levels, expected at most " + std::to_string(schema::kMaxLevels) +
@@ -135,27 +135,30 @@ public:
 
   /// Prepares for make() in place of finish().
   void prepare() {
-    receiveStep_.assign(messageCount(), UINT32_MAX);
+    if (periods_)
+      collectRepeated();
+    else
+      receiveStep_.assign(messageCount(), UINT32_MAX);
     module_.level = Level::schedule;
   }
 
-  RankSchedule make(int32_t rank) override {
+  void make(int32_t rank, RankSchedule &schedule) override {
     const auto [first, copy] = copies_.first(rank);
-    RankSchedule result;
+    std::vector<Step> used = std::move(schedule.steps);
     {
       const std::lock_guard lock(mutexes_[static_cast<size_t>(first) % mutexes_.size()]);
       localSteps(first);
-      messageSteps(first);
-      result.steps.swap(module_.schedule.ranks[first].steps);
-      result.shapes = std::move(operandShapes_[first]).take();
-      operandShapes_[first] = Interner<OperandShape>();
-      operandNumbers_[first].clear();
+      if (repeated_.empty())
+        messageSteps(first);
+      else
+        repeatedSteps(first, used);
+      schedule.steps = std::exchange(module_.schedule.ranks[first].steps, {});
+      schedule.shapes = takeShapes(first);
     }
-    result.rank = rank;
-    result.buffers = module_.schedule.ranks[rank].buffers;
-    repeat(copy, result.steps);
-    assignRankStaging(result, layout_);
-    return result;
+    schedule.rank = rank;
+    schedule.buffers = module_.schedule.ranks[rank].buffers;
+    repeat(copy, schedule.steps);
+    assignRankStaging(schedule, layout_);
   }
 
   size_t messages(int32_t rank) const override { return sides_[copies_.first(rank).rank].size(); }
@@ -459,8 +462,8 @@ private:
       Step &step = (d.source < 0 ? fills : copies)[when];
       step.kind = d.source < 0 ? StepKind::fill : StepKind::copy;
       if (d.source >= 0)
-        step.inputs.push_back(input(rank, d));
-      step.outputs.push_back(output(rank, d));
+        step.inputs.push_back(numbered(rank, input(rank, d)));
+      step.outputs.push_back(numbered(rank, output(rank, d)));
       step.bytes += bytesOf(shapes_[d.shape]);
     }
     for (const StagedRange &staged : stagedRanges_.of(rank)) // also phases without local steps must be finished
@@ -483,8 +486,9 @@ private:
       Step step;
       step.bytes = flows_[s].bytes;
       for (const FlowRange &range : descriptors_.ranges(s)) {
-        step.inputs.push_back(input(keys_[s].source, descriptors_[range.descriptor]));
-        step.outputs.push_back(output(keys_[s].source, descriptors_[range.descriptor]));
+        const int32_t rank = keys_[s].source;
+        step.inputs.push_back(numbered(rank, input(rank, descriptors_[range.descriptor])));
+        step.outputs.push_back(numbered(rank, output(rank, descriptors_[range.descriptor])));
       }
       phaseSteps_.append(keys_[s].source, std::move(step), {});
     }
@@ -492,19 +496,6 @@ private:
 
   /// Whether the first rank of a flow reads it from files.
   bool read(size_t flow) const { return keys_[flow].reads(); }
-
-  /// One end of a message, in the list of its rank. It has all that orders the list: the messages of a rank lie far
-  /// apart in memory, and reading each of them would be much of the compiler's time.
-  struct Side {
-    uint32_t round;
-    bool receive;
-    uint32_t distance; // from the sender up to the receiver, modulo the world
-    uint32_t message;  // number
-
-    int32_t peer(int32_t rank, int64_t world) const {
-      return static_cast<int32_t>((receive ? rank + world - distance : rank + int64_t{distance}) % world);
-    }
-  };
 
   /// The number of messages of all periods.
   size_t messageCount() const { return messages_.size() * (periods_ ? periods_->count() : 1); }
@@ -542,31 +533,10 @@ private:
       descriptors_.prefetchDescriptors(message->grants[0].flow, kMaxDescriptors);
   }
 
-  /// The ends of the messages of each rank, in the order of its steps. In a round, sends precede receives; sends are
-  /// ordered by distance to the next higher ranks, receives by distance to the next lower ranks.
-  void collectSides() {
-    sides_.resize(static_cast<size_t>(layout_.world));
-    uint32_t number = 0;
-    for (uint32_t period = 0; period < (periods_ ? periods_->count() : 1); ++period)
-      for (const Message &message : messages_) {
-        const int32_t to = periods_ ? periods_->to(message, period) : message.to;
-        const auto distance = static_cast<uint32_t>((to - message.from + layout_.world) % layout_.world);
-        const uint32_t round = message.round + period * periodRounds_;
-        sides_[message.from].push_back({round, false, distance, number});
-        sides_[to].push_back({round, true, distance, number});
-        ++number;
-      }
-    for (std::vector<Side> &sides : sides_)
-      std::sort(sides.begin(), sides.end(), [](const Side &a, const Side &b) {
-        return std::tie(a.round, a.receive, a.distance, a.message) <
-               std::tie(b.round, b.receive, b.distance, b.message);
-      });
-  }
-
   /// Makes a send for each message from a rank, and a receive for each message to it. A send of forwarded bytes waits
   /// for the receives that brought them. The steps of a phase follow those of earlier phases.
   void messageSteps(int32_t rank) {
-    const std::vector<Side> &sides = sides_[rank];
+    const std::vector<MessageSide> &sides = sides_[rank];
     std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
     steps.reserve(steps.size() + sides.size());
     auto side = sides.begin();
@@ -575,13 +545,7 @@ private:
       for (; side != sides.end() && side->round <= round; ++side) {
         prefetch(rank, static_cast<size_t>(side - sides.begin()));
         const Message &message = messageOf(side->message);
-        Step step;
-        step.kind = side->receive ? StepKind::recv : StepKind::send;
-        step.round = side->round;
-        step.peer = side->peer(rank, layout_.world);
-        step.message = side->message;
-        step.bytes = message.bytes;
-        step.chunk = message.chunk;
+        Step step = side->step(rank, message, layout_.world);
         for (const Grant &grant : message.grants)
           addOperands(rank, grant, held, step);
         phaseSteps_.append(rank, std::move(step), keys_[message.grants[0].flow].when);
@@ -607,31 +571,85 @@ private:
     until(INT64_MAX);
   }
 
-  /// Adds the operands of a grant to a send or receive, and the steps that it waits for. `held`: the steps of the rank
-  /// that use the arena for relayed bytes.
-  void addOperands(int32_t rank, const Grant &grant, schema::ArenaUse &held, Step &step) {
-    const bool receive = step.kind == StepKind::recv;
+  /// The ranges of a flow that a grant sends.
+  llvm::ArrayRef<FlowRange> rangesOf(const Grant &grant) const {
     const llvm::ArrayRef<FlowRange> ranges = descriptors_.ranges(grant.flow);
     const auto first = std::partition_point(ranges.begin(), ranges.end(),
                                             [&](const FlowRange &range) { return range.begin < grant.begin; });
     const auto last =
         std::partition_point(first, ranges.end(), [&](const FlowRange &range) { return range.begin < grant.end; });
+    return {first, last};
+  }
+
+  /// Collects the operands of the messages of the first period. Those of all periods are equal: a sender repeats its
+  /// messages, and the copies of a target have equal buffers. The shapes are numbered for each sender, and for each
+  /// rank of the first copy of the target.
+  void collectRepeated() {
+    repeated_.reserve(2 * messages_.size());
+    for (const Message &message : messages_)
+      for (const bool receive : {false, true}) {
+        Operands &operands = repeated_.emplace_back();
+        for (const Grant &grant : message.grants)
+          for (const FlowRange &range : rangesOf(grant)) {
+            const Descriptor &d = descriptors_[range.descriptor];
+            operands.push_back(receive ? numbered(keys_[grant.flow].target, output(message.to, d))
+                                       : numbered(message.from, input(message.from, d)));
+          }
+      }
+    for (int32_t rank = 0; rank < layout_.world; ++rank)
+      repeatedShapes_.push_back(takeShapes(rank));
+  }
+
+  /// Makes what messageSteps() makes, if periods repeat the messages and no step waits for another. `used`: steps whose
+  /// memory of operands is reused.
+  void repeatedSteps(int32_t rank, std::vector<Step> &used) {
+    const std::vector<OperandShape> &shapes = repeatedShapes_[copies_.inFirstTarget(rank)];
+    std::vector<uint32_t> numbers(shapes.size(), UINT32_MAX); // of the same shapes on this rank
+    std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
+    steps.reserve(steps.size() + sides_[rank].size());
+    for (const MessageSide &side : sides_[rank]) {
+      const size_t number = steps.size();
+      Step &step = steps.emplace_back(side.step(rank, messageOf(side.message), layout_.world));
+      Operands &operands = side.receive ? step.outputs : step.inputs;
+      if (number < used.size())
+        operands = std::move(side.receive ? used[number].outputs : used[number].inputs);
+      operands = repeated_[2 * (side.message % messages_.size()) + side.receive];
+      for (Operand &operand : operands) {
+        uint32_t &shape = numbers[operand.shape];
+        if (shape == UINT32_MAX)
+          shape = operandShapes_[rank].intern(shapes[operand.shape]);
+        operand.shape = shape;
+      }
+    }
+  }
+
+  /// The operand shapes of a rank, which has none afterwards.
+  std::vector<OperandShape> takeShapes(int32_t rank) {
+    operandNumbers_[rank].clear();
+    return std::move(std::exchange(operandShapes_[rank], {})).take();
+  }
+
+  /// Adds the operands of a grant to a send or receive, and the steps that it waits for. `held`: the steps of the rank
+  /// that use the arena for relayed bytes.
+  void addOperands(int32_t rank, const Grant &grant, schema::ArenaUse &held, Step &step) {
+    const bool receive = step.kind == StepKind::recv;
+    const llvm::ArrayRef<FlowRange> ranges = rangesOf(grant);
     Operands &operands = receive ? step.outputs : step.inputs;
-    operands.reserve(operands.size() + static_cast<size_t>(last - first));
+    operands.reserve(operands.size() + ranges.size());
     const int32_t after = flows_[grant.flow].hops[grant.hop].after;
     const int64_t routed = static_cast<int64_t>(grant.hop) - hopsBefore(grant.flow);
     const bool onRoute = routed >= 0, relayed = keys_[grant.flow].relay >= 0 && grant.hop == (receive ? 0 : 1);
-    for (auto range = first; range != last; ++range) {
-      const Descriptor &d = descriptors_[range->descriptor];
+    for (const FlowRange &range : ranges) {
+      const Descriptor &d = descriptors_[range.descriptor];
       if (relayed) {
-        const int64_t begin = relays_.base(grant.flow) + range->begin, end = begin + bytesOf(shapes_[d.shape]);
+        const int64_t begin = relays_.base(grant.flow) + range.begin, end = begin + bytesOf(shapes_[d.shape]);
         operands.push_back({0, packed(rank, d.shape), begin});
-        for (uint32_t earlier : held.take(begin, end, static_cast<uint32_t>(module_.schedule.ranks[rank].steps.size())))
-          step.after.push_back(earlier); // a send waits for its bytes, a receive for its memory
+        held.take(begin, end, static_cast<uint32_t>(module_.schedule.ranks[rank].steps.size()),
+                  [&](uint32_t earlier) { step.after.push_back(earlier); }); // of its bytes, or of its memory
       } else if (receive)
-        operands.push_back(onRoute ? forwarded(rank, d, routeHop(grant).to) : output(rank, d));
+        operands.push_back(numbered(rank, onRoute ? forwarded(rank, d, routeHop(grant).to) : output(rank, d)));
       else
-        operands.push_back(onRoute ? forwarded(rank, d, routeHop(grant).from) : input(rank, d));
+        operands.push_back(numbered(rank, onRoute ? forwarded(rank, d, routeHop(grant).from) : input(rank, d)));
     }
     if (receive || !onRoute)
       return;
@@ -649,15 +667,16 @@ private:
     }
   }
 
-  Operand input(int32_t rank, const Descriptor &d) {
-    return {firstBuffer_[rank].at({0, d.source}) + d.sourceInstance, shape(rank, d.shape, false), d.sourceOffset};
+  // The shape of these operands is a sideShape(): numbered() replaces it.
+  static uint32_t sideShape(uint32_t shape, bool target) { return shape * 2 + target; }
+  Operand input(int32_t rank, const Descriptor &d) const {
+    return {firstBuffer_[rank].at({0, d.source}) + d.sourceInstance, sideShape(d.shape, false), d.sourceOffset};
   }
-  Operand output(int32_t rank, const Descriptor &d) {
+  Operand output(int32_t rank, const Descriptor &d) const {
     if (const StagedRange *staged = stagedRanges_.find(d.endpoint, d.target, d.targetInstance, d.targetOffset))
-      return {0, shape(rank, d.shape, true), staged->offset + d.targetOffset - staged->begin};
+      return {0, sideShape(d.shape, true), staged->offset + d.targetOffset - staged->begin};
     const int32_t meshRank = copies_.targetOn(rank) < 0 ? d.target : copies_.targetOn(rank); // in its own copy
-    return {firstBuffer_[rank].at({d.endpoint, meshRank}) + d.targetInstance, shape(rank, d.shape, true),
-            d.targetOffset};
+    return {firstBuffer_[rank].at({d.endpoint, meshRank}) + d.targetInstance, sideShape(d.shape, true), d.targetOffset};
   }
   /// The hop of the flow's route that a grant is sent on.
   const Hop &routeHop(const Grant &grant) const {
@@ -666,7 +685,7 @@ private:
   /// The number of hops of a flow before its route.
   uint32_t hopsBefore(size_t flow) const { return read(flow) ? 0 : keys_[flow].relay >= 0 ? 2 : 1; }
   /// The target's operand on another mesh rank of the route: the same positions of the same param.
-  Operand forwarded(int32_t rank, const Descriptor &d, int32_t meshRank) {
+  Operand forwarded(int32_t rank, const Descriptor &d, int32_t meshRank) const {
     if (meshRank == d.target)
       return output(rank, d);
     const BufferRange &range = bufferRangeOf(rankOf(d.endpoint, d.target), d);
@@ -676,7 +695,7 @@ private:
     });
     const uint32_t instance =
         firstBuffer_[rankOf(d.endpoint, d.target)].at({d.endpoint, d.target}) + d.targetInstance - range.first;
-    return {same->first + instance, shape(rank, d.shape, true), d.targetOffset};
+    return {same->first + instance, sideShape(d.shape, true), d.targetOffset};
   }
   const BufferRange &bufferRangeOf(int32_t rank, const Descriptor &d) const {
     const uint32_t buffer = firstBuffer_[rank].at({d.endpoint, d.target}) + d.targetInstance;
@@ -685,18 +704,19 @@ private:
                                        [](uint32_t b, const BufferRange &r) { return b < r.first; }));
   }
 
-  /// The number, on a rank, of the operand shape of one side of a descriptor's shape.
-  uint32_t shape(int32_t rank, uint32_t number, bool target) {
-    auto [at, added] = operandNumbers_[rank].try_emplace(number * 2 + target);
+  /// Replaces the sideShape() of an operand by the number of its shape on a rank.
+  Operand numbered(int32_t rank, Operand operand) {
+    auto [at, added] = operandNumbers_[rank].try_emplace(operand.shape);
     if (added) {
-      const Shape &shape = shapes_[number];
-      OperandShape operand{shape.rowBytes, {}};
+      const Shape &shape = shapes_[operand.shape / 2];
+      OperandShape result{shape.rowBytes, {}};
       for (const Loop &loop : shape.loops)
-        operand.loops.push_back(target ? OperandLoop{loop.count, loop.targetStride, loop.targetStep}
-                                       : OperandLoop{loop.count, loop.sourceStride, loop.sourceStep});
-      at->second = operandShapes_[rank].intern(std::move(operand));
+        result.loops.push_back(operand.shape % 2 == 1 ? OperandLoop{loop.count, loop.targetStride, loop.targetStep}
+                                                      : OperandLoop{loop.count, loop.sourceStride, loop.sourceStep});
+      at->second = operandShapes_[rank].intern(std::move(result));
     }
-    return at->second;
+    operand.shape = at->second;
+    return operand;
   }
 
   /// The same for bytes in a relay's arena: the same loops, with contiguous rows.
@@ -730,15 +750,18 @@ private:
   std::vector<Message> messages_;  // of the first period, if there are any
   std::optional<Periods> periods_; // messages are numbered period after period
   uint32_t periodRounds_ = 0;
-  std::vector<uint32_t> receiveStep_;    // by message: the number of its receive among the steps of its rank
-  std::vector<std::vector<Side>> sides_; // by rank
-  std::vector<size_t> firstLocal_;       // by rank: its first in local_
-  std::array<std::mutex, 64> mutexes_;   // of the ranks whose steps make() makes
+  std::vector<uint32_t> receiveStep_;           // by message: the number of its receive among the steps of its rank
+  std::vector<std::vector<MessageSide>> sides_; // by rank
+  std::vector<size_t> firstLocal_;              // by rank: its first in local_
+  std::array<std::mutex, 64> mutexes_;          // of the ranks whose steps make() makes
   uint32_t rounds_ = 0;
   std::vector<std::map<std::pair<int64_t, int64_t>, uint32_t>> firstBuffer_; // by rank: (endpoint, mesh rank) -> buffer
   std::vector<Interner<OperandShape>> operandShapes_;
-  std::vector<llvm::SmallDenseMap<uint32_t, uint32_t, 4>>
-      operandNumbers_; // by rank: (descriptor shape, side) -> operand shape
+  std::vector<llvm::SmallDenseMap<uint32_t, uint32_t, 4>> operandNumbers_; // by rank: sideShape() -> operand shape
+  // For make(), if there are periods: the operands of the sends and receives of the first period, and their shapes by
+  // rank.
+  std::vector<Operands> repeated_;
+  std::vector<std::vector<OperandShape>> repeatedShapes_;
 };
 
 } // namespace
