@@ -7,8 +7,8 @@
 #include "llvm/ADT/DenseMap.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <map>
 
 namespace reshard {
 
@@ -46,11 +46,14 @@ struct Loads {
   int64_t depth = 0; // hops after the first on the longest route
 };
 
-Loads loadsOf(const std::vector<Flow> &flows, const ir::Topology &topology, int64_t copies) {
+Loads loadsOf(const std::vector<Flow> &flows, const ir::Layout &layout, int64_t copies) {
+  const ir::Topology &topology = layout.topology;
   Loads result;
-  std::map<std::pair<int64_t, bool>, Load> ports[2];
+  std::vector<std::array<Load, 2>> ports[2]; // by tier and rank: of its receives and of its sends
+  for (auto &tier : ports)
+    tier.resize(static_cast<size_t>(layout.world));
   for (const Flow &flow : flows) {
-    std::vector<int64_t> depths(flow.hops.size());
+    llvm::SmallVector<int64_t, 4> depths(flow.hops.size());
     for (size_t h = 0; h < flow.hops.size(); ++h) {
       const Flow::Hop &hop = flow.hops[h];
       const bool local = topology.node(hop.from) == topology.node(hop.to);
@@ -60,8 +63,7 @@ Loads loadsOf(const std::vector<Flow> &flows, const ir::Topology &topology, int6
       TierLoad &tier = local ? result.intranode : result.internode;
       tier.total += flow.bytes * copies;
       for (const bool sends : {true, false}) {
-        const int64_t rank = sends ? hop.from : hop.to;
-        Load &port = ports[local][{rank, sends}];
+        Load &port = ports[local][sends ? hop.from : hop.to][sends];
         port.bytes += flow.bytes * (sends ? copies : 1);
         port.flows += sends ? copies : 1;
         tier.most.bytes = std::max(tier.most.bytes, port.bytes);
@@ -151,7 +153,7 @@ uint32_t internodeRounds(const TierLoad &between, const TierLoad &inside, int64_
 llvm::Expected<RoundLimits> roundLimits(const std::vector<Flow> &flows, const ir::Layout &layout, int64_t staged,
                                         int64_t copies) {
   const ir::Topology &topology = layout.topology;
-  const auto [between, inside, depth] = loadsOf(flows, topology, copies);
+  const auto [between, inside, depth] = loadsOf(flows, layout, copies);
   const bool internode = between.total > 0, intranode = inside.total > 0;
   RoundLimits limits;
   const int64_t ofRank = topology.nicRate / topology.ranksOfNic(); // several ranks share a NIC

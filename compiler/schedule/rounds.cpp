@@ -65,7 +65,6 @@ struct Pair {
   llvm::SmallVector<QueuedHop, 1> queue;
   size_t first = 0;         // hops of the queue before this one are done
   size_t current = 0;       // the hop that sent last
-  int64_t ready = 0;        // bytes that may be sent now
   int64_t lastChunk = 0;    // bytes of its last chunk
   uint32_t message = kNone; // the message that it is sending
   uint32_t slot = kNone;    // index in Tier::active_
@@ -121,6 +120,7 @@ public:
   void finishQueues();
 
   bool done() const { return left_ == 0; }
+  size_t pairs() const { return pairs_.size(); }
 
   /// The bytes that a rank has still to receive, in whole chunks.
   int64_t bytesToReceive(int32_t rank) const {
@@ -142,10 +142,11 @@ private:
 
   /// Adds `by` (which can be negative) to the bytes left of a pair, and the change of its chunks to those of its ports.
   void change(Pair &pair, int64_t by);
-  int64_t left(const Pair &pair) const { return leftOf_[static_cast<size_t>(&pair - pairs_.data())]; }
+  size_t numberOf(const Pair &pair) const { return static_cast<size_t>(&pair - pairs_.data()); }
+  int64_t left(const Pair &pair) const { return leftOf_[numberOf(pair)]; }
   /// Sets the bytes left of a pair, without its ports.
   void setLeft(Pair &pair, int64_t bytes) {
-    int64_t &before = leftOf_[static_cast<size_t>(&pair - pairs_.data())];
+    int64_t &before = leftOf_[numberOf(pair)];
     left_ += bytes - before;
     if ((bytes == 0) != (before == 0) && !dense_.empty())
       dense_.setLeft(pair.out, pair.in, bytes > 0);
@@ -220,13 +221,15 @@ private:
   int64_t top_ = 0;                                   // no port has more chunks left
   llvm::DenseMap<uint64_t, uint32_t> pairOf_, portOf_;
   DensePairs dense_;
-  std::vector<int64_t> leftOf_;   // by pair: bytes still to send
-  std::vector<uint32_t> idle_[2]; // unmatched ports: receiving, sending
-  std::vector<Active> active_;    // matched pairs, and some that were released
-  std::vector<uint32_t> free_;    // ports that may find a partner
-  uint64_t search_ = 0;           // the number of searches of augment() so far
-  int64_t left_ = 0;              // bytes left of all pairs
-  int64_t most_ = 0;              // the most chunks left of any port in the last round that changed the matching
+  // By pair, apart from it: bytes still to send, and bytes that may be sent now. Most looks at a pair need no more.
+  std::vector<int64_t> leftOf_, readyOf_;
+  std::vector<uint32_t> idle_[2];                   // unmatched ports: receiving, sending
+  std::vector<Active> active_;                      // matched pairs, and some that were released
+  std::vector<uint32_t> free_;                      // ports that may find a partner
+  std::vector<std::pair<int64_t, uint32_t>> order_; // of fill(): chunks left, negated, and port
+  uint64_t search_ = 0;                             // the number of searches of augment() so far
+  int64_t left_ = 0;                                // bytes left of all pairs
+  int64_t most_ = 0; // the most chunks left of any port in the last round that changed the matching
 };
 
 uint32_t Tier::pair(int32_t from, int32_t to) {
@@ -234,6 +237,7 @@ uint32_t Tier::pair(int32_t from, int32_t to) {
   if (isNew) {
     pairs_.push_back({from, to, port(from, true), port(to, false), {}});
     leftOf_.push_back(0);
+    readyOf_.push_back(0);
     const Pair &added = pairs_.back();
     ports_[added.out].pairs.push_back(at->second);
     ports_[added.out].partners.push_back(added.in);
@@ -271,11 +275,11 @@ void Tier::makeReady(uint32_t pair, size_t queued, int64_t upTo, int64_t least, 
     upTo = cuts_.best(i.flow, i.ready, upTo);
   if (upTo <= i.ready)
     return;
-  if (p.ready == 0) {
+  if (readyOf_[pair] == 0) {
     free_.push_back(p.out);
     free_.push_back(p.in);
   }
-  p.ready += upTo - i.ready;
+  readyOf_[pair] += upTo - i.ready;
   i.ready = upTo;
   if (arrived == kNone)
     return;
@@ -292,7 +296,7 @@ void Tier::begin(uint32_t round, std::vector<Arrival> &arrivals) {
       continue;
     if (each.pending == 0)
       sync(each.pair);
-    if ((each.pending == 0 && pairs_[each.pair].ready == 0) || (round >= each.turn && yields(each)))
+    if ((each.pending == 0 && readyOf_[each.pair] == 0) || (round >= each.turn && yields(each)))
       release(each.pair);
   }
   uint32_t tail = 0;
@@ -399,29 +403,33 @@ bool Tier::yields(Active &active) {
   const Port &mine = ports_[pair.out];
   return std::any_of(mine.pairs.begin(), mine.pairs.end(), [&](uint32_t n) {
     const Pair &rival = pairs_[n];
-    return rival.ready > 0 && mates_[rival.in] == kNone && chunks_[rival.in] > chunks_[pair.in];
+    return readyOf_[n] > 0 && mates_[rival.in] == kNone && chunks_[rival.in] > chunks_[pair.in];
   });
 }
 
 void Tier::fill() {
-  std::sort(free_.begin(), free_.end(),
-            [&](uint32_t a, uint32_t b) { return chunks_[a] != chunks_[b] ? chunks_[a] > chunks_[b] : a < b; });
-  free_.erase(std::unique(free_.begin(), free_.end()), free_.end());
+  order_.clear();
   for (uint32_t p : free_)
+    if (mates_[p] == kNone)
+      order_.emplace_back(-chunks_[p], p);
+  free_.clear();
+  std::sort(order_.begin(), order_.end());
+  order_.erase(std::unique(order_.begin(), order_.end()), order_.end());
+  for (const auto &[chunks, p] : order_)
     if (mates_[p] == kNone)
       if (const uint32_t pair = choose(p); pair != kNone)
         take(pair);
-  free_.clear();
 }
 
 uint32_t Tier::choose(uint32_t port) {
   Port &mine = ports_[port];
   uint32_t best = kNone;
   std::pair<int64_t, int64_t> most; // of `best`: chunks left of the partner, bytes left of the pair
-  // Pairs lie far apart in memory: look at one only if it would be the best.
   auto consider = [&](uint32_t candidate, uint32_t partner) {
+    if (mates_[partner] != kNone)
+      return;
     const std::pair<int64_t, int64_t> left = {chunks_[partner], leftOf_[candidate]};
-    if (left.second > 0 && mates_[partner] == kNone && (best == kNone || left > most) && pairs_[candidate].ready > 0) {
+    if (left.second > 0 && (best == kNone || left > most) && readyOf_[candidate] > 0) {
       best = candidate;
       most = left;
     }
@@ -504,7 +512,7 @@ void Tier::augment(uint32_t start) {
     int64_t least = chunks_[start];
     for (size_t i = 0; i < mine.pairs.size(); ++i) {
       const uint32_t candidate = mine.pairs[i], partner = mine.partners[i], holding = mates_[partner];
-      if (candidate == holding || ports_[partner].search == search_ || pairs_[candidate].ready == 0)
+      if (candidate == holding || ports_[partner].search == search_ || readyOf_[candidate] == 0)
         continue;
       ports_[partner].search = search_;
       const uint32_t rival = holding == kNone ? kNone : other(ports_[partner], pairs_[holding]);
@@ -558,7 +566,7 @@ void Tier::sync(uint32_t number) {
     return;
   QueuedHop &queued = pair.queue[pair.current];
   queued.sent += bytes;
-  pair.ready -= bytes;
+  readyOf_[number] -= bytes;
   setLeft(pair, left(pair) - bytes);
   pair.lastChunk = bytes_;
   Message &message = messages_[pair.message];
@@ -586,7 +594,7 @@ void Tier::release(uint32_t number) {
   const int64_t back = last.end - end;
   queued.sent = last.end = end;
   message.bytes -= back;
-  pair.ready += back;
+  readyOf_[number] += back;
   change(pair, back);
   if (last.begin == last.end)
     message.grants.pop_back();
@@ -629,7 +637,7 @@ bool Tier::addChunk(Pair &pair, uint32_t round, std::vector<Arrival> &arrivals) 
       arrivals.push_back({round + 2 * rounds_, pair.message, message.grants.size() - 1, queued.sent});
   }
   message.bytes += pair.lastChunk;
-  pair.ready -= pair.lastChunk;
+  readyOf_[numberOf(pair)] -= pair.lastChunk;
   change(pair, -pair.lastChunk);
   return pair.lastChunk > 0;
 }
@@ -709,6 +717,7 @@ private:
     }
     internode_.finishQueues();
     intranode_.finishQueues();
+    messages_.reserve(internode_.pairs() + intranode_.pairs()); // each has one or more
   }
 
   /// Allows the hops that follow to send the bytes that arrived by this round (kParts).

@@ -5,6 +5,8 @@
 #include "compiler/transfer/optimum.h"
 #include "ir/copies.h"
 
+#include "llvm/ADT/MapVector.h"
+
 #include <algorithm>
 #include <map>
 #include <vector>
@@ -31,7 +33,7 @@ int64_t egressBound(const Layout &layout, const Transfers &transfers) {
   Candidates candidates(layout);
   const int64_t each = Copies(layout).each();
   std::map<std::vector<int32_t>, int64_t> bytes; // by candidates
-  std::map<const std::vector<int32_t> *, int64_t> ofOverlap;
+  llvm::MapVector<const std::vector<int32_t> *, int64_t> ofOverlap;
   const Overlap *overlap = nullptr;
   auto finish = [&] {
     for (const auto &[meshRanks, sum] : ofOverlap)

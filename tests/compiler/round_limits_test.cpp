@@ -13,9 +13,10 @@ namespace {
 
 constexpr int32_t kSide = 64;
 
-/// NICs of 50 GB/s and links that are `links` times as fast.
+/// Two nodes with NICs of 50 GB/s and links that are `links` times as fast.
 ir::Layout cluster(int64_t links) {
   ir::Layout layout;
+  layout.world = 2 * kSide;
   layout.topology.ranksPerNode = kSide;
   layout.topology.nicsPerNode = kSide;
   layout.topology.nicRate = 50'000'000'000;
