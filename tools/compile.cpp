@@ -20,6 +20,8 @@
 
 #include <malloc.h>
 #include <nlohmann/json.hpp>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -202,6 +204,7 @@ public:
       options_.compile.pinned = pinnedOf(*old_);
     }
     keepFreedMemory();
+    useLargePages();
     checkPassNames();
     const bool good = lower();
     printDiagnostics(diagnostics_.text());
@@ -241,8 +244,21 @@ private:
   static void keepFreedMemory() {
     mallopt(M_MMAP_THRESHOLD, 1 << 30);
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
-    mallopt(M_TOP_PAD, 1 << 20);
     mallopt(M_MXFAST, 0); // fast bins are consolidated, block by block, by each large free
+  }
+
+  /// Grows the heap, and asks the system for large pages for what it grew by. Faults of pages of 4 KiB would be an
+  /// eighth of the time of a job of thousands of ranks. Pages that are not touched use no memory.
+  static void useLargePages() {
+    constexpr size_t kHeapBytes = 128 << 20, kLargePage = 2 << 20;
+    const auto endOfHeap = [] { return reinterpret_cast<uintptr_t>(sbrk(0)); };
+    const uintptr_t begin = (endOfHeap() + kLargePage - 1) / kLargePage * kLargePage;
+    mallopt(M_TOP_PAD, kHeapBytes);
+    void *volatile block = std::malloc(kLargePage); // volatile, because the compiler would remove it
+    std::free(block);
+    mallopt(M_TOP_PAD, 1 << 20);
+    if (const uintptr_t end = endOfHeap() / kLargePage * kLargePage; end > begin) // else another allocator is in use
+      madvise(reinterpret_cast<void *>(begin), end - begin, MADV_HUGEPAGE);       // only a request
   }
 
   /// --from: the job, its files and options are those that the plan holds; options of this command line are added.
