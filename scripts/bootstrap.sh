@@ -15,7 +15,7 @@ build="g++ cmake ninja-build llvm-19-dev zlib1g-dev libzstd-dev libflatbuffers-d
   nlohmann-json3-dev libcli11-dev libxxhash-dev python3"
 full="openmpi-bin libopenmpi-dev libucx-dev python3-venv ca-certificates"
 tests="ccache llvm-19-tools libgtest-dev libgmock-dev libbenchmark-dev binutils pkg-config dpkg-dev iproute2 file"
-all="clang-19 libclang-rt-19-dev libfuzzer-19-dev"
+all="clang-19 libclang-rt-19-dev libfuzzer-19-dev btrfs-progs xfsprogs"
 format="clang-format-19"
 tidy="clang-19 clang-tidy-19 libgtest-dev libgmock-dev libbenchmark-dev"
 case "${1:-}" in
