@@ -644,8 +644,9 @@ private:
       if (relayed) {
         const int64_t begin = relays_.base(grant.flow) + range.begin, end = begin + bytesOf(shapes_[d.shape]);
         operands.push_back({0, packed(rank, d.shape), begin});
+        // A send waits for its bytes, a receive for its memory.
         held.take(begin, end, static_cast<uint32_t>(module_.schedule.ranks[rank].steps.size()),
-                  [&](uint32_t earlier) { step.after.push_back(earlier); }); // of its bytes, or of its memory
+                  [&](uint32_t earlier) { step.after.push_back(earlier); });
       } else if (receive)
         operands.push_back(numbered(rank, onRoute ? forwarded(rank, d, routeHop(grant).to) : output(rank, d)));
       else
