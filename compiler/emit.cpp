@@ -541,7 +541,7 @@ public:
   }
 
 private:
-  ir::RankSchedule made_;
+  ir::RankSchedule made_;  // kept, because its memory is reused
   SegmentBuilder builder_; // has the segment of a batch of one rank
   std::vector<std::byte> bytes_;
   std::vector<size_t> ends_; // in bytes_, by segment

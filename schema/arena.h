@@ -11,7 +11,7 @@ namespace reshard::schema {
 
 class ArenaUse {
 public:
-  /// Assigns [begin, end) to `step`, and calls `each(step)` for the steps that used bytes of it until now.
+  /// Assigns [begin, end) to `step`, and calls `each(earlier)` for the steps that used bytes of it until now.
   template <class Each> void take(int64_t begin, int64_t end, uint32_t step, Each each) {
     auto at = uses_.lower_bound(begin);
     if (at != uses_.begin() && std::prev(at)->second.end > begin)

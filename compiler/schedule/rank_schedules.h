@@ -13,8 +13,8 @@ namespace reshard {
 class RankSchedules {
 public:
   virtual ~RankSchedules() = default;
-  /// Replaces `schedule`, whose memory is reused, by that of a world rank, as the passes `schedule` and
-  /// `assign-staging` make it. Threads may call it at the same time.
+  /// Replaces `schedule` by that of a world rank, as the passes `schedule` and `assign-staging` make it; may reuse its
+  /// memory. Threads may call it at the same time.
   virtual void make(int32_t rank, ir::RankSchedule &schedule) = 0;
   /// The number of sends and receives of a world rank.
   virtual size_t messages(int32_t rank) const = 0;

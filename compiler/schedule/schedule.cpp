@@ -137,7 +137,7 @@ public:
   void prepare() {
     if (periods_)
       collectRepeated();
-    else
+    if (repeated_.empty())
       receiveStep_.assign(messageCount(), UINT32_MAX);
     module_.level = Level::schedule;
   }
@@ -583,37 +583,45 @@ private:
 
   /// Collects the operands of the messages of the first period. Those of all periods are equal: a sender repeats its
   /// messages, and the copies of a target have equal buffers. The shapes are numbered for each sender, and for each
-  /// rank of the first copy of the target.
+  /// rank of the first copy of the target. If there were very many, the copies would be few: then it collects nothing.
   void collectRepeated() {
-    repeated_.reserve(2 * messages_.size());
+    constexpr size_t kMostOperands = 2 << 20; // of 16 bytes
+    size_t count = 0;
+    for (const Message &message : messages_)
+      for (const Grant &grant : message.grants)
+        count += 2 * rangesOf(grant).size();
+    if (count > kMostOperands)
+      return;
+    repeated_.reserve(count);
     for (const Message &message : messages_)
       for (const bool receive : {false, true}) {
-        Operands &operands = repeated_.emplace_back();
+        firstRepeated_.push_back(static_cast<uint32_t>(repeated_.size()));
         for (const Grant &grant : message.grants)
           for (const FlowRange &range : rangesOf(grant)) {
             const Descriptor &d = descriptors_[range.descriptor];
-            operands.push_back(receive ? numbered(keys_[grant.flow].target, output(message.to, d))
-                                       : numbered(message.from, input(message.from, d)));
+            repeated_.push_back(receive ? numbered(keys_[grant.flow].target, output(message.to, d))
+                                        : numbered(message.from, input(message.from, d)));
           }
       }
+    firstRepeated_.push_back(static_cast<uint32_t>(repeated_.size()));
     for (int32_t rank = 0; rank < layout_.world; ++rank)
       repeatedShapes_.push_back(takeShapes(rank));
   }
 
-  /// Makes what messageSteps() makes, if periods repeat the messages and no step waits for another. `used`: steps whose
-  /// memory of operands is reused.
+  /// Makes what messageSteps() makes, from what collectRepeated() collected: no step waits for another. `used`: steps
+  /// whose memory of operands is reused.
   void repeatedSteps(int32_t rank, std::vector<Step> &used) {
     const std::vector<OperandShape> &shapes = repeatedShapes_[copies_.inFirstTarget(rank)];
     std::vector<uint32_t> numbers(shapes.size(), UINT32_MAX); // of the same shapes on this rank
     std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
     steps.reserve(steps.size() + sides_[rank].size());
     for (const MessageSide &side : sides_[rank]) {
-      const size_t number = steps.size();
+      const size_t number = steps.size(), repeated = 2 * (side.message % messages_.size()) + side.receive;
       Step &step = steps.emplace_back(side.step(rank, messageOf(side.message), layout_.world));
       Operands &operands = side.receive ? step.outputs : step.inputs;
       if (number < used.size())
         operands = std::move(side.receive ? used[number].outputs : used[number].inputs);
-      operands = repeated_[2 * (side.message % messages_.size()) + side.receive];
+      operands.assign(repeated_.begin() + firstRepeated_[repeated], repeated_.begin() + firstRepeated_[repeated + 1]);
       for (Operand &operand : operands) {
         uint32_t &shape = numbers[operand.shape];
         if (shape == UINT32_MAX)
@@ -668,7 +676,8 @@ private:
     }
   }
 
-  // The shape of these operands is a sideShape(): numbered() replaces it.
+  /// The number of one side of a descriptor's shape. input(), output() and forwarded() return it as the shape of an
+  /// operand; numbered() replaces it.
   static uint32_t sideShape(uint32_t shape, bool target) { return shape * 2 + target; }
   Operand input(int32_t rank, const Descriptor &d) const {
     return {firstBuffer_[rank].at({0, d.source}) + d.sourceInstance, sideShape(d.shape, false), d.sourceOffset};
@@ -720,7 +729,7 @@ private:
     return operand;
   }
 
-  /// The same for bytes in a relay's arena: the same loops, with contiguous rows.
+  /// The number, on a rank, of the shape of an operand in a relay's arena: the same loops, with contiguous rows.
   uint32_t packed(int32_t rank, uint32_t number) {
     const Shape &shape = shapes_[number];
     OperandShape operand{shape.rowBytes, {}};
@@ -759,9 +768,10 @@ private:
   std::vector<std::map<std::pair<int64_t, int64_t>, uint32_t>> firstBuffer_; // by rank: (endpoint, mesh rank) -> buffer
   std::vector<Interner<OperandShape>> operandShapes_;
   std::vector<llvm::SmallDenseMap<uint32_t, uint32_t, 4>> operandNumbers_; // by rank: sideShape() -> operand shape
-  // For make(), if there are periods: the operands of the sends and receives of the first period, and their shapes by
-  // rank.
-  std::vector<Operands> repeated_;
+  // For make(), if there are periods: the operands of the send and of the receive of each message of the first period,
+  // the first of each, and their shapes by rank.
+  std::vector<Operand> repeated_;
+  std::vector<uint32_t> firstRepeated_;
   std::vector<std::vector<OperandShape>> repeatedShapes_;
 };
 

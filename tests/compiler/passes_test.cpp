@@ -11,10 +11,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
+#include <thread>
 
 using namespace reshard;
 using namespace reshard::ir;
@@ -167,11 +169,23 @@ TEST(Passes, RanksAreMadeOneByOne) {
     periods += Copies(module.layout).each() > 1;
     EXPECT_EQ(other.schedule.rounds, module.schedule.rounds);
     EXPECT_EQ(other.schedule.messages, module.schedule.messages);
-    RankSchedule made;                                                            // its memory is reused
-    for (int32_t rank = static_cast<int32_t>(module.layout.world); rank-- > 0;) { // in any order
-      (*schedules)->make(rank, made);
-      EXPECT_EQ(made, module.schedule.ranks[rank]) << "rank " << rank;
-    }
+    std::array<std::vector<RankSchedule>, 2> made; // each by a thread, in its own order
+    std::array<std::thread, 2> threads;
+    const auto world = static_cast<int32_t>(module.layout.world);
+    for (const bool ascending : {false, true})
+      threads[ascending] = std::thread([&, ascending] {
+        made[ascending].resize(static_cast<size_t>(world));
+        RankSchedule memory; // is reused
+        for (int32_t i = 0; i < world; ++i) {
+          const int32_t rank = ascending ? i : world - 1 - i;
+          (*schedules)->make(rank, memory);
+          made[ascending][static_cast<size_t>(rank)] = memory;
+        }
+      });
+    for (std::thread &thread : threads)
+      thread.join();
+    for (const std::vector<RankSchedule> &each : made)
+      EXPECT_TRUE(each == module.schedule.ranks);
   }
   EXPECT_GT(oneByOne, cases / 5);
   EXPECT_GT(all, cases / 5);
