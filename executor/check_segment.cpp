@@ -398,8 +398,9 @@ private:
     bool right = true;
     arena_.take(static_cast<int64_t>(step.staging()), static_cast<int64_t>(step.staging() + staged), step_,
                 [&](uint32_t before) {
-                  right = right && (waits(step, before) || failStep("overwrites arena bytes that step " + text(before) +
-                                                                    " used, expected it to wait for that step"));
+                  if (right && !waits(step, before))
+                    right = failStep("overwrites arena bytes that step " + text(before) +
+                                     " used, expected it to wait for that step");
                 });
     return right;
   }
@@ -458,11 +459,13 @@ private:
     }
     bool right = true;
     relayed_.take(begin, end, step_, [&](uint32_t before) {
-      const bool sent = segment_.steps()->Get(before)->kind() == StepKind::send;
-      const bool waited = before != step_ && sent != (step.kind() == StepKind::send) && waits(step, before);
-      right = right && (waited || fail("uses bytes " + range(begin, end) + " of the arena after step " + text(before) +
-                                       ", expected that step to be a " +
-                                       (step.kind() == StepKind::send ? "receive" : "send") + " and to be in 'after'"));
+      if (!right)
+        return;
+      if (const bool sent = segment_.steps()->Get(before)->kind() == StepKind::send;
+          before == step_ || sent == (step.kind() == StepKind::send) || !waits(step, before))
+        right = fail("uses bytes " + range(begin, end) + " of the arena after step " + text(before) +
+                     ", expected that step to be a " + (step.kind() == StepKind::send ? "receive" : "send") +
+                     " and to be in 'after'");
     });
     return right;
   }

@@ -248,7 +248,8 @@ private:
   }
 
   /// Grows the heap, and asks the system for large pages for what it grew by. Faults of pages of 4 KiB would be an
-  /// eighth of the time of a job of thousands of ranks. Pages that are not touched use no memory.
+  /// eighth of the time of a job of thousands of ranks. Pages that are not touched use no memory, but count against
+  /// limits of addresses.
   static void useLargePages() {
     constexpr size_t kHeapBytes = 128 << 20, kLargePage = 2 << 20;
     const auto endOfHeap = [] { return reinterpret_cast<uintptr_t>(sbrk(0)); };
@@ -257,7 +258,7 @@ private:
     void *volatile block = std::malloc(kLargePage); // volatile, because the compiler would remove it
     std::free(block);
     mallopt(M_TOP_PAD, 1 << 20);
-    if (const uintptr_t end = endOfHeap() / kLargePage * kLargePage; end > begin) // else another allocator is in use
+    if (const uintptr_t end = endOfHeap() / kLargePage * kLargePage; end > begin) // else it did not grow
       madvise(reinterpret_cast<void *>(begin), end - begin, MADV_HUGEPAGE);       // only a request
   }
 

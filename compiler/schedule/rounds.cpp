@@ -221,7 +221,8 @@ private:
   int64_t top_ = 0;                                   // no port has more chunks left
   llvm::DenseMap<uint64_t, uint32_t> pairOf_, portOf_;
   DensePairs dense_;
-  // By pair, apart from it: bytes still to send, and bytes that may be sent now. Most looks at a pair need no more.
+  // By pair, outside Pair because most looks at a pair need only these: bytes still to send, bytes that may be sent
+  // now.
   std::vector<int64_t> leftOf_, readyOf_;
   std::vector<uint32_t> idle_[2];                   // unmatched ports: receiving, sending
   std::vector<Active> active_;                      // matched pairs, and some that were released
@@ -717,7 +718,7 @@ private:
     }
     internode_.finishQueues();
     intranode_.finishQueues();
-    messages_.reserve(internode_.pairs() + intranode_.pairs()); // each has one or more
+    messages_.reserve(internode_.pairs() + intranode_.pairs()); // each pair sends one or more
   }
 
   /// Allows the hops that follow to send the bytes that arrived by this round (kParts).
