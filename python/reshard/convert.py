@@ -278,7 +278,13 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
             return run_compiler([job, "--emit=layout"])
 
     shapes = {name: tensor["shape"] for name, tensor in tensors.items()}
-    source = recognize(models, options.source_layout, shapes, resolved)
+    try:
+        source = recognize(models, options.source_layout, shapes, resolved)
+    except Error as error:
+        if "'layer' over pp" not in str(error):
+            raise
+        raise Error(f"{error}\nnote: --mesh divides the layers evenly over pp; without pp, --plan prints the job: add pp to the mesh of its target, and "
+                    "'place: {layer: {axis: pp, first: N}}' beside it for N layers in the first stage, and compile it with reshard-compile") from None
     layout, names = _target_layout(options, source.model, switches)
     states = _states(options, source, shapes, layout, switches) if options.optimizer else _States()
     converted = set(source.held).union(*states.names.values()) - states.replaced

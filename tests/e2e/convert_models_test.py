@@ -12,6 +12,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import yaml
 from safetensors.numpy import load_file, save_file
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
@@ -76,6 +77,17 @@ class Models(ConvertTest):
             self.assertTrue(text.endswith(f"target: {len(wanted)} tensors, {size} elements; {4 * size} bytes, of which 0 are padding, were compared with the source and are right\n"), text)
             self.check(f"{name}-hf", wanted)
             self.assertEqual(json.loads((self.folder / f"{name}-hf/config.json").read_text()), config)
+
+    def test_uneven_stages(self):
+        """--mesh divides the layers evenly. The note says how the job states other stages, and that job compiles."""
+        self.save("hf-model", LLAMA | {"num_hidden_layers": 3}, "llama3-8b")
+        error = self.convert("hf-model", "out", "--to=megatron", "--mesh=tp=1,pp=2", code=2).stderr
+        self.assertIn("'place: {layer: {axis: pp, first: N}}' beside it for N layers in the first stage", error)
+        job = yaml.safe_load(self.convert("hf-model", "out", "--to=megatron", "--mesh=tp=1", "--plan").stdout)
+        job["target"] |= {"mesh": {"tp": 1, "pp": 2}, "place": {"layer": {"axis": "pp", "first": 1}}}
+        (self.folder / "job.yaml").write_text(yaml.safe_dump(job))
+        run("reshard-compile", "job.yaml", "-o", "job.rplan", cwd=self.folder)
+        run("reshard-exec", "job.rplan", cwd=self.folder)
 
     @unittest.skipUnless(FULL, "RESHARD_FULL=1")
     def test_layers_that_are_not_alike(self):
