@@ -17,6 +17,7 @@
 #include "compiler/schedule/relays.h"
 #include "compiler/schedule/round_limits.h"
 #include "compiler/schedule/rounds.h"
+#include "compiler/schedule/route_numbers.h"
 #include "compiler/schedule/staged_ranges.h"
 #include "compiler/transfer/free_memory.h"
 #include "compiler/transfer/sorting.h"
@@ -44,7 +45,8 @@ public:
   explicit Scheduler(Module &module)
       : module_(module), layout_(module.layout), copies_(module.layout), cutter_(shapes_),
         descriptors_(module.transfers.descriptors, shapes_, cutter_), relays_(module.layout, shapes_, cutter_),
-        stagedRanges_(module.layout), phaseSteps_(module, stagedRanges_, operandShapes_) {
+        stagedRanges_(module.layout), phaseSteps_(module, stagedRanges_, operandShapes_),
+        routeNumbers_(module.layout, module.transfers.routes) {
     for (const Shape &shape : module.transfers.shapes)
       shapes_.intern(shape);
     module_.schedule.ranks.resize(layout_.world);
@@ -182,7 +184,7 @@ private:
                                                                        : 0},
                    source < 0 ? target : source,
                    target < 0 ? source : target,
-                   d.route};
+                   routeNumbers_(d.endpoint, d.route)};
     return result;
   }
 
@@ -656,9 +658,9 @@ private:
         held.take(begin, end, static_cast<uint32_t>(module_.schedule.ranks[rank].steps.size()),
                   [&](uint32_t earlier) { step.after.push_back(earlier); });
       } else if (receive)
-        operands.push_back(numbered(rank, onRoute ? forwarded(rank, d, routeHop(grant).to) : output(rank, d)));
+        operands.push_back(numbered(rank, onRoute ? forwarded(rank, d) : output(rank, d)));
       else
-        operands.push_back(numbered(rank, onRoute ? forwarded(rank, d, routeHop(grant).from) : input(rank, d)));
+        operands.push_back(numbered(rank, onRoute ? forwarded(rank, d) : input(rank, d)));
     }
     if (receive || !onRoute)
       return;
@@ -688,20 +690,17 @@ private:
     const int32_t meshRank = copies_.targetOn(rank) < 0 ? d.target : copies_.targetOn(rank); // in its own copy
     return {firstBuffer_[rank].at({d.endpoint, meshRank}) + d.targetInstance, sideShape(d.shape, true), d.targetOffset};
   }
-  /// The hop of the flow's route that a grant is sent on.
-  const Hop &routeHop(const Grant &grant) const {
-    return module_.transfers.routes[keys_[grant.flow].route][grant.hop - hopsBefore(grant.flow)];
-  }
   /// The number of hops of a flow before its route.
   uint32_t hopsBefore(size_t flow) const { return read(flow) ? 0 : keys_[flow].relay >= 0 ? 2 : 1; }
-  /// The target's operand on another mesh rank of the route: the same positions of the same param.
-  Operand forwarded(int32_t rank, const Descriptor &d, int32_t meshRank) const {
-    if (meshRank == d.target)
+  /// The target's operand on another rank of the route, which has one mesh rank of the target: the same positions of
+  /// the same param.
+  Operand forwarded(int32_t rank, const Descriptor &d) const {
+    if (rank == rankOf(d.endpoint, d.target))
       return output(rank, d);
     const BufferRange &range = bufferRangeOf(rankOf(d.endpoint, d.target), d);
     const auto &ranges = module_.schedule.ranks[rank].buffers;
     const auto same = std::find_if(ranges.begin(), ranges.end(), [&](const BufferRange &r) {
-      return r.endpoint == d.endpoint && r.meshRank == meshRank && r.param == range.param;
+      return r.endpoint == d.endpoint && r.param == range.param;
     });
     const uint32_t instance =
         firstBuffer_[rankOf(d.endpoint, d.target)].at({d.endpoint, d.target}) + d.targetInstance - range.first;
@@ -748,6 +747,7 @@ private:
   Relays relays_;
   StagedRanges stagedRanges_;
   PhaseSteps phaseSteps_;
+  const RouteNumbers routeNumbers_;
   std::vector<bool> hasViews_; // by endpoint: whether params have quantized views
   std::vector<std::map<EpochPhase, std::vector<Step>>>
       later_; // by rank: phases after the first, with their local steps
