@@ -343,7 +343,10 @@ private:
           if (ranks[each.nodes[n][i]] == shard.rank)
             readings.push_back({&each, n, i, {transfer}});
     }
-    forward(readings);
+    if (layout_.endpoints[0].storage)
+      forward(readings);
+    else
+      sendOncePerNode(); // to targets on ranks: no file is read or written for them
     write(writer);
   }
 

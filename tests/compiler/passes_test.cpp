@@ -72,11 +72,20 @@ Memory labels(const Layout &layout, const Endpoint &endpoint) {
   return memory;
 }
 
-/// The same memory with elements that no step has written.
-Memory unwritten(Memory memory) {
-  for (auto &meshRank : memory)
-    for (auto &instance : meshRank)
-      std::fill(instance.begin(), instance.end(), ScheduleInterpreter::kUnwritten);
+/// The memory of all endpoints when every element has arrived.
+std::vector<Memory> complete(const Layout &layout) {
+  std::vector<Memory> memory;
+  for (const Endpoint &endpoint : layout.endpoints)
+    memory.push_back(labels(layout, endpoint));
+  return memory;
+}
+
+/// The same memory with target elements that no step has written.
+std::vector<Memory> unwritten(std::vector<Memory> memory) {
+  for (size_t e = 1; e < memory.size(); ++e)
+    for (auto &meshRank : memory[e])
+      for (auto &instance : meshRank)
+        std::fill(instance.begin(), instance.end(), ScheduleInterpreter::kUnwritten);
   return memory;
 }
 
@@ -88,13 +97,12 @@ TEST(Passes, EveryElementArrives) {
   for (int seed = 0; seed < cases; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Module module = RandomModule(seed).module();
-    const Memory source = labels(module.layout, module.layout.endpoints[0]);
-    const Memory expected = labels(module.layout, module.layout.endpoints[1]);
-    Memory found = unwritten(expected);
+    const std::vector<Memory> expected = complete(module.layout);
+    std::vector<Memory> found = unwritten(expected);
 
     for (const PassInfo &pass : passes())
       ASSERT_EQ(toString(pass.run(module)), "") << "seed " << seed << " pass " << pass.name;
-    ScheduleInterpreter(module, source, found, seed).run();
+    ScheduleInterpreter(module, found, seed).run();
     for (const RankSchedule &rank : module.schedule.ranks) {
       bool relays = false;
       for (const Step &step : rank.steps) {
@@ -116,6 +124,32 @@ TEST(Passes, EveryElementArrives) {
   EXPECT_GT(relayedWithLimit, cases / 100);
 }
 
+TEST(Passes, EveryElementArrivesInEachTarget) {
+  const int cases = std::getenv("RESHARD_FULL") ? 20000 : 1500;
+  int withRoutes = 0, withFilesAndRanks = 0, withMegatron = 0;
+  for (int seed = 0; seed < cases; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Module module = RandomModule(seed).severalTargets();
+    const std::vector<Memory> expected = complete(module.layout);
+    std::vector<Memory> found = unwritten(expected);
+    for (const PassInfo &pass : passes()) {
+      ASSERT_EQ(toString(pass.run(module)), "") << pass.name;
+      ASSERT_EQ(toString(verify(module)), "") << pass.name;
+    }
+    ScheduleInterpreter(module, found, seed).run();
+    ASSERT_EQ(found, expected);
+    const std::vector<Endpoint> &endpoints = module.layout.endpoints;
+    const auto files =
+        std::count_if(endpoints.begin() + 1, endpoints.end(), [](const Endpoint &e) { return e.storage; });
+    withRoutes += !module.transfers.routes.empty();
+    withFilesAndRanks += files > 0 && files + 1 < std::ssize(endpoints);
+    withMegatron += module.layout.files.megatron;
+  }
+  EXPECT_GT(withRoutes, cases / 20);
+  EXPECT_GT(withFilesAndRanks, cases / 10);
+  EXPECT_GT(withMegatron, cases / 10);
+}
+
 TEST(Passes, EveryElementArrivesInEachCopy) {
   const int cases = std::getenv("RESHARD_FULL") ? 20000 : 1500;
   int ofTarget = 0, ofSource = 0, ofBoth = 0;
@@ -127,14 +161,13 @@ TEST(Passes, EveryElementArrivesInEachCopy) {
     ofTarget += copies.each() > 1;
     ofSource += copies.sources() > 1;
     ofBoth += copies.each() > 1 && copies.sources() > 1;
-    const Memory source = labels(module.layout, module.layout.endpoints[0]);
-    const Memory expected = labels(module.layout, module.layout.endpoints[1]);
-    Memory found = unwritten(expected);
+    const std::vector<Memory> expected = complete(module.layout);
+    std::vector<Memory> found = unwritten(expected);
     for (const PassInfo &pass : passes()) {
       ASSERT_EQ(toString(pass.run(module)), "") << pass.name;
       ASSERT_EQ(toString(verify(module)), "") << pass.name;
     }
-    ScheduleInterpreter(module, source, found, seed).run();
+    ScheduleInterpreter(module, found, seed).run();
     ASSERT_EQ(found, expected);
   }
   EXPECT_GT(ofTarget, cases / 50);

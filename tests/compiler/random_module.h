@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -52,6 +53,36 @@ public:
     for (const Endpoint &endpoint : layout.endpoints)
       for (int32_t rank : endpoint.storage ? std::vector<int32_t>() : endpoint.ranks)
         layout.world = std::max<int64_t>(layout.world, rank + 1);
+    return module;
+  }
+
+  /// A job with one or two more targets: on equal, nested, overlapping or other ranks, or in files. If files are read
+  /// or written, with a random exchange, and in some jobs with Megatron-Core's assignment.
+  Module severalTargets() {
+    Module module = this->module();
+    Layout &layout = module.layout;
+    for (int more = pick(1, 2); more > 0; --more) {
+      Endpoint target = pick(0, 1) ? layout.endpoints.back() : endpoint(layout, "", false);
+      const auto meshRanks = static_cast<int32_t>(target.ranks.size());
+      target.storage = pick(0, 3) == 0;
+      if (target.storage) {
+        std::iota(target.ranks.begin(), target.ranks.end(), 0);
+      } else {
+        const std::vector<int32_t> &like = layout.endpoints[static_cast<size_t>(pick(0, 1))].ranks;
+        for (int32_t i = 0; i < meshRanks; ++i) // those of another endpoint, or others
+          target.ranks[i] = i < std::ssize(like) && pick(0, 2) ? like[i] : 30 + i;
+      }
+      layout.endpoints.push_back(std::move(target));
+    }
+    bool writes = false;
+    for (size_t e = 1; e < layout.endpoints.size(); ++e) {
+      layout.endpoints[e].role = "target." + std::to_string(e - 1);
+      writes = writes || layout.endpoints[e].storage;
+      for (int32_t rank : layout.endpoints[e].storage ? std::vector<int32_t>() : layout.endpoints[e].ranks)
+        layout.world = std::max<int64_t>(layout.world, rank + 1);
+    }
+    layout.files.exchange = static_cast<Exchange>(pick(0, 4));
+    layout.files.megatron = (files_ || writes) && pick(0, 1);
     return module;
   }
 

@@ -25,8 +25,9 @@ class ScheduleInterpreter {
 public:
   static constexpr int64_t kUnwritten = -1;
 
-  ScheduleInterpreter(const Module &module, const Memory &source, Memory &target, uint64_t seed)
-      : module_(module), source_(source), target_(target), random_(seed) {
+  /// `memory`: of each endpoint; the source is only read.
+  ScheduleInterpreter(const Module &module, std::vector<Memory> &memory, uint64_t seed)
+      : module_(module), memory_(memory), random_(seed) {
     for (const RankSchedule &rank : module.schedule.ranks) {
       arenas_.emplace_back(rank.arenaBytes, kUnwritten);
       states_.emplace_back(rank.steps.size());
@@ -152,9 +153,8 @@ private:
             for (unsigned p = 0; p < range.param; ++p)
               instance += instances(endpoint, endpoint.params[p], range.meshRank);
             const int64_t item = itemBytes(endpoint.params[range.param].dtype);
-            auto &memory = range.endpoint == 0 ? const_cast<Memory &>(source_) : target_;
             for (int64_t at = 0; at < shape.rowBytes; at += item)
-              result.push_back({&memory[range.meshRank][instance], (offset + at) / item, item});
+              result.push_back({&memory_[range.endpoint][range.meshRank][instance], (offset + at) / item, item});
           }
       };
       walk(0, operand.buffer, operand.offset);
@@ -230,8 +230,7 @@ private:
   }
 
   const Module &module_;
-  const Memory &source_;
-  Memory &target_;
+  std::vector<Memory> &memory_; // by endpoint
   std::mt19937_64 random_;
   std::vector<std::vector<int64_t>> arenas_; // by rank and byte
   std::vector<std::vector<State>> states_;   // by rank and step

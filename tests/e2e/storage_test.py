@@ -2,6 +2,7 @@
 """Checkpoints that every rank can access: each byte is read or written once, the work is balanced, and ranks exchange
 bytes that several of them need. RESHARD_BIN: the folder of the commands."""
 
+import itertools
 import json
 import re
 import shutil
@@ -86,6 +87,26 @@ class Storage(FolderTest):
                     if exchange == "auto":
                         self.assertIn(f'exchange "{expected}"', (self.folder / "ir").read_text())
                 self.assertLessEqual(times["auto"], 1.1 * min(times.values()), times)
+
+    def test_several_targets(self):
+        """Targets on equal, nested, overlapping and permuted ranks, and in files, with every exchange and algorithm."""
+        model = ("{dtype: bf16, index: {e: 3}, tensors: {t: [5], 'q.{e}': [4, 3], 'k.{e}': [2, 3]}, layouts: {hf: {params: same}, "
+                 "packed: {params: {t: {holds: t}, qk: {stack: e, interleave: {groups: 2, of: ['q.{e}', 'k.{e}']}}}}}}")
+        targets = lambda *lists: [f"{{layout: packed, mesh: {{x: {len(ranks)}}}, ranks: {ranks}}}" for ranks in lists]  # noqa: E731
+        files = "{layout: hf, storage: out}"
+        cases = [("{layout: hf, storage: source}", each) for each in (
+            targets([0, 1, 2, 3], [0, 1, 2, 4]), targets([0, 1], [0, 2]), targets([0, 1], [0, 1]), targets([0, 1, 2], [0, 1]), targets([0, 1], [0, 2, 1], [3, 0]),
+            targets([0, 1], [1, 0]), [*targets([1, 2]), files, *targets([1, 3])])]
+        cases += [(source, [*targets(*lists), files]) for source in ("{layout: hf, mesh: {}}", "{layout: packed, mesh: {x: 2}}") for lists in ([[1]], [[2, 3], [3, 1]])]
+        for source, all in cases:
+            reads = "storage" in source
+            for algorithm, exchange, nodes in itertools.product(("optimum", "megatron"), ("auto", "nodes", "p2p", "broadcast", "gather-rounds") if reads else ("",), (0, 1, 2)):
+                options = ([f"exchange: {exchange}"] if exchange else []) + ([f"topology: {{ranks_per_node: {nodes}}}"] if nodes else [])
+                with self.subTest(source=source, targets=all, algorithm=algorithm, options=options):
+                    (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {model}\nsource: {source}\ntarget: [{', '.join(all)}]\noptions: {{{', '.join(options)}}}\n")
+                    run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", "--verify-each", f"--algorithm={algorithm}")
+                    self.run_command("reshard-inspect", "--verify")
+                    self.run_command("reshard-exec", "--synthesize", "--check")
 
     def test_opaque_objects(self):
         # Megatron's ShardedObjects: exactly one rank reads or writes each, as a whole.
