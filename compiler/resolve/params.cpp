@@ -156,16 +156,21 @@ void Params::buildByModelChunk(const ParamDeclaration &declaration) {
   std::map<int64_t, std::vector<Expression>> ranks; // by chunk
   for (int64_t stage : *stages)
     ranks[stage / modelChunks->ranks].push_back({text(stage % modelChunks->ranks), at->second.at});
+  AxisRules inAnyChunk = one.presence;
+  std::vector<Expression> &anywhere = inAnyChunk[at - one.presence.begin()].second.coordinates;
+  anywhere.clear();
+  for (const auto &[chunk, coordinates] : ranks)
+    anywhere.insert(anywhere.end(), coordinates.begin(), coordinates.end());
   for (auto &[chunk, coordinates] : ranks) {
     at->second.coordinates = std::move(coordinates);
     one.prefix = prefix;
     one.prefix.replace(prefix.find('{'), prefix.find('}') - prefix.find('{') + 1, text(chunk));
-    build(one);
+    build(one, inAnyChunk);
   }
 }
 
-void Params::build(const ParamDeclaration &declaration) {
-  Building building{declaration, {}, {}, {}, {}, {}, {}, {}, {}, {}};
+void Params::build(const ParamDeclaration &declaration, const AxisRules &inAnyChunk) {
+  Building building{declaration, inAnyChunk, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   building.param.name = declaration.prefix + declaration.name;
   building.param.refresh = declaration.refresh;
   const std::string &path =

@@ -50,6 +50,7 @@ private:
   /// A param under construction.
   struct Building {
     const ParamDeclaration &declaration;
+    const AxisRules &inAnyChunk; // of a param in several model chunks: where any of them has it; else empty
     ir::Param param;
     StorageRule form; // its own, or the endpoint's
     PackTree pack;
@@ -89,7 +90,7 @@ private:
   bool allAbsent(const ParamDeclaration &declaration) const;
   void checkAbsent(const ParamDeclaration &declaration) const;
   void buildByModelChunk(const ParamDeclaration &declaration);
-  void build(const ParamDeclaration &declaration);
+  void build(const ParamDeclaration &declaration, const AxisRules &inAnyChunk = {});
   bool readName(Building &building) const;
   StorageRule formOf(const Building &building) const;
   bool checkTensors(Building &building) const;

@@ -91,7 +91,8 @@ bool Params::readPieces(Building &building) const {
   return true;
 }
 
-/// Finds the group of each mesh rank. A mesh rank that has the param is in exactly one, any other in none.
+/// Finds the group of each mesh rank. A mesh rank that has the param is in exactly one, any other in none. A param in
+/// several model chunks is built once for each: then a group may name mesh ranks that have another of its chunks.
 bool Params::assignGroups(Building &building) const {
   const int64_t ranks = endpoint_.meshRanks();
   building.groups.assign(ranks, -1);
@@ -99,12 +100,20 @@ bool Params::assignGroups(Building &building) const {
   has.reserve(ranks);
   for (int64_t r = 0; r < ranks; ++r)
     has.push_back(ir::instances(endpoint_, building.param, r) > 0);
+  ir::Param anyChunk = building.param;
+  if (const AxisRules &rules = building.inAnyChunk; !rules.empty()) {
+    anyChunk.presence.clear();
+    if (!context_.coordinates(rules, anyChunk.presence))
+      return false;
+  }
   const auto &groups = building.declaration.pieces;
   for (size_t g = 0; g < groups.size(); ++g) {
     auto assign = [&](int64_t r) {
       if (r < 0 || r >= ranks)
         return refuse(groups[g].at, "'ranks' lists mesh rank " + std::to_string(r) + ", but the " + endpoint_.role +
                                         " has " + std::to_string(ranks) + (ranks == 1 ? " mesh rank" : " mesh ranks"));
+      if (!has[r] && ir::instances(endpoint_, anyChunk, r) > 0)
+        return true;
       if (!has[r])
         return refuse(groups[g].at,
                       "'ranks' lists mesh rank " + std::to_string(r) + ", which does not have " + building.title());

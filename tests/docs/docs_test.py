@@ -225,6 +225,20 @@ class Statements(FolderTest):
                 self.assertIn(error, message)
                 self.assertEqual(bool(error), bool(message), message)
 
+    def test_pieces_in_chunks(self):
+        """Section 6: an explicit param in several chunks of a layout with `chunks`: the pieces of a mesh rank are those of
+        each chunk in which it has the param."""
+        for stages, ranks, found in (("[first, last]", "[0, 1]", [["m0.p"], ["m1.p"]]), ("[0, 1, 3]", "0..1", [["m0.p"], ["m0.p", "m1.p"]]), ("[0, 2]", "0", [["m0.p", "m1.p"], []])):
+            params = f'"{{x.local}}": {{holds: "w.{{x}}"}}, p: {{at: {{pp: {stages}}}, pieces: [{{ranks: {ranks}, shape: [2], of: [{{of: t, from: [1], size: [2]}}]}}]}}'
+            model = ('{dtype: u8, index: {x: 4}, tensors: {"w.{x}": [1], t: [3]}, layouts: {hf: {params: same}, '
+                     'l: {place: {x: {axis: pp, interleave: 2}}, chunks: "m{x.chunk}.", params: {%s}}}}')
+            with self.subTest(stages):
+                self.moved(model % params, "{layout: l, mesh: {pp: 2}}", "{layout: hf, storage: hf}", t=np.frombuffer(b"abc", np.uint8), **{f"w.{i}": np.array([i], np.uint8) for i in range(4)})
+                files = [self.stored(self.folder / "out" / f"rank-0000{rank}.safetensors") for rank in range(2)]
+                self.assertEqual([{name: data for name, (_, data) in file.items() if name.endswith("p")} for file in files], [dict.fromkeys(names, b"bc") for names in found])
+        refused = self.compile(model % params.replace("ranks: 0", "ranks: 0..1"), "{layout: hf, mesh: {}}", "{layout: l, mesh: {pp: 2}}")
+        self.assertIn("'ranks' lists mesh rank 1, which does not have param 'p'", refused)
+
     def test_convert_of_an_endpoint(self):
         """Section 10: `convert` of an endpoint also applies to params with their own dtype."""
         model = "{dtype: fp32, tensors: {a: [4], b: [4]}, layouts: {s: {params: same}, t: {params: {a: {holds: a, dtype: bf16}, b: {holds: b}}}}}"
