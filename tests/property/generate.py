@@ -10,6 +10,10 @@ import random
 
 SCHEMES = ["even", "chunk", "balanced", "vllm", "sglang", "round_robin", "sizes", "stride", "cyclic", "blocks", "map"]
 PACKS = ["holds", "concat", "joined", "interleave", "nested", "stack", "flat"]
+EXCHANGES = ["auto", "nodes", "p2p", "broadcast", "gather-rounds"]
+# Features of jobs with several targets and with files, each of which the test must cover.
+TARGET_FEATURES = ["files and ranks as targets", "algorithm megatron", "group", "target in chunks", "pieces in chunks", *(f"exchange {each}" for each in EXCHANGES),
+                   *(f"ranks {each}" for each in ("equal", "nested", "permuted", "overlapping", "disjoint"))]
 RELATIONS = ["collocated", "disjoint", "overlapping", "storage"]
 SIDES = ["source", "target"]
 # `sizes`, `blocks` and `map` cannot be used with a concat that is sharded entry by entry (docs/yaml.md, section 6),
@@ -98,6 +102,15 @@ class Side:
             self.features.add("rename")
         if rng.random() < 0.3:
             self.layout["axes"] = sorted(set(self.axes) | {"absent", "cp", "etp", "edp"})
+
+    def ranks_of_stages(self, at: dict) -> list[int]:
+        """The mesh ranks of virtual ranks that are the first or the last of the axis of `modules`; none if `at` has other
+        axes or the mesh has views."""
+        if len(at) > 1 or len(self.groups) > 1:
+            return []
+        (axis, stages), strides = *at.items(), math.prod(self.axes[before] for before in itertools.takewhile(lambda each: each not in at, self.node["mesh"]))
+        last = self.axes[axis] - 1
+        return [rank for rank in range(self.mesh_ranks) if rank // strides % (last + 1) in {0 if stage in ("first", 0) else last for stage in as_list(stages)}]
 
     def pipeline(self, variable: str, axis: str, k: int, n: int) -> tuple[str, object] | None:
         """A random one of Megatron's rules that distribute layers over stages; None if it does not fit."""
@@ -258,9 +271,9 @@ def flat_of(rng: random.Random, unit: "Unit", names: list[str], entries: list) -
     return {"flat": of if align == 1 and rng.random() < 0.5 else {"of": of, "align": align}, "length": total}
 
 
-def pieces_of(rng: random.Random, unit: "Unit", names: list[str], stacks: list[tuple[int, int]], side: Side) -> dict:
+def pieces_of(rng: random.Random, unit: "Unit", names: list[str], stacks: list[tuple[int, int]], ranks: list[int], target: bool) -> dict:
     """An explicit param of some tensors of a unit: runs of rows of dimension `dim`, some of them cut along another
-    dimension, in any order on any mesh rank. stacks: (dimension, number of values) of each stacked variable, in ascending order."""
+    dimension, in any order on any mesh rank of `ranks`. stacks: (dimension, number of values) of each stacked variable, in ascending order."""
     runs: list[tuple[str, int, int, int]] = []  # tensor, first row, step, number
     for name in names:
         n, first = unit.tensors[name]["shape"][unit.dim], 0
@@ -272,15 +285,15 @@ def pieces_of(rng: random.Random, unit: "Unit", names: list[str], stacks: list[t
                 runs.append((name, first, 1, count))
             first += count
     rng.shuffle(runs)
-    held: list[list] = [[] for _ in range(side.mesh_ranks)]
+    held: dict[int, list] = {rank: [] for rank in ranks}
     for run in runs:
-        for rank in {rng.randrange(side.mesh_ranks) for _ in range(rng.choice([1, 1, 2]))}:
+        for rank in {rng.choice(ranks) for _ in range(rng.choice([1, 1, 2]))}:
             held[rank].append(run)
     transposed = unit.rank == 2 and rng.random() < 0.4
     order = [1, 0] if transposed else list(range(unit.rank))
     along = order.index(unit.dim)
     groups = []
-    for rank, rows in enumerate(held):
+    for rank, rows in held.items():
         lengths = [list(unit.tensors[names[0]]["shape"])[d] for d in order]
         of: list[dict] = []
         begin = 0
@@ -297,7 +310,7 @@ def pieces_of(rng: random.Random, unit: "Unit", names: list[str], stacks: list[t
             of += [{"of": name, "from": a, "step": steps, "size": n, "to": b} | ({"permute": order} if transposed else {}) for a, n, b in halves]
             begin += count
         lengths[along] = begin
-        if side.name == "target" and rng.random() < 0.3:
+        if target and rng.random() < 0.3:
             lengths[along] += 1
             zeros = [1 if d == along else n for d, n in enumerate(lengths)]
             if all(zeros):
@@ -467,10 +480,12 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                 else:
                     # Pieces, with random numbers of their own: those of the other jobs do not change.
                     own = random.Random(f"{side.name} {name} {param} {side.mesh_ranks}")
-                    if not forced and kind != "flat" and not side.modules and not any(v in side.placed for v in unit.variables if v not in (stack, second)) and own.random() < 0.3:
+                    ranks = side.ranks_of_stages(param["at"]) if side.modules and side.modules not in unit.variables else [] if side.modules else list(range(side.mesh_ranks))
+                    if not forced and kind != "flat" and ranks and not any(v in side.placed for v in unit.variables if v not in (stack, second)) and own.random() < 0.3:
                         whole = list(unit.tensors) if kind != "holds" else [list(unit.tensors)[i]]
-                        param = pieces_of(own, unit, whole, stacks, side) | ({"stack": param["stack"]} if stack else {})
-                        features.add("pieces")
+                        kept = {key: param[key] for key in (["stack"] if stack else []) + (["at"] if side.modules else [])}
+                        param = pieces_of(own, unit, whole, stacks, ranks, side.name == "target") | kept
+                        features.add("pieces in chunks" if side.modules else "pieces")
                     side.layout["params"][name] = param
         if scalar and (s == 0 or rng.random() < 0.8):
             name = "scale{layer}" if rng.random() < 0.7 else "scale"
@@ -510,7 +525,79 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
     for side in sides:
         if "layout" not in side.node:
             cells = {c for c in cells if c[3] != side.name}
+    if "replicas" not in features:
+        add_targets(job, sides, cells, features)
     return job, cells, features
+
+
+def add_targets(job: dict, sides: list[Side], cells: set[tuple], features: set[str]) -> None:
+    """Adds to some jobs targets in files and on equal, nested, overlapping and other ranks, and options for files. It
+    has random numbers of its own: those of the other jobs do not change. The algorithm is an option of the compiler,
+    and therefore a feature."""
+    rng = random.Random(repr(job))
+    files = any("storage" in side.node for side in sides)
+    if rng.random() < (0.3 if files else 0.7):
+        return
+    sizes = {name: rng.choice([1, 2, 2, 3, 4]) for name in rng.sample(["x", "dp"], rng.choice([1, 2, 2]))}
+    model, source = job["model"], sides[0]
+    model["layouts"]["whole"] = {"params": "same", "axes": list(sizes), "shard": {"*": {"0": {"axis": next(iter(sizes)), "scheme": rng.choice(["chunk", "balanced", "round_robin"])}}}}
+    if files and all(cell[3] == "target" for cell in cells) and rng.random() < 0.4:
+        source.node = job["source"] = {"layout": "whole", "storage": "checkpoint"}
+    targets = [side.node for side in sides[1:]]
+    rank_lists = [ranks_of(side.node, side.mesh_ranks) for side in sides if "storage" not in side.node] or [[0, 1, 2]]
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        like = rng.choice(sides[1:])
+        target, size = {key: value for key, value in like.node.items() if key not in ("ranks", "storage")}, like.mesh_ranks
+        if "layout" not in target or rng.random() < 0.5:
+            target, size = {"layout": "whole", "mesh": sizes}, math.prod(sizes.values())
+        if rng.random() < 0.25:
+            target["storage"] = "files"
+            if target["layout"] == "whole" and rng.random() < 0.5:
+                target = {"layout": "whole", "storage": "checkpoint"}
+        else:
+            target["ranks"], kind = ranks_beside(rng, rng.choice(rank_lists), size)
+            rank_lists.append(target["ranks"])
+            features.add(f"ranks {kind}")
+        targets.insert(rng.randrange(len(targets) + 1), target)
+    job["target"] = targets
+    on_ranks = [target for target in targets if "storage" not in target]
+    features |= {"several targets"} | ({"files and ranks as targets"} if 0 < len(on_ranks) < len(targets) else set())
+    options = job.setdefault("options", {})
+    read = "storage" in source.node and len(on_ranks) > 0
+    if "storage" in source.node:
+        options["exchange"] = rng.choice(EXCHANGES)
+        features |= {f"exchange {options['exchange']}"} if read else set()
+    if read or ("storage" not in source.node and len(on_ranks) < len(targets)):
+        if rng.random() < 0.5:
+            features.add("algorithm megatron")
+        axes = [axis for node in (on_ranks if read else [source.node]) for axis in node["mesh"] if axis not in ("views", "megatron")]
+        if axes and (read or "algorithm megatron" in features) and rng.random() < 0.3:
+            options["group"] = rng.choice(axes)
+            features.add("group")
+    if rng.random() < 0.3:
+        options.setdefault("topology", {"ranks_per_node": rng.randint(1, 3)})
+        features.add("nodes")
+
+
+def ranks_of(node: dict, mesh_ranks: int) -> list[int]:
+    """The world ranks of an endpoint's mesh ranks."""
+    ranks = node.get("ranks", f"0..{mesh_ranks - 1}")
+    first, _, last = ranks.partition("..") if isinstance(ranks, str) else ("", "", "")
+    return list(range(int(first), int(last) + 1)) if first else ranks
+
+
+def ranks_beside(rng: random.Random, ranks: list[int], count: int) -> tuple[list[int], str]:
+    """World ranks for a target beside an endpoint on `ranks`, and how the two lists differ."""
+    others = [rank for rank in range(40) if rank not in ranks]
+    kind = rng.choice(["equal", "equal", "permuted", "overlapping", "overlapping", "overlapping", "disjoint"])
+    result = [] if kind == "disjoint" else ranks[:count]
+    result += others[:count - len(result)]
+    if kind == "permuted":
+        rng.shuffle(result)
+    if kind == "overlapping" and count > 1:
+        for i in rng.sample(range(count), rng.randint(1, count - 1)):
+            result[i] = next(rank for rank in others if rank not in result)
+    return result, "nested" if kind == "equal" and count != len(ranks) else kind
 
 
 def finish_layout(rng: random.Random, side: Side, s: int, model: dict, features: set[str]) -> None:
