@@ -364,6 +364,8 @@ bool Params::setForm(Building &building) const {
   building.form = formOf(building);
   if (building.form.dtype)
     building.param.dtype = building.form.dtype->first;
+  if (building.form.quantize && building.form.quantize->format && !checkQuantizedNames(building))
+    return false;
   const auto &transform = building.form.transform;
   if (!transform)
     return true;
@@ -373,6 +375,25 @@ bool Params::setForm(Building &building) const {
   return refuse(transform->second, building.title() + " has the transform '" + transform->first + "', but the " +
                                        endpoint_.role +
                                        " is files, for which no caller runs transforms; 'ignore' omits the param");
+}
+
+/// Checks that the names of codes and scales have each index variable of the param once, as its own name does.
+bool Params::checkQuantizedNames(const Building &building) const {
+  if (building.param.variables.empty())
+    return true;
+  const QuantizeRule &rule = *building.form.quantize;
+  bool ok = true;
+  for (const auto &[key, pattern] : {std::pair("codes", &rule.codes), std::pair("scale", &rule.scale),
+                                     std::pair("tensor_scale", &rule.tensorScale), std::pair("shape", &rule.shape)}) {
+    int64_t count = 0;
+    for (size_t at = pattern->find("{name}"); at != std::string::npos; at = pattern->find("{name}", at + 1))
+      ++count;
+    if (!pattern->empty() && count != 1)
+      ok = refuse(rule.at, std::string("'") + key + "' of 'quantize' is '" + *pattern + "', which has {name} " +
+                               (count == 0 ? "not at all" : text(count) + " times") + ", but the name of " +
+                               building.title() + " has index variables, expected {name} once");
+  }
+  return ok;
 }
 
 /// Checks that the dimensions of `stack`, `shard` and `pad` exist.

@@ -96,6 +96,7 @@ private:
   bool checkTensors(Building &building) const;
   bool checkTensor(Building &building, size_t number) const;
   bool setForm(Building &building) const;
+  bool checkQuantizedNames(const Building &building) const;
   // params.cpp: dimensions, and the parts that they make
   bool checkDimensions(const Building &building) const;
   bool shardDimension(Building &building, int64_t d) const;

@@ -323,12 +323,16 @@ class Quantize(unittest.TestCase):
             ("a layout", {"model": model(w=[64, 64]) | {"layouts": {"a": {"params": "same", "quantize": "mxfp8"}}},
                           "source": {"layout": "a", "mesh": {}}, "target": {"mesh": {}, "layout": "a"}}, (r"not supported in this version",)),
             ("one name twice", serve({"w": {"holds": "w", "quantize": {"format": "mxfp8", "scale": "n"}}, "n": {"holds": "n"}}), (r"'n'",)),
+            *((f"{key} {name}", {"model": model(**{"w.{layer}": [64, 64]}) | {"index": {"layer": 1}, "layouts": {"a": {"params": {
+                "w.{layer}": {"holds": "w.{layer}", "quantize": {"format": form, key: name}}}}, "b": {"params": "same"}}}, "source": {"layout": "a", "mesh": {}}, "target": {"layout": "b", "mesh": {}}},
+               (rf"'{key}' of 'quantize' is '{re.escape(name)}', which has {{name}} {times}", r"param 'w.\{layer\}' has index variables, expected \{name\} once"))
+              for form, key in (("mxfp8", "scale"), ("nvfp4", "tensor_scale"), ("mxfp8", "codes"), ("int4", "shape")) for name, times in (("{name}.{name}", "2 times"), ("s", "not at all"))),
             ("scales named as codes", plain(64, {"format": "mxfp8", "scale": "{name}"}), (r"'w'",)),
             ("a source", {"model": model(w=[64, 48]), "source": {"mesh": {}, "quantize": "mxfp8"}, "target": {"mesh": {}}}, (r"'w'", r"\b48\b", r"\b32\b"))]
         for what, node, texts in cases:
             with self.subTest(what):
                 self.refused({"version": 1} | node, *texts)
-        for what, node in (("nvfp4 of 16", plain(32, "nvfp4")), ("none", serve({"w": {"holds": "w", "quantize": "none"}})),
+        for what, node in (("nvfp4 of 16", plain(32, "nvfp4")), ("a name twice, without a variable", plain(64, {"format": "mxfp8", "scale": "{name}.{name}"})), ("none", serve({"w": {"holds": "w", "quantize": "none"}})),
                            ("an endpoint's is for matrices of floats", {"model": model(w=[64, 64], n=[64], i={"shape": [7, 5], "dtype": "i32"}),
                                                                         "source": {"mesh": {}}, "target": {"mesh": {}, "quantize": "mxfp8"}})):
             with self.subTest(what):
