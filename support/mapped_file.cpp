@@ -69,7 +69,7 @@ Result<MappedFile> MappedFile::create(const std::string &path, uint64_t bytes, c
       uninterrupted([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644); }));
   if (file.file < 0)
     return systemError("create", path);
-  int code = EINTR; // it is returned, not in errno
+  int code = bytes > 0 ? EINTR : 0; // it is returned, not in errno; nothing can be reserved or mapped of an empty file
   while (code == EINTR)
     code = ::posix_fallocate(file.file, 0, static_cast<off_t>(bytes));
   if (code != 0)
@@ -82,11 +82,13 @@ Result<MappedFile> MappedFile::create(const std::string &path, uint64_t bytes, c
   MappedFile result;
   if (::fstat(file.file, &result.status_) != 0)
     return systemError("read", path);
+  result.path_ = path;
+  result.writable_ = true;
+  if (bytes == 0)
+    return result;
   void *map = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.file, 0);
   if (map == MAP_FAILED)
     return systemError("map", path);
-  result.path_ = path;
-  result.writable_ = true;
   result.data_ = static_cast<std::byte *>(map);
   result.bytes_ = bytes;
   return result;

@@ -10,9 +10,10 @@ import sys
 import unittest
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi")]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi", "property")]
 from commands import BIN, FolderTest, run  # noqa: E402
 from mpi_test import MPIRUN  # noqa: E402
+import safetensors_io  # noqa: E402
 
 MODEL = """
 version: 1
@@ -107,6 +108,23 @@ class Storage(FolderTest):
                     run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", "--verify-each", f"--algorithm={algorithm}")
                     self.run_command("reshard-inspect", "--verify")
                     self.run_command("reshard-exec", "--synthesize", "--check")
+
+    def test_a_target_without_params(self):
+        """A checkpoint all of whose params are ignored, or without elements, is right in every format."""
+        source = self.folder / "source"
+        source.mkdir()
+        safetensors_io.write(source / "model.safetensors", {"w": ("bf16", [2], b"abcd"), "none": ("bf16", [0, 3], b"")})
+        for format, ignore in itertools.product(("safetensors", "dcp", "dcp-safetensors", "megatron", "torch-save"), ("'*'", "[w]")):
+            with self.subTest(format, ignore=ignore):
+                target = self.folder / f"{format}-{'none' if 'w' in ignore else 'all'}"
+                (self.folder / "job.yaml").write_text("version: 1\nmodel: {dtype: bf16, tensors: {w: [2], none: [0, 3]}, layouts: {hf: {params: same}}}\n"
+                                                      f"source: {{layout: hf, storage: source}}\ntarget: {{layout: hf, storage: {{folder: out, format: {format}}}, ignore: {ignore}}}\n")
+                run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan")
+                self.run_command("reshard-exec", f"--target={target}", "--check", "--allow=extra")
+                self.assertTrue(target.is_dir())
+                if "dcp" == format or format == "megatron" or ignore == "[w]":
+                    listing = json.loads(run("reshard-inspect", target, "--format=json").stdout)
+                    self.assertEqual(list(listing["tensors"]), ["none"] if ignore == "[w]" else [])
 
     def test_opaque_objects(self):
         # Megatron's ShardedObjects: exactly one rank reads or writes each, as a whole.
