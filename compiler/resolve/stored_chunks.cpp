@@ -269,8 +269,6 @@ private:
     std::vector<std::string> patterns{rule.codes, rule.scale};
     if (formatOf(*rule.format).tensorScale())
       patterns.push_back(rule.tensorScale);
-    if (!rule.shape.empty())
-      patterns.push_back(rule.shape);
     std::vector<const FileTensor *> result;
     for (const std::string &pattern : patterns) {
       ir::Param each = endpoint_.params[p];
@@ -282,7 +280,20 @@ private:
       if (result.empty())
         return {};
     }
+    if (!rule.shape.empty() && !checkShapes(p, rule.shape))
+      return {};
     return result;
+  }
+
+  /// Checks the stored shapes of quantized matrices. They are not read, so that any of them may be missing.
+  bool checkShapes(size_t p, const std::string &pattern) {
+    ir::Param shapes = endpoint_.params[p];
+    shapes.name = quantizedName(pattern, shapes.name);
+    for (int64_t i = 0, count = ir::instances(endpoint_, shapes, 0); i < count; ++i)
+      if (const auto at = byName_.find(ir::instanceName(layout_, endpoint_, shapes, 0, i));
+          at != byName_.end() && !check(p, *at->second))
+        return false;
+    return true;
   }
 
   std::vector<const FileTensor *> find(size_t p, const ir::Param &param) {

@@ -24,6 +24,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in 
 import mpi_test  # noqa: E402
 import quantize_jobs as jobs  # noqa: E402
 import quantize_reference as reference  # noqa: E402
+import safetensors_io  # noqa: E402
+from oracle import ITEM  # noqa: E402
 from quantize_work import BIN, Refused, Values, Work, Wrong, least, run  # noqa: E402
 from fake_backend import PROGRAM  # noqa: E402
 
@@ -211,6 +213,33 @@ class Quantize(unittest.TestCase):
                     self.work.move("job", "source", "target")
                     self.work.compare("target", job, values)
                     self.mpi("job", world)
+
+    def test_missing_shapes(self):
+        """The shapes beside the codes of int4 are not read and may be missing, in every format of files."""
+        random = np.random.default_rng(3)
+        tensors = {f"l.{i}.w_{part}": (dtype, shape) for i in range(2) for part, dtype, shape in (("packed", "i32", [8, 8]), ("scale", "bf16", [8, 2]), ("shape", "i64", [2]))}
+        layouts = {"s": {"params": {"l.{layer}.w": {"holds": "l.{layer}.w", "quantize": {"format": "int4", "shape": "{name}_shape"}}}}, "t": {"params": "same"}}
+        expected = {}
+        for missing in ([], ["l.1.w_shape"], ["l.0.w_shape", "l.1.w_shape"]):
+            stored = {name: entry for name, entry in tensors.items() if name not in missing}
+            for form in ("safetensors", "dcp", "megatron", "torch-save", "dcp-safetensors"):
+                with self.subTest(form=form, missing=missing):
+                    folder = self.work.path(f"{form}-{len(missing)}")
+                    copied = {"version": 1, "model": {"tensors": {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in stored.items()}},
+                              "source": {"storage": "in"}, "target": {"storage": {"folder": "out", "format": form}}}
+                    self.work.path("in").mkdir(exist_ok=True)
+                    for name, (dtype, shape) in tensors.items():
+                        if name not in expected:
+                            expected[name] = random.integers(0, 127, ITEM[dtype] * int(np.prod(shape)), np.uint8).tobytes()
+                    safetensors_io.write(self.work.path("in") / "model.safetensors", {name: (*entry, expected[name]) for name, entry in stored.items()})
+                    self.compiled(copied)
+                    self.work.execute("job", f"--target={folder}")
+                    self.compiled({"version": 1, "model": model(**{"l.{layer}.w": [8, 64]}) | {"index": {"layer": 2}, "layouts": layouts},
+                                   "source": {"layout": "s", "storage": {"folder": str(folder / "model.pt" if form == "torch-save" else folder), "format": form}},
+                                   "target": {"layout": "t", "storage": "values"}}, "values")
+                    self.work.execute("values", f"--target={folder}-values", "--check", "--allow=extra")  # common.pt of megatron
+                    found = safetensors_io.read(Path(f"{folder}-values") / "model.safetensors")
+                    self.assertEqual(found, expected.setdefault("values", found))
 
     def test_stacks(self):
         """Experts stacked along any dimension of a param, on either side: the matrices of a target are its last two
