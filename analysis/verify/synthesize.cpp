@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <optional>
 
 namespace reshard::analysis {
 
@@ -28,6 +30,45 @@ template <class Element> void fillRange(std::byte *memory, const ElementRange &r
         static_cast<Element>(elementHash(key, static_cast<uint64_t>(range.logical + k * range.logicalStep)));
 }
 
+/// Identifies one matrix of an instance of elements by the first of its tensors, and by this tensor's values of index
+/// variables and positions in the dimensions that number matrices: equal for all parts of the matrix, and for all
+/// params that hold it. `at`: its positions in these dimensions of the param.
+uint64_t matrixKey(const InstanceLayout &elements, const std::vector<int64_t> &at) {
+  const Param &param = *elements.endpoint.params()->Get(elements.instance.param);
+  std::map<int, uint64_t> keys; // by pattern
+  for (const Part *part : orEmpty(param.parts())) {
+    if (part->pattern() < 0)
+      continue;
+    const TensorPattern &pattern = *elements.manifest.tensor_patterns()->Get(static_cast<uint32_t>(part->pattern()));
+    uint64_t key = elementHash(0, static_cast<uint64_t>(part->pattern()));
+    bool held = true;
+    for (uint32_t d = 0; d < part->dimensions()->size(); ++d) {
+      const PartDimension &dimension = *part->dimensions()->Get(d);
+      const auto along = static_cast<size_t>(dimension.param());
+      std::optional<int64_t> position;
+      if (dimension.param() < 0) {
+        for (size_t v = 0; v < elements.instance.values.size(); ++v)
+          if (param.variables()->Get(static_cast<uint32_t>(v)) == pattern.variables()->Get(d))
+            position = elements.instance.values[v];
+      } else if (along < at.size()) {
+        const IndexMap map =
+            indexMap(elements.endpoint, *elements.endpoint.shardings()->Get(dimension.sharding()), elements.meshRank);
+        for (const IndexBlock *block = map.begin; block != map.end; ++block)
+          for (int64_t repetition = 0; repetition < block->count(); ++repetition)
+            if (const int64_t offset = at[along] - block->to() - repetition * block->to_step();
+                offset >= 0 && offset < block->length())
+              position = block->from() + repetition * block->from_step() + offset;
+        held = held && position;
+      }
+      if (position)
+        key = elementHash(key, static_cast<uint64_t>(*position));
+    }
+    if (held)
+      keys.emplace(part->pattern(), key);
+  }
+  return keys.empty() ? 0 : keys.begin()->second;
+}
+
 /// Of the matrices that an instance of elements holds: they have an amax of 2 to 4, which is greater than all
 /// synthesized values; the same for all parts of a matrix. Empty if the format has no tensor scales.
 std::vector<float> tensorScales(const InstanceLayout &elements) {
@@ -35,11 +76,17 @@ std::vector<float> tensorScales(const InstanceLayout &elements) {
       ViewJobs::matricesOf(elements.endpoint, elements.instance.param, elements.meshRank);
   if (!reshard::formatOf(matrices.format).tensorScale())
     return {};
-  uint64_t hash = elements.instance.param;
-  for (const int64_t value : elements.instance.values)
-    hash = elementHash(hash, static_cast<uint64_t>(value));
-  const float amax = 2 + static_cast<float>(elementHash(hash, 0) % 1024) / 512;
-  return std::vector<float>(matrices.matrices, tensorScaleOf(amax));
+  std::vector<int64_t> shape = elements.instance.shape;
+  shape.resize(shape.size() - 2);
+  std::vector<float> scales;
+  for (uint64_t matrix = 0; matrix < matrices.matrices; ++matrix) {
+    std::vector<int64_t> at(shape.size());
+    auto rest = static_cast<int64_t>(matrix);
+    for (size_t d = shape.size(); d-- > 0; rest /= shape[d])
+      at[d] = rest % shape[d];
+    scales.push_back(tensorScaleOf(2 + static_cast<float>(elementHash(matrixKey(elements, at), 0) % 1024) / 512));
+  }
+  return scales;
 }
 
 /// The format of a dtype that can be cast.

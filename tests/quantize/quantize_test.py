@@ -214,6 +214,25 @@ class Quantize(unittest.TestCase):
                     self.work.compare("target", job, values)
                     self.mpi("job", world)
 
+    def test_tied_sources_have_one_tensor_scale(self):
+        """Source params that hold the same matrices, alone, stacked, in a pack and in another order of variables, have equal
+        synthetic values."""
+        def param(content, **keys):
+            return (content if isinstance(content, dict) else {"holds": content}) | {"quantize": "nvfp4"} | keys
+
+        w, pack = "w.{l}.{e}", {"concat": ["w.{l}.{e}", "x.{l}.{e}"], "cut": "joined"}
+        alone, halves = {"w.{l}.{e}": param(w)}, {"p.{l}.{e}": param(pack, shard={"0": "tp"})}
+        both = [{"index": "l", "dim": 1}, {"index": "e", "dim": 0}]
+        for first, other in ((alone, {"t.{e}.{l}": param("t.{e}.{l}")}), (alone, {"s.{l}": param(w, stack="e")}), (alone, {"s": param(w, stack=both)}),
+                             (halves, {"s.{l}": param(pack, stack="e")}), (halves, {"s.{e}": param(pack, stack="l", shard={"1": "tp"})})):
+            layouts = {"s": {"params": first | other}, "t": {"params": {"w.{l}.{e}": {"holds": w}}}}
+            node = {"version": 1, "model": model(**{w: [16, 32], "x.{l}.{e}": [16, 32], "t.{e}.{l}": {"tied": w}}) | {"index": {"l": 2, "e": 3}, "layouts": layouts},
+                    "source": {"layout": "s", "mesh": {"tp": 2}}, "target": {"layout": "t", "mesh": {}}}
+            with self.subTest(first=list(first), other=other):
+                self.compiled(node)
+                self.work.prove("job")
+                self.work.execute("job", "--synthesize", "--check")
+
     def test_missing_shapes(self):
         """The shapes beside the codes of int4 are not read and may be missing, in every format of files."""
         random = np.random.default_rng(3)
