@@ -26,6 +26,7 @@ import launchers  # noqa: E402
 import tutorial  # noqa: E402
 from commands import BIN, ROOT, FolderTest, run  # noqa: E402
 from oracle import Job  # noqa: E402
+import safetensors_io  # noqa: E402
 
 BLOCK = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
 FILE = re.compile(r"# FILE (\S+)\n")
@@ -225,6 +226,60 @@ class Statements(FolderTest):
                 self.assertIn(error, message)
                 self.assertEqual(bool(error), bool(message), message)
 
+    def test_topology_defaults(self):
+        """Section 2: what may be left out of a topology."""
+        for topology, error in (("{ranks_per_node: 2}", ""), ("{ranks_per_node: 2, link: {rate: 1GB/s}, nics: {per_node: 1, rate: 1GB/s}, copy: {rate: 1GB/s}}", ""),
+                                ("{link: {rate: 1GB/s}}", "missing key 'ranks_per_node'"), ("{ranks_per_node: 2, link: {latency: 1us}}", "missing key 'rate'"),
+                                ("{ranks_per_node: 2, nics: {rate: 1GB/s}}", "missing key 'per_node'"), ("{ranks_per_node: 2, copy: {}}", "missing key 'rate'")):
+            with self.subTest(topology):
+                message = self.compile("{dtype: bf16, tensors: {w: [4]}}", "{mesh: {}}", f"{{mesh: {{}}}}\noptions: {{topology: {topology}}}")
+                self.assertIn(error, message)
+                self.assertEqual(bool(error), bool(message), message)
+
+    def layout(self, model, source, target):
+        """The IR of the layout level."""
+        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {model}\nsource: {source}\ntarget: {target}\n")
+        return run("reshard-compile", self.folder / "job.yaml", "--emit=layout").stdout
+
+    def test_chunks_of_flat_buffers(self):
+        """Section 3: a flat buffer of a matrix has one chunk; one of tensors of one dimension is cut."""
+        for shape, cut in (("[64]", True), ("[8, 8]", False), ("[1, 64]", False)):
+            model = f"{{dtype: bf16, tensors: {{a: {shape}, b: [64]}}, layouts: {{hf: {{params: same}}, flat: {{params: {{f: {{flat: [a, b]}}}}}}}}}}"
+            found = self.layout(model, "{layout: hf, mesh: {}}", "{layout: flat, storage: {folder: out, format: dcp, chunk: 64}}")
+            self.assertEqual("chunk_0" in found, cut, shape)
+
+    def test_one_target_in_a_list(self):
+        """Section 3: its name is target.0, and its files are in the folder itself."""
+        for target, role in (("{storage: out}", "target"), ("[{storage: out}]", "target.0")):
+            self.moved_to_files(target)
+            self.assertIn(f"{role} ", run("reshard-inspect", self.folder / "plan").stdout)
+
+    def moved_to_files(self, target):
+        (self.folder / "hf").mkdir(exist_ok=True)
+        safetensors_io.write(self.folder / "hf" / "model.safetensors", {"w": ("u8", [4], b"abcd")})
+        self.assertEqual(self.compile("{dtype: u8, tensors: {w: [4]}}", "{storage: hf}", target), "")
+        shutil.rmtree(self.folder / "out", ignore_errors=True)
+        run("reshard-exec", self.folder / "plan", f"--target={self.folder / 'out'}")
+        self.assertEqual(safetensors_io.read(self.folder / "out" / "model.safetensors"), {"w": ("u8", [4], b"abcd")})
+
+    def test_tied_states(self):
+        """Section 4: without a layout, a source has the weight and its tied state, whose dtypes must be equal; `ignore`
+        leaves one out."""
+        model = "{dtype: bf16, optimizer: {m: {dtype: %s, tied: true}, v: fp32}, tensors: {w: [4]}}"
+        for dtype, source, error in (("fp32", "", "source param 'w.m' stores tensor 'w' as fp32, but param 'w' stores it as bf16"), ("bf16", "", ""),
+                                     ("fp32", ", ignore: w.m", ""), ("fp32", ", ignore: w", "")):
+            with self.subTest(dtype, source=source):
+                message = self.compile(model % dtype, f"{{mesh: {{}}{source}}}", "{mesh: {}, only: w.v}")
+                self.assertIn(error, message)
+                self.assertEqual(bool(error), bool(message), message)
+
+    def test_chunks_in_names(self):
+        """Section 6: `chunks`, and {x.chunk} in a name, where a rank has one chunk or several."""
+        model = ('{dtype: u8, index: {x: 4}, tensors: {"w.{x}": [1]}, layouts: {hf: {params: same}, l: {place: {x: {axis: pp, interleave: v}}, switches: {v: 1}, '
+                 'chunks: "m{x.chunk}.", params: {"c{x.chunk}.{x.local}": {holds: "w.{x}"}}}}}')
+        self.assertEqual(self.compile(model, "{layout: hf, mesh: {}}", "{layout: l, mesh: {pp: 2}}"), "")
+        self.assertIn("has {x.chunk} in its name, expected it only in 'chunks'", self.compile(model, "{layout: hf, mesh: {}}", "{layout: l, mesh: {pp: 2}, switches: {v: 2}}"))
+
     def test_pieces_in_chunks(self):
         """Section 6: an explicit param in several chunks of a layout with `chunks`: the pieces of a mesh rank are those of
         each chunk in which it has the param."""
@@ -238,6 +293,51 @@ class Statements(FolderTest):
                 self.assertEqual([{name: data for name, (_, data) in file.items() if name.endswith("p")} for file in files], [dict.fromkeys(names, b"bc") for names in found])
         refused = self.compile(model % params.replace("ranks: 0", "ranks: 0..1"), "{layout: hf, mesh: {}}", "{layout: l, mesh: {pp: 2}}")
         self.assertIn("'ranks' lists mesh rank 1, which does not have param 'p'", refused)
+
+    def test_pieces_of_zeros_alone(self):
+        """Section 6: also if the param is left out."""
+        model = "{dtype: u8, tensors: {w: [4]}, layouts: {hf: {params: same}, l: {params: {w: {holds: w}, z: {pieces: [{shape: [2], of: [{zeros: true, size: [2]}]}]}}}}}"
+        self.assertIn("param 'z' has no piece of a tensor, expected at least one", self.compile(model, "{layout: hf, mesh: {}}", "{layout: l, mesh: {}, ignore: z}"))
+
+    def test_what_is_checked_of_params_that_are_left_out(self):
+        """Section 11: names and syntax; with `when` also the names of tensors."""
+        for param, ignored, absent in (("{holds: none}", "", "unknown tensor 'none'"), ("{holds: w, shard: {0: none}}", "unknown axis 'none'", "unknown axis 'none'"),
+                                       ("{holds: w, stack: none}", *["unknown index variable 'none'"] * 2), ("{holds: w, pad: {0: none}}", *["unknown name 'none'"] * 2),
+                                       ("{holds: w, none: 1}", *["unknown key 'none'"] * 2), ("{holds: w, shard: {0: tp}}", "", ""), ("{holds: w, shard: {3: tp}}", "", ""),
+                                       ("{concat: [w, v]}", "", ""), ("{holds: w, at: {tp: 7}}", "", ""), ("{pieces: [{shape: [9], of: [{of: w}]}]}", "", "")):
+            for error, present, target in ((ignored, param, "ignore: z"), (ignored, param, "only: w"), (absent, param[:-1] + ", when: on}", "switches: {on: 0}")):
+                with self.subTest(param, target=target):
+                    model = f"{{dtype: bf16, tensors: {{w: [5], v: [3, 2]}}, layouts: {{a: {{params: same}}, b: {{switches: {{on: 1}}, params: {{w: {{holds: w}}, z: {present}}}}}}}}}"
+                    message = self.compile(model, "{layout: a, mesh: {}}", f"{{layout: b, mesh: {{tp: 2}}, {target}}}")
+                    self.assertIn(error, message)
+                    self.assertEqual(bool(error), bool(message), message)
+
+    def test_codes_are_copied_for_all_ranks_or_none(self):
+        """Section 12: one rank's split block makes the values of the whole param be quantized again."""
+        model = ("{dtype: bf16, tensors: {w: [200, 128]}, layouts: {s: {params: {w: {holds: w, quantize: block_fp8}}}, t: {params: {w: {holds: w, quantize: block_fp8, "
+                 "shard: {0: {axis: tp, sizes: [%s]}}}}}}}")
+        for sizes, axis, copied in (("128, 72", 2, True), ("128, 64, 8", 3, False)):
+            target = self.layout(model % sizes, "{layout: s, mesh: {}}", f"{{layout: t, mesh: {{tp: {axis}}}}}").split("endpoint")[-1]
+            self.assertEqual("view elements" not in target, copied, sizes)
+
+    def test_tensor_scales_of_explicit_params(self):
+        """Section 12: of whole matrices, over all ranks, also of elements in no piece; of each matrix alone."""
+        w = np.repeat([1, 8, 16, 64], 32).astype(np.float32)
+        scale = lambda *largest: (np.float32(largest) / np.float32(2688)).tobytes()  # noqa: E731
+        part = "{ranks: 0, shape: [2, 32], of: [{of: w, size: [2, 32]}]}, {ranks: 1, shape: [1, 32], of: [{of: w, from: [2, 0], size: [1, 32]}]}"
+        apart = "{ranks: 0, shape: [1, 2, 32], of: [{of: w, size: [1, 2, 32]}]}, {ranks: 1, shape: [1, 2, 32], of: [{of: w, from: [1, 0, 0]}]}"
+        turned = "{shape: [2, 2, 32], of: [{of: w, from: [1, 0, 0]}, {of: w, size: [1, 2, 32], to: [1, 0, 0]}]}"
+        for shape, groups, tp, expected in (("[4, 32]", part, 2, [scale(64)] * 2), ("[2, 2, 32]", apart, 2, [scale(8), scale(64)]), ("[2, 2, 32]", turned, 1, [scale(64, 8)])):
+            model = f"{{dtype: fp32, tensors: {{w: {shape}}}, layouts: {{hf: {{params: same}}, t: {{params: {{p: {{quantize: nvfp4, pieces: [{groups}]}}}}}}}}}}"
+            with self.subTest(groups):
+                self.moved(model, f"{{layout: t, mesh: {{tp: {tp}}}}}", "{layout: hf, storage: hf}", w=w.reshape(json.loads(shape)))
+                self.assertEqual([self.stored(self.folder / "out" / f"rank-0000{rank}.safetensors")["p_scale_2"][1] for rank in range(tp)], expected)
+
+    def test_shape_of_a_stack(self):
+        """Section 12: one length for each dimension of the param."""
+        model = ('{dtype: bf16, index: {e: 3}, tensors: {"w.{e}": [8, 64]}, layouts: {t: {params: same}, '
+                 's: {params: {w: {holds: "w.{e}", stack: e, quantize: {format: int4, shape: "{name}_shape"}}}}}}')
+        self.assertRegex(self.layout(model, "{layout: s, mesh: {}}", "{layout: t, mesh: {}}"), r'"w_shape" i64 \[3\]')
 
     def test_convert_of_an_endpoint(self):
         """Section 10: `convert` of an endpoint also applies to params with their own dtype."""
