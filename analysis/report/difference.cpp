@@ -5,12 +5,15 @@
 #include "analysis/report/quantized_forms.h"
 #include "executor/load.h"
 #include "schema/flatbuffer_vectors.h"
+#include "support/byte_size.h"
 #include "support/expression.h"
 #include "support/nearest.h"
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cctype>
+#include <cmath>
 #include <cstdio>
 #include <set>
 #include <vector>
@@ -115,6 +118,9 @@ std::map<std::string, std::string> params(const Plan &plan) {
   return result;
 }
 
+/// Whether a number of numbers() is a size in bytes.
+bool isSize(const std::string &name) { return name.ends_with("_bytes") || name == "staging_limit"; }
+
 std::string number(double value) {
   char text[40];
   if (value == static_cast<double>(static_cast<int64_t>(value)))
@@ -122,6 +128,44 @@ std::string number(double value) {
   else
     std::snprintf(text, sizeof text, "%.4f", value);
   return text;
+}
+
+/// A number of numbers() for people.
+std::string shown(const std::string &name, double value) { return isSize(name) ? humanBytes(value) : number(value); }
+
+/// "+1.0 KiB (+100.0 %)"
+std::string changeOf(const std::string &name, double before, double after) {
+  const double delta = after - before;
+  std::string text = (delta < 0 ? "-" : "+") + shown(name, std::abs(delta));
+  if (before != 0) {
+    char percent[40];
+    std::snprintf(percent, sizeof percent, " (%+.1f %%)", delta / before * 100);
+    text += percent;
+  }
+  return text;
+}
+
+/// The operands of the outermost `or` of a valid expression.
+std::vector<std::string> alternatives(const std::string &expression) {
+  std::vector<std::string> found(1);
+  int depth = 0;
+  const auto isWord = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
+  for (size_t at = 0; at < expression.size(); ++at) {
+    depth += (expression[at] == '(') - (expression[at] == ')');
+    const bool begins = at == 0 || !isWord(expression[at - 1]);
+    if (depth == 0 && begins && expression.compare(at, 2, "or") == 0 &&
+        (at + 2 == expression.size() || !isWord(expression[at + 2]))) {
+      found.emplace_back();
+      ++at;
+    } else {
+      found.back() += expression[at];
+    }
+  }
+  for (std::string &each : found) {
+    each.erase(0, each.find_first_not_of(" \t\n"));
+    each.erase(each.find_last_not_of(" \t\n") + 1);
+  }
+  return found;
 }
 
 } // namespace
@@ -149,6 +193,28 @@ bool holds(const std::string &expression, const std::map<std::string, double> &n
   const auto value =
       parsed->evaluate<double>([&](std::string_view name) { return std::optional(names.at(std::string(name))); }, at);
   return value.ok() ? **value != 0 : fail(value.status().message());
+}
+
+std::vector<HeldCondition> heldConditions(const std::string &expression, const std::map<std::string, double> &names) {
+  std::vector<HeldCondition> held;
+  std::string error;
+  if (!holds(expression, names, error))
+    return held;
+  std::vector<std::string> texts;
+  for (const std::string &each : alternatives(expression))
+    if (holds(each, names, error))
+      texts.push_back(each);
+  if (texts.empty()) // an operand of `or` that is no comparison
+    texts.push_back(expression);
+  for (std::string &text : texts) {
+    size_t at = 0;
+    const auto parsed = ParsedExpression::parse(text, ParsedExpression::Numbers::fractions, at);
+    std::map<std::string, double> values;
+    for (const auto &[name, offset] : parsed->names())
+      values[std::string(name)] = names.at(std::string(name));
+    held.push_back({std::move(text), std::move(values)});
+  }
+  return held;
 }
 
 namespace {
@@ -239,8 +305,10 @@ std::map<std::string, double> namesOf(const PlanDifference &difference) {
   return names;
 }
 
-void printJson(const PlanDifference &difference, bool failed) {
-  Json measures = Json::object(), formats = Json::object();
+void printJson(const PlanDifference &difference, bool failed, const std::vector<HeldCondition> &held) {
+  Json measures = Json::object(), formats = Json::object(), conditions = Json::array();
+  for (const HeldCondition &each : held)
+    conditions.push_back({{"condition", each.text}, {"values", each.values}});
   for (const auto &[role, change] : difference.formats)
     formats[role] = {{"before", change.first}, {"after", change.second}};
   for (const auto &[name, value] : difference.numbersAfter)
@@ -253,7 +321,8 @@ void printJson(const PlanDifference &difference, bool failed) {
            {"params", {{"added", difference.added}, {"removed", difference.removed}, {"changed", difference.changed}}},
            {"formats", formats},
            {"ranks_changed", difference.ranks},
-           {"failed", failed}}
+           {"failed", failed},
+           {"held", conditions}}
           .dump(2)
           .c_str());
 }
@@ -261,15 +330,16 @@ void printJson(const PlanDifference &difference, bool failed) {
 void printTable(const PlanDifference &difference, bool markdown) {
   const std::string before = difference.before.digest(), after = difference.after.digest();
   if (markdown)
-    std::printf("| | before | after |\n|---|---:|---:|\n| digest | `%s` | `%s` |\n", before.c_str(), after.c_str());
+    std::printf("| | before | after | change |\n|---|---:|---:|---:|\n| digest | `%s` | `%s` | |\n", before.c_str(),
+                after.c_str());
   else
-    std::printf("%-16s %32s %32s\n", "digest", before.c_str(), after.c_str());
+    std::printf("%-21s %32s %32s\n", "digest", before.c_str(), after.c_str());
   for (const auto &[name, value] : difference.numbersAfter)
     if (const double old = difference.numbersBefore.at(name); value != old)
-      std::printf(markdown ? "| %s | %s | %s |\n" : "%-16s %32s %32s\n", name.c_str(), number(old).c_str(),
-                  number(value).c_str());
+      std::printf(markdown ? "| %s | %s | %s | %s |\n" : "%-21s %32s %32s  %s\n", name.c_str(),
+                  shown(name, old).c_str(), shown(name, value).c_str(), changeOf(name, old, value).c_str());
   for (const auto &[role, change] : difference.formats)
-    std::printf(markdown ? "| format of the %s | %s | %s |\n" : "format of %-6s %32s %32s\n", role.c_str(),
+    std::printf(markdown ? "| format of the %s | %s | %s | |\n" : "format of %-11s %32s %32s\n", role.c_str(),
                 change.first.c_str(), change.second.c_str());
   std::printf(markdown ? "\nThe segments of %zu of %u ranks differ.\n\n" : "the segments of %zu of %u ranks differ\n",
               difference.ranks.size(), difference.world());
@@ -280,6 +350,16 @@ void printTable(const PlanDifference &difference, bool markdown) {
       std::printf(markdown ? "- %s `%s`\n" : "%s: %s\n", title, name.c_str());
 }
 
+void printHeld(const std::vector<HeldCondition> &held, bool markdown) {
+  for (const HeldCondition &each : held) {
+    std::string values;
+    for (const auto &[name, value] : each.values)
+      values += (values.empty() ? "" : ", ") + name + " = " + number(value);
+    std::printf(markdown ? "\n**Failed:** `%s`%s\n" : "failed: %s%s\n", each.text.c_str(),
+                values.empty() ? "" : (": " + values).c_str());
+  }
+}
+
 } // namespace
 
 int difference(const DifferenceOptions &options) {
@@ -288,18 +368,22 @@ int difference(const DifferenceOptions &options) {
   throwOnError(Plan::open(options.after, after), kUsage);
   const PlanDifference difference = compare(*before, *after);
   bool failed = !difference.equal;
+  std::vector<HeldCondition> held; // of --fail-on
   if (!options.failOn.empty()) {
     std::string error;
     failed = holds(options.failOn, namesOf(difference), error);
     if (!error.empty())
       throw Failure{kUsage, "--fail-on: " + error};
+    held = heldConditions(options.failOn, namesOf(difference));
   }
   if (options.format == "json")
-    printJson(difference, failed);
+    printJson(difference, failed, held);
   else if (difference.equal)
     std::printf("the plans are equal: %s\n", before->digest().c_str());
   else
     printTable(difference, options.format == "markdown");
+  if (options.format != "json")
+    printHeld(held, options.format == "markdown");
   return failed ? kNegative : kDone;
 }
 

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 namespace reshard::analysis {
 
@@ -19,5 +20,14 @@ int difference(const DifferenceOptions &options);
 /// Whether `expression` (support/expression.h), a comparison or several joined by `and`, `or` and `not`, holds for
 /// `names`. Sets `error` to an error text if the expression is invalid.
 bool holds(const std::string &expression, const std::map<std::string, double> &names, std::string &error);
+
+/// A condition that holds, and the values of its names.
+struct HeldCondition {
+  std::string text;
+  std::map<std::string, double> values;
+};
+
+/// Why a valid expression holds: the operands of its outermost `or` that do, or the whole. Empty if it does not hold.
+std::vector<HeldCondition> heldConditions(const std::string &expression, const std::map<std::string, double> &names);
 
 } // namespace reshard::analysis

@@ -37,6 +37,34 @@ TEST(FailOn, Holds) {
   }
 }
 
+TEST(FailOn, SaysWhichConditionHeld) {
+  const std::map<std::string, double> ratio{{"remote_bytes_ratio", 1.05}};
+  struct Case {
+    std::string expression;
+    std::vector<std::string> held;
+    std::map<std::string, double> values; // of the first
+  };
+  for (const auto &[expression, texts, values] :
+       {Case{"remote_bytes_ratio > 1.04", {"remote_bytes_ratio > 1.04"}, ratio},
+        {"remote_bytes_ratio > 1.06 or world == 4", {"world == 4"}, {{"world", 4}}},
+        {"(world == 4) or remote_bytes_ratio > 1 or world < 3",
+         {"(world == 4)", "remote_bytes_ratio > 1"},
+         {{"world", 4}}},
+        {"world == 4 and (world < 2 or remote_bytes > 99)",
+         {"world == 4 and (world < 2 or remote_bytes > 99)"},
+         {{"world", 4}, {"remote_bytes", 100}}},
+        {"1 == 1 or 1 / 0 > 1", {"1 == 1"}, {}},
+        {"world or 1 == 2", {"world or 1 == 2"}, {{"world", 4}}},
+        {"world > 4", {}, {}}}) {
+    const std::vector<HeldCondition> held = heldConditions(expression, kNames);
+    std::vector<std::string> found;
+    for (const HeldCondition &each : held)
+      found.push_back(each.text);
+    EXPECT_EQ(found, texts) << expression;
+    EXPECT_EQ(held.empty() ? values : held[0].values, values) << expression;
+  }
+}
+
 TEST(FailOn, ErrorsNameThePosition) {
   for (const auto &[expression, message] :
        {std::pair{"remote_byte > 0", "unknown name 'remote_byte', did you mean 'remote_bytes'? at character 1"},

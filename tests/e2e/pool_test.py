@@ -83,7 +83,7 @@ class Pool(FolderTest):
         self.compile(", replicas: 2", "old")
         self.compile(", replicas: 3", "new")
         done = run("reshard-diff", self.folder / "old", self.folder / "new", code=1)
-        self.assertRegex(done.stdout, r"replicas +2 +3\n")
+        self.assertRegex(done.stdout, r"replicas +2 +3  \+1 \(\+50\.0 %\)\n")
 
     def test_refused_options(self):
         self.compile("", "old")

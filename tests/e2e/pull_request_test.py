@@ -67,10 +67,11 @@ class PullRequest(FolderTest):
         comment, status = self.run_step()
         parts = {part.split("\n")[0]: part for part in comment.split("### ")[1:]}
         self.assertEqual(sorted(parts), sorted([f"jobs/{name}.yaml" for name in ("broken", "larger", "more", "same")] + ["jobs/gone.yaml: removed"]))
-        self.assertIn("error: ", parts["jobs/broken.yaml"])
+        self.assertRegex(parts["jobs/broken.yaml"], r"(?s)\A[^\n]*\n~~~~~~\n.*error: .*\n~~~~~~\n\Z")
         self.assertIn("A new job.", parts["jobs/more.yaml"])
         self.assertIn("|", parts["jobs/larger.yaml"])
-        self.assertIn("| remote_bytes | 1024 | 2048 |", parts["jobs/larger.yaml"])
+        self.assertIn("| remote_bytes | 1.0 KiB | 2.0 KiB | +1.0 KiB (+100.0 %) |", parts["jobs/larger.yaml"])
+        self.assertIn("\n**Failed:** `remote_bytes_ratio > 1.05`: remote_bytes_ratio = 2\n", parts["jobs/larger.yaml"])
         self.assertNotIn("error", parts["jobs/same.yaml"])
         self.assertEqual(status, "status=1\n")
 
