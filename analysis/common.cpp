@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <new>
 #include <stdexcept>
 #include <sys/ioctl.h>
@@ -39,6 +40,30 @@ std::string printable(std::string_view text) {
 
 std::string counted(uint64_t count, const std::string &what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+std::string patternsOf(const std::set<std::string> &names) {
+  constexpr size_t kShown = 8;
+  std::map<std::string, uint64_t> patterns;
+  for (const std::string &name : names) {
+    std::string pattern;
+    for (size_t at = 0; at <= name.size();) {
+      const size_t end = std::min(name.find('.', at), name.size());
+      const std::string_view part = std::string_view(name).substr(at, end - at);
+      const bool number = !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
+      pattern.append(at > 0 ? "." : "").append(number ? "*" : part);
+      at = end + 1;
+    }
+    ++patterns[pattern];
+  }
+  std::string text;
+  size_t shown = 0;
+  for (const auto &[pattern, count] : patterns) {
+    if (shown++ == kShown)
+      return text + " and " + counted(patterns.size() - kShown, "pattern") + " more";
+    text += (text.empty() ? "" : ", ") + pattern + (count > 1 ? " (" + std::to_string(count) + ")" : "");
+  }
+  return text;
 }
 
 void printError(const char *command, const std::string &message) {

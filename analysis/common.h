@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,10 @@ std::string printable(std::string_view text);
 
 /// "1 round", "2 rounds"
 std::string counted(uint64_t count, const std::string &what);
+
+/// The patterns of names, `*` in place of each number between dots, with their counts: "layers.*.bias (2),
+/// norm.weight". At most 8 patterns, and how many more there are.
+std::string patternsOf(const std::set<std::string> &names);
 
 /// Prints "name: error: message" on stderr, the message as printable().
 void printError(const char *command, const std::string &message);

@@ -400,7 +400,7 @@ private:
       modelFiles_ = findModelFiles(options_.copy);
     ObjectRules rules = options_.objects;
     rules.allowExtra = !options_.allow.empty();
-    throwOnError(carried_.choose(*plan_, source_, source.objects(), rules, omitted_), kUsage);
+    throwOnError(carried_.choose(*plan_, source_, source.objects(), rules, left_), kUsage);
     verifySource();
     folder = std::make_unique<NewFolder>(target_, number, first(), options_.resume);
     for (uint32_t e = 1; e < endpoints.size() && first() && !folder->resumed(); ++e) {
@@ -647,10 +647,11 @@ private:
         bytesAsMessages > 0)
       std::printf("  rank %u: %s from ranks on this host arrived as messages, because their memory cannot be mapped\n",
                   ranks_[0], humanBytes(static_cast<double>(bytesAsMessages)).c_str());
-    if (!omitted_.empty() &&
-        (first() || !plan_->manifest().endpoints()->Get(0)->storage())) // all processes open a checkpoint: one prints
-      std::printf("  %-10s '%s'%s in the source's files\n", "omitted", printable(*omitted_.begin()).c_str(),
-                  omitted_.size() > 1 ? (" and " + std::to_string(omitted_.size() - 1) + " more").c_str() : "");
+    if (first() || !plan_->manifest().endpoints()->Get(0)->storage()) // all processes open a checkpoint: one prints
+      for (const auto &[names, what] : {std::pair(&omitted_, "tensor"), std::pair(&left_, "object")})
+        if (!names->empty())
+          std::printf("  %-10s %s of the source: %s\n", "left out", counted(names->size(), what).c_str(),
+                      printable(patternsOf(*names)).c_str());
     if (first() && !carried_.objects().empty())
       std::printf("  %-10s %12zu copied unchanged\n", "objects", carried_.objects().size());
     const bool wanted = allReduceMin(options_.report.empty()) == 0; // by some process
@@ -682,6 +683,7 @@ private:
                        {"transform", namesOf(*plan_, &schema::Param::transform)},
                        {"resumed_bytes", resumed},
                        {"omitted", omitted_},
+                       {"omitted_objects", left_},
                        {"objects", objectNames(carried_.objects())},
                        {"copied", modelFiles_.names},
                        {"peak_rss_bytes", peakRssBytes()}};
@@ -713,8 +715,8 @@ private:
     if (verified_ > 0)
       std::printf("  %-10s %12zu file(s) have the hashes in integrity.json\n", "verified", verified_);
     if (!options_.copy.empty())
-      std::printf("  %-10s %12zu file(s) of '%s', except %zu others: weights, folders, hidden files\n", "copied",
-                  modelFiles_.names.size(), options_.copy.c_str(), modelFiles_.skipped);
+      std::printf("  %-10s %12zu file(s) of --copy, except %zu others: weights, folders, hidden files\n", "copied",
+                  modelFiles_.names.size(), modelFiles_.skipped);
     const auto best = std::min_element(runs_.begin(), runs_.end(),
                                        [](const RunTime &a, const RunTime &b) { return a.seconds < b.seconds; });
     std::printf("  %-10s %10.4f s, %.2f GB/s%s\n", "time", best->seconds, fastest,
@@ -756,7 +758,8 @@ private:
   bool resumed_ = false;                 // the target is the unfinished folder of an earlier run
   ModelFiles modelFiles_;                // set in the first process only
   std::set<std::string> omitted_; // tensors in the source's files that the plan does not use, of this process's ranks
-                                  // or of the checkpoint, and its objects that are left out
+                                  // or of the checkpoint
+  std::set<std::string> left_;    // its objects that are left out
   CarriedObjects carried_;
   CheckResult result_;
   Trace trace_;

@@ -187,7 +187,7 @@ class Names(Folders):
         self.assertIn(f"has tensor '{shown}', which the plan does not use", error)
         self.assertEqual(error.count("\n"), 1)
         done = run("reshard-exec", "plan", "--source=source", "--target=target", "--allow=extra", "--report=report", cwd=self.folder)
-        self.assertIn(f"  omitted    '{shown}' in the source's files", done.stdout)
+        self.assertIn(f"  left out   1 tensor of the source: {shown}\n", done.stdout)
         self.assertEqual(json.loads((self.folder / "report").read_text())["omitted"], [wild])
 
     def test_names_with_nul_are_refused(self):
