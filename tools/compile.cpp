@@ -44,6 +44,7 @@ struct Options {
   std::string output, emit = "plan", report, describe, keep, from, algorithm = "optimum", foldCopies = "automatic";
   std::vector<std::string> printAfter;
   bool printAll = false, timePasses = false, stats = false, omitJob = false, compress = false, verify = false;
+  Renames renames; // of tensors in the source's files
   uint64_t jobs = 0;
   double timeout = 0; // of --verify; 0: none
 };
@@ -134,8 +135,9 @@ bool replacesStored(const Options &options, const std::filesystem::path &folder,
 
 /// --describe: writes a model YAML for a checkpoint to -o or standard output.
 int describe(const Options &options) {
-  const Result<StoredCheckpoint> checkpoint = readStoredCheckpoint(options.describe);
+  Result<StoredCheckpoint> checkpoint = readStoredCheckpoint(options.describe);
   throwOnError(checkpoint.status(), kUsage);
+  throwOnError(renameTensors(*checkpoint, options.renames, options.describe), kUsage);
   std::set<std::string> inputs{options.describe};
   for (const char *name : {"config.json", "model.safetensors.index.json", ".metadata", "metadata.json"})
     inputs.insert(options.describe + "/" + name);
@@ -315,7 +317,7 @@ private:
     options_.compile.readStoredFiles = [this](StoredRequest request) {
       if (!options_.from.empty())
         request.path = storageFolder() / request.path; // the job has only its own name
-      return readStoredFiles(std::move(request), fromFormat_);
+      return readStoredFiles(std::move(request), fromFormat_, options_.renames);
     };
     options_.compile.planOnly = options_.emit == "plan" && !options_.printAll && options_.printAfter.empty();
     Diagnostics again = diagnostics_;
@@ -536,6 +538,11 @@ Command commandOf(Options &options) {
         "print a first model YAML, made from the headers of the checkpoint in DIR, or of a file of torch.save; takes "
         "no job",
         setText(options.describe)},
+       {"--rename", "OLD=NEW",
+        "names of tensors in the files of the source, or of --describe, that begin with OLD begin with NEW in the job; "
+        "with * in OLD a glob of whole names: '*._orig_mod.*=*.*'; reshard-exec needs the same option; may be given "
+        "several times",
+        [&options](const std::string &value) { return options.renames.add(value); }},
        {"--jobs", "N", "number of threads (default: all cores); the plan does not depend on it",
         setNumber(options.jobs, 1, 1024)},
        {"--passes", "LIST", passNames().c_str(), setter(append, options.compile.passes)},

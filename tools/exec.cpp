@@ -29,12 +29,8 @@ Command commandOf(ExecutionOptions &options) {
     options.objects.leave.push_back(value);
     return std::string();
   };
-  auto rename = [&options](const std::string &value) {
-    const size_t equals = value.find('=');
-    if (equals == std::string::npos)
-      return "invalid value '" + value + "', expected OLD=NEW";
-    options.objects.renames.emplace_back(value.substr(0, equals), value.substr(equals + 1));
-    return std::string();
+  auto rename = [](reshard::Renames &renames) {
+    return [&renames](const std::string &value) { return renames.add(value); };
   };
   return {
       "reshard-exec",
@@ -60,16 +56,17 @@ Command commandOf(ExecutionOptions &options) {
         setSwitch(options.checkReplicas)},
        {"--allow", "extra",
         "ignore tensors in the source's files that the plan does not use, and objects that the target cannot hold; the "
-        "output names the first one, the report lists all",
+        "output names them by their patterns, the report lists all",
         setChoice(options.allow, {"extra"})},
        {"--leave", "GLOB",
         "leave out the objects of the source's checkpoint with such names; all others are copied to the target; may be "
         "given several times",
         leave},
-       {"--rename-objects", "OLD=NEW",
-        "objects whose names begin with OLD begin with NEW in the target, as `rename` does for params; may be given "
-        "several times",
-        rename},
+       {"--rename", "OLD=NEW",
+        "names of tensors in the source's files, as for reshard-compile, which the plan was compiled with",
+        rename(options.renames)},
+       {"--rename-objects", "OLD=NEW", "the same for the names of objects in the target",
+        rename(options.objects.renames)},
        {"--copy", "DIR",
         "copy config.json, the tokenizer and all other files of DIR, except weights, folders and hidden files, into "
         "the written checkpoint",

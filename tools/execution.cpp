@@ -147,6 +147,7 @@ private:
     open();
     checkArenas();
     Memory source(*plan_, ranks_), target(*plan_, ranks_);
+    source.rename(options_.renames);
     std::unique_ptr<NewFolder> folder;
     if (options_.synthesize)
       allocate(source, target);
@@ -161,9 +162,10 @@ private:
     }
 
     std::optional<Memory> whole; // the source of all processes
-    if (!ranks_.empty() && !options_.synthesize && (options_.check || options_.checkReplicas))
-      throwOnError(whole.emplace(*plan_).openFiles(0, source_, false, options_.allow.empty() ? nullptr : &omitted_),
-                   kUsage);
+    if (!ranks_.empty() && !options_.synthesize && (options_.check || options_.checkReplicas)) {
+      whole.emplace(*plan_).rename(options_.renames);
+      throwOnError(whole->openFiles(0, source_, false, options_.allow.empty() ? nullptr : &omitted_), kUsage);
+    }
     std::vector<const Memory *> files;
     if (!options_.synthesize)
       files = {&source, &target};
@@ -226,7 +228,8 @@ private:
                          .rank = ranks_.empty() ? 0 : ranks_[0],
                          .options = {{"max-shard-size", std::to_string(options_.shardBytes)},
                                      {"copied files", digestOf(modelFiles_)},
-                                     {"objects", carried_.digest()}},
+                                     {"objects", carried_.digest()},
+                                     {"renamed tensors", options_.renames.text()}},
                          .files = journalFiles(source)};
     Result<std::unique_ptr<CopyJournal>> journal =
         create ? CopyJournal::create(path, folder.temporary(), run) : CopyJournal::open(path, folder.temporary(), run);

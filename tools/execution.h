@@ -4,6 +4,7 @@
 
 #include "analysis/common.h"
 #include "analysis/files/carried_objects.h"
+#include "support/renames.h"
 
 #include <cstdint>
 #include <optional>
@@ -16,6 +17,7 @@ struct ExecutionOptions {
   bool synthesize = false, check = false, checkReplicas = false;
   std::string allow; // "extra": tensors in the source's files that the plan does not use are ignored, and objects that
                      // the target cannot hold
+  Renames renames;   // of tensors in the source's files
   analysis::ObjectRules objects; // without allowExtra, which `allow` states
   uint64_t seed = 0, repeat = 1;
   unsigned threads = 0;         // 0: all cores

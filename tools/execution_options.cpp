@@ -84,11 +84,12 @@ void checkOptions(const ExecutionOptions &options, const Plan &plan) {
                               "names another folder"};
   if (options.synthesize && options.noSync)
     throw Failure{kUsage, "--no-sync applies to written files, expected no --synthesize"};
-  const bool chosen = !options.objects.leave.empty() || !options.objects.renames.empty();
+  const bool chosen = !options.objects.leave.empty() || !options.objects.renames.empty() || !options.renames.empty();
   if (options.synthesize && (!options.allow.empty() || chosen))
-    throw Failure{kUsage, std::string(!options.allow.empty()          ? "--allow=extra applies"
-                                      : options.objects.leave.empty() ? "--rename-objects applies"
-                                                                      : "--leave applies") +
+    throw Failure{kUsage, std::string(!options.allow.empty()           ? "--allow=extra applies"
+                                      : !options.objects.leave.empty() ? "--leave applies"
+                                      : !options.renames.empty()       ? "--rename applies"
+                                                                       : "--rename-objects applies") +
                               " to files, expected no --synthesize"};
   if (!options.synthesize && targetFolder(options, plan).empty())
     throw Failure{kUsage, plan.manifest().endpoints()->size() > 2

@@ -31,7 +31,7 @@ llvm::Expected<StoredFiles> readRankFiles(const StoredRequest &request) {
 
 } // namespace
 
-llvm::Expected<StoredFiles> readStoredFiles(StoredRequest request, StorageFormat planned) {
+llvm::Expected<StoredFiles> readStoredFiles(StoredRequest request, StorageFormat planned, const Renames &renames) {
   if (planned != StorageFormat::safetensors) {
     request.required = request.required || request.checkpoint;
     if (!request.format)
@@ -48,9 +48,11 @@ llvm::Expected<StoredFiles> readStoredFiles(StoredRequest request, StorageFormat
           (*format == StorageFormat::safetensors && request.format.value_or(*format) == StorageFormat::safetensors))
         return StoredFiles{};
     }
-    const Result<StoredCheckpoint> stored = readStoredCheckpoint(request.path, request.format);
+    Result<StoredCheckpoint> stored = readStoredCheckpoint(request.path, request.format);
     if (!stored.ok())
       return llvm::createStringError(stored.status().message());
+    if (Status status = renameTensors(*stored, renames, request.path); !status.ok())
+      return llvm::createStringError(status.message());
     if (request.format && *request.format != stored->format)
       return llvm::createStringError("'" + request.path + "' has the format '" + name(stored->format) +
                                      "', expected '" + name(*request.format) + "'");

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "compiler/frontend/stored_tensors.h"
+#include "support/renames.h"
 
 #include "llvm/Support/Error.h"
 
@@ -10,6 +11,8 @@ namespace reshard::tools {
 
 /// What the files of a source contain: for `dtype: stored`, and the chunks of other formats than Hugging Face's.
 /// `format`: that of the source in a plan of the same job; a source that was moved since must not change the job.
-llvm::Expected<StoredFiles> readStoredFiles(StoredRequest request, StorageFormat format = StorageFormat::safetensors);
+/// `renames`: other names for the tensors.
+llvm::Expected<StoredFiles> readStoredFiles(StoredRequest request, StorageFormat format = StorageFormat::safetensors,
+                                            const Renames &renames = {});
 
 } // namespace reshard::tools

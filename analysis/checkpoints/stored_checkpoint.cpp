@@ -334,4 +334,10 @@ Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path, std::opti
   return checkpoint;
 }
 
+Status renameTensors(StoredCheckpoint &checkpoint, const Renames &renames, const std::string &path) {
+  for (StoredReplica &replica : checkpoint.replicas)
+    replica.tensor = renames(replica.tensor);
+  return renames.apply(checkpoint.tensors, "tensors of '" + path + "'");
+}
+
 } // namespace reshard::analysis

@@ -6,6 +6,7 @@
 
 #include "formats/storage_formats.h"
 #include "schema/manifest.h"
+#include "support/renames.h"
 #include "support/status.h"
 
 #include <cstdint>
@@ -65,6 +66,9 @@ Result<StorageFormat> recognizeCheckpoint(const std::string &path);
 /// files of several formats. Errors name the file, the tensor, what was found and what was expected.
 Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path,
                                               std::optional<StorageFormat> preferred = std::nullopt);
+
+/// Gives the tensors of the checkpoint at `path` other names.
+Status renameTensors(StoredCheckpoint &checkpoint, const Renames &renames, const std::string &path);
 
 /// Refuses a tensor whose chunks lie outside it, overlap, or leave out an element.
 Status checkChunks(const std::string &name, const StoredTensor &tensor, const std::string &where);

@@ -38,13 +38,14 @@ std::set<std::string> tensorNames(const Plan &plan) {
   return names;
 }
 
-/// The name in the targets: the longest beginning applies.
-std::string renamed(const std::string &name, const ObjectRules &rules) {
-  const std::pair<std::string, std::string> *longest = nullptr;
-  for (const auto &each : rules.renames)
-    if (name.starts_with(each.first) && (!longest || each.first.size() > longest->first.size()))
-      longest = &each;
-  return longest ? longest->second + name.substr(longest->first.size()) : name;
+/// What `--leave` may have meant instead of objects: the params of a target.
+std::string tensorsLike(const std::string &glob, const std::set<std::string> &tensors) {
+  const auto first =
+      std::find_if(tensors.begin(), tensors.end(), [&](const std::string &name) { return matchesGlob(glob, name); });
+  return first == tensors.end() ? ""
+                                : ", but the tensor '" + *first +
+                                      "': --leave leaves out objects; 'ignore' in the target of the job leaves out "
+                                      "tensors";
 }
 
 } // namespace
@@ -67,17 +68,18 @@ Status CarriedObjects::map(const std::string &path, const std::string &name, con
 
 Status CarriedObjects::choose(const Plan &plan, const std::string &path,
                               const std::map<std::string, StoredObject> &objects, const ObjectRules &rules,
-                              std::set<std::string> &omitted) {
+                              std::set<std::string> &left) {
   std::vector<std::pair<std::string, std::string>> refused; // name and reason
   std::set<std::string> names;
-  const std::set<std::string> tensors = objects.empty() ? std::set<std::string>() : tensorNames(plan);
+  const std::set<std::string> tensors =
+      objects.empty() && rules.leave.empty() ? std::set<std::string>() : tensorNames(plan);
   for (const auto &[name, object] : objects) {
     if (std::any_of(rules.leave.begin(), rules.leave.end(),
                     [&name = name](const std::string &glob) { return matchesGlob(glob, name); })) {
-      omitted.insert(name);
+      left.insert(name);
       continue;
     }
-    const std::string target = renamed(name, rules);
+    const std::string target = rules.renames(name);
     if (const std::string refusal = refusalOf(plan, target, object); !refusal.empty()) {
       refused.emplace_back(name, refusal);
       continue;
@@ -94,10 +96,10 @@ Status CarriedObjects::choose(const Plan &plan, const std::string &path,
   for (const std::string &glob : rules.leave)
     if (std::none_of(objects.begin(), objects.end(),
                      [&](const auto &object) { return matchesGlob(glob, object.first); }))
-      return failed("'" + glob + "' in --leave matches no object of '" + path + "'");
+      return failed("'" + glob + "' in --leave matches no object of '" + path + "'" + tensorsLike(glob, tensors));
   if (rules.allowExtra)
     for (const auto &[name, refusal] : refused)
-      omitted.insert(name);
+      left.insert(name);
   if (refused.empty() || rules.allowExtra)
     return {};
   std::string shown;

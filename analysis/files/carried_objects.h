@@ -6,31 +6,31 @@
 #include "analysis/checkpoints/stored_checkpoint.h"
 #include "executor/load.h"
 #include "support/mapped_file.h"
+#include "support/renames.h"
 #include "support/status.h"
 
 #include <map>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace reshard::analysis {
 
 /// How the names of objects are chosen and changed.
 struct ObjectRules {
-  std::vector<std::string> leave;                           // globs: objects that no target receives
-  std::vector<std::pair<std::string, std::string>> renames; // names that begin with `first` begin with `second`
-  bool allowExtra = false;                                  // leave out the objects that a target cannot hold
+  std::vector<std::string> leave; // globs: objects that no target receives
+  Renames renames;                // their names in the targets
+  bool allowExtra = false;        // leave out the objects that a target cannot hold
 };
 
 /// The objects of a plan's source that all of its targets receive.
 class CarriedObjects {
 public:
-  /// Chooses among the objects of the source at `path`. Each that is left out is added to `omitted`. An error names the
+  /// Chooses among the objects of the source at `path`. Each that is left out is added to `left`. An error names the
   /// objects that a target cannot hold, unless rules.allowExtra, a glob that matches none, a name that two get, and
   /// one that a tensor of a target has.
   Status choose(const Plan &plan, const std::string &path, const std::map<std::string, StoredObject> &objects,
-                const ObjectRules &rules, std::set<std::string> &omitted);
+                const ObjectRules &rules, std::set<std::string> &left);
 
   const std::vector<ObjectSpec> &objects() const { return objects_; }
   /// A digest of the names and bytes of the objects, hexadecimal.

@@ -268,6 +268,9 @@ Status Memory::bindFile(uint32_t endpointNumber, uint32_t meshRankNumber, const 
                         Checkpoint &checkpoint, std::set<std::string> *unknown) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   MeshRankMemory &memory = addRank(endpointNumber, meshRankNumber);
+  if (endpointNumber == 0)
+    if (Status status = renames_.apply(checkpoint.tensors, "tensors of " + what); !status.ok())
+      return status;
   std::set<std::string> left;
   for (const auto &[name, view] : checkpoint.tensors)
     left.insert(name);
@@ -307,9 +310,12 @@ Status Memory::openChunks(uint32_t endpointNumber, const std::string &path, bool
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   const reshard::StorageFormat format = schema::formatOf(endpoint);
   const char *const remedy = endpointNumber == 0 ? "; compile the plan with this source" : "";
-  const Result<StoredCheckpoint> stored = readStoredCheckpoint(path, format);
+  Result<StoredCheckpoint> stored = readStoredCheckpoint(path, format);
   if (!stored.ok())
     return stored.status();
+  if (endpointNumber == 0)
+    if (Status status = renameTensors(*stored, renames_, path); !status.ok())
+      return status;
   if (stored->format != format)
     return failed("'" + path + "' has the format '" + name(stored->format) + "', but the plan was compiled for '" +
                   name(format) + "'" + remedy);
@@ -398,6 +404,8 @@ Status Memory::openFiles(uint32_t endpointNumber, const std::string &folder, boo
   }
   if (!isFolder)
     return failed("'" + folder + "' is not a folder");
+  if (endpointNumber == 0 && !renames_.empty())
+    return failed("--rename applies to the tensors of a checkpoint, but the source has a file for each rank");
   std::set<std::string> files;
   for (const auto &entry : std::filesystem::directory_iterator(folder, error))
     if (const std::string name = entry.path().filename(); name.starts_with("rank-") && name.ends_with(".safetensors"))

@@ -6,6 +6,7 @@
 #include "analysis/checkpoints/stored_checkpoint.h"
 #include "analysis/files/safetensors.h"
 #include "executor/load.h"
+#include "support/renames.h"
 #include "support/status.h"
 
 #include <map>
@@ -33,6 +34,8 @@ public:
   Memory(const Memory &) = delete;
   Memory &operator=(const Memory &) = delete;
 
+  /// Other names for the tensors of the source's files, for openFiles(); the plan has the new ones.
+  void rename(Renames renames) { renames_ = std::move(renames); }
   /// Allocates anonymous memory for an endpoint and touches every page. `shared`: other processes can map it.
   Status allocate(uint32_t endpoint, bool shared = false);
   /// Maps the files of a folder, or a checkpoint that is one file. Checks them against the manifest first: missing and
@@ -68,6 +71,7 @@ private:
 
   const Plan &plan_;
   std::vector<uint32_t> ranks_; // empty: all
+  Renames renames_;             // of the source's tensors
   std::vector<MeshRankMemory> rankMemories_;
   std::vector<std::unique_ptr<Checkpoint>> checkpoints_;
   std::map<std::string, StoredObject> objects_;
