@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <thread>
 
 using namespace reshard;
@@ -24,6 +25,8 @@ namespace {
 
 struct DigestOptions {
   std::string plan, side, format = "text";
+  Renames renames;
+  bool model = false;
 };
 
 void print(const TensorDigests &digests, bool json) {
@@ -72,8 +75,15 @@ int digest(const DigestOptions &options, const std::vector<std::string> &paths) 
   std::vector<TensorDigests> sides;
   for (size_t i = 0; i < paths.size(); ++i) {
     const std::string side = paths.size() == 2 ? (i == 0 ? "source" : "target") : options.side;
-    sides.push_back(plan ? digestsOfSide(*plan, endpointNamed(*plan, side), paths[i]) : digestsOfCheckpoint(paths[i]));
+    sides.push_back(plan ? digestsOfSide(*plan, endpointNamed(*plan, side), paths[i])
+                         : digestsOfCheckpoint(paths[i], i == 0 ? options.renames : Renames()));
     verifyHashes(paths[i]); // after the errors of the files themselves
+  }
+  if (options.model) {
+    const std::set<std::string> others = sides.size() == 1 ? keepModel(sides[0]) : keepModels(sides[0], sides[1]);
+    if (!others.empty())
+      std::fprintf(stderr, "%s left out: %s beside the model: %s\n", coloured("note:").c_str(),
+                   counted(others.size(), "tensor").c_str(), printable(patternsOf(others)).c_str());
   }
   if (sides.size() == 1) {
     print(sides[0], options.format == "json");
@@ -87,8 +97,15 @@ int digest(const DigestOptions &options, const std::vector<std::string> &paths) 
   else
     for (const std::string &line : lines)
       std::printf("%s\n", printable(line).c_str());
-  if (!lines.empty())
-    throw Failure{kNegative, counted(lines.size(), "tensor") + " of '" + paths[0] + "' and '" + paths[1] + "' differ"};
+  if (!lines.empty()) {
+    const std::string rule = plan || !options.renames.empty() ? "" : renameHint(sides[0], sides[1]);
+    const bool model = rule == "model.=" || rule == "=model.";
+    throw Failure{
+        kNegative,
+        counted(lines.size(), "tensor") + " of '" + paths[0] + "' and '" + paths[1] + "' differ" +
+            (rule.empty() ? "" : ", most by name: --rename=" + rule + " renames those of '" + paths[0] + "'") +
+            (model ? ", --model compares the model of dcp.save({\"model\": ...}) alone" : "")};
+  }
   if (options.format != "json")
     std::printf("equal: %s\n", counted(sides[0].size(), "tensor").c_str());
   return kDone;
@@ -112,6 +129,15 @@ int main(int argc, char **argv) {
        {"--side", "SIDE",
         "with --plan and one FILES: source, target, or of several targets target.0, target.1 and so on",
         setText(options.side)},
+       {"--rename", "OLD=NEW",
+        "names of tensors of the first FILES that begin with OLD begin with NEW; with * in OLD a glob of whole names: "
+        "'*._orig_mod.*=*.*'; may be given several times",
+        [&options](const std::string &value) { return options.renames.add(value); }},
+       {"--model", "",
+        "of files of dcp.save({\"model\": ..., \"optimizer\": ...}), the tensors of the model alone, without 'model.'; "
+        "of "
+        "two FILES, those of the sides where names then agree",
+        setSwitch(options.model)},
        {"--format", "FORMAT", "text (default) or json", setChoice(options.format, {"text", "json"})}},
       1,
       1};
@@ -120,6 +146,10 @@ int main(int argc, char **argv) {
   if (options.side.empty() != (options.plan.empty() || arguments.size() == 2)) {
     printError(command.name, options.side.empty() ? "--plan and one FILES need --side=source or --side=target"
                                                   : "--side needs --plan and one FILES");
+    return kUsage;
+  }
+  if (!options.plan.empty() && (options.model || !options.renames.empty())) {
+    printError(command.name, "--plan gives tensors the names of the model, expected neither --rename nor --model");
     return kUsage;
   }
   try {

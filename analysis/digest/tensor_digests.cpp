@@ -15,7 +15,9 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <string_view>
 #include <thread>
 
 namespace reshard::analysis {
@@ -23,6 +25,8 @@ namespace reshard::analysis {
 namespace {
 
 using namespace schema;
+
+constexpr std::string_view kModel = "model.", kOptimizer = "optimizer."; // keys of dcp.save
 
 /// Adds a chunk of a tensor: a box, row-major.
 TensorDigest digestOf(const StoredTensor &tensor, const StoredChunk &chunk, const std::byte *data) {
@@ -61,9 +65,10 @@ std::string shapeOf(const DigestedTensor &tensor) {
 
 } // namespace
 
-TensorDigests digestsOfCheckpoint(const std::string &path) {
-  const Result<StoredCheckpoint> stored = readStoredCheckpoint(path);
+TensorDigests digestsOfCheckpoint(const std::string &path, const Renames &renames) {
+  Result<StoredCheckpoint> stored = readStoredCheckpoint(path);
   throwOnError(stored.status(), kUsage);
+  throwOnError(renameTensors(*stored, renames, path), kUsage);
   const bool folder = std::filesystem::is_directory(path);
   std::map<std::string, MappedFile> files;
   struct Item {
@@ -102,6 +107,72 @@ TensorDigests digestsOfCheckpoint(const std::string &path) {
       },
       [&](double fraction) { progress.at(fraction); });
   return found;
+}
+
+std::set<std::string> keepModel(TensorDigests &digests) {
+  std::set<std::string> others;
+  TensorDigests kept;
+  for (auto &[name, digest] : digests)
+    if (name.starts_with(kModel))
+      kept[name.substr(kModel.size())] = std::move(digest);
+    else
+      others.insert(name);
+  digests = std::move(kept);
+  return others;
+}
+
+std::set<std::string> keepModels(TensorDigests &a, TensorDigests &b) {
+  const auto key = [](const std::string &name, bool below) -> std::optional<std::string> {
+    if (!below)
+      return name;
+    return name.starts_with(kModel) ? std::optional(name.substr(kModel.size())) : std::nullopt;
+  };
+  const auto trained = [](const TensorDigests &side) {
+    const auto first = side.lower_bound(std::string(kOptimizer));
+    return first != side.end() && first->first.starts_with(kOptimizer);
+  };
+  const int needed = (trained(a) ? 1 : 0) | (trained(b) ? 2 : 0); // bit 0: the model of `a`, bit 1: that of `b`
+  size_t most = 0;
+  int best = needed;
+  for (const int sides : {0, 1, 2, 3}) {
+    if ((sides & needed) != needed)
+      continue;
+    size_t common = 0;
+    for (const auto &[name, digest] : a)
+      if (const auto plain = key(name, sides & 1))
+        common += b.contains((sides & 2 ? std::string(kModel) : "") + *plain);
+    if (common > most) {
+      most = common;
+      best = sides;
+    }
+  }
+  std::set<std::string> others;
+  if (best & 1)
+    others.merge(keepModel(a));
+  if (best & 2)
+    others.merge(keepModel(b));
+  return others;
+}
+
+std::string renameHint(const TensorDigests &a, const TensorDigests &b) {
+  size_t unchanged = 0;
+  for (const auto &[name, digest] : a)
+    unchanged += b.contains(name);
+  std::map<std::string, size_t> counts; // how many names a rule makes equal
+  constexpr size_t kLongest = 4;        // components of a beginning
+  const auto add = [&](const TensorDigests &longer, const TensorDigests &shorter, bool removes) {
+    for (const auto &[name, digest] : longer) {
+      size_t at = 0;
+      for (size_t i = 0; i < kLongest && (at = name.find('.', at)) != std::string::npos; ++i)
+        if (const std::string beginning = name.substr(0, ++at); shorter.contains(name.substr(at)))
+          ++counts[removes ? beginning + "=" : "=" + beginning];
+    }
+  };
+  add(a, b, true);
+  add(b, a, false);
+  const auto best =
+      std::max_element(counts.begin(), counts.end(), [](const auto &x, const auto &y) { return x.second < y.second; });
+  return best != counts.end() && best->second > unchanged ? best->first : "";
 }
 
 TensorDigests digestsOfSide(const Plan &plan, uint32_t endpoint, const std::string &path) {

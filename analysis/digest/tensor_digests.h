@@ -4,9 +4,11 @@
 
 #include "executor/digests/element_sums.h"
 #include "schema/manifest.h"
+#include "support/renames.h"
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,8 +27,18 @@ struct DigestedTensor {
 };
 using TensorDigests = std::map<std::string, DigestedTensor>; // by name
 
-/// Reads a checkpoint of any format. The names are those in its files. Throws Failure.
-TensorDigests digestsOfCheckpoint(const std::string &path);
+/// Reads a checkpoint of any format. The names are those in its files, renamed. Throws Failure.
+TensorDigests digestsOfCheckpoint(const std::string &path, const Renames &renames = {});
+
+/// Leaves the tensors below `model`, as torch.distributed.checkpoint saves {"model": …, "optimizer": …}, and removes
+/// this prefix. Returns the names of the others.
+std::set<std::string> keepModel(TensorDigests &digests);
+/// Does so on those of two sides that have an optimizer's state, and, of the others, where it makes most names equal.
+/// Returns the names of the others, on either side.
+std::set<std::string> keepModels(TensorDigests &a, TensorDigests &b);
+/// A rule of --rename for the names of `a` with which more of them are names of `b`: a beginning that is missing or too
+/// much. Empty if there is none.
+std::string renameHint(const TensorDigests &a, const TensorDigests &b);
 
 /// Reads the files of an endpoint of a plan. The names are those of the model's tensors: elements are found by the
 /// endpoint's layout, replicas count once, padding does not. Throws Failure, also for quantized params.

@@ -13,6 +13,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in 
 import numpy as np  # noqa: E402
 from commands import FolderTest, run  # noqa: E402
 from safetensors.numpy import load_file, save_file  # noqa: E402
+from torch_formats import Dcp  # noqa: E402
 
 MODEL = """dtype: fp32
 index: {layer: 2, expert: 4}
@@ -158,9 +159,42 @@ target: {layout: serve, mesh: {tp: 1}, storage: moved}
         self.assertEqual([line.split(" ")[:2] for line in lines],
                          [["l.0.q:", "digest"], ["l.1.k:", "only"], ["mask:", "shape"], ["scale:", "dtype"], ["new:", "only"]])
 
+    def test_names_of_a_trainer(self):
+        """dcp.save({"model": ..., "optimizer": ...}) puts a prefix before the names; torch.compile puts wrappers into them."""
+        wanted = {"model.layers.0.up": np.ones((2, 3), np.float32), "model.layers.1.up": np.zeros(4, np.float32), "lm_head.weight": np.arange(5, dtype=np.float32)}
+        (self.folder / "plain").mkdir()
+        save_file(wanted, self.folder / "plain/model.safetensors")
+        checkpoint = Dcp(self.folder / "step")
+        for name, array in wanted.items():
+            checkpoint.chunk(f"model.{name}", array.shape, (0,) * array.ndim, array)
+            checkpoint.chunk(f"optimizer.state.{name}.exp_avg", array.shape, (0,) * array.ndim, array)
+        checkpoint.write()
+        hint = ", --model compares the model of dcp.save({\"model\": ...}) alone\n"
+        for first, second, rule in (("step", "plain", "model.="), ("plain", "step", "=model.")):
+            error = run("reshard-digest", first, second, code=1, cwd=self.folder).stderr
+            self.assertIn(f"differ, most by name: --rename={rule} renames those of '{first}'{hint}", error)
+            done = run("reshard-digest", first, second, "--model", cwd=self.folder)
+            self.assertEqual(done.stdout, "equal: 3 tensors\n")
+            self.assertIn("note: left out: 3 tensors beside the model: optimizer.state.lm_head.weight.exp_avg, optimizer.state.model.layers.*.up.exp_avg (2)\n", done.stderr)
+        self.assertEqual(run("reshard-digest", "step", "step", "--model", cwd=self.folder).stdout, "equal: 3 tensors\n")
+        self.assertEqual(run("reshard-digest", "plain", "plain", "--model", cwd=self.folder).stdout, "equal: 3 tensors\n")
+        self.assertEqual(self.digests("step", "--model"), self.digests("plain"))
+        lines = run("reshard-digest", "step", "plain", "--rename=model.=", code=1, cwd=self.folder).stdout.splitlines()
+        self.assertEqual([line.split(":")[0] for line in lines], [f"optimizer.state.{name}.exp_avg" for name in sorted(wanted)])
+        (self.folder / "compiled").mkdir()
+        save_file({f"_orig_mod.{name.replace('.1.', '.1._orig_mod.')}": array for name, array in wanted.items()}, self.folder / "compiled/model.safetensors")
+        options = ("--rename=_orig_mod.=", "--rename=*._orig_mod.*=*.*")
+        self.assertEqual(run("reshard-digest", "compiled", "plain", *options, cwd=self.folder).stdout, "equal: 3 tensors\n")
+        self.assertIn("--rename=none=: 'none' begins no name of the tensors of 'plain'", run("reshard-digest", "plain", "--rename=none=", code=2, cwd=self.folder).stderr)
+        changed = wanted | {"lm_head.weight": np.arange(5, dtype=np.float32) + 1}
+        save_file(changed, self.folder / "plain/model.safetensors")
+        done = run("reshard-digest", "step", "plain", "--model", code=1, cwd=self.folder)
+        self.assertEqual([line.split(":")[0] for line in done.stdout.splitlines()], ["lm_head.weight"])
+
     def test_refusals(self):
         plan = self.move("{layout: hf, storage: hf}", "{layout: hf, storage: out}")
         for arguments, text in ((["nothing"], "nothing"), ([f"--plan={plan}", "hf"], "need --side=source or --side=target"), (["--side=source", "hf"], "--side needs --plan"),
+                                ([f"--plan={plan}", "hf", "out", "--model"], "expected neither --rename nor --model"),
                                 (["hf", "hf", "hf"], "expected 1 to 2"), ([f"--plan={self.folder / 'hf'}", "--side=source", "hf"], "hf")):
             with self.subTest(arguments=arguments):
                 self.assertIn(text, run("reshard-digest", *arguments, code=2, cwd=self.folder).stderr)
