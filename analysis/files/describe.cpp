@@ -107,7 +107,8 @@ std::string key(const std::string &name) {
     return std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-' || c == '{' || c == '}' ||
            c == '/';
   });
-  return plain && std::isalpha(static_cast<unsigned char>(name[0])) ? name : quoted(name);
+  const bool text = name != "null" && name != "Null" && name != "NULL"; // which YAML reads as nothing
+  return plain && text && std::isalpha(static_cast<unsigned char>(name[0])) ? name : quoted(name);
 }
 
 using ShapeAndType = std::pair<std::vector<int64_t>, schema::DType>;

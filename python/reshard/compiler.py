@@ -20,7 +20,7 @@ from .plan import Plan
 
 def run_compiler(arguments: Sequence[str | os.PathLike[str]]) -> str:
     """Runs reshard-compile and returns its standard output. Raises CompileError."""
-    done = subprocess.run([PREFIX / "bin" / "reshard-compile", *arguments], capture_output=True, text=True)
+    done = subprocess.run([PREFIX / "bin" / "reshard-compile", *arguments], capture_output=True, encoding="utf-8", errors="backslashreplace")
     if done.returncode:
         raise CompileError(done.stderr.rstrip() or f"reshard-compile exited with code {done.returncode} and printed no error")
     return done.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fnmatch
+import io
 import json
 import os
 import re
@@ -21,8 +21,11 @@ from typing import Any, TextIO
 from ._library import PREFIX
 from .compiler import run_compiler
 from .errors import CompileError, Error
+from .job_text import JobText
+from .names import Renames, matching, patterns, printable, shown
 from .plan import Plan
-from .recognition import MASTER, NO_MASTER, Model, Shapes, Source, brief, declared, elements, model_named, models_of, recognize, repeats, shown, state_names, states_of
+from .recognition import (MASTER, NO_MASTER, Model, Shapes, Source, UnknownModel, as_option, brief, declared, elements, model_named, models_of, read_config, recognize, repeats,
+                          state_names, states_of)
 
 #: Formats, and their names in a job.
 _FORMATS = {"safetensors": "safetensors", "dcp": "dcp", "dcp-safetensors": "dcp-safetensors", "torch_dist": "megatron", "torch-save": "torch-save"}
@@ -31,6 +34,9 @@ _FRAMEWORKS = {"hf": ("safetensors", ("hf",)), "fsdp2": ("dcp", ("fsdp2-checkpoi
                "megatron": ("megatron", ("megatron-checkpoint", "megatron-checkpoint-layers"))}
 #: The layouts of frameworks whose ranks have a file each (--mesh).
 _RANKS = ("fsdp2", "megatron", "vllm", "sglang")
+#: The keys of a job's target, and the options that make them.
+_MADE = (("layout", "to"), ("layout", "target-layout"), ("switches", "switch"), ("storage", "chunk"), ("mesh", "mesh"), ("dtype", "dtype"), ("convert", "dtype"),
+         ("quantize", "quantize"), ("only", "only"), ("ignore", "ignore"))
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer or an expert, in a name
 _FLOATS = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  #: and their names in a config.json
 
@@ -44,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     add("target", metavar="TARGET", help="the folder to create; it appears only when it is complete")
     add("--to", choices=(*_FRAMEWORKS, "vllm", "sglang", *_FORMATS),
         help="hf, fsdp2, megatron: what this framework reads, its format and its names; vllm, sglang: with --mesh; the others: this format, with the names of SOURCE "
-             "(default: hf if a model is known, else safetensors)")
+             "(default: hf if a model is known, else with --rename safetensors)")
     add("--model", metavar="NAME", help="a model of the library, or a model file (default: that of the config)")
     add("--config", metavar="FILE", help="the config.json with the model's architecture and numbers (default: that in SOURCE, or beside it)")
     add("--source-layout", metavar="NAME", help="the layout of SOURCE (default: recognized by its names and shapes)")
@@ -53,12 +59,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--mesh", metavar="AXIS=N,...", help="write a file for each rank of this mesh of --to=fsdp2, megatron, vllm or sglang, for example tp=2,pp=2")
     add("--optimizer", action="store_true", help="convert the optimizer's state too")
     add("--rename", action="append", default=[], metavar="OLD=NEW",
-        help="without a model: names that begin with OLD begin with NEW in TARGET: 'model.=' removes a prefix, '=model.' adds one; may be given several times")
+        help="names of SOURCE that begin with OLD begin with NEW, before anything else looks at them: 'model.=' removes a prefix, '=model.' adds one; with * in OLD "
+             "it is a glob of whole names: '*._orig_mod.*=*.*' removes a wrapper; may be given several times")
     add("--dtype", metavar="DTYPE", help="the dtype of floats in TARGET, not of the optimizer's state; values are rounded to the nearest (default: that of SOURCE)")
     add("--quantize", metavar="FORMAT", help="the quantized format of matrices in TARGET")
     add("--unquantized", action="append", default=[], metavar="GLOB", help="with --quantize: matrices that are not quantized")
     add("--only", action="append", default=[], metavar="GLOB", help="convert only these params")
-    add("--ignore", action="append", default=[], metavar="GLOB", help="leave these params out")
+    add("--ignore", action="append", default=[], metavar="GLOB", help="leave these params out of TARGET")
     add("--allow", choices=["extra"], help="extra: leave out objects that TARGET cannot hold, and tensors that the model or the layout of TARGET does not have")
     add("--leave", action="append", default=[], metavar="GLOB", help="leave out the objects with such names; all others are copied to TARGET")
     add("--copy", metavar="DIR", help="copy config.json, the tokenizer and all other small files of DIR into TARGET")
@@ -78,36 +85,45 @@ def _parser() -> argparse.ArgumentParser:
     add("--insecure", action="store_true", help="without a secret in RESHARD_SECRET, accept processes of other machines and users")
     add("--timeout", metavar="S", help="the deadline in seconds for each of these: joining the other processes, the copies, the comparison (default: none)")
     add("--report", metavar="FILE", help="write a JSON report")
-    add("--plan", action="store_true", help="print the job and do nothing")
+    add("--plan", action="store_true", help="print the job, also if it has errors, and do nothing")
     return parser
 
 
 def _contents(source: str) -> dict:
     """What the files of a checkpoint contain."""
-    done = subprocess.run([PREFIX / "bin" / "reshard-inspect", source, "--format=json"], capture_output=True, text=True)
+    done = subprocess.run([PREFIX / "bin" / "reshard-inspect", source, "--format=json"], capture_output=True, encoding="utf-8", errors="backslashreplace")
     if done.returncode:
-        raise Error(done.stderr.strip().removeprefix("reshard-inspect: error: "))
-    return json.loads(done.stdout)
+        raise Error(done.stderr.strip().removeprefix("reshard-inspect: error: ") or f"'{source}': reshard-inspect ended with code {done.returncode} and printed no error")
+    found = json.loads(done.stdout)
+    for name in (*found["tensors"], *found["objects"]):
+        if "\ufffd" in name:  # in place of bytes that are no UTF-8
+            raise Error(f"'{source}': the name {name!r} is not UTF-8")
+    return found
 
 
 @dataclass
 class _Conversion:
     """What is converted into what."""
 
-    model: list[str]  #: the lines of the job's model
-    source: dict[str, Any]  #: the endpoints of the job
-    target: dict[str, Any]
+    job: JobText
     said: list[str]  #: what the command says about it
     converted: set[str]  #: tensors of SOURCE
     config: dict[str, Any] | None = None  #: the config.json of TARGET
     hint: str = ""  #: what a user may do if the job is not valid
-    staging: int = 0  #: the staging limit of the job; 0: none
-    processes: int = 1  #: how many processes share out the work
 
-    def job(self) -> str:
-        """The text of the job. JSON is YAML."""
-        more = ([f"options: {json.dumps({'staging': self.staging})}"] if self.staging else []) + ([f"world: {self.processes}"] if self.processes > 1 else [])
-        return "\n".join(["version: 1", *self.model, f"source: {json.dumps(self.source)}", f"target: {json.dumps(self.target)}", *more, ""])
+
+def _job(options: argparse.Namespace, model: list[str], source: dict[str, Any], target: dict[str, Any]) -> JobText:
+    """The job of a conversion. model: its lines."""
+    job = JobText(*model)
+    job.section("source", source, {"storage": "SOURCE"})
+    made = {key: f"--{option}={value}" if isinstance(value := getattr(options, option.replace("-", "_")), str) else f"--{option}" for key, option in _MADE
+            if getattr(options, option.replace("-", "_"))}
+    job.section("target", target, {"storage": "TARGET"} | made)
+    if staging := _staging(options):
+        job.section("options", {"staging": staging}, {"staging": f"--memory={options.memory}"})
+    if options.processes > 1:
+        job.line(f"world: {options.processes}", f"--processes={options.processes}")
+    return job
 
 
 def _numbers(words: Sequence[str], option: str) -> dict[str, int]:
@@ -156,28 +172,42 @@ def _staging(options: argparse.Namespace) -> int:
     return quarter if quarter < 256 << 20 else 0
 
 
+def _absolute(path: str | Path) -> Path:
+    """The path without links, as a job states it. Raises Error if it is no UTF-8, which YAML needs."""
+    found = os.path.realpath(path)
+    if found.encode("utf-8", "replace").decode() != found:
+        raise Error(f"{found.encode('utf-8', 'backslashreplace').decode()!r} is not UTF-8, expected a path that a job can state: rename it or its folder, or link to it")
+    return Path(found)
+
+
 def _config(options: argparse.Namespace) -> Path | None:
     """The config.json of the source."""
     source = Path(options.source)
-    places = [Path(options.config)] if options.config else [source / "config.json", source.resolve().parent / "config.json"]
-    found = next((place.resolve() for place in places if place.is_file()), None)
-    if options.config and not found:
+    places = [Path(options.config)] if options.config else [source / "config.json", _absolute(source).parent / "config.json"]
+    if options.config and not os.path.lexists(options.config):
         raise Error(f"--config={options.config}: no such file")
-    return found
+    found = next((place for place in places if os.path.lexists(place)), None)
+    return found and _absolute(found)
 
 
 def _same_names(options: argparse.Namespace, source: str, contents: dict) -> _Conversion:
     """A conversion without a model: the tensors are those of the source."""
-    layouts: dict[str, Any] = {"source": {"params": "same"}, "target": {"params": "same"}}
-    if options.rename:
-        layouts["target"]["rename"] = dict(entry.split("=", 1) for entry in options.rename)
-    described = run_compiler([f"--describe={source}"]).splitlines()
-    target = {"layout": "target"} | _storage(options) | _changes(options)
+    try:
+        described = run_compiler([f"--describe={source}", *_renames(options)]).removesuffix("\n").split("\n")
+    except CompileError as error:
+        raise Error(str(error).removeprefix("reshard-compile: error: ")) from None
+    layouts = json.dumps({"same": {"params": "same"}})
+    target = {"layout": "same"} | _storage(options) | _changes(options)
     said = ["model: none; the tensors keep their names" + (", renamed" if options.rename else "")]
     if contents["format"] == "DCP safetensors":
         said.append(_shards(contents["tensors"]))
-    return _Conversion(["model:", *(f"  {line}" for line in described), f"  layouts: {json.dumps(layouts)}"], {"storage": source, "layout": "source"}, target, said,
-                       set(contents["tensors"]))
+    job = _job(options, ["model:", *(f"  {line}" for line in described), f"  layouts: {layouts}"], {"storage": source, "layout": "same"}, target)
+    return _Conversion(job, said, set(contents["tensors"]))
+
+
+def _renames(options: argparse.Namespace) -> list[str]:
+    """The options of reshard-compile and reshard-exec that rename the tensors of the source."""
+    return [f"--rename={rule}" for rule in options.rename]
 
 
 def _shards(tensors: dict[str, dict]) -> str:
@@ -196,7 +226,7 @@ def _format(options: argparse.Namespace) -> str:
 
 def _storage(options: argparse.Namespace) -> dict[str, Any]:
     """Where and how the target is written."""
-    folder = str(Path(options.target).resolve())
+    folder = str(_absolute(options.target))
     if options.mesh:
         return {"storage": folder, "mesh": _mesh(options)}
     return {"storage": {"folder": folder, "format": _format(options)} | ({"chunk": options.chunk} if options.chunk else {})}
@@ -211,7 +241,8 @@ def _target_layout(options: argparse.Namespace, model: Model, switches: dict[str
             return name, model.holds(name, switches)
         except CompileError as error:
             errors.append(f"\n  {name}: {brief(error)}")
-    raise Error(f"model {model.name} cannot be converted to {options.target_layout or options.to}:{''.join(errors)}")
+    chosen = "".join(f" with --switch={each}" for each in options.switch)
+    raise Error(f"model {model.name} cannot be converted to {options.target_layout or options.to}{chosen}:{''.join(errors)}")
 
 
 @dataclass
@@ -240,18 +271,22 @@ def _states(options: argparse.Namespace, source: Source, shapes: Shapes, layout:
 
 
 def _extra(options: argparse.Namespace, source: Source, shapes: Shapes, converted: set[str], replaced: set[str]) -> list[str]:
-    """The tensors of the source that are left out. replaced: those of which others have the elements. Raises Error where that is not allowed."""
+    """What is said about the tensors of the source that are left out. replaced: those of which others have the elements. Raises Error where that is not allowed."""
     extra = sorted(shapes.keys() - converted - replaced)
     if replaced and not options.allow:
         raise Error(f"--optimizer: the optimizer of TARGET has no master weights, so that those of '{options.source}' become its weights; "
-                    f"--allow=extra leaves out the weights {shown(sorted(replaced))}")
+                    f"--allow=extra leaves out the weights {patterns(replaced)}")
     where = f"that layout {source.layout} of model {source.model.name}{f' with the numbers of {source.model.config}' if source.model.config else ''} does not have"
     if further := repeats(extra, source.held):
-        raise Error(f"'{options.source}' has {len(further)} tensors {where}, but it has others of the same kind: {shown(further)}; is it another model's config?")
+        raise Error(f"'{options.source}' has {len(further)} tensors {where}, but it has others of the same kind: {patterns(further)}; is it another model's config?")
     if extra and not options.allow:
         hint = "" if options.optimizer or not states_of(source, shapes) else "--optimizer converts the optimizer's state; "
-        raise Error(f"'{options.source}' has {len(extra)} tensors {where}: {shown(extra)}; {hint}--allow=extra leaves them out")
-    return sorted([*extra, *replaced])
+        raise Error(f"'{options.source}' has {len(extra)} tensors {where}: {patterns(extra)}; {hint}--allow=extra leaves them out")
+    states = {name: state for state, names in state_names(source.model, source.layout, source.switches).items() for name in names} if extra else {}
+    state = [states.get(name, name) for name in extra if name in states or name.startswith("optimizer.")]  # the names of states that are known are enough
+    weights = [name for name in extra if name not in states and not name.startswith("optimizer.")]
+    left = ((weights, f"that are weights {where}"), (replaced, "that are weights of which the optimizer has master weights"), (state, "of the optimizer's state"))
+    return [f"left out: {len(names)} tensors {what}: {patterns(names)}" for names, what in left if names]
 
 
 def _dtype_of(tensors: dict[str, dict], names: Iterable[str]) -> str | None:
@@ -272,15 +307,17 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
         """The compiler's text of both layouts."""
         layout, _ = _target_layout(options, source.model, switches)
         side = {key: value for key, value in source.endpoint().items() if key != "dtype"} | {"mesh": {}}
+        tried.append(_job(options, [f"model: {json.dumps(source.model.yaml(source=source.layout, target=layout))}"], side, wanted))
         with tempfile.TemporaryDirectory(prefix="reshard-") as scratch:
-            job = Path(scratch) / "job.yaml"
-            job.write_text(json.dumps({"version": 1, "model": source.model.yaml(source=source.layout, target=layout), "source": side, "target": wanted}))
-            return run_compiler([job, "--emit=layout"])
+            return tried[-1].compile(Path(scratch), "--emit=layout")
 
     shapes = {name: tensor["shape"] for name, tensor in tensors.items()}
+    tried: list[JobText] = []
     try:
         source = recognize(models, options.source_layout, shapes, resolved)
     except Error as error:
+        if options.plan and tried:
+            _print(tried[-1].text.removesuffix("\n"))
         if "'layer' over pp" not in str(error):
             raise
         raise Error(f"{error}\nnote: --mesh divides the layers evenly over pp; without pp, --plan prints the job: add pp to the mesh of its target, and "
@@ -291,7 +328,7 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
     left = _extra(options, source, shapes, converted, states.replaced)
     weights = set(source.held if source.plain is None else source.plain) - states.replaced | (states.names[MASTER] if states.replaced else set())
     if coded := sorted(name for name in weights & tensors.keys() if tensors[name]["dtype"].startswith("fp8")):
-        raise Error(f"'{options.source}' has {tensors[coded[0]]['dtype']} without scales of a known form: {shown(coded)}; known: block_fp8 (128 x 128, {coded[0]}_scale_inv)")
+        raise Error(f"'{options.source}' has {tensors[coded[0]]['dtype']} without scales of a known form: {patterns(coded)}; known: block_fp8 (128 x 128, {coded[0]}_scale_inv)")
     dtype = _dtype_of(tensors, weights & tensors.keys())
     optimizer = {state: declared(state, tensors[min(each)]["dtype"], states.tied and state == MASTER) for state, each in states.names.items()}
     if states.tied and not states.replaced:
@@ -305,8 +342,8 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
         said.append("weights: of TARGET, the master weights of SOURCE" if states.replaced else "master weights: of TARGET, the weights of SOURCE")
     if source.format:
         wanted.setdefault("convert", "rne")
-        said.append(f"quantized: in {source.format}, except for {shown(sorted(name for name, shape in source.plain.items() if len(shape) > 1)) or 'nothing'}")
-    said += [f"left out: {len(left)} tensors: {shown(left)}"] if left else []
+        said.append(f"quantized: in {source.format}, except for {patterns(name for name, shape in source.plain.items() if len(shape) > 1) or 'nothing'}")
+    said += left
     endpoint = source.endpoint() | {"storage": folder}
     if states.replaced:  # `ignore` is compared with names as they are declared, with {layer} in place of a number
         endpoint["ignore"] = [*endpoint.get("ignore", []), *sorted({_NUMBER.sub("*", name) for name in states.replaced})]
@@ -314,7 +351,7 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
         said.append("common.pt: names the layout of SOURCE, and a trainer may read TARGET by it; --leave=common.pt leaves it out")
     if states.tied and layout in NO_MASTER:
         wanted["ignore"] = [*wanted.get("ignore", []), NO_MASTER[layout]]
-    result = _Conversion([f"model: {json.dumps(model.yaml(source=source.layout, target=layout))}"], endpoint, wanted, said, converted)
+    result = _Conversion(_job(options, [f"model: {json.dumps(model.yaml(source=source.layout, target=layout))}"], endpoint, wanted), said, converted)
     floats = sorted({tensors[name]["dtype"] for name in weights & tensors.keys()} & _FLOATS.keys())
     if len(floats) > 1 and not options.dtype:
         result.hint = f"\nnote: the floats of '{options.source}' are {' and '.join(floats)}: --dtype=DTYPE rounds them to one dtype"
@@ -325,34 +362,72 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
 
 def _config_of_target(options: argparse.Namespace, path: Path, dtype: str | None, names: dict[str, tuple[int, ...]], said: list[str]) -> dict[str, Any]:
     """The config.json of the target: that of the source with the dtype and the quantization of the target."""
-    config = json.loads(path.read_text())
+    config = read_config(path)
     config.pop("quantization_config", None)
     if written := _FLOATS.get(options.dtype or dtype or ""):
         config["dtype" if "dtype" in config else "torch_dtype"] = written
     if options.quantize == "block_fp8":  # what transformers and vLLM read
         matrices = [name for name, shape in names.items() if len(shape) > 1]
-        kept = [name.removesuffix(".weight") for name in matrices if any(fnmatch.fnmatchcase(name, glob.replace("[", "[[]")) for glob in options.unquantized)]
+        kept = [name.removesuffix(".weight") for name in matching(options.unquantized, matrices)]
         config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "modules_to_not_convert": kept}
     elif options.quantize:
         said.append(f"config.json does not say that matrices are {options.quantize}: add what your engine expects")
     return config
 
 
+def _needs_model(options: argparse.Namespace) -> bool:
+    """Whether a model gives TARGET its names. Without --to it does, if there is one."""
+    return not options.to or options.to in _FRAMEWORKS or bool(options.mesh or options.target_layout)
+
+
+def _without_model(options: argparse.Namespace, contents: dict) -> str:
+    """What an error says about the way without a model, with the options for the names of SOURCE."""
+    names = [*contents["tensors"], *contents["objects"]]
+    begins = lambda *beginnings: [name for name in contents["tensors"] if name.startswith(beginnings)]  # noqa: E731
+    saved = begins("optimizer.", "model.model.", "model.lm_head.") and begins("model.", "optimizer.") == list(contents["tensors"])  # by dcp.save({"model": ...})
+    further = [as_option("model.=")] if saved else []
+    further += ["--ignore='optimizer*'"] if begins("optimizer.") else []
+    further += ["--allow=extra"] if contents["objects"] and not options.allow else []
+    way = " ".join(["--to=safetensors", *further, "--copy=DIR"])
+    return (f"; --to=safetensors keeps the names, here {patterns(names)}, and renames them by --rename; without a model, {way} writes the weights, with config.json and the "
+            "tokenizer of DIR")
+
+
+def _leaves(options: argparse.Namespace, contents: dict, converted: set[str]) -> None:
+    """Refuses --leave for names of tensors, which stay."""
+    for glob in options.leave:
+        tensors = matching([glob], contents["tensors"])
+        stay = converted.intersection(tensors).difference(matching(options.ignore, tensors))
+        if stay or (tensors and not matching([glob], contents["objects"])):
+            raise Error(f"--leave={glob} matches {len(tensors)} tensors: {patterns(tensors)}; it leaves out objects only, --ignore={glob} leaves out tensors")
+        if not matching([glob], contents["objects"]):
+            raise Error(f"--leave={glob} matches no object of '{options.source}', which has {len(contents['objects'])}"
+                        + (f": {patterns(contents['objects'])}" if contents["objects"] else ""))
+
+
 def _conversion(options: argparse.Namespace, contents: dict) -> _Conversion:
     """Decides what is converted, by the options and the files."""
-    folder = str(Path(options.source).resolve())
+    folder = str(_absolute(options.source))
+    given = bool(options.to)
     names_model = bool(options.model or options.config)
     config = _config(options)
+    models: list[Model] = []
+    if options.model and _needs_model(options):
+        models = [model_named(options.model, _absolute(options.config) if options.config else None)]
+    elif config and _needs_model(options):
+        try:
+            models = models_of(config)
+        except UnknownModel as error:
+            if options.to or options.config or options.target_layout or not options.rename:
+                raise Error(f"{error}{_without_model(options, contents)}") from None
     if not options.to:
-        by_name = options.rename or options.target_layout or not (names_model or config)
-        options.to = "safetensors" if by_name else "hf"
+        options.to = "safetensors" if options.target_layout or (options.rename and not models) else "hf"
     if options.chunk and (options.mesh or _format(options) not in ("dcp", "megatron")):
         raise Error("unexpected --chunk: a TARGET of --to=dcp, fsdp2, megatron or torch_dist without --mesh has chunks")
     if options.to in _FRAMEWORKS or options.mesh or options.target_layout:
         if not (names_model or config):
-            raise Error(f"found no config.json in '{options.source}' or beside it: --config=FILE or --model=NAME states the model of --to={options.to}; "
-                        "a format (--to=safetensors) keeps the names")
-        models = [model_named(options.model, Path(options.config).resolve() if options.config else None)] if options.model else models_of(config)
+            raise Error(f"found no config.json in '{options.source}' or beside it: --config=FILE or --model=NAME states the model of --to={options.to}"
+                        f"{'' if given else ', the default'}{_without_model(options, contents)}")
         return _of_models(options, folder, contents["tensors"], models)
     for option in ("model", "config", "source_layout", "switch", "optimizer"):
         if getattr(options, option):
@@ -363,14 +438,12 @@ def _conversion(options: argparse.Namespace, contents: dict) -> _Conversion:
 
 def _check_options(options: argparse.Namespace) -> None:
     """Refuses options that contradict each other."""
-    if options.rename and (options.model or options.config or options.target_layout or options.to in _FRAMEWORKS or options.mesh):
-        raise Error(f"unexpected --rename: the layouts of a model state the names; --to={', '.join(_FORMATS)} keeps them")
-    for entry in options.rename:
-        if "=" not in entry:
-            raise Error(f"invalid --rename={entry!r}: expected OLD=NEW")
-    beginnings = [entry.split("=", 1)[0] for entry in options.rename]
-    if len(set(beginnings)) < len(beginnings):
-        raise Error(f"--rename is given twice for {next(each for each in beginnings if beginnings.count(each) > 1)!r}, expected once")
+    for name, value in vars(options).items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and (not text or text.encode("utf-8", "replace").decode() != text):
+                what = name.upper() if name in ("source", "target") else f"--{name.replace('_', '-')}"
+                raise Error(f"invalid {what}={text.encode('utf-8', 'backslashreplace').decode()!r}: expected {'UTF-8' if text else 'a value'}")
+    Renames(options.rename)
     if options.mesh and options.to not in _RANKS:
         raise Error(f"unexpected --mesh: it writes a file for each rank of --to={', '.join(_RANKS)}")
     if options.to in ("vllm", "sglang") and not options.mesh:
@@ -394,13 +467,15 @@ def _check_options(options: argparse.Namespace) -> None:
 def _check(options: argparse.Namespace) -> dict:
     """Checks the options and the files. Returns the contents of the source."""
     _check_options(options)
-    if Path(options.target).exists():
+    if os.path.lexists(options.target):
         raise Error(f"'{options.target}' exists, expected a folder to create")
     if options.report and not Path(options.report).absolute().parent.is_dir():
         raise Error(f"--report={options.report}: found no folder '{Path(options.report).parent}'")
-    if options.report and Path(options.report).resolve().is_relative_to(Path(options.source).resolve()):
+    if options.report and _absolute(options.report).is_relative_to(_absolute(options.source)):
         raise Error(f"--report={options.report} is in '{options.source}', expected a file outside")
-    return _contents(options.source)
+    contents = _contents(options.source)
+    contents["tensors"] = Renames(options.rename).apply(contents["tensors"], options.source)
+    return contents
 
 
 def _print(*lines: str, file: TextIO | None = None) -> None:
@@ -423,17 +498,16 @@ def _compile(options: argparse.Namespace, conversion: _Conversion, folder: Path)
     """Compiles the job. Returns the plan, its bytes of padding, and whether tensors of the model are left out. A tensor of the source that no param of the
     target holds is an error, unless the options leave it out."""
     plan, report = folder / "convert.rplan", folder / "compiled.json"
-    (folder / "job.yaml").write_text(conversion.job())
     try:
-        run_compiler([folder / "job.yaml", "-o", plan, f"--report={report}"])
+        conversion.job.compile(folder, "-o", str(plan), f"--report={report}", *_renames(options))
     except CompileError as error:
-        staged = f"\nnote: the staging limit is a quarter of --memory={options.memory}" if conversion.staging and "staging limit" in str(error) else ""
-        raise CompileError(f"{error}{staged}{conversion.hint}") from None
+        staged = f"\nnote: the staging limit is a quarter of --memory={options.memory}" if _staging(options) and "staging limit" in str(error) else ""
+        raise Error(f"{error}{staged}{conversion.hint}\nnote: --plan prints the job, in which reshard-compile shows the place of an error") from None
     compiled = json.loads(report.read_text())
     if (unused := compiled["unused"]) and not (options.only or options.ignore or options.allow):
-        raise Error(f"the layout of TARGET has no params for {len(unused)} tensors of the model: {shown(unused)}; --allow=extra leaves them out")
+        raise Error(f"the layout of TARGET has no params for {len(unused)} tensors of the model: {patterns(unused)}; --allow=extra leaves them out")
     if unused:
-        _say(options, conversion, [f"left out: {len(unused)} tensors of the model: {shown(unused)}"])
+        _say(options, conversion, [f"left out: {len(unused)} tensors of the model, which TARGET does not get: {patterns(unused)}"])
     return plan, compiled["bytes"]["padding"], bool(unused)
 
 
@@ -445,22 +519,25 @@ def _small_files(options: argparse.Namespace, conversion: _Conversion, folder: P
         raise Error(f"--copy={options.copy}: no such folder")
     files = folder / "files"
     files.mkdir()
-    for path in Path(options.copy).resolve().iterdir() if options.copy else ():
-        if not path.is_dir() and path.name != "config.json":  # also a broken link, which reshard-exec refuses
+    for path in Path(os.path.realpath(options.copy)).iterdir() if options.copy else ():
+        if not path.is_dir() and path.name != "config.json":
+            if not path.exists():
+                raise Error(f"--copy={options.copy}: '{path}' is a broken link")
             (files / path.name).symlink_to(path)
-    (files / "config.json").write_text(json.dumps(conversion.config, indent=2) + "\n")
+    (files / "config.json").write_text(json.dumps(conversion.config, indent=2) + "\n", "utf-8")
     return [f"--copy={files}"]
 
 
 @contextlib.contextmanager
 def _terminating(process: subprocess.Popen) -> Iterator[None]:
-    """While it is entered, SIGTERM ends that process, and this one goes on, to copy the report and to remove its temporary folder. A launcher sends SIGTERM to
-    all processes when the first one has failed."""
-    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    """While it is entered, SIGTERM and SIGINT end that process, and this one goes on, to copy the report and to remove its temporary folder. A launcher sends
+    SIGTERM to all processes when the first one has failed."""
+    before = {number: signal.signal(number, lambda *_, number=number: process.send_signal(number)) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path, tensors: dict[str, dict]) -> int:
@@ -469,7 +546,7 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
     report = folder / "ran.json"
     names = ("allow", "memory", "max_shard_size", "timeout", "transport", "rendezvous", "rank", "job")
     passed = [f"--{name.replace('_', '-')}={value}" for name in names if (value := getattr(options, name)) is not None]
-    passed += [f"--leave={glob}" for glob in options.leave] + [f"--rename-objects={entry}" for entry in options.rename]
+    passed += [f"--leave={glob}" for glob in options.leave] + _renames(options) + [f"--rename-objects={rule}" for rule in options.rename]
     passed += [f"--{name.replace('_', '-')}" for name in ("resume", "no_sync", "insecure") if getattr(options, name)]
     command = [PREFIX / "bin" / "reshard-exec", plan, "--check", "--check-replicas", f"--report={report}", *passed, *_small_files(options, conversion, folder)]
     # As this process, it ignores that nobody reads what it says.
@@ -496,22 +573,35 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
 
 def run(arguments: Sequence[str]) -> int:
     """The command. Returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):  # names that it cannot encode are escaped
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
     try:
         contents = _check(options)
         conversion = _conversion(options, contents)
-        conversion.processes = options.processes
-        conversion.staging = _staging(options)
-        found = f"{options.source}: {contents['format']}, {len(contents['tensors'])} tensors, {len(contents['objects'])} objects"
+        _leaves(options, contents, conversion.converted)
+        found = f"{printable(options.source)}: {contents['format']}, {len(contents['tensors'])} tensors, {len(contents['objects'])} objects"
         said, conversion.said = [found, *conversion.said], []
         _say(options, conversion, said)
         if options.plan:
-            _print(conversion.job().removesuffix("\n"))
+            if options.rename:
+                conversion.job.comment([f"reshard-compile and reshard-exec need {' '.join(map(as_option, options.rename))} with this job"])
+            _print(conversion.job.text.removesuffix("\n"))
             return 0
         with tempfile.TemporaryDirectory(prefix="reshard-convert-") as folder:
             return _execute(options, conversion, Path(folder), contents["tensors"])
-    except CompileError as error:
-        print(error, file=sys.stderr)
     except Error as error:
-        print(f"reshard-convert: error: {error}", file=sys.stderr)
-    return 2
+        return _failed(str(error), 2)
+    except OSError as error:
+        return _failed(f"'{error.filename}': {error.strerror}" if error.filename else error.strerror or str(error), 3)
+    except MemoryError:
+        return _failed("not enough memory", 3)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _failed(message: str, code: int) -> int:
+    """Prints an error. Returns the exit code."""
+    _print(*map(printable, f"reshard-convert: error: {message}".split("\n")), file=sys.stderr)
+    return code

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from . import LIBRARY
-from .compiler import run_compiler
 from .errors import CompileError, Error
+from .job_text import JobText
+from .names import Renames, common_beginning, patterns, printable, rules_for, shown
 from .plan import Plan
 
 MODELS = LIBRARY / "models"
@@ -35,32 +37,25 @@ MASTER = "param"  #: the state of master weights
 #: Layouts of frameworks whose optimizers have none, because they update the weights, and what their names for states make of it.
 NO_MASTER = {"fsdp2-checkpoint": "optimizer.state.*.param"}
 _EMBEDDING = "embedding.word_embeddings.weight"  # Megatron-Core's, which is padded
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_SHOWN = 8  # names that an error lists
 _TIED = 8  # names that a source may lack because they are tied; more are not looked at
+
+_CONFIG_BYTES = 16 << 20  # of a config.json, at most
+_CONFIG_DEPTH = 64  # lists and maps in each other
 
 Shapes = Mapping[str, Sequence[int]]
 
 
-def shown(names: Iterable[str]) -> str:
-    """The first names of a list, for a message. Control characters, which files may have in names, are escaped."""
-    names = list(names)
-    return ", ".join(_CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), name) for name in names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
 def brief(error: CompileError) -> str:
-    """The first message of the compiler, without its place."""
-    line = str(error).partition("\n")[0]
-    return line.partition(" error: ")[2] or line
+    """The first message of JobText.compile."""
+    return str(error).partition("\n")[0].replace(" error: ", " ", 1)
 
 
 @cache
-def _compiled(job: str) -> dict[str, tuple[int, ...]]:
+def _compiled(*job: str) -> dict[str, tuple[int, ...]]:
     """The names and shapes of the params of a job's source, a rank. Raises CompileError."""
     with tempfile.TemporaryDirectory(prefix="reshard-") as folder:
-        path, plan = Path(folder) / "job.yaml", Path(folder) / "p.rplan"
-        path.write_text(job)
-        run_compiler([path, "-o", plan, "--omit-job"])
+        plan = Path(folder) / "p.rplan"
+        JobText(*job).compile(Path(folder), "-o", str(plan), "--omit-job")
         return {name: param.shape for name, param in Plan.open(plan).params(0, "source").items()}
 
 
@@ -91,23 +86,51 @@ class Model:
         """The names and shapes of a checkpoint in a layout. endpoint: further keys of the source. Raises CompileError."""
         side = {"layout": "side", "mesh": {}} | ({"switches": dict(switches)} if switches else {})
         target = side | {"layout": "plain", "convert": "rne"}
-        return _compiled(json.dumps({"version": 1, "model": self.yaml(side=layout, plain=_QUANTIZED.get(layout, ("", layout))[1]), "source": side | endpoint, "target": target}))
+        model = self.yaml(side=layout, plain=_QUANTIZED.get(layout, ("", layout))[1])
+        try:
+            return _compiled(f"model: {json.dumps(model)}", f"source: {json.dumps(side | endpoint)}", f"target: {json.dumps(target)}")
+        except CompileError as error:
+            raise CompileError(str(error).replace("layout 'side'", f"layout '{layout}'")) from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """A config.json. Raises Error if it is none."""
     try:
-        found = json.loads(path.read_text())
+        if not path.is_file():
+            raise Error(f"'{path}' is {'missing' if not os.path.lexists(path) else 'a folder' if path.is_dir() else 'no regular file'}, expected a config.json")
+        if (size := path.stat().st_size) > _CONFIG_BYTES:
+            raise Error(f"'{path}' has {size} bytes, expected a config.json of at most {_CONFIG_BYTES}")
+        found = json.loads(path.read_text("utf-8"))
+    except RecursionError:
+        raise Error(f"'{path}': lists and objects are nested more than {_CONFIG_DEPTH} deep") from None
     except (OSError, ValueError) as error:
-        raise Error(f"'{path}': {error}") from None
+        raise Error(f"'{path}': {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(found, dict):
         raise Error(f"'{path}': expected a JSON object")
+    level: list[Any] = [found]
+    for _ in range(_CONFIG_DEPTH):
+        level = [each for outer in level for each in (outer.values() if isinstance(outer, dict) else outer) if isinstance(each, (dict, list))]
+    if level:
+        raise Error(f"'{path}': lists and objects are nested more than {_CONFIG_DEPTH} deep")
     return found
 
 
-def _architectures(config: Mapping[str, Any]) -> list[str]:
+def _tied(path: Path, config: Mapping[str, Any]) -> bool:
+    """Whether a config says that the head has the elements of the embedding."""
+    found = config.get("tie_word_embeddings")
+    if found is not None and not isinstance(found, bool):
+        raise Error(f"'{path}': 'tie_word_embeddings' is {printable(json.dumps(found)[:40])}, expected true or false")
+    return bool(found)
+
+
+def _architectures(path: Path, config: Mapping[str, Any]) -> list[str]:
     """What a config says about the kind of model."""
-    found = config.get("architectures")
-    return [name for name in [*(found if isinstance(found, list) else []), config.get("model_type")] if isinstance(name, str)]
+    names, kind = config.get("architectures") or [], config.get("model_type")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise Error(f"'{path}': 'architectures' is {printable(json.dumps(names)[:40])}, expected a list of names")
+    if kind is not None and not isinstance(kind, str):
+        raise Error(f"'{path}': 'model_type' is {printable(json.dumps(kind)[:40])}, expected a name")
+    return [*names, *([kind] if kind else [])]
 
 
 def _library() -> Iterator[tuple[str, Path, dict[str, Any]]]:
@@ -115,7 +138,7 @@ def _library() -> Iterator[tuple[str, Path, dict[str, Any]]]:
     for config in sorted(MODELS.glob("*.config.json")):
         name = config.name.removesuffix(".config.json")
         if (path := MODELS / f"{name}.yaml").exists():
-            yield name, path, _read(config)
+            yield name, path, read_config(config)
 
 
 def _declarations(path: Path) -> str:
@@ -123,22 +146,26 @@ def _declarations(path: Path) -> str:
     return "\n".join(line for line in path.read_text().splitlines() if line and not line.startswith(("#", "name:", "config:")))
 
 
+class UnknownModel(Error):
+    """The library has no model of that architecture."""
+
+
 def models_of(config: Path) -> list[Model]:
     """The models of the library for the architecture of a config.json, with its numbers. At least one, or Error."""
-    stated = _read(config)
-    kinds, tied = _architectures(stated), bool(stated.get("tie_word_embeddings"))
+    stated = read_config(config)
+    kinds, tied = _architectures(config, stated), _tied(config, stated)
     known: dict[str, None] = {}
     found = []
     for name, path, own in _library():
-        names = _architectures(own)
+        names = _architectures(path, own)
         known |= dict.fromkeys(names[:1])
         if set(kinds) & set(names):
             found.append((name, path, bool(own.get("tie_word_embeddings")), names))
     # By the architecture; by model_type where the config names no architecture that is known.
     found = [each for each in found if set(kinds) & set(each[3][:1])] or found
     if not found:
-        raise Error(f"'{config}': the library has no model for {' or '.join(map(repr, kinds)) or 'a config without architectures and model_type'}; "
-                    f"known: {', '.join(known)}; --model=FILE names a model file, --to=safetensors keeps the names")
+        raise UnknownModel(f"'{config}': the library has no model for {' or '.join(map(repr, kinds)) or 'a config without architectures and model_type'}; "
+                           f"known: {', '.join(known)}; --model=FILE names a model file")
     # A file that ties the head fits no model whose head is not tied; one that does not is given the tie.
     alike = [each for each in found if each[2] == tied] or [each for each in found if tied]
     if not alike:
@@ -158,8 +185,8 @@ def model_named(name: str, config: Path | None) -> Model:
     elif not path.exists():
         raise Error(f"--model={name}: no such file")
     own = path.with_name(f"{path.stem}.config.json")
-    stated = _read(config or own) if config or own.exists() else {}
-    tied, declared = bool(stated.get("tie_word_embeddings")), own.exists() and bool(_read(own).get("tie_word_embeddings"))
+    stated = read_config(config or own) if config or own.exists() else {}
+    tied, declared = _tied(config or own, stated), own.exists() and _tied(own, read_config(own))
     if declared and not tied:
         raise Error(f"'{config}': 'tie_word_embeddings' is false or missing, but model '{name}' is tied")
     return Model(path.stem, path.resolve(), config, tied, tied and own.exists() and not declared)
@@ -184,8 +211,30 @@ class Source:
         return found | ({"switches": dict(self.switches)} if self.switches else {}) | ({"ignore": list(self.lacks)} if self.lacks else {})
 
 
-def _fit(model: Model, layout: str, switches: Mapping[str, int], tensors: Shapes) -> Source | tuple[int, str]:
-    """The checkpoint in this layout; or how many tensors fit, and why it is another one."""
+@dataclass(frozen=True)
+class Misfit:
+    """Why a checkpoint is in another layout."""
+
+    count: int  #: the tensors that fit; -1: the model has no such layout
+    reason: str
+    model: Model
+    layout: str
+    switches: Mapping[str, int]
+    expected: Shapes = field(default_factory=dict)
+
+    def rules(self, tensors: Shapes) -> list[str]:
+        """Rules of --rename with which the checkpoint is in the layout. Empty if there are none."""
+        if not (rules := rules_for(tensors, self.expected)):
+            return []
+        renamed = Renames(rules).apply(tensors, "")
+        return rules if isinstance(_fit(self.model, self.layout, self.switches, renamed), Source) else []
+
+
+def _fit(model: Model, layout: str, switches: Mapping[str, int], tensors: Shapes) -> Source | Misfit:
+    """The checkpoint in this layout, or why it is another one."""
+    def misfit(count: int, reason: str) -> Misfit:
+        return Misfit(count, reason, model, layout, switches, expected)
+
     if layout.startswith("megatron-checkpoint") and (embedding := tensors.get(_EMBEDDING)):
         switches = {"padded": embedding[0]}  # the padded vocabulary is a multiple of itself
     rule: dict[str, Any] = {}
@@ -202,12 +251,13 @@ def _fit(model: Model, layout: str, switches: Mapping[str, int], tensors: Shapes
             plain = {name: shape for name, shape in expected.items() if name + _SCALE not in tensors}
             expected = model.holds(layout, switches, quantize=rule)
     except CompileError as error:
-        return (len(expected) if expected else -1), brief(error)
+        return misfit(len(expected) if expected else -1, brief(error))
     missing = [name for name in expected if name not in tensors]
     wrong = [name for name in expected if name in tensors and tuple(tensors[name]) != expected[name]]
     if wrong:
         name = wrong[0]
-        return len(expected) - len(missing) - len(wrong), f"{name!r} is {list(tensors[name])}, expected {list(expected[name])}" + (f", and {len(wrong) - 1} more" if wrong[1:] else "")
+        return misfit(len(expected) - len(missing) - len(wrong),
+                      f"{name!r} is {list(tensors[name])}, expected {list(expected[name])}" + (f", and {len(wrong) - 1} more" if wrong[1:] else ""))
     held = {name: shape for name, shape in expected.items() if name in tensors}
     if missing:
         try:
@@ -215,7 +265,7 @@ def _fit(model: Model, layout: str, switches: Mapping[str, int], tensors: Shapes
                 raise CompileError("")
             model.holds(layout, switches, ignore=missing, **({"quantize": rule} if rule else {}))  # an error unless other params have their elements
         except CompileError:
-            return len(held), f"{len(missing)} of {len(expected)} names are missing: {shown(missing[:2])}"
+            return misfit(len(held), f"{len(missing)} of {len(expected)} names are missing: {shown(missing[:2])}")
     return Source(model, layout, switches, held, tuple(missing), quantization, rule, plain)
 
 
@@ -255,7 +305,7 @@ def recognize(models: Sequence[Model], layout: str | None, tensors: Shapes, conv
     convert: returns the compiler's text of the layouts of a conversion. Raises CompileError if there is none.
     """
     tried = [each for each in _SOURCES if layout in (None, each[0])] or [(str(layout), {})]
-    reasons: dict[str, tuple[int, str]] = {}
+    reasons: dict[str, Misfit] = {}
     refused: dict[str, str] = {}  # of what is recognized, by reason
     for let in ({}, {"mtp": 0}):  # what transformers and Megatron-Core save may have no multi-token prediction, whatever the config says
         found: list[Source] = []
@@ -265,7 +315,7 @@ def recognize(models: Sequence[Model], layout: str | None, tensors: Shapes, conv
         for (_, name, _), result in zip(candidates, results):
             if isinstance(result, Source):
                 found.append(result)
-            elif name not in reasons or result[0] > reasons[name][0]:
+            elif name not in reasons or result.count > reasons[name].count:
                 reasons[name] = result
         different: dict[frozenset[str], Source] = {}
         for source in found:
@@ -281,10 +331,29 @@ def recognize(models: Sequence[Model], layout: str | None, tensors: Shapes, conv
             return next(iter(different.values()))
     if refused:
         raise Error("\n  ".join(refused.values()))
+    raise Error(_no_layout(models, reasons, tensors))
+
+
+def _no_layout(models: Sequence[Model], reasons: Mapping[str, Misfit], tensors: Shapes) -> str:
+    """The error that no layout fits: what each lacks, what the files have, and the option that mends it."""
     # Layouts that the model does not have are listed only if there is no other.
-    closest = {name: each for name, each in reasons.items() if each[0] >= 0} or reasons
-    lines = [f"\n  {name}: {reason}" for name, (_, reason) in sorted(closest.items(), key=lambda each: -each[1][0])]
-    raise Error(f"the tensors are not those of model {', '.join(model.name for model in models)} in a known layout:{''.join(lines)}")
+    closest = [each for each in reasons.values() if each.count >= 0] or list(reasons.values())
+    closest.sort(key=lambda each: -each.count)
+    lines = [f"the tensors are not those of model {', '.join(model.name for model in models)} in a known layout:", *(f"{each.layout}: {each.reason}" for each in closest)]
+    expected = set().union(*(each.expected for each in closest))
+    if other := [name for name in tensors if name not in expected] if expected else []:
+        beginning = common_beginning(tensors)
+        lines.append(f"the files have {len(tensors)} tensors{f', whose names all begin with {beginning!r}' if beginning else ''}; {len(other)} of them are in none of these layouts: "
+                     f"{patterns(other)}")
+        if mended := [(rules, each.layout) for each in closest if (rules := each.rules(tensors))]:
+            rules, layout = min(mended, key=lambda each: len(each[0]))  # of several, the first
+            lines.append(f"{' '.join(map(as_option, rules))} makes {'them' if len(other) == len(tensors) else 'the names'} those of layout {layout}")
+    return "\n  ".join(lines)
+
+
+def as_option(rule: str) -> str:
+    """A rule of --rename as a shell reads it."""
+    return shlex.quote(f"--rename={rule}")
 
 
 def declared(state: str, dtype: str, tied: bool = False) -> Any:

@@ -95,7 +95,7 @@ class BadCheckpoints(ConvertTest):
         damage()
         before = self.contents()
         commands = {"exec": lambda: run("reshard-exec", "p.rplan", "--allow=extra", cwd=self.folder, code=2),
-                    "convert": lambda: self.convert("source", "out", "--allow=extra", code=2),
+                    "convert": lambda: self.convert("source", "out", "--to=safetensors", "--allow=extra", code=2),
                     "digest": lambda: run("reshard-digest", "source", cwd=self.folder, code=2),
                     "inspect": lambda: run("reshard-inspect", "source", cwd=self.folder, code=2),
                     "compile": lambda: run("reshard-compile", "job.yaml", "-o", "q.rplan", cwd=self.folder, code=2)}
@@ -207,7 +207,7 @@ class BadCheckpoints(ConvertTest):
                 (lambda: run("reshard-digest", "source", cwd=self.folder), ("w\\x1b[31m", "b\\x07\\n2", "c\\xc2\\x9b1m\\x7f")),
                 (lambda: run("reshard-compile", "--describe=source", cwd=self.folder), ('"w\\x1b[31m"', '"b\\x07\\x0a2"', '"c\\x9b1m\\x7f"')),
                 (lambda: run("reshard-exec", "p.rplan", cwd=self.folder, code=2), ("b\\x07\\n2",)),
-                (lambda: self.convert("source", "out", code=2), ("control character in the name of a tensor",)),
+                (lambda: self.convert("source", "out", "--to=safetensors", code=2), ("control character in the name of a tensor",)),
                 (lambda: self.convert("source", "out", *known, code=2), ("w\\x1b[31m", "b\\x07\\n2", "c\\x9b1m\\x7f"))):
             done = command()
             text = done.stdout + done.stderr
@@ -225,7 +225,7 @@ class BadCheckpoints(ConvertTest):
         (self.folder / "out/model.safetensors").write_bytes(b"of an earlier run")
         before = self.contents()
         run("reshard-exec", "p.rplan", "--allow=extra", cwd=self.folder, code=2)
-        self.convert("source", "out", "--allow=extra", code=2)
+        self.convert("source", "out", "--to=safetensors", "--allow=extra", code=2)
         self.assertEqual(self.contents(), before)
 
 
