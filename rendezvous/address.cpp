@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/address.h"
 
-#include "support/hash.h"
-
 #include <arpa/inet.h>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <fstream>
 #include <future>
 #include <memory>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sstream>
 #include <thread>
 #include <unistd.h>
 
@@ -47,28 +43,6 @@ Addresses numeric(const HostPort &where) {
   const HostPort loopback{where.host == "localhost" ? "127.0.0.1" : where.host, where.port};
   Result<Addresses> found = lookUp(loopback, AI_NUMERICHOST | AI_NUMERICSERV);
   return found.ok() ? *found : Addresses();
-}
-
-/// An end of a connection as the kernel's tables of sockets show it: the words of the address in hexadecimal, as they
-/// are in memory, and the port. An IPv4 address in IPv6 form is an IPv4 address.
-std::string tableEntry(const SocketAddress &address) {
-  std::string text;
-  auto add = [&text](const void *word) {
-    uint32_t value = 0;
-    std::memcpy(&value, word, sizeof value);
-    text += hexadecimal(value, 8);
-  };
-  if (address.storage.ss_family == AF_INET6) {
-    const auto &ip = reinterpret_cast<const sockaddr_in6 &>(address.storage).sin6_addr;
-    for (int word = IN6_IS_ADDR_V4MAPPED(&ip) ? 3 : 0; word < 4; ++word)
-      add(ip.s6_addr + 4 * word);
-  } else {
-    add(&reinterpret_cast<const sockaddr_in &>(address.storage).sin_addr);
-  }
-  text += ":" + hexadecimal(address.port(), 4);
-  for (char &each : text)
-    each = static_cast<char>(std::toupper(each));
-  return text;
 }
 
 } // namespace
@@ -189,30 +163,6 @@ SocketAddress nameOf(int socket) {
   if (getsockname(socket, reinterpret_cast<sockaddr *>(&address.storage), &address.bytes) != 0)
     return {};
   return address;
-}
-
-bool ofSameUser(int socket) {
-  const SocketAddress peer = peerOf(socket);
-  if (!peer.loopback())
-    return false;
-  // The other end's line begins with its number, its own address and its peer's address, which is this end's.
-  const std::string ends = tableEntry(peer) + " " + tableEntry(nameOf(socket));
-  const std::string mapped = "0000000000000000FFFF0000";
-  for (const char *table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
-    std::ifstream file(table);
-    for (std::string line; std::getline(file, line);) {
-      std::istringstream words(line);
-      std::string number, own, other, state, queues, timer, retransmits;
-      uint64_t user = 0;
-      words >> number >> own >> other >> state >> queues >> timer >> retransmits >> user;
-      for (std::string *end : {&own, &other})
-        if (end->starts_with(mapped))
-          end->erase(0, mapped.size());
-      if (words && own + " " + other == ends)
-        return user == ::geteuid();
-    }
-  }
-  return false;
 }
 
 } // namespace reshard

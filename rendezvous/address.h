@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TCP addresses: names, listening, and the user of a peer.
+// TCP addresses: names, and listening.
 #pragma once
 
 #include "support/deadline.h"
@@ -65,8 +65,5 @@ void prepareConnection(int socket);
 /// The address of the other end, or of this end.
 SocketAddress peerOf(int socket);
 SocketAddress nameOf(int socket);
-
-/// Whether the other end of a TCP connection is a socket of this machine that belongs to this process's user.
-bool ofSameUser(int socket);
 
 } // namespace reshard

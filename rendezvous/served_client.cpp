@@ -46,8 +46,8 @@ void StoreContents::noteRefusal(const std::string &address) {
 }
 
 ServedClient::ServedClient(StoreContents &contents, const Authenticator &authenticator, std::string address,
-                           std::optional<Verdict> refused)
-    : contents_(contents), authenticator_(authenticator), address_(std::move(address)), refused_(refused) {}
+                           Decide decide)
+    : contents_(contents), authenticator_(authenticator), address_(std::move(address)), decide_(std::move(decide)) {}
 
 void ServedClient::receive(std::string_view bytes) {
   if (closing())
@@ -108,11 +108,16 @@ void ServedClient::greet() {
   clientChallenge_ = reader.raw(tcp::kChallengeBytes);
   consume(tcp::kGreetingBytes);
   serverChallenge_ = randomBytes(tcp::kChallengeBytes);
-  Verdict verdict = Verdict::accepted;
+  std::optional<Verdict> decided = Verdict::accepted;
   if (hasSecret != authenticator_.hasSecret())
-    verdict = hasSecret ? Verdict::secretRefused : Verdict::secretExpected;
-  if (refused_)
-    verdict = *refused_;
+    decided = hasSecret ? Verdict::secretRefused : Verdict::secretExpected;
+  else if (sameVersion)
+    decided = decide_();
+  if (!decided) { // it may try again
+    state_ = State::closing;
+    return;
+  }
+  const Verdict verdict = *decided;
   output_ += ByteWriter()
                  .raw(tcp::kMagic)
                  .number(tcp::kVersion)

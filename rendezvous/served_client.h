@@ -6,6 +6,7 @@
 #include "rendezvous/hmac.h"
 #include "rendezvous/tcp_protocol.h"
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -37,9 +38,12 @@ inline constexpr const char *kRefusalsKey = "reshard/refused";
 
 class ServedClient {
 public:
-  /// `address`: of the client, for texts. `refused`: a verdict that is certain before the client speaks.
-  ServedClient(StoreContents &contents, const Authenticator &authenticator, std::string address,
-               std::optional<tcp::Verdict> refused);
+  /// What the server decides on a client that has greeted; no value: the client has gone, or nothing is known.
+  using Decide = std::function<std::optional<tcp::Verdict>()>;
+
+  /// `address`: of the client, for texts. `decide` is called once at most, so that a client that says nothing costs
+  /// nothing.
+  ServedClient(StoreContents &contents, const Authenticator &authenticator, std::string address, Decide decide);
   ~ServedClient() { contents_.release(input_.size()); }
   ServedClient(const ServedClient &) = delete;
   ServedClient &operator=(const ServedClient &) = delete;
@@ -51,6 +55,7 @@ public:
   void sent() { proceed(); }
   /// The connection is to be closed once the output is sent.
   bool closing() const { return state_ == State::closing; }
+  bool greeted() const { return state_ != State::greeting; }
   /// Whether the handshake is complete.
   bool joined() const { return state_ == State::requests; }
 
@@ -67,7 +72,7 @@ private:
   StoreContents &contents_;
   const Authenticator &authenticator_;
   const std::string address_;
-  const std::optional<tcp::Verdict> refused_;
+  const Decide decide_;
   State state_ = State::greeting;
   std::string input_, output_, clientChallenge_, serverChallenge_;
 };

@@ -8,20 +8,37 @@
 #include <map>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 namespace reshard {
 
 struct TcpServer::Client {
-  Client(Socket socket, StoreContents &contents, const Authenticator &authenticator,
-         std::optional<tcp::Verdict> refused)
-      : socket(std::move(socket)), served(contents, authenticator, peerOf(this->socket.number()).text(), refused) {}
+  Client(Socket socket, StoreContents &contents, const Authenticator &authenticator, ServedClient::Decide decide)
+      : socket(std::move(socket)),
+        served(contents, authenticator, peerOf(this->socket.number()).text(), std::move(decide)) {}
 
   Socket socket;
   ServedClient served;
   Clock::time_point begin = Clock::now();
   short events = 0; // of the last poll
 };
+
+namespace {
+
+/// Connections that are accepted before clients are served again.
+constexpr int kAtOnce = 16;
+/// The strangers of a process that has few descriptors left: as many as are accepted at once, so that each of them is
+/// heard once.
+constexpr size_t kFewStrangers = kAtOnce;
+
+/// The descriptors that this process may have.
+size_t mostDescriptors() {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? static_cast<size_t>(limit.rlim_cur) : 1024;
+}
+
+} // namespace
 
 Status TcpPlace::check(const Deadline &deadline) const {
   if (authenticator.hasSecret() || insecure)
@@ -47,7 +64,15 @@ Result<std::shared_ptr<TcpServer>> TcpServer::serve(TcpPlace place, const TcpLim
   Socket wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.open())
     return systemError("create", "an eventfd");
-  return std::shared_ptr<TcpServer>(new TcpServer(std::move(place), limits, std::move(*listener), std::move(wake)));
+  std::optional<PeerUsers> users;
+  if (!anyInterface) {
+    Result<PeerUsers> opened = PeerUsers::open(listener->number());
+    if (!opened.ok())
+      return opened.status();
+    users = std::move(*opened);
+  }
+  return std::shared_ptr<TcpServer>(
+      new TcpServer(std::move(place), limits, std::move(*listener), std::move(wake), std::move(users)));
 }
 
 Result<std::shared_ptr<TcpServer>> TcpServer::shared(const TcpPlace &place, const Deadline &deadline) {
@@ -67,9 +92,10 @@ Result<std::shared_ptr<TcpServer>> TcpServer::shared(const TcpPlace &place, cons
   return server;
 }
 
-TcpServer::TcpServer(TcpPlace place, const TcpLimits &limits, Socket listener, Socket wake)
+TcpServer::TcpServer(TcpPlace place, const TcpLimits &limits, Socket listener, Socket wake,
+                     std::optional<PeerUsers> users)
     : place_(std::move(place)), limits_(limits), listener_(std::move(listener)), wake_(std::move(wake)),
-      contents_(limits_.maxBytes), thread_([this] { loop(); }) {}
+      users_(std::move(users)), contents_(limits_.maxBytes), thread_([this] { loop(); }) {}
 
 TcpServer::~TcpServer() {
   const uint64_t one = 1;
@@ -86,12 +112,13 @@ int TcpServer::wait() {
     polled[1].events = 0;
     next = acceptAgain_;
   }
-  for (Client &client : clients_) {
-    const bool sends = !client.served.output().empty();
-    polled.push_back({client.socket.number(), static_cast<short>(sends ? POLLOUT : POLLIN), 0});
-    if (!client.served.joined())
-      next = std::min(next, client.begin + limits_.handshake);
-  }
+  for (std::list<Client> *clients : {&strangers_, &members_})
+    for (Client &client : *clients) {
+      const bool sends = !client.served.output().empty();
+      polled.push_back({client.socket.number(), static_cast<short>(sends ? POLLOUT : POLLIN), 0});
+    }
+  if (!strangers_.empty())
+    next = std::min(next, strangers_.front().begin + limits_.handshake);
   int timeout = -1;
   if (next != Clock::time_point::max())
     timeout = static_cast<int>(
@@ -100,8 +127,9 @@ int TcpServer::wait() {
     for (pollfd &each : polled)
       each.revents = 0;
   size_t at = 2;
-  for (Client &client : clients_)
-    client.events = polled[at++].revents;
+  for (std::list<Client> *clients : {&strangers_, &members_})
+    for (Client &client : *clients)
+      client.events = polled[at++].revents;
   return polled[0].revents ? -1 : polled[1].revents;
 }
 
@@ -111,17 +139,24 @@ void TcpServer::loop() {
     if (events < 0)
       return;
     const Clock::time_point now = Clock::now();
-    clients_.remove_if([&](Client &client) {
-      if ((client.events & (POLLIN | POLLHUP | POLLERR)) && !read(client))
-        return true;
-      if (!client.served.output().empty() && !write(client))
-        return true;
-      const bool late = !client.served.joined() && now >= client.begin + limits_.handshake;
-      return late || (client.served.closing() && client.served.output().empty());
-    });
+    for (std::list<Client> *clients : {&strangers_, &members_})
+      clients->remove_if([&](Client &client) { return !serve(client); });
+    strangers_.remove_if([&](const Client &client) { return now >= client.begin + limits_.handshake; });
+    for (auto next = strangers_.begin(); next != strangers_.end();)
+      if (const auto at = next++; at->served.joined())
+        members_.splice(members_.end(), strangers_, at);
     if (events)
       accept();
   }
+}
+
+/// Handles the events of the last poll.
+bool TcpServer::serve(Client &client) {
+  if ((client.events & (POLLIN | POLLHUP | POLLERR)) && !read(client))
+    return false;
+  if (!client.served.output().empty() && !write(client))
+    return false;
+  return !client.served.closing() || !client.served.output().empty();
 }
 
 bool TcpServer::read(Client &client) {
@@ -145,18 +180,20 @@ bool TcpServer::write(Client &client) {
   return true;
 }
 
-/// Closes the oldest connection whose handshake is not complete. Returns false if there is none.
+/// Closes the oldest stranger, first one that has said nothing. Returns false if there is none.
 bool TcpServer::makeRoom() {
-  const auto stranger =
-      std::find_if(clients_.begin(), clients_.end(), [](const Client &client) { return !client.served.joined(); });
-  if (stranger == clients_.end())
+  auto oldest =
+      std::find_if(strangers_.begin(), strangers_.end(), [](const Client &client) { return !client.served.greeted(); });
+  if (oldest == strangers_.end())
+    oldest = strangers_.begin();
+  if (oldest == strangers_.end())
     return false;
-  clients_.erase(stranger);
+  strangers_.erase(oldest);
   return true;
 }
 
 void TcpServer::accept() {
-  while (true) {
+  for (int left = kAtOnce; left > 0; --left) {
     Socket socket(::accept4(listener_.number(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.open()) {
       add(std::move(socket));
@@ -165,23 +202,46 @@ void TcpServer::accept() {
     if (errno == EINTR || errno == ECONNABORTED)
       continue;
     const bool descriptors = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
-    if (descriptors && !makeRoom())
+    if (descriptors && makeRoom())
+      continue;
+    if (descriptors)
       acceptAgain_ = Clock::now() + std::chrono::milliseconds(100);
-    if (!descriptors || Clock::now() < acceptAgain_)
-      return;
+    return;
   }
 }
 
 void TcpServer::add(Socket socket) {
   prepareConnection(socket.number());
-  std::optional<tcp::Verdict> refused;
-  if (clients_.size() >= limits_.maxClients && !makeRoom())
-    refused = tcp::Verdict::full;
-  else if (!place_.authenticator.hasSecret() && !place_.insecure && !ofSameUser(socket.number()))
-    refused = tcp::Verdict::otherUser;
-  if (refused && clients_.size() >= limits_.maxClients + 16) // they wait for a verdict that only a few get
-    return;
-  clients_.emplace_back(std::move(socket), contents_, place_.authenticator, refused);
+  // A new descriptor has the least free number, so at least as many are in use. The rest of the process needs some: UCX
+  // ends it if there are none. So strangers have an eighth, and few of the last quarter; clients of the job leave a
+  // sixteenth.
+  const int number = socket.number();
+  const size_t most = mostDescriptors(), used = static_cast<size_t>(number);
+  const size_t mostStrangers = used < most - most / 4 ? std::max(most / 8, kFewStrangers) : kFewStrangers;
+  while (strangers_.size() >= std::min(mostStrangers, limits_.maxStrangers))
+    makeRoom();
+  const bool full = members_.size() >= limits_.maxClients || used >= most - most / 16;
+  Client &client = strangers_.emplace_back(std::move(socket), contents_, place_.authenticator,
+                                           [this, number, full] { return decide(number, full); });
+  client.events = POLLIN; // the greeting may have arrived already
+  if (!serve(client))
+    strangers_.pop_back();
+  else if (client.served.joined())
+    members_.splice(members_.end(), strangers_, std::prev(strangers_.end()));
+}
+
+/// The verdict on a client that has greeted.
+std::optional<tcp::Verdict> TcpServer::decide(int socket, bool full) {
+  if (full)
+    return tcp::Verdict::full;
+  if (!users_)
+    return tcp::Verdict::accepted;
+  const Result<std::optional<uid_t>> user = users_->userOf(socket);
+  if (!user.ok())
+    return {};
+  if (!*user && peerOf(socket).loopback()) // it has been closed
+    return {};
+  return *user == ::geteuid() ? tcp::Verdict::accepted : tcp::Verdict::otherUser;
 }
 
 } // namespace reshard

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "rendezvous/address.h"
+#include "rendezvous/peer_users.h"
 #include "rendezvous/served_client.h"
 
 #include <list>
@@ -27,6 +28,9 @@ struct TcpPlace {
 struct TcpLimits {
   std::chrono::milliseconds handshake{5000};
   size_t maxClients = 8192;
+  /// Connections whose handshake is not complete. A new one replaces the oldest, first one that has said nothing: a
+  /// client of the job greets as soon as it is connected.
+  size_t maxStrangers = 128;
   size_t maxBytes = size_t{512} << 20;
 };
 
@@ -43,22 +47,25 @@ private:
   using Clock = std::chrono::steady_clock;
   struct Client;
 
-  TcpServer(TcpPlace place, const TcpLimits &limits, Socket listener, Socket wake);
+  TcpServer(TcpPlace place, const TcpLimits &limits, Socket listener, Socket wake, std::optional<PeerUsers> users);
   void loop();
   int wait();
   void accept();
   void add(Socket socket);
   bool makeRoom();
+  std::optional<tcp::Verdict> decide(int socket, bool full);
   /// Each returns whether the connection stays open.
+  bool serve(Client &client);
   bool read(Client &client);
   bool write(Client &client);
 
   const TcpPlace place_;
   const TcpLimits limits_;
   const Socket listener_, wake_;
+  std::optional<PeerUsers> users_; // if only this process's user is served
   StoreContents contents_;
-  std::list<Client> clients_;
-  Clock::time_point acceptAgain_{}; // after this process had no free file descriptor
+  std::list<Client> strangers_, members_; // whose handshake is not complete, and is; in the order of their beginning
+  Clock::time_point acceptAgain_{};       // after this process had no free file descriptor
   std::thread thread_;
 };
 

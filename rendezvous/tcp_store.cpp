@@ -109,15 +109,17 @@ Status TcpStore::greet(const Deadline &deadline, Again &again) {
   const auto verdict = static_cast<Verdict>(reader.number<uint8_t>());
   if (verdict != Verdict::accepted)
     return refusal(verdict);
-  return place_.authenticator.hasSecret() ? prove(challenge, std::string(reader.rest()), deadline) : Status();
+  return place_.authenticator.hasSecret() ? prove(challenge, std::string(reader.rest()), deadline, again) : Status();
 }
 
-Status TcpStore::prove(const std::string &own, const std::string &server, const Deadline &deadline) {
-  if (Status status = send(place_.authenticator.mac(tcp::clientProof(own, server)), deadline); !status.ok())
-    return status;
-  const Result<std::string> answer = receive(1 + kMacBytes, deadline);
-  if (!answer.ok())
+Status TcpStore::prove(const std::string &own, const std::string &server, const Deadline &deadline, Again &again) {
+  Status status = send(place_.authenticator.mac(tcp::clientProof(own, server)), deadline);
+  const Result<std::string> answer = status.ok() ? receive(1 + kMacBytes, deadline) : Result<std::string>(status);
+  if (!answer.ok()) {
+    if (!answer.status().timedOut()) // it made room for others, for example
+      again = Again::yes;
     return answer.status();
+  }
   const auto verdict = static_cast<Verdict>(ByteReader(*answer).number<uint8_t>());
   if (verdict != Verdict::accepted)
     return refusal(verdict);
@@ -141,7 +143,8 @@ Status TcpStore::refusal(Verdict verdict) const {
                            "0's machine. Give all processes the same secret (RESHARD_SECRET), or trust the network "
                            "with 'insecure' (--insecure)");
   case Verdict::full:
-    return failed(name() + " has too many clients");
+    return failed(name() + " has no room for another client: rank 0's process needs a higher limit of open files "
+                           "(ulimit -n) for a job of this size");
   default:
     return failed(name() + " refused this process for reason " + std::to_string(static_cast<int>(verdict)) +
                   ", which this release of reshard does not know");

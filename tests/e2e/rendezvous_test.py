@@ -108,9 +108,10 @@ class RendezvousTest(unittest.TestCase):
                        capture_output=True)
         return cls.folder / name
 
-    def start(self, rank, url, *options, plan=None, environment=None, timeout=30, check=True, synthesize=True):
+    def start(self, rank, url, *options, plan=None, environment=None, timeout=30, check=True, synthesize=True,
+              descriptors=None):
         """Starts the process of a rank. `environment`: variables of the launcher. Rank, URL or timeout None: without
-        that option."""
+        that option. `descriptors`: the most that the process may have."""
         clean = {name: value for name, value in os.environ.items() if not LAUNCHERS.match(name)}
         command = [BIN / "reshard-exec", plan or self.plan, "--transport=ucx", "--threads=1", *options]
         command += ["--synthesize"] if synthesize else []
@@ -118,6 +119,7 @@ class RendezvousTest(unittest.TestCase):
         command += [] if timeout is None else [f"--timeout={timeout}"]
         command += [] if rank is None else [f"--rank={rank}"]
         command += ["--check"] if check else []
+        command = ["prlimit", f"--nofile={descriptors}", *command] if descriptors else command
         process = subprocess.Popen(command, env=clean | (environment or {}), stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True)
         self.addCleanup(process.communicate)  # cleanups run in reverse order
@@ -253,6 +255,35 @@ class RendezvousTest(unittest.TestCase):
                     stranger.sendall(text)
                 processes += [self.start(rank, url, environment=secret, timeout=20) for rank in range(4, WORLD)]
                 self.assert_exact(processes)
+
+    def test_a_crowd(self):
+        """Silent connections to the store, always as many as the attacker has, some of them greeted: the job is done, or
+        ends by its deadline, and rank 0 has descriptors left for UCX."""
+        greeting = b"RESHARDS" + (1).to_bytes(4, "little") + b"\1" + bytes(32)
+        for secret, crowd, complete in (("a secret", 1100, True), (None, 1000, True), ("a secret", 600, False),
+                                        (None, 2000, False)):
+            port = free_port()
+            with self.subTest(secret=secret, crowd=crowd, complete=complete):
+                options = {"environment": {"RESHARD_SECRET": secret} if secret else None, "timeout": 5}
+                url = f"tcp://127.0.0.1:{port}"
+                processes = [self.start(0, url, descriptors=512, **options | {"timeout": 20 if complete else 5})]
+                wait_until(lambda: clients(port) >= 1, "rank 0 serves its store")
+                strangers = []
+                self.addCleanup(lambda them: [each.close() for each in them], strangers)
+                for number in range(crowd):
+                    try:
+                        strangers.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+                        strangers[-1].sendall(greeting if secret and number % 2 else b"")
+                    except OSError:  # it has been closed already
+                        pass
+                processes += [self.start(rank, url, **options | {"timeout": 20 if complete else 5})
+                              for rank in range(1, WORLD - (not complete))]
+                if complete:
+                    self.assert_exact(processes)
+                else:
+                    self.assert_failed(processes, len(processes) * ["rank 7 has not joined"], 5 + GRACE)
+                for each in strangers:
+                    each.close()
 
     # Processes that do not fit together.
 

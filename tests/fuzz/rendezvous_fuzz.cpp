@@ -28,7 +28,7 @@ void serve(std::string_view input, const Authenticator &authenticator, bool gree
   StoreContents contents(kMaxBytes);
   contents.set("known", "value");
   {
-    ServedClient client(contents, authenticator, "fuzz", {});
+    ServedClient client(contents, authenticator, "fuzz", [] { return tcp::Verdict::accepted; });
     if (greets)
       client.receive(ByteWriter()
                          .raw(tcp::kMagic)

@@ -3,6 +3,7 @@
 
 #include "rendezvous/bytes.h"
 #include "rendezvous/file_store.h"
+#include "rendezvous/peer_users.h"
 #include "rendezvous/tcp_store.h"
 #include "rendezvous/url.h"
 #include "tests/rendezvous/support.h"
@@ -14,6 +15,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/fsuid.h>
+#include <sys/resource.h>
 #include <thread>
 #include <unistd.h>
 
@@ -200,7 +202,7 @@ TEST(TcpStore, AServerMustProveItsSecret) {
 TEST(TcpStore, StrangersChangeNothingAndHoldNobodyUp) {
   const Authenticator right = secret("right");
   for (const Authenticator &authenticator : {Authenticator(), right}) {
-    const auto server = serve(authenticator, {.handshake = std::chrono::milliseconds(300), .maxClients = 40});
+    const auto server = serve(authenticator, {.handshake = std::chrono::milliseconds(300), .maxStrangers = 40});
     const auto one = connect(server->port(), authenticator);
     ASSERT_TRUE(one.ok());
     ASSERT_TRUE((*one)->set("a", "1", in(10'000)).ok());
@@ -257,6 +259,132 @@ TEST(TcpStore, OtherUsersNeedASecret) {
   });
   other.join();
   EXPECT_EQ(errorOf(connect(server->port())), "");
+}
+
+TEST(TcpStore, ACrowdOfSilentClientsIsNotKept) {
+  for (const Authenticator &authenticator : {Authenticator(), secret("right")}) {
+    const auto server = serve(authenticator, {.handshake = std::chrono::minutes(5), .maxStrangers = 20});
+    std::vector<Socket> crowd;
+    for (int i = 0; i < 200; ++i) {
+      crowd.push_back(stranger(server->port()));
+      if (i % 2) // half of them have greeted, and do not prove a secret
+        say(crowd.back(), greeting(tcp::kVersion, 1));
+    }
+    const auto open = [&] {
+      return std::count_if(crowd.begin(), crowd.end(), [](const Socket &each) { return !closed(each, 1); });
+    };
+    for (const Deadline deadline = in(20'000); open() > 20 && !passed(deadline);)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    EXPECT_LE(open(), 20);
+    EXPECT_EQ(errorOf(connect(server->port(), authenticator)), "");
+  }
+}
+
+TEST(TcpStore, StrangersLeaveTheProcessDescriptors) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int used = ::dup(0); // at least as many are open
+  ::close(used);
+  rlimit few = before;
+  few.rlim_cur = static_cast<rlim_t>(used) + 256;
+  const auto server = serve(secret("right"));
+  const auto one = connect(server->port(), secret("right"));
+  ASSERT_TRUE(one.ok()) << errorOf(one);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  std::vector<Socket> crowd; // both ends of each are in this process
+  for (int i = 0; i < 120; ++i)
+    crowd.push_back(stranger(server->port()));
+  const auto late = connect(server->port(), secret("right"));
+  EXPECT_EQ(errorOf(late), "");
+  EXPECT_EQ((*one)->set("a", "1", in(10'000)).message(), "");
+  std::vector<Socket> others; // such as UCX needs
+  for (int i = 0; i < 80; ++i)
+    EXPECT_TRUE(others.emplace_back(::dup(0)).open()) << i;
+  while (others.back().number() + 8 < used + 256) // a client of the job leaves some, too
+    others.emplace_back(::dup(0));
+  EXPECT_THAT(errorOf(connect(server->port(), secret("right"))), HasSubstr("a higher limit of open files (ulimit -n)"));
+  EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+TEST(TcpStore, AClientThatIsOustedBeforeItsProofConnectsAgain) {
+  // The server closes the first connection when the client proves its secret.
+  const auto server = serve(secret("right"));
+  Result<Socket> listener = listenAt(kAnyPort, false, {});
+  ASSERT_TRUE(listener.ok());
+  std::thread ousting([&] {
+    for (int connection = 0; connection < 2; ++connection) {
+      pollfd polled{listener->number(), POLLIN, 0};
+      ::poll(&polled, 1, 10'000);
+      const Socket client(::accept(listener->number(), nullptr, nullptr)), to = stranger(server->port());
+      for (bool open = true; open;) {
+        char bytes[256];
+        pollfd ends[2] = {{client.number(), POLLIN, 0}, {to.number(), POLLIN, 0}};
+        ::poll(ends, 2, 10'000);
+        for (int from = 0; from < 2 && open; ++from) {
+          const ssize_t count = ends[from].revents ? ::recv(ends[from].fd, bytes, sizeof bytes, 0) : -1;
+          if (ends[from].revents && count <= 0)
+            open = false;
+          if (connection == 0 && from == 0 && count == static_cast<ssize_t>(kMacBytes))
+            open = false;
+          if (open && count > 0)
+            say(from == 0 ? to : client, {bytes, static_cast<size_t>(count)});
+        }
+      }
+    }
+  });
+  EXPECT_EQ(errorOf(connect(nameOf(listener->number()).port(), secret("right"))), "");
+  ousting.join();
+}
+
+TEST(PeerUsers, BothSourcesKnowTheUserOfAnOpenConnection) {
+  if (::geteuid() != 0)
+    GTEST_SKIP() << "only root can act as another user";
+  for (const auto &[host, to] : {std::pair("127.0.0.1", "127.0.0.1"), std::pair("::1", "::1"), std::pair("::", "::1"),
+                                 std::pair("::", "127.0.0.1")}) {
+    Result<Socket> listener = listenAt({host, 0}, false, {});
+    if (!listener.ok() && std::string(host).find(':') != std::string::npos)
+      continue; // a machine without IPv6
+    ASSERT_EQ(listener.status().message(), "");
+    const uint16_t port = nameOf(listener->number()).port();
+    EXPECT_EQ(PeerUsers::open(listener->number()).status().message(), "");
+    for (const auto source : {PeerUsers::Source::connection, PeerUsers::Source::table}) {
+      SCOPED_TRACE(std::string(host) + " " + to + (source == PeerUsers::Source::table ? " table" : " connection"));
+      Result<PeerUsers> users = PeerUsers::openAs(source);
+      if (!users.ok() && source == PeerUsers::Source::connection)
+        continue; // a sandbox without it
+      ASSERT_EQ(users.status().message(), "");
+      for (const uid_t user : {uid_t{0}, uid_t{12345}}) {
+        std::optional<Socket> client;
+        std::thread([&] {
+          ::setfsuid(user); // of this thread only
+          const Result<std::vector<SocketAddress>> at = resolve({to, port}, {});
+          client.emplace(::socket(at->front().storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+          EXPECT_EQ(::connect(client->number(), at->front().get(), at->front().bytes), 0);
+        }).join();
+        pollfd polled{listener->number(), POLLIN, 0};
+        ::poll(&polled, 1, 10'000);
+        const Socket served(::accept(listener->number(), nullptr, nullptr));
+        const auto open = users->userOf(served.number());
+        EXPECT_TRUE(open.ok() && *open == user);
+        client.reset(); // the kernel shows a closed socket as root's
+        const auto gone = users->userOf(served.number());
+        EXPECT_TRUE(gone.ok() && !*gone);
+      }
+    }
+  }
+}
+
+TEST(TcpStore, AProcessWithoutDescriptorsIsNoStranger) {
+  const auto server = serve();
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur =
+      static_cast<rlim_t>(Socket(::dup(0)).number()) + 2; // both ends of a connection
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const std::string error = errorOf(connect(server->port(), {}, in(1'000)));
+  EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(error, "");
 }
 
 TEST(TcpStore, ASlowReaderIsNotWaitedFor) {
