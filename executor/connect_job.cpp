@@ -78,13 +78,16 @@ Result<JobConnection> connectJob(const reshard_options &options, const std::stri
   if (!authenticator.ok())
     return authenticator.status();
   const StoreOptions place{url, *completed.rank == 0, *authenticator, options.insecure != 0};
+  JobOptions job{options.job ? options.job : "", completed.plan, *completed.rank, completed.size, *authenticator};
   if (!opened) {
     Result<std::unique_ptr<Store>> store = storeOf(options, place, deadline);
-    if (!store.ok())
+    if (!store.ok()) {
+      if (place.serves && !options.store && !completed.pull)
+        tellWhyNotServed(place, job, store.status(), deadline);
       return store.status();
+    }
     opened = std::move(*store);
   }
-  JobOptions job{options.job ? options.job : "", completed.plan, *completed.rank, completed.size, *authenticator};
   JobConnection connection{std::move(opened), nullptr, job};
   if (!completed.pull)
     connection.rendezvous = std::make_unique<StoreRendezvous>(*connection.store, std::move(job));

@@ -6,6 +6,8 @@
 #include "support/hash.h"
 #include "support/system_error.h"
 
+#include <cerrno>
+#include <cstring>
 #include <fcntl.h>
 #include <filesystem>
 #include <sys/stat.h>
@@ -23,7 +25,10 @@ struct OpenFile {
 
 } // namespace
 
-Status FileStore::check() const {
+Status FileStore::open() const {
+  if (::mkdir(folder_.c_str(), 0777) != 0 && errno != EEXIST)
+    return invalid("cannot make the folder '" + folder_ + "': " + std::strerror(errno) +
+                   "; expected a folder that all processes of the job share, or one to be made in such a folder");
   std::error_code error;
   if (!std::filesystem::is_directory(folder_, error))
     return invalid("'" + folder_ + "' is not a folder, expected a folder that all processes of the job share");

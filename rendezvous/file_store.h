@@ -8,9 +8,10 @@ namespace reshard {
 
 class FileStore : public Store {
 public:
-  /// `folder` must exist. `anyUser`: values that another user wrote are accepted.
+  /// `anyUser`: values that another user wrote are accepted.
   FileStore(std::string folder, bool anyUser) : folder_(std::move(folder)), anyUser_(anyUser) {}
-  Status check() const;
+  /// Checks the folder. Makes it if its parent exists: a parent that is missing on one host is not the shared one.
+  Status open() const;
 
   Status set(const std::string &key, std::string_view value, const Deadline &deadline) override;
   Result<std::optional<std::string>> find(const std::string &key, const Deadline &deadline) override;

@@ -77,6 +77,23 @@ std::string Hello::who() const {
   return "process " + std::to_string(process) + " on host " + name;
 }
 
+std::string Opened::encode() const { return ByteWriter().number(token).number(size).raw(plan).take(); }
+
+std::optional<Opened> Opened::decode(std::string_view record) {
+  constexpr size_t kMaxDigest = 64;
+  ByteReader reader(record);
+  Opened opened;
+  opened.token = reader.number<uint64_t>();
+  opened.size = reader.number<uint32_t>();
+  opened.plan = reader.rest();
+  const bool digest = std::all_of(opened.plan.begin(), opened.plan.end(), [](char each) {
+    return (each >= '0' && each <= '9') || (each >= 'a' && each <= 'z');
+  });
+  if (!reader.ok() || opened.plan.empty() || opened.plan.size() > kMaxDigest || !digest)
+    return {};
+  return opened;
+}
+
 std::string Welcome::encode() const { return ByteWriter().number(session).number(token).take(); }
 
 std::optional<Welcome> Welcome::decode(std::string_view record) {

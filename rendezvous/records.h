@@ -43,6 +43,16 @@ struct Hello {
   std::string who() const;
 };
 
+/// The plan that a process has opened, and the number of its ranks: for processes that have opened another one.
+struct Opened {
+  std::string plan; // its digest
+  uint64_t token = 0;
+  uint32_t size = 1;
+
+  std::string encode() const;
+  static std::optional<Opened> decode(std::string_view record);
+};
+
 /// Rank 0 to a rank whose hello it has read, and the answer. Only a running process answers: a hello may be the rest of
 /// an earlier attempt. An answer with session 0: the process has read the refusal.
 struct Welcome {

@@ -8,7 +8,6 @@
 #include "support/random.h"
 
 #include <algorithm>
-#include <cctype>
 #include <unistd.h>
 
 namespace reshard {
@@ -24,8 +23,10 @@ std::string hostName() {
   return name;
 }
 
-/// The deadline of a look that explains a failure whose deadline has passed.
-Deadline shortly() { return Clock::now() + milliseconds(200); }
+/// How long a rank that has another plan than rank 0 is waited for: two jobs without names may meet at a store.
+constexpr milliseconds kOtherPlan{1000};
+/// The most ranks of another plan that are told of a refusal.
+constexpr uint32_t kMostRanks = 1 << 16;
 
 /// When rank 0 gives up, so that its refusal reaches the others before their own deadline: a tenth of the time earlier,
 /// at most 2 s.
@@ -41,8 +42,9 @@ std::string sameRank(uint32_t rank, const std::string &first, const std::string 
          "; give each process its own rank, and each job its own name";
 }
 
-std::string planKey(const JobOptions &job, uint32_t rank) {
-  return jobPrefix(job.name) + "plan/" + std::to_string(rank);
+/// A key of a job with any plan.
+std::string keyOf(const JobOptions &job, const char *kind, uint32_t rank) {
+  return jobPrefix(job.name) + kind + "/" + std::to_string(rank);
 }
 
 Status setSealed(Store &store, const JobOptions &job, const std::string &key, const std::string &record,
@@ -56,6 +58,22 @@ Result<std::optional<Unsealed>> findSealed(Store &store, const JobOptions &job, 
   if (!value.ok())
     return value.status();
   return *value ? unseal(job.authenticator, key, **value) : std::nullopt;
+}
+
+/// A record that a process with the job's secret has made, or none.
+template <class Record>
+Result<std::optional<Record>> findRecord(Store &store, const JobOptions &job, const std::string &key,
+                                         const Deadline &deadline) {
+  const Result<std::optional<Unsealed>> found = findSealed(store, job, key, deadline);
+  if (!found.ok())
+    return found.status();
+  return *found && (*found)->problem.empty() ? Record::decode((*found)->record) : std::nullopt;
+}
+
+/// "rank 3 has opened plan X, …", of another rank than the job's.
+std::string otherPlan(const JobOptions &job, uint32_t rank, const std::string &plan) {
+  return "rank " + std::to_string(rank) + " has opened plan " + plan + ", rank " + std::to_string(job.rank) +
+         " has opened plan " + job.plan + "; give the same plan file to all ranks";
 }
 
 } // namespace
@@ -74,19 +92,40 @@ std::string jobPrefix(const std::string &name) {
   return "reshard/" + (name.empty() ? "-" : percentEncoded(name)) + "/";
 }
 
-Status announcePlan(Store &store, const JobOptions &job, const Deadline &deadline) {
-  return setSealed(store, job, planKey(job, job.rank), job.plan, deadline);
+Deadline shortly() { return Clock::now() + milliseconds(200); }
+
+Status announcePlan(Store &store, const JobOptions &job, uint64_t token, const Deadline &deadline) {
+  return setSealed(store, job, keyOf(job, "plan", job.rank), Opened{job.plan, token, job.size}.encode(), deadline);
 }
 
-std::string planNoteOf(Store &store, const JobOptions &job, uint32_t rank) {
-  const Result<std::optional<Unsealed>> found = findSealed(store, job, planKey(job, rank), shortly());
-  if (!found.ok() || !*found || (*found)->record == job.plan)
-    return {};
-  constexpr size_t kMaxDigest = 64;
-  std::string other = (*found)->record.substr(0, kMaxDigest);
-  std::replace_if(other.begin(), other.end(), [](unsigned char each) { return !std::isalnum(each); }, '?');
-  return " (rank " + std::to_string(rank) + " has opened plan " + other + ", rank " + std::to_string(job.rank) +
-         " has opened plan " + job.plan + "; give the same plan file to all ranks)";
+std::string planNoteOf(Store &store, const JobOptions &job, uint32_t rank, const Deadline &deadline) {
+  const Result<std::optional<Unsealed>> found = findSealed(store, job, keyOf(job, "plan", rank), deadline);
+  const std::optional<Opened> other = found.ok() && *found ? Opened::decode((*found)->record) : std::nullopt;
+  return other && other->plan != job.plan ? " (" + otherPlan(job, rank, other->plan) + ")" : "";
+}
+
+void refuseJob(Store &store, const JobOptions &job, const Status &reason, const Deadline &deadline) {
+  const uint64_t own = randomNumber();
+  Polling polling(milliseconds(50));
+  do {
+    uint32_t known = 1;
+    for (uint32_t rank = 1; rank < job.size; ++rank) {
+      const auto opened = findRecord<Opened>(store, job, keyOf(job, "plan", rank), deadline);
+      const auto told = findRecord<Welcome>(store, job, keyOf(job, "differs", rank), deadline);
+      if (!opened.ok() || !told.ok())
+        return;
+      if (!*opened)
+        continue;
+      const uint64_t token = (*opened)->token;
+      if (*told && **told == Welcome{0, token})
+        ++known;
+      else if (!setSealed(store, job, keyOf(job, "refusal", rank), Roster{own, {token}, reason}.encode(), deadline)
+                    .ok())
+        return;
+    }
+    if (known == job.size)
+      return;
+  } while (polling.wait(deadline));
 }
 
 StoreRendezvous::StoreRendezvous(Store &store, JobOptions options)
@@ -124,7 +163,7 @@ Status StoreRendezvous::announce(std::string_view hello, const Deadline &deadlin
     if (const std::optional<Hello> other = Hello::decode((*before)->record))
       own_.previous = other->token;
   ownRecord_ = seal(options_.authenticator, at, own_.encode());
-  if (Status status = announcePlan(store_, options_, deadline); !status.ok())
+  if (Status status = announcePlan(store_, options_, own_.token, deadline); !status.ok())
     return status;
   return store_.set(at, ownRecord_, deadline);
 }
@@ -182,8 +221,10 @@ Status StoreRendezvous::admit(const Deadline &deadline) {
 Result<bool> StoreRendezvous::look(uint32_t rank, const Deadline &deadline) {
   if (Status status = lookAtHello(rank, deadline); !status.ok())
     return status;
-  if (peers_[rank].token == 0)
-    return false;
+  if (peers_[rank].token == 0) {
+    Status status = lookForOtherPlan(rank, deadline);
+    return status.ok() ? Result<bool>(false) : status;
+  }
   if (Status status = lookForConflict(rank, deadline); !status.ok())
     return status;
   return lookForAnswer(rank, deadline);
@@ -197,7 +238,7 @@ Status StoreRendezvous::lookAtHello(uint32_t rank, const Deadline &deadline) {
   Peer &peer = peers_[rank];
   if (!hello || hello->token == peer.token)
     return {};
-  peer = {hello->token, Clock::now(), hello->who(), {}, (*found)->problem.empty(), hello->previous != 0, false};
+  peer = {hello->token, Clock::now(), hello->who(), {}, (*found)->problem.empty(), hello->previous != 0, false, {}};
   if (!(*found)->problem.empty())
     peer.problem = "the hello of rank " + std::to_string(rank) + " (" + peer.who + ") " + (*found)->problem +
                    "; give all processes the same secret (RESHARD_SECRET)";
@@ -207,6 +248,21 @@ Status StoreRendezvous::lookAtHello(uint32_t rank, const Deadline &deadline) {
                    own_.library + " with version " + std::to_string(own_.version) +
                    "; install the same release for all processes";
   return set(key("welcome", rank), Welcome{session_, peer.token}.encode(), deadline);
+}
+
+Status StoreRendezvous::lookForOtherPlan(uint32_t rank, const Deadline &deadline) {
+  const auto differs = findRecord<Welcome>(store_, options_, keyOf(options_, "differs", rank), deadline);
+  if (!differs.ok() || !*differs || (*differs)->session != own_.token)
+    return differs.status();
+  Peer &peer = peers_[rank];
+  if (!peer.differs)
+    peer.differs = Clock::now();
+  if (Clock::now() - *peer.differs < std::max(kOtherPlan, 3 * pause()))
+    return {};
+  const auto opened = findRecord<Opened>(store_, options_, keyOf(options_, "plan", rank), deadline);
+  if (!opened.ok() || !*opened || (*opened)->plan == options_.plan) // it has started again
+    return opened.status();
+  return failed(otherPlan(options_, rank, (*opened)->plan));
 }
 
 Status StoreRendezvous::lookForConflict(uint32_t rank, const Deadline &deadline) {
@@ -236,8 +292,8 @@ Result<bool> StoreRendezvous::lookForAnswer(uint32_t rank, const Deadline &deadl
   return peer.answered;
 }
 
-/// Tells all processes that have said hello why the job fails, and waits until they know: the store may end with this
-/// process.
+/// Tells all processes that have said hello, or that have another plan, why the job fails, and waits until they know:
+/// the store may end with this process.
 Status StoreRendezvous::refuse(Status reason, const Deadline &deadline) {
   Roster roster{session_, {own_.token}, reason};
   for (uint32_t rank = 1; rank < size(); ++rank)
@@ -250,16 +306,11 @@ Status StoreRendezvous::refuse(Status reason, const Deadline &deadline) {
   Polling polling(pause());
   do {
     bool known = true;
-    for (uint32_t rank = 1; rank < size(); ++rank) {
-      Peer &peer = peers_[rank];
-      if (peer.token == 0 || !peer.trusted)
-        continue;
-      const Result<std::optional<Unsealed>> found = find(key("answer", rank), until);
-      if (!found.ok())
+    for (uint32_t rank = 1; rank < peers_.size(); ++rank) {
+      const Result<bool> told = tell(rank, roster, until);
+      if (!told.ok())
         return reason;
-      if (*found && Welcome::decode((*found)->record) == std::optional(Welcome{0, peer.token}))
-        peer.token = 0;
-      known = known && peer.token == 0;
+      known = known && *told;
     }
     if (known)
       break;
@@ -267,9 +318,29 @@ Status StoreRendezvous::refuse(Status reason, const Deadline &deadline) {
   return reason;
 }
 
+Result<bool> StoreRendezvous::tell(uint32_t rank, const Roster &roster, const Deadline &deadline) {
+  Peer &peer = peers_[rank];
+  if (peer.token != 0 && peer.trusted) {
+    const auto answer = findRecord<Welcome>(store_, options_, key("answer", rank), deadline);
+    if (answer.ok() && *answer == Welcome{0, peer.token})
+      peer.token = 0;
+    return answer.ok() ? Result<bool>(peer.token == 0) : answer.status();
+  }
+  const auto differs = findRecord<Welcome>(store_, options_, keyOf(options_, "differs", rank), deadline);
+  if (!differs.ok() || !*differs || (*differs)->session != own_.token)
+    return differs.ok() ? Result<bool>(true) : differs.status();
+  const auto opened = findRecord<Opened>(store_, options_, keyOf(options_, "plan", rank), deadline);
+  if (opened.ok() && *opened && (*opened)->size > peers_.size())
+    peers_.resize(std::min((*opened)->size, kMostRanks)); // more ranks of the other plan
+  const Roster refusal{roster.session, {(*differs)->token}, roster.refusal};
+  Status status = setSealed(store_, options_, keyOf(options_, "refusal", rank), refusal.encode(), deadline);
+  return status.ok() ? Result<bool>(false) : status;
+}
+
 /// The error at the deadline of rank 0: the ranks that have not joined.
 Status StoreRendezvous::missing() {
   constexpr uint32_t kShown = 8;
+  const Deadline soon = shortly();
   std::string text;
   uint32_t count = 0;
   for (uint32_t rank = 1; rank < size(); ++rank) {
@@ -278,7 +349,7 @@ Status StoreRendezvous::missing() {
       continue;
     text += (text.empty() ? "" : "; ") + std::string("rank ") + std::to_string(rank);
     if (peer.token == 0)
-      text += " has not joined" + planNote(rank);
+      text += " has not joined" + planNoteOf(store_, options_, rank, soon);
     else
       text +=
           " (" + peer.who + ") has said hello, but does not answer" + (peer.problem.empty() ? "" : ": " + peer.problem);
@@ -287,24 +358,22 @@ Status StoreRendezvous::missing() {
     text += "; and " + std::to_string(count - kShown) + " more";
   if (count == 0)
     text = "another process may have joined as rank 0";
-  return timedOut("timed out: " + text + storeNote());
+  return timedOut("timed out: " + text + storeNote(soon));
 }
 
 // Other ranks.
 
 Status StoreRendezvous::enter(const Deadline &deadline) {
   Polling polling(pause());
-  std::string note; // read while there is a store: rank 0's may end before this process's deadline
   while (true) {
     Result<bool> complete = lookAround(deadline);
     if (!complete.ok())
-      return Status(complete.status()).withSuffix(note);
+      return Status(complete.status()).withSuffix(note_);
     if (*complete)
       return {};
-    note = answered_.session ? "" : planNote(0);
     if (!polling.wait(deadline))
-      return timedOut("timed out: rank 0 has not " + (answered_.session ? "completed the roster" : "joined" + note) +
-                      storeNote());
+      return timedOut("timed out: rank 0 has not " + (answered_.session ? "completed the roster" : "joined" + note_) +
+                      storeNote(shortly()));
   }
 }
 
@@ -312,9 +381,38 @@ Status StoreRendezvous::enter(const Deadline &deadline) {
 Result<bool> StoreRendezvous::lookAround(const Deadline &deadline) {
   if (Status status = keepHello(deadline); !status.ok())
     return status;
+  if (Status status = lookForRefusal(deadline); !status.ok())
+    return status;
   if (Status status = lookForWelcome(deadline); !status.ok())
     return status;
+  if (!answered_.session)
+    if (Status status = compareWithRankZero(deadline); !status.ok())
+      return status;
   return lookForRoster(deadline);
+}
+
+Status StoreRendezvous::lookForRefusal(const Deadline &deadline) {
+  const auto refusal = findRecord<Roster>(store_, options_, keyOf(options_, "refusal", rank()), deadline);
+  if (!refusal.ok() || !*refusal || (*refusal)->tokens != std::vector{own_.token} || !(*refusal)->refusal)
+    return refusal.status();
+  note_.clear();
+  // Only tells rank 0 that it need not wait: an error here changes nothing.
+  [[maybe_unused]] const Status told = setSealed(store_, options_, keyOf(options_, "differs", rank()),
+                                                 Welcome{0, own_.token}.encode(), deadline ? deadline : shortly());
+  return *(*refusal)->refusal;
+}
+
+Status StoreRendezvous::compareWithRankZero(const Deadline &deadline) {
+  const auto opened = findRecord<Opened>(store_, options_, keyOf(options_, "plan", 0), deadline);
+  if (!opened.ok())
+    return opened.status();
+  const bool other = *opened && (*opened)->plan != options_.plan;
+  note_ = other ? " (" + otherPlan(options_, 0, (*opened)->plan) + ")" : "";
+  if (!other || (*opened)->token == differs_)
+    return {};
+  differs_ = (*opened)->token;
+  return setSealed(store_, options_, keyOf(options_, "differs", rank()), Welcome{differs_, own_.token}.encode(),
+                   deadline);
 }
 
 Status StoreRendezvous::lookForWelcome(const Deadline &deadline) {
@@ -327,6 +425,7 @@ Status StoreRendezvous::lookForWelcome(const Deadline &deadline) {
   if (Status status = set(key("answer", rank()), welcome->encode(), deadline); !status.ok())
     return status;
   answered_ = *welcome;
+  note_.clear();
   if (!(*found)->problem.empty())
     return failed("the welcome of rank 0 " + (*found)->problem +
                   "; give all processes the same secret (RESHARD_SECRET)");
@@ -353,11 +452,11 @@ Result<bool> StoreRendezvous::lookForRoster(const Deadline &deadline) {
   return true;
 }
 
-std::string StoreRendezvous::storeNote() {
+std::string StoreRendezvous::storeNote(const Deadline &deadline) {
   std::string note;
-  if (const Result<std::optional<std::string>> found = store_.find(kRefusalsKey, shortly()); found.ok() && *found)
+  if (const Result<std::optional<std::string>> found = store_.find(kRefusalsKey, deadline); found.ok() && *found)
     note = "; " + **found;
-  const Result<std::optional<Unsealed>> found = find(prefix_ + "roster", shortly());
+  const Result<std::optional<Unsealed>> found = find(prefix_ + "roster", deadline);
   const bool trusted = found.ok() && *found && (*found)->problem.empty();
   if (const std::optional<Roster> roster = trusted ? Roster::decode((*found)->record) : std::nullopt;
       roster && roster->refusal)

@@ -8,7 +8,9 @@
 // If rank 0 refuses the job or its deadline approaches, the roster has the reason, and all processes fail with it.
 //
 // The keys begin with `reshard/JOB/DIGEST OF THE PLAN/`, so that jobs of another name or plan do not meet. Each process
-// also sets `reshard/JOB/plan/r`, so that errors name a rank that has another plan.
+// also sets `reshard/JOB/plan/r`. If a rank finds that rank 0 has another plan, it sets `reshard/JOB/differs/r` with
+// the tokens of both, which proves that it runs at the same time. If it does not say hello within a second all the
+// same, rank 0 refuses the job, and sets `reshard/JOB/refusal/r`, which a process of any plan finds.
 #pragma once
 
 #include "rendezvous/records.h"
@@ -31,10 +33,15 @@ struct JobOptions {
 Hello helloOfThisProcess();
 /// The beginning of all keys of a job.
 std::string jobPrefix(const std::string &name);
-/// Sets the plan that this process has opened as its rank, for the error texts of others.
-Status announcePlan(Store &store, const JobOptions &job, const Deadline &deadline);
+/// Sets the plan that this process, with a token, has opened as its rank.
+Status announcePlan(Store &store, const JobOptions &job, uint64_t token, const Deadline &deadline);
 /// " (rank 3 has opened plan X, …)" if another rank has opened another plan; else empty.
-std::string planNoteOf(Store &store, const JobOptions &job, uint32_t rank);
+std::string planNoteOf(Store &store, const JobOptions &job, uint32_t rank, const Deadline &deadline);
+/// As rank 0, over a store that another job serves, at which the other ranks of this job wait: tells them why the job
+/// fails, until all know or the deadline has passed.
+void refuseJob(Store &store, const JobOptions &job, const Status &reason, const Deadline &deadline);
+/// The deadline of a look that explains a failure whose deadline has passed.
+Deadline shortly();
 
 class StoreRendezvous : public Rendezvous {
 public:
@@ -56,6 +63,7 @@ private:
     bool trusted = false;     // it has this job's secret, so it can read a refusal
     bool replaced = false;    // its hello replaced another one
     bool answered = false;
+    std::optional<std::chrono::steady_clock::time_point> differs; // since when it is known that it has another plan
   };
 
   std::string key(const char *kind, uint32_t rank) const;
@@ -71,9 +79,12 @@ private:
   Status admit(const Deadline &deadline);
   Result<bool> look(uint32_t rank, const Deadline &deadline);
   Status lookAtHello(uint32_t rank, const Deadline &deadline);
+  Status lookForOtherPlan(uint32_t rank, const Deadline &deadline);
   Status lookForConflict(uint32_t rank, const Deadline &deadline);
   Result<bool> lookForAnswer(uint32_t rank, const Deadline &deadline);
   Status refuse(Status reason, const Deadline &deadline);
+  /// Tells a rank why the job fails. Returns whether it knows.
+  Result<bool> tell(uint32_t rank, const Roster &roster, const Deadline &deadline);
   Status missing();
 
   // As another rank.
@@ -81,11 +92,12 @@ private:
   Result<bool> lookAround(const Deadline &deadline);
   Status lookForWelcome(const Deadline &deadline);
   Result<bool> lookForRoster(const Deadline &deadline);
+  Status lookForRefusal(const Deadline &deadline);
+  /// Tells rank 0 that this process has another plan, if it has, and notes it.
+  Status compareWithRankZero(const Deadline &deadline);
 
-  /// What the store says about the absence of a rank: another plan.
-  std::string planNote(uint32_t rank) { return planNoteOf(store_, options_, rank); }
-  /// What it says about clients that were refused, and about an earlier attempt.
-  std::string storeNote();
+  /// What the store says about clients that were refused, and about an earlier attempt.
+  std::string storeNote(const Deadline &deadline);
   /// The longest pause between looks: many ranks look less often.
   std::chrono::milliseconds pause() const { return std::chrono::milliseconds(50 + options_.size / 10); }
 
@@ -95,9 +107,11 @@ private:
   Hello own_;
   std::string ownRecord_; // own_, sealed
   std::vector<Peer> peers_;
-  Welcome answered_; // the last welcome that this rank answered
+  Welcome answered_;     // the last welcome that this rank answered
+  uint64_t differs_ = 0; // the token of the rank 0 that it has told that their plans differ
   uint64_t session_ = 0;
   std::vector<uint64_t> tokens_; // of all ranks, after join
+  std::string note_;             // on the plan of rank 0, kept since the store may end before this process's deadline
 };
 
 } // namespace reshard

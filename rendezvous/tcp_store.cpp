@@ -32,14 +32,20 @@ Result<std::unique_ptr<Store>> TcpStore::connect(const TcpPlace &place, std::sha
     return status;
   std::unique_ptr<TcpStore> store(new TcpStore(place));
   store->server_ = std::move(server);
+  if (!store->server_)
+    store->question_.emplace(place);
   Polling polling(std::chrono::milliseconds(200));
   while (true) {
     Again again = Again::no;
     Status status = store->attempt(deadline, again);
-    if (status.ok())
+    if (status.ok()) {
+      store->question_.reset();
       return std::unique_ptr<Store>(std::move(store));
+    }
     if (again == Again::no)
       return status;
+    if (const std::optional<std::string> reason = store->question_ ? store->question_->answer() : std::nullopt)
+      return failed(*reason);
     if (!polling.wait(deadline))
       return timedOut("timed out: " + status.message() + "; rank 0 of the job serves it");
   }
@@ -49,6 +55,8 @@ Status TcpStore::attempt(const Deadline &deadline, Again &again) {
   const Result<std::vector<SocketAddress>> addresses = resolve(place_.where, deadline);
   if (!addresses.ok())
     return addresses.status();
+  if (question_)
+    question_->ask(*addresses);
   Status status;
   for (const SocketAddress &address : *addresses) {
     again = Again::no;
@@ -152,15 +160,21 @@ Status TcpStore::refusal(Verdict verdict) const {
 }
 
 Status TcpStore::ready(short events, const Deadline &deadline) {
+  constexpr int kAskAgain = 200;
   while (true) {
-    pollfd polled{socket_.number(), events, 0};
-    const int count = ::poll(&polled, 1, milliseconds(deadline));
-    if (count > 0)
-      return {};
+    pollfd polled[2] = {{socket_.number(), events, 0}, {question_ ? question_->descriptor() : -1, POLLIN, 0}};
+    const int left = milliseconds(deadline);
+    const int count = ::poll(polled, 2, question_ && (left < 0 || left > kAskAgain) ? kAskAgain : left);
     if (count < 0 && errno != EINTR)
       return failed("cannot wait for " + name() + ": " + std::strerror(errno));
+    if (count > 0 && polled[0].revents)
+      return {};
+    if (const std::optional<std::string> reason = question_ ? question_->answer() : std::nullopt)
+      return failed(*reason);
     if (passed(deadline))
       return timedOut("timed out waiting for " + name());
+    if (count == 0 && question_)
+      question_->askAgain();
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "rendezvous/address.h"
+#include "rendezvous/notice.h"
 #include "rendezvous/store.h"
 #include "rendezvous/tcp_server.h"
 
@@ -13,7 +14,8 @@ namespace reshard {
 /// If the connection was lost, the next call connects again. One thread uses a store at a time.
 class TcpStore : public Store {
 public:
-  /// Connects to the server, and tries again until the deadline while nobody serves. `server`: that of this process, if
+  /// Connects to the server, and tries again until the deadline while nobody serves. Fails as soon as rank 0 says that
+  /// it does not. `server`: that of this process, if
   /// it serves the store; kept until the store is destroyed.
   static Result<std::unique_ptr<Store>> connect(const TcpPlace &place, std::shared_ptr<TcpServer> server,
                                                 const Deadline &deadline);
@@ -47,6 +49,7 @@ private:
   const TcpPlace place_;
   std::shared_ptr<TcpServer> server_;
   Socket socket_;
+  std::optional<NoticeQuestion> question_; // while it connects for the first time
 };
 
 } // namespace reshard

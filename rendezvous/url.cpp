@@ -34,7 +34,7 @@ Result<std::unique_ptr<Store>> openStore(const StoreOptions &options, const Dead
     return openTcp(options, rest, deadline);
   if (scheme == "file" && rest.starts_with('/')) {
     auto store = std::make_unique<FileStore>(rest, options.authenticator.hasSecret() || options.insecure);
-    if (Status status = store->check(); !status.ok())
+    if (Status status = store->open(); !status.ok())
       return status;
     return std::unique_ptr<Store>(std::move(store));
   }
@@ -43,6 +43,25 @@ Result<std::unique_ptr<Store>> openStore(const StoreOptions &options, const Dead
                   : scheme == "file" ? "a relative path"
                                      : "the scheme '" + scheme + "'") +
                  ", expected tcp://host:port, file:///folder or env://");
+}
+
+void tellWhyNotServed(const StoreOptions &options, const JobOptions &job, const Status &reason,
+                      const Deadline &deadline) {
+  constexpr std::string_view kScheme = "tcp://";
+  const Result<HostPort> where = hostPort(options.url.substr(std::min(kScheme.size(), options.url.size())));
+  if (!options.url.starts_with(kScheme) || !where.ok() || reason.kind() == ErrorKind::invalid)
+    return; // the others find the same
+  const TcpPlace place{*where, options.authenticator, options.insecure};
+  // As long as for processes of one launch to start.
+  Deadline until = deadlineIn(5);
+  if (deadline)
+    until = std::min(*until, *deadline);
+  // The store of another job of this user or with this secret lets the others in, and then they wait there.
+  const Result<std::unique_ptr<Store>> other = TcpStore::connect(place, nullptr, deadlineIn(0.5));
+  if (other.ok())
+    refuseJob(**other, job, reason, until);
+  else if (other.status().timedOut()) // else the others have the same error
+    giveNotice(place, reason.message(), job.size - 1, until);
 }
 
 } // namespace reshard

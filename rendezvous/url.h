@@ -3,7 +3,7 @@
 #pragma once
 
 #include "rendezvous/hmac.h"
-#include "rendezvous/store.h"
+#include "rendezvous/store_rendezvous.h"
 
 #include <memory>
 
@@ -18,5 +18,9 @@ struct StoreOptions {
 
 /// Opens a store; waits until the deadline for rank 0 to serve it.
 Result<std::unique_ptr<Store>> openStore(const StoreOptions &options, const Deadline &deadline);
+
+/// As rank 0, which could not serve its store: tells the other processes of the job why, for some seconds at most.
+void tellWhyNotServed(const StoreOptions &options, const JobOptions &job, const Status &reason,
+                      const Deadline &deadline);
 
 } // namespace reshard

@@ -11,7 +11,7 @@ std::string Directory::key(uint32_t worldRank) const {
 
 Status Directory::enter(const std::string &address, const Deadline &deadline) {
   own_.content = address;
-  if (Status status = announcePlan(store_, job_, deadline); !status.ok())
+  if (Status status = announcePlan(store_, job_, own_.token, deadline); !status.ok())
     return status;
   return store_.set(key(job_.rank), seal(job_.authenticator, key(job_.rank), own_.encode()), deadline);
 }
@@ -37,7 +37,7 @@ Result<std::optional<ServerAddress>> Directory::find(uint32_t worldRank, const D
 }
 
 std::string Directory::note(uint32_t worldRank) {
-  return problem_.empty() ? planNoteOf(store_, job_, worldRank) : problem_;
+  return problem_.empty() ? planNoteOf(store_, job_, worldRank, shortly()) : problem_;
 }
 
 } // namespace reshard::pull

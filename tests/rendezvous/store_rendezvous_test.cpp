@@ -216,19 +216,66 @@ TEST_F(StoreRendezvousTest, MissingRanksAreNamed) {
                                                      "has failed: timed out: rank 2 has not joined; "));
 }
 
-TEST_F(StoreRendezvousTest, AnotherPlanIsNamed) {
+TEST_F(StoreRendezvousTest, AnotherPlanEndsAll) {
+  // One rank has another plan; rank 0 has another one; the other plan has more ranks. Most have no deadline.
+  for (const uint32_t other : {2u, 0u, 3u}) {
+    SCOPED_TRACE(other);
+    memory.values.clear();
+    std::vector<Process> all = processes(3);
+    if (other == 3) {
+      all = processes(5);
+      for (uint32_t rank = 0; rank < 5; ++rank)
+        all[rank].options.size = rank == 0 ? 3 : 5;
+    }
+    for (Process &each : all) {
+      each.deadline = 30'000;
+      if (each.options.rank == other || (other == 3 && each.options.rank > 0))
+        each.options.plan = kOther;
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    run(all);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+    const std::string rank = std::to_string(other == 2 ? 2 : 1);
+    for (const Process &each : all)
+      EXPECT_EQ(each.result.message(), "rank " + rank + " has opened plan " + (other == 0 ? kPlan : kOther) +
+                                           ", rank 0 has opened plan " + (other == 0 ? kOther : kPlan) +
+                                           "; give the same plan file to all ranks");
+  }
+}
+
+TEST_F(StoreRendezvousTest, AnotherPlanOfAnEarlierAttemptEndsNobody) {
+  // Rank 2 has had another plan, and found that of rank 0; both were killed. Then rank 2 starts late.
+  std::vector<Process> earlier = processes(3);
+  earlier[2].options.plan = kOther;
+  for (Process &each : earlier)
+    each.deadline = 300;
+  run(earlier);
   std::vector<Process> all = processes(3);
-  all[2].options.plan = kOther;
-  for (Process &each : all)
-    each.deadline = 400;
+  all[2].delay = 1500;
   run(all);
-  const std::string expected = "timed out: rank 2 has not joined (rank 2 has opened plan " + kOther +
-                               ", rank 0 has opened plan " + kPlan + "; give the same plan file to all ranks)";
-  EXPECT_EQ(all[0].result.message(), expected);
-  EXPECT_EQ(all[1].result.message(), expected);
-  EXPECT_EQ(all[2].result.message(), "timed out: rank 0 has not joined (rank 0 has opened plan " + kPlan +
-                                         ", rank 2 has opened plan " + kOther +
-                                         "; give the same plan file to all ranks)");
+  expectJoined(all);
+  // With a deadline that passes first, the other plan is named all the same.
+  EXPECT_THAT(earlier[0].result.message(), HasSubstr("rank 2 has not joined (rank 2 has opened plan " + kOther));
+  EXPECT_THAT(earlier[2].result.message(), HasSubstr("rank 2 has opened plan " + kOther));
+}
+
+TEST_F(StoreRendezvousTest, ARankZeroWithoutAStoreEndsTheOthers) {
+  // They wait at the store of another job, which runs.
+  std::vector<Process> running = processes(3);
+  run(running);
+  std::vector<Process> all = processes(3);
+  std::thread zero([&] {
+    MemoryStore store(memory);
+    const auto begin = std::chrono::steady_clock::now();
+    refuseJob(store, all[0].options, failed("the port is in use"), in(20'000));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  });
+  all[2].delay = 300;
+  std::vector<Process> others(all.begin() + 1, all.end());
+  run(others);
+  zero.join();
+  for (const Process &each : others)
+    EXPECT_EQ(each.result.message(), "the port is in use");
 }
 
 TEST_F(StoreRendezvousTest, ADuplicateRankIsNamedByAll) {
@@ -369,7 +416,7 @@ TEST(Records, DecodersAcceptAnyBytes) {
   Roster roster{5, {1, 2, 3}, failed("reason")};
   const Hello hello{kRecordVersion, "1", 7, "h", 8, 9, "content"};
   const std::vector<std::string> records = {hello.encode(), Welcome{1, 2}.encode(), Conflict{1, 2, "t"}.encode(),
-                                            roster.encode()};
+                                            roster.encode(), Opened{kPlan, 1, 2}.encode()};
   std::mt19937 random(3);
   for (int i = 0; i < 20'000; ++i) {
     std::string record = records[random() % records.size()];
@@ -383,6 +430,7 @@ TEST(Records, DecodersAcceptAnyBytes) {
     if (const auto decoded = Roster::decode(record)) {
       EXPECT_EQ(decoded->encode(), record);
     }
+    (void)Opened::decode(record);
     (void)Welcome::decode(record);
     (void)Conflict::decode(record);
   }

@@ -380,7 +380,7 @@ TEST(TcpStore, AProcessWithoutDescriptorsIsNoStranger) {
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   rlimit none = before;
   none.rlim_cur =
-      static_cast<rlim_t>(Socket(::dup(0)).number()) + 2; // both ends of a connection
+      static_cast<rlim_t>(Socket(::dup(0)).number()) + 3; // both ends of a connection, and one to ask rank 0 by
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
   const std::string error = errorOf(connect(server->port(), {}, in(1'000)));
   EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
@@ -461,6 +461,48 @@ TEST(TcpStore, NamesWhatIsWrong) {
                 StartsWith(reachable));
   EXPECT_THAT(openStore({"tcp://192.0.2.1:1234", true, secret("s"), false}, in(5'000)).status().message(),
               HasSubstr("192.0.2.1:1234: it is no address of this machine"));
+}
+
+TEST(TcpStore, RankZeroSaysWhyItServesNoStore) {
+  // Programs that have the port: one that never answers, one that closes each connection. The last of the askers comes
+  // first, and has no deadline.
+  for (const bool closes : {false, true})
+    for (const Authenticator &authenticator : {Authenticator(), secret("right")}) {
+      Result<Socket> listener = listenAt(kAnyPort, false, {});
+      ASSERT_TRUE(listener.ok());
+      const uint16_t port = nameOf(listener->number()).port();
+      std::atomic<bool> stop{false};
+      std::thread closing([&] {
+        while (closes && !stop) {
+          pollfd polled{listener->number(), POLLIN, 0};
+          if (::poll(&polled, 1, 10) > 0)
+            Socket(::accept(listener->number(), nullptr, nullptr));
+        }
+      });
+      const std::string reason = "rank 0 cannot serve the store at 127.0.0.1:" + std::to_string(port) +
+                                 ": another process uses the port; choose another port, or end that process";
+      std::vector<std::thread> others;
+      for (int rank = 1; rank < 4; ++rank)
+        others.emplace_back(
+            [&] { EXPECT_EQ(errorOf(connect(port, authenticator, rank == 1 ? Deadline() : in(30'000))), reason); });
+      std::thread stranger([&] { // without the secret, or with one of its own, it learns nothing that it believes
+        if (authenticator.hasSecret()) {
+          EXPECT_THAT(errorOf(connect(port, secret("wrong"), in(700))), StartsWith("timed out"));
+        }
+      });
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      const auto begin = std::chrono::steady_clock::now();
+      const StoreOptions place{"tcp://127.0.0.1:" + std::to_string(port), true, authenticator, false};
+      const Status status = openStore(place, in(30'000)).status();
+      EXPECT_EQ(status.message(), reason);
+      tellWhyNotServed(place, {"job", "plan", 0, 4, authenticator}, status, in(30'000));
+      for (std::thread &each : others)
+        each.join();
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(8));
+      stranger.join();
+      stop = true;
+      closing.join();
+    }
 }
 
 TEST(TcpStore, ANetworkThatIsCutIsTriedUntilTheDeadline) {
@@ -565,7 +607,7 @@ TEST(TcpStore, ExecutorsOfOneProcessShareAServer) {
 TEST(FileStore, KeepsValues) {
   const tests::TemporaryFolder folder;
   FileStore store(folder.path(), false), other(folder.path(), false);
-  EXPECT_EQ(store.check().message(), "");
+  EXPECT_EQ(store.open().message(), "");
   EXPECT_EQ(valueOf(store, "a"), "");
   const std::string value("a\0b", 3), longKey(3000, '/');
   for (const std::string &key : {std::string("reshard/a/../b"), std::string("reshard/a%2fb"), longKey}) {
@@ -575,8 +617,13 @@ TEST(FileStore, KeepsValues) {
     EXPECT_TRUE(**other.find(key, {}) == "");
   }
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 3);
-  EXPECT_THAT(FileStore(folder.path() + "/none", false).check().message(),
-              HasSubstr("none' is not a folder, expected a folder that all processes of the job share"));
+  EXPECT_THAT(FileStore(folder.path() + "/made", false).open().message(), "");
+  EXPECT_TRUE(std::filesystem::is_directory(folder.path() + "/made")); // made
+  EXPECT_THAT(FileStore(folder.path() + "/none/folder", false).open().message(),
+              StartsWith("cannot make the folder '" + folder.path() + "/none/folder': No such file or directory; "));
+  std::ofstream(folder.path() + "/file") << "text";
+  EXPECT_THAT(FileStore(folder.path() + "/file", false).open().message(),
+              HasSubstr("file' is not a folder, expected a folder that all processes of the job share"));
 }
 
 TEST(FileStore, ValuesOfOtherUsersNeedASecret) {
