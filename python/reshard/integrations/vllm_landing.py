@@ -279,7 +279,7 @@ def _process(layer: Any) -> None:
     if hasattr(layer, _PROCESSED):
         delattr(layer, _PROCESSED)
     if hasattr(layer.quant_method, "moe_kernel"):
-        # With a kernel, vLLM 0.32 and 0.33 skip the kernel's own packing on CPUs and generate wrong tokens.
+        # With a kernel, vLLM 0.32.0 skips the kernel's own packing on CPUs and generates wrong tokens.
         layer.quant_method.moe_kernel = None
     layer.quant_method.process_weights_after_loading(layer)
 
