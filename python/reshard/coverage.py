@@ -1,12 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check that the plan and ``left`` cover each tensor of a module once."""
+"""The check that the plan and ``left`` cover each tensor of a module once. Persistent buffers count as its params."""
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from .errors import BindError
+
+
+def persistent_buffers(module: Any, own: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the persistent buffers of a PyTorch module by name, tied names included.
+
+    own: last parts of the names of buffers that a framework has for itself, which are left out.
+    """
+    found = {}
+    for prefix, each in module.named_modules(remove_duplicate=False):
+        for leaf, buffer in each._buffers.items():
+            if buffer is not None and leaf not in each._non_persistent_buffers_set and leaf not in own:
+                found[f"{prefix}.{leaf}" if prefix else leaf] = buffer
+    return found
 
 
 def matched(names: Iterable[str], left: Sequence[str], where: str) -> set[str]:

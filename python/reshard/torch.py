@@ -23,7 +23,7 @@ import torch
 
 from .agreement import Agreement, Statement
 from .compiler import compile
-from .coverage import check_coverage
+from .coverage import check_coverage, persistent_buffers
 from .dtypes import DTYPES, dtype_by_name
 from .errors import BindError, Error
 from .executor import Executor
@@ -39,9 +39,7 @@ def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     for each in module.modules():
         if hasattr(each, "reshard") and hasattr(each, "set_requires_gradient_sync"):  # FSDPModule
             each.reshard()
-    saved = set(module.state_dict(keep_vars=True))
-    found = dict(module.named_parameters(remove_duplicate=False))
-    return found | {name: buffer for name, buffer in module.named_buffers(remove_duplicate=False) if name in saved}
+    return dict(module.named_parameters(remove_duplicate=False)) | persistent_buffers(module)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -96,9 +96,10 @@ class Multimodal(unittest.TestCase):
     def engine(self, name, meshes):
         """Compares the library's layouts with an engine's loader."""
         import reshard
+        from reshard.integrations.vllm import OWN_BUFFERS
         from reshard.recording import sglang, vllm
         from reshard.recording.compiled import compare, compile_layout
-        from reshard.recording.engine import Engine
+        from reshard.recording.engine import Engine, params_of
 
         count, recordings = 0, {"vllm": vllm, "sglang": sglang}[name].recordings
         for model in sorted(set(CONFIGS) - (WITHOUT_SGLANG if name == "sglang" else set())):
@@ -109,7 +110,7 @@ class Multimodal(unittest.TestCase):
                 with self.subTest(engine=name, model=model, tp=tp, pp=pp, ep=experts):
                     shape = Engine(tp, pp, experts)
                     if model == "llama4-scout":  # its vision tower computes values in its constructor, which needs memory
-                        found = [reshard.record(load=module.load_weights, params=dict(module.named_parameters()), checkpoint=checkpoint, mesh=shape.mesh, rank=rank)
+                        found = [reshard.record(load=module.load_weights, params=params_of(module, OWN_BUFFERS), checkpoint=checkpoint, mesh=shape.mesh, rank=rank)
                                  for rank, module in vllm.modules(at, shape, contextlib.nullcontext)]
                     else:
                         found = list(recordings(at, shape, checkpoint))

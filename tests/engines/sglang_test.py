@@ -10,9 +10,10 @@ import ast
 import importlib.abc
 import importlib.metadata
 import importlib.util
+import json
 import multiprocessing
 import sys
-import tempfile
+import time
 import traceback
 import types
 import unittest
@@ -21,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
 from documents import example, trainers  # noqa: E402
-from support import module  # noqa: E402
+from support import module, module_folder  # noqa: E402
 
 trainers()
 REAL = (
@@ -80,6 +81,7 @@ def updater(model, rank):
     runtime_context = importlib.import_module("sglang.srt.runtime_context")
     weight_updater = importlib.import_module("sglang.srt.model_executor.model_runner_components.weight_updater")
     runtime_context.get_parallel()._stamp.update(tp_rank=rank, tp_size=2, pp_rank=0, pp_size=1, dp_rank=None)
+    configure(runtime_context)
     weight_updater.get_model = lambda: types.SimpleNamespace(weight_cache_mode="off")
     return weight_updater.WeightUpdater(
         tp_rank=rank, device="cpu", gpu_id=0, model_config=None, custom_weight_loaders=["reshard.integrations.sglang.load"],
@@ -87,9 +89,23 @@ def updater(model, rank):
     )  # fmt: skip
 
 
+def configure(runtime_context, **changed):
+    """Publishes SGLang's options, as its server does: the defaults, and those that are changed."""
+    options = {"enable_eplb": False, "init_expert_location": "trivial", "ep_num_redundant_experts": 0, "speculative_algorithm": None} | changed
+    bags = {path: runtime_context._ConfigBag(path) for path in ("exec", "exec.moe", "spec")}
+    for name, value in options.items():
+        bags["spec" if name.startswith("spec") else "exec.moe"]._set(name, value)
+    bags["exec"]._set_sub("moe", bags["exec.moe"])
+    runtime_context.get_context()._config_bags = {name: bags[name] for name in ("exec", "spec")}
+
+
 def shard(name, tensor, rank):
     split = SPLIT.get(name.split(".")[-1])
     return tensor if split is None else tensor.chunk(2, split)[rank].contiguous()
+
+
+def runtime_context():
+    return sys.modules["sglang.srt.runtime_context"]
 
 
 def engine(folder, rank, pipe):
@@ -114,6 +130,13 @@ def engine(folder, rank, pipe):
             model.norm = torch.nn.Parameter(model.norm.detach().clone())
         elif act == "add":
             model.extra = torch.nn.Parameter(torch.zeros(1))
+        elif act == "buffer":
+            model.register_buffer("table", torch.zeros(1))
+        elif act == "rebalance":  # as SGLang's EPLB does while the server runs
+            slots = torch.tensor([[0, 1, 2, 3], [0, 2, 1, 3]])
+            runtime_context().get_resources().expert_location_metadata = types.SimpleNamespace(physical_to_logical_map_cpu=slots)
+        elif act:
+            configure(runtime_context(), **json.loads(act))
         try:
             done = updates.update_weights_from_tensor([(name, torch.tensor(values, dtype=torch.uint8)) for name, values in tensors], load_format)
             pipe.send((done, {name: param.float().tolist() for name, param in model.named_parameters()}))
@@ -123,19 +146,16 @@ def engine(folder, rank, pipe):
 
 class Loader(unittest.TestCase):
     def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-        module(self.folder.name)
+        self.folder = path = module_folder(type(self))
         import reshard
 
-        path = Path(self.folder.name)
         (path / "job.yaml").write_text(JOB)
         self.plan = reshard.compile(path / "job.yaml", output=path / "refit.rplan").path
         context = multiprocessing.get_context("spawn")
         self.pipes, processes = [], []
         for rank in range(2):
             mine, its = context.Pipe()
-            processes.append(context.Process(target=engine, args=(self.folder.name, rank, its), daemon=True))
+            processes.append(context.Process(target=engine, args=(str(self.folder), rank, its), daemon=True))
             processes[-1].start()
             self.pipes.append(mine)
         self.addCleanup(lambda: [pipe.send(None) for pipe in self.pipes] and [process.join(60) for process in processes])
@@ -162,7 +182,7 @@ class Loader(unittest.TestCase):
         return [pipe.recv() for pipe in self.pipes], error
 
     def url(self, job):
-        (at := Path(self.folder.name) / f"store{job}").mkdir(exist_ok=True)
+        (at := self.folder / f"store{job}").mkdir(exist_ok=True)
         return f"file://{at}"
 
     def test_refits(self):
@@ -208,10 +228,39 @@ class Loader(unittest.TestCase):
         self.assertIsNone(error)
         right(answers)
 
-        answers, error = self.update(3, trainer(3), act="add")
+        for job, (act, text) in enumerate((("buffer", "param 'table'"), ("add", "param 'extra'")), start=3):
+            answers, error = self.update(job, trainer(job), act=act)
+            self.assertIsNotNone(error)
+            for rank, (found, _) in enumerate(answers):
+                self.assertIn(f"target rank {rank + 1} {text}: the module has it, but not the plan", found)
+
+    def test_engines_that_a_plan_cannot_state(self):
+        """They are refused at the first refit and at a later one."""
+        import torch
+        from reshard.integrations._engine import Member
+
+        slots = "a plan does not know which expert is in which slot"
+        refused = {
+            '{"enable_eplb": true}': f"SGLang: found enable_eplb True, expected False: {slots}",
+            '{"init_expert_location": "locations.json"}': f"SGLang: found init_expert_location 'locations.json', expected 'trivial': {slots}",
+            '{"ep_num_redundant_experts": 2}': f"SGLang: found ep_num_redundant_experts 2, expected 0: {slots}",
+            '{"speculative_algorithm": "EAGLE3"}': "SGLang: found speculative_algorithm 'EAGLE3', which has a draft model, expected none or NGRAM",
+            "rebalance": f"SGLang: found experts [0, 2, 1, 3] in the slots of layer 1, expected them in order: {slots}",
+        }
+        weights = {name: torch.ones(shape).bfloat16() for name, shape in SHAPES.items()}
+        for act, text in list(refused.items())[:-1]:
+            for found, _ in self.update(1, act=act)[0]:
+                self.assertIn(text, found)
+        members = []
+        answers, error = self.update(1, lambda: members.append(Member(self.plan, 0, weights, rendezvous=self.url(1), timeout=120)) or members[0],
+                                     act='{"speculative_algorithm": "NGRAM"}')
+        self.assertEqual((error, [done for done, _ in answers]), (None, [(True, "Success")] * 2))
+        begin = time.monotonic()
+        answers, error = self.update(1, lambda: members[0], act="rebalance")
         self.assertIsNotNone(error)
-        for rank, (text, _) in enumerate(answers):
-            self.assertIn(f"target rank {rank + 1} param 'extra': the module has it, but not the plan", text)
+        self.assertLess(time.monotonic() - begin, 60, "the trainer is told at once, not at its deadline")
+        for found, _ in answers:
+            self.assertIn(refused["rebalance"], found)
 
 
 if __name__ == "__main__":

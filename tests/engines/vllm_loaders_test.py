@@ -41,15 +41,16 @@ def meshes(case):
 
 
 def loaded(at, mesh, tensors):
-    """Yields the params of one rank after the other as vLLM's loader fills them."""
+    """Yields the params and persistent buffers of one rank after the other as vLLM's loader fills them."""
+    from reshard.integrations.vllm import OWN_BUFFERS
     from reshard.recording import vllm
-    from reshard.recording.engine import Engine
+    from reshard.recording.engine import Engine, params_of
 
     tp, pp, experts = mesh
     for _, module in vllm.modules(at, Engine(tp, pp, experts), contextlib.nullcontext):
         with torch.no_grad():
             module.load_weights((name, tensor.clone()) for name, tensor in tensors.items())
-        yield {name: param.detach() for name, param in module.named_parameters()}
+        yield {name: param.detach() for name, param in params_of(module, OWN_BUFFERS).items()}
 
 
 def moved(plan, tensors):

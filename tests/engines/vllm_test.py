@@ -23,7 +23,13 @@ EXPERTS = {"w13_weight", "w2_weight"}
 #: Models, with the params that vLLM repacks on every CPU and that therefore arrive in landing memory. With AVX-512 there
 #: are more.
 FAMILIES = {"qwen3-8b": set(), "qwen3-tied": set(), "llama3-8b": set(), "llama-1-kv-head": set(), "qwen2.5-7b": set(), "nemotron-h-8b": set(),
-            "qwen3-30b-a3b": EXPERTS, "mixtral-8x7b": EXPERTS, "gpt-oss-120b": EXPERTS, "glm-4.5": EXPERTS, "deepseek-v3": EXPERTS}
+            "qwen3-30b-a3b": EXPERTS, "mixtral-8x7b": EXPERTS, "gpt-oss-120b": EXPERTS, "glm-4.5": EXPERTS, "deepseek-v3": EXPERTS,
+            "gemma-4-31b": set()}
+#: Persistent buffers of the checkpoint, by their last name.
+BUFFERS = {"gemma-4-31b": {"layer_scalar"}}
+#: What an engine has that a plan cannot state, and the error. The last two need experts.
+UNSTATED = {"eplb": "found enable_eplb, expected it off", "draft": "found speculative decoding by 'eagle3' with draft model 'the/draft', expected none",
+            "round robin": "found expert_placement_strategy 'round_robin', expected linear", "rebalanced": "found enable_eplb, expected it off"}
 #: The layout `vllm` with q and k exchanged in the pack: the shapes are the same.
 SWAPPED = """layouts:
   swapped:
@@ -74,6 +80,16 @@ class Families(EngineTest):
                 self.assertIn("o_proj.weight': the module has it, but not the plan; expected it in the plan or in left", result["uncovered"])
                 self.assertIn("o_proj.weight': found in left and in the plan, expected one of them", result["both"])
                 self.assertIn("left: 'nothing' matches no param or buffer", result["unknown"])
+                self.assertEqual(result["without draft"], result["uncovered"], "speculative decoding by n-grams has no draft model")
+                self.assertEqual(set(result.get("buffers", {})), BUFFERS.get(name, set()))
+                for buffer, text in result.get("buffers", {}).items():
+                    self.assertIn(f".{buffer}': the module has it, but not the plan; expected it in the plan or in left", text)
+                texts = {state: text for state, text in UNSTATED.items() if repacked or state in ("eplb", "draft")}
+                for when in ("unstated", "unstated later"):
+                    self.assertEqual(set(result[when]), set(texts), when)
+                    for state, text in texts.items():
+                        self.assertIn(text, result[when][state], (when, state))
+                        self.assertEqual(when == "unstated later", "the weights are those of the version before" in result[when][state], (when, state))
 
 
 class Documented(EngineTest):

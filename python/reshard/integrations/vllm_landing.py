@@ -4,7 +4,7 @@
 A plan describes params as vLLM's loader fills them (the load format). Afterwards vLLM repacks some of them for its
 kernels, often under the same name, shape and dtype. A ``Load`` finds the layers that were repacked: their params get
 landing memory in the load format. All other params are written in place. Of some of them vLLM keeps a packed copy too,
-which it makes again after an update.
+which it makes again after an update. Persistent buffers count as params.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from vllm.model_executor.model_loader.reload import layerwise
 from vllm.model_executor.model_loader.reload.meta import materialize_layer, materialize_meta_tensor, restore_layer_on_meta
 from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
 
-from ..coverage import check_coverage, matched
+from ..coverage import check_coverage, matched, persistent_buffers
 from ..errors import BindError, Error
 from ..executor import Executor
 from ..plan import Plan
 from ..transforms import neg_exp
+from .vllm import OWN_BUFFERS
 
 _LOAD = "_reshard_load"  # the attribute of a model that has its Load
 _PROCESSED = "_already_called_process_weights_after_loading"  # a mark of vLLM on a layer
@@ -34,12 +35,18 @@ _PIECE = 1 << 22  # bytes of a tensor that are hashed at a time
 
 @dataclass(frozen=True)
 class _Param:
-    """A param of the model directly after loading."""
+    """A param or a persistent buffer of the model directly after loading."""
 
     layer: torch.nn.Module  #: the module that has it
     leaf: str  #: its name there
     key: int  #: equal for names of one tensor
     state: tuple[Any, ...]  #: address, shape, strides, dtype and hash
+    buffer: bool
+
+    @property
+    def live(self) -> torch.Tensor | None:
+        """The tensor of this name now."""
+        return (self.layer._buffers if self.buffer else self.layer._parameters).get(self.leaf)
 
     @property
     def zeros(self) -> bool:
@@ -88,9 +95,11 @@ class Load:
         self.repacked: dict[int, torch.nn.Module] = {}  # by id
         #: Layers whose params are as loaded, but of which vLLM has derived something, such as a packed copy; by id.
         self.derived: dict[int, torch.nn.Module] = {}
-        for name, tensor in model.named_parameters(remove_duplicate=False):
+        self.replaced: set[str] = set()  #: buffers that vLLM has changed after loading
+        buffers = persistent_buffers(model, OWN_BUFFERS)
+        for name, tensor in [*model.named_parameters(remove_duplicate=False), *buffers.items()]:
             module, _, leaf = name.rpartition(".")
-            self.params[name] = _Param(model.get_submodule(module), leaf, id(tensor), _state(tensor))
+            self.params[name] = _Param(model.get_submodule(module), leaf, id(tensor), _state(tensor), name in buffers)
         #: Buffers that are views of a param as loaded, by param; for example the convolution weights of Mamba. After
         #: ``compare`` only those that repacking has separated from the param.
         self.views = {name: [buffer for buffer in model.buffers() if _same_memory(buffer, tensor)] for name, tensor in model.named_parameters()}
@@ -100,13 +109,16 @@ class Load:
     def compare(self) -> None:
         """Compares with the params as they are now."""
         states = {param.key: param.state for param in self.params.values()}
-        for param in self.params.values():
-            now = param.layer._parameters.get(param.leaf)
-            if id(param.layer) not in self.repacked and _state(now) != states.get(id(now), param.state):  # vLLM may have tied it to another param
-                self.repacked[id(param.layer)] = param.layer
+        for name, param in self.params.items():
+            now = param.live
+            if param.buffer:
+                if _state(now) != param.state:
+                    self.replaced.add(name)
+            elif id(param.layer) not in self.repacked:
+                if _state(now) != states.get(id(now), param.state):  # vLLM may have tied it to another param
+                    self.repacked[id(param.layer)] = param.layer
         for name, views in self.views.items():
-            param = self.params[name]
-            now = param.layer._parameters.get(param.leaf)
+            now = self.params[name].live
             self.views[name] = [view for view in views if now is None or not _same_memory(view, now)]
         for layer in {id(param.layer): param.layer for param in self.params.values()}.values():
             before, after = self._attributes[id(layer)], _attributes(layer)
@@ -117,7 +129,9 @@ class Load:
 
     def lands(self, param: _Param) -> bool:
         """Whether a param needs landing memory."""
-        return id(param.layer) in self.repacked and param.leaf in layerwise.get_layerwise_info(param.layer).restore_metadata[0]
+        if param.buffer or id(param.layer) not in self.repacked:
+            return False
+        return param.leaf in layerwise.get_layerwise_info(param.layer).restore_metadata[0]
 
 
 def load_of(model: torch.nn.Module) -> Load:
@@ -159,8 +173,13 @@ class Landing:
         self.in_place: dict[str, torch.Tensor] = {}
         for name in self._params:
             param = self._load.params[name]
+            if name in self._load.replaced:
+                raise BindError(
+                    f"{self._where} buffer {name!r}: vLLM has changed it after loading, expected a buffer as loaded; "
+                    "name it in left=[…] to keep its value"
+                )
             if not self._load.lands(param):
-                self.in_place[name] = param.layer._parameters[param.leaf].detach()  # type: ignore[union-attr]
+                self.in_place[name] = param.live.detach()  # type: ignore[union-attr]
             elif self._params[name].transform:
                 raise BindError(f"{self._where} param {name!r}: vLLM has repacked it, expected a param without transform")
             else:
@@ -203,7 +222,7 @@ class Landing:
         names: dict[int, list[str]] = {}
         at: dict[int, list[str]] = {}
         for name, param in self._load.params.items():
-            tensor = param.layer._parameters.get(param.leaf)
+            tensor = param.live
             address = tensor.data_ptr() if tensor is not None and tensor.numel() else 0
             tied = names.setdefault(param.key, at.get(address, []))
             tied.append(name)
@@ -229,8 +248,7 @@ class Landing:
     def moved(self) -> Iterator[str]:
         """Yields the names of params that vLLM has moved since they were bound."""
         for name, tensor in self.in_place.items():
-            param = self._load.params[name]
-            now = param.layer._parameters.get(param.leaf)
+            now = self._load.params[name].live
             if now is None or now.data_ptr() != tensor.data_ptr():
                 yield name
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..coverage import persistent_buffers
 from . import record
 from .checkpoint import tensors_of
 from .recording import Recording
@@ -59,11 +60,22 @@ class Engine:
         return {"tp": self.tp, "pp": self.pp} | ({"views": [{"ep": self.tp, "pp": self.pp}]} if self.expert_parallel else {})
 
 
+def params_of(module: Any, own: Collection[str] = ()) -> dict[str, Any]:
+    """Returns what a loader fills of a module: its params and persistent buffers, each under its first name. own: as of
+    `persistent_buffers`."""
+    found, seen = dict(module.named_parameters()), set[int]()
+    for name, buffer in persistent_buffers(module, own).items():
+        if id(buffer) not in seen:
+            seen.add(id(buffer))
+            found[name] = buffer
+    return found
+
+
 def recordings_of(modules: Iterable[tuple[int, Any]], load: Callable[[Any, Any], None], model: str | os.PathLike[str], engine: Engine,
-                  checkpoint: Any) -> Iterator[Recording]:
+                  checkpoint: Any, own: Collection[str] = ()) -> Iterator[Recording]:
     """Yields the recording of each module of an engine's ranks. load: loads weights into a module; checkpoint: None stands for
-    `model`."""
+    `model`; own: as of `params_of`."""
     tensors = tensors_of(model if checkpoint is None else checkpoint)
     for rank, module in modules:
-        yield record(load=lambda weights, module=module: load(module, weights), params=lambda module=module: dict(module.named_parameters()),
-                     checkpoint=tensors, mesh=engine.mesh, rank=rank)
+        yield record(load=lambda weights, module=module: load(module, weights),
+                     params=lambda module=module: params_of(module, own), checkpoint=tensors, mesh=engine.mesh, rank=rank)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..dtypes import dtype_by_name
-from ..integrations.vllm import PACKAGES, TESTED
+from ..integrations.vllm import OWN_BUFFERS, PACKAGES, TESTED
 from ..releases import check_release
-from .engine import Engine, group, meta_values, recordings_of
+from .engine import Engine, group, meta_values, params_of, recordings_of
 from .processing import Change, changes
 from .recording import Recording, mesh_size
 
@@ -78,7 +78,8 @@ def recordings(model: str | os.PathLike[str], engine: Engine, checkpoint: Any = 
 
     Raises Error as `modules` and `reshard.record` do.
     """
-    yield from recordings_of(modules(model, engine), lambda module, weights: module.load_weights(weights), model, engine, checkpoint)
+    load = lambda module, weights: module.load_weights(weights)  # noqa: E731
+    yield from recordings_of(modules(model, engine), load, model, engine, checkpoint, OWN_BUFFERS)
 
 
 def processed(model: str | os.PathLike[str], engine: Engine, rank: int = 0) -> dict[str, Change]:
@@ -94,13 +95,14 @@ def processed(model: str | os.PathLike[str], engine: Engine, rank: int = 0) -> d
 
     def process(values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         for _, module in modules(model, engine, contextlib.nullcontext, [rank]):
-            params = dict(module.named_parameters())
+            params = params_of(module, OWN_BUFFERS)
             with torch.no_grad():
                 for name, value in values:
                     params[name].copy_(torch.from_numpy(value))
             process_weights_after_loading(module, get_current_vllm_config().model_config, torch.device("cpu"))
-            return {name: param.detach() for name, param in module.named_parameters()}
+            return {name: param.detach() for name, param in params_of(module, OWN_BUFFERS).items()}
         raise AssertionError("no module")
 
-    loaded = {name: (dtype_by_name(param.dtype), tuple(param.shape)) for _, module in modules(model, engine, ranks=[rank]) for name, param in module.named_parameters()}
+    loaded = {name: (dtype_by_name(param.dtype), tuple(param.shape)) for _, module in modules(model, engine, ranks=[rank])
+              for name, param in params_of(module, OWN_BUFFERS).items()}
     return changes(loaded, process)
