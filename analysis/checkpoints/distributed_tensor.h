@@ -39,6 +39,10 @@ std::vector<std::string_view> distributedGlobals();
 /// The function that rebuilds tensors of a class of their own, and plain tensors with attributes.
 constexpr std::string_view kRebuildFromType = "torch._tensor _rebuild_from_type_v2";
 
+/// Whether the state of a tensor sets attributes alone: none that replaces elements, as `data` does. Of a tensor with
+/// slots it is (attributes, slots).
+bool onlyDescribes(const Pickle &pickle, Pickle::Value state);
+
 /// Whether a value of a pickle is a tensor of a class of its own.
 bool isDistributed(const Pickle &pickle, Pickle::Value value);
 

@@ -163,6 +163,9 @@ private:
       return {};
     const bool strided = pickle_.isObject(placement, kStridedShard);
     const std::string_view type = strided ? kStridedShard : kShard;
+    const size_t known = 2 * (strided ? 2 : 1); // dim and split_factor, each with its name
+    if (const Value *state = pickle_.state(placement); state && pickle_.items(*state).size() != known)
+      return "a placement has other attributes than those of PyTorch 2.13";
     const Value *dim = member(placement, type, "dim");
     const Value *factor = strided ? member(placement, type, "split_factor") : nullptr;
     if (!dim || !pickle_.is(*dim, Kind::integer) || (strided && (!factor || !pickle_.is(*factor, Kind::integer))))
@@ -197,6 +200,8 @@ std::string readDTensor(const Pickle &pickle, Value state, DistributedTensor &fo
   const Value *spec = known ? pickle.find(items[1], "_spec") : nullptr;
   if (!local || !spec)
     return "it is a DTensor without a local tensor or a specification";
+  if (!onlyDescribes(pickle, state))
+    return "its state sets more than attributes";
   found.local = *local;
   return SpecReader(pickle, *spec, found.part).read();
 }

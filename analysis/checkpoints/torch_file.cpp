@@ -15,9 +15,11 @@ using Kind = Pickle::Kind;
 using Value = Pickle::Value;
 
 constexpr std::string_view kRebuildTensor = "torch._utils _rebuild_tensor_v2";
+constexpr std::string_view kRebuildUntyped = "torch._utils _rebuild_tensor_v3"; // with a dtype
 constexpr std::string_view kRebuildParameter = "torch._utils _rebuild_parameter";
 constexpr std::string_view kRebuildParameterWithState = "torch._utils _rebuild_parameter_with_state"; // has attributes
 constexpr std::string_view kTensorClass = "torch Tensor";
+constexpr std::string_view kUntypedStorage = "torch.storage UntypedStorage";
 
 struct TorchType {
   std::string_view global;
@@ -48,10 +50,10 @@ constexpr TorchType kTypes[] = {
 constexpr std::string_view kTorchGlobals[] = {
     "collections OrderedDict",
     kRebuildTensor,
-    "torch._utils _rebuild_tensor_v3",
+    kRebuildUntyped,
     kRebuildParameter,
     kRebuildParameterWithState,
-    "torch.storage UntypedStorage",
+    kUntypedStorage,
     "torch Size",
     kTensorClass,
 };
@@ -76,8 +78,8 @@ public:
     if (++names_ > kMaxNames || nameBytes_ > kMaxNameBytes)
       return "found more than " + std::to_string(kMaxNames) + " values, or names of more than " +
              std::to_string(kMaxNameBytes) + " bytes together";
-    if (pickle_.isObject(value, kRebuildParameter) || pickle_.isObject(value, kRebuildParameterWithState))
-      value = parameterData(value);
+    if (const std::string problem = unwrapParameter(value); !problem.empty())
+      return "tensor '" + name + "': " + problem;
     if (isDistributed(pickle_, value))
       return addDistributed(value, name);
     if (pickle_.is(value, Kind::object))
@@ -110,10 +112,63 @@ private:
     return pickle_.is(key, Kind::integer) ? std::optional(std::to_string(pickle_.integer(key))) : std::nullopt;
   }
 
-  /// The tensor of a parameter, or the value itself if its arguments are of another form.
-  Value parameterData(Value parameter) const {
-    const Pickle::Items arguments = pickle_.items(pickle_.items(parameter)[1]);
-    return arguments.empty() ? parameter : arguments[0];
+  /// Replaces a parameter by its tensor. An error text if one of its arguments is not understood.
+  std::string unwrapParameter(Value &value) const {
+    const bool attributes = pickle_.isObject(value, kRebuildParameterWithState);
+    if (!attributes && !pickle_.isObject(value, kRebuildParameter))
+      return {};
+    const Pickle::Items arguments = pickle_.items(pickle_.items(value)[1]);
+    const std::string function = nameOf(attributes ? kRebuildParameterWithState : kRebuildParameter);
+    if (arguments.size() != (attributes ? 4 : 3) || pickle_.state(value))
+      return "'" + function + "' does not have the arguments data, requires_grad, backward_hooks" +
+             (attributes ? " and state" : "");
+    if (std::string problem = trainingProblem(arguments, 1, function); !problem.empty())
+      return problem;
+    if (attributes && !onlyDescribes(pickle_, arguments[3]))
+      return argument(3, function, "state") + " sets more than attributes";
+    value = arguments[0];
+    return {};
+  }
+
+  static std::string nameOf(std::string_view global) {
+    std::string name(global);
+    std::replace(name.begin(), name.end(), ' ', '.');
+    return name;
+  }
+
+  static std::string argument(size_t number, const std::string &function, const char *name) {
+    return "argument " + std::to_string(number + 1) + " of '" + function + "' (" + name + ")";
+  }
+
+  /// Whether requires_grad, at `number`, and backward_hooks behind it are as torch.save writes them: they do not change
+  /// a value. An error text, empty if they are.
+  std::string trainingProblem(Pickle::Items arguments, size_t number, const std::string &function) const {
+    if (!pickle_.is(arguments[number], Kind::boolean))
+      return argument(number, function, "requires_grad") + " is not a boolean";
+    const Value hooks = arguments[number + 1];
+    if (!pickle_.is(hooks, Kind::none) && (!pickle_.is(hooks, Kind::dictionary) || !pickle_.items(hooks).empty()))
+      return argument(number + 1, function, "backward_hooks") + " is not an empty dictionary";
+    return {};
+  }
+
+  /// The last argument, which PyTorch omits if it is empty: {'neg': True} for stored elements of the other sign, and
+  /// {'conj': True} for conjugate ones. A copy of bytes cannot apply either.
+  std::string metadataProblem(Value metadata, size_t number, const std::string &function) const {
+    const std::string where = argument(number, function, "metadata");
+    if (pickle_.is(metadata, Kind::none))
+      return {};
+    if (!pickle_.is(metadata, Kind::dictionary))
+      return where + " is not a dictionary";
+    const Pickle::Items entries = pickle_.items(metadata);
+    for (size_t i = 0; i + 1 < entries.size(); i += 2) {
+      const std::string key = pickle_.is(entries[i], Kind::text) ? std::string(pickle_.text(entries[i])) : "";
+      if (key != "neg" && key != "conj")
+        return where + " sets '" + key + "', which is not understood";
+      if (!pickle_.is(entries[i + 1], Kind::boolean) || pickle_.integer(entries[i + 1]))
+        return where + " sets '" + key + "': its elements are not stored themselves, but their " +
+               (key == "neg" ? "negatives" : "conjugates") + "; save tensor.resolve_" + key + "()";
+    }
+    return {};
   }
 
   /// The function that makes a tensor and its arguments, without the attributes that FSDP1 and others give tensors.
@@ -122,7 +177,8 @@ private:
     const Pickle::Items arguments = pickle_.items(tuple); // function, class, its arguments, attributes
     return pickle_.isObject(tensor, kRebuildFromType) && arguments.size() == 4 &&
                    pickle_.is(arguments[0], Kind::global) && pickle_.is(arguments[1], Kind::global) &&
-                   pickle_.text(arguments[1]) == kTensorClass && pickle_.is(arguments[2], Kind::tuple)
+                   pickle_.text(arguments[1]) == kTensorClass && pickle_.is(arguments[2], Kind::tuple) &&
+                   onlyDescribes(pickle_, arguments[3])
                ? std::pair(arguments[0], arguments[2])
                : std::pair(function, tuple);
   }
@@ -157,13 +213,20 @@ private:
 
   std::string addTensor(Value value, const std::string &name) {
     const auto refuse = [&](const std::string &why) { return "tensor '" + name + "': " + why; };
-    const auto [function, tuple] = plain(value);
-    const std::string_view callee = pickle_.text(function);
+    const auto [callable, tuple] = plain(value);
+    const std::string_view callee = pickle_.text(callable);
+    const std::string function = nameOf(callee);
     const Pickle::Items arguments = pickle_.items(tuple);
-    const bool untyped = callee == "torch._utils _rebuild_tensor_v3"; // its seventh argument is the dtype
-    if ((!untyped && callee != kRebuildTensor) || arguments.size() < (untyped ? 7 : 4) ||
-        !pickle_.is(arguments[0], Kind::persistent) || !pickle_.is(arguments[1], Kind::integer))
-      return refuse("'" + std::string(callee) + "' does not make a plain tensor");
+    const bool untyped = callee == kRebuildUntyped;
+    const size_t least = untyped ? 7 : 6; // arguments; metadata may follow
+    if ((!untyped && callee != kRebuildTensor) || arguments.size() < least || arguments.size() > least + 1 ||
+        pickle_.state(value) || !pickle_.is(arguments[0], Kind::persistent) || !pickle_.is(arguments[1], Kind::integer))
+      return refuse("'" + function + "' does not make a plain tensor");
+    if (const std::string problem = trainingProblem(arguments, 4, function); !problem.empty())
+      return refuse(problem);
+    if (arguments.size() > least)
+      if (const std::string problem = metadataProblem(arguments[least], least, function); !problem.empty())
+        return refuse(problem);
     const auto shape = pickle_.integers(arguments[2]), strides = pickle_.integers(arguments[3]);
     if (!shape || !strides || shape->size() != strides->size() || shape->size() > kMaxDimensions)
       return refuse("its shape and strides are not lists of integers of equal length");
@@ -171,17 +234,19 @@ private:
     std::string_view type;
     if (const std::string problem = readStorage(arguments[0], storage, type); !problem.empty())
       return refuse(problem);
-    if (untyped && pickle_.is(arguments[6], Kind::global))
+    if (untyped && (type != kUntypedStorage || !pickle_.is(arguments[6], Kind::global)))
+      return refuse(argument(6, function, "dtype") + " or its storage '" + nameOf(type) + "' has another form");
+    if (untyped)
       type = pickle_.text(arguments[6]);
     TorchTensor tensor;
     tensor.shape = *shape;
     tensor.strides = *strides;
     const TorchType *known = nullptr;
     for (const TorchType &each : kTypes)
-      if (type == each.storage || type == each.global)
+      if (type == (untyped ? each.global : each.storage))
         known = &each;
     if (!known)
-      return refuse("the dtype of '" + std::string(type) + "' is not supported");
+      return refuse("the dtype of '" + nameOf(type) + "' is not supported");
     tensor.dtype = known->dtype;
     if (!dataOf(tensor, storage, pickle_.integer(arguments[1])))
       return refuse("it lies outside its storage of " + std::to_string(storage.size()) + " bytes");
@@ -190,19 +255,25 @@ private:
     return {};
   }
 
-  /// A reference is ('storage', class, key, device, elements).
-  std::string readStorage(Value reference, std::string_view &storage, std::string_view &type) const {
+  /// A reference is ('storage', class, key, device, elements). All references to a storage state the same one.
+  std::string readStorage(Value reference, std::string_view &storage, std::string_view &type) {
     const Value parts = pickle_.items(reference)[0];
     const Pickle::Items items = pickle_.items(parts);
     if (!pickle_.is(parts, Kind::tuple) || items.size() != 5 || !pickle_.is(items[0], Kind::text) ||
-        pickle_.text(items[0]) != "storage" || !pickle_.is(items[1], Kind::global) || !pickle_.is(items[2], Kind::text))
+        pickle_.text(items[0]) != "storage" || !pickle_.is(items[1], Kind::global) ||
+        !pickle_.is(items[2], Kind::text) || !pickle_.is(items[3], Kind::text) || !pickle_.is(items[4], Kind::integer))
       return "its storage is not a reference of torch.save";
+    if (pickle_.text(items[3]) == "meta")
+      return "it is on the device 'meta' and has no data";
     const std::string member = std::string(prefix_) + "data/" + std::string(pickle_.text(items[2]));
     const auto data = members_.find(member);
     if (data == members_.end())
       return "its storage '" + member + "' is missing";
     storage = data->second;
     type = pickle_.text(items[1]);
+    if (const auto [first, added] = classes_.emplace(data->first, type); !added && first->second != type)
+      return "its storage '" + member + "' is a '" + nameOf(type) + "' here and a '" + nameOf(first->second) +
+             "' elsewhere";
     return {};
   }
 
@@ -233,6 +304,7 @@ private:
   const Pickle &pickle_;
   const std::map<std::string_view, std::string_view> &members_;
   std::string_view prefix_;
+  std::map<std::string_view, std::string_view> classes_; // of the storages, by member
   size_t names_ = 0, nameBytes_ = 0;
 };
 

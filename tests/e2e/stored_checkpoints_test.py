@@ -14,7 +14,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import FolderTest, limited, run  # noqa: E402
-from torch_formats import METADATA, Call, Dcp, Global, Member, archive, dtensor, pickled, placement, safetensors, sharded_tensor, size, tensor, with_attributes  # noqa: E402
+from torch_formats import HOOKS, METADATA, Call, Dcp, Global, Member, Storage, UntypedStorage, archive, dtensor, pickled, placement, safetensors, sharded_tensor, size, tensor, with_attributes, wrapper  # noqa: E402
 
 A = np.arange(35, dtype=np.float32).reshape(7, 5)
 B = np.arange(12, dtype=np.int64).reshape(3, 4) - 2**40
@@ -95,7 +95,7 @@ class StoredCheckpoints(FolderTest):
 
     def test_torch_save(self):
         path = self.folder / "model.pt"
-        value = {"a": tensor(A, "0"), "rows": tensor(A[:2], "0"), "nested": {"b": Call("torch._utils", "_rebuild_parameter", (tensor(B, "1"), True, ()))},
+        value = {"a": tensor(A, "0"), "rows": tensor(A[:2], "0"), "nested": {"b": Call("torch._utils", "_rebuild_parameter", (tensor(B, "1"), True, HOOKS))},
                  "list": [tensor(B, "1"), 5], "step": 3}
         path.write_bytes(archive(value, [A, B]))
         found = listing(path)
@@ -221,7 +221,69 @@ target: {{layout: same, storage: out}}
         file.write_bytes(archive({"a": with_attributes(tensor(A, "0")), "b": parameter}, [A, B]))
         self.compare(file, listing(file), {"a": A, "b": B})
         file.write_bytes(archive({"a": with_attributes(tensor(A, "0"), Global("torch", "Size"))}, [A]))
-        self.assertIn("tensor 'a': 'torch._tensor _rebuild_from_type_v2' does not make a plain tensor", self.refusal(file))
+        self.assertIn("tensor 'a': 'torch._tensor._rebuild_from_type_v2' does not make a plain tensor", self.refusal(file))
+
+    def test_arguments_that_are_not_understood(self):
+        """Each argument of the functions that make tensors is understood or refused: negative and conjugate bits, hooks, attributes that replace elements, further ones."""
+        file = self.folder / "x.pt"
+        rows = placement("Shard", dim=0)
+        plain, parted = tensor(A, "0"), dtensor(A, "0", A.shape, (1,), (0,), rows)
+
+        def with_arguments(made: Call, at: int, *values: object) -> Call:
+            """With other arguments from number `at` on."""
+            return Call(made.target.module, made.target.name, (*made.arguments[:at], *values, *made.arguments[at + len(values):]))
+
+        def untyped(*last: object) -> Call:
+            storage = UntypedStorage(A, "0")
+            return Call("torch._utils", "_rebuild_tensor_v3", (storage, 0, A.shape, (5, 1), False, HOOKS, *last))
+
+        def parameter(*arguments: object) -> Call:
+            return Call("torch._utils", "_rebuild_parameter" + "_with_state" * (len(arguments) > 3), arguments)
+
+        def wrapped(at: int, *values: object) -> Call:
+            inner = parted.arguments[2]
+            return with_arguments(parted, 2, (*inner[:at], *values, *inner[at + len(values):]))
+
+        good = {"plain": plain, "no bits": with_arguments(plain, 6, {"neg": False, "conj": False}), "none": with_arguments(plain, 6, None), "untyped": untyped(Global("torch", "float32")),
+                "parameter": parameter(plain, True, HOOKS), "attributes": parameter(plain, True, HOOKS, {"is_bias": True}), "slots": with_attributes(plain, state=({"a": 1}, None)), "parted": parted}
+        file.write_bytes(archive(good, [A]))
+        self.compare(file, listing(file), dict.fromkeys(good, A))
+        v2, v3 = "of 'torch._utils._rebuild_tensor_v2'", "of 'torch._utils._rebuild_tensor_v3'"
+        bits = "their negatives; save tensor.resolve_neg()"
+        cases = [
+            (f"argument 7 {v2} (metadata) sets 'neg': its elements are not stored themselves, but {bits}", with_arguments(plain, 6, {"neg": True})),
+            (f"argument 7 {v2} (metadata) sets 'conj': its elements are not stored themselves, but their conjugates; save tensor.resolve_conj()", with_arguments(plain, 6, {"conj": True})),
+            (f"argument 7 {v2} (metadata) sets 'backend', which is not understood", with_arguments(plain, 6, {"backend": True})),
+            (f"argument 7 {v2} (metadata) is not a dictionary", with_arguments(plain, 6, True)),
+            (f"argument 8 {v3} (metadata) sets 'neg': its elements are not stored themselves, but {bits}", untyped(Global("torch", "float32"), {"neg": True})),
+            (f"argument 7 {v3} (dtype) or its storage 'torch.storage.UntypedStorage' has another form", untyped("torch.float32")),
+            (f"argument 5 {v2} (requires_grad) is not a boolean", with_arguments(plain, 4, {"data": 1})),
+            (f"argument 6 {v2} (backward_hooks) is not an empty dictionary", with_arguments(plain, 5, {"hook": 1})),
+            ("'torch._utils._rebuild_tensor_v2' does not make a plain tensor", with_arguments(plain, 6, {}, 1)),
+            ("'torch._utils._rebuild_tensor_v2' does not make a plain tensor", Call("torch._utils", "_rebuild_tensor_v2", plain.arguments[:4])),
+            ("'torch._utils._rebuild_tensor_v2' does not make a plain tensor", Call("torch._utils", "_rebuild_tensor_v2", plain.arguments, {"data": 1})),
+            ("argument 3 of 'torch._utils._rebuild_parameter' (backward_hooks) is not an empty dictionary", parameter(plain, True, {1: 1})),
+            ("'torch._utils._rebuild_parameter' does not have the arguments data, requires_grad, backward_hooks", Call("torch._utils", "_rebuild_parameter", (plain, True))),
+            ("argument 4 of 'torch._utils._rebuild_parameter_with_state' (state) sets more than attributes", parameter(plain, True, HOOKS, {"data": tensor(A, "0")})),
+            (f"argument 7 {v2} (metadata) sets 'neg'", parameter(with_arguments(plain, 6, {"neg": True}), True, HOOKS)),
+            (f"argument 7 {v2} (metadata) sets 'neg'", with_attributes(with_arguments(plain, 6, {"neg": True}))),
+            (f"argument 7 {v2} (metadata) sets 'neg'", wrapper(Global("torch.distributed.tensor", "DTensor"), "float32", A.shape, (None, parted.arguments[3][1] | {"_local_tensor": with_arguments(plain, 6, {"neg": True})}))),
+            ("'torch._tensor._rebuild_from_type_v2' does not make a plain tensor", with_attributes(plain, state={"data": 1})),
+            ("'torch._utils._rebuild_wrapper_subclass' does not have the 8 arguments of PyTorch 2.13", wrapped(8, 1)),
+            ("its layout is not torch.strided", wrapped(5, Call("torch.serialization", "_get_layout", ("torch.sparse_coo",)))),
+            ("its state sets more than attributes", with_arguments(parted, 3, ({"data": 1}, parted.arguments[3][1]))),
+            ("a placement has other attributes than those of PyTorch 2.13", dtensor(A, "0", A.shape, (1,), (0,), placement("Shard", dim=0, step=2))),
+            ("it is on the device 'meta' and has no data", with_arguments(plain, 0, Storage(A, "0", "meta"))),
+            ("its storage 'archive/data/0' is a 'torch.LongStorage' here and a 'torch.FloatStorage' elsewhere", {"a": plain, "b": tensor(B, "0")}),
+        ]
+        for function in ("_rebuild_qtensor", "_rebuild_sparse_tensor", "_rebuild_nested_tensor", "_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor",
+                         "_rebuild_meta_tensor_no_storage", "_rebuild_xla_tensor", "_rebuild_tensor"):
+            cases.append((f"'torch._utils.{function}' is not one", with_arguments(Call("torch._utils", function, plain.arguments), 0)))
+        cases.append(("'torch._tensor._rebuild_from_type' is not one", Call("torch._tensor", "_rebuild_from_type", with_attributes(plain).arguments)))
+        for expected, value in cases:
+            with self.subTest(expected):
+                file.write_bytes(archive({"x": value}, [A]))
+                self.assertIn(expected, self.refusal(file))
 
     def test_dcp_safetensors(self):
         folder = self.folder / "hf"

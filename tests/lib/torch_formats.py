@@ -42,8 +42,12 @@ class Member:
 class Storage:
     """The data of a tensor, which torch.save keeps outside the pickle."""
 
-    def __init__(self, array: np.ndarray, key: str) -> None:
-        self.array, self.key = array, key
+    def __init__(self, array: np.ndarray, key: str, device: str = "cpu") -> None:
+        self.array, self.key, self.device = array, key, device
+
+
+class UntypedStorage(Storage):
+    """The data of a tensor whose dtype has no storage class."""
 
 
 class Pickler(pickle._Pickler):  # the one in Python, whose dispatch table can be extended
@@ -66,8 +70,10 @@ class Pickler(pickle._Pickler):  # the one in Python, whose dispatch table can b
         self.write(pickle.REDUCE)
 
     def persistent_id(self, value: object) -> object:
+        if isinstance(value, UntypedStorage):
+            return ("storage", Global("torch.storage", "UntypedStorage"), value.key, value.device, value.array.nbytes)
         if isinstance(value, Storage):
-            return ("storage", Global("torch", STORAGES[value.array.dtype]), value.key, "cpu", value.array.size)
+            return ("storage", Global("torch", STORAGES[value.array.dtype]), value.key, value.device, value.array.size)
         return None
 
     dispatch[Global] = save_named
@@ -96,11 +102,20 @@ def archive(value: object, arrays: list[np.ndarray], name: str = "archive") -> b
     return out.getvalue()
 
 
+HOOKS = Call("collections", "OrderedDict")
+
+
 def tensor(array: np.ndarray, key: str, strides: tuple[int, ...] | None = None) -> Call:
     """A tensor whose storage has the key `key`."""
     own = tuple(step // array.itemsize for step in array.strides)
-    return Call("torch._utils", "_rebuild_tensor_v2",
-                (Storage(array, key), 0, array.shape, own if strides is None else strides, False, Call("collections", "OrderedDict")))
+    return Call("torch._utils", "_rebuild_tensor_v2", (Storage(array, key), 0, array.shape, own if strides is None else strides, False, HOOKS))
+
+
+def wrapper(kind: Global, dtype: str, shape: tuple[int, ...], state: object) -> Call:
+    """A tensor of a class that wraps others."""
+    layout, device = Call("torch.serialization", "_get_layout", ("torch.strided",)), Call("torch", "device", ("cpu",))
+    return Call("torch._tensor", "_rebuild_from_type_v2",
+                (Global("torch._utils", "_rebuild_wrapper_subclass"), kind, (kind, Global("torch", dtype), shape, (1,) * len(shape), 0, layout, device, False), state))
 
 
 def dtensor(local: np.ndarray, key: str, shape: tuple[int, ...], mesh: tuple[int, ...], coordinates: tuple[int, ...] | None, *placements: Call) -> Call:
@@ -109,10 +124,7 @@ def dtensor(local: np.ndarray, key: str, shape: tuple[int, ...], mesh: tuple[int
     device_mesh = Call("torch.distributed.device_mesh", "DeviceMesh", (),
                        {"_layout": Call("torch.distributed._mesh_layout", "_MeshLayout", (), {"axes": axes}), "_coordinate_on_dim": coordinates})
     spec = Call("torch.distributed.tensor._dtensor_spec", "DTensorSpec", (), {"mesh": device_mesh, "placements": placements})
-    kind = Global("torch.distributed.tensor", "DTensor")
-    return Call("torch._tensor", "_rebuild_from_type_v2",
-                (Global("torch._utils", "_rebuild_wrapper_subclass"), kind, (kind, Global("torch", DTYPES[local.dtype]), shape),
-                 (None, {"_local_tensor": tensor(local, key), "_spec": spec})))
+    return wrapper(Global("torch.distributed.tensor", "DTensor"), DTYPES[local.dtype], shape, (None, {"_local_tensor": tensor(local, key), "_spec": spec}))
 
 
 def placement(name: str, **state: int) -> Call:
@@ -131,13 +143,12 @@ def sharded_tensor(shards: list[tuple[np.ndarray, str, tuple[int, ...]]], shape:
 
     kind = Global(f"{SHARDED}.sharded_tensor.api", "ShardedTensor")
     group = Member(kind, "ProcessGroupState")
-    return Call("torch._tensor", "_rebuild_from_type_v2",
-                (Global("torch._utils", "_rebuild_wrapper_subclass"), kind, (kind, Global("torch", dtype), shape), ([shard(*each) for each in shards], None, group, None, False)))
+    return wrapper(kind, dtype, shape, ([shard(*each) for each in shards], None, group, None, False))
 
 
-def with_attributes(plain: Call, kind: Global = Global("torch", "Tensor")) -> Call:
+def with_attributes(plain: Call, kind: Global = Global("torch", "Tensor"), state: object = {"_has_been_cloned": True}) -> Call:
     """A tensor with an attribute, as FSDP1's full state dicts have."""
-    return Call("torch._tensor", "_rebuild_from_type_v2", (plain.target, kind, plain.arguments, {"_has_been_cloned": True}))
+    return Call("torch._tensor", "_rebuild_from_type_v2", (plain.target, kind, plain.arguments, state))
 
 
 class Dcp:
