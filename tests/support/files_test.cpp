@@ -2,6 +2,7 @@
 // Atomic output files, mapped files and syncFolder(): contents, links, devices, FIFOs, failures.
 
 #include "support/atomic_file.h"
+#include "support/input_file.h"
 #include "support/mapped_file.h"
 #include "support/sync_folder.h"
 #include "tests/lib/folder.h"
@@ -111,6 +112,64 @@ TEST_F(Files, ThatCannotBeMappedAreErrors) {
   EXPECT_EQ(MappedFile::open("/dev/null").status().message(), "'/dev/null' is not a regular file");
   ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
   EXPECT_EQ(MappedFile::open(path("fifo")).status().message(), "'" + path("fifo") + "' is not a regular file");
+}
+
+TEST_F(Files, AreReadInPieces) {
+  std::string text;
+  for (int i = 0; i < 20000; ++i)
+    text += static_cast<char>('a' + i % 26);
+  ASSERT_TRUE(writeFile(path("a"), text).ok());
+  const Result<InputFile> file = InputFile::open(path("a"));
+  ASSERT_TRUE(file.ok());
+  EXPECT_EQ(file->bytes(), text.size());
+  EXPECT_EQ(*file->read(3, 5), text.substr(3, 5));
+  FilePart part(*file, 100, 10000);
+  for (const auto &[at, count] : {std::pair<size_t, size_t>{0, 10}, {4000, 200}, {9990, 10}, {0, 10000}, {17, 1}})
+    EXPECT_EQ(*part.read(at, count), text.substr(100 + at, count)) << at;
+  EXPECT_EQ(*part.read(9990, 100), text.substr(10090, 10)); // fewer
+  EXPECT_EQ(*part.read(UINT64_MAX, UINT64_MAX), "");
+  EXPECT_EQ(*readWhole(path("a"), text.size()), text);
+  EXPECT_EQ(readWhole(path("a"), 100).status().message(),
+            "'" + path("a") + "': too large: 20000 bytes, expected at most 100");
+}
+
+TEST_F(Files, ThatBecomeShorterAreErrors) {
+  ASSERT_TRUE(writeFile(path("a"), std::string(20000, 'a')).ok());
+  const Result<InputFile> file = InputFile::open(path("a"));
+  ASSERT_TRUE(file.ok());
+  FilePart part(*file, 0, 20000);
+  ASSERT_TRUE(part.read(0, 10).ok());
+  ASSERT_EQ(::truncate(path("a").c_str(), 5000), 0);
+  EXPECT_EQ(*part.read(0, 10), "aaaaaaaaaa");
+  EXPECT_EQ(part.read(10000, 10).status().message(),
+            "'" + path("a") + "' became shorter while it was read: it had 20000 bytes and now ends at byte 10000");
+  EXPECT_EQ(file->read(0, 20000).status().message(),
+            "'" + path("a") + "' became shorter while it was read: it had 20000 bytes and now ends at byte 5000");
+}
+
+TEST_F(Files, ThatAreNoRegularFilesAreErrors) {
+  EXPECT_FALSE(hasEntry(path("a")));
+  EXPECT_EQ(InputFile::open(path("a")).status().message(),
+            "cannot open '" + path("a") + "': No such file or directory");
+  EXPECT_EQ(InputFile::open(folder_.path()).status().message(), "'" + folder_.path() + "' is not a regular file");
+  EXPECT_EQ(InputFile::open("/dev/zero").status().message(), "'/dev/zero' is not a regular file");
+  ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
+  EXPECT_EQ(InputFile::open(path("fifo")).status().message(), "'" + path("fifo") + "' is not a regular file");
+  ASSERT_EQ(::symlink("loop", path("loop").c_str()), 0);
+  ASSERT_EQ(::symlink("nowhere", path("broken").c_str()), 0);
+  EXPECT_TRUE(hasEntry(path("loop")) && hasEntry(path("broken")) && hasEntry(path("fifo")));
+  EXPECT_EQ(InputFile::open(path("loop")).status().message(),
+            "cannot open '" + path("loop") + "': Too many levels of symbolic links");
+}
+
+TEST_F(Files, AreComparedWithAnEarlierStatus) {
+  ASSERT_TRUE(writeFile(path("a"), "content").ok());
+  const Result<InputFile> before = InputFile::open(path("a"));
+  ASSERT_TRUE(before.ok());
+  EXPECT_EQ(checkSame(before->status(), *MappedFile::open(path("a"))).message(), "");
+  ASSERT_TRUE(writeFile(path("a"), "content").ok()); // another file
+  EXPECT_EQ(checkSame(before->status(), *MappedFile::open(path("a"))).message(),
+            "'" + path("a") + "' changed while it was opened, expected a file that nobody writes to");
 }
 
 TEST_F(Files, AreCreatedAndMappedForWriting) {
