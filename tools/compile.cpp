@@ -220,6 +220,9 @@ public:
       inputs.push_back(diagnostics_.path(file));
     if (replaces(options_, inputs) || replacesStored(options_, storageFolder(), result_.module.layout))
       return kUsage;
+    if (!options_.renames.empty() && !result_.module.layout.endpoints.at(0).checkpoint)
+      throw Failure{kUsage,
+                    "--rename applies to the tensors of a checkpoint, expected a source with 'storage' and no 'mesh'"};
     write();
     if (options_.verify)
       verify();

@@ -87,9 +87,9 @@ Status CarriedObjects::choose(const Plan &plan, const std::string &path,
     if (!names.insert(target).second)
       return failed("checkpoint '" + path + "': two objects get the name '" + target + "'");
     if (tensors.contains(target))
-      return failed(
-          "checkpoint '" + path + "': object '" + name + "' gets the name '" + target +
-          "', which a tensor of the target has; --rename-objects=OLD=NEW renames it, --leave=GLOB leaves it out");
+      return failed("checkpoint '" + path + "': object '" + name + "' gets the name '" + target +
+                    "', which a tensor of the target has; --rename-objects=OLD=NEW (of reshard-convert: --rename) "
+                    "renames it, --leave=GLOB leaves it out");
     if (Status status = map(path, name, object, target); !status.ok())
       return status;
   }

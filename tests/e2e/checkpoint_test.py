@@ -98,6 +98,26 @@ class Checkpoints(FolderTest):
             expected = tensors | {name: np.split(tensors[name], 2)[t] for name in ("flags", "half", "wide")}
             self.equal(target / names[t], expected)
 
+    def test_other_names(self) -> None:
+        """--rename gives the tensors of a checkpoint the names of the job; it applies to nothing else."""
+        (self.folder / "named").mkdir()
+        save_file({f"module.{name}": value for name, value in values().items()}, self.folder / "named/model.safetensors")
+        endpoints = "source: {storage: named}\ntarget: {mesh: {tp: 1}}\n"
+        error = self.run_job(endpoints, self.folder / "named", self.folder / "one", expect=2)
+        self.assertIn("has no tensor 'flags'", error)
+        self.run_job(endpoints, self.folder / "named", self.folder / "one", more=("--rename=module.=",))
+        self.equal(self.folder / "one/rank-00000.safetensors", values())
+        for endpoints, names, error in (("source: {storage: named}\ntarget: {mesh: {tp: 1}}\n", "--rename=modul=", "has no tensor 'flags'"),
+                                        ("source: {storage: named}\ntarget: {mesh: {tp: 1}}\n", "--rename=x=", "--rename=x=: 'x' begins no name of the tensors of checkpoint '"),
+                                        ("source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}}\n", "--rename=a=b", "--rename applies to the tensors of a checkpoint, but the source has a file")):
+            source = self.folder / ("named" if "storage" in endpoints else "one")
+            self.assertIn(error, self.run_job(endpoints, source, self.folder / "none", expect=2, more=(names,)))
+            self.assertFalse((self.folder / "none").exists())
+        error = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "q.rplan", "--rename=a=b", code=2).stderr
+        self.assertIn("--rename applies to the tensors of a checkpoint, expected a source with 'storage' and no 'mesh'", error)
+        self.assertFalse((self.folder / "q.rplan").exists())
+        self.assertIn("--rename applies to files, expected no --synthesize", run("reshard-exec", self.folder / "p.rplan", "--synthesize", "--rename=a=b", code=2).stderr)
+
     def test_tensors_that_the_plan_does_not_use(self) -> None:
         """Tensors of a checkpoint that a job does not use (buffers, towers, heads) are refused, or ignored with
         --allow=extra."""

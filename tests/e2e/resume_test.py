@@ -265,7 +265,7 @@ target: {layout: same, storage: {folder: target, format: dcp}}
             (self.folder / folder).mkdir()
             (self.folder / folder / "config.json").write_text(text)
         self.kill(plan="objects", options=("--copy=a",))
-        for options in (("--copy=a", "--leave=step"), ("--copy=c",), ()):
+        for options in (("--copy=a", "--leave=step"), ("--copy=c",), ("--copy=a", "--rename=w=w"), ()):
             self.refused(r"'.*' is of another run: its 'options' is .*, expected .*; without --resume a run begins anew", *options, plan="objects")
         self.resume("--check", "--copy=b", plan="objects")  # the same files in another folder, as of reshard-convert
         self.assertIn("  object step  ", run("reshard-inspect", "target", cwd=self.folder).stdout)
