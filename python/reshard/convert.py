@@ -66,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--unquantized", action="append", default=[], metavar="GLOB", help="with --quantize: matrices that are not quantized")
     add("--only", action="append", default=[], metavar="GLOB", help="convert only these params")
     add("--ignore", action="append", default=[], metavar="GLOB", help="leave these params out of TARGET")
-    add("--allow", choices=["extra"], help="extra: leave out objects that TARGET cannot hold, and tensors that the model or the layout of TARGET does not have")
+    add("--allow", choices=["extra"], help="extra: leave out objects that TARGET cannot hold, and tensors, weights too, that the model or the layout of TARGET does not have; "
+             "a line for each kind says which")
     add("--leave", action="append", default=[], metavar="GLOB", help="leave out the objects with such names; all others are copied to TARGET")
     add("--copy", metavar="DIR", help="copy config.json, the tokenizer and all other small files of DIR into TARGET")
     add("--memory", metavar="SIZE", help="keep the resident memory of each process below SIZE, for example 4GiB")
@@ -484,6 +485,9 @@ def _print(*lines: str, file: TextIO | None = None) -> None:
         print(*lines, sep="\n", file=file, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), (file or sys.stdout).fileno())
+    except OSError as error:
+        if file is not sys.stderr:  # else nobody can be told
+            raise Error(f"standard output: {error.strerror}") from None
 
 
 def _say(options: argparse.Namespace, conversion: _Conversion, lines: Sequence[str]) -> None:

@@ -428,6 +428,13 @@ layouts:
                 self.check("out", {name: np.ones(2, np.float32)})
                 shutil.rmtree(self.folder / "out")
 
+    def test_outputs_that_are_full(self):
+        with open("/dev/full", "w") as full:
+            self.assertEqual(self.convert("hf", "out", "--to=dcp", stdout=full.fileno(), code=2).stderr, "reshard-convert: error: standard output: No space left on device\n")
+            self.assertFalse((self.folder / "out").exists())
+            command = [sys.executable, "-c", "from reshard.commands import convert; convert()", "hf", "hf"]
+            self.assertEqual(subprocess.run(command, cwd=self.folder, env=self.environment, stderr=full, timeout=100).returncode, 2)
+
     def test_a_folder_whose_name_is_not_utf8(self):
         folder = os.path.join(os.fsencode(self.folder), b"w\xff")
         os.mkdir(folder)
