@@ -191,7 +191,14 @@ def own(rng: random.Random) -> tuple[dict, Weights]:
         del targets[0]["ranks"]
         targets[0] |= {"storage": "files"}
     node["options"] = rng.choice([{}, {}, {"topology": {"ranks_per_node": 2}}, {"staging": 16384}])
-    return node, weights
+    return exchanging(node), weights
+
+
+def exchanging(node: dict) -> dict:
+    """A job with an exchange if it reads files, with a random number of its own: the other jobs do not change."""
+    if "storage" in node["source"]:
+        node["options"] = node["options"] | {"exchange": random.Random(repr(node)).choice(generate.EXCHANGES)}
+    return node
 
 
 def generated(rng: random.Random, seed: int) -> dict:
@@ -202,7 +209,7 @@ def generated(rng: random.Random, seed: int) -> dict:
             break
     node = widen(rng, node)
     node["options"] = rng.choice([{}, {"topology": {"ranks_per_node": 2}}, {"staging": 16384}])
-    return node
+    return exchanging(node)
 
 
 def lists(rng: random.Random, count: int, ranks: int) -> list[list[int]]:
