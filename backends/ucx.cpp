@@ -20,6 +20,8 @@ constexpr size_t kPrefix = sizeof kGreeting - 1 + sizeof(PeerMemory::Address);
 constexpr double kCloseSeconds = 1;
 /// The most seconds of abandon() to tell the peers why.
 constexpr double kTellSeconds = 0.2;
+/// The most seconds to connect to those that are told.
+constexpr double kConnectSeconds = 1;
 /// Of the text that the peers are told.
 constexpr size_t kMostText = 1024;
 
@@ -50,7 +52,7 @@ Status UcxChannel::openWorker() {
   Status status = worker_.open(peers_.size(), UCP_FEATURE_AM);
   const ucp_am_recv_callback_t callbacks[kIds] = {&onMessage<kMessage>, &onMessage<kReadMe>, &onMessage<kRead>,
                                                   &onMessage<kReader>,  &onMessage<kCredit>, &onMessage<kProbe>,
-                                                  &onMessage<kLoss>};
+                                                  &onMessage<kLoss>,    &onMessage<kRun>};
   for (unsigned id = 0; id < kIds && status.ok(); ++id)
     status = worker_.handle(id, callbacks[id], this);
   return status;
@@ -67,13 +69,15 @@ Status UcxChannel::join(const Deadline &deadline) {
   return rendezvous_->join(hello, deadline);
 }
 
-Status UcxChannel::connect(uint32_t rank) {
+Status UcxChannel::connect(uint32_t rank) { return connectBy(rank, deadlineIn(seconds_)); }
+
+Status UcxChannel::connectBy(uint32_t rank, const Deadline &deadline) {
   Peer &peer = peers_[rank];
   if (peer.loss)
     return report(rank);
   if (peer.connection)
     return {};
-  const Result<std::string> hello = rendezvous_->hello(rank, deadlineIn(seconds_));
+  const Result<std::string> hello = rendezvous_->hello(rank, deadline);
   if (!hello.ok())
     return hello.status();
   if (hello->compare(0, sizeof kGreeting - 1, kGreeting) != 0 || hello->size() <= kPrefix)
@@ -130,6 +134,11 @@ void UcxChannel::tellPeers(const Status &reason) {
   if (!reported_) // no peer is the cause
     reported_ = {rank(), "rank " + std::to_string(rank()) + " has failed: " + reason.message()};
   const std::string_view text = std::string_view(reported_->reason).substr(0, kMostText);
+  // In prepare all others wait for rank 0, and rank 0 for each of them, whether this process has connected or not.
+  const Deadline connected = deadlineIn(kConnectSeconds);
+  for (uint32_t peer = 0; !ran_ && peer < (rank() == 0 ? size() : 1) && !passed(connected); ++peer)
+    if (peer != rank() && !peers_[peer].loss && !connectBy(peer, connected).ok())
+      break;
   for (uint32_t peer = 0; peer < size(); ++peer)
     if (peers_[peer].connection)
       notify(peers_[peer].farewell, kLoss, peer, reported_->rank, text);
@@ -175,13 +184,13 @@ void UcxChannel::close(bool force) {
   }
   std::vector<void *> handles;
   for (Peer &peer : peers_)
-    for (Notice *notice : {&peer.reader, &peer.credit, &peer.probe, &peer.farewell})
+    for (Notice *notice : peer.notices())
       handles.push_back(std::exchange(notice->request, nullptr));
   for (Request &request : requests_)
     handles.push_back(std::exchange(request.notice.request, nullptr));
   for (std::vector<Peer> &peers : ended_)
     for (Peer &peer : peers)
-      for (Notice *notice : {&peer.reader, &peer.credit, &peer.probe, &peer.farewell})
+      for (Notice *notice : peer.notices())
         handles.push_back(std::exchange(notice->request, nullptr));
   for (void *handle : handles)
     if (handle)

@@ -23,6 +23,7 @@
 #include "backends/ucx_worker.h"
 #include "executor/channel.h"
 
+#include <array>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -51,6 +52,7 @@ enum Id : unsigned {
   kCredit,  // its sender has received `number` messages with data, ever
   kProbe,   // its sender waits for the receiver; if the connection is lost, sending reveals it
   kLoss,    // its sender fails because of rank `number`; with the reason as text
+  kRun,     // its sender begins run `number`
   kIds,
 };
 
@@ -102,7 +104,10 @@ struct Peer {
   uint64_t eagerTaken = 0; // of these, received by the peer as far as we know
   uint64_t admitted = 0;   // messages that have arrived, up to the first gap
   uint64_t taken = 0;      // messages with data that we have received
-  Notice reader, credit, probe, farewell;
+  uint64_t run = 0;        // the last one that the peer has begun
+  Notice reader, credit, probe, farewell, begins;
+  /// All of the above.
+  std::array<Notice *, 5> notices() { return {&reader, &credit, &probe, &farewell, &begins}; }
   std::chrono::steady_clock::time_point probed; // when the last probe was sent
   std::vector<Arrival> arrivals;
   std::unique_ptr<Inbox> inbox; // made for its first message
@@ -150,6 +155,8 @@ public:
   Status receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override;
   Result<bool> test(size_t request) override;
   Status check(uint32_t peer) override;
+  void tellRun(uint32_t peer, uint64_t run) override;
+  std::optional<uint64_t> toldRun(uint32_t peer) const override { return peers_[peer].run; }
   bool abandon(const Status &reason) override;
 
 private:
@@ -160,6 +167,7 @@ private:
   };
 
   Status openWorker();
+  Status connectBy(uint32_t peer, const Deadline &deadline);
   /// Waits, for kSettleSeconds at most, until the headers of all peers are sent.
   void settle();
   /// The connection to the process of a hello, if an earlier rendezvous has made it; else null.
@@ -216,6 +224,7 @@ private:
   std::vector<Request> requests_;
   std::vector<size_t> reading_;  // requests of state kReads, in the order of their beginning
   std::optional<Loss> reported_; // the first one
+  bool ran_ = false;             // a run has begun
   std::byte nothing_{};          // sent in place of no bytes, which UCX does not send by rendezvous
 };
 

@@ -267,6 +267,12 @@ Status UcxChannel::check(uint32_t peer) {
   return lookAfter(peer);
 }
 
+void UcxChannel::tellRun(uint32_t rank, uint64_t run) {
+  ran_ = true;
+  if (worker_.isOpen() && peers_[rank].connection)
+    notify(peers_[rank].begins, kRun, rank, run); // if one is being sent, the peer has not received that either
+}
+
 Status UcxChannel::lookAfter(uint32_t rank) {
   Peer &peer = peers_[rank];
   if (const auto now = std::chrono::steady_clock::now(); !peer.loss && now - peer.probed >= kProbeInterval) {
@@ -328,6 +334,8 @@ template ucs_status_t UcxChannel::onMessage<kProbe>(void *, const void *, size_t
                                                     const ucp_am_recv_param_t *);
 template ucs_status_t UcxChannel::onMessage<kLoss>(void *, const void *, size_t, void *, size_t,
                                                    const ucp_am_recv_param_t *);
+template ucs_status_t UcxChannel::onMessage<kRun>(void *, const void *, size_t, void *, size_t,
+                                                  const ucp_am_recv_param_t *);
 
 bool UcxChannel::arrive(Arrival arrival, const void *data, size_t bytes) {
   const Header &header = arrival.header;
@@ -376,6 +384,8 @@ void UcxChannel::notified(Id id, const Header &header, std::string_view text) {
       if (request.state == Request::kIsRead && request.peer == header.rank &&
           request.notice.header.number == header.number)
         request.state = Request::kMoves;
+  } else if (id == kRun) {
+    peer.run = std::max(peer.run, header.number);
   } else if (id == kLoss && header.number < size()) {
     peer.loss = Loss{static_cast<uint32_t>(header.number), std::string(text)};
   }

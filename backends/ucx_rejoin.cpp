@@ -31,7 +31,7 @@ bool idle(Notice &notice) {
 
 bool idle(Peer &peer) {
   bool all = true;
-  for (Notice *notice : {&peer.reader, &peer.credit, &peer.probe, &peer.farewell})
+  for (Notice *notice : peer.notices())
     all = idle(*notice) && all;
   return all;
 }
@@ -72,6 +72,7 @@ Status UcxChannel::rejoin(Rendezvous &rendezvous, const Deadline &deadline) {
   fresh_.reserve(peers_.size());
   reading_.clear();
   reported_.reset();
+  ran_ = false;
   for (Peer &peer : old) {
     dropArrivals(peer);
     if (peer.connection && idle(peer) && !peer.loss)

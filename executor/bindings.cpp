@@ -39,6 +39,18 @@ std::string nearest(const std::string &name, const Bindable &bindable) {
   return nearest.hint();
 }
 
+std::string unboundText(const Plan &plan, const schema::BufferRange &range, const std::byte *const *memory) {
+  const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(range.endpoint());
+  const auto *const end = memory + range.count(), *const first = std::find(memory, end, nullptr);
+  const auto missing = std::count(first, end, nullptr);
+  const std::vector<schema::ParamInstance> all =
+      schema::instances(plan.manifest(), endpoint, range.param(), range.mesh_rank());
+  const auto number = static_cast<size_t>(first - memory);
+  return ": " + std::to_string(missing) + " of " + std::to_string(range.count()) +
+         (missing == 1 ? " is not" : " are not") +
+         (number < all.size() ? ", the first is '" + all[number].name + "'" : std::string());
+}
+
 namespace {
 
 /// The error of the first two of `ranges` (ascending) that overlap, one of which is a target's. `where` is for its

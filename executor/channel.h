@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,13 +56,18 @@ public:
   /// Whether a request is complete; also makes progress on the others. Fails if its peer is lost: a backend without a
   /// launcher that ends all processes detects within about a second that the process has ended.
   virtual Result<bool> test(size_t request) = 0;
+  /// Tells a connected peer that this process begins its run of a number, from 1 on.
+  virtual void tellRun(uint32_t, uint64_t) {}
+  /// The last run that a peer has told; no value: the backend tells none.
+  virtual std::optional<uint64_t> toldRun(uint32_t) const { return {}; }
   /// For a caller that waits for a peer and has no request in flight: makes progress, and fails if the peer is lost, as
   /// test() does.
   virtual Status check(uint32_t) { return {}; }
   /// A run failed and peers may be gone: from here on the channel waits for nothing, not even in its destructor.
   /// Returns whether the memory of messages is the caller's again: no pending receive writes to it later. MPI cannot
   /// withdraw receives, so it returns false, and the memory may be written until the process ends.
-  /// A backend may tell its peers the `reason`, so that their errors name the rank that failed first.
+  /// A backend may tell its peers the `reason`, so that their errors name the rank that failed first; before the first
+  /// run also those that it has not connected to, which may wait for this process.
   virtual bool abandon(const Status &reason) = 0;
 };
 
@@ -76,7 +82,7 @@ struct ChannelOptions {
   Rendezvous *rendezvous = nullptr;
 };
 
-constexpr uint32_t kChannelVersion = 7;
+constexpr uint32_t kChannelVersion = 8;
 /// The function that a module exports as `reshard_open_channel`, with `reshard_open_channel_version`. Returns a
 /// channel, or null and sets `error`, of kind timedOut if not all processes joined within the limit.
 using OpenChannel = Channel *(*)(const ChannelOptions &options, Status &error);

@@ -266,7 +266,8 @@ Status bindBuffers(reshard_executor &e) {
       std::byte *const *first = local.memory.back(), *const *end = first + range->count();
       if (range->endpoint() > 0 && fbs::bindable(param) && range->bytes() > 0 && std::find(first, end, nullptr) != end)
         return badBinding(bound.role + " " + fbs::meshRankText(endpoint, endpoint.ranks()->Get(range->mesh_rank())) +
-                          " param '" + param.name()->str() + "': not all instances are bound");
+                          " param '" + param.name()->str() + "': not all instances are bound" +
+                          unboundText(*e.plan, *range, first));
     }
   }
   return {};
@@ -295,6 +296,73 @@ Status checkMemory(const reshard_executor &e) {
   return {};
 }
 
+/// All that prepare does before it takes part in that of the other processes.
+Status prepareHere(reshard_executor &e) {
+  if (Status status = checkOverlaps(e.ranges); !status.ok())
+    return status;
+  if (Status status = bindBuffers(e); !status.ok())
+    return status;
+  if (Status status = bindConversions(e); !status.ok())
+    return status;
+  if (Status status = findRefreshes(e); !status.ok())
+    return status;
+  return checkMemory(e);
+}
+
+/// A mesh rank of an endpoint, for texts: "source rank 3".
+std::string placeOf(const fbs::Endpoint &endpoint, uint32_t key) {
+  return endpoint.role()->str() + " " + fbs::meshRankText(endpoint, key);
+}
+
+/// The arguments of reshard_bind.
+struct Binding {
+  uint32_t endpoint, rank;
+  const char *param;
+  void *pointer;
+  uint64_t bytes;
+};
+
+Status bind(reshard_executor &e, const Binding &binding) {
+  const auto [endpoint, rank, param, pointer, bytes] = binding;
+  if (!e.transport || !param)
+    return invalid(e.transport ? "the param name is NULL" : "the plan is not open");
+  if (e.prepared)
+    return invalid("bind after prepare: bindings are fixed");
+  const auto *endpoints = e.plan->manifest().endpoints();
+  if (endpoint >= endpoints->size())
+    return badBinding("there is no endpoint " + std::to_string(endpoint) + ", the plan has " +
+                      std::to_string(endpoints->size()));
+  const fbs::Endpoint &at = *endpoints->Get(endpoint);
+  const uint32_t planRank = e.fleet && e.fleet->isTarget(rank) ? e.fleet->planRank(rank) : rank;
+  const std::optional<uint32_t> number = e.plan->meshRanks().find(endpoint, planRank);
+  const std::string where = placeOf(at, rank);
+  if (!number)
+    return badBinding(where + " is not in the plan");
+  Bindable &here = e.bindable(endpoint, *number, planRank);
+  const auto found = here.names.find(param);
+  if (found == here.names.end())
+    if (const std::string transform = transformOf(e.plan->manifest(), at, here.meshRank, param); !transform.empty())
+      return badBinding(where + " param '" + param +
+                        "' must not be bound: its memory belongs to the "
+                        "transform '" +
+                        transform + "'");
+  if (found == here.names.end())
+    return badBinding(where + " has no param '" + param + "'" + nearest(param, here));
+  const auto [instance, expected] = found->second;
+  if (bytes != expected)
+    return badBinding(where + " param '" + param + "': found " + std::to_string(bytes) + " bytes, expected " +
+                      std::to_string(expected));
+  if (!pointer && bytes > 0)
+    return badBinding(where + " param '" + param + "': the pointer is NULL");
+  if (here.pointers[instance])
+    return badBinding(where + " param '" + param + "' is already bound");
+  static std::byte nothing;
+  here.pointers[instance] = pointer ? static_cast<std::byte *>(pointer) : &nothing;
+  const std::byte *begin = here.pointers[instance];
+  e.ranges.push_back({begin, begin + bytes, endpoint > 0, where + " param '" + param + "'"});
+  return {};
+}
+
 /// The new values of the executor's members of the same names.
 struct Replacement {
   std::unique_ptr<Plan> plan;
@@ -304,11 +372,6 @@ struct Replacement {
   std::vector<BoundRange> ranges;
   std::unique_ptr<Transport> transport;
 };
-
-/// A mesh rank of an endpoint, for texts: "source rank 3".
-std::string placeOf(const fbs::Endpoint &endpoint, uint32_t key) {
-  return endpoint.role()->str() + " " + fbs::meshRankText(endpoint, key);
-}
 
 /// Keeps the bound memory of params that both plans have. The i-th rank of this process in the new plan gets the memory
 /// of the i-th one in the old plan.
@@ -488,43 +551,10 @@ reshard_status reshard_replace(reshard_executor *executor, const char *path, con
 reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint32_t rank, const char *param,
                             void *pointer, uint64_t bytes) {
   return guarded(executor, [&](reshard_executor &e) -> Status {
-    if (!e.transport || !param)
-      return invalid(e.transport ? "the param name is NULL" : "the plan is not open");
-    if (e.prepared)
-      return invalid("bind after prepare: bindings are fixed");
-    const auto *endpoints = e.plan->manifest().endpoints();
-    if (endpoint >= endpoints->size())
-      return badBinding("there is no endpoint " + std::to_string(endpoint) + ", the plan has " +
-                        std::to_string(endpoints->size()));
-    const fbs::Endpoint &at = *endpoints->Get(endpoint);
-    const uint32_t planRank = e.fleet && e.fleet->isTarget(rank) ? e.fleet->planRank(rank) : rank;
-    const std::optional<uint32_t> number = e.plan->meshRanks().find(endpoint, planRank);
-    const std::string where = placeOf(at, rank);
-    if (!number)
-      return badBinding(where + " is not in the plan");
-    Bindable &here = e.bindable(endpoint, *number, planRank);
-    const auto found = here.names.find(param);
-    if (found == here.names.end())
-      if (const std::string transform = transformOf(e.plan->manifest(), at, here.meshRank, param); !transform.empty())
-        return badBinding(where + " param '" + param +
-                          "' must not be bound: its memory belongs to the "
-                          "transform '" +
-                          transform + "'");
-    if (found == here.names.end())
-      return badBinding(where + " has no param '" + param + "'" + nearest(param, here));
-    const auto [instance, expected] = found->second;
-    if (bytes != expected)
-      return badBinding(where + " param '" + param + "': found " + std::to_string(bytes) + " bytes, expected " +
-                        std::to_string(expected));
-    if (!pointer && bytes > 0)
-      return badBinding(where + " param '" + param + "': the pointer is NULL");
-    if (here.pointers[instance])
-      return badBinding(where + " param '" + param + "' is already bound");
-    static std::byte nothing;
-    here.pointers[instance] = pointer ? static_cast<std::byte *>(pointer) : &nothing;
-    const std::byte *begin = here.pointers[instance];
-    e.ranges.push_back({begin, begin + bytes, endpoint > 0, where + " param '" + param + "'"});
-    return {};
+    Status status = bind(e, {endpoint, rank, param, pointer, bytes});
+    if (!e.prepared && !status.ok())
+      e.unready = status;
+    return status;
   });
 }
 
@@ -559,16 +589,9 @@ reshard_status reshard_prepare(reshard_executor *executor) {
       return invalid(e.prepared ? "the executor is already prepared"
                      : e.broken ? "an earlier prepare failed part way; open a new executor"
                                 : "the plan is not open");
-    if (Status status = checkOverlaps(e.ranges); !status.ok())
-      return status;
-    if (Status status = bindBuffers(e); !status.ok())
-      return status;
-    if (Status status = bindConversions(e); !status.ok())
-      return status;
-    if (Status status = findRefreshes(e); !status.ok())
-      return status;
-    if (Status status = checkMemory(e); !status.ok())
-      return status;
+    e.unready = prepareHere(e); // the caller may mend it, and call again
+    if (!e.unready.ok())
+      return e.unready;
     e.broken = true;
     if (Status status = e.transport->prepare(*e.plan, e.locals, deadlineIn(e.joinSeconds)); !status.ok())
       return status;
@@ -639,4 +662,22 @@ uint64_t reshard_bytes_by(const reshard_executor *executor, reshard_method metho
   }
   return 0;
 }
-void reshard_close(reshard_executor *executor) { delete executor; }
+void reshard_close(reshard_executor *executor) {
+  if (executor && !executor->unready.ok()) [[maybe_unused]]
+    const reshard_status status = reshard_fail(executor, executor->unready.message().c_str());
+  delete executor;
+}
+
+reshard_status reshard_fail(reshard_executor *executor, const char *reason) {
+  return guarded(executor, [&](reshard_executor &e) -> Status {
+    if (!reason || !*reason)
+      return invalid(reason ? "the reason is empty" : "the reason is NULL");
+    const Status failure = failed(reason); // it may be that of `unready`
+    e.unready = {};
+    if (e.prepared || e.broken || !e.transport || !e.transport->channel())
+      return {}; // no process waits for this one in prepare
+    e.broken = true;
+    e.transport->channel()->abandon(failure);
+    return {};
+  });
+}

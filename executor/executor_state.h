@@ -65,7 +65,8 @@ struct reshard_executor {
   double joinSeconds = 0;
   bool recorded = false; // the transport records the hooks in prepare and replays them
   bool prepared = false;
-  bool broken = false; // Transport::prepare failed part way
+  bool broken = false;     // Transport::prepare failed part way
+  reshard::Status unready; // the last error of bind or prepare before the processes prepare together
   reshard_state state = RESHARD_EMPTY;
   uint64_t version = 0;
   uint64_t pulls = 0; // that have written the memory

@@ -64,6 +64,8 @@ LocalPeers::~LocalPeers() {
   for (auto &[key, mapping] : mappings_)
     if (mapping.memory)
       munmap(mapping.memory, mapping.bytes);
+  for (auto &[rank, header] : watched_)
+    munmap(header, kPage);
 }
 
 Status LocalPeers::publish(const LocalRank &rank, uint64_t slotBytes) {
@@ -82,7 +84,7 @@ Status LocalPeers::publish(const LocalRank &rank, uint64_t slotBytes) {
     return failure("mmap");
   mine_.layOut(memory, buffers, steps); // a new memfd is zeroed
   address_.token = randomNumber();
-  *mine_.header = {address_.token, buffers, steps, slotBytes};
+  *mine_.header = {address_.token, buffers, steps, slotBytes, 0};
   SharedMappings mappings;
   const auto *runs = rank.segment->buffers();
   for (uint32_t r = 0; r < runs->size(); ++r)
@@ -113,6 +115,37 @@ void LocalPeers::closeFiles() {
   opened_.clear();
 }
 
+void LocalPeers::watch(uint32_t rank, const PeerAddress &address) {
+  if (address.host != address_.host || address.file < 0 || address_.file < 0)
+    return;
+  const std::string path = "/proc/" + std::to_string(address.process) + "/fd/" + std::to_string(address.file);
+  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  struct stat status;
+  void *page = MAP_FAILED;
+  if (file >= 0 && fstat(file, &status) == 0 && static_cast<uint64_t>(status.st_size) >= kPage)
+    page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0); // an atomic needs to be writable
+  if (file >= 0)
+    close(file);
+  if (page == MAP_FAILED)
+    return;
+  auto *const header = static_cast<Header *>(page);
+  if (header->token != address.token || !watched_.emplace(rank, header).second)
+    munmap(page, kPage);
+}
+
+void LocalPeers::beginRun(uint64_t run) {
+  if (mine_.header)
+    std::atomic_ref(mine_.header->begun).store(run, std::memory_order_relaxed);
+}
+
+std::vector<uint32_t> LocalPeers::notBegun(uint64_t run) const {
+  std::vector<uint32_t> ranks;
+  for (const auto &[rank, header] : watched_)
+    if (std::atomic_ref(header->begun).load(std::memory_order_relaxed) < run)
+      ranks.push_back(rank);
+  return ranks;
+}
+
 const LocalRank *LocalPeers::attach(const Plan &plan, uint32_t rank, const PeerAddress &address) {
   if (address.host != address_.host || address.file < 0 || address_.file < 0)
     return nullptr;
@@ -132,7 +165,7 @@ bool LocalPeers::mapPeer(const Plan &plan, uint32_t rank, const PeerAddress &add
   const int file = open((path + std::to_string(address.file)).c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0)
     return false;
-  const bool mapped = mapBlock(file, {address.token, buffers, steps, 0}, peer);
+  const bool mapped = mapBlock(file, {address.token, buffers, steps, 0, 0}, peer);
   close(file);
   if (!mapped)
     return false;

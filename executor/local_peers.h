@@ -62,6 +62,14 @@ public:
   /// The slots of a staged message of a peer that was attached; null if they are not inside what the peer published.
   const std::byte *slots(uint32_t rank, const schema::Step &send) const;
 
+  /// Maps where a local peer counts the runs that it has begun. No effect if that is not possible.
+  void watch(uint32_t rank, const PeerAddress &address);
+  bool watches(uint32_t rank) const { return watched_.contains(rank); }
+  /// This rank begins its run of a number, from 1 on.
+  void beginRun(uint64_t run);
+  /// The watched peers that have not begun it.
+  std::vector<uint32_t> notBegun(uint64_t run) const;
+
   /// Closes the descriptors that were opened to be published. Call it when all peers have attached.
   void closeFiles();
 
@@ -72,6 +80,7 @@ private:
     uint64_t token;
     uint32_t buffers, steps;
     uint64_t slotBytes;
+    uint64_t begun; // runs; read and written as an atomic
   };
   struct Block {
     Header *header = nullptr;
@@ -105,6 +114,7 @@ private:
   int blockFile_ = -1;
   std::vector<int> opened_;
   std::map<uint32_t, Peer> peers_;
+  std::map<uint32_t, Header *> watched_;                      // the first page of the block of each
   std::map<std::pair<uint64_t, uint64_t>, Mapping> mappings_; // (device, inode)
 };
 

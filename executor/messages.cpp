@@ -108,6 +108,8 @@ public:
         bootstrap_.exchangeAddresses(plan.digest(), localPeers_.address(), deadline);
     if (!localPeers.ok())
       return abandon(localPeers.status());
+    for (const auto &[peer, address] : *localPeers)
+      localPeers_.watch(peer, address);
     // Each receiver decides which messages it copies. After all-reduce min the senders know these decisions.
     where_.resize(rank.segment->steps()->size());
     if (Status status = failTogether(addSteps(plan, rank, *localPeers, false), deadline); !status.ok())
@@ -138,6 +140,9 @@ public:
     first_ = {};
     copied_ = local_ = 0;
     reports_.beginRun();
+    localPeers_.beginRun(runs_ + 1);
+    for (const uint32_t peer : told_)
+      channel_->tellRun(peer, runs_ + 1);
     if (!runViewJobs(ViewJobs::kBefore, deadline))
       return abandon(timedOut("timed out in the conversions before the first message"));
     Backoff backoff;
@@ -161,7 +166,7 @@ public:
         if (Status status = checkCopiedPeers(); !status.ok())
           return abandon(std::move(status));
       if (polls % 64 == 0 && passed(deadline))
-        return abandon(timedOut(timeoutText()));
+        return abandon(timedOut(timeoutText() + notBegunText(runs_ + 1)));
     }
     ++runs_;
     reports_.report(copied_);
@@ -169,6 +174,8 @@ public:
       return abandon(timedOut("timed out in the conversions after the last message"));
     // The run is complete when all ranks are done.
     Status status = bootstrap_.barrier(deadline);
+    if (status.timedOut())
+      status = std::move(status).withSuffix(notBegunText(runs_));
     return status.ok() ? status : abandon(std::move(status));
   }
 
@@ -246,6 +253,8 @@ private:
       for (const MessageState &message : method)
         if (status = channel_->connect(message.step->peer()); !status.ok())
           return status;
+        else if (!localPeers_.watches(message.step->peer()))
+          told_.insert(message.step->peer());
     for (const Method method : {kReceive, kSend})
       for (const MessageState &message : messages_[method])
         if (std::byte *const begin = message.packing.contiguous();
@@ -662,6 +671,20 @@ private:
     return "timed out: no message is in flight, and the remaining steps could not start";
   }
 
+  /// The peers that have not begun a run, as far as this rank knows, for error texts.
+  std::string notBegunText(uint64_t run) const {
+    constexpr size_t kShown = 8;
+    std::vector<uint32_t> ranks = localPeers_.notBegun(run);
+    for (const uint32_t peer : told_)
+      if (const std::optional<uint64_t> last = channel_->toldRun(peer); last && *last < run)
+        ranks.push_back(peer);
+    std::sort(ranks.begin(), ranks.end());
+    std::string text;
+    for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i)
+      text += "; rank " + std::to_string(ranks[i]) + " has not begun the run";
+    return ranks.size() <= kShown ? text : text + "; nor have " + std::to_string(ranks.size() - kShown) + " more";
+  }
+
   std::unique_ptr<Channel> channel_;
   const bool shortcut_;
   Bootstrap bootstrap_;
@@ -676,6 +699,7 @@ private:
   std::vector<std::pair<Method, size_t>> where_; // by step: index in messages_, or end in copies_
   std::array<size_t, 4> first_{};                // by method: the first unfinished message
   uint64_t runs_ = 0;                            // completed runs
+  std::set<uint32_t> told_;                      // peers of messages that cannot see in memory that a run begins
   bool stream_ = false;
   std::array<std::array<ChunkInFlight, kInFlight>, 2> inFlight_;
   bool channelWaits_ = false;        // a chunk over the channel is in flight

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/operands.h"
 
+#include "executor/bindings.h"
+
 #include "schema/limits.h"
 
 namespace reshard {
@@ -171,7 +173,7 @@ Status checkBound(const Plan &plan, const LocalRank &rank) {
       const Endpoint &endpoint = *plan.manifest().endpoints()->Get(of.endpoint());
       return badBinding(endpoint.role()->str() + " " + meshRankText(endpoint, endpoint.ranks()->Get(of.mesh_rank())) +
                         " param '" + endpoint.params()->Get(of.param())->name()->str() +
-                        "': not all instances are bound");
+                        "': not all instances are bound" + unboundText(plan, of, rank.memory[range]));
     }
     return {};
   };

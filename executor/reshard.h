@@ -354,7 +354,10 @@ const char *reshard_error(const reshard_executor *executor);
 uint64_t reshard_bytes(const reshard_executor *executor);
 /* Of these, the bytes that reach this process's ranks by one method; known after prepare. */
 uint64_t reshard_bytes_by(const reshard_executor *executor, reshard_method method);
-/* Frees the executor; NULL is allowed. */
+/* Before prepare: this process cannot take part, for a reason that is not an error of the library. The processes that
+   wait for it fail with the reason at once; the executor can only be closed. After prepare it does nothing. */
+reshard_status reshard_fail(reshard_executor *executor, const char *reason);
+/* Frees the executor; NULL is allowed. If bind or prepare has failed, it gives that as reason to reshard_fail first. */
 void reshard_close(reshard_executor *executor);
 
 #ifdef __cplusplus

@@ -137,6 +137,9 @@ public:
 
   void prepare() { check(reshard_prepare(executor_.get())); }
 
+  /// Before prepare, in place of it: the processes that wait for this one fail with the reason.
+  void fail(const std::string &reason) { check(reshard_fail(executor_.get(), reason.c_str())); }
+
   /// Moves every byte; returns when all have arrived. 0 seconds: no deadline.
   void run(double timeoutSeconds = 0) { check(reshard_run(executor_.get(), timeoutSeconds)); }
 

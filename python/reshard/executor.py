@@ -558,9 +558,17 @@ class Executor:
     def __enter__(self) -> Executor:
         return self
 
-    def __exit__(self, raised: object, *_: object) -> None:
+    def __exit__(self, _: object, raised: BaseException | None, *__: object) -> None:
         if raised is None:  # after an exception, close might wait for peers that are still in a run
             self.close()
+        else:
+            self._give_up(raised)
+
+    def _give_up(self, raised: BaseException) -> None:
+        """Before ``prepare``: tells the processes that wait for this one there why it will not come."""
+        if self._handle:
+            text = str(raised) if isinstance(raised, Error) else f"{type(raised).__name__}: {raised}"
+            library.reshard_fail(self._handle, text.encode(errors="replace").replace(b"\0", b"?"))
 
     def _open(self) -> ctypes.c_void_p:
         if not self._handle:
@@ -584,8 +592,10 @@ _numbers = itertools.count()
 
 @atexit.register
 def _close_all() -> None:
-    """Closes all open executors at exit, except after an uncaught exception: close might wait for peers that are still
-    in a run. Their launcher ends them."""
-    if not hasattr(sys, "last_value"):
-        for executor in list(_executors.values()):
+    """Closes all open executors at exit. After an uncaught exception, close might wait for peers that are still in a
+    run: their launcher ends them. Those that wait in ``prepare`` are told the exception."""
+    for executor in list(_executors.values()):
+        if not hasattr(sys, "last_value"):
             executor.close()
+        else:
+            executor._give_up(sys.last_value)

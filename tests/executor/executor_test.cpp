@@ -267,14 +267,18 @@ TEST_F(ExecutorTest, RejectsWrongBindings) {
   EXPECT_EQ(reshard_run(executor_, 0), RESHARD_INVALID);
   EXPECT_EQ(error(), "run before prepare");
   EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
-  EXPECT_EQ(error(), "target rank 0 param 'layers.{layer}.up.weight': not all instances are bound");
+  EXPECT_EQ(error(),
+            "target rank 0 param 'layers.{layer}.up.weight': not all instances are bound: 2 of 2 are not, the first is "
+            "'layers.0.up.weight'");
 }
 
 TEST_F(ExecutorTest, PreparesAgainAfterAMissingBinding) {
   open();
   bindAll("layers.0.up.weight");
   EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
-  EXPECT_EQ(error(), "source rank 0 param 'layers.{layer}.up.weight': not all instances are bound");
+  EXPECT_EQ(error(),
+            "source rank 0 param 'layers.{layer}.up.weight': not all instances are bound: 1 of 2 is not, the first is "
+            "'layers.0.up.weight'");
   bindAll({}, "layers.0.up.weight");
   ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
   EXPECT_EQ(reshard_bytes(executor_),

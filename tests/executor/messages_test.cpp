@@ -535,7 +535,8 @@ TEST(Messages, ATimeoutNamesTheMissingPeer) {
   ASSERT_EQ(messages->prepare(*plan, {memory.local}, {}).message(), "");
   gone.join();
   const Status status = messages->run(soon());
-  EXPECT_EQ(status.message(), "timed out: message 0 of round 0 from rank 1, chunk 0 of 1");
+  EXPECT_EQ(status.message(),
+            "timed out: message 0 of round 0 from rank 1, chunk 0 of 1; rank 1 has not begun the run");
   EXPECT_TRUE(status.timedOut());
   EXPECT_EQ(messages->run({}).message(), "an earlier run failed with messages in flight; launch the processes again");
 }

@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -26,6 +27,7 @@ namespace {
 using reshard::tests::asRanks;
 using reshard::tests::thrown;
 using testing::HasSubstr;
+using testing::Not;
 
 /// The open sockets of this process.
 std::set<std::string> sockets() {
@@ -271,6 +273,78 @@ TEST_F(ReplaceOverUcx, AWaitAtOpenDoesNotShortenLaterWaits) {
     });
     EXPECT_EQ(error.second, "") << "rank " << rank;
   });
+}
+
+// Rank 3 never runs. Without the shared memory, only ranks that have messages of rank 3 know it.
+TEST_F(ReplaceOverUcx, ARankThatHasNotBegunTheRunIsNamed) {
+  for (const int shortcut : {1, 0}) {
+    std::vector<Memory> memory(5);
+    std::vector<std::unique_ptr<reshard::Executor>> executors(5);
+    const reshard::tests::TemporaryFolder meeting;
+    const std::string url = "file://" + meeting.path();
+    asRanks(5, [&](uint32_t rank) {
+      reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+      options.transport = "ucx";
+      options.rendezvous = url.c_str();
+      options.join_seconds = 60;
+      options.no_local_shortcut = !shortcut;
+      const auto error = thrown([&] {
+        executors[rank] = std::make_unique<reshard::Executor>(folder_ / "three", options, std::vector{rank});
+        bind(*executors[rank], "three", rank, memory[rank]);
+        executors[rank]->prepare();
+        executors[rank]->run(30);
+      });
+      EXPECT_EQ(error.second, "");
+    });
+    std::atomic<int> named{0};
+    asRanks(5, [&](uint32_t rank) {
+      if (rank == 3)
+        return;
+      const auto error = thrown([&] { executors[rank]->run(2); });
+      for (uint32_t other = 0; other < 5; ++other)
+        if (other != 3) {
+          EXPECT_THAT(error.second, Not(HasSubstr("rank " + std::to_string(other) + " has not begun"))) << rank;
+        }
+      const bool names = error.second.find("rank 3 has not begun the run") != std::string::npos;
+      EXPECT_TRUE(names || !shortcut) << rank << ": " << error.second;
+      named += names;
+    });
+    EXPECT_GT(named, 0);
+  }
+}
+
+// A rank whose params cannot be bound is closed; the others, which have no deadline, learn why.
+TEST_F(ReplaceOverUcx, TheReasonOfAFailedBindReachesThePeers) {
+  for (const uint32_t failing : {0u, 3u})
+    for (const std::string reason : {"found 1 bytes, expected 28", "not all instances are bound", "my own reason"}) {
+      SCOPED_TRACE(std::to_string(failing) + " " + reason);
+      const reshard::tests::TemporaryFolder meeting;
+      const std::string url = "file://" + meeting.path();
+      std::vector<Memory> memory(5);
+      asRanks(5, [&](uint32_t rank) {
+        reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+        options.transport = "ucx";
+        options.rendezvous = url.c_str();
+        const auto error = thrown([&] {
+          reshard::Executor executor(folder_ / "three", options, std::vector{rank});
+          if (rank != failing)
+            bind(executor, "three", rank, memory[rank]);
+          else if (reason.starts_with("found"))
+            executor.bind(failing == 0, rank, "b", memory.data(), 1);
+          else if (reason.starts_with("my"))
+            executor.fail(reason);
+          if (rank == failing && reason.starts_with("my"))
+            return;
+          executor.prepare();
+        });
+        if (rank != failing) {
+          EXPECT_THAT(error.second, HasSubstr("rank " + std::to_string(failing) + " has failed: ")) << rank;
+        }
+        if (rank != failing || !reason.starts_with("my")) {
+          EXPECT_THAT(error.second, HasSubstr(reason)) << rank;
+        }
+      });
+    }
 }
 
 // Rank 2, a source, leaves. The others keep the connections that they have.

@@ -89,7 +89,8 @@ class Member:
             self._tensors = self.landing if tensors is None else tensors
             bind_module(self.executor, self._tensors, left=left)
             self.executor.prepare()
-        except BaseException:
+        except BaseException as raised:
+            self.executor._give_up(raised)
             self.executor.close()
             raise
         self._addresses = self._now()
