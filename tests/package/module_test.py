@@ -54,6 +54,22 @@ class Releases(unittest.TestCase):
             releases.check_release(("no-such-package",), ("0.1",))
 
 
+class Package(unittest.TestCase):
+    def test_a_command_starts_at_once(self):
+        """Its script imports nothing that Python has not imported, then becomes the command."""
+        code = "import sys; before = set(sys.modules); import reshard.commands; print(*sorted(set(sys.modules) - before))"
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        self.assertEqual(found.stdout.split(), ["__future__", "reshard", "reshard.commands"])
+
+    def test_names_are_imported_when_they_are_used(self):
+        code = "import reshard; print(*map(type, (getattr(reshard, name) for name in reshard.__all__)), reshard.errors.Error is reshard.Error)"
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        self.assertTrue(found.stdout.endswith(" True\n"), found)
+        self.assertLessEqual({*reshard.__all__, "__all__"}, set(dir(reshard)))
+        with self.assertRaisesRegex(AttributeError, "module 'reshard' has no attribute 'compiles'"):
+            reshard.compiles  # noqa: B018
+
+
 class Compile(unittest.TestCase):
     def test_overrides(self):
         plan = reshard.compile(job(), source={"mesh": {"tp": 4}}, **{"target.ranks": [7]})
