@@ -24,7 +24,7 @@ sys.path[:0] = [str(HERE.parent / folder) for folder in ("frameworks", "lib", "e
 
 import support  # noqa: E402
 import torch  # noqa: E402
-from vllm_engines import OPTIONS, generated  # noqa: E402
+from vllm_engines import OPTIONS, WorkerExtension, generated, weights  # noqa: E402
 
 TP, STEP = 2, 0.01
 CONFIG = support.CONFIGS["qwen3-8b"] | {
@@ -44,7 +44,7 @@ def broadcast(group, tensor):
     group.broadcast([tensor.view(torch.uint8)], options).wait()
 
 
-class Receiver:
+class Receiver(WorkerExtension):
     """What vLLM's workers have besides: the receiving side of the broadcast."""
 
     def join_broadcast(self, port):
@@ -121,7 +121,7 @@ def seconds(function):
 
 
 def measured(ways, module, llm, rounds):
-    """{way: {part: seconds of each round}}. After each way the engine must generate the same."""
+    """{way: {part: seconds of each round}}. After each way the engine must have the same weights, and generate the same."""
     names, found = ["reshard", "reload", "broadcast"], {}
     for each in range(-1, rounds):  # the first round is not counted
         with torch.no_grad():
@@ -130,12 +130,13 @@ def measured(ways, module, llm, rounds):
         results = []
         for name in names[each % 3:] + names[: each % 3]:
             parts = getattr(ways, name)()
-            results.append(generated(llm))
+            results.append((weights(llm), generated(llm)))
             if each >= 0:
                 for part, value in parts.items():
                     found.setdefault(name, {}).setdefault(part, []).append(value)
-        if any(result != results[0] for result in results):
-            sys.exit("engine_refits.py: the engine generates other tokens after another way")
+        for number, what in enumerate(("has other weights", "generates other tokens")):
+            if any(result[number] != results[0][number] for result in results):
+                sys.exit(f"engine_refits.py: the engine {what} after another way")
     return found
 
 

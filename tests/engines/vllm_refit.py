@@ -25,7 +25,7 @@ import reshard  # noqa: E402
 import torch  # noqa: E402
 from reshard.integrations.vllm_trainer import LLMClient, Trainer  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
-from vllm_engines import engine, generated, shut_down  # noqa: E402
+from vllm_engines import engine, generated, shut_down, weights  # noqa: E402
 from vllm_trainers import KINDS  # noqa: E402
 
 STEPS = 5
@@ -125,6 +125,7 @@ def steps(model, optimizer):
             result["steps"].append(generated(llm))
     save(model, AT / f"{CASE}.trained")
     if llm:
+        result["weights"] = weights(llm)
         result["late"] = failure(lambda: late(llm))
         result["after late"] = generated(llm)
     trainer.close()
@@ -171,6 +172,7 @@ def killed(model, optimizer):
     trainer.attach(LLMClient(llm))
     trainer.refit(timeout=300)
     result["steps"].append(generated(llm))
+    result["weights"] = weights(llm)
     save(model, AT / f"{CASE}.trained")
     shut_down(llm)
     trainer.close()
@@ -190,7 +192,7 @@ def main():
         result["distance"] = model.distance(AT / f"{CASE}.trained")
     if RANK == 0:
         fresh = engine(AT / f"{CASE}.trained", TP)
-        result["fresh"] = generated(fresh)
+        result["fresh"], result["fresh weights"] = generated(fresh), weights(fresh)
         shut_down(fresh)
         (AT / f"{CASE}.json").write_text(json.dumps(result))
     if TRAINERS > 1:

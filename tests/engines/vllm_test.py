@@ -131,6 +131,7 @@ class Refit(EngineTest):
 
     def check(self, name, trainers=1, tp=1, kind="fsdp2"):
         result = self.refitted(name, trainers, tp, "steps", kind)
+        self.assertEqual(result["weights"], result["fresh weights"])
         self.assertEqual(result["steps"][-1], result["fresh"], "the refitted engine differs from a fresh one")
         for before, after in zip(result["steps"], result["steps"][1:]):
             self.assertNotEqual(before, after, "a step must change what the engine generates, or nothing is shown")
@@ -166,6 +167,7 @@ class Refit(EngineTest):
         self.assertNotEqual(result["killed"]["error"], "")
         self.assertLess(result["killed"]["seconds"], 60, "the trainer waits for its deadline of 20 s, twice at most")
         self.assertNotEqual(result["restarted"], result["fresh"])
+        self.assertEqual(result["weights"], result["fresh weights"])
         self.assertEqual(result["steps"][-1], result["fresh"], "the engine that was restarted differs from a fresh one")
 
 
