@@ -2,6 +2,8 @@
 """The trainer's side of a refit of vLLM, without vLLM: an engine is a process that answers the calls of a client.
 tests/engines runs the same with real engines."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -10,7 +12,9 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import unittest
+import unittest.mock
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
@@ -149,6 +153,32 @@ class TrainerTest(unittest.TestCase):
         self.step(3)
         self.assertEqual(trainer.refit(check=True), 3)
         self.assertEqual(engine.values, {"a": [3], "b": [3]})
+
+    def test_a_trainer_that_waits_says_so(self):
+        """Long before its deadline, a trainer whose engine does not join says for what it waits."""
+        from reshard.integrations import _engine
+        from reshard.integrations.vllm_trainer import Trainer
+
+        store, said = tempfile.mkdtemp(dir=self.folder), io.StringIO()
+        with unittest.mock.patch.object(_engine, "REPORT_SECONDS", 0.2), contextlib.redirect_stderr(said), self.assertRaises(TimeoutError):
+            Trainer(str(self.folder / "run.rplan"), self.weights, None, rank=0, rendezvous=f"file://{store}", timeout=2)
+        lines = said.getvalue().splitlines()
+        self.assertRegex(lines[0], rf"^reshard: trainer rank 0 has waited \d+ s for the other trainer ranks and the engine's workers at file://{store}$")
+        self.assertIn(len(lines), range(2, 15))
+
+    def test_engines_do_not_inherit_the_launcher(self):
+        """vLLM's processes begin without torchrun's variables, unless they are ranks of torchrun or do not use reshard."""
+        from reshard.integrations.vllm import _without_launcher
+
+        variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        inherited = lambda: {name for name in variables if name in os.environ}  # noqa: E731
+        for backend, executor, kept in (("reshard", "mp", set()), ("reshard", "external_launcher", {*variables}), ("nccl", "mp", {*variables})):
+            config = types.SimpleNamespace(weight_transfer_config=types.SimpleNamespace(backend=backend),
+                                           parallel_config=types.SimpleNamespace(distributed_executor_backend=executor))
+            with unittest.mock.patch.dict(os.environ, variables):
+                with _without_launcher(config):
+                    self.assertEqual(inherited(), kept, (backend, executor))
+                self.assertEqual(inherited(), {*variables})
 
     def test_the_engines_error_is_the_cause(self):
         engine = Engine(self)

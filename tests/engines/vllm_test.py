@@ -7,6 +7,7 @@ log-probabilities are those of a fresh engine that loads the trained checkpoint.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in 
 
 import support  # noqa: E402
 from commands import run  # noqa: E402
+from documents import example, examples  # noqa: E402
+from vllm_engines import OPTIONS  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 EXPERTS = {"w13_weight", "w2_weight"}
@@ -95,12 +98,41 @@ class Families(EngineTest):
 class Documented(EngineTest):
     """The programs of docs/integrations.md."""
 
-    def test_programs(self):
+    def launched(self, name, checkpoint, program, *launcher, **files):
+        """Runs a program of a document with a small model, and vLLM's default: it spawns its processes. What it prints must
+        change from step to step. files: further files beside the program, by their names without .yaml."""
+        at = self.folder / name
+        (at / "store").mkdir(parents=True, exist_ok=True)
+        (at / "checkpoint").symlink_to(checkpoint)
+        options = ", ".join(f"{name}={value!r}" for name, value in OPTIONS.items())
+        for found, replaced in (("file:///shared/refit", f"file://{at}/store"), ('{"backend": "reshard"})', f'{{"backend": "reshard"}}, {options})'),
+                                ("SamplingParams(temp", "SamplingParams(detokenize=False, temp"), ("timeout=60", "timeout=300")):
+            self.assertEqual(program.count(found), 1, found)
+            program = program.replace(found, replaced)
+        (at / "refit.py").write_text(program)
+        for file, text in files.items():
+            (at / f"{file}.yaml").write_text(text)
+        environment = {name: value for name, value in self.environment.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+        done = run(sys.executable, "-W", "ignore", *launcher, "refit.py", env=environment, cwd=at, timeout=900)
+        tokens = re.findall(r"^(\d) (\[.*\])$", done.stdout, re.MULTILINE)
+        self.assertEqual([step for step, _ in tokens], ["0", "1", "2"], done.stdout + done.stderr[-4000:])
+        self.assertEqual(len({generated for _, generated in tokens}), 3, "each step must change what the engine generates")
+
+    def test_torchrun(self):
+        """The first one of docs/integrations.md: two ranks of torchrun, and two workers that vLLM spawns."""
+        self.model("qwen3-8b")
+        program, job = examples("vLLM", "python")[0], example("vLLM", "yaml")
+        self.assertEqual(job.count("\n"), 12)
+        self.launched("torchrun", self.folder / "qwen3-8b" / "A", program.replace("timeout=60", "timeout=60, check=True"), "-m", "torch.distributed.run",
+                      "--nproc-per-node=2", refit=job.replace("LIBRARY", str(support.MODELS.parent)))
+
+    def test_vocabulary(self):
+        """The second one of docs/integrations.md."""
         self.model("qwen3-8b", "AB")
         run(sys.executable, "-W", "ignore", HERE / "vllm_documented.py", self.folder, env=self.environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
         result = json.loads((self.folder / "documented.json").read_text())
-        self.assertEqual(result["refitted"], result["B"])
-        self.assertEqual(result["refitted by vLLM's factory"], result["A"])
+        self.assertEqual(result["refitted weights"], result["A weights"])
+        self.assertEqual(result["refitted"], result["A"])
         self.assertNotEqual(result["A"], result["B"])
 
 

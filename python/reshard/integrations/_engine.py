@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..dtypes import torch_dtype
@@ -33,6 +37,31 @@ def free_address(host: str) -> str:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return f"tcp://{host}:{probe.getsockname()[1]}"
+
+
+#: Seconds after which a wait is reported, and reported again.
+REPORT_SECONDS = 20.0
+
+
+@contextlib.contextmanager
+def reported(who: str, waits: str) -> Iterator[None]:
+    """A context that prints a line to stderr while it takes long. Before the deadline, nothing else tells a user which
+    process waits, and for what.
+
+    who: names the process.
+    waits: what it waits for, as "for the other processes at file:///shared".
+    """
+    begin, done = time.monotonic(), threading.Event()
+
+    def report() -> None:
+        while not done.wait(REPORT_SECONDS):
+            print(f"reshard: {who} has waited {time.monotonic() - begin:.0f} s {waits}", file=sys.stderr, flush=True)
+
+    threading.Thread(target=report, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def check_slots(model: torch.nn.Module, eplb: bool = False) -> None:
@@ -83,7 +112,10 @@ class Member:
         self._failed = ""  # the error of a run
         self._module = None if tensors is None or isinstance(tensors, Mapping) else tensors
         self._check()
-        self.executor = Executor(plan, rank, transport=transport, device=device, rendezvous=rendezvous, join_timeout=timeout)
+        with reported(f"rank {rank}", f"for the other processes of the job at {rendezvous}"):
+            self.executor = Executor(
+                plan, rank, transport=transport, device=device, rendezvous=rendezvous, join_timeout=timeout
+            )
         try:
             self.landing = _landing(self.executor, rank) if tensors is None else {}
             self._tensors = self.landing if tensors is None else tensors

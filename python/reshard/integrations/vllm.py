@@ -10,9 +10,12 @@ worker, ``vllm_trainer`` that of a trainer.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
+import os
 import secrets
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from ..errors import TimeoutError
@@ -25,6 +28,12 @@ BACKEND = "reshard"
 OWN_BUFFERS = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale")
 #: Seconds for which a call without a timeout waits for the answers to the failed call before it.
 ANSWER_SECONDS = 300.0
+#: Environment variables by which torchrun states a process's rank and store; those of vLLM's processes are others.
+_LAUNCHER = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
+_LAUNCHER_PREFIX = "TORCHELASTIC_"
 
 
 def register() -> None:
@@ -43,6 +52,13 @@ def register() -> None:
         trainers.register_engine(BACKEND, "reshard.integrations.vllm_engine", "TrainerEngine")
     _observe_loading()
     _observe_calls()
+    _observe_starts()
+
+
+def uses_reshard(config: Any) -> bool:
+    """Whether an engine has the weight-transfer backend "reshard". config: its VllmConfig."""
+    transfer = config.weight_transfer_config
+    return transfer is not None and transfer.backend == BACKEND
 
 
 def _echo(worker: Any, mark: str) -> str:
@@ -74,8 +90,7 @@ def _observe_calls() -> None:
 
     @functools.wraps(call)
     def observed(self: Any, method: Any, timeout: float | None = None, *arguments: Any, **options: Any) -> Any:
-        transfer = self.vllm_config.weight_transfer_config
-        if transfer is None or transfer.backend != BACKEND:
+        if not uses_reshard(self.vllm_config):
             return call(self, method, timeout, *arguments, **options)
         unread = vars(self).setdefault("_reshard_unread", {})  # by worker: the mark after the responses to failed calls
         ends = time.monotonic() + (ANSWER_SECONDS if timeout is None else timeout)
@@ -94,6 +109,63 @@ def _observe_calls() -> None:
     MultiprocExecutor.collective_rpc = observed
 
 
+@contextlib.contextmanager
+def _without_launcher(config: Any) -> Iterator[None]:
+    """A context without the variables of the launcher of the trainer.
+
+    With them, a worker that a rank of torchrun has started waits without end for a store that nobody serves.
+    config: the engine's VllmConfig. With the executor ``external_launcher`` the workers are ranks of the launcher.
+    """
+    kept = {}
+    if uses_reshard(config) and config.parallel_config.distributed_executor_backend != "external_launcher":
+        names = [name for name in os.environ if name in _LAUNCHER or name.startswith(_LAUNCHER_PREFIX)]
+        kept = {name: os.environ.pop(name) for name in names}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
+
+
+def _observe_starts() -> None:
+    """Wraps the functions that start vLLM's processes, and that in which a worker joins the others."""
+    from vllm.v1.engine.utils import CoreEngineProcManager
+    from vllm.v1.executor.multiproc_executor import WorkerProc
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    from ._engine import reported
+
+    start_engine, start_worker = CoreEngineProcManager.__init__, WorkerProc.make_worker_process
+    join = WorkerWrapperBase.init_device
+
+    @functools.wraps(start_engine)
+    def engine_started(self: Any, *arguments: Any, **options: Any) -> None:
+        with _without_launcher(_config_of(arguments, options)):
+            start_engine(self, *arguments, **options)
+
+    @functools.wraps(start_worker)
+    def worker_started(*arguments: Any, **options: Any) -> Any:
+        with _without_launcher(_config_of(arguments, options)):
+            return start_worker(*arguments, **options)
+
+    @functools.wraps(join)
+    def joined(self: Any) -> None:
+        if not uses_reshard(self.vllm_config):
+            join(self)
+            return
+        waits = f"in init_device, which joins the engine's other workers at {self.worker.distributed_init_method}"
+        with _without_launcher(self.vllm_config), reported(f"vLLM worker {self.global_rank}", waits):
+            join(self)
+
+    CoreEngineProcManager.__init__ = engine_started
+    WorkerProc.make_worker_process = staticmethod(worker_started)
+    WorkerWrapperBase.init_device = joined
+
+
+def _config_of(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Returns the VllmConfig among the arguments of a call."""
+    return next(each for each in (*arguments, *options.values()) if hasattr(each, "weight_transfer_config"))
+
+
 def _observe_loading() -> None:
     """Wraps the function that repacks weights after loading, so that each model with this backend has a ``Load``."""
     from vllm.config import get_current_vllm_config
@@ -103,8 +175,7 @@ def _observe_loading() -> None:
 
     @functools.wraps(process)
     def observed(model: Any, *arguments: Any, **options: Any) -> None:
-        transfer = get_current_vllm_config().weight_transfer_config
-        if transfer is None or transfer.backend != BACKEND:
+        if not uses_reshard(get_current_vllm_config()):
             process(model, *arguments, **options)
             return
         check_release(PACKAGES, TESTED)

@@ -21,7 +21,7 @@ from ..errors import Error, RunError
 from ..executor import Executor
 from ..plan import Plan
 from ..releases import check_release
-from ._engine import check_slots
+from ._engine import check_slots, reported
 from .vllm import PACKAGES, TESTED
 from .vllm_landing import Landing
 from .vllm_trainer import Trainer
@@ -137,16 +137,18 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         except Exception as raised:
             failure = raised
         self._agreement({}, lambda _: {}, init_info.timeout, failure)  # before joining, which waits for the others
-        executor = Executor(
-            plan,
-            offset + worker,
-            transport=init_info.transport,
-            device=self.device.type,
-            join_timeout=init_info.timeout,
-            rendezvous=init_info.rendezvous,
-            job=init_info.job,
-            pull=init_info.pull,
-        )
+        waits = f"for the trainer's ranks and the other workers at {init_info.rendezvous}"
+        with reported(f"vLLM worker with world rank {offset + worker}", waits):
+            executor = Executor(
+                plan,
+                offset + worker,
+                transport=init_info.transport,
+                device=self.device.type,
+                join_timeout=init_info.timeout,
+                rendezvous=init_info.rendezvous,
+                job=init_info.job,
+                pull=init_info.pull,
+            )
         try:
             landing.bind(executor)
             executor.prepare()

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from ..coverage import check_coverage
 from ..errors import Error, TimeoutError
 from ..executor import Executor
+from ._engine import reported
 
 
 class Client(Protocol):
@@ -138,7 +139,17 @@ class Trainer:
         self._info = {"plan": plan, "rendezvous": rendezvous, "left": list(engine_left), "transport": transport, "timeout": timeout, "pull": pull}
         call = _Call(lambda: client.init_weight_transfer_engine(self._info)) if client else None
         try:
-            self.executor = Executor(plan, rank, transport=transport, device=device, join_timeout=timeout, rendezvous=rendezvous, pull=pull)
+            waits = f"for the other trainer ranks and the engine's workers at {rendezvous}"
+            with reported(f"trainer rank {rank}", waits):
+                self.executor = Executor(
+                    plan,
+                    rank,
+                    transport=transport,
+                    device=device,
+                    join_timeout=timeout,
+                    rendezvous=rendezvous,
+                    pull=pull,
+                )
             try:
                 if pull and not synchronize and len(self.executor.plan.endpoints[0].ranks) > 1:
                     raise Error("trainer: found pull mode and several trainer ranks, expected synchronize, which waits for all of them")
