@@ -23,7 +23,7 @@ def examples(heading, language, document="integrations"):
     return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
 
-def example(heading, language):
+def example(heading, language, document="integrations"):
     """The only block of a language under a heading."""
-    (block,) = examples(heading, language)
+    (block,) = examples(heading, language, document)
     return block

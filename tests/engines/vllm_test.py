@@ -17,6 +17,8 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("frameworks", "lib")]
 
 import support  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
 from commands import run  # noqa: E402
 from documents import example, examples  # noqa: E402
 from vllm_engines import OPTIONS  # noqa: E402
@@ -96,7 +98,7 @@ class Families(EngineTest):
 
 
 class Documented(EngineTest):
-    """The programs of docs/integrations.md."""
+    """The programs of docs/integrations.md and docs/record.md."""
 
     def launched(self, name, checkpoint, program, *launcher, **files):
         """Runs a program of a document with a small model, and vLLM's default: it spawns its processes. What it prints must
@@ -125,6 +127,19 @@ class Documented(EngineTest):
         self.assertEqual(job.count("\n"), 12)
         self.launched("torchrun", self.folder / "qwen3-8b" / "A", program.replace("timeout=60", "timeout=60, check=True"), "-m", "torch.distributed.run",
                       "--nproc-per-node=2", refit=job.replace("LIBRARY", str(support.MODELS.parent)))
+
+    def test_recorded(self):
+        """The program of docs/record.md, with an architecture that the library lacks."""
+        at = self.folder / "granite"
+        at.mkdir()
+        config = {**support.BASE, "architectures": ["GraniteForCausalLM"], "model_type": "granite", "intermediate_size": 512, "hidden_act": "silu", "pad_token_id": 0}
+        (at / "config.json").write_text(json.dumps(config))
+        transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(at), dtype=torch.bfloat16).save_pretrained(at)
+        words = [sys.executable, "-W", "ignore", "-c", "import sys; from reshard.recording.command import run; sys.exit(run(sys.argv[1:]))"]
+        done = run(*words, "vllm", "--model", at, "--tp", "2", "-o", at / "recorded.yaml", env=self.environment)
+        self.assertEqual(done.stderr.splitlines()[-1:], ["reshard-record: 27 params, exact"], done.stderr)
+        self.assertNotIn("INFO", done.stderr + done.stdout)
+        self.launched("recorded", at, example("From the file to a refit", "python", "record"), model=(at / "recorded.yaml").read_text())
 
     def test_vocabulary(self):
         """The second one of docs/integrations.md."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import unittest
 
 import numpy
@@ -176,6 +177,25 @@ class Infer(unittest.TestCase):
                 self.assertEqual((list(layout.left), layout.differences, layout.exact), (["left"], [], False))
                 self.assertIn('"other": {holds: "x"}', layout.yaml)
 
+    def test_transform_by_hand(self):
+        """The reason of a param that is -exp of a tensor, by two ranks or by one, has the line to add."""
+        whole = elements.ElementMap.filled((4, 6), elements.Tensor("x")).in_shape()
+        stated = "{holds: \"w.{i}.log\"%s, transform: neg_exp}"
+        for mesh, length, op, keys in (({"tp": 2}, 2, "aten.neg of aten.exp", stated % ", shard: {0: tp}"), ({}, 4, "aten.neg of aten.exp", stated % ""),
+                                       ({"tp": 2}, 3, "aten.neg of aten.exp", ""), ({}, 4, "aten.neg", "")):
+            tensors = {f"w.{i}.log": ("bf16", (4,)) for i in range(2)} | {"x": ("fp32", (4, 6))}
+            params = {f"m.{i}.A": ((length,), [elements.Box((0,), (length,), elements.Computed(op, (f"w.{i}.log",)), 0, (0,))]) for i in range(2)}
+            layout = recording.merge(self.recorded(mesh, [params | {"other": ((4, 6), whole)}] * (2 if mesh else 1), tensors))
+            self.assertEqual(sorted(layout.refused), ["m.0.A", "m.1.A"])
+            for name, why in layout.refused.items():
+                variable = re.search(r"w\.({\w+})", layout.yaml)[1]
+                hint = f'; add it to the layout by hand: "m.{variable}.A": {keys.replace("{i}", variable)}' if keys else ""
+                self.assertTrue(why.endswith(f"computed by {op} of w.{name[2]}.log{hint}"), why)
+            if keys:
+                line = why.partition("by hand: ")[2]
+                compiled = compile_layout(f"{layout.yaml}      {line}\n", "recorded", mesh_text(mesh))
+                self.assertLessEqual(set(layout.refused), set(compiled.target.params(0)))
+
     def test_layers_that_differ(self):
         tensors = {f"layers.{i}.{name}": ("fp32", (4, 6)) for i in range(3) for name in "ab"}
         params = {f"layers.{i}.p": ((4, 6), elements.ElementMap.filled((4, 6), elements.Tensor(f"layers.{i}.{'aab'[i]}")).in_shape()) for i in range(3)}
@@ -220,8 +240,8 @@ class Infer(unittest.TestCase):
                 each.save(path)
                 self.assertEqual(recording.Recording.open(path), each)
             written = folder / "a #b.yaml"  # a comment, if the job did not quote the path
-            code, _, _ = self.command("merge", *files, "-o", written, "--layout", "live")
-            self.assertEqual(code, 0)
+            code, _, errors = self.command("merge", *files, "-o", written, "--layout", "live")
+            self.assertEqual((code, errors), (0, "reshard-record: 5 params, exact\n"))
             code, out, _ = self.command("merge", *files, "--check", written, "--layout", "live", "--tp", "4")
             self.assertEqual(code, 0)
             self.assertIn("layout live is that of the loader: 20 params on 4 ranks", out)
@@ -235,6 +255,7 @@ class Infer(unittest.TestCase):
             code, out, errors = self.command("merge", *files)
             self.assertEqual(code, 1)
             self.assertIn("# not stated: qkv.0: rank 1: computed by aten.exp of m.layers.0.q", out)
+            self.assertEqual(errors.splitlines()[-1], "reshard-record: 4 of 5 params, not exact")
             for arguments in ([], ["merge"], ["vllm"], ["merge", "--check", "none.yaml"], ["vllm", "x", "--model", "y"], ["merge", *files[1:]]):
                 self.assertEqual(self.command(*arguments)[0], 2, arguments)
             for arguments in (["merge", folder / "none.json"], ["merge", *files, "-o", folder / "none" / "x.yaml"]):

@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import Error
+from ..recording.flow import endpoint_of
 
 #: vLLM's placement code of a mesh axis that replicates; other codes are the dimension that the axis shards.
 _REPLICATE = -1
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # a layer or an expert in a name
+_EXTEND = re.compile(r"""^(?:\{\s*)?extend:\s*["']?([^"',}#\n]+)""", re.MULTILINE)  # the file that a model extends
+_DEPTH = 16  # of models that extend others (docs/yaml.md)
 _Rule = dict[int, str]  #: {dimension: the mesh axis that shards it}
 
 
@@ -91,11 +94,12 @@ def source_of(source: Source, layout: str = "hf") -> tuple[dict[str, Any], dict[
     return {"extend": layout, "axes": [*axes, "fsdp"], "shard": shard}, endpoint  # layout fsdp2 has rules that name fsdp
 
 
-def target_of(parallel: Any, first: int, layout: str = "vllm") -> dict[str, Any]:
+def target_of(parallel: Any, first: int, layout: str = "vllm", recorded: bool = False) -> dict[str, Any]:
     """Returns the endpoint of an engine.
 
     parallel: vLLM's ParallelConfig.
     first: the world rank of worker 0.
+    layout, recorded: as ``engine_layout`` returns them.
     """
     tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     if parallel.data_parallel_size > 1:
@@ -103,19 +107,54 @@ def target_of(parallel: Any, first: int, layout: str = "vllm") -> dict[str, Any]
             f"target: found data_parallel_size {parallel.data_parallel_size}, expected 1; "
             "write the endpoint of other engines by hand"
         )
-    experts = "ep" if parallel.enable_expert_parallel else "etp"
-    mesh = {"tp": tp, "pp": pp, "views": [{experts: tp, "pp": pp}]}
+    mesh: dict[str, Any] = {"tp": tp, "pp": pp}
+    if parallel.enable_expert_parallel or not recorded:  # the library's layouts cut experts along an axis of their own
+        mesh["views"] = [{"ep" if parallel.enable_expert_parallel else "etp": tp, "pp": pp}]
     return {"layout": layout, "mesh": mesh, "ranks": list(range(first, first + tp * pp))}
+
+
+def engine_layout(model: str | os.PathLike[str], parallel: Any) -> tuple[str, bool]:
+    """Returns the name of the layout of a vLLM engine in a model file, and whether reshard-record has written it, into
+    this file or into one that it extends. Any other model has layout "vllm".
+
+    Raises Error if that layout was recorded for an engine of other sizes.
+    """
+    path = Path(model)
+    for _ in range(_DEPTH):
+        text = path.read_text()
+        if endpoint := endpoint_of(text, str(path)):
+            _check_mesh(path, endpoint, parallel)
+            return str(endpoint["layout"]), True
+        if not (extended := _EXTEND.search(text)):
+            break
+        path = path.parent / extended[1].strip()
+    return "vllm", False
+
+
+def _check_mesh(path: Path, endpoint: dict[str, Any], parallel: Any) -> None:
+    """Compares the mesh for which a layout was recorded, if it is for one only, with the engine's."""
+    if (mesh := endpoint.get("mesh")) is None:
+        return
+    tp, pp, experts = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.enable_expert_parallel
+    found = {"tp": tp, "pp": pp, "expert parallel": bool(experts and tp > 1)}
+    recorded = {name: mesh.get(name, 1) for name in ("tp", "pp")}
+    recorded["expert parallel"] = any(view.get("ep", 1) > 1 for view in mesh.get("views", ()))
+    for size, expected in recorded.items():
+        if found[size] != expected:
+            raise Error(
+                f"{path}: found an engine with {size} {found[size]}, expected {expected}, with which the layout was "
+                "recorded; record it again"
+            )
 
 
 def job_of(model: str | os.PathLike[str], source: Source, parallel: Any, layout: str = "hf") -> str:
     """Returns the job that refits an engine, as JSON, which is YAML. The workers have the ranks after the trainer's.
 
-    model: the path of a model file, such as one of the library.
+    model: the path of a model file: one of the library, or one that reshard-record has written, whose layout is taken.
     source, layout: as of ``source_of``.
     parallel: vLLM's ParallelConfig.
     """
     trainer, endpoint = source_of(source, layout)
-    target = target_of(parallel, endpoint["ranks"][-1] + 1)
+    target = target_of(parallel, endpoint["ranks"][-1] + 1, *engine_layout(model, parallel))
     extended = {"extend": str(Path(model).resolve()), "layouts": {"trainer": trainer}}
     return json.dumps({"version": 1, "model": extended, "source": endpoint, "target": target}, indent=1)

@@ -16,7 +16,7 @@ from . import sglang, transformers, vllm
 from .checkpoint import Tensors
 from .compiled import Compiled, compare, compile_layout
 from .engine import Engine
-from .flow import read
+from .flow import ENDPOINT, endpoint_of
 from .generalize import generalize
 from .infer import Layout, merge, mesh_text
 from .processing import UNCHANGED
@@ -25,7 +25,6 @@ from .recording import RecordedParam, Recording, mesh_size
 _HEADER = "# reshard-record "
 _ENGINES = {"vllm": vllm, "sglang": sglang}
 _RECORDED = (*_ENGINES, "transformers")  # sources that are recorded from an installed release
-_ENDPOINT = "# The endpoint of a job is "
 _REFUSED = "# not stated: "
 _SHOWN = 20  # differences that are printed
 
@@ -100,7 +99,7 @@ def _header(options: argparse.Namespace) -> str:
 
 
 def _comments(layout: Layout) -> str:
-    lines = [f"{_ENDPOINT}{{layout: {layout.name}, mesh: {mesh_text(layout.mesh)}}}"]
+    lines = [f"{ENDPOINT}{{layout: {layout.name}, mesh: {mesh_text(layout.mesh)}}}"]
     lines += [f"# left: {name}: the loader puts nothing of the checkpoint here on ranks {', '.join(map(str, ranks))}" for name, ranks in sorted(layout.left.items())]
     lines += [f"# pieces: {name}: {why}" for name, why in sorted(layout.explicit.items())]
     lines += [f"{_REFUSED}{name}: {why}" for name, why in sorted(layout.refused.items())]
@@ -109,16 +108,15 @@ def _comments(layout: Layout) -> str:
 
 def _recorded_layout(path: str) -> tuple[Layout, str | None]:
     """(layout, folder of the model if it is known) of a file that reshard-record wrote."""
-    lines = Path(path).read_text().split("\n")
-    endpoint = next((line[len(_ENDPOINT) :] for line in lines if line.startswith(_ENDPOINT)), None)
-    if endpoint is None:
-        raise Error(f"{path}: no line that begins with {_ENDPOINT!r}: not a layout that reshard-record wrote")
-    found = read(f"endpoint: {endpoint}", path)["endpoint"]
-    model = None
+    text = Path(path).read_text()
+    lines, found, model = text.split("\n"), endpoint_of(text, path), None
+    if found is None or "mesh" not in found:
+        raise Error(f"{path}: no line that begins with {ENDPOINT!r} and states a mesh: not a layout that reshard-record "
+                    "wrote for one size")
     if lines[0].startswith(_HEADER):
         model = str(Path(path).parent / _parser().parse_args(shlex.split(lines[0][len(_HEADER) :])).model)
     refused = dict(line[len(_REFUSED) :].split(": ", 1) for line in lines if line.startswith(_REFUSED))
-    return Layout("\n".join(lines), str(found["layout"]), found["mesh"], refused=refused), model
+    return Layout(text, str(found["layout"]), found["mesh"], refused=refused), model
 
 
 def _generalize(options: argparse.Namespace) -> int:
@@ -128,7 +126,9 @@ def _generalize(options: argparse.Namespace) -> int:
     if len(configs) != len(layouts) or None in configs:
         raise Error(f"found {len(configs) - configs.count(None)} configs for {len(layouts)} layouts, expected one --config for each")
     general = generalize([(layout, config) for (layout, _), config in zip(layouts, configs)])
-    lines = [f"# Made from {', '.join(options.files)} by reshard-record generalize", "# The model of one size has {extend: this file, config: its config.json}"]
+    lines = [f"# Made from {', '.join(options.files)} by reshard-record generalize",
+             "# The model of one size has {extend: this file, config: its config.json}",
+             f"{ENDPOINT}{{layout: {layouts[0][0].name}}}"]
     lines += [f"# ambiguous: {taken}, or {', '.join(others)}" for taken, others in general.ambiguous.items()]
     lines += [f"{_REFUSED}{each}" for each in general.refused]
     lines += [f"# not general: {place}: {why}" for place, why in general.kept.items()]
@@ -152,6 +152,15 @@ def _report(lines: Sequence[str], what: str) -> None:
         print(f"reshard-record: {line}", file=sys.stderr)
     if lines:
         print(f"reshard-record: {len(lines)} {what}", file=sys.stderr)
+
+
+def _summary(layout: Layout, recordings: Sequence[Recording]) -> str:
+    """What the command has found, in a line: "8 params, exact"."""
+    filled = {name for recording in recordings for name, param in recording.params.items() if param.tensors}
+    stated = len(filled - {*layout.refused})
+    words = [f"{stated} params" if stated == len(filled) else f"{stated} of {len(filled)} params",
+             *([f"{len(layout.left)} left"] if layout.left else []), "exact" if layout.exact else "not exact"]
+    return ", ".join(words)
 
 
 def _processed(options: argparse.Namespace) -> int:
@@ -182,6 +191,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its log hides what this command says
     try:
         options = _options(arguments)
         if options.check:
@@ -190,11 +200,13 @@ def run(arguments: Sequence[str]) -> int:
             return _processed(options)
         if options.source == "generalize":
             return _generalize(options)
-        layout = merge(_record(options, None), options.layout)
+        found = _record(options, None)
+        layout = merge(found, options.layout)
         _written(options, _header(options) + _comments(layout) + layout.yaml)
         _report([f"{name}: {why}" for name, why in sorted(layout.explicit.items())], "params that the layout states by pieces, since no scheme fits")
         _report([f"{name}: {why}" for name, why in sorted(layout.refused.items())], "params that the layout cannot state")
         _report(layout.differences, "differences between the loader and the compiled layout")
+        print(f"reshard-record: {_summary(layout, found)}", file=sys.stderr)
         return 0 if layout.exact else 1
     except (Error, OSError) as error:
         print(f"reshard-record: error: {error}", file=sys.stderr)

@@ -12,6 +12,8 @@ from ..errors import Error
 
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[][{},:]|[^][{},:"]+)')
 _INTEGER = re.compile(r"-?\d+")
+#: Begins a comment of a recorded model with the endpoint that has its layout; of one for all sizes, without the mesh.
+ENDPOINT = "# The endpoint of a job is "
 
 
 class Name(str):
@@ -56,6 +58,12 @@ def _layout(name: str, layout: Mapping[str, Any]) -> list[str]:
         else:
             lines.append(f"    {key}: {flow(value)}")
     return lines
+
+
+def endpoint_of(text: str, where: str) -> dict[str, Any] | None:
+    """The endpoint that a recorded model states, or None. where: the file's name, for errors."""
+    line = next((line[len(ENDPOINT) :] for line in text.splitlines() if line.startswith(ENDPOINT)), None)
+    return None if line is None else read(f"endpoint: {line}", where)["endpoint"]
 
 
 def _value(tokens: list[str]) -> Any:

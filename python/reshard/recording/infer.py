@@ -22,6 +22,10 @@ from .schemes import Axes, Runs, find_rule, joined
 from .structure import Refused, Structure, structure
 
 
+#: The operations of transform neg_exp (docs/yaml.md).
+_NEG_EXP = "aten.neg of aten.exp"
+
+
 @dataclass
 class Layout:
     """A layout that was inferred from recordings. Of the recorded params, those in `left` and `refused` are not in it."""
@@ -99,6 +103,7 @@ class _Inference:
                         self.held[recording.rank][variable].add(value)
                 if param.computed:
                     self.refused[name] = f"rank {recording.rank}: computed by " + "; ".join(f"{each.op} of {', '.join(each.tensors) or 'no tensor'}" for each in param.computed)
+                    self.refused[name] += self._by_hand(name, param)
                 elif not members and param.unwritten == 0 and all(box.origin == Constant(0.0) for box in param.boxes):
                     padding.append((recording.rank, name, param))
                 elif not members:
@@ -118,6 +123,27 @@ class _Inference:
             else:
                 found[name].append(_Instance(rank, name, param, others[0].values))
         return [each for name, instances in found.items() if name not in self.refused for each in instances]
+
+    def _by_hand(self, name: str, param: RecordedParam) -> str:
+        """How to state a computed param by a transform that every process knows, or ""."""
+        computed, *others = param.computed
+        if others or computed.op != _NEG_EXP or len(computed.tensors) != 1 or param.dtype != "fp32":
+            return ""
+        member, parts = self.patterns.members[computed.tensors[0]], re.split(r"(\d+)", name)
+        for variable, value in zip(member.pattern.variables, member.values):
+            places = [i for i in range(1, len(parts), 2) if parts[i] == str(value)]
+            if len(places) != 1:
+                return ""
+            parts[places[0]] = "{%s}" % variable
+        shape, shard = tuple(member.pattern.shape), ""
+        if param.shape != shape:
+            rows = param.shape[0] if param.shape and shape else 0
+            axis = next((axis for axis, (size, _) in self.axes.axes.items() if rows and rows * size == shape[0]), "")
+            if not axis or param.shape[1:] != shape[1:]:
+                return ""
+            shard = f", shard: {{0: {axis}}}"
+        holds = f"{{holds: {flow(Name(member.pattern.name))}{shard}, transform: neg_exp}}"
+        return f"; add it to the layout by hand: {flow(Name(''.join(parts)))}: {holds}"
 
     def groups(self, instances: Iterable[_Instance]) -> list[tuple[str, dict[str, str], list[_Instance]]]:
         """(declared name, {variable: placeholder}, instances) of each param of the layout."""

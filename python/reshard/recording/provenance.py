@@ -9,7 +9,7 @@ mark their result as computed, with the operation and the tensors of the checkpo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -212,6 +212,7 @@ class Recorder(TorchDispatchMode):
     def _computed(self, func: Any, args: tuple, kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
         """Any other operation: its results are computed."""
         sources = self._tensors(*tensors)
+        before = {box.origin for each in tensors if self._tracked(each) for box in self._maps[_key(each)].boxes}
         name = str(func.overloadpacket)
         if not func._schema.returns or any("Tensor" not in str(each.type) for each in func._schema.returns):
             raise Error(f"the loader reads values of {', '.join(sources) or 'a param'} ({name}), expected that it only moves them: record it by values (reshard.recording.digits)")
@@ -225,8 +226,14 @@ class Recorder(TorchDispatchMode):
         for each in tree_flatten(result)[0]:
             if isinstance(each, torch.Tensor):
                 whole = self._track(each)
-                self._maps[_key(each)] = ElementMap.filled(whole.shape, Computed(name, sources))
+                self._maps[_key(each)] = ElementMap.filled(whole.shape, Computed(_chain(name, before), sources))
         return result
+
+
+def _chain(name: str, before: Collection[Origin]) -> str:
+    """The name of an operation, with that of the one whose result is all that it gets: "aten.neg of aten.exp"."""
+    inner = next(iter(before)) if len(before) == 1 else None
+    return f"{name} of {inner.op}" if isinstance(inner, Computed) and " of " not in inner.op else name
 
 
 def record(load: Callable[[Iterable[tuple[str, torch.Tensor]]], Any], params: Any, tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, tuple[str, tuple[int, ...], ElementMap]]:
