@@ -166,6 +166,28 @@ class TrainerTest(unittest.TestCase):
         self.assertRegex(lines[0], rf"^reshard: trainer rank 0 has waited \d+ s for the other trainer ranks and the engine's workers at file://{store}$")
         self.assertIn(len(lines), range(2, 15))
 
+    def test_a_trainer_that_cannot_join(self):
+        """Its own error ends it at once: before the engine is told, if the plan does not fit, and not at the engine's deadline."""
+        import reshard
+        from reshard.integrations import vllm_trainer
+
+        told, ends = [], threading.Event()
+
+        class Waiting:
+            def init_weight_transfer_engine(self, info):
+                told.append(info)
+                ends.wait(60)
+
+        self.addCleanup(ends.set)
+        for plan, weights, url, text, expected in (
+                ("none", self.weights, "file:///none/store", "none.rplan", 0), ("run", {"a": self.weights["a"]}, "file:///none/store", "'b': the plan has it, but not the module", 0),
+                ("run", self.weights, "file:///none/store", "/none/store", 1)):
+            begin = time.monotonic()
+            with unittest.mock.patch.object(vllm_trainer, "_CAUSE_SECONDS", 0.5), self.assertRaisesRegex(reshard.Error, text):
+                vllm_trainer.Trainer(str(self.folder / f"{plan}.rplan"), weights, Waiting(), rank=0, rendezvous=url, timeout=50)
+            self.assertLess(time.monotonic() - begin, 20)
+            self.assertEqual(len(told), expected)
+
     def test_engines_do_not_inherit_the_launcher(self):
         """vLLM's processes begin without torchrun's variables, unless they are ranks of torchrun or do not use reshard."""
         from reshard.integrations.vllm import _without_launcher

@@ -16,7 +16,12 @@ from typing import Any, Protocol
 from ..coverage import check_coverage
 from ..errors import Error, TimeoutError
 from ..executor import Executor
+from ..plan import Plan
 from ._engine import reported
+
+
+#: Seconds in which the engine's error, if it is the cause why this process has not joined, is there too.
+_CAUSE_SECONDS = 10.0
 
 
 class Client(Protocol):
@@ -137,12 +142,16 @@ class Trainer:
     ):
         self._client, self._timeout, self._synchronize = client, timeout, synchronize
         self._info = {"plan": plan, "rendezvous": rendezvous, "left": list(engine_left), "transport": transport, "timeout": timeout, "pull": pull}
+        opened = Plan.open(plan)
+        if pull and not synchronize and len(opened.endpoints[0].ranks) > 1:
+            raise Error("trainer: found pull mode and several trainer ranks, expected synchronize, which waits for all of them")
+        shards = shards_of(module, opened.params(rank), left)  # before the engine waits for this process
         call = _Call(lambda: client.init_weight_transfer_engine(self._info)) if client else None
+        waits = f"for the other trainer ranks and the engine's workers at {rendezvous}"
         try:
-            waits = f"for the other trainer ranks and the engine's workers at {rendezvous}"
             with reported(f"trainer rank {rank}", waits):
                 self.executor = Executor(
-                    plan,
+                    opened,
                     rank,
                     transport=transport,
                     device=device,
@@ -151,16 +160,14 @@ class Trainer:
                     pull=pull,
                 )
             try:
-                if pull and not synchronize and len(self.executor.plan.endpoints[0].ranks) > 1:
-                    raise Error("trainer: found pull mode and several trainer ranks, expected synchronize, which waits for all of them")
-                self.executor.bind(shards_of(module, self.executor.plan.params(rank), left))
+                self.executor.bind(shards)
                 self.executor.prepare()
             except BaseException:
                 self.executor.close()
                 raise
         except Error:
             if call:
-                call.raise_error(timeout)  # the cause, if the engine has one
+                call.raise_error(min(timeout, _CAUSE_SECONDS))
             raise
         if call:
             call.wait(timeout)
