@@ -55,8 +55,7 @@ Status compare(uint32_t message, const Ends &ends, const Segment &from, const Se
 } // namespace
 
 Status checkMessages(const Plan &plan) {
-  // Segments that are not compressed are mapped, not copied, so that the kernel can evict their pages.
-  std::vector<const Segment *> segments(plan.world());
+  std::vector<std::shared_ptr<const Segment>> segments(plan.world());
   std::vector<Ends> messages(plan.manifest().messages());
   for (uint32_t rank = 0; rank < plan.world(); ++rank) {
     if (Status status = plan.segment(rank, segments[rank]); !status.ok())

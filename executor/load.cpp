@@ -53,8 +53,8 @@ Status Plan::open(const std::string &path, std::unique_ptr<Plan> &plan) {
   return {};
 }
 
-Status Plan::segment(uint32_t rank, const schema::Segment *&segment) const {
-  schema::Bytes bytes;
+Status Plan::segment(uint32_t rank, std::shared_ptr<const schema::Segment> &segment) const {
+  schema::SegmentBytes bytes;
   if (Status status = container_->segment(rank, bytes); !status.ok())
     return status;
   const std::string where = "'" + path_ + "': the segment of rank " + std::to_string(rank) + " ";
@@ -63,7 +63,7 @@ Status Plan::segment(uint32_t rank, const schema::Segment *&segment) const {
     return badPlan(where + "is not a valid FlatBuffer");
   if (Status status = checkSegment(*manifest_, *meshRanks_, *root, rank); !status.ok())
     return std::move(status).withPrefix(where + "is inconsistent: ");
-  segment = root;
+  segment = {std::move(bytes.memory), root};
   return {};
 }
 

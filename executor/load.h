@@ -16,7 +16,7 @@ namespace reshard {
 /// An opened plan. Thread-safe once open.
 class Plan {
 public:
-  /// Maps the file and checks header and manifest. Errors name the path and are of kind badPlan.
+  /// Opens the file and checks header and manifest. Errors name the path and are of kind badPlan.
   static Status open(const std::string &path, std::unique_ptr<Plan> &plan);
   const schema::Manifest &manifest() const { return *manifest_; }
   const schema::Container &container() const { return *container_; }
@@ -24,9 +24,10 @@ public:
   /// The mesh rank of a world rank in each endpoint.
   const MeshRankIndex &meshRanks() const { return *meshRanks_; }
   const std::string &digest() const { return container_->digest(); }
-  /// A rank's segment, verified and checked (checkSegment) at every call. Errors name the path and are of kind badPlan,
-  /// or `invalid` if the plan has no such rank.
-  Status segment(uint32_t rank, const schema::Segment *&segment) const;
+  /// A rank's segment, verified and checked (checkSegment) at every call. The pointer keeps its bytes; so a caller that
+  /// reads all segments can have one at a time in memory. Errors name the path and are of kind badPlan, or `invalid` if
+  /// the plan has no such rank.
+  Status segment(uint32_t rank, std::shared_ptr<const schema::Segment> &segment) const;
 
 private:
   std::string path_;

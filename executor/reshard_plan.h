@@ -55,7 +55,7 @@ typedef struct {
   uint64_t bytes;
 } reshard_param;
 
-/* Maps the file and checks its manifest; segments are not read. On failure *plan is set unless memory is exhausted, so
+/* Opens the file and checks its manifest; segments are not read. On failure *plan is set unless memory is exhausted, so
    that reshard_plan_error returns the cause; close it. */
 reshard_status reshard_plan_open(const char *path, reshard_plan **plan);
 

@@ -26,7 +26,7 @@ class ViewJobs;
 /// One rank of this process: its segment and the memory of its buffers.
 struct LocalRank {
   uint32_t rank = 0;
-  const schema::Segment *segment = nullptr;
+  std::shared_ptr<const schema::Segment> segment;
   /// By BufferRange of the segment: the pointer to the memory of its first instance; those of the others follow it.
   std::vector<std::byte *const *> memory;
   /// By BufferRange: the storage form of its memory, if it differs from the bytes that are sent. Empty: no buffer's

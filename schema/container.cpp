@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes and maps .rplan files. schema/README.md describes every byte.
+// Writes and reads .rplan files. schema/README.md describes every byte.
 #include "schema/container.h"
 
 #include "schema/limits.h"
 #include "support/atomic_file.h"
 #include "support/hash.h"
 #include "support/libzstd.h"
-#include "support/mapped_file.h"
+#include "support/system_error.h"
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <fcntl.h>
 #include <mutex>
 #include <new>
+#include <sys/stat.h>
 
 namespace reshard::schema {
 namespace {
@@ -219,54 +221,120 @@ Status ContainerWriter::finish() {
 const std::string &ContainerWriter::digest() const { return state_->digest; }
 int64_t ContainerWriter::bytes() const { return static_cast<int64_t>(state_->at); }
 
+namespace {
+
+using Memory = std::shared_ptr<std::byte[]>;
+
+/// Memory that is not set. Null if there is none.
+Memory allocate(size_t bytes) { return Memory(new (std::nothrow) std::byte[bytes]); }
+
+Status outOfMemory(uint64_t bytes) { return failed("out of memory for " + std::to_string(bytes) + " bytes"); }
+
+/// Whether all bytes are zero. Padding must be, so that no byte of a plan can change without an error.
+bool zero(const std::byte *begin, const std::byte *end) {
+  return std::all_of(begin, end, [](std::byte b) { return b == std::byte{0}; });
+}
+
+} // namespace
+
 struct Container::State {
   std::string path;
-  MappedFile file;
-  const std::byte *data = nullptr;
-  size_t bytes = 0;
-  const Header *header = nullptr;
+  int file = -1;
+  struct stat opened{}; // the file then
+  size_t bytes = 0;     // of it
+  Header header{};
+  Memory front; // the header, the manifest, the index, and the padding after each
   const IndexEntry *index = nullptr;
   std::string digest;
   uint64_t decompressedBytes = 0;
-  std::mutex mutex;                                       // of `decompressed`
-  std::vector<std::unique_ptr<std::byte[]>> decompressed; // by rank: those that were read
+  std::mutex mutex;                                       // of `segments`
+  std::vector<std::weak_ptr<const std::byte[]>> segments; // by rank: those that a reader keeps
 
-  /// Whether all bytes of a range are zero. Padding must be, so that no byte of a plan can change without an error.
-  bool zero(uint64_t begin, uint64_t end) const {
-    return std::all_of(data + begin, data + end, [](std::byte b) { return b == std::byte{0}; });
+  State() = default;
+  State(const State &) = delete;
+  State &operator=(const State &) = delete;
+  ~State() {
+    if (file >= 0)
+      ::close(file);
   }
 
+  Status openFile();
   /// Checks all but the bytes of the segments. Each check reads only bytes that the checks before it proved to exist.
   Status check();
   Status checkBeginning();
   Status checkHeader() const;
+  Status readFront();
   Status checkIndex();
   Status truncated(const std::string &expected) const {
     return badPlan("truncated: found " + std::to_string(bytes) + " bytes, expected " + expected);
   }
-  uint64_t indexBytes() const { return uint64_t{header->segments} * sizeof(IndexEntry); }
-  Result<Bytes> decompress(uint32_t rank);
+  uint64_t indexBytes() const { return uint64_t{header.segments} * sizeof(IndexEntry); }
+  /// Reads bytes that the file had when it was opened.
+  Status read(std::byte *memory, uint64_t size, uint64_t offset) const;
+  /// `damage`, or that another program has written to the file since it was opened.
+  Status damagedOrChanged(Status damage) const;
+  Result<Memory> readSegment(uint32_t rank) const;
+  Result<Memory> decompress(const IndexEntry &entry, const std::byte *stored) const;
 };
+
+Status Container::State::openFile() {
+  // Without O_NONBLOCK, opening a FIFO would block.
+  file = uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
+  if (file < 0)
+    return badPlan(systemError("open", path).message());
+  if (::fstat(file, &opened) != 0)
+    return badPlan(systemError("read", path).message());
+  if (!S_ISREG(opened.st_mode))
+    return badPlan("'" + path + "' is not a regular file");
+  bytes = static_cast<size_t>(opened.st_size);
+  if (bytes == 0)
+    return badPlan("'" + path + "': not a plan: the file is empty");
+  ::posix_fadvise(file, 0, 0, POSIX_FADV_RANDOM); // no read-ahead into other ranks' segments
+  return {};
+}
+
+Status Container::State::read(std::byte *memory, uint64_t size, uint64_t offset) const {
+  const ssize_t done = readAll(file, memory, size, offset);
+  if (done < 0)
+    return failed(std::string("cannot be read: ") + std::strerror(errno));
+  return static_cast<uint64_t>(done) == size
+             ? Status()
+             : damagedOrChanged(truncated("a file that is not written while it is open"));
+}
+
+Status Container::State::damagedOrChanged(Status damage) const {
+  struct stat now{};
+  if (::fstat(file, &now) != 0 || (now.st_size == opened.st_size && now.st_mtim.tv_sec == opened.st_mtim.tv_sec &&
+                                   now.st_mtim.tv_nsec == opened.st_mtim.tv_nsec))
+    return damage;
+  return badPlan("changed while it was open: found " + std::to_string(now.st_size) + " bytes, expected the " +
+                 std::to_string(opened.st_size) +
+                 " bytes that it had; replace a plan by renaming a new file (mv), not by writing to the old one (cp)");
+}
 
 Status Container::State::check() {
   if (Status status = checkBeginning(); !status.ok())
     return status;
   if (Status status = checkHeader(); !status.ok())
     return status;
-  if (Status status = checkIndex(); !status.ok())
+  if (Status status = readFront(); !status.ok())
     return status;
-  digest = hexadecimal(header->digest);
+  if (Status status = checkIndex(); !status.ok())
+    return damagedOrChanged(std::move(status));
+  digest = hexadecimal(header.digest);
   return {};
 }
 
 /// Checks the fields that each version has, and that the file has a whole header. Sets `header`.
 Status Container::State::checkBeginning() {
-  if (std::memcmp(data, kMagic, std::min(bytes, sizeof kMagic)) != 0 || bytes == 0)
+  if (Status status = read(reinterpret_cast<std::byte *>(&header), std::min(bytes, sizeof header), 0); !status.ok())
+    return status;
+  if (std::memcmp(&header, kMagic, std::min(bytes, sizeof kMagic)) != 0)
     return badPlan("not a plan: it does not begin with the magic bytes 'RESHARD\\n'");
   const std::string wholeHeader = std::to_string(sizeof(Header)) + " or more";
   if (bytes < offsetof(Header, features))
     return truncated(wholeHeader);
-  const Header &h = *(header = reinterpret_cast<const Header *>(data));
+  const Header &h = header;
   if (h.version > kVersion)
     return badPlan("written by a newer compiler: found container version " + std::to_string(h.version) + ", expected " +
                    std::to_string(kVersion));
@@ -279,7 +347,7 @@ Status Container::State::checkBeginning() {
 
 /// Checks digest, features, and that each part is where the writer puts it: no gaps, no overlaps.
 Status Container::State::checkHeader() const {
-  const Header &h = *header;
+  const Header &h = header;
   if (!hasDigest(&h, offsetof(Header, digest), h.digest))
     return badPlan("damaged: the header does not match its digest");
   if (h.features & ~kKnownFeatures) {
@@ -298,12 +366,22 @@ Status Container::State::checkHeader() const {
   return fits ? Status() : badPlan("damaged: the header has offsets or sizes that do not fit the file");
 }
 
+/// Sets `front`. The file has room for the manifest and the index, but perhaps not for the padding after it.
+Status Container::State::readFront() {
+  const uint64_t size = std::min<uint64_t>(aligned(header.indexOffset + indexBytes()), bytes);
+  front = allocate(size);
+  if (!front)
+    return outOfMemory(size);
+  std::memcpy(front.get(), &header, sizeof header);
+  return read(front.get() + sizeof header, size - sizeof header, sizeof header);
+}
+
 /// Checks the digests of manifest and index, the position of each segment, and the padding around the index. Sets
 /// `index`.
 Status Container::State::checkIndex() {
-  const Header &h = *header;
+  const Header &h = header;
+  const std::byte *data = front.get();
   const uint64_t indexEnd = h.indexOffset + indexBytes(), firstSegment = aligned(indexEnd);
-  file.willNeed(0, indexEnd);
   index = reinterpret_cast<const IndexEntry *>(data + h.indexOffset);
   if (!hasDigest(data + h.manifestOffset, h.manifestBytes, h.manifestDigest))
     return badPlan("damaged: the manifest does not match its digest");
@@ -332,7 +410,8 @@ Status Container::State::checkIndex() {
   if (at != bytes)
     return badPlan("damaged: found " + std::to_string(bytes) + " bytes, expected " + std::to_string(at) +
                    ", where the last segment of the index ends");
-  if (!zero(h.manifestOffset + h.manifestBytes, h.indexOffset) || !zero(indexEnd, firstSegment))
+  if (!zero(data + h.manifestOffset + h.manifestBytes, data + h.indexOffset) ||
+      !zero(data + indexEnd, data + firstSegment))
     return badPlan("damaged: the padding around the index is not zero");
   return {};
 }
@@ -341,76 +420,82 @@ Container::Container(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Container::~Container() = default;
 
 Status Container::open(const std::string &path, std::unique_ptr<Container> &container) {
-  Result<MappedFile> file = MappedFile::open(path);
-  if (!file.ok())
-    return badPlan(file.status().message());
-  if (file->bytes() == 0)
-    return badPlan("'" + path + "': not a plan: the file is empty");
   auto state = std::make_unique<State>();
   state->path = path;
-  state->file = std::move(*file);
-  state->data = state->file.data();
-  state->bytes = state->file.bytes();
-  state->file.readOnDemand(); // no read-ahead into other ranks' segments
+  if (Status status = state->openFile(); !status.ok())
+    return status;
   if (Status status = state->check(); !status.ok())
     return std::move(status).withPrefix("'" + path + "': ");
+  state->segments.resize(state->header.segments);
   container.reset(new Container(std::move(state)));
   return {};
 }
 
 Bytes Container::manifest() const {
-  return {state_->data + state_->header->manifestOffset, state_->header->manifestBytes};
+  return {state_->front.get() + state_->header.manifestOffset, state_->header.manifestBytes};
 }
-uint32_t Container::segments() const { return state_->header->segments; }
+uint32_t Container::segments() const { return state_->header.segments; }
 
-Status Container::segment(uint32_t rank, Bytes &bytes) const {
+Status Container::segment(uint32_t rank, SegmentBytes &bytes) const {
+  State &s = *state_;
   if (rank >= segments())
-    return invalid("'" + state_->path + "': the plan has no rank " + std::to_string(rank) + ", expected 0 to " +
+    return invalid("'" + s.path + "': the plan has no rank " + std::to_string(rank) + ", expected 0 to " +
                    std::to_string(segments() - 1));
-  const IndexEntry &entry = state_->index[rank];
-  const uint64_t end = aligned(entry.offset + entry.bytes);
-  state_->file.willNeed(entry.offset, end - entry.offset);
-  if (entry.segmentBytes == 0 && !hasDigest(state_->data + entry.offset, entry.bytes, entry.digest))
-    return badPlan("'" + state_->path + "': damaged: the segment of rank " + std::to_string(rank) +
-                   " does not match its digest");
-  if (!state_->zero(entry.offset + entry.bytes, end))
-    return badPlan("'" + state_->path + "': damaged: the padding after the segment of rank " + std::to_string(rank) +
-                   " is not zero");
-  bytes = {state_->data + entry.offset, entry.bytes};
-  if (entry.segmentBytes == 0)
+  const auto size = static_cast<size_t>(segmentBytes(rank));
+  std::unique_lock lock(s.mutex);
+  if (std::shared_ptr<const std::byte[]> kept = s.segments[rank].lock()) {
+    bytes = {std::move(kept), size};
     return {};
-  const Result<Bytes> segment = state_->decompress(rank);
+  }
+  lock.unlock(); // other threads read other segments meanwhile
+  Result<Memory> segment = s.readSegment(rank);
   if (!segment.ok())
-    return Status(segment.status())
-        .withPrefix("'" + state_->path + "': the compressed segment of rank " + std::to_string(rank) + ": ");
-  bytes = *segment;
+    return Status(segment.status()).withPrefix("'" + s.path + "': ");
+  lock.lock();
+  bytes = {s.segments[rank].lock(), size};
+  if (!bytes.memory) { // not by another thread
+    bytes.memory = std::move(*segment);
+    s.segments[rank] = bytes.memory;
+  }
   return {};
 }
 
-Result<Bytes> Container::State::decompress(uint32_t rank) {
+Result<Memory> Container::State::readSegment(uint32_t rank) const {
   const IndexEntry &entry = index[rank];
-  std::unique_lock lock(mutex);
-  if (decompressed.empty())
-    decompressed.resize(header->segments);
-  if (!decompressed[rank]) {
-    lock.unlock(); // other threads read other segments meanwhile
-    const Bytes frame(data + entry.offset + sizeof(Digest), entry.bytes - sizeof(Digest));
-    if (std::memcmp(digestOf(frame.data(), frame.size()).data(), data + entry.offset, sizeof(Digest)) != 0)
-      return badPlan("damaged: it does not match its digest");
-    if (Status status = needLibzstd(); !status.ok())
-      return status;
-    std::unique_ptr<std::byte[]> segment(new (std::nothrow) std::byte[entry.segmentBytes]);
-    if (!segment)
-      return failed("out of memory for " + std::to_string(entry.segmentBytes) + " bytes");
-    if (Status status = reshard::decompress(frame, {segment.get(), entry.segmentBytes}); !status.ok())
-      return badPlan("damaged: " + status.message());
-    if (!hasDigest(segment.get(), entry.segmentBytes, entry.digest))
-      return badPlan("damaged: the segment does not match its digest");
-    lock.lock();
-    if (!decompressed[rank]) // not by another thread
-      decompressed[rank] = std::move(segment);
-  }
-  return Bytes(decompressed[rank].get(), entry.segmentBytes);
+  const std::string name = "the segment of rank " + std::to_string(rank);
+  const uint64_t size = aligned(entry.offset + entry.bytes) - entry.offset;
+  Memory stored = allocate(size);
+  if (!stored)
+    return outOfMemory(size);
+  if (Status status = read(stored.get(), size, entry.offset); !status.ok())
+    return status;
+  if (entry.segmentBytes == 0 && !hasDigest(stored.get(), entry.bytes, entry.digest))
+    return damagedOrChanged(badPlan("damaged: " + name + " does not match its digest"));
+  if (!zero(stored.get() + entry.bytes, stored.get() + size))
+    return damagedOrChanged(badPlan("damaged: the padding after " + name + " is not zero"));
+  if (entry.segmentBytes == 0)
+    return stored;
+  Result<Memory> segment = decompress(entry, stored.get());
+  if (!segment.ok())
+    return damagedOrChanged(
+        Status(segment.status()).withPrefix("the compressed segment of rank " + std::to_string(rank) + ": "));
+  return segment;
+}
+
+Result<Memory> Container::State::decompress(const IndexEntry &entry, const std::byte *stored) const {
+  const Bytes frame(stored + sizeof(Digest), entry.bytes - sizeof(Digest));
+  if (std::memcmp(digestOf(frame.data(), frame.size()).data(), stored, sizeof(Digest)) != 0)
+    return badPlan("damaged: it does not match its digest");
+  if (Status status = needLibzstd(); !status.ok())
+    return status;
+  Memory segment = allocate(entry.segmentBytes);
+  if (!segment)
+    return outOfMemory(entry.segmentBytes);
+  if (Status status = reshard::decompress(frame, {segment.get(), entry.segmentBytes}); !status.ok())
+    return badPlan("damaged: " + status.message());
+  if (!hasDigest(segment.get(), entry.segmentBytes, entry.digest))
+    return badPlan("damaged: the segment does not match its digest");
+  return segment;
 }
 
 std::string Container::segmentDigest(uint32_t rank) const {

@@ -70,9 +70,17 @@ private:
   std::unique_ptr<State> state_;
 };
 
-/// A mapped plan. open() reads the header, the index and the manifest. segment() reads one segment and verifies its
-/// digest, so that a rank reads its own segment only; a compressed one is then kept in memory. Threads may call it at
-/// the same time.
+/// A segment's own copy of its bytes.
+struct SegmentBytes {
+  std::shared_ptr<const std::byte[]> memory;
+  size_t size = 0;
+  operator Bytes() const { return {memory.get(), size}; }
+};
+
+/// An open plan. open() reads the header, the manifest and the index. segment() reads one segment, decompresses it and
+/// verifies its digest, so that a rank reads its own segment only. All of them are copies in memory: a file that
+/// another program writes or truncates while it is open cannot change what has been checked. A segment lives as long as
+/// its readers keep it; those who read it at the same time share one copy. Threads may call segment() at the same time.
 class Container {
 public:
   ~Container();
@@ -81,7 +89,7 @@ public:
   Bytes manifest() const;
   uint32_t segments() const;
   /// Of kind `invalid` if the plan has no such rank.
-  Status segment(uint32_t rank, Bytes &bytes) const;
+  Status segment(uint32_t rank, SegmentBytes &bytes) const;
   /// The digest of one segment (16 bytes), from the index: the segment itself is not read. Compression does not change
   /// it.
   std::string segmentDigest(uint32_t rank) const;

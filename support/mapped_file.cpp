@@ -96,12 +96,6 @@ Result<MappedFile> MappedFile::create(const std::string &path, uint64_t bytes, c
 
 void MappedFile::readOnDemand() const { ::madvise(data_, bytes_, MADV_RANDOM); }
 
-void MappedFile::willNeed(uint64_t offset, uint64_t bytes) const {
-  static const uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-  const uint64_t begin = offset / page * page;
-  ::madvise(data_ + begin, offset + bytes - begin, MADV_WILLNEED);
-}
-
 void MappedFile::release() const { ::madvise(data_, bytes_, MADV_DONTNEED); }
 
 Status MappedFile::unchanged() const {

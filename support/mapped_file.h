@@ -52,8 +52,6 @@ public:
 
   /// Stops read-ahead: pages are read when they are used.
   void readOnDemand() const;
-  /// Starts to read a range.
-  void willNeed(uint64_t offset, uint64_t bytes) const;
   /// Releases the file's pages from memory. Written data stays in the file; the next access reads it again. Any thread
   /// may call this at any time.
   void release() const;

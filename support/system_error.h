@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors of system calls; calls that are repeated after a signal, or until all bytes are written.
+// Errors of system calls; calls that are repeated after a signal, or until all bytes are written or read.
 #pragma once
 
 #include "support/status.h"
@@ -40,6 +40,23 @@ inline bool writeAll(int file, const void *data, size_t bytes, uint64_t offset) 
     done += static_cast<size_t>(some);
   }
   return true;
+}
+
+/// Reads bytes of a file from `offset` on. Returns how many, fewer than `bytes` only at the end of the file; -1 for an
+/// error, which is in errno.
+inline ssize_t readAll(int file, void *data, size_t bytes, uint64_t offset) {
+  size_t done = 0;
+  while (done < bytes) {
+    const ssize_t some = uninterrupted([&] {
+      return ::pread(file, static_cast<char *>(data) + done, bytes - done, static_cast<off_t>(offset + done));
+    });
+    if (some < 0)
+      return -1;
+    if (some == 0)
+      break;
+    done += static_cast<size_t>(some);
+  }
+  return static_cast<ssize_t>(done);
 }
 
 } // namespace reshard

@@ -206,7 +206,7 @@ private:
     for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
       if (!ranks_.empty() && std::find(ranks_.begin(), ranks_.end(), rank) == ranks_.end())
         continue;
-      const schema::Segment *segment = nullptr;
+      std::shared_ptr<const schema::Segment> segment;
       throwOnError(plan_->segment(rank, segment), kUsage);
       bytes +=
           ranks_.empty() ? arenaHeadBytes(*segment) : segment->arena_bytes(); // one process needs no slots for messages

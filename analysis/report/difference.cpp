@@ -256,7 +256,7 @@ void compareFormats(PlanDifference &difference) {
 void compareSegments(PlanDifference &difference) {
   for (const Plan *plan : {&difference.before, &difference.after})
     for (uint32_t rank = 0; rank < plan->world(); ++rank) {
-      const Segment *segment = nullptr;
+      std::shared_ptr<const Segment> segment;
       throwOnError(plan->segment(rank, segment), kUsage);
     }
   for (uint32_t rank = 0; rank < difference.world(); ++rank)

@@ -218,7 +218,7 @@ void printStep(const Json &step) {
 }
 
 int inspectRank(const Plan &plan, uint32_t rank, bool json) {
-  const Segment *segment = nullptr;
+  std::shared_ptr<const Segment> segment;
   throwOnError(plan.segment(rank, segment), kUsage);
   Names names(plan, *segment);
   Json steps = Json::array();

@@ -157,7 +157,7 @@ Result<uint64_t> peakStagedBytes(const Plan &plan) {
     return peak;
   for (uint32_t rank = 0; rank < plan.world(); ++rank) {
     uint64_t sum = views->bytes[rank];
-    const Segment *segment = nullptr;
+    std::shared_ptr<const Segment> segment;
     if (Status status = views->elements ? plan.segment(rank, segment) : Status(); !status.ok())
       return status;
     if (!addBytes(sum, views->bytes[kFiles]) || !addBytes(sum, segment ? arenaHeadBytes(*segment) : 0))

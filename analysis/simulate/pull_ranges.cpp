@@ -42,7 +42,7 @@ public:
     if (Status status = checkMessages(plan_); !status.ok())
       return status;
     for (uint32_t rank = 0; rank < plan_.world(); ++rank) { // which sends pack
-      const Segment *segment = nullptr;
+      std::shared_ptr<const Segment> segment;
       if (Status status = plan_.segment(rank, segment); !status.ok())
         return status;
       for (const Step *step : orEmpty(segment->steps()))
@@ -67,7 +67,7 @@ private:
 
   /// Adds the ranges that a rank receives.
   Status receives(uint32_t meshRank) {
-    const Segment *segment = nullptr;
+    std::shared_ptr<const Segment> segment;
     if (Status status = plan_.segment(first_ + meshRank, segment); !status.ok())
       return status;
     RankRanges &rank = ranks_[meshRank];
@@ -124,7 +124,7 @@ private:
 
   /// Sets what must have arrived at a rank before it can serve the ranges that it forwards.
   Status forwards(uint32_t meshRank) {
-    const Segment *segment = nullptr;
+    std::shared_ptr<const Segment> segment;
     if (Status status = plan_.segment(first_ + meshRank, segment); !status.ok())
       return status;
     std::vector<Progress> done; // as in receives()

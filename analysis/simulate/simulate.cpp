@@ -154,7 +154,7 @@ public:
 
   Result<Simulation> run() {
     const uint32_t world = plan_.world();
-    std::vector<const Segment *> segments(world);
+    std::vector<std::shared_ptr<const Segment>> segments(world);
     for (uint32_t rank = 0; rank < world; ++rank) {
       WorkDeadline::spend(1024);
       if (Status status = plan_.segment(rank, segments[rank]); !status.ok())
@@ -227,7 +227,7 @@ private:
   };
   using Chunks = std::vector<Tasks>;
 
-  void build(const std::vector<const Segment *> &segments) {
+  void build(const std::vector<std::shared_ptr<const Segment>> &segments) {
     std::vector<Chunks> messages(plan_.manifest().messages());
     for (uint32_t rank = 0; rank < segments.size(); ++rank)
       for (const Step *step : orEmpty(segments[rank]->steps())) {

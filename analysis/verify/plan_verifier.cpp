@@ -595,7 +595,7 @@ Status PairedPlan::forEachMove(uint32_t rank, uint32_t number, uint32_t output,
   const Step &step = *to.steps()->Get(number);
   const bool receive = step.kind() == StepKind::recv;
   const uint32_t fromRank = receive ? step.peer() : rank;
-  const Segment *from = segments_[fromRank];
+  const Segment *from = segments_[fromRank].get();
   const uint32_t firstInput = receive ? sends_[step.message()].step->first_input() : step.first_input();
   const Operand *input = step.kind() == StepKind::fill ? nullptr : from->operands()->Get(firstInput + output);
   Status status = moves({from, fromRank, input, to, *to.operands()->Get(step.first_output() + output),

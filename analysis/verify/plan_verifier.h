@@ -77,7 +77,7 @@ private:
   Status moves(const OperandPair &operands, const std::function<void(const Move &)> &visit) const;
 
   const Plan &plan_;
-  std::vector<const schema::Segment *> segments_;
+  std::vector<std::shared_ptr<const schema::Segment>> segments_;
   std::vector<End> sends_;
 };
 

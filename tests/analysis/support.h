@@ -45,7 +45,7 @@ inline UnpackedPlan unpack(const std::string &path) {
   UnpackedPlan parts;
   parts.manifest.reset(plan->manifest().UnPack());
   for (uint32_t rank = 0; rank < plan->world(); ++rank) {
-    const schema::Segment *segment = nullptr;
+    std::shared_ptr<const schema::Segment> segment;
     EXPECT_EQ(plan->segment(rank, segment).message(), "");
     parts.segments.emplace_back(segment->UnPack());
   }

@@ -67,7 +67,7 @@ struct Case {
   std::unique_ptr<Plan> plan;
   std::unique_ptr<Memory> memory;
   std::vector<reshard_executor *> executors; // by way
-  const Segment *segment = nullptr;
+  std::shared_ptr<const Segment> segment;
   std::vector<MPI_Datatype> sends, receives; // by peer, for MPI_Alltoallw; includes local copies
   struct One {
     int peer, tag;

@@ -99,7 +99,7 @@ public:
   }
   /// Returns the memory of a buffer of a rank.
   std::byte *memory(uint32_t rank, uint32_t buffer) const {
-    const schema::Segment *segment = nullptr;
+    std::shared_ptr<const schema::Segment> segment;
     if (const Status status = plan_->segment(rank, segment); !status.ok())
       fail(status.message());
     const schema::BufferRange &run = *segment->buffers()->Get(static_cast<uint32_t>(bufferRangeOf(*segment, buffer)));

@@ -125,7 +125,7 @@ TEST_F(DependencyLevelsTest, RefusesPlansWithoutLevels) {
   relevel([](const schema::SegmentT &, const schema::Step &) { return uint16_t{0}; });
   std::string errors;
   for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
-    const schema::Segment *segment = nullptr;
+    std::shared_ptr<const schema::Segment> segment;
     errors += plan_->segment(rank, segment).message();
   }
   EXPECT_NE(errors.find("has dependency level 0, expected more than the 0 of step"), std::string::npos) << errors;

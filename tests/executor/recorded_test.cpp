@@ -174,7 +174,8 @@ TEST_F(RecordedTest, LaunchesThatShareArenaBytesAreNotConcurrent) {
       flatbuffers::FlatBufferBuilder builder;
       builder.Finish(schema::Segment::Pack(builder, segment.get()));
       RankMemory memory(*plan_, segment->rank);
-      memory.local.segment = flatbuffers::GetRoot<schema::Segment>(builder.GetBufferPointer());
+      memory.local.segment = {std::shared_ptr<void>(),
+                              flatbuffers::GetRoot<schema::Segment>(builder.GetBufferPointer())};
       std::vector<std::byte> arena(2 * slot);
       std::vector<Operation> operations;
       uint64_t bytes = 0;

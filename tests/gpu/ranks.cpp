@@ -116,7 +116,7 @@ void testRanks(const std::string &path) {
   // The late rank must be one that another rank sends to.
   uint32_t late = world;
   for (uint32_t rank = 0; rank < world && late == world; ++rank) {
-    const schema::Segment *segment = nullptr;
+    std::shared_ptr<const schema::Segment> segment;
     need(plan->segment(rank, segment));
     for (const schema::Step *step : *segment->steps())
       if (step->kind() == schema::StepKind::send)

@@ -95,7 +95,7 @@ std::string withDefaults(const Plan &plan, const std::string &path) {
   builder.FinishSizePrefixed(schema::Manifest::Pack(builder, manifest.get()), schema::kManifestIdentifier);
   must(writer.addManifest(bytes(builder)));
   for (uint32_t rank = 0; rank < plan.world(); ++rank) {
-    const schema::Segment *segment = nullptr;
+    std::shared_ptr<const schema::Segment> segment;
     must(plan.segment(rank, segment));
     const std::unique_ptr<schema::SegmentT> object(segment->UnPack());
     builder.Clear();
@@ -111,7 +111,7 @@ std::string withDefaults(const Plan &plan, const std::string &path) {
 double declaredBytes(const Plan &plan) {
   double bytes = 0;
   for (uint32_t rank = 0; rank < plan.world(); ++rank) {
-    const schema::Segment *segment = nullptr;
+    std::shared_ptr<const schema::Segment> segment;
     must(plan.segment(rank, segment));
     for (const schema::BufferRange *range : orEmpty(segment->buffers()))
       bytes += static_cast<double>(range->count()) * static_cast<double>(range->bytes());
@@ -212,7 +212,7 @@ private:
 Status loaded(const std::string &path, std::unique_ptr<Plan> &plan) {
   Status status = Plan::open(path, plan);
   for (uint32_t rank = 0; status.ok() && rank < plan->world(); ++rank) {
-    const schema::Segment *segment = nullptr;
+    std::shared_ptr<const schema::Segment> segment;
     status = plan->segment(rank, segment);
   }
   return status.ok() ? checkMessages(*plan) : status;

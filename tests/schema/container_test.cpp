@@ -37,7 +37,7 @@ std::string readContainer(const std::string &path) {
   std::unique_ptr<Container> container;
   Status status = Container::open(path, container);
   for (uint32_t rank = 0; status.ok() && rank < container->segments(); ++rank) {
-    Bytes bytes;
+    SegmentBytes bytes;
     status = container->segment(rank, bytes);
   }
   const std::string &error = status.message(), prefix = "'" + path + "': ";
@@ -82,14 +82,14 @@ TEST(Container, RoundTrip) {
     EXPECT_EQ(container->digest().size(), 32u);
     EXPECT_EQ(container->bytes(), static_cast<int64_t>(readFile(path).size()));
     for (uint32_t rank = 0; rank < count; ++rank) {
-      Bytes bytes;
+      SegmentBytes bytes;
       ASSERT_EQ(container->segment(rank, bytes).message(), "");
       EXPECT_EQ(text(bytes), segmentText(rank));
-      EXPECT_EQ(reinterpret_cast<uintptr_t>(bytes.data()) % 64, 0u);
-      EXPECT_EQ(container->segmentBytes(rank), bytes.size());
+      EXPECT_EQ(readFile(path).find(segmentText(rank)) % 64, 0u);
+      EXPECT_EQ(container->segmentBytes(rank), bytes.size);
       EXPECT_EQ(container->segmentDigest(rank).size(), 16u);
     }
-    Bytes bytes;
+    SegmentBytes bytes;
     EXPECT_EQ(container->segment(count, bytes).message(), "'" + path + "': the plan has no rank " +
                                                               std::to_string(count) + ", expected 0 to " +
                                                               std::to_string(count - 1));
@@ -107,7 +107,7 @@ TEST(Container, SegmentsOfAnySizeAreInTheirOrder) {
   std::unique_ptr<Container> container;
   ASSERT_EQ(Container::open(folder / "plan", container).message(), "");
   for (uint32_t rank = 0; rank < segments.size(); ++rank) {
-    Bytes bytes;
+    SegmentBytes bytes;
     ASSERT_EQ(container->segment(rank, bytes).message(), "");
     EXPECT_TRUE(text(bytes) == segments[rank]) << rank;
   }
@@ -310,17 +310,17 @@ TEST(Container, CompressedSegments) {
   for (int t = 0; t < 4; ++t) // at the same time
     threads.emplace_back([&] {
       for (uint32_t rank = 0; rank < segments.size(); ++rank) {
-        Bytes bytes;
+        SegmentBytes bytes;
         EXPECT_EQ(container->segment(rank, bytes).message(), "");
         EXPECT_TRUE(text(bytes) == segments[rank]) << rank;
       }
     });
   for (std::thread &thread : threads)
     thread.join();
-  Bytes once, again;
+  SegmentBytes once, again;
   ASSERT_EQ(container->segment(3, once).message(), "");
   ASSERT_EQ(container->segment(3, again).message(), "");
-  EXPECT_EQ(once.data(), again.data());
+  EXPECT_EQ(once.memory, again.memory); // readers at the same time share it
 
   std::unique_ptr<Container> plain; // compression does not change a segment's digest
   writeContainer(folder / "plain", "manifest", segments);
@@ -371,6 +371,51 @@ TEST(Container, CompressedRefusals) {
   EXPECT_EQ(open(renamed), where + "the segment does not match its digest");
 }
 
+/// A plan that another program writes in place (cp) or truncates: what has been read stays, what has not is an error.
+TEST(Container, ThatChangesWhileItIsOpen) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan", large(300'000, 'a'), kept = std::string(100'000, 'b') + "end";
+  for (const bool compressed : {false, true})
+    for (const char *change : {"truncated", "emptied", "overwritten", "damaged"}) {
+      SCOPED_TRACE(std::string(change) + (compressed ? ", compressed" : ""));
+      writeContainer(path, large, {kept, large + "end"}, compressed);
+      std::filesystem::last_write_time(path, std::filesystem::file_time_type() + std::chrono::seconds(1));
+      const std::string size = std::to_string(readFile(path).size());
+      std::string now;
+      if (change == std::string("truncated"))
+        now = readFile(path).substr(0, 5000);
+      else if (change == std::string("overwritten"))
+        now = std::string(500'000, 'x');
+      else if (change == std::string("damaged")) // the same size
+        now = readFile(path).substr(0, 300'500) + std::string(std::stoull(size) - 300'500, 'x');
+      std::unique_ptr<Container> container;
+      ASSERT_EQ(Container::open(path, container).message(), "");
+      SegmentBytes first, other;
+      ASSERT_EQ(container->segment(0, first).message(), "");
+      std::ofstream(path, std::ios::binary | std::ios::trunc) << now;
+      EXPECT_EQ(
+          container->segment(1, other).message(),
+          "'" + path + "': changed while it was open: found " + std::to_string(now.size()) + " bytes, expected the " +
+              size +
+              " bytes that it had; replace a plan by renaming a new file (mv), not by writing to the old one (cp)");
+      EXPECT_TRUE(text(first) == kept);
+      SegmentBytes again;
+      EXPECT_EQ(container->segment(0, again).message(), ""); // a reader keeps it
+      EXPECT_TRUE(text(container->manifest()) == large);
+      EXPECT_EQ(container->segments(), 2u);
+      EXPECT_EQ(container->segmentBytes(1), large.size() + 3);
+      container.reset();
+      EXPECT_TRUE(text(first) == kept) << "a segment needs its plan";
+    }
+  writeContainer(path, large, {kept, large + "end"}); // renamed to the path: the open file is another one
+  std::unique_ptr<Container> container;
+  ASSERT_EQ(Container::open(path, container).message(), "");
+  writeContainer(path, "manifest", {"other"});
+  SegmentBytes second;
+  EXPECT_EQ(container->segment(1, second).message(), "");
+  EXPECT_TRUE(text(second) == large + "end");
+}
+
 // A rank of a large plan reads only its own segment, the manifest and the index.
 TEST(Container, ReadsOneSegment) {
   constexpr uint32_t kRanks = 3072;
@@ -405,7 +450,7 @@ TEST(Container, ReadsOneSegment) {
   std::unique_ptr<Container> container;
   ASSERT_EQ(Container::open(path, container).message(), "");
   const size_t afterOpen = residentPages();
-  Bytes segment;
+  SegmentBytes segment;
   ASSERT_EQ(container->segment(1500, segment).message(), "");
   EXPECT_EQ(text(segment), segments[1500]);
   const size_t afterSegment = residentPages();

@@ -82,7 +82,7 @@ TEST(Load, SharedInputs) {
     change(parts);
     pack(std::move(parts), folder / "plan");
     std::unique_ptr<Plan> plan;
-    const schema::Segment *segment = nullptr;
+    std::shared_ptr<const schema::Segment> segment;
     EXPECT_EQ(Plan::open(folder / "plan", plan).message(), "");
     const std::string error = plan->segment(0, segment).message();
     return error.substr(std::min(error.size(), error.find("inconsistent: ")));

@@ -212,7 +212,7 @@ inline Parts unpack(const std::string &path) {
   plan->manifest().UnPackTo(&parts.manifest);
   parts.segments.resize(plan->world());
   for (uint32_t rank = 0; rank < plan->world(); ++rank) {
-    const schema::Segment *segment = nullptr;
+    std::shared_ptr<const schema::Segment> segment;
     if (const Status status = plan->segment(rank, segment); !status.ok())
       throw std::runtime_error(status.message());
     segment->UnPackTo(&parts.segments[rank]);
@@ -275,7 +275,7 @@ inline std::string readAll(const std::string &path) {
   std::unique_ptr<Plan> plan;
   Status status = Plan::open(path, plan);
   for (uint32_t rank = 0; status.ok() && rank < plan->world(); ++rank) {
-    const schema::Segment *segment = nullptr;
+    std::shared_ptr<const schema::Segment> segment;
     status = plan->segment(rank, segment);
   }
   if (status.ok())

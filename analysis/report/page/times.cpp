@@ -117,7 +117,7 @@ struct Lane {
 };
 
 Json laneOf(const Plan &plan, int32_t rank, const Lane &lane, double seconds) {
-  const schema::Segment *segment = nullptr;
+  std::shared_ptr<const schema::Segment> segment;
   throwOnError(plan.segment(static_cast<uint32_t>(rank), segment), kUsage);
   Json spans = Json::array(), arena = Json::array();
   for (const Span &span : spansOf(rank, lane.activities, seconds))

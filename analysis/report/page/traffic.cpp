@@ -69,7 +69,7 @@ public:
   void read() {
     ProgressLine progress("read the plan");
     for (uint32_t rank = 0; rank < plan_.world(); ++rank) {
-      const Segment *segment = nullptr;
+      std::shared_ptr<const Segment> segment;
       throwOnError(plan_.segment(rank, segment), kUsage);
       std::array<uint64_t, 4> totals = {0, 0, 0, segment->arena_bytes()};
       for (const Step *step : orEmpty(segment->steps())) {
