@@ -223,6 +223,8 @@ private:
     std::error_code error;
     if (journal_ || (!create && !fs::exists(path, error)))
       return;
+    Result<std::vector<std::string>> entries = entriesOf(folder.temporary());
+    throwOnError(entries.status(), kFailure);
     const JournalRun run{.plan = plan_->digest(),
                          .transport = options_.transport == "threads" ? "threads" : "processes",
                          .rank = ranks_.empty() ? 0 : ranks_[0],
@@ -230,7 +232,8 @@ private:
                                      {"copied files", digestOf(modelFiles_)},
                                      {"objects", carried_.digest()},
                                      {"renamed tensors", options_.renames.text()}},
-                         .files = journalFiles(source)};
+                         .files = journalFiles(source),
+                         .written = std::move(*entries)};
     Result<std::unique_ptr<CopyJournal>> journal =
         create ? CopyJournal::create(path, folder.temporary(), run) : CopyJournal::open(path, folder.temporary(), run);
     throwOnError(journal.status(), create ? kFailure : kUsage);

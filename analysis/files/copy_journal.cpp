@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/files/copy_journal.h"
 
+#include "analysis/files/new_folder.h"
 #include "support/hash.h"
-#include "support/mapped_file.h"
+#include "support/input_file.h"
 #include "support/sync_folder.h"
 #include "support/system_error.h"
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <fcntl.h>
 #include <filesystem>
 #include <sys/stat.h>
@@ -31,12 +33,33 @@ Json jsonOf(const JournalRun &run) {
   Json files = Json::array();
   for (const JournalFile &file : run.files)
     files.push_back({file.path, file.bytes, file.modified});
-  return {{"reshard", RESHARD_VERSION}, {"plan", run.plan},       {"transport", run.transport},
-          {"rank", run.rank},           {"options", run.options}, {"files", files}};
+  return {{"reshard", RESHARD_VERSION}, {"plan", run.plan}, {"transport", run.transport}, {"rank", run.rank},
+          {"options", run.options},     {"files", files},   {"written", run.written}};
 }
 
 /// Names in files may be no UTF-8.
 std::string textOf(const Json &json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+/// What a folder has and the run of its journal has not made, or the other way, as the end of an error; empty if
+/// neither.
+std::string entriesProblem(const Json &before, const Json &now) {
+  const auto namesOf = [](const Json &run) {
+    std::vector<std::string> names;
+    if (run.contains("written") && run["written"].is_array())
+      for (const Json &name : run["written"])
+        names.push_back(name.is_string() ? name.get<std::string>() : std::string());
+    std::sort(names.begin(), names.end());
+    return names;
+  };
+  const std::vector<std::string> made = namesOf(before), found = namesOf(now);
+  for (const std::string &name : found)
+    if (!std::binary_search(made.begin(), made.end(), name))
+      return "is of a run that did not make '" + name + "' in the same folder; move it elsewhere";
+  for (const std::string &name : made)
+    if (!std::binary_search(found.begin(), found.end(), name))
+      return "is of a run that made '" + name + "', which is missing in the same folder";
+  return {};
+}
 
 /// The first difference of the run of a journal from the present one, as the end of an error; empty if there is none.
 std::string differenceOf(const Json &before, const Json &now) {
@@ -54,7 +77,7 @@ std::string differenceOf(const Json &before, const Json &now) {
   for (size_t i = 0; i < now["files"].size(); ++i)
     if (before["files"][i] != now["files"][i])
       return "is of a run that read other files: '" + now["files"][i][0].get<std::string>() + "' has changed since";
-  return {};
+  return entriesProblem(before, now);
 }
 
 constexpr const char *kAnew = "; without --resume a run begins anew";
@@ -66,6 +89,27 @@ std::vector<JournalFile> journalFiles(const Memory &memory) {
   for (const MappedFile *file : memory.files())
     files.push_back(fileOf(file->path(), file->status()));
   return files;
+}
+
+Result<std::vector<std::string>> entriesOf(const std::string &folder) {
+  namespace fs = std::filesystem;
+  constexpr size_t kMost = size_t{1} << 20;
+  std::vector<std::string> found;
+  std::error_code error;
+  for (fs::recursive_directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    const std::string name = at->path().lexically_relative(folder).string();
+    if (name.starts_with(kJournalPrefix))
+      continue;
+    std::error_code lost;
+    const fs::file_status status = at->symlink_status(lost);
+    found.push_back(name + (fs::is_regular_file(status) || fs::is_directory(status) ? "" : " (no file of its own)"));
+    if (found.size() > kMost)
+      return failed("'" + folder + "' has more than " + std::to_string(kMost) + " files");
+  }
+  if (error)
+    return failed("cannot list '" + folder + "': " + error.message());
+  std::sort(found.begin(), found.end());
+  return found;
 }
 
 Status CopyJournal::openFile(int flags) {
@@ -113,12 +157,12 @@ CopyJournal::~CopyJournal() {
 
 /// Reads all lines. What follows them is removed by the next append().
 Status CopyJournal::read(const JournalRun &run) {
-  const Result<MappedFile> mapped = MappedFile::open(path_);
-  if (!mapped.ok())
-    return mapped.status();
-  const std::string_view text(reinterpret_cast<const char *>(mapped->data()), mapped->bytes());
-  for (size_t line = 1, next = 0; (next = text.find('\n', end_)) != std::string_view::npos; ++line) {
-    const std::string_view all = text.substr(end_, next - end_);
+  constexpr uint64_t kMost = uint64_t{1} << 30;
+  const Result<std::string> text = readWhole(path_, kMost);
+  if (!text.ok())
+    return text.status();
+  for (size_t line = 1, next = 0; (next = text->find('\n', end_)) != std::string_view::npos; ++line) {
+    const std::string_view all = std::string_view(*text).substr(end_, next - end_);
     const Json json = all.size() > kHash && all.substr(0, kHash) == hexadecimal(hashOf(all.substr(kHash + 1)), kHash)
                           ? Json::parse(all.substr(kHash + 1), nullptr, false)
                           : Json();

@@ -29,10 +29,15 @@ struct JournalRun {
   uint32_t rank = 0;                          // of the process
   std::map<std::string, std::string> options; // those that determine the written files, by name
   std::vector<JournalFile> files;
+  std::vector<std::string> written; // the files and folders in the unfinished folder
 };
 
 /// The files of `memory`.
 std::vector<JournalFile> journalFiles(const Memory &memory);
+
+/// What an unfinished folder has besides journals, sorted. What is neither a file nor a folder, as a link, has an
+/// addition to its name.
+Result<std::vector<std::string>> entriesOf(const std::string &folder);
 
 /// The first `done` of a run's copy chunks, which move `bytes` bytes.
 struct JournalRecord {
@@ -48,8 +53,8 @@ public:
   /// when this returns.
   static Result<std::unique_ptr<CopyJournal>> create(const std::string &path, const std::string &folder,
                                                      const JournalRun &run);
-  /// Opens the journal that an earlier run left. Fails if it is of another run, if a file has changed since, or if a
-  /// record is damaged.
+  /// Opens the journal that an earlier run left. Fails if it is of another run, if a file has changed since, if the
+  /// folder has other files than the run made, or if a record is damaged.
   static Result<std::unique_ptr<CopyJournal>> open(const std::string &path, const std::string &folder,
                                                    const JournalRun &run);
   ~CopyJournal();

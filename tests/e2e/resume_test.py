@@ -243,10 +243,10 @@ class Journals(Resume):
         self.assertEqual(self.contents(), wanted)
 
     def refused(self, error, *options, plan="plan"):
-        before = [path.read_bytes() for folder in self.partial() for path in sorted(folder.iterdir())]
+        before = [path.read_bytes() for folder in self.partial() for path in sorted(folder.iterdir()) if path.is_file()]
         printed = self.resume(*options, plan=plan, code=2).stderr
         self.assertRegex(printed, rf"^reshard-exec: error: {error}\n$")
-        self.assertEqual([path.read_bytes() for folder in self.partial() for path in sorted(folder.iterdir())], before)
+        self.assertEqual([path.read_bytes() for folder in self.partial() for path in sorted(folder.iterdir()) if path.is_file()], before)
         self.assertFalse((self.folder / "target").exists())
 
     def test_other_objects(self):
@@ -269,6 +269,32 @@ target: {layout: same, storage: {folder: target, format: dcp}}
             self.refused(r"'.*' is of another run: its 'options' is .*, expected .*; without --resume a run begins anew", *options, plan="objects")
         self.resume("--check", "--copy=b", plan="objects")  # the same files in another folder, as of reshard-convert
         self.assertIn("  object step  ", run("reshard-inspect", "target", cwd=self.folder).stdout)
+
+    def test_foreign_files(self):
+        """What the interrupted run did not make does not get into the target, and nothing is written through a link."""
+        self.unfinished()
+        wanted = self.uninterrupted()
+        anew = "; without --resume a run begins anew"
+        outside = self.folder / "outside"
+        outside.mkdir()
+
+        def entry(name: str) -> Path:
+            folder, = self.partial()
+            return folder / name
+
+        for make, remove in ((Path.touch, Path.unlink), (Path.mkdir, Path.rmdir)):
+            make(entry("notes.txt"))
+            self.refused(rf"'.*/\.reshard-journal-0' is of a run that did not make 'notes\.txt' in the same folder; move it elsewhere{anew}")
+            remove(entry("notes.txt"))
+        name = next(iter(wanted))
+        moved = entry(name).rename(outside / name)
+        self.refused(rf"'.*' is of a run that made '{re.escape(name)}', which is missing in the same folder{anew}")
+        entry(name).symlink_to(moved)
+        self.refused(rf"'.*' is of a run that did not make '{re.escape(name)} \(no file of its own\)' in the same folder; move it elsewhere{anew}")
+        entry(name).unlink()
+        moved.rename(entry(name))
+        self.resume("--check")
+        self.assertEqual(self.contents(), wanted)
 
     def test_damaged(self):
         self.unfinished()
