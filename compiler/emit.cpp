@@ -110,7 +110,8 @@ Offset<fbs::Param> param(FlatBufferBuilder &builder, const ir::Param &param) {
                                 dtype(param.dtype), &parts, param.origin.c_str(), param.refresh.c_str(),
                                 param.storageDtype ? flatbuffers::Optional<fbs::DType>(dtype(*param.storageDtype))
                                                    : flatbuffers::nullopt,
-                                view, param.derived, param.transform.empty() ? nullptr : param.transform.c_str());
+                                view, param.derived, param.transform.empty() ? nullptr : param.transform.c_str(),
+                                static_cast<fbs::OverflowRule>(param.overflow));
 }
 
 /// Whether the predicate is true of a param of any endpoint.
@@ -135,6 +136,9 @@ uint64_t features(const ir::Module &module) {
   return (relays ? schema::kFeatureRelays : 0) |
          (any(layout, [](const ir::Param &param) { return param.storageDtype.has_value(); }) ? schema::kFeatureCasts
                                                                                              : 0) |
+         (any(layout, [](const ir::Param &param) { return param.overflow != ir::OverflowRule::error; })
+              ? schema::kFeatureOverflowRules
+              : 0) |
          (any(layout, [](const ir::Param &param) { return param.view.has_value(); }) ? schema::kFeatureViews : 0) |
          (any(layout, [](const ir::Param &param) { return param.view && param.view->amaxDimensions > 0; })
               ? schema::kFeatureAmaxDimensions

@@ -7,6 +7,7 @@
 #include "executor/channel.h"
 #include "executor/copy_progress.h"
 #include "executor/operands.h"
+#include "executor/overflows.h"
 #include "executor/recorded.h"
 #include "executor/struct_size.h"
 #include "rendezvous/launch.h"
@@ -256,8 +257,10 @@ std::unique_ptr<Transport> openPull(reshard_executor &e, const pull::Fleet &flee
 /// Gives each buffer of the local ranks its bound memory. Fails if an instance of a target is not bound.
 Status bindBuffers(reshard_executor &e) {
   for (LocalRank &local : e.locals) {
-    const LocalRank opened{local.rank, local.segment, {}, {}, {}, nullptr, nullptr, 0};
-    local = opened; // discards the state of an earlier prepare that failed
+    LocalRank opened; // discards the state of an earlier prepare that failed
+    opened.rank = local.rank;
+    opened.segment = local.segment;
+    local = std::move(opened);
     for (const fbs::BufferRange *range : *local.segment->buffers()) {
       const fbs::Endpoint &endpoint = *e.plan->manifest().endpoints()->Get(range->endpoint());
       Bindable &bound = e.bindable(range->endpoint(), range->mesh_rank(), endpoint.ranks()->Get(range->mesh_rank()));
@@ -282,7 +285,7 @@ Status bindConversions(reshard_executor &e) {
   for (size_t l = 0; l < e.locals.size(); ++l)
     if (Status status = e.viewJobs[l].bind(*e.plan, e.locals[l], *e.transport); !status.ok())
       return status;
-  return {};
+  return watchOverflows(e.locals, *e.transport);
 }
 
 /// Checks that all memory that the local ranks use is bound, and that the transport can access it.
@@ -469,11 +472,16 @@ Status reshard::runOnce(reshard_executor &e, const Deadline &deadline, const std
   if (!e.recorded)
     if (Status status = e.transforms.prepare(); !status.ok())
       return status;
+  if (Status status = clearOverflows(e.locals, *e.transport); !status.ok())
+    return status;
   if (Status status = e.transport->run(deadline); !status.ok())
     return status;
-  if (check)
-    if (Status status = check(); !status.ok())
+  Status inRange = checkOverflows(*e.plan, e.locals, *e.transport);
+  if (check) // all processes take part, also one that has found a value beyond the range
+    if (Status status = check(); inRange.ok() && !status.ok())
       return status;
+  if (!inRange.ok())
+    return inRange;
   if (!e.recorded)
     if (Status status = e.refresh(); !status.ok())
       return status;

@@ -53,7 +53,8 @@ const kernels::ViewBase *LocalRank::viewBase(uint32_t buffer) const {
 }
 
 kernels::StorageForm castOf(const Param &param) {
-  return param.storage_dtype() ? kernels::castForm(formatOf(param.dtype()), formatOf(*param.storage_dtype()))
+  return param.storage_dtype() ? kernels::castForm(formatOf(param.dtype()), formatOf(*param.storage_dtype()),
+                                                   static_cast<reshard::OverflowRule>(param.overflow()))
                                : kernels::StorageForm();
 }
 

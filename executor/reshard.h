@@ -209,7 +209,9 @@ reshard_status reshard_set_transform(reshard_executor *executor, const char *nam
 reshard_status reshard_prepare(reshard_executor *executor);
 
 /* Moves every byte; returns when all have arrived. Allocates nothing. timeout_seconds <= 0: no deadline. With device
-   "cuda", work on other streams that writes the sources or reads the targets must be complete before the call. */
+   "cuda", work on other streams that writes the sources or reads the targets must be complete before the call.
+   RESHARD_FAILED if a value is beyond the range of the dtype to which a param of this process is cast, unless the job
+   says what becomes of it (`convert`); the error names the param. Hooks that follow a run are not called then. */
 reshard_status reshard_run(reshard_executor *executor, double timeout_seconds);
 
 /* A tensor of an endpoint, as returned by reshard_digest. */
@@ -265,8 +267,8 @@ const char *const *reshard_undigested(const reshard_executor *executor, size_t *
 /* With device "cuda": enqueues a refit on the caller's cudaStream_t and returns. It starts after earlier work of the
    stream; later work sees the new weights. If the stream is being captured, the refit becomes part of the caller's
    graph and runs with each launch of it. All ranks must enqueue or launch it equally often; refits of one executor must
-   not overlap. There is no deadline, state and version do not change, and the executor must not be closed before the
-   last refit is complete. */
+   not overlap. There is no deadline, state and version do not change, values beyond the range of a dtype are not
+   reported, and the executor must not be closed before the last refit is complete. */
 reshard_status reshard_enqueue(reshard_executor *executor, void *stream);
 
 /* All-reduce min: *result is the least `value` of all processes. Every process of the run must call it. Use it, for

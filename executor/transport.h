@@ -39,6 +39,10 @@ struct LocalRank {
   /// The head of the arena, where elements are staged until whole rows of blocks can be quantized; null if there is
   /// none.
   std::byte *arena = nullptr;
+  /// By BufferRange: not 0 if a cast found a value beyond the range (overflows.h); null if no cast is watched. With a
+  /// device, casts write the numbers to its memory.
+  std::shared_ptr<std::vector<uint32_t>> overflowed;
+  std::byte *overflowedOnDevice = nullptr;
   /// Bytes of the rank's arena of params with a transform. Transforms allocates them, not the transport.
   uint64_t transformed = 0;
 

@@ -34,6 +34,14 @@ enum class ScaleRule : uint8_t {
   tensorQuotient, ///< amax / (largest code value * tensor scale), rounded; 1 if the quotient is 0
 };
 
+/// What a cast does with a value beyond the range of its target, by the number that plans store (YAML: `convert`).
+enum class OverflowRule : uint8_t {
+  error,    ///< the run fails and names the param
+  saturate, ///< the largest finite value of the same sign; infinities too
+  infinity, ///< an infinity
+};
+inline constexpr const char *kOverflowRuleNames[] = {"rne", "saturate", "inf"}; // in YAML, IR text and reports
+
 /// A row of the table.
 struct QuantizedFormat {
   const char *name; // in YAML, IR text and reports

@@ -108,6 +108,7 @@ struct Presence {
   bool operator==(const Presence &) const = default;
 };
 
+using reshard::OverflowRule;
 using reshard::Quantization;
 using reshard::ScaleLayout;
 using reshard::Topology;
@@ -147,6 +148,7 @@ struct Param {
   std::string origin;                // "file:line" of its YAML, for explanations
   std::string refresh;               // the engine's hook after each run; empty: none
   std::optional<DType> storageDtype; // of a target, if it differs from `dtype`: each element is cast on arrival
+  OverflowRule overflow = OverflowRule::error; // of these casts
   std::optional<QuantizedView> view;
   bool derived = false;  // of a target: has no parts and is written through a quantized view only
   std::string transform; // the caller's conversion between its own memory and this param's arena memory; empty: none

@@ -223,6 +223,9 @@ protected:
     param.dtype = dtype();
     if (take("storage"))
       param.storageDtype = dtype();
+    for (const OverflowRule rule : {OverflowRule::saturate, OverflowRule::infinity})
+      if (take(kOverflowRuleNames[static_cast<size_t>(rule)]))
+        param.overflow = rule;
     param.derived = take("derived");
     const bool staged = take("staged");
     if (take("view"))

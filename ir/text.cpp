@@ -170,7 +170,11 @@ private:
 
   void param(const Endpoint &endpoint, const Param &param) {
     out_ << quoted(param.name) << " " << name(param.dtype)
-         << (param.storageDtype ? std::string(" storage ") + name(*param.storageDtype) : "") << view(param) << " [";
+         << (param.storageDtype ? std::string(" storage ") + name(*param.storageDtype) : "")
+         << (param.overflow == OverflowRule::error
+                 ? ""
+                 : std::string(" ") + kOverflowRuleNames[static_cast<size_t>(param.overflow)])
+         << view(param) << " [";
     for (size_t d = 0; d < param.shape.size(); ++d) {
       out_ << (d ? ", " : "");
       if (param.shape[d].axes.empty() && param.shape[d].at.size() == 1)

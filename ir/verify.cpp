@@ -196,6 +196,8 @@ private:
         require(number < endpoint.params.size(), where + " is a view of param " + std::to_string(number) +
                                                      ", expected fewer than " + std::to_string(endpoint.params.size()));
     }
+    require(param.overflow == OverflowRule::error || param.storageDtype,
+            where + " has an overflow rule, but no storage dtype");
     require(!param.derived || param.parts.empty(),
             where + " is derived (written through a quantized view only), but has parts");
     require(param.transform.empty() || !(endpoint.storage || param.storageDtype || param.view || param.derived),

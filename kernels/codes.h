@@ -40,14 +40,15 @@ template <NumberFormat To> RESHARD_HOST_DEVICE inline uint32_t encodeBits(uint32
   if constexpr (To == NumberFormat::fp32) {
     return nan ? kNanBits | sign : bits;
   } else if constexpr (To == NumberFormat::bf16) {
-    return (nan ? e.nan : (magnitude + 0x7FFF + (magnitude >> 16 & 1)) >> 16) | sign;
+    const uint32_t code = (magnitude + 0x7FFF + (magnitude >> 16 & 1)) >> 16;
+    return (nan ? e.nan : overflow == Overflow::saturate && code > e.maxFinite ? e.maxFinite : code) | sign;
   } else if constexpr (To == NumberFormat::int4) {
     // Adding 3 * 2^22 rounds to an integer, which is then in the lowest bits of the sum.
     const uint32_t limit = bitCast<uint32_t>(bits >> 31 ? 8.0f : 7.0f), clamped = magnitude < limit ? magnitude : limit;
     return (bitCast<uint32_t>(bitCast<float>(clamped | (bits & ~kMagnitudeBits)) + 0x1.8p23f) + 8) & 0xF;
   } else {
     // The clamp limit: the largest finite value (saturate), or the first value that encodes as infinity or NaN.
-    constexpr float kLargest = To == NumberFormat::fp16 ? 65536 : largest(To);
+    constexpr float kLargest = largest(To);
     constexpr float kBeyond = To == NumberFormat::fp8_e4m3 ? 480 : To == NumberFormat::fp4_e2m1 ? 6 : 65536;
     const uint32_t limit = bitCast<uint32_t>(overflow == Overflow::saturate ? kLargest : kBeyond);
     const uint32_t clamped = magnitude < limit ? magnitude : limit;

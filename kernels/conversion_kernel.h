@@ -64,6 +64,7 @@ struct ConversionEntry {
   uint64_t source, target; // addresses of the shape's first unit; `rows`: source 0 means zeros; `blocks`: source of
                            // element 0, even if it is outside the entry
   uint64_t slot;           // its first tile in the table
+  uint64_t overflowed;     // address of a number that a value beyond the range of `stores` raises to 1; 0: none
   uint32_t first, units;   // of the shape, numbered along rows; `blocks`: first row of blocks, number of blocks;
                            // `tensorScales`: amax values per matrix, number of matrices
   uint32_t shape;
@@ -251,6 +252,18 @@ RESHARD_HOST_DEVICE inline void storeElements(NumberFormat format, const Access 
     break;
   }
   storeWords(to.address, (to.count * bitsOf(format) + 7) / 8, to.width, words);
+}
+
+/// Raises the number at `overflowed` to 1 if an element is beyond the range of a format.
+RESHARD_HOST_DEVICE inline void reportBeyond(NumberFormat format, uint64_t overflowed,
+                                             const uint32_t (&bits)[kVector]) {
+  const uint32_t first = firstBeyond(format), last = lastBeyond(format);
+  bool any = false;
+  RESHARD_UNROLL
+  for (uint32_t k = 0; k < kVector; ++k)
+    any = any || ((bits[k] & kMagnitudeBits) >= first && (bits[k] & kMagnitudeBits) <= last);
+  if (any)
+    raiseTo(overflowed, 1);
 }
 
 /// Rounds elements to the format `wide`, as if they were stored in it in between.
@@ -444,6 +457,8 @@ RESHARD_HOST_DEVICE inline void convertUnits(const ConversionTableView &view, co
       if (unit + lane + i >= end)
         continue;
       const uint64_t to = target[i] + uint64_t{within[i]} * targetStep;
+      if (entry.overflowed)
+        reportBeyond(entry.stores, entry.overflowed, bits[i]);
       if (entry.writes == Writes::plain)
         storeElements(entry.stores, {to, entry.vector, entry.targetWidth}, entry.overflow, bits[i]);
       else if (entry.writes == Writes::quantized)

@@ -44,11 +44,12 @@ void ConversionTable::add(uint64_t target, uint64_t source, const Strided &shape
   entry.loads = read.kind == Kind::codes ? read.stored : read.kind == Kind::elements ? read.sent : write.sent;
   entry.writes = write.kind == Kind::elements ? Writes::quantized : Writes::plain;
   entry.stores = write.kind == Kind::plain ? read.sent : write.stored;
-  // Quantized codes overflow as kernels/quantized.h defines; dequantized values always fit.
-  entry.overflow =
-      write.kind == Kind::cast || (read.kind == Kind::codes && blockShape(conversion.from->matrices.format).rows > 1)
-          ? Overflow::saturate
-          : Overflow::infinity;
+  // Quantized codes overflow as kernels/quantized.h defines.
+  entry.overflow = write.kind == Kind::cast ? written(write.overflow)
+                   : read.kind == Kind::codes && blockShape(conversion.from->matrices.format).rows > 1
+                       ? Overflow::saturate
+                       : Overflow::infinity;
+  entry.overflowed = reinterpret_cast<uint64_t>(write.overflowed);
   rows.item = static_cast<int64_t>((read ? read : write).item());
   rows.sourceItem = read.scale(rows.item);
   rows.targetItem = write.scale(rows.item);

@@ -143,6 +143,28 @@ void cast(const Cast &cast, const ConvertOptions &how) {
   finish(how);
 }
 
+bool mayOverflow(NumberFormat from, NumberFormat to) {
+  const float most = decode(from, encoding(from).maxFinite);
+  return std::bit_cast<uint32_t>(most) >= firstBeyond(to);
+}
+
+bool anyBeyond(NumberFormat to, NumberFormat from, const std::byte *source, uint64_t count, const ConvertOptions &how) {
+  const uint32_t first = firstBeyond(to), last = lastBeyond(to);
+  if (static_cast<size_t>(from) < kWideFormats)
+    if (const uint32_t most = kernels(how.level).amax[wideIndex(from)](source, 1, count, 0); most <= last)
+      return most >= first;
+  // An element that is not finite hides the others; formats of 8 bits have no amax.
+  const uint64_t item = itemBytes(from);
+  for (uint64_t i = 0; i < count; ++i) {
+    uint32_t code = 0;
+    std::memcpy(&code, source + i * item, item);
+    const uint32_t magnitude = std::bit_cast<uint32_t>(decode(from, code)) & kMagnitudeBits;
+    if (magnitude >= first && magnitude <= last)
+      return true;
+  }
+  return false;
+}
+
 float amax(NumberFormat wide, const std::byte *source, const Matrix &matrix, const ConvertOptions &how) {
   const uint32_t bits =
       kernels(how.level).amax[wideIndex(wide)](source, matrix.rows, matrix.columns, matrix.sourceStride);

@@ -31,6 +31,11 @@ struct Cast {
 };
 void cast(const Cast &cast, const ConvertOptions &how = {});
 
+/// Whether a cast between these formats may find values beyond the range of `to`; and whether elements have one.
+bool mayOverflow(NumberFormat from, NumberFormat to);
+bool anyBeyond(NumberFormat to, NumberFormat from, const std::byte *source, uint64_t count,
+               const ConvertOptions &how = {});
+
 /// A matrix on both sides; strides between rows in bytes.
 struct Matrix {
   uint64_t rows, columns;

@@ -96,6 +96,11 @@ template <class Machine> struct Lanes {
     return (Bits)(limit < (Integers)a ? limit : (Integers)a);
   }
 
+  /// The bits to which magnitudes of a format of 16 bits are limited before they are rounded.
+  template <NumberFormat To> static uint32_t limitOf(Overflow overflow) {
+    return overflow == Overflow::saturate ? as<uint32_t>(largest(To)) : kInfinity;
+  }
+
   static Bits select(Integers condition, uint32_t yes, Bits no) {
     return (Bits)(condition ? (Integers)(Bits{} + yes) : (Integers)no);
   }
@@ -108,10 +113,12 @@ template <class Machine> struct Lanes {
     if constexpr (To == NumberFormat::fp32) {
       Machine::store(at, as<typename Machine::Register>(select(nan, kQuietNan, magnitude) | sign), stream);
     } else if constexpr (To == NumberFormat::fp16) {
-      Machine::store(at, Machine::toHalves(as<typename Machine::Register>(select(nan, kQuietNan, magnitude) | sign)),
+      const Bits limited = smaller(magnitude, limitOf<To>(overflow));
+      Machine::store(at, Machine::toHalves(as<typename Machine::Register>(select(nan, kQuietNan, limited) | sign)),
                      stream);
     } else if constexpr (To == NumberFormat::bf16) {
-      const Bits rounded = (magnitude + 0x7FFF + (magnitude >> 16 & 1)) >> 16;
+      const Bits limited = smaller(magnitude, limitOf<To>(overflow));
+      const Bits rounded = (limited + 0x7FFF + (limited >> 16 & 1)) >> 16;
       Machine::store(at, Machine::words(as<typename Machine::Register>(select(nan, e.nan, rounded) | sign >> 16)),
                      stream);
     } else if constexpr (To == NumberFormat::int4) {

@@ -2,11 +2,15 @@
 #include "kernels/convert_strided.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 namespace reshard::kernels {
 
 namespace {
+
+/// Elements that are converted at a time: a multiple of every block size; their bytes fit in the L1 cache.
+constexpr uint64_t kAtOnce = 2048;
 
 /// Returns the index of the element at an address.
 uint64_t number(const StorageForm &form, const ViewBase &base, const std::byte *at) {
@@ -30,15 +34,27 @@ void read(std::byte *target, const std::byte *source, uint64_t count, const Conv
     decodeElements(conversion.from->matrices, {first, count}, target, unfinished(stream));
 }
 
+/// A part at a time, whose source is in the L1 cache when it is cast.
+void castElements(std::byte *target, const std::byte *source, uint64_t count, const StorageForm &form, bool stream) {
+  const uint64_t each = form.overflowed ? kAtOnce : count;
+  for (uint64_t at = 0; at < count; at += each) {
+    const uint64_t some = std::min(each, count - at);
+    const std::byte *const from = source + at * itemBytes(form.sent);
+    if (form.overflowed && anyBeyond(form.stored, form.sent, from, some))
+      std::atomic_ref(*form.overflowed).store(1, std::memory_order_relaxed);
+    cast({.to = form.stored,
+          .target = target + at * itemBytes(form.stored),
+          .from = form.sent,
+          .source = from,
+          .count = some,
+          .overflow = written(form.overflow)},
+         unfinished(stream));
+  }
+}
+
 void write(std::byte *target, const std::byte *source, uint64_t count, const Conversion &conversion, bool stream) {
   if (conversion.write.kind == StorageForm::Kind::cast)
-    cast({.to = conversion.write.stored,
-          .target = target,
-          .from = conversion.write.sent,
-          .source = source,
-          .count = count,
-          .overflow = Overflow::saturate},
-         unfinished(stream));
+    castElements(target, source, count, conversion.write, stream);
   else if (const Quantized &matrices = conversion.to->matrices; blockShape(matrices.format).rows == 1)
     quantizeBlocks(matrices, {number(conversion.write, *conversion.to, target), count}, source, unfinished(stream));
   else if (const uint64_t first = number(conversion.write, *conversion.to, target); true)
@@ -52,7 +68,6 @@ void convertOne(std::byte *target, const std::byte *source, uint64_t bytes, cons
     return read(target, source, count, conversion, stream);
   if (!conversion.read)
     return write(target, source, count, conversion, stream);
-  constexpr uint64_t kAtOnce = 2048; // a multiple of every block size; the buffer fits in the L1 cache
   alignas(64) std::byte between[kAtOnce * sizeof(float)];
   for (uint64_t at = 0; at < count; at += kAtOnce) {
     const uint64_t some = std::min(kAtOnce, count - at);

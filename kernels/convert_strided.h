@@ -14,7 +14,9 @@ struct StorageForm {
   enum class Kind : uint8_t { plain, cast, elements, codes };
   Kind kind = Kind::plain;
   NumberFormat sent = NumberFormat::fp32, stored = NumberFormat::fp32;
-  uint64_t block = 1; ///< bytes, as sent, that must be written together
+  uint64_t block = 1;                          ///< bytes, as sent, that must be written together
+  OverflowRule overflow = OverflowRule::error; ///< of a cast
+  uint32_t *overflowed = nullptr; ///< of a cast with rule `error`: becomes 1 if a value is beyond the range
 
   explicit operator bool() const { return kind != Kind::plain; }
   bool operator==(const StorageForm &) const = default;
@@ -29,8 +31,13 @@ struct StorageForm {
 };
 
 /// Returns the storage form of a cast from one format to another.
-inline StorageForm castForm(NumberFormat from, NumberFormat to) {
-  return {StorageForm::Kind::cast, from, to, itemBytes(from)};
+inline StorageForm castForm(NumberFormat from, NumberFormat to, OverflowRule overflow = OverflowRule::error) {
+  return {StorageForm::Kind::cast, from, to, itemBytes(from), overflow};
+}
+
+/// What a cast writes for values beyond the range of its target.
+constexpr Overflow written(OverflowRule rule) {
+  return rule == OverflowRule::saturate ? Overflow::saturate : Overflow::infinity;
 }
 
 /// The matrices of a param of form `elements` or `codes`. An element's address, relative to `begin`, only encodes its
@@ -51,7 +58,7 @@ struct Conversion {
 
 /// Converts adjacent elements, `bytes` of them as sent. A null `source` means zeros; it requires a quantized target
 /// whose blocks have one row. Other quantized targets are written in whole rows of blocks. Casts round to nearest, ties
-/// to even, and saturate in 8-bit formats.
+/// to even; OverflowRule says what becomes of values beyond the range.
 void convertRow(std::byte *target, const std::byte *source, uint64_t bytes, const Conversion &conversion,
                 bool stream = false);
 

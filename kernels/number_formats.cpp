@@ -73,7 +73,7 @@ uint32_t encode(NumberFormat format, float value, Overflow overflow) {
   const uint32_t code = (static_cast<uint32_t>(std::max(exponent - lowest, 0)) << e.mantissaBits) + kept;
   if (code <= e.maxFinite)
     return sign | code;
-  return sign | (overflow == Overflow::saturate && e.bits <= 8 ? e.maxFinite : e.infinity);
+  return sign | (overflow == Overflow::saturate ? e.maxFinite : e.infinity);
 }
 
 float decodeE8m0(uint8_t code) { return code == 255 ? std::bit_cast<float>(kFloat.nan) : std::ldexp(1.0f, code - 127); }

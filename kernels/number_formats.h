@@ -16,10 +16,10 @@ namespace reshard::kernels {
 /// nor NaN. int4 is an integer from -8 to 7, stored as itself + 8; it has no sign bit and no negative zero.
 enum class NumberFormat : uint8_t { fp32, bf16, fp16, fp8_e4m3, fp8_e5m2, fp4_e2m1, int4 };
 
-/// Conversion of values beyond the finite range of an 8-bit format, infinities included. `saturate`: the largest finite
-/// value of the same sign (OCP's saturating mode, CUDA's __NV_SATFINITE). `infinity`: an infinity, or NaN in E4M3
-/// (OCP's non-saturating mode; PyTorch, ml_dtypes). fp32, bf16 and fp16 always overflow to infinity; formats of four
-/// bits always saturate, and a NaN becomes their largest value with its sign.
+/// Conversion of values beyond the finite range of a format of 8 or 16 bits, infinities included. `saturate`: the
+/// largest finite value of the same sign (OCP's saturating mode, CUDA's __NV_SATFINITE). `infinity`: an infinity, or
+/// NaN in E4M3 (OCP's non-saturating mode; PyTorch, ml_dtypes). fp32 holds every value; formats of four bits always
+/// saturate, and a NaN becomes their largest value with its sign.
 enum class Overflow : uint8_t { saturate, infinity };
 
 /// Returns the format of a dtype name ("bf16"), or nullopt if the dtype cannot be cast.
@@ -63,12 +63,38 @@ RESHARD_HOST_DEVICE constexpr Encoding encoding(NumberFormat format) {
   return {4, 1, 1, 0x7, 0x7, 0x7};
 }
 
-/// Returns the largest finite value of a format of at most 8 bits.
+/// Returns the largest finite value of a format of at most 16 bits.
 RESHARD_HOST_DEVICE constexpr float largest(NumberFormat format) {
-  return format == NumberFormat::fp8_e4m3   ? 448.0f
+  return format == NumberFormat::bf16       ? 0x1.FEp127f
+         : format == NumberFormat::fp16     ? 65504.0f
+         : format == NumberFormat::fp8_e4m3 ? 448.0f
          : format == NumberFormat::fp8_e5m2 ? 57344.0f
          : format == NumberFormat::int4     ? 7.0f
                                             : 6.0f;
+}
+
+/// Returns the fp32 bits of the least magnitude that a cast to this format of 8 bits or more finds beyond its range:
+/// it rounds to more than the largest finite value. kNever: there is none.
+constexpr uint32_t kNever = 0xFFFFFFFF;
+RESHARD_HOST_DEVICE constexpr uint32_t firstBeyond(NumberFormat format) {
+  switch (format) {
+  case NumberFormat::bf16:
+    return 0x7F7F8000;
+  case NumberFormat::fp16:
+    return 0x477FF000; // 65520
+  case NumberFormat::fp8_e4m3:
+    return 0x43E80001; // the next one after 464, which is halfway to 480 and rounds to 448
+  case NumberFormat::fp8_e5m2:
+    return 0x47700000; // 61440
+  default:
+    return kNever;
+  }
+}
+
+/// Returns the fp32 bits of the last magnitude that a cast finds beyond the range: an infinity stays one if the format
+/// has infinities.
+RESHARD_HOST_DEVICE constexpr uint32_t lastBeyond(NumberFormat format) {
+  return format == NumberFormat::fp8_e4m3 ? 0x7F800000 : 0x7F7FFFFF;
 }
 
 /// Returns the number by which an amax is divided to obtain a scale: the largest value, or, as compressed-tensors does,

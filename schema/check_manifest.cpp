@@ -425,6 +425,11 @@ private:
       return fail(name +
                   " has a storage dtype to which its elements cannot be cast, expected another float dtype of 32 "
                   "bits or less, and no view");
+    if (param.overflow() > OverflowRule::MAX || (param.overflow() != OverflowRule::error && !param.storage_dtype()) ||
+        (param.overflow() == OverflowRule::infinity && param.storage_dtype() == DType::fp8_e4m3))
+      return fail(name + " has the overflow rule " + std::to_string(static_cast<int>(param.overflow())) +
+                  ", expected 0 to " + std::to_string(static_cast<int>(OverflowRule::MAX)) +
+                  ", only 0 without a storage dtype, and not 2 with fp8_e4m3, which has no infinity");
     int64_t bytes = std::max(itemBytes(param.dtype()), itemBytes(storageDtypeOf(param)));
     for (size_t d = 0; d < sizeOf(param.shape()); ++d) {
       const Extent &extent = *param.shape()->Get(d);

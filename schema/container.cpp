@@ -24,8 +24,8 @@ static_assert(std::endian::native == std::endian::little, "the header's bytes in
 constexpr char kMagic[8] = {'R', 'E', 'S', 'H', 'A', 'R', 'D', '\n'};
 constexpr uint32_t kVersion = 1;
 constexpr uint64_t kKnownFeatures = kFeatureCasts | kFeatureViews | kFeatureTransforms | kFeatureAmaxDimensions |
-                                    kFeatureRelays | kFeatureSharedOperands |
-                                    kFeatureCompressed; // any other bit was set by a newer compiler
+                                    kFeatureRelays | kFeatureSharedOperands | kFeatureCompressed |
+                                    kFeatureOverflowRules; // any other bit was set by a newer compiler
 constexpr uint64_t kAlignment = 64;
 
 /// The first 32 bytes have the same meaning in every version, so that each reader can tell foreign, newer and truncated

@@ -34,6 +34,9 @@ constexpr uint64_t kFeatureSharedOperands = 32;
 /// Some segments are compressed.
 constexpr uint64_t kFeatureCompressed = 64;
 
+/// Casts do not fail at values beyond the range (Param.overflow).
+constexpr uint64_t kFeatureOverflowRules = 128;
+
 /// A segment as a plan with kFeatureCompressed stores it.
 struct CompressedSegment {
   std::vector<std::byte> bytes;

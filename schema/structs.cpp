@@ -83,6 +83,10 @@ static_assert(uint8_t(DType::bf16) == 0 && uint8_t(DType::fp16) == 1 && uint8_t(
               uint8_t(DType::u32) == 12 && uint8_t(DType::u64) == 13 && uint8_t(DType::boolean) == 14);
 static_assert(uint8_t(ViewKind::elements) == 0 && uint8_t(ViewKind::codes) == 1 && uint8_t(ViewKind::scales) == 2 &&
               uint8_t(ViewKind::plain_scales) == 3 && uint8_t(ViewKind::amax) == 4);
+static_assert(uint8_t(OverflowRule::error) == uint8_t(reshard::OverflowRule::error) &&
+              uint8_t(OverflowRule::saturate) == uint8_t(reshard::OverflowRule::saturate) &&
+              uint8_t(OverflowRule::infinity) == uint8_t(reshard::OverflowRule::infinity) &&
+              size_t(OverflowRule::MAX) + 1 == std::size(kOverflowRuleNames));
 static_assert(uint8_t(StorageFormat::safetensors) == uint8_t(reshard::StorageFormat::safetensors) &&
               uint8_t(StorageFormat::dcp_safetensors) == uint8_t(reshard::StorageFormat::dcp_safetensors) &&
               uint8_t(StorageFormat::dcp) == uint8_t(reshard::StorageFormat::dcp) &&

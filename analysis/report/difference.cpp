@@ -90,7 +90,8 @@ std::map<std::string, std::string> params(const Plan &plan) {
             (scaleLayoutOf(*view) == reshard::ScaleLayout::plain ? "" : std::string(" ") + name(scaleLayoutOf(*view)));
       }
       if (param->storage_dtype())
-        text += std::string(" stored ") + dtypeName(*param->storage_dtype());
+        text += std::string(" stored ") + dtypeName(*param->storage_dtype()) + " " +
+                kOverflowRuleNames[static_cast<size_t>(param->overflow())];
       for (const Extent *extent : orEmpty(param->shape()))
         for (int64_t length : *extent->at())
           text += " " + std::to_string(length);

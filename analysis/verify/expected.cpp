@@ -43,6 +43,7 @@ int64_t countWrong(const std::byte *memory, const ElementRange &range, int64_t f
   for (int64_t first = 0, count = 0; first < sent.count; first += count) {
     count = std::min(sent.count - first, kAtOnce);
     values.cast(sent.data + first * sentItem, stored.data(), count);
+    wrong += values.countBeyond(sent.data + first * sentItem, count);
     wrong += countDifferent(found + first * step * item, step, stored.data(), count, item);
   }
   return wrong;

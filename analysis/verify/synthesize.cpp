@@ -89,6 +89,10 @@ std::vector<float> tensorScales(const InstanceLayout &elements) {
   return scales;
 }
 
+kernels::Overflow overflowOf(const Param &param) {
+  return param.overflow() == schema::OverflowRule::saturate ? kernels::Overflow::saturate : kernels::Overflow::infinity;
+}
+
 /// The format of a dtype that can be cast.
 kernels::NumberFormat castFormat(DType dtype) { return kernels::numberFormatNamed(dtypeName(dtype)).value(); }
 
@@ -124,15 +128,29 @@ uint64_t SynthesizedValues::operator()(uint64_t key, uint64_t element) const {
 
 uint64_t SynthesizedValues::cast(uint64_t code) const {
   return kernels::encode(castFormat(storageDtype), kernels::decode(castFormat(sentDtype), static_cast<uint32_t>(code)),
-                         kernels::Overflow::saturate);
+                         overflowOf(*param));
 }
 
 void SynthesizedValues::cast(const std::byte *sent, std::byte *stored, int64_t count) const {
   // Not the code that the executor runs where the CPU has vectors: a check uses as little as possible of what it
   // checks.
-  kernels::cast({castFormat(storageDtype), stored, castFormat(sentDtype), sent, static_cast<uint64_t>(count),
-                 kernels::Overflow::saturate},
-                {.level = kernels::Level::Portable});
+  kernels::cast(
+      {castFormat(storageDtype), stored, castFormat(sentDtype), sent, static_cast<uint64_t>(count), overflowOf(*param)},
+      {.level = kernels::Level::Portable});
+}
+
+int64_t SynthesizedValues::countBeyond(const std::byte *sent, int64_t count) const {
+  const kernels::NumberFormat to = castFormat(storageDtype), from = castFormat(sentDtype);
+  const auto any = [&](const std::byte *at, uint64_t elements) {
+    return kernels::anyBeyond(to, from, at, elements, {.level = kernels::Level::Portable});
+  };
+  if (param->overflow() != schema::OverflowRule::error || !kernels::mayOverflow(from, to) ||
+      !any(sent, static_cast<uint64_t>(count)))
+    return 0;
+  int64_t beyond = 0;
+  for (int64_t k = 0; k < count; ++k)
+    beyond += any(sent + k * itemBytes(sentDtype), 1);
+  return beyond;
 }
 
 void fill(std::byte *memory, const ElementRange &range, uint64_t key, const SynthesizedValues &values) {

@@ -42,6 +42,9 @@ struct SynthesizedValues {
   uint64_t cast(uint64_t code) const;
   /// The same for `count` codes in a row, faster.
   void cast(const std::byte *sent, std::byte *stored, int64_t count) const;
+  /// How many codes in a row are beyond the range of the storage dtype, if the param's rule makes that an error. A run
+  /// that continues an unfinished one has not cast all of them itself.
+  int64_t countBeyond(const std::byte *sent, int64_t count) const;
 };
 
 /// Writes the synthesized values of elements of the tensor with this key.

@@ -150,13 +150,13 @@ struct QuantizeRule {
   std::vector<Glob> only, ignore; // endpoints only
 };
 
-/// Determines the storage form of one param or of all params of an endpoint: a `dtype` (with `convert: rne` if rounding
-/// is intended), a quantized format (`quantize`), or, for one param, a `transform` of the caller.
+/// Determines the storage form of one param or of all params of an endpoint: a `dtype` (with `convert` if rounding is
+/// intended), a quantized format (`quantize`), or, for one param, a `transform` of the caller.
 struct StorageRule {
   std::optional<std::pair<ir::DType, Location>> dtype;
-  std::optional<Location> storedAt;          // endpoints only: location of `dtype: stored`
-  std::shared_ptr<const StoredTypes> stored; // the dtypes in its files, for `dtype: stored`
-  bool rounding = false;
+  std::optional<Location> storedAt;                             // endpoints only: location of `dtype: stored`
+  std::shared_ptr<const StoredTypes> stored;                    // the dtypes in its files, for `dtype: stored`
+  std::optional<std::pair<ir::OverflowRule, Location>> convert; // values may be rounded
   std::optional<QuantizeRule> quantize;
   std::optional<std::pair<std::string, Location>> transform;
   std::string title; // for params that the compiler adds to a declared one: "the scales of param 'x'"

@@ -371,9 +371,9 @@ StorageRule readStorageRule(Fields &fields, bool endpoint, Diagnostics &diagnost
     if (const auto type = readDType(*dtype, "'dtype'", diagnostics))
       form.dtype.emplace(*type, dtype->at);
   if (const Node *convert = fields.find("convert")) {
-    if (convert->kind != Node::Kind::scalar || convert->text != "rne")
-      refuse(*convert, "'rne'", "'convert'", diagnostics);
-    form.rounding = true;
+    const auto rule =
+        readChoice(*convert, "convert", {std::begin(kOverflowRuleNames), std::end(kOverflowRuleNames)}, diagnostics);
+    form.convert.emplace(static_cast<ir::OverflowRule>(rule.value_or(0)), convert->at);
   }
   if (const Node *quantize = fields.find("quantize")) {
     form.quantize = readQuantize(*quantize, endpoint, diagnostics);

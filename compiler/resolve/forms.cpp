@@ -150,10 +150,17 @@ void resolveStorageForms(const std::vector<std::vector<Location>> &paramsAt,
       const std::string change = title + " is " + name(stored) + " but its tensors are sent as " + name(*sent);
       if (!castable(stored) || !castable(*sent))
         diagnostics.error(at, change + "; no cast exists between them, expected " + name(*sent));
-      else if (!widens(*sent, stored) && !form.rounding)
+      else if (!widens(*sent, stored) && !form.convert)
         diagnostics.error(at, change + ", which needs rounding: expected 'convert: rne' beside 'dtype'");
       param.dtype = *sent;
       param.storageDtype = stored;
+      if (!form.convert)
+        continue;
+      param.overflow = form.convert->first;
+      if (param.overflow == OverflowRule::infinity && stored == DType::fp8_e4m3)
+        diagnostics.error(form.convert->second,
+                          title +
+                              " is fp8_e4m3, which has no infinity: expected 'convert: rne' or 'convert: saturate'");
     }
 }
 

@@ -286,7 +286,8 @@ StorageRule Params::formOf(const Building &building) const {
   StorageRule form = building.declaration.form;
   if (form.transform)
     return form;
-  form.rounding = form.rounding || form_.rounding;
+  if (!form.convert)
+    form.convert = form_.convert;
   const ir::DType type = building.param.dtype;
   const bool matrix = building.rank() >= 2,
              wide = type == ir::DType::fp32 || type == ir::DType::bf16 || type == ir::DType::fp16;

@@ -2,6 +2,7 @@
 // The functions of the C API in pull mode.
 
 #include "executor/executor_state.h"
+#include "executor/overflows.h"
 #include "executor/struct_size.h"
 
 #include <algorithm>
@@ -42,11 +43,14 @@ Status pullVersion(reshard_executor &e, uint64_t minVersion, const Deadline &dea
                                                 .beforeWriting =
                                                     [&] {
                                                       e.state = RESHARD_TORN;
-                                                      return e.transforms.prepare();
+                                                      Status status = clearOverflows(e.locals, *e.pull);
+                                                      return status.ok() ? e.transforms.prepare() : status;
                                                     },
                                                 .afterWriting =
                                                     [&] {
-                                                      Status status = e.refresh();
+                                                      Status status = checkOverflows(*e.plan, e.locals, *e.pull);
+                                                      if (status.ok())
+                                                        status = e.refresh();
                                                       e.pulls += status.ok();
                                                       return status;
                                                     },

@@ -62,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         help="names of SOURCE that begin with OLD begin with NEW, before anything else looks at them: 'model.=' removes a prefix, '=model.' adds one; with * in OLD "
              "it is a glob of whole names: '*._orig_mod.*=*.*' removes a wrapper; may be given several times")
     add("--dtype", metavar="DTYPE", help="the dtype of floats in TARGET, not of the optimizer's state; values are rounded to the nearest (default: that of SOURCE)")
+    add("--convert", choices=("rne", "saturate", "inf"), default="rne",
+        help="what becomes of values beyond the range of --dtype: an error (rne, the default), the largest value, or "
+             "infinite")
     add("--quantize", metavar="FORMAT", help="the quantized format of matrices in TARGET")
     add("--unquantized", action="append", default=[], metavar="GLOB", help="with --quantize: matrices that are not quantized")
     add("--only", action="append", default=[], metavar="GLOB", help="convert only these params")
@@ -153,7 +156,7 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
     """What the options say about the params of the target."""
     found: dict[str, Any] = {}
     if options.dtype:
-        found |= {"dtype": options.dtype, "convert": "rne"}
+        found |= {"dtype": options.dtype, "convert": options.convert}
     if options.quantize:
         found["quantize"] = {"format": options.quantize, "ignore": options.unquantized} if options.unquantized else options.quantize
     for key in ("only", "ignore"):
@@ -342,7 +345,7 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
     if states.tied:
         said.append("weights: of TARGET, the master weights of SOURCE" if states.replaced else "master weights: of TARGET, the weights of SOURCE")
     if source.format:
-        wanted.setdefault("convert", "rne")
+        wanted.setdefault("convert", options.convert)
         said.append(f"quantized: in {source.format}, except for {patterns(name for name, shape in source.plain.items() if len(shape) > 1) or 'nothing'}")
     said += left
     endpoint = source.endpoint() | {"storage": folder}

@@ -225,7 +225,7 @@ def job_of(sources: Sequence[Side], targets: Sequence[Side], left: Sequence[str]
 
     sources, targets: the tensors of both modules, by world rank; empty on a rank without the module.
     left: globs of names that are not moved. Each must match a name of the source or the target.
-    convert: "rne" if values may be rounded.
+    convert: "rne", "saturate" or "inf" if values may be rounded (docs/yaml.md, section 10).
 
     Raises Error if a tensor is only on one side, or if no layout expresses how the ranks hold it.
     """

@@ -336,7 +336,8 @@ def refit(
     source, target: modules in host memory whose params and persistent buffers are DTensors (Shard, _StridedShard,
         Replicate) or plain tensors, which are whole on each rank; None on a rank without the module.
     left: globs of names that are not moved; each must match a name of the source or the target.
-    convert: "rne": values may be rounded to the target's dtype, to nearest, ties to even.
+    convert: "rne": values may be rounded to the target's dtype, to nearest, ties to even; one beyond its range is an
+        error. With "saturate" it becomes the largest value, with "inf" infinite.
     timeout: seconds for each wait: for the other ranks, for the connections, and for the run. An error of one rank
         reaches the others within twice this time.
 

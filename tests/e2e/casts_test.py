@@ -7,6 +7,7 @@ import copy
 import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 import unittest
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+from safetensors.numpy import save_file
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "quantize", "lib", "mpi")]
 import commands  # noqa: E402
@@ -129,6 +131,42 @@ class Casts(unittest.TestCase):
                                    env=mpi_test.MPIRUN)
                         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                         self.assertEqual(done.stdout.count("bytes right"), world, done.stdout)
+
+    def test_values_beyond_the_range(self):
+        """A finite value beyond the range is an error that names the param, unless the job says what becomes of it; an infinity of the source stays one."""
+        rules = {"saturate": lambda values, most: np.clip(values, -most, most), "inf": lambda values, most: values}
+        with tempfile.TemporaryDirectory() as name:
+            work = Path(name)
+            values = {"fine": [1.0, -2.0, np.inf], "layers.0.w": [1.0, 3.0, 4.0], "layers.1.w": [1.0, -70000.0, np.nan]}
+            (work / "in").mkdir()
+            save_file({key: np.array(each, np.float32) for key, each in values.items()}, work / "in/model.safetensors")
+            model = {"dtype": "fp32", "index": {"layer": 2}, "tensors": {"fine": [3], "layers.{layer}.w": [3]}}
+
+            def execute(code, dtype, convert, *more):
+                (work / "job.yaml").write_text(json.dumps({"version": 1, "model": model, "source": {"storage": "in"}, "target": {"storage": "out", "dtype": dtype, "convert": convert}}))
+                commands.run("reshard-compile", work / "job.yaml", "-o", work / "p.rplan")
+                shutil.rmtree(work / "out", ignore_errors=True)
+                return commands.run("reshard-exec", work / "p.rplan", f"--target={work / 'out'}", *more, code=code).stderr
+
+            for dtype, stored, most in (("fp16", "F16", 65504), ("fp8_e5m2", "F8_E5M2", 57344)):
+                for more in ((), ("--check",)):
+                    error = execute(3, dtype, "rne", *more)
+                    self.assertIn(f"param 'layers.1.w': found a value beyond the largest of the dtype, {most}; expected a dtype that holds it, or in the target of the job "
+                                  "'convert: saturate' (the largest value) or 'convert: inf' (infinite)", error)
+                    self.assertNotIn("layers.0.w", error)
+                    self.assertFalse((work / "out").exists())
+                for rule, rounded in rules.items():
+                    execute(0, dtype, rule, "--check")
+                    for key, (found, data) in tensors(work / "out/model.safetensors").items():
+                        with np.errstate(over="ignore", invalid="ignore"):
+                            expected = rounded(np.array(values[key], np.float32), most).astype(TYPES[stored])
+                        self.assertEqual(found, stored)
+                        np.testing.assert_array_equal(np.frombuffer(data, TYPES[stored]).astype(np.float32), expected.astype(np.float32))
+            error = execute(3, "fp8_e4m3", "rne")  # has no infinity
+            for key in ("fine", "layers.1.w"):
+                self.assertIn(f"param '{key}'", error)
+            self.assertNotIn("convert: inf", error)
+            execute(0, "bf16", "rne", "--check")  # the same values fit
 
 
 if __name__ == "__main__":

@@ -387,18 +387,56 @@ TEST_P(ConversionTables, CastsOfEveryBf16Value) {
     values[i] = static_cast<uint16_t>(i * 40503); // an odd factor: every value once, in mixed order
   for (const NumberFormat other :
        {NumberFormat::fp32, NumberFormat::fp16, NumberFormat::fp8_e4m3, NumberFormat::fp8_e5m2}) {
-    Conversion conversion;
-    conversion.write = castForm(NumberFormat::bf16, other);
-    Strided shape;
-    shape.rowBytes = 2 * kCount;
-    const auto *source = reinterpret_cast<const std::byte *>(values.data());
-    Bytes expected(kCount * itemBytes(other) + 16), found = expected;
-    convertRows({expected.data(), source, shape, 0, 1}, conversion);
-    ConversionTable table;
-    table.add(at(found.data()), at(source), shape, conversion, {0, shape.rowBytes});
-    run(random, table);
-    ASSERT_TRUE(found == expected) << static_cast<int>(other);
+    for (const OverflowRule rule : {OverflowRule::error, OverflowRule::saturate, OverflowRule::infinity}) {
+      uint32_t overflowed[2] = {}; // of the CPU's kernels, of the table
+      Conversion conversion;
+      conversion.write = castForm(NumberFormat::bf16, other, rule);
+      Strided shape;
+      shape.rowBytes = 2 * kCount;
+      const auto *source = reinterpret_cast<const std::byte *>(values.data());
+      Bytes expected(kCount * itemBytes(other) + 16), found = expected;
+      conversion.write.overflowed = rule == OverflowRule::error ? &overflowed[0] : nullptr;
+      convertRows({expected.data(), source, shape, 0, 1}, conversion);
+      conversion.write.overflowed = rule == OverflowRule::error ? &overflowed[1] : nullptr;
+      ConversionTable table;
+      table.add(at(found.data()), at(source), shape, conversion, {0, shape.rowBytes});
+      run(random, table);
+      ASSERT_TRUE(found == expected) << static_cast<int>(other);
+      const uint32_t any = rule == OverflowRule::error && other != NumberFormat::fp32;
+      EXPECT_EQ(overflowed[0], any) << static_cast<int>(other);
+      EXPECT_EQ(overflowed[1], any) << static_cast<int>(other);
+    }
   }
+}
+
+// Values around the end of each range: the table reports the same ones as the CPU's kernels.
+TEST_P(ConversionTables, ReportsValuesBeyondTheRange) {
+  std::mt19937_64 random(3);
+  for (const NumberFormat other :
+       {NumberFormat::bf16, NumberFormat::fp16, NumberFormat::fp8_e4m3, NumberFormat::fp8_e5m2})
+    for (const uint32_t around : {0x7F7F8000u, 0x477FF000u, 0x43E80001u, 0x47700000u, 0x7F800000u})
+      for (const uint32_t bits : {around - 2, around - 1, around, around + 1}) {
+        std::vector<uint32_t> values(70, std::bit_cast<uint32_t>(1.0f));
+        values[random() % values.size()] = bits | (random() % 2 ? 0x80000000 : 0);
+        uint32_t overflowed[2] = {};
+        Strided shape;
+        shape.rowBytes = 4 * values.size();
+        const auto *source = reinterpret_cast<const std::byte *>(values.data());
+        Bytes target(values.size() * itemBytes(other) + 16);
+        Conversion conversion;
+        conversion.write = castForm(NumberFormat::fp32, other);
+        conversion.write.overflowed = &overflowed[0];
+        convertRows({target.data(), source, shape, 0, 1}, conversion);
+        conversion.write.overflowed = &overflowed[1];
+        ConversionTable table;
+        table.add(at(target.data()), at(source), shape, conversion, {0, shape.rowBytes});
+        run(random, table);
+        EXPECT_EQ(overflowed[0], overflowed[1]) << std::hex << bits << " to format " << static_cast<int>(other);
+        const float value = std::bit_cast<float>(bits);
+        const bool beyond = !std::isnan(value) && (std::isfinite(value) || other == NumberFormat::fp8_e4m3) &&
+                            !std::isfinite(decode(other, encode(other, value, Overflow::infinity)));
+        EXPECT_EQ(overflowed[0], beyond) << std::hex << bits << " to format " << static_cast<int>(other);
+      }
 }
 
 TEST_P(ConversionTables, ScalesOnlyAndScaleLayouts) {

@@ -121,7 +121,47 @@ TEST(Formats, Overflow) {
   EXPECT_EQ(encode(NumberFormat::fp8_e4m3, 464, Overflow::infinity), 0x7Eu); // halfway between 448 and 480; 448 is even
   EXPECT_EQ(encode(NumberFormat::fp8_e5m2, 61440, Overflow::saturate), 0x7Bu);
   EXPECT_EQ(encode(NumberFormat::fp8_e5m2, 61440, Overflow::infinity), 0x7Cu);
-  EXPECT_EQ(encode(NumberFormat::fp16, 1e6, Overflow::saturate), 0x7C00u);
+  EXPECT_EQ(encode(NumberFormat::fp16, 1e6, Overflow::saturate), 0x7BFFu);
+  EXPECT_EQ(encode(NumberFormat::fp16, -INFINITY, Overflow::saturate), 0xFBFFu);
+  EXPECT_EQ(encode(NumberFormat::fp16, 1e6, Overflow::infinity), 0x7C00u);
+  EXPECT_EQ(encode(NumberFormat::bf16, 3.4e38f, Overflow::saturate), 0x7F7Fu);
+  EXPECT_EQ(encode(NumberFormat::bf16, 3.4e38f, Overflow::infinity), 0x7F80u);
+}
+
+/// Whether a cast of a value finds it beyond the range, from the definition: the nearest code is not finite, and the
+/// value itself is, or the format has no infinity.
+bool beyond(NumberFormat to, float value) {
+  if (std::isnan(value) || to == NumberFormat::fp32)
+    return false;
+  const bool finite = std::isfinite(decode(to, encode(to, value, Overflow::infinity)));
+  return !finite && (std::isfinite(value) || to == NumberFormat::fp8_e4m3);
+}
+
+TEST(Convert, FindsValuesBeyondTheRange) {
+  std::mt19937_64 random(6);
+  for (const NumberFormat from : kStored)
+    for (const NumberFormat to : kStored) {
+      bool any = false;
+      const Bytes codes = everyCode(from);
+      const uint64_t item = itemBytes(from), count = codes.size() / item;
+      for (uint64_t i = 0; i < count; ++i) {
+        const float value = decode(from, codeAt(codes.data(), from, i));
+        any = any || beyond(to, value);
+        if (i % 61 == 0 || std::abs(value) > 400) {
+          ASSERT_EQ(anyBeyond(to, from, codes.data() + i * item, 1), beyond(to, value)) << value;
+        }
+      }
+      EXPECT_EQ(mayOverflow(from, to), any) << static_cast<int>(from) << " to " << static_cast<int>(to);
+      for (int row = 0; row < 200; ++row) { // of any length, with infinities and NaNs among them
+        const uint64_t first = random() % count, some = 1 + random() % std::min<uint64_t>(count - first, 300);
+        bool expected = false;
+        for (uint64_t i = first; i < first + some; ++i)
+          expected = expected || beyond(to, decode(from, codeAt(codes.data(), from, i)));
+        atEveryLevel([&](ConvertOptions how) {
+          ASSERT_EQ(anyBeyond(to, from, codes.data() + first * item, some, how), expected);
+        });
+      }
+    }
 }
 
 TEST(Formats, EqualCudaHeaders) {

@@ -8,7 +8,7 @@ import numpy as np
 DTYPES = list(map(np.dtype, (np.float32, ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)))
 FP32, BF16, FP16, E4M3, E5M2 = range(5)
 CANONICAL_NAN = [0x7FC00000, 0x7FC0, 0x7E00, 0x7F, 0x7E]
-LARGEST = {E4M3: 448.0, E5M2: 57344.0}
+LARGEST = {BF16: float(ml_dtypes.finfo(ml_dtypes.bfloat16).max), FP16: 65504.0, E4M3: 448.0, E5M2: 57344.0}
 SATURATE, INFINITY = 0, 1
 E4M3_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
 E2M1_VALUES = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)

@@ -382,6 +382,23 @@ TEST(Manifest, Refusals) {
       {"stored in the dtype that is sent", [](Parts &p) { p.param(0).storage_dtype = p.param(0).dtype; },
        "endpoint 'source' param 'weight{layer}' has a storage dtype to which its elements cannot be cast, "
        "expected another float dtype of 32 bits or less, and no view"},
+      {"no such overflow rule",
+       [](Parts &p) {
+         p.param(0).storage_dtype = DType::fp16;
+         p.param(0).overflow = OverflowRule(3);
+       },
+       "endpoint 'source' param 'weight{layer}' has the overflow rule 3, expected 0 to 2, only 0 without a storage "
+       "dtype, and not 2 with fp8_e4m3, which has no infinity"},
+      {"an overflow rule without a cast", [](Parts &p) { p.param(0).overflow = OverflowRule::saturate; },
+       "endpoint 'source' param 'weight{layer}' has the overflow rule 1, expected 0 to 2, only 0 without a storage "
+       "dtype, and not 2 with fp8_e4m3, which has no infinity"},
+      {"infinite fp8_e4m3",
+       [](Parts &p) {
+         p.param(0).storage_dtype = DType::fp8_e4m3;
+         p.param(0).overflow = OverflowRule::infinity;
+       },
+       "endpoint 'source' param 'weight{layer}' has the overflow rule 2, expected 0 to 2, only 0 without a storage "
+       "dtype, and not 2 with fp8_e4m3, which has no infinity"},
       {"transformed and cast",
        [](Parts &p) {
          p.param(0).storage_dtype = DType::fp32;

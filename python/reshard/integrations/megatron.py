@@ -111,7 +111,7 @@ def swap(source: Any, target: Any, *, left: Sequence[str] = (), convert: str | N
     source, target: models of Megatron-Core with a ``pg_collection``, wrapped or not; with virtual stages the list of
         chunks; None on a rank without the model. Params and persistent buffers (the router's expert_bias) are moved.
     left: globs of names in the whole model that are not moved, such as ``decoder.layers.3.*``.
-    convert: "rne": values may be rounded to the target's dtype.
+    convert: "rne": values may be rounded to the target's dtype; "saturate", "inf": also beyond its range.
     timeout: seconds for each wait.
 
     The padding of the vocabulary may differ; the rows that only the target has become zero. A tied output layer is
