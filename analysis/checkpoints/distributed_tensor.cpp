@@ -71,7 +71,7 @@ bool isDistributed(const Pickle &pickle, Value value) {
   return !arguments.empty() && isGlobal(pickle, arguments[0], kRebuildWrapper);
 }
 
-std::string readDistributed(const Pickle &pickle, Value value, DistributedTensor &found) {
+std::string readDistributed(const Pickle &pickle, Value value, DistributedTensor &found, ReadBudget &budget) {
   // _rebuild_from_type_v2(_rebuild_wrapper_subclass, class,
   //                       (class, dtype, shape, strides, offset, layout, device, requires_grad), state)
   const auto is = [&](Value item, std::string_view global) { return isGlobal(pickle, item, global); };
@@ -95,7 +95,7 @@ std::string readDistributed(const Pickle &pickle, Value value, DistributedTensor
   found.part.shape = *shape;
   for (const int64_t length : *shape)
     found.part.positions.push_back(length > 0 ? std::vector<Interval>{{0, length}} : std::vector<Interval>{});
-  return is(arguments[1], kDTensor) ? readDTensor(pickle, arguments[3], found)
+  return is(arguments[1], kDTensor) ? readDTensor(pickle, arguments[3], found, budget)
                                     : readShardedTensor(pickle, arguments[3], found);
 }
 

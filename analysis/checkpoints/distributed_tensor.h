@@ -4,6 +4,7 @@
 #pragma once
 
 #include "analysis/checkpoints/pickle.h"
+#include "analysis/checkpoints/read_budget.h"
 
 #include <cstdint>
 #include <optional>
@@ -48,6 +49,6 @@ bool isDistributed(const Pickle &pickle, Pickle::Value value);
 
 /// Reads a DTensor or a ShardedTensor. Returns an error text, empty on success: another class, placements that are
 /// neither Shard nor Replicate nor _StridedShard, several shards of a rank, or values of another form.
-std::string readDistributed(const Pickle &pickle, Pickle::Value value, DistributedTensor &found);
+std::string readDistributed(const Pickle &pickle, Pickle::Value value, DistributedTensor &found, ReadBudget &budget);
 
 } // namespace reshard::analysis

@@ -90,12 +90,14 @@ Intervals shardOf(const Intervals &from, int64_t split, int64_t chunks, int64_t 
 /// Reads one DTensorSpec.
 class SpecReader {
 public:
-  SpecReader(const Pickle &pickle, Value spec, LocalPart &part) : pickle_(pickle), spec_(spec), part_(part) {}
+  SpecReader(const Pickle &pickle, Value spec, LocalPart &part, ReadBudget &budget)
+      : pickle_(pickle), spec_(spec), part_(part), budget_(budget) {}
 
   std::string read() {
     const Value *mesh = member(spec_, kSpec, "mesh"), *placements = member(spec_, kSpec, "placements");
     if (!mesh || !readMesh(*mesh))
-      return "its device mesh has another form than that of PyTorch 2.13";
+      return "its device mesh has another form than that of PyTorch 2.13, of at most " +
+             std::to_string(Pickle::kMaxIntegers) + " dimensions";
     if (!placements || !pickle_.is(*placements, Kind::tuple) || pickle_.items(*placements).size() != sizes_.size())
       return "it has no placement for each dimension of its mesh";
     if (!coordinates_) { // a rank that is not in the mesh
@@ -122,7 +124,7 @@ private:
   bool readMesh(Value mesh) {
     const Value *layout = member(mesh, kMesh, "_layout"), *at = member(mesh, kMesh, "_coordinate_on_dim");
     const Value *axes = layout ? member(*layout, kMeshLayout, "axes") : nullptr;
-    if (!at || !axes || !pickle_.is(*axes, Kind::tuple))
+    if (!at || !axes || !pickle_.is(*axes, Kind::tuple) || pickle_.items(*axes).size() > Pickle::kMaxIntegers)
       return false;
     for (const Value axis : pickle_.items(*axes)) {
       const Value *shape = member(axis, kFlatLayout, "shape");
@@ -175,6 +177,9 @@ private:
       return "it is sharded in dimension " + std::to_string(d) + " of " + std::to_string(part_.positions.size());
     if (split < 1 || split > kMaxSplit)
       return "the split_factor of a _StridedShard is " + std::to_string(split);
+    if (const auto steps = static_cast<uint64_t>(split) + part_.positions[d].size();
+        !budget_.take(sizeof(Interval) * steps, 10 * steps))
+      return ReadBudget::problem();
     part_.positions[d] = shardOf(part_.positions[d], split, size, coordinate);
     if (part_.positions[d].size() > kMaxIntervals)
       return "its positions are in more than " + std::to_string(kMaxIntervals) + " intervals";
@@ -184,6 +189,7 @@ private:
   const Pickle &pickle_;
   Value spec_;
   LocalPart &part_;
+  ReadBudget &budget_;
   std::vector<int64_t> sizes_;                      // of the mesh
   std::optional<std::vector<int64_t>> coordinates_; // none: the rank is not in the mesh
 };
@@ -192,7 +198,7 @@ private:
 
 std::span<const std::string_view> dtensorGlobals() { return kDTensorGlobals; }
 
-std::string readDTensor(const Pickle &pickle, Value state, DistributedTensor &found) {
+std::string readDTensor(const Pickle &pickle, Value state, DistributedTensor &found, ReadBudget &budget) {
   // (None, attributes)
   const Pickle::Items items = pickle.items(state);
   const bool known = pickle.is(state, Kind::tuple) && items.size() == 2;
@@ -203,7 +209,7 @@ std::string readDTensor(const Pickle &pickle, Value state, DistributedTensor &fo
   if (!onlyDescribes(pickle, state))
     return "its state sets more than attributes";
   found.local = *local;
-  return SpecReader(pickle, *spec, found.part).read();
+  return SpecReader(pickle, *spec, found.part, budget).read();
 }
 
 } // namespace reshard::analysis

@@ -13,6 +13,6 @@ constexpr std::string_view kDTensor = "torch.distributed.tensor DTensor";
 std::span<const std::string_view> dtensorGlobals();
 
 /// Reads the state of a DTensor, whose shape `found.part` has. Returns an error text, empty on success.
-std::string readDTensor(const Pickle &pickle, Pickle::Value state, DistributedTensor &found);
+std::string readDTensor(const Pickle &pickle, Pickle::Value state, DistributedTensor &found, ReadBudget &budget);
 
 } // namespace reshard::analysis

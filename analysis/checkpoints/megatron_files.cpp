@@ -4,11 +4,12 @@
 #include "analysis/files/object_reader.h"
 #include "analysis/work_deadline.h"
 #include "support/hash.h"
+#include "support/input_file.h"
 #include "support/libcrypto.h"
-#include "support/mapped_file.h"
 #include "support/parallel.h"
 #include "support/system_error.h"
 
+#include <algorithm>
 #include <fcntl.h>
 #include <filesystem>
 #include <map>
@@ -31,14 +32,15 @@ constexpr const char *kFormat = "metadata.json";
 
 /// Reads a JSON object of a file.
 Status readObject(const std::string &path, ObjectReader &reader) {
-  const Result<MappedFile> file = MappedFile::open(path);
-  if (!file.ok())
-    return file.status();
-  if (file->bytes() > kMaxText)
-    return failed("'" + path + "': too large: " + std::to_string(file->bytes()) + " bytes, expected at most " +
-                  std::to_string(kMaxText));
-  return reader.read(path, {reinterpret_cast<const char *>(file->data()), file->bytes()}, "damaged");
+  const Result<std::string> text = readWhole(path, kMaxText);
+  return text.ok() ? reader.read(path, *text, "damaged") : text.status();
 }
+
+/// What metadata.json states, and what is expected.
+constexpr std::pair<const char *, const char *> kBackends[] = {{"sharded_backend", "torch_dist"},
+                                                               {"sharded_backend_version", "1"},
+                                                               {"common_backend", "torch"},
+                                                               {"common_backend_version", "1"}};
 
 /// metadata.json: {sharded_backend: text, sharded_backend_version: number, common_backend: …}. An empty optional: a
 /// value that is neither a text nor an unsigned integer.
@@ -52,17 +54,22 @@ private:
   void onOther() override { add({}); }
   void onBegin(bool) override { add({}); }
   void add(std::optional<std::string> value) {
-    if (depth() == 0)
+    const auto is = [&](const auto &backend) { return keyAt(0) == backend.first; };
+    if (depth() == 0 && std::any_of(std::begin(kBackends), std::end(kBackends), is))
       values[keyAt(0)] = std::move(value);
   }
 };
 
+bool isHash(const std::string &text) {
+  return text.size() == 2 * kSha256Bytes && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
 /// integrity.json: {algorithm: "sha256", files: {name: hexadecimal digits}}.
 class ManifestReader : public ObjectReader {
 public:
-  std::string algorithm = "sha256";         // if it is not stated, as in Megatron-Core
-  bool found = false;                       // "files"
-  std::map<std::string, std::string> files; // empty: the value is not a text
+  std::string algorithm = "sha256"; // if it is not stated, as in Megatron-Core
+  bool found = false;               // "files"
+  std::map<std::string, std::string> files;
 
 private:
   void onText(const std::string &text) override { add(text); }
@@ -76,19 +83,22 @@ private:
     if (depth() == 0 && keyAt(0) == "algorithm")
       algorithm = text;
     else if (depth() == 1 && keyAt(0) == "files")
-      files[keyAt(1)] = text;
+      addFile(keyAt(1), text);
+  }
+  void addFile(const std::string &name, const std::string &hash) {
+    if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos)
+      refuse("invalid file name '" + name + "', expected a file in the same folder");
+    else if (!isHash(hash))
+      refuse("file '" + name + "': expected 64 lower-case hexadecimal digits");
+    else
+      files[name] = hash;
   }
 };
-
-bool isHash(const std::string &text) {
-  return text.size() == 2 * kSha256Bytes && text.find_first_not_of("0123456789abcdef") == std::string::npos;
-}
 
 /// The hashes by file name; an empty optional if the folder has no integrity.json.
 Result<std::optional<std::map<std::string, std::string>>> readManifest(const std::string &folder) {
   const std::string path = folder + "/" + kManifest;
-  std::error_code error;
-  if (!fs::exists(fs::symlink_status(path, error)))
+  if (!hasEntry(path))
     return std::optional<std::map<std::string, std::string>>();
   ManifestReader manifest;
   if (Status status = readObject(path, manifest); !status.ok())
@@ -97,12 +107,6 @@ Result<std::optional<std::map<std::string, std::string>>> readManifest(const std
     return failed("'" + path + "': the algorithm is '" + manifest.algorithm + "', expected 'sha256'");
   if (!manifest.found)
     return failed("'" + path + "': 'files' is missing");
-  for (const auto &[name, hash] : manifest.files) {
-    if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos)
-      return failed("'" + path + "': invalid file name '" + name + "', expected a file in the same folder");
-    if (!isHash(hash))
-      return failed("'" + path + "': file '" + name + "': expected 64 lower-case hexadecimal digits");
-  }
   return std::optional(std::move(manifest.files));
 }
 
@@ -145,11 +149,7 @@ Status checkMegatronFormat(const std::string &folder) {
     return status;
   if (!reader.values.contains("sharded_backend"))
     return failed("'" + path + "': 'sharded_backend' is missing, expected a file of Megatron-Core with 'torch_dist'");
-  const std::pair<const char *, const char *> known[] = {{"sharded_backend", "torch_dist"},
-                                                         {"sharded_backend_version", "1"},
-                                                         {"common_backend", "torch"},
-                                                         {"common_backend_version", "1"}};
-  for (const auto &[key, expected] : known)
+  for (const auto &[key, expected] : kBackends)
     if (const auto found = reader.values.find(key); found != reader.values.end() && found->second != expected)
       return failed("'" + path + "': unknown " + key +
                     (found->second ? " '" + *found->second + "'" : std::string(", neither a text nor a number")) +
@@ -166,7 +166,7 @@ Status checkIntegrity(const std::string &folder, const StoredCheckpoint &checkpo
   const std::string path = folder + "/" + kManifest;
   for (const auto &[name, hash] : **manifest)
     if (std::error_code error; !fs::is_regular_file(folder + "/" + name, error))
-      return failed("'" + path + "' names the file '" + name + "', which is missing");
+      return failed("'" + path + "' names the file '" + name + "', which is missing or no regular file");
   std::set<std::string> used{".metadata"};
   if (checkpoint.format == StorageFormat::megatron)
     used.insert(kFormat);

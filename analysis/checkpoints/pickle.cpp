@@ -72,22 +72,13 @@ std::string hex(uint8_t byte) {
 } // namespace
 
 const Pickle::Value *Pickle::find(Value dictionary, std::string_view key) const {
-  if (!is(dictionary, Kind::dictionary))
+  if (!is(dictionary, Kind::dictionary) || items(dictionary).size() > 2 * kMaxAttributes)
     return nullptr;
   const Items entries = items(dictionary);
-  constexpr size_t kFew = 64; // an index of few keys would cost more than it saves
-  if (entries.size() <= kFew) {
-    for (size_t i = entries.size(); i >= 2; i -= 2)
-      if (is(entries[i - 2], Kind::text) && text(entries[i - 2]) == key)
-        return &entries[i - 1];
-    return nullptr;
-  }
-  const auto [known, added] = keys_.try_emplace(dictionary);
-  for (size_t i = 0; added && i + 1 < entries.size(); i += 2)
-    if (is(entries[i], Kind::text))
-      known->second[text(entries[i])] = &entries[i + 1];
-  const auto found = known->second.find(key);
-  return found == known->second.end() ? nullptr : found->second;
+  for (size_t i = entries.size(); i >= 2; i -= 2)
+    if (is(entries[i - 2], Kind::text) && text(entries[i - 2]) == key)
+      return &entries[i - 1];
+  return nullptr;
 }
 
 bool Pickle::isObject(Value value, std::string_view global) const {
@@ -118,8 +109,14 @@ std::optional<std::vector<int64_t>> Pickle::integers(Value value) const {
 class PickleReader {
 public:
   PickleReader(std::string_view bytes, std::span<const std::string_view> allowed, size_t most)
-      : bytes_(bytes), allowed_(allowed), most_(most),
-        shared_(std::bit_ceil(std::clamp<size_t>(bytes.size() / 16, 1 << 4, 1 << 16)), kNoValue) {}
+      : bytes_(bytes), allowed_(allowed),
+        most_(std::min(most, Pickle::kMaxBytesPerByte * bytes.size() + Pickle::kFewBytes)),
+        shared_(std::bit_ceil(std::clamp<size_t>(bytes.size() / 16, 1 << 4, 1 << 16)), kNoValue) {
+    // Room that is not used takes no memory, but a vector that grows has its values twice.
+    pickle_.nodes_.reserve(std::min(bytes.size(), most_ / sizeof(Node)));
+    pickle_.items_.reserve(std::min(2 * bytes.size(), most_ / sizeof(Value)));
+    memo_.reserve(std::min(bytes.size() / 2, most_ / sizeof(Value)));
+  }
 
   /// Empty on success.
   std::string run() {
@@ -145,7 +142,7 @@ private:
     constexpr size_t kRare = 64; // bytes of an entry of a map
     return pickle_.nodes_.size() * sizeof(Node) +
            (pickle_.items_.size() + stack_.size() + memo_.size()) * sizeof(Value) + rareMemo_.size() * kRare +
-           marks_.size() * sizeof(size_t);
+           marks_.size() * sizeof(uint32_t);
   }
   void refuse(const std::string &problem) {
     if (problem_.empty())
@@ -385,7 +382,7 @@ private:
     case kStop:
       return stop();
     case kMark:
-      return marks_.push_back(stack_.size());
+      return marks_.push_back(static_cast<uint32_t>(stack_.size()));
     case kPop:
       if (has(1))
         pop();
@@ -508,7 +505,7 @@ private:
   std::string problem_;
   Pickle pickle_;
   std::vector<Value> stack_;
-  std::vector<size_t> marks_;          // positions of the stack
+  std::vector<uint32_t> marks_;        // positions of the stack
   std::vector<Value> memo_;            // by number
   std::map<uint64_t, Value> rareMemo_; // with numbers that do not follow those of memo_
   /// By a hash of kind and number, the last value of those that are shared. It does not grow, and a value is compared

@@ -11,7 +11,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 namespace reshard::analysis {
@@ -35,10 +34,13 @@ public:
     persistent, // a reference to data outside the pickle
   };
   using Items = std::span<const Value>;
-  /// About the most bytes of values, stack and memo. `.metadata` of PyTorch needs about 500 for each chunk of a tensor.
-  static constexpr size_t kMaxBytes = size_t{1} << 31;
-  /// A shape, a position or a list of ranks has at most so many members.
-  static constexpr size_t kMaxIntegers = size_t{1} << 16;
+  /// About the most bytes of values, stack and memo: in all, and for each byte of the pickle, besides a few MiB.
+  /// `.metadata` of PyTorch needs about 500 for each chunk of a tensor, and has about 140 bytes for each.
+  static constexpr size_t kMaxBytes = size_t{1} << 31, kMaxBytesPerByte = 8, kFewBytes = size_t{8} << 20;
+  /// A shape, a position and the coordinates in a mesh have at most so many members, as in PyTorch.
+  static constexpr size_t kMaxIntegers = 64;
+  /// An instance has at most so many attributes. Many may share one dictionary, which find() searches for each.
+  static constexpr size_t kMaxAttributes = 64;
 
   /// `allowed`: the globals that may occur, each "module name". `where` begins the errors. `bytes` must outlive the
   /// result. Errors name the position and what was found. `most`: bytes of values, stack and memo.
@@ -68,7 +70,8 @@ public:
     return has ? Items(items_).subspan(node.first, node.count) : Items();
   }
 
-  /// The value of a text key of a dictionary, the last one if the key is repeated, or nullptr. One thread calls it.
+  /// The value of a text key of a dictionary of at most kMaxAttributes keys, the last one if the key is repeated. Else
+  /// nullptr.
   const Value *find(Value dictionary, std::string_view key) const;
   /// Whether a value is an object of the function or class `global`.
   bool isObject(Value value, std::string_view global) const;
@@ -94,8 +97,6 @@ private:
   std::vector<Node> nodes_;
   std::vector<Value> items_; // of all nodes
   Value root_ = 0;
-  /// The keys of large dictionaries that find() was called for: many values may share one.
-  mutable std::unordered_map<Value, std::unordered_map<std::string_view, const Value *>> keys_;
 };
 
 } // namespace reshard::analysis

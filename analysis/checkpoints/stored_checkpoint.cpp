@@ -7,7 +7,9 @@
 #include "analysis/checkpoints/torch_archive.h"
 #include "analysis/checkpoints/torch_checkpoint.h"
 #include "analysis/files/safetensors.h"
-#include "support/mapped_file.h"
+#include "support/hash.h"
+#include "support/input_file.h"
+#include "support/random.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -51,7 +53,34 @@ size_t sweepDimension(const StoredTensor &tensor) {
   return best;
 }
 
-/// Two chunks that overlap, or nothing. Empty chunks overlap with none.
+/// Whether each element of a tensor is in one chunk, in time that is linear in the numbers of the chunks. A chunk is
+/// the alternating sum of its corners, and chunks tile a tensor exactly if their corners cancel out but for those of
+/// the tensor. Each position of each dimension stands for a random number here, a corner for the product of its
+/// positions, and a chunk for the product of the differences of its ends. So chunks that are no tiling have another sum
+/// than the tensor, but for a chance of dimensions / 2^61 (Schwartz and Zippel), which a writer cannot know.
+bool tile(const StoredTensor &tensor) {
+  __extension__ using Wide = unsigned __int128;
+  constexpr uint64_t kPrime = (uint64_t{1} << 61) - 1;
+  static const uint64_t seed = randomNumber();
+  const auto numberOf = [](size_t dimension, int64_t position) {
+    const uint64_t key[] = {seed, dimension, static_cast<uint64_t>(position)};
+    return hashOf({reinterpret_cast<const char *>(key), sizeof key}) % kPrime;
+  };
+  const auto productOf = [&](const std::vector<int64_t> &offsets, const std::vector<int64_t> &lengths) {
+    uint64_t product = 1;
+    for (size_t d = 0; d < lengths.size(); ++d) {
+      const uint64_t difference = (numberOf(d, offsets[d] + lengths[d]) + kPrime - numberOf(d, offsets[d])) % kPrime;
+      product = static_cast<uint64_t>(Wide{product} * difference % kPrime);
+    }
+    return product;
+  };
+  uint64_t sum = 0;
+  for (const StoredChunk &chunk : tensor.chunks)
+    sum = (sum + productOf(chunk.offsets, chunk.lengths)) % kPrime;
+  return sum == productOf(std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape);
+}
+
+/// Two chunks that overlap, to name them; nothing if many would have to be compared. Empty chunks overlap with none.
 std::optional<std::pair<const StoredChunk *, const StoredChunk *>> findOverlap(const StoredTensor &tensor) {
   const size_t d = sweepDimension(tensor);
   std::vector<const StoredChunk *> order;
@@ -63,7 +92,11 @@ std::optional<std::pair<const StoredChunk *, const StoredChunk *>> findOverlap(c
   std::sort(order.begin(), order.end(),
             [&](const StoredChunk *a, const StoredChunk *b) { return a->offsets[d] < b->offsets[d]; });
   std::vector<const StoredChunk *> open; // those that reach the position of the next one
+  size_t left = 1'000'000;
   for (const StoredChunk *chunk : order) {
+    if (left < open.size())
+      return std::nullopt;
+    left -= open.size();
     std::erase_if(open,
                   [&](const StoredChunk *other) { return other->offsets[d] + other->lengths[d] <= chunk->offsets[d]; });
     for (const StoredChunk *other : open)
@@ -92,6 +125,8 @@ void sortChunks(StoredTensor &tensor) {
 
 /// Adds the tensors of safetensors files that are whole tensors.
 void addWhole(const Checkpoint &files, const std::string &folder, StoredCheckpoint &checkpoint) {
+  for (const MappedFile &file : files.files)
+    checkpoint.files[folder.empty() ? std::string() : file.path().substr(folder.size() + 1)] = file.status();
   for (const auto &[name, view] : files.tensors) {
     StoredChunk chunk{std::vector<int64_t>(view.shape.size(), 0), view.shape, {}, 0, static_cast<uint64_t>(view.bytes)};
     for (const MappedFile &file : files.files)
@@ -122,6 +157,7 @@ Status addShards(const std::string &folder, const std::string &file, StoredCheck
   }
   StoredCheckpoint whole;
   addWhole(shards, folder, whole);
+  checkpoint.files.merge(whole.files);
   for (auto &[name, shard] : whole.tensors) {
     const auto at = offsets->find(name);
     if (at == offsets->end() || at->second.size() != shard.shape.size())
@@ -183,8 +219,12 @@ Status readMegatron(const std::string &folder, StoredCheckpoint &checkpoint) {
   if (Status status = readDcp(folder, checkpoint); !status.ok())
     return status;
   const std::string path = folder + "/" + kMegatronCommon;
-  if (std::error_code error; fs::exists(path))
-    checkpoint.objects[kMegatronCommon] = {kMegatronCommon, 0, fs::file_size(path, error)};
+  if (!hasEntry(path))
+    return {};
+  const Result<InputFile> common = InputFile::open(path);
+  if (!common.ok())
+    return common.status();
+  checkpoint.objects[kMegatronCommon] = {kMegatronCommon, 0, common->bytes()};
   return {};
 }
 
@@ -203,13 +243,13 @@ Result<bool> hasShards(const std::string &folder) {
 /// Whether a folder has the files by which a format is recognized. It may have those of several formats. A torch_dist
 /// checkpoint is no `dcp`, because that would lose `common.pt`.
 bool hasFilesOf(const std::string &folder, StorageFormat format) {
-  std::error_code error;
-  const auto has = [&](const char *file) { return fs::exists(folder + "/" + file, error); };
+  const auto has = [&](const std::string &file) { return hasEntry(folder + "/" + file); };
   switch (format) {
   case StorageFormat::safetensors:
     return has("model.safetensors.index.json") || has("model.safetensors");
   case StorageFormat::dcp:
-    return has(".metadata") && !(has("metadata.json") && checkMegatronFormat(folder).ok());
+    return has(".metadata") && !(has("metadata.json") && (!InputFile::open(folder + "/metadata.json").ok() ||
+                                                          checkMegatronFormat(folder).ok()));
   case StorageFormat::megatron:
     return has(".metadata") && has("metadata.json");
   case StorageFormat::torch_save:
@@ -222,8 +262,6 @@ bool hasFilesOf(const std::string &folder, StorageFormat format) {
   }
   return false;
 }
-
-std::string_view textOf(const MappedFile &file) { return {reinterpret_cast<const char *>(file.data()), file.bytes()}; }
 
 } // namespace
 
@@ -255,12 +293,14 @@ Status checkChunks(const std::string &name, const StoredTensor &tensor, const st
     if (__builtin_add_overflow(found, chunkElements, &found))
       return refuse("its chunks overlap");
   }
+  if (tile(tensor))
+    return {};
   if (const auto pair = findOverlap(tensor))
     return refuse("the chunks " + boxOf(*pair->first) + " in '" + pair->first->file + "' and " + boxOf(*pair->second) +
                   " in '" + pair->second->file + "' overlap");
   if (found != *wanted)
     return refuse("its chunks have " + std::to_string(found) + " of " + std::to_string(*wanted) + " elements");
-  return {};
+  return refuse("its chunks overlap");
 }
 
 std::optional<StorageFormat> formatOfBytes(std::string_view file) {
@@ -274,10 +314,14 @@ std::optional<StorageFormat> formatOfBytes(std::string_view file) {
 Result<StorageFormat> recognizeCheckpoint(const std::string &path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    const Result<MappedFile> file = MappedFile::open(path);
+    constexpr uint64_t kBeginning = 16; // bytes that formatOfBytes() looks at
+    const Result<InputFile> file = InputFile::open(path);
     if (!file.ok())
       return file.status();
-    const std::optional<StorageFormat> format = formatOfBytes(textOf(*file));
+    const Result<std::string> begin = file->read(0, std::min(file->bytes(), kBeginning));
+    if (!begin.ok())
+      return begin.status();
+    const std::optional<StorageFormat> format = formatOfBytes(*begin);
     return format ? Result<StorageFormat>(*format)
                   : failed("'" + path + "' is neither a file of safetensors nor one of torch.save (a zip)");
   }

@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <sys/stat.h>
 #include <vector>
 
 namespace reshard::analysis {
@@ -50,7 +51,8 @@ struct StoredCheckpoint {
   std::string version; // of the format, if the checkpoint states it
   std::map<std::string, StoredTensor> tensors;
   std::map<std::string, StoredObject> objects;
-  std::vector<StoredReplica> replicas; // in files of ranks (HSDP); whether they are equal is not known
+  std::map<std::string, struct stat> files; // by name; as they were when the places of the data were read
+  std::vector<StoredReplica> replicas;      // in files of ranks (HSDP); whether they are equal is not known
 };
 
 /// "[0..3, 8..15]": the box of a chunk.

@@ -27,11 +27,12 @@ template <class T> T numberAt(std::string_view text, size_t at) {
   return number;
 }
 
-/// The part [begin, begin + bytes), if it lies in the text.
-std::optional<std::string_view> part(std::string_view text, uint64_t begin, uint64_t bytes) {
-  if (begin > text.size() || bytes > text.size() - begin)
-    return std::nullopt;
-  return text.substr(begin, bytes);
+/// The part [begin, begin + bytes) of an archive, if it lies in it. Valid until the next read.
+Result<std::optional<std::string_view>> part(FilePart &archive, uint64_t begin, uint64_t bytes) {
+  if (begin > archive.bytes() || bytes > archive.bytes() - begin)
+    return std::optional<std::string_view>();
+  const Result<std::string_view> read = archive.read(begin, bytes);
+  return read.ok() ? Result(std::optional(*read)) : Result<std::optional<std::string_view>>(read.status());
 }
 
 struct Directory {
@@ -46,21 +47,34 @@ struct Entry {
 };
 
 /// Finds the directory. torch.save writes no comment, so the record at the end has a fixed place.
-std::optional<Directory> findDirectory(std::string_view archive) {
-  if (archive.size() < kEndBytes)
-    return std::nullopt;
-  const std::string_view end = archive.substr(archive.size() - kEndBytes);
+Result<std::optional<Directory>> findDirectory(FilePart &archive) {
+  constexpr uint64_t kTail = 4096; // most archives of one tensor have their directory in it
+  const std::optional<Directory> none;
+  const uint64_t bytes = archive.bytes(), tailAt = bytes - std::min(bytes, kTail);
+  if (bytes < kEndBytes)
+    return none;
+  const Result<std::string_view> tail = archive.read(tailAt, bytes - tailAt);
+  if (!tail.ok())
+    return tail.status();
+  const std::string_view end = tail->substr(tail->size() - kEndBytes);
   if (numberAt<uint32_t>(end, 0) != kEnd || numberAt<uint16_t>(end, 20) != 0)
-    return std::nullopt;
-  Directory found{numberAt<uint32_t>(end, 16), numberAt<uint32_t>(end, 12), numberAt<uint16_t>(end, 10)};
-  const uint64_t at = archive.size() - kEndBytes;
-  if (at < kLocatorBytes || numberAt<uint32_t>(archive, at - kLocatorBytes) != kEnd64Locator)
-    return found;
-  const auto end64 = part(archive, numberAt<uint64_t>(archive, at - kLocatorBytes + 8), kEnd64Bytes);
-  if (!end64 || numberAt<uint32_t>(*end64, 0) != kEnd64)
-    return std::nullopt;
-  return Directory{numberAt<uint64_t>(*end64, 48), numberAt<uint64_t>(*end64, 40), numberAt<uint64_t>(*end64, 32)};
+    return none;
+  const Directory found{numberAt<uint32_t>(end, 16), numberAt<uint32_t>(end, 12), numberAt<uint16_t>(end, 10)};
+  if (tail->size() < kEndBytes + kLocatorBytes)
+    return std::optional(found);
+  const std::string_view locator = tail->substr(tail->size() - kEndBytes - kLocatorBytes);
+  if (numberAt<uint32_t>(locator, 0) != kEnd64Locator)
+    return std::optional(found);
+  const auto end64 = part(archive, numberAt<uint64_t>(locator, 8), kEnd64Bytes);
+  if (!end64.ok())
+    return end64.status();
+  if (!*end64 || numberAt<uint32_t>(**end64, 0) != kEnd64)
+    return none;
+  return std::optional(
+      Directory{numberAt<uint64_t>(**end64, 48), numberAt<uint64_t>(**end64, 40), numberAt<uint64_t>(**end64, 32)});
 }
+
+bool byName(const StoredZip::Member &a, const StoredZip::Member &b) { return a.name < b.name; }
 
 /// Replaces the fields that are in the entry's zip64 record.
 bool readZip64(std::string_view extra, Entry &entry) {
@@ -102,38 +116,58 @@ std::string readEntry(std::string_view rest, Entry &entry) {
   return {};
 }
 
-std::optional<std::string_view> dataOf(std::string_view archive, const Entry &entry) {
-  const auto header = part(archive, entry.header, kLocalHeaderBytes);
-  if (!header || numberAt<uint32_t>(*header, 0) != kLocalHeader)
-    return std::nullopt;
-  const uint64_t name = numberAt<uint16_t>(*header, 26), extra = numberAt<uint16_t>(*header, 28);
-  return part(archive, entry.header + kLocalHeaderBytes + name + extra, entry.bytes);
-}
-
 } // namespace
 
-Result<std::map<std::string_view, std::string_view>> readStoredZip(std::string_view archive, const std::string &where) {
+Result<StoredZip> StoredZip::read(FilePart &archive, const std::string &where) {
   const auto refuse = [&](const std::string &why) { return failed(where + ": damaged zip archive: " + why); };
-  const std::optional<Directory> directory = findDirectory(archive);
-  if (!directory)
+  const auto directory = findDirectory(archive);
+  if (!directory.ok())
+    return directory.status();
+  if (!*directory)
     return refuse("it does not end with a directory");
-  const auto entries = part(archive, directory->begin, directory->bytes);
-  if (!entries || directory->members > std::min(kMaxMembers, directory->bytes / kEntryBytes))
+  const auto &[begin, bytes, count] = **directory;
+  const auto entries = part(archive, begin, bytes);
+  if (!entries.ok())
+    return entries.status();
+  if (!*entries || count > std::min(kMaxMembers, bytes / kEntryBytes))
     return refuse("its directory lies outside the archive");
-  std::map<std::string_view, std::string_view> members;
-  std::string_view rest = *entries;
-  for (uint64_t i = 0; i < directory->members; ++i) {
+  StoredZip zip;
+  zip.directory_.assign((*entries)->begin(), (*entries)->end());
+  zip.members_.reserve(count);
+  std::string_view rest(zip.directory_.data(), zip.directory_.size());
+  for (uint64_t i = 0; i < count; ++i) {
     Entry entry;
     if (const std::string problem = readEntry(rest, entry); !problem.empty())
       return refuse(problem);
-    const auto data = dataOf(archive, entry);
-    if (!data)
+    if (entry.header > archive.bytes() || entry.bytes > archive.bytes() - entry.header)
       return refuse("'" + std::string(entry.name) + "' lies outside the archive");
-    if (!members.emplace(entry.name, *data).second)
-      return refuse("'" + std::string(entry.name) + "' is repeated");
+    zip.members_.push_back({entry.name, entry.header, entry.bytes});
     rest.remove_prefix(entry.length);
   }
-  return members;
+  std::sort(zip.members_.begin(), zip.members_.end(), byName);
+  const auto repeated = std::adjacent_find(zip.members_.begin(), zip.members_.end(),
+                                           [](const Member &a, const Member &b) { return a.name == b.name; });
+  if (repeated != zip.members_.end())
+    return refuse("'" + std::string(repeated->name) + "' is repeated");
+  return zip;
+}
+
+const StoredZip::Member *StoredZip::find(std::string_view name) const {
+  const auto at = std::lower_bound(members_.begin(), members_.end(), Member{name, 0, 0}, byName);
+  return at != members_.end() && at->name == name ? &*at : nullptr;
+}
+
+Result<uint64_t> StoredZip::dataAt(FilePart &archive, const Member &member, const std::string &where) {
+  const auto header = part(archive, member.header, kLocalHeaderBytes);
+  if (!header.ok())
+    return header.status();
+  if (*header && numberAt<uint32_t>(**header, 0) == kLocalHeader) {
+    const uint64_t name = numberAt<uint16_t>(**header, 26), extra = numberAt<uint16_t>(**header, 28);
+    const uint64_t begin = member.header + kLocalHeaderBytes + name + extra;
+    if (begin <= archive.bytes() && member.bytes <= archive.bytes() - begin)
+      return begin;
+  }
+  return failed(where + ": damaged zip archive: '" + std::string(member.name) + "' lies outside the archive");
 }
 
 } // namespace reshard::analysis

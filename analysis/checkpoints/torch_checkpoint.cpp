@@ -3,13 +3,15 @@
 
 #include "analysis/checkpoints/torch_archive.h"
 #include "analysis/checkpoints/torch_file.h"
-#include "support/mapped_file.h"
+#include "support/input_file.h"
 
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
+#include <tuple>
 #include <utility>
 
 namespace reshard::analysis {
@@ -19,6 +21,10 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr uint64_t kMaxRankFiles = uint64_t{1} << 20;
+/// The pickle of the number 0x1950a86a20f9469cfc6c, torch.serialization.MAGIC_NUMBER.
+constexpr std::string_view kLegacyMagic = "\x80\x02\x8a\x0a"
+                                          "l\xfc\x9c"
+                                          "F\xf9 j\xa8P\x19";
 
 /// Files by their beginning, such as `model_world_size_4_`, and rank.
 using RankFiles = std::map<std::string, std::map<uint64_t, std::string>>;
@@ -116,25 +122,30 @@ std::optional<std::vector<StoredChunk>> chunksOf(const LocalPart &part, int64_t 
 
 class TorchReader {
 public:
-  explicit TorchReader(StoredCheckpoint &checkpoint) : checkpoint_(checkpoint) {}
+  /// `folder`: of the files; empty if the checkpoint is one file.
+  TorchReader(std::string folder, StoredCheckpoint &checkpoint) : folder_(std::move(folder)), checkpoint_(checkpoint) {}
 
   /// `name`: of the file in its folder; empty if it is the checkpoint.
   Status add(const std::string &path, const std::string &name) {
-    Result<MappedFile> file = MappedFile::open(path);
+    Result<InputFile> file = InputFile::open(path);
     if (!file.ok())
       return file.status();
-    file->readOnDemand();
-    const std::string_view archive(reinterpret_cast<const char *>(file->data()), file->bytes());
-    files_.push_back(std::move(*file)); // its data stays where it is
-    if (isLegacyTorchFile(archive))
+    checkpoint_.files[name] = file->status();
+    compared_.clear();
+    budget_.add(file->bytes());
+    FilePart archive(*file, 0, file->bytes());
+    const Result<std::string_view> begin = archive.read(0, kLegacyMagic.size());
+    if (!begin.ok())
+      return begin.status();
+    if (isLegacyTorchFile(*begin))
       return failed("'" + path +
                     "' is a file of torch.save in the form before PyTorch 1.6 (_use_new_zipfile_serialization=False), "
                     "expected a zip: load it and save it again without that option");
-    const Result<TorchFile> read = readTorchFile(archive, "'" + path + "'");
+    const Result<TorchFile> read = readTorchFile(archive, "'" + path + "'", budget_);
     if (!read.ok())
       return read.status();
     for (const auto &[key, tensor] : read->tensors)
-      if (Status status = addTensor(key, tensor, "'" + path + "': tensor '" + key + "': ", name, archive); !status.ok())
+      if (Status status = addTensor(key, tensor, "'" + path + "': tensor '" + key + "': ", name, *file); !status.ok())
         return status;
     for (const std::string &key : read->others)
       checkpoint_.objects[key] = {};
@@ -143,7 +154,7 @@ public:
 
   /// Whether the parts of each tensor are the whole one.
   Status finish(const std::string &path) const {
-    const bool alone = files_.size() == 1;
+    const bool alone = checkpoint_.files.size() == 1;
     for (const auto &[name, tensor] : checkpoint_.tensors)
       if (Status status = checkChunks(name, tensor, "'" + path + "'"); !status.ok())
         return failed(status.message() + (alone ? "; the folder with the files of all ranks has all parts" : ""));
@@ -152,25 +163,27 @@ public:
 
 private:
   Status addTensor(const std::string &key, const TorchTensor &tensor, const std::string &where, const std::string &name,
-                   std::string_view archive) {
+                   const InputFile &file) {
     if (!tensor.contiguous())
       return failed(where + "its elements are not contiguous; save tensor.contiguous()");
-    const uint64_t begin = tensor.data.empty() ? 0 : static_cast<uint64_t>(tensor.data.data() - archive.data());
+    const uint64_t begin = tensor.bytes == 0 ? 0 : tensor.begin;
     StoredTensor found{tensor.dtype, tensor.part ? tensor.part->shape : tensor.shape, {}};
     const auto [at, added] = checkpoint_.tensors.try_emplace(key, found);
     if (!added && (at->second.dtype != found.dtype || at->second.shape != found.shape))
       return failed(where + "its dtype or shape differs from that of a lower rank");
     if (!tensor.part) {
       if (added) {
-        at->second.chunks = {
-            {std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape, name, begin, tensor.data.size()}};
-        plain_[key] = tensor.data;
-      } else if (const auto first = plain_.find(key); first == plain_.end() || first->second != tensor.data) {
-        return failed(where +
-                      "it is not a distributed tensor and differs from that of a lower rank: how it is sharded is not "
-                      "stated");
+        at->second.chunks = {{std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape, name, begin, tensor.bytes}};
+        plain_.insert(key);
+        return {};
       }
-      return {};
+      const Result<bool> same = plain_.contains(key) ? equals(at->second.chunks[0], file, begin) : Result(false);
+      if (!same.ok())
+        return failed(where + same.status().message());
+      return *same ? Status()
+                   : failed(where +
+                            "it is not a distributed tensor and differs from that of a lower rank: how it is sharded "
+                            "is not stated");
     }
     if (plain_.contains(key))
       return failed(where + "it is a distributed tensor, but not in the file of a lower rank");
@@ -178,6 +191,9 @@ private:
     if (!chunks)
       return failed(where + "a _StridedShard cuts its elements into pieces that are not contiguous; save it with "
                             "torch.distributed.checkpoint");
+    constexpr uint64_t kChunkBytes = 500, kDimensionBytes = 64; // of memory, also as a replica
+    if (!budget_.take(chunks->size() * (kChunkBytes + 2 * key.size() + kDimensionBytes * tensor.shape.size())))
+      return failed(where + ReadBudget::problem());
     for (const StoredChunk &chunk : *chunks) {
       std::vector<StoredChunk> &known = at->second.chunks;
       const auto [box, fresh] = boxes_.insert({{key, {chunk.offsets, chunk.lengths}}, known.size()});
@@ -189,22 +205,46 @@ private:
     return {};
   }
 
+  /// Whether a file has the bytes of a chunk at `begin`.
+  Result<bool> equals(const StoredChunk &chunk, const InputFile &file, uint64_t begin) {
+    if (!compared_.insert({chunk.begin, begin, chunk.bytes, chunk.file}).second)
+      return true; // of the same storages
+    if (!budget_.take(0, chunk.bytes))
+      return failed(ReadBudget::problem());
+    if (!other_ || otherName_ != chunk.file) {
+      Result<InputFile> opened = InputFile::open(folder_ + "/" + chunk.file);
+      if (!opened.ok())
+        return opened.status();
+      other_ = std::move(*opened);
+      otherName_ = chunk.file;
+    }
+    constexpr uint64_t kAtOnce = 256 << 10;
+    for (uint64_t at = 0; at < chunk.bytes; at += kAtOnce) {
+      const uint64_t bytes = std::min(kAtOnce, chunk.bytes - at);
+      const Result<std::string> one = other_->read(chunk.begin + at, bytes), here = file.read(begin + at, bytes);
+      if (!one.ok() || !here.ok())
+        return one.ok() ? here.status() : one.status();
+      if (*one != *here)
+        return false;
+    }
+    return true;
+  }
+
+  const std::string folder_;
   StoredCheckpoint &checkpoint_;
-  std::vector<MappedFile> files_;
-  std::map<std::string, std::string_view> plain_; // the data of tensors that are not distributed
+  ReadBudget budget_;
+  std::set<std::string> plain_; // tensors that are not distributed
+  std::optional<InputFile> other_;
+  std::string otherName_;
+  /// Equal bytes of a lower rank's file and of the present one: where each begins, and their number.
+  std::set<std::tuple<uint64_t, uint64_t, uint64_t, std::string>> compared_;
   /// The tensor and the box of each chunk, and its number.
   std::map<std::pair<std::string, std::pair<std::vector<int64_t>, std::vector<int64_t>>>, size_t> boxes_;
 };
 
 } // namespace
 
-bool isLegacyTorchFile(std::string_view file) {
-  // The pickle of the number 0x1950a86a20f9469cfc6c, torch.serialization.MAGIC_NUMBER.
-  constexpr std::string_view kMagic = "\x80\x02\x8a\x0a"
-                                      "l\xfc\x9c"
-                                      "F\xf9 j\xa8P\x19";
-  return file.starts_with(kMagic);
-}
+bool isLegacyTorchFile(std::string_view file) { return file.starts_with(kLegacyMagic); }
 
 bool hasTorchRanks(const std::string &folder) {
   const Result<RankFiles> files = rankFilesOf(folder);
@@ -212,12 +252,13 @@ bool hasTorchRanks(const std::string &folder) {
 }
 
 Status readTorchCheckpoint(const std::string &path, StoredCheckpoint &checkpoint) {
-  TorchReader reader(checkpoint);
   std::error_code error;
+  const bool folder = fs::is_directory(path, error);
+  TorchReader reader(folder ? path : std::string(), checkpoint);
   std::vector<std::string> names{std::string()};
-  if (fs::is_directory(path, error) && fs::exists(path + "/" + kTorchFile, error)) {
+  if (folder && hasEntry(path + "/" + kTorchFile)) {
     names = {kTorchFile};
-  } else if (fs::is_directory(path, error)) {
+  } else if (folder) {
     Result<std::vector<std::string>> files = chosenFiles(path);
     if (!files.ok())
       return files.status();

@@ -48,36 +48,28 @@ constexpr TorchType kTypes[] = {
 /// What torch.save writes for tensors, parameters and plain Python values. Distributed tensors need further globals;
 /// tensors of other classes are refused.
 constexpr std::string_view kTorchGlobals[] = {
-    "collections OrderedDict",
-    kRebuildTensor,
-    kRebuildUntyped,
-    kRebuildParameter,
-    kRebuildParameterWithState,
-    kUntypedStorage,
-    "torch Size",
-    kTensorClass,
+    "collections OrderedDict",  kRebuildTensor,  kRebuildUntyped, kRebuildParameter,
+    kRebuildParameterWithState, kUntypedStorage, "torch Size",    kTensorClass,
 };
 
 constexpr int kMaxDepth = 64;
-/// Shared values have a name for each way to them, so a small file may have many long names.
-constexpr size_t kMaxNames = size_t{1} << 24, kMaxNameBytes = size_t{1} << 30;
-constexpr size_t kMaxDimensions = 64;
+constexpr size_t kMaxPickle = size_t{1} << 30;
+/// About the bytes of memory that a value, a tensor and each of its dimensions take, besides their names.
+constexpr uint64_t kValueBytes = 200, kTensorBytes = 600, kDimensionBytes = 64;
 
 /// Finds the tensors of the pickle of an archive.
 class TensorFinder {
 public:
-  TensorFinder(const Pickle &pickle, const std::map<std::string_view, std::string_view> &members,
-               std::string_view prefix)
-      : pickle_(pickle), members_(members), prefix_(prefix) {}
+  TensorFinder(const Pickle &pickle, FilePart &archive, const StoredZip &members, std::string_view prefix,
+               ReadBudget &budget)
+      : pickle_(pickle), archive_(archive), members_(members), prefix_(prefix), budget_(budget) {}
 
   /// An error text; empty on success.
   std::string visit(Value value, const std::string &name, int depth) {
     if (depth > kMaxDepth)
       return "'" + name + "': values are nested too deeply";
-    nameBytes_ += name.size();
-    if (++names_ > kMaxNames || nameBytes_ > kMaxNameBytes)
-      return "found more than " + std::to_string(kMaxNames) + " values, or names of more than " +
-             std::to_string(kMaxNameBytes) + " bytes together";
+    if (!budget_.take(kValueBytes + 3 * name.size()))
+      return ReadBudget::problem();
     if (const std::string problem = unwrapParameter(value); !problem.empty())
       return "tensor '" + name + "': " + problem;
     if (isDistributed(pickle_, value))
@@ -105,6 +97,12 @@ public:
   TorchFile found;
 
 private:
+  /// The member of the archive with the data of tensors.
+  struct Storage {
+    std::string_view type; // its class
+    uint64_t begin = 0, bytes = 0;
+  };
+
   /// A key of a dictionary as a part of a name.
   std::optional<std::string> keyOf(Value key) const {
     if (pickle_.is(key, Kind::text))
@@ -186,7 +184,7 @@ private:
   std::string addDistributed(Value value, const std::string &name) {
     const auto refuse = [&](const std::string &why) { return "tensor '" + name + "': " + why; };
     DistributedTensor read;
-    if (const std::string problem = readDistributed(pickle_, value, read); !problem.empty())
+    if (const std::string problem = readDistributed(pickle_, value, read, budget_); !problem.empty())
       return refuse(problem);
     const std::vector<int64_t> shape = read.part.localShape();
     if (!read.local) {
@@ -205,7 +203,7 @@ private:
     }
     TorchTensor &tensor = found.tensors.at(name);
     if (const bool empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
-        empty ? !tensor.data.empty() : tensor.shape != shape)
+        empty ? tensor.bytes != 0 : tensor.shape != shape)
       return refuse("its local tensor has another shape than its placements or offsets give");
     tensor.part = std::move(read.part);
     return {};
@@ -228,9 +226,12 @@ private:
       if (const std::string problem = metadataProblem(arguments[least], least, function); !problem.empty())
         return refuse(problem);
     const auto shape = pickle_.integers(arguments[2]), strides = pickle_.integers(arguments[3]);
-    if (!shape || !strides || shape->size() != strides->size() || shape->size() > kMaxDimensions)
-      return refuse("its shape and strides are not lists of integers of equal length");
-    std::string_view storage;
+    if (!shape || !strides || shape->size() != strides->size())
+      return refuse("its shape and strides are not lists of equal length of at most " +
+                    std::to_string(Pickle::kMaxIntegers) + " integers");
+    if (!budget_.take(kTensorBytes + kDimensionBytes * shape->size()))
+      return ReadBudget::problem();
+    Storage storage;
     std::string_view type;
     if (const std::string problem = readStorage(arguments[0], storage, type); !problem.empty())
       return refuse(problem);
@@ -249,14 +250,14 @@ private:
       return refuse("the dtype of '" + nameOf(type) + "' is not supported");
     tensor.dtype = known->dtype;
     if (!dataOf(tensor, storage, pickle_.integer(arguments[1])))
-      return refuse("it lies outside its storage of " + std::to_string(storage.size()) + " bytes");
+      return refuse("it lies outside its storage of " + std::to_string(storage.bytes) + " bytes");
     if (!found.tensors.emplace(name, std::move(tensor)).second)
       return refuse("the name is repeated");
     return {};
   }
 
   /// A reference is ('storage', class, key, device, elements). All references to a storage state the same one.
-  std::string readStorage(Value reference, std::string_view &storage, std::string_view &type) {
+  std::string readStorage(Value reference, Storage &storage, std::string_view &type) {
     const Value parts = pickle_.items(reference)[0];
     const Pickle::Items items = pickle_.items(parts);
     if (!pickle_.is(parts, Kind::tuple) || items.size() != 5 || !pickle_.is(items[0], Kind::text) ||
@@ -266,19 +267,25 @@ private:
     if (pickle_.text(items[3]) == "meta")
       return "it is on the device 'meta' and has no data";
     const std::string member = std::string(prefix_) + "data/" + std::string(pickle_.text(items[2]));
-    const auto data = members_.find(member);
-    if (data == members_.end())
+    const StoredZip::Member *data = members_.find(member);
+    if (!data)
       return "its storage '" + member + "' is missing";
-    storage = data->second;
     type = pickle_.text(items[1]);
-    if (const auto [first, added] = classes_.emplace(data->first, type); !added && first->second != type)
-      return "its storage '" + member + "' is a '" + nameOf(type) + "' here and a '" + nameOf(first->second) +
-             "' elsewhere";
-    return {};
+    const auto [known, added] = storages_.try_emplace(data);
+    if (added) {
+      const Result<uint64_t> begin = StoredZip::dataAt(archive_, *data, "its storage");
+      if (!begin.ok())
+        return begin.status().message();
+      known->second = {type, *begin, data->bytes};
+    }
+    storage = known->second;
+    return storage.type == type ? ""
+                                : "its storage '" + member + "' is a '" + nameOf(type) + "' here and a '" +
+                                      nameOf(storage.type) + "' elsewhere";
   }
 
   /// Sets the data from the first to the last element.
-  static bool dataOf(TorchTensor &tensor, std::string_view storage, int64_t offset) {
+  static bool dataOf(TorchTensor &tensor, const Storage &storage, int64_t offset) {
     int64_t last = offset, begin = 0, end = 0;
     bool empty = false;
     for (size_t i = 0; i < tensor.shape.size(); ++i) {
@@ -295,18 +302,29 @@ private:
       return false;
     if (empty)
       return true;
-    if (static_cast<uint64_t>(end) > storage.size())
+    if (static_cast<uint64_t>(end) > storage.bytes)
       return false;
-    tensor.data = storage.substr(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+    tensor.begin = storage.begin + static_cast<uint64_t>(begin);
+    tensor.bytes = static_cast<uint64_t>(end - begin);
     return true;
   }
 
   const Pickle &pickle_;
-  const std::map<std::string_view, std::string_view> &members_;
+  FilePart &archive_;
+  const StoredZip &members_;
   std::string_view prefix_;
-  std::map<std::string_view, std::string_view> classes_; // of the storages, by member
-  size_t names_ = 0, nameBytes_ = 0;
+  ReadBudget &budget_;
+  std::map<const StoredZip::Member *, Storage> storages_;
 };
+
+/// The contents of a small member.
+Result<std::string> contentsOf(FilePart &archive, const StoredZip::Member &member, const std::string &where) {
+  const Result<uint64_t> begin = StoredZip::dataAt(archive, member, where);
+  if (!begin.ok())
+    return begin.status();
+  const Result<std::string_view> read = archive.read(*begin, member.bytes);
+  return read.ok() ? Result(std::string(*read)) : Result<std::string>(read.status());
+}
 
 } // namespace
 
@@ -348,29 +366,45 @@ std::vector<std::string_view> withDtypes(std::span<const std::string_view> globa
   return all;
 }
 
-Result<TorchFile> readTorchFile(std::string_view archive, const std::string &where) {
-  const auto members = readStoredZip(archive, where);
+Result<TorchFile> readTorchFile(FilePart &archive, const std::string &where, ReadBudget &budget) {
+  const Result<StoredZip> members = StoredZip::read(archive, where);
   if (!members.ok())
     return members.status();
-  constexpr std::string_view kPickle = "/data.pkl";
-  std::string_view prefix, pickled;
-  for (const auto &[name, data] : *members)
-    if (name.ends_with(kPickle)) {
-      prefix = name.substr(0, name.size() - kPickle.size() + 1);
-      pickled = data;
-    }
-  if (prefix.empty())
+  constexpr std::string_view kPickle = "data.pkl", kInFolder = "/data.pkl";
+  const StoredZip::Member *pickled = nullptr;
+  for (const StoredZip::Member &member : members->members()) {
+    if (member.name != kPickle && !member.name.ends_with(kInFolder))
+      continue;
+    if (pickled)
+      return failed(where + ": has two pickles, '" + std::string(pickled->name) + "' and '" + std::string(member.name) +
+                    "', expected one: which of them holds the tensors is not stated");
+    pickled = &member;
+  }
+  if (!pickled || pickled->name == kPickle)
     return failed(where + ": no file of torch.save: 'data.pkl' is missing");
-  if (const auto order = members->find(std::string(prefix) + "byteorder");
-      order != members->end() && order->second != "little")
-    return failed(where + ": its byte order is '" + std::string(order->second.substr(0, 16)) + "', expected 'little'");
+  const std::string_view prefix = pickled->name.substr(0, pickled->name.size() - kPickle.size());
+  if (const StoredZip::Member *member = members->find(std::string(prefix) + "byteorder")) {
+    const Result<uint64_t> begin = StoredZip::dataAt(archive, *member, where);
+    const Result<std::string_view> order =
+        begin.ok() ? archive.read(*begin, std::min<uint64_t>(member->bytes, 16)) : begin.status();
+    if (!order.ok())
+      return order.status();
+    if (*order != "little" || member->bytes != order->size())
+      return failed(where + ": its byte order is '" + std::string(*order) + "', expected 'little'");
+  }
+  if (pickled->bytes > kMaxPickle)
+    return failed(where + ": its pickle has " + std::to_string(pickled->bytes) + " bytes, expected at most " +
+                  std::to_string(kMaxPickle));
+  const Result<std::string> text = contentsOf(archive, *pickled, where);
+  if (!text.ok())
+    return text.status();
   std::vector<std::string_view> globals = withDtypes(kTorchGlobals);
   const std::vector<std::string_view> distributed = distributedGlobals();
   globals.insert(globals.end(), distributed.begin(), distributed.end());
-  const Result<Pickle> pickle = Pickle::read(pickled, globals, where);
+  const Result<Pickle> pickle = Pickle::read(*text, globals, where);
   if (!pickle.ok())
     return pickle.status();
-  TensorFinder finder(*pickle, *members, prefix);
+  TensorFinder finder(*pickle, archive, *members, prefix, budget);
   if (const std::string problem = finder.visit(pickle->root(), "", 0); !problem.empty())
     return failed(where + ": " + problem);
   return std::move(finder.found);

@@ -4,7 +4,9 @@
 #pragma once
 
 #include "analysis/checkpoints/distributed_tensor.h"
+#include "analysis/checkpoints/read_budget.h"
 #include "schema/manifest.h"
+#include "support/input_file.h"
 #include "support/status.h"
 
 #include <map>
@@ -17,11 +19,11 @@
 
 namespace reshard::analysis {
 
-/// A tensor of a file. `data` is the part of the archive from its first to its last element.
+/// A tensor of a file. `begin` and `bytes`: from its first to its last element in the archive.
 struct TorchTensor {
   schema::DType dtype = schema::DType::u8;
   std::vector<int64_t> shape, strides; // in elements
-  std::string_view data;
+  uint64_t begin = 0, bytes = 0;
   std::optional<LocalPart> part; // of a distributed tensor, whose local tensor this is
   /// Whether the elements are in row-major order without gaps.
   bool contiguous() const;
@@ -42,8 +44,8 @@ std::pair<std::string_view, std::string_view> torchGlobals(schema::DType dtype);
 /// These globals, and those of all dtypes and of their storages: the ones that a pickle may have (Pickle::read).
 std::vector<std::string_view> withDtypes(std::span<const std::string_view> globals);
 
-/// Reads an archive, which must outlive the result. Names are the keys of nested dictionaries and the positions of
-/// nested lists, joined by dots; a file of one tensor has the empty name. `where` begins the errors.
-Result<TorchFile> readTorchFile(std::string_view archive, const std::string &where);
+/// Reads an archive, to which `budget` belongs. Names are the keys of nested dictionaries and the positions of nested
+/// lists, joined by dots; a file of one tensor has the empty name. `where` begins the errors.
+Result<TorchFile> readTorchFile(FilePart &archive, const std::string &where, ReadBudget &budget);
 
 } // namespace reshard::analysis

@@ -7,6 +7,7 @@
 #include "analysis/files/new_folder.h"
 #include "analysis/terminal.h"
 #include "executor/digests/run_digests.h"
+#include "support/input_file.h"
 #include "support/mapped_file.h"
 #include "support/parallel.h"
 
@@ -88,6 +89,7 @@ TensorDigests digestsOfCheckpoint(const std::string &path, const Renames &rename
       if (added) {
         Result<MappedFile> mapped = MappedFile::open(folder ? path + "/" + chunk.file : path);
         throwOnError(mapped.status(), kUsage);
+        throwOnError(checkSame(stored->files.at(chunk.file), *mapped), kUsage);
         file->second = std::move(*mapped);
       }
       if (chunk.begin > file->second.bytes() || chunk.bytes > file->second.bytes() - chunk.begin)
@@ -106,6 +108,8 @@ TensorDigests digestsOfCheckpoint(const std::string &path, const Renames &rename
         found.at(*items[i].name).digest.add(digest);
       },
       [&](double fraction) { progress.at(fraction); });
+  for (const auto &[name, file] : files)
+    throwOnError(file.unchanged(), kFailure);
   return found;
 }
 

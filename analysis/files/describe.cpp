@@ -10,6 +10,8 @@ namespace reshard::analysis {
 
 namespace {
 
+constexpr size_t kMaxVariables = 8; // of a name; further numbers stay as they are
+
 /// A tensor name split at its numbers. A number is a component between dots, or the suffix of weightN and biasN.
 struct Name {
   std::string pattern;                // with {variable}
@@ -48,7 +50,8 @@ Name read(const std::string &text) {
     if (at > 0)
       name.pattern += '.';
     const size_t stem = part.starts_with("weight") ? 6 : part.starts_with("bias") ? 4 : 0;
-    if (const std::string number = part.substr(stem); (at > 0 || stem > 0) && digits(number)) {
+    if (const std::string number = part.substr(stem);
+        (at > 0 || stem > 0) && digits(number) && name.variables.size() < kMaxVariables) {
       const std::string variable = variableOf(stem > 0 ? part.substr(0, stem) : before, name.variables);
       name.pattern += part.substr(0, stem) + "{" + variable + "}";
       name.variables.push_back(variable);

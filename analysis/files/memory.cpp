@@ -7,6 +7,7 @@
 #include "analysis/layout/quantized_views.h"
 #include "schema/flatbuffer_vectors.h"
 #include "support/byte_size.h"
+#include "support/input_file.h"
 #include "support/nearest.h"
 
 #include <algorithm>
@@ -360,6 +361,8 @@ Status Memory::openChunks(uint32_t endpointNumber, const std::string &path, bool
                                                        writable ? MappedFile::Access::write : MappedFile::Access::read);
           if (!mapped.ok())
             return mapped.status();
+          if (Status status = writable ? Status() : checkSame(stored->files.at(chunk.file), *mapped); !status.ok())
+            return status;
           files.push_back(std::move(*mapped));
         }
         const MappedFile &mapped = files[file->second];

@@ -4,14 +4,14 @@
 #include "analysis/common.h"
 #include "analysis/files/object_reader.h"
 #include "support/atomic_file.h"
+#include "support/input_file.h"
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstring>
+#include <deque>
 #include <filesystem>
 #include <optional>
-#include <unistd.h>
 
 namespace reshard::analysis {
 
@@ -22,57 +22,13 @@ namespace {
 constexpr uint64_t kMaxHeaderBytes = 100'000'000; // as in the safetensors package
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 50;
 constexpr uint64_t kMaxFiles = uint64_t{1} << 20; // of a folder
-
-/// A header: {name: {dtype: text, shape: [numbers], data_offsets: [begin, end]}}.
-class HeaderReader : public ObjectReader {
-public:
-  using Numbers =
-      std::optional<std::vector<std::optional<uint64_t>>>; // an item is empty if it is not an unsigned integer
-  struct Entry {
-    std::string name;
-    std::optional<std::string> dtype;
-    Numbers shape, offsets;
-  };
-  std::vector<Entry> entries;
-  std::map<std::string, std::string> metadata;
-
-private:
-  void onText(const std::string &text) override {
-    if (depth() == 1 && keyAt(0) == "__metadata__")
-      metadata[keyAt(1)] = text;
-    else if (depth() == 1 && keyAt(1) == "dtype")
-      entries.back().dtype = text;
-    add({});
-  }
-  void onNumber(uint64_t number) override { add(number); }
-  void onOther() override { add({}); }
-  void onBegin(bool array) override {
-    add({});
-    if (Numbers *numbers = depth() != 1 || !array       ? nullptr
-                           : keyAt(1) == "shape"        ? &entries.back().shape
-                           : keyAt(1) == "data_offsets" ? &entries.back().offsets
-                                                        : nullptr)
-      (array_ = numbers)->emplace();
-  }
-  void onEnd() override {
-    if (depth() == 1)
-      array_ = nullptr;
-  }
-  void add(std::optional<uint64_t> item) {
-    if (depth() == 0)
-      entries.push_back({keyAt(0), {}, {}, {}});
-    else if (depth() == 2 && array_)
-      (*array_)->push_back(item);
-  }
-
-  Numbers *array_ = nullptr; // receives the items of the current array
-};
+constexpr size_t kMaxDimensions = 64;             // as in PyTorch
 
 /// An index: {weight_map: {name: file}}.
 class IndexReader : public ObjectReader {
 public:
   bool found = false;
-  std::vector<std::pair<std::string, std::string>>
+  std::deque<std::pair<std::string, std::string>>
       files; // (tensor, file); the file is empty if its value is not a string
 
 private:
@@ -99,8 +55,9 @@ private:
   bool inOffsets() const { return depth() == 2 && keyAt(1) == "saved_offsets"; }
   void onText(const std::string &) override { onOther(); }
   void onNumber(uint64_t number) override {
-    if (inOffsets() && number <= kMaxFileBytes)
-      offsets[keyAt(0)].push_back(static_cast<int64_t>(number));
+    if (std::vector<int64_t> *found = inOffsets() && number <= kMaxFileBytes ? &offsets[keyAt(0)] : nullptr;
+        found && found->size() <= kMaxDimensions) // one more is an error later
+      found->push_back(static_cast<int64_t>(number));
     else
       onOther();
   }
@@ -118,45 +75,97 @@ struct FileData {
   uint64_t bytes;
 };
 
-/// A tensor of a file and where its data begins.
-struct PlacedTensor {
-  TensorView view;
-  uint64_t begin = 0;
-};
+/// A header: {name: {dtype: text, shape: [numbers], data_offsets: [begin, end]}}. Adds each tensor when it has been
+/// read.
+class HeaderReader : public ObjectReader {
+public:
+  HeaderReader(const FileData &data, Checkpoint &checkpoint) : data_(data), checkpoint_(checkpoint) {}
 
-Status readEntry(const HeaderReader::Entry &entry, const FileData &data, PlacedTensor &tensor) {
-  auto refuse = [&](const std::string &why) {
-    return failed("'" + data.path + "': tensor '" + entry.name + "': " + why);
-  };
-  if (!entry.dtype || !entry.shape || !entry.offsets || entry.offsets->size() != 2)
-    return refuse("expected dtype, shape and data_offsets");
-  const auto dtype = schema::dtypeFromSafetensors(*entry.dtype);
-  if (!dtype)
-    return refuse("unknown dtype '" + *entry.dtype + "'");
-  uint64_t bytes = static_cast<uint64_t>(schema::itemBytes(*dtype));
-  for (const std::optional<uint64_t> &length : *entry.shape) {
-    if (!length || *length > kMaxFileBytes)
-      return refuse("a length in its shape is not an unsigned integer, or is too large");
-    tensor.view.shape.push_back(static_cast<int64_t>(*length));
-    if (__builtin_mul_overflow(bytes, *length, &bytes))
-      return refuse("its shape is too large");
+  std::vector<std::pair<uint64_t, uint64_t>> ranges; // of the data of all tensors
+
+private:
+  /// An item is empty if it is not an unsigned integer. A few more than a tensor can have are kept.
+  using Numbers = std::optional<std::vector<std::optional<uint64_t>>>;
+
+  void onText(const std::string &text) override {
+    if (depth() == 1 && keyAt(0) == "__metadata__" && keyAt(1).starts_with("DCP_"))
+      checkpoint_.metadata[keyAt(1)] = text;
+    else if (depth() == 1 && keyAt(1) == "dtype")
+      dtype_ = text;
+    add({});
   }
-  if (!(*entry.offsets)[0] || !(*entry.offsets)[1])
-    return refuse("its data_offsets are not unsigned integers");
-  const uint64_t begin = *(*entry.offsets)[0];
-  const uint64_t end = *(*entry.offsets)[1];
-  if (begin > end || end > data.bytes)
-    return refuse("its data_offsets lie outside the file");
-  if (end - begin != bytes)
-    return refuse("its shape and dtype need " + std::to_string(bytes) + " bytes, but its data_offsets span " +
-                  std::to_string(end - begin));
-  tensor.begin = begin;
-  tensor.view.file = data.path;
-  tensor.view.dtype = *dtype;
-  tensor.view.bytes = static_cast<int64_t>(bytes);
-  tensor.view.data = data.begin + begin;
-  return {};
-}
+  void onNumber(uint64_t number) override { add(number); }
+  void onOther() override { add({}); }
+  void onBegin(bool array) override {
+    if (depth() == 0) {
+      dtype_.reset();
+      shape_.reset();
+      offsets_.reset();
+    } else {
+      add({});
+    }
+    if (Numbers *numbers = depth() != 1 || !array       ? nullptr
+                           : keyAt(1) == "shape"        ? &shape_
+                           : keyAt(1) == "data_offsets" ? &offsets_
+                                                        : nullptr)
+      (array_ = numbers)->emplace();
+  }
+  void onEnd() override {
+    if (depth() == 1)
+      array_ = nullptr;
+    else if (depth() == 0 && keyAt(0) != "__metadata__")
+      addTensor();
+  }
+  void add(std::optional<uint64_t> item) {
+    if (depth() == 0) // also of __metadata__
+      refuseTensor("expected dtype, shape and data_offsets");
+    else if (depth() == 2 && array_ && (*array_)->size() <= kMaxDimensions)
+      (*array_)->push_back(item);
+  }
+  void refuseTensor(const std::string &why) { refuse("tensor '" + keyAt(0) + "': " + why); }
+
+  void addTensor() {
+    const std::string &name = keyAt(0);
+    if (!dtype_ || !shape_ || !offsets_ || offsets_->size() != 2)
+      return refuseTensor("expected dtype, shape and data_offsets");
+    const auto dtype = schema::dtypeFromSafetensors(*dtype_);
+    if (!dtype)
+      return refuseTensor("unknown dtype '" + *dtype_ + "'");
+    if (shape_->size() > kMaxDimensions)
+      return refuseTensor("its shape has more than " + std::to_string(kMaxDimensions) + " dimensions");
+    TensorView view;
+    uint64_t bytes = static_cast<uint64_t>(schema::itemBytes(*dtype));
+    for (const std::optional<uint64_t> &length : *shape_) {
+      if (!length || *length > kMaxFileBytes)
+        return refuseTensor("a length in its shape is not an unsigned integer, or is too large");
+      view.shape.push_back(static_cast<int64_t>(*length));
+      if (__builtin_mul_overflow(bytes, *length, &bytes))
+        return refuseTensor("its shape is too large");
+    }
+    if (!(*offsets_)[0] || !(*offsets_)[1])
+      return refuseTensor("its data_offsets are not unsigned integers");
+    const uint64_t begin = *(*offsets_)[0], end = *(*offsets_)[1];
+    if (begin > end || end > data_.bytes)
+      return refuseTensor("its data_offsets lie outside the file");
+    if (end - begin != bytes)
+      return refuseTensor("its shape and dtype need " + std::to_string(bytes) + " bytes, but its data_offsets span " +
+                          std::to_string(end - begin));
+    view.file = data_.path;
+    view.dtype = *dtype;
+    view.bytes = static_cast<int64_t>(bytes);
+    view.data = data_.begin + begin;
+    ranges.emplace_back(begin, end);
+    if (const auto [at, added] = checkpoint_.tensors.try_emplace(name, std::move(view)); !added)
+      refuse(at->second.file == data_.path ? "damaged header: the key '" + name + "' is repeated"
+                                           : "tensor '" + name + "' is also in '" + at->second.file + "'");
+  }
+
+  const FileData &data_;
+  Checkpoint &checkpoint_;
+  std::optional<std::string> dtype_; // of the current tensor
+  Numbers shape_, offsets_;
+  Numbers *array_ = nullptr; // receives the items of the current array
+};
 
 } // namespace
 
@@ -170,6 +179,13 @@ Status readSafetensors(const std::string &path, Checkpoint &checkpoint, bool wri
   Result<MappedFile> file = MappedFile::open(path, writable ? MappedFile::Access::write : MappedFile::Access::read);
   if (!file.ok())
     return file.status();
+  // What is checked must be what runs: the header is not read from the mapping, which others can write to.
+  const Result<InputFile> read = InputFile::open(path);
+  if (!read.ok())
+    return read.status();
+  if (Status status = writable ? Status() : checkSame(read->status(), *file);
+      !status.ok()) // of a target others may write
+    return status;
   std::byte *data = file->data();
   const uint64_t bytes = file->bytes();
   checkpoint.files.push_back(std::move(*file));
@@ -177,27 +193,19 @@ Status readSafetensors(const std::string &path, Checkpoint &checkpoint, bool wri
     return failed("'" + path + "': truncated: found " + std::to_string(bytes) +
                   " bytes, a safetensors file has at least 8");
   uint64_t headerBytes = 0;
-  std::memcpy(&headerBytes, data, 8);
-  if (headerBytes > kMaxHeaderBytes || headerBytes > bytes - 8)
+  if (Status status = read->read(0, reinterpret_cast<char *>(&headerBytes), sizeof headerBytes); !status.ok())
+    return status;
+  if (headerBytes > kMaxHeaderBytes || headerBytes > bytes - 8 || read->bytes() != bytes)
     return failed("'" + path + "': truncated or damaged: the header should have " + std::to_string(headerBytes) +
                   " bytes, but the file has " + std::to_string(bytes));
-  HeaderReader header;
-  if (Status status = header.read(path, {reinterpret_cast<const char *>(data) + 8, headerBytes}); !status.ok())
-    return status;
-  for (const auto &[key, text] : header.metadata)
-    checkpoint.metadata[key] = text;
+  const Result<std::string> text = read->read(8, headerBytes);
+  if (!text.ok())
+    return text.status();
   const FileData contents{path, data + 8 + headerBytes, bytes - 8 - headerBytes};
-  std::vector<std::pair<uint64_t, uint64_t>> ranges;
-  for (const HeaderReader::Entry &entry : header.entries) {
-    if (entry.name == "__metadata__")
-      continue;
-    PlacedTensor tensor;
-    if (Status status = readEntry(entry, contents, tensor); !status.ok())
-      return status;
-    ranges.emplace_back(tensor.begin, tensor.begin + static_cast<uint64_t>(tensor.view.bytes));
-    if (const auto [at, added] = checkpoint.tensors.try_emplace(entry.name, std::move(tensor.view)); !added)
-      return failed("'" + path + "': tensor '" + entry.name + "' is also in '" + at->second.file + "'");
-  }
+  HeaderReader header(contents, checkpoint);
+  if (Status status = header.read(path, *text); !status.ok())
+    return status;
+  std::vector<std::pair<uint64_t, uint64_t>> &ranges = header.ranges;
   std::sort(ranges.begin(), ranges.end());
   uint64_t next = 0;
   for (const auto &[begin, end] : ranges) {
@@ -238,23 +246,20 @@ Result<std::vector<std::string>> safetensorsFiles(const std::string &folder) {
 
 Status readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool writable) {
   const std::string index = folder + "/model.safetensors.index.json", single = folder + "/model.safetensors";
-  if (::access(index.c_str(), F_OK) != 0) {
+  if (!hasEntry(index)) {
     const Result<std::vector<std::string>> files = safetensorsFiles(folder);
-    if (::access(single.c_str(), F_OK) == 0 || !files.ok() || files->empty())
+    if (hasEntry(single) || !files.ok() || files->empty())
       return readSafetensors(single, checkpoint, writable);
     return failed("'" + folder + "': found " + std::to_string(files->size()) + " safetensors file(s), such as '" +
                   files->front() +
                   "', expected 'model.safetensors' or 'model.safetensors.index.json'; one file is read if its name is "
                   "given, and files of ranks (rank-00000.safetensors) by a job with a mesh");
   }
-  const Result<MappedFile> text = MappedFile::open(index);
+  const Result<std::string> text = readWhole(index, kMaxHeaderBytes);
   if (!text.ok())
     return text.status();
   IndexReader json;
-  if (text->bytes() > kMaxHeaderBytes)
-    return failed("'" + index + "': too large: " + std::to_string(text->bytes()) + " bytes, expected at most " +
-                  std::to_string(kMaxHeaderBytes));
-  if (Status status = json.read(index, {reinterpret_cast<const char *>(text->data()), text->bytes()}); !status.ok())
+  if (Status status = json.read(index, *text); !status.ok())
     return status;
   if (!json.found)
     return failed("'" + index + "': 'weight_map' is missing");

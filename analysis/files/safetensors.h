@@ -37,7 +37,7 @@ struct TensorSpec {
 struct Checkpoint {
   TensorViews tensors;
   std::vector<MappedFile> files;
-  std::map<std::string, std::string> metadata; // the texts of `__metadata__`; of several files, those of the last
+  std::map<std::string, std::string> metadata; // the texts DCP_… of `__metadata__`; of several files, those of the last
 };
 
 /// Adds the tensors of a file. Refuses invalid files: wrong lengths, JSON or dtypes, offsets with gaps or overlaps, a

@@ -91,6 +91,8 @@ FileKind fileKindOf(const std::string &path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error))
     return FileKind::checkpoint;
+  if (!std::filesystem::is_regular_file(path, error)) // opening a FIFO would block
+    return FileKind::plan;
   constexpr size_t kBytes = 16; // enough for every format
   std::string begin(kBytes, '\0');
   std::ifstream file(path, std::ios::binary);

@@ -53,21 +53,25 @@ TEST(Pickle, CollectionsThatGrowInTurnsKeepTheirItems) {
 }
 
 TEST(Pickle, ADictionaryThatGrowsIsFoundByItsLastKeys) {
-  std::string text = "\x80\x02}";
-  for (int i = 0; i < 1000; ++i)
-    text += std::string("X\x02") + std::string(3, '\0') + static_cast<char>('a' + i % 26) +
-            static_cast<char>('a' + i / 26 % 26) + number(i) + "s";
-  text += ".";
-  const Result<Pickle> pickle = Pickle::read(text, kGlobals, "here");
-  ASSERT_EQ(pickle.status().message(), "");
-  EXPECT_EQ(pickle->items(pickle->root()).size(), 2000u);
-  for (int i = 1000 - 26 * 26; i < 1000; ++i) {
-    const std::string key = {static_cast<char>('a' + i % 26), static_cast<char>('a' + i / 26 % 26)};
-    const Pickle::Value *value = pickle->find(pickle->root(), key);
-    ASSERT_NE(value, nullptr) << key;
-    EXPECT_EQ(pickle->integer(*value), i) << key;
+  // Two keys of each name. Only a dictionary with as many keys as attributes of an instance is searched.
+  for (const int keys : {64, 66}) {
+    std::string text = "\x80\x02}";
+    for (int i = 0; i < keys; ++i)
+      text += std::string("X\x01") + std::string(3, '\0') + static_cast<char>('A' + i % (keys / 2)) + number(i) + "s";
+    text += ".";
+    const Result<Pickle> pickle = Pickle::read(text, kGlobals, "here");
+    ASSERT_EQ(pickle.status().message(), "");
+    EXPECT_EQ(pickle->items(pickle->root()).size(), static_cast<size_t>(2 * keys));
+    for (int i = keys / 2; i < keys; ++i) {
+      const Pickle::Value *value =
+          pickle->find(pickle->root(), std::string(1, static_cast<char>('A' + i % (keys / 2))));
+      ASSERT_EQ(value != nullptr, keys == 64) << i;
+      if (value) {
+        EXPECT_EQ(pickle->integer(*value), i);
+      }
+    }
+    EXPECT_EQ(pickle->find(pickle->root(), "absent"), nullptr);
   }
-  EXPECT_EQ(pickle->find(pickle->root(), "absent"), nullptr);
 }
 
 TEST(Pickle, MemoNumbersMayHaveAnyOrder) {
@@ -135,6 +139,23 @@ TEST(Pickle, MemoryHasABound) {
                   .message()
                   .find("its values need more than 1048576 bytes"),
               std::string::npos);
+}
+
+TEST(Pickle, MemoryIsBoundedByTheLength) {
+  const std::string lists(4 << 20, ']');
+  EXPECT_NE(Pickle::read("\x80\x02" + lists + ".", kGlobals, "here").status().message().find("values need more than"),
+            std::string::npos);
+}
+
+TEST(Pickle, AShapeHasAtMost64Numbers) {
+  for (const size_t count : {64, 65}) {
+    std::string text = "\x80\x02(";
+    for (size_t i = 0; i < count; ++i)
+      text += number(7);
+    const Result<Pickle> pickle = Pickle::read(text + "t.", kGlobals, "here");
+    ASSERT_EQ(pickle.status().message(), "");
+    EXPECT_EQ(pickle->integers(pickle->root()).has_value(), count == 64);
+  }
 }
 
 TEST(Pickle, NumbersOfEqualHashesTakeNoTime) {

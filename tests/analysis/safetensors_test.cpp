@@ -71,6 +71,13 @@ TEST_F(Safetensors, ReadsWhatTheFormatAllows) {
   EXPECT_EQ(checkpoint.tensors["w"].data - checkpoint.tensors["scalar"].data, 6);
 }
 
+std::string many(const std::string &text, int times) {
+  std::string all;
+  for (int i = 0; i < times; ++i)
+    all += text;
+  return all;
+}
+
 TEST_F(Safetensors, RefusesEachDamage) {
   const std::string file24 = "'f.safetensors': ";
   const struct {
@@ -122,6 +129,11 @@ TEST_F(Safetensors, RefusesEachDamage) {
       {file(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 5),
        "damaged: the file has 5 bytes of data, but its tensors have 4"},
       {file(kGood, 26), "tensor 'b': its data_offsets lie outside the file"},
+      {file(R"({"a":{"dtype":"F32","data_offsets":[0,4],"shape":[1)" + many(",1", 64) + "]}}", 4),
+       "tensor 'a': its shape has more than 64 dimensions"},
+      {file(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4)" + many(",0", 64) + "]}}", 4),
+       "tensor 'a': expected dtype, shape and data_offsets"},
+      {file(R"({"__metadata__":7})", 0), "tensor '__metadata__': expected dtype, shape and data_offsets"},
   };
   for (const auto &[bytes, message] : cases)
     EXPECT_EQ(refusal(bytes), file24 + message);

@@ -4,8 +4,10 @@ has exit code 2 and one error, and nothing is written."""
 
 import hashlib
 import json
+import os
 import shutil
 import sys
+import threading
 import unittest
 from collections.abc import Callable
 from pathlib import Path
@@ -187,6 +189,79 @@ class BadCheckpoints(ConvertTest):
                               ("'source/model-1.safetensors' has 1 tensors, but the index lists 2", lambda: self.index(b="model-1.safetensors")),
                               ("'source/model-2.safetensors': ", lambda: self.cut("model-2.safetensors"))):
             self.refused(self.hugging_face, damage, error, blind=("compile",))  # which needs no files of safetensors
+
+    def test_files_of_another_kind(self):
+        """A FIFO, a folder, a device and a link in a loop in place of each file."""
+        def replace(name: str, kind: str) -> None:
+            path = self.source / name if name else self.source
+            if path.is_symlink() or not path.is_dir():
+                path.unlink()
+            if kind == "fifo":
+                os.mkfifo(path)
+            elif kind == "folder":
+                path.mkdir()
+            else:
+                path.symlink_to("/dev/zero" if kind == "device" else path.name)
+
+        for make, names, blind in ((self.dcp, (".metadata", "__1_0.distcp"), ()), (self.megatron, ("common.pt", "metadata.json", "integrity.json", "__0_0.distcp"), ()),
+                                   (self.dcp_safetensors, SHARDS, ("compile",)), (self.torch_save, ("",), ("compile",)), (self.hugging_face, ("model.safetensors.index.json", "model-2.safetensors"), ("compile",))):
+            for name in names:
+                for kind in ("fifo", "folder", "device", "loop"):
+                    if name or kind in ("fifo", "device"):  # of the others the error says that there is no checkpoint
+                        path = f"source/{name}".rstrip("/")
+                        error = f"cannot open '{path}': Too many levels of symbolic links" if kind == "loop" else f"'{path}' is not a regular file"
+                        self.refused(make, lambda name=name, kind=kind: replace(name, kind), error, blind)  # a job without a known format needs no files
+
+    def test_a_link_that_leads_nowhere(self):
+        """It is not as if there were no such file: the checkpoint would be read as one of another format, or without its objects."""
+        def link(name: str) -> None:
+            (self.source / name).unlink()
+            (self.source / name).symlink_to("nowhere")
+
+        for make, name, blind in ((self.megatron, "common.pt", ()), (self.megatron, "metadata.json", ()), (self.megatron, "integrity.json", ()), (self.hugging_face, "model.safetensors.index.json", ("compile",))):
+            self.refused(make, lambda name=name: link(name), f"cannot open 'source/{name}': No such file or directory", blind)
+
+    def test_files_that_change_while_they_are_read(self):
+        """Another program writes to `.metadata`, to an index and to the header of a file again and again: each command reads the old or the new file, or has one error."""
+        def changing(make: Callable[[], object], name: str) -> None:
+            shutil.rmtree(self.folder)
+            self.folder.mkdir()
+            make()
+            path = self.source / name if name else self.source
+            whole = path.read_bytes()
+            done = threading.Event()
+
+            def change() -> None:
+                with path.open("r+b", buffering=0) as file:
+                    while not done.is_set():
+                        for bytes in (len(whole) // 2, 0, len(whole)):
+                            file.truncate(bytes)
+                            file.seek(0)
+                            file.write(whole[:bytes])
+            thread = threading.Thread(target=change)
+            thread.start()
+            try:
+                for _ in range(40):
+                    for command in ("reshard-inspect", "reshard-digest"):
+                        found = run(command, "source", cwd=self.folder, code=None)
+                        self.assertIn(found.returncode, (0, 1, 2), f"{name}: {found.stderr}")
+                        self.assertEqual(found.stderr.count("\n"), int(found.returncode != 0), found.stderr)
+            finally:
+                done.set()
+                thread.join()
+
+        def many(checkpoint: Dcp) -> None:
+            for i in range(2000):
+                checkpoint.chunk(f"t{i}", B.shape, (0, 0), B)
+
+        def index() -> None:
+            self.source.mkdir()
+            save_file({f"t{i}": B for i in range(2000)}, self.source / "model-1.safetensors")
+            (self.source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {f"t{i}": "model-1.safetensors" for i in range(2000)}}))
+
+        changing(lambda: self.dcp(many), ".metadata")
+        changing(index, "model.safetensors.index.json")
+        changing(lambda: self.source.write_bytes(archive({f"t{i}": tensor(B, "0") for i in range(2000)}, [B])), "")
 
     def test_names_with_control_characters(self):
         """A terminal gets none from a file: neither in listings nor in errors."""
