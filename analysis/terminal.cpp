@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/terminal.h"
 
+#include "analysis/common.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -32,6 +34,11 @@ std::string coloured(std::string_view word) {
     if (word == each && colours())
       return colour + std::string(word) + "\033[0m";
   return std::string(word);
+}
+
+void printNotes(const std::vector<std::string> &notes) {
+  for (const std::string &note : notes)
+    std::fprintf(stderr, "%s %s\n", coloured("note:").c_str(), printable(note).c_str());
 }
 
 void printDiagnostics(const std::string &text) {

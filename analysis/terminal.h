@@ -7,12 +7,16 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 namespace reshard::analysis {
 
 /// A word that begins a message, "error:", "warning:" or "note:". It has a colour if stderr is a terminal, unless
 /// NO_COLOR is set and not empty, or TERM is "dumb".
 std::string coloured(std::string_view word);
+
+/// Prints each text on stderr, after "note:".
+void printNotes(const std::vector<std::string> &notes);
 
 /// Prints the text of Diagnostics on stderr, with coloured words.
 void printDiagnostics(const std::string &text);

@@ -137,6 +137,7 @@ bool replacesStored(const Options &options, const std::filesystem::path &folder,
 int describe(const Options &options) {
   Result<StoredCheckpoint> checkpoint = readStoredCheckpoint(options.describe);
   throwOnError(checkpoint.status(), kUsage);
+  printNotes(checkpoint->notes);
   throwOnError(renameTensors(*checkpoint, options.renames, options.describe), kUsage);
   std::set<std::string> inputs{options.describe};
   for (const char *name : {"config.json", "model.safetensors.index.json", ".metadata", "metadata.json"})

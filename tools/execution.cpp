@@ -409,6 +409,8 @@ private:
     throwOnError(carried_.choose(*plan_, source_, source.objects(), rules, left_), kUsage);
     verifySource();
     folder = std::make_unique<NewFolder>(target_, number, first(), options_.resume);
+    if (first())
+      printNotes(source.notes());
     for (uint32_t e = 1; e < endpoints.size() && first() && !folder->resumed(); ++e) {
       fs::create_directory(path(e));
       if (endpoints.Get(e)->storage())

@@ -202,6 +202,7 @@ Status readWhole(const std::string &folder, StoredCheckpoint &checkpoint) {
     return status;
   addWhole(whole, folder, checkpoint);
   return {};
+  checkpoint.notes = std::move(whole.notes);
 }
 
 Status readSingle(const std::string &path, StoredCheckpoint &checkpoint) {

@@ -53,6 +53,7 @@ struct StoredCheckpoint {
   std::map<std::string, StoredObject> objects;
   std::map<std::string, struct stat> files; // by name; as they were when the places of the data were read
   std::vector<StoredReplica> replicas;      // in files of ranks (HSDP); whether they are equal is not known
+  std::vector<std::string> notes;      // what of the folder is not read; the user should know
 };
 
 /// "[0..3, 8..15]": the box of a chunk.

@@ -68,6 +68,8 @@ std::string shapeOf(const DigestedTensor &tensor) {
 
 TensorDigests digestsOfCheckpoint(const std::string &path, const Renames &renames) {
   Result<StoredCheckpoint> stored = readStoredCheckpoint(path);
+  if (stored.ok())
+    printNotes(stored->notes);
   throwOnError(stored.status(), kUsage);
   throwOnError(renameTensors(*stored, renames, path), kUsage);
   const bool folder = std::filesystem::is_directory(path);

@@ -182,6 +182,13 @@ Status Memory::unchanged() const {
   return {};
 }
 
+std::vector<std::string> Memory::notes() const {
+  std::vector<std::string> all;
+  for (const auto &checkpoint : checkpoints_)
+    all.insert(all.end(), checkpoint->notes.begin(), checkpoint->notes.end());
+  return all;
+}
+
 MeshRankMemory &Memory::addRank(uint32_t endpointNumber, uint32_t meshRank) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   MeshRankMemory &memory = rankMemories_.emplace_back();

@@ -52,6 +52,8 @@ public:
   void release() const;
   /// An error if an opened file was changed since (MappedFile::unchanged).
   Status unchanged() const;
+  /// What of the folders of checkpoints is not read; the user should know.
+  std::vector<std::string> notes() const;
 
   const std::vector<MeshRankMemory> &rankMemories() const { return rankMemories_; }
   /// All mapped files.

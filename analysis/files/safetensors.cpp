@@ -9,9 +9,11 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <filesystem>
 #include <optional>
+#include <set>
 
 namespace reshard::analysis {
 
@@ -244,6 +246,154 @@ Result<std::vector<std::string>> safetensorsFiles(const std::string &folder) {
   return found;
 }
 
+namespace {
+
+/// "'a', 'b' and 3 more"
+std::string someOf(const std::vector<std::string> &names) {
+  constexpr size_t kNamed = 5;
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kNamed); ++i)
+    text += (i > 0 ? ", '" : "'") + names[i] + "'";
+  return text + (names.size() > kNamed ? " and " + std::to_string(names.size() - kNamed) + " more" : "");
+}
+
+/// The file of each tensor, as the index of a folder states it.
+Result<std::map<std::string, std::string>> readIndex(const std::string &index) {
+  const Result<std::string> text = readWhole(index, kMaxHeaderBytes);
+  if (!text.ok())
+    return text.status();
+  IndexReader json;
+  if (Status status = json.read(index, *text); !status.ok())
+    return status;
+  if (!json.found)
+    return failed("'" + index + "': 'weight_map' is missing");
+  std::map<std::string, std::string> fileOf;
+  for (auto &[name, file] : json.files) {
+    if (file.empty() || file.find_first_of(std::string_view("/\0", 2)) != std::string::npos || file[0] == '.')
+      return failed("'" + index + "': tensor '" + name +
+                    "' has an invalid file name, expected a file in the same folder");
+    if (const auto [at, added] = fileOf.try_emplace(name, file); !added && at->second != file)
+      return failed("'" + index + "': tensor '" + name + "' is in '" + at->second + "' and in '" + file +
+                    "', expected one file");
+  }
+  return fileOf;
+}
+
+/// Adds the tensors that the index assigns to one of its files.
+Status readIndexed(const std::string &folder, const std::string &file, const std::vector<std::string> &listed,
+                   const std::map<std::string, std::string> &fileOf, bool writable, Checkpoint &checkpoint) {
+  const std::string path = folder + "/" + file;
+  Checkpoint found;
+  if (Status status = readSafetensors(path, found, writable); !status.ok())
+    return status;
+  std::vector<std::string> missing, surplus, elsewhere;
+  for (const std::string &name : listed)
+    if (!found.tensors.contains(name))
+      missing.push_back(name);
+  for (auto &[name, view] : found.tensors) {
+    const auto at = fileOf.find(name);
+    if (at == fileOf.end())
+      surplus.push_back(name);
+    else if (at->second != file)
+      elsewhere.push_back(name);
+    else
+      checkpoint.tensors.emplace_hint(checkpoint.tensors.end(), name, std::move(view));
+  }
+  if (!missing.empty() || !surplus.empty())
+    return failed("'" + path + "' has " + std::to_string(found.tensors.size()) + " tensors, but the index lists " +
+                  std::to_string(listed.size()) + " there" +
+                  (missing.empty() ? "" : "; the file lacks " + someOf(missing)) +
+                  (surplus.empty() ? "" : "; the index lacks " + someOf(surplus)) +
+                  ": expected an index and files of one checkpoint");
+  if (!elsewhere.empty())
+    checkpoint.notes.push_back("'" + path + "': left out " + someOf(elsewhere) +
+                               ", which the index has in another file");
+  for (auto &[key, text] : found.metadata)
+    checkpoint.metadata[key] = text;
+  for (MappedFile &each : found.files)
+    checkpoint.files.push_back(std::move(each));
+  return {};
+}
+
+/// The name of a file of a set, such as model-00002-of-00003.safetensors, with the digits of its number replaced; empty
+/// if it has no such name.
+std::string setOf(std::string name) {
+  const size_t of = name.rfind("-of-");
+  size_t at = of;
+  while (at != std::string::npos && at > 0 && name[at - 1] >= '0' && name[at - 1] <= '9')
+    name[--at] = '#';
+  return at == of ? std::string() : name;
+}
+
+/// Notes the safetensors files of a folder that its index does not list. One of a set that it lists is refused if it
+/// has tensors that the index lacks.
+Status findUnlisted(const std::string &folder, const std::map<std::string, std::vector<std::string>> &listed,
+                    const std::map<std::string, std::string> &fileOf, Checkpoint &checkpoint) {
+  const Result<std::vector<std::string>> files = safetensorsFiles(folder);
+  if (!files.ok())
+    return files.status();
+  std::set<std::string> sets;
+  for (const auto &[file, names] : listed)
+    sets.insert(setOf(file));
+  std::vector<std::string> others;
+  for (const std::string &file : *files) {
+    if (listed.contains(file) || file == "model.safetensors")
+      continue;
+    others.push_back(file);
+    if (const std::string set = setOf(file); set.empty() || !sets.contains(set))
+      continue;
+    Checkpoint found;
+    if (Status status = readSafetensors(folder + "/" + file, found); !status.ok())
+      return status;
+    std::vector<std::string> surplus;
+    for (const auto &[name, view] : found.tensors)
+      if (!fileOf.contains(name))
+        surplus.push_back(name);
+    if (!surplus.empty())
+      return failed("'" + folder + "/" + file + "' is not in the index 'model.safetensors.index.json', which lists '" +
+                    listed.begin()->first + "' and lacks " + someOf(surplus) +
+                    ": add its tensors to the index, or remove the file");
+  }
+  if (!others.empty())
+    checkpoint.notes.push_back(
+        "'" + folder + "': not read, because 'model.safetensors.index.json' does not list them: " + someOf(others));
+  return {};
+}
+
+/// Whether model.safetensors beside an index has the same tensors as the files of the index.
+Status compareSingle(const std::string &folder, Checkpoint &checkpoint) {
+  const std::string path = folder + "/model.safetensors";
+  Checkpoint single;
+  if (Status status = readSafetensors(path, single); !status.ok())
+    return status;
+  const auto differ = [&](const std::string &name, const std::string &how) {
+    return failed("'" + path + "' is not in the index beside it, and tensor '" + name + "' " + how +
+                  ": transformers reads 'model.safetensors', others the files of the index; expected the same tensors "
+                  "in both; remove one of them, or name the file");
+  };
+  for (const auto &[name, view] : single.tensors)
+    if (!checkpoint.tensors.contains(name))
+      return differ(name, "is in it alone");
+  for (const auto &[name, view] : checkpoint.tensors) {
+    const auto at = single.tensors.find(name);
+    if (at == single.tensors.end())
+      return differ(name, "is in the files of the index alone");
+    if (at->second.dtype != view.dtype || at->second.shape != view.shape)
+      return differ(name, "has another dtype or shape there");
+    if (view.bytes > 0 && std::memcmp(at->second.data, view.data, static_cast<size_t>(view.bytes)) != 0)
+      return differ(name, "has other values there");
+  }
+  for (const std::vector<MappedFile> *files : {&single.files, &checkpoint.files})
+    for (const MappedFile &file : *files)
+      file.release();
+  checkpoint.notes.push_back("'" + folder +
+                             "': 'model.safetensors' has the same tensors as the files of the index, "
+                             "which are read");
+  return {};
+}
+
+} // namespace
+
 Status readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool writable) {
   const std::string index = folder + "/model.safetensors.index.json", single = folder + "/model.safetensors";
   if (!hasEntry(index)) {
@@ -255,34 +405,19 @@ Status readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool wr
                   "', expected 'model.safetensors' or 'model.safetensors.index.json'; one file is read if its name is "
                   "given, and files of ranks (rank-00000.safetensors) by a job with a mesh");
   }
-  const Result<std::string> text = readWhole(index, kMaxHeaderBytes);
-  if (!text.ok())
-    return text.status();
-  IndexReader json;
-  if (Status status = json.read(index, *text); !status.ok())
-    return status;
-  if (!json.found)
-    return failed("'" + index + "': 'weight_map' is missing");
-  std::map<std::string, size_t> files; // by file name, the number of tensors that it should have
-  for (const auto &[name, file] : json.files) {
-    if (file.empty() || file.find_first_of(std::string_view("/\0", 2)) != std::string::npos || file[0] == '.')
-      return failed("'" + index + "': tensor '" + name +
-                    "' has an invalid file name, expected a file in the same folder");
-    ++files[file];
-  }
-  for (const auto &[file, count] : files) {
-    const size_t before = checkpoint.tensors.size();
-    if (Status status = readSafetensors(folder + "/" + file, checkpoint, writable); !status.ok())
+  const Result<std::map<std::string, std::string>> fileOf = readIndex(index);
+  if (!fileOf.ok())
+    return fileOf.status();
+  std::map<std::string, std::vector<std::string>> listed; // by file
+  for (const auto &[name, file] : *fileOf)
+    listed[file].push_back(name);
+  for (const auto &[file, names] : listed)
+    if (Status status = readIndexed(folder, file, names, *fileOf, writable, checkpoint); !status.ok())
       return status;
-    if (checkpoint.tensors.size() - before != count)
-      return failed("'" + folder + "/" + file + "' has " + std::to_string(checkpoint.tensors.size() - before) +
-                    " tensors, but the index lists " + std::to_string(count));
-  }
-  for (const auto &[name, file] : json.files)
-    if (const auto at = checkpoint.tensors.find(name);
-        at == checkpoint.tensors.end() || at->second.file != folder + "/" + file)
-      return failed("'" + index + "': tensor '" + name + "' is not in '" + file + "'");
-  return {};
+  if (Status status = findUnlisted(folder, listed, *fileOf, checkpoint); !status.ok())
+    return status;
+  const bool both = hasEntry(single) && !listed.contains("model.safetensors");
+  return both ? compareSingle(folder, checkpoint) : Status();
 }
 
 namespace {

@@ -38,6 +38,7 @@ struct Checkpoint {
   TensorViews tensors;
   std::vector<MappedFile> files;
   std::map<std::string, std::string> metadata; // the texts DCP_… of `__metadata__`; of several files, those of the last
+  std::vector<std::string> notes;              // what of the folder is not read; the user should know
 };
 
 /// Adds the tensors of a file. Refuses invalid files: wrong lengths, JSON or dtypes, offsets with gaps or overlaps, a
@@ -51,7 +52,11 @@ Status readSafetensors(const std::string &path, Checkpoint &checkpoint, bool wri
 Result<std::map<std::string, std::vector<int64_t>>> readShardingInfo(std::string_view text, const std::string &path);
 
 /// Adds the tensors of a Hugging Face checkpoint folder: model.safetensors.index.json and its files, or
-/// model.safetensors. Every file must have exactly the tensors that the index assigns to it. Of a folder with neither,
+/// model.safetensors. Every file must have the tensors that the index assigns to it, and no tensor that the index
+/// lacks; a tensor that the index assigns to another file is left out, with a note. If there is a model.safetensors
+/// beside an index that does not list it, which other programs read instead, both must have the same tensors with the
+/// same bytes, which are compared. Files that the index does not list get a note;
+/// one that is numbered like those that it lists is an error if the index lacks its tensors. Of a folder with neither,
 /// the error names the safetensors files that it has.
 Status readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool writable = false);
 

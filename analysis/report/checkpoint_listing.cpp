@@ -4,6 +4,7 @@
 #include "analysis/checkpoints/stored_checkpoint.h"
 #include "analysis/common.h"
 #include "analysis/files/new_folder.h"
+#include "analysis/terminal.h"
 #include "support/byte_size.h"
 #include "support/glob.h"
 
@@ -105,6 +106,7 @@ FileKind fileKindOf(const std::string &path) {
 int inspectCheckpoint(const std::string &path, const std::string &glob, bool json) {
   Result<StoredCheckpoint> checkpoint = readStoredCheckpoint(path);
   throwOnError(checkpoint.status(), kUsage);
+  printNotes(checkpoint->notes);
   if (!glob.empty()) {
     const auto other = [&](const auto &entry) { return !matchesGlob(glob, entry.first); };
     std::erase_if(checkpoint->tensors, other);

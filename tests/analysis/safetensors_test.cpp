@@ -280,9 +280,13 @@ TEST_F(Safetensors, AnIndexMustAgreeWithItsFiles) {
     return shorten(readCheckpoint(folder_.path(), checkpoint).message());
   };
   EXPECT_EQ(index(R"({"metadata":{"total_size":27},"weight_map":{"a":"x.safetensors","b":"x.safetensors"}})"), "");
-  EXPECT_EQ(index(R"({"weight_map":{"a":"x.safetensors"}})"), "'x.safetensors' has 2 tensors, but the index lists 1");
+  EXPECT_EQ(
+      index(R"({"weight_map":{"a":"x.safetensors"}})"),
+      "'x.safetensors' has 2 tensors, but the index lists 1 there; the index lacks 'b': expected an index and files "
+      "of one checkpoint");
   EXPECT_EQ(index(R"({"weight_map":{"a":"x.safetensors","c":"x.safetensors"}})"),
-            "'model.safetensors.index.json': tensor 'c' is not in 'x.safetensors'");
+            "'x.safetensors' has 2 tensors, but the index lists 2 there; the file lacks 'c'; the index lacks 'b': "
+            "expected an index and files of one checkpoint");
   EXPECT_EQ(index(R"({"weight_map":{"a":"y.safetensors"}})"), "cannot open 'y.safetensors': No such file or directory");
   EXPECT_EQ(index(R"({"weight_map":{"a":"x.safetensors","a":"x.safetensors"}})"),
             "'model.safetensors.index.json': damaged header: the key 'a' is repeated");
@@ -293,6 +297,89 @@ TEST_F(Safetensors, AnIndexMustAgreeWithItsFiles) {
     EXPECT_EQ(
         index(std::string(R"({"weight_map":{"a":)") + outside + "}}"),
         "'model.safetensors.index.json': tensor 'a' has an invalid file name, expected a file in the same folder");
+}
+
+/// A file with one tensor of a byte.
+std::string one(const std::string &name, char value) {
+  const std::string header = R"({")" + name + R"(":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  const uint64_t length = header.size();
+  return std::string(reinterpret_cast<const char *>(&length), 8) + header + value;
+}
+
+// The index decides; what is not read is said, and what cannot be meant is refused.
+TEST_F(Safetensors, FilesBesideAnIndex) {
+  std::vector<std::string> notes;
+  const auto read = [&] {
+    Checkpoint checkpoint;
+    const Status status = readCheckpoint(folder_.path(), checkpoint);
+    notes = checkpoint.notes;
+    for (std::string &note : notes)
+      note = shorten(note);
+    EXPECT_TRUE(!status.ok() || static_cast<char>(*checkpoint.tensors.at("a").data) == '1');
+    return shorten(status.message());
+  };
+  put("model-00001-of-00002.safetensors", one("a", '1'));
+  put("model-00002-of-00002.safetensors", one("b", '2'));
+  put("model.safetensors.index.json",
+      R"({"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}})");
+  EXPECT_EQ(read(), "");
+  EXPECT_TRUE(notes.empty());
+
+  put("consolidated.safetensors", one("c", '3'));
+  put("model-00003-of-00003.safetensors", one("c", '3')); // of another set
+  EXPECT_EQ(read(), "");
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_NE(notes[0].find("not read, because 'model.safetensors.index.json' does not list them: "
+                          "'consolidated.safetensors', 'model-00003-of-00003.safetensors'"),
+            std::string::npos)
+      << notes[0];
+  fs::remove(path("consolidated.safetensors"));
+  fs::remove(path("model-00003-of-00003.safetensors"));
+
+  put("model-00003-of-00002.safetensors", one("c", '3'));
+  EXPECT_EQ(read(),
+            "'model-00003-of-00002.safetensors' is not in the index 'model.safetensors.index.json', which lists "
+            "'model-00001-of-00002.safetensors' and lacks 'c': add its tensors to the index, or remove the file");
+  fs::remove(path("model-00003-of-00002.safetensors"));
+
+  // An overlay: a later file has a tensor again, and the index points to it.
+  put("overlay.safetensors", one("a", '1'));
+  put("model-00001-of-00002.safetensors", one("a", '9'));
+  put("model-00002-of-00002.safetensors",
+      file(
+          R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+          2));
+  put("model.safetensors.index.json",
+      R"({"weight_map":{"a":"overlay.safetensors","b":"model-00002-of-00002.safetensors"}})");
+  EXPECT_EQ(read(), "");
+  ASSERT_EQ(notes.size(), 2u);
+  EXPECT_EQ(notes[0], "'model-00002-of-00002.safetensors': left out 'a', which the index has in another file");
+  EXPECT_NE(notes[1].find("does not list them: 'model-00001-of-00002.safetensors'"), std::string::npos) << notes[1];
+}
+
+TEST_F(Safetensors, OneFileBesideAnIndex) {
+  const auto read = [&] {
+    Checkpoint checkpoint;
+    return shorten(readCheckpoint(folder_.path(), checkpoint).message());
+  };
+  put("x.safetensors", file(kGood, 27));
+  put("model.safetensors", file(kGood, 27));
+  put("model.safetensors.index.json", R"({"weight_map":{"a":"x.safetensors","b":"x.safetensors"}})");
+  EXPECT_EQ(read(), ""); // the same
+  std::string other = file(kGood, 27);
+  other.back() = 'y';
+  put("model.safetensors", other);
+  const std::string rest = ": transformers reads 'model.safetensors', others the files of the index; expected the same "
+                           "tensors in both; remove one of them, or name the file";
+  EXPECT_EQ(read(), "'model.safetensors' is not in the index beside it, and tensor 'b' has other values there" + rest);
+  put("model.safetensors", one("a", '1'));
+  EXPECT_EQ(read(),
+            "'model.safetensors' is not in the index beside it, and tensor 'a' has another dtype or shape there" +
+                rest);
+  put("model.safetensors", one("c", '1'));
+  EXPECT_EQ(read(), "'model.safetensors' is not in the index beside it, and tensor 'c' is in it alone" + rest);
+  put("model.safetensors.index.json", R"({"weight_map":{"c":"model.safetensors"}})");
+  EXPECT_EQ(read(), "");
 }
 
 } // namespace

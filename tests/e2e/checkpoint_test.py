@@ -298,7 +298,7 @@ class Checkpoints(FolderTest):
         good = json.loads(index.read_text())
         for change, message in (
             ({"wide": "../hf/model-00001-of-00002.safetensors"}, "tensor 'wide' has an invalid file name, expected a file in the same folder"),
-            ({"wide": "model-00002-of-00002.safetensors"}, "has 3 tensors, but the index lists 2"),
+            ({"wide": "model-00002-of-00002.safetensors"}, "has 4 tensors, but the index lists 5 there; the file lacks 'wide'"),
             ({"extra": "model-00003-of-00002.safetensors"}, "No such file"),
         ):
             index.write_text(json.dumps({"weight_map": {**good["weight_map"], **change}}))
