@@ -73,7 +73,12 @@ Result<JobConnection> connectJob(const reshard_options &options, const std::stri
     return invalid("rank " + std::to_string(*completed.rank) + " is not in the plan, which has " +
                    std::to_string(completed.size) + " ranks");
   const char *environment = std::getenv("RESHARD_SECRET");
-  const std::string secret = options.secret ? options.secret : environment ? environment : "";
+  const char *const secretText = options.secret ? options.secret : environment;
+  if (secretText && !*secretText)
+    return invalid(options.secret
+                       ? "secret: found \"\", expected 1 to 4096 bytes, or NULL for the one in RESHARD_SECRET"
+                       : "RESHARD_SECRET: found \"\", expected 1 to 4096 bytes; unset it for no secret");
+  const std::string secret = secretText ? secretText : "";
   Result<Authenticator> authenticator = Authenticator::create(secret);
   if (!authenticator.ok())
     return authenticator.status();

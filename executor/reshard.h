@@ -106,7 +106,7 @@ typedef struct {
   /* A name that the processes of one job have in common, for several jobs with one store; NULL: none. */
   const char *job;
   /* A secret that the processes of one job have in common, 1 to 4096 bytes; all messages of the rendezvous prove it. It
-     needs libcrypto (OpenSSL 3 or 1.1). NULL: the environment variable RESHARD_SECRET. "": no secret. */
+     needs libcrypto (OpenSSL 3 or 1.1). NULL: the environment variable RESHARD_SECRET; if it is not set, no secret. */
   const char *secret;
   /* Not 0: pull mode, with "ucx" and a plan whose target has `replicas`. Processes join and leave at any time: open and
      prepare wait for no other process, and reshard_publish, reshard_release and reshard_pull replace reshard_run. */

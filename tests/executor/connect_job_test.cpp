@@ -84,7 +84,7 @@ public:
 
 TEST_F(ConnectJobTest, ProcessesJoinOverTheCallersStore) {
   const reshard_store store = callers_.store();
-  for (const char *secret : {"", "a secret"}) {
+  for (const char *secret : {static_cast<const char *>(nullptr), "a secret"}) {
     std::vector<std::thread> processes;
     for (const uint32_t rank : {0u, 1u, 2u})
       processes.emplace_back([&, rank] {
@@ -120,11 +120,21 @@ TEST_F(ConnectJobTest, SecretsComeFromTheEnvironmentUnlessGiven) {
   ASSERT_TRUE(one.ok());
   ASSERT_TRUE(one->rendezvous->join("", soon()).ok());
   const std::string sealed = callers_.values["reshard/-/plan/hello/0"];
-  options.secret = "";
+  options.secret = "two";
+  const Result<JobConnection> two = connectJob(options, "", {"plan", 0, 1}, soon());
+  ASSERT_TRUE(two.ok() && two->rendezvous->join("", soon()).ok());
+  EXPECT_NE(callers_.values["reshard/-/plan/hello/0"], sealed);
+  options.secret = ""; // perhaps of a variable that is not set: not "none"
+  EXPECT_EQ(connectJob(options, "", {"plan", 0, 1}, soon()).status().message(),
+            "secret: found \"\", expected 1 to 4096 bytes, or NULL for the one in RESHARD_SECRET");
+  options.secret = nullptr;
+  setenv("RESHARD_SECRET", "", 1);
+  EXPECT_EQ(connectJob(options, "", {"plan", 0, 1}, soon()).status().message(),
+            "RESHARD_SECRET: found \"\", expected 1 to 4096 bytes; unset it for no secret");
+  unsetenv("RESHARD_SECRET");
   const Result<JobConnection> none = connectJob(options, "", {"plan", 0, 1}, soon());
   ASSERT_TRUE(none.ok() && none->rendezvous->join("", soon()).ok());
   EXPECT_EQ(callers_.values["reshard/-/plan/hello/0"].size() + kMacBytes, sealed.size());
-  unsetenv("RESHARD_SECRET");
 }
 
 TEST_F(ConnectJobTest, ContradictionsAreNamed) {
