@@ -595,7 +595,7 @@ class Stores(unittest.TestCase):
         plan = reshard.compile(job())
         for options, text in (({}, "transport 'ucx' needs a rendezvous"), ({"rendezvous": "udp://a"}, "rendezvous 'udp://a': found the scheme 'udp'"),
                               ({"rendezvous": "tcp://192.0.2.1:1"}, "needs a secret"), ({"rendezvous": "file:///no/such", "secret": "a" * 5000}, "the secret has 5000 bytes"),
-                              ({"rendezvous": "file:///no/such", "job": "j", "insecure": True}, "'/no/such' is not a folder")):
+                              ({"rendezvous": "file:///no/such", "job": "j", "insecure": True}, "cannot make the folder '/no/such': No such file or directory")):
             with self.assertRaisesRegex(reshard.Error, re.escape(text)):
                 reshard.Executor(plan, 0, transport="ucx", join_timeout=5, **options)
 
