@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/work_deadline.h"
 
-#include "analysis/files/new_folder.h"
-
 #include <atomic>
 #include <cstdio>
 #include <limits>
@@ -39,7 +37,7 @@ void WorkDeadline::look() {
   if (now() < end)
     return;
   const std::lock_guard lock(mutex);
-  throw Failure{kFailure, message};
+  throw DeadlinePassed{{kFailure, message}};
 }
 
 } // namespace reshard::analysis

@@ -2,13 +2,18 @@
 // The deadline of a command's own work: synthesis, checks, proofs. The executor has the deadline of a run.
 #pragma once
 
+#include "analysis/files/new_folder.h"
+
 #include <cstdint>
 #include <string>
 
 namespace reshard::analysis {
 
-/// While this object lives, work in any thread that exceeds the deadline throws a Failure that names the unfinished
-/// work. A process may have one such object at a time.
+/// The deadline of a command's own work has passed.
+struct DeadlinePassed : Failure {};
+
+/// While this object lives, work in any thread that exceeds the deadline throws a DeadlinePassed that names the
+/// unfinished work. A process may have one such object at a time.
 class WorkDeadline {
 public:
   /// `what`: "the check"; 0 seconds: no deadline.

@@ -113,9 +113,11 @@ struct WrittenPlan {
 
 /// Writes the plan of a schedule-level module to `path`, with `jobs` threads (0: all cores). After an error the file
 /// does not exist. `inputs`: the job, which the plan then holds; or null. `compress`: with zstd. `rankSchedules`: makes
-/// the ranks that the module's schedule lacks; null: it has them.
+/// the ranks that the module's schedule lacks; null: it has them. `inspect`: called with a path at which the complete
+/// plan can be read before it is at `path`; if it throws, there is no plan.
 llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics &counts, const std::string &path,
                                       unsigned jobs, const JobInputs *inputs = nullptr, bool compress = false,
-                                      RankSchedules *rankSchedules = nullptr);
+                                      RankSchedules *rankSchedules = nullptr,
+                                      const std::function<void(const std::string &)> &inspect = {});
 
 } // namespace reshard

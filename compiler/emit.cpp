@@ -623,7 +623,8 @@ std::vector<std::byte> layoutManifest(const ir::Module &module) {
 
 llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics &counts, const std::string &path,
                                       unsigned jobs, const JobInputs *inputs, bool compress,
-                                      RankSchedules *rankSchedules) {
+                                      RankSchedules *rankSchedules,
+                                      const std::function<void(const std::string &)> &inspect) {
   if (module.level != ir::Level::schedule)
     return llvm::createStringError("a plan is written from IR of level 'schedule', found level '" +
                                    std::string(module.level == ir::Level::layout ? "layout" : "transfer") + "'");
@@ -646,7 +647,7 @@ llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics
   manifest(builder, module, all, inputs);
   if (llvm::Error error = toError(writer.replaceManifest(bytesOf(builder))))
     return error;
-  if (llvm::Error error = toError(writer.finish()))
+  if (llvm::Error error = toError(writer.finish(inspect)))
     return error;
   return WrittenPlan{writer.digest(), writer.bytes(), *steps};
 }

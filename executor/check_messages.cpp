@@ -2,6 +2,9 @@
 // Compares the send and the receive of every message, which no rank can do alone.
 #include "executor/check_segment.h"
 #include "executor/load.h"
+#include "support/parallel.h"
+
+#include <algorithm>
 
 namespace reshard {
 namespace {
@@ -56,10 +59,15 @@ Status compare(uint32_t message, const Ends &ends, const Segment &from, const Se
 
 Status checkMessages(const Plan &plan) {
   std::vector<std::shared_ptr<const Segment>> segments(plan.world());
-  std::vector<Ends> messages(plan.manifest().messages());
-  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
+  for (uint32_t rank = 0; rank < plan.world(); ++rank)
     if (Status status = plan.segment(rank, segments[rank]); !status.ok())
       return status;
+  return checkMessages(plan, segments, 1);
+}
+
+Status checkMessages(const Plan &plan, std::span<const std::shared_ptr<const Segment>> segments, unsigned threads) {
+  std::vector<Ends> messages(plan.manifest().messages());
+  for (uint32_t rank = 0; rank < segments.size(); ++rank) {
     const auto *steps = segments[rank]->steps();
     for (uint32_t s = 0; s < (steps ? steps->size() : 0); ++s) {
       const Step &step = *steps->Get(s);
@@ -73,16 +81,25 @@ Status checkMessages(const Plan &plan) {
       end = {rank, s};
     }
   }
-  for (uint32_t m = 0; m < messages.size(); ++m) {
-    const Ends &ends = messages[m];
-    if (ends.send.rank == kNone || ends.receive.rank == kNone)
-      return badPlan("message " + std::to_string(m) + " is " +
-                     (ends.send.rank == kNone
-                          ? ends.receive.rank == kNone ? "neither sent nor received" : "received but not sent"
-                          : "sent but not received"));
-    if (Status status = compare(m, ends, *segments[ends.send.rank], *segments[ends.receive.rank]); !status.ok())
-      return status;
-  }
+  constexpr size_t kMessages = 4096; // that a thread compares at a time
+  std::vector<Status> found((messages.size() + kMessages - 1) / kMessages);
+  parallelFor(found.size(), threads, [&](size_t part) {
+    const size_t end = std::min(messages.size(), (part + 1) * kMessages);
+    for (size_t m = part * kMessages; m < end && found[part].ok(); ++m) {
+      const Ends &ends = messages[m];
+      const auto number = static_cast<uint32_t>(m);
+      if (ends.send.rank == kNone || ends.receive.rank == kNone)
+        found[part] = badPlan("message " + std::to_string(m) + " is " +
+                              (ends.send.rank == kNone
+                                   ? ends.receive.rank == kNone ? "neither sent nor received" : "received but not sent"
+                                   : "sent but not received"));
+      else
+        found[part] = compare(number, ends, *segments[ends.send.rank], *segments[ends.receive.rank]);
+    }
+  });
+  for (Status &status : found)
+    if (!status.ok())
+      return std::move(status);
   return {};
 }
 

@@ -9,6 +9,7 @@
 #include "support/status.h"
 
 #include <memory>
+#include <span>
 #include <string>
 
 namespace reshard {
@@ -39,5 +40,8 @@ private:
 /// Checks that each message has one send and one receive, which name each other and have the same round, bytes, chunks
 /// and operand shapes. Reads every segment; needs a few bytes of memory for each message.
 Status checkMessages(const Plan &plan);
+/// The same for segments that were read, by rank, on `threads` threads.
+Status checkMessages(const Plan &plan, std::span<const std::shared_ptr<const schema::Segment>> segments,
+                     unsigned threads);
 
 } // namespace reshard

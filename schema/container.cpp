@@ -198,7 +198,7 @@ Status ContainerWriter::State::add(Bytes stored, const CompressedSegment *compre
   return write(stored);
 }
 
-Status ContainerWriter::finish() {
+Status ContainerWriter::finish(const std::function<void(const std::string &path)> &inspect) {
   State &s = *state_;
   if (!s.file.open() || s.header.manifestOffset == 0 || s.added != s.index.size())
     return failed("cannot write '" + s.path + "': found " + std::to_string(s.added) + " segments, expected " +
@@ -214,6 +214,12 @@ Status ContainerWriter::finish() {
     return status;
   if (Status status = s.file.write(&s.header, sizeof s.header, 0); !status.ok())
     return status;
+  if (inspect) {
+    const Result<std::string> path = s.file.complete(s.at);
+    if (!path.ok())
+      return path.status();
+    inspect(*path);
+  }
   // No fsync: a plan that a power failure leaves incomplete does not match its digests, and can be compiled again.
   return s.file.commit(s.at);
 }

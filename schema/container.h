@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -61,7 +62,9 @@ public:
   Status replaceManifest(Bytes manifest);
   Status addSegment(Bytes segment);
   Status addSegment(const CompressedSegment &segment);
-  Status finish();
+  /// `inspect`, if given, is called with a path at which the complete plan can be read before it has its name. If it
+  /// throws, the plan is removed.
+  Status finish(const std::function<void(const std::string &path)> &inspect = {});
   /// The plan's digest, 32 hexadecimal digits: XXH3-128 of the header, which contains the digests of the manifest and
   /// of the index. Valid after finish().
   const std::string &digest() const;

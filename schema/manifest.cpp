@@ -2,6 +2,9 @@
 #include "schema/manifest.h"
 
 #include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string_view>
 
 namespace reshard::schema {
 namespace {
@@ -19,10 +22,23 @@ constexpr size_t kDTypeCount = std::size(kDTypes);
 
 template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return vector ? vector->size() : 0; }
 
-void fill(std::string &text, const std::string &placeholder, int64_t value) {
-  const std::string number = std::to_string(value);
-  for (size_t at = text.find(placeholder); at != std::string::npos; at = text.find(placeholder, at + number.size()))
-    text.replace(at, placeholder.size(), number);
+/// A name with the numbers of its placeholders: value(inside) of "{inside}", which stays if there is no number.
+template <class Value> std::string filled(std::string_view name, Value value) {
+  std::string text;
+  text.reserve(name.size() + 8);
+  while (true) {
+    const size_t begin = name.find('{'), end = name.find('}', std::min(begin, name.size()));
+    if (end == std::string_view::npos)
+      return text.append(name);
+    text.append(name.substr(0, begin));
+    if (const std::optional<int64_t> number = value(name.substr(begin + 1, end - begin - 1))) {
+      char digits[24];
+      text.append(digits, std::to_chars(digits, digits + sizeof digits, *number).ptr);
+    } else {
+      text.append(name.substr(begin, end + 1 - begin));
+    }
+    name.remove_prefix(end + 1);
+  }
 }
 
 } // namespace
@@ -117,14 +133,13 @@ std::vector<ParamInstance> instances(const Manifest &manifest, const Endpoint &e
 
   // For each name variable: its values on this mesh rank by instance number, and their positions in its placement.
   struct Values {
-    std::string global, local, chunk;
+    std::string_view name;
     std::vector<int64_t> value, position;
   };
   std::vector<Values> variables;
   for (size_t i = 0; i < sizeOf(param.instances()); ++i) {
     const uint32_t variable = param.variables()->Get(i);
-    const std::string name = manifest.variables()->Get(variable)->name()->str();
-    Values values{"{" + name + "}", "{" + name + ".local}", "{" + name + ".chunk}", {}, {}};
+    Values values{manifest.variables()->Get(variable)->name()->string_view(), {}, {}};
     const IndexMap here = indexMap(endpoint, *endpoint.shardings()->Get(param.instances()->Get(i)), meshRank);
     const IndexMap placed =
         indexMap(endpoint, *endpoint.shardings()->Get(endpoint.placement()->Get(variable)), meshRank);
@@ -140,28 +155,41 @@ std::vector<ParamInstance> instances(const Manifest &manifest, const Endpoint &e
   }
   result.reserve(count);
   for (int64_t n = 0; n < count; ++n) {
-    ParamInstance instance{
-        number, static_cast<uint32_t>(n), std::vector<int64_t>(variables.size()), param.name()->str(), shape, bytes};
+    ParamInstance instance{number, static_cast<uint32_t>(n), std::vector<int64_t>(variables.size()), {}, shape, bytes};
+    std::vector<int64_t> positions(variables.size());
     int64_t rest = n;
     for (size_t v = variables.size(); v-- > 0;) {
       const Values &values = variables[v];
       const size_t at = rest % values.value.size();
       rest /= static_cast<int64_t>(values.value.size());
       instance.values[v] = values.value[at];
-      fill(instance.name, values.global, values.value[at]);
-      fill(instance.name, values.local, values.position[at] % kChunkStride);
-      fill(instance.name, values.chunk, values.position[at] / kChunkStride);
+      positions[v] = values.position[at];
     }
+    instance.name = filled(param.name()->string_view(), [&](std::string_view inside) -> std::optional<int64_t> {
+      for (size_t v = 0; v < variables.size(); ++v)
+        if (inside.starts_with(variables[v].name)) {
+          const std::string_view form = inside.substr(variables[v].name.size());
+          if (form.empty())
+            return instance.values[v];
+          if (form == ".local")
+            return positions[v] % kChunkStride;
+          if (form == ".chunk")
+            return positions[v] / kChunkStride;
+        }
+      return std::nullopt;
+    });
     result.push_back(std::move(instance));
   }
   return result;
 }
 
 std::string tensorName(const Manifest &manifest, const TensorPattern &pattern, const std::vector<int64_t> &values) {
-  std::string name = pattern.name()->str();
-  for (size_t v = 0; v < values.size(); ++v)
-    fill(name, "{" + manifest.variables()->Get(pattern.variables()->Get(v))->name()->str() + "}", values[v]);
-  return name;
+  return filled(pattern.name()->string_view(), [&](std::string_view inside) -> std::optional<int64_t> {
+    for (size_t v = 0; v < values.size(); ++v)
+      if (manifest.variables()->Get(pattern.variables()->Get(v))->name()->string_view() == inside)
+        return values[v];
+    return std::nullopt;
+  });
 }
 
 } // namespace reshard::schema

@@ -129,9 +129,15 @@ Status AtomicFile::write(const void *data, size_t bytes, uint64_t offset) {
   return writeAll(file_, data, bytes, offset) ? Status() : failure("write");
 }
 
-Status AtomicFile::commit(uint64_t bytes) {
+Result<std::string> AtomicFile::complete(uint64_t bytes) {
   if (uninterrupted([&] { return ::ftruncate(file_, static_cast<off_t>(bytes)); }) != 0)
     return failure("write");
+  return output_.direct ? "/proc/self/fd/" + std::to_string(file_) : temporary_;
+}
+
+Status AtomicFile::commit(uint64_t bytes) {
+  if (Result<std::string> at = complete(bytes); !at.ok())
+    return at.status();
   if (output_.direct) {
     Status status = copyTo(output_.path, file_);
     abandon();

@@ -42,7 +42,9 @@ public:
   bool open() const { return file_ >= 0; }
   /// Writes at an offset from the beginning of the file. After an error, the file is abandoned.
   Status write(const void *data, size_t bytes, uint64_t offset);
-  /// Completes the file, with a length of `bytes`.
+  /// Sets the length. The result is a path at which the file can be read until it is committed or abandoned.
+  Result<std::string> complete(uint64_t bytes);
+  /// Gives the file its length and its name.
   Status commit(uint64_t bytes);
   /// Removes the temporary file.
   void abandon();

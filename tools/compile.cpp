@@ -38,15 +38,16 @@ using Json = nlohmann::ordered_json;
 namespace {
 
 constexpr const char *kName = "reshard-compile";
+constexpr double kVerifySeconds = 10;
 
 struct Options {
   CompileOptions compile;
   std::string output, emit = "plan", report, describe, keep, from, algorithm = "optimum", foldCopies = "automatic";
   std::vector<std::string> printAfter;
-  bool printAll = false, timePasses = false, stats = false, omitJob = false, compress = false, verify = false;
+  bool printAll = false, timePasses = false, stats = false, omitJob = false, compress = false, noVerify = false;
   Renames renames; // of tensors in the source's files
   uint64_t jobs = 0;
-  double timeout = 0; // of --verify; 0: none
+  std::optional<double> verifySeconds;
 };
 
 std::string printed(const ir::Module &module) {
@@ -225,8 +226,6 @@ public:
       throw Failure{kUsage,
                     "--rename applies to the tensors of a checkpoint, expected a source with 'storage' and no 'mesh'"};
     write();
-    if (options_.verify)
-      verify();
     if (options_.timePasses)
       for (const PassTime &time : result_.times)
         std::fprintf(stderr, "  %-16s %10.3f ms\n", time.pass.c_str(), time.seconds * 1e3);
@@ -353,12 +352,21 @@ private:
 
   void writePlanFile() {
     const double start = now();
+    double proof = 0;
     std::optional<ElapsedLine> elapsed("write the plan");
+    std::function<void(const std::string &)> inspect;
+    if (!options_.noVerify)
+      inspect = [&](const std::string &path) {
+        elapsed.reset();
+        const double begin = now();
+        prove(path);
+        proof = now() - begin;
+      };
     try {
       llvm::Expected<WrittenPlan> written =
           writePlan(result_.module, result_.statistics, options_.output, options_.compile.jobs,
                     result_.inputs && !options_.omitJob ? &*result_.inputs : nullptr, options_.compress,
-                    result_.rankSchedules.get());
+                    result_.rankSchedules.get(), inspect);
       elapsed.reset();
       if (!written)
         throw Failure{kFailure, toString(written.takeError())};
@@ -367,33 +375,49 @@ private:
       throw Failure{kFailure, explain(exception, " in 'emit'")};
     }
     result_.statistics.steps = plan_.steps;
-    result_.times.push_back({"emit", now() - start});
+    result_.times.push_back({"emit", now() - start - proof});
+    if (inspect)
+      result_.times.push_back({"verify", proof});
     if (old_)
       std::fprintf(messageStream(), "  pinned: %lld of %u segments of %s are unchanged\n",
                    static_cast<long long>(sameSegments(*old_, options_.output)), old_->world(), options_.keep.c_str());
   }
 
-  /// --verify: proves the plan that was written. One that is wrong or is not proven is removed.
-  void verify() {
-    const double start = now();
+  /// Proves the plan, which does not have its name yet. A wrong plan is removed. If the proof needs more time or memory
+  /// than it may, a warning says so.
+  void prove(const std::string &path) {
+    const double seconds = options_.verifySeconds.value_or(kVerifySeconds);
+    std::string unproven;
     try {
-      prove();
-    } catch (...) {
-      std::error_code error;
-      std::filesystem::remove(options_.output, error);
-      throw;
+      std::unique_ptr<Plan> plan;
+      if (const Status status = Plan::open(path, plan); !status.ok())
+        throw Failure{kNegative,
+                      "the plan cannot be opened, and was not written: " + withOwnName(status.message(), path)};
+      const WorkDeadline deadline("the proof", seconds);
+      ProgressLine progress("verify");
+      const VerifyResult result =
+          verifyPlan(*plan, [&](double fraction) { progress.at(fraction); }, options_.compile.jobs);
+      if (!result.error.empty() && !result.tooLarge)
+        throw Failure{kNegative, "the plan is wrong, and was not written: " + withOwnName(result.error, path)};
+      unproven = result.error;
+    } catch (const DeadlinePassed &) {
+      char text[96];
+      std::snprintf(text, sizeof text, "the proof did not finish within %g s (--verify-seconds)", seconds);
+      unproven = text;
+    } catch (const std::bad_alloc &exception) {
+      unproven = explain(exception, " in 'verify'");
     }
-    result_.times.push_back({"verify", now() - start});
+    proven_ = unproven.empty();
+    if (!proven_)
+      std::fprintf(stderr, "%s: %s the plan is not proven: %s\n", kName, coloured("warning:").c_str(),
+                   printable(unproven).c_str());
   }
 
-  void prove() const {
-    std::unique_ptr<Plan> plan;
-    throwOnError(Plan::open(options_.output, plan), kFailure);
-    const WorkDeadline deadline("the proof", options_.timeout);
-    ProgressLine progress("verify");
-    const VerifyResult result = verifyPlan(*plan, [&](double fraction) { progress.at(fraction); });
-    if (!result.error.empty())
-      throw Failure{kNegative, "the plan is wrong: " + result.error};
+  /// A message about the plan at `path`, with its name instead.
+  std::string withOwnName(std::string message, const std::string &path) const {
+    if (const size_t at = message.find(path); at != std::string::npos)
+      message.replace(at, path.size(), options_.output);
+    return message;
   }
 
   /// Keeps the plan apart from messages if it is written to standard output.
@@ -420,6 +444,7 @@ private:
         json["relabel"][endpoint.role] = {{"bytes_saved", endpoint.relabeled}, {"ranks", endpoint.ranks}};
     if (old_)
       json["pinned_segments"] = options_.emit == "plan" ? sameSegments(*old_, options_.output) : 0;
+    json["proven"] = proven_;
     json["time_ms"] = {{"total", (now() - begin_) * 1e3}, {"passes", passTimes}};
     json["peak_rss_bytes"] = peakRssBytes();
     return json;
@@ -443,6 +468,7 @@ private:
   CompileResult &result_ = leakedResult();
   Diagnostics diagnostics_;
   WrittenPlan plan_;
+  bool proven_ = false;
 };
 
 /// Adds the items of a list that commas separate.
@@ -553,12 +579,12 @@ Command commandOf(Options &options) {
        {"--print-ir-after", "PASS", "print the IR after these passes, on standard error",
         setter(append, options.printAfter)},
        {"--print-ir-after-all", "", "print the IR after every pass, on standard error", setSwitch(options.printAll)},
-       {"--verify", "",
-        "prove that the plan writes every target byte exactly once, from the right source byte, as reshard-inspect "
-        "--verify does; a wrong plan is removed",
-        setSwitch(options.verify)},
-       {"--timeout", "S", "deadline in seconds for --verify (default: none); a plan that is not proven is removed",
-        setSeconds(options.timeout)},
+       {"--verify-seconds", "S",
+        "how long the proof of the plan may take (default: 10). Every plan is proven before it has its name: each "
+        "target byte is written exactly once, from the right source byte. A wrong plan is an error and leaves no file; "
+        "one whose proof does not finish is written, with a warning",
+        [&options](const std::string &value) { return setSeconds(options.verifySeconds.emplace())(value); }},
+       {"--no-verify", "", "write the plan without a proof", setSwitch(options.noVerify)},
        {"--verify-each", "", "verify the IR after every pass", setSwitch(options.compile.verifyEach)},
        {"--time-passes", "", "print the time of every pass, on standard error", setSwitch(options.timePasses)},
        {"--stats", "", "print counts of transfers, messages and bytes, on standard error", setSwitch(options.stats)}},
@@ -578,10 +604,11 @@ bool contradict(const Options &options) {
             "options";
   else if (options.emit == "plan" && options.output.empty() && options.describe.empty())
     error = "no output file: expected -o PLAN";
-  else if (options.verify && (options.emit != "plan" || !options.describe.empty() || outputAt(options.output).direct))
-    error = "--verify proves a plan in a file: expected -o PLAN, and neither --emit nor --describe";
-  else if (options.timeout > 0 && !options.verify)
-    error = "--timeout is the deadline of --verify: expected both options";
+  else if (options.noVerify && options.verifySeconds)
+    error = "--verify-seconds limits the proof that --no-verify leaves out: expected only one of the two options";
+  else if ((options.noVerify || options.verifySeconds) && (options.emit != "plan" || !options.describe.empty()))
+    error = std::string(options.noVerify ? "--no-verify" : "--verify-seconds") +
+            " is about the proof of a plan: expected neither --emit nor --describe";
   if (!error.empty())
     printError(kName, error);
   return !error.empty();

@@ -414,7 +414,7 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
 int verify(const Plan &plan, bool json) {
   const VerifyResult result = [&] {
     ProgressLine progress("verify");
-    return verifyPlan(plan, [&](double fraction) { progress.at(fraction); });
+    return verifyPlan(plan, [&](double fraction) { progress.at(fraction); }, 0);
   }();
   if (json)
     std::printf(
@@ -426,7 +426,7 @@ int verify(const Plan &plan, bool json) {
     std::printf("right: all %llu target bytes are written exactly once, from the right source byte (%llu moves)\n",
                 static_cast<unsigned long long>(result.bytes), static_cast<unsigned long long>(result.moves));
   if (!result.error.empty())
-    throw Failure{kNegative, "the plan is wrong: " + result.error};
+    throw Failure{kNegative, (result.tooLarge ? "the plan is not proven: " : "the plan is wrong: ") + result.error};
   return kDone;
 }
 

@@ -5,6 +5,7 @@
 #include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
+#include <set>
 
 namespace reshard::analysis {
 
@@ -51,11 +52,44 @@ const BufferRange *bufferRangeOf(const Segment &segment, uint32_t buffer) {
   return at == runs.begin() ? nullptr : *--at;
 }
 
-std::shared_ptr<const RegularSets> Contents::of(const Segment &segment, uint32_t buffer) {
+Contents::Contents(const Manifest &manifest) : manifest_(manifest) {
+  tensors_[""] = 0;
+  for (const Endpoint *endpoint : *manifest.endpoints()) {
+    firstParams_.push_back(axes_.size());
+    for (const Param *param : orEmpty(endpoint->params())) {
+      std::set<uint32_t> axes; // as in rankClassKey
+      const auto add = [&](const flatbuffers::Vector<uint32_t> *more) {
+        axes.insert(orEmpty(more).begin(), orEmpty(more).end());
+      };
+      for (const Presence *rule : orEmpty(param->presence()))
+        axes.insert(rule->axis());
+      for (const uint32_t sharding : orEmpty(param->instances()))
+        add(endpoint->shardings()->Get(sharding)->axes());
+      for (const Extent *extent : orEmpty(param->shape()))
+        add(extent->axes());
+      for (const Part *part : orEmpty(param->parts()))
+        for (const PartDimension *dimension : orEmpty(part->dimensions()))
+          add(endpoint->shardings()->Get(dimension->sharding())->axes());
+      std::vector<Axis> &all = axes_.emplace_back();
+      uint64_t classes = 1;
+      for (const uint32_t axis : axes) {
+        all.push_back({endpoint->axes()->Get(axis)->stride(), endpoint->axes()->Get(axis)->size()});
+        if (__builtin_mul_overflow(classes, all.back().size, &classes)) { // then each mesh rank is a class of its own
+          all = {{1, endpoint->ranks()->size()}};
+          break;
+        }
+      }
+    }
+  }
+}
+
+std::shared_ptr<const RegularSets> Contents::of(const Segment &segment, uint32_t buffer, bool kept) {
   const BufferRange &run = *bufferRangeOf(segment, buffer);
   const uint32_t instance = buffer - run.first();
-  const Key key{run.endpoint(), representative(run), run.param(), instance};
-  if (const auto known = known_.find(key); known != known_.end())
+  const Key key{number(run), instance};
+  if (last_ && lastKey_ == key)
+    return last_;
+  if (const auto known = kept ? known_.find(key) : known_.end(); known != known_.end())
     return known->second;
   if (cached_ > kMaxCached) {
     known_.clear();
@@ -64,12 +98,27 @@ std::shared_ptr<const RegularSets> Contents::of(const Segment &segment, uint32_t
   auto sets = std::make_shared<RegularSets>();
   if (!make(run, instance, *sets))
     return nullptr;
+  if (!kept) {
+    lastKey_ = key;
+    return last_ = std::move(sets);
+  }
   cached_ += sets->list().size();
   return known_[key] = std::move(sets);
 }
 
-uint64_t Contents::number(const BufferRange &run) {
-  return numbers_.try_emplace({run.endpoint(), representative(run), run.param(), 0}, numbers_.size() + 1).first->second;
+ContentNumber Contents::number(const BufferRange &run) const {
+  const size_t param = firstParams_[run.endpoint()] + run.param();
+  uint64_t rankClass = 0;
+  for (const Axis &axis : axes_[param])
+    rankClass = rankClass * axis.size + run.mesh_rank() / axis.stride % axis.size;
+  return {param + 1, rankClass};
+}
+
+size_t Contents::Hash::operator()(const Key &key) const {
+  uint64_t hash = key.content.param;
+  for (const uint64_t word : {key.content.rankClass, key.instance})
+    hash = (hash ^ (hash >> 32)) * 0x9e3779b97f4a7c15 + word;
+  return hash ^ (hash >> 32);
 }
 
 const std::string &Contents::name(uint32_t tensor) const {
@@ -92,27 +141,37 @@ const ParamInstance &Contents::instance(const BufferRange &run, uint32_t number)
   return at->second[number];
 }
 
-/// The first mesh rank seen that holds the same elements of a param: replicas have the same coordinates on all axes
-/// that the param depends on.
-uint32_t Contents::representative(const BufferRange &run) {
-  const auto [at, added] =
-      representatives_.try_emplace({run.endpoint(), run.mesh_rank(), run.param(), 0}, run.mesh_rank());
-  if (!added)
-    return at->second;
-  std::vector<int64_t> coordinates =
-      rankClassKey(*manifest_.endpoints()->Get(run.endpoint()), run.param(), run.mesh_rank());
-  coordinates.push_back(run.endpoint());
-  return at->second = firstEquivalent_.try_emplace(std::move(coordinates), run.mesh_rank()).first->second;
-}
-
 uint32_t Contents::numberOf(const std::string *tensor) {
   return tensor ? tensors_.try_emplace(*tensor, static_cast<uint32_t>(tensors_.size())).first->second : 0;
 }
 
+/// An instance without its name, which takes longer to make than all the rest.
+ParamInstance Contents::layoutOf(const BufferRange &run, uint32_t number) const {
+  const Endpoint &endpoint = *manifest_.endpoints()->Get(run.endpoint());
+  const Param &param = *endpoint.params()->Get(run.param());
+  ParamInstance instance{};
+  instance.param = run.param();
+  instance.instance = number;
+  instance.shape = localShape(endpoint, param, run.mesh_rank());
+  instance.values.resize(orEmpty(param.instances()).size());
+  int64_t rest = number;
+  for (auto v = static_cast<uint32_t>(instance.values.size()); v-- > 0;) {
+    const IndexMap here = indexMap(endpoint, *endpoint.shardings()->Get(param.instances()->Get(v)), run.mesh_rank());
+    const int64_t size = here.size(), at = rest % size;
+    rest /= size;
+    for (const IndexBlock *block = here.begin; block != here.end; ++block)
+      for (int64_t repetition = 0; repetition < block->count(); ++repetition)
+        if (const int64_t k = at - block->to() - repetition * block->to_step(); k >= 0 && k < block->length())
+          instance.values[v] = block->from() + repetition * block->from_step() + k;
+  }
+  return instance;
+}
+
 bool Contents::make(const BufferRange &run, uint32_t number, RegularSets &sets) {
   const Endpoint &endpoint = *manifest_.endpoints()->Get(run.endpoint());
+  const ParamInstance instance = layoutOf(run, number);
   bool good = true;
-  forEachPartGrid({manifest_, endpoint, run.mesh_rank(), instance(run, number)}, [&](const PartGrid &grid) {
+  forEachPartGrid({manifest_, endpoint, run.mesh_rank(), instance}, [&](const PartGrid &grid) {
     RegularSet set;
     set.tag = numberOf(grid.tensor);
     set.begin = grid.local;
@@ -133,7 +192,8 @@ bool Contents::disjoint(const BufferRange &run, uint32_t number, RegularSets &se
   std::vector<NumberedRange> sorted;
   bool good = true;
   const Endpoint &endpoint = *manifest_.endpoints()->Get(run.endpoint());
-  forEachRange({manifest_, endpoint, run.mesh_rank(), instance(run, number)}, [&](const ElementRange &r) {
+  const ParamInstance instance = layoutOf(run, number);
+  forEachRange({manifest_, endpoint, run.mesh_rank(), instance}, [&](const ElementRange &r) {
     const uint32_t tensor = numberOf(r.tensor);
     const bool whole = r.localStep == 1 && (r.logicalStep == 1 || tensor == 0);
     const int64_t count = whole ? 1 : r.count;

@@ -6,8 +6,7 @@
 #include "analysis/verify/regular_sets.h"
 #include "schema/manifest.h"
 
-#include <array>
-#include <map>
+#include <compare>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -18,35 +17,55 @@ namespace reshard::analysis {
 /// The range of buffers that contains a buffer; null for the arena.
 const schema::BufferRange *bufferRangeOf(const schema::Segment &segment, uint32_t buffer);
 
+/// The elements that a range of buffers holds: equal numbers mean equal elements.
+struct ContentNumber {
+  uint64_t param; // of all endpoints, from 1
+  uint64_t rankClass;
+  auto operator<=>(const ContentNumber &) const = default;
+};
+
 /// The contents of buffers, cached. The sets of one buffer are disjoint. The tag of a set is the number of its tensor
 /// (0: padding); its values are row-major positions in the tensor.
 class Contents {
 public:
-  explicit Contents(const schema::Manifest &manifest) : manifest_(manifest) { tensors_[""] = 0; }
-  /// The elements of a buffer; null if they do not fit in RegularSets::kMaxSets sets.
-  std::shared_ptr<const RegularSets> of(const schema::Segment &segment, uint32_t buffer);
-  /// The number, at least 1, of a range's endpoint, param and rank class: equal numbers mean equal elements.
-  uint64_t number(const schema::BufferRange &run);
+  explicit Contents(const schema::Manifest &manifest);
+  /// The elements of a buffer; null if they do not fit in RegularSets::kMaxSets sets. A buffer that is asked for again
+  /// and again, but not later, needs no place in the cache: only the last one that is not to be `kept` is known.
+  std::shared_ptr<const RegularSets> of(const schema::Segment &segment, uint32_t buffer, bool kept = true);
+  ContentNumber number(const schema::BufferRange &run) const;
   const std::string &name(uint32_t tensor) const;
   const schema::ParamInstance &instance(const schema::BufferRange &run, uint32_t number);
 
 private:
-  using Key = std::array<uint32_t, 4>;            // endpoint, mesh rank, param, instance
+  /// One instance of a range of buffers.
+  struct Key {
+    ContentNumber content;
+    uint64_t instance;
+    bool operator==(const Key &) const = default;
+  };
+  struct Hash {
+    size_t operator()(const Key &key) const;
+  };
+  /// An axis on which the elements of a param depend. A mesh rank's coordinate is rank / stride % size.
+  struct Axis {
+    uint64_t stride, size;
+  };
   static constexpr size_t kMaxCached = 1'000'000; // sets: about 200 MB
 
-  uint32_t representative(const schema::BufferRange &run);
+  schema::ParamInstance layoutOf(const schema::BufferRange &run, uint32_t number) const;
   bool make(const schema::BufferRange &run, uint32_t number, RegularSets &sets);
   bool disjoint(const schema::BufferRange &run, uint32_t number, RegularSets &sets);
   uint32_t numberOf(const std::string *tensor);
 
   const schema::Manifest &manifest_;
   std::unordered_map<std::string, uint32_t> tensors_;
-  std::map<Key, std::shared_ptr<const RegularSets>> known_;
-  std::map<Key, uint64_t> numbers_;         // instance 0
-  std::map<Key, uint32_t> representatives_; // instance 0
-  std::map<std::vector<int64_t>, uint32_t> firstEquivalent_;
+  std::unordered_map<Key, std::shared_ptr<const RegularSets>, Hash> known_;
+  std::vector<size_t> firstParams_;     // by endpoint: the number of its first param
+  std::vector<std::vector<Axis>> axes_; // by param of all endpoints
   std::unordered_map<uint64_t, std::vector<schema::ParamInstance>> instances_;
   size_t cached_ = 0;
+  Key lastKey_{};
+  std::shared_ptr<const RegularSets> last_; // that is not kept
 };
 
 } // namespace reshard::analysis

@@ -8,11 +8,17 @@
 #include "analysis/verify/staged.h"
 #include "analysis/work_deadline.h"
 #include "schema/flatbuffer_vectors.h"
+#include "support/parallel.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <iterator>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <span>
+#include <thread>
 #include <tuple>
 
 namespace reshard::analysis {
@@ -21,33 +27,59 @@ namespace {
 
 using namespace schema;
 
-class Verifier {
-public:
-  explicit Verifier(const Plan &plan)
-      : plan_(plan), paired_(plan), stagedMoves_(plan, paired_), contents_(plan.manifest()),
-        replicas_(paired_, plan.manifest(), contents_) {}
+struct RankMove {
+  uint32_t rank; // the move uses the buffer numbers of this rank
+  Move move;
+};
 
-  VerifyResult run(const std::function<void(double)> &progress) {
-    result_.error = paired_.load().message();
-    // Several ranks write a storage target, so its moves are collected first.
-    for (uint32_t rank = 0; rank < plan_.world() && result_.error.empty(); ++rank) {
-      if (const auto difference = replicas_.find(rank); !difference || !proveDifference(rank, *difference))
-        prove(rank);
-      if (result_.error.empty())
-        checkRelays(rank);
-      progress(static_cast<double>(rank + 1) / plan_.world());
-    }
+void sortByTarget(std::vector<RankMove> &moves) {
+  std::sort(moves.begin(), moves.end(), [](const RankMove &a, const RankMove &b) {
+    return std::tie(a.move.targetBuffer, a.move.targetOffset) < std::tie(b.move.targetBuffer, b.move.targetOffset);
+  });
+}
+
+/// The first of these sorted moves that write a buffer.
+template <class Iterator> std::span<const RankMove> movesOf(Iterator first, Iterator last, uint32_t buffer) {
+  return {first,
+          std::find_if(first, last, [&](const RankMove &rankMove) { return rankMove.move.targetBuffer != buffer; })};
+}
+
+/// The first of these sorted moves that write a range of buffers.
+template <class Iterator> std::span<const RankMove> movesOf(Iterator first, Iterator last, const BufferRange &range) {
+  return {first, std::find_if(first, last, [&](const RankMove &rankMove) {
+            return rankMove.move.targetBuffer - range.first() >= range.count();
+          })};
+}
+
+/// Proves ranks, one after the other. Each thread has its own.
+class RankVerifier {
+public:
+  RankVerifier(const Plan &plan, const PairedPlan &paired)
+      : plan_(plan), paired_(paired), stagedMoves_(plan, paired), contents_(plan.manifest()),
+        replicas_(paired, plan.manifest(), contents_) {}
+
+  /// Proves the params and the relays of a rank. Several ranks write a file, so the moves to files are only collected.
+  /// Returns false after an error.
+  bool verify(uint32_t rank) {
+    if (const auto difference = replicas_.find(rank); !difference || !proveDifference(rank, *difference))
+      prove(rank);
     if (result_.error.empty())
-      checkStorage();
-    return result_;
+      checkRelays(rank);
+    return result_.error.empty();
   }
 
-private:
-  struct RankMove {
-    uint32_t rank; // the move uses the buffer numbers of this rank
-    Move move;
-  };
+  /// Proves one param of a file: the moves of all ranks, with the buffer numbers of rank 0.
+  bool verifyFile(const BufferRange &range, std::span<const RankMove> moves) {
+    checkRange(0, range, moves);
+    return result_.error.empty();
+  }
 
+  /// Of everything that it proved; after an error nothing more is to be proven.
+  const VerifyResult &result() const { return result_; }
+  std::vector<RankMove> &fileMoves() { return storage_; }
+  const ReplicaProofs &replicas() const { return replicas_; }
+
+private:
   /// A target buffer and all moves to it.
   struct WrittenBuffer {
     const Param &param;
@@ -69,7 +101,7 @@ private:
     if (!status.ok())
       fail(status.message());
     if (result_.error.empty())
-      checkRank(rank, moves_, false);
+      checkRank(rank, moves_);
     if (result_.error.empty())
       replicas_.keep({result_.moves - before.moves, result_.bytes - before.bytes});
   }
@@ -115,19 +147,6 @@ private:
     return true;
   }
 
-  static void sortByTarget(std::vector<RankMove> &moves) {
-    std::sort(moves.begin(), moves.end(), [](const RankMove &a, const RankMove &b) {
-      return std::tie(a.move.targetBuffer, a.move.targetOffset) < std::tie(b.move.targetBuffer, b.move.targetOffset);
-    });
-  }
-
-  /// The first moves of a range that write a buffer.
-  static std::span<const RankMove> movesOf(std::vector<RankMove>::iterator first, std::vector<RankMove>::iterator last,
-                                           uint32_t buffer) {
-    return {first,
-            std::find_if(first, last, [&](const RankMove &rankMove) { return rankMove.move.targetBuffer != buffer; })};
-  }
-
   /// Whether moves to one buffer write exactly the bytes that other moves to it write, and each byte once. The other
   /// moves must write no byte twice.
   bool sameBytes(std::span<const RankMove> moves, std::span<const RankMove> others) {
@@ -162,42 +181,50 @@ private:
   }
 
   bool failFragmented(const std::string &where) {
+    result_.tooLarge = result_.tooLarge || result_.error.empty();
     return fail(where + " cannot be proven: its writes and its layout have too many fragments to compare");
   }
 
-  /// Checks all moves to one rank's target buffers: they must write each byte of a buffer once, with the right content.
-  void checkRank(uint32_t rank, std::vector<RankMove> &moves, bool storage) {
-    const Segment &segment = paired_.segment(rank);
+  /// Checks all moves to the params of a rank: they must write each byte of a buffer once, with the right content.
+  void checkRank(uint32_t rank, std::vector<RankMove> &moves) {
     sortByTarget(moves);
     auto next = moves.begin();
-    for (const BufferRange *run : orEmpty(segment.buffers())) {
-      const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
-      if (run->endpoint() == 0 || endpoint.storage() != storage)
+    for (const BufferRange *range : orEmpty(paired_.segment(rank).buffers())) {
+      if (range->endpoint() == 0 || plan_.manifest().endpoints()->Get(range->endpoint())->storage())
         continue;
-      const Param &param = *endpoint.params()->Get(run->param());
-      if (param.derived() ? !derivedOnce(endpoint, *run, rank)
-                          : param.view() && !derivesOnly(endpoint, *param.view(), *run, rank))
+      const std::span<const RankMove> here = movesOf(next, moves.end(), *range);
+      next += static_cast<ptrdiff_t>(here.size());
+      if (!checkRange(rank, *range, here))
         return;
-      for (uint32_t i = 0; i < run->count(); ++i) {
-        const uint32_t buffer = run->first() + i;
-        const std::span<const RankMove> here = movesOf(next, moves.end(), buffer);
-        next += static_cast<ptrdiff_t>(here.size());
-        if (param.derived() && !here.empty()) {
-          fail(where(rank, buffer, here.front().move.targetOffset) +
-               " is written directly, but its param is derived: only its quantized view may be written");
-          return;
-        }
-        if (!param.derived() && !checkWrittenOnce({param, rank, buffer, run->bytes(), here}))
-          return;
-        for (const RankMove &rankMove : here) {
-          ++result_.moves;
-          result_.bytes += rankMove.move.bytes();
-          if (!checkSource(rank, rankMove.move, param.dtype()) ||
-              !checkContent(rank, rankMove.move, itemBytes(param.dtype())))
-            return;
-        }
+    }
+  }
+
+  /// Checks all moves to the buffers of a range, which are sorted.
+  bool checkRange(uint32_t rank, const BufferRange &range, std::span<const RankMove> moves) {
+    const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(range.endpoint());
+    const Param &param = *endpoint.params()->Get(range.param());
+    if (param.derived() ? !derivedOnce(endpoint, range, rank)
+                        : param.view() && !derivesOnly(endpoint, *param.view(), range, rank))
+      return false;
+    auto next = moves.begin();
+    for (uint32_t i = 0; i < range.count(); ++i) {
+      const uint32_t buffer = range.first() + i;
+      const std::span<const RankMove> here = movesOf(next, moves.end(), buffer);
+      next += static_cast<ptrdiff_t>(here.size());
+      if (param.derived() && !here.empty())
+        return fail(where(rank, buffer, here.front().move.targetOffset) +
+                    " is written directly, but its param is derived: only its quantized view may be written");
+      if (!param.derived() && !checkWrittenOnce({param, rank, buffer, range.bytes(), here}))
+        return false;
+      for (const RankMove &rankMove : here) {
+        ++result_.moves;
+        result_.bytes += rankMove.move.bytes();
+        if (!checkSource(rank, rankMove.move, param.dtype()) ||
+            !checkContent(rank, rankMove.move, itemBytes(param.dtype())))
+          return false;
       }
     }
+    return true;
   }
 
   /// Checks that each byte of a buffer is written exactly once: the number of written bytes is right, and no byte is
@@ -358,8 +385,10 @@ private:
                   fits = addTo(at->second, move) && fits;
               });
       }
-      if (status.ok() && !fits)
-        status = failed("rank " + std::to_string(rank) + ": the bytes that it relays have too many fragments to check");
+      if (status.ok() && !fits) {
+        failFragmented("rank " + std::to_string(rank) + ": a message that it relays");
+        return;
+      }
       if (!status.ok()) {
         fail(status.message());
         return;
@@ -391,7 +420,7 @@ private:
       whole = whole && loop.target % item == 0 && loop.source % item == 0;
     if (!whole)
       return fail(where(rank, move.targetBuffer, move.targetOffset) + " is written by a move that splits elements");
-    const std::shared_ptr<const RegularSets> wanted = contents_.of(paired_.segment(rank), move.targetBuffer);
+    const std::shared_ptr<const RegularSets> wanted = contents_.of(paired_.segment(rank), move.targetBuffer, false);
     const std::shared_ptr<const RegularSets> found =
         move.zero ? nullptr : contents_.of(paired_.segment(move.sourceRank), move.sourceBuffer);
     if (!wanted || !(found || move.zero))
@@ -434,29 +463,8 @@ private:
     return status == SplitStatus::done || failFragmented(where(rank, move.targetBuffer, move.targetOffset));
   }
 
-  /// Checks the moves of all ranks into files, after translating their buffer numbers to those of rank 0.
-  void checkStorage() {
-    bool any = false;
-    for (uint32_t e = 1; e < plan_.manifest().endpoints()->size(); ++e)
-      any = any || plan_.manifest().endpoints()->Get(e)->storage();
-    if (!any)
-      return;
-    for (RankMove &rankMove : storage_) {
-      const BufferRange &run = *bufferRangeOf(paired_.segment(rankMove.rank), rankMove.move.targetBuffer);
-      const uint32_t instance = rankMove.move.targetBuffer - run.first();
-      for (const BufferRange *other : orEmpty(paired_.segment(0).buffers()))
-        if (other->endpoint() == run.endpoint() && other->mesh_rank() == run.mesh_rank() &&
-            other->param() == run.param()) {
-          rankMove.move.targetBuffer = other->first() + instance;
-          break;
-        }
-      rankMove.rank = 0;
-    }
-    checkRank(0, storage_, true);
-  }
-
   const Plan &plan_;
-  PairedPlan paired_;
+  const PairedPlan &paired_;
   StagedMoves stagedMoves_;
   Contents contents_;
   ReplicaProofs replicas_;
@@ -465,21 +473,153 @@ private:
   uint64_t work_ = 0; // of all NestSplitters
 };
 
+/// Distributes the proof among threads.
+class Verifier {
+public:
+  Verifier(const Plan &plan, unsigned threads, const std::function<void(double)> &progress)
+      : plan_(plan), paired_(plan), threads_(threads), progress_(progress) {}
+
+  VerifyResult run() {
+    if (const Status status = paired_.load(threads_); !status.ok())
+      return {status.message()};
+    proveRanks();
+    if (first_ == UINT32_MAX)
+      proveFiles();
+    for (const auto &verifier : idle_) {
+      result_.moves += verifier->result().moves;
+      result_.bytes += verifier->result().bytes;
+      result_.replicas += verifier->result().replicas;
+    }
+    return result_;
+  }
+
+private:
+  using Thread = std::unique_ptr<RankVerifier>;
+
+  /// Calls work(verifier, item) for the items below `count`, in any order. The error that remains is that of the
+  /// first item that has one.
+  template <class Work> void forEach(size_t count, Work work) {
+    parallelFor(count, threads_, [&](size_t item) {
+      std::unique_lock lock(mutex_);
+      Thread verifier = idle_.empty() ? nullptr : std::move(idle_.back());
+      if (verifier)
+        idle_.pop_back();
+      lock.unlock();
+      if (!verifier)
+        verifier = std::make_unique<RankVerifier>(plan_, paired_);
+      work(*verifier, item);
+      lock.lock();
+      if (verifier->result().error.empty())
+        idle_.push_back(std::move(verifier));
+    });
+  }
+
+  void failed(uint32_t item, const VerifyResult &result) {
+    const std::lock_guard lock(mutex_);
+    if (item < first_) {
+      first_ = item;
+      result_ = result;
+    }
+  }
+
+  /// Ranks whose target buffers have the same elements, and which one thread proves one after the other, because the
+  /// proof of the first one serves the others. A large group is divided.
+  std::vector<std::vector<uint32_t>> groups() const {
+    RankVerifier any(plan_, paired_);
+    std::map<Digest, std::vector<uint32_t>> byTargets;
+    for (uint32_t rank = 0; rank < plan_.world(); ++rank)
+      byTargets[any.replicas().digestOf(rank)].push_back(rank);
+    constexpr size_t kLeast = 8;                                                  // of a divided group
+    const size_t most = std::max(kLeast, plan_.world() / (4 * size_t{threads_})); // of ranks
+    std::vector<std::vector<uint32_t>> groups;
+    for (const auto &[digest, ranks] : byTargets) {
+      const size_t parts = threads_ == 1 ? 1 : (ranks.size() + most - 1) / most;
+      for (size_t part = 0; part < parts; ++part)
+        groups.emplace_back(ranks.begin() + static_cast<ptrdiff_t>(ranks.size() * part / parts),
+                            ranks.begin() + static_cast<ptrdiff_t>(ranks.size() * (part + 1) / parts));
+    }
+    std::sort(groups.begin(), groups.end()); // the lowest ranks first, for the first error
+    return groups;
+  }
+
+  void proveRanks() {
+    const std::vector<std::vector<uint32_t>> groups = this->groups();
+    const std::thread::id caller = std::this_thread::get_id();
+    std::atomic<uint32_t> done = 0;
+    forEach(groups.size(), [&](RankVerifier &verifier, size_t group) {
+      for (const uint32_t rank : groups[group]) {
+        if (rank > first_)
+          return;
+        if (!verifier.verify(rank))
+          return failed(rank, verifier.result());
+        ++done;
+        if (std::this_thread::get_id() == caller)
+          progress_(static_cast<double>(done) / plan_.world());
+      }
+    });
+  }
+
+  /// Proves the moves of all ranks into files, after translating their buffer numbers to those of rank 0.
+  void proveFiles() {
+    std::vector<RankMove> moves;
+    for (const Thread &verifier : idle_) {
+      std::move(verifier->fileMoves().begin(), verifier->fileMoves().end(), std::back_inserter(moves));
+      verifier->fileMoves() = {};
+    }
+    const auto &ranges = orEmpty(paired_.segment(0).buffers());
+    std::map<std::array<uint32_t, 3>, const BufferRange *> files;
+    for (const BufferRange *range : ranges)
+      if (range->endpoint() > 0 && plan_.manifest().endpoints()->Get(range->endpoint())->storage())
+        files[{range->endpoint(), range->mesh_rank(), range->param()}] = range;
+    for (RankMove &each : moves) {
+      const BufferRange &range = *bufferRangeOf(paired_.segment(each.rank), each.move.targetBuffer);
+      each.move.targetBuffer = each.move.targetBuffer - range.first() +
+                               files.at({range.endpoint(), range.mesh_rank(), range.param()})->first();
+      each.rank = 0;
+    }
+    sortByTarget(moves);
+    std::vector<std::pair<const BufferRange *, std::span<const RankMove>>> work;
+    auto next = moves.begin();
+    for (const BufferRange *range : ranges)
+      if (range->endpoint() > 0 && plan_.manifest().endpoints()->Get(range->endpoint())->storage()) {
+        work.emplace_back(range, movesOf(next, moves.end(), *range));
+        next += static_cast<ptrdiff_t>(work.back().second.size());
+      }
+    forEach(work.size(), [&](RankVerifier &verifier, size_t number) {
+      const auto item = static_cast<uint32_t>(number);
+      if (item < first_ && !verifier.verifyFile(*work[number].first, work[number].second))
+        failed(item, verifier.result());
+    });
+  }
+
+  const Plan &plan_;
+  PairedPlan paired_;
+  const unsigned threads_;
+  const std::function<void(double)> &progress_;
+  std::mutex mutex_;
+  std::vector<Thread> idle_;                 // of those without an error
+  std::atomic<uint32_t> first_ = UINT32_MAX; // the first item (a rank, then a param of files) with an error
+  VerifyResult result_;                      // its error
+};
+
 } // namespace
 
-Status PairedPlan::load() {
+Status PairedPlan::load(unsigned threads) {
   segments_.resize(plan_.world());
-  for (uint32_t rank = 0; rank < plan_.world(); ++rank) {
+  std::vector<Status> found(plan_.world());
+  parallelFor(plan_.world(), threads, [&](size_t rank) {
     WorkDeadline::spend(1024);
-    if (Status status = plan_.segment(rank, segments_[rank]); !status.ok())
-      return status;
-  }
+    found[rank] = plan_.segment(static_cast<uint32_t>(rank), segments_[rank]);
+  });
+  for (Status &status : found)
+    if (!status.ok())
+      return std::move(status);
   sends_.resize(plan_.manifest().messages());
   for (uint32_t rank = 0; rank < plan_.world(); ++rank)
     for (const Step *step : orEmpty(segments_[rank]->steps()))
       if (step->kind() == StepKind::send)
         sends_[step->message()] = {rank, step};
-  return checkMessages(plan_);
+  return checkMessages(plan_, segments_, threads);
 }
 
 uint64_t Move::bytes() const {
@@ -604,8 +744,8 @@ Status PairedPlan::forEachMove(uint32_t rank, uint32_t number, uint32_t output,
   return status.ok() ? Status() : std::move(status).withPrefix("rank " + std::to_string(rank) + ": ");
 }
 
-VerifyResult verifyPlan(const Plan &plan, const std::function<void(double)> &progress) {
-  return Verifier(plan).run(progress);
+VerifyResult verifyPlan(const Plan &plan, const std::function<void(double)> &progress, unsigned jobs) {
+  return Verifier(plan, jobs ? jobs : std::max(1u, std::thread::hardware_concurrency()), progress).run();
 }
 
 } // namespace reshard::analysis

@@ -43,9 +43,9 @@ bool addTo(RegularSets &sets, const Move &move);
 class PairedPlan {
 public:
   explicit PairedPlan(const Plan &plan) : plan_(plan) {}
-  /// Loads and checks every segment: every send must have exactly one receive with the same message number, round,
-  /// bytes and operands.
-  Status load();
+  /// Loads and checks every segment, on `threads` threads: every send must have exactly one receive with the same
+  /// message number, round, bytes and operands.
+  Status load(unsigned threads = 1);
   /// Calls `visit` for all moves of one step of a rank, including those to and from its arena (buffer 0). Sends are
   /// skipped: their receives report the moves.
   Status forEachMove(uint32_t rank, uint32_t step, const std::function<void(const Move &)> &visit) const;
@@ -82,7 +82,8 @@ private:
 };
 
 struct VerifyResult {
-  std::string error; // describes the first wrong byte; empty: the plan is right
+  std::string error;     // describes the first wrong byte; empty: the plan is right
+  bool tooLarge = false; // `error` says what has too many fragments to compare: the plan may be right
   uint64_t bytes = 0, moves = 0;
   uint32_t replicas = 0; // ranks that were proven by their difference from an earlier one; also those without targets
 };
@@ -90,7 +91,7 @@ struct VerifyResult {
 /// Verifies that every byte of every target param is written exactly once, from the source byte that the layouts say,
 /// or with zero if they say padding. Time is proportional to the fragments of operands and layouts; replicas of a
 /// target that receive the same pieces need time for their operands alone. Memory: the fragments of one rank, and a
-/// number for each buffer range and shape of the plan.
-VerifyResult verifyPlan(const Plan &plan, const std::function<void(double)> &progress);
+/// number for each buffer range and shape of the plan; each of the threads (`jobs`; 0: all cores) has its own.
+VerifyResult verifyPlan(const Plan &plan, const std::function<void(double)> &progress, unsigned jobs = 1);
 
 } // namespace reshard::analysis

@@ -15,12 +15,12 @@ std::optional<ReplicaProofs::Difference> ReplicaProofs::find(uint32_t rank) {
   described_ = describe(rank, last_);
   if (!described_)
     return std::nullopt;
-  digest_ = digestOf(last_.buffers.data(), last_.buffers.size() * sizeof(uint64_t));
+  digest_ = reshard::digestOf(last_.buffers.data(), last_.buffers.size() * sizeof(uint64_t));
   const auto known = known_.find(digest_);
   if (known == known_.end())
     return std::nullopt;
   const size_t mine = last_.written.size(), others = known->second.outputs, most = mine / 4;
-  if (std::max(mine, others) - std::min(mine, others) > most || !describe(known->second.rank, other_) ||
+  if (std::max(mine, others) - std::min(mine, others) > most || !describeOther(known->second.rank) ||
       other_.buffers != last_.buffers)
     return std::nullopt;
   Difference difference{known->second.rank, known->second.proof, {}, {}};
@@ -46,12 +46,35 @@ void ReplicaProofs::keep(const Proof &proof) {
     known_.insert_or_assign(digest_, Known{rank_, last_.written.size(), proof});
 }
 
+Digest ReplicaProofs::digestOf(uint32_t rank) const {
+  const std::vector<uint64_t> buffers = targetBuffers(rank);
+  return reshard::digestOf(buffers.data(), buffers.size() * sizeof(uint64_t));
+}
+
+std::vector<uint64_t> ReplicaProofs::targetBuffers(uint32_t rank) const {
+  std::vector<uint64_t> buffers;
+  for (const BufferRange *range : orEmpty(paired_.segment(rank).buffers()))
+    if (range->endpoint() > 0) {
+      const ContentNumber content = contents_.number(*range);
+      buffers.insert(buffers.end(), {content.param, content.rankClass, range->first(), range->count(), range->bytes()});
+    }
+  return buffers;
+}
+
+/// Most ranks are compared with the one with which the rank before was.
+bool ReplicaProofs::describeOther(uint32_t rank) {
+  if (otherRank_ == rank)
+    return true;
+  otherRank_ = describe(rank, other_) ? rank : UINT32_MAX;
+  return otherRank_ == rank;
+}
+
 /// Describes the target buffers of a rank and the outputs that write them. The order of the outputs does not depend on
 /// when their messages arrive. Returns false for a rank that must be proven as a whole.
 bool ReplicaProofs::describe(uint32_t rank, Description &to) {
   const Segment &segment = paired_.segment(rank);
-  to.buffers.clear();
   to.written.clear();
+  to.buffers = targetBuffers(rank);
   for (const BufferRange *range : orEmpty(segment.buffers())) {
     if (range->endpoint() == 0)
       continue;
@@ -59,7 +82,6 @@ bool ReplicaProofs::describe(uint32_t rank, Description &to) {
     const Param &param = *endpoint.params()->Get(range->param());
     if (endpoint.storage() || param.view() || param.derived())
       return false;
-    to.buffers.insert(to.buffers.end(), {contentOf(rank, *range), range->first(), range->count(), range->bytes()});
   }
   for (uint32_t number = 0; number < orEmpty(segment.steps()).size(); ++number) {
     WorkDeadline::spend(16);
@@ -87,39 +109,29 @@ bool ReplicaProofs::addStep(uint32_t rank, uint32_t number, Description &to) {
     const Operand &output = *segment.operands()->Get(step.first_output() + i);
     if (output.buffer() == 0)
       continue;
-    Written written{{number, i}, {output.buffer(), output.offset(), shapeOf(rank, output.shape()), 0, 0, 0, 0}};
+    Written written{{number, i}, {output.buffer(), output.offset(), shapeOf(rank, output.shape())}};
     if (step.kind() != StepKind::fill) {
       const Operand &input = *from.operands()->Get(firstInput + i);
       const BufferRange *range = bufferRangeOf(from, input.buffer());
       if (!range)
         return false;
-      written.what[3] = contentOf(fromRank, *range);
-      written.what[4] = input.buffer() - range->first();
-      written.what[5] = input.offset();
-      written.what[6] = shapeOf(fromRank, input.shape());
+      const ContentNumber content = contents_.number(*range);
+      written.what[3] = content.param;
+      written.what[4] = content.rankClass;
+      written.what[5] = input.buffer() - range->first();
+      written.what[6] = input.offset();
+      written.what[7] = shapeOf(fromRank, input.shape());
     }
     to.written.push_back(written);
   }
   return true;
 }
 
-/// A number, at least 1, that is the same for ranges of buffers with the same elements.
-uint64_t ReplicaProofs::contentOf(uint32_t rank, const BufferRange &range) {
-  const auto &ranges = orEmpty(paired_.segment(rank).buffers());
-  numbers_.resize(std::max<size_t>(numbers_.size(), rank + 1));
-  std::vector<uint64_t> &contents = numbers_[rank].contents;
-  contents.resize(ranges.size());
-  uint64_t &number = contents[static_cast<size_t>(&range - ranges.Get(0))];
-  if (number == 0)
-    number = contents_.number(range);
-  return number;
-}
-
 /// A number, at least 1, that is the same for equal shapes.
 uint32_t ReplicaProofs::shapeOf(uint32_t rank, uint32_t number) {
   const Segment &segment = paired_.segment(rank);
-  numbers_.resize(std::max<size_t>(numbers_.size(), rank + 1));
-  std::vector<uint32_t> &shapes = numbers_[rank].shapes;
+  shapeNumbers_.resize(std::max<size_t>(shapeNumbers_.size(), rank + 1));
+  std::vector<uint32_t> &shapes = shapeNumbers_[rank];
   shapes.resize(segment.shapes()->size());
   if (shapes[number] != 0)
     return shapes[number];

@@ -37,6 +37,8 @@ public:
   /// value if there is none, if more than a fourth of the outputs differ, or if the rank writes files or quantized
   /// views or reads an arena.
   std::optional<Difference> find(uint32_t rank);
+  /// Equal for ranks whose target buffers have the same numbers, sizes and elements.
+  Digest digestOf(uint32_t rank) const;
   /// Keeps the proof of the rank of the last find(), which was proven as a whole.
   void keep(const Proof &proof);
 
@@ -46,7 +48,7 @@ private:
     Output output;
     /// Buffer, offset and shape of what it writes; content number, instance, offset and shape of what it reads, or
     /// zeros if it writes zeros.
-    std::array<uint64_t, 7> what;
+    std::array<uint64_t, 8> what;
   };
   struct Description {
     std::vector<uint64_t> buffers;
@@ -57,27 +59,24 @@ private:
     size_t outputs;
     Proof proof;
   };
-  /// The numbers of what a segment refers to, which are the same in all segments; 0: not known yet.
-  struct SegmentNumbers {
-    std::vector<uint64_t> contents; // by buffer range
-    std::vector<uint32_t> shapes;
-  };
 
+  std::vector<uint64_t> targetBuffers(uint32_t rank) const;
   bool describe(uint32_t rank, Description &to);
+  bool describeOther(uint32_t rank);
   bool addStep(uint32_t rank, uint32_t number, Description &to);
-  uint64_t contentOf(uint32_t rank, const schema::BufferRange &range);
   uint32_t shapeOf(uint32_t rank, uint32_t number);
 
   const PairedPlan &paired_;
   const schema::Manifest &manifest_;
   Contents &contents_;
-  std::vector<SegmentNumbers> numbers_; // by rank
+  std::vector<std::vector<uint32_t>> shapeNumbers_; // by rank and shape: the same in all segments; 0: not known yet
   std::map<std::vector<uint64_t>, uint32_t> shapes_;
   std::map<Digest, Known> known_; // by the digest of the target buffers
   Description last_, other_;
-  Digest digest_{};        // of the target buffers of the rank of the last find()
-  uint32_t rank_ = 0;      // of the last find()
-  bool described_ = false; // whether it has a description
+  uint32_t otherRank_ = UINT32_MAX; // whose description `other_` is
+  Digest digest_{};                 // of the target buffers of the rank of the last find()
+  uint32_t rank_ = 0;               // of the last find()
+  bool described_ = false;          // whether it has a description
 };
 
 } // namespace reshard::analysis

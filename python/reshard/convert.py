@@ -506,7 +506,8 @@ def _compile(options: argparse.Namespace, conversion: _Conversion, folder: Path)
     target holds is an error, unless the options leave it out."""
     plan, report = folder / "convert.rplan", folder / "compiled.json"
     try:
-        conversion.job.compile(folder, "-o", str(plan), f"--report={report}", *_renames(options))
+        conversion.job.compile(folder, "-o", str(plan), f"--report={report}", *_renames(options),
+                               warn=lambda warning: _say(options, conversion, [f"warning: {warning}"]))
     except CompileError as error:
         staged = f"\nnote: the staging limit is a quarter of --memory={options.memory}" if _staging(options) and "staging limit" in str(error) else ""
         raise Error(f"{error}{staged}{conversion.hint}\nnote: --plan prints the job, in which reshard-compile shows the place of an error") from None

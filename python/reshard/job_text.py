@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,12 @@ class JobText:
                 found.append(("" if place["kind"] == "error" else f"{place['kind']}: ") + option + place["text"] + ("" if made or not text else f", in the job's line {short}"))
         return [line.replace(f"{path.parent}/", "") for line in found]
 
-    def compile(self, folder: Path, *arguments: str) -> str:
-        """Runs the compiler with the job, in a file of that folder, and returns its standard output. Raises CompileError, whose text has no command's name."""
+    def compile(self, folder: Path, *arguments: str, warn: Callable[[str], object] = warnings.warn) -> str:
+        """Runs the compiler with the job, in a file of that folder, and returns its standard output. Raises CompileError, whose text has no command's name.
+        warn: called with each warning about the plan."""
         path = folder / "job.yaml"
         path.write_text(self.text, "utf-8")
         try:
-            return run_compiler([path, *arguments])
+            return run_compiler([path, *arguments], warn)
         except CompileError as error:
             raise CompileError("\n".join(self._explained(str(error), path))) from None

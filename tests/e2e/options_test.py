@@ -30,28 +30,54 @@ class Options(FolderTest):
 class Verify(Options):
     JOB = "{version: 1, model: {dtype: bf16, tensors: {a: [8], b: [8]}}, source: {mesh: {}}, target: {mesh: {}}}"
 
-    def test_a_plan_is_proven(self):
-        self.assertGreater(self.compile(self.JOB, "--verify")["time_ms"]["passes"]["verify"], 0)
-        self.execute("--synthesize", "--check")
-
-    def test_a_wrong_plan_is_removed(self):
-        ir = run("reshard-compile", self.folder / "job.yaml", "--emit=ir").stdout if self.compile(self.JOB) else ""
+    def wrong_ir(self):
+        """IR text whose first copy reads another tensor of the same shape."""
+        (self.folder / "job.yaml").write_text(self.JOB)
+        ir = run("reshard-compile", self.folder / "job.yaml", "--emit=ir").stdout
         wrong = ir.replace("in  b1 + 0", "in  b2 + 0")
         self.assertNotEqual(wrong, ir)
         (self.folder / "wrong.rir").write_text(wrong)
-        run("reshard-compile", self.folder / "wrong.rir", "-o", self.folder / "wrong")
-        self.assertTrue((self.folder / "wrong").exists())
-        error = run("reshard-compile", self.folder / "wrong.rir", "-o", self.folder / "wrong", "--verify", code=1).stderr
-        self.assertRegex(error, "error: the plan is wrong: .*")
-        self.assertFalse((self.folder / "wrong").exists())
+        return self.folder / "wrong.rir"
 
-    def test_a_deadline(self):
-        job = ROOT / "examples/kimi-k2-256-to-128.yaml"
-        error = run("reshard-compile", job, "-o", self.folder / "late", "--verify", "--timeout=0.01", code=3).stderr
-        self.assertIn("error: the proof did not finish within the deadline of 0.01 s (--timeout)", error)
-        self.assertFalse((self.folder / "late").exists())
-        error = run("reshard-compile", job, "-o", self.folder / "late", "--timeout=1", code=2).stderr
-        self.assertIn("--timeout is the deadline of --verify: expected both options", error)
+    def test_a_plan_is_proven(self):
+        for options in ((), ("--compress",), ("--jobs=3",)):
+            with self.subTest(options):
+                report = self.compile(self.JOB, *options)
+                self.assertTrue(report["proven"])
+                self.assertGreater(report["time_ms"]["passes"]["verify"], 0)
+                self.assertEqual(self.stderr, "")
+        self.execute("--synthesize", "--check")
+        report = self.compile(self.JOB, "--no-verify")
+        self.assertFalse(report["proven"])
+        self.assertNotIn("verify", report["time_ms"]["passes"])
+
+    def test_a_wrong_plan_is_not_written(self):
+        wrong, plan = self.wrong_ir(), self.folder / "wrong"
+        run("reshard-compile", wrong, "-o", plan, "--no-verify")
+        before = plan.read_bytes()
+        self.assertRegex(run("reshard-inspect", plan, "--verify", code=1).stderr, "error: the plan is wrong: .*must be tensor 'a'")
+        files = sorted(path.name for path in self.folder.iterdir())
+        for output in (plan, self.folder / "new"):
+            with self.subTest(output=output):
+                error = run("reshard-compile", wrong, "-o", output, f"--report={self.folder / 'report'}", code=1).stderr
+                self.assertRegex(error, "^reshard-compile: error: the plan is wrong, and was not written: target rank 0 param 'a' byte 0 must be tensor 'a'")
+                self.assertEqual(sorted(path.name for path in self.folder.iterdir()), files)
+        self.assertEqual(plan.read_bytes(), before)
+        done = subprocess.run([BIN / "reshard-compile", wrong, "-o", "/dev/stdout"], capture_output=True)
+        self.assertEqual((done.returncode, done.stdout), (1, b""))
+
+    def test_the_time_of_a_proof_is_limited(self):
+        job = (ROOT / "examples/kimi-k2-256-to-128.yaml").read_text().replace("model: models", f"model: {ROOT / 'examples/models'}")
+        self.assertFalse(self.compile(job, "--verify-seconds=0.0001")["proven"])
+        self.assertEqual(self.stderr, "reshard-compile: warning: the plan is not proven: the proof did not finish within 0.0001 s (--verify-seconds)\n")
+        self.assertIn("right: all", run("reshard-inspect", self.folder / "plan", "--verify").stdout)
+        self.assertTrue(self.compile(job, "--verify-seconds=600")["proven"])
+        for options, error in ((("--no-verify", "--verify-seconds=1"), "--verify-seconds limits the proof that --no-verify leaves out: expected only one"),
+                               (("--no-verify", "--emit=ir"), "--no-verify is about the proof of a plan: expected neither --emit nor --describe"),
+                               (("--verify-seconds=1", "--emit=layout"), "--verify-seconds is about the proof of a plan: expected neither"),
+                               (("--verify-seconds=0",), "found '0', expected a number of seconds above 0")):
+            with self.subTest(options):
+                self.assertIn(error, run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p", *options, code=2).stderr)
 
     def test_the_plan_of_a_job(self):
         job = """
@@ -82,12 +108,6 @@ target: {mesh: {tp: 2}, ranks: [3, 1]}
         (self.folder / "job.yaml").write_text(job.replace("tp", "xp", 1))
         self.assertIn("unknown axis", run(*inspect, code=2).stderr)
         self.assertIn("--job needs --verify", run("reshard-inspect", self.folder / "plan", "--job=job.yaml", code=2).stderr)
-
-    def test_a_file_is_needed(self):
-        for options in (("-o", "/dev/stdout"), ("--emit=ir",)):
-            (self.folder / "job.yaml").write_text(self.JOB)
-            error = run("reshard-compile", self.folder / "job.yaml", "--verify", *options, code=2).stderr
-            self.assertIn("--verify proves a plan in a file: expected -o PLAN, and neither --emit nor --describe", error)
 
 
 class Relabel(Options):
@@ -175,7 +195,7 @@ class Compress(Options):
 
     def test_all_commands_read_it(self):
         self.compile(self.JOB)
-        self.compile(self.JOB, "--compress", "--verify", plan="small")
+        self.compile(self.JOB, "--compress", plan="small")
         self.assertLess((self.folder / "small").stat().st_size, (self.folder / "plan").stat().st_size / 1.5)
         self.execute("--synthesize", "--check", plan="small")
         texts = [run("reshard-inspect", self.folder / plan, "--rank=1").stdout for plan in ("plan", "small")]
@@ -254,7 +274,7 @@ target: {layout: tp, mesh: {tp: 2, dp: %d}, ranks: %d..%d}
         for job, copies in ((self.REPLICATED, {"source": 2, "target": 2}), (self.SHARDED, {"source": 1, "target": 5})):
             for options in ((), ("--set=options.staging=8KiB",)):
                 with self.subTest(copies=copies, options=options):
-                    report = self.compile(job, "--fold-copies=always", "--verify", *options)
+                    report = self.compile(job, "--fold-copies=always", *options)
                     self.assertEqual(report["copies"], copies)
                     self.execute("--synthesize", "--check")
                     self.compile(job, "--fold-copies=always", "--verify-each", "--jobs=3", *options, plan="each")
