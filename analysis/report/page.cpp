@@ -43,7 +43,6 @@ Json dataOf(const Plan &plan, const std::optional<Topology> &topology) {
   const uint32_t node =
       std::max<uint32_t>(topology ? static_cast<uint32_t>(topology->ranksPerNode) : manifest.ranks_per_node(), 1);
   const uint32_t group = plan.world() <= kPageRanks ? 1 : node * upTo(upTo(plan.world(), node), kPageRanks);
-  const LowerBounds *bounds = manifest.lower_bounds();
   Json data = {{"model", manifest.model() ? manifest.model()->str() : ""},
                {"digest", plan.digest()},
                {"compiler", manifest.compiler() ? manifest.compiler()->str() : ""},
@@ -59,8 +58,7 @@ Json dataOf(const Plan &plan, const std::optional<Topology> &topology) {
                  {"local", manifest.bytes_local()},
                  {"remote", manifest.bytes_remote()},
                  {"storage", manifest.bytes_storage()}}},
-               {"endpoints", endpointsOf(manifest)},
-               {"bounds", bounds ? Json{bounds->rank_egress(), bounds->rank_ingress()} : Json()}};
+               {"endpoints", endpointsOf(manifest)}};
   data.update(trafficOf(plan, group));
   data["tensors"] = tensorsOf(plan);
   data["time"] = topology ? timesOf(plan, *topology, group) : Json();

@@ -6,7 +6,7 @@ const SVG = "http://www.w3.org/2000/svg";
 
 /** An element of SVG or HTML with attributes and children. */
 function make(name, attributes = {}, ...children) {
-  const svg = ["svg", "rect", "text", "line", "g"].includes(name);
+  const svg = ["svg", "rect", "text", "line", "path", "g"].includes(name);
   const element = svg ? document.createElementNS(SVG, name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
   element.append(...children.map(child => child instanceof Node ? child : String(child)));
@@ -24,6 +24,10 @@ function bytes(n) {
 const seconds = s => s < 1e-3 ? (s * 1e6).toFixed(1) + " µs" : s < 1 ? (s * 1e3).toFixed(2) + " ms" : s.toFixed(3) + " s";
 const sum = list => list.reduce((a, b) => a + b, 0);
 const largest = list => list.reduce((a, b) => Math.max(a, b), 0);
+/** The width of a label of a picture (svg text in the style), in pixels. */
+const pen = document.createElement("canvas").getContext("2d");
+pen.font = "11px system-ui, sans-serif";
+const widthOf = text => Math.ceil(pen.measureText(text).width);
 /** "4.0 MiB" as "4 MiB", for axes. */
 const short = text => text.replace(/\.0+ /, " ").replace(/(\.\d*?)0+ /, "$1 ");
 /** Round positions of an axis from 0 to `most`: powers of two of bytes, or 1, 2 and 5 of each power of ten. */
@@ -98,9 +102,10 @@ const key = (id, ...items) => $(id).replaceChildren(...items.map(([colour, text,
   make("span", {}, make("i", dashed ? { class: "dashed", style: "color: var(--" + colour + ")" } : { style: "background: var(--" + colour + ")" }), text)));
 
 // The frame of charts with a row for each rank: names of rows at the left, an axis below.
-const LEFT = 76, WIDTH = Math.max(420, Math.min(1030, document.querySelector("main").clientWidth - LEFT - 64));
+const LEFT = widthOf("rank " + (data.world - 1)) + 12, RIGHT = widthOf("1023.9 MiB") + 8;
+const WIDTH = Math.max(420, Math.min(1030, document.querySelector("main").clientWidth - LEFT - RIGHT - 4));
 function chart(rows, height, label, most, format, binary) {
-  const bottom = rows.length * height + 6, svg = make("svg", { width: LEFT + WIDTH + 60, height: bottom + 22, role: "group", "aria-label": label });
+  const bottom = rows.length * height + 6, svg = make("svg", { width: LEFT + WIDTH + RIGHT, height: bottom + 22, role: "group", "aria-label": label });
   for (const at of ticks(most, binary)) {
     const x = LEFT + WIDTH * at / most;
     svg.append(make("line", { x1: x, x2: x, y1: 0, y2: bottom, stroke: "var(--line)" }), make("text", { x, y: bottom + 15, "text-anchor": at ? "middle" : "start" }, at ? short(format(at)) : "0"));
@@ -108,8 +113,6 @@ function chart(rows, height, label, most, format, binary) {
   rows.forEach((rank, i) => (height >= 12 || i % 2 === 0) && svg.append(make("text", { x: LEFT - 6, y: i * height + height / 2 + 6, "text-anchor": "end" }, "rank " + rank)));
   return svg;
 }
-const limitLine = (svg, x, rows, height, colour) =>
-  svg.append(make("line", { class: "bound", x1: x, x2: x, y1: 0, y2: rows * height + 6, stroke: "var(--" + colour + ")", "stroke-width": 1.5, "stroke-dasharray": "5 3" }));
 
 function showSummary() {
   $("title").textContent = (data.model || "plan") + ": " + data.endpoints.map(e => (e.layout || "no layout") + (e.storage ? " (files)" : "")).join(" → ");
@@ -138,9 +141,9 @@ function cellPanel([from, to, n, messages, patterns, parts], title) {
 }
 
 function showMatrix() {
-  const size = Math.max(8, Math.min(34, Math.floor(560 / side))), left = LEFT - 14, top = 34, most = Math.max(1, largest(data.cells.map(c => c[2])));
+  const size = Math.max(8, Math.min(34, Math.floor(560 / side))), left = Math.max(widthOf("from rank ↓"), widthOf(data.world - 1)) + 8, top = 34, most = Math.max(1, largest(data.cells.map(c => c[2])));
   const svg = make("svg", { width: left + side * size + 8, height: top + side * size + 4, role: "group", "aria-label": "bytes from each rank (row) to each rank (column)" });
-  const every = Math.ceil(side / 16);
+  const every = Math.ceil(Math.max(14, widthOf(data.world - 1) + 8) / size); // labels do not touch
   svg.append(make("text", { x: left, y: 11 }, "to rank →"), make("text", { x: 0, y: top - 6 }, "from rank ↓"));
   for (let i = 0; i < side; i += every)
     svg.append(make("text", { x: left - 5, y: top + i * size + size / 2 + 4, "text-anchor": "end" }, i * data.group),
@@ -169,23 +172,20 @@ function showMatrix() {
 }
 
 function showBars() {
-  const height = 16, most = Math.max(1, largest(data.ranks.flatMap(r => [r[0][0], r[1][0]])), ...(data.bounds || []));
+  const height = 16, most = Math.max(1, largest(data.ranks.flatMap(r => [r[0][0], r[1][0]])));
   const svg = chart(data.ranks.map((_, i) => i * data.group), height, "bytes that each rank sends and receives", most, bytes, true), x = n => LEFT + WIDTH * n / most, marks = [];
   data.ranks.forEach((group, i) => [0, 1].forEach(k => {
     const [n, rank] = group[k], element = make("rect", { x: LEFT, y: i * height + 3 + k * 6, width: n ? Math.max(1, x(n) - LEFT) : 0, height: 5, fill: "var(--" + ["send", "receive"][k] + ")" });
     if (!n) return;
     svg.append(element);
-    const bound = data.bounds && data.bounds[k];
     marks.push({ element, x: 8 * k, y: i * height + 6 * k, text: () => (data.group > 1 ? "Of " + ranksOf(i) + " rank " + rank : "Rank " + rank) + [" sends ", " receives "][k] + (data.group > 1 ? "most: " : "") + bytes(n) +
-      (bound ? ", " + (n / bound).toFixed(3) + " × the lower bound for the busiest rank" : "") + "; its arena has " + bytes(data.ranks[i][3][0]) + "." });
+      "; its arena has " + bytes(data.ranks[i][3][0]) + "." });
   }));
-  (data.bounds || []).forEach((n, k) => n && limitLine(svg, x(n), data.ranks.length, height, ["send", "receive"][k]));
   $("bars").append(svg);
-  const busiest = [0, 1].map(k => largest(data.ranks.map(r => r[k][0])));
-  const against = k => bytes(busiest[k]) + (data.bounds && data.bounds[k] ? " (" + (busiest[k] / data.bounds[k]).toFixed(3) + " × the lower bound)" : "");
-  $("bars-note").textContent = (data.group > 1 ? groupText + "Of each row the rank with most is drawn. " : "") + "The busiest rank sends " + against(0) + " and receives " + against(1) +
+  const busiest = k => bytes(largest(data.ranks.map(r => r[k][0])));
+  $("bars-note").textContent = (data.group > 1 ? groupText + "Of each row the rank with most is drawn. " : "") + "The busiest rank sends " + busiest(0) + " and receives " + busiest(1) +
     ". Largest arena: " + bytes(largest(data.ranks.map(r => r[3][0]))) + ".";
-  key("bars-key", ["send", "sent"], ["receive", "received"], ...(data.bounds ? [["send", "lower bound of sent bytes of the busiest rank, of all plans", true], ["receive", "the same of received bytes", true]] : []));
+  key("bars-key", ["send", "sent"], ["receive", "received"]);
   pickLine(svg, marks, "bars-detail");
 }
 
@@ -194,7 +194,7 @@ const lanesNote = time => data.group > 1 ? groupText + "Of each row the rank tha
 function showTime(time) {
   const height = 18, end = Math.max(time.seconds, time.bound || 0) || 1e-9, x = s => LEFT + WIDTH * s / end, marks = [];
   $("time-note").textContent = lanesNote(time) + "Simulated: " + seconds(time.seconds) + (data.endpoints.some(e => e.replicas) ? " for one engine replica" : "") +
-    (time.bound === null ? "; the lower bound is unknown, because the plan was compiled for other nodes." :
+    (time.bound === null ? "; the lower bound of all plans is unknown, because this one was compiled for other nodes: compile it with this topology (options.topology)." :
       "; lower bound of all plans " + seconds(time.bound) + "; this plan: " + (time.bound ? time.seconds / time.bound : 1).toFixed(3) + " ×.");
   key("time-key", ...KINDS, ...(time.bound === null ? [] : [["bad", "lower bound", true]]));
   const svg = chart(time.lanes.map(lane => lane.rank), height, "what each rank does over time", end, seconds, false);
@@ -204,7 +204,7 @@ function showTime(time) {
     marks.push({ element, x: x(begin * 1e-9), y: i * height + 4 * LANES[kind], text: () => "Rank " + lane.rank + ", " + KINDS[kind][1] +
       (kind === 3 ? "" : peer < 0 ? ", several ranks" : [" for", " to", " from", "", " from"][kind] + " rank " + peer) + ": " + bytes(n) + ", " + seconds(begin * 1e-9) + " to " + seconds((begin + length) * 1e-9) + "." });
   }));
-  if (time.bound !== null) limitLine(svg, x(time.bound), time.lanes.length, height, "bad");
+  if (time.bound !== null) svg.append(make("line", { class: "bound", x1: x(time.bound), x2: x(time.bound), y1: 0, y2: time.lanes.length * height + 6, stroke: "var(--bad)", "stroke-width": 1.5, "stroke-dasharray": "5 3" }));
   $("time").append(svg);
   pickLine(svg, marks, "time-detail");
   $("terms").append(...Object.entries(time.terms).map(([name, s]) => make("tr", {}, make("td", { class: "soft" }, "lower bound by " + name), make("td", { class: "n" }, seconds(s)))));
@@ -237,7 +237,7 @@ function showArena(time) {
 }
 
 // Tensors. A piece is [from, to, sender, receiver, message, round, relay, bytes, boxes, cut]; a box is [row, row end, column, column end].
-const hue = i => "hsl(" + (i * 137.5) % 360 + " 60% 50%)";
+const hue = i => "hsl(" + (i * 137.5) % 360 + " 55% 62%)";
 function holdersOf(holder, e) {
   const shown = holder.ranks.slice(0, 6), more = holder.ranks.length - shown.length + holder.more, what = data.endpoints[e].storage ? "file" : "rank";
   return what + (holder.ranks.length > 1 ? "s " : " ") + shown.join(", ") + (more ? " and " + count(more) + " more" : "");
@@ -268,14 +268,50 @@ function pathText([from, to, sender, receiver, message, round, relay, n, boxes, 
   return [placeOf(from) + (from[0] ? " (forwards)" : "") + reads + " → " + placeOf(to) + writes, bytes(n), boxes.length === 1 && !cut ? boxText(boxes[0]) : (cut ? "more than " : "") + boxes.length + " boxes", way];
 }
 
+/** For each holder [slot, slots]: holders whose boxes meet have different ones of the same slots. */
+function slotsOf(holders) {
+  const boxes = holders.flatMap((holder, h) => holder.boxes.map(box => ({ box, h }))), distinct = d => new Set(boxes.map(each => each.box[d])).size;
+  const along = distinct(0) >= distinct(2) ? 0 : 2, others = holders.map(() => new Set());
+  let before = [];
+  for (const each of boxes.sort((a, b) => a.box[along] - b.box[along])) {
+    before = before.filter(other => other.box[along + 1] > each.box[along]);
+    for (const other of before) if (other.h !== each.h && meet(other.box, each.box)) { others[other.h].add(each.h); others[each.h].add(other.h); }
+    before.push(each);
+  }
+  const result = [];
+  holders.forEach((_, first) => {
+    if (result[first]) return;
+    const group = new Set([first]);
+    for (const h of group) for (const other of others[h]) group.add(other); // grows while it is read
+    for (const h of group) {
+      const taken = [...others[h]].map(other => result[other] && result[other][0]);
+      let slot = 0;
+      while (taken.includes(slot)) ++slot;
+      result[h] = [slot];
+    }
+    const slots = 1 + largest([...group].map(h => result[h][0]));
+    for (const h of group) result[h].push(slots);
+  });
+  return result;
+}
+/** The outline of a box at {x, y, width, height}: whole, or of several slots the stripes of one, so that colours of boxes that meet do not mix. */
+function outline({ x, y, width, height }, [slot, slots]) {
+  const STRIPE = 5, bar = (from, to) => "M" + from.toFixed(2) + " " + y.toFixed(2) + "H" + to.toFixed(2) + "V" + (y + height).toFixed(2) + "H" + from.toFixed(2) + "Z";
+  const bars = [];
+  for (let from = (Math.floor(x / STRIPE / slots) * slots + slot) * STRIPE; slots > 1 && from < x + width; from += STRIPE * slots)
+    if (from + STRIPE > x) bars.push(bar(Math.max(x, from), Math.min(x + width, from + STRIPE)));
+  return bars.join("") || bar(x + width * slot / slots, x + width * (slot + 1) / slots); // a narrow box has a part of its width
+}
+
 function picture(tensor, holders, e, show) {
-  const left = 44, top = 16, width = 300, height = Math.max(28, Math.min(300, tensor.columns > 1 ? width * tensor.rows / tensor.columns : 120));
+  const left = 6 + Math.max(widthOf("row 0"), widthOf(count(tensor.rows - 1))), top = 16, width = 300, height = Math.max(28, Math.min(300, tensor.columns > 1 ? width * tensor.rows / tensor.columns : 120));
   const svg = make("svg", { width: left + width + 4, height: top + height + 4, role: "group", "aria-label": data.endpoints[e].role + ": who holds which rows and columns of " + tensor.example }), marks = [];
   const place = ([r0, r1, c0, c1], least) => ({ x: left + width * c0 / tensor.columns, y: top + height * r0 / tensor.rows, width: Math.max(least, width * (c1 - c0) / tensor.columns), height: Math.max(least, height * (r1 - r0) / tensor.rows) });
   svg.append(make("text", { x: left, y: 11 }, "column 0"), make("text", { x: left + width, y: 11, "text-anchor": "end" }, count(tensor.columns - 1)), make("text", { x: left - 4, y: top + 9, "text-anchor": "end" }, "row 0"),
     ...(tensor.rows > 1 ? [make("text", { x: left - 4, y: top + height, "text-anchor": "end" }, count(tensor.rows - 1))] : []), make("rect", { x: left, y: top, width, height, fill: "none", stroke: "var(--line)" }));
+  const slots = slotsOf(holders);
   holders.forEach((holder, h) => holder.boxes.forEach(box => {
-    const at = place(box, 1), element = make("rect", { ...at, fill: hue(h), "fill-opacity": 0.5, stroke: hue(h), "stroke-width": 0.6 });
+    const at = place(box, 1), element = make("path", { d: outline(at, slots[h]), fill: hue(h), stroke: "var(--page)", "stroke-width": Math.min(at.width, at.height) > 8 ? 0.6 : 0 });
     svg.append(element);
     marks.push({ element, x: at.x + at.width / 2, y: at.y + at.height / 2, show: () => show(holder, box) });
   }));
@@ -309,12 +345,10 @@ function showTensor(tensor, button) {
       pictures[e] = picture(tensor, holders, e, (holder, box) => show(e, holder, box));
       pick(pictures[e].svg, pictures[e].marks, clear);
     }
-    const shown = holders.slice(0, 12);
     return make("div", {}, make("b", {}, data.endpoints[e].role + " " + data.endpoints[e].layout), ...(holders.length ? [make("div", { class: "wide" }, pictures[e].svg)] : [make("p", { class: "soft" }, "No rank has it.")]),
       ...(left ? [make("p", { class: "soft" }, count(left) + " more groups of ranks are not drawn.")] : []),
       ...(holders.some(h => h.cut) ? [make("p", { class: "soft" }, "Only the first boxes of each group are drawn.")] : []),
-      make("table", {}, ...shown.map((holder, h) => make("tr", {}, make("td", { style: "color:" + hue(h) }, "■"), make("td", {}, holdersOf(holder, e)), make("td", { class: "mono" }, holder.param))),
-        ...(holders.length + left > shown.length ? [make("tr", {}, make("td"), make("td", { class: "soft" }, "and " + count(holders.length + left - shown.length) + " more groups"))] : [])));
+      make("div", { class: "legend" }, make("table", {}, ...holders.map((holder, h) => make("tr", {}, make("td", { style: "color:" + hue(h) }, "■"), make("td", {}, holdersOf(holder, e)), make("td", { class: "mono" }, holder.param))))));
   });
   $("tensor").replaceChildren(make("p", {}, make("b", { class: "mono" }, tensor.example), " " + tensor.dtype + ", " + count(tensor.rows) + " × " + count(tensor.columns)), make("div", { class: "sides" }, ...sides), paths);
   clear();
