@@ -21,8 +21,9 @@ step() {
   echo
 }
 
-step "compile examples/qwen3-0.6b-8-to-4.yaml to one plan for 12 ranks" \
-  "$bin/reshard-compile" examples/qwen3-0.6b-8-to-4.yaml -o "$work/refit.rplan" --report="$work/compile.json"
+step "compile examples/qwen3-0.6b-8-to-4.yaml to one plan for 12 ranks on two nodes of 8 GPUs, and prove it" \
+  "$bin/reshard-compile" examples/qwen3-0.6b-8-to-4.yaml --set=options.topology=examples/topologies/h100x8.yaml \
+  -o "$work/refit.rplan" --report="$work/compile.json"
 step "run all 12 ranks in memory; check every target byte against the layouts, with two seeds" \
   "$bin/reshard-exec" "$work/refit.rplan" --synthesize --check --repeat=3 --report="$work/exec.json"
 step "write the trainer's 8 safetensors files" \
