@@ -14,6 +14,7 @@
 #include "analysis/verify/compare.h"
 #include "analysis/work_deadline.h"
 #include "executor/check_segment.h"
+#include "executor/digests/holdings.h"
 #include "executor/file_copies.h"
 #include "executor/reshard.h"
 #include "rendezvous/launch.h"
@@ -74,6 +75,13 @@ std::vector<std::string> objectNames(const std::vector<ObjectSpec> &objects) {
   for (const ObjectSpec &object : objects)
     names.push_back(object.name);
   return names;
+}
+
+/// Whether several mesh ranks of the source hold the same elements.
+bool heldTwice(const schema::Manifest &manifest) {
+  const Holdings held = holdingsOf(manifest, 0);
+  return std::any_of(held.classes.begin(), held.classes.end(),
+                     [](const HoldingClass &each) { return each.meshRanks.size() > 1; });
 }
 
 class Execution {
@@ -401,16 +409,17 @@ private:
       return folder->temporary() + (endpoints.size() > 2 ? "/" + endpoints.Get(e)->role()->str() : "");
     };
     throwOnError(source.openFiles(0, source_, false, options_.allow.empty() ? nullptr : &omitted_), kUsage);
+    if (first())
+      printNotes(source.notes());
     throwOnError(checkOutside(target_, source_), kUsage);
     if (!options_.copy.empty() && first())
       modelFiles_ = findModelFiles(options_.copy);
     ObjectRules rules = options_.objects;
     rules.allowExtra = !options_.allow.empty();
+    storedReplicas_ = !source.storedReplicas().empty();
     throwOnError(carried_.choose(*plan_, source_, source.objects(), rules, left_), kUsage);
     verifySource();
     folder = std::make_unique<NewFolder>(target_, number, first(), options_.resume);
-    if (first())
-      printNotes(source.notes());
     for (uint32_t e = 1; e < endpoints.size() && first() && !folder->resumed(); ++e) {
       fs::create_directory(path(e));
       if (endpoints.Get(e)->storage())
@@ -720,6 +729,8 @@ private:
                 static_cast<unsigned long long>(manifest.messages()));
     if (manifest.bytes_storage() > 0)
       std::printf("  %-10s %12s\n", "storage", humanBytes(static_cast<double>(manifest.bytes_storage())).c_str());
+    if (!options_.synthesize && !options_.checkReplicas && (storedReplicas_ || heldTwice(manifest)))
+      std::printf("  %-10s of the source were not compared: --check-replicas compares them\n", "replicas");
     if (verified_ > 0)
       std::printf("  %-10s %12zu file(s) have the hashes in integrity.json\n", "verified", verified_);
     if (!options_.copy.empty())
@@ -762,6 +773,7 @@ private:
   std::unique_ptr<reshard_executor, Close> executor_;
   std::vector<RunTime> runs_;
   std::unique_ptr<CopyJournal> journal_; // with --resume
+  bool storedReplicas_ = false;          // the source's files have parts of tensors twice
   size_t verified_ = 0;                  // files of the source that have their hashes
   bool resumed_ = false;                 // the target is the unfinished folder of an earlier run
   ModelFiles modelFiles_;                // set in the first process only

@@ -190,7 +190,12 @@ private:
       why = std::string(format.name) + " needs the amax of the whole matrix, which no sender has";
     else if (!sameFormat && !format.sendersCanQuantize())
       why = "senders quantize only formats with one code in a byte";
-    if (rule.by == QuantizeRule::By::sender)
+    if (sameFormat || sourceIs(e, p, *rule.format))
+      diagnostics_.warning(rule.at, title(e, p) +
+                                        ": its codes are not those of the source, which has the same format: "
+                                        "values are dequantized and quantized again, and may change" +
+                                        (why.empty() ? "" : "; " + why));
+    else if (rule.by == QuantizeRule::By::sender)
       diagnostics_.warning(rule.at, title(e, p) + " is quantized by the receiver: " + why);
     if (format.tensorScale() && !findAmax(e, p))
       return;
@@ -203,14 +208,25 @@ private:
 
   /// Whether the source has all tensors of a target param quantized in the param's format, with codes in rows.
   bool sourceHasFormat(unsigned e, unsigned p) {
+    if (!sourceIs(e, p, *rule(e, p)->format))
+      return false;
+    for (const Part &part : param(e, p).parts)
+      if (part.pattern >= 0)
+        for (const SourcePart &sourcePart : sourceParts_[part.pattern])
+          if (rule(0, param(0, sourcePart.param).view->codes)->codeBlocks || rule(e, p)->codeBlocks)
+            return false; // codes are sent as rows
+    return !formatOf(*rule(e, p)->format).tensorScale() || sameMatrices(param(e, p));
+  }
+
+  /// Whether the source has all tensors of a target param quantized in a format.
+  bool sourceIs(unsigned e, unsigned p, Quantization format) {
     for (const Part &part : param(e, p).parts)
       if (part.pattern >= 0)
         for (const SourcePart &sourcePart : sourceParts_[part.pattern])
           if (const auto &view = param(0, sourcePart.param).view;
-              !view || view->kind != ViewKind::elements || view->format != *rule(e, p)->format ||
-              rule(0, view->codes)->codeBlocks || rule(e, p)->codeBlocks) // codes are sent as rows
+              !view || view->kind != ViewKind::elements || view->format != format)
             return false;
-    return !formatOf(*rule(e, p)->format).tensorScale() || sameMatrices(param(e, p));
+    return true;
   }
 
   /// Whether a param and one param of the source hold the same tensors as matrices: then they have the same tensor

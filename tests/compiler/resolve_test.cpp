@@ -225,6 +225,21 @@ target: {mesh: {}, quantize: {format: mxfp8, by: sender}}
       << resolved.diagnostics.text();
 }
 
+// Rows of blocks of the source and of the target begin at other positions.
+TEST(Resolve, CodesOfOtherBlocksAreMadeAgain) {
+  const Resolved resolved = resolveText(R"(
+version: 1
+model: {dtype: bf16, tensors: {w: {shape: [384, 128], shard: {0: tp}}}}
+source: {mesh: {tp: 3}, quantize: block_fp8}
+target: {mesh: {tp: 2}, quantize: block_fp8}
+)");
+  EXPECT_TRUE(resolved.layout) << resolved.diagnostics.text();
+  EXPECT_NE(resolved.diagnostics.text().find("target param 'w': its codes are not those of the source, which has the "
+                                             "same format: values are dequantized and quantized again, and may change"),
+            std::string::npos)
+      << resolved.diagnostics.text();
+}
+
 // Heads of 2 rows: 4 query heads, 2 key and value heads.
 TEST(Resolve, GroupedQueriesWithMoreAndFewerRanksThanKeyHeads) {
   const std::string tensors = "{q: [8], k: [4], v: [4]}";

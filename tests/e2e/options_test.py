@@ -394,7 +394,9 @@ target: {mesh: {tp: 4}}
         self.compile(self.JOB % "")
         source, target = f"--source={self.folder / 'source'}", f"--target={self.folder / 'target'}"
         self.execute("--synthesize", source)
-        self.execute(source, f"--target={self.folder / 'good'}", "--check-replicas", "--check")
+        compared = "of the source were not compared: --check-replicas compares them"
+        self.assertNotIn(compared, self.execute(source, f"--target={self.folder / 'good'}", "--check-replicas", "--check").stdout)
+        self.assertIn(compared, self.execute(source, f"--target={self.folder / 'other'}", "--check").stdout)
         self.change(3, "a")
         self.change(1, "b")
         done = self.execute(source, target, "--check-replicas", code=1)
