@@ -29,33 +29,27 @@ Status checked(int code) {
   return failed(std::string(message, static_cast<size_t>(length)));
 }
 
-using Clock = std::chrono::steady_clock;
-
-double secondsSince(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-/// Waits until `done`, at most `seconds` (0: without limit). Returns whether it is done.
-bool waitFor(double seconds, const std::function<bool()> &done) {
-  const Clock::time_point begin = Clock::now();
+/// Waits until `done`, at most until the deadline. Returns whether it is done.
+bool waitFor(const Deadline &deadline, const std::function<bool()> &done) {
   Backoff backoff;
   while (!done()) {
-    if (seconds > 0 && secondsSince(begin) >= seconds)
+    if (passed(deadline))
       return false;
     backoff.wait();
   }
   return true;
 }
 
-/// Calls a blocking collective on a thread. Returns false if it has not returned after `seconds` (0: no limit): the
-/// thread stays behind, and nothing waits for it.
-bool callFor(double seconds, const std::function<void()> &call) {
+/// Calls a blocking collective on a thread. Returns false if it has not returned at the deadline: the thread stays
+/// behind, and nothing waits for it.
+bool callFor(const Deadline &deadline, const std::function<void()> &call) {
   const auto done = std::make_shared<std::atomic<bool>>(false);
   std::thread([done, call] {
     call();
     *done = true;
   }).detach();
-  const Clock::time_point begin = Clock::now();
   while (!*done) {
-    if (seconds > 0 && secondsSince(begin) >= seconds)
+    if (passed(deadline))
       return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -78,7 +72,8 @@ bool finalized() {
 
 class MpiChannel : public Channel {
 public:
-  MpiChannel(MPI_Comm all, double seconds) : all_(all), seconds_(seconds) {
+  MpiChannel(MPI_Comm all, const ChannelOptions &options)
+      : all_(all), seconds_(options.seconds), interrupt_(options.deadline.interrupt) {
     ++start.channels;
     int rank = 0, size = 0;
     MPI_Comm_rank(all_, &rank);
@@ -95,7 +90,7 @@ public:
       return;
     MPI_Comm_free(&all_);
     if (start.begun && last)
-      callFor(seconds_, [] { MPI_Finalize(); });
+      callFor(deadlineIn(seconds_, interrupt_), [] { MPI_Finalize(); });
   }
 
   uint32_t rank() const override { return rank_; }
@@ -150,10 +145,11 @@ private:
   std::vector<MPI_Request> requests_;
   std::vector<int> expected_; // by request: bytes of a pending receive; -1: none
   const double seconds_;
+  Interrupt *const interrupt_;
 };
 
 /// Calls MPI_Init on a thread, since it returns only when all processes have called it.
-Status initialize(double seconds, const LivenessLock &livenessLock) {
+Status initialize(const Deadline &deadline, const LivenessLock &livenessLock) {
   if (start.begun.exchange(true))
     return failed("an earlier call of MPI_Init has not returned; start a new process");
   const auto code = std::make_shared<int>(MPI_SUCCESS);
@@ -162,7 +158,7 @@ Status initialize(double seconds, const LivenessLock &livenessLock) {
     // Serialized: several threads call MPI, one at a time.
     *code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
   };
-  if (!callFor(seconds, call))
+  if (!callFor(deadline, call))
     return timedOut("timed out in MPI_Init: " + livenessLock.missing());
   if (*code != MPI_SUCCESS)
     return checked(*code).withPrefix("MPI_Init_thread: ");
@@ -171,7 +167,7 @@ Status initialize(double seconds, const LivenessLock &livenessLock) {
 }
 
 /// A communicator of its own, so that tags cannot clash with the program's.
-Result<MPI_Comm> duplicateWorld(double seconds, const LivenessLock &livenessLock) {
+Result<MPI_Comm> duplicateWorld(const Deadline &deadline, const LivenessLock &livenessLock) {
   struct Duplicate {
     MPI_Comm all = MPI_COMM_NULL;
     MPI_Request request;
@@ -180,7 +176,7 @@ Result<MPI_Comm> duplicateWorld(double seconds, const LivenessLock &livenessLock
   if (const int code = MPI_Comm_idup(MPI_COMM_WORLD, &duplicate->all, &duplicate->request); code != MPI_SUCCESS)
     return checked(code).withPrefix("MPI_Comm_idup: ");
   int done = 0, code = MPI_SUCCESS;
-  if (!waitFor(seconds, [&] {
+  if (!waitFor(deadline, [&] {
         code = MPI_Test(&duplicate->request, &done, MPI_STATUS_IGNORE);
         return done != 0 || code != MPI_SUCCESS;
       })) {
@@ -194,22 +190,20 @@ Result<MPI_Comm> duplicateWorld(double seconds, const LivenessLock &livenessLock
   return duplicate->all;
 }
 
-Result<Channel *> openMpiChannel(double seconds) {
+Result<Channel *> openMpiChannel(const ChannelOptions &options) {
   static const LivenessLock livenessLock; // held until the process ends
-  const Clock::time_point begin = Clock::now();
   if (finalized())
     return failed("MPI is finalized, which happens when the last executor is closed; to open another one later, call "
                   "MPI_Init and MPI_Finalize in the program");
   int initialized = 0;
   MPI_Initialized(&initialized);
   if (!initialized)
-    if (Status status = initialize(seconds, livenessLock); !status.ok())
+    if (Status status = initialize(options.deadline, livenessLock); !status.ok())
       return status;
-  const double left = seconds > 0 ? std::max(1e-3, seconds - secondsSince(begin)) : 0;
-  const Result<MPI_Comm> all = duplicateWorld(left, livenessLock);
+  const Result<MPI_Comm> all = duplicateWorld(options.deadline, livenessLock);
   if (!all.ok())
     return all.status();
-  return new MpiChannel(*all, seconds);
+  return new MpiChannel(*all, options);
 }
 
 } // namespace
@@ -220,7 +214,7 @@ extern "C" {
 extern const uint32_t reshard_open_channel_version = reshard::kChannelVersion;
 
 reshard::Channel *reshard_open_channel(const reshard::ChannelOptions &options, reshard::Status &error) {
-  const reshard::Result<reshard::Channel *> channel = reshard::openMpiChannel(options.seconds);
+  const reshard::Result<reshard::Channel *> channel = reshard::openMpiChannel(options);
   error = channel.status();
   return channel.ok() ? *channel : nullptr;
 }

@@ -28,7 +28,8 @@ constexpr size_t kMostText = 1024;
 } // namespace
 
 UcxChannel::UcxChannel(const ChannelOptions &options)
-    : rendezvous_(options.rendezvous), seconds_(options.seconds), peers_(rendezvous_->size()) {
+    : rendezvous_(options.rendezvous), seconds_(options.seconds), interrupt_(options.deadline.interrupt),
+      peers_(rendezvous_->size()) {
   fresh_.reserve(peers_.size());
 }
 
@@ -69,7 +70,7 @@ Status UcxChannel::join(const Deadline &deadline) {
   return rendezvous_->join(hello, deadline);
 }
 
-Status UcxChannel::connect(uint32_t rank) { return connectBy(rank, deadlineIn(seconds_)); }
+Status UcxChannel::connect(uint32_t rank) { return connectBy(rank, deadlineIn(seconds_, interrupt_)); }
 
 Status UcxChannel::connectBy(uint32_t rank, const Deadline &deadline) {
   Peer &peer = peers_[rank];
@@ -167,7 +168,7 @@ void UcxChannel::close(bool force) {
     for (Peer &peer : peers_)
       if (peer.connection)
         worker_.disconnect(peer.connection);
-    const Deadline deadline = deadlineIn(kCloseSeconds);
+    const Deadline deadline = deadlineIn(kCloseSeconds, interrupt_);
     Backoff backoff;
     while (worker_.disconnects() && !passed(deadline)) {
       worker_.progress();
@@ -207,7 +208,9 @@ Result<Channel *> openUcxChannel(const ChannelOptions &options) {
   if (!options.rendezvous)
     return invalid("transport 'ucx' needs a rendezvous, by which the processes find each other");
   auto channel = std::make_unique<ucx::UcxChannel>(options);
-  if (Status status = channel->join(options.deadline ? options.deadline : deadlineIn(options.seconds)); !status.ok())
+  const Deadline deadline =
+      options.deadline ? options.deadline : deadlineIn(options.seconds, options.deadline.interrupt);
+  if (Status status = channel->join(deadline); !status.ok())
     return status;
   return channel.release();
 }

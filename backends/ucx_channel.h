@@ -216,6 +216,7 @@ private:
 
   Rendezvous *rendezvous_;
   const double seconds_;
+  Interrupt *const interrupt_;
   Worker worker_;
   std::vector<Peer> peers_;              // by rank
   std::map<std::string, Former> former_; // by hello

@@ -46,7 +46,7 @@ void UcxChannel::settle() {
   std::erase_if(ended_, [](std::vector<Peer> &peers) {
     return std::all_of(peers.begin(), peers.end(), [](Peer &peer) { return idle(peer); });
   });
-  const Deadline deadline = deadlineIn(kSettleSeconds);
+  const Deadline deadline = deadlineIn(kSettleSeconds, interrupt_);
   Backoff backoff;
   while (!std::all_of(peers_.begin(), peers_.end(), [](Peer &peer) { return idle(peer) || peer.loss; }) &&
          !passed(deadline)) {

@@ -76,7 +76,8 @@ constexpr uint64_t kMaxChannelBytes = uint64_t{1} << 30;
 struct ChannelOptions {
   /// The limit of each wait for another process after opening, and of closing; 0: no limit.
   double seconds = 0;
-  /// By which all processes must have joined; no value: `seconds` from now.
+  /// By which all processes must have joined; no value: `seconds` from now. Its interrupt, which outlives the channel,
+  /// ends the later waits, too.
   Deadline deadline = {};
   /// Finds the other processes. Null for a backend whose launcher does (mpi). It outlives the channel.
   Rendezvous *rendezvous = nullptr;

@@ -41,7 +41,7 @@ struct CommunicatorOptions {
   Deadline deadline;
 };
 
-constexpr uint32_t kCommunicatorVersion = 3;
+constexpr uint32_t kCommunicatorVersion = 4;
 /// The function that a module exports as `reshard_open_communicator`. Returns a communicator, or null and sets `error`.
 using OpenCommunicator = Communicator *(*)(const CommunicatorOptions &options, Status &error);
 

@@ -90,7 +90,7 @@ public:
   virtual void *stream() const = 0;
 };
 
-constexpr uint32_t kDeviceVersion = 5;
+constexpr uint32_t kDeviceVersion = 6;
 /// The function that a module exports as `reshard_open_device`. Returns device `number` modulo the number of devices
 /// (-1: the caller's current device), or null and sets `error`.
 using OpenDevice = Device *(*)(int number, Status &error);

@@ -140,7 +140,7 @@ Status connectDevices(reshard_executor &e, const OpenRequest &request, Connectio
                                 .device = (*device)->number(),
                                 .communicator = request.options.communicator,
                                 .rendezvous = nullptr,
-                                .deadline = deadlineIn(e.joinSeconds)};
+                                .deadline = e.deadlineIn(e.joinSeconds)};
     if (!options.communicator && options.size > 1)
       if (Status status = findRankZero(e, request, launch, options); !status.ok())
         return status;
@@ -175,7 +175,7 @@ Status connect(reshard_executor &e, const OpenRequest &request, Connection &conn
     return connectDevices(e, request, connection);
   if (request.transport == "threads")
     return {};
-  const Deadline deadline = deadlineIn(e.joinSeconds);
+  const Deadline deadline = e.deadlineIn(e.joinSeconds);
   if (request.transport == "ucx")
     if (Status status = openJob(e, request, "", deadline); !status.ok())
       return status;
@@ -226,11 +226,11 @@ Status openRanks(reshard_executor &e, const OpenRequest &request, const Connecti
 
 /// All processes open or none does: otherwise some would wait until their deadline for messages of a process whose open
 /// failed. `mine`: the result of this process's open. If one fails, all return its kind, or the first of several kinds.
-Status openTogether(const reshard_executor &e, Channel &channel, const Status &mine) {
+Status openTogether(reshard_executor &e, Channel &channel, const Status &mine) {
   channel.reserve(Bootstrap::kRequests);
   auto bootstrap = std::make_unique<Bootstrap>(channel, 0);
   const int64_t vote = mine.ok() ? INT64_MAX : static_cast<int64_t>(mine.kind()) << 32 | channel.rank();
-  const Result<int64_t> first = bootstrap->allReduceMin(vote, deadlineIn(e.joinSeconds));
+  const Result<int64_t> first = bootstrap->allReduceMin(vote, e.deadlineIn(e.joinSeconds));
   if (!first.ok()) {
     [[maybe_unused]] Bootstrap *const leaked = bootstrap.release(); // MPI may still write to its members
     return mine.ok() ? first.status() : mine;
@@ -420,7 +420,7 @@ Status replaceRanks(const reshard_executor &e, const uint32_t *ranks, size_t cou
 /// Joins the processes of the new plan with the channel of the old one. If it fails, the channel is as before.
 /// `rendezvous`: a URL; null: the store that is open.
 Status rejoin(reshard_executor &e, const char *rendezvous, Replacement &next) {
-  const Deadline deadline = deadlineIn(e.joinSeconds);
+  const Deadline deadline = e.deadlineIn(e.joinSeconds);
   Result<JobConnection> job = connectJob(e.options.get(), rendezvous ? rendezvous : "",
                                          {next.plan->digest(), next.ranks.front(), next.plan->world()}, deadline,
                                          rendezvous ? nullptr : e.job.store);
@@ -503,6 +503,7 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
     if (Status status = checkRequest(request, options); !status.ok())
       return status;
     e.joinSeconds = request.options.join_seconds;
+    e.interrupt.set(request.options.interrupted, request.options.interrupt_user);
     e.options.keep(request.options);
     Status mine = Plan::open(path, e.plan);
     if (!mine.ok() && request.transport != "mpi")
@@ -601,7 +602,7 @@ reshard_status reshard_prepare(reshard_executor *executor) {
     if (!e.unready.ok())
       return e.unready;
     e.broken = true;
-    if (Status status = e.transport->prepare(*e.plan, e.locals, deadlineIn(e.joinSeconds)); !status.ok())
+    if (Status status = e.transport->prepare(*e.plan, e.locals, e.deadlineIn(e.joinSeconds)); !status.ok())
       return status;
     e.broken = false;
     e.prepared = true;
@@ -615,7 +616,7 @@ reshard_status reshard_run(reshard_executor *executor, double timeout_seconds) {
       return invalid("run before prepare");
     if (e.pull)
       return e.pull->run({});
-    return runOnce(e, deadlineIn(timeout_seconds));
+    return runOnce(e, e.deadlineIn(timeout_seconds));
   });
 }
 
@@ -629,35 +630,47 @@ reshard_status reshard_all_reduce_min(reshard_executor *executor, int64_t value,
   return guarded(executor, [&](reshard_executor &e) -> Status {
     if (!e.transport || !result)
       return invalid(e.transport ? "`result` is NULL" : "the plan is not open");
-    const Result<int64_t> minimum = e.transport->allReduceMin(value, deadlineIn(e.joinSeconds));
+    const Result<int64_t> minimum = e.transport->allReduceMin(value, e.deadlineIn(e.joinSeconds));
     if (minimum.ok())
       *result = *minimum;
     return minimum.status();
   });
 }
 
+namespace {
+
+/// Whether the caller has an executor that this process can use.
+bool usable(const reshard_executor *executor) { return executor && executor->here(); }
+
+} // namespace
+
 const uint32_t *reshard_ranks(const reshard_executor *executor, size_t *count) {
   if (count)
-    *count = executor ? executor->ranks.size() : 0;
-  return executor ? executor->ranks.data() : nullptr;
+    *count = usable(executor) ? executor->ranks.size() : 0;
+  return usable(executor) ? executor->ranks.data() : nullptr;
+}
+
+const char *reshard_opened_digest(const reshard_executor *executor) {
+  return usable(executor) && executor->plan ? executor->plan->digest().c_str() : "";
 }
 
 reshard_state reshard_target_state(const reshard_executor *executor) {
-  return executor ? executor->state : RESHARD_EMPTY;
+  return usable(executor) ? executor->state : RESHARD_EMPTY;
 }
-uint64_t reshard_version(const reshard_executor *executor) { return executor ? executor->version : 0; }
-uint64_t reshard_pulls(const reshard_executor *executor) { return executor ? executor->pulls : 0; }
+uint64_t reshard_version(const reshard_executor *executor) { return usable(executor) ? executor->version : 0; }
+uint64_t reshard_pulls(const reshard_executor *executor) { return usable(executor) ? executor->pulls : 0; }
 void *reshard_stream(const reshard_executor *executor) {
-  return executor && executor->transport ? executor->transport->stream() : nullptr;
+  return usable(executor) && executor->transport ? executor->transport->stream() : nullptr;
 }
 const char *reshard_error(const reshard_executor *executor) {
   return executor ? executor->error.c_str() : "no executor";
 }
 uint64_t reshard_bytes(const reshard_executor *executor) {
-  return executor && executor->transport ? executor->transport->bytes() : 0;
+  return usable(executor) && executor->transport ? executor->transport->bytes() : 0;
 }
 uint64_t reshard_bytes_by(const reshard_executor *executor, reshard_method method) {
-  const reshard::BytesBy by = executor && executor->transport ? executor->transport->bytesBy() : reshard::BytesBy();
+  const reshard::BytesBy by =
+      usable(executor) && executor->transport ? executor->transport->bytesBy() : reshard::BytesBy();
   switch (method) {
   case RESHARD_LOCAL:
     return by.local;
@@ -671,8 +684,16 @@ uint64_t reshard_bytes_by(const reshard_executor *executor, reshard_method metho
   return 0;
 }
 void reshard_close(reshard_executor *executor) {
+  // A forked process leaves its copy alone: it has no threads to join, and the connections are the other process's.
+  if (!usable(executor))
+    return;
+  if (executor->busy) {
+    executor->closedInside = true; // the call in progress fails
+    return;
+  }
   if (executor && !executor->unready.ok()) [[maybe_unused]]
     const reshard_status status = reshard_fail(executor, executor->unready.message().c_str());
+  executor->interrupt.begin();
   delete executor;
 }
 

@@ -19,6 +19,8 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <sys/types.h>
+#include <unistd.h>
 #include <vector>
 
 namespace reshard {
@@ -48,6 +50,10 @@ struct DigestAnswer {
 } // namespace reshard
 
 struct reshard_executor {
+  const pid_t process = ::getpid(); // that has opened it
+  bool busy = false;                // a call is in progress
+  bool closedInside = false;        // a hook of that call has called reshard_close
+  reshard::Interrupt interrupt;     // outlives the transport
   reshard::KeptOptions options;
   std::unique_ptr<reshard::Plan> plan;
   std::vector<uint32_t> ranks;
@@ -74,6 +80,12 @@ struct reshard_executor {
   std::unique_ptr<reshard::RunDigests> digests; // from the first digest of this plan on
   reshard::DigestAnswer answer;
 
+  /// Whether this process can use it. A forked process cannot: it has no threads of it, and its connections are those
+  /// of the other process.
+  bool here() const { return process == ::getpid(); }
+  /// The deadline of the call in progress.
+  reshard::Deadline deadlineIn(double seconds) { return reshard::deadlineIn(seconds, &interrupt); }
+
   /// Calls the hooks that follow a run: `finalize` of transforms, then `refresh`.
   reshard::Status refresh() {
     if (reshard::Status status = transforms.finalize(); !status.ok())
@@ -95,13 +107,58 @@ struct reshard_executor {
 
 namespace reshard {
 
+/// Whether a call may begin.
+inline Status mayCall(const reshard_executor &e) {
+  if (!e.here())
+    return invalid("process " + std::to_string(e.process) + " opened the executor, and this is process " +
+                   std::to_string(::getpid()) +
+                   ", which was forked from it: only the process that opened an executor can use it; open one here, or "
+                   "start this process in another way (multiprocessing: 'spawn')");
+  return e.busy ? invalid("another call of this executor is in progress: a hook must not call its executor, and only "
+                          "one thread may at a time")
+                : Status();
+}
+
+/// Marks that a call is in progress.
+class CallInProgress {
+public:
+  explicit CallInProgress(reshard_executor &e) : executor_(e) {
+    e.busy = true;
+    e.closedInside = false;
+    e.interrupt.begin();
+  }
+  ~CallInProgress() { executor_.busy = false; }
+  CallInProgress(const CallInProgress &) = delete;
+  CallInProgress &operator=(const CallInProgress &) = delete;
+
+  /// The call's result: its own, unless a hook has closed the executor.
+  Status result(Status own) {
+    if (executor_.interrupt.raised() && !own.ok())
+      own = std::move(own).withPrefix("interrupted: ");
+    if (!executor_.closedInside)
+      return own;
+    if (executor_.state == RESHARD_COMPLETE)
+      executor_.state = RESHARD_TORN;
+    return failed(
+        "a hook has called reshard_close during the call; the executor is still open: close it after the call" +
+        (own.ok() ? "" : "; " + own.message()));
+  }
+
+private:
+  reshard_executor &executor_;
+};
+
 /// The body of a function of the C API: it keeps the text of its error, and no exception leaves it.
 template <class Body> reshard_status guarded(reshard_executor *executor, Body body) {
   if (!executor)
     return RESHARD_INVALID;
   try {
     executor->error.clear();
-    const Status status = body(*executor);
+    Status status = mayCall(*executor);
+    if (status.ok()) {
+      CallInProgress call(*executor);
+      status = call.result(body(*executor));
+    }
     executor->error = status.message();
     return statusOf(status);
   } catch (const std::bad_alloc &) {

@@ -5,6 +5,9 @@
 #include <dlfcn.h>
 #include <filesystem>
 #include <link.h>
+#include <map>
+#include <mutex>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -44,6 +47,21 @@ Status loadUcx() {
   return failed(error + ": " + dlerror() + "; expected a folder with lib/libucp.so.0 of UCX 1.13 or a later 1.x");
 }
 
+/// Fails if this process was forked from one that has used the backend: MPI, UCX and CUDA have threads and connections
+/// that a forked process does not have.
+Status checkForked(const std::string &name) {
+  static std::mutex mutex;
+  static std::map<std::string, pid_t> users; // the process that has loaded a backend first
+  const std::lock_guard lock(mutex);
+  const pid_t user = users.try_emplace(name, ::getpid()).first->second;
+  if (user == ::getpid())
+    return {};
+  return failed("backend '" + name + "' was loaded by process " + std::to_string(user) + ", from which this process " +
+                std::to_string(::getpid()) +
+                " was forked: it cannot be used after that; start this process in another way (multiprocessing: "
+                "'spawn'), or fork it before the first executor is opened");
+}
+
 /// The fix for an error of the loader that names a library outside reshard; empty for other errors.
 std::string fixFor(const std::string &error) {
   const std::pair<const char *, const char *> fixes[] = {
@@ -61,6 +79,8 @@ std::string fixFor(const std::string &error) {
 } // namespace
 
 Result<void *> loadModule(const std::string &name, const std::string &entry, uint32_t version, Symbols symbols) {
+  if (Status status = checkForked(name); !status.ok())
+    return status;
   if (Status status = name == "ucx" ? loadUcx() : Status(); !status.ok())
     return status;
   const std::string file = "libreshard_" + name + ".so";

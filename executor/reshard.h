@@ -23,9 +23,13 @@ extern "C" {
 #endif
 
 /* Opaque. The caller owns it from reshard_open to reshard_close. Any thread may call functions with it, one at a time;
-   several threads may use several executors concurrently. Returned pointers belong to the executor and are valid until
-   close; the text of reshard_error is valid until the next call. Arguments are read only during the call, except bound
-   memory and hooks with their `user`, which are used until close. */
+   several threads may use several executors concurrently. A hook must not call its executor: functions with a status
+   return RESHARD_INVALID, and after reshard_close in a hook the call in progress returns RESHARD_FAILED, and the
+   executor stays open. In a process that was forked from the one that opened it, functions with a status return
+   RESHARD_INVALID, the others 0, RESHARD_EMPTY or NULL, and reshard_close has no effect; "mpi", "ucx", "nccl" and
+   "cuda" cannot be opened there if the other process has used them. Returned pointers belong to the executor and are
+   valid until close; the text of reshard_error is valid until the next call. Arguments are read only during the call,
+   except bound memory and hooks with their `user`, which are used until close. */
 typedef struct reshard_executor reshard_executor;
 
 typedef enum {
@@ -57,12 +61,13 @@ typedef enum {
 /* A key-value store of the caller, with which the processes of a job find each other. Keys are printable ASCII, at most
    4096 bytes; values are any bytes, at most 16 MiB. Both functions are called by the thread that calls reshard_open,
    reshard_prepare, reshard_replace, reshard_pull or reshard_replicas. They must return at once, since the deadline is
-   checked between calls: the library looks for a key repeatedly until it is set. Keys may be left over from earlier
+   checked before each call: the library looks for a key repeatedly until it is set. Keys may be left over from earlier
    jobs. */
 typedef struct {
   size_t size; /* set by RESHARD_STORE_INITIALIZER */
   void *user;  /* valid until close, as are the functions */
-  /* Sets a key, or replaces its value as a whole. Returns RESHARD_OK, or RESHARD_FAILED, with which the call fails. */
+  /* Sets a key, or replaces its value as a whole. Returns RESHARD_OK, or RESHARD_FAILED or RESHARD_TIMEOUT, with which
+     the call fails. */
   reshard_status (*set)(void *user, const char *key, const void *value, size_t bytes);
   /* Writes the size of a key's value to *bytes, and the value to `buffer` if `capacity` suffices; otherwise it is
      called again with a larger buffer. Returns RESHARD_OK, RESHARD_TIMEOUT if the key is not set, or RESHARD_FAILED. */
@@ -112,9 +117,15 @@ typedef struct {
      prepare wait for no other process, and reshard_publish, reshard_release and reshard_pull replace reshard_run. */
   int pull;
   int reserved; /* 0 */
+  /* NULL, or a function that calls of the executor ask while they wait, on their own thread and about 20 times a
+     second, whether they shall end, for example because the user has pressed Ctrl-C. If it does not return 0, the call
+     ends as at its deadline: with RESHARD_TIMEOUT, unless it was complete. It is valid until close, as is its `user`,
+     and must not call the executor. */
+  int (*interrupted)(void *user);
+  void *interrupt_user;
 } reshard_options;
 #define RESHARD_OPTIONS_INITIALIZER                                                                                    \
-  {sizeof(reshard_options), NULL, NULL, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, 0, 0}
+  {sizeof(reshard_options), NULL, NULL, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL}
 
 /* The size in bytes of a struct of this API in the library, for example of "reshard_options"; 0: there is no such
    struct. For bindings in other languages, which check their own declarations with it. */
@@ -145,6 +156,10 @@ reshard_status reshard_replace(reshard_executor *executor, const char *path, con
 
 /* The world ranks of this process; *count is their number. Valid until close or replace. */
 const uint32_t *reshard_ranks(const reshard_executor *executor, size_t *count);
+
+/* The digest of the plan that was opened, 32 hexadecimal digits: that of reshard_summary, if the file at the path was
+   still the same. "": no plan is open. Valid until close or replace. */
+const char *reshard_opened_digest(const reshard_executor *executor);
 
 /* Binds memory to a param instance. endpoint: 0 is the source, targets follow in the order of the job. rank: the world
    rank, or the file number of a storage endpoint (of a checkpoint 0, or the stored chunk). pointer: row-major elements

@@ -106,6 +106,9 @@ public:
     return {ranks, count};
   }
 
+  /// The digest of the plan that was opened (reshard_opened_digest).
+  std::string openedDigest() const { return reshard_opened_digest(executor_.get()); }
+
   /// Binds memory, which must stay valid and in place until this executor is destroyed.
   void bind(uint32_t endpoint, uint32_t rank, const std::string &param, void *pointer, uint64_t bytes) {
     check(reshard_bind(executor_.get(), endpoint, rank, param.c_str(), pointer, bytes));

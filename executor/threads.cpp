@@ -128,7 +128,7 @@ private:
         break;
       if (failed_)
         return;
-      if (deadline_ && std::chrono::steady_clock::now() >= *deadline_) {
+      if (passed(deadline_)) {
         expired_ = true;
         return;
       }

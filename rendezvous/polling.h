@@ -21,6 +21,11 @@ public:
     auto until = std::chrono::steady_clock::now() + pause_;
     if (deadline)
       until = std::min(until, *deadline);
+    while (deadline.interrupt && until - std::chrono::steady_clock::now() > Interrupt::kPause) {
+      std::this_thread::sleep_for(Interrupt::kPause);
+      if (passed(deadline))
+        return false;
+    }
     std::this_thread::sleep_until(until);
     pause_ = std::min(pause_ * 2, limit_);
     return true;

@@ -32,9 +32,11 @@ constexpr uint32_t kMostRanks = 1 << 16;
 /// at most 2 s.
 Deadline earlier(const Deadline &deadline) {
   if (!deadline)
-    return {};
+    return deadline;
   const auto left = *deadline - Clock::now();
-  return *deadline - std::min<Clock::duration>(left / 10, std::chrono::seconds(2));
+  Deadline until = *deadline - std::min<Clock::duration>(left / 10, std::chrono::seconds(2));
+  until.interrupt = deadline.interrupt;
+  return until;
 }
 
 std::string sameRank(uint32_t rank, const std::string &first, const std::string &second) {
@@ -301,6 +303,7 @@ Status StoreRendezvous::refuse(Status reason, const Deadline &deadline) {
   Deadline until = Clock::now() + std::chrono::seconds(2);
   if (deadline)
     until = std::min(*until, *deadline);
+  until.interrupt = deadline.interrupt;
   if (!set(prefix_ + "roster", roster.encode(), until).ok())
     return reason;
   Polling polling(pause());

@@ -18,10 +18,11 @@ namespace {
 
 /// The time until a deadline for poll(): at least 1 ms, since the answer of a server takes time.
 int milliseconds(const Deadline &deadline) {
+  const int64_t most = deadline.interrupt ? Interrupt::kPause.count() : 1'000'000'000; // then ask for an interrupt
   if (!deadline)
-    return -1;
+    return deadline.interrupt ? static_cast<int>(most) : -1;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline - std::chrono::steady_clock::now()).count();
-  return static_cast<int>(std::clamp<int64_t>(left, 1, 1'000'000'000));
+  return static_cast<int>(std::clamp<int64_t>(left, 1, most));
 }
 
 } // namespace

@@ -79,7 +79,7 @@ reshard_status reshard_digest(reshard_executor *executor, uint32_t endpoint, int
     if (Status status = checkStorage(e, endpoint); !status.ok())
       return status;
     Result<std::vector<SideDigest>> found =
-        digestsOf(e).side(endpoint, allow_undigested != 0, deadlineIn(timeout_seconds));
+        digestsOf(e).side(endpoint, allow_undigested != 0, e.deadlineIn(timeout_seconds));
     keepUndigested(e);
     if (!found.ok())
       return found.status();
@@ -113,7 +113,7 @@ reshard_status reshard_run_checked(reshard_executor *executor, double timeout_se
     for (uint32_t endpoint = 0; endpoint < e.plan->manifest().endpoints()->size(); ++endpoint)
       if (Status status = checkStorage(e, endpoint); !status.ok())
         return status;
-    const Deadline deadline = deadlineIn(timeout_seconds);
+    const Deadline deadline = e.deadlineIn(timeout_seconds);
     RunDigests &digests = digestsOf(e);
     Status status = digests.expect({.firstIndex = given.first_index != 0,
                                     .changed = given.changed != 0,
@@ -126,6 +126,6 @@ reshard_status reshard_run_checked(reshard_executor *executor, double timeout_se
 
 const char *const *reshard_undigested(const reshard_executor *executor, size_t *count) {
   if (count)
-    *count = executor ? executor->answer.undigested.size() : 0;
-  return executor ? executor->answer.undigested.data() : nullptr;
+    *count = executor && executor->here() ? executor->answer.undigested.size() : 0;
+  return executor && executor->here() ? executor->answer.undigested.data() : nullptr;
 }

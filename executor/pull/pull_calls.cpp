@@ -102,7 +102,7 @@ reshard_status reshard_publish_checked(reshard_executor *executor, uint64_t vers
 reshard_status reshard_release(reshard_executor *executor, double timeout_seconds) {
   return guarded(executor, [&](reshard_executor &e) -> Status {
     Status status = checkPull(e, "release", true);
-    return status.ok() ? e.pull->release(deadlineIn(timeout_seconds)) : status;
+    return status.ok() ? e.pull->release(e.deadlineIn(timeout_seconds)) : status;
   });
 }
 
@@ -110,7 +110,7 @@ reshard_status reshard_pull(reshard_executor *executor, uint64_t min_version, do
                             uint64_t *version) {
   return guarded(executor, [&](reshard_executor &e) -> Status {
     Status status = checkPull(e, "pull", false);
-    return status.ok() ? pullVersion(e, min_version, deadlineIn(timeout_seconds), nullptr, version) : status;
+    return status.ok() ? pullVersion(e, min_version, e.deadlineIn(timeout_seconds), nullptr, version) : status;
   });
 }
 
@@ -118,7 +118,7 @@ reshard_status reshard_pull_checked(reshard_executor *executor, uint64_t min_ver
                                     int allow_undigested, uint64_t *version) {
   return guarded(executor, [&](reshard_executor &e) -> Status {
     Status status = checkPull(e, "pull", false);
-    return status.ok() ? pullChecked(e, min_version, deadlineIn(timeout_seconds), allow_undigested != 0, version)
+    return status.ok() ? pullChecked(e, min_version, e.deadlineIn(timeout_seconds), allow_undigested != 0, version)
                        : status;
   });
 }
@@ -130,7 +130,7 @@ reshard_status reshard_replicas(reshard_executor *executor, reshard_replica *rep
       return invalid(e.pull ? "replicas before prepare" : "replicas needs pull mode: set options.pull");
     if (!count || (!replicas && capacity > 0) || !validSize(kPublicStruct<reshard_replica>, element_size))
       return invalid(!count ? "`count` is NULL" : "found no valid array, expected elements of reshard_replica");
-    const Result<std::vector<pull::ReplicaInfo>> found = e.pull->replicas(deadlineIn(e.joinSeconds));
+    const Result<std::vector<pull::ReplicaInfo>> found = e.pull->replicas(e.deadlineIn(e.joinSeconds));
     if (!found.ok())
       return found.status();
     *count = found->size();

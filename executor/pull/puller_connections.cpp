@@ -47,6 +47,7 @@ bool Puller::ready(Connection &connection, std::chrono::milliseconds look) {
   Deadline until = now + look;
   if (deadline_)
     until = std::min(*until, *deadline_);
+  until.interrupt = deadline_.interrupt;
   const Result<std::optional<ServerAddress>> found = options_.directory->find(connection.worldRank, until);
   if (!found.ok() || !*found) {
     connection.problem = found.ok() ? options_.fleet.name(connection.worldRank) + " has not opened this plan" +

@@ -40,6 +40,10 @@ class Store(_Struct):
     ]
 
 
+#: int interrupted(void *user)
+INTERRUPTED = ctypes.CFUNCTYPE(c_int, c_void_p)
+
+
 class Options(_Struct):
     """reshard_options."""
 
@@ -58,6 +62,8 @@ class Options(_Struct):
         ("secret", c_char_p),
         ("pull", c_int),
         ("reserved", c_int),
+        ("interrupted", INTERRUPTED),
+        ("interrupt_user", c_void_p),
     ]
 
 
@@ -222,6 +228,7 @@ _FUNCTIONS = {
     "reshard_open": (c_int, c_char_p, POINTER(c_uint32), c_size_t, POINTER(Options), POINTER(c_void_p)),
     "reshard_replace": (c_int, c_void_p, c_char_p, POINTER(c_uint32), c_size_t, c_char_p),
     "reshard_ranks": (POINTER(c_uint32), c_void_p, POINTER(c_size_t)),
+    "reshard_opened_digest": (c_char_p, c_void_p),
     "reshard_bind": (c_int, c_void_p, c_uint32, c_uint32, c_char_p, c_void_p, c_uint64),
     "reshard_set_hook": (c_int, c_void_p, c_char_p, HOOK, c_void_p),
     "reshard_set_transform": (c_int, c_void_p, c_char_p, POINTER(Transform)),

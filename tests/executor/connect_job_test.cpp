@@ -137,6 +137,50 @@ TEST_F(ConnectJobTest, SecretsComeFromTheEnvironmentUnlessGiven) {
   EXPECT_EQ(callers_.values["reshard/-/plan/hello/0"].size() + kMacBytes, sealed.size());
 }
 
+/// An interrupt ends a wait without a deadline, and is asked on the thread of the call.
+TEST_F(ConnectJobTest, InterruptsEndTheRendezvous) {
+  const reshard_store store = callers_.store();
+  struct Asked {
+    int times = 0;
+    std::thread::id thread = std::this_thread::get_id();
+  } asked;
+  Interrupt interrupt;
+  interrupt.set(
+      [](void *user) {
+        auto &seen = *static_cast<Asked *>(user);
+        EXPECT_EQ(seen.thread, std::this_thread::get_id());
+        return ++seen.times == 3 ? 1 : 0;
+      },
+      &asked);
+  interrupt.begin();
+  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+  options.store = &store;
+  const Deadline deadline = deadlineIn(0, &interrupt);
+  const Result<JobConnection> connection = connectJob(options, "", {"plan", 1, 2}, deadline);
+  ASSERT_EQ(connection.status().message(), "");
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_TRUE(connection->rendezvous->join("", deadline).timedOut());
+  EXPECT_EQ(asked.times, 3);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, 3 * Interrupt::kPause - std::chrono::milliseconds(5));
+}
+
+/// A store whose calls take long, each of which succeeds, ends at the deadline.
+TEST_F(ConnectJobTest, SlowStoresEndAtTheDeadline) {
+  reshard_store store = callers_.store();
+  store.set = [](void *user, const char *key, const void *value, size_t bytes) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(250));
+    return CallersStore::set(user, key, value, bytes);
+  };
+  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+  options.store = &store;
+  const Deadline deadline = deadlineIn(0.1);
+  const Result<JobConnection> connection = connectJob(options, "", {"plan", 0, 1}, deadline);
+  ASSERT_EQ(connection.status().message(), "");
+  const Status status = connection->rendezvous->join("", deadline);
+  EXPECT_TRUE(status.timedOut());
+  EXPECT_THAT(status.message(), testing::HasSubstr("of the caller's store"));
+}
+
 TEST_F(ConnectJobTest, ContradictionsAreNamed) {
   const reshard_store store = callers_.store();
   reshard_options options = RESHARD_OPTIONS_INITIALIZER;

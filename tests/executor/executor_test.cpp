@@ -14,8 +14,10 @@
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
+#include <functional>
 #include <new>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 using namespace reshard;
@@ -181,6 +183,155 @@ TEST_F(ExecutorTest, CallsHooksOfRefreshedParamsAfterEachRun) {
   EXPECT_EQ(error(), "the hook 'absorb' failed on rank 0");
   EXPECT_EQ(reshard_target_state(executor_), RESHARD_TORN);
   EXPECT_EQ(reshard_version(executor_), 2u);
+}
+
+TEST_F(ExecutorTest, HooksMustNotCallTheirExecutor) {
+  std::ofstream(folder_ / "job.yaml") << "version: 1\n"
+                                         "model:\n"
+                                         "  dtype: bf16\n"
+                                         "  tensors: {a: [8, 2]}\n"
+                                         "  layouts:\n"
+                                         "    train: {params: same}\n"
+                                         "    serve: {params: {a: {holds: a, refresh: absorb}}}\n"
+                                         "source: {layout: train, mesh: {}}\n"
+                                         "target: {layout: serve, mesh: {}}\n";
+  compileJobAt(folder_ / "job.yaml", {});
+  open();
+  bindAll();
+  struct Seen {
+    ExecutorTest *test;
+    bool closes = false;
+    std::vector<std::string> errors;
+  } seen{this, false, {}};
+  const reshard_hook hook = [](void *user, const char *, uint32_t) {
+    Seen &all = *static_cast<Seen *>(user);
+    reshard_executor *const executor = all.test->executor_;
+    for (const reshard_status status :
+         {reshard_run(executor, 0), reshard_replace(executor, all.test->path_.c_str(), nullptr, 0, nullptr)}) {
+      EXPECT_EQ(status, RESHARD_INVALID);
+      all.errors.push_back(reshard_error(executor));
+    }
+    if (all.closes)
+      reshard_close(executor);
+    return 0;
+  };
+  ASSERT_EQ(reshard_set_hook(executor_, "absorb", hook, &seen), RESHARD_OK);
+  ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
+  fill(1);
+  ASSERT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+  ASSERT_EQ(seen.errors.size(), 2u);
+  for (const std::string &each : seen.errors)
+    EXPECT_EQ(each, "another call of this executor is in progress: a hook must not call its executor, and only one "
+                    "thread may at a time");
+  EXPECT_EQ(reshard_target_state(executor_), RESHARD_COMPLETE);
+  seen.closes = true;
+  EXPECT_EQ(reshard_run(executor_, 0), RESHARD_FAILED);
+  EXPECT_EQ(error(), "a hook has called reshard_close during the call; the executor is still open: close it after the "
+                     "call");
+  EXPECT_EQ(reshard_target_state(executor_), RESHARD_TORN);
+  seen.closes = false;
+  EXPECT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+}
+
+TEST_F(ExecutorTest, AnInterruptEndsARunAsItsDeadlineDoes) {
+  compile({}); // 128 MiB
+  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+  options.threads = 2;
+  bool ends = true;
+  options.interrupted = [](void *user) { return *static_cast<bool *>(user) ? 1 : 0; };
+  options.interrupt_user = &ends;
+  ASSERT_EQ(reshard_open(path_.c_str(), nullptr, 0, &options, &executor_), RESHARD_OK) << error();
+  bindAll();
+  ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
+  fill(1);
+  for (int attempt = 0; attempt < 1000 && reshard_run(executor_, 0) == RESHARD_OK; ++attempt) {
+  } // until a run takes longer than the first pause
+  EXPECT_EQ(error(), "interrupted: timed out: not all copies were done");
+  EXPECT_EQ(reshard_target_state(executor_), RESHARD_TORN);
+  ends = false;
+  ASSERT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+  EXPECT_EQ(mismatches(1), 0u);
+}
+
+/// What is checked is what runs: the segments are copies.
+TEST_F(ExecutorTest, APlanFileMayChangeWhileItIsOpen) {
+  open();
+  bindAll();
+  std::ofstream(path_, std::ios::trunc) << std::string(100, 'x'); // as cp writes
+  ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
+  ASSERT_EQ(::truncate(path_.c_str(), 0), 0);
+  fill(1);
+  ASSERT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+  EXPECT_EQ(mismatches(1), 0u);
+  EXPECT_EQ(reshard_opened_digest(executor_), plan_->digest());
+  EXPECT_EQ(reshard_replace(executor_, path_.c_str(), nullptr, 0, nullptr), RESHARD_BAD_PLAN);
+  EXPECT_EQ(error(), "'" + path_ + "': not a plan: the file is empty");
+  ASSERT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+}
+
+/// A forked process cannot use the executor of the other, whose threads and connections it does not have.
+TEST_F(ExecutorTest, ForkedProcessesCannotUseIt) {
+  open(3);
+  bindAll();
+  ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
+  fill(1);
+  ASSERT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+  const std::string text = "process " + std::to_string(::getpid()) + " opened the executor, and this is process ";
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ::alarm(20); // ends a child that hangs
+    int code = 0;
+    auto check = [&](int number, bool right) { code = code == 0 && !right ? number : code; };
+    int64_t least = 0;
+    uint64_t version = 0;
+    size_t count = 1;
+    const reshard_tensor_digest *digests = nullptr;
+    reshard_transform transform = RESHARD_TRANSFORM_INITIALIZER;
+    reshard_executor *const e = executor_;
+    const std::function<reshard_status()> calls[] = {
+        [&] { return reshard_run(e, 1); },
+        [&] { return reshard_run_checked(e, 1, nullptr); },
+        [&] { return reshard_replace(e, path_.c_str(), nullptr, 0, nullptr); },
+        [&] { return reshard_bind(e, 0, 0, "a", nullptr, 0); },
+        [&] { return reshard_set_hook(e, "a", [](void *, const char *, uint32_t) { return 0; }, nullptr); },
+        [&] { return reshard_set_transform(e, "a", &transform); },
+        [&] { return reshard_prepare(e); },
+        [&] { return reshard_digest(e, 0, 0, 1, sizeof *digests, &digests, &count); },
+        [&] { return reshard_enqueue(e, nullptr); },
+        [&] { return reshard_all_reduce_min(e, 1, &least); },
+        [&] { return reshard_publish(e, 1); },
+        [&] { return reshard_publish_checked(e, 1); },
+        [&] { return reshard_release(e, 1); },
+        [&] { return reshard_pull(e, 1, 1, &version); },
+        [&] { return reshard_pull_checked(e, 1, 1, 0, &version); },
+        [&] { return reshard_replicas(e, nullptr, sizeof(reshard_replica), 0, &count); }};
+    int number = 1;
+    for (const auto &call : calls)
+      check(number++, call() == RESHARD_INVALID && error().starts_with(text));
+    check(50, reshard_target_state(e) == RESHARD_EMPTY && reshard_version(e) == 0 && reshard_bytes(e) == 0 &&
+                  reshard_pulls(e) == 0 && !reshard_stream(e) && reshard_bytes_by(e, RESHARD_LOCAL) == 0);
+    count = 1;
+    check(51, !reshard_ranks(e, &count) && count == 0);
+    count = 1;
+    check(55, std::string(reshard_opened_digest(e)).empty());
+    check(52, !reshard_undigested(e, &count) && count == 0);
+    reshard_close(e); // has no effect
+    check(53, reshard_run(e, 1) == RESHARD_INVALID);
+    executor_ = nullptr;
+    open(2); // an executor of its own
+    bindAll();
+    check(54, reshard_prepare(executor_) == RESHARD_OK && reshard_run(executor_, 0) == RESHARD_OK);
+    reshard_close(executor_);
+    ::_exit(code);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  fill(2);
+  ASSERT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+  EXPECT_EQ(mismatches(2), 0u);
 }
 
 #ifdef COUNT_ALLOCATIONS

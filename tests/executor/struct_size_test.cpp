@@ -191,7 +191,7 @@ TEST_F(StructSizeTest, Options) {
   EXPECT_EQ(open(&newer.known), RESHARD_OK) << error_;
   newer.added[1] = 1;
   EXPECT_EQ(open(&newer.known), RESHARD_INVALID);
-  EXPECT_THAT(error_, HasSubstr("reshard_options: found a field that is not 0 at byte 104, expected a struct of 96"));
+  EXPECT_THAT(error_, HasSubstr("reshard_options: found a field that is not 0 at byte 120, expected a struct of 112"));
   EXPECT_EQ(open(nullptr), RESHARD_OK) << error_;
 }
 
