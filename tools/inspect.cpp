@@ -2,6 +2,7 @@
 // reshard-inspect: shows what a plan contains, what one rank does and where a param comes from; verifies and simulates
 // plans. Also lists the tensors of a checkpoint.
 
+#include "analysis/checkpoints/unread_weights.h"
 #include "analysis/files/new_folder.h"
 #include "analysis/report/checkpoint_listing.h"
 #include "analysis/report/inspection.h"
@@ -124,9 +125,11 @@ int main(int argc, char **argv) {
   }
   const FileKind kind = fileKindOf(options.plan);
   if (kind == FileKind::unknown) {
+    const std::string what = unreadFile(options.plan);
     printError(command.name,
                "'" + options.plan +
-                   "' is neither a plan nor a checkpoint: a folder, or a file of safetensors or torch.save");
+                   "' is neither a plan nor a checkpoint: expected a folder, or a file of safetensors or torch.save" +
+                   (what.empty() ? "" : "; found " + what));
     return kUsage;
   }
   const bool checkpoint = kind == FileKind::checkpoint;

@@ -6,6 +6,7 @@
 #include "analysis/checkpoints/megatron_files.h"
 #include "analysis/checkpoints/torch_archive.h"
 #include "analysis/checkpoints/torch_checkpoint.h"
+#include "analysis/checkpoints/unread_weights.h"
 #include "analysis/files/safetensors.h"
 #include "support/hash.h"
 #include "support/input_file.h"
@@ -201,8 +202,8 @@ Status readWhole(const std::string &folder, StoredCheckpoint &checkpoint) {
   if (Status status = readCheckpoint(folder, whole); !status.ok())
     return status;
   addWhole(whole, folder, checkpoint);
-  return {};
   checkpoint.notes = std::move(whole.notes);
+  return {};
 }
 
 Status readSingle(const std::string &path, StoredCheckpoint &checkpoint) {
@@ -262,6 +263,10 @@ bool hasFilesOf(const std::string &folder, StorageFormat format) {
   }
   }
   return false;
+}
+
+std::string prefixed(const std::string &prefix, const std::string &text) {
+  return text.empty() ? std::string() : prefix + text;
 }
 
 } // namespace
@@ -324,7 +329,8 @@ Result<StorageFormat> recognizeCheckpoint(const std::string &path) {
       return begin.status();
     const std::optional<StorageFormat> format = formatOfBytes(*begin);
     return format ? Result<StorageFormat>(*format)
-                  : failed("'" + path + "' is neither a file of safetensors nor one of torch.save (a zip)");
+                  : failed("'" + path + "' is neither a file of safetensors nor one of torch.save (a zip)" +
+                           prefixed(": found ", unreadFile(path)));
   }
   for (const StorageFormat format : {StorageFormat::megatron, StorageFormat::dcp, StorageFormat::safetensors})
     if (hasFilesOf(path, format))
@@ -338,7 +344,7 @@ Result<StorageFormat> recognizeCheckpoint(const std::string &path) {
     return failed("'" + path +
                   "': not a checkpoint: expected '.metadata', 'model.safetensors.index.json', files "
                   "'*.safetensors', '" +
-                  kTorchFile + "' or files 'NAME_rank_R.pt'");
+                  kTorchFile + "' or files 'NAME_rank_R.pt'" + prefixed("; ", unreadWeights(path)));
   const Result<bool> shards = hasShards(path);
   if (!shards.ok())
     return shards.status();

@@ -438,6 +438,27 @@ target: {{layout: same, storage: out}}
             self.assertIn("'x.pt' is neither a plan nor a checkpoint", self.refusal(self.folder / "x.pt", *options))
         (self.folder / "x.pt").write_bytes(archive({"t": tensor(A, "0", strides=(1, 7))}, [A]))
         self.assertIn("its elements are not contiguous", self.refusal(self.folder / "x.pt"))
+        for name, found in {  # what is no checkpoint says what it is
+            "pytorch_model.bin": "found 'pytorch_model.bin': a file of torch.save; name the file itself",
+            "pytorch_model.bin.index.json": "found 'pytorch_model.bin.index.json': load it with transformers' from_pretrained",
+            "llama.Q4_K_M.gguf": "found 'llama.Q4_K_M.gguf': GGUF, llama.cpp's format",
+            "model.nemo": "found 'model.nemo': an archive of NeMo; unpack it",
+            "zero_pp_rank_0_mp_rank_00_model_states.pt": "DeepSpeed's form of ZeRO; 'python zero_to_fp32.py",
+            "manifest.ocdbt": "a checkpoint of Orbax",
+            "__0_0.distcp": "without '.metadata', which is written last",
+            "layer/.zarray": "found 'layer': an array of zarr",
+            "mp_rank_00/model_optim_rng.pt": "found 'mp_rank_00': Megatron's format 'torch'",
+            "iter_0001000/.metadata": "found checkpoints in folders of it: name one, such as 'iter_0001000'",
+        }.items():
+            with self.subTest(name):
+                path = self.folder / "unread" / name
+                path.parent.mkdir(parents=True)
+                path.write_bytes(b"x")
+                self.assertIn(found, self.refusal(self.folder / "unread"))
+                shutil.rmtree(self.folder / "unread")
+        for name, begin, found in (("x.gguf", b"GGUF\x03\0\0\0more than sixteen bytes", "found GGUF, llama.cpp's format"), ("x.nemo", b"./model_config.yaml and more", "found an archive of NeMo")):
+            (self.folder / name).write_bytes(begin)
+            self.assertIn(found, self.refusal(self.folder / name))
         (self.folder / "x.pt").write_bytes(archive({"t": tensor(A, "1")}, [A]))
         self.assertIn("its storage 'archive/data/1' is missing", self.refusal(self.folder / "x.pt"))
         (self.folder / "x.pt").write_bytes(archive({"t": tensor(A, "0")}, [A[:3]]))
