@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+import operator
+import os
 from collections.abc import Mapping
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -284,6 +286,37 @@ def check_sizes(library: ctypes.CDLL, structs: Mapping[str, type[ctypes.Structur
 
 #: The loaded library. CDLL releases the global interpreter lock during calls.
 library = _load()
+
+
+def text_for(value: str | bytes | os.PathLike[str], what: str) -> bytes:
+    """Returns a text or a path for the library, which ends texts at a NUL."""
+    if not isinstance(value, (str, bytes, os.PathLike)):
+        raise Error(f"{what}: found {type(value).__name__}, expected a text")
+    try:
+        found = os.fsencode(value) if isinstance(value, os.PathLike) else value.encode() if isinstance(value, str) else value
+    except UnicodeEncodeError as wrong:
+        raise Error(f"{what}: found {value!r}, expected a text that can be encoded: {wrong}") from None
+    if b"\0" in found:
+        raise Error(f"{what}: found {value!r}, expected a text without NUL characters")
+    return found
+
+
+def number_for(value: Any, what: str, least: int, most: int) -> int:
+    """Returns a number for the library. ctypes would pass its last bits, whatever its size."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise Error(f"{what}: found {value!r}, expected a whole number") from None
+    if not least <= found <= most:
+        raise Error(f"{what}: found {found}, expected {'-2^63' if least else 0} to 2^{most.bit_length()} - 1")
+    return found
+
+
+def flag_for(value: Any, what: str) -> bool:
+    """Returns a truth value for the library."""
+    if value not in (True, False):
+        raise Error(f"{what}: found {value!r}, expected True or False")
+    return bool(value)
 
 
 def error_of(status: int, text: bytes) -> Error:

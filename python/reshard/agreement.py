@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from ._waiting import Helper
 from .errors import Error, TimeoutError
 
 #: What a rank states, or what rank 0 answers: values of JSON.
@@ -36,6 +37,7 @@ class Agreement:
     def __init__(self, store: Any, rank: int, world: int):
         self.store, self.rank, self.world = store, rank, world
         self._round = 0
+        self._helper = Helper()
 
     def _key(self, number: int, of: int | str) -> str:
         return f"reshard/agreement/{number}/{of}"
@@ -43,7 +45,8 @@ class Agreement:
     def _wait(self, key: str, ends: float) -> bool:
         """Waits for a key. Returns False at the deadline."""
         try:
-            self.store.wait([key], timedelta(seconds=max(0.001, ends - time.monotonic())))
+            limit = timedelta(seconds=max(0.001, ends - time.monotonic()))
+            self._helper(lambda: self.store.wait([key], limit))  # in another thread: it does not look for signals
         except Exception as raised:  # DistStoreError or RuntimeError, by the version and the kind of the store
             if time.monotonic() < ends - 0.5 and "imeout" not in str(raised) and "imed out" not in str(raised):
                 raise

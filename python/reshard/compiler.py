@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ._library import PREFIX
+from ._library import PREFIX, text_for
+from ._waiting import Helper
 from .errors import CompileError, Error
 from .plan import Plan
 
@@ -24,14 +25,21 @@ _WARNING = "reshard-compile: warning: "
 
 def run_compiler(arguments: Sequence[str | os.PathLike[str]], warn: Callable[[str], object] = warnings.warn) -> str:
     """Runs reshard-compile and returns its standard output. Raises CompileError. warn: called with each warning about the plan."""
-    done = subprocess.run([PREFIX / "bin" / "reshard-compile", *arguments], capture_output=True, encoding="utf-8",
-                          errors="backslashreplace")
-    if done.returncode:
-        raise CompileError(done.stderr.rstrip() or f"reshard-compile exited with code {done.returncode} and printed no error")
-    for line in done.stderr.splitlines():
+    texts = [os.fsdecode(text_for(os.fsencode(argument), "argument of reshard-compile")) for argument in arguments]
+    process = subprocess.Popen([PREFIX / "bin" / "reshard-compile", *texts], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               encoding="utf-8", errors="backslashreplace")
+    try:
+        # In another thread: after Ctrl-C this module's wait for a process goes on for 0.25 s.
+        output, errors = Helper()(process.communicate)
+    except BaseException:
+        process.kill()
+        raise
+    if process.returncode:
+        raise CompileError(errors.rstrip() or f"reshard-compile exited with code {process.returncode} and printed no error")
+    for line in errors.splitlines():
         if line.startswith(_WARNING):
             warn(line.removeprefix(_WARNING))
-    return done.stdout
+    return str(output)
 
 
 def _assignments(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -64,5 +72,11 @@ def compile(job: str | os.PathLike[str], *, output: str | os.PathLike[str] | Non
             shutil.rmtree(folder)
         raise
     if folder:
-        weakref.finalize(plan, shutil.rmtree, folder)
+        weakref.finalize(plan, _remove, folder, os.getpid())
     return plan
+
+
+def _remove(folder: str, process: int) -> None:
+    """Deletes the folder of a plan, but not when a forked process ends: the other one still has the plan."""
+    if process == os.getpid():
+        shutil.rmtree(folder)

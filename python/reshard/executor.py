@@ -10,31 +10,42 @@ import fnmatch
 import itertools
 import os
 import sys
+import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from ctypes import POINTER
 from dataclasses import dataclass
 from typing import Any
 
 from . import _library
-from ._library import error_of, library
-from .errors import BindError, Error, RunError
+from ._library import error_of, flag_for, library, number_for, text_for
+from ._waiting import Signals
+from .errors import BindError, Error, PlanError, RunError
 from .memory import Memory, memory_of
 from .plan import Endpoint, Param, Plan
 from .rendezvous import store_of
 from .transforms import Allocated, Transformed, transformed
 
 
+#: The greatest number of 64 bits.
+_MOST = 2**64 - 1
+
+
 def _address(stream: Any) -> int:
     """Returns the address of a stream's cudaStream_t."""
     if isinstance(stream, int):
-        return stream
+        return number_for(stream, "stream", 0, _MOST)
     if hasattr(stream, "__cuda_stream__"):
-        return int(stream.__cuda_stream__()[1])
+        return number_for(stream.__cuda_stream__()[1], "stream", 0, _MOST)
     for name in ("cuda_stream", "ptr"):  # PyTorch's, CuPy's
         if hasattr(stream, name):
-            return int(getattr(stream, name))
+            return number_for(getattr(stream, name), "stream", 0, _MOST)
     raise Error(f"stream: found {type(stream).__name__}, expected a stream of PyTorch or CuPy, or the address of a cudaStream_t")
+
+
+def _replaced(plan: Plan) -> PlanError:
+    return PlanError(f"'{plan.path}' was replaced since this Plan was opened: it had the digest {plan.summary.digest}; open it again")
 
 
 def _seconds(timeout: float | None) -> float:
@@ -44,11 +55,20 @@ def _seconds(timeout: float | None) -> float:
     return timeout or 0
 
 
-def _version(version: int) -> int:
-    """Returns a version for the library, to which ctypes would pass its last 64 bits only."""
-    if not 0 <= version < 2**64:
-        raise Error(f"version: found {version}, expected 0 to 2^64 - 1")
-    return version
+def _secret(secret: str) -> bytes:
+    """Returns a secret for the library."""
+    found = text_for(secret, "secret") if "\0" not in secret else b""
+    if not found:
+        raise Error("secret: found an empty text, or one with NUL characters, expected 1 to 4096 bytes, or None for the one in RESHARD_SECRET")
+    return found
+
+
+def _ranks(rank: int | Iterable[int] | None) -> tuple[Any, int]:
+    """Returns the array of the library and its length; None, 0 for None."""
+    if rank is None:
+        return None, 0
+    ranks = [number_for(each, "rank", 0, 2**32 - 1) for each in (rank if isinstance(rank, Iterable) else [rank])]
+    return (ctypes.c_uint32 * len(ranks))(*ranks), len(ranks)
 
 
 @dataclass(frozen=True)
@@ -78,6 +98,9 @@ class Executor:
     refit.
 
     Not thread-safe; calls release the global interpreter lock. A context manager that calls ``close`` at the end.
+    Signals are handled while a call waits; if a handler raises, as that of Ctrl-C does, the call ends as at its deadline
+    and raises the same. Hooks must not call their executor, except for its properties. In a process that was forked from
+    the executor's every call raises Error, and ``close`` has no effect.
 
     plan: a Plan, or the path of a plan file.
     rank: one world rank or several; None: every rank of the plan, or the rank of this process if the transport connects
@@ -93,7 +116,7 @@ class Executor:
         ("tcp://host:port", which rank 0 serves; "file:///folder"; "env://", the variables of torchrun, srun or mpirun),
         or an object with ``set(key, value)`` and ``get(key)``, such as a store of torch.distributed.
     job: a name that the processes have in common, if several jobs use one rendezvous.
-    secret: a secret that the processes have in common; None: the environment variable RESHARD_SECRET.
+    secret: a secret that the processes have in common, 1 to 4096 bytes; None: the environment variable RESHARD_SECRET.
     insecure: without a secret, accept processes of other machines and users.
     pull: pull mode, for "ucx" and a plan whose target has ``replicas``: a process of the source calls ``publish`` and
         ``release``, one of an engine replica calls ``pull``, in place of ``run``. Processes join and leave at any time;
@@ -128,35 +151,42 @@ class Executor:
         self._runs = 0  # calls of run without a stream; not the version, which differs between processes after a hook failed
         self._stale = False  # a hook of on_landed has failed since the last complete run
         self._raised: BaseException | None = None  # the exception of a hook
+        self._signals = Signals()
+        self._process = os.getpid()
+        self._calling = ""  # the call in progress, whose hooks must not make another
+        self._ends: float | None = None  # its deadline for the caller's store, of time.monotonic
+        self._join_timeout = join_timeout
         self._handle = ctypes.c_void_p()
-        ranks = list(rank) if isinstance(rank, Iterable) else [] if rank is None else [rank]
         options = _library.Options(
-            transport=transport.encode(),
-            device=device.encode(),
-            threads=threads,
+            transport=text_for(transport, "transport"),
+            device=text_for(device, "device"),
+            threads=number_for(threads, "threads", 0, 2**32 - 1),
             join_seconds=_seconds(join_timeout),
-            no_local_shortcut=no_local_shortcut,
-            insecure=insecure,
-            communicator=communicator,
-            job=job.encode() if job else None,
-            secret=None if secret is None else secret.encode(),
-            pull=pull,
+            no_local_shortcut=flag_for(no_local_shortcut, "no_local_shortcut"),
+            insecure=flag_for(insecure, "insecure"),
+            communicator=None if communicator is None else number_for(communicator, "communicator", 0, _MOST),
+            job=text_for(job, "job") if job else None,
+            secret=None if secret is None else _secret(secret),
+            pull=flag_for(pull, "pull"),
+            interrupted=self._signals.asked,
         )
         if isinstance(rendezvous, str):
-            options.rendezvous = rendezvous.encode()
+            options.rendezvous = text_for(rendezvous, "rendezvous")
         elif rendezvous is not None:
-            store = store_of(rendezvous, self._fail)
+            store = store_of(rendezvous, self._fail, self._left)
             self._hooks.append(store)
             options.store = ctypes.pointer(store)
-        numbers = None if rank is None else (ctypes.c_uint32 * len(ranks))(*ranks)
-        path = os.fsencode(self.plan.path)
-        status = library.reshard_open(path, numbers, len(ranks), ctypes.byref(options), ctypes.byref(self._handle))
+        numbers, count = _ranks(rank)
+        path = text_for(os.fsencode(self.plan.path), "plan")
+        with self._in("open", join_timeout):
+            status = library.reshard_open(path, numbers, count, ctypes.byref(options), ctypes.byref(self._handle))
         self._collected = weakref.finalize(self, library.reshard_close, self._handle)
         self._collected.atexit = False  # at exit, _close_all closes it
         _executors[next(_numbers)] = self
         try:
             self._check(status)
-        except Error:
+            self._check_opened(self.plan)
+        except BaseException:
             self.close()
             raise
 
@@ -175,16 +205,27 @@ class Executor:
         """
         new = plan if isinstance(plan, Plan) else Plan.open(plan)
         before = self.ranks
-        ranks = list(rank) if isinstance(rank, Iterable) else [] if rank is None else [rank]
-        numbers = None if rank is None else (ctypes.c_uint32 * len(ranks))(*ranks)
-        url = None if rendezvous is None else rendezvous.encode()
-        self._check(library.reshard_replace(self._open(), os.fsencode(new.path), numbers, len(ranks), url))
+        numbers, count = _ranks(rank)
+        url = None if rendezvous is None else text_for(rendezvous, "rendezvous")
+        if Plan.open(new.path).summary.digest != new.summary.digest:
+            raise _replaced(new)
+        self._call("replace", library.reshard_replace, text_for(os.fsencode(new.path), "plan"), numbers, count, url)
         files = {at.role for at in self.plan.endpoints if at.storage}
         self.plan = new
+        try:
+            self._check_opened(new)
+        except PlanError:  # the file was replaced since the look above
+            self.close()
+            raise
         follows = dict(zip(before, self.ranks))
         moved = {(role, at if role in files else follows.get(at, -1), name): bound for (role, at, name), bound in self._bound.items()}
         self._bound = {key: bound for key, bound in moved.items() if self._has(*key, bound[1])}
         self._allocated = self._allocated_in_new_plan()
+
+    def _check_opened(self, plan: Plan) -> None:
+        """Fails if the library has opened another plan than this one, by whose dtypes and shapes ``bind`` checks."""
+        if library.reshard_opened_digest(self._handle).decode() != plan.summary.digest:
+            raise _replaced(plan)
 
     def _allocated_in_new_plan(self) -> dict[tuple[str, int, str], tuple[Any, Allocated]]:
         """Returns the memory of ``allocate`` that is still bound, with its ranks in the new plan."""
@@ -239,7 +280,8 @@ class Executor:
                 raise BindError(f"{where}: {wrong}") from None
             # For an unknown name, the library suggests a similar one.
             expected = params[name].nbytes if name in params else 0
-            self._check(library.reshard_bind(self._open(), at.number, rank, name.encode(), memory.address or None, expected))
+            address = number_for(memory.address, f"{where}: address", 0, _MOST) or None
+            self._call("bind", library.reshard_bind, at.number, rank, text_for(name, "param"), address, expected)
             self._bound[at.role, rank, name] = (memory, expected)
 
     def allocate(self, name: str, endpoint: str | int | None = None, rank: int | None = None) -> Allocated:
@@ -263,7 +305,7 @@ class Executor:
             raise BindError(f"{at.role} rank {rank} param {name!r}: found {found}, expected a param in host memory without a transform")
         owner = (ctypes.c_ubyte * (param.nbytes + 63))()
         address = (ctypes.addressof(owner) + 63) // 64 * 64
-        self._check(library.reshard_bind(self._open(), at.number, rank, name.encode(), address if param.nbytes else None, param.nbytes))
+        self._call("allocate", library.reshard_bind, at.number, rank, text_for(name, "param"), address if param.nbytes else None, param.nbytes)
         memory = Memory(address, param.shape, None, param.dtype, "cpu", False, owner)
         self._bound[at.role, rank, name] = (memory, param.nbytes)
         view = Allocated(name, at.number, rank, param.dtype, param.shape, param.nbytes, address)
@@ -281,8 +323,12 @@ class Executor:
         """
         self._landed.append((group, hook))
 
-    def _land(self) -> None:
+    def _land(self, what: str) -> None:
         """Calls the hooks of on_landed."""
+        with self._in(what):
+            self._call_landed()
+
+    def _call_landed(self) -> None:
         self._stale = bool(self._landed)
         calls = []
         for group, hook in self._landed:
@@ -328,7 +374,7 @@ class Executor:
                 return 1
 
         kept = _library.HOOK(call)
-        self._check(library.reshard_set_hook(self._open(), name.encode(), kept, None))
+        self._call("set_hook", library.reshard_set_hook, text_for(name, "hook"), kept, None)
         self._hooks.append(kept)
 
     def set_transform(
@@ -363,13 +409,13 @@ class Executor:
             return _library.TRANSFORM_HOOK(call) if hook else _library.TRANSFORM_HOOK()
 
         hooks = _library.Transform(prepare_send=kept(prepare_send), prepare_receive=kept(prepare_receive), finalize=kept(finalize))
-        self._check(library.reshard_set_transform(self._open(), name.encode(), ctypes.byref(hooks)))
+        self._call("set_transform", library.reshard_set_transform, text_for(name, "transform"), ctypes.byref(hooks))
         self._hooks.append(hooks)
 
     def prepare(self) -> None:
         """Checks that all params are bound and that none overlap, connects to the other processes, and allocates the
         memory that runs need."""
-        self._check(library.reshard_prepare(self._open()))
+        self._call("prepare", library.reshard_prepare)
 
     def run(
         self,
@@ -402,16 +448,18 @@ class Executor:
         """
         if check < 0 or (stream is not None and check) or (not check and (first_index or changed or allow_undigested)):
             raise Error(f"run: found check={check}, expected True or a number of runs for options of a check, and no check of a run on a stream")
+        flags = {"first_index": first_index, "changed": changed, "allow_undigested": allow_undigested}
+        checks = {name: flag_for(value, name) for name, value in flags.items()}
         if stream is None:
+            self._free("run")
             self._runs += 1
             if check and self._runs % check == 0:
-                how = _library.Check(first_index=first_index, changed=changed, allow_undigested=allow_undigested)
-                self._check(library.reshard_run_checked(self._open(), _seconds(timeout), ctypes.byref(how)))
+                self._call("run", library.reshard_run_checked, _seconds(timeout), ctypes.byref(_library.Check(**checks)), seconds=timeout)
             else:
-                self._check(library.reshard_run(self._open(), _seconds(timeout)))
-            self._land()
+                self._call("run", library.reshard_run, _seconds(timeout), seconds=timeout)
+            self._land("run")
         elif timeout is None:
-            self._check(library.reshard_enqueue(self._open(), _address(stream)))
+            self._call("run", library.reshard_enqueue, _address(stream))
         else:
             raise Error("run: found a stream and a timeout, expected only one of them; a run on a stream does not wait")
 
@@ -428,7 +476,8 @@ class Executor:
         at = self.plan.endpoint(endpoint, -1)
         found, count = POINTER(_library.TensorDigest)(), ctypes.c_size_t()
         size = ctypes.sizeof(_library.TensorDigest)
-        self._check(library.reshard_digest(self._open(), at.number, allow_undigested, _seconds(timeout), size, ctypes.byref(found), ctypes.byref(count)))
+        allowed = flag_for(allow_undigested, "allow_undigested")
+        self._call("digest", library.reshard_digest, at.number, allowed, _seconds(timeout), size, ctypes.byref(found), ctypes.byref(count), seconds=timeout)
         return {
             each.tensor.decode(): TensorDigest(each.dtype.decode(), tuple(each.shape[: each.dimensions]), each.digest.decode() or None)
             for each in found[: count.value]
@@ -445,7 +494,7 @@ class Executor:
         """Returns the minimum of the ``value`` arguments of all processes. Every process must call it (an
         all-reduce)."""
         result = ctypes.c_int64()
-        self._check(library.reshard_all_reduce_min(self._open(), value, ctypes.byref(result)))
+        self._call("all_reduce_min", library.reshard_all_reduce_min, number_for(value, "value", -(2**63), 2**63 - 1), ctypes.byref(result))
         return result.value
 
     def publish(self, version: int, *, check: bool = False) -> None:
@@ -460,7 +509,7 @@ class Executor:
         is published already.
         """
         function = library.reshard_publish_checked if check else library.reshard_publish
-        self._check(function(self._open(), _version(version)))
+        self._call("publish", function, number_for(version, "version", 0, _MOST))
 
     def release(self, timeout: float | None = None) -> None:
         """Pull mode, of a rank of the source: ends the publication. The bound tensors may change when it returns, and
@@ -472,7 +521,7 @@ class Executor:
 
         Raises Error if no version is published.
         """
-        self._check(library.reshard_release(self._open(), _seconds(timeout)))
+        self._call("release", library.reshard_release, _seconds(timeout), seconds=timeout)
 
     def pull(self, min_version: int = 0, timeout: float | None = None, *, check: bool = False, allow_undigested: bool = False) -> int:
         """Pull mode, of a rank of an engine replica: waits for a published version of at least ``min_version``, writes
@@ -496,12 +545,14 @@ class Executor:
             raise Error("pull: found allow_undigested without check")
         executor, version = self._open(), ctypes.c_uint64()
         pulls = library.reshard_pulls(executor)
+        least = number_for(min_version, "version", 0, _MOST)
         if check:
-            self._check(library.reshard_pull_checked(executor, _version(min_version), _seconds(timeout), allow_undigested, ctypes.byref(version)))
+            allowed = flag_for(allow_undigested, "allow_undigested")
+            self._call("pull", library.reshard_pull_checked, least, _seconds(timeout), allowed, ctypes.byref(version), seconds=timeout)
         else:
-            self._check(library.reshard_pull(executor, _version(min_version), _seconds(timeout), ctypes.byref(version)))
+            self._call("pull", library.reshard_pull, least, _seconds(timeout), ctypes.byref(version), seconds=timeout)
         if library.reshard_pulls(executor) != pulls or self._stale:
-            self._land()
+            self._land("pull")
         return version.value
 
     def replicas(self) -> list[Replica]:
@@ -510,7 +561,7 @@ class Executor:
         size, count = ctypes.sizeof(_library.Replica), ctypes.c_size_t()
         found = (_library.Replica * 0)()
         while True:  # until the list has not grown since the last call
-            self._check(library.reshard_replicas(self._open(), found, size, len(found), ctypes.byref(count)))
+            self._call("replicas", library.reshard_replicas, found, size, len(found), ctypes.byref(count))
             if count.value <= len(found):
                 break
             found = (_library.Replica * count.value)()
@@ -545,7 +596,9 @@ class Executor:
         return {method: int(library.reshard_bytes_by(self._open(), number)) for number, method in enumerate(_library.METHODS)}
 
     def close(self) -> None:
-        """Closes the executor and releases all bound memory. A second call has no effect."""
+        """Closes the executor and releases all bound memory. A second call has no effect, nor has one in a process that
+        was forked from the executor's. In a hook of the executor it raises Error."""
+        self._free("close")
         if self._handle:
             self._collected.detach()
             library.reshard_close(self._handle)
@@ -554,6 +607,7 @@ class Executor:
         self._allocated.clear()
         self._landed.clear()
         self._hooks.clear()
+        self._check(0)
 
     def __enter__(self) -> Executor:
         return self
@@ -571,9 +625,41 @@ class Executor:
             library.reshard_fail(self._handle, text.encode(errors="replace").replace(b"\0", b"?"))
 
     def _open(self) -> ctypes.c_void_p:
+        if self._process != os.getpid():
+            raise Error(
+                f"process {self._process} opened the executor, and this is process {os.getpid()}, which was forked from it: only the process that opened an"
+                " executor can use it; open one here, or start this process in another way (multiprocessing: 'spawn')"
+            )
         if not self._handle:
             raise Error("the executor is closed: open a new one")
         return self._handle
+
+    def _free(self, what: str) -> None:
+        """Fails inside a hook."""
+        if self._calling and self._process == os.getpid():
+            raise Error(f"{what} during {self._calling} of the same executor: a hook must not call its executor; call {what} after {self._calling}")
+
+    @contextmanager
+    def _in(self, what: str, seconds: float | None = None) -> Iterator[None]:
+        """Marks a call in progress; at most ``seconds`` for the caller's store."""
+        self._free(what)
+        self._calling, self._ends = what, None if seconds is None else time.monotonic() + seconds
+        try:
+            with self._signals.watched():
+                yield
+        finally:
+            self._calling = ""
+
+    def _left(self) -> float | None:
+        """The seconds that the call in progress has left; None: no limit."""
+        return None if self._ends is None else self._ends - time.monotonic()
+
+    def _call(self, what: str, function: Any, *arguments: Any, seconds: float | None = None) -> None:
+        """Calls the library. seconds: at most for the caller's store; None: the ``join_timeout``."""
+        executor = self._open()
+        with self._in(what, seconds or self._join_timeout):
+            status = function(executor, *arguments)
+        self._check(status)
 
     def _fail(self, raised: BaseException) -> None:
         """Keeps an exception, which the call in progress raises as the cause of its own."""
@@ -581,8 +667,15 @@ class Executor:
 
     def _check(self, status: int) -> None:
         raised, self._raised = self._raised, None
-        if status:
-            raise error_of(status, library.reshard_error(self._handle)) from raised
+        signalled, self._signals.raised = self._signals.raised, None
+        error = error_of(status, library.reshard_error(self._handle)) if status else None
+        if signalled:
+            self._stale, self._signals.lost = self._stale or self._signals.lost, False
+            raise signalled from error
+        if raised and not isinstance(raised, Exception):  # KeyboardInterrupt, SystemExit
+            raise raised from error
+        if error:
+            raise error from raised
 
 
 #: All open executors, in the order in which they were opened.
@@ -595,6 +688,8 @@ def _close_all() -> None:
     """Closes all open executors at exit. After an uncaught exception, close might wait for peers that are still in a
     run: their launcher ends them. Those that wait in ``prepare`` are told the exception."""
     for executor in list(_executors.values()):
+        if executor._process != os.getpid():
+            continue  # a forked process leaves those of the other to it
         if not hasattr(sys, "last_value"):
             executor.close()
         else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _library
-from ._library import error_of, library
+from ._library import error_of, library, text_for
 from .dtypes import numpy_dtype
 from .errors import Error
 
@@ -78,7 +78,7 @@ class Plan:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.fspath(path)
         self._handle = ctypes.c_void_p()
-        status = library.reshard_plan_open(os.fsencode(path), ctypes.byref(self._handle))
+        status = library.reshard_plan_open(text_for(os.fsencode(path), "plan"), ctypes.byref(self._handle))
         weakref.finalize(self, library.reshard_plan_close, self._handle)
         if status:
             raise error_of(status, library.reshard_plan_error(self._handle))

@@ -259,6 +259,9 @@ class Session:
             call()
         except Exception as raised:
             failure = raised
+        except BaseException:  # of a signal: the other ranks end at their deadlines
+            self.close()
+            raise
         try:
             agreement({}, lambda _: {}, 2 * timeout, failure)  # longer than the deadlines of the call itself
         except BaseException:

@@ -520,6 +520,72 @@ class Refusals(unittest.TestCase):
             self.executor.run(timeout=0)
 
 
+    def test_a_plan_that_was_replaced(self):
+        """The library opens the file again: bind would check by another plan's dtypes."""
+        plan = reshard.compile(job(), output="replaced.rplan")
+        executor = reshard.Executor(plan)
+        reshard.compile(job("bf16"), output="replaced.rplan")
+        for call in (lambda: reshard.Executor(plan), lambda: executor.replace(plan)):
+            with self.assertRaisesRegex(reshard.PlanError, f"'replaced.rplan' was replaced since this Plan was opened: it had the digest {plan.summary.digest}; open it again"):
+                call()
+        self.assertEqual(executor.plan, plan)
+        executor.replace("replaced.rplan")
+        self.assertEqual(executor.plan.params(2)["scale"].dtype, "bf16")
+
+    def test_values_that_c_cannot_hold(self):
+        """ctypes would pass the last bits of a number, and a text up to its first NUL."""
+        plan, executor, good = self.plan, self.executor, np.zeros((8, 6), np.float32)
+        most = {32: "expected 0 to 2^32 - 1", 64: "expected 0 to 2^64 - 1"}
+        for call, text in (
+            (lambda: reshard.Executor(plan, 2**32), f"rank: found {2**32}, {most[32]}"),
+            (lambda: reshard.Executor(plan, -1), f"rank: found -1, {most[32]}"),
+            (lambda: reshard.Executor(plan, [0, 2**32 + 1]), f"rank: found {2**32 + 1}, {most[32]}"),
+            (lambda: reshard.Executor(plan, "0"), "rank: found '0', expected a whole number"),
+            (lambda: reshard.Executor(plan, 0.5), "rank: found 0.5, expected a whole number"),
+            (lambda: reshard.Executor(plan, threads=-1), f"threads: found -1, {most[32]}"),
+            (lambda: reshard.Executor(plan, threads=2**32), f"threads: found {2**32}, {most[32]}"),
+            (lambda: reshard.Executor(plan, communicator=2**64), f"communicator: found {2**64}, {most[64]}"),
+            (lambda: reshard.Executor(plan, insecure=2**32), f"insecure: found {2**32}, expected True or False"),
+            (lambda: reshard.Executor(plan, pull="no"), "pull: found 'no', expected True or False"),
+            (lambda: reshard.Executor(plan, no_local_shortcut=None), "no_local_shortcut: found None, expected True or False"),
+            (lambda: reshard.Executor(plan, join_timeout=float("nan")), "timeout: found nan seconds, expected more than 0"),
+            (lambda: reshard.Executor(plan, transport="threads\0"), "transport: found 'threads\\x00', expected a text without NUL characters"),
+            (lambda: reshard.Executor(plan, transport=None), "transport: found NoneType, expected a text"),
+            (lambda: reshard.Executor(plan, device="cpu\0"), "device: found 'cpu\\x00'"),
+            (lambda: reshard.Executor(plan, job="a\0b"), "job: found 'a\\x00b'"),
+            (lambda: reshard.Executor(plan, rendezvous="env://\0"), "rendezvous: found 'env://\\x00'"),
+            (lambda: reshard.Executor(plan.path + "\0.rplan"), "plan: found "),
+            (lambda: reshard.Plan.open(plan.path + "\0"), "plan: found "),
+            (lambda: executor.replace(plan, 2**32), f"rank: found {2**32}, {most[32]}"),
+            (lambda: executor.replace(plan, rendezvous="file:///a\0"), "rendezvous: found 'file:///a\\x00'"),
+            (lambda: executor.bind({"l.0.up\0x": good}, rank=2), "param: found 'l.0.up\\x00x'"),
+            (lambda: executor.bind({"l.0.up": good}, "target", 2**32 + 2), f"target has no rank {2**32 + 2}"),
+            (lambda: executor.bind({5: good}, rank=2), "param: found int, expected a text"),
+            (lambda: executor.set_hook("a\0", print), "hook: found 'a\\x00'"),
+            (lambda: executor.set_transform("a\0", print), "transform: found 'a\\x00'"),
+            (lambda: executor.run(2**64), f"stream: found {2**64}, {most[64]}"),
+            (lambda: executor.run(check=True, changed=2**32), f"changed: found {2**32}, expected True or False"),
+            (lambda: executor.digest(allow_undigested=2**32), f"allow_undigested: found {2**32}, expected True or False"),
+            (lambda: executor.all_reduce_min(2**63), f"value: found {2**63}, expected -2^63 to 2^63 - 1"),
+            (lambda: executor.all_reduce_min(-(2**63) - 1), "expected -2^63 to 2^63 - 1"),
+            (lambda: executor.all_reduce_min(1.5), "value: found 1.5, expected a whole number"),
+            (lambda: reshard.compile("job\0.yaml"), "argument of reshard-compile: found "),
+            (lambda: reshard.compile(job(), **{"source.mesh.tp": "2\0"}), "argument of reshard-compile: found "),
+        ):
+            with self.subTest(text), self.assertRaisesRegex(reshard.Error, re.escape(text)):
+                call()
+        for least in -(2**63), 2**63 - 1, np.int64(7):
+            self.assertEqual(executor.all_reduce_min(least), least)
+
+    def test_secrets(self):
+        """A secret that C would cut, or take for none."""
+        for secret in "", "\0", "\0abc", "abc\0def":
+            with self.assertRaisesRegex(reshard.Error, "^secret: found an empty text, or one with NUL characters, expected 1 to 4096 bytes, or None for the one in RESHARD_SECRET$"):
+                reshard.Executor(self.plan, 0, secret=secret)
+        with mock.patch.dict(os.environ, {"RESHARD_SECRET": ""}), self.assertRaisesRegex(reshard.Error, '^RESHARD_SECRET: found "", expected 1 to 4096 bytes; unset it for no secret$'):
+            reshard.Executor(self.plan, 0, transport="ucx", rendezvous=f"file://{Path.cwd()}", join_timeout=5)
+
+
 class Stores(unittest.TestCase):
     """Stores of Python as reshard_store, called as libreshard calls them."""
 
