@@ -63,6 +63,16 @@ constexpr std::string_view kOrderedDict = "collections OrderedDict";
 constexpr std::string_view kGetattr = "__builtin__ getattr";
 constexpr uint64_t kMaxCount = std::numeric_limits<uint32_t>::max();
 
+/// Whether a module has functions that act on the system, or is torch's, whose values may be or hold tensors.
+bool acts(std::string_view module) {
+  constexpr std::string_view kModules[] = {
+      "__builtin__", "builtins",        "code",       "codecs", "commands", "ctypes", "importlib", "io",
+      "marshal",     "multiprocessing", "nt",         "os",     "pickle",   "posix",  "pty",       "runpy",
+      "shutil",      "socket",          "subprocess", "sys",    "torch",    "types",  "webbrowser"};
+  module = module.substr(0, module.find('.'));
+  return std::find(std::begin(kModules), std::end(kModules), module) != std::end(kModules);
+}
+
 std::string hex(uint8_t byte) {
   char text[8];
   std::snprintf(text, sizeof text, "0x%02x", byte);
@@ -108,8 +118,8 @@ std::optional<std::vector<int64_t>> Pickle::integers(Value value) const {
 /// of its own, and those that are often equal and never change are shared.
 class PickleReader {
 public:
-  PickleReader(std::string_view bytes, std::span<const std::string_view> allowed, size_t most)
-      : bytes_(bytes), allowed_(allowed),
+  PickleReader(std::string_view bytes, std::span<const std::string_view> allowed, size_t most, Pickle::Others others)
+      : bytes_(bytes), allowed_(allowed), others_(others),
         most_(std::min(most, Pickle::kMaxBytesPerByte * bytes.size() + Pickle::kFewBytes)),
         shared_(std::bit_ceil(std::clamp<size_t>(bytes.size() / 16, 1 << 4, 1 << 16)), kNoValue) {
     // Room that is not used takes no memory, but a vector that grows has its values twice.
@@ -131,6 +141,8 @@ public:
     return problem_.empty() ? "" : "byte " + std::to_string(opcodeAt_) + ": " + problem_;
   }
   Pickle result() { return std::move(pickle_); }
+  /// Whether the problem is a global that is not allowed.
+  bool unknownGlobal() const { return unknownGlobal_; }
 
 private:
   using Value = Pickle::Value;
@@ -263,10 +275,13 @@ private:
   void pushGlobal(std::string_view module, std::string_view name) {
     const std::string full = std::string(module) + " " + std::string(name);
     const auto known = std::find(allowed_.begin(), allowed_.end(), full);
-    if (known == allowed_.end())
-      return refuse("the global '" + std::string(module) + "." + std::string(name) +
-                    "' is not one that this format uses; nothing was executed");
-    push(Kind::global, *known);
+    if (known != allowed_.end())
+      return push(Kind::global, *known);
+    if (others_ == Pickle::Others::kept && !acts(module))
+      return push(Kind::global, std::string_view(*pickle_.others_.insert(full).first));
+    unknownGlobal_ = true;
+    refuse("the global '" + std::string(module) + "." + std::string(name) +
+           "' is not one that this format uses; nothing was executed");
   }
   void stackGlobal() {
     if (!has(2))
@@ -499,6 +514,8 @@ private:
 
   std::string_view bytes_;
   std::span<const std::string_view> allowed_;
+  const Pickle::Others others_;
+  bool unknownGlobal_ = false;
   const size_t most_;
   size_t at_ = 0, opcodeAt_ = 0;
   bool done_ = false;
@@ -516,10 +533,10 @@ private:
 };
 
 Result<Pickle> Pickle::read(std::string_view bytes, std::span<const std::string_view> allowed, const std::string &where,
-                            size_t most) {
-  PickleReader reader(bytes, allowed, most);
+                            size_t most, Others others) {
+  PickleReader reader(bytes, allowed, most, others);
   if (const std::string problem = reader.run(); !problem.empty())
-    return failed(where + ": damaged or hostile pickle: " + problem);
+    return failed(where + (reader.unknownGlobal() ? ": " : ": damaged or hostile pickle: ") + problem);
   return reader.result();
 }
 

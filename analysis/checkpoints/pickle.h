@@ -7,7 +7,9 @@
 #include "support/status.h"
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -42,10 +44,14 @@ public:
   /// An instance has at most so many attributes. Many may share one dictionary, which find() searches for each.
   static constexpr size_t kMaxAttributes = 64;
 
+  /// Other globals than those that are allowed. kept: as values of which nothing is known (isOther), unless they are of
+  /// torch, or of a module whose functions act: a file with these is none that a trainer has saved.
+  enum class Others : uint8_t { refused, kept };
+
   /// `allowed`: the globals that may occur, each "module name". `where` begins the errors. `bytes` must outlive the
   /// result. Errors name the position and what was found. `most`: bytes of values, stack and memo.
   static Result<Pickle> read(std::string_view bytes, std::span<const std::string_view> allowed,
-                             const std::string &where, size_t most = kMaxBytes);
+                             const std::string &where, size_t most = kMaxBytes, Others others = Others::refused);
 
   Value root() const { return root_; }
   Kind kind(Value value) const { return nodes_[value].kind; }
@@ -75,6 +81,11 @@ public:
   const Value *find(Value dictionary, std::string_view key) const;
   /// Whether a value is an object of the function or class `global`.
   bool isObject(Value value, std::string_view global) const;
+  /// Whether a value is a global that is not allowed, or is made by one.
+  bool isOther(Value value) const {
+    const Value global = is(value, Kind::object) ? items(value)[0] : value;
+    return is(global, Kind::global) && others_.contains(text(global));
+  }
   /// The state of an instance, or nullptr.
   const Value *state(Value object) const;
   size_t size() const { return nodes_.size(); }
@@ -97,6 +108,7 @@ private:
   std::vector<Node> nodes_;
   std::vector<Value> items_; // of all nodes
   Value root_ = 0;
+  std::set<std::string, std::less<>> others_; // globals that are not allowed
 };
 
 } // namespace reshard::analysis

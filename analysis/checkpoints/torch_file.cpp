@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 
 namespace reshard::analysis {
 
@@ -72,6 +73,8 @@ public:
       return ReadBudget::problem();
     if (const std::string problem = unwrapParameter(value); !problem.empty())
       return "tensor '" + name + "': " + problem;
+    if (pickle_.isOther(value))
+      return addOther(value, name);
     if (isDistributed(pickle_, value))
       return addDistributed(value, name);
     if (pickle_.is(value, Kind::object))
@@ -179,6 +182,27 @@ private:
                    onlyDescribes(pickle_, arguments[3])
                ? std::pair(arguments[0], arguments[2])
                : std::pair(function, tuple);
+  }
+
+  /// A value of a class that is not known is an object, unless it has tensors.
+  std::string addOther(Value value, const std::string &name) {
+    std::vector<Value> left{value};
+    std::set<Value> seen{value};
+    while (!left.empty()) {
+      const Value next = left.back();
+      left.pop_back();
+      if (pickle_.is(next, Kind::persistent)) {
+        std::string global(pickle_.text(pickle_.is(value, Kind::object) ? pickle_.items(value)[0] : value));
+        std::replace(global.begin(), global.end(), ' ', '.');
+        return "'" + name + "': it is made by the global '" + global +
+               "', which is not one that this format uses, and has tensors; save a dictionary of tensors";
+      }
+      for (const Value item : pickle_.items(next))
+        if (seen.insert(item).second)
+          left.push_back(item);
+    }
+    found.others.push_back(name);
+    return {};
   }
 
   std::string addDistributed(Value value, const std::string &name) {
@@ -401,7 +425,7 @@ Result<TorchFile> readTorchFile(FilePart &archive, const std::string &where, Rea
   std::vector<std::string_view> globals = withDtypes(kTorchGlobals);
   const std::vector<std::string_view> distributed = distributedGlobals();
   globals.insert(globals.end(), distributed.begin(), distributed.end());
-  const Result<Pickle> pickle = Pickle::read(*text, globals, where);
+  const Result<Pickle> pickle = Pickle::read(*text, globals, where, Pickle::kMaxBytes, Pickle::Others::kept);
   if (!pickle.ok())
     return pickle.status();
   TensorFinder finder(*pickle, archive, *members, prefix, budget);

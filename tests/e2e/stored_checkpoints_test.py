@@ -221,6 +221,19 @@ target: {{layout: same, storage: out}}
             with self.subTest(expected):
                 self.assertIn(expected, self.refusal(self.ranks({"x": value}, arrays=[[A[:4]]])))
 
+    def test_objects_of_other_classes(self):
+        """A value of a class that is not known is an object; one that has tensors is refused by the name of the class."""
+        file = self.folder / "full.pt"
+        others = {"args": Call("argparse", "Namespace", ()), "kind": Global("enum", "Enum"), "config": {"x": Call("omegaconf.listconfig", "ListConfig", ({"lr": 0.1},)), "step": 3}}
+        file.write_bytes(archive({"a": tensor(A, "0")} | others, [A]))
+        found = listing(file)
+        self.compare(file, found, {"a": A})
+        self.assertEqual(sorted(found["objects"]), ["args", "config.step", "config.x", "kind"])
+        file.write_bytes(archive({"a": tensor(A, "0"), "model": Call("my.module", "Net", ({"w": tensor(A, "0")},))}, [A]))
+        self.assertEqual(self.refusal(file), "'full.pt': 'model': it is made by the global 'my.module.Net', which is not one that this format uses, and has tensors; save a dictionary of tensors")
+        file.write_bytes(archive({"a": Call("os", "system", ("true",))}, []))
+        self.assertRegex(self.refusal(file), r"^'full.pt': byte \d+: the global 'os.system' is not one that this format uses; nothing was executed$")
+
     def test_tensors_with_attributes(self):
         file = self.folder / "full.pt"
         parameter = Call("torch._utils", "_rebuild_parameter_with_state", (tensor(B, "1"), True, Call("collections", "OrderedDict"), {"sequence_parallel": True}))
@@ -425,19 +438,6 @@ target: {{layout: same, storage: out}}
         self.assertIn("no tensor and no object matches 'x*'", run("reshard-inspect", self.folder / "dcp", "--param=x*", code=1).stderr)
         (self.folder / "empty").mkdir()
         self.assertIn("not a checkpoint: expected '.metadata'", self.refusal(self.folder / "empty"))
-        for name in ("adapter_model", "rank-00000"):
-            (self.folder / name).mkdir()
-            safetensors(self.folder / name / f"{name}.safetensors", {"a": A}, None)
-            self.assertIn(f"found 1 safetensors file(s), such as '{name}.safetensors', expected 'model.safetensors'", self.refusal(self.folder / name))
-        (self.folder / "legacy").mkdir()
-        for path in (self.folder / "x.pt", self.folder / "legacy/model.pt"):
-            path.write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80")
-            self.assertIn("is a file of torch.save in the form before PyTorch 1.6", self.refusal(path if path.name == "x.pt" else path.parent))
-        (self.folder / "x.pt").write_bytes(b"%PDF-1.4 and more")
-        for options in ((), ("--verify",)):
-            self.assertIn("'x.pt' is neither a plan nor a checkpoint", self.refusal(self.folder / "x.pt", *options))
-        (self.folder / "x.pt").write_bytes(archive({"t": tensor(A, "0", strides=(1, 7))}, [A]))
-        self.assertIn("its elements are not contiguous", self.refusal(self.folder / "x.pt"))
         for name, found in {  # what is no checkpoint says what it is
             "pytorch_model.bin": "found 'pytorch_model.bin': a file of torch.save; name the file itself",
             "pytorch_model.bin.index.json": "found 'pytorch_model.bin.index.json': load it with transformers' from_pretrained",
@@ -459,6 +459,19 @@ target: {{layout: same, storage: out}}
         for name, begin, found in (("x.gguf", b"GGUF\x03\0\0\0more than sixteen bytes", "found GGUF, llama.cpp's format"), ("x.nemo", b"./model_config.yaml and more", "found an archive of NeMo")):
             (self.folder / name).write_bytes(begin)
             self.assertIn(found, self.refusal(self.folder / name))
+        for name in ("adapter_model", "rank-00000"):
+            (self.folder / name).mkdir()
+            safetensors(self.folder / name / f"{name}.safetensors", {"a": A}, None)
+            self.assertIn(f"found 1 safetensors file(s), such as '{name}.safetensors', expected 'model.safetensors'", self.refusal(self.folder / name))
+        (self.folder / "legacy").mkdir()
+        for path in (self.folder / "x.pt", self.folder / "legacy/model.pt"):
+            path.write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80")
+            self.assertIn("is a file of torch.save in the form before PyTorch 1.6", self.refusal(path if path.name == "x.pt" else path.parent))
+        (self.folder / "x.pt").write_bytes(b"%PDF-1.4 and more")
+        for options in ((), ("--verify",)):
+            self.assertIn("'x.pt' is neither a plan nor a checkpoint", self.refusal(self.folder / "x.pt", *options))
+        (self.folder / "x.pt").write_bytes(archive({"t": tensor(A, "0", strides=(1, 7))}, [A]))
+        self.assertIn("its elements are not contiguous", self.refusal(self.folder / "x.pt"))
         (self.folder / "x.pt").write_bytes(archive({"t": tensor(A, "1")}, [A]))
         self.assertIn("its storage 'archive/data/1' is missing", self.refusal(self.folder / "x.pt"))
         (self.folder / "x.pt").write_bytes(archive({"t": tensor(A, "0")}, [A[:3]]))
