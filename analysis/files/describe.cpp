@@ -185,7 +185,12 @@ std::string describeModel(const std::map<std::string, StoredTensor> &tensors, co
                           const std::string &config) {
   std::map<std::string, Pattern> patterns;
   std::map<schema::DType, int64_t> dtypes; // tensors
+  std::vector<std::string> braces;
   for (const auto &[name, tensor] : tensors) {
+    if (name.find_first_of("{}") != std::string::npos) {
+      braces.push_back(name);
+      continue;
+    }
     Name parts = read(name);
     Pattern &pattern = patterns[parts.pattern];
     pattern.variables = parts.variables;
@@ -215,6 +220,8 @@ std::string describeModel(const std::map<std::string, StoredTensor> &tensors, co
     index += (index.empty() ? "" : ", ") + variable + ": " + std::to_string(size);
   if (!index.empty())
     text += "index: {" + index + "}\n";
+  for (const std::string &name : braces)
+    text += "# left out, because braces in the names of a model are index variables: " + quoted(name) + "\n";
   text += "tensors:\n";
   for (const Line &line : lines)
     text += textOf(line, usual, sizes);

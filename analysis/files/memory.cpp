@@ -279,6 +279,7 @@ Status Memory::bindFile(uint32_t endpointNumber, uint32_t meshRankNumber, const 
   if (endpointNumber == 0)
     if (Status status = renames_.apply(checkpoint.tensors, "tensors of " + what); !status.ok())
       return status;
+  const auto views = elementViews(endpoint);
   std::set<std::string> left;
   for (const auto &[name, view] : checkpoint.tensors)
     left.insert(name);
@@ -296,10 +297,13 @@ Status Memory::bindFile(uint32_t endpointNumber, uint32_t meshRankNumber, const 
       }
       const TensorView &view = found->second;
       if (view.dtype != schema::storageDtypeOf(param))
-        return failed(
-            what + ": tensor '" + instance.name + "' is " + schema::dtypeName(view.dtype) + ", expected " +
-            schema::dtypeName(schema::storageDtypeOf(param)) +
-            (endpointNumber == 0 ? "; 'dtype: stored' in the job's source uses the dtypes of its files" : ""));
+        return failed(what + ": tensor '" + instance.name + "' is " + schema::dtypeName(view.dtype) + ", expected " +
+                      schema::dtypeName(schema::storageDtypeOf(param)) +
+                      (views[p] ? std::string(", as format ") +
+                                      schema::formatOf(*endpoint.params()->Get(views[p]->view)->view()).name +
+                                      " has it: expected a checkpoint in this format"
+                       : endpointNumber == 0 ? "; 'dtype: stored' in the job's source uses the dtypes of its files"
+                                             : ""));
       if (view.shape != instance.shape)
         return failed(what + ": tensor '" + instance.name + "' has shape " + shapeText(view.shape) + ", expected " +
                       shapeText(instance.shape));

@@ -206,11 +206,18 @@ std::pair<const Json *, std::string> Config::find(const std::vector<std::string>
                                  "' reads the config, but the model has no 'config'; add 'config: FILE' to the model");
     return {};
   }
+  constexpr const char *kText = "text_config";
+  const bool text = value_->contains(kText) && value_->at(kText).is_object();
   std::pair<const Json *, std::string> null;
   std::string names, last;
   const Json *object = nullptr;
   for (const std::string &key : keys) {
-    if (const Json *value = look(key, last, object)) {
+    const Json *value = look(key, last, object), *top = object;
+    if (!value && text) { // of a multimodal model: the numbers of its language model
+      value = look(kText + ("." + key), last, object);
+      object = top ? top : object;
+    }
+    if (value) {
       if (!value->is_null())
         return {value, key};
       null = {value, key};
@@ -223,7 +230,11 @@ std::pair<const Json *, std::string> Config::find(const std::vector<std::string>
   if (object && keys.size() == 1)
     for (const auto &[name, each] : object->items()) // sorted
       known.push_back(name);
-  diagnostics_.error(at, "'" + name_ + "' has no key " + names + suggestion(last, known));
+  if (text && keys.size() == 1)
+    for (const auto &[name, each] : value_->at(kText).items())
+      known.push_back(name);
+  diagnostics_.error(at, "'" + name_ + "' has no key " + names + (text ? ", and its 'text_config' has none" : "") +
+                             suggestion(last, known));
   return {};
 }
 

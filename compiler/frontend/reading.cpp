@@ -137,7 +137,10 @@ bool checkVariable(const std::string &name, Location at, const std::vector<ir::I
   const std::vector<std::string> known = namesOf(variables);
   if (std::find(known.begin(), known.end(), name) != known.end())
     return true;
-  diagnostics.error(at, "unknown index variable '" + name + "'" + suggestion(name, known));
+  const std::string hint = suggestion(name, known);
+  diagnostics.error(
+      at, "unknown index variable '" + name + "'" +
+              (known.empty() ? ", and the model has no 'index': braces in a name are index variables" : hint));
   return false;
 }
 

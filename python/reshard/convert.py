@@ -25,7 +25,7 @@ from .job_text import JobText
 from .names import Renames, matching, patterns, printable, shown
 from .plan import Plan
 from .recognition import (MASTER, NO_MASTER, Model, Shapes, Source, UnknownModel, as_option, brief, declared, elements, model_named, models_of, read_config, recognize, repeats,
-                          state_names, states_of)
+                          state_names, states_of, text_of)
 
 #: Formats, and their names in a job.
 _FORMATS = {"safetensors": "safetensors", "dcp": "dcp", "dcp-safetensors": "dcp-safetensors", "torch_dist": "megatron", "torch-save": "torch-save"}
@@ -360,13 +360,19 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
     if len(floats) > 1 and not options.dtype:
         result.hint = f"\nnote: the floats of '{options.source}' are {' and '.join(floats)}: --dtype=DTYPE rounds them to one dtype"
     if options.to == "hf" and model.config:
-        result.config = _config_of_target(options, model.config, dtype, names, said)
+        result.config = _config_of_target(options, model, dtype, names, said)
     return result
 
 
-def _config_of_target(options: argparse.Namespace, path: Path, dtype: str | None, names: dict[str, tuple[int, ...]], said: list[str]) -> dict[str, Any]:
-    """The config.json of the target: that of the source with the dtype and the quantization of the target."""
-    config = read_config(path)
+def _config_of_target(options: argparse.Namespace, model: Model, dtype: str | None, names: dict[str, tuple[int, ...]], said: list[str]) -> dict[str, Any]:
+    """The config.json of the target: that of the source, or its part for the language model, with the dtype and the
+    quantization of the target."""
+    assert model.config
+    config = read_config(model.config)
+    if model.text and options.target_layout in (None, "hf"):  # the names of the language model alone
+        outer = {name: config[name] for name in ("dtype", "torch_dtype") if name in config}
+        config = {"architectures": [model.text]} | outer | text_of(config)
+        said.append("config.json: the 'text_config' of SOURCE's")
     config.pop("quantization_config", None)
     if written := _FLOATS.get(options.dtype or dtype or ""):
         config["dtype" if "dtype" in config else "torch_dtype"] = written

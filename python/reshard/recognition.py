@@ -68,6 +68,7 @@ class Model:
     config: Path | None = None  #: None: the config that the file names
     tied: bool = False  #: the head has the elements of the embedding
     tie: bool = False  #: the file does not declare this, so that the job does
+    text: str | None = None  #: the architecture of the model, if the config is that of a multimodal model around it
     let: Mapping[str, int] = field(default_factory=dict)
     dtype: str | None = None  #: of tensors that state none; None: that of the file
     optimizer: Mapping[str, Any] = field(default_factory=dict)  #: the declarations of states
@@ -115,14 +116,6 @@ def read_config(path: Path) -> dict[str, Any]:
     return found
 
 
-def _tied(path: Path, config: Mapping[str, Any]) -> bool:
-    """Whether a config says that the head has the elements of the embedding."""
-    found = config.get("tie_word_embeddings")
-    if found is not None and not isinstance(found, bool):
-        raise Error(f"'{path}': 'tie_word_embeddings' is {printable(json.dumps(found)[:40])}, expected true or false")
-    return bool(found)
-
-
 def _architectures(path: Path, config: Mapping[str, Any]) -> list[str]:
     """What a config says about the kind of model."""
     names, kind = config.get("architectures") or [], config.get("model_type")
@@ -131,6 +124,21 @@ def _architectures(path: Path, config: Mapping[str, Any]) -> list[str]:
     if kind is not None and not isinstance(kind, str):
         raise Error(f"'{path}': 'model_type' is {printable(json.dumps(kind)[:40])}, expected a name")
     return [*names, *([kind] if kind else [])]
+
+
+def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a multimodal model's config that is its language model's; the compiler reads keys from it that the
+    config lacks. Empty if there is none."""
+    found = config.get("text_config")
+    return found if isinstance(found, dict) else {}
+
+
+def _tied(path: Path, config: Mapping[str, Any]) -> bool | None:
+    """Whether a config says that the head has the elements of the embedding; None if it says nothing."""
+    found = config.get("tie_word_embeddings", text_of(config).get("tie_word_embeddings"))
+    if found is not None and not isinstance(found, bool):
+        raise Error(f"'{path}': 'tie_word_embeddings' is {printable(json.dumps(found)[:40])}, expected true or false")
+    return found
 
 
 def _library() -> Iterator[tuple[str, Path, dict[str, Any]]]:
@@ -153,25 +161,33 @@ class UnknownModel(Error):
 def models_of(config: Path) -> list[Model]:
     """The models of the library for the architecture of a config.json, with its numbers. At least one, or Error."""
     stated = read_config(config)
-    kinds, tied = _architectures(config, stated), _tied(config, stated)
+    kinds, says, library = _architectures(config, stated), _tied(config, stated), list(_library())
     known: dict[str, None] = {}
     found = []
-    for name, path, own in _library():
-        names = _architectures(path, own)
-        known |= dict.fromkeys(names[:1])
-        if set(kinds) & set(names):
-            found.append((name, path, bool(own.get("tie_word_embeddings")), names))
+    # Of a multimodal model that is unknown: its language model.
+    for every in (kinds, inner := _architectures(config, text_of(stated))):
+        for name, path, own in library:
+            names = _architectures(path, own)
+            known |= dict.fromkeys(names[:1])
+            if set(every) & set(names):
+                found.append((name, path, bool(_tied(path, own)), names))
+        if found:
+            break
+    language, kinds = bool(found) and every is inner, [*kinds, *inner]
     # By the architecture; by model_type where the config names no architecture that is known.
     found = [each for each in found if set(kinds) & set(each[3][:1])] or found
     if not found:
         raise UnknownModel(f"'{config}': the library has no model for {' or '.join(map(repr, kinds)) or 'a config without architectures and model_type'}; "
                            f"known: {', '.join(known)}; --model=FILE names a model file")
+    tied = all(each[2] for each in found) if says is None else says  # Gemma's config says nothing
     # A file that ties the head fits no model whose head is not tied; one that does not is given the tie.
     alike = [each for each in found if each[2] == tied] or [each for each in found if tied]
     if not alike:
         raise Error(f"'{config}': 'tie_word_embeddings' is false or missing, but the library's models for {kinds[0]!r} are tied: {', '.join(name for name, *_ in found)}")
     # Files that differ in the release alone are one model.
-    different = {_declarations(path): Model(name, path, config, tied, tied and not own) for name, path, own, _ in reversed(alike)}
+    different = {_declarations(path): Model(name, path, config, tied, tied and not own,
+                                            text=names[0] if language else None)
+                 for name, path, own, names in reversed(alike)}
     return list(reversed(different.values()))
 
 
@@ -186,10 +202,14 @@ def model_named(name: str, config: Path | None) -> Model:
         raise Error(f"--model={name}: no such file")
     own = path.with_name(f"{path.stem}.config.json")
     stated = read_config(config or own) if config or own.exists() else {}
-    tied, declared = _tied(config or own, stated), own.exists() and _tied(own, read_config(own))
+    tied, declared = _tied(config or own, stated), own.exists() and bool(_tied(own, read_config(own)))
+    tied = declared if tied is None else tied
     if declared and not tied:
         raise Error(f"'{config}': 'tie_word_embeddings' is false or missing, but model '{name}' is tied")
-    return Model(path.stem, path.resolve(), config, tied, tied and own.exists() and not declared)
+    names = _architectures(own, read_config(own)) if own.exists() else []
+    language = set(names) & set(_architectures(config or own, text_of(stated))) and not set(names) & set(_architectures(config or own, stated))
+    return Model(path.stem, path.resolve(), config, tied, tied and own.exists() and not declared,
+                 text=names[0] if language else None)
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,27 @@ TEST(Model, ConfigKeys) {
   }
 }
 
+// Of a multimodal model: the keys that the config lacks are those of its language model.
+TEST(Model, ConfigKeysOfTheLanguageModel) {
+  const tests::TemporaryFolder temporary;
+  const std::string &folder = temporary.path();
+  std::ofstream(folder + "/config.json")
+      << R"({"tie": true, "n": 1, "text_config": {"hidden_size": 8, "head_dim": 2, "n": 5, "types": ["a", "b"]}})";
+  const Model model =
+      read("config: config.json\ndtype: bf16\nlet: {h: $hidden_size, d: $head_dim or 7, n: $n, l: $types, "
+           "t: $tie, m: $missing or 3}\ntensors: {w: [h]}\n",
+           folder);
+  EXPECT_EQ(model.let, (Environment{{"h", 8}, {"d", 2}, {"n", 1}, {"l", 2}, {"t", 1}, {"m", 3}}));
+  Diagnostics diagnostics;
+  EXPECT_FALSE(
+      read("config: config.json\ndtype: bf16\nlet: {h: $hiden_size}\ntensors: {w: [h]}\n", diagnostics, folder));
+  EXPECT_NE(
+      diagnostics.text().find("'config.json' has no key 'hiden_size', and its 'text_config' has none, did you mean "
+                              "'hidden_size'?"),
+      std::string::npos)
+      << diagnostics.text();
+}
+
 TEST(Model, Rules) {
   EXPECT_EQ(axes(rule("tp")), Names{"tp"});
   EXPECT_EQ(rule("tp").scheme, "even");

@@ -292,6 +292,16 @@ class Checkpoints(FolderTest):
             self.assertIn(f"option '-o': '{path}' would overwrite the input", done.stderr)
         self.assertEqual({path: path.read_bytes() for path in (self.folder / "hf").iterdir()}, before)
 
+    def test_what_is_not_read_is_said(self) -> None:
+        """A file that the index does not list gets a note; the names of a model cannot have braces."""
+        self.sharded(self.folder / "hf")
+        save_file({"w{0}": np.ones(2, np.float32)}, self.folder / "hf/more.safetensors")
+        note = "note: '" + str(self.folder / "hf") + "': not read, because 'model.safetensors.index.json' does not list them: 'more.safetensors'\n"
+        self.assertEqual(self.run_job("source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n", self.folder / "hf", self.folder / "one"), note)
+        self.assertEqual(run("reshard-inspect", self.folder / "hf").stderr, note)
+        described = run("reshard-compile", f"--describe={self.folder / 'hf/more.safetensors'}").stdout
+        self.assertIn('# left out, because braces in the names of a model are index variables: "w{0}"\n', described)
+
     def test_a_wrong_index_moves_nothing(self) -> None:
         self.sharded(self.folder / "hf")
         index = self.folder / "hf/model.safetensors.index.json"

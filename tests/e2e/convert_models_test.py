@@ -128,6 +128,25 @@ class Models(ConvertTest):
         self.assertIn("model.embed_tokens.weight", self.convert("two", "contradiction", code=1).stderr)
         self.assertIn("names are missing: lm_head.weight", self.convert("hf-model", "wrong", f"--config={self.config(LLAMA)}", code=2).stderr)
 
+    def test_a_language_model_of_a_multimodal_one(self):
+        """The config.json of Gemma 3 has the numbers of its language model in `text_config`, and lacks some; TARGET's is that of the language model."""
+        text = {"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 96, "head_dim": 16}
+        config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text, "vision_config": {"hidden_size": 8}}
+        wanted = self.save("multimodal", config, "gemma-3-27b", "hf-multimodal")
+        del wanted["language_model.lm_head.weight"]  # tied, as in the releases
+        save_file(wanted, self.folder / "multimodal/model.safetensors")
+        self.assertEqual(wanted["language_model.model.layers.1.self_attn.k_proj.weight"].shape, (64, 64))  # 4 heads of 16, transformers' default
+        shown = self.convert("multimodal", "out").stdout
+        self.assertIn("model: as gemma-3-27b, with the numbers of", shown)
+        self.assertIn("config.json: the 'text_config' of SOURCE's", shown)
+        self.check("out", {name.removeprefix("language_model."): array for name, array in wanted.items()})
+        self.assertEqual(json.loads((self.folder / "out/config.json").read_text()), {"architectures": ["Gemma3ForCausalLM"], "torch_dtype": "float32"} | text)
+        self.convert("multimodal", "named", "--model=gemma-3-27b", "--config=multimodal/config.json")
+        self.assertEqual((self.folder / "named/config.json").read_text(), (self.folder / "out/config.json").read_text())
+        del text["hidden_size"]
+        error = self.convert("multimodal", "none", f"--config={self.config(config)}", code=2).stderr
+        self.assertIn("has no key 'hidden_size', and its 'text_config' has none", error)
+
     def config(self, values: dict) -> Path:
         (self.folder / "config-of-test.json").write_text(json.dumps(values))
         return self.folder / "config-of-test.json"
