@@ -153,6 +153,7 @@ int main(int argc, char **argv) {
     return kUsage;
   }
   try {
+    watchSignals("reshard-digest"); // a file may be truncated while it is read
     return digest(options, arguments);
   } catch (const Failure &failure) {
     printError(command.name, failure.message);

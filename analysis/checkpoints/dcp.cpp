@@ -228,19 +228,16 @@ private:
     if (!budget_.take(kTensorBytes + text.size()))
       return refuse(ReadBudget::problem());
     const std::string name(text);
-    if (pickle_.isObject(item, kBytes)) {
-      const Place *place = find(key, kNoOffset);
-      if (!place)
-        return refuse(nameOf(key) + " has no entry in storage_data");
-      uses_.push_back({place, nullptr});
-      if (!checkpoint_.objects
-               .emplace(name, StoredObject{std::string(files_.text(place->file)), place->begin, place->bytes})
-               .second)
-        return refuse("the name " + nameOf(key) + " is repeated");
-      return {};
-    }
-    const auto [tensor, added] = checkpoint_.tensors.try_emplace(name);
-    return added ? readTensor(key, item, tensor->second) : refuse("the name " + nameOf(key) + " is repeated");
+    if (checkpoint_.tensors.contains(name) || checkpoint_.objects.contains(name))
+      return refuse("the name " + nameOf(key) + " is repeated");
+    if (!pickle_.isObject(item, kBytes))
+      return readTensor(key, item, checkpoint_.tensors[name]);
+    const Place *place = find(key, kNoOffset);
+    if (!place)
+      return refuse(nameOf(key) + " has no entry in storage_data");
+    uses_.push_back({place, nullptr});
+    checkpoint_.objects[name] = {std::string(files_.text(place->file)), place->begin, place->bytes};
+    return {};
   }
 
   Status readTensor(Value name, Value item, StoredTensor &tensor) {

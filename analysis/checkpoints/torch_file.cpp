@@ -431,6 +431,9 @@ Result<TorchFile> readTorchFile(FilePart &archive, const std::string &where, Rea
   TensorFinder finder(*pickle, archive, *members, prefix, budget);
   if (const std::string problem = finder.visit(pickle->root(), "", 0); !problem.empty())
     return failed(where + ": " + problem);
+  for (const std::string &name : finder.found.others)
+    if (finder.found.tensors.contains(name))
+      return failed(where + ": tensor '" + name + "': the name is repeated");
   return std::move(finder.found);
 }
 

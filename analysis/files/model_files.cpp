@@ -3,7 +3,7 @@
 
 #include "analysis/files/new_folder.h"
 #include "support/hash.h"
-#include "support/mapped_file.h"
+#include "support/input_file.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -73,12 +73,12 @@ ModelFiles findModelFiles(const std::string &folder) {
 std::string digestOf(const ModelFiles &files) {
   Digester digester;
   for (const std::string &name : files.names) {
-    const Result<MappedFile> file = MappedFile::open(files.folder + "/" + name);
-    throwOnError(file.status(), kUsage);
-    const uint64_t bytes = file->bytes();
+    const Result<std::string> text = readWhole(files.folder + "/" + name, kMaxFileBytes);
+    throwOnError(text.status(), kUsage);
+    const uint64_t bytes = text->size();
     digester.add(name.c_str(), name.size() + 1);
     digester.add(&bytes, sizeof bytes);
-    digester.add(file->data(), bytes);
+    digester.add(text->data(), bytes);
   }
   return hexadecimal(digester.digest());
 }

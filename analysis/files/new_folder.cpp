@@ -148,9 +148,9 @@ std::error_code renameNew(const fs::path &from, const fs::path &to) {
 
 } // namespace
 
-void watchSignals() {
+void watchSignals(const char *command) {
   static std::once_flag once;
-  std::call_once(once, [] {
+  std::call_once(once, [command] {
     if (pipe2(pipeEnds, O_CLOEXEC) != 0)
       return;
     for (const int number : {SIGINT, SIGTERM})
@@ -159,13 +159,13 @@ void watchSignals() {
     page.sa_sigaction = handlePage;
     page.sa_flags = SA_SIGINFO;
     ::sigaction(SIGBUS, &page, nullptr);
-    std::thread([] {
+    std::thread([command] {
       char number = 0;
       while (::read(pipeEnds[0], &number, 1) != 1) {
       }
       const std::string text = number == SIGBUS ? unreadPage(unread) : std::string();
       if (!text.empty())
-        printError("reshard-exec", text);
+        printError(command, text);
       const std::lock_guard lock(mutex); // never released: no folder is committed from here on
       std::error_code failed(EAGAIN, std::generic_category());
       for (int tries = 0; failed && tries < 100 && !unfinished.empty();

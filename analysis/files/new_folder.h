@@ -25,8 +25,8 @@ inline void throwOnError(const Status &status, int code) {
 
 /// Installs signal handlers for the process, once. SIGINT and SIGTERM remove the unfinished folder and then end the
 /// process. SIGBUS, which an unreadable page of a mapped file raises (of a truncated file, for example), does the same,
-/// with kFailure and an error that names the file.
-void watchSignals();
+/// with kFailure and an error of `command` that names the file.
+void watchSignals(const char *command = "reshard-exec");
 
 /// An error if `path` is `folder` or lies inside it, also through links.
 Status checkOutside(const std::string &path, const std::string &folder);

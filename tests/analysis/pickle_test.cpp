@@ -124,7 +124,7 @@ TEST(Pickle, ValuesThatNeverChangeAreNotChanged) {
 
 TEST(Pickle, MemoryHasABound) {
   constexpr size_t kMost = 1 << 20;
-  const std::string marks(1 << 18, '('), lists(1 << 17, ']'), integers = [] {
+  const std::string marks(1 << 19, '('), lists(1 << 17, ']'), integers = [] {
     std::string text;
     for (int i = 0; i < 1 << 17; ++i)
       text += number(i);

@@ -412,6 +412,10 @@ target: {{layout: same, storage: out}}
         twice = b"\x80\x02}(X\x01\0\0\0aK\x01X\x01\0\0\0aK\x02u."
         (self.folder / "x.pt").write_bytes(archive(twice, []))
         self.assertEqual(list(listing(self.folder / "x.pt")["objects"]), ["a"])
+        # A tensor and a value of one name: which of them it is depends on their order.
+        both = b"\x80\x02}(X\x01\0\0\0a" + pickled(tensor(A, "0"))[2:-1] + b"X\x01\0\0\0aK\x02u."
+        (self.folder / "x.pt").write_bytes(archive(both, [A]))
+        self.assertIn("tensor 'a': the name is repeated", self.refusal(self.folder / "x.pt"))
 
     def test_attributes_have_a_bound(self):
         """An instance has few attributes; a dictionary of many could be the state of many instances."""
