@@ -83,9 +83,11 @@ void ExpectedTensor::select(const ElementRange &range) {
 
 void ExpectedTensor::checkConflict() {
   if (sourceValues_ && sourceValues_->conflict() >= 0 && ambiguity_.empty())
-    ambiguity_ = "source params that hold tensor '" + name_ + "' give two different values for element " +
-                 std::to_string(sourceValues_->conflict()) +
-                 ", because they quantize it in different blocks, and the layouts do not decide which value is sent";
+    ambiguity_ =
+        "source params that hold tensor '" + name_ + "' give two different values for element " +
+        std::to_string(sourceValues_->conflict()) +
+        ": they quantize it in different formats or blocks, or the source's values differ, and the layouts do not "
+        "decide which value is sent";
 }
 
 std::optional<uint64_t> ExpectedTensor::code(const SynthesizedValues &values, int64_t element) const {

@@ -233,6 +233,18 @@ class Quantize(unittest.TestCase):
                 self.work.prove("job")
                 self.work.execute("job", "--synthesize", "--check")
 
+    def test_tied_sources_with_other_values(self):
+        """--check does not say that blocks differ where the values in the files do."""
+        layouts = {"s": {"params": {name: {"holds": name, "quantize": "mxfp8"} for name in "we"}}, "t": {"params": {"w": {"holds": "w"}}}}
+        self.compiled({"version": 1, "model": model(w=[32, 64], e={"tied": "w"}) | {"layouts": layouts}, "source": {"layout": "s", "storage": "in"}, "target": {"layout": "t", "storage": "out"}})
+        self.work.path("in").mkdir()
+        safetensors_io.write(self.work.path("in") / "model.safetensors", {
+            name + part: (dtype, [32, columns], bytes([code]) * 32 * columns) for name, code in (("w", 48), ("e", 49))
+            for part, dtype, columns, code in (("", "fp8_e4m3", 64, code), ("_scale", "u8", 2, 127))})
+        done = run(BIN / "reshard-exec", self.work.path("job.rplan"), f"--target={self.work.path('out')}", "--check")
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("give two different values for element 0: they quantize it in different formats or blocks, or the source's values differ", done.stdout)
+
     def test_missing_shapes(self):
         """The shapes beside the codes of int4 are not read and may be missing, in every format of files."""
         random = np.random.default_rng(3)
