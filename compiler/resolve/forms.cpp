@@ -154,7 +154,7 @@ void resolveStorageForms(const std::vector<std::vector<Location>> &paramsAt,
         diagnostics.error(at, change + ", which needs rounding: expected 'convert: rne' beside 'dtype'");
       param.dtype = *sent;
       param.storageDtype = stored;
-      if (!form.convert)
+      if (!form.convert || widens(*sent, stored))
         continue;
       param.overflow = form.convert->first;
       if (param.overflow == OverflowRule::infinity && stored == DType::fp8_e4m3)

@@ -245,15 +245,9 @@ TEST(Manifest, Refusals) {
        "tensor 'w{layer}' has existing values that depend on a mesh axis, expected none to"},
       {"exists beyond", [](Parts &p) { p.manifest.variables[0]->size = 1; },
        "tensor 'w{layer}' exists for values beyond the 1 of its index variable"},
-      {"too large",
-       [](Parts &p) {
-         p.manifest.tensor_patterns[0]->shape = {uint64_t{1} << 31, uint64_t{1} << 31};
-       },
+      {"too large", [](Parts &p) { p.manifest.tensor_patterns[0]->shape = {uint64_t{1} << 31, uint64_t{1} << 31}; },
        "tensor 'w{layer}' has more than 1152921504606846976 bytes"},
-      {"far too large",
-       [](Parts &p) {
-         p.manifest.tensor_patterns[0]->shape = {UINT64_MAX, 2};
-       },
+      {"far too large", [](Parts &p) { p.manifest.tensor_patterns[0]->shape = {UINT64_MAX, 2}; },
        "tensor 'w{layer}' has more than 1152921504606846976 bytes"},
 
       {"no mesh ranks", [](Parts &p) { p.manifest.endpoints[0]->ranks.clear(); },
@@ -305,10 +299,7 @@ TEST(Manifest, Refusals) {
        "endpoint 'source' lists axes with more than 1152921504606846976 coordinates"},
       {"too many axes", [](Parts &p) { p.manifest.endpoints[0]->shardings[1]->axes.assign(65, 0); },
        "endpoint 'source' lists 65 axes, expected at most 64"},
-      {"bounds missing",
-       [](Parts &p) {
-         p.manifest.endpoints[0]->shardings[1]->axes = {0, 0};
-       },
+      {"bounds missing", [](Parts &p) { p.manifest.endpoints[0]->shardings[1]->axes = {0, 0}; },
        "endpoint 'source' has a sharding with 3 bounds, expected 5"},
       {"bounds that end elsewhere", [](Parts &p) { p.manifest.endpoints[0]->shardings[1]->first[2] = 1; },
        "endpoint 'source' has a sharding with bounds from 0 to 1, expected 0 to 2, the number of its index blocks"},
@@ -385,17 +376,17 @@ TEST(Manifest, Refusals) {
       {"no such overflow rule",
        [](Parts &p) {
          p.param(0).storage_dtype = DType::fp16;
-         p.param(0).overflow = OverflowRule(3);
+         p.param(0).overflow = schema::OverflowRule(3);
        },
        "endpoint 'source' param 'weight{layer}' has the overflow rule 3, expected 0 to 2, only 0 without a storage "
        "dtype, and not 2 with fp8_e4m3, which has no infinity"},
-      {"an overflow rule without a cast", [](Parts &p) { p.param(0).overflow = OverflowRule::saturate; },
+      {"an overflow rule without a cast", [](Parts &p) { p.param(0).overflow = schema::OverflowRule::saturate; },
        "endpoint 'source' param 'weight{layer}' has the overflow rule 1, expected 0 to 2, only 0 without a storage "
        "dtype, and not 2 with fp8_e4m3, which has no infinity"},
       {"infinite fp8_e4m3",
        [](Parts &p) {
          p.param(0).storage_dtype = DType::fp8_e4m3;
-         p.param(0).overflow = OverflowRule::infinity;
+         p.param(0).overflow = schema::OverflowRule::infinity;
        },
        "endpoint 'source' param 'weight{layer}' has the overflow rule 2, expected 0 to 2, only 0 without a storage "
        "dtype, and not 2 with fp8_e4m3, which has no infinity"},

@@ -75,6 +75,7 @@ inline ir::Module tinyModule() {
                     "tiny.yaml:7",
                     {},
                     {},
+                    OverflowRule::error,
                     {},
                     false,
                     {}}};
@@ -97,6 +98,7 @@ inline ir::Module tinyModule() {
                     "tiny.yaml:9",
                     {},
                     {},
+                    OverflowRule::error,
                     {},
                     false,
                     {}}};
