@@ -7,9 +7,12 @@
 #include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <queue>
+#include <tuple>
+#include <utility>
 
 namespace reshard::analysis {
 
@@ -21,7 +24,7 @@ using namespace schema;
 class Flows {
 public:
   uint32_t resource(double rate) {
-    resources_.push_back({rate, {}, 0, 0});
+    resources_.push_back({rate, {}, 0, 0, 0});
     return static_cast<uint32_t>(resources_.size() - 1);
   }
 
@@ -31,37 +34,43 @@ public:
 
   /// Starts a flow of `bytes` through one or two resources; next() returns its `id` when it ends.
   void start(uint32_t id, double bytes, uint32_t first, uint32_t second) {
-    if (flows_.size() <= id)
-      flows_.resize(id + 1);
-    Flow &flow = flows_[id];
-    flow.left = bytes;
-    flow.since = now_;
-    flow.resources = {first};
-    if (second != first)
-      flow.resources.push_back(second);
-    for (uint32_t r : flow.resources) {
-      if (resources_[r].flows.empty())
-        resources_[r].since = now_;
-      resources_[r].flows.push_back(id);
+    if (free_.empty()) {
+      free_.push_back(static_cast<uint32_t>(flows_.size()));
+      flows_.emplace_back();
     }
-    updateRates(flow.resources);
+    const uint32_t number = free_.back();
+    free_.pop_back();
+    Flow &flow = flows_[number];
+    flow.id = id;
+    flow.left = bytes;
+    flow.rate = 0;
+    flow.since = now_;
+    flow.resources = {first, second};
+    flow.count = first == second ? 1 : 2;
+    for (uint32_t i = 0; i < flow.count; ++i) {
+      Resource &resource = resources_[flow.resources[i]];
+      if (resource.flows.empty())
+        resource.since = now_;
+      resource.flows.push_back(number);
+    }
+    updateRates(flow);
   }
 
   /// Sets a timer: next() returns `id` at that time.
-  void at(double time, uint32_t id) { events_.push({time, id, 0, true}); }
+  void at(double time, uint32_t id) { events_.push({time, id, kTimer, 0}); }
 
   /// Advances to the next end of a flow or timer; returns false if there is none.
   bool next(uint32_t &id, bool &timer) {
     while (!events_.empty()) {
       const Event event = events_.top();
       events_.pop();
-      if (!event.timer && flows_[event.id].version != event.version)
+      timer = event.flow == kTimer;
+      if (!timer && flows_[event.flow].version != event.version)
         continue;
       now_ = event.time;
       id = event.id;
-      timer = event.timer;
       if (!timer)
-        finish(id);
+        finish(event.flow);
       return true;
     }
     return false;
@@ -72,79 +81,94 @@ private:
     double rate;
     std::vector<uint32_t> flows;
     double busy, since;
+    uint64_t seen = 0; // the last update that found it
   };
+  /// Flows that ended are used again, so that those in the memory caches are few.
   struct Flow {
-    double left = 0, rate = 0, since = 0;
-    uint64_t version = 0;
-    std::vector<uint32_t> resources;
+    double left = 0, rate = 0, since = 0, newRate = 0;
+    uint32_t id = 0, version = 0, count = 0;
+    std::array<uint32_t, 2> resources{};
+    uint64_t seen = 0;
   };
+  static constexpr uint32_t kTimer = UINT32_MAX;
   struct Event {
     double time;
-    uint32_t id;
-    uint64_t version;
-    bool timer;
+    uint32_t id, flow, version;
     bool operator<(const Event &other) const { return std::tie(time, id) > std::tie(other.time, other.id); }
   };
 
-  void finish(uint32_t id) {
-    Flow &flow = flows_[id];
+  void finish(uint32_t number) {
+    Flow &flow = flows_[number];
     ++flow.version;
-    for (uint32_t r : flow.resources) {
-      std::erase(resources_[r].flows, id);
-      if (resources_[r].flows.empty())
-        resources_[r].busy += now_ - resources_[r].since;
+    for (uint32_t i = 0; i < flow.count; ++i) {
+      Resource &resource = resources_[flow.resources[i]];
+      std::erase(resource.flows, number);
+      if (resource.flows.empty())
+        resource.busy += now_ - resource.since;
     }
-    updateRates(flow.resources);
+    updateRates(flow);
+    free_.push_back(number);
   }
 
-  /// Computes new rates for all flows that compete, directly or indirectly, for these resources: the most contended
-  /// resource first (progressive filling).
-  void updateRates(const std::vector<uint32_t> &changed) {
-    std::vector<uint32_t> resources = changed, flows;
-    for (size_t i = 0; i < resources.size(); ++i)
-      for (uint32_t f : resources_[resources[i]].flows) {
-        WorkDeadline::spend(1 + static_cast<int64_t>(flows.size() + resources.size()) / 8);
-        if (std::find(flows.begin(), flows.end(), f) == flows.end()) {
-          flows.push_back(f);
-          for (uint32_t r : flows_[f].resources)
-            if (std::find(resources.begin(), resources.end(), r) == resources.end())
-              resources.push_back(r);
-        }
+  /// Computes new rates for all flows that compete, directly or indirectly, for the resources of a flow: the most
+  /// contended resource first (progressive filling).
+  void updateRates(const Flow &changed) {
+    ++update_;
+    competing_.clear();
+    contended_.clear();
+    auto contend = [&](const Flow &flow) {
+      for (uint32_t i = 0; i < flow.count; ++i)
+        if (std::exchange(resources_[flow.resources[i]].seen, update_) != update_)
+          contended_.push_back(flow.resources[i]);
+    };
+    contend(changed);
+    for (size_t i = 0; i < contended_.size(); ++i)
+      for (const uint32_t f : resources_[contended_[i]].flows) {
+        WorkDeadline::spend(1);
+        if (std::exchange(flows_[f].seen, update_) == update_)
+          continue;
+        competing_.push_back(f);
+        flows_[f].newRate = -1;
+        contend(flows_[f]);
       }
-    for (uint32_t f : flows) {
-      Flow &flow = flows_[f];
-      flow.left = std::max(0.0, flow.left - flow.rate * (now_ - flow.since));
-      flow.since = now_;
-      flow.rate = -1;
-    }
-    for (size_t open = flows.size(); open > 0;) {
+    for (size_t open = competing_.size(); open > 0;) {
       double least = INFINITY;
       uint32_t tightest = 0;
-      for (uint32_t r : resources) {
+      for (const uint32_t r : contended_) {
         WorkDeadline::spend(1 + static_cast<int64_t>(resources_[r].flows.size()));
         double rest = resources_[r].rate;
         int sharing = 0;
-        for (uint32_t f : resources_[r].flows)
-          flows_[f].rate < 0 ? ++sharing : rest -= flows_[f].rate;
+        for (const uint32_t f : resources_[r].flows)
+          flows_[f].newRate < 0 ? ++sharing : rest -= flows_[f].newRate;
         if (sharing > 0 && rest / sharing < least) {
           least = rest / sharing;
           tightest = r;
         }
       }
-      for (uint32_t f : resources_[tightest].flows)
-        if (flows_[f].rate < 0) {
-          flows_[f].rate = least;
+      for (const uint32_t f : resources_[tightest].flows)
+        if (flows_[f].newRate < 0) {
+          flows_[f].newRate = least;
           --open;
         }
     }
-    for (uint32_t f : flows)
-      events_.push({now_ + flows_[f].left / flows_[f].rate, f, ++flows_[f].version, false});
+    for (const uint32_t f : competing_) {
+      Flow &flow = flows_[f];
+      if (flow.newRate == flow.rate)
+        continue; // its end is known
+      flow.left = std::max(0.0, flow.left - flow.rate * (now_ - flow.since));
+      flow.since = now_;
+      flow.rate = flow.newRate;
+      events_.push({now_ + flow.left / flow.rate, flow.id, f, ++flow.version});
+    }
   }
 
   std::vector<Resource> resources_;
   std::vector<Flow> flows_;
+  std::vector<uint32_t> free_; // of flows_
   std::priority_queue<Event> events_;
   double now_ = 0;
+  uint64_t update_ = 0;                         // the number of updates
+  std::vector<uint32_t> competing_, contended_; // flows and resources of one update
 };
 
 class Simulator {
@@ -194,6 +218,12 @@ public:
   }
 
 private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  /// A list in edges_, in the order of after().
+  struct Waiting {
+    uint32_t first = kNone, last = kNone;
+  };
   /// An activity and its dependents. It releases its resources when its bytes are sent (released); the bytes arrive one
   /// latency later (arrived).
   struct Task {
@@ -201,7 +231,10 @@ private:
     uint32_t first = 0, second = 0; // resources
     double delay = 0;               // seconds from released to arrived
     uint32_t waits = 0;
-    std::vector<uint32_t> released, arrived; // tasks that wait for these events
+    Waiting released, arrived; // tasks that wait for these events
+  };
+  struct Edge {
+    uint32_t task, next;
   };
 
   uint32_t add(Activity activity, uint32_t first, uint32_t second, double delay = 0) {
@@ -215,7 +248,11 @@ private:
   }
 
   void after(uint32_t before, bool arrived, uint32_t task) {
-    (arrived ? tasks_[before].arrived : tasks_[before].released).push_back(task);
+    Waiting &waiting = arrived ? tasks_[before].arrived : tasks_[before].released;
+    const auto edge = static_cast<uint32_t>(edges_.size());
+    (waiting.first == kNone ? waiting.first : edges_[waiting.last].next) = edge;
+    waiting.last = edge;
+    edges_.push_back({task, kNone});
     ++tasks_[task].waits;
   }
 
@@ -358,9 +395,9 @@ private:
       ++finished_;
       result_.seconds = std::max(result_.seconds, flows_.now());
     }
-    for (uint32_t next : arrived ? task.arrived : task.released)
-      if (--tasks_[next].waits == 0)
-        start(next);
+    for (uint32_t edge = (arrived ? task.arrived : task.released).first; edge != kNone; edge = edges_[edge].next)
+      if (--tasks_[edges_[edge].task].waits == 0)
+        start(edges_[edge].task);
   }
 
   void report() {
@@ -379,10 +416,10 @@ private:
       result_.busiestRank = result_.busiestNic; // each rank has its own NIC
       result_.rankBusy = result_.nicBusy;
     }
-    std::map<std::pair<int, int32_t>, double> spent;
+    std::vector<std::array<double, 4>> spent(plan_.world()); // by kind
     for (const Task &task : tasks_) {
       const int kind = static_cast<int>(task.activity.kind);
-      double &sum = spent[{kind, task.activity.rank}];
+      double &sum = spent[static_cast<size_t>(task.activity.rank)][static_cast<size_t>(kind)];
       sum += task.activity.end - task.activity.begin;
       result_.secondsByKind[kind] = std::max(result_.secondsByKind[kind], sum);
       if (keep_)
@@ -413,8 +450,6 @@ private:
       result_.lowerBoundSeconds = std::max(result_.lowerBoundSeconds, each.seconds);
   }
 
-  static constexpr uint32_t kNone = UINT32_MAX;
-
   const Plan &plan_;
   const Topology &topology_;
   const bool keep_;
@@ -423,6 +458,7 @@ private:
   Flows flows_;
   std::vector<uint32_t> copies_, links_[2], nics_[2]; // resources, by rank or NIC; [0] egress, [1] ingress
   std::vector<Task> tasks_;
+  std::vector<Edge> edges_;
   std::map<std::pair<uint32_t, const Step *>, uint32_t> local_; // copies and fills
   size_t finished_ = 0;
 };
