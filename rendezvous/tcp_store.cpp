@@ -17,7 +17,7 @@ using tcp::Verdict;
 namespace {
 
 /// The time until a deadline for poll(): at least 1 ms, since the answer of a server takes time.
-int milliseconds(const Deadline &deadline) {
+int millisecondsUntil(const Deadline &deadline) {
   const int64_t most = deadline.interrupt ? Interrupt::kPause.count() : 1'000'000'000; // then ask for an interrupt
   if (!deadline)
     return deadline.interrupt ? static_cast<int>(most) : -1;
@@ -164,7 +164,7 @@ Status TcpStore::ready(short events, const Deadline &deadline) {
   constexpr int kAskAgain = 200;
   while (true) {
     pollfd polled[2] = {{socket_.number(), events, 0}, {question_ ? question_->descriptor() : -1, POLLIN, 0}};
-    const int left = milliseconds(deadline);
+    const int left = millisecondsUntil(deadline);
     const int count = ::poll(polled, 2, question_ && (left < 0 || left > kAskAgain) ? kAskAgain : left);
     if (count < 0 && errno != EINTR)
       return failed("cannot wait for " + name() + ": " + std::strerror(errno));
