@@ -273,6 +273,9 @@ private:
   }
 
   void pushGlobal(std::string_view module, std::string_view name) {
+    constexpr size_t kMaxName = 1000; // many values may have one name, which is read for each of them
+    if (module.size() + name.size() > kMaxName)
+      return refuse("the name of a global has more than " + std::to_string(kMaxName) + " bytes");
     const std::string full = std::string(module) + " " + std::string(name);
     const auto known = std::find(allowed_.begin(), allowed_.end(), full);
     if (known != allowed_.end())

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <set>
 
 namespace reshard::analysis {
 
@@ -186,8 +185,14 @@ private:
 
   /// A value of a class that is not known is an object, unless it has tensors.
   std::string addOther(Value value, const std::string &name) {
-    std::vector<Value> left{value};
-    std::set<Value> seen{value};
+    std::vector<Value> left;
+    plain_.resize(pickle_.size());
+    const auto look = [&](Value item) {
+      if (!plain_[item])
+        left.push_back(item);
+      plain_[item] = true;
+    };
+    look(value);
     while (!left.empty()) {
       const Value next = left.back();
       left.pop_back();
@@ -198,8 +203,9 @@ private:
                "', which is not one that this format uses, and has tensors; save a dictionary of tensors";
       }
       for (const Value item : pickle_.items(next))
-        if (seen.insert(item).second)
-          left.push_back(item);
+        look(item);
+      if (!budget_.take(0, 100 * pickle_.items(next).size()))
+        return ReadBudget::problem();
     }
     found.others.push_back(name);
     return {};
@@ -339,6 +345,7 @@ private:
   std::string_view prefix_;
   ReadBudget &budget_;
   std::map<const StoredZip::Member *, Storage> storages_;
+  std::vector<bool> plain_; // by value: addOther() has looked at it; many values may share one
 };
 
 /// The contents of a small member.

@@ -178,6 +178,10 @@ def hostile_torch_files(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]
     many = 60_000 if not SMALL else 600
     yield "a mesh of many dimensions", lambda: file({"a": dtensor(one, "0", (64,), (1,) * many, (0,) * many, *[placement("Replicate")] * many)})
     yield "a mesh of 64 dimensions for each of many names", lambda: file(references(dtensor(one, "0", (2**40,), (1,) * 64, (0,) * 64, *[placement("_StridedShard", dim=0, split_factor=65536)] * 64)))
+    other = b"\x80\x04" + b"]q\0(" + b"N" * (BYTES // 2) + b"e0"  # a long list
+    yield "many values of an unknown class with one list", lambda: file(other + b"](" + b"ca\nb\nh\0\x85R" * (BYTES // 20) + b"e.")
+    yield "an unknown class of a long name", lambda: file(b"\x80\x04" + kept(text("n" * (BYTES // 2)), 0) + b"](" + b"h\0h\0\x93" * (BYTES // 10) + b"e.")
+    yield "many unknown classes", lambda: file(b"\x80\x04](" + repeated(lambda i: f"ca\n{i:06x}\n".encode()) + b"e.")
     yield "many members", lambda: file({}, [one[:1]] * (BYTES // 200))
 
     def compared() -> Path:
