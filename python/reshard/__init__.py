@@ -65,7 +65,9 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
-    if name == "LIBRARY":
+    if name == "PREFIX":
+        value = import_module("._library", __name__).PREFIX
+    elif name == "LIBRARY":
         value = import_module("._library", __name__).PREFIX / "share" / "reshard"
     elif name in _MODULES:
         value = getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -63,8 +63,8 @@ class Gpu(FolderTest):
         self.assertIn("no GPU: backend 'cuda' cannot be loaded: libreshard_cuda.so", done.stderr)
         backend = alone / "libreshard_cuda.so"
         for source, text in (("", f"no GPU: '{backend}' is not a backend of reshard: the function reshard_open_device is missing"),
-                             ("void reshard_open_device(void) {}", f"no GPU: '{backend}': found version none of reshard_open_device, expected 5; install backends and library of the same release"),
-                             ("void reshard_open_device(void) {} unsigned reshard_open_device_version = 99;", f"no GPU: '{backend}': found version 99 of reshard_open_device, expected 5; install backends and library of the same release")):
+                             ("void reshard_open_device(void) {}", f"no GPU: '{backend}': found version none of reshard_open_device, expected 6; install backends and library of the same release"),
+                             ("void reshard_open_device(void) {} unsigned reshard_open_device_version = 99;", f"no GPU: '{backend}': found version 99 of reshard_open_device, expected 6; install backends and library of the same release")):
             subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", backend], input=source, text=True, check=True)
             done = self.execute("--device=cuda", program=program)
             self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))

@@ -381,10 +381,10 @@ class RendezvousTest(unittest.TestCase):
         wait_until(lambda: len(list(at.glob("*%2fhello%2f*"))) == 3, "3 processes have said hello")
         while at.exists():
             shutil.rmtree(at, ignore_errors=True)  # a process may write a file there in the meantime
-        late = self.start(3, f"file://{at}", timeout=2)
         # A rank may be about to read the hellos or to write its answer.
         self.assert_failed(processes, 3 * [f"'{at}/[^']*(hello|answer)[^']*': No such file or directory"], GRACE)
-        self.assert_failed([late], ["timed out: rank 0 has not joined"], 2 + GRACE)  # it makes the folder again
+        late = self.start(3, f"file://{at}", timeout=2)  # it makes the folder again, in which a slow rank would wait
+        self.assert_failed([late], ["timed out: rank 0 has not joined"], 2 + GRACE)
 
     # Wrong usage.
 

@@ -86,7 +86,7 @@ class Safetensors(unittest.TestCase):
             np.testing.assert_array_equal(found["h"], embed)
             np.testing.assert_array_equal(found["u"], up)
             for wrong, message in (({**weights, "up": "../up.safetensors"}, "expected a file in the same folder"),
-                                   ({**weights, "up": weights["embed"]}, "the index lists 2"), ({"embed": weights["embed"]}, "has no tensor 'up'")):
+                                   ({**weights, "up": weights["embed"]}, "the index lists 2"), ({"embed": weights["embed"]}, "lacks 'up': add its tensors to the index")):
                 index.write_text(json.dumps({"weight_map": wrong}))
                 again = run(*command[:3], f"--target={work / 'again'}", code=2)
                 self.assertIn(message, again.stderr)

@@ -11,6 +11,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
@@ -18,6 +19,7 @@
 #include <new>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 using namespace reshard;
@@ -244,8 +246,18 @@ TEST_F(ExecutorTest, AnInterruptEndsARunAsItsDeadlineDoes) {
   bindAll();
   ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
   fill(1);
+  std::atomic<bool> stop = false;
+  std::vector<std::thread> busy; // so that a run takes longer than the first pause
+  for (unsigned i = 0; i < 8 * std::thread::hardware_concurrency(); ++i)
+    busy.emplace_back([&] {
+      while (!stop) {
+      }
+    });
   for (int attempt = 0; attempt < 1000 && reshard_run(executor_, 0) == RESHARD_OK; ++attempt) {
-  } // until a run takes longer than the first pause
+  }
+  stop = true;
+  for (std::thread &each : busy)
+    each.join();
   EXPECT_EQ(error(), "interrupted: timed out: not all copies were done");
   EXPECT_EQ(reshard_target_state(executor_), RESHARD_TORN);
   ends = false;

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -81,7 +82,7 @@ def try_job(seed: int, cell: tuple, work: Path) -> tuple[Job, list, set, set, bo
     return job, held, cells, features, remote
 
 
-def run_job(job: Job, held: list, work: Path, binaries: Path, seed: int, compiler: Path, algorithm: list[str]) -> str:
+def run_job(job: Job, held: list, work: Path, binaries: Path, seed: int, compiler: Path, algorithm: Sequence[str] = ()) -> str:
     """Runs the commands and compares the target files with the oracle. Returns an error text, empty on success."""
     values = np.random.default_rng(seed).integers(0, 256, (job.model.labels, 8), dtype=np.uint8)
     source, target, plan = work / "source", work / "target", work / "plan.rplan"
@@ -114,7 +115,7 @@ def run_job(job: Job, held: list, work: Path, binaries: Path, seed: int, compile
     return ""
 
 
-def run_in_chunks(job: Job, held: list, work: Path, binaries: Path, seed: int, compiler: Path, algorithm: list[str]) -> str:
+def run_in_chunks(job: Job, held: list, work: Path, binaries: Path, seed: int, compiler: Path, algorithm: Sequence[str] = ()) -> str:
     """The same job with checkpoints of torch.distributed.checkpoint as targets, in small chunks. Returns an error text, empty on success."""
     node = json.loads((work / "job.yaml").read_text())
     for target in node["target"] if isinstance(node["target"], list) else [node["target"]]:
