@@ -34,6 +34,11 @@ SIZE = r"(\d+)(?: ?(KiB|MiB|GiB))?"
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
+def cast_to(dtype: str) -> dict:
+    """A cast of random values, some of which are beyond the range."""
+    return {"dtype": dtype, "convert": "saturate" if dtype == "fp8_e4m3" else "inf"}
+
+
 class Wrong(Exception):
     """A result that contradicts docs/yaml.md."""
 
@@ -170,14 +175,14 @@ class Work:
         for number, target in enumerate(node["target"] if isinstance(node["target"], list) else [node["target"]]):
             target["quantize"] = jobs.quantize_node(rng, jobs.VARIANTS[(self.seed + 7 * number) % len(jobs.VARIANTS)])
             if rng.random() < 0.2 and number > 0:
-                target |= {"dtype": rng.choice(casts_test.NAMES), "convert": "rne"}
+                target |= cast_to(rng.choice(casts_test.NAMES))
             if own and rng.random() < 0.5:
                 params = node["model"]["layouts"][target["layout"]]["params"]
                 for name in rng.sample(list(params), 2):
                     if name.endswith(("norm", "ids")):
                         continue
                     choice = rng.random()
-                    cast = {"dtype": rng.choice(casts_test.NAMES), "convert": "rne"}
+                    cast = cast_to(rng.choice(casts_test.NAMES))
                     quantized = {"quantize": jobs.quantize_node(rng, rng.choice(jobs.VARIANTS))}
                     params[name] |= {"quantize": "none"} if choice < 0.3 else cast if choice < 0.5 and number > 0 else quantized
         return node
