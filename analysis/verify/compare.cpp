@@ -152,11 +152,19 @@ void checkCoverage(const Plan &plan, const MeshRankMemory &rankMemory, CheckResu
     }
 }
 
-/// A description of all elements that an instance holds, in order: equal texts mean equal contents.
-std::string contents(const Plan &plan, const TensorInstance &tensorInstance) {
-  const ParamInstance &instance = tensorInstance.instance;
-  std::string text = std::to_string(instance.param) + ":" + std::to_string(instance.bytes);
-  forEachRange(layoutOf(plan, tensorInstance), [&](const ElementRange &range) {
+/// A description of a quantized instance: its format, its shape, its base params and all elements that it holds, in
+/// order. Equal texts mean equal blocks.
+std::string blocksOf(const Plan &plan, const TensorInstance &elements, const std::vector<TensorInstance> &bases) {
+  const QuantizedView &view = *paramOf(plan, elements).view();
+  std::string text = std::to_string(static_cast<int>(view.format())) + "," +
+                     std::to_string(static_cast<int>(view.scale_layout())) + " [";
+  for (const int64_t length : elements.instance.shape)
+    text += std::to_string(length) + " ";
+  text += "]";
+  for (const TensorInstance &base : bases)
+    text +=
+        " " + std::string(dtypeName(storageDtypeOf(paramOf(plan, base)))) + ":" + std::to_string(base.instance.bytes);
+  forEachRange(layoutOf(plan, elements), [&](const ElementRange &range) {
     text += range.tensor ? " '" + *range.tensor + "'" : " padding";
     for (const int64_t number : {range.logical, range.logicalStep, range.local, range.localStep, range.count})
       text += " " + std::to_string(number);
@@ -164,26 +172,20 @@ std::string contents(const Plan &plan, const TensorInstance &tensorInstance) {
   return text;
 }
 
-/// Compares the codes and scales of quantized params among replicas of the same param, which hold the same elements and
-/// thus the same blocks. Padding is part of its block. Different params of one tensor are not compared, since their
+/// The tensor pattern that a base param holds if its bytes are sent as they are: these are compared as tensors. -1:
+/// none.
+int64_t sentAs(const Plan &plan, const TensorInstance &base) {
+  const auto &parts = orEmpty(paramOf(plan, base).parts());
+  return parts.size() > 0 ? parts.Get(0)->pattern() : -1;
+}
+
+/// Compares the codes and scales of quantized params that hold the same elements in the same blocks: replicas of a
+/// param, and tied params. Padding is part of its block. Other params of one tensor are not compared, since their
 /// blocks may differ.
 void compareQuantized(const Plan &plan, const Memory &source, ReplicaResult &result) {
   const Endpoint &endpoint = *plan.manifest().endpoints()->Get(0);
-  std::map<uint32_t, std::set<uint32_t>> paramsByPattern; // params of the source
-  for (uint32_t p = 0; p < orEmpty(endpoint.params()).size(); ++p)
-    for (const Part *part : orEmpty(endpoint.params()->Get(p)->parts()))
-      if (part->pattern() >= 0)
-        paramsByPattern[static_cast<uint32_t>(part->pattern())].insert(p);
-  for (const auto &[pattern, params] : paramsByPattern) {
-    const bool blocks = std::any_of(params.begin(), params.end(), [&](uint32_t p) {
-      const QuantizedView *view = endpoint.params()->Get(p)->view();
-      return view && view->kind() == ViewKind::elements;
-    });
-    if (blocks && params.size() > 1)
-      result.skipped.push_back(plan.manifest().tensor_patterns()->Get(pattern)->name()->str());
-  }
-  // By contents, the base params of the first mesh rank that holds them.
-  std::map<std::string, std::vector<TensorInstance>> first;
+  std::map<std::string, std::vector<TensorInstance>> first; // by blocks, the base params of the first that has memory
+  std::map<uint32_t, std::set<const void *>> blocksByParam; // entries of `first`
   for (const MeshRankMemory &rankMemory : source.rankMemories())
     for (uint32_t p = 0; p < rankMemory.params.size(); ++p) {
       const QuantizedView *view = endpoint.params()->Get(p)->view();
@@ -193,16 +195,18 @@ void compareQuantized(const Plan &plan, const Memory &source, ReplicaResult &res
       for (const uint32_t each : baseParams(*view))
         bases.push_back(instances(plan.manifest(), endpoint, each, rankMemory.meshRank));
       for (const ParamInstance &elements : instances(plan.manifest(), endpoint, p, rankMemory.meshRank)) {
-        const auto [at, added] = first.try_emplace(contents(plan, {&rankMemory, elements}));
-        for (size_t s = 0; s < bases.size(); ++s) {
-          const TensorInstance mine{&rankMemory, bases[s][elements.instance]};
-          if (added) {
-            at->second.push_back(mine);
-            continue;
-          }
-          const TensorInstance &other = at->second[s];
+        std::vector<TensorInstance> held;
+        for (const std::vector<ParamInstance> &base : bases)
+          held.push_back({&rankMemory, base[elements.instance]});
+        const auto [at, added] = first.try_emplace(blocksOf(plan, {&rankMemory, elements}, held), held);
+        blocksByParam[p].insert(&*at);
+        for (size_t s = 0; s < held.size() && !added; ++s) {
+          const TensorInstance &mine = held[s];
+          TensorInstance &other = at->second[s];
           const std::byte *here = memoryOf(mine), *there = memoryOf(other);
-          if (!here || !there || orEmpty(endpoint.params()->Get(mine.instance.param)->parts()).size() > 0)
+          if (!there) // a checkpoint may have one of two tied params
+            other = mine;
+          if (!here || !there || (sentAs(plan, mine) >= 0 && sentAs(plan, mine) == sentAs(plan, other)))
             continue;
           result.comparedBytes += static_cast<uint64_t>(mine.instance.bytes);
           if (const auto same = std::mismatch(here, here + mine.instance.bytes, there).first - here;
@@ -212,6 +216,19 @@ void compareQuantized(const Plan &plan, const Memory &source, ReplicaResult &res
         }
       }
     }
+  std::map<uint32_t, std::set<uint32_t>> paramsByPattern; // params of the source
+  for (uint32_t p = 0; p < orEmpty(endpoint.params()).size(); ++p)
+    for (const Part *part : orEmpty(endpoint.params()->Get(p)->parts()))
+      if (part->pattern() >= 0)
+        paramsByPattern[static_cast<uint32_t>(part->pattern())].insert(p);
+  for (const auto &[pattern, params] : paramsByPattern) {
+    const bool blocks =
+        std::any_of(params.begin(), params.end(), [&](uint32_t p) { return blocksByParam.contains(p); });
+    const bool equal = std::all_of(params.begin(), params.end(),
+                                   [&](uint32_t p) { return blocksByParam[p] == blocksByParam[*params.begin()]; });
+    if (blocks && !equal)
+      result.skipped.push_back(plan.manifest().tensor_patterns()->Get(pattern)->name()->str());
+  }
 }
 
 /// Compares one target instance with a tensor, or its padding with zeros if `name` is empty.

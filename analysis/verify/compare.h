@@ -28,13 +28,13 @@ struct CompareShare {
 CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads,
                     const CompareWatch &watch = {}, const CompareShare &share = {});
 
-/// The differences between source replicas, each with the instance it was compared with. For quantized params, codes
-/// and scales are compared if the blocks are the same.
+/// The differences between source replicas, each with the instance it was compared with. For quantized params, also
+/// tied ones, codes and scales are compared if the blocks are the same.
 struct ReplicaResult {
   uint64_t comparedBytes = 0;
   std::vector<std::string> differences; // by tensor, then by mesh rank; quantized params last
   std::vector<std::string>
-      skipped; // tensor patterns held by several params, at least one quantized: not compared with each other
+      skipped; // tensor patterns held by several params with other blocks: not compared with each other
 };
 ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned threads, const CompareWatch &watch = {});
 

@@ -245,6 +245,42 @@ class Quantize(unittest.TestCase):
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertIn("give two different values for element 0: they quantize it in different formats or blocks, or the source's values differ", done.stdout)
 
+    def test_tied_replicas(self):
+        """--check-replicas compares tied source params that have the same blocks, whether the target takes codes or
+        values, and says it of those that do not."""
+        values = {(name, part): (dtype, [32, columns], bytearray([code]) * 32 * columns) for name in "we"
+                  for part, dtype, columns, code in (("", "fp8_e4m3", 64, 48), ("_scale", "u8", 2, 127))}
+        self.work.path("in").mkdir()
+
+        def execute(code, changed=None, without=(), **forms):
+            """The output of the run, with a byte of a param changed. forms: what `quantize` of each param states."""
+            node = {"version": 1, "model": model(w=[32, 64], e={"tied": "w"}), "source": {"layout": "s", "storage": "in"},
+                    "target": {"layout": "t", "storage": "out"}}
+            node["model"]["layouts"] = {
+                "s": {"params": {name: {"holds": name, "quantize": forms.get(name, "mxfp8")} for name in "we"}},
+                "t": {"params": {"w": {"holds": "w"} | ({"quantize": forms["t"]} if "t" in forms else {})}}}
+            self.compiled(node)
+            stored = {name + part: (dtype, shape, bytes(data)) for (name, part), (dtype, shape, data) in values.items()
+                      if name not in without}
+            if changed:
+                dtype, shape, data = stored[changed]
+                stored[changed] = (dtype, shape, data[:5] + bytes([data[5] ^ 1]) + data[6:])
+            safetensors_io.write(self.work.path("in") / "model.safetensors", stored)
+            shutil.rmtree(self.work.path("out"), ignore_errors=True)
+            done = run(BIN / "reshard-exec", self.work.path("job.rplan"), f"--target={self.work.path('out')}", "--check-replicas")
+            self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+            return done.stdout + done.stderr
+
+        for target in ({}, {"t": "mxfp8"}):
+            with self.subTest(target=target):
+                text = execute(0, **target)
+                self.assertIn("compared, all equal", text)
+                self.assertNotIn("not compared", text)
+                for changed in ("w", "e", "w_scale", "e_scale"):
+                    self.assertIn("differs from", execute(1, changed, **target))
+                self.assertNotIn("all equal", execute(0, without="e", **target))
+        self.assertIn("not compared with each other", execute(0, without="e", e="block_fp8"))
+
     def test_missing_shapes(self):
         """The shapes beside the codes of int4 are not read and may be missing, in every format of files."""
         random = np.random.default_rng(3)
