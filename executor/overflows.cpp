@@ -126,8 +126,9 @@ Status checkOverflows(const Plan &plan, const std::vector<LocalRank> &ranks, Tra
   const bool infinity = first->stored != kernels::NumberFormat::fp8_e4m3;
   return failed(text + (names.size() > kNamed ? " and more" : "") +
                 ": found a value beyond the largest of the dtype, " + largest +
-                "; expected a dtype that holds it, or in the target of the job 'convert: saturate'" +
-                (infinity ? " (the largest value) or 'convert: inf' (infinite)" : " (the largest value)"));
+                "; expected a dtype that holds it, or 'convert: saturate' (the largest value)" +
+                (infinity ? " or 'convert: inf' (infinite)" : "") +
+                " in the target of the job; of reshard-convert, --convert=saturate" + (infinity ? " or inf" : ""));
 }
 
 } // namespace reshard

@@ -34,9 +34,10 @@ _FRAMEWORKS = {"hf": ("safetensors", ("hf",)), "fsdp2": ("dcp", ("fsdp2-checkpoi
                "megatron": ("megatron", ("megatron-checkpoint", "megatron-checkpoint-layers"))}
 #: The layouts of frameworks whose ranks have a file each (--mesh).
 _RANKS = ("fsdp2", "megatron", "vllm", "sglang")
-#: The keys of a job's target, and the options that make them.
-_MADE = (("layout", "to"), ("layout", "target-layout"), ("switches", "switch"), ("storage", "chunk"), ("mesh", "mesh"), ("dtype", "dtype"), ("convert", "dtype"),
-         ("quantize", "quantize"), ("only", "only"), ("ignore", "ignore"))
+#: The keys of a job's target, and the options that make them; of several that are given, the last is named.
+_MADE = (("layout", "to"), ("layout", "target-layout"), ("switches", "switch"), ("storage", "chunk"), ("mesh", "mesh"),
+         ("dtype", "dtype"), ("convert", "dtype"), ("convert", "convert"), ("quantize", "quantize"), ("only", "only"),
+         ("ignore", "ignore"))
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer or an expert, in a name
 _FLOATS = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  #: and their names in a config.json
 
@@ -62,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         help="names of SOURCE that begin with OLD begin with NEW, before anything else looks at them: 'model.=' removes a prefix, '=model.' adds one; with * in OLD "
              "it is a glob of whole names: '*._orig_mod.*=*.*' removes a wrapper; may be given several times")
     add("--dtype", metavar="DTYPE", help="the dtype of floats in TARGET, not of the optimizer's state; values are rounded to the nearest (default: that of SOURCE)")
-    add("--convert", choices=("rne", "saturate", "inf"), default="rne",
+    add("--convert", choices=("rne", "saturate", "inf"),
         help="what becomes of values beyond the range of --dtype: an error (rne, the default), the largest value, or "
              "infinite")
     add("--quantize", metavar="FORMAT", help="the quantized format of matrices in TARGET")
@@ -156,13 +157,19 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
     """What the options say about the params of the target."""
     found: dict[str, Any] = {}
     if options.dtype:
-        found |= {"dtype": options.dtype, "convert": options.convert}
+        found |= {"dtype": options.dtype, "convert": options.convert or "rne"}
     if options.quantize:
         found["quantize"] = {"format": options.quantize, "ignore": options.unquantized} if options.unquantized else options.quantize
     for key in ("only", "ignore"):
         if getattr(options, key):
             found[key] = list(getattr(options, key))
     return found
+
+
+def _check_convert(options: argparse.Namespace, target: dict[str, Any]) -> None:
+    """Raises Error if --convert has no effect on a target. Elements of a quantized source are cast without --dtype too."""
+    if options.convert and "convert" not in target:
+        raise Error("unexpected --convert without --dtype: TARGET has the dtypes of SOURCE")
 
 
 def _staging(options: argparse.Namespace) -> int:
@@ -202,6 +209,7 @@ def _same_names(options: argparse.Namespace, source: str, contents: dict) -> _Co
         raise Error(str(error).removeprefix("reshard-compile: error: ")) from None
     layouts = json.dumps({"same": {"params": "same"}})
     target = {"layout": "same"} | _storage(options) | _changes(options)
+    _check_convert(options, target)
     said = ["model: none; the tensors keep their names" + (", renamed" if options.rename else "")]
     if contents["format"] == "DCP safetensors":
         said.append(_shards(contents["tensors"]))
@@ -345,7 +353,7 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
     if states.tied:
         said.append("weights: of TARGET, the master weights of SOURCE" if states.replaced else "master weights: of TARGET, the weights of SOURCE")
     if source.format:
-        wanted.setdefault("convert", options.convert)
+        wanted.setdefault("convert", options.convert or "rne")
         said.append(f"quantized: in {source.format}, except for {patterns(name for name, shape in source.plain.items() if len(shape) > 1) or 'nothing'}")
     said += left
     endpoint = source.endpoint() | {"storage": folder}
@@ -355,6 +363,7 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
         said.append("common.pt: names the layout of SOURCE, and a trainer may read TARGET by it; --leave=common.pt leaves it out")
     if states.tied and layout in NO_MASTER:
         wanted["ignore"] = [*wanted.get("ignore", []), NO_MASTER[layout]]
+    _check_convert(options, wanted)
     result = _Conversion(_job(options, [f"model: {json.dumps(model.yaml(source=source.layout, target=layout))}"], endpoint, wanted), said, converted)
     floats = sorted({tensors[name]["dtype"] for name in weights & tensors.keys()} & _FLOATS.keys())
     if len(floats) > 1 and not options.dtype:

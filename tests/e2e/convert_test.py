@@ -68,6 +68,17 @@ class Convert(ConvertTest):
         self.assertIn("source: 5 tensors, 110 elements, with those that are left out\ntarget: 3 tensors, 72 elements; ", text)
         self.check("back", {f"model.{name}": array for name, array in wanted.items() if "layers" in name})
 
+    def test_values_beyond_the_range(self):
+        """A weight beyond the range of --dtype is an error that names --convert, which says what becomes of it."""
+        (self.folder / "wide").mkdir()
+        save_file({"w": np.array([1, 70000], np.float32)}, self.folder / "wide/model.safetensors")
+        error = self.convert("wide", "out", "--to=safetensors", "--dtype=fp16", code=3).stderr
+        self.assertIn("param 'w': found a value beyond the largest of the dtype, 65504", error)
+        self.assertIn("; of reshard-convert, --convert=saturate or inf", error)
+        for rule, value in (("saturate", 65504), ("inf", np.inf)):
+            self.convert("wide", rule, "--to=safetensors", "--dtype=fp16", f"--convert={rule}")
+            self.check(rule, {"w": np.array([1, value], np.float16)})
+
     def test_a_model_file(self):
         (self.folder / "model.yaml").write_text("""
 dtype: fp32
@@ -344,6 +355,9 @@ layouts:
                                  (("hf", "out", "--to=vllm"), "--to=vllm needs --mesh"),
                                  (("hf", "out", "--to=megatron", "--mesh=tp=x", "--model=qwen3-8b"), "invalid --mesh 'tp=x'"),
                                  (("hf", "out", "--unquantized=*"), "unexpected --unquantized without --quantize"),
+                                 (("hf", "out", "--to=safetensors", "--convert=inf"), "unexpected --convert without --dtype"),
+                                 (("hf", "out", "--to=safetensors", "--dtype=fp8_e4m3", "--convert=inf"), "--convert=inf: "),
+                                 (("hf", "out", "--to=safetensors", "--dtype=fp17"), "--dtype=fp17: "),
                                  (("hf", "out", "--rename=a=b", "--rename=a=c"), "--rename is given twice for 'a'"),
                                  (("hf", "out", "--to=torch-save", "--max-shard-size=1GB"), "unexpected --max-shard-size"),
                                  (("hf", "out", "--to=torch-save", "--chunk=1MiB"), "unexpected --chunk: a TARGET of --to=dcp"),
