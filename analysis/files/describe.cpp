@@ -221,7 +221,8 @@ std::string describeModel(const std::map<std::string, StoredTensor> &tensors, co
   if (!index.empty())
     text += "index: {" + index + "}\n";
   for (const std::string &name : braces)
-    text += "# left out, because braces in the names of a model are index variables: " + quoted(name) + "\n";
+    text += "# left out, because braces in the names of a model are index variables, which --rename=OLD=NEW removes: " +
+            quoted(name) + "\n";
   text += "tensors:\n";
   for (const Line &line : lines)
     text += textOf(line, usual, sizes);

@@ -132,15 +132,18 @@ std::optional<IntegerRange> readIntegerRange(const Node &node, const std::string
 
 // ------------------------------------------------------------------------------------------------- index variables
 
+constexpr const char *kNameBraces =
+    ": braces in a name are index variables; --rename of reshard-compile and reshard-exec "
+    "gives a tensor of a checkpoint a name without them";
+
 bool checkVariable(const std::string &name, Location at, const std::vector<ir::IndexVariable> &variables,
                    Diagnostics &diagnostics) {
   const std::vector<std::string> known = namesOf(variables);
   if (std::find(known.begin(), known.end(), name) != known.end())
     return true;
   const std::string hint = suggestion(name, known);
-  diagnostics.error(
-      at, "unknown index variable '" + name + "'" +
-              (known.empty() ? ", and the model has no 'index': braces in a name are index variables" : hint));
+  diagnostics.error(at, "unknown index variable '" + name + "'" +
+                            (known.empty() ? std::string(", and the model has no 'index'") + kNameBraces : hint));
   return false;
 }
 
@@ -157,7 +160,7 @@ std::optional<std::vector<Placeholder>> readPlaceholders(const Node &name,
   for (size_t at = text.find_first_of("{}"); at != std::string::npos; at = text.find_first_of("{}", at)) {
     const size_t end = text.find_first_of("{}", at + 1);
     if (text[at] == '}' || end == std::string::npos || text[end] == '{') {
-      error(at, text[at] == '}' ? "'}' without a '{'" : "'{' without a '}'");
+      error(at, (text[at] == '}' ? "'}' without a '{' in '" : "'{' without a '}' in '") + text + "'" + kNameBraces);
       break;
     }
     using Kind = Placeholder::Kind;

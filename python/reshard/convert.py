@@ -210,11 +210,15 @@ def _same_names(options: argparse.Namespace, source: str, contents: dict) -> _Co
     layouts = json.dumps({"same": {"params": "same"}})
     target = {"layout": "same"} | _storage(options) | _changes(options)
     _check_convert(options, target)
+    braced = [name for name in contents["tensors"] if "{" in name or "}" in name]
+    if braced and not options.allow:
+        raise Error(f"'{options.source}' has {len(braced)} tensors with braces in their names: {patterns(braced)}; in the names of a "
+                    "model braces are index variables: --rename=OLD=NEW gives others, --allow=extra leaves them out")
     said = ["model: none; the tensors keep their names" + (", renamed" if options.rename else "")]
     if contents["format"] == "DCP safetensors":
         said.append(_shards(contents["tensors"]))
     job = _job(options, ["model:", *(f"  {line}" for line in described), f"  layouts: {layouts}"], {"storage": source, "layout": "same"}, target)
-    return _Conversion(job, said, set(contents["tensors"]))
+    return _Conversion(job, said, set(contents["tensors"]) - set(braced))
 
 
 def _renames(options: argparse.Namespace) -> list[str]:

@@ -164,6 +164,8 @@ def describe(module: Any, *, layout: str = "live", axes: Mapping[str, int] | Non
     contains only its own layers. Raises Error if a placement cannot be expressed.
     """
     named = module if isinstance(module, Mapping) else dict(module.named_parameters())
+    if braced := next((name for name in named if "{" in name or "}" in name), None):
+        raise Error(f"param {braced!r}: a brace in a name is not supported")
     tensors = {name: _describe(name, tensor, axes or {}) for name, tensor in named.items()}
     if not tensors:
         raise Error("the module has no params, expected at least one")

@@ -300,7 +300,8 @@ class Checkpoints(FolderTest):
         self.assertEqual(self.run_job("source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n", self.folder / "hf", self.folder / "one"), note)
         self.assertEqual(run("reshard-inspect", self.folder / "hf").stderr, note)
         described = run("reshard-compile", f"--describe={self.folder / 'hf/more.safetensors'}").stdout
-        self.assertIn('# left out, because braces in the names of a model are index variables: "w{0}"\n', described)
+        self.assertIn('# left out, because braces in the names of a model are index variables, which --rename=OLD=NEW '
+                      'removes: "w{0}"\n', described)
 
     def test_a_wrong_index_moves_nothing(self) -> None:
         self.sharded(self.folder / "hf")

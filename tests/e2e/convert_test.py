@@ -79,6 +79,20 @@ class Convert(ConvertTest):
             self.convert("wide", rule, "--to=safetensors", "--dtype=fp16", f"--convert={rule}")
             self.check(rule, {"w": np.array([1, value], np.float16)})
 
+    def test_names_with_braces(self):
+        """Braces in the names of a model are index variables: such a tensor is renamed or left out, and said."""
+        (self.folder / "braces").mkdir()
+        weights = {name: np.full(2, i, np.float32) for i, name in enumerate(("v", "w{0}", "a.{x"))}
+        save_file(weights, self.folder / "braces/model.safetensors")
+        error = self.convert("braces", "out", "--to=safetensors", code=2).stderr
+        self.assertIn("'braces' has 2 tensors with braces in their names: a.{x, w{0}; ", error)
+        self.assertIn("--rename=OLD=NEW gives others, --allow=extra leaves them out", error)
+        text = self.convert("braces", "left", "--to=safetensors", "--allow=extra").stdout
+        self.assertIn("left out   2 tensors of the source: a.{x, w{0}\n", text)
+        self.assertIn("source: 1 tensors, 2 elements\ntarget: 1 tensors, 2 elements;", text)
+        self.convert("braces", "out", "--to=safetensors", "--rename=w{0}=w0", "--rename=a.{=a.")
+        self.check("out", {"v": weights["v"], "w0": weights["w{0}"], "a.x": weights["a.{x"]})
+
     def test_a_model_file(self):
         (self.folder / "model.yaml").write_text("""
 dtype: fp32

@@ -176,6 +176,7 @@ layouts:
             ({"w": Parameter((8, 8), (Partial(), Replicate()))}, "placement .* on mesh axis 'fsdp' is not supported, expected Shard or Replicate"),
             ({"l.0.w": Parameter((8,), (Shard(0), Replicate())), "l.1.w": Parameter((8,), (Replicate(), Shard(0)))}, "tensors 'l.0.w' and 'l.1.w' have one tensor pattern .* but different shardings"),
             ({"w": Parameter((8,), dtype="torch.complex64")}, "dtype complex64"),
+            ({"v": Parameter((8,)), "w{0}": Parameter((8,))}, r"param 'w\{0\}': a brace in a name is not supported"),
             ({"a": Parameter((8,), (Shard(0), Replicate())), "b": Parameter((8,), (Shard(0),), device_mesh=type("Other", (), {"mesh_dim_names": ("ep",), "shape": (2,)}))},
              "params 'b' and 'a' are on different meshes, {'ep': 2} and {'fsdp': 2, 'tp': 4}: expected one mesh with the axes of all params"),
         ):

@@ -222,6 +222,9 @@ class Infer(unittest.TestCase):
         found = recordings(text("", CASES["plain"][2]), "wanted", {"tp": 2})
         with self.assertRaisesRegex(reshard.Error, r"recordings of ranks \[1\], expected those of ranks 0 to 1"):
             recording.merge(found[1:])
+        found[0].tensors["w{0}"] = found[1].tensors["w{0}"] = next(iter(found[0].tensors.values()))
+        with self.assertRaisesRegex(reshard.Error, r"tensor 'w\{0\}': a brace in a name is not supported"):
+            recording.merge(found)
         found[1].tensors = {}
         with self.assertRaisesRegex(reshard.Error, "ranks 0 and 1 have different checkpoints"):
             recording.merge(found)

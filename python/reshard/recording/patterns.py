@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from ..errors import Error
 from .checkpoint import Tensors
 from .elements import product
 
@@ -43,6 +44,8 @@ def variable_of(component: str) -> str:
 
 def split_name(name: str) -> tuple[list[str], list[tuple[int, str]]]:
     """The components of a name, and (position, variable) of each number in it."""
+    if "{" in name or "}" in name:
+        raise Error(f"tensor {name!r}: a brace in a name is not supported")
     components = name.split(".")
     numbers: list[tuple[int, str]] = []
     for position, component in enumerate(components):
