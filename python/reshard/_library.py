@@ -293,7 +293,8 @@ def text_for(value: str | bytes | os.PathLike[str], what: str) -> bytes:
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise Error(f"{what}: found {type(value).__name__}, expected a text")
     try:
-        found = os.fsencode(value) if isinstance(value, os.PathLike) else value.encode() if isinstance(value, str) else value
+        found = (os.fsencode(value) if isinstance(value, os.PathLike) else value.encode() if isinstance(value, str)
+                 else value)
     except UnicodeEncodeError as wrong:
         raise Error(f"{what}: found {value!r}, expected a text that can be encoded: {wrong}") from None
     if b"\0" in found:

@@ -17,8 +17,8 @@ from ._library import INTERRUPTED
 class Signals:
     """Runs the handlers of signals while the library waits: ``asked`` is its function ``interrupted``.
 
-    Python runs handlers between two steps of a Python function. What one raises before the first step of a function that
-    the library has called, as a hook, never reaches the library: Python gives it to ``sys.unraisablehook``. So the
+    Python runs handlers between two steps of a Python function. What one raises before the first step of a function
+    that the library has called, as a hook, never reaches the library: Python gives it to ``sys.unraisablehook``. So the
     library asks a generator, which is always inside its ``try``, and ``watched`` keeps what hooks lose.
     """
 

@@ -24,9 +24,11 @@ _WARNING = "reshard-compile: warning: "
 
 
 def run_compiler(arguments: Sequence[str | os.PathLike[str]], warn: Callable[[str], object] = warnings.warn) -> str:
-    """Runs reshard-compile and returns its standard output. Raises CompileError. warn: called with each warning about the plan."""
+    """Runs reshard-compile and returns its standard output. Raises CompileError. warn: called with each warning about
+    the plan."""
     texts = [os.fsdecode(text_for(os.fsencode(argument), "argument of reshard-compile")) for argument in arguments]
-    process = subprocess.Popen([PREFIX / "bin" / "reshard-compile", *texts], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    process = subprocess.Popen([PREFIX / "bin" / "reshard-compile", *texts], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE,
                                encoding="utf-8", errors="backslashreplace")
     try:
         # In another thread: after Ctrl-C this module's wait for a process goes on for 0.25 s.
@@ -35,7 +37,8 @@ def run_compiler(arguments: Sequence[str | os.PathLike[str]], warn: Callable[[st
         process.kill()
         raise
     if process.returncode:
-        raise CompileError(errors.rstrip() or f"reshard-compile exited with code {process.returncode} and printed no error")
+        raise CompileError(errors.rstrip()
+                           or f"reshard-compile exited with code {process.returncode} and printed no error")
     for line in errors.splitlines():
         if line.startswith(_WARNING):
             warn(line.removeprefix(_WARNING))
@@ -55,7 +58,8 @@ def compile(job: str | os.PathLike[str], *, output: str | os.PathLike[str] | Non
 
     job: the path of a job file.
     output: the path of the plan file; None: a temporary file that is deleted together with the Plan.
-    flags: further options of ``reshard-compile``, such as ``--allow=missing``; ``--verify-seconds=S``, since a proof that takes
+    flags: further options of ``reshard-compile``, such as ``--allow=missing``; ``--verify-seconds=S``, since a proof
+    that takes
         longer than 10 s ends with a warning (of Python's ``warnings``); or ``--no-verify``.
     overrides: values that replace those of the job, like ``--set``: ``source={"mesh": {"tp": 4}}``, or
         ``**{"source.mesh.tp": 4}``.

@@ -24,7 +24,8 @@ from .errors import CompileError, Error
 from .job_text import JobText
 from .names import Renames, matching, patterns, printable, shown
 from .plan import Plan
-from .recognition import (MASTER, NO_MASTER, Model, Shapes, Source, UnknownModel, as_option, brief, declared, elements, model_named, models_of, read_config, recognize, repeats,
+from .recognition import (MASTER, NO_MASTER, Model, Shapes, Source, UnknownModel, as_option, brief, declared, elements,
+                          model_named, models_of, read_config, recognize, repeats,
                           state_names, states_of, text_of)
 
 #: Formats, and their names in a job.
@@ -60,7 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--mesh", metavar="AXIS=N,...", help="write a file for each rank of this mesh of --to=fsdp2, megatron, vllm or sglang, for example tp=2,pp=2")
     add("--optimizer", action="store_true", help="convert the optimizer's state too")
     add("--rename", action="append", default=[], metavar="OLD=NEW",
-        help="names of SOURCE that begin with OLD begin with NEW, before anything else looks at them: 'model.=' removes a prefix, '=model.' adds one; with * in OLD "
+        help="names of SOURCE that begin with OLD begin with NEW, before anything else looks at them: 'model.=' "
+             "removes a prefix, '=model.' adds one; with * in OLD "
              "it is a glob of whole names: '*._orig_mod.*=*.*' removes a wrapper; may be given several times")
     add("--dtype", metavar="DTYPE", help="the dtype of floats in TARGET, not of the optimizer's state; values are rounded to the nearest (default: that of SOURCE)")
     add("--convert", choices=("rne", "saturate", "inf"),
@@ -70,7 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--unquantized", action="append", default=[], metavar="GLOB", help="with --quantize: matrices that are not quantized")
     add("--only", action="append", default=[], metavar="GLOB", help="convert only these params")
     add("--ignore", action="append", default=[], metavar="GLOB", help="leave these params out of TARGET")
-    add("--allow", choices=["extra"], help="extra: leave out objects that TARGET cannot hold, and tensors, weights too, that the model or the layout of TARGET does not have; "
+    add("--allow", choices=["extra"], help="extra: leave out objects that TARGET cannot hold, and tensors, weights "
+                                           "too, that the model or the layout of TARGET does not have; "
              "a line for each kind says which")
     add("--leave", action="append", default=[], metavar="GLOB", help="leave out the objects with such names; all others are copied to TARGET")
     add("--copy", metavar="DIR", help="copy config.json, the tokenizer and all other small files of DIR into TARGET")
@@ -96,9 +99,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _contents(source: str) -> dict:
     """What the files of a checkpoint contain."""
-    done = subprocess.run([PREFIX / "bin" / "reshard-inspect", source, "--format=json"], capture_output=True, encoding="utf-8", errors="backslashreplace")
+    done = subprocess.run([PREFIX / "bin" / "reshard-inspect", source, "--format=json"], capture_output=True,
+                          encoding="utf-8", errors="backslashreplace")
     if done.returncode:
-        raise Error(done.stderr.strip().removeprefix("reshard-inspect: error: ") or f"'{source}': reshard-inspect ended with code {done.returncode} and printed no error")
+        raise Error(done.stderr.strip().removeprefix("reshard-inspect: error: ")
+                    or f"'{source}': reshard-inspect ended with code {done.returncode} and printed no error")
     found = json.loads(done.stdout)
     for name in (*found["tensors"], *found["objects"]):
         if "\ufffd" in name:  # in place of bytes that are no UTF-8
@@ -121,7 +126,8 @@ def _job(options: argparse.Namespace, model: list[str], source: dict[str, Any], 
     """The job of a conversion. model: its lines."""
     job = JobText(*model)
     job.section("source", source, {"storage": "SOURCE"})
-    made = {key: f"--{option}={value}" if isinstance(value := getattr(options, option.replace("-", "_")), str) else f"--{option}" for key, option in _MADE
+    made = {key: f"--{option}={value}" if isinstance(value := getattr(options, option.replace("-", "_")), str)
+            else f"--{option}" for key, option in _MADE
             if getattr(options, option.replace("-", "_"))}
     job.section("target", target, {"storage": "TARGET"} | made)
     if staging := _staging(options):
@@ -167,7 +173,8 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_convert(options: argparse.Namespace, target: dict[str, Any]) -> None:
-    """Raises Error if --convert has no effect on a target. Elements of a quantized source are cast without --dtype too."""
+    """Raises Error if --convert has no effect on a target. Elements of a quantized source are cast without --dtype
+    too."""
     if options.convert and "convert" not in target:
         raise Error("unexpected --convert without --dtype: TARGET has the dtypes of SOURCE")
 
@@ -187,14 +194,16 @@ def _absolute(path: str | Path) -> Path:
     """The path without links, as a job states it. Raises Error if it is no UTF-8, which YAML needs."""
     found = os.path.realpath(path)
     if found.encode("utf-8", "replace").decode() != found:
-        raise Error(f"{found.encode('utf-8', 'backslashreplace').decode()!r} is not UTF-8, expected a path that a job can state: rename it or its folder, or link to it")
+        raise Error(f"{found.encode('utf-8', 'backslashreplace').decode()!r} is not UTF-8, expected a path that a job "
+                    "can state: rename it or its folder, or link to it")
     return Path(found)
 
 
 def _config(options: argparse.Namespace) -> Path | None:
     """The config.json of the source."""
     source = Path(options.source)
-    places = [Path(options.config)] if options.config else [source / "config.json", _absolute(source).parent / "config.json"]
+    places = [Path(options.config)] if options.config else [source / "config.json",
+                                                            _absolute(source).parent / "config.json"]
     if options.config and not os.path.lexists(options.config):
         raise Error(f"--config={options.config}: no such file")
     found = next((place for place in places if os.path.lexists(place)), None)
@@ -212,12 +221,14 @@ def _same_names(options: argparse.Namespace, source: str, contents: dict) -> _Co
     _check_convert(options, target)
     braced = [name for name in contents["tensors"] if "{" in name or "}" in name]
     if braced and not options.allow:
-        raise Error(f"'{options.source}' has {len(braced)} tensors with braces in their names: {patterns(braced)}; in the names of a "
-                    "model braces are index variables: --rename=OLD=NEW gives others, --allow=extra leaves them out")
+        raise Error(f"'{options.source}' has {len(braced)} tensors with braces in their names: {patterns(braced)}; in "
+                    "the names of a model braces are index variables: --rename=OLD=NEW gives others, --allow=extra "
+                    "leaves them out")
     said = ["model: none; the tensors keep their names" + (", renamed" if options.rename else "")]
     if contents["format"] == "DCP safetensors":
         said.append(_shards(contents["tensors"]))
-    job = _job(options, ["model:", *(f"  {line}" for line in described), f"  layouts: {layouts}"], {"storage": source, "layout": "same"}, target)
+    job = _job(options, ["model:", *(f"  {line}" for line in described), f"  layouts: {layouts}"],
+               {"storage": source, "layout": "same"}, target)
     return _Conversion(job, said, set(contents["tensors"]) - set(braced))
 
 
@@ -258,7 +269,8 @@ def _target_layout(options: argparse.Namespace, model: Model, switches: dict[str
         except CompileError as error:
             errors.append(f"\n  {name}: {brief(error)}")
     chosen = "".join(f" with --switch={each}" for each in options.switch)
-    raise Error(f"model {model.name} cannot be converted to {options.target_layout or options.to}{chosen}:{''.join(errors)}")
+    raise Error(f"model {model.name} cannot be converted to "
+                f"{options.target_layout or options.to}{chosen}:{''.join(errors)}")
 
 
 @dataclass
@@ -287,21 +299,28 @@ def _states(options: argparse.Namespace, source: Source, shapes: Shapes, layout:
 
 
 def _extra(options: argparse.Namespace, source: Source, shapes: Shapes, converted: set[str], replaced: set[str]) -> list[str]:
-    """What is said about the tensors of the source that are left out. replaced: those of which others have the elements. Raises Error where that is not allowed."""
+    """What is said about the tensors of the source that are left out. replaced: those of which others have the
+    elements. Raises Error where that is not allowed."""
     extra = sorted(shapes.keys() - converted - replaced)
     if replaced and not options.allow:
         raise Error(f"--optimizer: the optimizer of TARGET has no master weights, so that those of '{options.source}' become its weights; "
                     f"--allow=extra leaves out the weights {patterns(replaced)}")
     where = f"that layout {source.layout} of model {source.model.name}{f' with the numbers of {source.model.config}' if source.model.config else ''} does not have"
     if further := repeats(extra, source.held):
-        raise Error(f"'{options.source}' has {len(further)} tensors {where}, but it has others of the same kind: {patterns(further)}; is it another model's config?")
+        raise Error(f"'{options.source}' has {len(further)} tensors {where}, but it has others of the same kind: "
+                    f"{patterns(further)}; is it another model's config?")
     if extra and not options.allow:
         hint = "" if options.optimizer or not states_of(source, shapes) else "--optimizer converts the optimizer's state; "
-        raise Error(f"'{options.source}' has {len(extra)} tensors {where}: {patterns(extra)}; {hint}--allow=extra leaves them out")
-    states = {name: state for state, names in state_names(source.model, source.layout, source.switches).items() for name in names} if extra else {}
-    state = [states.get(name, name) for name in extra if name in states or name.startswith("optimizer.")]  # the names of states that are known are enough
+        raise Error(f"'{options.source}' has {len(extra)} tensors {where}: {patterns(extra)}; {hint}--allow=extra "
+                    "leaves them out")
+    states = {name: state for state, names in state_names(source.model, source.layout, source.switches).items()
+              for name in names} if extra else {}
+    # the names of states that are known are enough
+    state = [states.get(name, name) for name in extra if name in states or name.startswith("optimizer.")]
     weights = [name for name in extra if name not in states and not name.startswith("optimizer.")]
-    left = ((weights, f"that are weights {where}"), (replaced, "that are weights of which the optimizer has master weights"), (state, "of the optimizer's state"))
+    left = ((weights, f"that are weights {where}"),
+            (replaced, "that are weights of which the optimizer has master weights"),
+            (state, "of the optimizer's state"))
     return [f"left out: {len(names)} tensors {what}: {patterns(names)}" for names, what in left if names]
 
 
@@ -323,7 +342,8 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
         """The compiler's text of both layouts."""
         layout, _ = _target_layout(options, source.model, switches)
         side = {key: value for key, value in source.endpoint().items() if key != "dtype"} | {"mesh": {}}
-        tried.append(_job(options, [f"model: {json.dumps(source.model.yaml(source=source.layout, target=layout))}"], side, wanted))
+        tried.append(_job(options, [f"model: {json.dumps(source.model.yaml(source=source.layout, target=layout))}"],
+                          side, wanted))
         with tempfile.TemporaryDirectory(prefix="reshard-") as scratch:
             return tried[-1].compile(Path(scratch), "--emit=layout")
 
@@ -344,7 +364,8 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
     left = _extra(options, source, shapes, converted, states.replaced)
     weights = set(source.held if source.plain is None else source.plain) - states.replaced | (states.names[MASTER] if states.replaced else set())
     if coded := sorted(name for name in weights & tensors.keys() if tensors[name]["dtype"].startswith("fp8")):
-        raise Error(f"'{options.source}' has {tensors[coded[0]]['dtype']} without scales of a known form: {patterns(coded)}; known: block_fp8 (128 x 128, {coded[0]}_scale_inv)")
+        raise Error(f"'{options.source}' has {tensors[coded[0]]['dtype']} without scales of a known form: "
+                    f"{patterns(coded)}; known: block_fp8 (128 x 128, {coded[0]}_scale_inv)")
     dtype = _dtype_of(tensors, weights & tensors.keys())
     optimizer = {state: declared(state, tensors[min(each)]["dtype"], states.tied and state == MASTER) for state, each in states.names.items()}
     if states.tied and not states.replaced:
@@ -358,7 +379,8 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
         said.append("weights: of TARGET, the master weights of SOURCE" if states.replaced else "master weights: of TARGET, the weights of SOURCE")
     if source.format:
         wanted.setdefault("convert", options.convert or "rne")
-        said.append(f"quantized: in {source.format}, except for {patterns(name for name, shape in source.plain.items() if len(shape) > 1) or 'nothing'}")
+        said.append(f"quantized: in {source.format}, except for "
+                    f"{patterns(name for name, shape in source.plain.items() if len(shape) > 1) or 'nothing'}")
     said += left
     endpoint = source.endpoint() | {"storage": folder}
     if states.replaced:  # `ignore` is compared with names as they are declared, with {layer} in place of a number
@@ -368,7 +390,8 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
     if states.tied and layout in NO_MASTER:
         wanted["ignore"] = [*wanted.get("ignore", []), NO_MASTER[layout]]
     _check_convert(options, wanted)
-    result = _Conversion(_job(options, [f"model: {json.dumps(model.yaml(source=source.layout, target=layout))}"], endpoint, wanted), said, converted)
+    result = _Conversion(_job(options, [f"model: {json.dumps(model.yaml(source=source.layout, target=layout))}"],
+                              endpoint, wanted), said, converted)
     floats = sorted({tensors[name]["dtype"] for name in weights & tensors.keys()} & _FLOATS.keys())
     if len(floats) > 1 and not options.dtype:
         result.hint = f"\nnote: the floats of '{options.source}' are {' and '.join(floats)}: --dtype=DTYPE rounds them to one dtype"
@@ -377,7 +400,8 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
     return result
 
 
-def _config_of_target(options: argparse.Namespace, model: Model, dtype: str | None, names: dict[str, tuple[int, ...]], said: list[str]) -> dict[str, Any]:
+def _config_of_target(options: argparse.Namespace, model: Model, dtype: str | None,
+                      names: dict[str, tuple[int, ...]], said: list[str]) -> dict[str, Any]:
     """The config.json of the target: that of the source, or its part for the language model, with the dtype and the
     quantization of the target."""
     assert model.config
@@ -407,12 +431,15 @@ def _without_model(options: argparse.Namespace, contents: dict) -> str:
     """What an error says about the way without a model, with the options for the names of SOURCE."""
     names = [*contents["tensors"], *contents["objects"]]
     begins = lambda *beginnings: [name for name in contents["tensors"] if name.startswith(beginnings)]  # noqa: E731
-    saved = begins("optimizer.", "model.model.", "model.lm_head.") and begins("model.", "optimizer.") == list(contents["tensors"])  # by dcp.save({"model": ...})
+    # by dcp.save({"model": ...})
+    saved = (begins("optimizer.", "model.model.", "model.lm_head.")
+             and begins("model.", "optimizer.") == list(contents["tensors"]))
     further = [as_option("model.=")] if saved else []
     further += ["--ignore='optimizer*'"] if begins("optimizer.") else []
     further += ["--allow=extra"] if contents["objects"] and not options.allow else []
     way = " ".join(["--to=safetensors", *further, "--copy=DIR"])
-    return (f"; --to=safetensors keeps the names, here {patterns(names)}, and renames them by --rename; without a model, {way} writes the weights, with config.json and the "
+    return (f"; --to=safetensors keeps the names, here {patterns(names)}, and renames them by --rename; without a "
+            f"model, {way} writes the weights, with config.json and the "
             "tokenizer of DIR")
 
 
@@ -422,7 +449,8 @@ def _leaves(options: argparse.Namespace, contents: dict, converted: set[str]) ->
         tensors = matching([glob], contents["tensors"])
         stay = converted.intersection(tensors).difference(matching(options.ignore, tensors))
         if stay or (tensors and not matching([glob], contents["objects"])):
-            raise Error(f"--leave={glob} matches {len(tensors)} tensors: {patterns(tensors)}; it leaves out objects only, --ignore={glob} leaves out tensors")
+            raise Error(f"--leave={glob} matches {len(tensors)} tensors: {patterns(tensors)}; it leaves out objects "
+                        f"only, --ignore={glob} leaves out tensors")
         if not matching([glob], contents["objects"]):
             raise Error(f"--leave={glob} matches no object of '{options.source}', which has {len(contents['objects'])}"
                         + (f": {patterns(contents['objects'])}" if contents["objects"] else ""))
@@ -449,7 +477,8 @@ def _conversion(options: argparse.Namespace, contents: dict) -> _Conversion:
         raise Error("unexpected --chunk: a TARGET of --to=dcp, fsdp2, megatron or torch_dist without --mesh has chunks")
     if options.to in _FRAMEWORKS or options.mesh or options.target_layout:
         if not (names_model or config):
-            raise Error(f"found no config.json in '{options.source}' or beside it: --config=FILE or --model=NAME states the model of --to={options.to}"
+            raise Error(f"found no config.json in '{options.source}' or beside it: --config=FILE or --model=NAME "
+                        f"states the model of --to={options.to}"
                         f"{'' if given else ', the default'}{_without_model(options, contents)}")
         return _of_models(options, folder, contents["tensors"], models)
     for option in ("model", "config", "source_layout", "switch", "optimizer"):
@@ -465,7 +494,8 @@ def _check_options(options: argparse.Namespace) -> None:
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and (not text or text.encode("utf-8", "replace").decode() != text):
                 what = name.upper() if name in ("source", "target") else f"--{name.replace('_', '-')}"
-                raise Error(f"invalid {what}={text.encode('utf-8', 'backslashreplace').decode()!r}: expected {'UTF-8' if text else 'a value'}")
+                raise Error(f"invalid {what}={text.encode('utf-8', 'backslashreplace').decode()!r}: expected "
+                            f"{'UTF-8' if text else 'a value'}")
     Renames(options.rename)
     if options.mesh and options.to not in _RANKS:
         raise Error(f"unexpected --mesh: it writes a file for each rank of --to={', '.join(_RANKS)}")
@@ -528,13 +558,17 @@ def _compile(options: argparse.Namespace, conversion: _Conversion, folder: Path)
         conversion.job.compile(folder, "-o", str(plan), f"--report={report}", *_renames(options),
                                warn=lambda warning: _say(options, conversion, [f"warning: {warning}"]))
     except CompileError as error:
-        staged = f"\nnote: the staging limit is a quarter of --memory={options.memory}" if _staging(options) and "staging limit" in str(error) else ""
-        raise Error(f"{error}{staged}{conversion.hint}\nnote: --plan prints the job, in which reshard-compile shows the place of an error") from None
+        staged = (f"\nnote: the staging limit is a quarter of --memory={options.memory}" if _staging(options)
+                  and "staging limit" in str(error) else "")
+        raise Error(f"{error}{staged}{conversion.hint}\nnote: --plan prints the job, in which reshard-compile shows "
+                    "the place of an error") from None
     compiled = json.loads(report.read_text())
     if (unused := compiled["unused"]) and not (options.only or options.ignore or options.allow):
-        raise Error(f"the layout of TARGET has no params for {len(unused)} tensors of the model: {patterns(unused)}; --allow=extra leaves them out")
+        raise Error(f"the layout of TARGET has no params for {len(unused)} tensors of the model: {patterns(unused)}; "
+                    "--allow=extra leaves them out")
     if unused:
-        _say(options, conversion, [f"left out: {len(unused)} tensors of the model, which TARGET does not get: {patterns(unused)}"])
+        _say(options, conversion,
+             [f"left out: {len(unused)} tensors of the model, which TARGET does not get: {patterns(unused)}"])
     return plan, compiled["bytes"]["padding"], bool(unused)
 
 
@@ -557,9 +591,10 @@ def _small_files(options: argparse.Namespace, conversion: _Conversion, folder: P
 
 @contextlib.contextmanager
 def _terminating(process: subprocess.Popen) -> Iterator[None]:
-    """While it is entered, SIGTERM and SIGINT end that process, and this one goes on, to copy the report and to remove its temporary folder. A launcher sends
-    SIGTERM to all processes when the first one has failed."""
-    before = {number: signal.signal(number, lambda *_, number=number: process.send_signal(number)) for number in (signal.SIGTERM, signal.SIGINT)}
+    """While it is entered, SIGTERM and SIGINT end that process, and this one goes on, to copy the report and to remove
+    its temporary folder. A launcher sends SIGTERM to all processes when the first one has failed."""
+    before = {number: signal.signal(number, lambda *_, number=number: process.send_signal(number))
+              for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
@@ -573,7 +608,8 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
     report = folder / "ran.json"
     names = ("allow", "memory", "max_shard_size", "timeout", "transport", "rendezvous", "rank", "job")
     passed = [f"--{name.replace('_', '-')}={value}" for name in names if (value := getattr(options, name)) is not None]
-    passed += [f"--leave={glob}" for glob in options.leave] + _renames(options) + [f"--rename-objects={rule}" for rule in options.rename]
+    passed += [f"--leave={glob}" for glob in options.leave] + _renames(options)
+    passed += [f"--rename-objects={rule}" for rule in options.rename]
     passed += [f"--{name.replace('_', '-')}" for name in ("resume", "no_sync", "insecure") if getattr(options, name)]
     command = [PREFIX / "bin" / "reshard-exec", plan, "--check", "--check-replicas", f"--report={report}", *passed, *_small_files(options, conversion, folder)]
     # As this process, it ignores that nobody reads what it says.
@@ -608,12 +644,14 @@ def run(arguments: Sequence[str]) -> int:
         contents = _check(options)
         conversion = _conversion(options, contents)
         _leaves(options, contents, conversion.converted)
-        found = f"{printable(options.source)}: {contents['format']}, {len(contents['tensors'])} tensors, {len(contents['objects'])} objects"
+        found = (f"{printable(options.source)}: {contents['format']}, {len(contents['tensors'])} tensors, "
+                 f"{len(contents['objects'])} objects")
         said, conversion.said = [found, *conversion.said], []
         _say(options, conversion, said)
         if options.plan:
             if options.rename:
-                conversion.job.comment([f"reshard-compile and reshard-exec need {' '.join(map(as_option, options.rename))} with this job"])
+                conversion.job.comment(["reshard-compile and reshard-exec need "
+                                        f"{' '.join(map(as_option, options.rename))} with this job"])
             _print(conversion.job.text.removesuffix("\n"))
             return 0
         with tempfile.TemporaryDirectory(prefix="reshard-convert-") as folder:

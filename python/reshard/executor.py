@@ -45,7 +45,8 @@ def _address(stream: Any) -> int:
 
 
 def _replaced(plan: Plan) -> PlanError:
-    return PlanError(f"'{plan.path}' was replaced since this Plan was opened: it had the digest {plan.summary.digest}; open it again")
+    return PlanError(f"'{plan.path}' was replaced since this Plan was opened: it had the digest {plan.summary.digest}; "
+                     "open it again")
 
 
 def _seconds(timeout: float | None) -> float:
@@ -59,7 +60,8 @@ def _secret(secret: str) -> bytes:
     """Returns a secret for the library."""
     found = text_for(secret, "secret") if "\0" not in secret else b""
     if not found:
-        raise Error("secret: found an empty text, or one with NUL characters, expected 1 to 4096 bytes, or None for the one in RESHARD_SECRET")
+        raise Error("secret: found an empty text, or one with NUL characters, expected 1 to 4096 bytes, or None for "
+                    "the one in RESHARD_SECRET")
     return found
 
 
@@ -98,9 +100,9 @@ class Executor:
     refit.
 
     Not thread-safe; calls release the global interpreter lock. A context manager that calls ``close`` at the end.
-    Signals are handled while a call waits; if a handler raises, as that of Ctrl-C does, the call ends as at its deadline
-    and raises the same. Hooks must not call their executor, except for its properties. In a process that was forked from
-    the executor's every call raises Error, and ``close`` has no effect.
+    Signals are handled while a call waits; if a handler raises, as that of Ctrl-C does, the call ends as at its
+    deadline and raises the same. Hooks must not call their executor, except for its properties. In a process that was
+    forked from the executor's every call raises Error, and ``close`` has no effect.
 
     plan: a Plan, or the path of a plan file.
     rank: one world rank or several; None: every rank of the plan, or the rank of this process if the transport connects
@@ -305,7 +307,8 @@ class Executor:
             raise BindError(f"{at.role} rank {rank} param {name!r}: found {found}, expected a param in host memory without a transform")
         owner = (ctypes.c_ubyte * (param.nbytes + 63))()
         address = (ctypes.addressof(owner) + 63) // 64 * 64
-        self._call("allocate", library.reshard_bind, at.number, rank, text_for(name, "param"), address if param.nbytes else None, param.nbytes)
+        self._call("allocate", library.reshard_bind, at.number, rank, text_for(name, "param"),
+                   address if param.nbytes else None, param.nbytes)
         memory = Memory(address, param.shape, None, param.dtype, "cpu", False, owner)
         self._bound[at.role, rank, name] = (memory, param.nbytes)
         view = Allocated(name, at.number, rank, param.dtype, param.shape, param.nbytes, address)
@@ -454,7 +457,8 @@ class Executor:
             self._free("run")
             self._runs += 1
             if check and self._runs % check == 0:
-                self._call("run", library.reshard_run_checked, _seconds(timeout), ctypes.byref(_library.Check(**checks)), seconds=timeout)
+                self._call("run", library.reshard_run_checked, _seconds(timeout),
+                           ctypes.byref(_library.Check(**checks)), seconds=timeout)
             else:
                 self._call("run", library.reshard_run, _seconds(timeout), seconds=timeout)
             self._land("run")
@@ -477,7 +481,8 @@ class Executor:
         found, count = POINTER(_library.TensorDigest)(), ctypes.c_size_t()
         size = ctypes.sizeof(_library.TensorDigest)
         allowed = flag_for(allow_undigested, "allow_undigested")
-        self._call("digest", library.reshard_digest, at.number, allowed, _seconds(timeout), size, ctypes.byref(found), ctypes.byref(count), seconds=timeout)
+        self._call("digest", library.reshard_digest, at.number, allowed, _seconds(timeout), size, ctypes.byref(found),
+                   ctypes.byref(count), seconds=timeout)
         return {
             each.tensor.decode(): TensorDigest(each.dtype.decode(), tuple(each.shape[: each.dimensions]), each.digest.decode() or None)
             for each in found[: count.value]
@@ -494,7 +499,8 @@ class Executor:
         """Returns the minimum of the ``value`` arguments of all processes. Every process must call it (an
         all-reduce)."""
         result = ctypes.c_int64()
-        self._call("all_reduce_min", library.reshard_all_reduce_min, number_for(value, "value", -(2**63), 2**63 - 1), ctypes.byref(result))
+        self._call("all_reduce_min", library.reshard_all_reduce_min, number_for(value, "value", -(2**63), 2**63 - 1),
+                   ctypes.byref(result))
         return result.value
 
     def publish(self, version: int, *, check: bool = False) -> None:
@@ -548,7 +554,8 @@ class Executor:
         least = number_for(min_version, "version", 0, _MOST)
         if check:
             allowed = flag_for(allow_undigested, "allow_undigested")
-            self._call("pull", library.reshard_pull_checked, least, _seconds(timeout), allowed, ctypes.byref(version), seconds=timeout)
+            self._call("pull", library.reshard_pull_checked, least, _seconds(timeout), allowed, ctypes.byref(version),
+                       seconds=timeout)
         else:
             self._call("pull", library.reshard_pull, least, _seconds(timeout), ctypes.byref(version), seconds=timeout)
         if library.reshard_pulls(executor) != pulls or self._stale:
@@ -627,7 +634,8 @@ class Executor:
     def _open(self) -> ctypes.c_void_p:
         if self._process != os.getpid():
             raise Error(
-                f"process {self._process} opened the executor, and this is process {os.getpid()}, which was forked from it: only the process that opened an"
+                f"process {self._process} opened the executor, and this is process {os.getpid()}, which was forked "
+                "from it: only the process that opened an"
                 " executor can use it; open one here, or start this process in another way (multiprocessing: 'spawn')"
             )
         if not self._handle:
@@ -637,7 +645,8 @@ class Executor:
     def _free(self, what: str) -> None:
         """Fails inside a hook."""
         if self._calling and self._process == os.getpid():
-            raise Error(f"{what} during {self._calling} of the same executor: a hook must not call its executor; call {what} after {self._calling}")
+            raise Error(f"{what} during {self._calling} of the same executor: a hook must not call its executor; call "
+                        f"{what} after {self._calling}")
 
     @contextmanager
     def _in(self, what: str, seconds: float | None = None) -> Iterator[None]:

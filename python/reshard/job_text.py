@@ -45,8 +45,8 @@ class JobText:
         return "\n".join([*self._lines, ""])
 
     def _explained(self, error: str, path: Path) -> list[str]:
-        """The errors of the compiler. One about the job names the option in place of a line of a file that will be gone; one about another file, such as a
-        model, keeps its place and the line that it shows."""
+        """The errors of the compiler. One about the job names the option in place of a line of a file that will be
+        gone; one about another file, such as a model, keeps its place and the line that it shows."""
         found: list[str] = []
         ours = False
         for line in error.splitlines():
@@ -63,12 +63,13 @@ class JobText:
                 made = _ORIGIN.fullmatch(text)
                 option = f"{made['option']}{made['value'] or ''}: " if made else ""
                 short = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."  # names the tensor
-                found.append(("" if place["kind"] == "error" else f"{place['kind']}: ") + option + place["text"] + ("" if made or not text else f", in the job's line {short}"))
+                found.append(("" if place["kind"] == "error" else f"{place['kind']}: ") + option + place["text"]
+                             + ("" if made or not text else f", in the job's line {short}"))
         return [line.replace(f"{path.parent}/", "") for line in found]
 
     def compile(self, folder: Path, *arguments: str, warn: Callable[[str], object] = warnings.warn) -> str:
-        """Runs the compiler with the job, in a file of that folder, and returns its standard output. Raises CompileError, whose text has no command's name.
-        warn: called with each warning about the plan."""
+        """Runs the compiler with the job, in a file of that folder, and returns its standard output. Raises
+        CompileError, whose text has no command's name. warn: called with each warning about the plan."""
         path = folder / "job.yaml"
         path.write_text(self.text, "utf-8")
         try:

@@ -30,7 +30,8 @@ def printable(text: str) -> str:
 def shown(names: Iterable[str]) -> str:
     """The first names of a list, for a message."""
     names = list(names)
-    return ", ".join(map(printable, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return ", ".join(map(printable, names[:_SHOWN])) + (
+        f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def patterns(names: Iterable[str]) -> str:
@@ -53,8 +54,9 @@ def matching(globs: Iterable[str], names: Iterable[str]) -> list[str]:
 
 
 class Renames:
-    """Rules that change names, as support/renames.h has them. Without `*`, OLD is a beginning of names. With `*`, it is a glob of whole names, and each `*` of
-    NEW stands for the text of the one in its place. To each name all globs apply, in their order, and then the longest beginning that fits."""
+    """Rules that change names, as support/renames.h has them. Without `*`, OLD is a beginning of names. With `*`, it is
+    a glob of whole names, and each `*` of NEW stands for the text of the one in its place. To each name all globs
+    apply, in their order, and then the longest beginning that fits."""
 
     def __init__(self, rules: Sequence[str]) -> None:
         """Raises Error if a rule is not valid."""
@@ -85,7 +87,8 @@ class Renames:
         return self._beginnings[beginning] + name.removeprefix(beginning)
 
     def apply(self, named: Mapping[str, T], where: str) -> dict[str, T]:
-        """Renames the keys of a map. Raises Error for two that would get one name, and for a rule that applies to none. where: the checkpoint, for errors."""
+        """Renames the keys of a map. Raises Error for two that would get one name, and for a rule that applies to none.
+        where: the checkpoint, for errors."""
         if not self.rules:
             return dict(named)
         changed: dict[str, T] = {}
@@ -100,7 +103,8 @@ class Renames:
             changed[new], origins[new] = value, name
         if unused := next((rule for rule in self.rules if rule not in used), None):
             old = unused.partition("=")[0]
-            raise Error(f"--rename={unused}: {old!r} {'matches' if '*' in old else 'begins'} no name of the tensors of {where!r}: {patterns(named)}")
+            raise Error(f"--rename={unused}: {old!r} {'matches' if '*' in old else 'begins'} no name of the tensors of "
+                        f"{where!r}: {patterns(named)}")
         return changed
 
 
@@ -113,8 +117,8 @@ def common_beginning(names: Iterable[str]) -> str:
 
 
 def _change(name: str, missing: set[str], heads: Mapping[str, set[str]]) -> str | None:
-    """The rule that makes a name one of those that are missing: it removes a wrapper or a beginning, or gives it another beginning. heads: what stands before
-    the ends of the missing names."""
+    """The rule that makes a name one of those that are missing: it removes a wrapper or a beginning, or gives it
+    another beginning. heads: what stands before the ends of the missing names."""
     parts = name.split(".")
     for length in range(1, _WRAPPER + 1):
         for at in range(len(parts) - length):
@@ -129,7 +133,8 @@ def _change(name: str, missing: set[str], heads: Mapping[str, set[str]]) -> str 
 
 
 def rules_for(names: Iterable[str], wanted: Iterable[str]) -> list[str]:
-    """Rules of --rename with which more of the names are wanted ones: without a wrapper (`_orig_mod.`), with another beginning. Empty if there are none."""
+    """Rules of --rename with which more of the names are wanted ones: without a wrapper (`_orig_mod.`), with another
+    beginning. Empty if there are none."""
     original, expected = list(names), set(wanted)
     found: list[str] = original
     rules: list[str] = []
@@ -140,13 +145,15 @@ def rules_for(names: Iterable[str], wanted: Iterable[str]) -> list[str]:
             parts = name.split(".")
             for at in range(1, min(_BEGINNING, len(parts) - 1) + 1):
                 heads.setdefault(".".join(parts[at:]), set()).add("".join(f"{part}." for part in parts[:at]))
-        changes = Counter(rule for name in islice(sorted(set(found) - expected), _LOOKED) if (rule := _change(name, missing, heads)))
+        changes = Counter(rule for name in islice(sorted(set(found) - expected), _LOOKED)
+                          if (rule := _change(name, missing, heads)))
         best = min(changes, key=lambda rule: (-changes[rule], len(rule), rule), default=None)
         if best is None or best in rules:
             break
         more = [best]
         if best.startswith("="):  # beginnings that a rule for all names must not change
-            more += sorted({f"{beginning}.={beginning}." for beginning in {name.split(".")[0] for name in found if name in expected}})[:_RULES]
+            more += sorted({f"{beginning}.={beginning}."
+                            for beginning in {name.split(".")[0] for name in found if name in expected}})[:_RULES]
         try:
             found = list(Renames([*rules, *more]).apply(dict.fromkeys(original), ""))
         except Error:

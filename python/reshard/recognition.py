@@ -89,7 +89,8 @@ class Model:
         target = side | {"layout": "plain", "convert": "rne"}
         model = self.yaml(side=layout, plain=_QUANTIZED.get(layout, ("", layout))[1])
         try:
-            return _compiled(f"model: {json.dumps(model)}", f"source: {json.dumps(side | endpoint)}", f"target: {json.dumps(target)}")
+            return _compiled(f"model: {json.dumps(model)}", f"source: {json.dumps(side | endpoint)}",
+                             f"target: {json.dumps(target)}")
         except CompileError as error:
             raise CompileError(str(error).replace("layout 'side'", f"layout '{layout}'")) from None
 
@@ -98,7 +99,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """A config.json. Raises Error if it is none."""
     try:
         if not path.is_file():
-            raise Error(f"'{path}' is {'missing' if not os.path.lexists(path) else 'a folder' if path.is_dir() else 'no regular file'}, expected a config.json")
+            what = "missing" if not os.path.lexists(path) else "a folder" if path.is_dir() else "no regular file"
+            raise Error(f"'{path}' is {what}, expected a config.json")
         if (size := path.stat().st_size) > _CONFIG_BYTES:
             raise Error(f"'{path}' has {size} bytes, expected a config.json of at most {_CONFIG_BYTES}")
         found = json.loads(path.read_text("utf-8"))
@@ -110,7 +112,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise Error(f"'{path}': expected a JSON object")
     level: list[Any] = [found]
     for _ in range(_CONFIG_DEPTH):
-        level = [each for outer in level for each in (outer.values() if isinstance(outer, dict) else outer) if isinstance(each, (dict, list))]
+        level = [each for outer in level for each in (outer.values() if isinstance(outer, dict) else outer)
+                 if isinstance(each, (dict, list))]
     if level:
         raise Error(f"'{path}': lists and objects are nested more than {_CONFIG_DEPTH} deep")
     return found
@@ -177,7 +180,8 @@ def models_of(config: Path) -> list[Model]:
     # By the architecture; by model_type where the config names no architecture that is known.
     found = [each for each in found if set(kinds) & set(each[3][:1])] or found
     if not found:
-        raise UnknownModel(f"'{config}': the library has no model for {' or '.join(map(repr, kinds)) or 'a config without architectures and model_type'}; "
+        raise UnknownModel(f"'{config}': the library has no model for "
+                           f"{' or '.join(map(repr, kinds)) or 'a config without architectures and model_type'}; "
                            f"known: {', '.join(known)}; --model=FILE names a model file")
     tied = all(each[2] for each in found) if says is None else says  # Gemma's config says nothing
     # A file that ties the head fits no model whose head is not tied; one that does not is given the tie.
@@ -207,7 +211,8 @@ def model_named(name: str, config: Path | None) -> Model:
     if declared and not tied:
         raise Error(f"'{config}': 'tie_word_embeddings' is false or missing, but model '{name}' is tied")
     names = _architectures(own, read_config(own)) if own.exists() else []
-    language = set(names) & set(_architectures(config or own, text_of(stated))) and not set(names) & set(_architectures(config or own, stated))
+    language = (set(names) & set(_architectures(config or own, text_of(stated)))
+                and not set(names) & set(_architectures(config or own, stated)))
     return Model(path.stem, path.resolve(), config, tied, tied and own.exists() and not declared,
                  text=names[0] if language else None)
 
@@ -277,7 +282,8 @@ def _fit(model: Model, layout: str, switches: Mapping[str, int], tensors: Shapes
     if wrong:
         name = wrong[0]
         return misfit(len(expected) - len(missing) - len(wrong),
-                      f"{name!r} is {list(tensors[name])}, expected {list(expected[name])}" + (f", and {len(wrong) - 1} more" if wrong[1:] else ""))
+                      f"{name!r} is {list(tensors[name])}, expected {list(expected[name])}"
+                      + (f", and {len(wrong) - 1} more" if wrong[1:] else ""))
     held = {name: shape for name, shape in expected.items() if name in tensors}
     if missing:
         try:
@@ -359,15 +365,19 @@ def _no_layout(models: Sequence[Model], reasons: Mapping[str, Misfit], tensors: 
     # Layouts that the model does not have are listed only if there is no other.
     closest = [each for each in reasons.values() if each.count >= 0] or list(reasons.values())
     closest.sort(key=lambda each: -each.count)
-    lines = [f"the tensors are not those of model {', '.join(model.name for model in models)} in a known layout:", *(f"{each.layout}: {each.reason}" for each in closest)]
+    lines = [f"the tensors are not those of model {', '.join(model.name for model in models)} in a known layout:",
+             *(f"{each.layout}: {each.reason}" for each in closest)]
     expected = set().union(*(each.expected for each in closest))
     if other := [name for name in tensors if name not in expected] if expected else []:
         beginning = common_beginning(tensors)
-        lines.append(f"the files have {len(tensors)} tensors{f', whose names all begin with {beginning!r}' if beginning else ''}; {len(other)} of them are in none of these layouts: "
+        lines.append(f"the files have {len(tensors)} "
+                     f"tensors{f', whose names all begin with {beginning!r}' if beginning else ''}; {len(other)} of "
+                     "them are in none of these layouts: "
                      f"{patterns(other)}")
         if mended := [(rules, each.layout) for each in closest if (rules := each.rules(tensors))]:
             rules, layout = min(mended, key=lambda each: len(each[0]))  # of several, the first
-            lines.append(f"{' '.join(map(as_option, rules))} makes {'them' if len(other) == len(tensors) else 'the names'} those of layout {layout}")
+            lines.append(f"{' '.join(map(as_option, rules))} makes "
+                         f"{'them' if len(other) == len(tensors) else 'the names'} those of layout {layout}")
     return "\n  ".join(lines)
 
 

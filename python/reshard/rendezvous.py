@@ -32,7 +32,8 @@ def _find(store: Any, key: str) -> bytes | None:
     return None if value is None else bytes(value)
 
 
-def store_of(store: Any, failed: Callable[[BaseException], None], left: Callable[[], float | None] = lambda: None) -> _library.Store:
+def store_of(store: Any, failed: Callable[[BaseException], None],
+             left: Callable[[], float | None] = lambda: None) -> _library.Store:
     """Returns a store as reshard_store, which must stay alive as long as the executor.
 
     store: an object with ``set(key, value)`` and ``get(key)``, such as a store of torch.distributed. Without ``check``,

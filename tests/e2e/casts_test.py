@@ -45,7 +45,8 @@ def tensors(path):
 
 
 def same(plain, cast, rule):
-    """Whether `cast` equals `plain`, cast to its dtype by a rule for values beyond its range; any NaN equals any NaN."""
+    """Whether `cast` equals `plain`, cast to its dtype by a rule for values beyond its range; any NaN equals any
+    NaN."""
     (source, before), (target, after) = plain, cast
     if source == target:
         return before == after
@@ -135,7 +136,8 @@ class Casts(unittest.TestCase):
                         self.assertEqual(done.stdout.count("bytes right"), world, done.stdout)
 
     def test_values_beyond_the_range(self):
-        """A finite value beyond the range is an error that names the param, unless the job says what becomes of it; an infinity of the source stays one."""
+        """A finite value beyond the range is an error that names the param, unless the job says what becomes of it; an
+        infinity of the source stays one."""
         rules = {"saturate": lambda values, most: np.clip(values, -most, most), "inf": lambda values, most: values}
         with tempfile.TemporaryDirectory() as name:
             work = Path(name)
@@ -145,17 +147,22 @@ class Casts(unittest.TestCase):
             model = {"dtype": "fp32", "index": {"layer": 2}, "tensors": {"fine": [3], "layers.{layer}.w": [3]}}
 
             def execute(code, dtype, convert, *more):
-                (work / "job.yaml").write_text(json.dumps({"version": 1, "model": model, "source": {"storage": "in"}, "target": {"storage": "out", "dtype": dtype, "convert": convert}}))
+                (work / "job.yaml").write_text(json.dumps({"version": 1, "model": model, "source": {"storage": "in"},
+                                                           "target": {"storage": "out", "dtype": dtype,
+                                                                      "convert": convert}}))
                 commands.run("reshard-compile", work / "job.yaml", "-o", work / "p.rplan")
                 shutil.rmtree(work / "out", ignore_errors=True)
-                return commands.run("reshard-exec", work / "p.rplan", f"--target={work / 'out'}", *more, code=code).stderr
+                return commands.run("reshard-exec", work / "p.rplan", f"--target={work / 'out'}", *more,
+                                    code=code).stderr
 
             for dtype, stored, most in (("fp16", "F16", 65504), ("fp8_e5m2", "F8_E5M2", 57344)):
                 for more in ((), ("--check",)):
                     error = execute(3, dtype, "rne", *more)
-                    self.assertIn(f"param 'layers.1.w': found a value beyond the largest of the dtype, {most}; expected a "
+                    self.assertIn(f"param 'layers.1.w': found a value beyond the largest of the dtype, {most}; "
+                                  "expected a "
                                   "dtype that holds it, or 'convert: saturate' (the largest value) or 'convert: inf' "
-                                  "(infinite) in the target of the job; of reshard-convert, --convert=saturate or inf", error)
+                                  "(infinite) in the target of the job; of reshard-convert, --convert=saturate or inf",
+                                  error)
                     self.assertNotIn("layers.0.w", error)
                     self.assertFalse((work / "out").exists())
                 for rule, rounded in rules.items():
@@ -164,7 +171,8 @@ class Casts(unittest.TestCase):
                         with np.errstate(over="ignore", invalid="ignore"):
                             expected = rounded(np.array(values[key], np.float32), most).astype(TYPES[stored])
                         self.assertEqual(found, stored)
-                        np.testing.assert_array_equal(np.frombuffer(data, TYPES[stored]).astype(np.float32), expected.astype(np.float32))
+                        np.testing.assert_array_equal(np.frombuffer(data, TYPES[stored]).astype(np.float32),
+                                                      expected.astype(np.float32))
             error = execute(3, "fp8_e4m3", "rne")  # has no infinity
             for key in ("fine", "layers.1.w"):
                 self.assertIn(f"param '{key}'", error)

@@ -101,22 +101,29 @@ class Checkpoints(FolderTest):
     def test_other_names(self) -> None:
         """--rename gives the tensors of a checkpoint the names of the job; it applies to nothing else."""
         (self.folder / "named").mkdir()
-        save_file({f"module.{name}": value for name, value in values().items()}, self.folder / "named/model.safetensors")
+        save_file({f"module.{name}": value for name, value in values().items()},
+                  self.folder / "named/model.safetensors")
         endpoints = "source: {storage: named}\ntarget: {mesh: {tp: 1}}\n"
         error = self.run_job(endpoints, self.folder / "named", self.folder / "one", expect=2)
         self.assertIn("has no tensor 'flags'", error)
         self.run_job(endpoints, self.folder / "named", self.folder / "one", more=("--rename=module.=",))
         self.equal(self.folder / "one/rank-00000.safetensors", values())
-        for endpoints, names, error in (("source: {storage: named}\ntarget: {mesh: {tp: 1}}\n", "--rename=modul=", "has no tensor 'flags'"),
-                                        ("source: {storage: named}\ntarget: {mesh: {tp: 1}}\n", "--rename=x=", "--rename=x=: 'x' begins no name of the tensors of checkpoint '"),
-                                        ("source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}}\n", "--rename=a=b", "--rename applies to the tensors of a checkpoint, but the source has a file")):
+        for endpoints, names, error in (("source: {storage: named}\ntarget: {mesh: {tp: 1}}\n", "--rename=modul=",
+                                         "has no tensor 'flags'"),
+                                        ("source: {storage: named}\ntarget: {mesh: {tp: 1}}\n", "--rename=x=",
+                                         "--rename=x=: 'x' begins no name of the tensors of checkpoint '"),
+                                        ("source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}}\n", "--rename=a=b",
+                                         "--rename applies to the tensors of a checkpoint, but the source has a file")):
             source = self.folder / ("named" if "storage" in endpoints else "one")
             self.assertIn(error, self.run_job(endpoints, source, self.folder / "none", expect=2, more=(names,)))
             self.assertFalse((self.folder / "none").exists())
-        error = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "q.rplan", "--rename=a=b", code=2).stderr
-        self.assertIn("--rename applies to the tensors of a checkpoint, expected a source with 'storage' and no 'mesh'", error)
+        error = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "q.rplan", "--rename=a=b",
+                    code=2).stderr
+        self.assertIn("--rename applies to the tensors of a checkpoint, expected a source with 'storage' and no 'mesh'",
+                      error)
         self.assertFalse((self.folder / "q.rplan").exists())
-        self.assertIn("--rename applies to files, expected no --synthesize", run("reshard-exec", self.folder / "p.rplan", "--synthesize", "--rename=a=b", code=2).stderr)
+        self.assertIn("--rename applies to files, expected no --synthesize",
+                      run("reshard-exec", self.folder / "p.rplan", "--synthesize", "--rename=a=b", code=2).stderr)
 
     def test_tensors_that_the_plan_does_not_use(self) -> None:
         """Tensors of a checkpoint that a job does not use (buffers, towers, heads) are refused, or ignored with
@@ -296,8 +303,10 @@ class Checkpoints(FolderTest):
         """A file that the index does not list gets a note; the names of a model cannot have braces."""
         self.sharded(self.folder / "hf")
         save_file({"w{0}": np.ones(2, np.float32)}, self.folder / "hf/more.safetensors")
-        note = "note: '" + str(self.folder / "hf") + "': not read, because 'model.safetensors.index.json' does not list them: 'more.safetensors'\n"
-        self.assertEqual(self.run_job("source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n", self.folder / "hf", self.folder / "one"), note)
+        note = ("note: '" + str(self.folder / "hf")
+                + "': not read, because 'model.safetensors.index.json' does not list them: 'more.safetensors'\n")
+        self.assertEqual(self.run_job("source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n", self.folder / "hf",
+                                      self.folder / "one"), note)
         self.assertEqual(run("reshard-inspect", self.folder / "hf").stderr, note)
         described = run("reshard-compile", f"--describe={self.folder / 'hf/more.safetensors'}").stdout
         self.assertIn('# left out, because braces in the names of a model are index variables, which --rename=OLD=NEW '
@@ -309,7 +318,8 @@ class Checkpoints(FolderTest):
         good = json.loads(index.read_text())
         for change, message in (
             ({"wide": "../hf/model-00001-of-00002.safetensors"}, "tensor 'wide' has an invalid file name, expected a file in the same folder"),
-            ({"wide": "model-00002-of-00002.safetensors"}, "has 4 tensors, but the index lists 5 there; the file lacks 'wide'"),
+            ({"wide": "model-00002-of-00002.safetensors"},
+             "has 4 tensors, but the index lists 5 there; the file lacks 'wide'"),
             ({"extra": "model-00003-of-00002.safetensors"}, "No such file"),
         ):
             index.write_text(json.dumps({"weight_map": {**good["weight_map"], **change}}))

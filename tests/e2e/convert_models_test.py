@@ -129,18 +129,23 @@ class Models(ConvertTest):
         self.assertIn("names are missing: lm_head.weight", self.convert("hf-model", "wrong", f"--config={self.config(LLAMA)}", code=2).stderr)
 
     def test_a_language_model_of_a_multimodal_one(self):
-        """The config.json of Gemma 3 has the numbers of its language model in `text_config`, and lacks some; TARGET's is that of the language model."""
-        text = {"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 96, "head_dim": 16}
-        config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text, "vision_config": {"hidden_size": 8}}
+        """The config.json of Gemma 3 has the numbers of its language model in `text_config`, and lacks some; TARGET's
+        is that of the language model."""
+        text = {"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2,
+                "vocab_size": 96, "head_dim": 16}
+        config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+                  "torch_dtype": "bfloat16", "text_config": text, "vision_config": {"hidden_size": 8}}
         wanted = self.save("multimodal", config, "gemma-3-27b", "hf-multimodal")
         del wanted["language_model.lm_head.weight"]  # tied, as in the releases
         save_file(wanted, self.folder / "multimodal/model.safetensors")
-        self.assertEqual(wanted["language_model.model.layers.1.self_attn.k_proj.weight"].shape, (64, 64))  # 4 heads of 16, transformers' default
+        # 4 heads of 16, transformers' default
+        self.assertEqual(wanted["language_model.model.layers.1.self_attn.k_proj.weight"].shape, (64, 64))
         shown = self.convert("multimodal", "out").stdout
         self.assertIn("model: as gemma-3-27b, with the numbers of", shown)
         self.assertIn("config.json: the 'text_config' of SOURCE's", shown)
         self.check("out", {name.removeprefix("language_model."): array for name, array in wanted.items()})
-        self.assertEqual(json.loads((self.folder / "out/config.json").read_text()), {"architectures": ["Gemma3ForCausalLM"], "torch_dtype": "float32"} | text)
+        self.assertEqual(json.loads((self.folder / "out/config.json").read_text()),
+                         {"architectures": ["Gemma3ForCausalLM"], "torch_dtype": "float32"} | text)
         self.convert("multimodal", "named", "--model=gemma-3-27b", "--config=multimodal/config.json")
         self.assertEqual((self.folder / "named/config.json").read_text(), (self.folder / "out/config.json").read_text())
         del text["hidden_size"]
@@ -206,8 +211,10 @@ class Models(ConvertTest):
         """Weights, the optimizer's state and objects apart, by their patterns."""
         saved = self.save("saved", LLAMA, "llama3-8b", "fsdp2-checkpoint", optimizer={"exp_avg": "fp32"})
         checkpoint = Dcp(self.folder / "step-10")
-        biases = {f"model.model.layers.{layer}.self_attn.{name}_proj.bias": np.ones(8, np.float32) for layer in range(2) for name in "qk"}
-        amax = {f"optimizer.state.model.layers.{layer}.input_layernorm.weight.amax": np.ones(1, np.float32) for layer in range(2)}
+        biases = {f"model.model.layers.{layer}.self_attn.{name}_proj.bias": np.ones(8, np.float32) for layer in range(2)
+                  for name in "qk"}
+        amax = {f"optimizer.state.model.layers.{layer}.input_layernorm.weight.amax": np.ones(1, np.float32)
+                for layer in range(2)}
         for name, array in (saved | biases | amax).items():
             checkpoint.chunk(name, array.shape, (0,) * array.ndim, array)
         for name in ("step", *(f"optimizer.param_groups.{number}.lr" for number in range(9))):
@@ -215,39 +222,50 @@ class Models(ConvertTest):
         checkpoint.write()
         numbers = "--config=saved/config.json"
         error = self.convert("step-10", "out", numbers, code=2).stderr
-        self.assertIn(f"has {len(saved) // 2 + 6} tensors that layout fsdp2-checkpoint of model llama3-405b with the numbers of ", error)
-        self.assertIn("does not have: model.model.layers.*.self_attn.k_proj.bias (2), model.model.layers.*.self_attn.q_proj.bias (2), optimizer.state.", error)
+        self.assertIn(f"has {len(saved) // 2 + 6} tensors that layout fsdp2-checkpoint of model llama3-405b with the "
+                      "numbers of ", error)
+        self.assertIn("does not have: model.model.layers.*.self_attn.k_proj.bias (2), "
+                      "model.model.layers.*.self_attn.q_proj.bias (2), optimizer.state.", error)
         text = self.convert("step-10", "out", numbers, "--allow=extra", "--report=r.json").stdout
-        self.assertRegex(text, r"\nleft out: 4 tensors that are weights that layout fsdp2-checkpoint of model llama3-405b with the numbers of \S+ does not have: "
-                               r"model\.model\.layers\.\*\.self_attn\.k_proj\.bias \(2\), model\.model\.layers\.\*\.self_attn\.q_proj\.bias \(2\)\n"
-                               rf"left out: {len(saved) // 2 + 2} tensors of the optimizer's state: exp_avg \({len(saved) // 2}\), "
+        self.assertRegex(text, r"\nleft out: 4 tensors that are weights that layout fsdp2-checkpoint of model "
+                               r"llama3-405b with the numbers of \S+ does not have: "
+                               r"model\.model\.layers\.\*\.self_attn\.k_proj\.bias \(2\), "
+                               r"model\.model\.layers\.\*\.self_attn\.q_proj\.bias \(2\)\n"
+                               rf"left out: {len(saved) // 2 + 2} tensors of the optimizer's state: exp_avg "
+                               rf"\({len(saved) // 2}\), "
                                r"optimizer\.state\.model\.layers\.\*\.input_layernorm\.weight\.amax \(2\)\n")
-        self.assertRegex(text, rf"\n  left out +{len(saved) // 2 + 6} tensors of the source: model\.model\.layers\.\*\.self_attn\.k_proj\.bias \(2\), ")
+        self.assertRegex(text, rf"\n  left out +{len(saved) // 2 + 6} tensors of the source: "
+                               r"model\.model\.layers\.\*\.self_attn\.k_proj\.bias \(2\), ")
         self.assertRegex(text, r"\n  left out +10 objects of the source: optimizer\.param_groups\.\*\.lr \(9\), step\n")
         report = json.loads((self.folder / "r.json").read_text())
         self.assertEqual(len(report["omitted"]), len(saved) // 2 + 6)
         self.assertEqual(len(report["omitted_objects"]), 10)
 
     def test_names_that_no_layout_has(self):
-        """The error shows what the files have and the option that mends it, and with that option the conversion is right."""
+        """The error shows what the files have and the option that mends it, and with that option the conversion is
+        right."""
         wanted = self.save("hf-model", LLAMA, "llama3-8b")
         one = "*._orig_mod.*=*.*"
-        cases = (("compiled", lambda name: f"_orig_mod.{name}", ["_orig_mod.="]), ("parallel", lambda name: f"module.{name}", ["module.="]),
+        cases = (("compiled", lambda name: f"_orig_mod.{name}", ["_orig_mod.="]),
+                 ("parallel", lambda name: f"module.{name}", ["module.="]),
                  ("adapted", lambda name: f"base_model.model.{name}", ["base_model.model.="]),
                  ("bare", lambda name: name.removeprefix("model."), ["=model.", "lm_head.=lm_head."]),
                  ("one-layer", lambda name: name.replace("layers.1.", "layers.1._orig_mod."), [one]),
-                 ("both", lambda name: f"_orig_mod.{name.replace('layers.1.', 'layers.1._orig_mod.')}", ["_orig_mod.=", one]))
+                 ("both", lambda name: f"_orig_mod.{name.replace('layers.1.', 'layers.1._orig_mod.')}",
+                  ["_orig_mod.=", one]))
         for folder, change, rules in cases if FULL else cases[::2] + cases[-1:]:
             with self.subTest(folder):
                 (self.folder / folder).mkdir()
-                save_file({change(name): array for name, array in wanted.items()}, self.folder / folder / "model.safetensors")
+                save_file({change(name): array for name, array in wanted.items()},
+                          self.folder / folder / "model.safetensors")
                 (self.folder / folder / "config.json").write_text(json.dumps(LLAMA))
                 error = self.convert(folder, "none", code=2).stderr
                 options = " ".join(shlex.quote(f"--rename={rule}") for rule in rules)
                 self.assertRegex(error, rf"\n  {re.escape(options)} makes (them|the names) those of layout hf\n")
                 self.assertIn(f"the files have {len(wanted)} tensors", error)
                 if all(rule.endswith("=") for rule in rules):
-                    self.assertIn(f", whose names all begin with '{rules[0][:-1]}'; {len(wanted)} of them are in none of these layouts: {rules[0][:-1]}lm_head.weight,", error)
+                    self.assertIn(f", whose names all begin with '{rules[0][:-1]}'; {len(wanted)} of them are in none "
+                                  f"of these layouts: {rules[0][:-1]}lm_head.weight,", error)
                 self.convert(folder, f"{folder}-out", *shlex.split(options))
                 self.check(f"{folder}-out", wanted)
         self.convert("compiled", "megatron", "--to=megatron", "--rename=_orig_mod.=")
@@ -261,10 +279,14 @@ class Models(ConvertTest):
 
     def test_errors_name_options(self):
         self.save("hf-model", LLAMA, "llama3-8b")
-        (self.folder / "model.yaml").write_text("dtype: fp32\ntensors: {w: [4, 4], v: [x]}\nlayouts: {hf: {params: same}}\n")
-        for options, error in ((("--dtype=fp17",), "--dtype=fp17: "), (("--to=vllm", "--mesh=tp=3"), "dense.yaml:"), (("--only=*.none",), "--only: '*.none'"), (("--ignore=*.none",), "--ignore: '*.none'"),
-                               (("--quantize=fp3",), "--quantize=fp3: "), (("--quantize=block_fp8", "--unquantized=*.none"), "--quantize=block_fp8: '*.none'"),
-                               (("--to=megatron", "--chunk=1XB"), "--chunk=1XB: "), (("--model=model.yaml", "--source-layout=hf", "--target-layout=hf"), "model.yaml:2:")):
+        (self.folder / "model.yaml").write_text("dtype: fp32\ntensors: {w: [4, 4], v: [x]}\nlayouts: {hf: {params: "
+                                                "same}}\n")
+        for options, error in ((("--dtype=fp17",), "--dtype=fp17: "), (("--to=vllm", "--mesh=tp=3"), "dense.yaml:"),
+                               (("--only=*.none",), "--only: '*.none'"), (("--ignore=*.none",), "--ignore: '*.none'"),
+                               (("--quantize=fp3",), "--quantize=fp3: "),
+                               (("--quantize=block_fp8", "--unquantized=*.none"), "--quantize=block_fp8: '*.none'"),
+                               (("--to=megatron", "--chunk=1XB"), "--chunk=1XB: "),
+                               (("--model=model.yaml", "--source-layout=hf", "--target-layout=hf"), "model.yaml:2:")):
             with self.subTest(options=options):
                 done = self.convert("hf-model", "out", *options, code=2)
                 self.assertIn(error, done.stderr)
@@ -272,8 +294,10 @@ class Models(ConvertTest):
                 if not error.startswith("model.yaml"):
                     planned = self.convert("hf-model", "out", *options, "--plan", code=None)
                     (self.folder / "kept.yaml").write_text(planned.stdout)
-                    self.assertIn("error: ", run("reshard-compile", self.folder / "kept.yaml", "-o", self.folder / "p", code=2).stderr)
-        self.assertIn("cannot be converted to hf with --switch=none=3:\n  hf: unknown switch 'none' of layout 'hf'", self.convert("hf-model", "out", "--switch=none=3", code=2).stderr)
+                    self.assertIn("error: ", run("reshard-compile", self.folder / "kept.yaml", "-o", self.folder / "p",
+                                                 code=2).stderr)
+        self.assertIn("cannot be converted to hf with --switch=none=3:\n  hf: unknown switch 'none' of layout 'hf'",
+                      self.convert("hf-model", "out", "--switch=none=3", code=2).stderr)
 
     def test_an_optimizer_of_less_precision(self):
         """Moments keep their dtypes, as Megatron-Core's --exp-avg-dtype and PyTorch's optimizers of bf16 weights have them."""
@@ -323,7 +347,9 @@ class Models(ConvertTest):
             self.assertIn(line, text)
         self.assertNotIn("staging", self.convert("hf-model", "more", "--quantize=block_fp8", "--memory=4GiB", "--plan").stdout)  # the compiler's default is less
         for memory, options, staging in (("64MiB", [], 16 << 20), ("80000000", [], 20_000_000), ("1GB", ["--to=vllm", "--mesh=tp=2"], 250_000_000)):
-            self.assertIn(f"\noptions:\n  staging: {staging}  # --memory={memory}\n", self.convert("hf-model", "more", "--quantize=block_fp8", f"--memory={memory}", *options, "--plan").stdout)
+            self.assertIn(f"\noptions:\n  staging: {staging}  # --memory={memory}\n",
+                          self.convert("hf-model", "more", "--quantize=block_fp8", f"--memory={memory}", *options,
+                                       "--plan").stdout)
         self.assertIn("note: the staging limit is a quarter of --memory=256",
                       self.convert("hf-model", "more", "--quantize=block_fp8", "--memory=256", code=2).stderr)
         self.assertNotIn("--memory", self.convert("hf-model", "more", "--dtype=fp17", "--memory=64MiB", code=2).stderr)
@@ -404,18 +430,22 @@ class Models(ConvertTest):
         self.assertEqual(run("reshard-digest", self.folder / "out", self.folder / "again").stdout, "equal: 21 tensors\n")
 
     def test_random_configs(self):
-        """A config.json with other values, of other types, without some keys: it is converted, or one error says why not, in bounded time."""
+        """A config.json with other values, of other types, without some keys: it is converted, or one error says why
+        not, in bounded time."""
         self.save("hf-model", LLAMA, "llama3-8b")
         random = Random(5)
-        values = (None, True, -1, 0, 1, 3, 2**31, 2**63, 10**30, 1.5, float("nan"), "", "x", "\x1b[31m", "\ud800", [], [1], {}, {"a": []}, [[]], "fp16", "bfloat16")
+        values = (None, True, -1, 0, 1, 3, 2**31, 2**63, 10**30, 1.5, float("nan"), "", "x", "\x1b[31m", "\ud800", [],
+                  [1], {}, {"a": []}, [[]], "fp16", "bfloat16")
         for number in range(200 if FULL else 20):
             config = dict(LLAMA)
-            for key in random.sample(sorted([*config, "rope_scaling", "quantization_config", "text_config", "layer_types"]), random.randint(1, 2)):
+            keys = sorted([*config, "rope_scaling", "quantization_config", "text_config", "layer_types"])
+            for key in random.sample(keys, random.randint(1, 2)):
                 if random.random() < 0.2:
                     config.pop(key, None)
                 else:
                     config[key] = random.choice(values)
-            options = random.choice(((), ("--to=megatron",), ("--model=llama3-8b", "--source-layout=hf"), ("--to=vllm", "--mesh=tp=2"), ("--dtype=bf16",)))
+            options = random.choice(((), ("--to=megatron",), ("--model=llama3-8b", "--source-layout=hf"),
+                                     ("--to=vllm", "--mesh=tp=2"), ("--dtype=bf16",)))
             with self.subTest(number=number, config=config, options=options):
                 done = self.convert("hf-model", "out", f"--config={self.config(config)}", *options, "--plan", code=None)
                 self.assertIn(done.returncode, (0, 2), done.stderr)

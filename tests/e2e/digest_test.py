@@ -160,8 +160,10 @@ target: {layout: serve, mesh: {tp: 1}, storage: moved}
                          [["l.0.q:", "digest"], ["l.1.k:", "only"], ["mask:", "shape"], ["scale:", "dtype"], ["new:", "only"]])
 
     def test_names_of_a_trainer(self):
-        """dcp.save({"model": ..., "optimizer": ...}) puts a prefix before the names; torch.compile puts wrappers into them."""
-        wanted = {"model.layers.0.up": np.ones((2, 3), np.float32), "model.layers.1.up": np.zeros(4, np.float32), "lm_head.weight": np.arange(5, dtype=np.float32)}
+        """dcp.save({"model": ..., "optimizer": ...}) puts a prefix before the names; torch.compile puts wrappers into
+        them."""
+        wanted = {"model.layers.0.up": np.ones((2, 3), np.float32), "model.layers.1.up": np.zeros(4, np.float32),
+                  "lm_head.weight": np.arange(5, dtype=np.float32)}
         (self.folder / "plain").mkdir()
         save_file(wanted, self.folder / "plain/model.safetensors")
         checkpoint = Dcp(self.folder / "step")
@@ -175,17 +177,23 @@ target: {layout: serve, mesh: {tp: 1}, storage: moved}
             self.assertIn(f"differ, most by name: --rename={rule} renames those of '{first}'{hint}", error)
             done = run("reshard-digest", first, second, "--model", cwd=self.folder)
             self.assertEqual(done.stdout, "equal: 3 tensors\n")
-            self.assertIn("note: left out: 3 tensors beside the model: optimizer.state.lm_head.weight.exp_avg, optimizer.state.model.layers.*.up.exp_avg (2)\n", done.stderr)
+            self.assertIn("note: left out: 3 tensors beside the model: optimizer.state.lm_head.weight.exp_avg, "
+                          "optimizer.state.model.layers.*.up.exp_avg (2)\n", done.stderr)
         self.assertEqual(run("reshard-digest", "step", "step", "--model", cwd=self.folder).stdout, "equal: 3 tensors\n")
-        self.assertEqual(run("reshard-digest", "plain", "plain", "--model", cwd=self.folder).stdout, "equal: 3 tensors\n")
+        self.assertEqual(run("reshard-digest", "plain", "plain", "--model", cwd=self.folder).stdout,
+                         "equal: 3 tensors\n")
         self.assertEqual(self.digests("step", "--model"), self.digests("plain"))
         lines = run("reshard-digest", "step", "plain", "--rename=model.=", code=1, cwd=self.folder).stdout.splitlines()
-        self.assertEqual([line.split(":")[0] for line in lines], [f"optimizer.state.{name}.exp_avg" for name in sorted(wanted)])
+        self.assertEqual([line.split(":")[0] for line in lines],
+                         [f"optimizer.state.{name}.exp_avg" for name in sorted(wanted)])
         (self.folder / "compiled").mkdir()
-        save_file({f"_orig_mod.{name.replace('.1.', '.1._orig_mod.')}": array for name, array in wanted.items()}, self.folder / "compiled/model.safetensors")
+        save_file({f"_orig_mod.{name.replace('.1.', '.1._orig_mod.')}": array for name, array in wanted.items()},
+                  self.folder / "compiled/model.safetensors")
         options = ("--rename=_orig_mod.=", "--rename=*._orig_mod.*=*.*")
-        self.assertEqual(run("reshard-digest", "compiled", "plain", *options, cwd=self.folder).stdout, "equal: 3 tensors\n")
-        self.assertIn("--rename=none=: 'none' begins no name of the tensors of 'plain'", run("reshard-digest", "plain", "--rename=none=", code=2, cwd=self.folder).stderr)
+        self.assertEqual(run("reshard-digest", "compiled", "plain", *options, cwd=self.folder).stdout,
+                         "equal: 3 tensors\n")
+        self.assertIn("--rename=none=: 'none' begins no name of the tensors of 'plain'",
+                      run("reshard-digest", "plain", "--rename=none=", code=2, cwd=self.folder).stderr)
         changed = wanted | {"lm_head.weight": np.arange(5, dtype=np.float32) + 1}
         save_file(changed, self.folder / "plain/model.safetensors")
         done = run("reshard-digest", "step", "plain", "--model", code=1, cwd=self.folder)

@@ -22,7 +22,8 @@ MODEL = {"dtype": "fp32", "index": {"layer": 6}, "tensors": {"layers.{layer}.w":
          "layouts": {"same": {"params": "same"}, "ranks": {"params": "same", "shard": {"*": {0: "tp"}}},
                      "transposed": {"params": {"layers.{layer}.w": {"concat": [{"permute": [1, 0], "of": "layers.{layer}.w"}]}, "embed": {"holds": "embed"}}},
                      "stacked": {"params": {"layers.w": {"stack": "layer", "holds": "layers.{layer}.w"}, "embed": {"holds": "embed"}}},
-                     "cast": {"params": {name: {"holds": name, "dtype": "bf16", "convert": "inf"} for name in ("layers.{layer}.w", "embed")}}}}
+                     "cast": {"params": {name: {"holds": name, "dtype": "bf16", "convert": "inf"}
+                                         for name in ("layers.{layer}.w", "embed")}}}}
 
 
 class Limit(FolderTest):

@@ -55,29 +55,37 @@ class Verify(Options):
         wrong, plan = self.wrong_ir(), self.folder / "wrong"
         run("reshard-compile", wrong, "-o", plan, "--no-verify")
         before = plan.read_bytes()
-        self.assertRegex(run("reshard-inspect", plan, "--verify", code=1).stderr, "error: the plan is wrong: .*must be tensor 'a'")
+        self.assertRegex(run("reshard-inspect", plan, "--verify", code=1).stderr,
+                         "error: the plan is wrong: .*must be tensor 'a'")
         files = sorted(path.name for path in self.folder.iterdir())
         for output in (plan, self.folder / "new"):
             with self.subTest(output=output):
                 error = run("reshard-compile", wrong, "-o", output, f"--report={self.folder / 'report'}", code=1).stderr
-                self.assertRegex(error, "^reshard-compile: error: the plan is wrong, and was not written: target rank 0 param 'a' byte 0 must be tensor 'a'")
+                self.assertRegex(error, "^reshard-compile: error: the plan is wrong, and was not written: target rank "
+                                        "0 param 'a' byte 0 must be tensor 'a'")
                 self.assertEqual(sorted(path.name for path in self.folder.iterdir()), files)
         self.assertEqual(plan.read_bytes(), before)
         done = subprocess.run([BIN / "reshard-compile", wrong, "-o", "/dev/stdout"], capture_output=True)
         self.assertEqual((done.returncode, done.stdout), (1, b""))
 
     def test_the_time_of_a_proof_is_limited(self):
-        job = (ROOT / "examples/kimi-k2-256-to-128.yaml").read_text().replace("model: models", f"model: {ROOT / 'examples/models'}")
+        job = (ROOT / "examples/kimi-k2-256-to-128.yaml").read_text().replace("model: models",
+                                                                              f"model: {ROOT / 'examples/models'}")
         self.assertFalse(self.compile(job, "--verify-seconds=0.0001")["proven"])
-        self.assertEqual(self.stderr, "reshard-compile: warning: the plan is not proven: the proof did not finish within 0.0001 s (--verify-seconds)\n")
+        self.assertEqual(self.stderr, "reshard-compile: warning: the plan is not proven: the proof did not finish "
+                                      "within 0.0001 s (--verify-seconds)\n")
         self.assertIn("right: all", run("reshard-inspect", self.folder / "plan", "--verify").stdout)
         self.assertTrue(self.compile(job, "--verify-seconds=600")["proven"])
-        for options, error in ((("--no-verify", "--verify-seconds=1"), "--verify-seconds limits the proof that --no-verify leaves out: expected only one"),
-                               (("--no-verify", "--emit=ir"), "--no-verify is about the proof of a plan: expected neither --emit nor --describe"),
-                               (("--verify-seconds=1", "--emit=layout"), "--verify-seconds is about the proof of a plan: expected neither"),
+        for options, error in ((("--no-verify", "--verify-seconds=1"),
+                                "--verify-seconds limits the proof that --no-verify leaves out: expected only one"),
+                               (("--no-verify", "--emit=ir"),
+                                "--no-verify is about the proof of a plan: expected neither --emit nor --describe"),
+                               (("--verify-seconds=1", "--emit=layout"),
+                                "--verify-seconds is about the proof of a plan: expected neither"),
                                (("--verify-seconds=0",), "found '0', expected a number of seconds above 0")):
             with self.subTest(options):
-                self.assertIn(error, run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p", *options, code=2).stderr)
+                self.assertIn(error, run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p", *options,
+                                         code=2).stderr)
 
     def test_the_plan_of_a_job(self):
         job = """
@@ -395,7 +403,8 @@ target: {mesh: {tp: 4}}
         source, target = f"--source={self.folder / 'source'}", f"--target={self.folder / 'target'}"
         self.execute("--synthesize", source)
         compared = "of the source were not compared: --check-replicas compares them"
-        self.assertNotIn(compared, self.execute(source, f"--target={self.folder / 'good'}", "--check-replicas", "--check").stdout)
+        self.assertNotIn(compared,
+                         self.execute(source, f"--target={self.folder / 'good'}", "--check-replicas", "--check").stdout)
         self.assertIn(compared, self.execute(source, f"--target={self.folder / 'other'}", "--check").stdout)
         self.change(3, "a")
         self.change(1, "b")

@@ -120,17 +120,21 @@ LOOKS = """<script>
 {
 const shown = { outside: [], touching: [], colours: [], labels: 0, striped: 0 };
 for (const svg of document.querySelectorAll("svg")) {
-  const labels = [...svg.querySelectorAll("text")].map(each => ({ text: each.textContent, ...(({ x, y, width, height }) => ({ x, y, width, height }))(each.getBBox()) }));
+  const labels = [...svg.querySelectorAll("text")].map(each => (
+    { text: each.textContent, ...(({ x, y, width, height }) => ({ x, y, width, height }))(each.getBBox()) }));
   shown.labels += labels.length;
   const width = svg.getBoundingClientRect().width;
   shown.outside.push(...labels.filter(each => each.x < 0 || each.x + each.width > width + 0.5).map(each => each.text));
   labels.forEach((a, i) => labels.slice(i + 1).forEach(b => {
-    if (a.x < b.x + b.width + 2 && b.x < a.x + a.width + 2 && a.y + 3 < b.y + b.height - 3 && b.y + 3 < a.y + a.height - 3) shown.touching.push(a.text + " and " + b.text);
+    if (a.x < b.x + b.width + 2 && b.x < a.x + a.width + 2 && a.y + 3 < b.y + b.height - 3
+        && b.y + 3 < a.y + a.height - 3) shown.touching.push(a.text + " and " + b.text);
   }));
 }
 for (const side of document.querySelectorAll("#tensor .sides > div")) {
-  const legend = [...side.querySelectorAll("td")].map(each => each.getAttribute("style")), boxes = [...side.querySelectorAll("svg .mark")];
-  shown.colours.push(...boxes.filter(each => !legend.includes("color:" + each.getAttribute("fill")) || each.hasAttribute("fill-opacity")).map(each => each.getAttribute("fill")));
+  const legend = [...side.querySelectorAll("td")].map(each => each.getAttribute("style"));
+  const boxes = [...side.querySelectorAll("svg .mark")];
+  shown.colours.push(...boxes.filter(each => !legend.includes("color:" + each.getAttribute("fill"))
+    || each.hasAttribute("fill-opacity")).map(each => each.getAttribute("fill")));
   for (const x of [100, 103, 106, 109, 112, 115]) for (const y of [30, 60, 90]) { // one box is painted at each place
     const svg = side.querySelector("svg"), point = svg.createSVGPoint();
     point.x = x + 0.4; point.y = y; // not at the border of stripes
@@ -455,7 +459,9 @@ model:
   dtype: bf16
   tensors: {e: [151936, 4]}
   layouts:
-    two: {axes: [tp, pp], params: {first: {holds: e, shard: {0: tp}, at: {pp: first}}, last: {holds: e, shard: {0: tp}, at: {pp: last}}}}
+    two:
+      axes: [tp, pp]
+      params: {first: {holds: e, shard: {0: tp}, at: {pp: first}}, last: {holds: e, shard: {0: tp}, at: {pp: last}}}
     one: {axes: [x], params: {e: {holds: e, shard: {0: {axis: x, scheme: balanced}}}}}
 source: {layout: two, mesh: {tp: 2, pp: 2}}
 target: {layout: one, mesh: {x: RANKS}, ranks: 4..LAST}
@@ -463,7 +469,8 @@ options: {topology: {ranks_per_node: 8}}
 """
         for ranks in (4, 3068):
             with self.subTest(ranks=ranks):
-                shown = self.shown(self.page(job.replace("RANKS", str(ranks)).replace("LAST", str(ranks + 3)), f"--simulate={ROOT / 'examples/topologies/h100x8.yaml'}"), LOOKS)
+                shown = self.shown(self.page(job.replace("RANKS", str(ranks)).replace("LAST", str(ranks + 3)),
+                                             f"--simulate={ROOT / 'examples/topologies/h100x8.yaml'}"), LOOKS)
                 self.assertGreater(shown.pop("labels"), 20)
                 self.assertEqual(shown, {"outside": [], "touching": [], "colours": [], "striped": 4})
 

@@ -246,7 +246,8 @@ class Journals(Resume):
         before = [path.read_bytes() for folder in self.partial() for path in sorted(folder.iterdir()) if path.is_file()]
         printed = self.resume(*options, plan=plan, code=2).stderr
         self.assertRegex(printed, rf"^reshard-exec: error: {error}\n$")
-        self.assertEqual([path.read_bytes() for folder in self.partial() for path in sorted(folder.iterdir()) if path.is_file()], before)
+        self.assertEqual([path.read_bytes() for folder in self.partial() for path in sorted(folder.iterdir())
+                          if path.is_file()], before)
         self.assertFalse((self.folder / "target").exists())
 
     def test_other_objects(self):
@@ -284,13 +285,15 @@ target: {layout: same, storage: {folder: target, format: dcp}}
 
         for make, remove in ((Path.touch, Path.unlink), (Path.mkdir, Path.rmdir)):
             make(entry("notes.txt"))
-            self.refused(rf"'.*/\.reshard-journal-0' is of a run that did not make 'notes\.txt' in the same folder; move it elsewhere{anew}")
+            self.refused(r"'.*/\.reshard-journal-0' is of a run that did not make 'notes\.txt' in the same folder; "
+                         rf"move it elsewhere{anew}")
             remove(entry("notes.txt"))
         name = next(iter(wanted))
         moved = entry(name).rename(outside / name)
         self.refused(rf"'.*' is of a run that made '{re.escape(name)}', which is missing in the same folder{anew}")
         entry(name).symlink_to(moved)
-        self.refused(rf"'.*' is of a run that did not make '{re.escape(name)} \(no file of its own\)' in the same folder; move it elsewhere{anew}")
+        self.refused(rf"'.*' is of a run that did not make '{re.escape(name)} \(no file of its own\)' in the same "
+                     rf"folder; move it elsewhere{anew}")
         entry(name).unlink()
         moved.rename(entry(name))
         self.resume("--check")

@@ -58,7 +58,8 @@ class SharedBlocks(ConvertTest):
         rng = np.random.default_rng(2)
         values = {f"layers.{i}.weight": rng.integers(0, 256, size, dtype=np.uint8) for i, size in enumerate(SIZES)}
         save_file(values, self.folder / "hf/model.safetensors")
-        self.convert("hf", "first", "--to=safetensors")  # has another header: its tensors begin at other offsets in a block
+        # has another header: its tensors begin at other offsets in a block
+        self.convert("hf", "first", "--to=safetensors")
         self.convert("first", "second", "--to=safetensors")
         for name in ("first", "second"):
             self.check(name, values)

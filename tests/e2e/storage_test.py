@@ -91,21 +91,33 @@ class Storage(FolderTest):
 
     def test_several_targets(self):
         """Targets on equal, nested, overlapping and permuted ranks, and in files, with every exchange and algorithm."""
-        model = ("{dtype: bf16, index: {e: 3}, tensors: {t: [5], 'q.{e}': [4, 3], 'k.{e}': [2, 3]}, layouts: {hf: {params: same}, "
+        model = ("{dtype: bf16, index: {e: 3}, tensors: {t: [5], 'q.{e}': [4, 3], 'k.{e}': [2, 3]}, layouts: {hf: "
+                 "{params: same}, "
                  "packed: {params: {t: {holds: t}, qk: {stack: e, interleave: {groups: 2, of: ['q.{e}', 'k.{e}']}}}}}}")
-        targets = lambda *lists: [f"{{layout: packed, mesh: {{x: {len(ranks)}}}, ranks: {ranks}}}" for ranks in lists]  # noqa: E731
+
+        def targets(*lists):
+            return [f"{{layout: packed, mesh: {{x: {len(ranks)}}}, ranks: {ranks}}}" for ranks in lists]
+
         files = "{layout: hf, storage: out}"
         cases = [("{layout: hf, storage: source}", each) for each in (
-            targets([0, 1, 2, 3], [0, 1, 2, 4]), targets([0, 1], [0, 2]), targets([0, 1], [0, 1]), targets([0, 1, 2], [0, 1]), targets([0, 1], [0, 2, 1], [3, 0]),
+            targets([0, 1, 2, 3], [0, 1, 2, 4]), targets([0, 1], [0, 2]), targets([0, 1], [0, 1]),
+            targets([0, 1, 2], [0, 1]), targets([0, 1], [0, 2, 1], [3, 0]),
             targets([0, 1], [1, 0]), [*targets([1, 2]), files, *targets([1, 3])])]
-        cases += [(source, [*targets(*lists), files]) for source in ("{layout: hf, mesh: {}}", "{layout: packed, mesh: {x: 2}}") for lists in ([[1]], [[2, 3], [3, 1]])]
+        cases += [(source, [*targets(*lists), files])
+                  for source in ("{layout: hf, mesh: {}}", "{layout: packed, mesh: {x: 2}}")
+                  for lists in ([[1]], [[2, 3], [3, 1]])]
         for source, all in cases:
             reads = "storage" in source
-            for algorithm, exchange, nodes in itertools.product(("optimum", "megatron"), ("auto", "nodes", "p2p", "broadcast", "gather-rounds") if reads else ("",), (0, 1, 2)):
-                options = ([f"exchange: {exchange}"] if exchange else []) + ([f"topology: {{ranks_per_node: {nodes}}}"] if nodes else [])
+            for algorithm, exchange, nodes in itertools.product(("optimum", "megatron"),
+                                                                ("auto", "nodes", "p2p", "broadcast", "gather-rounds")
+                                                                if reads else ("",), (0, 1, 2)):
+                options = ([f"exchange: {exchange}"] if exchange else []) + ([f"topology: {{ranks_per_node: {nodes}}}"]
+                                                                             if nodes else [])
                 with self.subTest(source=source, targets=all, algorithm=algorithm, options=options):
-                    (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {model}\nsource: {source}\ntarget: [{', '.join(all)}]\noptions: {{{', '.join(options)}}}\n")
-                    run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", "--verify-each", f"--algorithm={algorithm}")
+                    (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {model}\nsource: {source}\ntarget: "
+                                                          f"[{', '.join(all)}]\noptions: {{{', '.join(options)}}}\n")
+                    run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", "--verify-each",
+                        f"--algorithm={algorithm}")
                     self.run_command("reshard-inspect", "--verify")
                     self.run_command("reshard-exec", "--synthesize", "--check")
 
@@ -114,11 +126,15 @@ class Storage(FolderTest):
         source = self.folder / "source"
         source.mkdir()
         safetensors_io.write(source / "model.safetensors", {"w": ("bf16", [2], b"abcd"), "none": ("bf16", [0, 3], b"")})
-        for format, ignore in itertools.product(("safetensors", "dcp", "dcp-safetensors", "megatron", "torch-save"), ("'*'", "[w]")):
+        for format, ignore in itertools.product(("safetensors", "dcp", "dcp-safetensors", "megatron", "torch-save"),
+                                                ("'*'", "[w]")):
             with self.subTest(format, ignore=ignore):
                 target = self.folder / f"{format}-{'none' if 'w' in ignore else 'all'}"
-                (self.folder / "job.yaml").write_text("version: 1\nmodel: {dtype: bf16, tensors: {w: [2], none: [0, 3]}, layouts: {hf: {params: same}}}\n"
-                                                      f"source: {{layout: hf, storage: source}}\ntarget: {{layout: hf, storage: {{folder: out, format: {format}}}, ignore: {ignore}}}\n")
+                (self.folder / "job.yaml").write_text("version: 1\nmodel: {dtype: bf16, tensors: {w: [2], none: [0, "
+                                                      "3]}, layouts: {hf: {params: same}}}\n"
+                                                      f"source: {{layout: hf, storage: source}}\ntarget: {{layout: hf, "
+                                                      f"storage: {{folder: out, format: {format}}}, ignore: "
+                                                      f"{ignore}}}\n")
                 run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan")
                 self.run_command("reshard-exec", f"--target={target}", "--check", "--allow=extra")
                 self.assertTrue(target.is_dir())

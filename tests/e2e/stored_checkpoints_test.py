@@ -15,7 +15,9 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import FolderTest, limited, run  # noqa: E402
-from torch_formats import HOOKS, METADATA, Call, Dcp, Global, Member, Storage, UntypedStorage, archive, dtensor, pickled, placement, safetensors, sharded_tensor, size, tensor, with_attributes, wrapper  # noqa: E402
+from torch_formats import (HOOKS, METADATA, Call, Dcp, Global, Member, Storage, UntypedStorage, archive,  # noqa: E402
+                           dtensor, pickled, placement, safetensors, sharded_tensor, size, tensor, with_attributes,
+                           wrapper)
 
 A = np.arange(35, dtype=np.float32).reshape(7, 5)
 B = np.arange(12, dtype=np.int64).reshape(3, 4) - 2**40
@@ -101,7 +103,8 @@ class StoredCheckpoints(FolderTest):
 
     def test_torch_save(self):
         path = self.folder / "model.pt"
-        value = {"a": tensor(A, "0"), "rows": tensor(A[:2], "0"), "nested": {"b": Call("torch._utils", "_rebuild_parameter", (tensor(B, "1"), True, HOOKS))},
+        value = {"a": tensor(A, "0"), "rows": tensor(A[:2], "0"),
+                 "nested": {"b": Call("torch._utils", "_rebuild_parameter", (tensor(B, "1"), True, HOOKS))},
                  "list": [tensor(B, "1"), 5], "step": 3}
         path.write_bytes(archive(value, [A, B]))
         found = listing(path)
@@ -222,17 +225,23 @@ target: {{layout: same, storage: out}}
                 self.assertIn(expected, self.refusal(self.ranks({"x": value}, arrays=[[A[:4]]])))
 
     def test_objects_of_other_classes(self):
-        """A value of a class that is not known is an object; one that has tensors is refused by the name of the class."""
+        """A value of a class that is not known is an object; one that has tensors is refused by the name of the
+        class."""
         file = self.folder / "full.pt"
-        others = {"args": Call("argparse", "Namespace", ()), "kind": Global("enum", "Enum"), "config": {"x": Call("omegaconf.listconfig", "ListConfig", ({"lr": 0.1},)), "step": 3}}
+        others = {"args": Call("argparse", "Namespace", ()), "kind": Global("enum", "Enum"),
+                  "config": {"x": Call("omegaconf.listconfig", "ListConfig", ({"lr": 0.1},)), "step": 3}}
         file.write_bytes(archive({"a": tensor(A, "0")} | others, [A]))
         found = listing(file)
         self.compare(file, found, {"a": A})
         self.assertEqual(sorted(found["objects"]), ["args", "config.step", "config.x", "kind"])
-        file.write_bytes(archive({"a": tensor(A, "0"), "model": Call("my.module", "Net", ({"w": tensor(A, "0")},))}, [A]))
-        self.assertEqual(self.refusal(file), "'full.pt': 'model': it is made by the global 'my.module.Net', which is not one that this format uses, and has tensors; save a dictionary of tensors")
+        file.write_bytes(archive({"a": tensor(A, "0"), "model": Call("my.module", "Net", ({"w": tensor(A, "0")},))},
+                                 [A]))
+        self.assertEqual(self.refusal(file), "'full.pt': 'model': it is made by the global 'my.module.Net', which is "
+                                             "not one that this format uses, and has tensors; save a dictionary of "
+                                             "tensors")
         file.write_bytes(archive({"a": Call("os", "system", ("true",))}, []))
-        self.assertRegex(self.refusal(file), r"^'full.pt': byte \d+: the global 'os.system' is not one that this format uses; nothing was executed$")
+        self.assertRegex(self.refusal(file), r"^'full.pt': byte \d+: the global 'os.system' is not one that this "
+                                             r"format uses; nothing was executed$")
 
     def test_tensors_with_attributes(self):
         file = self.folder / "full.pt"
@@ -240,7 +249,8 @@ target: {{layout: same, storage: out}}
         file.write_bytes(archive({"a": with_attributes(tensor(A, "0")), "b": parameter}, [A, B]))
         self.compare(file, listing(file), {"a": A, "b": B})
         file.write_bytes(archive({"a": with_attributes(tensor(A, "0"), Global("torch", "Size"))}, [A]))
-        self.assertIn("tensor 'a': 'torch._tensor._rebuild_from_type_v2' does not make a plain tensor", self.refusal(file))
+        self.assertIn("tensor 'a': 'torch._tensor._rebuild_from_type_v2' does not make a plain tensor",
+                      self.refusal(file))
 
     def test_two_pickles(self):
         """PyTorch takes that of the archive's first folder, others take another one."""
@@ -251,20 +261,24 @@ target: {{layout: same, storage: out}}
             with zipfile.ZipFile(self.folder / "y.pt", "a") as members:
                 members.writestr(name, pickled({"a": tensor(A, "0")}))
             first, second = sorted(("archive/data.pkl", name))
-            self.assertIn(f"'y.pt': has two pickles, '{first}' and '{second}', expected one", self.refusal(self.folder / "y.pt"))
+            self.assertIn(f"'y.pt': has two pickles, '{first}' and '{second}', expected one",
+                          self.refusal(self.folder / "y.pt"))
 
     def test_arguments_that_are_not_understood(self):
-        """Each argument of the functions that make tensors is understood or refused: negative and conjugate bits, hooks, attributes that replace elements, further ones."""
+        """Each argument of the functions that make tensors is understood or refused: negative and conjugate bits,
+        hooks, attributes that replace elements, further ones."""
         file = self.folder / "x.pt"
         rows = placement("Shard", dim=0)
         plain, parted = tensor(A, "0"), dtensor(A, "0", A.shape, (1,), (0,), rows)
 
         def with_arguments(made: Call, at: int, *values: object) -> Call:
             """With other arguments from number `at` on."""
-            return Call(made.target.module, made.target.name, (*made.arguments[:at], *values, *made.arguments[at + len(values):]))
+            return Call(made.target.module, made.target.name,
+                        (*made.arguments[:at], *values, *made.arguments[at + len(values):]))
 
         def untyped(*last: object) -> Call:
-            return Call("torch._utils", "_rebuild_tensor_v3", (UntypedStorage(A, "1"), 0, A.shape, (5, 1), False, HOOKS, *last))
+            return Call("torch._utils", "_rebuild_tensor_v3",
+                        (UntypedStorage(A, "1"), 0, A.shape, (5, 1), False, HOOKS, *last))
 
         def parameter(*arguments: object) -> Call:
             return Call("torch._utils", "_rebuild_parameter" + "_with_state" * (len(arguments) > 3), arguments)
@@ -273,42 +287,67 @@ target: {{layout: same, storage: out}}
             inner = parted.arguments[2]
             return with_arguments(parted, 2, (*inner[:at], *values, *inner[at + len(values):]))
 
-        good = {"plain": plain, "no bits": with_arguments(plain, 6, {"neg": False, "conj": False}), "none": with_arguments(plain, 6, None), "untyped": untyped(Global("torch", "float32")),
-                "parameter": parameter(plain, True, HOOKS), "attributes": parameter(plain, True, HOOKS, {"is_bias": True}), "slots": with_attributes(plain, state=({"a": 1}, None)), "parted": parted}
+        good = {"plain": plain, "no bits": with_arguments(plain, 6, {"neg": False, "conj": False}),
+                "none": with_arguments(plain, 6, None), "untyped": untyped(Global("torch", "float32")),
+                "parameter": parameter(plain, True, HOOKS), "attributes": parameter(plain, True, HOOKS,
+                                                                                    {"is_bias": True}),
+                "slots": with_attributes(plain, state=({"a": 1}, None)), "parted": parted}
         file.write_bytes(archive(good, [A, A]))
         self.compare(file, listing(file), dict.fromkeys(good, A))
         v2, v3 = "of 'torch._utils._rebuild_tensor_v2'", "of 'torch._utils._rebuild_tensor_v3'"
         bits = "their negatives; save tensor.resolve_neg()"
         cases = [
-            (f"argument 7 {v2} (metadata) sets 'neg': its elements are not stored themselves, but {bits}", with_arguments(plain, 6, {"neg": True})),
-            (f"argument 7 {v2} (metadata) sets 'conj': its elements are not stored themselves, but their conjugates; save tensor.resolve_conj()", with_arguments(plain, 6, {"conj": True})),
-            (f"argument 7 {v2} (metadata) sets 'backend', which is not understood", with_arguments(plain, 6, {"backend": True})),
+            (f"argument 7 {v2} (metadata) sets 'neg': its elements are not stored themselves, but {bits}",
+             with_arguments(plain, 6, {"neg": True})),
+            (f"argument 7 {v2} (metadata) sets 'conj': its elements are not stored themselves, but their conjugates; "
+             "save tensor.resolve_conj()", with_arguments(plain, 6, {"conj": True})),
+            (f"argument 7 {v2} (metadata) sets 'backend', which is not understood",
+             with_arguments(plain, 6, {"backend": True})),
             (f"argument 7 {v2} (metadata) is not a dictionary", with_arguments(plain, 6, True)),
-            (f"argument 8 {v3} (metadata) sets 'neg': its elements are not stored themselves, but {bits}", untyped(Global("torch", "float32"), {"neg": True})),
-            (f"argument 7 {v3} (dtype) or its storage 'torch.storage.UntypedStorage' has another form", untyped("torch.float32")),
+            (f"argument 8 {v3} (metadata) sets 'neg': its elements are not stored themselves, but {bits}",
+             untyped(Global("torch", "float32"), {"neg": True})),
+            (f"argument 7 {v3} (dtype) or its storage 'torch.storage.UntypedStorage' has another form",
+             untyped("torch.float32")),
             (f"argument 5 {v2} (requires_grad) is not a boolean", with_arguments(plain, 4, {"data": 1})),
             (f"argument 6 {v2} (backward_hooks) is not an empty dictionary", with_arguments(plain, 5, {"hook": 1})),
             ("'torch._utils._rebuild_tensor_v2' does not make a plain tensor", with_arguments(plain, 6, {}, 1)),
-            ("'torch._utils._rebuild_tensor_v2' does not make a plain tensor", Call("torch._utils", "_rebuild_tensor_v2", plain.arguments[:4])),
-            ("'torch._utils._rebuild_tensor_v2' does not make a plain tensor", Call("torch._utils", "_rebuild_tensor_v2", plain.arguments, {"data": 1})),
-            ("argument 3 of 'torch._utils._rebuild_parameter' (backward_hooks) is not an empty dictionary", parameter(plain, True, {1: 1})),
-            ("'torch._utils._rebuild_parameter' does not have the arguments data, requires_grad, backward_hooks", Call("torch._utils", "_rebuild_parameter", (plain, True))),
-            ("argument 4 of 'torch._utils._rebuild_parameter_with_state' (state) sets more than attributes", parameter(plain, True, HOOKS, {"data": tensor(A, "0")})),
+            ("'torch._utils._rebuild_tensor_v2' does not make a plain tensor",
+             Call("torch._utils", "_rebuild_tensor_v2", plain.arguments[:4])),
+            ("'torch._utils._rebuild_tensor_v2' does not make a plain tensor",
+             Call("torch._utils", "_rebuild_tensor_v2", plain.arguments, {"data": 1})),
+            ("argument 3 of 'torch._utils._rebuild_parameter' (backward_hooks) is not an empty dictionary",
+             parameter(plain, True, {1: 1})),
+            ("'torch._utils._rebuild_parameter' does not have the arguments data, requires_grad, backward_hooks",
+             Call("torch._utils", "_rebuild_parameter", (plain, True))),
+            ("argument 4 of 'torch._utils._rebuild_parameter_with_state' (state) sets more than attributes",
+             parameter(plain, True, HOOKS, {"data": tensor(A, "0")})),
             (f"argument 7 {v2} (metadata) sets 'neg'", parameter(with_arguments(plain, 6, {"neg": True}), True, HOOKS)),
             (f"argument 7 {v2} (metadata) sets 'neg'", with_attributes(with_arguments(plain, 6, {"neg": True}))),
-            (f"argument 7 {v2} (metadata) sets 'neg'", wrapper(Global("torch.distributed.tensor", "DTensor"), "float32", A.shape, (None, parted.arguments[3][1] | {"_local_tensor": with_arguments(plain, 6, {"neg": True})}))),
-            ("'torch._tensor._rebuild_from_type_v2' does not make a plain tensor", with_attributes(plain, state={"data": 1})),
+            (f"argument 7 {v2} (metadata) sets 'neg'", wrapper(Global("torch.distributed.tensor", "DTensor"), "float32",
+                                                               A.shape,
+                                                               (None,
+                                                                parted.arguments[3][1]
+                                                                | {"_local_tensor": with_arguments(plain, 6,
+                                                                                                   {"neg": True})}))),
+            ("'torch._tensor._rebuild_from_type_v2' does not make a plain tensor",
+             with_attributes(plain, state={"data": 1})),
             ("'torch._utils._rebuild_wrapper_subclass' does not have the 8 arguments of PyTorch 2.13", wrapped(8, 1)),
-            ("its layout is not torch.strided", wrapped(5, Call("torch.serialization", "_get_layout", ("torch.sparse_coo",)))),
+            ("its layout is not torch.strided",
+             wrapped(5, Call("torch.serialization", "_get_layout", ("torch.sparse_coo",)))),
             ("its state sets more than attributes", with_arguments(parted, 3, ({"data": 1}, parted.arguments[3][1]))),
-            ("a placement has other attributes than those of PyTorch 2.13", dtensor(A, "0", A.shape, (1,), (0,), placement("Shard", dim=0, step=2))),
+            ("a placement has other attributes than those of PyTorch 2.13",
+             dtensor(A, "0", A.shape, (1,), (0,), placement("Shard", dim=0, step=2))),
             ("it is on the device 'meta' and has no data", with_arguments(plain, 0, Storage(A, "0", "meta"))),
-            ("its storage 'archive/data/0' is a 'torch.LongStorage' here and a 'torch.FloatStorage' elsewhere", {"a": plain, "b": tensor(B, "0")}),
+            ("its storage 'archive/data/0' is a 'torch.LongStorage' here and a 'torch.FloatStorage' elsewhere",
+             {"a": plain, "b": tensor(B, "0")}),
         ]
-        for function in ("_rebuild_qtensor", "_rebuild_sparse_tensor", "_rebuild_nested_tensor", "_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor",
+        for function in ("_rebuild_qtensor", "_rebuild_sparse_tensor", "_rebuild_nested_tensor",
+                         "_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor",
                          "_rebuild_meta_tensor_no_storage", "_rebuild_xla_tensor", "_rebuild_tensor"):
-            cases.append((f"'torch._utils.{function}' is not one", with_arguments(Call("torch._utils", function, plain.arguments), 0)))
-        cases.append(("'torch._tensor._rebuild_from_type' is not one", Call("torch._tensor", "_rebuild_from_type", with_attributes(plain).arguments)))
+            cases.append((f"'torch._utils.{function}' is not one",
+                          with_arguments(Call("torch._utils", function, plain.arguments), 0)))
+        cases.append(("'torch._tensor._rebuild_from_type' is not one",
+                      Call("torch._tensor", "_rebuild_from_type", with_attributes(plain).arguments)))
         for expected, value in cases:
             with self.subTest(expected):
                 file.write_bytes(archive({"x": value}, [A, A]))
@@ -351,9 +390,12 @@ target: {{layout: same, storage: out}}
             "stored with stream transforms (transform_descriptors)": lambda c: c.places[0][1].state.update(transform_descriptors=["zstd"]),
             "'model.a' is stored with stream transforms": lambda c: c.places[0][1].state.update(transform_descriptors="zstd"),
             "found more chunks in all tensors than values": self.share_chunks,
-            "'scale': expected TensorStorageMetadata with properties, a size of at most 64 dimensions, and chunks": lambda c: c.items["scale"].state.update(size=size(*[1] * 65)),
-            "its offset in storage_data is no list of at most 64 integers": lambda c: c.places[0][0].state.update(offset=size(*[0] * 65)),
-            "expected ChunkStorageMetadata with offsets and sizes of at most 64 integers": lambda c: c.items["model.a"].state["chunks"][0].state.update(sizes=size(*[1] * 65)),
+            "'scale': expected TensorStorageMetadata with properties, a size of at most 64 dimensions, and "
+            "chunks": lambda c: c.items["scale"].state.update(size=size(*[1] * 65)),
+            "its offset in storage_data is no list of at most 64 "
+            "integers": lambda c: c.places[0][0].state.update(offset=size(*[0] * 65)),
+            "expected ChunkStorageMetadata with offsets and sizes of at most 64 "
+            "integers": lambda c: c.items["model.a"].state["chunks"][0].state.update(sizes=size(*[1] * 65)),
             "'dcp/__0_0.distcp': the entries 'model.a' at byte 0 and 'scale' at byte 1 overlap": self.overlap_entries,
             "damaged zip archive": lambda c: c.places[0][1].state.update(offset=c.places[0][1].state["offset"] + 1),
             "expected TensorStorageMetadata": lambda c: c.items.update(x=3),
@@ -425,7 +467,8 @@ target: {{layout: same, storage: out}}
         listing(self.folder / "dcp")
         checkpoint.items["none"].state |= {f"key {i}": None for i in range(100)}
         checkpoint.write()
-        self.assertIn("'none': expected TensorStorageMetadata with properties, a size of at most 64 dimensions, and chunks", self.refusal(self.folder / "dcp"))
+        self.assertIn("'none': expected TensorStorageMetadata with properties, a size of at most 64 dimensions, and "
+                      "chunks", self.refusal(self.folder / "dcp"))
 
     def test_many_tensors(self):
         count = 3_000 if "RESHARD_SMALL" in os.environ else 70_000
@@ -444,7 +487,8 @@ target: {{layout: same, storage: out}}
         self.assertIn("not a checkpoint: expected '.metadata'", self.refusal(self.folder / "empty"))
         for name, found in {  # what is no checkpoint says what it is
             "pytorch_model.bin": "found 'pytorch_model.bin': a file of torch.save; name the file itself",
-            "pytorch_model.bin.index.json": "found 'pytorch_model.bin.index.json': load it with transformers' from_pretrained",
+            "pytorch_model.bin.index.json": "found 'pytorch_model.bin.index.json': load it with transformers' "
+                                            "from_pretrained",
             "llama.Q4_K_M.gguf": "found 'llama.Q4_K_M.gguf': GGUF, llama.cpp's format",
             "model.nemo": "found 'model.nemo': an archive of NeMo; unpack it",
             "zero_pp_rank_0_mp_rank_00_model_states.pt": "DeepSpeed's form of ZeRO; 'python zero_to_fp32.py",
@@ -460,7 +504,9 @@ target: {{layout: same, storage: out}}
                 path.write_bytes(b"x")
                 self.assertIn(found, self.refusal(self.folder / "unread"))
                 shutil.rmtree(self.folder / "unread")
-        for name, begin, found in (("x.gguf", b"GGUF\x03\0\0\0more than sixteen bytes", "found GGUF, llama.cpp's format"), ("x.nemo", b"./model_config.yaml and more", "found an archive of NeMo")):
+        for name, begin, found in (("x.gguf", b"GGUF\x03\0\0\0more than sixteen bytes",
+                                    "found GGUF, llama.cpp's format"),
+                                   ("x.nemo", b"./model_config.yaml and more", "found an archive of NeMo")):
             (self.folder / name).write_bytes(begin)
             self.assertIn(found, self.refusal(self.folder / name))
         for name in ("adapter_model", "rank-00000"):

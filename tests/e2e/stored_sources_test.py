@@ -527,7 +527,8 @@ layouts:
         self.carry("dcp", "b", "dcp", "--leave=st?p", "--leave=em*", "--rename-objects=model.=", "--rename-objects=model.up.=down.")
         self.assertEqual(self.objects("b"), {"down._extra_state/shard_0.1_4.2": state})
         report = json.loads((self.folder / "report.json").read_text())
-        self.assertEqual((report["omitted"], report["omitted_objects"], report["objects"]), ([], ["empty", "step"], ["down._extra_state/shard_0.1_4.2"]))
+        self.assertEqual((report["omitted"], report["omitted_objects"], report["objects"]),
+                         ([], ["empty", "step"], ["down._extra_state/shard_0.1_4.2"]))
         error = self.carry("dcp", "c", "megatron", code=2)
         self.assertIn("cannot hold: 'empty', 'step' (Megatron-Core's objects have names such as 'key/shard_0_1'); --allow=extra", error)
         self.assertFalse((self.folder / "c").exists())

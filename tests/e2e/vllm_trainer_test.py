@@ -160,14 +160,17 @@ class TrainerTest(unittest.TestCase):
         from reshard.integrations.vllm_trainer import Trainer
 
         store, said = tempfile.mkdtemp(dir=self.folder), io.StringIO()
-        with unittest.mock.patch.object(_engine, "REPORT_SECONDS", 0.2), contextlib.redirect_stderr(said), self.assertRaises(TimeoutError):
+        with (unittest.mock.patch.object(_engine, "REPORT_SECONDS", 0.2), contextlib.redirect_stderr(said),
+              self.assertRaises(TimeoutError)):
             Trainer(str(self.folder / "run.rplan"), self.weights, None, rank=0, rendezvous=f"file://{store}", timeout=2)
         lines = said.getvalue().splitlines()
-        self.assertRegex(lines[0], rf"^reshard: trainer rank 0 has waited \d+ s for the other trainer ranks and the engine's workers at file://{store}$")
+        self.assertRegex(lines[0], r"^reshard: trainer rank 0 has waited \d+ s for the other trainer ranks and the "
+                                   rf"engine's workers at file://{store}$")
         self.assertIn(len(lines), range(2, 15))
 
     def test_a_trainer_that_cannot_join(self):
-        """Its own error ends it at once: before the engine is told, if the plan does not fit, and not at the engine's deadline."""
+        """Its own error ends it at once: before the engine is told, if the plan does not fit, and not at the engine's
+        deadline."""
         import reshard
         from reshard.integrations import vllm_trainer
 
@@ -180,21 +183,27 @@ class TrainerTest(unittest.TestCase):
 
         self.addCleanup(ends.set)
         for plan, weights, url, text, expected in (
-                ("none", self.weights, "file:///none/store", "none.rplan", 0), ("run", {"a": self.weights["a"]}, "file:///none/store", "'b': the plan has it, but not the module", 0),
+                ("none", self.weights, "file:///none/store", "none.rplan", 0),
+                ("run", {"a": self.weights["a"]}, "file:///none/store", "'b': the plan has it, but not the module", 0),
                 ("run", self.weights, "file:///none/store", "/none/store", 1)):
             begin = time.monotonic()
-            with unittest.mock.patch.object(vllm_trainer, "_CAUSE_SECONDS", 0.5), self.assertRaisesRegex(reshard.Error, text):
-                vllm_trainer.Trainer(str(self.folder / f"{plan}.rplan"), weights, Waiting(), rank=0, rendezvous=url, timeout=50)
+            with (unittest.mock.patch.object(vllm_trainer, "_CAUSE_SECONDS", 0.5),
+                  self.assertRaisesRegex(reshard.Error, text)):
+                vllm_trainer.Trainer(str(self.folder / f"{plan}.rplan"), weights, Waiting(), rank=0, rendezvous=url,
+                                     timeout=50)
             self.assertLess(time.monotonic() - begin, 20)
             self.assertEqual(len(told), expected)
 
     def test_engines_do_not_inherit_the_launcher(self):
-        """vLLM's processes begin without torchrun's variables, unless they are ranks of torchrun or do not use reshard."""
+        """vLLM's processes begin without torchrun's variables, unless they are ranks of torchrun or do not use
+        reshard."""
         from reshard.integrations.vllm import _without_launcher
 
-        variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1",
+                     "TORCHELASTIC_USE_AGENT_STORE": "True"}
         inherited = lambda: {name for name in variables if name in os.environ}  # noqa: E731
-        for backend, executor, kept in (("reshard", "mp", set()), ("reshard", "external_launcher", {*variables}), ("nccl", "mp", {*variables})):
+        for backend, executor, kept in (("reshard", "mp", set()), ("reshard", "external_launcher", {*variables}),
+                                        ("nccl", "mp", {*variables})):
             config = types.SimpleNamespace(weight_transfer_config=types.SimpleNamespace(backend=backend),
                                            parallel_config=types.SimpleNamespace(distributed_executor_backend=executor))
             with unittest.mock.patch.dict(os.environ, variables):

@@ -110,7 +110,8 @@ class Multimodal(unittest.TestCase):
                 with self.subTest(engine=name, model=model, tp=tp, pp=pp, ep=experts):
                     shape = Engine(tp, pp, experts)
                     if model == "llama4-scout":  # its vision tower computes values in its constructor, which needs memory
-                        found = [reshard.record(load=module.load_weights, params=params_of(module, OWN_BUFFERS), checkpoint=checkpoint, mesh=shape.mesh, rank=rank)
+                        found = [reshard.record(load=module.load_weights, params=params_of(module, OWN_BUFFERS),
+                                                checkpoint=checkpoint, mesh=shape.mesh, rank=rank)
                                  for rank, module in vllm.modules(at, shape, contextlib.nullcontext)]
                     else:
                         found = list(recordings(at, shape, checkpoint))

@@ -214,13 +214,15 @@ class Record(unittest.TestCase):
         return targets
 
     def test_computed_by_the_loader(self):
-        """Nemotron-H: vLLM's A is -exp(A_log), which the recorder does not state, but says how; everything else is stated."""
+        """Nemotron-H: vLLM's A is -exp(A_log), which the recorder does not state, but says how; everything else is
+        stated."""
         at, _, checkpoint = self.model("nemotron-h-8b")
         layout = recording.merge(vllm.recordings(at, Engine(tp=2), checkpoint))
         self.assertTrue(layout.refused)
         self.assertEqual({name.split(".", 3)[3] for name in layout.refused}, {"mixer.A"})
         for why in layout.refused.values():
-            self.assertRegex(why, r"computed by aten\.neg of aten\.exp of .*\.A_log; add it to the layout by hand: .*: {holds: .*, shard: {0: tp}, transform: neg_exp}$")
+            self.assertRegex(why, r"computed by aten\.neg of aten\.exp of .*\.A_log; add it to the layout by hand: .*: "
+                                  r"{holds: .*, shard: {0: tp}, transform: neg_exp}$")
         self.assertEqual(layout.differences, [])
         (line,) = {why.partition("by hand: ")[2] for why in layout.refused.values()}
         compiled = compile_layout(f"{layout.yaml}      {line}\n", "recorded", mesh_text(layout.mesh))

@@ -91,7 +91,8 @@ def updater(model, rank):
 
 def configure(runtime_context, **changed):
     """Publishes SGLang's options, as its server does: the defaults, and those that are changed."""
-    options = {"enable_eplb": False, "init_expert_location": "trivial", "ep_num_redundant_experts": 0, "speculative_algorithm": None} | changed
+    options = {"enable_eplb": False, "init_expert_location": "trivial", "ep_num_redundant_experts": 0,
+               "speculative_algorithm": None} | changed
     bags = {path: runtime_context._ConfigBag(path) for path in ("exec", "exec.moe", "spec")}
     for name, value in options.items():
         bags["spec" if name.startswith("spec") else "exec.moe"]._set(name, value)
@@ -134,7 +135,8 @@ def engine(folder, rank, pipe):
             model.register_buffer("table", torch.zeros(1))
         elif act == "rebalance":  # as SGLang's EPLB does while the server runs
             slots = torch.tensor([[0, 1, 2, 3], [0, 2, 1, 3]])
-            runtime_context().get_resources().expert_location_metadata = types.SimpleNamespace(physical_to_logical_map_cpu=slots)
+            runtime_context().get_resources().expert_location_metadata = types.SimpleNamespace(
+                physical_to_logical_map_cpu=slots)
         elif act:
             configure(runtime_context(), **json.loads(act))
         try:
@@ -242,9 +244,11 @@ class Loader(unittest.TestCase):
         slots = "a plan does not know which expert is in which slot"
         refused = {
             '{"enable_eplb": true}': f"SGLang: found enable_eplb True, expected False: {slots}",
-            '{"init_expert_location": "locations.json"}': f"SGLang: found init_expert_location 'locations.json', expected 'trivial': {slots}",
+            '{"init_expert_location": "locations.json"}': "SGLang: found init_expert_location 'locations.json', "
+                                                          f"expected 'trivial': {slots}",
             '{"ep_num_redundant_experts": 2}': f"SGLang: found ep_num_redundant_experts 2, expected 0: {slots}",
-            '{"speculative_algorithm": "EAGLE3"}': "SGLang: found speculative_algorithm 'EAGLE3', which has a draft model, expected none or NGRAM",
+            '{"speculative_algorithm": "EAGLE3"}': "SGLang: found speculative_algorithm 'EAGLE3', which has a draft "
+                                                   "model, expected none or NGRAM",
             "rebalance": f"SGLang: found experts [0, 2, 1, 3] in the slots of layer 1, expected them in order: {slots}",
         }
         weights = {name: torch.ones(shape).bfloat16() for name, shape in SHAPES.items()}
@@ -252,7 +256,8 @@ class Loader(unittest.TestCase):
             for found, _ in self.update(1, act=act)[0]:
                 self.assertIn(text, found)
         members = []
-        answers, error = self.update(1, lambda: members.append(Member(self.plan, 0, weights, rendezvous=self.url(1), timeout=120)) or members[0],
+        answers, error = self.update(1, lambda: members.append(Member(self.plan, 0, weights, rendezvous=self.url(1),
+                                                                      timeout=120)) or members[0],
                                      act='{"speculative_algorithm": "NGRAM"}')
         self.assertEqual((error, [done for done, _ in answers]), (None, [(True, "Success")] * 2))
         begin = time.monotonic()

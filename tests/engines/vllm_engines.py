@@ -11,13 +11,15 @@ class WorkerExtension:
     """Methods that tests call in vLLM's workers."""
 
     def weights(self):
-        """A digest of each param and persistent buffer of this worker, by name. Those that vLLM has packed elsewhere are empty."""
+        """A digest of each param and persistent buffer of this worker, by name. Those that vLLM has packed elsewhere
+        are empty."""
         import torch
         from reshard.integrations.vllm import OWN_BUFFERS
         from reshard.recording.engine import params_of
 
         live = params_of(self.model_runner.get_model(), OWN_BUFFERS)
-        return {name: hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest() for name, tensor in live.items()}
+        return {name: hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
+                for name, tensor in live.items()}
 
     def move_norm(self, rank):
         """Gives the model's last norm other memory on one worker, as a framework that replaces a param does."""
@@ -47,8 +49,8 @@ def _generated(llm):
 
 
 def generated(llm):
-    """Greedy tokens and their log-probabilities, in which two calls in a row agree: on a CPU with AMX, vLLM 0.32.0 with two
-    workers computes others in about one of eight calls, with the same weights."""
+    """Greedy tokens and their log-probabilities, in which two calls in a row agree: on a CPU with AMX, vLLM 0.32.0 with
+    two workers computes others in about one of eight calls, with the same weights."""
     found = _generated(llm)
     for _ in range(8):
         before, found = found, _generated(llm)

@@ -22,7 +22,8 @@ from vllm_engines import engine, generated, shut_down  # noqa: E402
 
 
 def plan_of(at, name="family", left=""):
-    """The plan from checkpoint B in one process to an engine of one worker, without the params that the glob `left` names."""
+    """The plan from checkpoint B in one process to an engine of one worker, without the params that the glob `left`
+    names."""
     job = at / f"{name}.yaml"
     more = f', ignore: ["{left}"]' if left else ""
     job.write_text(f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\ntarget: {{layout: vllm, mesh: {{}}, ranks: [1]{more}}}\n")
@@ -43,7 +44,8 @@ def train(at):
 
 def live_params(llm):
     """The params and persistent buffers as the kernels read them."""
-    return llm.apply_model(lambda model: {name: tensor.detach().clone() for name, tensor in params_of(model, OWN_BUFFERS).items()})[0]
+    return llm.apply_model(lambda model: {name: tensor.detach().clone()
+                                          for name, tensor in params_of(model, OWN_BUFFERS).items()})[0]
 
 
 def refusal(client, info):
@@ -72,7 +74,8 @@ def speculative(method):
 def unstated(llm, refuse):
     """What `refuse` returns while the engine has what a plan cannot state, by name."""
     config = worker(llm).weight_transfer_engine.vllm_config
-    states = {"eplb": (config.parallel_config, "enable_eplb", True), "draft": (config, "speculative_config", speculative("eagle3"))}
+    states = {"eplb": (config.parallel_config, "enable_eplb", True),
+              "draft": (config, "speculative_config", speculative("eagle3"))}
     for layer in worker(llm).get_model().modules():
         if hasattr(layer, "expert_map_manager"):
             states["round robin"] = (layer.expert_map_manager, "_placement_strategy", "round_robin")

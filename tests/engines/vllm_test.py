@@ -28,13 +28,16 @@ EXPERTS = {"w13_weight", "w2_weight"}
 #: Models, with the params that vLLM repacks on every CPU and that therefore arrive in landing memory. With AVX-512 there
 #: are more.
 FAMILIES = {"qwen3-8b": set(), "qwen3-tied": set(), "llama3-8b": set(), "llama-1-kv-head": set(), "qwen2.5-7b": set(), "nemotron-h-8b": set(),
-            "qwen3-30b-a3b": EXPERTS, "mixtral-8x7b": EXPERTS, "gpt-oss-120b": EXPERTS, "glm-4.5": EXPERTS, "deepseek-v3": EXPERTS,
+            "qwen3-30b-a3b": EXPERTS, "mixtral-8x7b": EXPERTS, "gpt-oss-120b": EXPERTS, "glm-4.5": EXPERTS,
+            "deepseek-v3": EXPERTS,
             "gemma-4-31b": set()}
 #: Persistent buffers of the checkpoint, by their last name.
 BUFFERS = {"gemma-4-31b": {"layer_scalar"}}
 #: What an engine has that a plan cannot state, and the error. The last two need experts.
-UNSTATED = {"eplb": "found enable_eplb, expected it off", "draft": "found speculative decoding by 'eagle3' with draft model 'the/draft', expected none",
-            "round robin": "found expert_placement_strategy 'round_robin', expected linear", "rebalanced": "found enable_eplb, expected it off"}
+UNSTATED = {"eplb": "found enable_eplb, expected it off",
+            "draft": "found speculative decoding by 'eagle3' with draft model 'the/draft', expected none",
+            "round robin": "found expert_placement_strategy 'round_robin', expected linear",
+            "rebalanced": "found enable_eplb, expected it off"}
 #: The layout `vllm` with q and k exchanged in the pack: the shapes are the same.
 SWAPPED = """layouts:
   swapped:
@@ -85,61 +88,74 @@ class Families(EngineTest):
                 self.assertIn("o_proj.weight': the module has it, but not the plan; expected it in the plan or in left", result["uncovered"])
                 self.assertIn("o_proj.weight': found in left and in the plan, expected one of them", result["both"])
                 self.assertIn("left: 'nothing' matches no param or buffer", result["unknown"])
-                self.assertEqual(result["without draft"], result["uncovered"], "speculative decoding by n-grams has no draft model")
+                self.assertEqual(result["without draft"], result["uncovered"],
+                                 "speculative decoding by n-grams has no draft model")
                 self.assertEqual(set(result.get("buffers", {})), BUFFERS.get(name, set()))
                 for buffer, text in result.get("buffers", {}).items():
-                    self.assertIn(f".{buffer}': the module has it, but not the plan; expected it in the plan or in left", text)
+                    self.assertIn(f".{buffer}': the module has it, but not the plan; expected it in the plan or in "
+                                  "left", text)
                 texts = {state: text for state, text in UNSTATED.items() if repacked or state in ("eplb", "draft")}
                 for when in ("unstated", "unstated later"):
                     self.assertEqual(set(result[when]), set(texts), when)
                     for state, text in texts.items():
                         self.assertIn(text, result[when][state], (when, state))
-                        self.assertEqual(when == "unstated later", "the weights are those of the version before" in result[when][state], (when, state))
+                        self.assertEqual(when == "unstated later",
+                                         "the weights are those of the version before" in result[when][state],
+                                         (when, state))
 
 
 class Documented(EngineTest):
     """The programs of docs/integrations.md and docs/record.md."""
 
     def launched(self, name, checkpoint, program, *launcher, **files):
-        """Runs a program of a document with a small model, and vLLM's default: it spawns its processes. What it prints must
-        change from step to step. files: further files beside the program, by their names without .yaml."""
+        """Runs a program of a document with a small model, and vLLM's default: it spawns its processes. What it prints
+        must change from step to step. files: further files beside the program, by their names without .yaml."""
         at = self.folder / name
         (at / "store").mkdir(parents=True, exist_ok=True)
         (at / "checkpoint").symlink_to(checkpoint)
         options = ", ".join(f"{name}={value!r}" for name, value in OPTIONS.items())
-        for found, replaced in (("file:///shared/refit", f"file://{at}/store"), ('{"backend": "reshard"})', f'{{"backend": "reshard"}}, {options})'),
-                                ("SamplingParams(temp", "SamplingParams(detokenize=False, temp"), ("timeout=60", "timeout=300")):
+        for found, replaced in (("file:///shared/refit", f"file://{at}/store"),
+                                ('{"backend": "reshard"})', f'{{"backend": "reshard"}}, {options})'),
+                                ("SamplingParams(temp", "SamplingParams(detokenize=False, temp"),
+                                ("timeout=60", "timeout=300")):
             self.assertEqual(program.count(found), 1, found)
             program = program.replace(found, replaced)
         (at / "refit.py").write_text(program)
         for file, text in files.items():
             (at / f"{file}.yaml").write_text(text)
-        environment = {name: value for name, value in self.environment.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+        environment = {name: value for name, value in self.environment.items()
+                       if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
         done = run(sys.executable, "-W", "ignore", *launcher, "refit.py", env=environment, cwd=at, timeout=900)
         tokens = re.findall(r"^(\d) (\[.*\])$", done.stdout, re.MULTILINE)
         self.assertEqual([step for step, _ in tokens], ["0", "1", "2"], done.stdout + done.stderr[-4000:])
-        self.assertEqual(len({generated for _, generated in tokens}), 3, "each step must change what the engine generates")
+        self.assertEqual(len({generated for _, generated in tokens}), 3,
+                         "each step must change what the engine generates")
 
     def test_torchrun(self):
         """The first one of docs/integrations.md: two ranks of torchrun, and two workers that vLLM spawns."""
         self.model("qwen3-8b")
         program, job = examples("vLLM", "python")[0], example("vLLM", "yaml")
         self.assertEqual(job.count("\n"), 12)
-        self.launched("torchrun", self.folder / "qwen3-8b" / "A", program.replace("timeout=60", "timeout=60, check=True"), "-m", "torch.distributed.run",
+        self.launched("torchrun", self.folder / "qwen3-8b" / "A",
+                      program.replace("timeout=60", "timeout=60, check=True"), "-m", "torch.distributed.run",
                       "--nproc-per-node=2", refit=job.replace("LIBRARY", str(support.MODELS.parent)))
 
     def test_recorded(self):
         """The program of docs/record.md, with an architecture that the library lacks."""
         at = self.folder / "granite"
         at.mkdir()
-        config = {**support.BASE, "architectures": ["GraniteForCausalLM"], "model_type": "granite", "intermediate_size": 512, "hidden_act": "silu", "pad_token_id": 0}
+        config = {**support.BASE, "architectures": ["GraniteForCausalLM"], "model_type": "granite",
+                  "intermediate_size": 512, "hidden_act": "silu", "pad_token_id": 0}
         (at / "config.json").write_text(json.dumps(config))
-        transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(at), dtype=torch.bfloat16).save_pretrained(at)
-        words = [sys.executable, "-W", "ignore", "-c", "import sys; from reshard.recording.command import run; sys.exit(run(sys.argv[1:]))"]
+        config = transformers.AutoConfig.from_pretrained(at)
+        transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(at)
+        words = [sys.executable, "-W", "ignore", "-c",
+                 "import sys; from reshard.recording.command import run; sys.exit(run(sys.argv[1:]))"]
         done = run(*words, "vllm", "--model", at, "--tp", "2", "-o", at / "recorded.yaml", env=self.environment)
         self.assertEqual(done.stderr.splitlines()[-1:], ["reshard-record: 27 params, exact"], done.stderr)
         self.assertNotIn("INFO", done.stderr + done.stdout)
-        self.launched("recorded", at, example("From the file to a refit", "python", "record"), model=(at / "recorded.yaml").read_text())
+        self.launched("recorded", at, example("From the file to a refit", "python", "record"),
+                      model=(at / "recorded.yaml").read_text())
 
     def test_vocabulary(self):
         """The second one of docs/integrations.md."""

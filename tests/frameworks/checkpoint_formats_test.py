@@ -533,23 +533,31 @@ class CheckpointFormats(FolderTest):
         run("reshard-exec", self.folder / "p.rplan", "--check", "--memory=1GiB")
 
     def test_tensors_that_are_not_their_elements(self):
-        """What PyTorch saves with more than its elements, shape and strides is refused by name; what it resolves is read."""
+        """What PyTorch saves with more than its elements, shape and strides is refused by name; what it resolves is
+        read."""
         import torch
 
         ones, complex_ = torch.ones(3), torch.ones(3, dtype=torch.complex64)
         parameter = torch.nn.Parameter(ones.clone())
         parameter.attribute = 1
-        negative = "argument {} (metadata) sets 'neg': its elements are not stored themselves, but their negatives; save tensor.resolve_neg()"
-        v2, v3 = negative.format("7 of 'torch._utils._rebuild_tensor_v2'"), negative.format("8 of 'torch._utils._rebuild_tensor_v3'")
-        cases = [(v2, complex_.conj().imag), (v2, torch._neg_view(ones)), (v2, torch.nn.Parameter(torch._neg_view(ones))), (v3, torch._neg_view(ones.to(torch.float8_e4m3fn))),
-                 ("Complex", complex_.conj()), ("_rebuild_qtensor", torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8)),
-                 ("_rebuild_sparse_tensor", torch.eye(3).to_sparse()), ("_rebuild_sparse_tensor", torch.eye(3).to_sparse_csr()), ("_rebuild_nested_tensor", torch.nested.nested_tensor([ones])),
+        negative = ("argument {} (metadata) sets 'neg': its elements are not stored themselves, but their negatives; "
+                    "save tensor.resolve_neg()")
+        v2 = negative.format("7 of 'torch._utils._rebuild_tensor_v2'")
+        v3 = negative.format("8 of 'torch._utils._rebuild_tensor_v3'")
+        cases = [(v2, complex_.conj().imag), (v2, torch._neg_view(ones)),
+                 (v2, torch.nn.Parameter(torch._neg_view(ones))), (v3, torch._neg_view(ones.to(torch.float8_e4m3fn))),
+                 ("Complex", complex_.conj()),
+                 ("_rebuild_qtensor", torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8)),
+                 ("_rebuild_sparse_tensor", torch.eye(3).to_sparse()),
+                 ("_rebuild_sparse_tensor", torch.eye(3).to_sparse_csr()),
+                 ("_rebuild_nested_tensor", torch.nested.nested_tensor([ones])),
                  ("_rebuild_meta_tensor_no_storage", torch.ones(3, device="meta"))]
         for expected, tensor in cases:
             with self.subTest(expected):
                 torch.save({"a": tensor}, self.folder / "x.pt")
                 self.assertIn(expected, run("reshard-inspect", self.folder / "x.pt", code=2).stderr)
-        for tensor in (complex_.conj().imag.resolve_neg(), parameter, torch.ones(3, requires_grad=True), ones.to(torch.float8_e5m2), torch.nn.Buffer(ones)):
+        for tensor in (complex_.conj().imag.resolve_neg(), parameter, torch.ones(3, requires_grad=True),
+                       ones.to(torch.float8_e5m2), torch.nn.Buffer(ones)):
             torch.save({"a": tensor.contiguous()}, self.folder / "x.pt")
             self.assertIn("  a  ", run("reshard-inspect", self.folder / "x.pt").stdout)
 

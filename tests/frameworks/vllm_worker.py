@@ -88,7 +88,9 @@ def tokens(path, after):
     engine = LLM(str(path), load_format="refitted", tensor_parallel_size=WORLD, distributed_executor_backend="external_launcher" if WORLD > 1 else None,
                  dtype="bfloat16", enforce_eager=True, skip_tokenizer_init=True, enable_prefix_caching=False, kv_cache_memory_bytes=64 << 20,
                  max_model_len=128, seed=0)
-    prompts, wanted = [{"prompt_token_ids": prompt} for prompt in PROMPTS], SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
+    prompts, wanted = [{"prompt_token_ids": prompt} for prompt in PROMPTS], SamplingParams(temperature=0, max_tokens=16,
+                                                                                           ignore_eos=True,
+                                                                                           detokenize=False)
     calls = [[list(output.outputs[0].token_ids) for output in engine.generate(prompts, wanted)] for _ in range(3)]
     return max(calls, key=calls.count)  # of the same weights: docs/testing.md says why a call may differ
 

@@ -108,14 +108,16 @@ HOOKS = Call("collections", "OrderedDict")
 def tensor(array: np.ndarray, key: str, strides: tuple[int, ...] | None = None) -> Call:
     """A tensor whose storage has the key `key`."""
     own = tuple(step // array.itemsize for step in array.strides)
-    return Call("torch._utils", "_rebuild_tensor_v2", (Storage(array, key), 0, array.shape, own if strides is None else strides, False, HOOKS))
+    return Call("torch._utils", "_rebuild_tensor_v2",
+                (Storage(array, key), 0, array.shape, own if strides is None else strides, False, HOOKS))
 
 
 def wrapper(kind: Global, dtype: str, shape: tuple[int, ...], state: object) -> Call:
     """A tensor of a class that wraps others."""
     layout, device = Call("torch.serialization", "_get_layout", ("torch.strided",)), Call("torch", "device", ("cpu",))
     return Call("torch._tensor", "_rebuild_from_type_v2",
-                (Global("torch._utils", "_rebuild_wrapper_subclass"), kind, (kind, Global("torch", dtype), shape, (1,) * len(shape), 0, layout, device, False), state))
+                (Global("torch._utils", "_rebuild_wrapper_subclass"), kind,
+                 (kind, Global("torch", dtype), shape, (1,) * len(shape), 0, layout, device, False), state))
 
 
 def dtensor(local: np.ndarray, key: str, shape: tuple[int, ...], mesh: tuple[int, ...], coordinates: tuple[int, ...] | None, *placements: Call) -> Call:
@@ -124,7 +126,8 @@ def dtensor(local: np.ndarray, key: str, shape: tuple[int, ...], mesh: tuple[int
     device_mesh = Call("torch.distributed.device_mesh", "DeviceMesh", (),
                        {"_layout": Call("torch.distributed._mesh_layout", "_MeshLayout", (), {"axes": axes}), "_coordinate_on_dim": coordinates})
     spec = Call("torch.distributed.tensor._dtensor_spec", "DTensorSpec", (), {"mesh": device_mesh, "placements": placements})
-    return wrapper(Global("torch.distributed.tensor", "DTensor"), DTYPES[local.dtype], shape, (None, {"_local_tensor": tensor(local, key), "_spec": spec}))
+    return wrapper(Global("torch.distributed.tensor", "DTensor"), DTYPES[local.dtype], shape,
+                   (None, {"_local_tensor": tensor(local, key), "_spec": spec}))
 
 
 def placement(name: str, **state: int) -> Call:
@@ -146,7 +149,8 @@ def sharded_tensor(shards: list[tuple[np.ndarray, str, tuple[int, ...]]], shape:
     return wrapper(kind, dtype, shape, ([shard(*each) for each in shards], None, group, None, False))
 
 
-def with_attributes(plain: Call, kind: Global = Global("torch", "Tensor"), state: object = {"_has_been_cloned": True}) -> Call:
+def with_attributes(plain: Call, kind: Global = Global("torch", "Tensor"),
+                    state: object = {"_has_been_cloned": True}) -> Call:
     """A tensor with an attribute, as FSDP1's full state dicts have."""
     return Call("torch._tensor", "_rebuild_from_type_v2", (plain.target, kind, plain.arguments, state))
 

@@ -57,12 +57,14 @@ class Releases(unittest.TestCase):
 class Package(unittest.TestCase):
     def test_a_command_starts_at_once(self):
         """Its script imports nothing that Python has not imported, then becomes the command."""
-        code = "import sys; before = set(sys.modules); import reshard.commands; print(*sorted(set(sys.modules) - before))"
+        code = ("import sys; before = set(sys.modules); import reshard.commands; print(*sorted(set(sys.modules) - "
+                "before))")
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         self.assertEqual(found.stdout.split(), ["__future__", "reshard", "reshard.commands"])
 
     def test_names_are_imported_when_they_are_used(self):
-        code = "import reshard; print(*map(type, (getattr(reshard, name) for name in reshard.__all__)), reshard.errors.Error is reshard.Error)"
+        code = ("import reshard; print(*map(type, (getattr(reshard, name) for name in reshard.__all__)), "
+                "reshard.errors.Error is reshard.Error)")
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         self.assertTrue(found.stdout.endswith(" True\n"), found)
         self.assertLessEqual({*reshard.__all__, "__all__"}, set(dir(reshard)))
@@ -493,7 +495,8 @@ class Refusals(unittest.TestCase):
         self.executor.bind({"l.0.up": frozen}, rank=0)
 
     def test_missing_and_overlapping(self):
-        with self.assertRaisesRegex(reshard.BindError, "not all instances are bound: . of . (is|are) not, the first is "):
+        with self.assertRaisesRegex(reshard.BindError,
+                                    "not all instances are bound: . of . (is|are) not, the first is "):
             self.executor.prepare()
         same = np.zeros((8, 6), np.float32)
         self.executor.bind({"l.0.up": same, "l.1.up": same}, rank=2)
@@ -526,7 +529,8 @@ class Refusals(unittest.TestCase):
         executor = reshard.Executor(plan)
         reshard.compile(job("bf16"), output="replaced.rplan")
         for call in (lambda: reshard.Executor(plan), lambda: executor.replace(plan)):
-            with self.assertRaisesRegex(reshard.PlanError, f"'replaced.rplan' was replaced since this Plan was opened: it had the digest {plan.summary.digest}; open it again"):
+            with self.assertRaisesRegex(reshard.PlanError, "'replaced.rplan' was replaced since this Plan was opened: "
+                                                           f"it had the digest {plan.summary.digest}; open it again"):
                 call()
         self.assertEqual(executor.plan, plan)
         executor.replace("replaced.rplan")
@@ -547,9 +551,12 @@ class Refusals(unittest.TestCase):
             (lambda: reshard.Executor(plan, communicator=2**64), f"communicator: found {2**64}, {most[64]}"),
             (lambda: reshard.Executor(plan, insecure=2**32), f"insecure: found {2**32}, expected True or False"),
             (lambda: reshard.Executor(plan, pull="no"), "pull: found 'no', expected True or False"),
-            (lambda: reshard.Executor(plan, no_local_shortcut=None), "no_local_shortcut: found None, expected True or False"),
-            (lambda: reshard.Executor(plan, join_timeout=float("nan")), "timeout: found nan seconds, expected more than 0"),
-            (lambda: reshard.Executor(plan, transport="threads\0"), "transport: found 'threads\\x00', expected a text without NUL characters"),
+            (lambda: reshard.Executor(plan, no_local_shortcut=None),
+             "no_local_shortcut: found None, expected True or False"),
+            (lambda: reshard.Executor(plan, join_timeout=float("nan")),
+             "timeout: found nan seconds, expected more than 0"),
+            (lambda: reshard.Executor(plan, transport="threads\0"),
+             "transport: found 'threads\\x00', expected a text without NUL characters"),
             (lambda: reshard.Executor(plan, transport=None), "transport: found NoneType, expected a text"),
             (lambda: reshard.Executor(plan, device="cpu\0"), "device: found 'cpu\\x00'"),
             (lambda: reshard.Executor(plan, job="a\0b"), "job: found 'a\\x00b'"),
@@ -565,7 +572,8 @@ class Refusals(unittest.TestCase):
             (lambda: executor.set_transform("a\0", print), "transform: found 'a\\x00'"),
             (lambda: executor.run(2**64), f"stream: found {2**64}, {most[64]}"),
             (lambda: executor.run(check=True, changed=2**32), f"changed: found {2**32}, expected True or False"),
-            (lambda: executor.digest(allow_undigested=2**32), f"allow_undigested: found {2**32}, expected True or False"),
+            (lambda: executor.digest(allow_undigested=2**32),
+             f"allow_undigested: found {2**32}, expected True or False"),
             (lambda: executor.all_reduce_min(2**63), f"value: found {2**63}, expected -2^63 to 2^63 - 1"),
             (lambda: executor.all_reduce_min(-(2**63) - 1), "expected -2^63 to 2^63 - 1"),
             (lambda: executor.all_reduce_min(1.5), "value: found 1.5, expected a whole number"),
@@ -580,9 +588,14 @@ class Refusals(unittest.TestCase):
     def test_secrets(self):
         """A secret that C would cut, or take for none."""
         for secret in "", "\0", "\0abc", "abc\0def":
-            with self.assertRaisesRegex(reshard.Error, "^secret: found an empty text, or one with NUL characters, expected 1 to 4096 bytes, or None for the one in RESHARD_SECRET$"):
+            with self.assertRaisesRegex(reshard.Error, "^secret: found an empty text, or one with NUL characters, "
+                                                       "expected 1 to 4096 bytes, or None for the one in "
+                                                       "RESHARD_SECRET$"):
                 reshard.Executor(self.plan, 0, secret=secret)
-        with mock.patch.dict(os.environ, {"RESHARD_SECRET": ""}), self.assertRaisesRegex(reshard.Error, '^RESHARD_SECRET: found "", expected 1 to 4096 bytes; unset it for no secret$'):
+        with mock.patch.dict(os.environ, {"RESHARD_SECRET": ""}), self.assertRaisesRegex(reshard.Error,
+                                                                                         '^RESHARD_SECRET: found "", '
+                                                                                         'expected 1 to 4096 bytes; '
+                                                                                         'unset it for no secret$'):
             reshard.Executor(self.plan, 0, transport="ucx", rendezvous=f"file://{Path.cwd()}", join_timeout=5)
 
 
@@ -661,7 +674,8 @@ class Stores(unittest.TestCase):
         plan = reshard.compile(job())
         for options, text in (({}, "transport 'ucx' needs a rendezvous"), ({"rendezvous": "udp://a"}, "rendezvous 'udp://a': found the scheme 'udp'"),
                               ({"rendezvous": "tcp://192.0.2.1:1"}, "needs a secret"), ({"rendezvous": "file:///no/such", "secret": "a" * 5000}, "the secret has 5000 bytes"),
-                              ({"rendezvous": "file:///no/such", "job": "j", "insecure": True}, "cannot make the folder '/no/such': No such file or directory")):
+                              ({"rendezvous": "file:///no/such", "job": "j", "insecure": True},
+                               "cannot make the folder '/no/such': No such file or directory")):
             with self.assertRaisesRegex(reshard.Error, re.escape(text)):
                 reshard.Executor(plan, 0, transport="ucx", join_timeout=5, **options)
 
@@ -754,7 +768,8 @@ class Structs(unittest.TestCase):
         class Older(ctypes.Structure):
             _fields_ = _library.Options._fields_[:-2]
 
-        with self.assertRaisesRegex(ImportError, "reshard_options: found 96 bytes in the Python module, expected 112 as in libreshard: their versions differ"):
+        with self.assertRaisesRegex(ImportError, "reshard_options: found 96 bytes in the Python module, expected 112 "
+                                                 "as in libreshard: their versions differ"):
             _library.check_sizes(_library.library, {"reshard_options": Older})
 
     def test_options_without_size(self):

@@ -174,7 +174,8 @@ class Wheel(unittest.TestCase):
         self.empty = Path(tempfile.mkdtemp(dir=self.work))
 
     def test_module(self):
-        for script, least in (("module_test.py", 10), ("processes_test.py", 10), ("describe_test.py", 4), ("live_test.py", 7)):
+        for script, least in (("module_test.py", 10), ("processes_test.py", 10), ("describe_test.py", 4),
+                              ("live_test.py", 7)):
             done = run(self.python, HERE / script, "-v", cwd=self.empty, env=ENVIRONMENT)
             print("\n" + "\n".join(line for line in done.stderr.splitlines() if " ... skipped " in line), file=sys.stderr)
             self.assertGreaterEqual(int(re.search(r"^Ran (\d+) tests", done.stderr, re.MULTILINE)[1]), least)

@@ -120,7 +120,8 @@ class Signals(unittest.TestCase):
     def pair(self, plan):
         """Two executors, of ranks 0 and 1, of this process."""
         with multiprocessing.pool.ThreadPool(2) as pool:
-            return pool.map(lambda rank: reshard.Executor(plan, rank, transport="ucx", rendezvous=self.url, join_timeout=30), range(2))
+            return pool.map(lambda rank: reshard.Executor(plan, rank, transport="ucx", rendezvous=self.url,
+                                                          join_timeout=30), range(2))
 
     @unittest.skipUnless(UCX, "libreshard_ucx.so is not installed")
     def test_open(self):
@@ -200,7 +201,8 @@ class Signals(unittest.TestCase):
         with self.assertRaises(reshard.TimeoutError) as raised:
             reshard.Executor(compiled(JOB), 0, transport="ucx", rendezvous=Slow(), join_timeout=1)
         self.assertLess(time.monotonic() - begun, 5)
-        self.assertRegex(str(raised.exception.__cause__), r"store: [gs]et\('reshard/.*'\) has not returned at the deadline")
+        self.assertRegex(str(raised.exception.__cause__),
+                         r"store: [gs]et\('reshard/.*'\) has not returned at the deadline")
 
     def test_compile(self):
         (Path(self.folder) / "bin").mkdir()
@@ -234,7 +236,8 @@ class Hooks(unittest.TestCase):
 
         def calls(_):
             self.assertEqual(executor.state, "torn")  # properties may be read
-            for call in executor.close, executor.run, executor.prepare, lambda: executor.replace(executor.plan), lambda: executor.all_reduce_min(1):
+            for call in (executor.close, executor.run, executor.prepare, lambda: executor.replace(executor.plan),
+                         lambda: executor.all_reduce_min(1)):
                 with self.assertRaises(reshard.Error) as raised:
                     call()
                 errors.append(str(raised.exception))
@@ -243,8 +246,10 @@ class Hooks(unittest.TestCase):
             executor, bound = self.executor(**{hook: calls})
             errors.clear()
             executor.run()
-            self.assertEqual([each.split(" ")[0] for each in errors], ["close", "run", "prepare", "replace", "all_reduce_min"])
-            self.assertEqual(errors[0], "close during run of the same executor: a hook must not call its executor; call close after run")
+            self.assertEqual([each.split(" ")[0] for each in errors],
+                             ["close", "run", "prepare", "replace", "all_reduce_min"])
+            self.assertEqual(errors[0], "close during run of the same executor: a hook must not call its executor; "
+                                        "call close after run")
             self.assertEqual(executor.state, "complete")
             executor.close()
 
@@ -291,7 +296,8 @@ class Hooks(unittest.TestCase):
         executor, _ = self.executor()
         with self.assertRaises(KeyboardInterrupt):
             with executor._in("run"):
-                sys.unraisablehook(mock.Mock(object=reshard.Executor.run, exc_value=KeyboardInterrupt()))  # as ctypes calls it
+                # as ctypes calls it
+                sys.unraisablehook(mock.Mock(object=reshard.Executor.run, exc_value=KeyboardInterrupt()))
             executor._check(0)
         executor.run()
         self.assertEqual(executor.state, "complete")
@@ -305,8 +311,9 @@ import reshard
 from processes_test import bind
 
 def refused(executor):
-    for call in (executor.run, executor.prepare, lambda: executor.digest("source"), lambda: executor.all_reduce_min(1), lambda: executor.replace(executor.plan),
-                 lambda: executor.state, lambda: executor.version, lambda: executor.ranks, lambda: executor.nbytes, lambda: executor.bind({{}})):
+    for call in (executor.run, executor.prepare, lambda: executor.digest("source"), lambda: executor.all_reduce_min(1),
+                 lambda: executor.replace(executor.plan), lambda: executor.state, lambda: executor.version,
+                 lambda: executor.ranks, lambda: executor.nbytes, lambda: executor.bind({{}})):
         try:
             call()
         except reshard.Error as error:
@@ -316,7 +323,8 @@ def refused(executor):
     transport = sys.argv[1]
     if transport != "threads":
         try:
-            reshard.Executor(executor.plan, 0, transport=transport, rendezvous=sys.argv[3] if transport == "ucx" else None, join_timeout=5)
+            reshard.Executor(executor.plan, 0, transport=transport,
+                             rendezvous=sys.argv[3] if transport == "ucx" else None, join_timeout=5)
         except reshard.Error as error:
             assert "was forked" in str(error), error
         else:
@@ -337,7 +345,8 @@ def child(executor, how):
 
 def main():
     transport, rank = sys.argv[1], None if sys.argv[2] == "all" else int(sys.argv[2])
-    executor = reshard.Executor("plan.rplan", rank, transport=transport, rendezvous=sys.argv[3] if transport == "ucx" else None, join_timeout=60)
+    executor = reshard.Executor("plan.rplan", rank, transport=transport,
+                                rendezvous=sys.argv[3] if transport == "ucx" else None, join_timeout=60)
     bound = bind(executor)
     executor.prepare()
     executor.run(timeout=60)
@@ -395,7 +404,8 @@ class Forks(unittest.TestCase):
 
     @unittest.skipUnless(MPI, "mpirun or libreshard_mpi.so is not installed")
     def test_mpi(self):
-        process = self.start("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, "forks.py", "mpi", "all")
+        process = self.start("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, "forks.py",
+                             "mpi", "all")
         output, errors = process.communicate(timeout=120)
         self.assertEqual((process.returncode, output), (0, "right\n" * 2), errors)
 

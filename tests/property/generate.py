@@ -12,7 +12,8 @@ SCHEMES = ["even", "chunk", "balanced", "vllm", "sglang", "round_robin", "sizes"
 PACKS = ["holds", "concat", "joined", "interleave", "nested", "stack", "flat"]
 EXCHANGES = ["auto", "nodes", "p2p", "broadcast", "gather-rounds"]
 # Features of jobs with several targets and with files, each of which the test must cover.
-TARGET_FEATURES = ["files and ranks as targets", "algorithm megatron", "group", "target in chunks", "pieces in chunks", *(f"exchange {each}" for each in EXCHANGES),
+TARGET_FEATURES = ["files and ranks as targets", "algorithm megatron", "group", "target in chunks", "pieces in chunks",
+                   *(f"exchange {each}" for each in EXCHANGES),
                    *(f"ranks {each}" for each in ("equal", "nested", "permuted", "overlapping", "disjoint"))]
 RELATIONS = ["collocated", "disjoint", "overlapping", "storage"]
 SIDES = ["source", "target"]
@@ -104,13 +105,16 @@ class Side:
             self.layout["axes"] = sorted(set(self.axes) | {"absent", "cp", "etp", "edp"})
 
     def ranks_of_stages(self, at: dict) -> list[int]:
-        """The mesh ranks of virtual ranks that are the first or the last of the axis of `modules`; none if `at` has other
-        axes or the mesh has views."""
+        """The mesh ranks of virtual ranks that are the first or the last of the axis of `modules`; none if `at` has
+        other axes or the mesh has views."""
         if len(at) > 1 or len(self.groups) > 1:
             return []
-        (axis, stages), strides = *at.items(), math.prod(self.axes[before] for before in itertools.takewhile(lambda each: each not in at, self.node["mesh"]))
+        (axis, stages), strides = *at.items(), math.prod(self.axes[before]
+                                                         for before in itertools.takewhile(lambda each: each not in at,
+                                                                                           self.node["mesh"]))
         last = self.axes[axis] - 1
-        return [rank for rank in range(self.mesh_ranks) if rank // strides % (last + 1) in {0 if stage in ("first", 0) else last for stage in as_list(stages)}]
+        return [rank for rank in range(self.mesh_ranks)
+                if rank // strides % (last + 1) in {0 if stage in ("first", 0) else last for stage in as_list(stages)}]
 
     def pipeline(self, variable: str, axis: str, k: int, n: int) -> tuple[str, object] | None:
         """A random one of Megatron's rules that distribute layers over stages; None if it does not fit."""
@@ -271,9 +275,11 @@ def flat_of(rng: random.Random, unit: "Unit", names: list[str], entries: list) -
     return {"flat": of if align == 1 and rng.random() < 0.5 else {"of": of, "align": align}, "length": total}
 
 
-def pieces_of(rng: random.Random, unit: "Unit", names: list[str], stacks: list[tuple[int, int]], ranks: list[int], target: bool) -> dict:
+def pieces_of(rng: random.Random, unit: "Unit", names: list[str], stacks: list[tuple[int, int]], ranks: list[int],
+              target: bool) -> dict:
     """An explicit param of some tensors of a unit: runs of rows of dimension `dim`, some of them cut along another
-    dimension, in any order on any mesh rank of `ranks`. stacks: (dimension, number of values) of each stacked variable, in ascending order."""
+    dimension, in any order on any mesh rank of `ranks`. stacks: (dimension, number of values) of each stacked variable,
+    in ascending order."""
     runs: list[tuple[str, int, int, int]] = []  # tensor, first row, step, number
     for name in names:
         n, first = unit.tensors[name]["shape"][unit.dim], 0
@@ -480,10 +486,13 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                 else:
                     # Pieces, with random numbers of their own: those of the other jobs do not change.
                     own = random.Random(f"{side.name} {name} {param} {side.mesh_ranks}")
-                    ranks = side.ranks_of_stages(param["at"]) if side.modules and side.modules not in unit.variables else [] if side.modules else list(range(side.mesh_ranks))
-                    if not forced and kind != "flat" and ranks and not any(v in side.placed for v in unit.variables if v not in (stack, second)) and own.random() < 0.3:
+                    ranks = (side.ranks_of_stages(param["at"]) if side.modules and side.modules not in unit.variables
+                             else [] if side.modules else list(range(side.mesh_ranks)))
+                    placed = any(v in side.placed for v in unit.variables if v not in (stack, second))
+                    if not forced and kind != "flat" and ranks and not placed and own.random() < 0.3:
                         whole = list(unit.tensors) if kind != "holds" else [list(unit.tensors)[i]]
-                        kept = {key: param[key] for key in (["stack"] if stack else []) + (["at"] if side.modules else [])}
+                        kept = {key: param[key] for key in (["stack"] if stack else [])
+                                + (["at"] if side.modules else [])}
                         param = pieces_of(own, unit, whole, stacks, ranks, side.name == "target") | kept
                         features.add("pieces in chunks" if side.modules else "pieces")
                     side.layout["params"][name] = param
@@ -540,14 +549,17 @@ def add_targets(job: dict, sides: list[Side], cells: set[tuple], features: set[s
         return
     sizes = {name: rng.choice([1, 2, 2, 3, 4]) for name in rng.sample(["x", "dp"], rng.choice([1, 2, 2]))}
     model, source = job["model"], sides[0]
-    model["layouts"]["whole"] = {"params": "same", "axes": list(sizes), "shard": {"*": {"0": {"axis": next(iter(sizes)), "scheme": rng.choice(["chunk", "balanced", "round_robin"])}}}}
+    model["layouts"]["whole"] = {"params": "same", "axes": list(sizes),
+                                 "shard": {"*": {"0": {"axis": next(iter(sizes)),
+                                                       "scheme": rng.choice(["chunk", "balanced", "round_robin"])}}}}
     if files and all(cell[3] == "target" for cell in cells) and rng.random() < 0.4:
         source.node = job["source"] = {"layout": "whole", "storage": "checkpoint"}
     targets = [side.node for side in sides[1:]]
     rank_lists = [ranks_of(side.node, side.mesh_ranks) for side in sides if "storage" not in side.node] or [[0, 1, 2]]
     for _ in range(rng.choice([1, 1, 2, 3])):
         like = rng.choice(sides[1:])
-        target, size = {key: value for key, value in like.node.items() if key not in ("ranks", "storage")}, like.mesh_ranks
+        target, size = ({key: value for key, value in like.node.items() if key not in ("ranks", "storage")},
+                        like.mesh_ranks)
         if "layout" not in target or rng.random() < 0.5:
             target, size = {"layout": "whole", "mesh": sizes}, math.prod(sizes.values())
         if rng.random() < 0.25:
@@ -570,7 +582,8 @@ def add_targets(job: dict, sides: list[Side], cells: set[tuple], features: set[s
     if read or ("storage" not in source.node and len(on_ranks) < len(targets)):
         if rng.random() < 0.5:
             features.add("algorithm megatron")
-        axes = [axis for node in (on_ranks if read else [source.node]) for axis in node["mesh"] if axis not in ("views", "megatron")]
+        axes = [axis for node in (on_ranks if read else [source.node]) for axis in node["mesh"]
+                if axis not in ("views", "megatron")]
         if axes and (read or "algorithm megatron" in features) and rng.random() < 0.3:
             options["group"] = rng.choice(axes)
             features.add("group")

@@ -215,18 +215,21 @@ class Quantize(unittest.TestCase):
                     self.mpi("job", world)
 
     def test_tied_sources_have_one_tensor_scale(self):
-        """Source params that hold the same matrices, alone, stacked, in a pack and in another order of variables, have equal
-        synthetic values."""
+        """Source params that hold the same matrices, alone, stacked, in a pack and in another order of variables, have
+        equal synthetic values."""
         def param(content, **keys):
             return (content if isinstance(content, dict) else {"holds": content}) | {"quantize": "nvfp4"} | keys
 
         w, pack = "w.{l}.{e}", {"concat": ["w.{l}.{e}", "x.{l}.{e}"], "cut": "joined"}
         alone, halves = {"w.{l}.{e}": param(w)}, {"p.{l}.{e}": param(pack, shard={"0": "tp"})}
         both = [{"index": "l", "dim": 1}, {"index": "e", "dim": 0}]
-        for first, other in ((alone, {"t.{e}.{l}": param("t.{e}.{l}")}), (alone, {"s.{l}": param(w, stack="e")}), (alone, {"s": param(w, stack=both)}),
-                             (halves, {"s.{l}": param(pack, stack="e")}), (halves, {"s.{e}": param(pack, stack="l", shard={"1": "tp"})})):
+        for first, other in ((alone, {"t.{e}.{l}": param("t.{e}.{l}")}), (alone, {"s.{l}": param(w, stack="e")}),
+                             (alone, {"s": param(w, stack=both)}),
+                             (halves, {"s.{l}": param(pack, stack="e")}),
+                             (halves, {"s.{e}": param(pack, stack="l", shard={"1": "tp"})})):
             layouts = {"s": {"params": first | other}, "t": {"params": {"w.{l}.{e}": {"holds": w}}}}
-            node = {"version": 1, "model": model(**{w: [16, 32], "x.{l}.{e}": [16, 32], "t.{e}.{l}": {"tied": w}}) | {"index": {"l": 2, "e": 3}, "layouts": layouts},
+            node = {"version": 1, "model": model(**{w: [16, 32], "x.{l}.{e}": [16, 32], "t.{e}.{l}": {"tied": w}})
+                    | {"index": {"l": 2, "e": 3}, "layouts": layouts},
                     "source": {"layout": "s", "mesh": {"tp": 2}}, "target": {"layout": "t", "mesh": {}}}
             with self.subTest(first=list(first), other=other):
                 self.compiled(node)
@@ -235,15 +238,18 @@ class Quantize(unittest.TestCase):
 
     def test_tied_sources_with_other_values(self):
         """--check does not say that blocks differ where the values in the files do."""
-        layouts = {"s": {"params": {name: {"holds": name, "quantize": "mxfp8"} for name in "we"}}, "t": {"params": {"w": {"holds": "w"}}}}
-        self.compiled({"version": 1, "model": model(w=[32, 64], e={"tied": "w"}) | {"layouts": layouts}, "source": {"layout": "s", "storage": "in"}, "target": {"layout": "t", "storage": "out"}})
+        layouts = {"s": {"params": {name: {"holds": name, "quantize": "mxfp8"} for name in "we"}},
+                   "t": {"params": {"w": {"holds": "w"}}}}
+        self.compiled({"version": 1, "model": model(w=[32, 64], e={"tied": "w"}) | {"layouts": layouts},
+                       "source": {"layout": "s", "storage": "in"}, "target": {"layout": "t", "storage": "out"}})
         self.work.path("in").mkdir()
         safetensors_io.write(self.work.path("in") / "model.safetensors", {
             name + part: (dtype, [32, columns], bytes([code]) * 32 * columns) for name, code in (("w", 48), ("e", 49))
             for part, dtype, columns, code in (("", "fp8_e4m3", 64, code), ("_scale", "u8", 2, 127))})
         done = run(BIN / "reshard-exec", self.work.path("job.rplan"), f"--target={self.work.path('out')}", "--check")
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-        self.assertIn("give two different values for element 0: they quantize it in different formats or blocks, or the source's values differ", done.stdout)
+        self.assertIn("give two different values for element 0: they quantize it in different formats or blocks, or "
+                      "the source's values differ", done.stdout)
 
     def test_tied_replicas(self):
         """--check-replicas compares tied source params that have the same blocks, whether the target takes codes or
@@ -254,7 +260,8 @@ class Quantize(unittest.TestCase):
 
         def execute(code, changed=None, without=(), **forms):
             """The output of the run, with a byte of a param changed. forms: what `quantize` of each param states."""
-            node = {"version": 1, "model": model(w=[32, 64], e={"tied": "w"}), "source": {"layout": "s", "storage": "in"},
+            node = {"version": 1, "model": model(w=[32, 64], e={"tied": "w"}),
+                    "source": {"layout": "s", "storage": "in"},
                     "target": {"layout": "t", "storage": "out"}}
             node["model"]["layouts"] = {
                 "s": {"params": {name: {"holds": name, "quantize": forms.get(name, "mxfp8")} for name in "we"}},
@@ -267,7 +274,8 @@ class Quantize(unittest.TestCase):
                 stored[changed] = (dtype, shape, data[:5] + bytes([data[5] ^ 1]) + data[6:])
             safetensors_io.write(self.work.path("in") / "model.safetensors", stored)
             shutil.rmtree(self.work.path("out"), ignore_errors=True)
-            done = run(BIN / "reshard-exec", self.work.path("job.rplan"), f"--target={self.work.path('out')}", "--check-replicas")
+            done = run(BIN / "reshard-exec", self.work.path("job.rplan"), f"--target={self.work.path('out')}",
+                       "--check-replicas")
             self.assertEqual(done.returncode, code, done.stdout + done.stderr)
             return done.stdout + done.stderr
 
@@ -284,27 +292,38 @@ class Quantize(unittest.TestCase):
     def test_missing_shapes(self):
         """The shapes beside the codes of int4 are not read and may be missing, in every format of files."""
         random = np.random.default_rng(3)
-        tensors = {f"l.{i}.w_{part}": (dtype, shape) for i in range(2) for part, dtype, shape in (("packed", "i32", [8, 8]), ("scale", "bf16", [8, 2]), ("shape", "i64", [2]))}
-        layouts = {"s": {"params": {"l.{layer}.w": {"holds": "l.{layer}.w", "quantize": {"format": "int4", "shape": "{name}_shape"}}}}, "t": {"params": "same"}}
+        tensors = {f"l.{i}.w_{part}": (dtype, shape) for i in range(2)
+                   for part, dtype, shape in (("packed", "i32", [8, 8]), ("scale", "bf16", [8, 2]),
+                                              ("shape", "i64", [2]))}
+        layouts = {"s": {"params": {"l.{layer}.w": {"holds": "l.{layer}.w",
+                                                    "quantize": {"format": "int4", "shape": "{name}_shape"}}}},
+                   "t": {"params": "same"}}
         expected = {}
         for missing in ([], ["l.1.w_shape"], ["l.0.w_shape", "l.1.w_shape"]):
             stored = {name: entry for name, entry in tensors.items() if name not in missing}
             for form in ("safetensors", "dcp", "megatron", "torch-save", "dcp-safetensors"):
                 with self.subTest(form=form, missing=missing):
                     folder = self.work.path(f"{form}-{len(missing)}")
-                    copied = {"version": 1, "model": {"tensors": {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in stored.items()}},
+                    copied = {"version": 1, "model": {"tensors": {name: {"dtype": dtype, "shape": shape}
+                                                                  for name, (dtype, shape) in stored.items()}},
                               "source": {"storage": "in"}, "target": {"storage": {"folder": "out", "format": form}}}
                     self.work.path("in").mkdir(exist_ok=True)
                     for name, (dtype, shape) in tensors.items():
                         if name not in expected:
-                            expected[name] = random.integers(0, 127, ITEM[dtype] * int(np.prod(shape)), np.uint8).tobytes()
-                    safetensors_io.write(self.work.path("in") / "model.safetensors", {name: (*entry, expected[name]) for name, entry in stored.items()})
+                            expected[name] = random.integers(0, 127, ITEM[dtype] * int(np.prod(shape)),
+                                                             np.uint8).tobytes()
+                    safetensors_io.write(self.work.path("in") / "model.safetensors",
+                                         {name: (*entry, expected[name]) for name, entry in stored.items()})
                     self.compiled(copied)
                     self.work.execute("job", f"--target={folder}")
-                    self.compiled({"version": 1, "model": model(**{"l.{layer}.w": [8, 64]}) | {"index": {"layer": 2}, "layouts": layouts},
-                                   "source": {"layout": "s", "storage": {"folder": str(folder / "model.pt" if form == "torch-save" else folder), "format": form}},
+                    self.compiled({"version": 1, "model": model(**{"l.{layer}.w": [8, 64]})
+                                   | {"index": {"layer": 2}, "layouts": layouts},
+                                   "source": {"layout": "s",
+                                              "storage": {"folder": str(folder / "model.pt" if form == "torch-save"
+                                                                        else folder), "format": form}},
                                    "target": {"layout": "t", "storage": "values"}}, "values")
-                    self.work.execute("values", f"--target={folder}-values", "--check", "--allow=extra")  # common.pt of megatron
+                    # common.pt of megatron
+                    self.work.execute("values", f"--target={folder}-values", "--check", "--allow=extra")
                     found = safetensors_io.read(Path(f"{folder}-values") / "model.safetensors")
                     self.assertEqual(found, expected.setdefault("values", found))
 
@@ -419,16 +438,24 @@ class Quantize(unittest.TestCase):
             ("a layout", {"model": model(w=[64, 64]) | {"layouts": {"a": {"params": "same", "quantize": "mxfp8"}}},
                           "source": {"layout": "a", "mesh": {}}, "target": {"mesh": {}, "layout": "a"}}, (r"not supported in this version",)),
             ("one name twice", serve({"w": {"holds": "w", "quantize": {"format": "mxfp8", "scale": "n"}}, "n": {"holds": "n"}}), (r"'n'",)),
-            *((f"{key} {name}", {"model": model(**{"w.{layer}": [64, 64]}) | {"index": {"layer": 1}, "layouts": {"a": {"params": {
-                "w.{layer}": {"holds": "w.{layer}", "quantize": {"format": form, key: name}}}}, "b": {"params": "same"}}}, "source": {"layout": "a", "mesh": {}}, "target": {"layout": "b", "mesh": {}}},
-               (rf"'{key}' of 'quantize' is '{re.escape(name)}', which has {{name}} {times}", r"param 'w.\{layer\}' has index variables, expected \{name\} once"))
-              for form, key in (("mxfp8", "scale"), ("nvfp4", "tensor_scale"), ("mxfp8", "codes"), ("int4", "shape")) for name, times in (("{name}.{name}", "2 times"), ("s", "not at all"))),
+            *((f"{key} {name}",
+               {"model": model(**{"w.{layer}": [64, 64]}) | {"index": {"layer": 1}, "layouts": {"a": {"params": {
+                "w.{layer}": {"holds": "w.{layer}", "quantize": {"format": form, key: name}}}},
+                "b": {"params": "same"}}},
+                "source": {"layout": "a", "mesh": {}}, "target": {"layout": "b", "mesh": {}}},
+               (rf"'{key}' of 'quantize' is '{re.escape(name)}', which has {{name}} {times}",
+                r"param 'w.\{layer\}' has index variables, expected \{name\} once"))
+              for form, key in (("mxfp8", "scale"), ("nvfp4", "tensor_scale"), ("mxfp8", "codes"), ("int4", "shape"))
+              for name, times in (("{name}.{name}", "2 times"), ("s", "not at all"))),
             ("scales named as codes", plain(64, {"format": "mxfp8", "scale": "{name}"}), (r"'w'",)),
             ("a source", {"model": model(w=[64, 48]), "source": {"mesh": {}, "quantize": "mxfp8"}, "target": {"mesh": {}}}, (r"'w'", r"\b48\b", r"\b32\b"))]
         for what, node, texts in cases:
             with self.subTest(what):
                 self.refused({"version": 1} | node, *texts)
-        for what, node in (("nvfp4 of 16", plain(32, "nvfp4")), ("a name twice, without a variable", plain(64, {"format": "mxfp8", "scale": "{name}.{name}"})), ("none", serve({"w": {"holds": "w", "quantize": "none"}})),
+        for what, node in (("nvfp4 of 16", plain(32, "nvfp4")),
+                           ("a name twice, without a variable",
+                            plain(64, {"format": "mxfp8", "scale": "{name}.{name}"})),
+                           ("none", serve({"w": {"holds": "w", "quantize": "none"}})),
                            ("an endpoint's is for matrices of floats", {"model": model(w=[64, 64], n=[64], i={"shape": [7, 5], "dtype": "i32"}),
                                                                         "source": {"mesh": {}}, "target": {"mesh": {}, "quantize": "mxfp8"}})):
             with self.subTest(what):

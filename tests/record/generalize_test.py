@@ -238,23 +238,30 @@ class Generalize(unittest.TestCase):
                 self.assertEqual(code, 2, errors)
 
     def check_engines(self, folder):
-        """The layout of an engine is that of the recorded model, for one size or for all; of other models it is `vllm`."""
+        """The layout of an engine is that of the recorded model, for one size or for all; of other models it is
+        `vllm`."""
         from reshard.integrations.vllm_source import engine_layout, target_of
 
         def engine(tp, pp=1, experts=False):
-            return types.SimpleNamespace(tensor_parallel_size=tp, pipeline_parallel_size=pp, data_parallel_size=1, enable_expert_parallel=experts)
+            return types.SimpleNamespace(tensor_parallel_size=tp, pipeline_parallel_size=pp, data_parallel_size=1,
+                                         enable_expert_parallel=experts)
 
         (folder / "sub").mkdir()
         (folder / "sub" / "one.yaml").write_text("{extend: ../model.yaml, config: ../small-config.json}\n")
         (folder / "two.yaml").write_text("extend: sub/one.yaml   # again\n")
         (folder / "library.yaml").write_text(f"extend: '{ROOT}/examples/models/qwen3-8b.yaml'\n")
         (folder / "loop.yaml").write_text("extend: loop.yaml\n")
-        for model, sizes, layout in (("small", (2,), "recorded"), ("model", (4, 2), "recorded"), ("two", (4,), "recorded"), ("library", (4,), "vllm"), ("loop", (1,), "vllm")):
-            self.assertEqual(engine_layout(folder / f"{model}.yaml", engine(*sizes)), (layout, layout == "recorded"), model)
-        self.assertEqual(target_of(engine(2), 1, "recorded", True), {"layout": "recorded", "mesh": {"tp": 2, "pp": 1}, "ranks": [1, 2]})
-        self.assertEqual(target_of(engine(2, 1, True), 1, "recorded", True)["mesh"], {"tp": 2, "pp": 1, "views": [{"ep": 2, "pp": 1}]})
+        for model, sizes, layout in (("small", (2,), "recorded"), ("model", (4, 2), "recorded"),
+                                     ("two", (4,), "recorded"), ("library", (4,), "vllm"), ("loop", (1,), "vllm")):
+            self.assertEqual(engine_layout(folder / f"{model}.yaml", engine(*sizes)), (layout, layout == "recorded"),
+                             model)
+        self.assertEqual(target_of(engine(2), 1, "recorded", True),
+                         {"layout": "recorded", "mesh": {"tp": 2, "pp": 1}, "ranks": [1, 2]})
+        self.assertEqual(target_of(engine(2, 1, True), 1, "recorded", True)["mesh"],
+                         {"tp": 2, "pp": 1, "views": [{"ep": 2, "pp": 1}]})
         self.assertEqual(target_of(engine(2), 1)["mesh"], {"tp": 2, "pp": 1, "views": [{"etp": 2, "pp": 1}]})
-        for sizes, text in (((4,), "small.yaml: found an engine with tp 4, expected 2, with which the layout was recorded"), ((2, 2), "found an engine with pp 2, expected 1"),
+        for sizes, text in (((4,), "small.yaml: found an engine with tp 4, expected 2, with which the layout was "
+                                   "recorded"), ((2, 2), "found an engine with pp 2, expected 1"),
                             ((2, 1, True), "found an engine with expert parallel True, expected False")):
             with self.assertRaisesRegex(reshard.Error, text):
                 engine_layout(folder / "small.yaml", engine(*sizes))

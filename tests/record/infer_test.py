@@ -181,15 +181,20 @@ class Infer(unittest.TestCase):
         """The reason of a param that is -exp of a tensor, by two ranks or by one, has the line to add."""
         whole = elements.ElementMap.filled((4, 6), elements.Tensor("x")).in_shape()
         stated = "{holds: \"w.{i}.log\"%s, transform: neg_exp}"
-        for mesh, length, op, keys in (({"tp": 2}, 2, "aten.neg of aten.exp", stated % ", shard: {0: tp}"), ({}, 4, "aten.neg of aten.exp", stated % ""),
+        for mesh, length, op, keys in (({"tp": 2}, 2, "aten.neg of aten.exp", stated % ", shard: {0: tp}"),
+                                       ({}, 4, "aten.neg of aten.exp", stated % ""),
                                        ({"tp": 2}, 3, "aten.neg of aten.exp", ""), ({}, 4, "aten.neg", "")):
             tensors = {f"w.{i}.log": ("bf16", (4,)) for i in range(2)} | {"x": ("fp32", (4, 6))}
-            params = {f"m.{i}.A": ((length,), [elements.Box((0,), (length,), elements.Computed(op, (f"w.{i}.log",)), 0, (0,))]) for i in range(2)}
-            layout = recording.merge(self.recorded(mesh, [params | {"other": ((4, 6), whole)}] * (2 if mesh else 1), tensors))
+            params = {f"m.{i}.A": ((length,), [elements.Box((0,), (length,), elements.Computed(op,
+                                                                                               (f"w.{i}.log",)), 0,
+                                                            (0,))]) for i in range(2)}
+            layout = recording.merge(self.recorded(mesh, [params | {"other": ((4, 6), whole)}] * (2 if mesh else 1),
+                                                   tensors))
             self.assertEqual(sorted(layout.refused), ["m.0.A", "m.1.A"])
             for name, why in layout.refused.items():
                 variable = re.search(r"w\.({\w+})", layout.yaml)[1]
-                hint = f'; add it to the layout by hand: "m.{variable}.A": {keys.replace("{i}", variable)}' if keys else ""
+                hint = (f'; add it to the layout by hand: "m.{variable}.A": {keys.replace("{i}", variable)}' if keys
+                        else "")
                 self.assertTrue(why.endswith(f"computed by {op} of w.{name[2]}.log{hint}"), why)
             if keys:
                 line = why.partition("by hand: ")[2]

@@ -65,7 +65,8 @@ def _check_engine() -> None:
         slots = location.physical_to_logical_map_cpu.tolist()
         moved = next((layer for layer, experts in enumerate(slots) if experts != list(range(len(experts)))), None)
         if moved is not None:
-            raise Error(f"SGLang: found experts {slots[moved]} in the slots of layer {moved}, expected them in order: {unknown}")
+            raise Error(f"SGLang: found experts {slots[moved]} in the slots of layer {moved}, expected them in order: "
+                        f"{unknown}")
     if (algorithm := get_spec().speculative_algorithm) not in (None, *_WITHOUT_DRAFT):
         raise Error(
             f"SGLang: found speculative_algorithm {algorithm!r}, which has a draft model, expected none or "

@@ -79,9 +79,9 @@ def _read_until(mark: str, queue: Any, worker: int, ends: float) -> None:
 def _observe_calls() -> None:
     """Wraps the calls of spawned workers, so that no response to a failed call answers a later one.
 
-    vLLM 0.32.0 reads the responses in the order of the workers and raises the first failure. It leaves those of the other
-    workers in their queues, and the next call reads them as its own. After a failure each worker is therefore asked for
-    a mark, and the next call first reads each queue up to it.
+    vLLM 0.32.0 reads the responses in the order of the workers and raises the first failure. It leaves those of the
+    other workers in their queues, and the next call reads them as its own. After a failure each worker is therefore
+    asked for a mark, and the next call first reads each queue up to it.
     """
     import cloudpickle
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor

@@ -79,7 +79,8 @@ def check_engine(vllm_config: Any, model: torch.nn.Module) -> None:
     speculative = vllm_config.speculative_config
     if speculative is not None and speculative.method not in _WITHOUT_DRAFT:
         raise Error(
-            f"found speculative decoding by {speculative.method!r} with draft model {speculative.model!r}, expected none: "
+            f"found speculative decoding by {speculative.method!r} with draft model {speculative.model!r}, expected "
+            "none: "
             f"a refit does not write its weights; without a draft model are {', '.join(_WITHOUT_DRAFT)}"
         )
 

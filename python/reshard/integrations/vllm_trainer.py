@@ -144,7 +144,8 @@ class Trainer:
         self._info = {"plan": plan, "rendezvous": rendezvous, "left": list(engine_left), "transport": transport, "timeout": timeout, "pull": pull}
         opened = Plan.open(plan)
         if pull and not synchronize and len(opened.endpoints[0].ranks) > 1:
-            raise Error("trainer: found pull mode and several trainer ranks, expected synchronize, which waits for all of them")
+            raise Error("trainer: found pull mode and several trainer ranks, expected synchronize, which waits for all "
+                        "of them")
         shards = shards_of(module, opened.params(rank), left)  # before the engine waits for this process
         call = _Call(lambda: client.init_weight_transfer_engine(self._info)) if client else None
         waits = f"for the other trainer ranks and the engine's workers at {rendezvous}"

@@ -78,4 +78,5 @@ def recordings_of(modules: Iterable[tuple[int, Any]], load: Callable[[Any, Any],
     tensors = tensors_of(model if checkpoint is None else checkpoint)
     for rank, module in modules:
         yield record(load=lambda weights, module=module: load(module, weights),
-                     params=lambda module=module: params_of(module, own), checkpoint=tensors, mesh=engine.mesh, rank=rank)
+                     params=lambda module=module: params_of(module, own), checkpoint=tensors, mesh=engine.mesh,
+                     rank=rank)

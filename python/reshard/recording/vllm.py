@@ -103,6 +103,7 @@ def processed(model: str | os.PathLike[str], engine: Engine, rank: int = 0) -> d
             return {name: param.detach() for name, param in params_of(module, OWN_BUFFERS).items()}
         raise AssertionError("no module")
 
-    loaded = {name: (dtype_by_name(param.dtype), tuple(param.shape)) for _, module in modules(model, engine, ranks=[rank])
+    loaded = {name: (dtype_by_name(param.dtype), tuple(param.shape))
+              for _, module in modules(model, engine, ranks=[rank])
               for name, param in params_of(module, OWN_BUFFERS).items()}
     return changes(loaded, process)
