@@ -53,6 +53,8 @@ Status completeFromLauncher(JobProcess &process, std::string &url) {
   const Result<LaunchedJob> launched = findLaunchedJob();
   if (!launched.ok())
     return launched.status();
+  if (process.size == 0)
+    process.size = launched->size;
   if (launched->size != process.size && !process.pull)
     return invalid("the launch has " + std::to_string(launched->size) + " processes, expected " +
                    std::to_string(process.size) + ", one for each rank of the plan");
@@ -69,7 +71,7 @@ Result<JobConnection> connectJob(const reshard_options &options, const std::stri
   std::string url = given;
   if (Status status = completeFromLauncher(completed, url); !status.ok())
     return status;
-  if (*completed.rank >= completed.size && !completed.pull)
+  if (*completed.rank >= completed.size && completed.size != 0 && !completed.pull)
     return invalid("rank " + std::to_string(*completed.rank) + " is not in the plan, which has " +
                    std::to_string(completed.size) + " ranks");
   const char *environment = std::getenv("RESHARD_SECRET");
@@ -97,6 +99,23 @@ Result<JobConnection> connectJob(const reshard_options &options, const std::stri
   if (!completed.pull)
     connection.rendezvous = std::make_unique<StoreRendezvous>(*connection.store, std::move(job));
   return connection;
+}
+
+Status reportFailureToJob(const reshard_options &options, std::optional<uint32_t> rank, const Status &reason,
+                          const Deadline &deadline) {
+  const std::string transport = options.transport ? options.transport : "threads";
+  if ((!options.rendezvous && !options.store) || (transport != "ucx" && transport != "nccl"))
+    return invalid("found no rendezvous, or a transport without one, expected transport 'ucx' or 'nccl' with it");
+  if (options.pull)
+    return {}; // no process waits for another
+  if (Status status = checkJobOptions(options, transport); !status.ok())
+    return status;
+  const Deadline until = launchDeadline(deadline);
+  const Result<JobConnection> job =
+      connectJob(options, options.rendezvous ? options.rendezvous : "", {.plan = {}, .rank = rank, .size = 0}, until);
+  if (job.ok())
+    reportFailure(*job->store, job->job, reason, until);
+  return job.status();
 }
 
 } // namespace reshard

@@ -20,8 +20,8 @@ struct JobConnection {
 struct JobProcess {
   std::string plan;
   std::optional<uint32_t> rank; // no value: env:// has it
-  uint32_t size = 1;
-  bool pull = false; // replicas have ranks beyond `size`, and no process waits for another
+  uint32_t size = 1;            // 0: not known, to report a failure
+  bool pull = false;            // replicas have ranks beyond `size`, and no process waits for another
 };
 
 /// Checks that the options give one rendezvous at most, and only for a transport that has one.
@@ -31,5 +31,9 @@ Status checkJobOptions(const reshard_options &options, const std::string &transp
 /// transport. `opened`: a store that is used in place of the URL's, or null.
 Result<JobConnection> connectJob(const reshard_options &options, const std::string &url, const JobProcess &process,
                                  const Deadline &deadline, std::shared_ptr<Store> opened = nullptr);
+
+/// Tells the processes of a job that wait for this one in open why it will not join. `rank`: no value: env:// has it.
+Status reportFailureToJob(const reshard_options &options, std::optional<uint32_t> rank, const Status &reason,
+                          const Deadline &deadline);
 
 } // namespace reshard

@@ -66,16 +66,13 @@ struct Connection {
   }
 };
 
-/// Checks all fields of a request; `given` are the caller's options, or null.
-Status checkRequest(OpenRequest &request, const reshard_options *given) {
+/// Checks all fields of a request.
+Status checkRequest(OpenRequest &request) {
   if (!request.path)
     return invalid("the plan path is NULL");
   if (request.ranks && request.rankCount == 0)
     return invalid("found an empty list of ranks, expected 1 or more; pass NULL for all ranks of the plan (or this "
                    "process's own with transport 'mpi', 'ucx' or 'nccl')");
-  if (given)
-    if (Status status = readStruct(given, request.options); !status.ok())
-      return status;
   request.transport = request.options.transport ? request.options.transport : "threads";
   request.device = request.options.device ? request.options.device : "cpu";
   const std::string &transport = request.transport, &device = request.device;
@@ -188,6 +185,17 @@ Status connect(reshard_executor &e, const OpenRequest &request, Connection &conn
   connection.channel = std::move(*channel);
   connection.rank = connection.channel->rank();
   return {};
+}
+
+/// Tells the processes that wait for this one in open why it will not join, if it has not begun to. Returns the reason.
+Status failBeforeJoin(reshard_executor &e, const OpenRequest &request, Status reason) {
+  const Deadline deadline = e.deadlineIn(e.joinSeconds);
+  // Its result changes nothing: the caller gets the reason. A store that could not be opened tells nobody.
+  if (e.job.rendezvous && !e.job.rendezvous->begun())
+    reportFailure(*e.job.store, e.job.job, reason, deadline);
+  else if (!e.job.rendezvous && !e.plan) [[maybe_unused]]
+    const Status told = reportFailureToJob(request.options, rankOf(request), reason, deadline);
+  return reason;
 }
 
 /// Loads the segments of distinct ranks. In pull mode, those of a replica have the segments of its ranks in the plan.
@@ -500,17 +508,20 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
   return guarded(*executor, [&](reshard_executor &e) -> Status {
     OpenRequest request{
         .path = path, .ranks = ranks, .rankCount = ranks ? rank_count : 0, .transport = {}, .device = {}};
-    if (Status status = checkRequest(request, options); !status.ok())
-      return status;
+    if (options)
+      if (Status status = readStruct(options, request.options); !status.ok())
+        return status;
     e.joinSeconds = request.options.join_seconds;
     e.interrupt.set(request.options.interrupted, request.options.interrupt_user);
     e.options.keep(request.options);
+    if (Status status = checkRequest(request); !status.ok())
+      return failBeforeJoin(e, request, std::move(status));
     Status mine = Plan::open(path, e.plan);
     if (!mine.ok() && request.transport != "mpi")
-      return mine;
+      return failBeforeJoin(e, request, std::move(mine));
     Connection connection;
     if (Status status = connect(e, request, connection); !status.ok())
-      return mine.ok() ? status : mine;
+      return mine.ok() ? failBeforeJoin(e, request, std::move(status)) : mine;
     if (mine.ok())
       mine = openRanks(e, request, connection);
     if (connection.channel)
@@ -695,6 +706,20 @@ void reshard_close(reshard_executor *executor) {
     const reshard_status status = reshard_fail(executor, executor->unready.message().c_str());
   executor->interrupt.begin();
   delete executor;
+}
+
+reshard_status reshard_fail_open(const uint32_t *rank, const reshard_options *options, const char *reason) {
+  reshard_options own = RESHARD_OPTIONS_INITIALIZER;
+  if (!options || !reason || !*reason || !readStruct(options, own).ok())
+    return RESHARD_INVALID;
+  try {
+    Interrupt interrupt(own.interrupted, own.interrupt_user);
+    interrupt.begin();
+    return statusOf(reportFailureToJob(own, rank ? std::optional(*rank) : std::nullopt, failed(reason),
+                                       deadlineIn(own.join_seconds, &interrupt)));
+  } catch (const std::exception &) {
+    return RESHARD_FAILED; // out of memory
+  }
 }
 
 reshard_status reshard_fail(reshard_executor *executor, const char *reason) {

@@ -134,7 +134,8 @@ size_t reshard_struct_size(const char *name);
 /* Opens the plan file for world ranks `ranks`, which this process runs. NULL: every rank of the plan, or with transport
    "mpi", "ucx" or "nccl" this process's own rank, which "nccl" takes from the communicator or the launcher's
    environment, and "ucx" from env://; with another rendezvous "ucx" needs one rank here. `options` NULL: the defaults.
-   With "mpi" and "ucx" all processes that have joined open or none: if one fails, all return its status. On failure
+   With "mpi" and "ucx" all processes open or none: if one fails, all return its status, also if its plan cannot be
+   opened. A process that fails before it joins waits for the others to tell them so, 5 seconds at most. On failure
    *executor is set unless memory is exhausted, so that reshard_error returns the cause; close it. */
 reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank_count, const reshard_options *options,
                             reshard_executor **executor);
@@ -374,6 +375,10 @@ uint64_t reshard_bytes_by(const reshard_executor *executor, reshard_method metho
 /* Before prepare: this process cannot take part, for a reason that is not an error of the library. The processes that
    wait for it fail with the reason at once; the executor can only be closed. After prepare it does nothing. */
 reshard_status reshard_fail(reshard_executor *executor, const char *reason);
+/* Instead of reshard_open, with its options and rank (NULL: that of env://): this process cannot call it, for a reason
+   that is not an error of the library. With "ucx" or "nccl" and a rendezvous, the processes that wait for it there fail
+   with the reason at once. Returns when they know, but after 5 seconds or at the deadline at the latest. */
+reshard_status reshard_fail_open(const uint32_t *rank, const reshard_options *options, const char *reason);
 /* Frees the executor; NULL is allowed. If bind or prepare has failed, it gives that as reason to reshard_fail first. */
 void reshard_close(reshard_executor *executor);
 

@@ -8,6 +8,7 @@
 #include "support/random.h"
 
 #include <algorithm>
+#include <map>
 #include <unistd.h>
 
 namespace reshard {
@@ -25,6 +26,10 @@ std::string hostName() {
 
 /// How long a rank that has another plan than rank 0 is waited for: two jobs without names may meet at a store.
 constexpr milliseconds kOtherPlan{1000};
+/// In place of the digest: of a process that fails before it joins.
+constexpr const char *kNoPlan = "none";
+/// The ranks at which a process looks that does not know the number of ranks.
+constexpr uint32_t kLookedAt = 64;
 /// The most ranks of another plan that are told of a refusal.
 constexpr uint32_t kMostRanks = 1 << 16;
 
@@ -74,6 +79,8 @@ Result<std::optional<Record>> findRecord(Store &store, const JobOptions &job, co
 
 /// "rank 3 has opened plan X, …", of another rank than the job's.
 std::string otherPlan(const JobOptions &job, uint32_t rank, const std::string &plan) {
+  if (plan == kNoPlan)
+    return "rank " + std::to_string(rank) + " has failed before it joined";
   return "rank " + std::to_string(rank) + " has opened plan " + plan + ", rank " + std::to_string(job.rank) +
          " has opened plan " + job.plan + "; give the same plan file to all ranks";
 }
@@ -108,26 +115,73 @@ std::string planNoteOf(Store &store, const JobOptions &job, uint32_t rank, const
 
 void refuseJob(Store &store, const JobOptions &job, const Status &reason, const Deadline &deadline) {
   const uint64_t own = randomNumber();
+  uint32_t size = job.size;
+  std::map<uint32_t, uint64_t> refused; // tokens of processes by rank
   Polling polling(milliseconds(50));
   do {
     uint32_t known = 1;
-    for (uint32_t rank = 1; rank < job.size; ++rank) {
+    for (uint32_t rank = 1; rank < (size == 0 ? kLookedAt : size); ++rank) {
       const auto opened = findRecord<Opened>(store, job, keyOf(job, "plan", rank), deadline);
       const auto told = findRecord<Welcome>(store, job, keyOf(job, "differs", rank), deadline);
       if (!opened.ok() || !told.ok())
         return;
       if (!*opened)
         continue;
+      if (job.size == 0)
+        size = std::max(size, std::min((*opened)->size, kMostRanks));
       const uint64_t token = (*opened)->token;
-      if (*told && **told == Welcome{0, token})
+      const bool answered = *told && **told == Welcome{0, token};
+      if (answered && refused[rank] != token)
+        continue; // the rest of an earlier attempt
+      if (answered)
         ++known;
       else if (!setSealed(store, job, keyOf(job, "refusal", rank), Roster{own, {token}, reason}.encode(), deadline)
                     .ok())
         return;
+      refused[rank] = token;
     }
-    if (known == job.size)
+    if (known == size)
       return;
   } while (polling.wait(deadline));
+}
+
+Deadline launchDeadline(const Deadline &deadline) {
+  Deadline until = deadlineIn(5, deadline.interrupt);
+  if (deadline)
+    until = std::min(*until, *deadline);
+  until.interrupt = deadline.interrupt;
+  return until;
+}
+
+void reportFailure(Store &store, const JobOptions &job, const Status &reason, const Deadline &deadline) {
+  const Deadline until = launchDeadline(deadline);
+  const uint32_t rank = job.rank;
+  const uint64_t own = randomNumber();
+  const Status told = Status(reason).withPrefix("rank " + std::to_string(rank) + ": ");
+  auto write = [&](const char *kind, const std::string &record) {
+    return setSealed(store, job, keyOf(job, kind, rank), record, until).ok();
+  };
+  if (!write("failure", Roster{0, {own}, told}.encode()) || !write("plan", Opened{kNoPlan, own, job.size}.encode()))
+    return;
+  if (rank == 0)
+    return refuseJob(store, job, told, until);
+  uint64_t zero = 0; // the token of the rank 0 that has been told
+  Polling polling(milliseconds(50));
+  do {
+    const auto refusal = findRecord<Roster>(store, job, keyOf(job, "refusal", rank), until);
+    const auto opened = findRecord<Opened>(store, job, keyOf(job, "plan", 0), until);
+    if (!refusal.ok() || !opened.ok())
+      return;
+    if (*refusal && (*refusal)->tokens == std::vector{own}) {
+      write("differs", Welcome{0, own}.encode());
+      return;
+    }
+    if (!*opened || (*opened)->token == zero)
+      continue;
+    zero = (*opened)->token;
+    if (!write("differs", Welcome{zero, own}.encode()))
+      return;
+  } while (polling.wait(until));
 }
 
 StoreRendezvous::StoreRendezvous(Store &store, JobOptions options)
@@ -147,6 +201,7 @@ Result<std::optional<Unsealed>> StoreRendezvous::find(const std::string &key, co
 }
 
 Status StoreRendezvous::join(std::string_view hello, const Deadline &deadline) {
+  begun_ = true;
   if (options_.rank >= options_.size)
     return invalid("found rank " + std::to_string(options_.rank) + ", expected less than " +
                    std::to_string(options_.size) + ", the number of processes");
@@ -223,10 +278,11 @@ Status StoreRendezvous::admit(const Deadline &deadline) {
 Result<bool> StoreRendezvous::look(uint32_t rank, const Deadline &deadline) {
   if (Status status = lookAtHello(rank, deadline); !status.ok())
     return status;
-  if (peers_[rank].token == 0) {
-    Status status = lookForOtherPlan(rank, deadline);
-    return status.ok() ? Result<bool>(false) : status;
-  }
+  if (!peers_[rank].answered) // its hello may be the rest of an earlier attempt
+    if (Status status = lookForOtherPlan(rank, deadline); !status.ok())
+      return status;
+  if (peers_[rank].token == 0)
+    return false;
   if (Status status = lookForConflict(rank, deadline); !status.ok())
     return status;
   return lookForAnswer(rank, deadline);
@@ -259,12 +315,17 @@ Status StoreRendezvous::lookForOtherPlan(uint32_t rank, const Deadline &deadline
   Peer &peer = peers_[rank];
   if (!peer.differs)
     peer.differs = Clock::now();
-  if (Clock::now() - *peer.differs < std::max(kOtherPlan, 3 * pause()))
+  if (Clock::now() - std::max(*peer.differs, peer.since) < std::max(kOtherPlan, 3 * pause()))
     return {};
   const auto opened = findRecord<Opened>(store_, options_, keyOf(options_, "plan", rank), deadline);
   if (!opened.ok() || !*opened || (*opened)->plan == options_.plan) // it has started again
     return opened.status();
-  return failed(otherPlan(options_, rank, (*opened)->plan));
+  if ((*opened)->plan != kNoPlan)
+    return failed(otherPlan(options_, rank, (*opened)->plan));
+  const auto failure = findRecord<Roster>(store_, options_, keyOf(options_, "failure", rank), deadline);
+  if (!failure.ok() || !*failure || (*failure)->tokens != std::vector{(*opened)->token} || !(*failure)->refusal)
+    return failure.status();
+  return *(*failure)->refusal;
 }
 
 Status StoreRendezvous::lookForConflict(uint32_t rank, const Deadline &deadline) {
@@ -323,15 +384,23 @@ Status StoreRendezvous::refuse(Status reason, const Deadline &deadline) {
 
 Result<bool> StoreRendezvous::tell(uint32_t rank, const Roster &roster, const Deadline &deadline) {
   Peer &peer = peers_[rank];
-  if (peer.token != 0 && peer.trusted) {
+  const bool reads = peer.token != 0 && peer.trusted; // the roster, unless its hello is the rest of an earlier attempt
+  if (reads) {
     const auto answer = findRecord<Welcome>(store_, options_, key("answer", rank), deadline);
-    if (answer.ok() && *answer == Welcome{0, peer.token})
+    if (!answer.ok())
+      return answer.status();
+    if (*answer == Welcome{0, peer.token}) {
       peer.token = 0;
-    return answer.ok() ? Result<bool>(peer.token == 0) : answer.status();
+      return true;
+    }
+    if (peer.answered)
+      return false;
   }
   const auto differs = findRecord<Welcome>(store_, options_, keyOf(options_, "differs", rank), deadline);
-  if (!differs.ok() || !*differs || (*differs)->session != own_.token)
-    return differs.ok() ? Result<bool>(true) : differs.status();
+  if (!differs.ok())
+    return differs.status();
+  if (!*differs || (*differs)->session != own_.token)
+    return !reads || peer.differs; // in the latter case it has answered the refusal
   const auto opened = findRecord<Opened>(store_, options_, keyOf(options_, "plan", rank), deadline);
   if (opened.ok() && *opened && (*opened)->size > peers_.size())
     peers_.resize(std::min((*opened)->size, kMostRanks)); // more ranks of the other plan

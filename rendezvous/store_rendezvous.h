@@ -10,7 +10,8 @@
 // The keys begin with `reshard/JOB/DIGEST OF THE PLAN/`, so that jobs of another name or plan do not meet. Each process
 // also sets `reshard/JOB/plan/r`. If a rank finds that rank 0 has another plan, it sets `reshard/JOB/differs/r` with
 // the tokens of both, which proves that it runs at the same time. If it does not say hello within a second all the
-// same, rank 0 refuses the job, and sets `reshard/JOB/refusal/r`, which a process of any plan finds.
+// same, rank 0 refuses the job, and sets `reshard/JOB/refusal/r`, which a process of any plan finds. A process that
+// fails before it joins does as one with another plan, and sets its reason as `reshard/JOB/failure/r`.
 #pragma once
 
 #include "rendezvous/records.h"
@@ -23,9 +24,9 @@
 namespace reshard {
 
 struct JobOptions {
-  std::string name; // may be empty
-  std::string plan; // its digest
-  uint32_t rank = 0, size = 1;
+  std::string name;            // may be empty
+  std::string plan;            // its digest
+  uint32_t rank = 0, size = 1; // size 0: not known, for reportFailure
   Authenticator authenticator;
 };
 
@@ -40,6 +41,11 @@ std::string planNoteOf(Store &store, const JobOptions &job, uint32_t rank, const
 /// As rank 0, over a store that another job serves, at which the other ranks of this job wait: tells them why the job
 /// fails, until all know or the deadline has passed.
 void refuseJob(Store &store, const JobOptions &job, const Status &reason, const Deadline &deadline);
+/// Tells the other ranks of a job why this process will not join: its plan may be unknown. Returns when rank 0 knows,
+/// or as rank 0 when all know, but after 5 s or at the deadline at the latest.
+void reportFailure(Store &store, const JobOptions &job, const Status &reason, const Deadline &deadline);
+/// As long as for processes of one launch to start; not beyond the deadline.
+Deadline launchDeadline(const Deadline &deadline);
 /// The deadline of a look that explains a failure whose deadline has passed.
 Deadline shortly();
 
@@ -52,6 +58,8 @@ public:
   uint32_t size() const override { return options_.size; }
   uint64_t session() const override { return session_; }
   Status join(std::string_view hello, const Deadline &deadline) override;
+  /// Whether join was called: it tells the others of a failure itself.
+  bool begun() const { return begun_; }
   Result<std::string> hello(uint32_t rank, const Deadline &deadline) override;
 
 private:
@@ -106,6 +114,7 @@ private:
   const std::string prefix_;
   Hello own_;
   std::string ownRecord_; // own_, sealed
+  bool begun_ = false;
   std::vector<Peer> peers_;
   Welcome answered_;     // the last welcome that this rank answered
   uint64_t differs_ = 0; // the token of the rank 0 that it has told that their plans differ

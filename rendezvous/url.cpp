@@ -52,16 +52,13 @@ void tellWhyNotServed(const StoreOptions &options, const JobOptions &job, const 
   if (!options.url.starts_with(kScheme) || !where.ok() || reason.kind() == ErrorKind::invalid)
     return; // the others find the same
   const TcpPlace place{*where, options.authenticator, options.insecure};
-  // As long as for processes of one launch to start.
-  Deadline until = deadlineIn(5);
-  if (deadline)
-    until = std::min(*until, *deadline);
+  const Deadline until = launchDeadline(deadline);
   // The store of another job of this user or with this secret lets the others in, and then they wait there.
   const Result<std::unique_ptr<Store>> other = TcpStore::connect(place, nullptr, deadlineIn(0.5));
   if (other.ok())
     refuseJob(**other, job, reason, until);
   else if (other.status().timedOut()) // else the others have the same error
-    giveNotice(place, reason.message(), job.size - 1, until);
+    giveNotice(place, reason.message(), job.size == 0 ? SIZE_MAX : job.size - 1, until);
 }
 
 } // namespace reshard

@@ -107,10 +107,10 @@ public:
       printError("reshard-exec", all.message);
     } catch (const Failure &own) {
       printError("reshard-exec", own.message);
-      code = reportFailure(own.code);
+      code = reportFailure(own.code, own.message);
     } catch (const std::exception &exception) { // usually out of memory
       printError("reshard-exec", explain(exception));
-      code = reportFailure(kFailure);
+      code = reportFailure(kFailure, explain(exception));
     }
     try {
       allReduceMin(0); // wait until the folder is removed: the launcher kills all processes after the first failure
@@ -125,7 +125,14 @@ private:
   struct PeerFailure : Failure {};
 
   /// Reports a failure of this process to the others. Returns the code with which all processes exit.
-  int reportFailure(int code) {
+  int reportFailure(int code, const std::string &reason) {
+    if (!executor_ && options_.transport == "ucx") { // the other processes wait in their open
+      const reshard_options options = jobOptions();
+      if (!plan_ || !options_.rank || *options_.rank < plan_->world()) [[maybe_unused]]
+        const reshard_status told =
+            reshard_fail_open(options_.rank ? &*options_.rank : nullptr, &options, reason.c_str());
+      return code;
+    }
     try {
       if (!executor_ && options_.transport == "mpi")
         open(); // the other processes join or have joined
@@ -509,7 +516,7 @@ private:
   /// With a deadline, other threads must not end the process: the main thread names the missing ranks first.
   ExitPolicy whileJoining() const { return options_.timeout > 0 ? ExitPolicy::wait : ExitPolicy::fail; }
 
-  void open() {
+  reshard_options jobOptions() const {
     reshard_options options = RESHARD_OPTIONS_INITIALIZER;
     options.transport = options_.transport.c_str();
     options.device = options_.device.c_str();
@@ -519,6 +526,11 @@ private:
     options.rendezvous = options_.rendezvous.empty() ? nullptr : options_.rendezvous.c_str();
     options.job = options_.job.c_str();
     options.insecure = options_.insecure;
+    return options;
+  }
+
+  void open() {
+    const reshard_options options = jobOptions();
     reshard_executor *executor = nullptr;
     if (options_.transport != "threads")
       guardExits(whileJoining());

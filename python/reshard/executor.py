@@ -142,7 +142,6 @@ class Executor:
         insecure: bool = False,
         pull: bool = False,
     ):
-        self.plan = plan if isinstance(plan, Plan) else Plan.open(plan)
         self.device = device
         #: The bound memory, which must stay alive, and its bytes: by role, rank (or file) and name.
         self._bound: dict[tuple[str, int, str], tuple[Memory, int]] = {}
@@ -179,7 +178,7 @@ class Executor:
             self._hooks.append(store)
             options.store = ctypes.pointer(store)
         numbers, count = _ranks(rank)
-        path = text_for(os.fsencode(self.plan.path), "plan")
+        path = text_for(os.fsencode(plan.path if isinstance(plan, Plan) else plan), "plan")
         with self._in("open", join_timeout):
             status = library.reshard_open(path, numbers, count, ctypes.byref(options), ctypes.byref(self._handle))
         self._collected = weakref.finalize(self, library.reshard_close, self._handle)
@@ -187,6 +186,8 @@ class Executor:
         _executors[next(_numbers)] = self
         try:
             self._check(status)
+            # Opened last: the library tells the other processes of the job why a plan cannot be opened.
+            self.plan = plan if isinstance(plan, Plan) else Plan.open(plan)
             self._check_opened(self.plan)
         except BaseException:
             self.close()
@@ -628,8 +629,7 @@ class Executor:
     def _give_up(self, raised: BaseException) -> None:
         """Before ``prepare``: tells the processes that wait for this one there why it will not come."""
         if self._handle:
-            text = str(raised) if isinstance(raised, Error) else f"{type(raised).__name__}: {raised}"
-            library.reshard_fail(self._handle, text.encode(errors="replace").replace(b"\0", b"?"))
+            library.reshard_fail(self._handle, reason_of(raised))
 
     def _open(self) -> ctypes.c_void_p:
         if self._process != os.getpid():
@@ -685,6 +685,25 @@ class Executor:
             raise raised from error
         if error:
             raise error from raised
+
+
+def reason_of(raised: BaseException) -> bytes:
+    """Returns an exception as a reason for the library."""
+    text = str(raised) if isinstance(raised, Error) else f"{type(raised).__name__}: {raised}"
+    return text.encode(errors="replace").replace(b"\0", b"?")
+
+
+def fail_open(raised: BaseException, rank: int, *, rendezvous: str, transport: str = "ucx", job: str | None = None, join_timeout: float | None = None) -> None:
+    """Tells the processes that wait for a rank to open its Executor why it will not: they raise its error at once.
+    Returns when they know, but after 5 seconds or ``join_timeout`` at the latest."""
+    numbers, _ = _ranks(rank)
+    options = _library.Options(
+        transport=text_for(transport, "transport"),
+        rendezvous=text_for(rendezvous, "rendezvous"),
+        job=text_for(job, "job") if job else None,
+        join_seconds=_seconds(join_timeout),
+    )
+    library.reshard_fail_open(numbers, ctypes.byref(options), reason_of(raised))  # its own error changes nothing: `raised` is the cause
 
 
 #: All open executors, in the order in which they were opened.

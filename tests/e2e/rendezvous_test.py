@@ -316,6 +316,30 @@ class RendezvousTest(unittest.TestCase):
             with self.subTest(url=url, other=other):
                 self.assert_failed(processes, WORLD * [error % (other or "[1-7]")], GRACE)
 
+    def test_a_rank_that_fails_before_it_joins(self):
+        """Its plan is missing or damaged, or an option is missing: it ends all processes at once, also without a deadline."""
+        damaged = self.folder / "damaged"
+        damaged.write_bytes(self.plan.read_bytes()[:1000])
+        jobs = []
+        for failing, reason in ((3, {"plan": self.folder / "none"}), (0, {"plan": damaged}), (5, {"synthesize": False})):
+            for url in (f"tcp://127.0.0.1:{free_port()}", f"file://{self.new_folder()}"):
+                if url.startswith("file"):  # hellos of an earlier attempt
+                    self.assert_exact(self.start_all(url))
+                jobs.append((failing, reason, url, [
+                    self.start(rank, url, timeout=None, **(reason if rank == failing else {})) for rank in range(WORLD)]))
+        for failing, reason, url, processes in jobs:
+            with self.subTest(url=url, failing=failing):
+                error = re.escape(f"'{reason['plan']}'") if "plan" in reason else "the job names no folder for its "
+                self.assert_failed([processes[failing]], [error], GRACE, code=2)
+                self.assert_failed([each for each in processes if each != processes[failing]],
+                                   (WORLD - 1) * [f"rank {failing}: .*{error}"], GRACE)
+
+    def test_no_rank_has_the_plan(self):
+        url = f"tcp://127.0.0.1:{free_port()}"
+        none = self.folder / "none"
+        processes = [self.start(rank, url, plan=none, timeout=None) for rank in range(WORLD)]
+        self.assert_failed(processes, WORLD * [re.escape(f"'{none}'")], GRACE, code=2)
+
     def test_a_duplicate_rank(self):
         url = f"tcp://127.0.0.1:{free_port()}"
         processes = [self.start(rank, url) for rank in (0, 1, 2)]

@@ -243,6 +243,49 @@ TEST_F(StoreRendezvousTest, AnotherPlanEndsAll) {
   }
 }
 
+TEST_F(StoreRendezvousTest, ARankThatFailsBeforeItJoinsEndsAll) {
+  // Also with the hellos of an earlier attempt. It may know the number of ranks, and several may fail.
+  for (const uint32_t failing : {2u, 0u}) {
+    for (const uint32_t size : {0u, 3u}) {
+      SCOPED_TRACE(testing::Message() << failing << " " << size);
+      std::vector<Process> all = processes(3);
+      all[failing].deadline = 1000;
+      all[failing].store = [&, store = all[failing].store]() -> Result<std::unique_ptr<Store>> {
+        reportFailure(**store(), {"job", "", failing, size, {}}, invalid("no plan"), in(20'000));
+        return failed("no plan");
+      };
+      const auto begin = std::chrono::steady_clock::now();
+      run(all);
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(size == 0 && failing == 0 ? 8 : 4));
+      for (const Process &each : all)
+        if (each.options.rank != failing) {
+          EXPECT_EQ(each.result.message(), "rank " + std::to_string(failing) + ": no plan");
+          EXPECT_EQ(each.result.kind(), ErrorKind::invalid);
+        }
+    }
+    std::vector<Process> all = processes(3); // what they have left does no harm
+    all[1].delay = 1500;
+    run(all);
+    expectJoined(all);
+  }
+}
+
+TEST_F(StoreRendezvousTest, AllRanksMayFailBeforeTheyJoin) {
+  std::vector<std::thread> threads;
+  const auto begin = std::chrono::steady_clock::now();
+  for (uint32_t rank = 0; rank < 3; ++rank)
+    threads.emplace_back([&, rank] {
+      MemoryStore store(memory);
+      reportFailure(store, {"job", "", rank, 3, {}}, failed("no plan"), in(20'000));
+    });
+  for (std::thread &each : threads)
+    each.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
+  MemoryStore store(memory); // nobody comes
+  reportFailure(store, {"job", "", 1, 0, {}}, failed("no plan"), in(300));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+}
+
 TEST_F(StoreRendezvousTest, AnotherPlanOfAnEarlierAttemptEndsNobody) {
   // Rank 2 has had another plan, and found that of rank 0; both were killed. Then rank 2 starts late.
   std::vector<Process> earlier = processes(3);
