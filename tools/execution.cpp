@@ -127,7 +127,7 @@ private:
   /// Reports a failure of this process to the others. Returns the code with which all processes exit.
   int reportFailure(int code, const std::string &reason) {
     if (!executor_ && options_.transport == "ucx") { // the other processes wait in their open
-      const reshard_options options = jobOptions();
+      const reshard_options options = openOptions(options_, threads_);
       if (!plan_ || !options_.rank || *options_.rank < plan_->world()) [[maybe_unused]]
         const reshard_status told =
             reshard_fail_open(options_.rank ? &*options_.rank : nullptr, &options, reason.c_str());
@@ -516,21 +516,8 @@ private:
   /// With a deadline, other threads must not end the process: the main thread names the missing ranks first.
   ExitPolicy whileJoining() const { return options_.timeout > 0 ? ExitPolicy::wait : ExitPolicy::fail; }
 
-  reshard_options jobOptions() const {
-    reshard_options options = RESHARD_OPTIONS_INITIALIZER;
-    options.transport = options_.transport.c_str();
-    options.device = options_.device.c_str();
-    options.threads = threads_;
-    options.join_seconds = options_.timeout;
-    options.no_local_shortcut = options_.noLocalShortcut;
-    options.rendezvous = options_.rendezvous.empty() ? nullptr : options_.rendezvous.c_str();
-    options.job = options_.job.c_str();
-    options.insecure = options_.insecure;
-    return options;
-  }
-
   void open() {
-    const reshard_options options = jobOptions();
+    const reshard_options options = openOptions(options_, threads_);
     reshard_executor *executor = nullptr;
     if (options_.transport != "threads")
       guardExits(whileJoining());

@@ -124,6 +124,19 @@ void checkOptions(const ExecutionOptions &options, const Plan &plan) {
   }
 }
 
+reshard_options openOptions(const ExecutionOptions &options, unsigned threads) {
+  reshard_options opening = RESHARD_OPTIONS_INITIALIZER;
+  opening.transport = options.transport.c_str();
+  opening.device = options.device.c_str();
+  opening.threads = threads;
+  opening.join_seconds = options.timeout;
+  opening.no_local_shortcut = options.noLocalShortcut;
+  opening.rendezvous = options.rendezvous.empty() ? nullptr : options.rendezvous.c_str();
+  opening.job = options.job.c_str();
+  opening.insecure = options.insecure;
+  return opening;
+}
+
 std::vector<std::string> namesOf(const Plan &plan, const flatbuffers::String *(schema::Param::*name)() const) {
   std::set<std::string> names;
   for (const schema::Endpoint *endpoint : *plan.manifest().endpoints())

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "executor/load.h"
+#include "executor/reshard.h"
 #include "tools/execution.h"
 
 #include <string>
@@ -19,6 +20,9 @@ std::string targetFolder(const ExecutionOptions &options, const Plan &plan);
 
 /// Throws Failure if the options contradict each other or the plan.
 void checkOptions(const ExecutionOptions &options, const Plan &plan);
+
+/// The options of reshard_open, with texts of `options`.
+reshard_options openOptions(const ExecutionOptions &options, unsigned threads);
 
 /// The distinct names of hooks (schema::Param::refresh) or transforms in the plan's params, sorted.
 std::vector<std::string> namesOf(const Plan &plan, const flatbuffers::String *(schema::Param::*name)() const);

@@ -317,16 +317,18 @@ class RendezvousTest(unittest.TestCase):
                 self.assert_failed(processes, WORLD * [error % (other or "[1-7]")], GRACE)
 
     def test_a_rank_that_fails_before_it_joins(self):
-        """Its plan is missing or damaged, or an option is missing: it ends all processes at once, also without a deadline."""
+        """Its plan is missing or damaged, or an option is: it ends all processes at once, also without a deadline."""
         damaged = self.folder / "damaged"
         damaged.write_bytes(self.plan.read_bytes()[:1000])
         jobs = []
-        for failing, reason in ((3, {"plan": self.folder / "none"}), (0, {"plan": damaged}), (5, {"synthesize": False})):
+        for failing, reason in ((3, {"plan": self.folder / "none"}), (0, {"plan": damaged}),
+                                (5, {"synthesize": False})):
             for url in (f"tcp://127.0.0.1:{free_port()}", f"file://{self.new_folder()}"):
                 if url.startswith("file"):  # hellos of an earlier attempt
                     self.assert_exact(self.start_all(url))
-                jobs.append((failing, reason, url, [
-                    self.start(rank, url, timeout=None, **(reason if rank == failing else {})) for rank in range(WORLD)]))
+                processes = [self.start(rank, url, timeout=None, **(reason if rank == failing else {}))
+                             for rank in range(WORLD)]
+                jobs.append((failing, reason, url, processes))
         for failing, reason, url, processes in jobs:
             with self.subTest(url=url, failing=failing):
                 error = re.escape(f"'{reason['plan']}'") if "plan" in reason else "the job names no folder for its "
