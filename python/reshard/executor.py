@@ -693,17 +693,24 @@ def reason_of(raised: BaseException) -> bytes:
     return text.encode(errors="replace").replace(b"\0", b"?")
 
 
-def fail_open(raised: BaseException, rank: int, *, rendezvous: str, transport: str = "ucx", job: str | None = None, join_timeout: float | None = None) -> None:
+def fail_open(
+    raised: BaseException,
+    rank: int,
+    *,
+    rendezvous: str,
+    transport: str,
+    join_timeout: float | None = None,
+) -> None:
     """Tells the processes that wait for a rank to open its Executor why it will not: they raise its error at once.
     Returns when they know, but after 5 seconds or ``join_timeout`` at the latest."""
     numbers, _ = _ranks(rank)
     options = _library.Options(
         transport=text_for(transport, "transport"),
         rendezvous=text_for(rendezvous, "rendezvous"),
-        job=text_for(job, "job") if job else None,
         join_seconds=_seconds(join_timeout),
     )
-    library.reshard_fail_open(numbers, ctypes.byref(options), reason_of(raised))  # its own error changes nothing: `raised` is the cause
+    # Its own error changes nothing: `raised` is the cause.
+    library.reshard_fail_open(numbers, ctypes.byref(options), reason_of(raised))
 
 
 #: All open executors, in the order in which they were opened.

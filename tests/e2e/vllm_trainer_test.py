@@ -194,6 +194,39 @@ class TrainerTest(unittest.TestCase):
             self.assertLess(time.monotonic() - begin, 20)
             self.assertEqual(len(told), expected)
 
+    def test_an_engine_that_refuses(self):
+        """Its error ends all trainer ranks at once, also those that do not call it."""
+        import reshard
+        from reshard.integrations.vllm_trainer import Trainer
+
+        job = JOB.replace("mesh: {}}", "mesh: {dp: 2}}", 1).replace("[1]%s", "[2]")
+        (self.folder / "two.yaml").write_text(job)
+        run("reshard-compile", self.folder / "two.yaml", "-o", self.folder / "two.rplan")
+
+        class Refuses:
+            def init_weight_transfer_engine(self, info):
+                raise RuntimeError("found enable_eplb, expected it off")
+
+        url, errors = "file://" + tempfile.mkdtemp(dir=self.folder), {}
+
+        def join(rank):
+            try:
+                client = Refuses() if rank == 0 else None
+                Trainer(str(self.folder / "two.rplan"), self.weights, client, rank=rank, rendezvous=url, timeout=60)
+            except Exception as raised:
+                errors[rank] = raised
+
+        begin = time.monotonic()
+        threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        self.assertLess(time.monotonic() - begin, 20)
+        self.assertRegex(str(errors[0]), "^found enable_eplb, expected it off$")
+        self.assertIsInstance(errors[1], reshard.RunError)
+        self.assertRegex(str(errors[1]), "^.*rank 2: RuntimeError: found enable_eplb, expected it off$")
+
     def test_engines_do_not_inherit_the_launcher(self):
         """vLLM's processes begin without torchrun's variables, unless they are ranks of torchrun or do not use
         reshard."""

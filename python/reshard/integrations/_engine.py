@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..dtypes import torch_dtype
 from ..errors import Error, RunError
-from ..executor import Executor
+from ..executor import Executor, fail_open
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +113,11 @@ class Member:
         self.timeout = timeout
         self._failed = ""  # the error of a run
         self._module = None if tensors is None or isinstance(tensors, Mapping) else tensors
-        self._check()
+        try:
+            self._check()
+        except Error as raised:
+            fail_open(raised, rank, rendezvous=rendezvous, transport=transport, join_timeout=timeout)
+            raise
         with reported(f"rank {rank}", f"for the other processes of the job at {rendezvous}"):
             self.executor = Executor(
                 plan, rank, transport=transport, device=device, rendezvous=rendezvous, join_timeout=timeout

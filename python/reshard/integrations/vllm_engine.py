@@ -153,7 +153,8 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         try:
             landing.bind(executor)
             executor.prepare()
-        except BaseException:
+        except BaseException as raised:
+            executor._give_up(raised)
             executor.close()
             raise
         self._executor, self._landing, self._timeout, self._pull = executor, landing, init_info.timeout, init_info.pull

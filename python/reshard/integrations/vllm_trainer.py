@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ..coverage import check_coverage
 from ..errors import Error, TimeoutError
-from ..executor import Executor
+from ..executor import Executor, fail_open
 from ..plan import Plan
 from ._engine import reported
 
@@ -147,7 +147,18 @@ class Trainer:
             raise Error("trainer: found pull mode and several trainer ranks, expected synchronize, which waits for all "
                         "of them")
         shards = shards_of(module, opened.params(rank), left)  # before the engine waits for this process
-        call = _Call(lambda: client.init_weight_transfer_engine(self._info)) if client else None
+        engine_rank = opened.endpoints[1].ranks[0]
+        joined = threading.Event()  # or this process has failed to, which the engine is not the cause of
+
+        def init(client: Client) -> None:
+            try:
+                client.init_weight_transfer_engine(self._info)
+            except BaseException as raised:
+                if not pull and not joined.is_set():  # all trainer ranks wait for the engine
+                    fail_open(raised, engine_rank, rendezvous=rendezvous, transport=transport, join_timeout=timeout)
+                raise
+
+        call = _Call(lambda: init(client)) if client else None
         waits = f"for the other trainer ranks and the engine's workers at {rendezvous}"
         try:
             with reported(f"trainer rank {rank}", waits):
@@ -163,10 +174,12 @@ class Trainer:
             try:
                 self.executor.bind(shards)
                 self.executor.prepare()
-            except BaseException:
+            except BaseException as raised:
+                self.executor._give_up(raised)
                 self.executor.close()
                 raise
         except Error:
+            joined.set()
             if call:
                 call.raise_error(min(timeout, _CAUSE_SECONDS))
             raise
