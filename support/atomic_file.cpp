@@ -87,20 +87,32 @@ Result<AtomicFile> AtomicFile::create(const std::string &path) {
     if (nameless)
       std::fclose(nameless);
   }
-  // In the same folder, so that the rename is atomic; not by mkstemp, so that the umask determines the mode.
-  static std::atomic<unsigned> serial{0};
-  while (!result.output_.direct) {
-    result.temporary_ = result.output_.path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(serial++);
-    result.file_ =
-        uninterrupted([&] { return ::open(result.temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
-    if (result.file_ >= 0 || errno != EEXIST)
-      break;
+  // In the same folder, so that the rename is atomic. Without a name, so that a process that is killed leaves nothing
+  // behind; file systems that cannot do that give it one now. Not by mkstemp, so that the umask determines the mode.
+  if (!result.output_.direct) {
+    const fs::path parent = fs::path(result.output_.path).parent_path();
+    result.file_ = uninterrupted(
+        [&] { return ::open(parent.empty() ? "." : parent.c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC, 0666); });
+    if (result.file_ < 0)
+      result.file_ = result.withTemporaryName(
+          [](const char *name) { return ::open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
   }
-  if (result.file_ < 0) {
-    result.temporary_.clear();
+  if (result.file_ < 0)
     return systemError("create", path);
-  }
   return result;
+}
+
+int AtomicFile::withTemporaryName(const std::function<int(const char *)> &make) {
+  static std::atomic<unsigned> serial{0};
+  for (;;) {
+    temporary_ = output_.path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(serial++);
+    const int made = uninterrupted([&] { return make(temporary_.c_str()); });
+    if (made >= 0 || errno != EEXIST) {
+      if (made < 0)
+        temporary_.clear();
+      return made;
+    }
+  }
 }
 
 void AtomicFile::swap(AtomicFile &other) noexcept {
@@ -132,17 +144,22 @@ Status AtomicFile::write(const void *data, size_t bytes, uint64_t offset) {
 Result<std::string> AtomicFile::complete(uint64_t bytes) {
   if (uninterrupted([&] { return ::ftruncate(file_, static_cast<off_t>(bytes)); }) != 0)
     return failure("write");
-  return output_.direct ? "/proc/self/fd/" + std::to_string(file_) : temporary_;
+  return temporary_.empty() ? "/proc/self/fd/" + std::to_string(file_) : temporary_;
 }
 
 Status AtomicFile::commit(uint64_t bytes) {
-  if (Result<std::string> at = complete(bytes); !at.ok())
+  const Result<std::string> at = complete(bytes);
+  if (!at.ok())
     return at.status();
   if (output_.direct) {
     Status status = copyTo(output_.path, file_);
     abandon();
     return status;
   }
+  if (temporary_.empty() && withTemporaryName([&](const char *name) {
+                              return ::linkat(AT_FDCWD, at->c_str(), AT_FDCWD, name, AT_SYMLINK_FOLLOW);
+                            }) != 0)
+    return failure("write");
   const int closed = ::close(std::exchange(file_, -1)); // EINTR: it is closed
   if ((closed != 0 && errno != EINTR) || ::rename(temporary_.c_str(), output_.path.c_str()) != 0)
     return failure("write");

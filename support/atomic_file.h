@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -23,9 +24,9 @@ Output outputAt(const std::string &path);
 /// Whether two paths name the same existing regular file.
 bool sameFile(const std::string &one, const std::string &other);
 
-/// A file that other processes see only when it is complete: it has a temporary name in the same folder until commit()
-/// renames it. A symbolic link at the path is kept, and the file that it names is replaced. If the path is not a
-/// regular file, commit() copies the bytes to it.
+/// A file that other processes see only when it is complete: it has no name, or a temporary one in the same folder
+/// where the file system requires one, until commit() gives it its own. A symbolic link at the path is kept, and the
+/// file that it names is replaced. If the path is not a regular file, commit() copies the bytes to it.
 class AtomicFile {
 public:
   AtomicFile() = default;
@@ -52,10 +53,12 @@ public:
 private:
   void swap(AtomicFile &other) noexcept;
   Status failure(const char *action);
+  /// Calls `make` with temporary names until one is free, and keeps it. Returns its result; -1 with errno: an error.
+  int withTemporaryName(const std::function<int(const char *)> &make);
 
   std::string path_; // as given
   Output output_;
-  std::string temporary_; // empty if the output is direct
+  std::string temporary_; // empty: it has no name
   int file_ = -1;
 };
 
