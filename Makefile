@@ -43,7 +43,7 @@ test-build:
 test: test-build
 	scripts/test.sh $(BUILD)
 
-# Full counts, and every suite under the sanitizers; the summary goes to docs/testing.md.
+# Full counts, and every suite under the sanitizers; the summary goes to build/test-all/summary.md.
 test-all:
 	@scripts/bootstrap.sh --all
 	$(MAKE) --no-print-directory test-build
