@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kSteps = 1 << 16; // between two readings of the clock: a few hundred microseconds
 constexpr double kNever = std::numeric_limits<double>::infinity();
 std::atomic<double> end = kNever;
-std::mutex mutex; // of `message`
+std::mutex messageMutex; // of `message`
 std::string message;
 
 } // namespace
@@ -25,7 +25,7 @@ WorkDeadline::WorkDeadline(const std::string &what, double seconds) {
     return;
   char text[32];
   std::snprintf(text, sizeof text, "%g", seconds);
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(messageMutex);
   message = what + " did not finish within the deadline of " + text + " s (--timeout)";
   end = now() + seconds;
 }
@@ -36,7 +36,7 @@ void WorkDeadline::look() {
   left_ = kSteps;
   if (now() < end)
     return;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(messageMutex);
   throw DeadlinePassed{{kFailure, message}};
 }
 

@@ -221,7 +221,7 @@ void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statis
   builder.ForceDefaults(false);
 }
 
-schema::Bytes bytesOf(const FlatBufferBuilder &builder) {
+schema::Bytes finishedBytes(const FlatBufferBuilder &builder) {
   return {reinterpret_cast<const std::byte *>(builder.GetBufferPointer()), builder.GetSize()};
 }
 
@@ -358,7 +358,7 @@ public:
     tables(rank, places, counts);
     return llvm::Error::success();
   }
-  schema::Bytes bytes() const { return bytesOf(*builder_); }
+  schema::Bytes bytes() const { return finishedBytes(*builder_); }
   /// Whether steps of any segment share operands.
   bool shares() const { return shares_; }
 
@@ -635,7 +635,7 @@ llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics
   Statistics all = counts;
   FlatBufferBuilder builder(1 << 16);
   manifest(builder, module, all, inputs);
-  if (llvm::Error error = toError(writer.addManifest(bytesOf(builder))))
+  if (llvm::Error error = toError(writer.addManifest(finishedBytes(builder))))
     return error;
 
   const unsigned threads = std::max(1u, jobs ? jobs : std::thread::hardware_concurrency());
@@ -645,7 +645,7 @@ llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics
   all.steps = *steps; // known only now
   builder.Clear();
   manifest(builder, module, all, inputs);
-  if (llvm::Error error = toError(writer.replaceManifest(bytesOf(builder))))
+  if (llvm::Error error = toError(writer.replaceManifest(finishedBytes(builder))))
     return error;
   if (llvm::Error error = toError(writer.finish(inspect)))
     return error;

@@ -15,7 +15,7 @@ using namespace schema;
 
 namespace {
 
-constexpr size_t kNamed = 8; // params that an error names
+constexpr size_t kNamedParams = 8; // params that an error names
 
 std::span<std::byte> bytesOf(std::vector<uint32_t> &numbers) {
   return {reinterpret_cast<std::byte *>(numbers.data()), numbers.size() * sizeof(uint32_t)};
@@ -44,7 +44,7 @@ void addNames(const Plan &plan, const LocalRank &rank, size_t range, Transport &
       endpoint.role()->str() + " " + meshRankText(endpoint, endpoint.ranks()->Get(of.mesh_rank())) + " param '";
   const size_t before = names.size();
   const std::vector<ParamInstance> all = instances(plan.manifest(), endpoint, of.param(), of.mesh_rank());
-  for (size_t i = 0; i < all.size() && names.size() <= kNamed; ++i) {
+  for (size_t i = 0; i < all.size() && names.size() <= kNamedParams; ++i) {
     const std::byte *memory = rank.memory[range][i];
     const auto bytes = static_cast<uint64_t>(all[i].bytes);
     std::vector<std::byte> copy;
@@ -110,7 +110,7 @@ Status checkOverflows(const Plan &plan, const std::vector<LocalRank> &ranks, Tra
     if (rank.overflowedOnDevice)
       if (Status status = transport.device()->copy(bytes.data(), rank.overflowedOnDevice, bytes.size()); !status.ok())
         return status;
-    for (size_t i = 0; i < rank.overflowed->size() && names.size() <= kNamed; ++i)
+    for (size_t i = 0; i < rank.overflowed->size() && names.size() <= kNamedParams; ++i)
       if ((*rank.overflowed)[i] != 0) {
         first = first ? first : &rank.forms[i];
         addNames(plan, rank, i, transport, names);
@@ -119,12 +119,12 @@ Status checkOverflows(const Plan &plan, const std::vector<LocalRank> &ranks, Tra
   if (names.empty())
     return {};
   std::string text;
-  for (size_t i = 0; i < std::min(names.size(), kNamed); ++i)
+  for (size_t i = 0; i < std::min(names.size(), kNamedParams); ++i)
     text += (i > 0 ? ", " : "") + names[i];
   char largest[32];
   std::snprintf(largest, sizeof largest, "%.9g", static_cast<double>(kernels::largest(first->stored)));
   const bool infinity = first->stored != kernels::NumberFormat::fp8_e4m3;
-  return failed(text + (names.size() > kNamed ? " and more" : "") +
+  return failed(text + (names.size() > kNamedParams ? " and more" : "") +
                 ": found a value beyond the largest of the dtype, " + largest +
                 "; expected a dtype that holds it, or 'convert: saturate' (the largest value)" +
                 (infinity ? " or 'convert: inf' (infinite)" : "") +

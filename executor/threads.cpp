@@ -20,7 +20,7 @@ namespace {
 using namespace schema;
 
 /// If a run moves more than this, nothing of it is in the caches in the next run, and streaming stores are faster.
-constexpr uint64_t kStreamBytes = 64 << 20;
+constexpr uint64_t kStreamedRunBytes = 64 << 20;
 
 class ThreadsTransport : public Transport {
 public:
@@ -147,7 +147,7 @@ private:
 
   /// Returns false if a file could not be written.
   bool copy(size_t chunk) {
-    const bool stream = copies_.bytes() >= kStreamBytes;
+    const bool stream = copies_.bytes() >= kStreamedRunBytes;
     if (reports_.skips(chunk))
       return true;
     Status status;

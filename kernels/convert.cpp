@@ -41,7 +41,7 @@ void finish(const ConvertOptions &how) {
 }
 
 /// Scales of blocks of several rows. The row kernels handle those of other formats.
-constexpr bool blocksAreSupported() {
+constexpr bool scalesAreSupported() {
   for (const QuantizedFormat &format : kQuantizedFormats)
     if (format.blockRows > 1 && (format.code != CodeFormat::fp8_e4m3 ||
                                  !((format.rule == ScaleRule::quotient && format.scale == ScaleFormat::fp32) ||
@@ -49,7 +49,7 @@ constexpr bool blocksAreSupported() {
       return false;
   return true;
 }
-static_assert(blocksAreSupported(), "storeScale and encodeBlock have one case for each kind of scale");
+static_assert(scalesAreSupported(), "storeScale and encodeBlock have one case for each kind of scale");
 
 /// Writes the scale of a block from the fp32 bits of its amax.
 void storeScale(const QuantizedFormat &format, std::byte *at, uint32_t amaxBits) {

@@ -22,7 +22,7 @@ constexpr uint64_t kPrefetchRowBytes = 512;
 constexpr uint64_t kCollectBytes = 2048;
 
 /// Consecutive iterations of the innermost loop; strides in bytes.
-struct Rows {
+struct CopiedRows {
   std::byte *target;
   const std::byte *source;
   uint64_t rowBytes, count;
@@ -37,7 +37,7 @@ void prefetchRow(const std::byte *row, uint64_t bytes) {
 }
 
 /// Rows of a size known at compile time are a load and a store; a call of memcpy would cost more than the row.
-template <size_t Bytes> void copyFixed(Rows rows) {
+template <size_t Bytes> void copyFixed(CopiedRows rows) {
   const int64_t ahead = prefetchDistance(Bytes, rows.sourceStride);
   for (uint64_t i = 0; i < rows.count; ++i, rows.target += rows.targetStride, rows.source += rows.sourceStride) {
     if constexpr (Bytes >= kLine)
@@ -47,7 +47,7 @@ template <size_t Bytes> void copyFixed(Rows rows) {
 }
 
 /// Copies rows of Half to 2 * Half bytes as their first and last Half bytes, which overlap.
-template <size_t Half> void copyHalves(Rows rows) {
+template <size_t Half> void copyHalves(CopiedRows rows) {
   const uint64_t last = rows.rowBytes - Half;
   for (uint64_t i = 0; i < rows.count; ++i, rows.target += rows.targetStride, rows.source += rows.sourceStride) {
     std::memcpy(rows.target, rows.source, Half);
@@ -55,7 +55,7 @@ template <size_t Half> void copyHalves(Rows rows) {
   }
 }
 
-void copyLong(Rows rows) {
+void copyLong(CopiedRows rows) {
   const int64_t ahead = prefetchDistance(rows.rowBytes, rows.sourceStride);
   for (uint64_t i = 0; i < rows.count; ++i, rows.target += rows.targetStride, rows.source += rows.sourceStride) {
     if (rows.rowBytes <= kPrefetchRowBytes)
@@ -64,7 +64,7 @@ void copyLong(Rows rows) {
   }
 }
 
-void copyPlain(const Rows &rows) {
+void copyPlain(const CopiedRows &rows) {
   switch (rows.rowBytes) {
   case 1:
     return copyFixed<1>(rows);
@@ -100,13 +100,13 @@ void copyPlain(const Rows &rows) {
 
 uint64_t toNextLine(const std::byte *target) { return (kLine - reinterpret_cast<uintptr_t>(target) % kLine) % kLine; }
 
-bool onLines(const Rows &rows) {
+bool onLines(const CopiedRows &rows) {
   return rows.rowBytes % kLine == 0 && toNextLine(rows.target) == 0 &&
          rows.targetStride % static_cast<int64_t>(kLine) == 0;
 }
 
 /// Streams short rows that are contiguous in the target: collects them in a buffer, then streams whole lines.
-void streamJoined(StreamLines stream, Rows rows) {
+void streamJoined(StreamLines stream, CopiedRows rows) {
   alignas(kLine) std::byte collected[kCollectBytes + kLine];
   // collected[skip, held) is the target from line + skip, so cache lines begin at the same offsets in both.
   uint64_t skip = reinterpret_cast<uintptr_t>(rows.target) % kLine, held = skip;
@@ -142,7 +142,7 @@ void streamRow(StreamLines stream, std::byte *target, const std::byte *source, u
   std::memcpy(target + tail, source + tail, bytes - tail);
 }
 
-void streamRange(StreamLines stream, const Rows &rows) {
+void streamRange(StreamLines stream, const CopiedRows &rows) {
   if (onLines(rows))
     return stream({rows.target, rows.source, rows.count, rows.rowBytes / kLine, rows.targetStride, rows.sourceStride});
   if (rows.rowBytes < kStreamRowBytes) {
@@ -171,12 +171,12 @@ void copyRowsAt(Level level, const StridedRows &all, bool stream) {
                              .outer = {steps, outer.sourceStride, outer.targetStride},
                              .inner = {rows, inner.sourceStride, inner.targetStride}});
     for (uint64_t i = 0; i < steps; ++i) {
-      const Rows range = {all.target + to + static_cast<int64_t>(i) * outer.targetStride,
-                          all.source + from + static_cast<int64_t>(i) * outer.sourceStride,
-                          shape.rowBytes,
-                          rows,
-                          inner.targetStride,
-                          inner.sourceStride};
+      const CopiedRows range = {all.target + to + static_cast<int64_t>(i) * outer.targetStride,
+                                all.source + from + static_cast<int64_t>(i) * outer.sourceStride,
+                                shape.rowBytes,
+                                rows,
+                                inner.targetStride,
+                                inner.sourceStride};
       if (streamLines)
         streamRange(streamLines, range);
       else

@@ -6,6 +6,7 @@
 #include "formats/storage_formats.h"
 #include "schema/check_names.h"
 #include "schema/check_views.h"
+#include "schema/flatbuffer_vectors.h"
 #include "schema/limits.h"
 #include "schema/manifest.h"
 
@@ -20,8 +21,6 @@ namespace {
 constexpr int64_t kMaxWork = int64_t{1} << 28;
 constexpr int64_t kMaxMeshRanks = int64_t{1} << 24;
 constexpr size_t kMaxList = 64; // axes of a sharding, variables of a name
-
-template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return vector ? vector->size() : 0; }
 
 /// Whether the elements of a vector are aligned, which the FlatBuffers verifier does not check.
 template <class T> bool aligned(const flatbuffers::Vector<T> *vector) {

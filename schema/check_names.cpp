@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "schema/check_names.h"
 
+#include "schema/flatbuffer_vectors.h"
 #include "schema/manifest.h"
 
 #include <algorithm>
@@ -13,8 +14,6 @@
 
 namespace reshard::schema {
 namespace {
-
-template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return vector ? vector->size() : 0; }
 
 constexpr int64_t kNameWork =
     64; // cost of building and looking up a name, in iterations of checkManifest's other loops

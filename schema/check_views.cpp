@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "schema/check_views.h"
 
+#include "schema/flatbuffer_vectors.h"
 #include "schema/manifest.h"
 
 #include <algorithm>
@@ -9,8 +10,6 @@ namespace reshard::schema {
 namespace {
 
 using Lengths = std::vector<int64_t>;
-
-template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return vector ? vector->size() : 0; }
 
 class ViewCheck {
 public:

@@ -13,4 +13,6 @@ template <class T> const flatbuffers::Vector<T> &orEmpty(const flatbuffers::Vect
   return vector ? *vector : *reinterpret_cast<const flatbuffers::Vector<T> *>(kNone);
 }
 
+template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return vector ? vector->size() : 0; }
+
 } // namespace reshard::schema

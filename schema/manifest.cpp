@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "schema/manifest.h"
 
+#include "schema/flatbuffer_vectors.h"
+
 #include <algorithm>
 #include <charconv>
 #include <optional>
@@ -19,8 +21,6 @@ constexpr DTypeRow kDTypes[] = {
     {"i32", "I32", 4},          {"i64", "I64", 8},          {"u8", "U8", 1},    {"u16", "U16", 2},
     {"u32", "U32", 4},          {"u64", "U64", 8},          {"bool", "BOOL", 1}};
 constexpr size_t kDTypeCount = std::size(kDTypes);
-
-template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return vector ? vector->size() : 0; }
 
 /// A name with the numbers of its placeholders: value(inside) of "{inside}", which stays if there is no number.
 template <class Value> std::string filled(std::string_view name, Value value) {

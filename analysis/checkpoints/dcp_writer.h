@@ -29,7 +29,7 @@ struct ObjectSpec {
 };
 
 /// Whether a checkpoint of this format can hold an object of this name, which has bytes of its own.
-bool holdsObject(StorageFormat format, std::string_view name);
+bool holdsObject(reshard::StorageFormat format, std::string_view name);
 
 /// Creates `.metadata` and files `__0_N.distcp` of at most `fileBytes`, or of one chunk; the data of tensors is zero. A
 /// further file has the objects. Refuses an object with the name of a tensor.

@@ -197,7 +197,7 @@ Status readShards(const std::string &folder, StoredCheckpoint &checkpoint) {
   return {};
 }
 
-Status readWhole(const std::string &folder, StoredCheckpoint &checkpoint) {
+Status addFolder(const std::string &folder, StoredCheckpoint &checkpoint) {
   Checkpoint whole;
   if (Status status = readCheckpoint(folder, whole); !status.ok())
     return status;
@@ -361,7 +361,7 @@ Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path, std::opti
   Status status;
   switch (*format) {
   case StorageFormat::safetensors:
-    status = fs::is_directory(path) ? readWhole(path, checkpoint) : readSingle(path, checkpoint);
+    status = fs::is_directory(path) ? addFolder(path, checkpoint) : readSingle(path, checkpoint);
     break;
   case StorageFormat::dcp_safetensors:
     status = readShards(path, checkpoint);

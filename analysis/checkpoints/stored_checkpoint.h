@@ -47,28 +47,28 @@ struct StoredReplica {
 };
 
 struct StoredCheckpoint {
-  StorageFormat format = StorageFormat::safetensors;
+  reshard::StorageFormat format = reshard::StorageFormat::safetensors;
   std::string version; // of the format, if the checkpoint states it
   std::map<std::string, StoredTensor> tensors;
   std::map<std::string, StoredObject> objects;
   std::map<std::string, struct stat> files; // by name; as they were when the places of the data were read
   std::vector<StoredReplica> replicas;      // in files of ranks (HSDP); whether they are equal is not known
-  std::vector<std::string> notes;      // what of the folder is not read; the user should know
+  std::vector<std::string> notes;           // what of the folder is not read; the user should know
 };
 
 /// "[0..3, 8..15]": the box of a chunk.
 std::string boxOf(const StoredChunk &chunk);
 
 /// The format of a checkpoint in one file, from its first bytes. Nothing if it is of no known format.
-std::optional<StorageFormat> formatOfBytes(std::string_view file);
+std::optional<reshard::StorageFormat> formatOfBytes(std::string_view file);
 
 /// The format of a file or a folder, from the names of its files and the first header. An error if it has none.
-Result<StorageFormat> recognizeCheckpoint(const std::string &path);
+Result<reshard::StorageFormat> recognizeCheckpoint(const std::string &path);
 
 /// Reads what a file or a folder contains, in the format that is recognized, or in `preferred` if the folder has the
 /// files of several formats. Errors name the file, the tensor, what was found and what was expected.
 Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path,
-                                              std::optional<StorageFormat> preferred = std::nullopt);
+                                              std::optional<reshard::StorageFormat> preferred = std::nullopt);
 
 /// Gives the tensors of the checkpoint at `path` other names.
 Status renameTensors(StoredCheckpoint &checkpoint, const Renames &renames, const std::string &path);

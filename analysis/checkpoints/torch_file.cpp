@@ -55,7 +55,7 @@ constexpr std::string_view kTorchGlobals[] = {
 constexpr int kMaxDepth = 64;
 constexpr size_t kMaxPickle = size_t{1} << 30;
 /// About the bytes of memory that a value, a tensor and each of its dimensions take, besides their names.
-constexpr uint64_t kValueBytes = 200, kTensorBytes = 600, kDimensionBytes = 64;
+constexpr uint64_t kValueBytes = 200, kTorchTensorBytes = 600, kTorchDimensionBytes = 64;
 
 /// Finds the tensors of the pickle of an archive.
 class TensorFinder {
@@ -259,7 +259,7 @@ private:
     if (!shape || !strides || shape->size() != strides->size())
       return refuse("its shape and strides are not lists of equal length of at most " +
                     std::to_string(Pickle::kMaxIntegers) + " integers");
-    if (!budget_.take(kTensorBytes + kDimensionBytes * shape->size()))
+    if (!budget_.take(kTorchTensorBytes + kTorchDimensionBytes * shape->size()))
       return ReadBudget::problem();
     Storage storage;
     std::string_view type;

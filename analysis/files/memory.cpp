@@ -23,7 +23,7 @@ namespace reshard::analysis {
 
 namespace {
 
-std::string shapeText(const std::vector<int64_t> &shape) {
+std::string dimensionsText(const std::vector<int64_t> &shape) {
   std::string text = "[";
   for (size_t d = 0; d < shape.size(); ++d)
     text += (d ? ", " : "") + std::to_string(shape[d]);
@@ -305,8 +305,8 @@ Status Memory::bindFile(uint32_t endpointNumber, uint32_t meshRankNumber, const 
                        : endpointNumber == 0 ? "; 'dtype: stored' in the job's source uses the dtypes of its files"
                                              : ""));
       if (view.shape != instance.shape)
-        return failed(what + ": tensor '" + instance.name + "' has shape " + shapeText(view.shape) + ", expected " +
-                      shapeText(instance.shape));
+        return failed(what + ": tensor '" + instance.name + "' has shape " + dimensionsText(view.shape) +
+                      ", expected " + dimensionsText(instance.shape));
       left.erase(instance.name);
       memory.params[p][instance.instance] = view.data;
     }
@@ -357,9 +357,10 @@ Status Memory::openChunks(uint32_t endpointNumber, const std::string &path, bool
         const size_t number = used[instance.name]++;
         if (number >= tensor.chunks.size() || tensor.chunks[number].lengths != instance.shape)
           return failed(title + ": chunk " + std::to_string(number) + " " +
-                        (number >= tensor.chunks.size() ? "does not exist"
-                                                        : "has shape " + shapeText(tensor.chunks[number].lengths)) +
-                        ", expected shape " + shapeText(instance.shape) + ", that of the plan" + remedy);
+                        (number >= tensor.chunks.size()
+                             ? "does not exist"
+                             : "has shape " + dimensionsText(tensor.chunks[number].lengths)) +
+                        ", expected shape " + dimensionsText(instance.shape) + ", that of the plan" + remedy);
         const StoredChunk &chunk = tensor.chunks[number];
         if (chunk.bytes == 0) { // it may be in no file, and its memory is not accessed
           static std::byte empty{};

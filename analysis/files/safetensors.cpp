@@ -17,12 +17,10 @@
 
 namespace reshard::analysis {
 
-using Json = nlohmann::json;
-
 namespace {
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000; // as in the safetensors package
-constexpr uint64_t kMaxFileBytes = uint64_t{1} << 50;
+constexpr uint64_t kMaxDataBytes = uint64_t{1} << 50;
 constexpr uint64_t kMaxFiles = uint64_t{1} << 20; // of a folder
 constexpr size_t kMaxDimensions = 64;             // as in PyTorch
 
@@ -57,7 +55,7 @@ private:
   bool inOffsets() const { return depth() == 2 && keyAt(1) == "saved_offsets"; }
   void onText(const std::string &) override { onOther(); }
   void onNumber(uint64_t number) override {
-    if (std::vector<int64_t> *found = inOffsets() && number <= kMaxFileBytes ? &offsets[keyAt(0)] : nullptr;
+    if (std::vector<int64_t> *found = inOffsets() && number <= kMaxDataBytes ? &offsets[keyAt(0)] : nullptr;
         found && found->size() <= kMaxDimensions) // one more is an error later
       found->push_back(static_cast<int64_t>(number));
     else
@@ -138,7 +136,7 @@ private:
     TensorView view;
     uint64_t bytes = static_cast<uint64_t>(schema::itemBytes(*dtype));
     for (const std::optional<uint64_t> &length : *shape_) {
-      if (!length || *length > kMaxFileBytes)
+      if (!length || *length > kMaxDataBytes)
         return refuseTensor("a length in its shape is not an unsigned integer, or is too large");
       view.shape.push_back(static_cast<int64_t>(*length));
       if (__builtin_mul_overflow(bytes, *length, &bytes))
@@ -434,8 +432,8 @@ Status createFile(const std::string &path, const std::vector<TensorSpec> &unorde
   uint64_t next = 0;
   for (const TensorSpec &tensor : tensors) {
     const uint64_t end = next + static_cast<uint64_t>(tensor.bytes);
-    header += (header.size() == 1 ? "" : ",") + Json(tensor.name).dump() + R"(:{"dtype":")" +
-              schema::safetensorsName(tensor.dtype) + R"(","shape":)" + Json(tensor.shape).dump() +
+    header += (header.size() == 1 ? "" : ",") + nlohmann::json(tensor.name).dump() + R"(:{"dtype":")" +
+              schema::safetensorsName(tensor.dtype) + R"(","shape":)" + nlohmann::json(tensor.shape).dump() +
               R"(,"data_offsets":[)" + std::to_string(next) + "," + std::to_string(end) + "]}";
     next = end;
   }
@@ -477,7 +475,7 @@ Status createCheckpoint(const std::string &folder, const std::vector<TensorSpec>
     char name[64];
     std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, files.size());
     for (const TensorSpec &tensor : files[i])
-      map += (map.empty() ? "" : ",\n") + ("    " + Json(tensor.name).dump() + ": \"" + name + "\"");
+      map += (map.empty() ? "" : ",\n") + ("    " + nlohmann::json(tensor.name).dump() + ": \"" + name + "\"");
     if (Status status = createFile(folder + "/" + name, files[i], kMetadata, checkpoint); !status.ok())
       return status;
   }
@@ -490,10 +488,10 @@ Status createDcpSafetensors(const std::string &folder, const std::vector<TensorS
                             Checkpoint &checkpoint) {
   const std::vector<std::vector<TensorSpec>> files = splitIntoFiles(tensors, fileBytes);
   for (size_t i = 0; i < files.size(); ++i) {
-    Json info = Json::object();
+    nlohmann::json info = nlohmann::json::object();
     for (const TensorSpec &tensor : files[i])
       info[tensor.name]["saved_offsets"] = std::vector<int64_t>(tensor.shape.size(), 0);
-    const Json metadata = {{"DCP_SHARDING_INFO", info.dump()}, {"DCP_VERSION", "1.0"}, {"format", "pt"}};
+    const nlohmann::json metadata = {{"DCP_SHARDING_INFO", info.dump()}, {"DCP_VERSION", "1.0"}, {"format", "pt"}};
     char name[96];
     std::snprintf(name, sizeof name, "shard-00001-model-%05zu-of-%05zu.safetensors", i + 1, files.size());
     if (Status status = createFile(folder + "/" + name, files[i], "\"__metadata__\":" + metadata.dump(), checkpoint);

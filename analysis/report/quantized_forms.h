@@ -19,9 +19,9 @@ enum class QuantizedBy { held, arrival, staged, sender, passthrough };
 
 /// How a param that holds codes or scales is stored and quantized.
 struct QuantizedForm {
-  Quantization format;
+  reshard::Quantization format;
   QuantizedBy by;
-  ScaleLayout scaleLayout;
+  reshard::ScaleLayout scaleLayout;
   bool codes;   // false: scales
   int32_t view; // the param number of the target's view through which it is written; -1: none
 };
@@ -46,7 +46,7 @@ size_t derivedTensorPatterns(const schema::Manifest &manifest);
 
 /// Counts of one endpoint.
 struct QuantizedCounts {
-  std::map<QuantizedBy, std::map<Quantization, int64_t>> params; // instances of codes, over all mesh ranks
+  std::map<QuantizedBy, std::map<reshard::Quantization, int64_t>> params; // instances of codes, over all mesh ranks
   int64_t sends = 0; // instances of source params that are quantized for sending
 };
 QuantizedCounts countQuantized(const schema::Manifest &manifest, uint32_t endpoint);

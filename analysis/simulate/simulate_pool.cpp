@@ -19,7 +19,7 @@ constexpr uint32_t kWindow = 4;   // reads in flight of one lane
 constexpr double kRoundTrips = 3; // begin, commit, complete
 
 /// A rank of the source (replica 0) or of an engine replica, with the numbers of what it uses.
-struct Place {
+struct ReplicaRank {
   uint32_t replica = 0, rank = 0; // rank: of the plan
   int64_t copier = 0, nic = 0;    // copier: also the number of its link
 };
@@ -31,14 +31,14 @@ public:
       : topology_(topology), first_(ranges.firstRank()), meshRanks_(ranges.meshRanks()),
         firstNic_(topology.nic(first_)), lastNic_(topology.nic(int64_t{first_} + meshRanks_ - 1)) {}
 
-  Place of(uint32_t replica, uint32_t rank) const {
+  ReplicaRank of(uint32_t replica, uint32_t rank) const {
     if (rank < first_ || replica == 0)
       return {0, rank, rank, topology_.nic(rank)};
     return {replica, rank, rank + int64_t{replica} * meshRanks_,
             lastNic_ + 1 + (int64_t{replica} - 1) * (lastNic_ - firstNic_ + 1) + topology_.nic(rank) - firstNic_};
   }
   /// Whether two ranks are on different nodes.
-  bool between(const Place &a, const Place &b) const {
+  bool between(const ReplicaRank &a, const ReplicaRank &b) const {
     return topology_.ranksPerNode > 0 && (a.replica != b.replica || topology_.node(a.rank) != topology_.node(b.rank));
   }
 
@@ -54,7 +54,7 @@ public:
   Pulls(const PullRanges &ranges, const Topology &topology, uint32_t replicas, bool late)
       : ranges_(ranges), topology_(topology), placement_(ranges, topology), replicas_(replicas), late_(late),
         states_(size_t{replicas} * ranges.meshRanks()) {
-    const Place last = placement_.of(replicas - 1, ranges.firstRank() + ranges.meshRanks() - 1);
+    const ReplicaRank last = placement_.of(replicas - 1, ranges.firstRank() + ranges.meshRanks() - 1);
     copies_.resize(last.copier + 1);
     for (int side = 0; side < 2; ++side) {
       links_[side].resize(last.copier + 1);
@@ -102,7 +102,7 @@ private:
     uint32_t replica, meshRank, range;
     Lane lane;
     Stage stage = Stage::request;
-    Place client = {}, server = {};
+    ReplicaRank client = {}, server = {};
     bool nic = false; // between nodes
   };
   struct Event {

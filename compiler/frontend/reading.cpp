@@ -2,12 +2,12 @@
 #include "compiler/frontend/reading.h"
 
 #include <algorithm>
+#include <llvm/ADT/StringExtras.h>
 
 namespace reshard {
 
 namespace {
 
-bool isDigit(char c) { return c >= '0' && c <= '9'; }
 bool isLetter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 
 std::vector<std::string> namesOf(const std::vector<ir::IndexVariable> &variables) {
@@ -27,7 +27,7 @@ std::optional<std::string> readIdentifier(const Node &node, const std::string &w
   if (!name)
     return std::nullopt;
   if (!isLetter((*name)[0]) ||
-      !std::all_of(name->begin(), name->end(), [](char c) { return isLetter(c) || isDigit(c); })) {
+      !std::all_of(name->begin(), name->end(), [](char c) { return isLetter(c) || llvm::isDigit(c); })) {
     refuse(node, "a name of letters, digits and '_'", what, diagnostics);
     return std::nullopt;
   }

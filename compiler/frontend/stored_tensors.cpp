@@ -5,13 +5,11 @@
 #include "compiler/frontend/frontend.h"
 
 #include <algorithm>
-#include <cctype>
+#include <llvm/ADT/StringExtras.h>
 
 namespace reshard {
 
 namespace {
-
-bool isDigit(char c) { return std::isdigit(static_cast<unsigned char>(c)); }
 
 /// The lookup key of a name: each number and each placeholder is replaced by `#`.
 std::string keyOf(const std::string &name) {
@@ -20,9 +18,9 @@ std::string keyOf(const std::string &name) {
     if (name[i] == '{') {
       i = std::min(name.find('}', i), name.size());
       key += '#';
-    } else if (!isDigit(name[i])) {
+    } else if (!llvm::isDigit(name[i])) {
       key += name[i];
-    } else if (i == 0 || !isDigit(name[i - 1])) {
+    } else if (i == 0 || !llvm::isDigit(name[i - 1])) {
       key += '#';
     }
   return key;
@@ -38,7 +36,7 @@ bool matchesDeclared(const std::string &declared, const std::string &name,
       const std::string variable = declared.substr(i + 1, declared.find_first_of(".}", i) - i - 1);
       i = std::min(declared.find('}', i), declared.size());
       int64_t value = 0;
-      for (; j < name.size() && isDigit(name[j]) && value < kMaxIndexValues; ++j)
+      for (; j < name.size() && llvm::isDigit(name[j]) && value < kMaxIndexValues; ++j)
         value = 10 * value + (name[j] - '0');
       for (const ir::IndexVariable &each : variables)
         if (each.name == variable && value >= each.size)

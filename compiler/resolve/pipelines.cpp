@@ -12,8 +12,7 @@ using ir::IndexMap;
 
 namespace {
 
-std::string text(int64_t number) { return std::to_string(number); }
-std::string counted(int64_t n, const char *noun) { return text(n) + " " + noun + (n == 1 ? "" : "s"); }
+std::string counted(int64_t n, const char *noun) { return std::to_string(n) + " " + noun + (n == 1 ? "" : "s"); }
 
 /// The number of values of each virtual rank under `first` and `last`, or `embedding` and `loss`.
 llvm::Expected<std::vector<int64_t>> sizesOf(const Pipeline &p, int64_t n, int64_t ranks) {
@@ -22,10 +21,12 @@ llvm::Expected<std::vector<int64_t>> sizesOf(const Pipeline &p, int64_t n, int64
   if (p.embedding || p.loss) {
     const int64_t e = p.embedding.value_or(0), l = p.loss.value_or(0);
     if (e < 0 || e > 1 || l < 0 || l > 1)
-      return fail("'embedding' and 'loss' are " + text(e) + " and " + text(l) + ", expected 0 or 1");
+      return fail("'embedding' and 'loss' are " + std::to_string(e) + " and " + std::to_string(l) +
+                  ", expected 0 or 1");
     if ((n + e + l) % stages != 0)
-      return fail(counted(n, "value") + " and " + text(e + l) + " for embedding and loss cannot be divided into " +
-                  counted(stages, "stage") + ": " + text(stages) + " does not divide " + text(n + e + l));
+      return fail(counted(n, "value") + " and " + std::to_string(e + l) +
+                  " for embedding and loss cannot be divided into " + counted(stages, "stage") + ": " +
+                  std::to_string(stages) + " does not divide " + std::to_string(n + e + l));
     std::vector<int64_t> sizes(stages, (n + e + l) / stages);
     sizes.front() -= e;
     sizes.back() -= l;
@@ -39,11 +40,11 @@ llvm::Expected<std::vector<int64_t>> sizesOf(const Pipeline &p, int64_t n, int64
   const int64_t others = ranks - p.first.has_value() - p.last.has_value();
   const int64_t rest = n - p.first.value_or(0) - p.last.value_or(0);
   if (p.first.value_or(0) < 0 || p.last.value_or(0) < 0 || rest < 0)
-    return fail("'first' and 'last' are " + text(n - rest) + " values in all, expected each at least 0 and at most " +
-                text(n) + " in all");
+    return fail("'first' and 'last' are " + std::to_string(n - rest) +
+                " values in all, expected each at least 0 and at most " + std::to_string(n) + " in all");
   if (others == 0 ? rest != 0 : rest % others != 0)
     return fail("'first' and 'last' leave " + counted(rest, "value") + ", which cannot be divided evenly over " +
-                (others == 1 ? "the other rank" : text(others) + " other ranks"));
+                (others == 1 ? "the other rank" : std::to_string(others) + " other ranks"));
   std::vector<int64_t> each(ranks, others ? rest / others : 0);
   if (p.first)
     each.front() = *p.first;
@@ -53,7 +54,8 @@ llvm::Expected<std::vector<int64_t>> sizesOf(const Pipeline &p, int64_t n, int64
   for (int64_t chunk = 0; chunk < v; ++chunk)
     for (int64_t rank : each) {
       if (rank % v != 0)
-        return fail("a rank has " + counted(rank, "value") + ", expected a multiple of " + text(v) + " ('interleave')");
+        return fail("a rank has " + counted(rank, "value") + ", expected a multiple of " + std::to_string(v) +
+                    " ('interleave')");
       sizes.push_back(rank / v);
     }
   return sizes;
@@ -65,12 +67,12 @@ llvm::Expected<PipelineShards> applyPipeline(Scheme scheme, Pipeline pipeline, i
   if (pipeline.stages) {
     const int64_t stages = static_cast<int64_t>(pipeline.stages->size());
     if (stages % ranks != 0)
-      return llvm::createStringError(counted(stages, "stage") + " over " + text(ranks) +
-                                     " ranks, expected a multiple of " + text(ranks));
+      return llvm::createStringError(counted(stages, "stage") + " over " + std::to_string(ranks) +
+                                     " ranks, expected a multiple of " + std::to_string(ranks));
     const int64_t values = std::accumulate(pipeline.stages->begin(), pipeline.stages->end(), int64_t{0});
     if (values != n)
       return llvm::createStringError("'" + pipeline.key + "' has " + counted(values, "value") +
-                                     " in all stages, expected " + text(n));
+                                     " in all stages, expected " + std::to_string(n));
     pipeline.interleave = stages / ranks;
     scheme.numbers = *pipeline.stages;
     scheme.name = "sizes";

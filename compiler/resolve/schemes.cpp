@@ -17,10 +17,8 @@ using ir::IndexMap;
 
 namespace {
 
-std::string text(int64_t number) { return std::to_string(number); }
-
 /// "1 row", "3 units of 128 rows".
-std::string counted(int64_t n, const std::string &noun) { return text(n) + " " + noun + (n == 1 ? "" : "s"); }
+std::string counted(int64_t n, const std::string &noun) { return std::to_string(n) + " " + noun + (n == 1 ? "" : "s"); }
 
 /// The argument of a scheme function: n units over k ranks. The function fills `at`, which has k empty maps.
 struct Problem {
@@ -46,8 +44,9 @@ namespace schemes {
 /// Rows [r·n/k, (r+1)·n/k); k must divide n.
 llvm::Error even(const Problem &p) {
   if (p.n % p.k != 0)
-    return llvm::createStringError("'even' cannot shard " + p.over() + ": " + text(p.k) + " does not divide " +
-                                   text(p.n) + " (use 'chunk' or 'balanced' for uneven shards)");
+    return llvm::createStringError("'even' cannot shard " + p.over() + ": " + std::to_string(p.k) +
+                                   " does not divide " + std::to_string(p.n) +
+                                   " (use 'chunk' or 'balanced' for uneven shards)");
   for (int64_t r = 0, each = p.n / p.k; r < p.k; ++r)
     p.put(r, {r * each, 0, each});
   return llvm::Error::success();
@@ -108,12 +107,12 @@ llvm::Error sizes(const Problem &p) {
   const std::vector<int64_t> &list = p.scheme.numbers;
   if (static_cast<int64_t>(list.size()) != p.k)
     return llvm::createStringError("'sizes' lists " + counted(static_cast<int64_t>(list.size()), "size") +
-                                   ", expected " + text(p.k) + ", one for each rank");
+                                   ", expected " + std::to_string(p.k) + ", one for each rank");
   int64_t next = 0;
   for (int64_t r = 0; r < p.k; ++r) {
     if (list[r] < 0 || list[r] > p.n)
-      return llvm::createStringError("'sizes' has " + text(list[r]) + " for rank " + text(r) + ", expected 0 to " +
-                                     p.units);
+      return llvm::createStringError("'sizes' has " + std::to_string(list[r]) + " for rank " + std::to_string(r) +
+                                     ", expected 0 to " + p.units);
     p.put(r, {next, 0, list[r]});
     next += list[r];
     if (next > p.n)
@@ -123,7 +122,7 @@ llvm::Error sizes(const Problem &p) {
     return llvm::Error::success();
   const auto sum = std::accumulate(list.begin(), list.end(), static_cast<__int128>(0));
   return llvm::createStringError("'sizes' sum to " +
-                                 (sum > INT64_MAX ? "more than 2^63" : text(static_cast<int64_t>(sum))) +
+                                 (sum > INT64_MAX ? "more than 2^63" : std::to_string(static_cast<int64_t>(sum))) +
                                  ", expected " + p.units);
 }
 
@@ -136,8 +135,9 @@ llvm::Error stride(const Problem &p) {
   if (s > p.n / p.k || p.n % (p.k * s) != 0) {
     if (p.n == 0)
       return llvm::Error::success();
-    return llvm::createStringError("'stride' cannot shard " + p.over() + ": " + text(p.k) + " ranks times stride " +
-                                   text(s) + " does not divide " + text(p.n));
+    return llvm::createStringError("'stride' cannot shard " + p.over() + ": " + std::to_string(p.k) +
+                                   " ranks times stride " + std::to_string(s) + " does not divide " +
+                                   std::to_string(p.n));
   }
   for (int64_t r = 0, length = p.n / (p.k * s); r < p.k; ++r)
     p.put(r, {r * length, 0, length, s, p.k * length, length});
@@ -149,11 +149,12 @@ llvm::Error blocks(const Problem &p) {
   int64_t start = 0, local = 0;
   for (int64_t length : p.scheme.numbers) {
     if (length < 0 || length > p.n - start)
-      return llvm::createStringError("'blocks' has the block length " + text(length) + ", expected 0 to " +
-                                     text(p.n - start) + " of " + p.units);
+      return llvm::createStringError("'blocks' has the block length " + std::to_string(length) + ", expected 0 to " +
+                                     std::to_string(p.n - start) + " of " + p.units);
     if (length % p.k != 0)
-      return llvm::createStringError("'blocks' cannot shard a block of " + text(length) + " over " +
-                                     counted(p.k, "rank") + ": " + text(p.k) + " does not divide " + text(length));
+      return llvm::createStringError("'blocks' cannot shard a block of " + std::to_string(length) + " over " +
+                                     counted(p.k, "rank") + ": " + std::to_string(p.k) + " does not divide " +
+                                     std::to_string(length));
     const int64_t each = length / p.k;
     for (int64_t r = 0; r < p.k; ++r)
       p.put(r, {start + r * each, local, each});
@@ -162,7 +163,7 @@ llvm::Error blocks(const Problem &p) {
   }
   if (start == p.n)
     return llvm::Error::success();
-  return llvm::createStringError("'blocks' sum to " + text(start) + ", expected " + p.units);
+  return llvm::createStringError("'blocks' sum to " + std::to_string(start) + ", expected " + p.units);
 }
 
 /// Explicit lists of rows for each rank, in slot order (vLLM's expert load balancer). A row that a rank lists again is
@@ -171,21 +172,21 @@ llvm::Error map(const Problem &p) {
   const auto &lists = p.scheme.lists;
   if (static_cast<int64_t>(lists.size()) != p.k)
     return llvm::createStringError("'map' has " + counted(static_cast<int64_t>(lists.size()), "list") + ", expected " +
-                                   text(p.k) + ", one for each rank");
+                                   std::to_string(p.k) + ", one for each rank");
   for (int64_t r = 0; r < p.k; ++r) {
     std::map<int64_t, size_t> seen;
     for (size_t slot = 0; slot < lists[r].size(); ++slot) {
       const int64_t row = lists[r][slot];
       if (row < 0 || row >= p.n)
-        return llvm::createStringError("'map' puts " + p.scheme.noun + " " + text(row) + " on rank " + text(r) +
-                                       ", expected 0 to " + text(p.n - 1));
+        return llvm::createStringError("'map' puts " + p.scheme.noun + " " + std::to_string(row) + " on rank " +
+                                       std::to_string(r) + ", expected 0 to " + std::to_string(p.n - 1));
       const size_t layer = seen[row]++;
       if (layer > p.repeats.size()) {
         constexpr int64_t kMaxLists = 1 << 22; // layers of repeats times ranks
         if (static_cast<int64_t>(layer) * p.k > kMaxLists)
-          return llvm::createStringError("'map' lists " + p.scheme.noun + " " + text(row) + " of rank " + text(r) +
-                                         " " + text(layer + 1) + " times, expected at most " +
-                                         text(kMaxLists / p.k + 1) + " times");
+          return llvm::createStringError("'map' lists " + p.scheme.noun + " " + std::to_string(row) + " of rank " +
+                                         std::to_string(r) + " " + std::to_string(layer + 1) +
+                                         " times, expected at most " + std::to_string(kMaxLists / p.k + 1) + " times");
         p.repeats.emplace_back(p.k);
       }
       (layer == 0 ? p.at : p.repeats[layer - 1])[r].push_back({row, static_cast<int64_t>(slot), 1, 1, 0, 0});
@@ -265,7 +266,7 @@ llvm::Expected<DimensionShards> applyScheme(const Scheme &scheme, int64_t n, int
   if (scheme.replicate && ranks > units && units > 0) {
     if (ranks % units != 0)
       return llvm::createStringError("'replicate' cannot shard " + unitText + " over " + counted(ranks, "rank") + ": " +
-                                     text(units) + " does not divide " + text(ranks));
+                                     std::to_string(units) + " does not divide " + std::to_string(ranks));
     for (int64_t r = 0; r < ranks; ++r)
       shards.at[r] = {{r / (ranks / units), 0, 1, 1, 0, 0}};
   } else {

@@ -17,7 +17,7 @@ using namespace ir;
 
 namespace {
 
-int64_t bytesOf(const OperandShape &shape) {
+int64_t operandBytes(const OperandShape &shape) {
   int64_t bytes = shape.rowBytes;
   for (const OperandLoop &loop : shape.loops)
     bytes *= loop.count;
@@ -27,7 +27,7 @@ int64_t bytesOf(const OperandShape &shape) {
 /// Whether an operand is in the arena, with its rows contiguous.
 bool contiguousInArena(const RankSchedule &rank, const Operand &operand) {
   const OperandShape &shape = rank.shapes[operand.shape];
-  int64_t stride = bytesOf(shape);
+  int64_t stride = operandBytes(shape);
   return operand.buffer == 0 && std::all_of(shape.loops.begin(), shape.loops.end(), [&](const OperandLoop &loop) {
            return loop.stride == (stride /= loop.count);
          });
@@ -75,7 +75,7 @@ void assign(RankSchedule &rank, const Layout &layout) {
     for (size_t i = 0; i < step.inputs.size(); ++i)
       if (step.inputs[i].buffer == 0)
         rank.arenaBytes =
-            std::max(rank.arenaBytes, alignUp(step.inputs[i].offset + bytesOf(rank.shapes[step.inputs[i].shape])));
+            std::max(rank.arenaBytes, alignUp(step.inputs[i].offset + operandBytes(rank.shapes[step.inputs[i].shape])));
   for (Slots &slots : all) {
     slots.base = rank.arenaBytes;
     rank.arenaBytes += std::min<int64_t>(slots.chunks, 2) * slots.bytes;

@@ -3,8 +3,8 @@
 // target's own rank, else its node, else all replicas. Transfers with the same candidates form a class. The fractional
 // optimum over the classes (optimum.h) gives the bytes that each candidate sends to each class. The transfers of a
 // class are assigned in that proportion, in the order of their targets. They are cut between tensors, or inside a
-// tensor where whole tensors would miss the optimum by more than a fraction of 1 / kTolerance. Epochs (--keep) are
-// planned one after the other, so that targets that joined earlier keep their sources.
+// tensor where whole tensors would miss the optimum by more than a fraction of 1 / kBalanceTolerance. Epochs (--keep)
+// are planned one after the other, so that targets that joined earlier keep their sources.
 
 #include "compiler/pass.h"
 #include "compiler/transfer/candidates.h"
@@ -25,7 +25,7 @@ namespace {
 
 /// A cut may miss its position by the optimum divided by this. Errors do not add up: each class corrects those of the
 /// classes before it.
-constexpr int64_t kTolerance = 512;
+constexpr int64_t kBalanceTolerance = 512;
 /// Limits of the improvement after the assignment: the number of moves (or chains of moves), and the number of mesh
 /// ranks that the search for one of them visits.
 constexpr int kMoves = 64;
@@ -110,7 +110,7 @@ private:
     const size_t first = given_.size();
     const std::vector<int64_t> before = load_;
     for (size_t c : order)
-      apportion(classes[c], unassigned[c], best.bytes[c], best.load / kTolerance, deficit);
+      apportion(classes[c], unassigned[c], best.bytes[c], best.load / kBalanceTolerance, deficit);
     for (int moves = 0; moves < kMoves && rebalance(first, best.load); ++moves)
       ;
     useRoundRobinIfBetter(classes, unassigned, first, before);

@@ -97,7 +97,7 @@ std::vector<int32_t> drawnRanks(const Simulation &simulation, uint32_t world, ui
 }
 
 /// The activities in which one rank takes part.
-struct Lane {
+struct RankLane {
   std::vector<const Activity *> activities;
   RankTimes times;
 
@@ -116,7 +116,7 @@ struct Lane {
   }
 };
 
-Json laneOf(const Plan &plan, int32_t rank, const Lane &lane, double seconds) {
+Json laneOf(const Plan &plan, int32_t rank, const RankLane &lane, double seconds) {
   std::shared_ptr<const schema::Segment> segment;
   throwOnError(plan.segment(static_cast<uint32_t>(rank), segment), kUsage);
   Json spans = Json::array(), arena = Json::array();
@@ -142,7 +142,7 @@ nlohmann::ordered_json timesOf(const Plan &plan, const Topology &topology, uint3
   const Result<Simulation> simulated = simulate(plan, topology, true, [&](double fraction) { progress.at(fraction); });
   throwOnError(simulated.status(), kUsage);
   const std::vector<int32_t> ranks = drawnRanks(*simulated, plan.world(), group);
-  std::map<int32_t, Lane> byRank;
+  std::map<int32_t, RankLane> byRank;
   for (const int32_t rank : ranks)
     byRank[rank];
   for (const Activity &activity : simulated->activities) {
