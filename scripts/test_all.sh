@@ -68,7 +68,7 @@ clang() {
   [ "$other" = 0 ] || status=1
 }
 
-# Each library as one file. A fresh build tree compiles eight files as one, and a new file changes which: if all together compile, no
+# Each library as one file. A fresh build tree compiles 24 files as one, and a new file changes which: if all together compile, no
 # batch can have two helpers of one name.
 unity() {
   if cmake -S . -B build/unity -G Ninja -DRESHARD_UNITY=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=0 -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS=-O0 >build/unity.log 2>&1 &&
