@@ -18,12 +18,12 @@ build:
 	@$(call configure)
 	cmake --build $(BUILD) -j $(JOBS)
 
-# Builds and runs three commands.
+# Builds and runs three commands; the one that draws the page is built when the bytes have been checked.
 demo:
 	@scripts/bootstrap.sh
 	@$(call configure)
-	cmake --build $(BUILD) -j $(JOBS) --target reshard-compile reshard-exec reshard-inspect
-	@scripts/demo.sh $(BUILD)
+	cmake --build $(BUILD) -j $(JOBS) --target reshard-compile reshard-exec
+	@scripts/demo.sh $(BUILD) $(JOBS)
 
 # Packages for everything except CUDA: afterwards `make` builds transport `mpi`, and `pip install .` works.
 setup:

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The main job: Qwen3-0.6B from a Megatron trainer (TP2·PP2·DP2, ranks 0-7) to a vLLM engine (TP4, ranks 8-11), real sizes.
-# Usage: demo.sh BUILD. Prints each step before it starts, then the report.
+# Usage: demo.sh BUILD JOBS. Prints each step before it starts, the report after the check of the files, then draws the page with
+# reshard-inspect, which it builds with JOBS compilers.
 set -eu
 bin=$1
+jobs=$2
 work=build/demo
 steps=5
 number=0
@@ -31,8 +33,13 @@ step "write the trainer's 8 safetensors files" \
 step "run from these files to the engine's 4 files; read them back and check every byte" \
   "$bin/reshard-exec" "$work/refit.rplan" --source="$work/trainer" --target="$work/engine" --check --report="$work/files.json"
 rm -rf "$work/trainer"
-step "draw the plan, with its time on two nodes of 8 GPUs" \
-  "$bin/reshard-inspect" "$work/refit.rplan" --format=html --simulate=examples/topologies/h100x8.yaml -o "$work/report.html"
 /usr/bin/python3 scripts/demo_report.py "$work"
 echo
+# The main job is done: what only the page needs is built now.
+draw() {
+  cmake --build "$bin" -j "$jobs" --target reshard-inspect
+  "$@"
+}
+step "build reshard-inspect, and draw the plan, with its time on two nodes of 8 GPUs" draw \
+  "$bin/reshard-inspect" "$work/refit.rplan" --format=html --simulate=examples/topologies/h100x8.yaml -o "$work/report.html"
 echo "The plan as a page: $(pwd)/$work/report.html"

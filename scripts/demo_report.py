@@ -15,12 +15,6 @@ def size(count: float) -> str:
     return ""
 
 
-def page(work: Path) -> Path | None:
-    """The report as a page, if a step of demo.sh has written one: this is the only place that names its path."""
-    path = work / "report.html"
-    return path if path.exists() else None
-
-
 def main() -> int:
     work = Path(sys.argv[1])
     compiled, memory, files = (json.loads((work / f"{name}.json").read_text()) for name in ("compile", "exec", "files"))
@@ -42,8 +36,6 @@ def main() -> int:
     right = mismatches == 0 and checked > 0
     print(f"\n  {'RIGHT' if right else 'WRONG'}: {checked} bytes checked, {mismatches} elements wrong")
     print(f"  plan: {work / 'refit.rplan'}")
-    if path := page(work):
-        print(f"  page: {path}")
     return 0 if right else 1
 
 
