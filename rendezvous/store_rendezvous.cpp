@@ -296,7 +296,8 @@ Status StoreRendezvous::lookAtHello(uint32_t rank, const Deadline &deadline) {
   Peer &peer = peers_[rank];
   if (!hello || hello->token == peer.token)
     return {};
-  peer = {hello->token, Clock::now(), hello->who(), {}, (*found)->problem.empty(), hello->previous != 0, false, {}};
+  const bool trusted = (*found)->problem.empty();
+  peer = {hello->token, Clock::now(), hello->who(), {}, trusted, hello->previous != 0, false, {}, 0, false};
   if (!(*found)->problem.empty())
     peer.problem = "the hello of rank " + std::to_string(rank) + " (" + peer.who + ") " + (*found)->problem +
                    "; give all processes the same secret (RESHARD_SECRET)";
@@ -355,16 +356,13 @@ Result<bool> StoreRendezvous::lookForAnswer(uint32_t rank, const Deadline &deadl
   return peer.answered;
 }
 
-/// Tells all processes that have said hello, or that have another plan, why the job fails, and waits until they know:
-/// the store may end with this process.
+/// Tells all processes of the job why it fails, and waits until they know, also for those that start later, as long as
+/// processes of one launch take to start: the store may end with this process.
 Status StoreRendezvous::refuse(Status reason, const Deadline &deadline) {
   Roster roster{session_, {own_.token}, reason};
   for (uint32_t rank = 1; rank < size(); ++rank)
     roster.tokens.push_back(peers_[rank].token);
-  Deadline until = Clock::now() + std::chrono::seconds(2);
-  if (deadline)
-    until = std::min(*until, *deadline);
-  until.interrupt = deadline.interrupt;
+  const Deadline until = launchDeadline(deadline);
   if (!set(prefix_ + "roster", roster.encode(), until).ok())
     return reason;
   Polling polling(pause());
@@ -382,29 +380,37 @@ Status StoreRendezvous::refuse(Status reason, const Deadline &deadline) {
   return reason;
 }
 
-Result<bool> StoreRendezvous::tell(uint32_t rank, const Roster &roster, const Deadline &deadline) {
+Result<bool> StoreRendezvous::tell(uint32_t rank, Roster &roster, const Deadline &deadline) {
   Peer &peer = peers_[rank];
-  const bool reads = peer.token != 0 && peer.trusted; // the roster, unless its hello is the rest of an earlier attempt
-  if (reads) {
+  if (peer.told)
+    return true;
+  if (rank < size())
+    if (Status status = lookAtHello(rank, deadline); !status.ok())
+      return status;
+  if (rank < size() && roster.tokens[rank] != peer.token) { // it has said hello since
+    roster.tokens[rank] = peer.token;
+    if (Status status = set(prefix_ + "roster", roster.encode(), deadline); !status.ok())
+      return status;
+  }
+  if (peer.token != 0 && peer.trusted) { // it reads the roster, unless its hello is the rest of an earlier attempt
     const auto answer = findRecord<Welcome>(store_, options_, key("answer", rank), deadline);
     if (!answer.ok())
       return answer.status();
-    if (*answer == Welcome{0, peer.token}) {
-      peer.token = 0;
-      return true;
-    }
-    if (peer.answered)
-      return false;
+    peer.told = *answer == Welcome{0, peer.token};
+    if (peer.told || peer.answered)
+      return peer.told;
   }
   const auto differs = findRecord<Welcome>(store_, options_, keyOf(options_, "differs", rank), deadline);
   if (!differs.ok())
     return differs.status();
+  peer.told = peer.refused != 0 && *differs == Welcome{0, peer.refused};
   if (!*differs || (*differs)->session != own_.token)
-    return !reads || peer.differs; // in the latter case it has answered the refusal
+    return peer.told || (peer.token != 0 && !peer.trusted);
+  peer.refused = (*differs)->token;
+  const Roster refusal{roster.session, {peer.refused}, roster.refusal};
   const auto opened = findRecord<Opened>(store_, options_, keyOf(options_, "plan", rank), deadline);
   if (opened.ok() && *opened && (*opened)->size > peers_.size())
     peers_.resize(std::min((*opened)->size, kMostRanks)); // more ranks of the other plan
-  const Roster refusal{roster.session, {(*differs)->token}, roster.refusal};
   Status status = setSealed(store_, options_, keyOf(options_, "refusal", rank), refusal.encode(), deadline);
   return status.ok() ? Result<bool>(false) : status;
 }

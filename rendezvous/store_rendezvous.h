@@ -5,7 +5,8 @@
 // with its session and the token that it has read. A rank that finds its own token there sets `answer/r` with both,
 // which proves that it runs. After all answers rank 0 sets `roster` with the tokens of all ranks: a process that finds
 // its own token in it has joined. A process that restarts meanwhile sets its hello anew, and rank 0 welcomes it anew.
-// If rank 0 refuses the job or its deadline approaches, the roster has the reason, and all processes fail with it.
+// If rank 0 refuses the job or its deadline approaches, the roster has the reason, and all processes fail with it, also
+// those that say hello in the 5 s after.
 //
 // The keys begin with `reshard/JOB/DIGEST OF THE PLAN/`, so that jobs of another name or plan do not meet. Each process
 // also sets `reshard/JOB/plan/r`. If a rank finds that rank 0 has another plan, it sets `reshard/JOB/differs/r` with
@@ -72,6 +73,8 @@ private:
     bool replaced = false;    // its hello replaced another one
     bool answered = false;
     std::optional<std::chrono::steady_clock::time_point> differs; // since when it is known that it has another plan
+    uint64_t refused = 0; // the token that it has with another plan, to which the refusal was addressed
+    bool told = false;    // it knows the refusal
   };
 
   std::string key(const char *kind, uint32_t rank) const;
@@ -91,8 +94,9 @@ private:
   Status lookForConflict(uint32_t rank, const Deadline &deadline);
   Result<bool> lookForAnswer(uint32_t rank, const Deadline &deadline);
   Status refuse(Status reason, const Deadline &deadline);
-  /// Tells a rank why the job fails. Returns whether it knows.
-  Result<bool> tell(uint32_t rank, const Roster &roster, const Deadline &deadline);
+  /// Tells a rank why the job fails. Returns whether it knows, or cannot read it. The roster gets the tokens of ranks
+  /// that have said hello since.
+  Result<bool> tell(uint32_t rank, Roster &roster, const Deadline &deadline);
   Status missing();
 
   // As another rank.

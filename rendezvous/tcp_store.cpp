@@ -48,7 +48,8 @@ Result<std::unique_ptr<Store>> TcpStore::connect(const TcpPlace &place, std::sha
     if (const std::optional<std::string> reason = store->question_ ? store->question_->answer() : std::nullopt)
       return failed(*reason);
     if (!polling.wait(deadline))
-      return timedOut("timed out: " + status.message() + "; rank 0 of the job serves it");
+      return timedOut("timed out: " + status.message() +
+                      "; rank 0 of the job serves it: if it has ended, its own error is the cause");
   }
 }
 

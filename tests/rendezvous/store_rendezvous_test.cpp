@@ -235,12 +235,43 @@ TEST_F(StoreRendezvousTest, AnotherPlanEndsAll) {
     const auto begin = std::chrono::steady_clock::now();
     run(all);
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
-    const std::string rank = std::to_string(other == 2 ? 2 : 1);
+    // If several have another plan, rank 0 names the one whose note it has seen first.
+    const bool second = all[0].result.message().starts_with("rank 2 ");
+    const std::string rank = other == 2 || second ? "2" : "1";
     for (const Process &each : all)
       EXPECT_EQ(each.result.message(), "rank " + rank + " has opened plan " + (other == 0 ? kPlan : kOther) +
                                            ", rank 0 has opened plan " + (other == 0 ? kOther : kPlan) +
                                            "; give the same plan file to all ranks");
   }
+}
+
+TEST_F(StoreRendezvousTest, RanksThatStartLaterAreToldToo) {
+  // Rank 1 has another plan. Rank 2 starts after rank 0 has refused the job, with either plan; its hello may replace
+  // that of an earlier attempt.
+  for (const std::string &plan : {kPlan, kOther}) {
+    for (const bool earlier : {false, true}) {
+      memory.values.clear();
+      if (earlier)
+        leave(2, 7);
+      std::vector<Process> all = processes(3);
+      all[1].options.plan = kOther;
+      all[2].options.plan = plan;
+      all[2].delay = 2500;
+      const auto begin = std::chrono::steady_clock::now();
+      run(all);
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+      for (const Process &each : all)
+        EXPECT_THAT(each.result.message(), StartsWith("rank 1 has opened plan " + kOther + ", rank 0 has opened plan"));
+    }
+  }
+  // Rank 0 does not wait longer for one that never starts.
+  memory.values.clear();
+  std::vector<Process> all = processes(3);
+  all.pop_back();
+  all[1].options.plan = kOther;
+  const auto begin = std::chrono::steady_clock::now();
+  run(all);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(9));
 }
 
 TEST_F(StoreRendezvousTest, ARankThatFailsBeforeItJoinsEndsAll) {
@@ -324,9 +355,10 @@ TEST_F(StoreRendezvousTest, ARankZeroWithoutAStoreEndsTheOthers) {
 TEST_F(StoreRendezvousTest, ADuplicateRankIsNamedByAll) {
   for (const uint32_t twice : {0u, 1u, 2u}) {
     memory.values.clear();
-    std::vector<Process> all = processes(4); // rank 3 is missing
-    all[3] = all[twice];
-    all[3].delay = 100;
+    std::vector<Process> all = processes(4);
+    all[3].delay = 500; // when it starts, rank 0 has refused the job
+    all.push_back(all[twice]);
+    all.back().delay = 100;
     run(all);
     for (const Process &each : all)
       EXPECT_THAT(each.result.message(),

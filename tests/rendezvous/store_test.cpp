@@ -450,7 +450,8 @@ TEST(TcpStore, NamesWhatIsWrong) {
   EXPECT_THAT((*client)->set("a", "1", in(5'000)).message(), StartsWith("lost the store at " + at));
   const auto nobody = connect(port, {}, in(50));
   EXPECT_EQ(errorOf(nobody),
-            "timed out: cannot connect to the store at " + at + ": Connection refused; rank 0 of the job serves it");
+            "timed out: cannot connect to the store at " + at +
+                ": Connection refused; rank 0 of the job serves it: if it has ended, its own error is the cause");
   EXPECT_TRUE(nobody.status().timedOut());
   const TcpPlace unknown{{"no-such-host.invalid", 1234}, {}, false};
   EXPECT_THAT(TcpStore::connect(unknown, nullptr, in(20'000)).status().message(),
@@ -520,7 +521,7 @@ TEST(TcpStore, ANetworkThatIsCutIsTriedUntilTheDeadline) {
     GTEST_SKIP() << "a network of its own needs root";
   EXPECT_EQ(errorOf(found),
             "timed out: cannot connect to the store at 192.0.2.1:1234: Network is unreachable; rank 0 of "
-            "the job serves it");
+            "the job serves it: if it has ended, its own error is the cause");
   EXPECT_TRUE(found.status().timedOut());
 }
 
