@@ -10,7 +10,16 @@
 
 namespace reshard {
 
-Status checkJobOptions(const reshard_options &options, const std::string &transport) {
+Status checkOptions(const reshard_options &options) {
+  const std::string transport = options.transport ? options.transport : "threads";
+  const std::string device = options.device ? options.device : "cpu";
+  if (transport != "threads" && transport != "mpi" && transport != "ucx" && transport != "nccl")
+    return invalid("unknown transport '" + transport + "', expected 'threads', 'mpi', 'ucx' or 'nccl'");
+  if (device != "cpu" && device != "cuda")
+    return invalid("unknown device '" + device + "', expected 'cpu' or 'cuda'");
+  if (transport != "threads" && (transport == "nccl") != (device == "cuda"))
+    return invalid("transport '" + transport + "' does not run on device '" + device + "', expected '" +
+                   (device == "cpu" ? "cuda" : "cpu") + "'");
   const bool given = options.rendezvous || options.store;
   if (options.rendezvous && options.store)
     return invalid("found a rendezvous '" + std::string(options.rendezvous) + "' and a store, expected one of them");
@@ -63,7 +72,31 @@ Status completeFromLauncher(JobProcess &process, std::string &url) {
   return {};
 }
 
+/// Of the caller's secret, or the one in the environment.
+Result<Authenticator> authenticatorOf(const reshard_options &options) {
+  const char *environment = std::getenv("RESHARD_SECRET");
+  const char *const secretText = options.secret ? options.secret : environment;
+  if (secretText && !*secretText)
+    return invalid(options.secret
+                       ? "secret: found \"\", expected 1 to 4096 bytes, or NULL for the one in RESHARD_SECRET"
+                       : "RESHARD_SECRET: found \"\", expected 1 to 4096 bytes; unset it for no secret");
+  return Authenticator::create(secretText ? secretText : "");
+}
+
 } // namespace
+
+Status checkRendezvous(const reshard_options &options, const Deadline &deadline) {
+  if (!options.rendezvous && !options.store)
+    return {};
+  const Result<Authenticator> authenticator = authenticatorOf(options);
+  if (!authenticator.ok() || options.store)
+    return authenticator.status();
+  JobProcess any{.plan = {}, .rank = 0, .size = 0};
+  std::string url = options.rendezvous;
+  if (Status status = completeFromLauncher(any, url); !status.ok())
+    return status;
+  return checkStore({url, false, *authenticator, options.insecure != 0}, launchDeadline(deadline));
+}
 
 Result<JobConnection> connectJob(const reshard_options &options, const std::string &given, const JobProcess &process,
                                  const Deadline &deadline, std::shared_ptr<Store> opened) {
@@ -74,14 +107,7 @@ Result<JobConnection> connectJob(const reshard_options &options, const std::stri
   if (*completed.rank >= completed.size && completed.size != 0 && !completed.pull)
     return invalid("rank " + std::to_string(*completed.rank) + " is not in the plan, which has " +
                    std::to_string(completed.size) + " ranks");
-  const char *environment = std::getenv("RESHARD_SECRET");
-  const char *const secretText = options.secret ? options.secret : environment;
-  if (secretText && !*secretText)
-    return invalid(options.secret
-                       ? "secret: found \"\", expected 1 to 4096 bytes, or NULL for the one in RESHARD_SECRET"
-                       : "RESHARD_SECRET: found \"\", expected 1 to 4096 bytes; unset it for no secret");
-  const std::string secret = secretText ? secretText : "";
-  Result<Authenticator> authenticator = Authenticator::create(secret);
+  Result<Authenticator> authenticator = authenticatorOf(options);
   if (!authenticator.ok())
     return authenticator.status();
   const StoreOptions place{url, *completed.rank == 0, *authenticator, options.insecure != 0};
@@ -108,7 +134,7 @@ Status reportFailureToJob(const reshard_options &options, std::optional<uint32_t
     return invalid("found no rendezvous, or a transport without one, expected transport 'ucx' or 'nccl' with it");
   if (options.pull)
     return {}; // no process waits for another
-  if (Status status = checkJobOptions(options, transport); !status.ok())
+  if (Status status = checkOptions(options); !status.ok())
     return status;
   const Deadline until = launchDeadline(deadline);
   const Result<JobConnection> job =

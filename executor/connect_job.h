@@ -24,8 +24,12 @@ struct JobProcess {
   bool pull = false;            // replicas have ranks beyond `size`, and no process waits for another
 };
 
-/// Checks that the options give one rendezvous at most, and only for a transport that has one.
-Status checkJobOptions(const reshard_options &options, const std::string &transport);
+/// Checks that transport and device are known and fit, and that the options give one rendezvous at most, and only for a
+/// transport that has one.
+Status checkOptions(const reshard_options &options);
+
+/// Checks what connectJob needs, without waiting for another process.
+Status checkRendezvous(const reshard_options &options, const Deadline &deadline);
 
 /// Opens the store; waits until the deadline for rank 0 to serve it. `url`: of the options, or the default of the
 /// transport. `opened`: a store that is used in place of the URL's, or null.

@@ -75,15 +75,7 @@ Status checkRequest(OpenRequest &request) {
                    "process's own with transport 'mpi', 'ucx' or 'nccl')");
   request.transport = request.options.transport ? request.options.transport : "threads";
   request.device = request.options.device ? request.options.device : "cpu";
-  const std::string &transport = request.transport, &device = request.device;
-  if (transport != "threads" && transport != "mpi" && transport != "ucx" && transport != "nccl")
-    return invalid("unknown transport '" + transport + "', expected 'threads', 'mpi', 'ucx' or 'nccl'");
-  if (device != "cpu" && device != "cuda")
-    return invalid("unknown device '" + device + "', expected 'cpu' or 'cuda'");
-  if (transport != "threads" && (transport == "nccl") != (device == "cuda"))
-    return invalid("transport '" + transport + "' does not run on device '" + device + "', expected '" +
-                   (device == "cpu" ? "cuda" : "cpu") + "'");
-  return checkJobOptions(request.options, transport);
+  return checkOptions(request.options);
 }
 
 /// The one rank that the caller gave, if it gave exactly one.
@@ -706,6 +698,22 @@ void reshard_close(reshard_executor *executor) {
     const reshard_status status = reshard_fail(executor, executor->unready.message().c_str());
   executor->interrupt.begin();
   delete executor;
+}
+
+reshard_status reshard_check_options(const reshard_options *options, char *error, size_t capacity) {
+  try {
+    reshard_options own = RESHARD_OPTIONS_INITIALIZER;
+    Status status = options ? readStruct(options, own) : Status();
+    if (status.ok())
+      status = checkOptions(own);
+    if (status.ok())
+      status = checkRendezvous(own, deadlineIn(own.join_seconds));
+    if (error && capacity > 0)
+      error[status.message().copy(error, capacity - 1)] = '\0';
+    return statusOf(status);
+  } catch (const std::exception &) {
+    return RESHARD_FAILED; // out of memory
+  }
 }
 
 reshard_status reshard_fail_open(const uint32_t *rank, const reshard_options *options, const char *reason) {

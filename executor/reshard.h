@@ -375,6 +375,12 @@ uint64_t reshard_bytes_by(const reshard_executor *executor, reshard_method metho
 /* Before prepare: this process cannot take part, for a reason that is not an error of the library. The processes that
    wait for it fail with the reason at once; the executor can only be closed. After prepare it does nothing. */
 reshard_status reshard_fail(reshard_executor *executor, const char *reason);
+/* Checks options without a plan and without waiting for another process, for a program that starts something long
+   before reshard_open, such as an engine: their values, the form of the rendezvous, the variables of env://, the
+   secret, that a host without one is this machine, and that the folder of file:/// is there; as reshard_open, it makes
+   the folder if its parent exists. Writes the error, or "", to `error`, at most `capacity` bytes with its end; NULL, 0:
+   nowhere. */
+reshard_status reshard_check_options(const reshard_options *options, char *error, size_t capacity);
 /* Instead of reshard_open, with its options and rank (NULL: that of env://): this process cannot call it, for a reason
    that is not an error of the library. With "ucx" or "nccl" and a rendezvous, the processes that wait for it there fail
    with the reason at once. Returns when they know, but after 5 seconds or at the deadline at the latest. */

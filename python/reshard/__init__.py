@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .compiler import compile
     from .description import describe
     from .errors import BindError, CompileError, Error, PlanError, RunError, TimeoutError
-    from .executor import Executor, Replica, TensorDigest
+    from .executor import Executor, Replica, TensorDigest, check_rendezvous
     from .plan import Endpoint, Param, Plan, Summary
     from .recording import record
     from .transforms import Allocated, Transformed, minus_one, neg_exp
@@ -43,6 +43,7 @@ __all__ = [
     "TensorDigest",
     "TimeoutError",
     "Transformed",
+    "check_rendezvous",
     "compile",
     "describe",
     "minus_one",
@@ -56,7 +57,7 @@ _MODULES = {
     "describe": "description",
     "record": "recording",
     **dict.fromkeys(("BindError", "CompileError", "Error", "PlanError", "RunError", "TimeoutError"), "errors"),
-    **dict.fromkeys(("Executor", "Replica", "TensorDigest"), "executor"),
+    **dict.fromkeys(("Executor", "Replica", "TensorDigest", "check_rendezvous"), "executor"),
     **dict.fromkeys(("Endpoint", "Param", "Plan", "Summary"), "plan"),
     **dict.fromkeys(("Allocated", "Transformed", "minus_one", "neg_exp"), "transforms"),
 }

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 from ._library import PREFIX
 from .compiler import run_compiler
 from .errors import CompileError, Error
+from .executor import check_rendezvous
 from .job_text import JobText
 from .names import Renames, matching, patterns, printable, shown
 from .plan import Plan
@@ -511,6 +512,8 @@ def _check_options(options: argparse.Namespace) -> None:
         given = getattr(options, option)
         if given is not None and given is not False and options.processes == 1:
             raise Error(f"unexpected --{option} without --processes=N of 2 or more")
+    if options.rendezvous and not options.plan:
+        check_rendezvous(options.rendezvous, transport=options.transport, insecure=options.insecure)
     if options.rank is not None and not 0 <= options.rank < options.processes:
         raise Error(f"invalid --rank={options.rank}: expected 0 to {options.processes - 1}")
     if options.max_shard_size and (options.to == "torch-save" or options.mesh):

@@ -693,22 +693,58 @@ def reason_of(raised: BaseException) -> bytes:
     return text.encode(errors="replace").replace(b"\0", b"?")
 
 
+def _job_options(
+    rendezvous: str, transport: str, device: str, join_timeout: float | None, **more: Any
+) -> _library.Options:
+    """Returns the options of a process of a job for the library."""
+    return _library.Options(
+        transport=text_for(transport, "transport"),
+        device=text_for(device, "device"),
+        rendezvous=text_for(rendezvous, "rendezvous"),
+        join_seconds=_seconds(join_timeout),
+        **more,
+    )
+
+
+def check_rendezvous(
+    rendezvous: str,
+    *,
+    transport: str = "ucx",
+    device: str = "cpu",
+    join_timeout: float | None = None,
+    secret: str | None = None,
+    insecure: bool = False,
+) -> None:
+    """Checks these arguments of ``Executor`` without waiting for another process, for a program that starts something
+    long before, such as an engine. Raises the Error that opening would raise: for the form of a URL, for the folder of
+    file:/// (made if its parent exists), for the variables of env://, for a host that needs a secret."""
+    options = _job_options(
+        rendezvous,
+        transport,
+        device,
+        join_timeout,
+        secret=None if secret is None else _secret(secret),
+        insecure=flag_for(insecure, "insecure"),
+    )
+    text = ctypes.create_string_buffer(1 << 14)
+    status = library.reshard_check_options(ctypes.byref(options), text, len(text))
+    if status:
+        raise error_of(status, text.value.decode(errors="replace").encode())  # a long text may be cut
+
+
 def fail_open(
     raised: BaseException,
     rank: int,
     *,
     rendezvous: str,
     transport: str,
+    device: str,
     join_timeout: float | None = None,
 ) -> None:
     """Tells the processes that wait for a rank to open its Executor why it will not: they raise its error at once.
     Returns when they know, but after 5 seconds or ``join_timeout`` at the latest."""
     numbers, _ = _ranks(rank)
-    options = _library.Options(
-        transport=text_for(transport, "transport"),
-        rendezvous=text_for(rendezvous, "rendezvous"),
-        join_seconds=_seconds(join_timeout),
-    )
+    options = _job_options(rendezvous, transport, device, join_timeout)
     # Its own error changes nothing: `raised` is the cause.
     library.reshard_fail_open(numbers, ctypes.byref(options), reason_of(raised))
 

@@ -414,6 +414,12 @@ layouts:
                                  (("hf", "out", "--processes=0"), "invalid --processes=0: expected 1 or more"),
                                  (("hf", "out", "--processes=2"), "--processes=2 needs --transport=mpi or --transport=ucx"),
                                  (("hf", "out", "--processes=2", "--transport=ucx", "--rank=2"), "invalid --rank=2: expected 0 to 1"),
+                                 (("hf", "out", "--processes=2", "--transport=ucx", "--rendezvous=flie:///a"),
+                                  "rendezvous 'flie:///a': found the scheme 'flie', expected tcp://host:port"),
+                                 (("none", "out", "--processes=2", "--transport=ucx", "--rendezvous=file:///none/a"),
+                                  "cannot make the folder '/none/a'"),
+                                 (("hf", "out", "--processes=2", "--transport=mpi", "--rendezvous=file:///none/a"),
+                                  "transport 'mpi' has no rendezvous"),
                                  (("hf", "out", "--insecure"), "unexpected --insecure without --processes=N of 2 or more"),
                                  (("hf", "out", "--rank=0"), "unexpected --rank without --processes=N of 2 or more"),
                                  (("hf", "out", "--to=pt"), "invalid choice: 'pt'")):

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -169,8 +170,8 @@ class TrainerTest(unittest.TestCase):
         self.assertIn(len(lines), range(2, 15))
 
     def test_a_trainer_that_cannot_join(self):
-        """Its own error ends it at once: before the engine is told, if the plan does not fit, and not at the engine's
-        deadline."""
+        """Its own error ends it at once: before the engine is told, if its arguments are wrong or the plan does not fit,
+        and not at the engine's deadline."""
         import reshard
         from reshard.integrations import vllm_trainer
 
@@ -182,10 +183,16 @@ class TrainerTest(unittest.TestCase):
                 ends.wait(60)
 
         self.addCleanup(ends.set)
+        busy = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(busy.close)
+        store, port = "file://" + tempfile.mkdtemp(dir=self.folder), busy.getsockname()[1]
         for plan, weights, url, text, expected in (
-                ("none", self.weights, "file:///none/store", "none.rplan", 0),
-                ("run", {"a": self.weights["a"]}, "file:///none/store", "'b': the plan has it, but not the module", 0),
-                ("run", self.weights, "file:///none/store", "/none/store", 1)):
+                ("none", self.weights, store, "none.rplan", 0),
+                ("run", {"a": self.weights["a"]}, store, "'b': the plan has it, but not the module", 0),
+                ("none", self.weights, "file:///none/store", "cannot make the folder '/none/store'", 0),
+                ("none", self.weights, "flie:///tmp", "found the scheme 'flie', expected tcp://host:port", 0),
+                ("none", self.weights, "tcp://127.0.0.1:", "found '127.0.0.1:', expected host:port", 0),
+                ("run", self.weights, f"tcp://127.0.0.1:{port}", "another process uses the port", 1)):
             begin = time.monotonic()
             with (unittest.mock.patch.object(vllm_trainer, "_CAUSE_SECONDS", 0.5),
                   self.assertRaisesRegex(reshard.Error, text)):
@@ -193,6 +200,32 @@ class TrainerTest(unittest.TestCase):
                                      timeout=50)
             self.assertLess(time.monotonic() - begin, 20)
             self.assertEqual(len(told), expected)
+        for option, value in (("transport", "uxc"), ("device", "gpu"), ("timeout", 0)):
+            with self.assertRaisesRegex(reshard.Error, option):
+                vllm_trainer.Trainer(str(self.folder / "run.rplan"), self.weights, Waiting(), rank=0, rendezvous=store,
+                                     **{option: value})
+        self.assertEqual(len(told), 1)
+
+    def test_members_with_a_wrong_rendezvous(self):
+        """Those of other frameworks refuse it too: a CheckpointSide before its framework has connected its processes."""
+        import reshard
+        from reshard.integrations import _engine
+
+        package = "nemo_rl.utils.checkpoint_engines.base"
+        base = types.SimpleNamespace(CheckpointEngine=object)
+        names = [package.rsplit(".", parts)[0] for parts in range(4)]
+        with unittest.mock.patch.dict(sys.modules, dict.fromkeys(names, base)):
+            from reshard.integrations import nemo_rl
+
+        for url, text in (("file:///none/store", "cannot make the folder '/none/store'"),
+                          ("flie:///tmp", "found the scheme 'flie', expected tcp://host:port")):
+            for make in (lambda url: _engine.Member("none.rplan", 0, {}, rendezvous=url),
+                         lambda url: _engine.CheckpointSide("none.rplan", rendezvous=url),
+                         lambda url: nemo_rl.Engine(plan="none.rplan", rendezvous=url)):
+                with self.assertRaisesRegex(reshard.Error, text):
+                    make(url)
+        with self.assertRaisesRegex(reshard.Error, "unknown transport 'uxc'"):
+            _engine.CheckpointSide("none.rplan", rendezvous="tcp://127.0.0.1:1", transport="uxc")
 
     def test_an_engine_that_refuses(self):
         """Its error ends all trainer ranks at once, also those that do not call it."""

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -74,6 +75,13 @@ public:
     std::string error = reshard_error(executor);
     reshard_close(executor);
     return error;
+  }
+  /// The error text of the check before an open.
+  std::string check(const reshard_options &options) {
+    char text[1000] = "?";
+    const reshard_status status = reshard_check_options(&options, text, sizeof text);
+    EXPECT_EQ(status == RESHARD_OK, *text == '\0');
+    return text;
   }
 
   tests::TemporaryFolder folder_;
@@ -181,6 +189,52 @@ TEST_F(ConnectJobTest, SlowStoresEndAtTheDeadline) {
   EXPECT_THAT(status.message(), testing::HasSubstr("of the caller's store"));
 }
 
+/// The check before open finds what open would, in the same words, and waits for nobody.
+TEST_F(ConnectJobTest, OptionsAreCheckedBeforeOpen) {
+  const std::string parent = folder_ / "none", expected = ", expected tcp://host:port, file:///folder or env://",
+                    port = ", expected host:port or [IPv6 address]:port with a port of 1 to 65535";
+  const std::pair<std::string, std::string> texts[] = {
+      {"tpc://127.0.0.1:1", "rendezvous 'tpc://127.0.0.1:1': found the scheme 'tpc'" + expected},
+      {"127.0.0.1:1", "rendezvous '127.0.0.1:1': found no scheme" + expected},
+      {"", "rendezvous '': found no scheme" + expected},
+      {"file://a", "rendezvous 'file://a': found a relative path" + expected},
+      {"tcp://127.0.0.1", "rendezvous 'tcp://127.0.0.1': found '127.0.0.1'" + port},
+      {"tcp://127.0.0.1:65536", "rendezvous 'tcp://127.0.0.1:65536': found '127.0.0.1:65536'" + port},
+      {"file://" + parent + "/store", "cannot make the folder '" + parent +
+                                          "/store': No such file or directory; expected a folder that all processes "
+                                          "of the job share, or one to be made in such a folder"},
+      {"env://a", "rendezvous 'env://a': found text after env://, expected none"},
+      {"env://", "rendezvous 'env://': found no variable of a launcher, expected RANK, WORLD_SIZE, MASTER_ADDR and "
+                 "MASTER_PORT, or the variables of srun or mpirun"},
+      {"tcp://192.0.2.1:1", "the store at 192.0.2.1:1 needs a secret, since other machines can reach 192.0.2.1: give "
+                            "all processes the same secret (RESHARD_SECRET), or trust the network with 'insecure' "
+                            "(--insecure)"}};
+  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+  options.transport = "ucx";
+  for (const auto &[url, text] : texts) {
+    options.rendezvous = url.c_str();
+    EXPECT_EQ(check(options), text);
+    EXPECT_EQ(open(options), text);
+  }
+  const std::string made = folder_ / "made", file = "file://" + made;
+  for (const std::string &url : {file, std::string("tcp://127.0.0.1:1"), std::string("tcp://[::1]:1")}) {
+    options.rendezvous = url.c_str();
+    EXPECT_EQ(check(options), "");
+  }
+  EXPECT_EQ(std::filesystem::is_directory(made), true);
+  options.secret = "";
+  EXPECT_THAT(check(options), StartsWith("secret: found \"\""));
+  options.secret = "a secret";
+  options.rendezvous = "tcp://192.0.2.1:1";
+  EXPECT_EQ(check(options), "");
+  options.transport = "uxc";
+  EXPECT_EQ(check(options), "unknown transport 'uxc', expected 'threads', 'mpi', 'ucx' or 'nccl'");
+  EXPECT_EQ(reshard_check_options(nullptr, nullptr, 0), RESHARD_OK);
+  char start[8];
+  EXPECT_EQ(reshard_check_options(&options, start, sizeof start), RESHARD_INVALID);
+  EXPECT_STREQ(start, "unknown");
+}
+
 TEST_F(ConnectJobTest, ContradictionsAreNamed) {
   const reshard_store store = callers_.store();
   reshard_options options = RESHARD_OPTIONS_INITIALIZER;
@@ -205,6 +259,7 @@ TEST_F(ConnectJobTest, ContradictionsAreNamed) {
                                  "' has no rendezvous, expected transport 'ucx' or 'nccl' with it");
   }
   options.transport = "ucx";
+  EXPECT_EQ(check(options), "");
   reshard_store incomplete = callers_.store();
   incomplete.get = nullptr;
   options.store = &incomplete;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the installed Python module: signals during calls, forked processes, and hooks that call their executor.
-package_test.py runs this."""
+"""Tests of the installed Python module: signals during calls, forked processes, hooks that call their executor, and the
+check of a rendezvous. package_test.py runs this."""
 
 import contextlib
 import multiprocessing.pool
@@ -408,6 +408,31 @@ class Forks(unittest.TestCase):
                              "mpi", "all")
         output, errors = process.communicate(timeout=120)
         self.assertEqual((process.returncode, output), (0, "right\n" * 2), errors)
+
+
+class Checks(unittest.TestCase):
+    """A rendezvous is checked before something else is started."""
+
+    def test_arguments(self):
+        url = f"file://{Path.cwd()}"
+        for place, options, text in (
+                ("flie:///a", {}, "rendezvous 'flie:///a': found the scheme 'flie', expected tcp://host:port"),
+                (f"{url}/none/store", {}, "cannot make the folder"),
+                ("tcp://127.0.0.1:x", {}, "found '127.0.0.1:x', expected host:port"),
+                ("env://", {}, "found no variable of a launcher"),
+                ("é" * 10000, {}, "^rendezvous 'éé"),  # a text that is cut
+                ({}, {}, "rendezvous: found dict, expected a text"),
+                ("tcp://192.0.2.1:1", {}, "needs a secret"),
+                (url, {"transport": "uxc"}, "unknown transport 'uxc'"),
+                (url, {"transport": "mpi"}, "transport 'mpi' has no rendezvous"),
+                (url, {"device": "gpu"}, "unknown device 'gpu'"),
+                (url, {"join_timeout": 0}, "found 0 seconds"),
+                (url, {"secret": ""}, "secret: found an empty text")):
+            with self.subTest(place=place, options=options), self.assertRaisesRegex(reshard.Error, text):
+                reshard.check_rendezvous(place, **options)
+        reshard.check_rendezvous(url, join_timeout=5)
+        reshard.check_rendezvous("tcp://192.0.2.1:1", insecure=True)
+        reshard.check_rendezvous("tcp://192.0.2.1:1", secret="a secret")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..dtypes import torch_dtype
 from ..errors import Error, RunError
-from ..executor import Executor, fail_open
+from ..executor import Executor, check_rendezvous, fail_open
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +37,12 @@ def free_address(host: str) -> str:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return f"tcp://{host}:{probe.getsockname()[1]}"
+
+
+def check_given(rendezvous: str | None, options: Mapping[str, Any]) -> None:
+    """Checks a rendezvous URL, if it is given, with the options of a Member or a Trainer, before anything starts."""
+    if rendezvous is not None:
+        check_rendezvous(rendezvous, **{name: options[name] for name in ("transport", "device") if name in options})
 
 
 #: Seconds after which a wait is reported, and reported again.
@@ -107,6 +113,7 @@ class Member:
         timeout: float = 300,
         left: Sequence[str] = (),
     ):
+        check_rendezvous(rendezvous, transport=transport, device=device, join_timeout=timeout)
         from ..torch import bind_module
 
         self.rank = rank
@@ -116,7 +123,9 @@ class Member:
         try:
             self._check()
         except Error as raised:
-            fail_open(raised, rank, rendezvous=rendezvous, transport=transport, join_timeout=timeout)
+            fail_open(
+                raised, rank, rendezvous=rendezvous, transport=transport, device=device, join_timeout=timeout
+            )
             raise
         with reported(f"rank {rank}", f"for the other processes of the job at {rendezvous}"):
             self.executor = Executor(
@@ -193,6 +202,7 @@ class CheckpointSide:
     """
 
     def __init__(self, plan: str, live: str | None = None, rendezvous: str | None = None, **options: Any):
+        check_given(rendezvous, options)
         self._plan = plan
         self._live: Callable[[], Live] | None = imported(live) if live else None
         self._rendezvous = rendezvous

@@ -16,7 +16,7 @@ from typing import Any
 from nemo_rl.utils.checkpoint_engines.base import CheckpointEngine
 
 from ..errors import Error
-from ._engine import CheckpointSide, free_address
+from ._engine import CheckpointSide, check_given, free_address
 
 
 class Engine(CheckpointEngine):  # type: ignore[misc]
@@ -44,6 +44,7 @@ class Engine(CheckpointEngine):  # type: ignore[misc]
         self._live = {"policy": policy_live, "generation": generation_live}
         self._options = options
         self._offered: str | None = options.pop("rendezvous", None)
+        check_given(self._offered, options)
         self._side: CheckpointSide | None = None
 
     def prepare(self) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from vllm.distributed.weight_transfer.base import (
 
 from ..agreement import Agreement, Statement
 from ..errors import Error, RunError
-from ..executor import Executor
+from ..executor import Executor, check_rendezvous
 from ..plan import Plan
 from ..releases import check_release
-from ._engine import check_slots, reported
+from ._engine import check_given, check_slots, reported
 from .vllm import PACKAGES, TESTED
 from .vllm_landing import Landing
 from .vllm_trainer import Trainer
@@ -131,6 +131,12 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
         failure: Exception | None = None
         try:
+            check_rendezvous(
+                init_info.rendezvous,
+                transport=init_info.transport,
+                device=self.device.type,
+                join_timeout=init_info.timeout,
+            )
             check_engine(self.vllm_config, self.model)
             plan = Plan.open(init_info.plan)
             offset = plan.endpoints[1].ranks[0] if init_info.rank_offset is None else init_info.rank_offset
@@ -241,6 +247,7 @@ class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
 
     @classmethod
     def trainer_init(cls, init_info: TrainerInfo, *, client: Any, source: Any = None) -> TrainerEngine:
+        check_given(init_info.rendezvous, init_info.options)  # before the source gives its tensors
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
         module = init_info.module
         if module is None:

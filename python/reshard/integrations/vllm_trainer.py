@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ..coverage import check_coverage
 from ..errors import Error, TimeoutError
-from ..executor import Executor, fail_open
+from ..executor import Executor, check_rendezvous, fail_open
 from ..plan import Plan
 from ._engine import reported
 
@@ -140,6 +140,7 @@ class Trainer:
         pull: bool = False,
         synchronize: Callable[[], object] | None = None,
     ):
+        check_rendezvous(rendezvous, transport=transport, device=device, join_timeout=timeout)
         self._client, self._timeout, self._synchronize = client, timeout, synchronize
         self._info = {"plan": plan, "rendezvous": rendezvous, "left": list(engine_left), "transport": transport, "timeout": timeout, "pull": pull}
         opened = Plan.open(plan)
@@ -155,7 +156,14 @@ class Trainer:
                 client.init_weight_transfer_engine(self._info)
             except BaseException as raised:
                 if not pull and not joined.is_set():  # all trainer ranks wait for the engine
-                    fail_open(raised, engine_rank, rendezvous=rendezvous, transport=transport, join_timeout=timeout)
+                    fail_open(
+                        raised,
+                        engine_rank,
+                        rendezvous=rendezvous,
+                        transport=transport,
+                        device=device,
+                        join_timeout=timeout,
+                    )
                 raise
 
         call = _Call(lambda: init(client)) if client else None
