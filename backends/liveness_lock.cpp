@@ -4,10 +4,22 @@
 #include <cstdlib>
 #include <fcntl.h>
 #include <fstream>
-#include <sys/file.h>
 #include <unistd.h>
 
 namespace reshard {
+
+namespace {
+
+/// A lock of fcntl, which belongs to one process: a child that it forks, and that lives longer, does not have it, as it
+/// would have one of flock.
+struct flock wholeFile() {
+  struct flock lock{};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return lock;
+}
+
+} // namespace
 
 LivenessLock::LivenessLock() {
   const char *folder = std::getenv("PMIX_SERVER_TMPDIR"), *rank = std::getenv("OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -17,9 +29,10 @@ LivenessLock::LivenessLock() {
   rank_ = std::atol(rank);
   size_ = std::atol(size);
   folder_ = folder;
+  struct flock lock = wholeFile();
   const int mine = open(file(rank_).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600); // stays open until the process ends
   const std::string text = std::to_string(getpid()) + " " + world + "\n";
-  if (mine < 0 || flock(mine, LOCK_EX | LOCK_NB) != 0 ||
+  if (mine < 0 || fcntl(mine, F_SETLK, &lock) != 0 ||
       write(mine, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
     folder_.clear();
 }
@@ -37,7 +50,8 @@ std::string LivenessLock::missing() const {
     std::ifstream(file(each)) >> process >> rank;
     std::string why = "has not joined";
     if (const int other = open(file(each).c_str(), O_RDONLY | O_CLOEXEC); other >= 0) {
-      why = flock(other, LOCK_SH | LOCK_NB) == 0 ? "has ended" : "";
+      struct flock lock = wholeFile();
+      why = fcntl(other, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK ? "has ended" : "";
       close(other);
     }
     std::string status;

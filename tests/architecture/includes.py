@@ -67,6 +67,7 @@ MORE = {
     "backends/current_device.h": ("cuda",),
     "backends/cuda.cpp": ("executor/device.h", "executor/communicator.h", "kernels/convert_cuda.h", "kernels/copy_cuda.h", "kernels/digest_cuda.h"),
     "backends/ucx_worker.h": ("ucp/",),
+    "tests/executor/liveness_lock_test.cpp": ("backends/liveness_lock.h",),
     "backends/nccl.cpp": ("executor/communicator.h", "nccl.h"),
     "tools/options.cpp": ("CLI/",),
     "tools/compile.cpp": ("compiler/", "ir/"),
