@@ -27,7 +27,9 @@ def main() -> int:
             ("sent", size(moved["remote"]), f"in {compiled['messages']} messages, {compiled['rounds']} rounds"),
             ("busiest sender", size(balance["egress_max"]), f"lower bound {size(balance['egress_bound'])}"),
             ("busiest receiver", size(balance["ingress_max"]), f"lower bound {size(balance['ingress_bound'])}"),
-            ("compile", f"{passes['total']:.1f} ms", f"plan of {size(compiled['plan_bytes'])} for 12 ranks; {passes['passes']['verify']:.1f} ms of it are the proof"),
+            ("compile", f"{passes['total']:.1f} ms",
+             f"plan of {size(compiled['plan_bytes'])} for 12 ranks; {passes['passes']['verify']:.1f} ms of it are the "
+             "proof"),
             ("run in memory", f"{in_memory['seconds']:.3f} s", f"{in_memory['gb_per_s']:.1f} GB/s, fastest of {len(memory['runs'])} runs"),
             ("run from files", f"{from_files['seconds']:.3f} s", f"{from_files['gb_per_s']:.1f} GB/s")):
         print(f"  {name:<17} {value:>10}   {meaning}")

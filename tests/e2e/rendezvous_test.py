@@ -257,8 +257,8 @@ class RendezvousTest(unittest.TestCase):
                 self.assert_exact(processes)
 
     def test_a_crowd(self):
-        """Silent connections to the store, always as many as the attacker has, some of them greeted: the job is done, or
-        ends by its deadline, and rank 0 has descriptors left for UCX."""
+        """Silent connections to the store, always as many as the attacker has, some of them greeted: the job is done,
+        or ends by its deadline, and rank 0 has descriptors left for UCX."""
         greeting = b"RESHARDS" + (1).to_bytes(4, "little") + b"\1" + bytes(32)
         for secret, crowd, complete in (("a secret", 1100, True), (None, 1000, True), ("a secret", 600, False),
                                         (None, 2000, False)):
@@ -384,7 +384,8 @@ class RendezvousTest(unittest.TestCase):
                 url = f"tcp://127.0.0.1:{port}"
                 first = [self.start(rank, url, environment=secret) for rank in range(WORLD - 1)]
                 wait_until(lambda: clients(port) == WORLD - 1, "7 processes have joined")
-                second = [self.start(rank, url, "--job=second", environment=secret, timeout=None) for rank in range(WORLD)]
+                second = [self.start(rank, url, "--job=second", environment=secret, timeout=None)
+                          for rank in range(WORLD)]
                 self.assert_failed(second, WORLD * [f"rank 0 cannot serve the store at 127.0.0.1:{port}: "], GRACE)
                 self.assert_exact([*first, self.start(WORLD - 1, url, environment=secret)])
 
@@ -421,7 +422,8 @@ class RendezvousTest(unittest.TestCase):
                 ("file://a", 2, "rendezvous 'file://a': found a relative path, expected tcp://host:port"),
                 ("tcp://a", 2, "rendezvous 'tcp://a': found 'a', expected host:port"),
                 ("tcp://a:99999", 2, "rendezvous 'tcp://a:99999': found 'a:99999', expected .* a port of 1 to 65535"),
-                ("file:///no/such", 2, "cannot make the folder '/no/such': No such file or directory; expected a folder"),
+                ("file:///no/such", 2,
+                 "cannot make the folder '/no/such': No such file or directory; expected a folder"),
                 ("file:///etc/passwd", 2, "'/etc/passwd' is not a folder, expected a folder that all processes"),
                 ("tcp://no-such-host.invalid:1", 3, "host 'no-such-host.invalid'"),
                 ("tcp://192.0.2.1:1", 2, "the store at 192.0.2.1:1 needs a secret, since other machines can reach")):

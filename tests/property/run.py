@@ -2,8 +2,8 @@
 """Random jobs, end to end through the commands, against the oracle: run.py --bin DIR [--jobs N] [--seed S].
 
 For each job, the test writes source files of random bytes and runs reshard-compile and reshard-exec. Half of the jobs
-fold copies, some use Megatron-Core's algorithm; two thirds are compiled with --verify-each, which needs all ranks at once, and --no-verify; the
-others are proven.
+fold copies, some use Megatron-Core's algorithm; two thirds are compiled with --verify-each, which needs all ranks at
+once, and --no-verify; the others are proven.
 Each target file must exist and be equal, byte for byte, to that of the oracle. Prints the table of cells and `N jobs,
 M mismatches`. With --state=FILE the counts are in that file after each batch, and the same command continues from
 there: `--jobs 1000000 --state build/property.json` can be interrupted at any time."""
@@ -82,14 +82,18 @@ def try_job(seed: int, cell: tuple, work: Path) -> tuple[Job, list, set, set, bo
     return job, held, cells, features, remote
 
 
-def run_job(job: Job, held: list, work: Path, binaries: Path, seed: int, compiler: Path, algorithm: Sequence[str] = ()) -> str:
+def run_job(
+    job: Job, held: list, work: Path, binaries: Path, seed: int, compiler: Path, algorithm: Sequence[str] = ()
+) -> str:
     """Runs the commands and compares the target files with the oracle. Returns an error text, empty on success."""
     values = np.random.default_rng(seed).integers(0, 256, (job.model.labels, 8), dtype=np.uint8)
     source, target, plan = work / "source", work / "target", work / "plan.rplan"
     source.mkdir()
     for name, tensors in folder_of(job.endpoints[0], held[0], values, 0xAB).items():
         safetensors_io.write(source / name, tensors)
-    for command in ([compiler / "reshard-compile", work / "job.yaml", "-o", plan, *(("--verify-each", "--no-verify") if seed % 3 else ()), "--jobs=1", f"--fold-copies={'always' if seed % 2 else 'never'}", *algorithm],
+    proof = ("--verify-each", "--no-verify") if seed % 3 else ()
+    fold = f"--fold-copies={'always' if seed % 2 else 'never'}"
+    for command in ([compiler / "reshard-compile", work / "job.yaml", "-o", plan, *proof, "--jobs=1", fold, *algorithm],
                     [binaries / "reshard-exec", plan, f"--source={source}", f"--target={target}", "--threads=1"]) + (
                         ([binaries / "reshard-exec", plan, "--synthesize", "--check", "--threads=1"],
                          [binaries / "reshard-inspect", plan, "--verify"]) if seed % 5 == 0 else ()):
@@ -115,7 +119,9 @@ def run_job(job: Job, held: list, work: Path, binaries: Path, seed: int, compile
     return ""
 
 
-def run_in_chunks(job: Job, held: list, work: Path, binaries: Path, seed: int, compiler: Path, algorithm: Sequence[str] = ()) -> str:
+def run_in_chunks(
+    job: Job, held: list, work: Path, binaries: Path, seed: int, compiler: Path, algorithm: Sequence[str] = ()
+) -> str:
     """The same job with checkpoints of torch.distributed.checkpoint as targets, in small chunks. Returns an error text, empty on success."""
     node = json.loads((work / "job.yaml").read_text())
     for target in node["target"] if isinstance(node["target"], list) else [node["target"]]:
@@ -123,7 +129,8 @@ def run_in_chunks(job: Job, held: list, work: Path, binaries: Path, seed: int, c
             target["storage"] = {"folder": "checkpoint", "format": "dcp", "chunk": (1, 8, 30, 100)[seed % 4]}
     (work / "chunks.yaml").write_text(json.dumps(node))
     plan, target = work / "chunks.rplan", work / "chunks"
-    for command in ([compiler / "reshard-compile", work / "chunks.yaml", "-o", plan, "--verify-each", "--jobs=1", *algorithm],
+    for command in ([compiler / "reshard-compile", work / "chunks.yaml", "-o", plan, "--verify-each", "--jobs=1",
+                     *algorithm],
                     [binaries / "reshard-inspect", plan, "--verify"],
                     [binaries / "reshard-exec", plan, f"--source={work / 'source'}", f"--target={target}", "--threads=1"]):
         result = subprocess.run([str(part) for part in command], capture_output=True, text=True)
@@ -135,14 +142,16 @@ def run_in_chunks(job: Job, held: list, work: Path, binaries: Path, seed: int, c
             folder = target / endpoint.role if len(job.endpoints) > 2 else target
             listing = subprocess.run([binaries / "reshard-inspect", folder, "--format=json"], capture_output=True, text=True, check=True)
             found = json.loads(listing.stdout)["tensors"]
-            stored = {file: (folder / file).read_bytes() for file in {chunk["file"] for tensor in found.values() for chunk in tensor["chunks"]}}
+            files = {chunk["file"] for tensor in found.values() for chunk in tensor["chunks"]}
+            stored = {file: (folder / file).read_bytes() for file in files}
             if set(found) != set(tensors):
                 return f"{endpoint.role} in chunks: tensors {sorted(found)}, expected {sorted(tensors)}"
             for name, (dtype, shape, data) in tensors.items():
                 have = np.zeros((*shape, ITEM[dtype]), np.uint8)
                 for chunk in found[name]["chunks"]:
                     box = tuple(slice(at, at + length) for at, length in zip(chunk["offsets"], chunk["lengths"]))
-                    have[box] = np.frombuffer(stored[chunk["file"]][chunk["begin"]:chunk["begin"] + chunk["bytes"]], np.uint8).reshape(*chunk["lengths"], ITEM[dtype])
+                    content = stored[chunk["file"]][chunk["begin"]:chunk["begin"] + chunk["bytes"]]
+                    have[box] = np.frombuffer(content, np.uint8).reshape(*chunk["lengths"], ITEM[dtype])
                 if (found[name]["dtype"], found[name]["shape"], have.tobytes()) != (dtype, shape, data):
                     return f"{endpoint.role} in chunks: tensor {name} {shape} differs from the oracle"
     return ""
@@ -246,10 +255,13 @@ def main() -> int:
     poorest = min(filled[cell] for cell in generate.CELLS)
     print(f"least covered cell: {poorest} jobs; jobs with remote bytes: {100 * counts.remote // max(1, done)} %; with two features nested: {100 * counts.nested // max(1, done)} %")
     print(f"{done} jobs, {mismatches} mismatches")
-    missing = [feature for feature in generate.TARGET_FEATURES if not counts.features[feature]] if options.jobs >= 300 else []
+    missing = []
+    if options.jobs >= 300:
+        missing = [feature for feature in generate.TARGET_FEATURES if not counts.features[feature]]
     if missing:
         print(f"no job with: {', '.join(missing)}")
-    if done < options.jobs or mismatches or missing or 100 * counts.remote < 30 * done or 100 * counts.nested < 30 * done:
+    rare = 100 * counts.remote < 30 * done or 100 * counts.nested < 30 * done
+    if done < options.jobs or mismatches or missing or rare:
         return 1
     return 0 if options.jobs < 5000 or poorest >= 20 else 1
 

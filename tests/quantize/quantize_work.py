@@ -116,10 +116,11 @@ class Work:
         return run(BIN / "reshard-compile", self.path(f"{name}.yaml"), "-o", self.path(f"{name}.rplan"), "--verify-each", *options)
 
     def compile_quantized(self, name: str, node: dict) -> None:
-        """Compiles a job; half of those with files with Megatron-Core's algorithm. If its staging limit is too low, compiles
-        it again with the limit that the error names."""
+        """Compiles a job; half of those with files with Megatron-Core's algorithm. If its staging limit is too low,
+        compiles it again with the limit that the error names."""
         targets = node["target"] if isinstance(node["target"], list) else [node["target"]]
-        algorithm = ["--algorithm=megatron"] if self.seed % 2 and any("storage" in endpoint for endpoint in [node["source"], *targets]) else []
+        files = any("storage" in endpoint for endpoint in [node["source"], *targets])
+        algorithm = ["--algorithm=megatron"] if self.seed % 2 and files else []
         done = self.compile(name, node, *algorithm)
         limit = node.get("options", {}).get("staging")
         if done.returncode == 2 and limit and "staging" in done.stderr:
