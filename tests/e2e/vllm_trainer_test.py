@@ -170,8 +170,8 @@ class TrainerTest(unittest.TestCase):
         self.assertIn(len(lines), range(2, 15))
 
     def test_a_trainer_that_cannot_join(self):
-        """Its own error ends it at once: before the engine is told, if its arguments are wrong or the plan does not fit,
-        and not at the engine's deadline."""
+        """Its own error ends it at once: before the engine is told, if its arguments are wrong or the plan does not
+        fit, and not at the engine's deadline."""
         import reshard
         from reshard.integrations import vllm_trainer
 
@@ -207,7 +207,7 @@ class TrainerTest(unittest.TestCase):
         self.assertEqual(len(told), 1)
 
     def test_members_with_a_wrong_rendezvous(self):
-        """Those of other frameworks refuse it too: a CheckpointSide before its framework has connected its processes."""
+        """Those of other frameworks refuse it too: a CheckpointSide before its framework connects its processes."""
         import reshard
         from reshard.integrations import _engine
 

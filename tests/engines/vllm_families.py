@@ -7,7 +7,10 @@ import contextlib
 import json
 import subprocess
 import sys
+import threading
+import time
 import types
+import unittest.mock
 from pathlib import Path
 
 FOLDER = Path(sys.argv[1])
@@ -30,14 +33,14 @@ def plan_of(at, name="family", left=""):
     return reshard.compile(job, output=at / f"{name}.rplan").path
 
 
-def train(at):
+def train(at, store="store"):
     from reshard.integrations.vllm_trainer import Trainer
     from safetensors.torch import load_file
 
     tensors = load_file(at / "B" / "model.safetensors")
     if "lm_head.weight" not in tensors:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    trainer = Trainer(str(at / "family.rplan"), tensors, None, rank=0, rendezvous=f"file://{at}/store", timeout=300)
+    trainer = Trainer(str(at / "family.rplan"), tensors, None, rank=0, rendezvous=f"file://{at}/{store}", timeout=300)
     trainer.refit(timeout=300)
     trainer.close()
 
@@ -88,6 +91,26 @@ def unstated(llm, refuse):
     return found
 
 
+def unbound(at, client, info):
+    """The errors of a trainer and of the engine, if a weight of the engine cannot be bound after both have joined, and
+    the seconds."""
+    found, begin = {}, time.monotonic()
+
+    def join():
+        try:
+            train(at, "unbound")
+        except Exception as error:
+            found["trainer"] = str(error)
+
+    trainer = threading.Thread(target=join)
+    trainer.start()
+    wrong = reshard.BindError("a weight without memory")
+    with unittest.mock.patch("reshard.integrations.vllm_engine.Landing.bind", side_effect=wrong):
+        found["engine"] = refusal(client, info | {"rendezvous": f"file://{at}/unbound"})
+    trainer.join()
+    return found | {"seconds": time.monotonic() - begin}
+
+
 def worker(llm):
     return llm.llm_engine.model_executor.driver_worker.worker
 
@@ -112,6 +135,9 @@ def refitted(at):
     result = {"uncovered": refusal(client, info | {"plan": part}), "both": refusal(client, info | {"left": ["*.o_proj.weight"]}),
               "unknown": refusal(client, info | {"left": ["nothing"]}), "before": generated(llm),
               "unstated": unstated(llm, lambda: refusal(client, info))}
+    result["wrong URL"] = refusal(client, info | {"rendezvous": "file:///none/store"})
+    if at.name == "qwen3-8b":
+        result["unbound"] = unbound(at, client, info)
     with changed(worker(llm).weight_transfer_engine.vllm_config, "speculative_config", speculative("ngram")):
         result["without draft"] = refusal(client, info | {"plan": part})
     for leaf in {buffer.rpartition(".")[2] for buffer in persistent_buffers(worker(llm).get_model(), OWN_BUFFERS)}:

@@ -88,6 +88,12 @@ class Families(EngineTest):
                 self.assertIn("o_proj.weight': the module has it, but not the plan; expected it in the plan or in left", result["uncovered"])
                 self.assertIn("o_proj.weight': found in left and in the plan, expected one of them", result["both"])
                 self.assertIn("left: 'nothing' matches no param or buffer", result["unknown"])
+                self.assertIn("cannot make the folder '/none/store'", result["wrong URL"])
+                if unbound := result.get("unbound"):
+                    self.assertEqual(unbound["engine"], "a weight without memory")
+                    self.assertEqual(unbound["trainer"],
+                                     "rank 1 has failed: a weight without memory: with rank 1 in prepare")
+                    self.assertLess(unbound["seconds"], 60, "the deadline is 300 s")
                 self.assertEqual(result["without draft"], result["uncovered"],
                                  "speculative decoding by n-grams has no draft model")
                 self.assertEqual(set(result.get("buffers", {})), BUFFERS.get(name, set()))
