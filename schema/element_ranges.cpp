@@ -16,12 +16,15 @@ using RangeVisitor = std::function<void(const ElementRange &)>;
 /// The grids of one part of an instance, one for each of its tensors.
 class PartGrids {
 public:
-  PartGrids(const InstanceLayout &layout, const Part &part)
-      : layout_(layout), part_(part), param_(*layout.endpoint.params()->Get(layout.instance.param)),
-        pattern_(part.pattern() < 0 ? nullptr
-                                    : layout.manifest.tensor_patterns()->Get(static_cast<uint32_t>(part.pattern()))),
+  PartGrids(const InstanceLayout &layout, uint32_t number)
+      : layout_(layout), part_(*layout.endpoint.params()->Get(layout.instance.param)->parts()->Get(number)),
+        param_(*layout.endpoint.params()->Get(layout.instance.param)),
+        pattern_(part_.pattern() < 0 ? nullptr
+                                     : layout.manifest.tensor_patterns()->Get(static_cast<uint32_t>(part_.pattern()))),
         values_(pattern_ ? orEmpty(pattern_->variables()).size() : orEmpty(param_.variables()).size(), 0) {
-    grid_.pattern = part.pattern();
+    grid_.pattern = part_.pattern();
+    grid_.part = number;
+    grid_.values = &values_;
   }
 
   void forEach(const GridVisitor &visit) {
@@ -205,8 +208,9 @@ void PartGrid::collapse() {
 }
 
 void forEachGrid(const InstanceLayout &layout, const GridVisitor &visit) {
-  for (const Part *part : orEmpty(layout.endpoint.params()->Get(layout.instance.param)->parts()))
-    PartGrids(layout, *part).forEach(visit);
+  const uint32_t parts = orEmpty(layout.endpoint.params()->Get(layout.instance.param)->parts()).size();
+  for (uint32_t part = 0; part < parts; ++part)
+    PartGrids(layout, part).forEach(visit);
 }
 
 void forEachRangeOf(const PartGrid &grid, const RangeVisitor &visit) { RangeWalk(grid, visit).visit(0, 0, grid.local); }

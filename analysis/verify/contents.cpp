@@ -2,6 +2,7 @@
 #include "analysis/verify/contents.h"
 
 #include "analysis/layout/element_ranges.h"
+#include "analysis/work_deadline.h"
 #include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
@@ -13,10 +14,10 @@ using namespace schema;
 
 namespace {
 
-/// Consecutive elements of one tensor at consecutive positions of an instance; tensor 0 is padding.
-struct NumberedRange {
+/// Consecutive elements of one tensor at consecutive positions of an instance; tag 0 is padding.
+struct TaggedRange {
   int64_t local, count;
-  uint32_t tensor;
+  uint32_t tag;
   int64_t logical;
 };
 
@@ -43,6 +44,19 @@ bool separate(const RegularSets &sets) {
   return std::adjacent_find(sets.list().begin(), sets.list().end(), meets) == sets.list().end();
 }
 
+/// The strides of a pattern's variables in TensorNumber::values; none if the number could overflow.
+std::vector<uint64_t> stridesOf(const Manifest &manifest, const TensorPattern &pattern) {
+  std::vector<uint64_t> strides(orEmpty(pattern.variables()).size());
+  uint64_t stride = 1;
+  for (size_t v = strides.size(); v-- > 0;) {
+    strides[v] = stride;
+    const uint64_t size = manifest.variables()->Get(pattern.variables()->Get(static_cast<uint32_t>(v)))->size();
+    if (__builtin_mul_overflow(stride, std::max<uint64_t>(size, 1), &stride))
+      return {};
+  }
+  return strides;
+}
+
 } // namespace
 
 const BufferRange *bufferRangeOf(const Segment &segment, uint32_t buffer) {
@@ -53,79 +67,136 @@ const BufferRange *bufferRangeOf(const Segment &segment, uint32_t buffer) {
 }
 
 Contents::Contents(const Manifest &manifest) : manifest_(manifest) {
-  tensors_[""] = 0;
+  for (const TensorPattern *pattern : orEmpty(manifest.tensor_patterns()))
+    strides_.push_back(stridesOf(manifest, *pattern));
   for (const Endpoint *endpoint : *manifest.endpoints()) {
-    firstParams_.push_back(axes_.size());
-    for (const Param *param : orEmpty(endpoint->params())) {
-      std::set<uint32_t> axes; // as in rankClassKey
-      const auto add = [&](const flatbuffers::Vector<uint32_t> *more) {
-        axes.insert(orEmpty(more).begin(), orEmpty(more).end());
-      };
-      for (const Presence *rule : orEmpty(param->presence()))
-        axes.insert(rule->axis());
-      for (const uint32_t sharding : orEmpty(param->instances()))
-        add(endpoint->shardings()->Get(sharding)->axes());
-      for (const Extent *extent : orEmpty(param->shape()))
-        add(extent->axes());
-      for (const Part *part : orEmpty(param->parts()))
-        for (const PartDimension *dimension : orEmpty(part->dimensions()))
-          add(endpoint->shardings()->Get(dimension->sharding())->axes());
-      std::vector<Axis> &all = axes_.emplace_back();
-      uint64_t classes = 1;
-      for (const uint32_t axis : axes) {
-        all.push_back({endpoint->axes()->Get(axis)->stride(), endpoint->axes()->Get(axis)->size()});
-        if (__builtin_mul_overflow(classes, all.back().size, &classes)) { // then each mesh rank is a class of its own
-          all = {{1, endpoint->ranks()->size()}};
-          break;
-        }
-      }
-    }
+    firstParams_.push_back(layouts_.size());
+    for (const Param *param : orEmpty(endpoint->params()))
+      layouts_.push_back(layoutOf(*endpoint, *param));
   }
 }
 
-std::shared_ptr<const RegularSets> Contents::of(const Segment &segment, uint32_t buffer, bool kept) {
+Contents::Layout Contents::layoutOf(const Endpoint &endpoint, const Param &param) const {
+  Layout layout;
+  std::set<uint32_t> axes; // as in rankClassKey
+  const auto add = [&](const flatbuffers::Vector<uint32_t> *more) {
+    axes.insert(orEmpty(more).begin(), orEmpty(more).end());
+  };
+  for (const Presence *rule : orEmpty(param.presence()))
+    axes.insert(rule->axis());
+  for (const uint32_t sharding : orEmpty(param.instances()))
+    add(endpoint.shardings()->Get(sharding)->axes());
+  for (const Extent *extent : orEmpty(param.shape()))
+    add(extent->axes());
+  for (const Part *part : orEmpty(param.parts())) {
+    for (const PartDimension *dimension : orEmpty(part->dimensions()))
+      add(endpoint.shardings()->Get(dimension->sharding())->axes());
+    addTensors(param, *part, layout);
+  }
+  uint64_t classes = 1;
+  for (const uint32_t axis : axes) {
+    layout.axes.push_back({endpoint.axes()->Get(axis)->stride(), endpoint.axes()->Get(axis)->size()});
+    if (__builtin_mul_overflow(classes, layout.axes.back().size,
+                               &classes)) { // then each mesh rank is a class of its own
+      layout.axes = {{1, endpoint.ranks()->size()}};
+      break;
+    }
+  }
+  return layout;
+}
+
+/// Adds the first tensor of the next part and its variables that are in the param's name.
+void Contents::addTensors(const Param &param, const Part &part, Layout &layout) const {
+  const auto number = static_cast<uint32_t>(layout.first.size());
+  layout.first.push_back({static_cast<uint32_t>(part.pattern()), 0});
+  if (part.pattern() < 0)
+    return;
+  const TensorPattern &pattern = *manifest_.tensor_patterns()->Get(static_cast<uint32_t>(part.pattern()));
+  const std::vector<uint64_t> &strides = strides_[static_cast<size_t>(part.pattern())];
+  const auto &variables = orEmpty(pattern.variables());
+  layout.numbered = layout.numbered && strides.size() == variables.size();
+  for (uint32_t d = 0; layout.numbered && d < variables.size(); ++d)
+    for (uint32_t v = 0; v < orEmpty(param.variables()).size() && part.dimensions()->Get(d)->param() < 0; ++v)
+      if (param.variables()->Get(v) == variables.Get(d)) {
+        layout.named.push_back({number, part.dimensions()->Get(d)->sharding(), v, strides[d]});
+        break;
+      }
+}
+
+bool Contents::of(const Segment &segment, uint32_t buffer, BufferContents &to) {
   const BufferRange &run = *bufferRangeOf(segment, buffer);
   const uint32_t instance = buffer - run.first();
-  const Key key{number(run), instance};
-  if (last_ && lastKey_ == key)
-    return last_;
-  if (const auto known = kept ? known_.find(key) : known_.end(); known != known_.end())
+  if (to.range_ == &run && to.instance_ == instance)
+    return true;
+  to.range_ = nullptr;
+  const Layout &layout = layoutOf(run);
+  if (!layout.numbered)
+    return false;
+  const ContentNumber content = number(run);
+  key_.assign({content.param, content.rankClass});
+  to.first_ = layout.first;
+  if (!layout.named.empty()) {
+    // An instance whose value a part does not have holds none of its tensors.
+    const Endpoint &endpoint = *manifest_.endpoints()->Get(run.endpoint());
+    readValues(run, instance);
+    key_.resize(2 + (layout.first.size() + 63) / 64, 0);
+    to.own_.assign(layout.first.begin(), layout.first.end());
+    to.first_ = to.own_;
+    for (const Named &named : layout.named) {
+      const int64_t value = values_[named.variable];
+      to.own_[named.part].values += static_cast<uint64_t>(value) * named.stride;
+      if (!indexMap(endpoint, *endpoint.shardings()->Get(named.sharding), run.mesh_rank()).map(value))
+        key_[2 + named.part / 64] |= uint64_t{1} << named.part % 64;
+    }
+  }
+  to.instance_ = instance;
+  to.form_ = formOf(run, to, false);
+  if (to.form_ && to.form_->ownForm) {
+    key_.push_back(instance);
+    to.form_ = formOf(run, to, true);
+  }
+  if (to.form_)
+    to.range_ = &run;
+  return to.form_ != nullptr;
+}
+
+/// The form of an instance, whose key is `key_`; null if it does not fit. `own`: it is the form of this instance only.
+std::shared_ptr<const ContentForm> Contents::formOf(const BufferRange &run, const BufferContents &of, bool own) {
+  if (const auto known = forms_.find(key_); known != forms_.end())
     return known->second;
   if (cached_ > kMaxCached) {
-    known_.clear();
+    forms_.clear();
     cached_ = 0;
   }
-  auto sets = std::make_shared<RegularSets>();
-  if (!make(run, instance, *sets))
+  auto form = std::make_shared<ContentForm>();
+  form->number = ++made_;
+  if (!make(run, of, own, *form))
     return nullptr;
-  if (!kept) {
-    lastKey_ = key;
-    return last_ = std::move(sets);
-  }
-  cached_ += sets->list().size();
-  return known_[key] = std::move(sets);
+  cached_ += 1 + form->sets.list().size();
+  return forms_[key_] = std::move(form);
 }
 
 ContentNumber Contents::number(const BufferRange &run) const {
-  const size_t param = firstParams_[run.endpoint()] + run.param();
   uint64_t rankClass = 0;
-  for (const Axis &axis : axes_[param])
+  for (const Axis &axis : layoutOf(run).axes)
     rankClass = rankClass * axis.size + run.mesh_rank() / axis.stride % axis.size;
-  return {param + 1, rankClass};
+  return {firstParams_[run.endpoint()] + run.param() + 1, rankClass};
 }
-
-size_t Contents::Hash::operator()(const Key &key) const {
-  uint64_t hash = key.content.param;
-  for (const uint64_t word : {key.content.rankClass, key.instance})
+size_t WordsHash::operator()(const Words &words) const {
+  uint64_t hash = words.size();
+  for (const uint64_t word : words)
     hash = (hash ^ (hash >> 32)) * 0x9e3779b97f4a7c15 + word;
   return hash ^ (hash >> 32);
 }
 
-const std::string &Contents::name(uint32_t tensor) const {
-  for (const auto &[name, number] : tensors_)
-    if (number == tensor)
-      return name;
-  return tensors_.begin()->first;
+std::string Contents::name(const TensorNumber &tensor) const {
+  std::vector<int64_t> values;
+  uint64_t rest = tensor.values;
+  for (const uint64_t stride : strides_[tensor.pattern]) {
+    values.push_back(static_cast<int64_t>(rest / stride));
+    rest %= stride;
+  }
+  return tensorName(manifest_, *manifest_.tensor_patterns()->Get(tensor.pattern), values);
 }
 
 const ParamInstance &Contents::instance(const BufferRange &run, uint32_t number) {
@@ -141,81 +212,101 @@ const ParamInstance &Contents::instance(const BufferRange &run, uint32_t number)
   return at->second[number];
 }
 
-uint32_t Contents::numberOf(const std::string *tensor) {
-  return tensor ? tensors_.try_emplace(*tensor, static_cast<uint32_t>(tensors_.size())).first->second : 0;
-}
-
-/// An instance without its name, which takes longer to make than all the rest.
-ParamInstance Contents::layoutOf(const BufferRange &run, uint32_t number) const {
+/// Sets values_ to the values of an instance: its name takes longer to make than all the rest.
+void Contents::readValues(const BufferRange &run, uint32_t number) {
   const Endpoint &endpoint = *manifest_.endpoints()->Get(run.endpoint());
   const Param &param = *endpoint.params()->Get(run.param());
-  ParamInstance instance{};
-  instance.param = run.param();
-  instance.instance = number;
-  instance.shape = localShape(endpoint, param, run.mesh_rank());
-  instance.values.resize(orEmpty(param.instances()).size());
+  values_.assign(orEmpty(param.instances()).size(), 0);
   int64_t rest = number;
-  for (auto v = static_cast<uint32_t>(instance.values.size()); v-- > 0;) {
+  for (auto v = static_cast<uint32_t>(values_.size()); v-- > 0;) {
     const IndexMap here = indexMap(endpoint, *endpoint.shardings()->Get(param.instances()->Get(v)), run.mesh_rank());
     const int64_t size = here.size(), at = rest % size;
     rest /= size;
     for (const IndexBlock *block = here.begin; block != here.end; ++block)
       for (int64_t repetition = 0; repetition < block->count(); ++repetition)
         if (const int64_t k = at - block->to() - repetition * block->to_step(); k >= 0 && k < block->length())
-          instance.values[v] = block->from() + repetition * block->from_step() + k;
+          values_[v] = block->from() + repetition * block->from_step() + k;
   }
-  return instance;
 }
 
-bool Contents::make(const BufferRange &run, uint32_t number, RegularSets &sets) {
+/// Calls visit(tag, grid) for all grids of an instance, and gives each of tensors a tag of its own.
+void Contents::forEachTagged(const BufferRange &run, const BufferContents &of, ContentForm &form,
+                             const std::function<void(uint32_t, const PartGrid &)> &visit) {
   const Endpoint &endpoint = *manifest_.endpoints()->Get(run.endpoint());
-  const ParamInstance instance = layoutOf(run, number);
-  bool good = true;
+  readValues(run, of.instance_);
+  ParamInstance instance{};
+  instance.param = run.param();
+  instance.instance = of.instance_;
+  instance.values = values_;
+  instance.shape = localShape(endpoint, *endpoint.params()->Get(run.param()), run.mesh_rank());
+  form.tags.assign(1, {});
   forEachPartGrid({manifest_, endpoint, run.mesh_rank(), instance}, [&](const PartGrid &grid) {
+    if (grid.pattern < 0)
+      return visit(0, grid);
+    uint64_t values = 0;
+    for (size_t v = 0; v < grid.values->size(); ++v)
+      values += static_cast<uint64_t>((*grid.values)[v]) * strides_[static_cast<size_t>(grid.pattern)][v];
+    form.tags.push_back({grid.part, values - of.first_[grid.part].values});
+    visit(static_cast<uint32_t>(form.tags.size() - 1), grid);
+  });
+}
+
+bool Contents::make(const BufferRange &run, const BufferContents &of, bool own, ContentForm &form) {
+  bool good = true;
+  forEachTagged(run, of, form, [&](uint32_t tag, const PartGrid &grid) {
     RegularSet set;
-    set.tag = numberOf(grid.tensor);
+    set.tag = tag;
     set.begin = grid.local;
-    good = good && addSets(grid, 0, set, sets);
+    good = good && addSets(grid, 0, set, form.sets);
   });
   if (!good)
     return false;
-  sets.finish();
+  form.sets.finish();
   uint64_t work = 0;
-  const int64_t elements = static_cast<int64_t>(run.bytes()) / itemBytes(endpoint.params()->Get(run.param())->dtype());
-  return separate(sets) || sets.partition(elements, work) || disjoint(run, number, sets);
+  const Param &param = *manifest_.endpoints()->Get(run.endpoint())->params()->Get(run.param());
+  if (separate(form.sets) || form.sets.partition(static_cast<int64_t>(run.bytes()) / itemBytes(param.dtype()), work))
+    return true;
+  form.ownForm = true;
+  return !own || disjoint(run, of, form);
 }
 
 /// Makes overlapping parts disjoint, element by element. Parts that contradict each other leave the buffer without
 /// contents, so that no plan for them is proven. The compiler writes no overlapping parts, so speed does not matter
 /// here.
-bool Contents::disjoint(const BufferRange &run, uint32_t number, RegularSets &sets) {
-  std::vector<NumberedRange> sorted;
+bool Contents::disjoint(const BufferRange &run, const BufferContents &of, ContentForm &form) {
+  std::vector<TaggedRange> sorted;
   bool good = true;
-  const Endpoint &endpoint = *manifest_.endpoints()->Get(run.endpoint());
-  const ParamInstance instance = layoutOf(run, number);
-  forEachRange({manifest_, endpoint, run.mesh_rank(), instance}, [&](const ElementRange &r) {
-    const uint32_t tensor = numberOf(r.tensor);
-    const bool whole = r.localStep == 1 && (r.logicalStep == 1 || tensor == 0);
-    const int64_t count = whole ? 1 : r.count;
-    good = good && sorted.size() + static_cast<uint64_t>(count) <= RegularSets::kMaxSets;
-    for (int64_t k = 0; good && k < count; ++k)
-      sorted.push_back({r.local + k * r.localStep, whole ? r.count : 1, tensor, r.logical + k * r.logicalStep});
+  forEachTagged(run, of, form, [&](uint32_t tag, const PartGrid &grid) {
+    forEachRangeOf(grid, [&](const ElementRange &r) {
+      WorkDeadline::spend(r.count);
+      const bool whole = r.localStep == 1 && (r.logicalStep == 1 || tag == 0);
+      const int64_t count = whole ? 1 : r.count;
+      good = good && sorted.size() + static_cast<uint64_t>(count) <= RegularSets::kMaxSets;
+      for (int64_t k = 0; good && k < count; ++k)
+        sorted.push_back({r.local + k * r.localStep, whole ? r.count : 1, tag, r.logical + k * r.logicalStep});
+    });
   });
-  sets = {};
+  form.sets = {};
   if (!good)
     return false;
-  std::sort(sorted.begin(), sorted.end(),
-            [](const NumberedRange &a, const NumberedRange &b) { return a.local < b.local; });
+  std::sort(sorted.begin(), sorted.end(), [](const TaggedRange &a, const TaggedRange &b) { return a.local < b.local; });
+  const auto sameTensor = [&](uint32_t a, uint32_t b) {
+    const auto number = [&](uint32_t tag) {
+      const TensorNumber &first = of.first_[form.tags[tag].part];
+      return TensorNumber{first.pattern, first.values + form.tags[tag].values};
+    };
+    return a == b || (a != 0 && b != 0 && number(a) == number(b));
+  };
   size_t used = 0;
-  for (NumberedRange next : sorted) {
+  for (TaggedRange next : sorted) {
     if (used > 0) {
-      const NumberedRange &back = sorted[used - 1];
+      const TaggedRange &back = sorted[used - 1];
       if (const int64_t shared = std::min(back.local + back.count - next.local, next.count); shared > 0) {
         const bool agree =
-            back.tensor == next.tensor && (next.tensor == 0 || next.logical - back.logical == next.local - back.local);
+            sameTensor(back.tag, next.tag) && (next.tag == 0 || next.logical - back.logical == next.local - back.local);
         if (!agree)
           return true;
-        next = {next.local + shared, next.count - shared, next.tensor, next.logical + shared};
+        next = {next.local + shared, next.count - shared, next.tag, next.logical + shared};
         if (next.count == 0)
           continue;
       }
@@ -223,12 +314,12 @@ bool Contents::disjoint(const BufferRange &run, uint32_t number, RegularSets &se
     sorted[used++] = next;
   }
   for (size_t i = 0; i < used; ++i) {
-    RegularSet set{sorted[i].local, sorted[i].tensor == 0 ? 0 : sorted[i].logical, sorted[i].tensor, {}, 0};
-    set.dimensions.push_back({sorted[i].count, 1, sorted[i].tensor == 0 ? 0 : 1});
-    if (!sets.add(std::move(set)))
+    RegularSet set{sorted[i].local, sorted[i].tag == 0 ? 0 : sorted[i].logical, sorted[i].tag, {}, 0};
+    set.dimensions.push_back({sorted[i].count, 1, sorted[i].tag == 0 ? 0 : 1});
+    if (!form.sets.add(std::move(set)))
       return false;
   }
-  sets.finish();
+  form.sets.finish();
   return true;
 }
 

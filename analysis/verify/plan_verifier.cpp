@@ -4,6 +4,7 @@
 #include "analysis/layout/element_ranges.h"
 #include "analysis/layout/quantized_views.h"
 #include "analysis/verify/contents.h"
+#include "analysis/verify/known_proofs.h"
 #include "analysis/verify/replica_proofs.h"
 #include "analysis/verify/staged.h"
 #include "analysis/work_deadline.h"
@@ -230,6 +231,11 @@ private:
   /// Checks that each byte of a buffer is written exactly once: the number of written bytes is right, and no byte is
   /// missing. For a quantized view of kind `amax`, the bytes are those in its layout.
   bool checkWrittenOnce(const WrittenBuffer &to) {
+    known_.begin({to.bytes});
+    for (const RankMove &rankMove : to.moves)
+      known_.add(rankMove.move);
+    if (!to.amax() && known_.writtenOnce())
+      return true;
     RegularSets written;
     uint64_t sum = 0;
     for (const RankMove &rankMove : to.moves) {
@@ -242,12 +248,11 @@ private:
     uint64_t expected = to.bytes;
     std::vector<LoopNest> wanted = {{0, 0, 0, {{static_cast<int64_t>(to.bytes), 1, 0, 0}}}};
     if (to.amax()) {
-      const auto sets = contents_.of(paired_.segment(to.rank), to.buffer);
-      if (!sets)
+      if (!contents_.of(paired_.segment(to.rank), to.buffer, wanted_))
         return failFragmented(where(to.rank, to.buffer, 0));
       const int64_t item = itemBytes(to.param.dtype());
-      expected = static_cast<uint64_t>(sets->positions() * item);
-      wanted = nestsOf(*sets, item);
+      expected = static_cast<uint64_t>(wanted_.sets().positions() * item);
+      wanted = nestsOf(wanted_.sets(), item);
     }
     uint64_t missing = to.bytes;
     for (const LoopNest &nest : wanted) {
@@ -258,7 +263,11 @@ private:
       if (status == SplitStatus::missing)
         missing = std::min(missing, static_cast<uint64_t>(splitter.position()));
     }
-    return (missing == to.bytes && sum == expected) || failCoverage(to, missing);
+    if (missing != to.bytes || sum != expected)
+      return failCoverage(to, missing);
+    if (!to.amax())
+      known_.keepWrittenOnce();
+    return true;
   }
 
   /// The bytes of elements of `item` bytes at the positions of sets.
@@ -305,11 +314,11 @@ private:
     if (!to.amax())
       return false;
     const int64_t item = itemBytes(to.param.dtype());
-    const auto sets = contents_.of(paired_.segment(to.rank), to.buffer);
+    const bool known = contents_.of(paired_.segment(to.rank), to.buffer, wanted_);
     size_t hint = 0;
     Digits digits;
-    for (uint64_t at = begin; sets && at < end; at += static_cast<uint64_t>(item))
-      if (sets->find(static_cast<int64_t>(at) / item, digits, hint, work_))
+    for (uint64_t at = begin; known && at < end; at += static_cast<uint64_t>(item))
+      if (wanted_.sets().find(static_cast<int64_t>(at) / item, digits, hint, work_))
         return false;
     return true;
   }
@@ -412,28 +421,36 @@ private:
   }
 
   /// Checks that source and target layouts name the same tensor elements for a move. The move is split into fragments
-  /// within which both layouts are regular; in each, first element and strides must be equal.
+  /// within which both layouts are regular; in each, first element and strides must be equal. A move between buffers of
+  /// the same forms has the same fragments: only their tensors are compared again.
   bool checkContent(uint32_t rank, const Move &move, int64_t item) {
+    if (!contents_.of(paired_.segment(rank), move.targetBuffer, wanted_) ||
+        !(move.zero || contents_.of(paired_.segment(move.sourceRank), move.sourceBuffer, found_)))
+      return failFragmented(where(rank, move.targetBuffer, move.targetOffset));
+    known_.begin({wanted_.form(), move.zero ? 0 : found_.form()});
+    known_.add(move);
+    const auto sameTensor = [&](const KnownProofs::Tags &tags) {
+      return wanted_.tensor(tags.wanted) == found_.tensor(tags.found);
+    };
+    if (const auto *known = known_.content(); known && std::all_of(known->begin(), known->end(), sameTensor))
+      return true;
     const auto size = static_cast<uint64_t>(item);
     bool whole = move.targetOffset % size == 0 && move.rowBytes % size == 0 && move.sourceOffset % size == 0;
     for (const Move::Loop &loop : move.loops)
       whole = whole && loop.target % item == 0 && loop.source % item == 0;
     if (!whole)
       return fail(where(rank, move.targetBuffer, move.targetOffset) + " is written by a move that splits elements");
-    const std::shared_ptr<const RegularSets> wanted = contents_.of(paired_.segment(rank), move.targetBuffer, false);
-    const std::shared_ptr<const RegularSets> found =
-        move.zero ? nullptr : contents_.of(paired_.segment(move.sourceRank), move.sourceBuffer);
-    if (!wanted || !(found || move.zero))
-      return failFragmented(where(rank, move.targetBuffer, move.targetOffset));
+    std::vector<KnownProofs::Tags> tags;
     auto failAt = [&](int64_t element, const std::string &why) {
       return fail(where(rank, move.targetBuffer, static_cast<uint64_t>(element * item)) + why);
     };
     auto differ = [&](const Fragment &want, const Fragment &have, int64_t target, int64_t expected, int64_t logical) {
-      return failAt(target, " must be tensor '" + contents_.name(want.set->tag) + "' element " +
-                                std::to_string(expected) + ", but comes from tensor '" + contents_.name(have.set->tag) +
-                                "' element " + std::to_string(logical) + " of rank " + std::to_string(move.sourceRank));
+      return failAt(target, " must be tensor '" + contents_.name(wanted_.tensor(want.set->tag)) + "' element " +
+                                std::to_string(expected) + ", but comes from tensor '" +
+                                contents_.name(found_.tensor(have.set->tag)) + "' element " + std::to_string(logical) +
+                                " of rank " + std::to_string(move.sourceRank));
     };
-    NestSplitter byTarget(*wanted, work_);
+    NestSplitter byTarget(wanted_.sets(), work_);
     const SplitStatus status = byTarget.run(nestOf(move, item), [&](const Fragment &want) {
       if (move.zero != (want.set->tag == 0))
         return failAt(want.position, move.zero ? " is zeroed but is not padding" : " is padding but is not zeroed");
@@ -442,16 +459,18 @@ private:
       LoopNest inner{want.counterpart, want.value, want.position, {}};
       for (auto loop = want.loops.rbegin(); loop != want.loops.rend(); ++loop)
         inner.loops.push_back({loop->count, loop->counterpart, loop->value, loop->origin});
-      NestSplitter bySource(*found, work_);
+      NestSplitter bySource(found_.sets(), work_);
       const SplitStatus within = bySource.run(inner, [&](const Fragment &have) {
         if (have.set->tag == 0)
           return failAt(have.origin, " comes from the source's padding");
-        if (have.set->tag != want.set->tag || have.value != have.counterpart)
+        if (!sameTensor({want.set->tag, have.set->tag}) || have.value != have.counterpart)
           return differ(want, have, have.origin, have.counterpart, have.value);
         for (const Fragment::Loop &loop : have.loops)
           if (loop.counterpart != loop.value)
             return differ(want, have, have.origin + loop.origin, have.counterpart + loop.counterpart,
                           have.value + loop.value);
+        if (const KnownProofs::Tags both{want.set->tag, have.set->tag}; tags.empty() || tags.back() != both)
+          tags.push_back(both);
         return true;
       });
       if (within == SplitStatus::missing)
@@ -460,7 +479,10 @@ private:
     });
     if (status == SplitStatus::missing)
       return failAt(byTarget.position(), " is covered by no part of its layout");
-    return status == SplitStatus::done || failFragmented(where(rank, move.targetBuffer, move.targetOffset));
+    if (status != SplitStatus::done)
+      return failFragmented(where(rank, move.targetBuffer, move.targetOffset));
+    known_.keepContent(std::move(tags));
+    return true;
   }
 
   const Plan &plan_;
@@ -468,6 +490,8 @@ private:
   StagedMoves stagedMoves_;
   Contents contents_;
   ReplicaProofs replicas_;
+  BufferContents wanted_, found_;
+  KnownProofs known_;
   VerifyResult result_;
   std::vector<RankMove> moves_, storage_;
   uint64_t work_ = 0; // of all NestSplitters

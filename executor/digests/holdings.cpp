@@ -58,7 +58,8 @@ private:
     }
     found_.tensors[at->second].holdings.push_back(static_cast<uint32_t>(found_.items.size()));
     Holding &holding = found_.items.emplace_back(Holding{rankClass, instance, at->second, grid});
-    holding.grid.tensor = nullptr; // it is valid during the visit only
+    holding.grid.tensor = nullptr;
+    holding.grid.values = nullptr; // both are valid during the visit only
   }
 
   const Manifest &manifest_;

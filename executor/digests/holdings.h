@@ -16,7 +16,7 @@ struct Holding {
   uint32_t rankClass; // in Holdings::classes
   uint32_t instance;
   uint32_t tensor;       // in Holdings::tensors
-  schema::PartGrid grid; // its `tensor` is null
+  schema::PartGrid grid; // its `tensor` and `values` are null
 };
 
 /// The mesh ranks that hold the same elements of a param.

@@ -111,6 +111,31 @@ TEST_F(PlanVerifier, NamesAWrongElement) {
   EXPECT_NE(error(parts), "");
 }
 
+// Three layers of the same form, on one rank: as they are, and stacked on the target.
+TEST_F(PlanVerifier, LayersOfOneFormAreComparedByTheirTensors) {
+  for (const char *target : {R"("m.{layer}": {holds: "l.{layer}.w"})", R"(m: {holds: "l.{layer}.w", stack: layer})"}) {
+    UnpackedPlan parts =
+        compiled((R"({version: 1, model: {dtype: fp32, index: {layer: 3}, tensors: {"l.{layer}.w": [7, 6]},
+        layouts: {plain: {params: same}, other: {params: {)" +
+                  std::string(target) + R"(}}}}, source: {layout: plain, mesh: {}},
+        target: {layout: other, mesh: {}}})")
+                     .c_str());
+    EXPECT_EQ(proof(parts).error, "");
+    EXPECT_EQ(proof(parts).bytes, 3u * 7 * 6 * 4);
+    auto &list = parts.manifest->endpoints[1]->params[0]->parts;
+    list.push_back(std::make_unique<fbs::PartT>(*list[0])); // parts that overlap and agree, in each layer
+    EXPECT_EQ(error(parts), "");
+    list.pop_back();
+    // The source's buffers of layers 1 and 2 are exchanged.
+    fbs::EndpointT &source = *parts.manifest->endpoints[0];
+    fbs::ShardingT &numbers = *source.shardings[source.params[0]->instances[0]];
+    numbers.blocks = {{0, 0, 1, 1, 0, 0}, {1, 2, 1, 1, 0, 0}, {2, 1, 1, 1, 0, 0}};
+    numbers.first = {0, 3};
+    EXPECT_THAT(error(parts), testing::HasSubstr(" must be tensor 'l.1.w' element 0, but comes from tensor 'l.2.w' "
+                                                 "element 0 of rank 0"));
+  }
+}
+
 // Four shards to eight replicas of two ranks: 40 tensors, of which each rank receives 160 pieces.
 std::string shardsToReplicas() {
   return "{version: 1, model: {dtype: bf16, tensors: {" + tensorsOfRows(40, 64, 8, 32) +

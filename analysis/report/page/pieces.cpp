@@ -97,14 +97,16 @@ void Pieces::add(uint32_t rank, const Move &move, const std::vector<size_t> &ten
                 move.message,
                 move.relay,
                 move.relayMessage};
-  const std::shared_ptr<const RegularSets> contents = contents_.of(segment, move.targetBuffer);
-  if (!contents)
+  if (!contents_.of(segment, move.targetBuffer, held_))
     throw Failure{kUsage, "the layout of rank " + std::to_string(rank) + " has too many fragments to draw"};
-  NestSplitter splitter(*contents, work_);
+  NestSplitter splitter(held_.sets(), work_);
   const SplitStatus status = splitter.run(nestOf(move, item), [&](const Fragment &fragment) {
-    const auto [at, added] = byTag_.try_emplace(fragment.set->tag, SIZE_MAX);
+    if (fragment.set->tag == 0)
+      return true;
+    const TensorNumber tensor = held_.tensor(fragment.set->tag);
+    const auto [at, added] = byNumber_.try_emplace(tensor, SIZE_MAX);
     for (size_t t = 0; added && t < tensors_.size(); ++t)
-      if (tensors_[t].name() == contents_.name(fragment.set->tag))
+      if (tensors_[t].name() == contents_.name(tensor))
         at->second = t;
     if (std::find(tensors.begin(), tensors.end(), at->second) == tensors.end())
       return true;

@@ -58,9 +58,10 @@ private:
   PairedPlan paired_;
   StagedMoves staged_;
   Contents contents_;
+  BufferContents held_;
   Wanted wanted_, next_, known_;             // of this pass over the ranks, of the next, of all so far
   std::vector<std::map<Way, Piece>> pieces_; // by tensor
-  std::map<uint32_t, size_t> byTag_;         // tensors by their number in contents_
+  std::map<TensorNumber, size_t> byNumber_;  // tensors by their number in contents_
   uint64_t work_ = 0;                        // of NestSplitters
 };
 
