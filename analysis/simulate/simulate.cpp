@@ -14,11 +14,25 @@
 #include <tuple>
 #include <utility>
 
+#include <sys/mman.h>
+
 namespace reshard::analysis {
 
 namespace {
 
 using namespace schema;
+
+/// Sets the size of an empty vector, and asks the system for large pages: where memory is read here and there, the
+/// addresses of small pages are looked up as often as the memory itself.
+template <class T> void resizeInLargePages(std::vector<T> &vector, size_t size) {
+  constexpr uintptr_t kLargePage = 2 << 20;
+  vector.reserve(size);
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(vector.data()) + kLargePage - 1) / kLargePage * kLargePage,
+                  end = reinterpret_cast<uintptr_t>(vector.data() + size) / kLargePage * kLargePage;
+  if (end > begin)
+    madvise(reinterpret_cast<void *>(begin), end - begin, MADV_HUGEPAGE); // only a request
+  vector.resize(size);
+}
 
 /// Flows that share resources by max-min fairness. Time advances from the end of one flow to the next.
 class Flows {
@@ -173,8 +187,8 @@ private:
 
 class Simulator {
 public:
-  Simulator(const Plan &plan, const Topology &topology, bool keep, const std::function<void(double)> &progress)
-      : plan_(plan), topology_(topology), keep_(keep), progress_(progress) {}
+  Simulator(const Plan &plan, const Topology &topology, const std::function<void(double)> &progress)
+      : plan_(plan), topology_(topology), progress_(progress) {}
 
   Result<Simulation> run() {
     const uint32_t world = plan_.world();
@@ -194,24 +208,25 @@ public:
         for (auto &side : nics_)
           side.push_back(flows_.resource(static_cast<double>(topology_.nicRate)));
     }
-    build(segments);
-    for (uint32_t a = 0; a < tasks_.size(); ++a)
-      if (tasks_[a].waits == 0)
-        start(a);
+    if (Status status = build(segments); !status.ok())
+      return status;
+    for (uint32_t task = 0; task < count_; ++task)
+      if (tasks_[task].waits == 0)
+        start(task);
     uint32_t done = 0;
     bool timer = false;
     while (flows_.next(done, timer)) {
       if (!timer)
         ended(done, false);
-      if (!timer && tasks_[done].delay > 0)
-        flows_.at(flows_.now() + tasks_[done].delay, done);
+      if (const double delay = groupOf(done).delay; !timer && delay > 0)
+        flows_.at(flows_.now() + delay, done);
       else
         ended(done, true);
       if (finished_ % 1024 == 0)
-        progress_(static_cast<double>(finished_) / static_cast<double>(tasks_.size()));
+        progress_(static_cast<double>(finished_) / static_cast<double>(count_));
     }
-    if (finished_ != tasks_.size())
-      return failed("deadlock: only " + std::to_string(finished_) + " of " + std::to_string(tasks_.size()) +
+    if (finished_ != count_)
+      return failed("deadlock: only " + std::to_string(finished_) + " of " + std::to_string(count_) +
                     " activities can finish, the others wait for each other");
     report();
     return std::move(result_);
@@ -220,98 +235,137 @@ public:
 private:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  /// A list in edges_, in the order of after().
-  struct Waiting {
-    uint32_t first = kNone, last = kNone;
+  /// What the chunks of a step have in common, as tasks of one kind. A task releases its resources when its bytes are
+  /// sent (released); the bytes arrive one latency later (arrived). There are millions of tasks, and most are
+  /// not in a memory cache when they are needed: so a task is small, and all of it is in one place.
+  struct Group {
+    Activity activity;                         // of all chunks together
+    uint32_t first = 0, second = 0;            // resources
+    double delay = 0;                          // seconds from released to arrived
+    uint32_t task = 0, stride = 1, chunks = 1; // chunk c is task `task` + c * stride
+    uint64_t chunk = 0;                        // bytes of each chunk but the last; 0: one chunk
+
+    uint64_t bytesOf(uint32_t number) const {
+      const uint64_t left = activity.bytes - chunk * ((number - task) / stride);
+      return chunk > 0 ? std::min(chunk, left) : left;
+    }
   };
-  /// An activity and its dependents. It releases its resources when its bytes are sent (released); the bytes arrive one
-  /// latency later (arrived).
   struct Task {
-    Activity activity;
-    uint32_t first = 0, second = 0; // resources
-    double delay = 0;               // seconds from released to arrived
-    uint32_t waits = 0;
-    Waiting released, arrived; // tasks that wait for these events
+    uint32_t group = 0;
+    uint32_t waits = 0;  // for how many events of other tasks
+    uint32_t lists[2]{}; // of the tasks that wait for its events: where they begin in waiting_
+    double begin = 0, end = 0;
   };
-  struct Edge {
-    uint32_t task, next;
-  };
-
-  uint32_t add(Activity activity, uint32_t first, uint32_t second, double delay = 0) {
-    Task task;
-    task.activity = activity;
-    task.first = first;
-    task.second = second;
-    task.delay = delay;
-    tasks_.push_back(std::move(task));
-    return static_cast<uint32_t>(tasks_.size() - 1);
-  }
-
-  void after(uint32_t before, bool arrived, uint32_t task) {
-    Waiting &waiting = arrived ? tasks_[before].arrived : tasks_[before].released;
-    const auto edge = static_cast<uint32_t>(edges_.size());
-    (waiting.first == kNone ? waiting.first : edges_[waiting.last].next) = edge;
-    waiting.last = edge;
-    edges_.push_back({task, kNone});
-    ++tasks_[task].waits;
-  }
-
-  /// The tasks of one chunk of a message.
-  struct Tasks {
-    uint32_t pack = kNone, transmit = kNone, unpack = kNone;
+  /// The tasks of a message.
+  struct Message {
+    uint32_t first = kNone, stride = 1, firstUnpack = kNone, chunks = 0;
+    uint32_t transmit(uint64_t chunk) const { return first + static_cast<uint32_t>(chunk) * stride; }
+    uint32_t pack(uint64_t chunk) const { return stride == 2 ? transmit(chunk) + 1 : kNone; }
+    uint32_t unpack(uint64_t chunk) const {
+      return firstUnpack == kNone ? kNone : firstUnpack + static_cast<uint32_t>(chunk);
+    }
     /// The task that ends when the chunk has arrived.
-    uint32_t last() const { return unpack != kNone ? unpack : transmit; }
+    uint32_t last(uint64_t chunk) const { return firstUnpack == kNone ? transmit(chunk) : unpack(chunk); }
+    uint32_t lastTransmit() const { return transmit(chunks - 1); }
   };
-  using Chunks = std::vector<Tasks>;
 
-  void build(const std::vector<std::shared_ptr<const Segment>> &segments) {
-    std::vector<Chunks> messages(plan_.manifest().messages());
-    for (uint32_t rank = 0; rank < segments.size(); ++rank)
-      for (const Step *step : orEmpty(segments[rank]->steps())) {
-        Activity activity{Activity::Kind::copy, static_cast<int32_t>(rank), -1, step->message(), step->round(),
-                          step->bytes()};
-        if (step->kind() != StepKind::send) {
-          if (step->kind() != StepKind::recv)
-            local_[{rank, step}] = add(activity, copies_[rank], copies_[rank]);
-          continue;
-        }
-        Chunks &chunks = messages[step->message()];
-        chunks.resize(chunkCount(*step));
-        const bool local = topology_.node(rank) == topology_.node(step->peer());
-        activity.peer = static_cast<int32_t>(step->peer());
-        for (uint64_t c = 0; c < chunks.size(); ++c) {
-          activity.bytes = chunkBytes(*step, c);
-          activity.kind = Activity::Kind::transmit;
-          chunks[c].transmit = local
-                                   ? add(activity, links_[0][rank], links_[1][step->peer()],
-                                         static_cast<double>(topology_.linkLatency) * 1e-9)
-                                   : add(activity, nics_[0][topology_.nic(rank)], nics_[1][topology_.nic(step->peer())],
-                                         static_cast<double>(topology_.nicLatency) * 1e-9);
-          if (step->staging() == UINT64_MAX)
-            continue;
-          activity.kind = Activity::Kind::pack;
-          chunks[c].pack = add(activity, copies_[rank], copies_[rank]);
-          after(chunks[c].pack, true, chunks[c].transmit);
-        }
-      }
+  const Group &groupOf(uint32_t task) const { return groups_[tasks_[task].group]; }
+
+  /// Adds a group whose tasks are `stride` apart.
+  void add(Group group, uint64_t chunks) {
+    group.chunks = static_cast<uint32_t>(chunks);
+    groups_.push_back(group);
+    count_ = std::max(count_, group.task + (chunks - 1) * group.stride + 1);
+  }
+
+  /// Makes a task wait for another one. The first pass over all dependencies counts them, the second one keeps them.
+  void after(uint32_t before, bool arrived, uint32_t task) {
+    const size_t list = 2 * size_t{before} + arrived;
+    if (counting_) {
+      ++dependencies_;
+      ++tasks_[task].waits;
+      ++begin(list + 2);
+    } else {
+      waiting_[begin(list + 1)++] = task; // ends as the begin of the next list
+    }
+  }
+  /// Where a list begins in waiting_: of the tasks that wait until task list / 2 is released (even), or has arrived.
+  uint32_t &begin(size_t list) { return tasks_[list / 2].lists[list % 2]; }
+
+  Status build(const std::vector<std::shared_ptr<const Segment>> &segments) {
+    std::vector<Message> messages(plan_.manifest().messages());
     for (uint32_t rank = 0; rank < segments.size(); ++rank)
       for (const Step *step : orEmpty(segments[rank]->steps()))
-        if (step->kind() == StepKind::recv && step->staging() != UINT64_MAX)
-          for (uint64_t c = 0; c < chunkCount(*step); ++c) {
-            Tasks &tasks = messages[step->message()][c];
-            tasks.unpack = add({Activity::Kind::unpack, static_cast<int32_t>(rank), static_cast<int32_t>(step->peer()),
-                                step->message(), step->round(), chunkBytes(*step, c)},
-                               copies_[rank], copies_[rank]);
-            after(tasks.transmit, true, tasks.unpack);
-          }
+        addTasks(rank, *step, messages);
+    for (uint32_t rank = 0; rank < segments.size(); ++rank)
+      for (const Step *step : orEmpty(segments[rank]->steps()))
+        if (step->kind() == StepKind::recv && step->staging() != UINT64_MAX) {
+          messages[step->message()].firstUnpack = static_cast<uint32_t>(count_);
+          add(groupFor(rank, *step, Activity::Kind::unpack), chunkCount(*step));
+        }
+    if (count_ >= kNone)
+      return failed("the plan has " + std::to_string(count_) + " activities, expected fewer than 2^32 - 1");
+    resizeInLargePages(tasks_, count_ + 1); // the last one is the end of all lists
+    for (uint32_t number = 0; number < groups_.size(); ++number)
+      for (uint32_t chunk = 0; chunk < groups_[number].chunks; ++chunk)
+        tasks_[groups_[number].task + chunk * groups_[number].stride].group = number;
     for (uint32_t rank = 0; rank < segments.size(); ++rank)
       order(rank, *segments[rank], messages);
+    if (dependencies_ > UINT32_MAX)
+      return failed("the activities of the plan wait for each other " + std::to_string(dependencies_) +
+                    " times, expected fewer than 2^32");
+    for (size_t list = 1; list < 2 * tasks_.size(); ++list)
+      begin(list) += begin(list - 1);
+    resizeInLargePages(waiting_, dependencies_);
+    counting_ = false;
+    for (uint32_t rank = 0; rank < segments.size(); ++rank)
+      order(rank, *segments[rank], messages);
+    return {};
+  }
+
+  /// A group of tasks that come next and that use the rank's copy bandwidth.
+  Group groupFor(uint32_t rank, const Step &step, Activity::Kind kind) const {
+    Group group;
+    const bool copy = kind == Activity::Kind::copy;
+    group.activity = {kind,
+                      static_cast<int32_t>(rank),
+                      copy ? -1 : static_cast<int32_t>(step.peer()),
+                      step.message(),
+                      step.round(),
+                      step.bytes()};
+    group.first = group.second = copies_[rank];
+    group.task = static_cast<uint32_t>(count_);
+    group.chunk = copy ? 0 : step.chunk();
+    return group;
+  }
+
+  /// Adds the tasks of a step that is no receive.
+  void addTasks(uint32_t rank, const Step &step, std::vector<Message> &messages) {
+    if (step.kind() == StepKind::recv)
+      return;
+    if (step.kind() != StepKind::send) {
+      local_[{rank, &step}] = static_cast<uint32_t>(count_);
+      return add(groupFor(rank, step, Activity::Kind::copy), 1);
+    }
+    const uint64_t chunks = chunkCount(step);
+    Group packing = groupFor(rank, step, Activity::Kind::pack), sending = packing;
+    const bool packs = step.staging() != UINT64_MAX, local = topology_.node(rank) == topology_.node(step.peer());
+    sending.activity.kind = Activity::Kind::transmit;
+    sending.first = local ? links_[0][rank] : nics_[0][topology_.nic(rank)];
+    sending.second = local ? links_[1][step.peer()] : nics_[1][topology_.nic(step.peer())];
+    sending.delay = static_cast<double>(local ? topology_.linkLatency : topology_.nicLatency) * 1e-9;
+    packing.stride = sending.stride = packs ? 2 : 1;
+    packing.task = sending.task + 1;
+    messages[step.message()] = {sending.task, sending.stride, kNone, static_cast<uint32_t>(chunks)};
+    add(sending, chunks);
+    if (packs)
+      add(packing, chunks);
   }
 
   /// Adds the dependencies of a rank's chunks: on the previous chunk of the same tier and direction, on its packing or
   /// unpacking, on the arena slot that was used two chunks ago, on the arrival of relayed bytes, and on the copies that
   /// read the bytes of the arena that a receive replaces; and those of its copies.
-  void order(uint32_t rank, const Segment &segment, const std::vector<Chunks> &messages) {
+  void order(uint32_t rank, const Segment &segment, const std::vector<Message> &messages) {
     struct Sequence {
       uint32_t last = kNone, copying = kNone; // the previous transmission; the previous packing or unpacking
       uint32_t slots[2] = {kNone, kNone};     // the task that frees each slot
@@ -323,13 +377,15 @@ private:
         followLocally(rank, segment, *step, messages);
         continue;
       }
-      const Chunks &chunks = messages[step->message()];
+      const Message &message = messages[step->message()];
       Sequence &sequence = sequences[send][topology_.node(rank) == topology_.node(step->peer())];
-      for (const Tasks &tasks : chunks) {
+      for (uint32_t c = 0; c < message.chunks; ++c) {
+        const uint32_t transmit = message.transmit(c), copying = send ? message.pack(c) : message.unpack(c);
+        if (copying != kNone)
+          after(send ? copying : transmit, true, send ? transmit : copying);
         if (sequence.last != kNone)
-          after(sequence.last, false, tasks.transmit);
-        sequence.last = tasks.transmit;
-        const uint32_t copying = send ? tasks.pack : tasks.unpack;
+          after(sequence.last, false, transmit);
+        sequence.last = transmit;
         if (copying == kNone)
           continue;
         if (sequence.copying != kNone)
@@ -337,8 +393,8 @@ private:
         sequence.copying = copying;
         uint32_t &slot = sequence.slots[sequence.staged++ % 2];
         if (slot != kNone)
-          after(slot, !send, send ? copying : tasks.transmit);
-        slot = send ? tasks.transmit : copying;
+          after(slot, !send, send ? copying : transmit);
+        slot = send ? transmit : copying;
       }
       if (send && step->after_count() > 0)
         follow(rank, segment, *step, messages);
@@ -346,58 +402,58 @@ private:
         const Step &earlier = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
         const bool sent = earlier.kind() == StepKind::send; // relayed bytes; else elements that a copy quantizes
         if (earlier.kind() != StepKind::recv)
-          for (const Tasks &tasks : chunks)
-            after(sent ? messages[earlier.message()].back().transmit : local_.at({rank, &earlier}), !sent,
-                  tasks.transmit);
+          for (uint32_t c = 0; c < message.chunks; ++c)
+            after(sent ? messages[earlier.message()].lastTransmit() : local_.at({rank, &earlier}), !sent,
+                  message.transmit(c));
       }
     }
   }
 
   /// Adds the dependencies of a step that neither sends nor receives.
-  void followLocally(uint32_t rank, const Segment &segment, const Step &step, const std::vector<Chunks> &messages) {
+  void followLocally(uint32_t rank, const Segment &segment, const Step &step, const std::vector<Message> &messages) {
     const uint32_t task = local_.at({rank, &step});
     for (uint32_t i = 0; i < step.after_count(); ++i) {
       const Step &earlier = *segment.steps()->Get(segment.after()->Get(step.first_after() + i));
       if (earlier.kind() == StepKind::recv)
-        after(messages[earlier.message()].back().last(), true, task);
+        after(messages[earlier.message()].last(messages[earlier.message()].chunks - 1), true, task);
       else if (earlier.kind() == StepKind::send)
-        after(messages[earlier.message()].back().transmit, false, task);
+        after(messages[earlier.message()].lastTransmit(), false, task);
       else
         after(local_.at({rank, &earlier}), true, task);
     }
   }
 
   /// Adds the dependencies of a send on the steps that provide its bytes.
-  void follow(uint32_t rank, const Segment &segment, const Step &send, const std::vector<Chunks> &messages) {
-    const Chunks &chunks = messages[send.message()];
+  void follow(uint32_t rank, const Segment &segment, const Step &send, const std::vector<Message> &messages) {
+    const Message &message = messages[send.message()];
     const std::vector<std::vector<uint64_t>> before = chunksBefore(segment, send);
     for (uint32_t i = 0; i < send.after_count(); ++i) {
       const Step &earlier = *segment.steps()->Get(segment.after()->Get(send.first_after() + i));
-      for (size_t c = 0; c < chunks.size(); ++c)
+      for (uint32_t c = 0; c < message.chunks; ++c)
         if (before[i][c] > 0)
-          after(earlier.kind() == StepKind::recv ? messages[earlier.message()][before[i][c] - 1].last()
+          after(earlier.kind() == StepKind::recv ? messages[earlier.message()].last(before[i][c] - 1)
                                                  : local_.at({rank, &earlier}),
-                true, chunks[c].pack != kNone ? chunks[c].pack : chunks[c].transmit);
+                true, message.pack(c) != kNone ? message.pack(c) : message.transmit(c));
     }
   }
 
-  void start(uint32_t number) {
-    Task &task = tasks_[number];
-    task.activity.begin = flows_.now();
-    flows_.start(number, static_cast<double>(task.activity.bytes), task.first, task.second);
+  void start(uint32_t task) {
+    const Group &group = groupOf(task);
+    tasks_[task].begin = flows_.now();
+    flows_.start(task, static_cast<double>(group.bytesOf(task)), group.first, group.second);
   }
 
-  void ended(uint32_t number, bool arrived) {
-    Task &task = tasks_[number];
+  void ended(uint32_t task, bool arrived) {
     if (!arrived) {
-      task.activity.end = flows_.now();
+      tasks_[task].end = flows_.now();
     } else {
       ++finished_;
       result_.seconds = std::max(result_.seconds, flows_.now());
     }
-    for (uint32_t edge = (arrived ? task.arrived : task.released).first; edge != kNone; edge = edges_[edge].next)
-      if (--tasks_[edges_[edge].task].waits == 0)
-        start(edges_[edge].task);
+    const size_t list = 2 * size_t{task} + arrived;
+    for (uint32_t at = begin(list), end = begin(list + 1); at < end; ++at)
+      if (--tasks_[waiting_[at]].waits == 0)
+        start(waiting_[at]);
   }
 
   void report() {
@@ -417,14 +473,26 @@ private:
       result_.rankBusy = result_.nicBusy;
     }
     std::vector<std::array<double, 4>> spent(plan_.world()); // by kind
-    for (const Task &task : tasks_) {
-      const int kind = static_cast<int>(task.activity.kind);
-      double &sum = spent[static_cast<size_t>(task.activity.rank)][static_cast<size_t>(kind)];
-      sum += task.activity.end - task.activity.begin;
+    for (uint32_t task = 0; task < count_; ++task) {
+      const Group &group = groupOf(task);
+      const int kind = static_cast<int>(group.activity.kind);
+      double &sum = spent[static_cast<size_t>(group.activity.rank)][static_cast<size_t>(kind)];
+      sum += tasks_[task].end - tasks_[task].begin;
       result_.secondsByKind[kind] = std::max(result_.secondsByKind[kind], sum);
-      if (keep_)
-        result_.activities.push_back(task.activity);
     }
+    tasks_.resize(count_);
+    waiting_ = {};
+    result_.forEachActivity = [groups = std::move(groups_),
+                               tasks = std::move(tasks_)](const std::function<void(const Activity &)> &visit) {
+      for (uint32_t number = 0; number < tasks.size(); ++number) {
+        const Group &group = groups[tasks[number].group];
+        Activity activity = group.activity;
+        activity.bytes = group.bytesOf(number);
+        activity.begin = tasks[number].begin;
+        activity.end = tasks[number].end;
+        visit(activity);
+      }
+    };
     lowerBound();
   }
 
@@ -452,22 +520,24 @@ private:
 
   const Plan &plan_;
   const Topology &topology_;
-  const bool keep_;
   const std::function<void(double)> &progress_;
   Simulation result_;
   Flows flows_;
   std::vector<uint32_t> copies_, links_[2], nics_[2]; // resources, by rank or NIC; [0] egress, [1] ingress
-  std::vector<Task> tasks_;
-  std::vector<Edge> edges_;
+  std::vector<Group> groups_;
+  std::vector<Task> tasks_;       // and one more
+  std::vector<uint32_t> waiting_; // tasks
+  uint64_t count_ = 0;            // of tasks
+  uint64_t dependencies_ = 0;
+  bool counting_ = true;                                        // the first pass of after()
   std::map<std::pair<uint32_t, const Step *>, uint32_t> local_; // copies and fills
   size_t finished_ = 0;
 };
 
 } // namespace
 
-Result<Simulation> simulate(const Plan &plan, const Topology &topology, bool keep,
-                            const std::function<void(double)> &progress) {
-  return Simulator(plan, topology, keep, progress).run();
+Result<Simulation> simulate(const Plan &plan, const Topology &topology, const std::function<void(double)> &progress) {
+  return Simulator(plan, topology, progress).run();
 }
 
 } // namespace reshard::analysis

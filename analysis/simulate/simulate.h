@@ -35,8 +35,9 @@ struct Simulation {
   int64_t busiestRank = 0, busiestNic = 0; // longest in use; NIC -1: no traffic between nodes
   double rankBusy = 0, nicBusy = 0;        // seconds
   double secondsByKind[4] = {};            // by Activity::Kind: the seconds of the rank with the largest sum
-  std::vector<Activity> activities; // only if `keep`. Those of one message and kind are in the order of its chunks,
-                                    // copies of a rank in the order of its steps
+  /// Visits all activities: those of one message and kind in the order of its chunks, copies of a rank in the order of
+  /// its steps. There are millions, so no list of them is kept.
+  std::function<void(const std::function<void(const Activity &)> &visit)> forEachActivity;
 };
 
 /// Simulates all steps, messages chunk by chunk. Packing and unpacking (of staged operands) and local copies share a
@@ -45,9 +46,8 @@ struct Simulation {
 /// slot, the bytes that it relays have arrived, and its ranks have finished the previous chunk of the same link tier
 /// and direction. In each tier and direction, chunks are packed and unpacked one after the other. A local copy starts
 /// when the steps that it waits for are done, and so does a message that replaces elements that a copy reads from the
-/// arena. There is no ramp-up and no protocol overhead. `keep`: fill `activities`. `progress` is called with the done
+/// arena. There is no ramp-up and no protocol overhead. `progress` is called with the done
 /// part, 0 to 1.
-Result<Simulation> simulate(const Plan &plan, const Topology &topology, bool keep,
-                            const std::function<void(double)> &progress);
+Result<Simulation> simulate(const Plan &plan, const Topology &topology, const std::function<void(double)> &progress);
 
 } // namespace reshard::analysis

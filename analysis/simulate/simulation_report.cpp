@@ -21,17 +21,19 @@ constexpr const char *kKinds[] = {"pack", "transmit", "unpack", "copy"};
 /// Chrome's trace format, which Perfetto reads: a process for each rank, a thread for each kind; times in microseconds.
 std::string traceOf(const Simulation &simulation) {
   std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
-  for (const Activity &a : simulation.activities) {
+  const char *separator = "";
+  simulation.forEachActivity([&](const Activity &a) {
     char line[256];
-    std::snprintf(line, sizeof line,
-                  "{\"name\": \"%s %u round %u\", \"ph\": \"X\", \"pid\": %d, \"tid\": \"%s\", \"ts\": %.3f, \"dur\": "
-                  "%.3f, \"args\": {\"peer\": %d, \"bytes\": %llu}}%s\n",
-                  kKinds[static_cast<int>(a.kind)], a.message, a.round, a.rank, kKinds[static_cast<int>(a.kind)],
-                  a.begin * 1e6, (a.end - a.begin) * 1e6, a.peer, static_cast<unsigned long long>(a.bytes),
-                  &a == &simulation.activities.back() ? "" : ",");
+    std::snprintf(
+        line, sizeof line,
+        "%s{\"name\": \"%s %u round %u\", \"ph\": \"X\", \"pid\": %d, \"tid\": \"%s\", \"ts\": %.3f, \"dur\": "
+        "%.3f, \"args\": {\"peer\": %d, \"bytes\": %llu}}",
+        separator, kKinds[static_cast<int>(a.kind)], a.message, a.round, a.rank, kKinds[static_cast<int>(a.kind)],
+        a.begin * 1e6, (a.end - a.begin) * 1e6, a.peer, static_cast<unsigned long long>(a.bytes));
     text += line;
-  }
-  return text + "]}\n";
+    separator = ",\n";
+  });
+  return text + "\n]}\n";
 }
 
 /// "12.3 ms"
@@ -106,7 +108,7 @@ int inspectSimulation(const Plan &plan, const InspectionOptions &options) {
     throw Failure(kUsage, "--replicas: the target of '" + options.plan + "' has no engine replicas (key 'replicas')");
   const Result<Simulation> simulated = [&] {
     ProgressLine progress("simulate"); // removed before the report
-    return simulate(plan, *options.topology, !options.trace.empty(), [&](double fraction) { progress.at(fraction); });
+    return simulate(plan, *options.topology, [&](double fraction) { progress.at(fraction); });
   }();
   throwOnError(simulated.status(), kUsage);
   const Simulation &simulation = *simulated;

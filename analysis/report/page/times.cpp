@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <map>
 
 namespace reshard::analysis {
@@ -84,11 +85,11 @@ std::vector<ArenaUse> thinned(const std::vector<ArenaUse> &history, double secon
 /// Of each group of ranks the one whose last activity ends last.
 std::vector<int32_t> drawnRanks(const Simulation &simulation, uint32_t world, uint32_t group) {
   std::vector<double> busy(world);
-  for (const Activity &activity : simulation.activities) {
+  simulation.forEachActivity([&](const Activity &activity) {
     busy[activity.rank] = std::max(busy[activity.rank], activity.end);
     if (activity.peer >= 0)
       busy[activity.peer] = std::max(busy[activity.peer], activity.end);
-  }
+  });
   std::vector<int32_t> ranks;
   for (uint32_t first = 0; first < world; first += group)
     ranks.push_back(static_cast<int32_t>(
@@ -98,10 +99,12 @@ std::vector<int32_t> drawnRanks(const Simulation &simulation, uint32_t world, ui
 
 /// The activities in which one rank takes part.
 struct RankLane {
+  std::deque<Activity> own; // stay where they are
   std::vector<const Activity *> activities;
   RankTimes times;
 
-  void add(const Activity &activity) {
+  void add(const Activity &added) {
+    const Activity &activity = own.emplace_back(added);
     activities.push_back(&activity);
     switch (activity.kind) {
     case Activity::Kind::pack:
@@ -139,19 +142,19 @@ Json laneOf(const Plan &plan, int32_t rank, const RankLane &lane, double seconds
 
 nlohmann::ordered_json timesOf(const Plan &plan, const Topology &topology, uint32_t group) {
   ProgressLine progress("simulate");
-  const Result<Simulation> simulated = simulate(plan, topology, true, [&](double fraction) { progress.at(fraction); });
+  const Result<Simulation> simulated = simulate(plan, topology, [&](double fraction) { progress.at(fraction); });
   throwOnError(simulated.status(), kUsage);
   const std::vector<int32_t> ranks = drawnRanks(*simulated, plan.world(), group);
   std::map<int32_t, RankLane> byRank;
   for (const int32_t rank : ranks)
     byRank[rank];
-  for (const Activity &activity : simulated->activities) {
+  simulated->forEachActivity([&](const Activity &activity) {
     if (const auto at = byRank.find(activity.rank); at != byRank.end())
       at->second.add(activity);
     if (const auto at = byRank.find(activity.peer);
         at != byRank.end() && activity.kind == Activity::Kind::transmit) // of the receiver
       at->second.add(activity);
-  }
+  });
   Json lanes = Json::array(), terms = Json::object();
   for (const auto &[rank, lane] : byRank)
     lanes.push_back(laneOf(plan, rank, lane, simulated->seconds));
