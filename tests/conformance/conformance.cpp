@@ -143,6 +143,8 @@ private:
         for (const schema::ParamInstance &instance : schema::instances(manifest, endpoint, p, rankMemory.meshRank)) {
           std::byte *memory = rankMemory.params[p][instance.instance];
           const auto bytes = static_cast<uint64_t>(instance.bytes);
+          if (!memory)
+            continue; // of a param that is only derived
           if (rankMemory.endpoint > 0)
             std::memset(memory, kOld, bytes);
           const uint32_t rank = endpoint.ranks()->Get(rankMemory.meshRank);

@@ -155,7 +155,6 @@ TEST(Container, Writer) {
     ASSERT_EQ(writer.addSegment(bytesOf("b")).message(), "");
     EXPECT_EQ(writer.addSegment(bytesOf("c")).message(),
               "cannot write '" + path + "': found segment 3, expected 2 segments, after the manifest");
-    EXPECT_EQ(folder.entries(), 2u);
   } // destroyed before finish
   EXPECT_EQ(readFile(path), "old content");
   EXPECT_EQ(folder.entries(), 1u) << "a temporary file remains";
