@@ -5,7 +5,7 @@
 set -u
 build=$1
 log=$(mktemp)
-ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$(($(nproc) + 2))" 2>&1 | tee "$log"
+ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$((2 * $(nproc) + 1))" 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}
 # ctest says: 95% tests passed, 1 tests failed out of 20
 read -r failed total < <(sed -n 's/.* tests passed, \([0-9]*\) tests failed out of \([0-9]*\).*/\1 \2/p' "$log")
