@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <utility>
 
 namespace reshard::analysis {
 
@@ -28,30 +29,61 @@ std::string listOf(const std::vector<int64_t> &numbers) {
   return "[" + text + "]";
 }
 
-/// Adds a member to an object that has none of this name; operator[] looks at all members.
-void append(Json &object, const std::string &name, Json value) {
-  object.get_ref<Json::object_t &>().emplace_back(name, std::move(value));
-}
+std::string jsonText(const Json &value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
-Json toJson(const StoredCheckpoint &checkpoint) {
-  Json tensors = Json::object(), objects = Json::object();
-  for (const auto &[name, tensor] : checkpoint.tensors) {
-    Json chunks = Json::array();
-    for (const StoredChunk &chunk : tensor.chunks)
-      chunks.push_back({{"offsets", chunk.offsets},
-                        {"lengths", chunk.lengths},
-                        {"file", chunk.file},
-                        {"begin", chunk.begin},
-                        {"bytes", chunk.bytes}});
-    append(tensors, name,
-           {{"dtype", schema::dtypeName(tensor.dtype)}, {"shape", tensor.shape}, {"chunks", std::move(chunks)}});
+/// Prints an object or array whose members are texts, one on each line.
+class JsonLines {
+public:
+  /// `indent`: of the members. `open`, `close`: the brackets.
+  JsonLines(int indent, char open, char close) : indent_(indent), close_(close) { std::putchar(open); }
+  /// Begins a member.
+  void begin() { std::printf("%s\n%*s", std::exchange(any_, true) ? "," : "", indent_, ""); }
+  ~JsonLines() { std::printf("%s%*s%c", any_ ? "\n" : "", any_ ? indent_ - 2 : 0, "", close_); }
+  JsonLines(const JsonLines &) = delete;
+  JsonLines &operator=(const JsonLines &) = delete;
+
+private:
+  int indent_;
+  char close_;
+  bool any_ = false;
+};
+
+/// Prints one chunk at a time: a JSON value of all takes many times the memory of their description.
+void printJson(const StoredCheckpoint &checkpoint) {
+  std::printf("{\n  \"format\": %s,\n  \"version\": %s,\n  \"tensors\": ", jsonText(titleOf(checkpoint.format)).c_str(),
+              jsonText(checkpoint.version).c_str());
+  {
+    JsonLines tensors(4, '{', '}');
+    for (const auto &[name, tensor] : checkpoint.tensors) {
+      tensors.begin();
+      std::printf("%s: {\"dtype\": %s, \"shape\": %s, \"chunks\": ", jsonText(name).c_str(),
+                  jsonText(schema::dtypeName(tensor.dtype)).c_str(), jsonText(tensor.shape).c_str());
+      {
+        JsonLines chunks(6, '[', ']');
+        for (const StoredChunk &chunk : tensor.chunks) {
+          chunks.begin();
+          std::fputs(jsonText({{"offsets", chunk.offsets},
+                               {"lengths", chunk.lengths},
+                               {"file", chunk.file},
+                               {"begin", chunk.begin},
+                               {"bytes", chunk.bytes}})
+                         .c_str(),
+                     stdout);
+        }
+      }
+      std::putchar('}');
+    }
   }
-  for (const auto &[name, object] : checkpoint.objects)
-    append(objects, name, {{"file", object.file}, {"begin", object.begin}, {"bytes", object.bytes}});
-  return {{"format", titleOf(checkpoint.format)},
-          {"version", checkpoint.version},
-          {"tensors", std::move(tensors)},
-          {"objects", std::move(objects)}};
+  std::printf(",\n  \"objects\": ");
+  {
+    JsonLines objects(4, '{', '}');
+    for (const auto &[name, object] : checkpoint.objects) {
+      objects.begin();
+      std::printf("%s: %s", jsonText(name).c_str(),
+                  jsonText({{"file", object.file}, {"begin", object.begin}, {"bytes", object.bytes}}).c_str());
+    }
+  }
+  std::printf("\n}\n");
 }
 
 void printListing(const std::string &path, const StoredCheckpoint &checkpoint, bool chunks) {
@@ -115,7 +147,7 @@ int inspectCheckpoint(const std::string &path, const std::string &glob, bool jso
       throw Failure{kNegative, "no tensor and no object matches '" + glob + "'"};
   }
   if (json)
-    std::printf("%s\n", toJson(*checkpoint).dump(2, ' ', false, Json::error_handler_t::replace).c_str());
+    printJson(*checkpoint);
   else
     printListing(path, *checkpoint, !glob.empty());
   return kDone;

@@ -315,6 +315,7 @@ class Bounds(FolderTest):
             with self.subTest(case[0]):
                 path = case[1]()
                 self.measure(path, "reshard-inspect", path)
+                self.measure(path, "reshard-inspect", path, "--format=json")
             number += 1
 
     def test_metadata(self):
