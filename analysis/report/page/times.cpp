@@ -99,7 +99,7 @@ std::vector<int32_t> drawnRanks(const Simulation &simulation, uint32_t world, ui
 
 /// The activities in which one rank takes part.
 struct RankLane {
-  std::deque<Activity> own; // stay where they are
+  std::deque<Activity> own; // a deque does not move them: all pointers below are to its elements
   std::vector<const Activity *> activities;
   RankTimes times;
 
