@@ -14,15 +14,33 @@ LINE = "SPDX-License-Identifier: Apache-2.0"
 # Suffix or name of a file -> the comment.
 HASH, SLASHES, STARS = f"# {LINE}\n", f"// {LINE}\n", f"/* {LINE} */\n"
 COMMENTS = {
-    ".c": SLASHES, ".cpp": SLASHES, ".cu": SLASHES, ".def": SLASHES, ".fbs": SLASHES, ".h": SLASHES, ".hpp": SLASHES,
-    ".cmake": HASH, ".py": HASH, ".sh": HASH, "CMakeLists.txt": HASH, "Makefile": HASH,
-    "reshard.h": STARS, "reshard_plan.h": STARS}  # C before C99 has no `//`
+    ".c": SLASHES,
+    ".cpp": SLASHES,
+    ".cu": SLASHES,
+    ".def": SLASHES,
+    ".fbs": SLASHES,
+    ".h": SLASHES,
+    ".hpp": SLASHES,
+    ".cmake": HASH,
+    ".py": HASH,
+    ".sh": HASH,
+    "CMakeLists.txt": HASH,
+    "Makefile": HASH,
+    "reshard.h": STARS,
+    "reshard_plan.h": STARS,
+}  # C before C99 has no `//`
 EXCLUDED = ("examples/", "third_party/", "tests/compiler/errors/", "tests/library/listings/")
 
 
 def sources() -> list[Path]:
     """Tracked files, and new ones that git does not ignore. In a container the checkout may have another owner."""
-    listed = subprocess.run(["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     paths = [Path(name) for name in sorted(set(listed.split("\0")) - {""}) if not name.startswith(EXCLUDED)]
     return [path for path in paths if (path.name in COMMENTS or path.suffix in COMMENTS) and (ROOT / path).is_file()]
 
@@ -35,7 +53,9 @@ def with_line(text: str, comment: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Adds the license line to the source files that git has.")
-    parser.add_argument("--check", action="store_true", help="list the files without the line; exit with 1 if there are any")
+    parser.add_argument(
+        "--check", action="store_true", help="list the files without the line; exit with 1 if there are any"
+    )
     check = parser.parse_args().check
     missing, found = [], sources()
     for path in found:

@@ -1,7 +1,7 @@
 """A trainer and a server, two groups of processes. After each step of the trainer, the server receives its weights.
 
-    mpirun -n 4 python refit.py ../refit.yaml                  NumPy, over MPI
-    mpirun -n 4 python refit.py ../refit.yaml --nccl           PyTorch, one GPU per process, over NCCL
+mpirun -n 4 python refit.py ../refit.yaml                  NumPy, over MPI
+mpirun -n 4 python refit.py ../refit.yaml --nccl           PyTorch, one GPU per process, over NCCL
 """
 
 import argparse
@@ -22,7 +22,9 @@ def torch_weights(params):
 
     torch.cuda.set_device(int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", os.environ.get("LOCAL_RANK", "0"))))
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    weights = {name: torch.zeros(param.shape, dtype=dtypes[param.dtype], device="cuda") for name, param in params.items()}
+    weights = {
+        name: torch.zeros(param.shape, dtype=dtypes[param.dtype], device="cuda") for name, param in params.items()
+    }
     return weights
 
 
@@ -35,7 +37,9 @@ def torch_synchronize():
 parser = argparse.ArgumentParser()
 parser.add_argument("job", help="the job file, refit.yaml")
 parser.add_argument("--steps", type=int, default=5, help="the number of training steps (default: 5)")
-parser.add_argument("--nccl", action="store_true", help="use PyTorch tensors on GPUs, and NCCL (default: NumPy and MPI)")
+parser.add_argument(
+    "--nccl", action="store_true", help="use PyTorch tensors on GPUs, and NCCL (default: NumPy and MPI)"
+)
 options = parser.parse_args()
 
 plan = reshard.compile(options.job)  # the same plan in every process
@@ -56,6 +60,8 @@ with reshard.Executor(plan, join_timeout=120, **backend) as executor:
         executor.run(timeout=60)
         seconds = time.perf_counter() - began
         if endpoint.role == "target":
-            assert all((weight == step).all() for weight in weights.values()), f"step {step}: rank {rank} has wrong weights"
+            assert all((weight == step).all() for weight in weights.values()), (
+                f"step {step}: rank {rank} has wrong weights"
+            )
         if rank == endpoint.ranks[0]:
             print(f"{endpoint.role} rank {rank}: step {step}, {seconds:.4f} s, version {executor.version}", flush=True)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """reshard: moves a model's weights from one distribution over ranks to another with a precompiled plan.
 
-    plan = reshard.compile("refit.yaml")
-    executor = reshard.Executor(plan, transport="mpi")
-    executor.bind({name: tensor, ...})
-    executor.prepare()
-    executor.run(timeout=60)                                 # for every refit
+plan = reshard.compile("refit.yaml")
+executor = reshard.Executor(plan, transport="mpi")
+executor.bind({name: tensor, ...})
+executor.prepare()
+executor.run(timeout=60)                                 # for every refit
 """
 
 from __future__ import annotations

@@ -34,12 +34,7 @@ STORE_GET = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_size_t, POIN
 class Store(_Struct):
     """reshard_store."""
 
-    _fields_ = [
-        ("size", c_size_t),
-        ("user", c_void_p),
-        ("set", STORE_SET),
-        ("get", STORE_GET),
-    ]
+    _fields_ = [("size", c_size_t), ("user", c_void_p), ("set", STORE_SET), ("get", STORE_GET)]
 
 
 #: int interrupted(void *user)
@@ -236,7 +231,16 @@ _FUNCTIONS = {
     "reshard_set_transform": (c_int, c_void_p, c_char_p, POINTER(Transform)),
     "reshard_prepare": (c_int, c_void_p),
     "reshard_run": (c_int, c_void_p, c_double),
-    "reshard_digest": (c_int, c_void_p, c_uint32, c_int, c_double, c_size_t, POINTER(POINTER(TensorDigest)), POINTER(c_size_t)),
+    "reshard_digest": (
+        c_int,
+        c_void_p,
+        c_uint32,
+        c_int,
+        c_double,
+        c_size_t,
+        POINTER(POINTER(TensorDigest)),
+        POINTER(c_size_t),
+    ),
     "reshard_run_checked": (c_int, c_void_p, c_double, POINTER(Check)),
     "reshard_undigested": (POINTER(c_char_p), c_void_p, POINTER(c_size_t)),
     "reshard_enqueue": (c_int, c_void_p, c_void_p),
@@ -295,8 +299,13 @@ def text_for(value: str | bytes | os.PathLike[str], what: str) -> bytes:
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise Error(f"{what}: found {type(value).__name__}, expected a text")
     try:
-        found = (os.fsencode(value) if isinstance(value, os.PathLike) else value.encode() if isinstance(value, str)
-                 else value)
+        found = (
+            os.fsencode(value)
+            if isinstance(value, os.PathLike)
+            else value.encode()
+            if isinstance(value, str)
+            else value
+        )
     except UnicodeEncodeError as wrong:
         raise Error(f"{what}: found {value!r}, expected a text that can be encoded: {wrong}") from None
     if b"\0" in found:

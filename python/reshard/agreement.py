@@ -54,7 +54,11 @@ class Agreement:
         return True
 
     def __call__(
-        self, mine: Statement, merge: Callable[[Sequence[Statement]], Statement], timeout: float, failure: BaseException | None = None
+        self,
+        mine: Statement,
+        merge: Callable[[Sequence[Statement]], Statement],
+        timeout: float,
+        failure: BaseException | None = None,
     ) -> Statement:
         """States ``mine`` to rank 0 and returns its answer.
 
@@ -77,14 +81,18 @@ class Agreement:
             raise (TimeoutError if answer.get("late") else Error)(answer["failure"])
         return answer
 
-    def _ask(self, statement: Statement, merge: Callable[[Sequence[Statement]], Statement], timeout: float) -> Statement:
+    def _ask(
+        self, statement: Statement, merge: Callable[[Sequence[Statement]], Statement], timeout: float
+    ) -> Statement:
         self._round += 1
         ends = time.monotonic() + timeout
         if self.rank == 0:
             return self._answer(statement, merge, ends - timeout / 10)
         self.store.set(self._key(self._round, self.rank), _pack(statement))
         if not self._wait(self._key(self._round, "answer"), ends):
-            raise TimeoutError(f"rank {self.rank}: rank 0 did not answer in {timeout:g} s; all ranks must call with the same modules in the same order")
+            raise TimeoutError(
+                f"rank {self.rank}: rank 0 did not answer in {timeout:g} s; all ranks must call with the same modules in the same order"
+            )
         answer = _unpack(self.store.get(self._key(self._round, "answer")))
         if answer.get("late"):  # this statement may be later than rank 0's deletion of all
             self.store.delete_key(self._key(self._round, self.rank))
@@ -98,7 +106,11 @@ class Agreement:
                 statements.append(_unpack(self.store.get(self._key(self._round, rank))))
             else:
                 missing.append(rank)
-        failures = [f"rank {rank}: {each['failure']}" for rank, each in enumerate(statements) if "failure" in each] if not missing else []
+        failures = (
+            [f"rank {rank}: {each['failure']}" for rank, each in enumerate(statements) if "failure" in each]
+            if not missing
+            else []
+        )
         if missing:
             answer: Statement = {"failure": f"ranks {missing[:8]} of {self.world} did not call in time", "late": True}
         elif failures:
@@ -115,5 +127,8 @@ class Agreement:
 
     def _forget(self) -> None:
         """Deletes the keys that no rank reads any more: statements of this round, and the answer of the last one."""
-        for key in [*(self._key(self._round, rank) for rank in range(1, self.world)), self._key(self._round - 1, "answer")]:
+        for key in [
+            *(self._key(self._round, rank) for rank in range(1, self.world)),
+            self._key(self._round - 1, "answer"),
+        ]:
             self.store.delete_key(key)

@@ -41,11 +41,25 @@ def describe() -> None:
     from .description import describe as describe_module
     from .errors import Error
 
-    parser = argparse.ArgumentParser(prog="reshard-describe", description="Writes the model and layout YAML of a live module.")
-    parser.add_argument("factory", metavar="MODULE:FUNCTION", help="a function without arguments that returns a module, or a mapping from names to tensors")
+    parser = argparse.ArgumentParser(
+        prog="reshard-describe", description="Writes the model and layout YAML of a live module."
+    )
+    parser.add_argument(
+        "factory",
+        metavar="MODULE:FUNCTION",
+        help="a function without arguments that returns a module, or a mapping from names to tensors",
+    )
     parser.add_argument("-o", dest="output", metavar="FILE", help="the YAML file to write (default: standard output)")
-    parser.add_argument("--layout", default="live", metavar="NAME", help="the name of the layout in the YAML (default: live)")
-    parser.add_argument("--axis", action="append", default=[], metavar="NAME=SIZE", help="the size of a Megatron axis (tp, etp); may be given several times")
+    parser.add_argument(
+        "--layout", default="live", metavar="NAME", help="the name of the layout in the YAML (default: live)"
+    )
+    parser.add_argument(
+        "--axis",
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="the size of a Megatron axis (tp, etp); may be given several times",
+    )
     options = parser.parse_args()
     sys.path.insert(0, "")  # import modules from the current folder
     module, colon, function = options.factory.partition(":")

@@ -27,9 +27,13 @@ def run_compiler(arguments: Sequence[str | os.PathLike[str]], warn: Callable[[st
     """Runs reshard-compile and returns its standard output. Raises CompileError. warn: called with each warning about
     the plan."""
     texts = [os.fsdecode(text_for(os.fsencode(argument), "argument of reshard-compile")) for argument in arguments]
-    process = subprocess.Popen([PREFIX / "bin" / "reshard-compile", *texts], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE,
-                               encoding="utf-8", errors="backslashreplace")
+    process = subprocess.Popen(
+        [PREFIX / "bin" / "reshard-compile", *texts],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="backslashreplace",
+    )
     try:
         # In another thread: after Ctrl-C this module's wait for a process goes on for 0.25 s.
         output, errors = Helper()(process.communicate)
@@ -37,8 +41,9 @@ def run_compiler(arguments: Sequence[str | os.PathLike[str]], warn: Callable[[st
         process.kill()
         raise
     if process.returncode:
-        raise CompileError(errors.rstrip()
-                           or f"reshard-compile exited with code {process.returncode} and printed no error")
+        raise CompileError(
+            errors.rstrip() or f"reshard-compile exited with code {process.returncode} and printed no error"
+        )
     for line in errors.splitlines():
         if line.startswith(_WARNING):
             warn(line.removeprefix(_WARNING))
@@ -53,7 +58,13 @@ def _assignments(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
-def compile(job: str | os.PathLike[str], *, output: str | os.PathLike[str] | None = None, flags: Sequence[str] = (), **overrides: Any) -> Plan:
+def compile(
+    job: str | os.PathLike[str],
+    *,
+    output: str | os.PathLike[str] | None = None,
+    flags: Sequence[str] = (),
+    **overrides: Any,
+) -> Plan:
     """Compiles a job into a plan and proves it. The same job gives the same plan in every process.
 
     job: the path of a job file.

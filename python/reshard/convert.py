@@ -25,74 +25,199 @@ from .executor import check_rendezvous
 from .job_text import JobText
 from .names import Renames, matching, patterns, printable, shown
 from .plan import Plan
-from .recognition import (MASTER, NO_MASTER, Model, Shapes, Source, UnknownModel, as_option, brief, declared, elements,
-                          model_named, models_of, read_config, recognize, repeats,
-                          state_names, states_of, text_of)
+from .recognition import (
+    MASTER,
+    NO_MASTER,
+    Model,
+    Shapes,
+    Source,
+    UnknownModel,
+    as_option,
+    brief,
+    declared,
+    elements,
+    model_named,
+    models_of,
+    read_config,
+    recognize,
+    repeats,
+    state_names,
+    states_of,
+    text_of,
+)
 
 #: Formats, and their names in a job.
-_FORMATS = {"safetensors": "safetensors", "dcp": "dcp", "dcp-safetensors": "dcp-safetensors", "torch_dist": "megatron", "torch-save": "torch-save"}
+_FORMATS = {
+    "safetensors": "safetensors",
+    "dcp": "dcp",
+    "dcp-safetensors": "dcp-safetensors",
+    "torch_dist": "megatron",
+    "torch-save": "torch-save",
+}
 #: What a framework reads: the format of its checkpoints and their layouts, of which the first that the model has is taken.
-_FRAMEWORKS = {"hf": ("safetensors", ("hf",)), "fsdp2": ("dcp", ("fsdp2-checkpoint",)),
-               "megatron": ("megatron", ("megatron-checkpoint", "megatron-checkpoint-layers"))}
+_FRAMEWORKS = {
+    "hf": ("safetensors", ("hf",)),
+    "fsdp2": ("dcp", ("fsdp2-checkpoint",)),
+    "megatron": ("megatron", ("megatron-checkpoint", "megatron-checkpoint-layers")),
+}
 #: The layouts of frameworks whose ranks have a file each (--mesh).
 _RANKS = ("fsdp2", "megatron", "vllm", "sglang")
 #: The keys of a job's target, and the options that make them; of several that are given, the last is named.
-_MADE = (("layout", "to"), ("layout", "target-layout"), ("switches", "switch"), ("storage", "chunk"), ("mesh", "mesh"),
-         ("dtype", "dtype"), ("convert", "dtype"), ("convert", "convert"), ("quantize", "quantize"), ("only", "only"),
-         ("ignore", "ignore"))
+_MADE = (
+    ("layout", "to"),
+    ("layout", "target-layout"),
+    ("switches", "switch"),
+    ("storage", "chunk"),
+    ("mesh", "mesh"),
+    ("dtype", "dtype"),
+    ("convert", "dtype"),
+    ("convert", "convert"),
+    ("quantize", "quantize"),
+    ("only", "only"),
+    ("ignore", "ignore"),
+)
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer or an expert, in a name
-_FLOATS = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  #: and their names in a config.json
+_FLOATS = {
+    "fp64": "float64",
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+}  #: and their names in a config.json
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="reshard-convert", description="Converts a checkpoint: recognizes it, compiles a job for it, runs the job, and compares every byte that was written.",
-        epilog="exit codes: 0 success; 1 a check failed; 2 wrong usage or input; 3 a failure at run time")
+        prog="reshard-convert",
+        description="Converts a checkpoint: recognizes it, compiles a job for it, runs the job, and compares every byte that was written.",
+        epilog="exit codes: 0 success; 1 a check failed; 2 wrong usage or input; 3 a failure at run time",
+    )
     add = parser.add_argument
-    add("source", metavar="SOURCE", help="a folder of safetensors (Hugging Face), of torch.distributed.checkpoint or Megatron-Core, or a file of torch.save")
+    add(
+        "source",
+        metavar="SOURCE",
+        help="a folder of safetensors (Hugging Face), of torch.distributed.checkpoint or Megatron-Core, or a file of torch.save",
+    )
     add("target", metavar="TARGET", help="the folder to create; it appears only when it is complete")
-    add("--to", choices=(*_FRAMEWORKS, "vllm", "sglang", *_FORMATS),
+    add(
+        "--to",
+        choices=(*_FRAMEWORKS, "vllm", "sglang", *_FORMATS),
         help="hf, fsdp2, megatron: what this framework reads, its format and its names; vllm, sglang: with --mesh; the others: this format, with the names of SOURCE "
-             "(default: hf if a model is known, else with --rename safetensors)")
+        "(default: hf if a model is known, else with --rename safetensors)",
+    )
     add("--model", metavar="NAME", help="a model of the library, or a model file (default: that of the config)")
-    add("--config", metavar="FILE", help="the config.json with the model's architecture and numbers (default: that in SOURCE, or beside it)")
+    add(
+        "--config",
+        metavar="FILE",
+        help="the config.json with the model's architecture and numbers (default: that in SOURCE, or beside it)",
+    )
     add("--source-layout", metavar="NAME", help="the layout of SOURCE (default: recognized by its names and shapes)")
     add("--target-layout", metavar="NAME", help="the layout of TARGET (default: that of --to)")
-    add("--switch", action="append", default=[], metavar="NAME=N", help="a switch of the layout of TARGET, for example padded=256; may be given several times")
-    add("--mesh", metavar="AXIS=N,...", help="write a file for each rank of this mesh of --to=fsdp2, megatron, vllm or sglang, for example tp=2,pp=2")
+    add(
+        "--switch",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="a switch of the layout of TARGET, for example padded=256; may be given several times",
+    )
+    add(
+        "--mesh",
+        metavar="AXIS=N,...",
+        help="write a file for each rank of this mesh of --to=fsdp2, megatron, vllm or sglang, for example tp=2,pp=2",
+    )
     add("--optimizer", action="store_true", help="convert the optimizer's state too")
-    add("--rename", action="append", default=[], metavar="OLD=NEW",
+    add(
+        "--rename",
+        action="append",
+        default=[],
+        metavar="OLD=NEW",
         help="names of SOURCE that begin with OLD begin with NEW, before anything else looks at them: 'model.=' "
-             "removes a prefix, '=model.' adds one; with * in OLD "
-             "it is a glob of whole names: '*._orig_mod.*=*.*' removes a wrapper; may be given several times")
-    add("--dtype", metavar="DTYPE", help="the dtype of floats in TARGET, not of the optimizer's state; values are rounded to the nearest (default: that of SOURCE)")
-    add("--convert", choices=("rne", "saturate", "inf"),
+        "removes a prefix, '=model.' adds one; with * in OLD "
+        "it is a glob of whole names: '*._orig_mod.*=*.*' removes a wrapper; may be given several times",
+    )
+    add(
+        "--dtype",
+        metavar="DTYPE",
+        help="the dtype of floats in TARGET, not of the optimizer's state; values are rounded to the nearest (default: that of SOURCE)",
+    )
+    add(
+        "--convert",
+        choices=("rne", "saturate", "inf"),
         help="what becomes of values beyond the range of --dtype: an error (rne, the default), the largest value, or "
-             "infinite")
+        "infinite",
+    )
     add("--quantize", metavar="FORMAT", help="the quantized format of matrices in TARGET")
-    add("--unquantized", action="append", default=[], metavar="GLOB", help="with --quantize: matrices that are not quantized")
+    add(
+        "--unquantized",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="with --quantize: matrices that are not quantized",
+    )
     add("--only", action="append", default=[], metavar="GLOB", help="convert only these params")
     add("--ignore", action="append", default=[], metavar="GLOB", help="leave these params out of TARGET")
-    add("--allow", choices=["extra"], help="extra: leave out objects that TARGET cannot hold, and tensors, weights "
-                                           "too, that the model or the layout of TARGET does not have; "
-             "a line for each kind says which")
-    add("--leave", action="append", default=[], metavar="GLOB", help="leave out the objects with such names; all others are copied to TARGET")
+    add(
+        "--allow",
+        choices=["extra"],
+        help="extra: leave out objects that TARGET cannot hold, and tensors, weights "
+        "too, that the model or the layout of TARGET does not have; "
+        "a line for each kind says which",
+    )
+    add(
+        "--leave",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="leave out the objects with such names; all others are copied to TARGET",
+    )
     add("--copy", metavar="DIR", help="copy config.json, the tokenizer and all other small files of DIR into TARGET")
     add("--memory", metavar="SIZE", help="keep the resident memory of each process below SIZE, for example 4GiB")
     add("--max-shard-size", metavar="SIZE", help="the largest size of one file of TARGET (default: 5GB)")
-    add("--chunk", metavar="SIZE", help="the largest chunk of a tensor in a TARGET that is DCP or torch_dist (default: 64MiB)")
-    add("--resume", action="store_true", help="keep an unfinished TARGET if the conversion is killed or fails, and continue one that is there, of a run with the same options")
-    add("--no-sync", action="store_true", help="do not wait until the files of TARGET are on their device: a loss of power may damage a finished TARGET, and "
-        "later errors of the device are not reported")
-    add("--processes", type=int, default=1, metavar="N", help="this command is started N times, by a launcher or with --rank: the processes share out the work")
-    add("--transport", choices=("mpi", "ucx"), help="how the processes communicate: mpi under mpirun, or ucx with --rendezvous")
-    add("--rendezvous", metavar="URL",
+    add(
+        "--chunk",
+        metavar="SIZE",
+        help="the largest chunk of a tensor in a TARGET that is DCP or torch_dist (default: 64MiB)",
+    )
+    add(
+        "--resume",
+        action="store_true",
+        help="keep an unfinished TARGET if the conversion is killed or fails, and continue one that is there, of a run with the same options",
+    )
+    add(
+        "--no-sync",
+        action="store_true",
+        help="do not wait until the files of TARGET are on their device: a loss of power may damage a finished TARGET, and "
+        "later errors of the device are not reported",
+    )
+    add(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="this command is started N times, by a launcher or with --rank: the processes share out the work",
+    )
+    add(
+        "--transport",
+        choices=("mpi", "ucx"),
+        help="how the processes communicate: mpi under mpirun, or ucx with --rendezvous",
+    )
+    add(
+        "--rendezvous",
+        metavar="URL",
         help="how the processes of ucx find each other: env:// (the variables of torchrun, srun or mpirun), tcp://HOST:PORT, file:///FOLDER; "
-             "a secret in RESHARD_SECRET is needed between machines")
+        "a secret in RESHARD_SECRET is needed between machines",
+    )
     add("--rank", type=int, metavar="R", help="the number of this process (default: that of the launcher)")
     add("--job", metavar="NAME", help="a name that the processes have in common, for several jobs at one rendezvous")
-    add("--insecure", action="store_true", help="without a secret in RESHARD_SECRET, accept processes of other machines and users")
-    add("--timeout", metavar="S", help="the deadline in seconds for each of these: joining the other processes, the copies, the comparison (default: none)")
+    add(
+        "--insecure",
+        action="store_true",
+        help="without a secret in RESHARD_SECRET, accept processes of other machines and users",
+    )
+    add(
+        "--timeout",
+        metavar="S",
+        help="the deadline in seconds for each of these: joining the other processes, the copies, the comparison (default: none)",
+    )
     add("--report", metavar="FILE", help="write a JSON report")
     add("--plan", action="store_true", help="print the job, also if it has errors, and do nothing")
     return parser
@@ -100,11 +225,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _contents(source: str) -> dict:
     """What the files of a checkpoint contain."""
-    done = subprocess.run([PREFIX / "bin" / "reshard-inspect", source, "--format=json"], capture_output=True,
-                          encoding="utf-8", errors="backslashreplace")
+    done = subprocess.run(
+        [PREFIX / "bin" / "reshard-inspect", source, "--format=json"],
+        capture_output=True,
+        encoding="utf-8",
+        errors="backslashreplace",
+    )
     if done.returncode:
-        raise Error(done.stderr.strip().removeprefix("reshard-inspect: error: ")
-                    or f"'{source}': reshard-inspect ended with code {done.returncode} and printed no error")
+        raise Error(
+            done.stderr.strip().removeprefix("reshard-inspect: error: ")
+            or f"'{source}': reshard-inspect ended with code {done.returncode} and printed no error"
+        )
     found = json.loads(done.stdout)
     for name in (*found["tensors"], *found["objects"]):
         if "\ufffd" in name:  # in place of bytes that are no UTF-8
@@ -127,9 +258,13 @@ def _job(options: argparse.Namespace, model: list[str], source: dict[str, Any], 
     """The job of a conversion. model: its lines."""
     job = JobText(*model)
     job.section("source", source, {"storage": "SOURCE"})
-    made = {key: f"--{option}={value}" if isinstance(value := getattr(options, option.replace("-", "_")), str)
-            else f"--{option}" for key, option in _MADE
-            if getattr(options, option.replace("-", "_"))}
+    made = {
+        key: f"--{option}={value}"
+        if isinstance(value := getattr(options, option.replace("-", "_")), str)
+        else f"--{option}"
+        for key, option in _MADE
+        if getattr(options, option.replace("-", "_"))
+    }
     job.section("target", target, {"storage": "TARGET"} | made)
     if staging := _staging(options):
         job.section("options", {"staging": staging}, {"staging": f"--memory={options.memory}"})
@@ -166,7 +301,9 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
     if options.dtype:
         found |= {"dtype": options.dtype, "convert": options.convert or "rne"}
     if options.quantize:
-        found["quantize"] = {"format": options.quantize, "ignore": options.unquantized} if options.unquantized else options.quantize
+        found["quantize"] = (
+            {"format": options.quantize, "ignore": options.unquantized} if options.unquantized else options.quantize
+        )
     for key in ("only", "ignore"):
         if getattr(options, key):
             found[key] = list(getattr(options, key))
@@ -195,16 +332,19 @@ def _absolute(path: str | Path) -> Path:
     """The path without links, as a job states it. Raises Error if it is no UTF-8, which YAML needs."""
     found = os.path.realpath(path)
     if found.encode("utf-8", "replace").decode() != found:
-        raise Error(f"{found.encode('utf-8', 'backslashreplace').decode()!r} is not UTF-8, expected a path that a job "
-                    "can state: rename it or its folder, or link to it")
+        raise Error(
+            f"{found.encode('utf-8', 'backslashreplace').decode()!r} is not UTF-8, expected a path that a job "
+            "can state: rename it or its folder, or link to it"
+        )
     return Path(found)
 
 
 def _config(options: argparse.Namespace) -> Path | None:
     """The config.json of the source."""
     source = Path(options.source)
-    places = [Path(options.config)] if options.config else [source / "config.json",
-                                                            _absolute(source).parent / "config.json"]
+    places = (
+        [Path(options.config)] if options.config else [source / "config.json", _absolute(source).parent / "config.json"]
+    )
     if options.config and not os.path.lexists(options.config):
         raise Error(f"--config={options.config}: no such file")
     found = next((place for place in places if os.path.lexists(place)), None)
@@ -222,14 +362,20 @@ def _same_names(options: argparse.Namespace, source: str, contents: dict) -> _Co
     _check_convert(options, target)
     braced = [name for name in contents["tensors"] if "{" in name or "}" in name]
     if braced and not options.allow:
-        raise Error(f"'{options.source}' has {len(braced)} tensors with braces in their names: {patterns(braced)}; in "
-                    "the names of a model braces are index variables: --rename=OLD=NEW gives others, --allow=extra "
-                    "leaves them out")
+        raise Error(
+            f"'{options.source}' has {len(braced)} tensors with braces in their names: {patterns(braced)}; in "
+            "the names of a model braces are index variables: --rename=OLD=NEW gives others, --allow=extra "
+            "leaves them out"
+        )
     said = ["model: none; the tensors keep their names" + (", renamed" if options.rename else "")]
     if contents["format"] == "DCP safetensors":
         said.append(_shards(contents["tensors"]))
-    job = _job(options, ["model:", *(f"  {line}" for line in described), f"  layouts: {layouts}"],
-               {"storage": source, "layout": "same"}, target)
+    job = _job(
+        options,
+        ["model:", *(f"  {line}" for line in described), f"  layouts: {layouts}"],
+        {"storage": source, "layout": "same"},
+        target,
+    )
     return _Conversion(job, said, set(contents["tensors"]) - set(braced))
 
 
@@ -243,8 +389,11 @@ def _shards(tensors: dict[str, dict]) -> str:
     files = {chunk["file"] for tensor in tensors.values() for chunk in tensor["chunks"]}
     numbers = {int(found[1]) for file in files if (found := re.match(r"shard-(\d{5})-", file))}
     gaps = sorted(set(range(1, max(numbers, default=0))) - numbers)
-    return (f"shards: {len(files)} files" + (f", none with the number {shown(map(str, gaps))}" if gaps else "")
-            + "; the format does not state how many there were: --model or --config would show by the shapes that one is lost")
+    return (
+        f"shards: {len(files)} files"
+        + (f", none with the number {shown(map(str, gaps))}" if gaps else "")
+        + "; the format does not state how many there were: --model or --config would show by the shapes that one is lost"
+    )
 
 
 def _format(options: argparse.Namespace) -> str:
@@ -257,12 +406,22 @@ def _storage(options: argparse.Namespace) -> dict[str, Any]:
     folder = str(_absolute(options.target))
     if options.mesh:
         return {"storage": folder, "mesh": _mesh(options)}
-    return {"storage": {"folder": folder, "format": _format(options)} | ({"chunk": options.chunk} if options.chunk else {})}
+    return {
+        "storage": {"folder": folder, "format": _format(options)} | ({"chunk": options.chunk} if options.chunk else {})
+    }
 
 
-def _target_layout(options: argparse.Namespace, model: Model, switches: dict[str, int]) -> tuple[str, dict[str, tuple[int, ...]]]:
+def _target_layout(
+    options: argparse.Namespace, model: Model, switches: dict[str, int]
+) -> tuple[str, dict[str, tuple[int, ...]]]:
     """The layout of the target, and the names and shapes of whole tensors in it."""
-    names = (options.target_layout,) if options.target_layout else (options.to,) if options.mesh else _FRAMEWORKS[options.to][1]
+    names = (
+        (options.target_layout,)
+        if options.target_layout
+        else (options.to,)
+        if options.mesh
+        else _FRAMEWORKS[options.to][1]
+    )
     errors = []
     for name in names:
         try:
@@ -270,8 +429,9 @@ def _target_layout(options: argparse.Namespace, model: Model, switches: dict[str
         except CompileError as error:
             errors.append(f"\n  {name}: {brief(error)}")
     chosen = "".join(f" with --switch={each}" for each in options.switch)
-    raise Error(f"model {model.name} cannot be converted to "
-                f"{options.target_layout or options.to}{chosen}:{''.join(errors)}")
+    raise Error(
+        f"model {model.name} cannot be converted to {options.target_layout or options.to}{chosen}:{''.join(errors)}"
+    )
 
 
 @dataclass
@@ -280,48 +440,80 @@ class _States:
 
     names: dict[str, set[str]] = field(default_factory=dict)  #: in the source, by state
     tied: bool = False  #: one side has master weights, the other has weights only: they are the same elements
-    replaced: set[str] = field(default_factory=set)  #: weights of the source of which it has master weights, which are converted instead
+    replaced: set[str] = field(
+        default_factory=set
+    )  #: weights of the source of which it has master weights, which are converted instead
 
 
-def _states(options: argparse.Namespace, source: Source, shapes: Shapes, layout: str, switches: dict[str, int]) -> _States:
+def _states(
+    options: argparse.Namespace, source: Source, shapes: Shapes, layout: str, switches: dict[str, int]
+) -> _States:
     """Decides about the states of the optimizer. Raises Error if the layout of TARGET has no names for one."""
     found = states_of(source, shapes)
     if not found:
-        raise Error(f"--optimizer: '{options.source}' has no optimizer's state with the names of layout {source.layout}")
+        raise Error(
+            f"--optimizer: '{options.source}' has no optimizer's state with the names of layout {source.layout}"
+        )
     named = {state for state, names in state_names(source.model, layout, switches).items() if names}
     if not named & found.keys():
-        raise Error(f"--optimizer: layout {layout} has no names for the optimizer's state; the layouts of --to=fsdp2 and --to=megatron have, without --mesh")
+        raise Error(
+            f"--optimizer: layout {layout} has no names for the optimizer's state; the layouts of --to=fsdp2 and --to=megatron have, without --mesh"
+        )
     unnamed = sorted(found.keys() - named - {MASTER})
     if unnamed and not options.allow:
-        raise Error(f"--optimizer: layout {layout} has no names for the state {shown(unnamed)}; --allow=extra leaves it out")
+        raise Error(
+            f"--optimizer: layout {layout} has no names for the state {shown(unnamed)}; --allow=extra leaves it out"
+        )
     masters = found.get(MASTER, set()) if MASTER not in named else set()
-    return _States({state: names for state, names in found.items() if state in named or state == MASTER}, (MASTER in named) != (MASTER in found),
-                   {name for name in source.held if any(master.endswith(f".{name}") for master in masters)})
+    return _States(
+        {state: names for state, names in found.items() if state in named or state == MASTER},
+        (MASTER in named) != (MASTER in found),
+        {name for name in source.held if any(master.endswith(f".{name}") for master in masters)},
+    )
 
 
-def _extra(options: argparse.Namespace, source: Source, shapes: Shapes, converted: set[str], replaced: set[str]) -> list[str]:
+def _extra(
+    options: argparse.Namespace, source: Source, shapes: Shapes, converted: set[str], replaced: set[str]
+) -> list[str]:
     """What is said about the tensors of the source that are left out. replaced: those of which others have the
     elements. Raises Error where that is not allowed."""
     extra = sorted(shapes.keys() - converted - replaced)
     if replaced and not options.allow:
-        raise Error(f"--optimizer: the optimizer of TARGET has no master weights, so that those of '{options.source}' become its weights; "
-                    f"--allow=extra leaves out the weights {patterns(replaced)}")
+        raise Error(
+            f"--optimizer: the optimizer of TARGET has no master weights, so that those of '{options.source}' become its weights; "
+            f"--allow=extra leaves out the weights {patterns(replaced)}"
+        )
     where = f"that layout {source.layout} of model {source.model.name}{f' with the numbers of {source.model.config}' if source.model.config else ''} does not have"
     if further := repeats(extra, source.held):
-        raise Error(f"'{options.source}' has {len(further)} tensors {where}, but it has others of the same kind: "
-                    f"{patterns(further)}; is it another model's config?")
+        raise Error(
+            f"'{options.source}' has {len(further)} tensors {where}, but it has others of the same kind: "
+            f"{patterns(further)}; is it another model's config?"
+        )
     if extra and not options.allow:
-        hint = "" if options.optimizer or not states_of(source, shapes) else "--optimizer converts the optimizer's state; "
-        raise Error(f"'{options.source}' has {len(extra)} tensors {where}: {patterns(extra)}; {hint}--allow=extra "
-                    "leaves them out")
-    states = {name: state for state, names in state_names(source.model, source.layout, source.switches).items()
-              for name in names} if extra else {}
+        hint = (
+            "" if options.optimizer or not states_of(source, shapes) else "--optimizer converts the optimizer's state; "
+        )
+        raise Error(
+            f"'{options.source}' has {len(extra)} tensors {where}: {patterns(extra)}; {hint}--allow=extra "
+            "leaves them out"
+        )
+    states = (
+        {
+            name: state
+            for state, names in state_names(source.model, source.layout, source.switches).items()
+            for name in names
+        }
+        if extra
+        else {}
+    )
     # the names of states that are known are enough
     state = [states.get(name, name) for name in extra if name in states or name.startswith("optimizer.")]
     weights = [name for name in extra if name not in states and not name.startswith("optimizer.")]
-    left = ((weights, f"that are weights {where}"),
-            (replaced, "that are weights of which the optimizer has master weights"),
-            (state, "of the optimizer's state"))
+    left = (
+        (weights, f"that are weights {where}"),
+        (replaced, "that are weights of which the optimizer has master weights"),
+        (state, "of the optimizer's state"),
+    )
     return [f"left out: {len(names)} tensors {what}: {patterns(names)}" for names, what in left if names]
 
 
@@ -337,14 +529,19 @@ def _dtype_of(tensors: dict[str, dict], names: Iterable[str]) -> str | None:
 def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict], models: list[Model]) -> _Conversion:
     """A conversion from one layout of a model to another."""
     switches = _numbers(options.switch, "--switch")
-    wanted: dict[str, Any] = {"layout": "target"} | ({"switches": switches} if switches else {}) | _storage(options) | _changes(options)
+    wanted: dict[str, Any] = (
+        {"layout": "target"} | ({"switches": switches} if switches else {}) | _storage(options) | _changes(options)
+    )
 
     def resolved(source: Source) -> str:
         """The compiler's text of both layouts."""
         layout, _ = _target_layout(options, source.model, switches)
         side = {key: value for key, value in source.endpoint().items() if key != "dtype"} | {"mesh": {}}
-        tried.append(_job(options, [f"model: {json.dumps(source.model.yaml(source=source.layout, target=layout))}"],
-                          side, wanted))
+        tried.append(
+            _job(
+                options, [f"model: {json.dumps(source.model.yaml(source=source.layout, target=layout))}"], side, wanted
+            )
+        )
         with tempfile.TemporaryDirectory(prefix="reshard-") as scratch:
             return tried[-1].compile(Path(scratch), "--emit=layout")
 
@@ -357,42 +554,70 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
             _print(tried[-1].text.removesuffix("\n"))
         if "'layer' over pp" not in str(error):
             raise
-        raise Error(f"{error}\nnote: --mesh divides the layers evenly over pp; without pp, --plan prints the job: add pp to the mesh of its target, and "
-                    "'place: {layer: {axis: pp, first: N}}' beside it for N layers in the first stage, and compile it with reshard-compile") from None
+        raise Error(
+            f"{error}\nnote: --mesh divides the layers evenly over pp; without pp, --plan prints the job: add pp to the mesh of its target, and "
+            "'place: {layer: {axis: pp, first: N}}' beside it for N layers in the first stage, and compile it with reshard-compile"
+        ) from None
     layout, names = _target_layout(options, source.model, switches)
     states = _states(options, source, shapes, layout, switches) if options.optimizer else _States()
     converted = set(source.held).union(*states.names.values()) - states.replaced
     left = _extra(options, source, shapes, converted, states.replaced)
-    weights = set(source.held if source.plain is None else source.plain) - states.replaced | (states.names[MASTER] if states.replaced else set())
+    weights = set(source.held if source.plain is None else source.plain) - states.replaced | (
+        states.names[MASTER] if states.replaced else set()
+    )
     if coded := sorted(name for name in weights & tensors.keys() if tensors[name]["dtype"].startswith("fp8")):
-        raise Error(f"'{options.source}' has {tensors[coded[0]]['dtype']} without scales of a known form: "
-                    f"{patterns(coded)}; known: block_fp8 (128 x 128, {coded[0]}_scale_inv)")
+        raise Error(
+            f"'{options.source}' has {tensors[coded[0]]['dtype']} without scales of a known form: "
+            f"{patterns(coded)}; known: block_fp8 (128 x 128, {coded[0]}_scale_inv)"
+        )
     dtype = _dtype_of(tensors, weights & tensors.keys())
-    optimizer = {state: declared(state, tensors[min(each)]["dtype"], states.tied and state == MASTER) for state, each in states.names.items()}
+    optimizer = {
+        state: declared(state, tensors[min(each)]["dtype"], states.tied and state == MASTER)
+        for state, each in states.names.items()
+    }
     if states.tied and not states.replaced:
         optimizer[MASTER] = declared(MASTER, "fp32", True)
     model = replace(source.model, dtype=dtype, optimizer=optimizer)
     if model.tied and layout.startswith("hf"):  # as in Hugging Face's checkpoints
         wanted["ignore"] = [*wanted.get("ignore", []), *(name for name in names if name.endswith("lm_head.weight"))]
-    numbers = (f", with the numbers of {model.config}" if model.config else "") + (", without multi-token prediction" if model.let else "")
-    said = [f"model: as {model.name}{numbers}", f"layouts: {source.layout} to {layout}{', with ' + shown(optimizer) if optimizer else ''}"]
+    numbers = (f", with the numbers of {model.config}" if model.config else "") + (
+        ", without multi-token prediction" if model.let else ""
+    )
+    said = [
+        f"model: as {model.name}{numbers}",
+        f"layouts: {source.layout} to {layout}{', with ' + shown(optimizer) if optimizer else ''}",
+    ]
     if states.tied:
-        said.append("weights: of TARGET, the master weights of SOURCE" if states.replaced else "master weights: of TARGET, the weights of SOURCE")
+        said.append(
+            "weights: of TARGET, the master weights of SOURCE"
+            if states.replaced
+            else "master weights: of TARGET, the weights of SOURCE"
+        )
     if source.format:
         wanted.setdefault("convert", options.convert or "rne")
-        said.append(f"quantized: in {source.format}, except for "
-                    f"{patterns(name for name, shape in source.plain.items() if len(shape) > 1) or 'nothing'}")
+        said.append(
+            f"quantized: in {source.format}, except for "
+            f"{patterns(name for name, shape in source.plain.items() if len(shape) > 1) or 'nothing'}"
+        )
     said += left
     endpoint = source.endpoint() | {"storage": folder}
     if states.replaced:  # `ignore` is compared with names as they are declared, with {layer} in place of a number
-        endpoint["ignore"] = [*endpoint.get("ignore", []), *sorted({_NUMBER.sub("*", name) for name in states.replaced})]
+        endpoint["ignore"] = [
+            *endpoint.get("ignore", []),
+            *sorted({_NUMBER.sub("*", name) for name in states.replaced}),
+        ]
     if source.layout != layout and all(name.startswith("megatron-checkpoint") for name in (source.layout, layout)):
-        said.append("common.pt: names the layout of SOURCE, and a trainer may read TARGET by it; --leave=common.pt leaves it out")
+        said.append(
+            "common.pt: names the layout of SOURCE, and a trainer may read TARGET by it; --leave=common.pt leaves it out"
+        )
     if states.tied and layout in NO_MASTER:
         wanted["ignore"] = [*wanted.get("ignore", []), NO_MASTER[layout]]
     _check_convert(options, wanted)
-    result = _Conversion(_job(options, [f"model: {json.dumps(model.yaml(source=source.layout, target=layout))}"],
-                              endpoint, wanted), said, converted)
+    result = _Conversion(
+        _job(options, [f"model: {json.dumps(model.yaml(source=source.layout, target=layout))}"], endpoint, wanted),
+        said,
+        converted,
+    )
     floats = sorted({tensors[name]["dtype"] for name in weights & tensors.keys()} & _FLOATS.keys())
     if len(floats) > 1 and not options.dtype:
         result.hint = f"\nnote: the floats of '{options.source}' are {' and '.join(floats)}: --dtype=DTYPE rounds them to one dtype"
@@ -401,8 +626,9 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
     return result
 
 
-def _config_of_target(options: argparse.Namespace, model: Model, dtype: str | None,
-                      names: dict[str, tuple[int, ...]], said: list[str]) -> dict[str, Any]:
+def _config_of_target(
+    options: argparse.Namespace, model: Model, dtype: str | None, names: dict[str, tuple[int, ...]], said: list[str]
+) -> dict[str, Any]:
     """The config.json of the target: that of the source, or its part for the language model, with the dtype and the
     quantization of the target."""
     assert model.config
@@ -417,7 +643,12 @@ def _config_of_target(options: argparse.Namespace, model: Model, dtype: str | No
     if options.quantize == "block_fp8":  # what transformers and vLLM read
         matrices = [name for name, shape in names.items() if len(shape) > 1]
         kept = [name.removesuffix(".weight") for name in matching(options.unquantized, matrices)]
-        config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "modules_to_not_convert": kept}
+        config["quantization_config"] = {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": kept,
+        }
     elif options.quantize:
         said.append(f"config.json does not say that matrices are {options.quantize}: add what your engine expects")
     return config
@@ -433,15 +664,18 @@ def _without_model(options: argparse.Namespace, contents: dict) -> str:
     names = [*contents["tensors"], *contents["objects"]]
     begins = lambda *beginnings: [name for name in contents["tensors"] if name.startswith(beginnings)]  # noqa: E731
     # by dcp.save({"model": ...})
-    saved = (begins("optimizer.", "model.model.", "model.lm_head.")
-             and begins("model.", "optimizer.") == list(contents["tensors"]))
+    saved = begins("optimizer.", "model.model.", "model.lm_head.") and begins("model.", "optimizer.") == list(
+        contents["tensors"]
+    )
     further = [as_option("model.=")] if saved else []
     further += ["--ignore='optimizer*'"] if begins("optimizer.") else []
     further += ["--allow=extra"] if contents["objects"] and not options.allow else []
     way = " ".join(["--to=safetensors", *further, "--copy=DIR"])
-    return (f"; --to=safetensors keeps the names, here {patterns(names)}, and renames them by --rename; without a "
-            f"model, {way} writes the weights, with config.json and the "
-            "tokenizer of DIR")
+    return (
+        f"; --to=safetensors keeps the names, here {patterns(names)}, and renames them by --rename; without a "
+        f"model, {way} writes the weights, with config.json and the "
+        "tokenizer of DIR"
+    )
 
 
 def _leaves(options: argparse.Namespace, contents: dict, converted: set[str]) -> None:
@@ -450,11 +684,15 @@ def _leaves(options: argparse.Namespace, contents: dict, converted: set[str]) ->
         tensors = matching([glob], contents["tensors"])
         stay = converted.intersection(tensors).difference(matching(options.ignore, tensors))
         if stay or (tensors and not matching([glob], contents["objects"])):
-            raise Error(f"--leave={glob} matches {len(tensors)} tensors: {patterns(tensors)}; it leaves out objects "
-                        f"only, --ignore={glob} leaves out tensors")
+            raise Error(
+                f"--leave={glob} matches {len(tensors)} tensors: {patterns(tensors)}; it leaves out objects "
+                f"only, --ignore={glob} leaves out tensors"
+            )
         if not matching([glob], contents["objects"]):
-            raise Error(f"--leave={glob} matches no object of '{options.source}', which has {len(contents['objects'])}"
-                        + (f": {patterns(contents['objects'])}" if contents["objects"] else ""))
+            raise Error(
+                f"--leave={glob} matches no object of '{options.source}', which has {len(contents['objects'])}"
+                + (f": {patterns(contents['objects'])}" if contents["objects"] else "")
+            )
 
 
 def _conversion(options: argparse.Namespace, contents: dict) -> _Conversion:
@@ -478,14 +716,18 @@ def _conversion(options: argparse.Namespace, contents: dict) -> _Conversion:
         raise Error("unexpected --chunk: a TARGET of --to=dcp, fsdp2, megatron or torch_dist without --mesh has chunks")
     if options.to in _FRAMEWORKS or options.mesh or options.target_layout:
         if not (names_model or config):
-            raise Error(f"found no config.json in '{options.source}' or beside it: --config=FILE or --model=NAME "
-                        f"states the model of --to={options.to}"
-                        f"{'' if given else ', the default'}{_without_model(options, contents)}")
+            raise Error(
+                f"found no config.json in '{options.source}' or beside it: --config=FILE or --model=NAME "
+                f"states the model of --to={options.to}"
+                f"{'' if given else ', the default'}{_without_model(options, contents)}"
+            )
         return _of_models(options, folder, contents["tensors"], models)
     for option in ("model", "config", "source_layout", "switch", "optimizer"):
         if getattr(options, option):
-            raise Error(f"unexpected --{option.replace('_', '-')}: --to={options.to} alone keeps the names of all tensors; "
-                        "--to=hf, fsdp2, megatron, or --target-layout changes them")
+            raise Error(
+                f"unexpected --{option.replace('_', '-')}: --to={options.to} alone keeps the names of all tensors; "
+                "--to=hf, fsdp2, megatron, or --target-layout changes them"
+            )
     return _same_names(options, folder, contents)
 
 
@@ -495,8 +737,10 @@ def _check_options(options: argparse.Namespace) -> None:
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and (not text or text.encode("utf-8", "replace").decode() != text):
                 what = name.upper() if name in ("source", "target") else f"--{name.replace('_', '-')}"
-                raise Error(f"invalid {what}={text.encode('utf-8', 'backslashreplace').decode()!r}: expected "
-                            f"{'UTF-8' if text else 'a value'}")
+                raise Error(
+                    f"invalid {what}={text.encode('utf-8', 'backslashreplace').decode()!r}: expected "
+                    f"{'UTF-8' if text else 'a value'}"
+                )
     Renames(options.rename)
     if options.mesh and options.to not in _RANKS:
         raise Error(f"unexpected --mesh: it writes a file for each rank of --to={', '.join(_RANKS)}")
@@ -558,20 +802,36 @@ def _compile(options: argparse.Namespace, conversion: _Conversion, folder: Path)
     target holds is an error, unless the options leave it out."""
     plan, report = folder / "convert.rplan", folder / "compiled.json"
     try:
-        conversion.job.compile(folder, "-o", str(plan), f"--report={report}", *_renames(options),
-                               warn=lambda warning: _say(options, conversion, [f"warning: {warning}"]))
+        conversion.job.compile(
+            folder,
+            "-o",
+            str(plan),
+            f"--report={report}",
+            *_renames(options),
+            warn=lambda warning: _say(options, conversion, [f"warning: {warning}"]),
+        )
     except CompileError as error:
-        staged = (f"\nnote: the staging limit is a quarter of --memory={options.memory}" if _staging(options)
-                  and "staging limit" in str(error) else "")
-        raise Error(f"{error}{staged}{conversion.hint}\nnote: --plan prints the job, in which reshard-compile shows "
-                    "the place of an error") from None
+        staged = (
+            f"\nnote: the staging limit is a quarter of --memory={options.memory}"
+            if _staging(options) and "staging limit" in str(error)
+            else ""
+        )
+        raise Error(
+            f"{error}{staged}{conversion.hint}\nnote: --plan prints the job, in which reshard-compile shows "
+            "the place of an error"
+        ) from None
     compiled = json.loads(report.read_text())
     if (unused := compiled["unused"]) and not (options.only or options.ignore or options.allow):
-        raise Error(f"the layout of TARGET has no params for {len(unused)} tensors of the model: {patterns(unused)}; "
-                    "--allow=extra leaves them out")
+        raise Error(
+            f"the layout of TARGET has no params for {len(unused)} tensors of the model: {patterns(unused)}; "
+            "--allow=extra leaves them out"
+        )
     if unused:
-        _say(options, conversion,
-             [f"left out: {len(unused)} tensors of the model, which TARGET does not get: {patterns(unused)}"])
+        _say(
+            options,
+            conversion,
+            [f"left out: {len(unused)} tensors of the model, which TARGET does not get: {patterns(unused)}"],
+        )
     return plan, compiled["bytes"]["padding"], bool(unused)
 
 
@@ -596,8 +856,10 @@ def _small_files(options: argparse.Namespace, conversion: _Conversion, folder: P
 def _terminating(process: subprocess.Popen) -> Iterator[None]:
     """While it is entered, SIGTERM and SIGINT end that process, and this one goes on, to copy the report and to remove
     its temporary folder. A launcher sends SIGTERM to all processes when the first one has failed."""
-    before = {number: signal.signal(number, lambda *_, number=number: process.send_signal(number))
-              for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {
+        number: signal.signal(number, lambda *_, number=number: process.send_signal(number))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         yield
     finally:
@@ -614,7 +876,15 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
     passed += [f"--leave={glob}" for glob in options.leave] + _renames(options)
     passed += [f"--rename-objects={rule}" for rule in options.rename]
     passed += [f"--{name.replace('_', '-')}" for name in ("resume", "no_sync", "insecure") if getattr(options, name)]
-    command = [PREFIX / "bin" / "reshard-exec", plan, "--check", "--check-replicas", f"--report={report}", *passed, *_small_files(options, conversion, folder)]
+    command = [
+        PREFIX / "bin" / "reshard-exec",
+        plan,
+        "--check",
+        "--check-replicas",
+        f"--report={report}",
+        *passed,
+        *_small_files(options, conversion, folder),
+    ]
     # As this process, it ignores that nobody reads what it says.
     with subprocess.Popen(command, restore_signals=False) as process, _terminating(process):
         code = process.wait()
@@ -622,18 +892,28 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
             try:
                 Path(options.report).write_bytes(report.read_bytes())
             except OSError as error:
-                raise Error(f"--report={options.report}: {error.strerror}{'' if code else f'; {options.target!r} is complete'}") from None
+                raise Error(
+                    f"--report={options.report}: {error.strerror}{'' if code else f'; {options.target!r} is complete'}"
+                ) from None
     code = 128 - code if code < 0 else code  # of a signal, as shells have it
     if code or not report.exists():  # another process has the report
         return code
     opened = Plan.open(plan)
-    params = [param for rank in opened.endpoint("target", 0).ranks for param in opened.params(rank, "target").values()]  # a chunk or a file is a rank
-    held = f"{len(params)} tensors in {len(opened.endpoint('target', 0).ranks)} files" if options.mesh else f"{len({param.name for param in params})} tensors"
-    _print(*conversion.said,
-           f"source: {len(conversion.converted)} tensors, {elements(tensors[name]['shape'] for name in conversion.converted)} elements"
-           + (", with those that are left out" if partial else ""),
-           f"target: {held}, {elements(param.shape for param in params)} elements; {json.loads(report.read_text())['checked_bytes']} bytes, "
-           f"of which {padding} are padding, were compared with the source and are right")
+    params = [
+        param for rank in opened.endpoint("target", 0).ranks for param in opened.params(rank, "target").values()
+    ]  # a chunk or a file is a rank
+    held = (
+        f"{len(params)} tensors in {len(opened.endpoint('target', 0).ranks)} files"
+        if options.mesh
+        else f"{len({param.name for param in params})} tensors"
+    )
+    _print(
+        *conversion.said,
+        f"source: {len(conversion.converted)} tensors, {elements(tensors[name]['shape'] for name in conversion.converted)} elements"
+        + (", with those that are left out" if partial else ""),
+        f"target: {held}, {elements(param.shape for param in params)} elements; {json.loads(report.read_text())['checked_bytes']} bytes, "
+        f"of which {padding} are padding, were compared with the source and are right",
+    )
     return 0
 
 
@@ -647,14 +927,17 @@ def run(arguments: Sequence[str]) -> int:
         contents = _check(options)
         conversion = _conversion(options, contents)
         _leaves(options, contents, conversion.converted)
-        found = (f"{printable(options.source)}: {contents['format']}, {len(contents['tensors'])} tensors, "
-                 f"{len(contents['objects'])} objects")
+        found = (
+            f"{printable(options.source)}: {contents['format']}, {len(contents['tensors'])} tensors, "
+            f"{len(contents['objects'])} objects"
+        )
         said, conversion.said = [found, *conversion.said], []
         _say(options, conversion, said)
         if options.plan:
             if options.rename:
-                conversion.job.comment(["reshard-compile and reshard-exec need "
-                                        f"{' '.join(map(as_option, options.rename))} with this job"])
+                conversion.job.comment(
+                    [f"reshard-compile and reshard-exec need {' '.join(map(as_option, options.rename))} with this job"]
+                )
             _print(conversion.job.text.removesuffix("\n"))
             return 0
         with tempfile.TemporaryDirectory(prefix="reshard-convert-") as folder:

@@ -35,7 +35,13 @@ def matched(names: Iterable[str], left: Sequence[str], where: str) -> set[str]:
     return {name for name in known if any(fnmatch.fnmatchcase(name, glob) for glob in left)}
 
 
-def check_coverage(names: Collection[str], planned: Collection[str], left: Sequence[str], where: str, tied: Mapping[str, str] | None = None) -> None:
+def check_coverage(
+    names: Collection[str],
+    planned: Collection[str],
+    left: Sequence[str],
+    where: str,
+    tied: Mapping[str, str] | None = None,
+) -> None:
     """Checks that the plan and ``left`` cover each tensor of a module once, and that the module has each param of the plan.
 
     names: of the module's tensors, tied names included.
@@ -60,4 +66,6 @@ def check_coverage(names: Collection[str], planned: Collection[str], left: Seque
             if name in kept and name in planned:
                 raise BindError(f"{where} param {name!r}: found in left and in the plan, expected one of them")
             if name not in kept and not moved:
-                raise BindError(f"{where} param {name!r}: the module has it, but not the plan; expected it in the plan or in left=[…]")
+                raise BindError(
+                    f"{where} param {name!r}: the module has it, but not the plan; expected it in the plan or in left=[…]"
+                )

@@ -31,7 +31,11 @@ class _Described:
 
 def _rule(axes: list[str], **more: object) -> Rule:
     named = axes[0] if len(axes) == 1 else f"[{', '.join(axes)}]"
-    return "{" + ", ".join([f"axis: {named}", *(f"{key}: {value}" for key, value in more.items())]) + "}" if more else named
+    return (
+        "{" + ", ".join([f"axis: {named}", *(f"{key}: {value}" for key, value in more.items())]) + "}"
+        if more
+        else named
+    )
 
 
 def _chunks(rows: int, parts: int) -> list[int]:
@@ -54,7 +58,9 @@ def _by_placements(name: str, tensor: Any) -> dict[int, Rule]:
         if kind == "Replicate":
             continue
         if kind not in ("Shard", "_StridedShard"):
-            raise Error(f"param {name!r}: placement {placement} on mesh axis {axes[i]!r} is not supported, expected Shard or Replicate")
+            raise Error(
+                f"param {name!r}: placement {placement} on mesh axis {axes[i]!r} is not supported, expected Shard or Replicate"
+            )
         (strided if kind == "_StridedShard" else order).setdefault(placement.dim % len(tensor.shape), []).append(i)
     rules = {}
     for dimension in sorted({*order, *strided}):
@@ -79,13 +85,17 @@ def _mesh(named: Mapping[str, Any]) -> dict[str, int]:
     for name, tensor in named.items():
         if hasattr(tensor, "placements"):
             found = tensor.device_mesh
-            meshes[tuple(zip(found.mesh_dim_names or (f"axis{i}" for i in range(len(found.shape))), found.shape))] = name
+            meshes[tuple(zip(found.mesh_dim_names or (f"axis{i}" for i in range(len(found.shape))), found.shape))] = (
+                name
+            )
     whole = max(meshes, key=len, default=())
     for mesh, name in meshes.items():
         rest = iter(whole)
         if not all(axis in rest for axis in mesh):  # not a subsequence of the whole mesh
             texts = [str(dict(each)) for each in (mesh, whole)]
-            raise Error(f"params {name!r} and {meshes[whole]!r} are on different meshes, {texts[0]} and {texts[1]}: expected one mesh with the axes of all params")
+            raise Error(
+                f"params {name!r} and {meshes[whole]!r} are on different meshes, {texts[0]} and {texts[1]}: expected one mesh with the axes of all params"
+            )
     return dict(reversed(whole))  # DTensor's last axis varies fastest; in reshard the first one does
 
 
@@ -99,7 +109,9 @@ def _describe(name: str, tensor: Any, axes: Mapping[str, int]) -> _Described:
         # False.
         axis = "tp" if getattr(tensor, "allreduce", True) else "etp"
         if axis not in axes:
-            raise Error(f"param {name!r} is tensor parallel, but the size of axis {axis!r} is unknown: pass it in axes={{{axis!r}: SIZE}} (--axis={axis}=SIZE)")
+            raise Error(
+                f"param {name!r} is tensor parallel, but the size of axis {axis!r} is unknown: pass it in axes={{{axis!r}: SIZE}} (--axis={axis}=SIZE)"
+            )
         stride = getattr(tensor, "partition_stride", 1)
         shape[tensor.partition_dim] *= axes[axis]
         rules[tensor.partition_dim] = _rule([axis], stride=stride) if stride > 1 else _rule([axis])
@@ -132,7 +144,14 @@ def _patterns(model: str) -> Iterable[tuple[str, re.Pattern[str]]]:
         found = re.match(r'  (?:"((?:[^"\\]|\\.)*)"|([^\s:]+)): ', line)
         if found:
             declared = found[2] or re.sub(r"\\(.)", r"\1", found[1])
-            yield declared, re.compile("".join(r"\d+" if part.startswith("{") else re.escape(part) for part in re.split(r"(\{\w+\})", declared)))
+            yield (
+                declared,
+                re.compile(
+                    "".join(
+                        r"\d+" if part.startswith("{") else re.escape(part) for part in re.split(r"(\{\w+\})", declared)
+                    )
+                ),
+            )
 
 
 def _layout(model: str, tensors: Mapping[str, _Described]) -> list[str]:
@@ -141,13 +160,21 @@ def _layout(model: str, tensors: Mapping[str, _Described]) -> list[str]:
     exact = {name for name, _ in declared}
     lines = []
     for name, pattern in declared:
-        fit = {name: tensors[name]} if name in tensors else {each: t for each, t in tensors.items() if each not in exact and pattern.fullmatch(each)}
+        fit = (
+            {name: tensors[name]}
+            if name in tensors
+            else {each: t for each, t in tensors.items() if each not in exact and pattern.fullmatch(each)}
+        )
         different = {json.dumps(tensor.rules): each for each, tensor in fit.items()}
         if len(different) > 1:
-            raise Error(f"tensors {' and '.join(map(repr, different.values()))} have one tensor pattern ({declared!r}) but different shardings: one layout cannot express this")
+            raise Error(
+                f"tensors {' and '.join(map(repr, different.values()))} have one tensor pattern ({declared!r}) but different shardings: one layout cannot express this"
+            )
         rules = next(iter(fit.values())).rules if fit else {}
         if rules:
-            lines.append(f"      {json.dumps(name)}: {{{', '.join(f'{dimension}: {rule}' for dimension, rule in sorted(rules.items()))}}}")
+            lines.append(
+                f"      {json.dumps(name)}: {{{', '.join(f'{dimension}: {rule}' for dimension, rule in sorted(rules.items()))}}}"
+            )
     return lines
 
 

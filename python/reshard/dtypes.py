@@ -44,7 +44,11 @@ def dtype_by_name(dtype: object) -> str:
 
 def dtype_by_dlpack(code: int, bits: int, lanes: int) -> str:
     """Returns the plan's name of a DLPack dtype, or a description if plans have no such dtype."""
-    return _BY_DLPACK.get((code, bits), f"DLPack type code {code} with {bits} bits") if lanes == 1 else f"DLPack vector of {lanes} lanes"
+    return (
+        _BY_DLPACK.get((code, bits), f"DLPack type code {code} with {bits} bits")
+        if lanes == 1
+        else f"DLPack vector of {lanes} lanes"
+    )
 
 
 def dtype_by_format(text: str) -> str:

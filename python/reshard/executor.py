@@ -41,12 +41,15 @@ def _address(stream: Any) -> int:
     for name in ("cuda_stream", "ptr"):  # PyTorch's, CuPy's
         if hasattr(stream, name):
             return number_for(getattr(stream, name), "stream", 0, _MOST)
-    raise Error(f"stream: found {type(stream).__name__}, expected a stream of PyTorch or CuPy, or the address of a cudaStream_t")
+    raise Error(
+        f"stream: found {type(stream).__name__}, expected a stream of PyTorch or CuPy, or the address of a cudaStream_t"
+    )
 
 
 def _replaced(plan: Plan) -> PlanError:
-    return PlanError(f"'{plan.path}' was replaced since this Plan was opened: it had the digest {plan.summary.digest}; "
-                     "open it again")
+    return PlanError(
+        f"'{plan.path}' was replaced since this Plan was opened: it had the digest {plan.summary.digest}; open it again"
+    )
 
 
 def _seconds(timeout: float | None) -> float:
@@ -60,8 +63,10 @@ def _secret(secret: str) -> bytes:
     """Returns a secret for the library."""
     found = text_for(secret, "secret") if "\0" not in secret else b""
     if not found:
-        raise Error("secret: found an empty text, or one with NUL characters, expected 1 to 4096 bytes, or None for "
-                    "the one in RESHARD_SECRET")
+        raise Error(
+            "secret: found an empty text, or one with NUL characters, expected 1 to 4096 bytes, or None for "
+            "the one in RESHARD_SECRET"
+        )
     return found
 
 
@@ -149,7 +154,9 @@ class Executor:
         #: The memory of ``allocate``: its owner and its view, by role, rank and name.
         self._allocated: dict[tuple[str, int, str], tuple[Any, Allocated]] = {}
         self._landed: list[tuple[str, Callable[[dict[str, Allocated]], object]]] = []  # globs and hooks of on_landed
-        self._runs = 0  # calls of run without a stream; not the version, which differs between processes after a hook failed
+        self._runs = (
+            0  # calls of run without a stream; not the version, which differs between processes after a hook failed
+        )
         self._stale = False  # a hook of on_landed has failed since the last complete run
         self._raised: BaseException | None = None  # the exception of a hook
         self._signals = Signals()
@@ -193,7 +200,13 @@ class Executor:
             self.close()
             raise
 
-    def replace(self, plan: Plan | str | os.PathLike[str], rank: int | Iterable[int] | None = None, *, rendezvous: str | None = None) -> None:
+    def replace(
+        self,
+        plan: Plan | str | os.PathLike[str],
+        rank: int | Iterable[int] | None = None,
+        *,
+        rendezvous: str | None = None,
+    ) -> None:
         """Between runs, replaces the plan, for example because the trainer has lost a node and has another mesh now.
         All processes of the new plan call it; then ``bind`` what is missing, ``prepare`` and ``run``.
 
@@ -221,7 +234,10 @@ class Executor:
             self.close()
             raise
         follows = dict(zip(before, self.ranks))
-        moved = {(role, at if role in files else follows.get(at, -1), name): bound for (role, at, name), bound in self._bound.items()}
+        moved = {
+            (role, at if role in files else follows.get(at, -1), name): bound
+            for (role, at, name), bound in self._bound.items()
+        }
         self._bound = {key: bound for key, bound in moved.items() if self._has(*key, bound[1])}
         self._allocated = self._allocated_in_new_plan()
 
@@ -238,7 +254,12 @@ class Executor:
             if memory.address in views:
                 owner, view = views[memory.address]
                 at = self.plan.endpoint(role, rank)
-                kept[role, rank, name] = (owner, dataclasses.replace(view, endpoint=at.number, rank=rank, shape=self.plan.params(rank, role)[name].shape))
+                kept[role, rank, name] = (
+                    owner,
+                    dataclasses.replace(
+                        view, endpoint=at.number, rank=rank, shape=self.plan.params(rank, role)[name].shape
+                    ),
+                )
         return kept
 
     def _has(self, role: str, rank: int, name: str, nbytes: int) -> bool:
@@ -268,7 +289,9 @@ class Executor:
         if rank is None:
             own = self.ranks
             if len(own) != 1:
-                raise BindError(f"this process has {len(own)} ranks: pass rank=… to select one of {', '.join(map(str, own[:8]))}{' …' if len(own) > 8 else ''}")
+                raise BindError(
+                    f"this process has {len(own)} ranks: pass rank=… to select one of {', '.join(map(str, own[:8]))}{' …' if len(own) > 8 else ''}"
+                )
             rank = own[0]
         at = self.plan.endpoint(endpoint, rank)
         params = self.plan.params(rank, at.role)
@@ -300,16 +323,33 @@ class Executor:
         if rank is None and len(self.ranks) == 1:
             rank = self.ranks[0]
         if rank is None:
-            raise BindError(f"param {name!r}: this process has {len(self.ranks)} ranks: pass rank=… to select one of them")
+            raise BindError(
+                f"param {name!r}: this process has {len(self.ranks)} ranks: pass rank=… to select one of them"
+            )
         at = self.plan.endpoint(endpoint, rank)
         param = self.plan.params(rank, at.role).get(name)
         if param is None or param.transform or self.device != "cpu":
-            found = "device " + self.device if self.device != "cpu" else f"transform {param.transform!r}" if param else "no such param"
-            raise BindError(f"{at.role} rank {rank} param {name!r}: found {found}, expected a param in host memory without a transform")
+            found = (
+                "device " + self.device
+                if self.device != "cpu"
+                else f"transform {param.transform!r}"
+                if param
+                else "no such param"
+            )
+            raise BindError(
+                f"{at.role} rank {rank} param {name!r}: found {found}, expected a param in host memory without a transform"
+            )
         owner = (ctypes.c_ubyte * (param.nbytes + 63))()
         address = (ctypes.addressof(owner) + 63) // 64 * 64
-        self._call("allocate", library.reshard_bind, at.number, rank, text_for(name, "param"),
-                   address if param.nbytes else None, param.nbytes)
+        self._call(
+            "allocate",
+            library.reshard_bind,
+            at.number,
+            rank,
+            text_for(name, "param"),
+            address if param.nbytes else None,
+            param.nbytes,
+        )
         memory = Memory(address, param.shape, None, param.dtype, "cpu", False, owner)
         self._bound[at.role, rank, name] = (memory, param.nbytes)
         view = Allocated(name, at.number, rank, param.dtype, param.shape, param.nbytes, address)
@@ -359,7 +399,9 @@ class Executor:
         if memory.shape != param.shape:
             raise BindError(f"found shape {list(memory.shape)}, expected {list(param.shape)}")
         if not memory.contiguous:
-            raise BindError(f"found strides {list(memory.strides or ())} for shape {list(memory.shape)}, expected row-major without gaps: pass a contiguous tensor")
+            raise BindError(
+                f"found strides {list(memory.strides or ())} for shape {list(memory.shape)}, expected row-major without gaps: pass a contiguous tensor"
+            )
         if memory.device.partition(":")[0] != self.device:
             raise BindError(f"found device {memory.device}, expected {self.device}")
         if memory.readonly and endpoint.number > 0:
@@ -412,7 +454,9 @@ class Executor:
 
             return _library.TRANSFORM_HOOK(call) if hook else _library.TRANSFORM_HOOK()
 
-        hooks = _library.Transform(prepare_send=kept(prepare_send), prepare_receive=kept(prepare_receive), finalize=kept(finalize))
+        hooks = _library.Transform(
+            prepare_send=kept(prepare_send), prepare_receive=kept(prepare_receive), finalize=kept(finalize)
+        )
         self._call("set_transform", library.reshard_set_transform, text_for(name, "transform"), ctypes.byref(hooks))
         self._hooks.append(hooks)
 
@@ -451,15 +495,22 @@ class Executor:
         Raises TimeoutError or RunError; ``state`` is then "torn" until a later run completes.
         """
         if check < 0 or (stream is not None and check) or (not check and (first_index or changed or allow_undigested)):
-            raise Error(f"run: found check={check}, expected True or a number of runs for options of a check, and no check of a run on a stream")
+            raise Error(
+                f"run: found check={check}, expected True or a number of runs for options of a check, and no check of a run on a stream"
+            )
         flags = {"first_index": first_index, "changed": changed, "allow_undigested": allow_undigested}
         checks = {name: flag_for(value, name) for name, value in flags.items()}
         if stream is None:
             self._free("run")
             self._runs += 1
             if check and self._runs % check == 0:
-                self._call("run", library.reshard_run_checked, _seconds(timeout),
-                           ctypes.byref(_library.Check(**checks)), seconds=timeout)
+                self._call(
+                    "run",
+                    library.reshard_run_checked,
+                    _seconds(timeout),
+                    ctypes.byref(_library.Check(**checks)),
+                    seconds=timeout,
+                )
             else:
                 self._call("run", library.reshard_run, _seconds(timeout), seconds=timeout)
             self._land("run")
@@ -468,7 +519,9 @@ class Executor:
         else:
             raise Error("run: found a stream and a timeout, expected only one of them; a run on a stream does not wait")
 
-    def digest(self, endpoint: str | int = "source", *, allow_undigested: bool = False, timeout: float | None = None) -> dict[str, TensorDigest]:
+    def digest(
+        self, endpoint: str | int = "source", *, allow_undigested: bool = False, timeout: float | None = None
+    ) -> dict[str, TensorDigest]:
         """Returns the digests of the tensors that an endpoint holds now, by name: the same in every layout, on every
         number of ranks. Elements that several ranks hold count once; padding does not count.
 
@@ -482,10 +535,21 @@ class Executor:
         found, count = POINTER(_library.TensorDigest)(), ctypes.c_size_t()
         size = ctypes.sizeof(_library.TensorDigest)
         allowed = flag_for(allow_undigested, "allow_undigested")
-        self._call("digest", library.reshard_digest, at.number, allowed, _seconds(timeout), size, ctypes.byref(found),
-                   ctypes.byref(count), seconds=timeout)
+        self._call(
+            "digest",
+            library.reshard_digest,
+            at.number,
+            allowed,
+            _seconds(timeout),
+            size,
+            ctypes.byref(found),
+            ctypes.byref(count),
+            seconds=timeout,
+        )
         return {
-            each.tensor.decode(): TensorDigest(each.dtype.decode(), tuple(each.shape[: each.dimensions]), each.digest.decode() or None)
+            each.tensor.decode(): TensorDigest(
+                each.dtype.decode(), tuple(each.shape[: each.dimensions]), each.digest.decode() or None
+            )
             for each in found[: count.value]
         }
 
@@ -500,8 +564,12 @@ class Executor:
         """Returns the minimum of the ``value`` arguments of all processes. Every process must call it (an
         all-reduce)."""
         result = ctypes.c_int64()
-        self._call("all_reduce_min", library.reshard_all_reduce_min, number_for(value, "value", -(2**63), 2**63 - 1),
-                   ctypes.byref(result))
+        self._call(
+            "all_reduce_min",
+            library.reshard_all_reduce_min,
+            number_for(value, "value", -(2**63), 2**63 - 1),
+            ctypes.byref(result),
+        )
         return result.value
 
     def publish(self, version: int, *, check: bool = False) -> None:
@@ -530,7 +598,9 @@ class Executor:
         """
         self._call("release", library.reshard_release, _seconds(timeout), seconds=timeout)
 
-    def pull(self, min_version: int = 0, timeout: float | None = None, *, check: bool = False, allow_undigested: bool = False) -> int:
+    def pull(
+        self, min_version: int = 0, timeout: float | None = None, *, check: bool = False, allow_undigested: bool = False
+    ) -> int:
         """Pull mode, of a rank of an engine replica: waits for a published version of at least ``min_version``, writes
         it to the bound tensors and returns its number. All ranks of a replica must call it; they obtain the same
         version.
@@ -555,8 +625,15 @@ class Executor:
         least = number_for(min_version, "version", 0, _MOST)
         if check:
             allowed = flag_for(allow_undigested, "allow_undigested")
-            self._call("pull", library.reshard_pull_checked, least, _seconds(timeout), allowed, ctypes.byref(version),
-                       seconds=timeout)
+            self._call(
+                "pull",
+                library.reshard_pull_checked,
+                least,
+                _seconds(timeout),
+                allowed,
+                ctypes.byref(version),
+                seconds=timeout,
+            )
         else:
             self._call("pull", library.reshard_pull, least, _seconds(timeout), ctypes.byref(version), seconds=timeout)
         if library.reshard_pulls(executor) != pulls or self._stale:
@@ -573,7 +650,10 @@ class Executor:
             if count.value <= len(found):
                 break
             found = (_library.Replica * count.value)()
-        return [Replica(each.replica, each.ranks, _library.REPLICA_STATES[each.state], each.version) for each in found[: count.value]]
+        return [
+            Replica(each.replica, each.ranks, _library.REPLICA_STATES[each.state], each.version)
+            for each in found[: count.value]
+        ]
 
     @property
     def version(self) -> int:
@@ -601,7 +681,10 @@ class Executor:
         "messages_inside_host": the part of "messages" from processes of its host, because their memory cannot be
         mapped.
         """
-        return {method: int(library.reshard_bytes_by(self._open(), number)) for number, method in enumerate(_library.METHODS)}
+        return {
+            method: int(library.reshard_bytes_by(self._open(), number))
+            for number, method in enumerate(_library.METHODS)
+        }
 
     def close(self) -> None:
         """Closes the executor and releases all bound memory. A second call has no effect, nor has one in a process that
@@ -645,8 +728,10 @@ class Executor:
     def _free(self, what: str) -> None:
         """Fails inside a hook."""
         if self._calling and self._process == os.getpid():
-            raise Error(f"{what} during {self._calling} of the same executor: a hook must not call its executor; call "
-                        f"{what} after {self._calling}")
+            raise Error(
+                f"{what} during {self._calling} of the same executor: a hook must not call its executor; call "
+                f"{what} after {self._calling}"
+            )
 
     @contextmanager
     def _in(self, what: str, seconds: float | None = None) -> Iterator[None]:
@@ -733,13 +818,7 @@ def check_rendezvous(
 
 
 def fail_open(
-    raised: BaseException,
-    rank: int,
-    *,
-    rendezvous: str,
-    transport: str,
-    device: str,
-    join_timeout: float | None = None,
+    raised: BaseException, rank: int, *, rendezvous: str, transport: str, device: str, join_timeout: float | None = None
 ) -> None:
     """Tells the processes that wait for a rank to open its Executor why it will not: they raise its error at once.
     Returns when they know, but after 5 seconds or ``join_timeout`` at the latest."""

@@ -63,8 +63,12 @@ class JobText:
                 made = _ORIGIN.fullmatch(text)
                 option = f"{made['option']}{made['value'] or ''}: " if made else ""
                 short = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."  # names the tensor
-                found.append(("" if place["kind"] == "error" else f"{place['kind']}: ") + option + place["text"]
-                             + ("" if made or not text else f", in the job's line {short}"))
+                found.append(
+                    ("" if place["kind"] == "error" else f"{place['kind']}: ")
+                    + option
+                    + place["text"]
+                    + ("" if made or not text else f", in the job's line {short}")
+                )
         return [line.replace(f"{path.parent}/", "") for line in found]
 
     def compile(self, folder: Path, *arguments: str, warn: Callable[[str], object] = warnings.warn) -> str:

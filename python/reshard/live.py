@@ -65,7 +65,12 @@ def from_json(value: Mapping[str, Any]) -> Side:
     groups = [tuple(ranks) for ranks in value["groups"]]
     parts = {}
     for name, (shape, dtype, cuts, padded) in value["parts"].items():
-        parts[name] = Part(tuple(shape), dtype, tuple(Cut(dimension, groups[group], stride) for dimension, group, stride in cuts), padded)
+        parts[name] = Part(
+            tuple(shape),
+            dtype,
+            tuple(Cut(dimension, groups[group], stride) for dimension, group, stride in cuts),
+            padded,
+        )
     return Side(parts, value["aliases"])
 
 
@@ -85,7 +90,9 @@ class _Endpoint:
                 self.parts.setdefault(name, {})[rank] = part
             for alias, name in side.aliases.items():
                 if self.aliases.setdefault(alias, name) != name:
-                    raise Error(f"{role} param {alias!r}: tied to {name!r} on rank {rank}, and to {self.aliases[alias]!r} on a lower rank")
+                    raise Error(
+                        f"{role} param {alias!r}: tied to {name!r} on rank {rank}, and to {self.aliases[alias]!r} on a lower rank"
+                    )
         self._axes: dict[Any, Axis | None] = {}
         self._present: dict[frozenset[int], tuple[Axis, list[int]]] = {}
         self._views: dict[tuple[Axis, ...], None] = {}
@@ -97,9 +104,15 @@ class _Endpoint:
         for rank, other in held.items():
             for what in ("shape", "dtype", "padded"):
                 if getattr(other, what) != getattr(part, what):
-                    raise Error(f"{self.role} param {name!r}: found {what} {getattr(other, what)} on rank {rank}, expected {getattr(part, what)} as on rank {first}")
-            if [(cut.dimension, len(cut.ranks), cut.stride) for cut in other.cuts] != [(cut.dimension, len(cut.ranks), cut.stride) for cut in part.cuts]:
-                raise Error(f"{self.role} param {name!r}: ranks {first} and {rank} have different shardings, expected one")
+                    raise Error(
+                        f"{self.role} param {name!r}: found {what} {getattr(other, what)} on rank {rank}, expected {getattr(part, what)} as on rank {first}"
+                    )
+            if [(cut.dimension, len(cut.ranks), cut.stride) for cut in other.cuts] != [
+                (cut.dimension, len(cut.ranks), cut.stride) for cut in part.cuts
+            ]:
+                raise Error(
+                    f"{self.role} param {name!r}: ranks {first} and {rank} have different shardings, expected one"
+                )
         return part
 
     def _axis(self, coordinates: Mapping[int, int], size: int) -> Axis | None:
@@ -119,10 +132,18 @@ class _Endpoint:
         if len(held) == world:
             return None
         if held not in self._present:
-            axes = ((stride, size) for size in range(2, world + 1) if world % size == 0 for stride in range(1, world // size + 1) if world % (stride * size) == 0)
+            axes = (
+                (stride, size)
+                for size in range(2, world + 1)
+                if world % size == 0
+                for stride in range(1, world // size + 1)
+                if world % (stride * size) == 0
+            )
             at = ((axis, sorted({number // axis[0] % axis[1] for number in held})) for axis in axes)
             # The last axis is that of all ranks, which fits always.
-            self._present[held] = next((axis, found) for axis, found in at if len(found) * (world // axis[1]) == len(held))
+            self._present[held] = next(
+                (axis, found) for axis, found in at if len(found) * (world // axis[1]) == len(held)
+            )
         return self._present[held]
 
     def _cuts(self, name: str) -> Iterator[tuple[Cut, Axis]]:
@@ -152,7 +173,9 @@ class _Endpoint:
             product = stride * size
         rest = len(self.ranks) // product
         if len(self.ranks) % product:
-            raise Error(f"{self.role} param {name!r}: its mesh has {product} ranks, expected a divisor of {len(self.ranks)}")
+            raise Error(
+                f"{self.role} param {name!r}: its mesh has {product} ranks, expected a divisor of {len(self.ranks)}"
+            )
         self._views[tuple(view + [(product, rest)] * (rest > 1))] = None
 
     def rules(self, name: str, shape: Sequence[int]) -> dict[str, Any]:
@@ -166,7 +189,10 @@ class _Endpoint:
             self._view(name, [presence[0]])
         result: dict[str, Any] = {}
         if by_dimension:
-            result["shard"] = {str(dimension): self._rule(name, cuts, shape[dimension]) for dimension, cuts in sorted(by_dimension.items())}
+            result["shard"] = {
+                str(dimension): self._rule(name, cuts, shape[dimension])
+                for dimension, cuts in sorted(by_dimension.items())
+            }
         if presence:
             result["at"] = {_name(presence[0]): presence[1]}
         return result
@@ -175,9 +201,15 @@ class _Endpoint:
         axes = [_name(axis) for _, axis in cuts]
         strides = {cut.stride for cut, _ in cuts}
         if len(cuts) == 1:
-            return {"axis": axes[0], "stride": cuts[0][0].stride} if cuts[0][0].stride else {"axis": axes[0], "scheme": "chunk"}
+            return (
+                {"axis": axes[0], "stride": cuts[0][0].stride}
+                if cuts[0][0].stride
+                else {"axis": axes[0], "scheme": "chunk"}
+            )
         if strides != {0}:
-            raise Error(f"{self.role} param {name!r}: {len(cuts)} groups cut one dimension in strides {sorted(strides)}, expected at most one group with a stride")
+            raise Error(
+                f"{self.role} param {name!r}: {len(cuts)} groups cut one dimension in strides {sorted(strides)}, expected at most one group with a stride"
+            )
         sizes = [rows]
         for cut, _ in cuts:
             sizes = [length for part in sizes for length in _chunks(part, len(cut.ranks))]
@@ -209,10 +241,14 @@ def _pairs(source: _Endpoint, target: _Endpoint, left: Sequence[str]) -> dict[st
             names.setdefault(target.aliases.get(name, name), set()).add(origin)
     lacking = [name for name in target.parts if name not in kept and name not in names]
     if lacking:
-        raise Error(f"the source lacks {_listed(lacking)} of the target: name what the refit shall not write in left=[…]")
+        raise Error(
+            f"the source lacks {_listed(lacking)} of the target: name what the refit shall not write in left=[…]"
+        )
     for name, origins in names.items():
         if len(origins) > 1:
-            raise Error(f"target param {name!r} is tied to other names, but the source has different tensors for them: {_listed(origins)}")
+            raise Error(
+                f"target param {name!r} is tied to other names, but the source has different tensors for them: {_listed(origins)}"
+            )
     used = {origin for origins in names.values() for origin in origins}
     unused = [name for name in source.parts if name not in kept and name not in used]
     if unused:
@@ -220,7 +256,9 @@ def _pairs(source: _Endpoint, target: _Endpoint, left: Sequence[str]) -> dict[st
     return {name: next(iter(names[name])) for name in target.parts if name in names}
 
 
-def job_of(sources: Sequence[Side], targets: Sequence[Side], left: Sequence[str] = (), convert: str | None = None) -> str:
+def job_of(
+    sources: Sequence[Side], targets: Sequence[Side], left: Sequence[str] = (), convert: str | None = None
+) -> str:
     """Returns the job that moves the tensors of one module to those of another, as JSON, which is YAML.
 
     sources, targets: the tensors of both modules, by world rank; empty on a rank without the module.
@@ -241,7 +279,9 @@ def job_of(sources: Sequence[Side], targets: Sequence[Side], left: Sequence[str]
         if padded:
             shape[0] = min(there.shape[0], here.shape[0])
         if shape[padded:] != list(here.shape)[padded:]:
-            raise Error(f"param {name!r}: found shape {list(here.shape)} in the target, expected {list(there.shape)} as in the source")
+            raise Error(
+                f"param {name!r}: found shape {list(here.shape)} in the target, expected {list(there.shape)} as in the source"
+            )
         tensors[origin] = {"shape": shape, "dtype": there.dtype}
         for endpoint, own, part in ((source, origin, there), (target, name, here)):
             param = {"holds": origin} | endpoint.rules(own, part.shape)
@@ -251,5 +291,11 @@ def job_of(sources: Sequence[Side], targets: Sequence[Side], left: Sequence[str]
         if here.dtype != there.dtype:
             params["target"][name] |= {"dtype": here.dtype} | ({"convert": convert} if convert else {})
     layouts = {role: {"params": each} for role, each in params.items()}
-    job = {"version": 1, "model": {"tensors": tensors, "layouts": layouts}, "source": source.endpoint(), "target": target.endpoint(), "world": len(sources)}
+    job = {
+        "version": 1,
+        "model": {"tensors": tensors, "layouts": layouts},
+        "source": source.endpoint(),
+        "target": target.endpoint(),
+        "world": len(sources),
+    }
     return json.dumps(job, indent=1)

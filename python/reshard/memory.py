@@ -74,7 +74,9 @@ def _by_dlpack(tensor: object) -> Memory:
 
 
 def _strides(of_bytes: Sequence[int] | None, itemsize: int) -> tuple[int, ...] | None:
-    return None if of_bytes is None else tuple(stride // itemsize if stride % itemsize == 0 else -1 for stride in of_bytes)
+    return (
+        None if of_bytes is None else tuple(stride // itemsize if stride % itemsize == 0 else -1 for stride in of_bytes)
+    )
 
 
 def _by_array_interface(array: object) -> Memory:
@@ -82,7 +84,9 @@ def _by_array_interface(array: object) -> Memory:
     address, readonly = interface["data"]
     dtype = array.dtype  # type: ignore[attr-defined]
     name = dtype_by_name(dtype) if dtype.isnative else f"{dtype} of foreign byte order"
-    return Memory(address, tuple(interface["shape"]), _strides(interface["strides"], dtype.itemsize), name, "cpu", readonly, array)
+    return Memory(
+        address, tuple(interface["shape"]), _strides(interface["strides"], dtype.itemsize), name, "cpu", readonly, array
+    )
 
 
 def _by_buffer(buffer: object) -> Memory:
@@ -91,7 +95,15 @@ def _by_buffer(buffer: object) -> Memory:
     if view.readonly:
         raise BindError("found a read-only buffer, expected a writable one, or a NumPy array of it (numpy.frombuffer)")
     address = ctypes.addressof(ctypes.c_char.from_buffer(view)) if view.nbytes and view.contiguous else 0
-    return Memory(address, view.shape or (), _strides(view.strides, view.itemsize), dtype_by_format(view.format), "cpu", False, view)
+    return Memory(
+        address,
+        view.shape or (),
+        _strides(view.strides, view.itemsize),
+        dtype_by_format(view.format),
+        "cpu",
+        False,
+        view,
+    )
 
 
 def memory_of(tensor: object) -> Memory:
@@ -110,4 +122,6 @@ def memory_of(tensor: object) -> Memory:
     try:
         return _by_buffer(tensor)
     except TypeError:
-        raise BindError(f"found {type(tensor).__name__}, expected a tensor: an object with DLPack support, a NumPy array, or a buffer") from None
+        raise BindError(
+            f"found {type(tensor).__name__}, expected a tensor: an object with DLPack support, a NumPy array, or a buffer"
+        ) from None

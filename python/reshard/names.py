@@ -31,15 +31,17 @@ def shown(names: Iterable[str]) -> str:
     """The first names of a list, for a message."""
     names = list(names)
     return ", ".join(map(printable, names[:_SHOWN])) + (
-        f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    )
 
 
 def patterns(names: Iterable[str]) -> str:
     """The first patterns of names, for a message: `*` in place of a number between dots, and how many names have it."""
     counts = sorted(Counter(_NUMBER.sub("*", name) for name in names).items())
     more = len(counts) - _SHOWN
-    return ", ".join(printable(name) + (f" ({count})" if count > 1 else "") for name, count in counts[:_SHOWN]) \
-        + (f" and {more} pattern{'s' if more > 1 else ''} more" if more > 0 else "")
+    return ", ".join(printable(name) + (f" ({count})" if count > 1 else "") for name, count in counts[:_SHOWN]) + (
+        f" and {more} pattern{'s' if more > 1 else ''} more" if more > 0 else ""
+    )
 
 
 @cache
@@ -103,8 +105,10 @@ class Renames:
             changed[new], origins[new] = value, name
         if unused := next((rule for rule in self.rules if rule not in used), None):
             old = unused.partition("=")[0]
-            raise Error(f"--rename={unused}: {old!r} {'matches' if '*' in old else 'begins'} no name of the tensors of "
-                        f"{where!r}: {patterns(named)}")
+            raise Error(
+                f"--rename={unused}: {old!r} {'matches' if '*' in old else 'begins'} no name of the tensors of "
+                f"{where!r}: {patterns(named)}"
+            )
         return changed
 
 
@@ -145,15 +149,20 @@ def rules_for(names: Iterable[str], wanted: Iterable[str]) -> list[str]:
             parts = name.split(".")
             for at in range(1, min(_BEGINNING, len(parts) - 1) + 1):
                 heads.setdefault(".".join(parts[at:]), set()).add("".join(f"{part}." for part in parts[:at]))
-        changes = Counter(rule for name in islice(sorted(set(found) - expected), _LOOKED)
-                          if (rule := _change(name, missing, heads)))
+        changes = Counter(
+            rule for name in islice(sorted(set(found) - expected), _LOOKED) if (rule := _change(name, missing, heads))
+        )
         best = min(changes, key=lambda rule: (-changes[rule], len(rule), rule), default=None)
         if best is None or best in rules:
             break
         more = [best]
         if best.startswith("="):  # beginnings that a rule for all names must not change
-            more += sorted({f"{beginning}.={beginning}."
-                            for beginning in {name.split(".")[0] for name in found if name in expected}})[:_RULES]
+            more += sorted(
+                {
+                    f"{beginning}.={beginning}."
+                    for beginning in {name.split(".")[0] for name in found if name in expected}
+                }
+            )[:_RULES]
         try:
             found = list(Renames([*rules, *more]).apply(dict.fromkeys(original), ""))
         except Error:

@@ -133,7 +133,9 @@ class Plan:
         for endpoint in endpoints:
             if which in (endpoint.role, endpoint.number):
                 return endpoint
-        raise Error(f"the plan has no endpoint {which!r}, expected one of {', '.join(endpoint.role for endpoint in endpoints)}")
+        raise Error(
+            f"the plan has no endpoint {which!r}, expected one of {', '.join(endpoint.role for endpoint in endpoints)}"
+        )
 
     def params(self, rank: int, endpoint: str | int | None = None) -> dict[str, Param]:
         """Returns the params that a rank (in a storage endpoint: a file) holds, by name, in the plan's order, including
@@ -148,7 +150,14 @@ class Plan:
         result = {}
         for param in found:
             name = param.name.decode()
-            result[name] = Param(name, param.dtype.decode(), tuple(param.shape[: param.dimensions]), param.bytes, param.refresh.decode(), param.transform.decode())
+            result[name] = Param(
+                name,
+                param.dtype.decode(),
+                tuple(param.shape[: param.dimensions]),
+                param.bytes,
+                param.refresh.decode(),
+                param.transform.decode(),
+            )
         return result
 
     def _params(self, rank: int, at: Endpoint) -> list[_library.Param] | None:
@@ -156,7 +165,9 @@ class Plan:
         if not 0 <= rank < 2**32:  # ctypes would pass its last 32 bits
             return None
         found, count = ctypes.POINTER(_library.Param)(), ctypes.c_size_t()
-        status = library.reshard_plan_params(self._handle, at.number, int(rank), ctypes.sizeof(_library.Param), ctypes.byref(found), ctypes.byref(count))
+        status = library.reshard_plan_params(
+            self._handle, at.number, int(rank), ctypes.sizeof(_library.Param), ctypes.byref(found), ctypes.byref(count)
+        )
         if status > 1:
             raise error_of(status, b"out of memory")
         return None if status else found[: count.value]

@@ -29,8 +29,17 @@ _NUMBERS = re.compile(r"\d+")
 _SCALE = "_scale_inv"  # ends the name of the scales of a matrix of block FP8
 #: Layouts of checkpoints in which a source is looked for, with values of their switches.
 _SOURCES: tuple[tuple[str, dict[str, int]], ...] = (
-    ("hf", {}), ("hf-multimodal", {}), *((layout, {}) for layout in _QUANTIZED), ("fsdp2-checkpoint", {}), ("fsdp2-checkpoint", {"transformers": 4}), ("megatron-checkpoint", {}),
-    ("megatron-checkpoint-layers", {}), ("megatron-checkpoint-singleton", {}), ("fsdp2", {}), ("fsdp2", {"transformers": 4}))
+    ("hf", {}),
+    ("hf-multimodal", {}),
+    *((layout, {}) for layout in _QUANTIZED),
+    ("fsdp2-checkpoint", {}),
+    ("fsdp2-checkpoint", {"transformers": 4}),
+    ("megatron-checkpoint", {}),
+    ("megatron-checkpoint-layers", {}),
+    ("megatron-checkpoint-singleton", {}),
+    ("fsdp2", {}),
+    ("fsdp2", {"transformers": 4}),
+)
 #: States of optimizers: PyTorch's Adam, and the master weights of Megatron-Core.
 _STATES = ("param", "exp_avg", "exp_avg_sq", "step")
 MASTER = "param"  #: the state of master weights
@@ -75,8 +84,17 @@ class Model:
 
     def yaml(self, **layouts: str) -> dict[str, Any]:
         """The map of the job. layouts: layouts of the job that extend those of the model."""
-        found: dict[str, Any] = {"extend": str(self.path), "name": self.name, "layouts": {name: {"extend": layout} for name, layout in layouts.items()}}
-        for key, value in (("config", self.config and str(self.config)), ("let", dict(self.let)), ("dtype", self.dtype), ("optimizer", dict(self.optimizer))):
+        found: dict[str, Any] = {
+            "extend": str(self.path),
+            "name": self.name,
+            "layouts": {name: {"extend": layout} for name, layout in layouts.items()},
+        }
+        for key, value in (
+            ("config", self.config and str(self.config)),
+            ("let", dict(self.let)),
+            ("dtype", self.dtype),
+            ("optimizer", dict(self.optimizer)),
+        ):
             if value:
                 found[key] = value
         if self.tie:
@@ -89,8 +107,9 @@ class Model:
         target = side | {"layout": "plain", "convert": "rne"}
         model = self.yaml(side=layout, plain=_QUANTIZED.get(layout, ("", layout))[1])
         try:
-            return _compiled(f"model: {json.dumps(model)}", f"source: {json.dumps(side | endpoint)}",
-                             f"target: {json.dumps(target)}")
+            return _compiled(
+                f"model: {json.dumps(model)}", f"source: {json.dumps(side | endpoint)}", f"target: {json.dumps(target)}"
+            )
         except CompileError as error:
             raise CompileError(str(error).replace("layout 'side'", f"layout '{layout}'")) from None
 
@@ -112,8 +131,12 @@ def read_config(path: Path) -> dict[str, Any]:
         raise Error(f"'{path}': expected a JSON object")
     level: list[Any] = [found]
     for _ in range(_CONFIG_DEPTH):
-        level = [each for outer in level for each in (outer.values() if isinstance(outer, dict) else outer)
-                 if isinstance(each, (dict, list))]
+        level = [
+            each
+            for outer in level
+            for each in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(each, (dict, list))
+        ]
     if level:
         raise Error(f"'{path}': lists and objects are nested more than {_CONFIG_DEPTH} deep")
     return found
@@ -154,7 +177,9 @@ def _library() -> Iterator[tuple[str, Path, dict[str, Any]]]:
 
 def _declarations(path: Path) -> str:
     """The text of a model file without its comments, its name and its config."""
-    return "\n".join(line for line in path.read_text().splitlines() if line and not line.startswith(("#", "name:", "config:")))
+    return "\n".join(
+        line for line in path.read_text().splitlines() if line and not line.startswith(("#", "name:", "config:"))
+    )
 
 
 class UnknownModel(Error):
@@ -180,18 +205,23 @@ def models_of(config: Path) -> list[Model]:
     # By the architecture; by model_type where the config names no architecture that is known.
     found = [each for each in found if set(kinds) & set(each[3][:1])] or found
     if not found:
-        raise UnknownModel(f"'{config}': the library has no model for "
-                           f"{' or '.join(map(repr, kinds)) or 'a config without architectures and model_type'}; "
-                           f"known: {', '.join(known)}; --model=FILE names a model file")
+        raise UnknownModel(
+            f"'{config}': the library has no model for "
+            f"{' or '.join(map(repr, kinds)) or 'a config without architectures and model_type'}; "
+            f"known: {', '.join(known)}; --model=FILE names a model file"
+        )
     tied = all(each[2] for each in found) if says is None else says  # Gemma's config says nothing
     # A file that ties the head fits no model whose head is not tied; one that does not is given the tie.
     alike = [each for each in found if each[2] == tied] or [each for each in found if tied]
     if not alike:
-        raise Error(f"'{config}': 'tie_word_embeddings' is false or missing, but the library's models for {kinds[0]!r} are tied: {', '.join(name for name, *_ in found)}")
+        raise Error(
+            f"'{config}': 'tie_word_embeddings' is false or missing, but the library's models for {kinds[0]!r} are tied: {', '.join(name for name, *_ in found)}"
+        )
     # Files that differ in the release alone are one model.
-    different = {_declarations(path): Model(name, path, config, tied, tied and not own,
-                                            text=names[0] if language else None)
-                 for name, path, own, names in reversed(alike)}
+    different = {
+        _declarations(path): Model(name, path, config, tied, tied and not own, text=names[0] if language else None)
+        for name, path, own, names in reversed(alike)
+    }
     return list(reversed(different.values()))
 
 
@@ -201,7 +231,9 @@ def model_named(name: str, config: Path | None) -> Model:
     if path.suffix not in (".yaml", ".yml"):
         path = MODELS / f"{name}.yaml"
         if not path.exists() or "/" in name:
-            raise Error(f"--model={name}: expected the path of a YAML file, or one of {', '.join(each for each, *_ in _library())}")
+            raise Error(
+                f"--model={name}: expected the path of a YAML file, or one of {', '.join(each for each, *_ in _library())}"
+            )
     elif not path.exists():
         raise Error(f"--model={name}: no such file")
     own = path.with_name(f"{path.stem}.config.json")
@@ -211,10 +243,17 @@ def model_named(name: str, config: Path | None) -> Model:
     if declared and not tied:
         raise Error(f"'{config}': 'tie_word_embeddings' is false or missing, but model '{name}' is tied")
     names = _architectures(own, read_config(own)) if own.exists() else []
-    language = (set(names) & set(_architectures(config or own, text_of(stated)))
-                and not set(names) & set(_architectures(config or own, stated)))
-    return Model(path.stem, path.resolve(), config, tied, tied and own.exists() and not declared,
-                 text=names[0] if language else None)
+    language = set(names) & set(_architectures(config or own, text_of(stated))) and not set(names) & set(
+        _architectures(config or own, stated)
+    )
+    return Model(
+        path.stem,
+        path.resolve(),
+        config,
+        tied,
+        tied and own.exists() and not declared,
+        text=names[0] if language else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -227,13 +266,21 @@ class Source:
     held: Shapes  #: the tensors that are converted, without the optimizer's state
     lacks: tuple[str, ...] = ()  #: names of the layout that the files lack, because they are tied to others
     format: str = ""  #: in which matrices are quantized
-    quantize: Mapping[str, Any] = field(default_factory=dict)  #: of the source of a job, where the layout does not state it
+    quantize: Mapping[str, Any] = field(
+        default_factory=dict
+    )  #: of the source of a job, where the layout does not state it
     plain: Shapes | None = None  #: the tensors that are not quantized; None: all
 
     def endpoint(self) -> dict[str, Any]:
         """The source of a job, without its storage."""
-        found: dict[str, Any] = {"layout": "source", "dtype": "stored"} | ({"quantize": dict(self.quantize)} if self.quantize else {})
-        return found | ({"switches": dict(self.switches)} if self.switches else {}) | ({"ignore": list(self.lacks)} if self.lacks else {})
+        found: dict[str, Any] = {"layout": "source", "dtype": "stored"} | (
+            {"quantize": dict(self.quantize)} if self.quantize else {}
+        )
+        return (
+            found
+            | ({"switches": dict(self.switches)} if self.switches else {})
+            | ({"ignore": list(self.lacks)} if self.lacks else {})
+        )
 
 
 @dataclass(frozen=True)
@@ -257,6 +304,7 @@ class Misfit:
 
 def _fit(model: Model, layout: str, switches: Mapping[str, int], tensors: Shapes) -> Source | Misfit:
     """The checkpoint in this layout, or why it is another one."""
+
     def misfit(count: int, reason: str) -> Misfit:
         return Misfit(count, reason, model, layout, switches, expected)
 
@@ -269,7 +317,9 @@ def _fit(model: Model, layout: str, switches: Mapping[str, int], tensors: Shapes
     try:
         expected = model.holds(layout, switches)
         if quantization:
-            plain = {name: shape for name, shape in model.holds(_QUANTIZED[layout][1], switches).items() if name in expected}
+            plain = {
+                name: shape for name, shape in model.holds(_QUANTIZED[layout][1], switches).items() if name in expected
+            }
         elif any(name + _SCALE in tensors for name in expected):
             quantization = "block_fp8"
             rule = _block_fp8(expected, tensors)
@@ -281,15 +331,19 @@ def _fit(model: Model, layout: str, switches: Mapping[str, int], tensors: Shapes
     wrong = [name for name in expected if name in tensors and tuple(tensors[name]) != expected[name]]
     if wrong:
         name = wrong[0]
-        return misfit(len(expected) - len(missing) - len(wrong),
-                      f"{name!r} is {list(tensors[name])}, expected {list(expected[name])}"
-                      + (f", and {len(wrong) - 1} more" if wrong[1:] else ""))
+        return misfit(
+            len(expected) - len(missing) - len(wrong),
+            f"{name!r} is {list(tensors[name])}, expected {list(expected[name])}"
+            + (f", and {len(wrong) - 1} more" if wrong[1:] else ""),
+        )
     held = {name: shape for name, shape in expected.items() if name in tensors}
     if missing:
         try:
             if len(missing) > _TIED:
                 raise CompileError("")
-            model.holds(layout, switches, ignore=missing, **({"quantize": rule} if rule else {}))  # an error unless other params have their elements
+            model.holds(
+                layout, switches, ignore=missing, **({"quantize": rule} if rule else {})
+            )  # an error unless other params have their elements
         except CompileError:
             return misfit(len(held), f"{len(missing)} of {len(expected)} names are missing: {shown(missing[:2])}")
     return Source(model, layout, switches, held, tuple(missing), quantization, rule, plain)
@@ -297,7 +351,9 @@ def _fit(model: Model, layout: str, switches: Mapping[str, int], tensors: Shapes
 
 def _block_fp8(expected: Shapes, tensors: Shapes) -> dict[str, Any]:
     """The rule that matrices with scales are quantized in block FP8, as DeepSeek-V3 is. Raises CompileError if only some layers have scales."""
-    globs: dict[str, str] = {}  # of matrices without scales: a name of each; params of all layers and experts match one glob
+    globs: dict[
+        str, str
+    ] = {}  # of matrices without scales: a name of each; params of all layers and experts match one glob
     for name, shape in expected.items():
         if len(shape) > 1 and name + _SCALE not in tensors:
             globs.setdefault(_NUMBERS.sub("*", name), name)
@@ -333,7 +389,10 @@ def recognize(models: Sequence[Model], layout: str | None, tensors: Shapes, conv
     tried = [each for each in _SOURCES if layout in (None, each[0])] or [(str(layout), {})]
     reasons: dict[str, Misfit] = {}
     refused: dict[str, str] = {}  # of what is recognized, by reason
-    for let in ({}, {"mtp": 0}):  # what transformers and Megatron-Core save may have no multi-token prediction, whatever the config says
+    for let in (
+        {},
+        {"mtp": 0},
+    ):  # what transformers and Megatron-Core save may have no multi-token prediction, whatever the config says
         found: list[Source] = []
         candidates = [(replace(model, let=let), name, switches) for model in models for name, switches in tried]
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # each is a process of the compiler
@@ -349,10 +408,16 @@ def recognize(models: Sequence[Model], layout: str | None, tensors: Shapes, conv
                 try:
                     different.setdefault(meaning(convert(source)), source)
                 except CompileError as error:
-                    refused.setdefault(brief(error), f"the tensors are those of model {source.model.name} in layout {source.layout}, but the job is not valid: {brief(error)}")
+                    refused.setdefault(
+                        brief(error),
+                        f"the tensors are those of model {source.model.name} in layout {source.layout}, but the job is not valid: {brief(error)}",
+                    )
         if len(different) > 1:
-            raise Error("the tensors fit several models or layouts, which differ: " + ", ".join(f"{each.model.name} in layout {each.layout}" for each in different.values())
-                        + "; --model=NAME or --source-layout=NAME chooses one")
+            raise Error(
+                "the tensors fit several models or layouts, which differ: "
+                + ", ".join(f"{each.model.name} in layout {each.layout}" for each in different.values())
+                + "; --model=NAME or --source-layout=NAME chooses one"
+            )
         if different:
             return next(iter(different.values()))
     if refused:
@@ -365,19 +430,25 @@ def _no_layout(models: Sequence[Model], reasons: Mapping[str, Misfit], tensors: 
     # Layouts that the model does not have are listed only if there is no other.
     closest = [each for each in reasons.values() if each.count >= 0] or list(reasons.values())
     closest.sort(key=lambda each: -each.count)
-    lines = [f"the tensors are not those of model {', '.join(model.name for model in models)} in a known layout:",
-             *(f"{each.layout}: {each.reason}" for each in closest)]
+    lines = [
+        f"the tensors are not those of model {', '.join(model.name for model in models)} in a known layout:",
+        *(f"{each.layout}: {each.reason}" for each in closest),
+    ]
     expected = set().union(*(each.expected for each in closest))
     if other := [name for name in tensors if name not in expected] if expected else []:
         beginning = common_beginning(tensors)
-        lines.append(f"the files have {len(tensors)} "
-                     f"tensors{f', whose names all begin with {beginning!r}' if beginning else ''}; {len(other)} of "
-                     "them are in none of these layouts: "
-                     f"{patterns(other)}")
+        lines.append(
+            f"the files have {len(tensors)} "
+            f"tensors{f', whose names all begin with {beginning!r}' if beginning else ''}; {len(other)} of "
+            "them are in none of these layouts: "
+            f"{patterns(other)}"
+        )
         if mended := [(rules, each.layout) for each in closest if (rules := each.rules(tensors))]:
             rules, layout = min(mended, key=lambda each: len(each[0]))  # of several, the first
-            lines.append(f"{' '.join(map(as_option, rules))} makes "
-                         f"{'them' if len(other) == len(tensors) else 'the names'} those of layout {layout}")
+            lines.append(
+                f"{' '.join(map(as_option, rules))} makes "
+                f"{'them' if len(other) == len(tensors) else 'the names'} those of layout {layout}"
+            )
     return "\n  ".join(lines)
 
 
@@ -395,7 +466,10 @@ def state_names(model: Model, layout: str, switches: Mapping[str, int]) -> dict[
     """The names that a layout has for the states of an optimizer, by state: none if it has no names."""
     weights = set(model.holds(layout, switches))
     states = [state for state in _STATES if state != MASTER or layout not in NO_MASTER]
-    return {state: set(replace(model, optimizer={state: declared(state, "fp32")}).holds(layout, switches)) - weights for state in states}
+    return {
+        state: set(replace(model, optimizer={state: declared(state, "fp32")}).holds(layout, switches)) - weights
+        for state in states
+    }
 
 
 def states_of(source: Source, tensors: Shapes) -> dict[str, set[str]]:
@@ -406,7 +480,9 @@ def states_of(source: Source, tensors: Shapes) -> dict[str, set[str]]:
         if len(missing) == len(names):
             continue
         if missing:
-            raise Error(f"the optimizer's state {state!r} is not complete, {len(missing)} of {len(names)} tensors are missing: {shown(missing)}")
+            raise Error(
+                f"the optimizer's state {state!r} is not complete, {len(missing)} of {len(names)} tensors are missing: {shown(missing)}"
+            )
         found[state] = names
     return found
 

@@ -28,12 +28,15 @@ def _find(store: Any, key: str) -> bytes | None:
                 raise
             value = None
     if value is not None and not isinstance(value, (bytes, bytearray, memoryview)):
-        raise Error(f"store: get({key!r}) returned {type(value).__name__}, expected bytes, or None for a key that is not set")
+        raise Error(
+            f"store: get({key!r}) returned {type(value).__name__}, expected bytes, or None for a key that is not set"
+        )
     return None if value is None else bytes(value)
 
 
-def store_of(store: Any, failed: Callable[[BaseException], None],
-             left: Callable[[], float | None] = lambda: None) -> _library.Store:
+def store_of(
+    store: Any, failed: Callable[[BaseException], None], left: Callable[[], float | None] = lambda: None
+) -> _library.Store:
     """Returns a store as reshard_store, which must stay alive as long as the executor.
 
     store: an object with ``set(key, value)`` and ``get(key)``, such as a store of torch.distributed. Without ``check``,
@@ -55,7 +58,9 @@ def store_of(store: Any, failed: Callable[[BaseException], None],
 
     for name in ("set", "get"):
         if not callable(getattr(store, name, None)):
-            raise Error(f"rendezvous: found {type(store).__name__} without {name}(), expected a URL, or a store with set(key, value) and get(key)")
+            raise Error(
+                f"rendezvous: found {type(store).__name__} without {name}(), expected a URL, or a store with set(key, value) and get(key)"
+            )
 
     def set_(_user: int, key: bytes, value: int, size: int) -> int:
         try:

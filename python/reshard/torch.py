@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refits between live PyTorch modules: plain, FSDP2, HSDP, tensor parallel, and their combinations.
 
-    import reshard.torch
-    for step in range(steps):
-        train(trainer)                                       # DTensors in
-        reshard.torch.refit(trainer, engine, timeout=60)     # DTensors out
+import reshard.torch
+for step in range(steps):
+    train(trainer)                                       # DTensors in
+    reshard.torch.refit(trainer, engine, timeout=60)     # DTensors out
 """
 
 from __future__ import annotations
@@ -51,13 +51,21 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 def _place(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
     """Returns a key that is equal for tensors in the same memory."""
     local = local_of(tensor)
-    return (local.data_ptr(), tuple(local.shape), local.stride(), local.dtype) if local.numel() and local.data_ptr() else (id(tensor),)
+    return (
+        (local.data_ptr(), tuple(local.shape), local.stride(), local.dtype)
+        if local.numel() and local.data_ptr()
+        else (id(tensor),)
+    )
 
 
 def aliases_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Returns {name: first name} of the tensors that are in the memory of an earlier one (tied params)."""
     first: dict[tuple[Any, ...], str] = {}
-    return {name: known for name, tensor in tensors.items() if (known := first.setdefault(_place(name, tensor), name)) != name}
+    return {
+        name: known
+        for name, tensor in tensors.items()
+        if (known := first.setdefault(_place(name, tensor), name)) != name
+    }
 
 
 def bind_module(
@@ -90,13 +98,19 @@ def bind_module(
     tied = aliases_of(tensors)
     for name in tensors:
         if name in params and tied.get(name) in params:
-            raise BindError(f"{where} param {name!r}: found tied to {tied[name]!r}, which the plan has too; expected one of them in the plan")
+            raise BindError(
+                f"{where} param {name!r}: found tied to {tied[name]!r}, which the plan has too; expected one of them in the plan"
+            )
     planned = [name for name, param in params.items() if name in tensors or not param.transform]
     check_coverage(tensors, planned, left, where, tied)
-    bound = {name: local_of(tensor) for name, tensor in tensors.items() if name in params and not params[name].transform}
+    bound = {
+        name: local_of(tensor) for name, tensor in tensors.items() if name in params and not params[name].transform
+    }
     for name, tensor in bound.items():
         if tensor.device.type == "meta":
-            raise BindError(f"{where} param {name!r}: found device meta, which has no memory; load or initialize the module first")
+            raise BindError(
+                f"{where} param {name!r}: found device meta, which has no memory; load or initialize the module first"
+            )
     executor.bind(bound, at.role, rank)
     return {name: known for name, known in tied.items() if name not in params}
 
@@ -120,10 +134,16 @@ def _part(name: str, tensor: torch.Tensor) -> Part:
         dimension = placement.dim % tensor.ndim
         ranks = mesh.mesh[tuple(slice(None) if j == i else at for j, at in enumerate(coordinate))].tolist()
         if kind == "_StridedShard":
-            later = [mesh.shape[j] for j in range(i + 1, len(mesh.shape)) if getattr(tensor.placements[j], "dim", None) == placement.dim]
+            later = [
+                mesh.shape[j]
+                for j in range(i + 1, len(mesh.shape))
+                if getattr(tensor.placements[j], "dim", None) == placement.dim
+            ]
             expected = torch.Size(later).numel()
             if placement.split_factor != expected:
-                raise Error(f"param {name!r}: found split factor {placement.split_factor}, expected {expected}, the ranks of later mesh axes on dimension {dimension}")
+                raise Error(
+                    f"param {name!r}: found split factor {placement.split_factor}, expected {expected}, the ranks of later mesh axes on dimension {dimension}"
+                )
             strided.append(Cut(dimension, tuple(ranks)))
         else:
             cuts.append(Cut(dimension, tuple(ranks)))
@@ -233,24 +253,36 @@ class Session:
         assert self.executor
         return self.executor
 
-    def _open(self, agreement: Agreement, answer: Statement, tensors: Sequence[Mapping[str, torch.Tensor]], timeout: float) -> None:
+    def _open(
+        self, agreement: Agreement, answer: Statement, tensors: Sequence[Mapping[str, torch.Tensor]], timeout: float
+    ) -> None:
         """Opens the executor of this rank and binds its tensors. The secret keeps other jobs out."""
         plan = _plan_of(answer["job"])
         self._name = answer["name"]
         _open[self._name] = self
         devices = {tensor.device.type for each in tensors for tensor in each.values()} or {"cpu"}
         if devices != {"cpu"}:
-            raise Error(f"found tensors on devices {sorted(devices)}, expected all on cpu; for GPUs open an Executor with transport nccl and call bind_module")
+            raise Error(
+                f"found tensors on devices {sorted(devices)}, expected all on cpu; for GPUs open an Executor with transport nccl and call bind_module"
+            )
         if agreement.world == 1:
             self.executor = Executor(plan, 0, join_timeout=timeout)
         else:
             self.executor = Executor(
-                plan, agreement.rank, transport="ucx", rendezvous=agreement.store, job=answer["name"], secret=answer["secret"], join_timeout=timeout
+                plan,
+                agreement.rank,
+                transport="ucx",
+                rendezvous=agreement.store,
+                job=answer["name"],
+                secret=answer["secret"],
+                join_timeout=timeout,
             )
         for at, held in zip(plan.endpoints, tensors):
             if agreement.rank in at.ranks:
                 planned = plan.params(agreement.rank, at.role)
-                self.executor.bind({name: tensor for name, tensor in held.items() if name in planned}, at.role, agreement.rank)
+                self.executor.bind(
+                    {name: tensor for name, tensor in held.items() if name in planned}, at.role, agreement.rank
+                )
 
     def _together(self, agreement: Agreement, timeout: float, call: Callable[[], None]) -> None:
         """Calls a function on all ranks. If it fails on one, all close the executor and raise."""
@@ -302,7 +334,14 @@ def session_of(source: Any, target: Any) -> Session:
 Describe = Callable[[Any], tuple[Side, dict[str, torch.Tensor]]]
 
 
-def refit_described(session: Session, modules: tuple[Any, Any], describe: Describe, left: Sequence[str], convert: str | None, timeout: float) -> None:
+def refit_described(
+    session: Session,
+    modules: tuple[Any, Any],
+    describe: Describe,
+    left: Sequence[str],
+    convert: str | None,
+    timeout: float,
+) -> None:
     """The refit of any framework: ``describe`` states how it holds its modules."""
 
     def state() -> tuple[Statement, Sequence[Mapping[str, torch.Tensor]]]:
@@ -314,7 +353,9 @@ def refit_described(session: Session, modules: tuple[Any, Any], describe: Descri
         for rank, each in enumerate(statements):
             for what in ("left", "convert"):
                 if each[what] != statements[0][what]:
-                    raise Error(f"found {what} {each[what]} on rank {rank}, expected {statements[0][what]} as on rank 0")
+                    raise Error(
+                        f"found {what} {each[what]} on rank {rank}, expected {statements[0][what]} as on rank 0"
+                    )
         source, target = ([from_json(each["sides"][side]) for each in statements] for side in range(2))
         return job_of(source, target, statements[0]["left"], statements[0]["convert"])
 

@@ -33,7 +33,11 @@ class _View:
         """The bytes, writable. Only for device "cpu"."""
         if self.device != "cpu":
             raise Error(f"param {self.name!r} is in GPU memory: use torch(), __cuda_array_interface__ or address")
-        return memoryview((ctypes.c_ubyte * self.nbytes).from_address(self.address)).cast("B") if self.nbytes else memoryview(bytearray())
+        return (
+            memoryview((ctypes.c_ubyte * self.nbytes).from_address(self.address)).cast("B")
+            if self.nbytes
+            else memoryview(bytearray())
+        )
 
     def numpy(self) -> numpy.ndarray:
         """Returns a NumPy array that shares the memory. Only for device "cpu"."""
@@ -47,7 +51,11 @@ class _View:
 
         if not self.nbytes:
             return torch.empty(self.shape, dtype=torch_dtype(self.dtype), device=self.device)
-        bytes = torch.frombuffer(self.memory, dtype=torch.uint8) if self.device == "cpu" else torch.as_tensor(self, device="cuda")
+        bytes = (
+            torch.frombuffer(self.memory, dtype=torch.uint8)
+            if self.device == "cpu"
+            else torch.as_tensor(self, device="cuda")
+        )
         return bytes.view(torch_dtype(self.dtype)).view(self.shape)
 
     @property
@@ -123,7 +131,13 @@ def neg_exp(tensors: Mapping[str, Any]) -> dict[str, Callable[[Transformed], Non
 
         return lambda values: -numpy.exp(values), lambda values: numpy.log(-values)
 
-    return _hooks("neg_exp", tensors, "fp32", (lambda tensor: tensor.exp_().neg_(), lambda tensor: tensor.neg_().log_()), numpy_pair)
+    return _hooks(
+        "neg_exp",
+        tensors,
+        "fp32",
+        (lambda tensor: tensor.exp_().neg_(), lambda tensor: tensor.neg_().log_()),
+        numpy_pair,
+    )
 
 
 def minus_one(tensors: Mapping[str, Any]) -> dict[str, Callable[[Transformed], None]]:
@@ -134,22 +148,34 @@ def minus_one(tensors: Mapping[str, Any]) -> dict[str, Callable[[Transformed], N
         own ``prepare_send``.
     """
     numpy_pair: _Pair = (lambda values: values - 1, lambda values: values + 1)
-    return _hooks("minus_one", tensors, "bf16 fp16 fp32", (lambda tensor: tensor.sub_(1), lambda tensor: tensor.add_(1)), lambda: numpy_pair)
+    return _hooks(
+        "minus_one",
+        tensors,
+        "bf16 fp16 fp32",
+        (lambda tensor: tensor.sub_(1), lambda tensor: tensor.add_(1)),
+        lambda: numpy_pair,
+    )
 
 
 #: The function of the values and its inverse. Those of PyTorch work in place, those of NumPy return new arrays.
 _Pair = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
-def _hooks(name: str, tensors: Mapping[str, Any], dtypes: str, of_torch: _Pair, of_numpy: Callable[[], _Pair]) -> dict[str, Callable[[Transformed], None]]:
+def _hooks(
+    name: str, tensors: Mapping[str, Any], dtypes: str, of_torch: _Pair, of_numpy: Callable[[], _Pair]
+) -> dict[str, Callable[[Transformed], None]]:
     """The hooks of an element-wise function. dtypes: those that the caller's tensors may have."""
 
     def live(param: Transformed) -> Any:
         tensor = tensors.get(param.name)
         if tensor is None:
-            raise Error(f"param {param.name!r} of transform {param.transform!r} is missing in the tensors given to {name}")
+            raise Error(
+                f"param {param.name!r} of transform {param.transform!r} is missing in the tensors given to {name}"
+            )
         if tuple(tensor.shape) != param.shape or dtype_by_name(tensor.dtype) not in dtypes.split():
-            raise Error(f"param {param.name!r}: found {dtype_by_name(tensor.dtype)} {list(tensor.shape)}, expected {' or '.join(dtypes.split())} {list(param.shape)}")
+            raise Error(
+                f"param {param.name!r}: found {dtype_by_name(tensor.dtype)} {list(tensor.shape)}, expected {' or '.join(dtypes.split())} {list(param.shape)}"
+            )
         return tensor.detach() if hasattr(tensor, "detach") else tensor
 
     def finalize(param: Transformed) -> None:
@@ -163,7 +189,9 @@ def _hooks(name: str, tensors: Mapping[str, Any], dtypes: str, of_torch: _Pair, 
     def prepare_send(param: Transformed) -> None:
         tensor = live(param)
         if param.device != "cpu":
-            raise Error(f"param {param.name!r}: {name} cannot send from device {param.device}, expected cpu; pass your own prepare_send to set_transform")
+            raise Error(
+                f"param {param.name!r}: {name} cannot send from device {param.device}, expected cpu; pass your own prepare_send to set_transform"
+            )
         if hasattr(tensor, "copy_"):
             param.torch().copy_(of_torch[1](tensor.float().clone()))
         else:

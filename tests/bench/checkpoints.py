@@ -33,12 +33,20 @@ OURS = {"reshard": (), "reshard --no-sync": ("--no-sync",)}
 #: Each with what of OURS it is compared.
 PEERS = {"PyTorch": "reshard", "cp": "reshard --no-sync", "cp and sync": "reshard"}
 #: Each with the folder of its source, and the format of its target.
-WAYS = {"DCP to safetensors": ("dcp", "safetensors"), "safetensors to DCP": ("hf", "dcp"),
-        "DCP safetensors to safetensors": ("dcp-safetensors", "safetensors"), "safetensors to DCP safetensors": ("hf", "dcp-safetensors"),
-        "torch.save to safetensors": ("torch-save", "safetensors"), "safetensors to torch.save": ("hf", "torch-save"),
-        "torch_dist to safetensors": ("megatron", "safetensors"), "safetensors to torch_dist": ("hf", "megatron"),
-        "DCP to torch_dist": ("dcp", "megatron"), "torch_dist to DCP": ("megatron", "dcp"),
-        "torch.save to DCP": ("torch-save", "dcp"), "DCP to DCP safetensors": ("dcp", "dcp-safetensors")}
+WAYS = {
+    "DCP to safetensors": ("dcp", "safetensors"),
+    "safetensors to DCP": ("hf", "dcp"),
+    "DCP safetensors to safetensors": ("dcp-safetensors", "safetensors"),
+    "safetensors to DCP safetensors": ("hf", "dcp-safetensors"),
+    "torch.save to safetensors": ("torch-save", "safetensors"),
+    "safetensors to torch.save": ("hf", "torch-save"),
+    "torch_dist to safetensors": ("megatron", "safetensors"),
+    "safetensors to torch_dist": ("hf", "megatron"),
+    "DCP to torch_dist": ("dcp", "megatron"),
+    "torch_dist to DCP": ("megatron", "dcp"),
+    "torch.save to DCP": ("torch-save", "dcp"),
+    "DCP to DCP safetensors": ("dcp", "dcp-safetensors"),
+}
 WITH_PYTORCH = list(WAYS)[:2]
 CHUNKS, ROWS, COLUMNS = 4, 4096, 4096  # each tensor has 32 MiB of bf16
 
@@ -80,7 +88,10 @@ def save_rank(rank, folder, gigabytes):
     dcp.save(state, checkpoint_id=f"{folder}/dcp")
     dcp.save(state, storage_writer=HuggingFaceStorageWriter(f"{folder}/dcp-safetensors", save_distributed=True))
     torch.save(state, f"{folder}/torch-save/model_world_size_{CHUNKS}_rank_{rank}.pt")
-    dist_checkpointing.save({name: ShardedTensor.from_rank_offsets(name, tensor, (0, rank, CHUNKS)) for name, tensor in local.items()}, f"{folder}/megatron")
+    dist_checkpointing.save(
+        {name: ShardedTensor.from_rank_offsets(name, tensor, (0, rank, CHUNKS)) for name, tensor in local.items()},
+        f"{folder}/megatron",
+    )
     dist.destroy_process_group()
 
 
@@ -104,14 +115,27 @@ def peer(way, source, target, gigabytes):
 def ours(source, target, format, gigabytes, *options):
     """One conversion by reshard. Returns seconds and peak memory of the larger process, in KiB."""
     job = Path(f"{target}.yaml")
-    job.write_text(json.dumps({"version": 1, "model": {"dtype": "bf16", "index": {"layer": len(names(gigabytes))},
-                               "tensors": {"layers.{layer}.weight": [ROWS, COLUMNS]}, "layouts": {"same": {"params": "same"}}},
-                               "source": {"layout": "same", "storage": str(source)},
-                               "target": {"layout": "same", "storage": {"folder": str(target), "format": format}}}))
+    job.write_text(
+        json.dumps(
+            {
+                "version": 1,
+                "model": {
+                    "dtype": "bf16",
+                    "index": {"layer": len(names(gigabytes))},
+                    "tensors": {"layers.{layer}.weight": [ROWS, COLUMNS]},
+                    "layouts": {"same": {"params": "same"}},
+                },
+                "source": {"layout": "same", "storage": str(source)},
+                "target": {"layout": "same", "storage": {"folder": str(target), "format": format}},
+            }
+        )
+    )
     begin = time.monotonic()
     run("reshard-compile", job, "-o", f"{target}.rplan")
     report = f"{target}.json"
-    run("reshard-exec", f"{target}.rplan", f"--report={report}", "--memory=1GiB", "--allow=extra", *options)  # torch_dist has common.pt
+    run(
+        "reshard-exec", f"{target}.rplan", f"--report={report}", "--memory=1GiB", "--allow=extra", *options
+    )  # torch_dist has common.pt
     seconds = time.monotonic() - begin
     return seconds, json.loads(Path(report).read_text())["peak_rss_bytes"] / 1024
 
@@ -154,7 +178,12 @@ def measured(name, way, source, out, format, gigabytes):
         return ours(source, out, format, gigabytes, *OURS[name])
     if name.startswith("cp"):
         return copied(source, out, name != "cp")
-    done = subprocess.run([sys.executable, "-W", "ignore", __file__, "--peer", way, source, out, str(gigabytes)], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__, "--peer", way, source, out, str(gigabytes)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -181,8 +210,14 @@ def main():
         for way in (*WAYS, *(f"{way}, cold" for way in WAYS)):
             runs = {name: results.get((way, name), []) for name in (*OURS, *PEERS)}
             seconds = [f"{median(s for s, _ in each):.2f} s" if each else "" for each in runs.values()]
-            ratios = [f"{median(b / a for (a, _), (b, _) in zip(runs[own], runs[peer])):.2f}" if runs[peer] else "" for peer, own in PEERS.items()]
-            memory = [f"{median(m for _, m in runs[name]) / 2**20:.2f} GiB" if runs[name] else "" for name in ("reshard", "PyTorch")]
+            ratios = [
+                f"{median(b / a for (a, _), (b, _) in zip(runs[own], runs[peer])):.2f}" if runs[peer] else ""
+                for peer, own in PEERS.items()
+            ]
+            memory = [
+                f"{median(m for _, m in runs[name]) / 2**20:.2f} GiB" if runs[name] else ""
+                for name in ("reshard", "PyTorch")
+            ]
             print("| " + " | ".join([way, *seconds, *ratios, *memory]) + " |")
     finally:
         shutil.rmtree(folder, ignore_errors=True)

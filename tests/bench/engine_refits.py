@@ -28,8 +28,14 @@ from vllm_engines import OPTIONS, WorkerExtension, generated, weights  # noqa: E
 
 TP, STEP = 2, 0.01
 CONFIG = support.CONFIGS["qwen3-8b"] | {
-    "hidden_size": 1024, "num_hidden_layers": 8, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64,
-    "vocab_size": 32000}
+    "hidden_size": 1024,
+    "num_hidden_layers": 8,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 32000,
+}
 
 
 def group_of(port, rank):
@@ -93,7 +99,9 @@ class Ways:
     def reload(self):
         from safetensors.torch import save_file
 
-        save = seconds(lambda: save_file(self.module.state_dict(), self.at / "A" / "model.safetensors", {"format": "pt"}))
+        save = seconds(
+            lambda: save_file(self.module.state_dict(), self.at / "A" / "model.safetensors", {"format": "pt"})
+        )
         load = seconds(lambda: self._called("reload_weights", weights_path=str(self.at / "A")))
         return {"": save + load, "save": save, "load": load}
 
@@ -101,7 +109,11 @@ class Ways:
         tensors = {name: tensor.detach() for name, tensor in self.module.state_dict().items()}
 
         def send():
-            call = threading.Thread(target=lambda: self._called("receive_broadcast", names=list(tensors), shapes=[list(each.shape) for each in tensors.values()]))
+            call = threading.Thread(
+                target=lambda: self._called(
+                    "receive_broadcast", names=list(tensors), shapes=[list(each.shape) for each in tensors.values()]
+                )
+            )
             call.start()
             for tensor in tensors.values():
                 broadcast(self.group, tensor)
@@ -129,7 +141,7 @@ def measured(ways, module, llm, rounds):
             for param in module.parameters():
                 param.add_(torch.randn_like(param) * STEP)
         results = []
-        for name in names[each % 3:] + names[: each % 3]:
+        for name in names[each % 3 :] + names[: each % 3]:
             parts = getattr(ways, name)()
             results.append((weights(llm), generated(llm)))
             if each >= 0:
@@ -150,11 +162,19 @@ def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)
     at = support.model(FOLDER, "qwen3-8b", {"qwen3-8b": ("qwen3-8b", CONFIG)})
-    (at / "refit.yaml").write_text(f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\ntarget: {{layout: vllm, mesh: {{tp: {TP}}}, ranks: 1..{TP}}}\n")
+    (at / "refit.yaml").write_text(
+        f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\ntarget: {{layout: vllm, mesh: {{tp: {TP}}}, ranks: 1..{TP}}}\n"
+    )
     plan = reshard.compile(at / "refit.yaml", output=at / "refit.rplan")
     support.checkpoint(at / "A", plan.params(0, "source"), 0)
     module = AutoModelForCausalLM.from_pretrained(at / "A", dtype=torch.bfloat16)
-    llm = LLM(str(at / "A"), tensor_parallel_size=TP, weight_transfer_config={"backend": "reshard"}, worker_extension_cls="engine_refits.Receiver", **OPTIONS)
+    llm = LLM(
+        str(at / "A"),
+        tensor_parallel_size=TP,
+        weight_transfer_config={"backend": "reshard"},
+        worker_extension_cls="engine_refits.Receiver",
+        **OPTIONS,
+    )
     found = measured(Ways(at, module, llm, plan), module, llm, rounds)
     base = found["reshard"][""]
     print(f"{'way':32} {'median, ms':>10} {'÷ reshard':>10}")

@@ -30,9 +30,20 @@ from commands import BIN  # noqa: E402
 from module import install  # noqa: E402
 
 #: A dense model without its layers: 0.13 GB in bf16. Each layer has 0.12 GB.
-CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "vocab_size": 16384, "num_attention_heads": 16,
-          "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-          "max_position_embeddings": 4096, "dtype": "bfloat16"}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "vocab_size": 16384,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 8192,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 4096,
+    "dtype": "bfloat16",
+}
 ALLOW = "--allow=extra"
 EXPORT = ("--no-sync", "--quantize=block_fp8", "--unquantized=*embed_tokens*", "--unquantized=lm_head*")
 #: Source, and the options of reshard-convert.
@@ -46,8 +57,20 @@ RECIPES = {
 
 
 def convert(folder, source, target, *options):
-    subprocess.run([sys.executable, "-c", "from reshard.commands import convert; convert()", folder / source, target, f"--config={folder / 'config.json'}", *options],
-                   env=os.environ | {"PYTHONPATH": str(folder / "module")}, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from reshard.commands import convert; convert()",
+            folder / source,
+            target,
+            f"--config={folder / 'config.json'}",
+            *options,
+        ],
+        env=os.environ | {"PYTHONPATH": str(folder / "module")},
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def layers(gigabytes):
@@ -121,14 +144,21 @@ def usual(recipe, folder, target):
     begin, base = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     target.mkdir()
     if recipe == "FSDP2 to Hugging Face":
-        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.from_pretrained(folder), dtype=torch.bfloat16
+        )
         dcp.load({"model": model.state_dict()}, checkpoint_id=folder / "dcp", no_dist=True)
         model.save_pretrained(target)
     elif recipe == "Megatron-Core to Hugging Face":
-        save_file(split(dist_checkpointing.load_plain_tensors(str(folder / "megatron")), *heads), target / "model.safetensors")
+        save_file(
+            split(dist_checkpointing.load_plain_tensors(str(folder / "megatron")), *heads), target / "model.safetensors"
+        )
     elif recipe == "Hugging Face to Megatron-Core":
         weights = joined(transformers.AutoModelForCausalLM.from_pretrained(folder / "hf").state_dict(), *heads)
-        dist_checkpointing.save({name: dist_checkpointing.ShardedTensor.from_rank_offsets(name, value) for name, value in weights.items()}, str(target))
+        dist_checkpointing.save(
+            {name: dist_checkpointing.ShardedTensor.from_rank_offsets(name, value) for name, value in weights.items()},
+            str(target),
+        )
     elif recipe == "resume on fewer nodes":
         tensors = dcp.FileSystemReader(folder / "training").read_metadata().state_dict_metadata
         state = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in tensors.items()}
@@ -168,21 +198,29 @@ def main():
                         result = ours(recipe, folder, out)
                     else:
                         begin = time.monotonic()
-                        done = subprocess.run([sys.executable, "-W", "ignore", __file__, "--usual", recipe, folder, out], capture_output=True, text=True)
+                        done = subprocess.run(
+                            [sys.executable, "-W", "ignore", __file__, "--usual", recipe, folder, out],
+                            capture_output=True,
+                            text=True,
+                        )
                         if done.returncode:
                             sys.exit(done.stderr)
                         result = [*json.loads(done.stdout.splitlines()[-1]), time.monotonic() - begin]
                     results.setdefault((recipe, way), []).append(result)
                     print(f"{recipe}, {way}: {result[0]:.2f} s, {result[1]:.2f} GiB", file=sys.stderr, flush=True)
                     shutil.rmtree(out)
-        print(f"| {gigabytes:g} GB, {BIN.name} | reshard | usual | usual, with imports | usual ÷ reshard | with imports ÷ reshard | memory: reshard | usual |\n|---|{'---:|' * 7}")
+        print(
+            f"| {gigabytes:g} GB, {BIN.name} | reshard | usual | usual, with imports | usual ÷ reshard | with imports ÷ reshard | memory: reshard | usual |\n|---|{'---:|' * 7}"
+        )
         for recipe in RECIPES:
             own, other = results[recipe, "reshard"], results[recipe, "usual"]
             median = statistics.median
             seconds = [median(run[0] for run in own), median(run[0] for run in other), median(run[2] for run in other)]
             ratios = [median(b[i] / a[0] for a, b in zip(own, other)) for i in (0, 2)]
             memory = [median(run[1] for run in runs) for runs in (own, other)]
-            print(f"| {recipe} | {' | '.join([*(f'{each:.1f} s' for each in seconds), *(f'{each:.1f}' for each in ratios), *(f'{each:.2f} GiB' for each in memory)])} |")
+            print(
+                f"| {recipe} | {' | '.join([*(f'{each:.1f} s' for each in seconds), *(f'{each:.1f}' for each in ratios), *(f'{each:.2f} GiB' for each in memory)])} |"
+            )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

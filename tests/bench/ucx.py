@@ -30,8 +30,14 @@ OWN_ERROR = re.compile(r"^bench-mpi: rank \d+: .*", re.MULTILINE)
 
 def cases(bench):
     """The names of all cases."""
-    listed = subprocess.run([bench, "--benchmark_list_tests"], env=os.environ | ENVIRONMENT, check=True,
-                            capture_output=True, text=True, timeout=SECONDS)
+    listed = subprocess.run(
+        [bench, "--benchmark_list_tests"],
+        env=os.environ | ENVIRONMENT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
     return listed.stdout.split()
 
 
@@ -48,13 +54,15 @@ def run(command):
         return None, f"exit status {done.returncode}: {' '.join(lines[:4])}", True
     if "{" not in done.stdout:
         return None, f"no result: {done.stdout.strip()}", True
-    return json.loads(done.stdout[done.stdout.index("{"):])["benchmarks"][0], "", False
+    return json.loads(done.stdout[done.stdout.index("{") :])["benchmarks"][0], "", False
 
 
 def measure(command, name, where):
     """The counters of a case; None, with the reason on standard error, if it has no result."""
     for attempt in range(1, ATTEMPTS + 1):
-        counters, error, again = run([*command, f"--benchmark_filter=^{name.split('/')[0]}/", "--benchmark_format=json"])
+        counters, error, again = run(
+            [*command, f"--benchmark_filter=^{name.split('/')[0]}/", "--benchmark_format=json"]
+        )
         if counters:
             return counters
         print(f"ucx.py: {name}, {where}, attempt {attempt}: {error}", file=sys.stderr)
@@ -73,8 +81,11 @@ def places(bench, stack):
         # The hosts share a kernel: UCX must not use the memory or the devices of the other one.
         ucx = ["env", "UCX_TLS=tcp", "UCX_NET_DEVICES=net0"]
         found["two hosts"] = [*two.mpirun(RANKS), "-n", str(RANKS), *ucx, bench]
-    return {f"{where}, {memory} memory": [*command, f"--rounds={ROUNDS[where]}", *flags]
-            for where, command in found.items() for memory, flags in (("shared", ()), ("private", ("--private-memory",)))}, failed
+    return {
+        f"{where}, {memory} memory": [*command, f"--rounds={ROUNDS[where]}", *flags]
+        for where, command in found.items()
+        for memory, flags in (("shared", ()), ("private", ("--private-memory",)))
+    }, failed
 
 
 def main():

@@ -47,30 +47,46 @@ class Target(NamedTuple):
     hosts: int = 1
 
     def __str__(self):
-        return " ".join([self.transport, self.device, *self.options, *([f"on {self.hosts} hosts"] if self.hosts > 1 else [])])
+        return " ".join(
+            [self.transport, self.device, *self.options, *([f"on {self.hosts} hosts"] if self.hosts > 1 else [])]
+        )
 
 
 PRIVATE = ("--private-memory",)
 # Slots are above the channel, so both transports use the same code: the quick mode runs all plans through them with ucx only, and
 # mpi_test runs every kind of schedule with mpi. Plans on two hosts send messages too, so the quick mode needs no --no-local-shortcut.
-TARGETS = [Target("threads", "cpu"),
-           *(Target(name, "cpu", *more) for name in ("mpi", "ucx") for more in ((), (PRIVATE,), (("--no-local-shortcut",),), ((), 2))
-             if FULL or (name, *more) != ("mpi", PRIVATE) and more != (("--no-local-shortcut",),)),
-           FOUR_HOSTS := Target("ucx", "cpu", (), 4),
-           Target("threads", "cuda")]  # on the CPU device of tests/executor/fake_backend.cpp; on a GPU: tests/gpu/run.sh
+TARGETS = [
+    Target("threads", "cpu"),
+    *(
+        Target(name, "cpu", *more)
+        for name in ("mpi", "ucx")
+        for more in ((), (PRIVATE,), (("--no-local-shortcut",),), ((), 2))
+        if FULL or (name, *more) != ("mpi", PRIVATE) and more != (("--no-local-shortcut",),)
+    ),
+    FOUR_HOSTS := Target("ucx", "cpu", (), 4),
+    Target("threads", "cuda"),
+]  # on the CPU device of tests/executor/fake_backend.cpp; on a GPU: tests/gpu/run.sh
 # Source, target and options of plans that run many times, on few ranks.
 OFTEN = [
     ({"mesh": {"tp": 2}}, {"mesh": {"tp": 4}}, {}),  # local, in place and packed
     ({"mesh": {"tp": 2}}, {"mesh": {"tp": 4}}, {"staging": 1024}),  # many chunks
     ({"mesh": {"tp": 1}}, {"mesh": {"tp": 1, "dp": 3}, "ranks": "1..3"}, {"topology": {"ranks_per_node": 1}}),  # chains
-    ({"storage": "files"}, {"mesh": {"tp": 2, "dp": 2}}, {"exchange": "gather-rounds", "staging": 4096})]  # around a ring, chunk by chunk
-OFTEN_WEIGHTS = {"dtype": "bf16", "tensors": {
-    "rows": {"shape": [128, 64], "shard": {"0": "tp"}}, "columns": {"shape": [128, 64], "shard": {"1": "tp"}},
-    "norm": {"shape": [777], "dtype": "fp32"}}}
+    ({"storage": "files"}, {"mesh": {"tp": 2, "dp": 2}}, {"exchange": "gather-rounds", "staging": 4096}),
+]  # around a ring, chunk by chunk
+OFTEN_WEIGHTS = {
+    "dtype": "bf16",
+    "tensors": {
+        "rows": {"shape": [128, 64], "shard": {"0": "tp"}},
+        "columns": {"shape": [128, 64], "shard": {"1": "tp"}},
+        "norm": {"shape": [777], "dtype": "fp32"},
+    },
+}
 # The program checks for leaks itself, before MPI_Finalize. The leak checker of GCC 12 misreads thread-local storage that begins
 # 16 bytes after a page boundary, and crashes. With redzones of 256 bytes, the 36 bytes of libucs never begin there.
-ENVIRONMENT = mpi_test.ENVIRONMENT | {"LSAN_OPTIONS": f"suppressions={ROOT}/tests/conformance/lsan.supp:print_suppressions=0",
-                                      "ASAN_OPTIONS": f"{os.environ.get('ASAN_OPTIONS', '')}:redzone=256"}
+ENVIRONMENT = mpi_test.ENVIRONMENT | {
+    "LSAN_OPTIONS": f"suppressions={ROOT}/tests/conformance/lsan.supp:print_suppressions=0",
+    "ASAN_OPTIONS": f"{os.environ.get('ASAN_OPTIONS', '')}:redzone=256",
+}
 
 
 class Agreeing:
@@ -123,7 +139,16 @@ class Plans:
         """Compiles a job into the root folder. Returns its report; None if it does not compile and `may_fail`."""
         name, job = named
         (self.root / f"{name}.yaml").write_text(json.dumps(job))
-        done = run("reshard-compile", f"{name}.yaml", "-o", f"{name}.rplan", f"--report={name}.json", "--jobs=1", code=None if may_fail else 0, cwd=self.root)
+        done = run(
+            "reshard-compile",
+            f"{name}.yaml",
+            "-o",
+            f"{name}.rplan",
+            f"--report={name}.json",
+            "--jobs=1",
+            code=None if may_fail else 0,
+            cwd=self.root,
+        )
         return json.loads((self.root / f"{name}.json").read_text()) if done.returncode == 0 else None
 
     def add(self, kind, name, report):
@@ -150,8 +175,19 @@ class Plans:
         for first in range(1, 100 * JOBS, 32):
             named = [random_job(seed) for seed in range(first, first + 32)]
             for (name, job), report in zip(named, pool.map(lambda each: self.compile(each, may_fail=True), named)):
-                reason = ("does not compile" if not report else "writes files" if writes_files(job) else "no messages" if report["messages"] == 0 else
-                          "more than 8 ranks" if report["world"] > 8 else "enough jobs of its world" if wanted[report["world"]] == 0 else "")
+                reason = (
+                    "does not compile"
+                    if not report
+                    else "writes files"
+                    if writes_files(job)
+                    else "no messages"
+                    if report["messages"] == 0
+                    else "more than 8 ranks"
+                    if report["world"] > 8
+                    else "enough jobs of its world"
+                    if wanted[report["world"]] == 0
+                    else ""
+                )
                 self.omitted[f"random jobs: {reason}"] += bool(reason)
                 if not reason:
                     wanted[report["world"]] -= 1
@@ -170,8 +206,13 @@ class Conformance(unittest.TestCase):
             plans.add_rows(pool)
             plans.add_random_jobs(pool)
             for kind, model, jobs in (("all", mpi_test.WEIGHTS, mpi_test.KINDS), ("often", OFTEN_WEIGHTS, OFTEN)):
-                named = [(f"{kind}-{n}", {"version": 1, "model": model, "source": source, "target": target, "options": options})
-                         for n, (source, target, options) in enumerate(jobs)]
+                named = [
+                    (
+                        f"{kind}-{n}",
+                        {"version": 1, "model": model, "source": source, "target": target, "options": options},
+                    )
+                    for n, (source, target, options) in enumerate(jobs)
+                ]
                 plans.add_all(pool, kind, named)
         cls.targets = [target for target in TARGETS if target.transport != "ucx" or UCX]
         if not UCX:
@@ -180,7 +221,10 @@ class Conformance(unittest.TestCase):
             print(f"SKIPPED: several hosts cannot be simulated: {missing}")
             cls.targets = [target for target in cls.targets if target.hosts == 1]
         else:
-            cls.hosts = {count: cls.enterClassContext(hosts.Hosts(count, plans.root)) for count in {target.hosts for target in cls.targets if target.hosts > 1}}
+            cls.hosts = {
+                count: cls.enterClassContext(hosts.Hosts(count, plans.root))
+                for count in {target.hosts for target in cls.targets if target.hosts > 1}
+            }
         counts = Counter()
         for path, sizes in plans.bytes.items():
             counts[path.parent.name] += len(sizes)
@@ -189,7 +233,14 @@ class Conformance(unittest.TestCase):
             print(f"{count:6} {reason}")
 
     def launch(self, target, folder, *options, processes=None):
-        command = [self.programs[target.device], folder, f"--transport={target.transport}", f"--device={target.device}", *target.options, *options]
+        command = [
+            self.programs[target.device],
+            folder,
+            f"--transport={target.transport}",
+            f"--device={target.device}",
+            *target.options,
+            *options,
+        ]
         if target.transport == "ucx":
             meeting = tempfile.TemporaryDirectory(dir=self.plans.root)
             self.addCleanup(meeting.cleanup)
@@ -198,7 +249,12 @@ class Conformance(unittest.TestCase):
                 command = ["env", "UCX_TLS=tcp", "UCX_NET_DEVICES=net0", *command]
         if target.transport != "threads":
             processes = processes or int(folder.name)
-            command = [*(self.hosts[target.hosts].mpirun(processes) if target.hosts > 1 else ["mpirun"]), "-n", str(processes), *command]
+            command = [
+                *(self.hosts[target.hosts].mpirun(processes) if target.hosts > 1 else ["mpirun"]),
+                "-n",
+                str(processes),
+                *command,
+            ]
         return run("timeout", "-k10", 600, *command, code=None, env=ENVIRONMENT)
 
     def exact(self, target, kind, *options, seeds=2, worlds="*"):
@@ -209,7 +265,11 @@ class Conformance(unittest.TestCase):
                 done = self.launch(target, folder, *options)
                 sizes = self.plans.bytes[folder]
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-                self.assertRegex(done.stdout, rf"(?m)^{len(sizes)} plans, {seeds * sum(sizes)} bytes right, 0 wrong$", done.stdout + done.stderr)
+                self.assertRegex(
+                    done.stdout,
+                    rf"(?m)^{len(sizes)} plans, {seeds * sum(sizes)} bytes right, 0 wrong$",
+                    done.stdout + done.stderr,
+                )
                 count += len(sizes)
         return count
 
@@ -218,7 +278,11 @@ class Conformance(unittest.TestCase):
             if target == FOUR_HOSTS and not FULL:
                 self.assertGreater(self.exact(target, "all", worlds="8"), JOBS // len(WORLDS))
                 continue
-            kinds = ["all", *(["large"] if target.hosts == 1 else []), *(["one-process"] if target.transport == "threads" else [])]
+            kinds = [
+                "all",
+                *(["large"] if target.hosts == 1 else []),
+                *(["one-process"] if target.transport == "threads" else []),
+            ]
             count = sum(self.exact(target, kind) for kind in kinds)
             self.assertGreater(count, JOBS + 49, str(target))
             print(f"{target}: {count} plans", flush=True)
@@ -230,7 +294,9 @@ class Conformance(unittest.TestCase):
             # Through slots, sender and receiver alternate for each small chunk: slow if they share a core with others.
             few = target.hosts > 1 or target.options == PRIVATE
             repeat = 200 if few and not FULL else 1000
-            options = [f"--repeat={repeat}"] + ([] if SMALL else ["--count-allocations"])  # sanitizers replace the allocator
+            options = [f"--repeat={repeat}"] + (
+                [] if SMALL else ["--count-allocations"]
+            )  # sanitizers replace the allocator
             self.assertEqual(self.exact(target, "often", *options, seeds=3), len(OFTEN))
 
     def test_a_failed_run_is_reported_and_the_next_plan_runs(self):
@@ -240,7 +306,9 @@ class Conformance(unittest.TestCase):
                 done = self.launch(Target(transport, "cpu"), folder, "--timeout=0.000001")
                 self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
                 count = len(self.plans.bytes[folder])
-                self.assertEqual(len(set(re.findall(r"(?m)^(\S+): rank \d+: timed out", done.stdout))), count, done.stdout)
+                self.assertEqual(
+                    len(set(re.findall(r"(?m)^(\S+): rank \d+: timed out", done.stdout))), count, done.stdout
+                )
                 self.assertRegex(done.stdout, rf"(?m)^{count} plans, 0 bytes right, {count} wrong$")
 
     def test_rejects_another_number_of_processes(self):

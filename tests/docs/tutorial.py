@@ -91,6 +91,11 @@ def updated(document, outcomes):
         if outcome.matches or not outcome.shown:
             continue
         elided = [line for line in outcome.shown.text.splitlines() if "…" in line and line != "…"]
-        lines = [next((old for old in elided if re.fullmatch(pattern(old), new + "\n")), new.rstrip()) for new in outcome.printed.splitlines()]
-        document = document[: outcome.shown.begin] + "".join(line + "\n" for line in lines) + document[outcome.shown.end :]
+        lines = [
+            next((old for old in elided if re.fullmatch(pattern(old), new + "\n")), new.rstrip())
+            for new in outcome.printed.splitlines()
+        ]
+        document = (
+            document[: outcome.shown.begin] + "".join(line + "\n" for line in lines) + document[outcome.shown.end :]
+        )
     return document

@@ -51,7 +51,11 @@ class BadCheckpoints(ConvertTest):
 
     def manifest(self, leave_out: str = "", **change: object) -> None:
         (self.source / "integrity.json").unlink(missing_ok=True)
-        files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in self.source.iterdir() if path.name != leave_out}
+        files = {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in self.source.iterdir()
+            if path.name != leave_out
+        }
         (self.source / "integrity.json").write_text(json.dumps({"algorithm": "sha256", "files": files} | change))
 
     def dcp_safetensors(self) -> None:
@@ -85,22 +89,30 @@ class BadCheckpoints(ConvertTest):
         path.write_bytes(data)
 
     def contents(self) -> dict[str, bytes]:
-        return {str(path.relative_to(self.folder)): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+        return {
+            str(path.relative_to(self.folder)): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()
+        }
 
-    def refused(self, make: Callable[[], object], damage: Callable[[], object], error: str, blind: tuple[str, ...] = ()) -> None:
+    def refused(
+        self, make: Callable[[], object], damage: Callable[[], object], error: str, blind: tuple[str, ...] = ()
+    ) -> None:
         """A plan is compiled for a checkpoint, which is then damaged. `blind`: commands that do not read what is damaged."""
         shutil.rmtree(self.folder)
         self.folder.mkdir()
         make()
-        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\ntarget: {{layout: same, storage: out}}\n")
+        (self.folder / "job.yaml").write_text(
+            f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\ntarget: {{layout: same, storage: out}}\n"
+        )
         run("reshard-compile", "job.yaml", "-o", "p.rplan", cwd=self.folder)
         damage()
         before = self.contents()
-        commands = {"exec": lambda: run("reshard-exec", "p.rplan", "--allow=extra", cwd=self.folder, code=2),
-                    "convert": lambda: self.convert("source", "out", "--to=safetensors", "--allow=extra", code=2),
-                    "digest": lambda: run("reshard-digest", "source", cwd=self.folder, code=2),
-                    "inspect": lambda: run("reshard-inspect", "source", cwd=self.folder, code=2),
-                    "compile": lambda: run("reshard-compile", "job.yaml", "-o", "q.rplan", cwd=self.folder, code=2)}
+        commands = {
+            "exec": lambda: run("reshard-exec", "p.rplan", "--allow=extra", cwd=self.folder, code=2),
+            "convert": lambda: self.convert("source", "out", "--to=safetensors", "--allow=extra", code=2),
+            "digest": lambda: run("reshard-digest", "source", cwd=self.folder, code=2),
+            "inspect": lambda: run("reshard-inspect", "source", cwd=self.folder, code=2),
+            "compile": lambda: run("reshard-compile", "job.yaml", "-o", "q.rplan", cwd=self.folder, code=2),
+        }
         for name in sorted(commands.keys() - set(blind)):
             with self.subTest(error=error, command=name):
                 text = commands[name]().stderr
@@ -118,12 +130,25 @@ class BadCheckpoints(ConvertTest):
             checkpoint.places[1][0].state.update(offset=size(3, 0))
 
         for error, change in (
-                ("'source/.metadata': tensor 'a': the chunks [0..3, 0..4] in '__0_0.distcp' and [3..5, 0..4] in '__1_0.distcp' overlap", overlapping),
-                ("'source/.metadata': tensor 'a': its chunks have 20 of 35 elements", lambda c: c.items["a"].state["chunks"].pop()),
-                ("'source/__1_0.distcp': truncated: 'a' has bytes 9", lambda c: c.places[1][1].state.update(offset=9)),
-                ("'source/.metadata': 'a' is stored with stream transforms (transform_descriptors)", lambda c: c.places[0][1].state.update(transform_descriptors=["zstd/1"])),
-                ("'source/.metadata': unknown version '2.0.0', expected '1.0.0'", lambda c: setattr(c, "version", "2.0.0")),
-                ("'source/.metadata': unknown version, which is not a text, expected '1.0.0'", lambda c: setattr(c, "version", 1))):
+            (
+                "'source/.metadata': tensor 'a': the chunks [0..3, 0..4] in '__0_0.distcp' and [3..5, 0..4] in '__1_0.distcp' overlap",
+                overlapping,
+            ),
+            (
+                "'source/.metadata': tensor 'a': its chunks have 20 of 35 elements",
+                lambda c: c.items["a"].state["chunks"].pop(),
+            ),
+            ("'source/__1_0.distcp': truncated: 'a' has bytes 9", lambda c: c.places[1][1].state.update(offset=9)),
+            (
+                "'source/.metadata': 'a' is stored with stream transforms (transform_descriptors)",
+                lambda c: c.places[0][1].state.update(transform_descriptors=["zstd/1"]),
+            ),
+            ("'source/.metadata': unknown version '2.0.0', expected '1.0.0'", lambda c: setattr(c, "version", "2.0.0")),
+            (
+                "'source/.metadata': unknown version, which is not a text, expected '1.0.0'",
+                lambda c: setattr(c, "version", 1),
+            ),
+        ):
             self.refused(self.dcp, lambda change=change: self.dcp(change), error)
         self.refused(self.dcp, lambda: self.cut("__1_0.distcp"), "'source/__1_0.distcp': truncated: 'a' has bytes 0 to")
         self.refused(self.dcp, lambda: (self.source / "__1_0.distcp").unlink(), "source/__1_0.distcp': No such file")
@@ -139,21 +164,41 @@ class BadCheckpoints(ConvertTest):
             path.write_bytes(path.read_bytes().replace(b'"DCP_VERSION": "1.0"', b'"DCP_VERSION": "9.0"'))
 
         self.refused(self.dcp_safetensors, version, f"'source/{SHARDS[1]}': unknown DCP_VERSION '9.0', expected '1.0'")
-        self.refused(self.dcp_safetensors, lambda: safetensors(self.source / SHARDS[1], {"a": A[4:]}, {"a": [3, 0]}), "'source': tensor 'a': the chunks")
+        self.refused(
+            self.dcp_safetensors,
+            lambda: safetensors(self.source / SHARDS[1], {"a": A[4:]}, {"a": [3, 0]}),
+            "'source': tensor 'a': the chunks",
+        )
         self.refused(self.dcp_safetensors, lambda: self.cut(SHARDS[1]), f"'source/{SHARDS[1]}': ")
 
     def test_megatron(self):
-        for error, format in (("unknown sharded_backend_version '2', expected '1'", {"sharded_backend_version": 2}),
-                              ("unknown sharded_backend 'zarr', expected 'torch_dist'", {"sharded_backend": "zarr"}),
-                              ("unknown common_backend_version, neither a text nor a number, expected '1'", {"common_backend_version": None})):
-            self.refused(self.megatron, lambda format=format: self.megatron(**format), f"'source/metadata.json': {error}")
+        for error, format in (
+            ("unknown sharded_backend_version '2', expected '1'", {"sharded_backend_version": 2}),
+            ("unknown sharded_backend 'zarr', expected 'torch_dist'", {"sharded_backend": "zarr"}),
+            (
+                "unknown common_backend_version, neither a text nor a number, expected '1'",
+                {"common_backend_version": None},
+            ),
+        ):
+            self.refused(
+                self.megatron, lambda format=format: self.megatron(**format), f"'source/metadata.json': {error}"
+            )
         path = self.source / "metadata.json"
-        self.refused(self.megatron, lambda: path.write_text("{}"), "'source/metadata.json': 'sharded_backend' is missing")
-        self.refused(self.megatron, lambda: self.cut("metadata.json"), "'source/metadata.json': damaged: not a JSON object")
+        self.refused(
+            self.megatron, lambda: path.write_text("{}"), "'source/metadata.json': 'sharded_backend' is missing"
+        )
+        self.refused(
+            self.megatron, lambda: self.cut("metadata.json"), "'source/metadata.json': damaged: not a JSON object"
+        )
 
     def test_hashes_that_do_not_match(self):
         for file in ("__1_0.distcp", "common.pt"):
-            self.refused(self.megatron, lambda file=file: self.flip(file), f"'source/{file}': its SHA-256 hash is ", blind=("inspect", "compile"))
+            self.refused(
+                self.megatron,
+                lambda file=file: self.flip(file),
+                f"'source/{file}': its SHA-256 hash is ",
+                blind=("inspect", "compile"),
+            )
 
     def test_a_list_of_hashes_that_does_not_match(self):
         other = self.source / "other.txt"
@@ -163,19 +208,38 @@ class BadCheckpoints(ConvertTest):
             self.manifest()
             other.unlink()
 
-        for error, damage in (("'source/integrity.json' names the file 'other.txt', which is missing", missing),
-                              ("'source/integrity.json' names the file 'metadata.json', which is missing", lambda: (self.source / "metadata.json").unlink()),
-                              ("'source/integrity.json' has no hash of '__1_0.distcp', a file of the checkpoint", lambda: self.manifest("__1_0.distcp")),
-                              ("'source/integrity.json': the algorithm is 'md5', expected 'sha256'", lambda: self.manifest(algorithm="md5")),
-                              ("'source/integrity.json': 'files' is missing", lambda: (self.source / "integrity.json").write_text("{}")),
-                              ("'source/integrity.json': file 'x': expected 64 lower-case hexadecimal digits", lambda: self.manifest(files={"x": "12"})),
-                              ("'source/integrity.json': invalid file name '../x', expected a file in the same folder", lambda: self.manifest(files={"../x": "0" * 64})),
-                              ("'source/integrity.json': damaged: not a JSON object", lambda: self.cut("integrity.json"))):
+        for error, damage in (
+            ("'source/integrity.json' names the file 'other.txt', which is missing", missing),
+            (
+                "'source/integrity.json' names the file 'metadata.json', which is missing",
+                lambda: (self.source / "metadata.json").unlink(),
+            ),
+            (
+                "'source/integrity.json' has no hash of '__1_0.distcp', a file of the checkpoint",
+                lambda: self.manifest("__1_0.distcp"),
+            ),
+            (
+                "'source/integrity.json': the algorithm is 'md5', expected 'sha256'",
+                lambda: self.manifest(algorithm="md5"),
+            ),
+            ("'source/integrity.json': 'files' is missing", lambda: (self.source / "integrity.json").write_text("{}")),
+            (
+                "'source/integrity.json': file 'x': expected 64 lower-case hexadecimal digits",
+                lambda: self.manifest(files={"x": "12"}),
+            ),
+            (
+                "'source/integrity.json': invalid file name '../x', expected a file in the same folder",
+                lambda: self.manifest(files={"../x": "0" * 64}),
+            ),
+            ("'source/integrity.json': damaged: not a JSON object", lambda: self.cut("integrity.json")),
+        ):
             self.refused(self.megatron, damage, error)
 
     def test_hashes_that_match(self):
         self.megatron()
-        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\ntarget: {{layout: same, storage: out}}\n")
+        (self.folder / "job.yaml").write_text(
+            f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\ntarget: {{layout: same, storage: out}}\n"
+        )
         run("reshard-compile", "job.yaml", "-o", "p.rplan", cwd=self.folder)
         text = run("reshard-exec", "p.rplan", "--allow=extra", "--check", cwd=self.folder).stdout
         self.assertRegex(text, r"verified +5 file\(s\) have the hashes in integrity.json")
@@ -185,13 +249,19 @@ class BadCheckpoints(ConvertTest):
         self.refused(self.torch_save, lambda: self.cut(bytes=30), "'source': ")
 
     def test_an_index(self):
-        for error, damage in (("source/model-3.safetensors': No such file", lambda: self.index(b="model-3.safetensors")),
-                              ("'source/model-1.safetensors' has 1 tensors, but the index lists 2", lambda: self.index(b="model-1.safetensors")),
-                              ("'source/model-2.safetensors': ", lambda: self.cut("model-2.safetensors"))):
+        for error, damage in (
+            ("source/model-3.safetensors': No such file", lambda: self.index(b="model-3.safetensors")),
+            (
+                "'source/model-1.safetensors' has 1 tensors, but the index lists 2",
+                lambda: self.index(b="model-1.safetensors"),
+            ),
+            ("'source/model-2.safetensors': ", lambda: self.cut("model-2.safetensors")),
+        ):
             self.refused(self.hugging_face, damage, error, blind=("compile",))  # which needs no files of safetensors
 
     def test_files_of_another_kind(self):
         """A FIFO, a folder, a device and a link in a loop in place of each file."""
+
         def replace(name: str, kind: str) -> None:
             path = self.source / name if name else self.source
             if path.is_symlink() or not path.is_dir():
@@ -203,37 +273,47 @@ class BadCheckpoints(ConvertTest):
             else:
                 path.symlink_to("/dev/zero" if kind == "device" else path.name)
 
-        for make, names, blind in ((self.dcp, (".metadata", "__1_0.distcp"), ()),
-                                   (self.megatron, ("common.pt", "metadata.json", "integrity.json", "__0_0.distcp"),
-                                    ()),
-                                   (self.dcp_safetensors, SHARDS, ("compile",)), (self.torch_save, ("",), ("compile",)),
-                                   (self.hugging_face, ("model.safetensors.index.json", "model-2.safetensors"),
-                                    ("compile",))):
+        for make, names, blind in (
+            (self.dcp, (".metadata", "__1_0.distcp"), ()),
+            (self.megatron, ("common.pt", "metadata.json", "integrity.json", "__0_0.distcp"), ()),
+            (self.dcp_safetensors, SHARDS, ("compile",)),
+            (self.torch_save, ("",), ("compile",)),
+            (self.hugging_face, ("model.safetensors.index.json", "model-2.safetensors"), ("compile",)),
+        ):
             for name in names:
                 for kind in ("fifo", "folder", "device", "loop"):
                     if name or kind in ("fifo", "device"):  # of the others the error says that there is no checkpoint
                         path = f"source/{name}".rstrip("/")
-                        error = (f"cannot open '{path}': Too many levels of symbolic links" if kind == "loop"
-                                 else f"'{path}' is not a regular file")
+                        error = (
+                            f"cannot open '{path}': Too many levels of symbolic links"
+                            if kind == "loop"
+                            else f"'{path}' is not a regular file"
+                        )
                         # a job without a known format needs no files
                         self.refused(make, lambda name=name, kind=kind: replace(name, kind), error, blind)
 
     def test_a_link_that_leads_nowhere(self):
         """It is not as if there were no such file: the checkpoint would be read as one of another format, or without
         its objects."""
+
         def link(name: str) -> None:
             (self.source / name).unlink()
             (self.source / name).symlink_to("nowhere")
 
-        for make, name, blind in ((self.megatron, "common.pt", ()), (self.megatron, "metadata.json", ()),
-                                  (self.megatron, "integrity.json", ()),
-                                  (self.hugging_face, "model.safetensors.index.json", ("compile",))):
-            self.refused(make, lambda name=name: link(name), f"cannot open 'source/{name}': No such file or directory",
-                         blind)
+        for make, name, blind in (
+            (self.megatron, "common.pt", ()),
+            (self.megatron, "metadata.json", ()),
+            (self.megatron, "integrity.json", ()),
+            (self.hugging_face, "model.safetensors.index.json", ("compile",)),
+        ):
+            self.refused(
+                make, lambda name=name: link(name), f"cannot open 'source/{name}': No such file or directory", blind
+            )
 
     def test_files_that_change_while_they_are_read(self):
         """Another program writes to `.metadata`, to an index and to the header of a file again and again: each command
         reads the old or the new file, or has one error."""
+
         def changing(make: Callable[[], object], name: str) -> None:
             shutil.rmtree(self.folder)
             self.folder.mkdir()
@@ -249,6 +329,7 @@ class BadCheckpoints(ConvertTest):
                             file.truncate(bytes)
                             file.seek(0)
                             file.write(whole[:bytes])
+
             thread = threading.Thread(target=change)
             thread.start()
             try:
@@ -268,8 +349,9 @@ class BadCheckpoints(ConvertTest):
         def index() -> None:
             self.source.mkdir()
             save_file({f"t{i}": B for i in range(2000)}, self.source / "model-1.safetensors")
-            (self.source / "model.safetensors.index.json").write_text(json.dumps(
-                {"weight_map": {f"t{i}": "model-1.safetensors" for i in range(2000)}}))
+            (self.source / "model.safetensors.index.json").write_text(
+                json.dumps({"weight_map": {f"t{i}": "model-1.safetensors" for i in range(2000)}})
+            )
 
         changing(lambda: self.dcp(many), ".metadata")
         changing(index, "model.safetensors.index.json")
@@ -285,18 +367,34 @@ class BadCheckpoints(ConvertTest):
             checkpoint.object("o\x1b]0;t\x07\r", b"1")
 
         self.dcp(change)
-        (self.folder / "model.yaml").write_text("dtype: fp32\ntensors: {a: [7, 5], b: {shape: [3, 4], dtype: i64}}\nlayouts: {all: {params: same}}\n")
-        (self.folder / "job.yaml").write_text("version: 1\nmodel: model.yaml\nsource: {layout: all, storage: source}\ntarget: {layout: all, storage: out}\n")
+        (self.folder / "model.yaml").write_text(
+            "dtype: fp32\ntensors: {a: [7, 5], b: {shape: [3, 4], dtype: i64}}\nlayouts: {all: {params: same}}\n"
+        )
+        (self.folder / "job.yaml").write_text(
+            "version: 1\nmodel: model.yaml\nsource: {layout: all, storage: source}\ntarget: {layout: all, storage: out}\n"
+        )
         run("reshard-compile", "job.yaml", "-o", "p.rplan", cwd=self.folder)
         known = ("--model=model.yaml", "--source-layout=all", "--target-layout=all", "--to=safetensors")
         for command, shown in (
-                (lambda: run("reshard-inspect", "source", cwd=self.folder), ("w\\x1b[31m", "b\\x07\\n2", "c\\xc2\\x9b1m\\x7f", "o\\x1b]0;t\\x07\\r")),
-                (lambda: run("reshard-digest", "source", cwd=self.folder), ("w\\x1b[31m", "b\\x07\\n2", "c\\xc2\\x9b1m\\x7f")),
-                (lambda: run("reshard-compile", "--describe=source", cwd=self.folder), ('"w\\x1b[31m"', '"b\\x07\\x0a2"', '"c\\x9b1m\\x7f"')),
-                (lambda: run("reshard-exec", "p.rplan", cwd=self.folder, code=2), ("b\\x07\\n2",)),
-                (lambda: self.convert("source", "out", "--to=safetensors", code=2),
-                 ("control character in the name of a tensor",)),
-                (lambda: self.convert("source", "out", *known, code=2), ("w\\x1b[31m", "b\\x07\\n2", "c\\x9b1m\\x7f"))):
+            (
+                lambda: run("reshard-inspect", "source", cwd=self.folder),
+                ("w\\x1b[31m", "b\\x07\\n2", "c\\xc2\\x9b1m\\x7f", "o\\x1b]0;t\\x07\\r"),
+            ),
+            (
+                lambda: run("reshard-digest", "source", cwd=self.folder),
+                ("w\\x1b[31m", "b\\x07\\n2", "c\\xc2\\x9b1m\\x7f"),
+            ),
+            (
+                lambda: run("reshard-compile", "--describe=source", cwd=self.folder),
+                ('"w\\x1b[31m"', '"b\\x07\\x0a2"', '"c\\x9b1m\\x7f"'),
+            ),
+            (lambda: run("reshard-exec", "p.rplan", cwd=self.folder, code=2), ("b\\x07\\n2",)),
+            (
+                lambda: self.convert("source", "out", "--to=safetensors", code=2),
+                ("control character in the name of a tensor",),
+            ),
+            (lambda: self.convert("source", "out", *known, code=2), ("w\\x1b[31m", "b\\x07\\n2", "c\\x9b1m\\x7f")),
+        ):
             done = command()
             text = done.stdout + done.stderr
             self.assertNotRegex(text.replace("\n", ""), r"[\x00-\x1f\x7f-\x9f]")
@@ -306,7 +404,9 @@ class BadCheckpoints(ConvertTest):
 
     def test_a_target_that_exists(self):
         self.megatron()
-        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\ntarget: {{layout: same, storage: out}}\n")
+        (self.folder / "job.yaml").write_text(
+            f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\ntarget: {{layout: same, storage: out}}\n"
+        )
         run("reshard-compile", "job.yaml", "-o", "p.rplan", cwd=self.folder)
         self.flip("__1_0.distcp")
         (self.folder / "out").mkdir()

@@ -30,9 +30,18 @@ BIN = commands.BIN
 run = partial(commands.run, code=None)  # callers check the exit code
 FULL = "RESHARD_FULL" in os.environ
 JOBS = 504 if FULL else 42
-TYPES = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
+TYPES = {
+    "F32": np.float32,
+    "BF16": ml_dtypes.bfloat16,
+    "F16": np.float16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+}
 # Tensors of odd lengths come first, so that chunks of messages begin within elements.
-WEIGHTS = mpi_test.WEIGHTS | {"tensors": {"a.odd": {"shape": [4099], "dtype": "u8"}, "b.odd": {"shape": [4097, 3], "dtype": "u8"}} | mpi_test.WEIGHTS["tensors"]}
+WEIGHTS = mpi_test.WEIGHTS | {
+    "tensors": {"a.odd": {"shape": [4099], "dtype": "u8"}, "b.odd": {"shape": [4097, 3], "dtype": "u8"}}
+    | mpi_test.WEIGHTS["tensors"]
+}
 NAMES = ["fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"]
 
 
@@ -40,8 +49,11 @@ def tensors(path):
     """Names to (dtype, bytes) of a safetensors file."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
-    return {name: (entry["dtype"], data[8 + length + entry["data_offsets"][0]:8 + length + entry["data_offsets"][1]])
-            for name, entry in json.loads(data[8:8 + length]).items() if name != "__metadata__"}
+    return {
+        name: (entry["dtype"], data[8 + length + entry["data_offsets"][0] : 8 + length + entry["data_offsets"][1]])
+        for name, entry in json.loads(data[8 : 8 + length]).items()
+        if name != "__metadata__"
+    }
 
 
 def same(plain, cast, rule):
@@ -60,7 +72,9 @@ def same(plain, cast, rule):
         expected = wide.astype(TYPES[target])
     nan = np.isnan(expected.astype(np.float32))
     item = np.dtype(f"u{expected.itemsize}")
-    return np.array_equal(nan, np.isnan(found.astype(np.float32))) and np.array_equal(expected.view(item)[~nan], found.view(item)[~nan])
+    return np.array_equal(nan, np.isnan(found.astype(np.float32))) and np.array_equal(
+        expected.view(item)[~nan], found.view(item)[~nan]
+    )
 
 
 def try_job(seed):
@@ -78,10 +92,23 @@ def try_job(seed):
             (work / f"{kind}.yaml").write_text(json.dumps(each))
             done = run("reshard-compile", work / f"{kind}.yaml", "-o", work / f"{kind}.rplan", "--verify-each")
             if done.returncode != 0:
-                return Counter(), "invalid job" if kind == "plain" else "several dtypes in one param" if "expected one dtype" in done.stderr else done.stderr
+                return (
+                    Counter(),
+                    "invalid job"
+                    if kind == "plain"
+                    else "several dtypes in one param"
+                    if "expected one dtype" in done.stderr
+                    else done.stderr,
+                )
         run("reshard-exec", work / "plain.rplan", "--synthesize", f"--source={work / 'source'}")
         for kind in ("plain", "cast"):
-            done = run("reshard-exec", work / f"{kind}.rplan", f"--source={work / 'source'}", f"--target={work / kind}", "--check")
+            done = run(
+                "reshard-exec",
+                work / f"{kind}.rplan",
+                f"--source={work / 'source'}",
+                f"--target={work / kind}",
+                "--check",
+            )
             if done.returncode != 0:
                 return Counter(), f"seed {seed}: {done.stdout}{done.stderr}"
         if problem := fake_backend.difference_on_device(work / "cast.rplan", work / "source", work / "cast"):
@@ -96,7 +123,10 @@ def try_job(seed):
                 return counts, f"seed {seed}: other tensors in {path.name}"
             for tensor in before:
                 if not same(before[tensor], after[tensor], rule):
-                    return counts, f"seed {seed}: '{tensor}' of {path.name} is not {before[tensor][0]} cast to {after[tensor][0]}"
+                    return (
+                        counts,
+                        f"seed {seed}: '{tensor}' of {path.name} is not {before[tensor][0]} cast to {after[tensor][0]}",
+                    )
                 counts[f"{before[tensor][0]} -> {after[tensor][0]}"] += before[tensor][0] != after[tensor][0]
         return +counts, ""
 
@@ -122,16 +152,43 @@ class Casts(unittest.TestCase):
     def test_over_mpi(self):
         """Every kind of schedule with a wider and a narrower dtype; in full each with and without shared memory."""
         for source, target, options in mpi_test.KINDS:
-            for dtype, methods in (("fp32", ((), ("--no-local-shortcut",))), ("fp8_e5m2", (("--no-local-shortcut",), ()))):
+            for dtype, methods in (
+                ("fp32", ((), ("--no-local-shortcut",))),
+                ("fp8_e5m2", (("--no-local-shortcut",), ())),
+            ):
                 with self.subTest(source=source, target=target, dtype=dtype), tempfile.TemporaryDirectory() as name:
                     job = Path(name) / "job.yaml"
-                    job.write_text(json.dumps({"version": 1, "model": WEIGHTS, "source": source, "target": target | {"dtype": dtype, "convert": "rne"}, "options": options}))
+                    job.write_text(
+                        json.dumps(
+                            {
+                                "version": 1,
+                                "model": WEIGHTS,
+                                "source": source,
+                                "target": target | {"dtype": dtype, "convert": "rne"},
+                                "options": options,
+                            }
+                        )
+                    )
                     done = run("reshard-compile", job, "-o", Path(name) / "plan", f"--report={name}/report")
                     self.assertEqual(done.returncode, 0, done.stderr)
                     world = json.loads((Path(name) / "report").read_text())["world"]
                     for method in methods if FULL else methods[:1]:
-                        done = run("timeout", "-k10", "100", "mpirun", "-n", world, BIN / "reshard-exec", Path(name) / "plan", "--transport=mpi", "--synthesize", "--check", "--timeout=60", *method,
-                                   env=mpi_test.MPIRUN)
+                        done = run(
+                            "timeout",
+                            "-k10",
+                            "100",
+                            "mpirun",
+                            "-n",
+                            world,
+                            BIN / "reshard-exec",
+                            Path(name) / "plan",
+                            "--transport=mpi",
+                            "--synthesize",
+                            "--check",
+                            "--timeout=60",
+                            *method,
+                            env=mpi_test.MPIRUN,
+                        )
                         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                         self.assertEqual(done.stdout.count("bytes right"), world, done.stdout)
 
@@ -147,22 +204,32 @@ class Casts(unittest.TestCase):
             model = {"dtype": "fp32", "index": {"layer": 2}, "tensors": {"fine": [3], "layers.{layer}.w": [3]}}
 
             def execute(code, dtype, convert, *more):
-                (work / "job.yaml").write_text(json.dumps({"version": 1, "model": model, "source": {"storage": "in"},
-                                                           "target": {"storage": "out", "dtype": dtype,
-                                                                      "convert": convert}}))
+                (work / "job.yaml").write_text(
+                    json.dumps(
+                        {
+                            "version": 1,
+                            "model": model,
+                            "source": {"storage": "in"},
+                            "target": {"storage": "out", "dtype": dtype, "convert": convert},
+                        }
+                    )
+                )
                 commands.run("reshard-compile", work / "job.yaml", "-o", work / "p.rplan")
                 shutil.rmtree(work / "out", ignore_errors=True)
-                return commands.run("reshard-exec", work / "p.rplan", f"--target={work / 'out'}", *more,
-                                    code=code).stderr
+                return commands.run(
+                    "reshard-exec", work / "p.rplan", f"--target={work / 'out'}", *more, code=code
+                ).stderr
 
             for dtype, stored, most in (("fp16", "F16", 65504), ("fp8_e5m2", "F8_E5M2", 57344)):
                 for more in ((), ("--check",)):
                     error = execute(3, dtype, "rne", *more)
-                    self.assertIn(f"param 'layers.1.w': found a value beyond the largest of the dtype, {most}; "
-                                  "expected a "
-                                  "dtype that holds it, or 'convert: saturate' (the largest value) or 'convert: inf' "
-                                  "(infinite) in the target of the job; of reshard-convert, --convert=saturate or inf",
-                                  error)
+                    self.assertIn(
+                        f"param 'layers.1.w': found a value beyond the largest of the dtype, {most}; "
+                        "expected a "
+                        "dtype that holds it, or 'convert: saturate' (the largest value) or 'convert: inf' "
+                        "(infinite) in the target of the job; of reshard-convert, --convert=saturate or inf",
+                        error,
+                    )
                     self.assertNotIn("layers.0.w", error)
                     self.assertFalse((work / "out").exists())
                 for rule, rounded in rules.items():
@@ -171,8 +238,9 @@ class Casts(unittest.TestCase):
                         with np.errstate(over="ignore", invalid="ignore"):
                             expected = rounded(np.array(values[key], np.float32), most).astype(TYPES[stored])
                         self.assertEqual(found, stored)
-                        np.testing.assert_array_equal(np.frombuffer(data, TYPES[stored]).astype(np.float32),
-                                                      expected.astype(np.float32))
+                        np.testing.assert_array_equal(
+                            np.frombuffer(data, TYPES[stored]).astype(np.float32), expected.astype(np.float32)
+                        )
             error = execute(3, "fp8_e4m3", "rne")  # has no infinity
             for key in ("fine", "layers.1.w"):
                 self.assertIn(f"param '{key}'", error)

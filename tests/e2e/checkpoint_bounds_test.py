@@ -53,8 +53,12 @@ def shared(value: bytes) -> bytes:
 
 
 def instance(module: str, name: str, **state: bytes) -> bytes:
-    return shared(f"c{module}\n{name}\n".encode()) + b")R}(" + b"".join(shared(text(key)) + value
-                                                                        for key, value in state.items()) + b"ub"
+    return (
+        shared(f"c{module}\n{name}\n".encode())
+        + b")R}("
+        + b"".join(shared(text(key)) + value for key, value in state.items())
+        + b"ub"
+    )
 
 
 def metadata(before: bytes, items: bytes, places: bytes) -> bytes:
@@ -107,47 +111,102 @@ class Dcp:
 def hostile_metadata(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
     small = lambda: Dcp(folder)  # noqa: E731
     name, place, size, item = (again(i) for i in range(4))
-    yield "an offset of many numbers for each entry", lambda: small().write(
-        kept(numbers(*range(BYTES // 10)), 0) + kept(info(), 1), b"",
-        repeated(lambda i: index(text(f"{i:06}"), name) + place, BYTES // 2))
-    yield "an offset of 64 numbers for each entry", lambda: small().write(
-        kept(numbers(*range(64)), 0) + kept(info(), 1), b"", repeated(lambda i: index(text(f"{i:06}"), name) + place))
-    yield "a long name for each entry", lambda: small().write(
-        kept(text("n" * (BYTES // 2)), 0) + kept(info(), 1), b"",
-        repeated(lambda i: index(name, numbers(i)) + place, BYTES // 2))
-    yield "two long names for the entries in turn", lambda: small().write(
-        kept(text("n" * (BYTES // 4)), 0) + kept(info(), 1) + kept(text("n" * (BYTES // 4)), 2), b"",
-        repeated(lambda i: index(again(i % 2 * 2), numbers(i)) + place, BYTES // 2))
-    yield "a long file name for each entry", lambda: small().write(
-        kept(text("f" * (BYTES // 2)), 0), b"",
-        repeated(lambda i: index(text(f"{i:06}"), numbers(0)) + info(name), BYTES // 2))
-    yield "one tensor of 64 dimensions under many names", lambda: small().write(
-        kept(stored(numbers(*[0] * 64), b""), 3), repeated(lambda i: b"\x8c\x05" + f"{i:05x}".encode() + item), b"")
-    yield "one long list of chunks for many tensors", lambda: small().write(
-        kept(chunk(numbers(0), numbers(0)), 0) + kept(stored(numbers(0), name * (BYTES // 10)), 3),
-        repeated(lambda i: text(f"{i:06}") + item, BYTES // 2), b"")
-    yield "attributes of many instances in one dictionary", lambda: small().write(
-        kept(b"}(" + repeated(lambda i: text(f"{i:06}") + b"N", BYTES // 2) + b"u", 0),
-        repeated(lambda i: text(f"{i:06}") + shared(f"c{METADATA}\nTensorStorageMetadata\n".encode()) + b")R" + name
-                 + b"b", BYTES // 2), b"")
+    yield (
+        "an offset of many numbers for each entry",
+        lambda: small().write(
+            kept(numbers(*range(BYTES // 10)), 0) + kept(info(), 1),
+            b"",
+            repeated(lambda i: index(text(f"{i:06}"), name) + place, BYTES // 2),
+        ),
+    )
+    yield (
+        "an offset of 64 numbers for each entry",
+        lambda: small().write(
+            kept(numbers(*range(64)), 0) + kept(info(), 1),
+            b"",
+            repeated(lambda i: index(text(f"{i:06}"), name) + place),
+        ),
+    )
+    yield (
+        "a long name for each entry",
+        lambda: small().write(
+            kept(text("n" * (BYTES // 2)), 0) + kept(info(), 1),
+            b"",
+            repeated(lambda i: index(name, numbers(i)) + place, BYTES // 2),
+        ),
+    )
+    yield (
+        "two long names for the entries in turn",
+        lambda: small().write(
+            kept(text("n" * (BYTES // 4)), 0) + kept(info(), 1) + kept(text("n" * (BYTES // 4)), 2),
+            b"",
+            repeated(lambda i: index(again(i % 2 * 2), numbers(i)) + place, BYTES // 2),
+        ),
+    )
+    yield (
+        "a long file name for each entry",
+        lambda: small().write(
+            kept(text("f" * (BYTES // 2)), 0),
+            b"",
+            repeated(lambda i: index(text(f"{i:06}"), numbers(0)) + info(name), BYTES // 2),
+        ),
+    )
+    yield (
+        "one tensor of 64 dimensions under many names",
+        lambda: small().write(
+            kept(stored(numbers(*[0] * 64), b""), 3), repeated(lambda i: b"\x8c\x05" + f"{i:05x}".encode() + item), b""
+        ),
+    )
+    yield (
+        "one long list of chunks for many tensors",
+        lambda: small().write(
+            kept(chunk(numbers(0), numbers(0)), 0) + kept(stored(numbers(0), name * (BYTES // 10)), 3),
+            repeated(lambda i: text(f"{i:06}") + item, BYTES // 2),
+            b"",
+        ),
+    )
+    yield (
+        "attributes of many instances in one dictionary",
+        lambda: small().write(
+            kept(b"}(" + repeated(lambda i: text(f"{i:06}") + b"N", BYTES // 2) + b"u", 0),
+            repeated(
+                lambda i: (
+                    text(f"{i:06}") + shared(f"c{METADATA}\nTensorStorageMetadata\n".encode()) + b")R" + name + b"b"
+                ),
+                BYTES // 2,
+            ),
+            b"",
+        ),
+    )
 
-    def overlapping(bytes: int, shape: Callable[[int], tuple[int, int]],
-                    offset: Callable[[int, int], tuple[int, int]]) -> Path:
+    def overlapping(
+        bytes: int, shape: Callable[[int], tuple[int, int]], offset: Callable[[int, int], tuple[int, int]]
+    ) -> Path:
         """Chunks of one column each, of which many have a row in common."""
         length = 65536
         checkpoint = Dcp(folder, length)
         count = bytes // 160
         return checkpoint.write(
-            kept(text("t"), 0) + kept(info(length=len(checkpoint.entry)), 1) + kept(numbers(length, 1), 2)
+            kept(text("t"), 0)
+            + kept(info(length=len(checkpoint.entry)), 1)
+            + kept(numbers(length, 1), 2)
             + b"".join(kept(numbers(*offset(i, count)), 10 + i) for i in range(count)),
             name + stored(numbers(*shape(count)), b"".join(chunk(again(10 + i), size) for i in range(count))),
-            b"".join(index(name, again(10 + i)) + place for i in range(count)))
-    yield "chunks in steps", lambda: overlapping(
-        6 * BYTES, lambda count: (count + 65536, count), lambda i, count: (i, i))
-    yield "chunks in rows that begin anywhere", lambda: overlapping(
-        6 * BYTES, lambda count: (2 * 65536, count), lambda i, count: (i * 37 % 65536, i))
-    yield "chunks that are the tensor", lambda: overlapping(
-        6 * BYTES, lambda count: (65536, count), lambda i, count: (0, i))
+            b"".join(index(name, again(10 + i)) + place for i in range(count)),
+        )
+
+    yield (
+        "chunks in steps",
+        lambda: overlapping(6 * BYTES, lambda count: (count + 65536, count), lambda i, count: (i, i)),
+    )
+    yield (
+        "chunks in rows that begin anywhere",
+        lambda: overlapping(6 * BYTES, lambda count: (2 * 65536, count), lambda i, count: (i * 37 % 65536, i)),
+    )
+    yield (
+        "chunks that are the tensor",
+        lambda: overlapping(6 * BYTES, lambda count: (65536, count), lambda i, count: (0, i)),
+    )
 
     def shared_archive(entry: bytes, begin: Callable[[int], int]) -> Path:
         """Many tensors in one large entry, or in parts of it."""
@@ -155,9 +214,15 @@ def hostile_metadata(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
         (checkpoint.folder / "__0_0.distcp").write_bytes(entry)
         whole = kept(stored(numbers(1, 1), chunk(numbers(0, 0), numbers(1, 1))), 3)
         names = [text(f"{i:06}") for i in range(BYTES // 120)]
-        return checkpoint.write(whole + kept(numbers(0, 0), 0), b"".join(each + item for each in names),
-                                b"".join(index(each, name) + info(begin=number(begin(i)), length=len(entry) - begin(i))
-                                         for i, each in enumerate(names)))
+        return checkpoint.write(
+            whole + kept(numbers(0, 0), 0),
+            b"".join(each + item for each in names),
+            b"".join(
+                index(each, name) + info(begin=number(begin(i)), length=len(entry) - begin(i))
+                for i, each in enumerate(names)
+            ),
+        )
+
     members = archive(tensor(np.zeros((1, 1), np.uint8), "0"), [np.zeros(1, np.uint8)] * (BYTES // 250))
     yield "one large archive for many tensors", lambda: shared_archive(members, lambda i: 0)
     yield "many parts of one archive", lambda: shared_archive(members, lambda i: i)
@@ -165,16 +230,31 @@ def hostile_metadata(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
 
 def hostile_pickles(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
     """Values alone, as `.metadata`: one byte of a pickle can make a value."""
-    for name, unit, end in (("lists", b"]", b"t."), ("dictionaries", b"}", b"t."), ("marks", b"(", b"."),
-                            ("tuples in tuples", b"\x85", b"."), ("references", b"h\0", b"t."),
-                            ("numbers", b"\x8a\0", b"t."), ("texts", b"\x8c\0", b"t."), ("calls", b"h\0)R", b"t."),
-                            ("kept values", b"\x94", b".")):
-        yield f"many {name}", lambda unit=unit, end=end: Dcp(folder).raw(
-            b"\x80\x04" + f"c{METADATA}\nMetadata\n".encode() + b"q\0(" + unit * (4 * BYTES // len(unit)) + end)
-    yield "kept values of any number", lambda: Dcp(folder).raw(
-        b"\x80\x02N" + repeated(lambda i: b"r" + struct.pack("<I", 2**31 + i)) + b".")
-    yield "a list that grows beside another", lambda: Dcp(folder).raw(
-        b"\x80\x02]q\0]q\1" + b"h\0Nah\1Na" * (BYTES // 8) + b"h\0.")
+    for name, unit, end in (
+        ("lists", b"]", b"t."),
+        ("dictionaries", b"}", b"t."),
+        ("marks", b"(", b"."),
+        ("tuples in tuples", b"\x85", b"."),
+        ("references", b"h\0", b"t."),
+        ("numbers", b"\x8a\0", b"t."),
+        ("texts", b"\x8c\0", b"t."),
+        ("calls", b"h\0)R", b"t."),
+        ("kept values", b"\x94", b"."),
+    ):
+        yield (
+            f"many {name}",
+            lambda unit=unit, end=end: Dcp(folder).raw(
+                b"\x80\x04" + f"c{METADATA}\nMetadata\n".encode() + b"q\0(" + unit * (4 * BYTES // len(unit)) + end
+            ),
+        )
+    yield (
+        "kept values of any number",
+        lambda: Dcp(folder).raw(b"\x80\x02N" + repeated(lambda i: b"r" + struct.pack("<I", 2**31 + i)) + b"."),
+    )
+    yield (
+        "a list that grows beside another",
+        lambda: Dcp(folder).raw(b"\x80\x02]q\0]q\1" + b"h\0Nah\1Na" * (BYTES // 8) + b"h\0."),
+    )
 
 
 def hostile_torch_files(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
@@ -187,29 +267,60 @@ def hostile_torch_files(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]
     def references(kind: object, unit: bytes = b"h\xff") -> bytes:
         """A list that has one value again and again."""
         return b"\x80\x02](" + pickled(kind)[2:-1] + b"q\xff" + unit * (BYTES // len(unit)) + b"e."
+
     yield "one tensor under many names", lambda: file(references(tensor(one, "0")))
-    yield "one tensor of 64 dimensions under many names", lambda: file(
-        references(tensor(one[:1].reshape([1] * 64), "0")))
-    yield "one distributed tensor under many names", lambda: file(
-        references(dtensor(one, "0", (64,), (1,), (0,), placement("Shard", dim=0))))
-    yield "one tensor in 32768 pieces under many names", lambda: file(
-        references(dtensor(pieces, "0", (65536,), (2,), (0,), placement("_StridedShard", dim=0, split_factor=32768))),
-        [pieces])
+    yield (
+        "one tensor of 64 dimensions under many names",
+        lambda: file(references(tensor(one[:1].reshape([1] * 64), "0"))),
+    )
+    yield (
+        "one distributed tensor under many names",
+        lambda: file(references(dtensor(one, "0", (64,), (1,), (0,), placement("Shard", dim=0)))),
+    )
+    yield (
+        "one tensor in 32768 pieces under many names",
+        lambda: file(
+            references(
+                dtensor(pieces, "0", (65536,), (2,), (0,), placement("_StridedShard", dim=0, split_factor=32768))
+            ),
+            [pieces],
+        ),
+    )
     yield "many values", lambda: file(b"\x80\x02](" + b"N" * 4 * BYTES + b"e.")
     yield "long names", lambda: file({"k" * (BYTES // 2): [None] * (BYTES // 4)})
-    yield "a list in a list in a list", lambda: file(
-        b"\x80\x02]q\x000" + b"".join(b"]q%c(h%ch%ce0" % (i + 1, i, i) for i in range(60)) + b"h\x3c.")
+    yield (
+        "a list in a list in a list",
+        lambda: file(b"\x80\x02]q\x000" + b"".join(b"]q%c(h%ch%ce0" % (i + 1, i, i) for i in range(60)) + b"h\x3c."),
+    )
     many = 60_000 if not SMALL else 600
-    yield "a mesh of many dimensions", lambda: file(
-        {"a": dtensor(one, "0", (64,), (1,) * many, (0,) * many, *[placement("Replicate")] * many)})
-    yield "a mesh of 64 dimensions for each of many names", lambda: file(
-        references(dtensor(one, "0", (2**40,), (1,) * 64, (0,) * 64,
-                           *[placement("_StridedShard", dim=0, split_factor=65536)] * 64)))
+    yield (
+        "a mesh of many dimensions",
+        lambda: file({"a": dtensor(one, "0", (64,), (1,) * many, (0,) * many, *[placement("Replicate")] * many)}),
+    )
+    yield (
+        "a mesh of 64 dimensions for each of many names",
+        lambda: file(
+            references(
+                dtensor(
+                    one,
+                    "0",
+                    (2**40,),
+                    (1,) * 64,
+                    (0,) * 64,
+                    *[placement("_StridedShard", dim=0, split_factor=65536)] * 64,
+                )
+            )
+        ),
+    )
     other = b"\x80\x04" + b"]q\0(" + b"N" * (BYTES // 2) + b"e0"  # a long list
-    yield "many values of an unknown class with one list", lambda: file(
-        other + b"](" + b"ca\nb\nh\0\x85R" * (BYTES // 20) + b"e.")
-    yield "an unknown class of a long name", lambda: file(
-        b"\x80\x04" + kept(text("n" * (BYTES // 2)), 0) + b"](" + b"h\0h\0\x93" * (BYTES // 10) + b"e.")
+    yield (
+        "many values of an unknown class with one list",
+        lambda: file(other + b"](" + b"ca\nb\nh\0\x85R" * (BYTES // 20) + b"e."),
+    )
+    yield (
+        "an unknown class of a long name",
+        lambda: file(b"\x80\x04" + kept(text("n" * (BYTES // 2)), 0) + b"](" + b"h\0h\0\x93" * (BYTES // 10) + b"e."),
+    )
     yield "many unknown classes", lambda: file(b"\x80\x04](" + repeated(lambda i: f"ca\n{i:06x}\n".encode()) + b"e.")
     yield "many members", lambda: file({}, [one[:1]] * (BYTES // 200))
 
@@ -220,12 +331,18 @@ def hostile_torch_files(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]
         unit = pickled(tensor(storage, "0"))[2:-1]
         length, offset = pickled(len(storage))[2:-1], b"K\0"
         assert unit.count(length) == 2 and unit.count(offset) == 1
-        shifted = lambda i: text(f"{i:05}") + unit.replace(b"QK\0" + length,  # noqa: E731
-                                                           b"Q" + number(i) + number(len(storage) - i))
+        shifted = lambda i: (
+            text(f"{i:05}")
+            + unit.replace(
+                b"QK\0" + length,  # noqa: E731
+                b"Q" + number(i) + number(len(storage) - i),
+            )
+        )
         pickle = b"\x80\x02}(" + repeated(shifted) + b"u."
         for rank in range(2):
             (folder / "ranks" / f"rank_{rank}.pt").write_bytes(archive(pickle, [storage]))
         return folder / "ranks"
+
     yield "tensors that ranks repeat", compared
 
 
@@ -239,13 +356,18 @@ def hostile_json(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
 
     def tensor_of(i: int) -> str:
         return f'"{i:06x}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
+
     yield "many tensors", lambda: header("{" + many(tensor_of) + "}")
     yield "many tensors without a form", lambda: header("{" + many(lambda i: f'"{i:06x}":{{}}') + "}")
-    yield "a shape of many numbers", lambda: header(
-        '{"a":{"dtype":"U8","data_offsets":[0,0],"shape":[' + many(lambda i: "0") + "]}}")
+    yield (
+        "a shape of many numbers",
+        lambda: header('{"a":{"dtype":"U8","data_offsets":[0,0],"shape":[' + many(lambda i: "0") + "]}}"),
+    )
     yield "many texts of __metadata__", lambda: header('{"__metadata__":{' + many(lambda i: f'"{i:06x}":""') + "}}")
-    yield "many texts of DCP in __metadata__", lambda: header(
-        '{"__metadata__":{' + many(lambda i: f'"DCP_{i:06x}":""') + "}}")
+    yield (
+        "many texts of DCP in __metadata__",
+        lambda: header('{"__metadata__":{' + many(lambda i: f'"DCP_{i:06x}":""') + "}}"),
+    )
     yield "many unknown keys of a tensor", lambda: header('{"a":{' + many(lambda i: f'"{i:06x}":0') + "}}")
     yield "arrays in arrays", lambda: header("{" + '"a":' + "[" * 4 * BYTES)
     yield "a number of many digits", lambda: header('{"a":' + "9" * 4 * BYTES + "}")
@@ -256,25 +378,50 @@ def hostile_json(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
             (folder / each).write_bytes(b"")
         (folder / file).write_text(text)
         return folder
-    yield "an index of many tensors", lambda: other(
-        "model.safetensors.index.json", '{"weight_map":{' + many(lambda i: f'"{i:06x}":"f"') + "}}")
-    yield "an index of many files", lambda: other(
-        "model.safetensors.index.json", '{"weight_map":{' + many(lambda i: f'"{i:06x}":"{i:06x}"') + "}}")
-    yield "an index of many other keys", lambda: other(
-        "model.safetensors.index.json", "{" + many(lambda i: f'"{i:06x}":0') + "}")
-    yield "many keys in metadata.json", lambda: other(
-        "metadata.json", "{" + many(lambda i: f'"{i:06x}":0') + "}", ".metadata")
-    yield "many hashes", lambda: (
-        Dcp(folder).write(b"", b"", b""),
-        other("dcp/integrity.json", '{"files":{' + many(lambda i: f'"{i:06x}":"{"0" * 64}"') + "}}"))[0]
-    yield "many files without hashes", lambda: (
-        Dcp(folder).write(b"", b"", b""),
-        other("dcp/integrity.json", '{"files":{' + many(lambda i: f'"{i:06x}":0') + "}}"))[0]
-    for name, value in (("many", lambda i: f'"{i:06x}":{{"saved_offsets":[]}}'),
-                        ("large", lambda i: f'"{i:06x}":{{"saved_offsets":[{"0," * 63}0]}}')):
-        yield f"{name} offsets of shards", lambda value=value: header(
-            json.dumps({"__metadata__": {"DCP_SHARDING_INFO": "{" + many(value) + "}"}}),
-            "shard-00001-model-00001-of-00001.safetensors")
+
+    yield (
+        "an index of many tensors",
+        lambda: other("model.safetensors.index.json", '{"weight_map":{' + many(lambda i: f'"{i:06x}":"f"') + "}}"),
+    )
+    yield (
+        "an index of many files",
+        lambda: other(
+            "model.safetensors.index.json", '{"weight_map":{' + many(lambda i: f'"{i:06x}":"{i:06x}"') + "}}"
+        ),
+    )
+    yield (
+        "an index of many other keys",
+        lambda: other("model.safetensors.index.json", "{" + many(lambda i: f'"{i:06x}":0') + "}"),
+    )
+    yield (
+        "many keys in metadata.json",
+        lambda: other("metadata.json", "{" + many(lambda i: f'"{i:06x}":0') + "}", ".metadata"),
+    )
+    yield (
+        "many hashes",
+        lambda: (
+            Dcp(folder).write(b"", b"", b""),
+            other("dcp/integrity.json", '{"files":{' + many(lambda i: f'"{i:06x}":"{"0" * 64}"') + "}}"),
+        )[0],
+    )
+    yield (
+        "many files without hashes",
+        lambda: (
+            Dcp(folder).write(b"", b"", b""),
+            other("dcp/integrity.json", '{"files":{' + many(lambda i: f'"{i:06x}":0') + "}}"),
+        )[0],
+    )
+    for name, value in (
+        ("many", lambda i: f'"{i:06x}":{{"saved_offsets":[]}}'),
+        ("large", lambda i: f'"{i:06x}":{{"saved_offsets":[{"0," * 63}0]}}'),
+    ):
+        yield (
+            f"{name} offsets of shards",
+            lambda value=value: header(
+                json.dumps({"__metadata__": {"DCP_SHARDING_INFO": "{" + many(value) + "}"}}),
+                "shard-00001-model-00001-of-00001.safetensors",
+            ),
+        )
 
 
 #: Runs a command: prints its exit code, the KiB of its peak memory and the seconds of CPU time. A process begins with

@@ -52,7 +52,9 @@ class Checkpoints(FolderTest):
         plan = self.folder / "p.rplan"
         run("reshard-compile", self.folder / "job.yaml", "-o", plan)
         run("reshard-inspect", plan, "--verify")
-        return run("reshard-exec", plan, f"--source={source}", f"--target={target}", "--check", *more, code=expect).stderr
+        return run(
+            "reshard-exec", plan, f"--source={source}", f"--target={target}", "--check", *more, code=expect
+        ).stderr
 
     def equal(self, path: Path, expected: dict[str, np.ndarray]) -> None:
         found = load_file(path)
@@ -101,29 +103,41 @@ class Checkpoints(FolderTest):
     def test_other_names(self) -> None:
         """--rename gives the tensors of a checkpoint the names of the job; it applies to nothing else."""
         (self.folder / "named").mkdir()
-        save_file({f"module.{name}": value for name, value in values().items()},
-                  self.folder / "named/model.safetensors")
+        save_file(
+            {f"module.{name}": value for name, value in values().items()}, self.folder / "named/model.safetensors"
+        )
         endpoints = "source: {storage: named}\ntarget: {mesh: {tp: 1}}\n"
         error = self.run_job(endpoints, self.folder / "named", self.folder / "one", expect=2)
         self.assertIn("has no tensor 'flags'", error)
         self.run_job(endpoints, self.folder / "named", self.folder / "one", more=("--rename=module.=",))
         self.equal(self.folder / "one/rank-00000.safetensors", values())
-        for endpoints, names, error in (("source: {storage: named}\ntarget: {mesh: {tp: 1}}\n", "--rename=modul=",
-                                         "has no tensor 'flags'"),
-                                        ("source: {storage: named}\ntarget: {mesh: {tp: 1}}\n", "--rename=x=",
-                                         "--rename=x=: 'x' begins no name of the tensors of checkpoint '"),
-                                        ("source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}}\n", "--rename=a=b",
-                                         "--rename applies to the tensors of a checkpoint, but the source has a file")):
+        for endpoints, names, error in (
+            ("source: {storage: named}\ntarget: {mesh: {tp: 1}}\n", "--rename=modul=", "has no tensor 'flags'"),
+            (
+                "source: {storage: named}\ntarget: {mesh: {tp: 1}}\n",
+                "--rename=x=",
+                "--rename=x=: 'x' begins no name of the tensors of checkpoint '",
+            ),
+            (
+                "source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}}\n",
+                "--rename=a=b",
+                "--rename applies to the tensors of a checkpoint, but the source has a file",
+            ),
+        ):
             source = self.folder / ("named" if "storage" in endpoints else "one")
             self.assertIn(error, self.run_job(endpoints, source, self.folder / "none", expect=2, more=(names,)))
             self.assertFalse((self.folder / "none").exists())
-        error = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "q.rplan", "--rename=a=b",
-                    code=2).stderr
-        self.assertIn("--rename applies to the tensors of a checkpoint, expected a source with 'storage' and no 'mesh'",
-                      error)
+        error = run(
+            "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "q.rplan", "--rename=a=b", code=2
+        ).stderr
+        self.assertIn(
+            "--rename applies to the tensors of a checkpoint, expected a source with 'storage' and no 'mesh'", error
+        )
         self.assertFalse((self.folder / "q.rplan").exists())
-        self.assertIn("--rename applies to files, expected no --synthesize",
-                      run("reshard-exec", self.folder / "p.rplan", "--synthesize", "--rename=a=b", code=2).stderr)
+        self.assertIn(
+            "--rename applies to files, expected no --synthesize",
+            run("reshard-exec", self.folder / "p.rplan", "--synthesize", "--rename=a=b", code=2).stderr,
+        )
 
     def test_tensors_that_the_plan_does_not_use(self) -> None:
         """Tensors of a checkpoint that a job does not use (buffers, towers, heads) are refused, or ignored with
@@ -131,10 +145,15 @@ class Checkpoints(FolderTest):
         self.sharded(self.folder / "hf")
         endpoints = "source: {storage: hf, ignore: [table, scale]}\ntarget: {mesh: {tp: 1}, ignore: [table, scale]}\n"
         error = self.run_job(endpoints, self.folder / "hf", self.folder / "one", expect=2)
-        self.assertIn("has tensor 'scale', which the plan does not use (and 1 more); --allow=extra ignores such tensors", error)
+        self.assertIn(
+            "has tensor 'scale', which the plan does not use (and 1 more); --allow=extra ignores such tensors", error
+        )
         report = self.folder / "r.json"
         self.run_job(endpoints, self.folder / "hf", self.folder / "one", more=("--allow=extra", f"--report={report}"))
-        self.equal(self.folder / "one/rank-00000.safetensors", {name: value for name, value in values().items() if name not in ("table", "scale")})
+        self.equal(
+            self.folder / "one/rank-00000.safetensors",
+            {name: value for name, value in values().items() if name not in ("table", "scale")},
+        )
         self.assertEqual(json.loads(report.read_text())["omitted"], ["scale", "table"])
         # A missing tensor is still an error. --allow=extra applies to rank files too.
         rank = self.folder / "one/rank-00000.safetensors"
@@ -142,7 +161,16 @@ class Checkpoints(FolderTest):
         job = "source: {mesh: {tp: 1}, ignore: [table, scale]}\ntarget: {storage: out, ignore: [table, scale]}\n"
         self.assertIn("'rotary.inv_freq'", self.run_job(job, self.folder / "one", self.folder / "again", expect=2))
         self.run_job(job, self.folder / "one", self.folder / "again", more=("--allow=extra",))
-        self.assertIn("has no tensor 'scale'", self.run_job(job.replace("[table, scale]", "table"), self.folder / "one", self.folder / "third", expect=2, more=("--allow=extra",)))
+        self.assertIn(
+            "has no tensor 'scale'",
+            self.run_job(
+                job.replace("[table, scale]", "table"),
+                self.folder / "one",
+                self.folder / "third",
+                expect=2,
+                more=("--allow=extra",),
+            ),
+        )
 
     def test_folders_of_the_job(self) -> None:
         """`storage`, relative to the plan's folder, is the default for --source and --target, whatever the current
@@ -168,22 +196,43 @@ class Checkpoints(FolderTest):
         execute(plan, f"--target={self.folder / 'other'}")
         self.equal(self.folder / "other/model.safetensors", values())
         self.assertIn(f"'{plans / 'out'}' already exists", execute(plan, expect=2))
-        self.assertIn(f"'{plans / 'none'}' does not exist", execute(compiled("{storage: none}", "{storage: out}"), expect=2))
+        self.assertIn(
+            f"'{plans / 'none'}' does not exist", execute(compiled("{storage: none}", "{storage: out}"), expect=2)
+        )
         execute(compiled("{storage: none}", "{storage: second}"), f"--source={plans / 'hf'}")
         self.equal(plans / "second/model.safetensors", values())
-        execute(compiled(f"{{storage: {plans / 'hf'}}}", f"{{storage: {self.folder / 'third'}}}", self.folder / "elsewhere/..").rename(self.folder / "elsewhere/../q"))
+        execute(
+            compiled(
+                f"{{storage: {plans / 'hf'}}}", f"{{storage: {self.folder / 'third'}}}", self.folder / "elsewhere/.."
+            ).rename(self.folder / "elsewhere/../q")
+        )
         self.equal(self.folder / "third/model.safetensors", values())
         before = sorted(self.folder.rglob("*"))
-        self.assertIn("names no folder for its target, expected --target=DIR", execute(compiled("{storage: hf}", "{mesh: {}}"), expect=2))
-        self.assertIn("names no folder for its source, expected --source=DIR", execute(compiled("{mesh: {}}", "{storage: out}"), expect=2))
-        self.assertIn("several targets, expected --target=DIR", execute(compiled("{storage: hf}", "[{storage: a}, {storage: b}]"), expect=2))
+        self.assertIn(
+            "names no folder for its target, expected --target=DIR",
+            execute(compiled("{storage: hf}", "{mesh: {}}"), expect=2),
+        )
+        self.assertIn(
+            "names no folder for its source, expected --source=DIR",
+            execute(compiled("{mesh: {}}", "{storage: out}"), expect=2),
+        )
+        self.assertIn(
+            "several targets, expected --target=DIR",
+            execute(compiled("{storage: hf}", "[{storage: a}, {storage: b}]"), expect=2),
+        )
         self.assertEqual(sorted(self.folder.rglob("*")), before)
 
     def test_copies_the_files_of_a_model(self) -> None:
         """--copy adds the small files of a folder to the weights; a file that cannot be copied is an error that leaves
         no output."""
         self.sharded(self.folder / "hf")
-        beside = {"config.json": "{}", "generation_config.json": "{}", "tokenizer.json": "{}", "merges.txt": "a b", "modeling_x.py": "pass"}
+        beside = {
+            "config.json": "{}",
+            "generation_config.json": "{}",
+            "tokenizer.json": "{}",
+            "merges.txt": "a b",
+            "modeling_x.py": "pass",
+        }
         for name, text in beside.items():
             (self.folder / "blob").mkdir(exist_ok=True)
             (self.folder / "blob" / name).write_text(text)
@@ -191,21 +240,38 @@ class Checkpoints(FolderTest):
         for name in (".gitattributes", "pytorch_model.bin", "training.pt"):
             (self.folder / "hf" / name).write_text("x")
         (self.folder / "hf/figures").mkdir()
-        endpoints, hf, report = "source: {storage: hf}\ntarget: [{storage: out}, {mesh: {tp: 2}}]\n", self.folder / "hf", self.folder / "r.json"
-        self.run_job(endpoints, hf, self.folder / "new", more=(f"--copy={hf}", "--max-shard-size=50", f"--report={report}"))
+        endpoints, hf, report = (
+            "source: {storage: hf}\ntarget: [{storage: out}, {mesh: {tp: 2}}]\n",
+            self.folder / "hf",
+            self.folder / "r.json",
+        )
+        self.run_job(
+            endpoints, hf, self.folder / "new", more=(f"--copy={hf}", "--max-shard-size=50", f"--report={report}")
+        )
         out = self.folder / "new/target.0"
-        self.assertEqual({path.name: path.read_text() for path in out.iterdir() if "safetensors" not in path.name}, beside)
+        self.assertEqual(
+            {path.name: path.read_text() for path in out.iterdir() if "safetensors" not in path.name}, beside
+        )
         self.assertFalse(any(path.is_symlink() for path in out.iterdir()))
         self.assertEqual(json.loads(report.read_text())["copied"], sorted(beside))
         index = json.loads((out / "model.safetensors.index.json").read_text())
         self.assertEqual(index["metadata"]["total_size"], sum(value.nbytes for value in values().values()))
         for file in set(index["weight_map"].values()):
             self.equal(out / file, {name: values()[name] for name, of in index["weight_map"].items() if of == file})
-        self.assertEqual({path.name for path in (self.folder / "new/target.1").iterdir()}, {"rank-00000.safetensors", "rank-00001.safetensors"})
+        self.assertEqual(
+            {path.name for path in (self.folder / "new/target.1").iterdir()},
+            {"rank-00000.safetensors", "rank-00001.safetensors"},
+        )
 
         one = "source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n"
-        self.assertIn("--copy adds files to a written checkpoint, expected a target", self.run_job(one, hf, self.folder / "again", expect=2, more=(f"--copy={hf}",)))
-        self.assertIn("--max-shard-size applies to files of a written checkpoint, expected", self.run_job(one, hf, self.folder / "again", expect=2, more=("--max-shard-size=1GiB",)))
+        self.assertIn(
+            "--copy adds files to a written checkpoint, expected a target",
+            self.run_job(one, hf, self.folder / "again", expect=2, more=(f"--copy={hf}",)),
+        )
+        self.assertIn(
+            "--max-shard-size applies to files of a written checkpoint, expected",
+            self.run_job(one, hf, self.folder / "again", expect=2, more=("--max-shard-size=1GiB",)),
+        )
         for spoil, message in (
             (lambda at: (at / "config.json").unlink(), "has no 'config.json'"),
             (lambda at: (at / "vocab.json").symlink_to("nowhere"), "vocab.json' is a broken link"),
@@ -224,19 +290,32 @@ class Checkpoints(FolderTest):
     def test_dtypes_as_stored(self) -> None:
         """`dtype: stored`: each param of a storage source has the dtype in the files' headers instead of the model's;
         contradictory dtypes are refused."""
-        job = ("version: 1\nmodel:\n  dtype: fp16\n  index: {layer: 2}\n"
-               "  tensors: {'l.{layer}.w': [4, 2], 'l.{layer}.b': {shape: [4], dtype: fp32}, l.9.b: {shape: [4], dtype: fp32}, n: [3]}\n"
-               "  layouts:\n    hf: {params: same}\n    wide: {params: same, shard: {'*.w': {0: tp}}}\n")
+        job = (
+            "version: 1\nmodel:\n  dtype: fp16\n  index: {layer: 2}\n"
+            "  tensors: {'l.{layer}.w': [4, 2], 'l.{layer}.b': {shape: [4], dtype: fp32}, l.9.b: {shape: [4], dtype: fp32}, n: [3]}\n"
+            "  layouts:\n    hf: {params: same}\n    wide: {params: same, shard: {'*.w': {0: tp}}}\n"
+        )
         source = {f"l.{layer}.w": np.arange(8, dtype=np.float32).reshape(4, 2) for layer in range(2)}
         source |= {f"l.{layer}.b": np.arange(4, dtype=np.float16) for layer in range(2)}
         source |= {"l.9.b": np.arange(4, dtype=np.float32), "n": np.arange(3, dtype=np.float16)}
         (self.folder / "hf").mkdir()
         save_file(source, self.folder / "hf/model.safetensors")
         (self.folder / "ranks").mkdir()
-        save_file({name: value[:2] if name.endswith("w") else value for name, value in source.items()}, self.folder / "ranks/rank-00000.safetensors")
-        save_file({name: value[2:] if name.endswith("w") else value for name, value in source.items()}, self.folder / "ranks/rank-00001.safetensors")
-        for endpoint in ("{layout: hf, storage: hf, dtype: stored}", "{layout: wide, storage: ranks, mesh: {tp: 2}, dtype: stored}"):
-            (self.folder / "job.yaml").write_text(f"{job}source: {endpoint}\ntarget: {{layout: hf, storage: out, convert: rne, dtype: fp32}}\n")
+        save_file(
+            {name: value[:2] if name.endswith("w") else value for name, value in source.items()},
+            self.folder / "ranks/rank-00000.safetensors",
+        )
+        save_file(
+            {name: value[2:] if name.endswith("w") else value for name, value in source.items()},
+            self.folder / "ranks/rank-00001.safetensors",
+        )
+        for endpoint in (
+            "{layout: hf, storage: hf, dtype: stored}",
+            "{layout: wide, storage: ranks, mesh: {tp: 2}, dtype: stored}",
+        ):
+            (self.folder / "job.yaml").write_text(
+                f"{job}source: {endpoint}\ntarget: {{layout: hf, storage: out, convert: rne, dtype: fp32}}\n"
+            )
             plan, out = self.folder / "p.rplan", self.folder / "out"
             run("reshard-compile", self.folder / "job.yaml", "-o", plan)
             run("reshard-exec", plan, "--check")
@@ -248,16 +327,31 @@ class Checkpoints(FolderTest):
             out.rmdir()
 
         def refused(*sets: str) -> str:
-            done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "none", *(f"--set={each}" for each in sets), code=2)
+            done = run(
+                "reshard-compile",
+                self.folder / "job.yaml",
+                "-o",
+                self.folder / "none",
+                *(f"--set={each}" for each in sets),
+                code=2,
+            )
             self.assertFalse((self.folder / "none").exists())
             return done.stderr
 
-        self.assertIn("error: 'dtype: stored': '" + str(self.folder / "no") + "' contains no safetensors file with tensors", refused("source.storage=no"))
-        self.assertIn("'dtype: stored' reads dtypes from file headers and needs a source with 'storage', found it in the target", refused("target.dtype=stored"))
+        self.assertIn(
+            "error: 'dtype: stored': '" + str(self.folder / "no") + "' contains no safetensors file with tensors",
+            refused("source.storage=no"),
+        )
+        self.assertIn(
+            "'dtype: stored' reads dtypes from file headers and needs a source with 'storage', found it in the target",
+            refused("target.dtype=stored"),
+        )
         source["l.1.b"] = source["l.1.b"].astype(np.float32)
         save_file(source, self.folder / "hf/model.safetensors")
-        self.assertIn("error: param 'l.{layer}.b' is stored as fp16 ('l.0.b') and as fp32 ('l.1.b'), expected one dtype",
-                      refused("source={layout: hf, storage: hf, dtype: stored}"))
+        self.assertIn(
+            "error: param 'l.{layer}.b' is stored as fp16 ('l.0.b') and as fp32 ('l.1.b'), expected one dtype",
+            refused("source={layout: hf, storage: hf, dtype: stored}"),
+        )
 
     def test_described_from_anywhere(self) -> None:
         """The described model finds the checkpoint's config.json from any folder, whatever the names of the folders."""
@@ -270,8 +364,10 @@ class Checkpoints(FolderTest):
         run("reshard-compile", '--describe=../h "f"', "-o", "written.yaml", cwd=elsewhere)
         for name in ("printed", "written"):
             job = elsewhere / f"{name}-job.yaml"
-            job.write_text(f"version: 1\nmodel: {{extend: {name}.yaml, let: {{rows: $rows}}, tensors: {{table: {{shape: [rows], dtype: i64}}}}}}\n"
-                           "source: {storage: files}\ntarget: {mesh: {}}\n")
+            job.write_text(
+                f"version: 1\nmodel: {{extend: {name}.yaml, let: {{rows: $rows}}, tensors: {{table: {{shape: [rows], dtype: i64}}}}}}\n"
+                "source: {storage: files}\ntarget: {mesh: {}}\n"
+            )
             run("reshard-compile", job, "-o", self.folder / "plan", cwd="/")
 
     def test_outputs_do_not_overwrite_stored_files(self) -> None:
@@ -303,23 +399,36 @@ class Checkpoints(FolderTest):
         """A file that the index does not list gets a note; the names of a model cannot have braces."""
         self.sharded(self.folder / "hf")
         save_file({"w{0}": np.ones(2, np.float32)}, self.folder / "hf/more.safetensors")
-        note = ("note: '" + str(self.folder / "hf")
-                + "': not read, because 'model.safetensors.index.json' does not list them: 'more.safetensors'\n")
-        self.assertEqual(self.run_job("source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n", self.folder / "hf",
-                                      self.folder / "one"), note)
+        note = (
+            "note: '"
+            + str(self.folder / "hf")
+            + "': not read, because 'model.safetensors.index.json' does not list them: 'more.safetensors'\n"
+        )
+        self.assertEqual(
+            self.run_job("source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n", self.folder / "hf", self.folder / "one"),
+            note,
+        )
         self.assertEqual(run("reshard-inspect", self.folder / "hf").stderr, note)
         described = run("reshard-compile", f"--describe={self.folder / 'hf/more.safetensors'}").stdout
-        self.assertIn('# left out, because braces in the names of a model are index variables, which --rename=OLD=NEW '
-                      'removes: "w{0}"\n', described)
+        self.assertIn(
+            "# left out, because braces in the names of a model are index variables, which --rename=OLD=NEW "
+            'removes: "w{0}"\n',
+            described,
+        )
 
     def test_a_wrong_index_moves_nothing(self) -> None:
         self.sharded(self.folder / "hf")
         index = self.folder / "hf/model.safetensors.index.json"
         good = json.loads(index.read_text())
         for change, message in (
-            ({"wide": "../hf/model-00001-of-00002.safetensors"}, "tensor 'wide' has an invalid file name, expected a file in the same folder"),
-            ({"wide": "model-00002-of-00002.safetensors"},
-             "has 4 tensors, but the index lists 5 there; the file lacks 'wide'"),
+            (
+                {"wide": "../hf/model-00001-of-00002.safetensors"},
+                "tensor 'wide' has an invalid file name, expected a file in the same folder",
+            ),
+            (
+                {"wide": "model-00002-of-00002.safetensors"},
+                "has 4 tensors, but the index lists 5 there; the file lacks 'wide'",
+            ),
             ({"extra": "model-00003-of-00002.safetensors"}, "No such file"),
         ):
             index.write_text(json.dumps({"weight_map": {**good["weight_map"], **change}}))

@@ -25,24 +25,102 @@ from torch_formats import Dcp  # noqa: E402
 
 FULL = bool(os.environ.get("RESHARD_FULL"))
 #: Small models of architectures that the library has.
-LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 72, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48, "tie_word_embeddings": False, "dtype": "float32"}
-EXPERTS = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "moe_intermediate_size": 16, "num_experts": 4}
-GLM = LLAMA | {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "moe_intermediate_size": 16, "n_routed_experts": 4, "first_k_dense_replace": 1,
-               "n_shared_experts": 1, "attention_bias": True, "use_qk_norm": True}
-DEEPSEEK = LLAMA | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "moe_intermediate_size": 16, "n_routed_experts": 4, "first_k_dense_replace": 1,
-                    "n_shared_experts": 1, "q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
-                    "num_nextn_predict_layers": 1}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "vocab_size": 72,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "tie_word_embeddings": False,
+    "dtype": "float32",
+}
+EXPERTS = LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 16,
+    "num_experts": 4,
+}
+GLM = LLAMA | {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    "attention_bias": True,
+    "use_qk_norm": True,
+}
+DEEPSEEK = LLAMA | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "num_nextn_predict_layers": 1,
+}
 #: Published quantized checkpoints, scaled down: the model, its config, and the source of a job as docs/library.md states it.
-GPT_OSS = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 72, "num_attention_heads": 4,
-           "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 32, "num_local_experts": 2, "tie_word_embeddings": False,
-           "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}}
-KIMI = DEEPSEEK | {"moe_intermediate_size": 64, "num_nextn_predict_layers": 0, "quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}}
-FP8 = DEEPSEEK | {"hidden_size": 160, "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}}
-QUANTIZED = {"mxfp4": ("gpt-oss-120b", GPT_OSS, {"layout": "hf-mxfp4"}),
-             "int4": ("kimi-k2", KIMI, {"layout": "hf-int4"}),
-             "int4 multimodal": ("kimi-k2.5", KIMI, {"layout": "hf-int4-multimodal"}),
-             "block_fp8": ("deepseek-v3", FP8, {"layout": "hf", "quantize": {"format": "block_fp8", "ignore": ["*embed_tokens.weight", "*.mlp.gate.weight", "*eh_proj.weight", "*head.weight"]}})}
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "vocab_size": 72,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 32,
+    "num_local_experts": 2,
+    "tie_word_embeddings": False,
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+    },
+}
+KIMI = DEEPSEEK | {
+    "moe_intermediate_size": 64,
+    "num_nextn_predict_layers": 0,
+    "quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+}
+FP8 = DEEPSEEK | {
+    "hidden_size": 160,
+    "quantization_config": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    },
+}
+QUANTIZED = {
+    "mxfp4": ("gpt-oss-120b", GPT_OSS, {"layout": "hf-mxfp4"}),
+    "int4": ("kimi-k2", KIMI, {"layout": "hf-int4"}),
+    "int4 multimodal": ("kimi-k2.5", KIMI, {"layout": "hf-int4-multimodal"}),
+    "block_fp8": (
+        "deepseek-v3",
+        FP8,
+        {
+            "layout": "hf",
+            "quantize": {
+                "format": "block_fp8",
+                "ignore": ["*embed_tokens.weight", "*.mlp.gate.weight", "*eh_proj.weight", "*head.weight"],
+            },
+        },
+    ),
+}
 
 
 def rounded(array: np.ndarray) -> np.ndarray:
@@ -57,9 +135,21 @@ class Models(ConvertTest):
         path = self.folder / folder
         path.mkdir()
         (path / "config.json").write_text(json.dumps(config))
-        (path / "job.yaml").write_text(json.dumps({
-            "version": 1, "model": {"extend": str(ROOT / f"examples/models/{model}.yaml"), "config": "config.json", "dtype": "fp32"} | more,
-            "source": {"layout": layout, "storage": "."}, "target": {"layout": layout, "mesh": {}}}))
+        (path / "job.yaml").write_text(
+            json.dumps(
+                {
+                    "version": 1,
+                    "model": {
+                        "extend": str(ROOT / f"examples/models/{model}.yaml"),
+                        "config": "config.json",
+                        "dtype": "fp32",
+                    }
+                    | more,
+                    "source": {"layout": layout, "storage": "."},
+                    "target": {"layout": layout, "mesh": {}},
+                }
+            )
+        )
         run("reshard-compile", path / "job.yaml", "-o", path / "p.rplan")
         run("reshard-exec", path / "p.rplan", "--synthesize", f"--source={path / 'made'}")
         (path / "made/model.safetensors").rename(path / "model.safetensors")
@@ -69,7 +159,10 @@ class Models(ConvertTest):
 
     def test_there_and_back(self):
         """From one framework to the next, each recognized by its names, with the numbers of the config, and back: all tensors are the same."""
-        for name, config, model in (("experts", EXPERTS, "qwen3-30b-a3b"), *([("llama", LLAMA, "llama3-8b")] if FULL else [])):
+        for name, config, model in (
+            ("experts", EXPERTS, "qwen3-30b-a3b"),
+            *([("llama", LLAMA, "llama3-8b")] if FULL else []),
+        ):
             wanted = self.save(name, config, model)
             text = self.convert(name, f"{name}-megatron", "--to=megatron").stdout
             self.assertIn("layouts: hf to megatron-checkpoint\n", text)
@@ -78,7 +171,12 @@ class Models(ConvertTest):
             text = self.convert(f"{name}-dcp", f"{name}-hf", numbers).stdout
             self.assertIn("layouts: fsdp2-checkpoint to hf\n", text)
             size = sum(array.size for array in wanted.values())
-            self.assertTrue(text.endswith(f"target: {len(wanted)} tensors, {size} elements; {4 * size} bytes, of which 0 are padding, were compared with the source and are right\n"), text)
+            self.assertTrue(
+                text.endswith(
+                    f"target: {len(wanted)} tensors, {size} elements; {4 * size} bytes, of which 0 are padding, were compared with the source and are right\n"
+                ),
+                text,
+            )
             self.check(f"{name}-hf", wanted)
             self.assertEqual(json.loads((self.folder / f"{name}-hf/config.json").read_text()), config)
 
@@ -109,32 +207,59 @@ class Models(ConvertTest):
         wanted = {name: array for name, array in wanted.items() if ".layers.2." not in name}
         save_file(wanted, self.folder / "hf-model/model.safetensors")
         self.convert("hf-model", "without", "--to=megatron")
-        self.assertIn("without multi-token prediction", self.convert("without", "again", "--config=hf-model/config.json", "--allow=extra").stdout)
+        self.assertIn(
+            "without multi-token prediction",
+            self.convert("without", "again", "--config=hf-model/config.json", "--allow=extra").stdout,
+        )
         self.check("again", wanted)
 
     def test_tied(self):
         """The library's Llama is not tied; the config says that this one is. A DCP checkpoint has both names, Hugging Face's one."""
-        wanted = self.save("hf-model", LLAMA | {"tie_word_embeddings": True}, "llama3-8b", tensors={"lm_head.weight": {"tied": "model.embed_tokens.weight"}})
+        wanted = self.save(
+            "hf-model",
+            LLAMA | {"tie_word_embeddings": True},
+            "llama3-8b",
+            tensors={"lm_head.weight": {"tied": "model.embed_tokens.weight"}},
+        )
         del wanted["lm_head.weight"]
         save_file(wanted, self.folder / "hf-model/model.safetensors")
         self.convert("hf-model", "dcp", "--to=fsdp2")
         self.assertIn("model.lm_head.weight", run("reshard-inspect", self.folder / "dcp").stdout)
-        self.assertIn("compared, all equal", self.convert("dcp", "out", "--config=hf-model/config.json").stdout)  # the two names
+        self.assertIn(
+            "compared, all equal", self.convert("dcp", "out", "--config=hf-model/config.json").stdout
+        )  # the two names
         self.check("out", wanted)
         # Both names with other values: the target has those of one, and the command says that the source contradicts itself.
         (self.folder / "two").mkdir()
         (self.folder / "two/config.json").write_text((self.folder / "hf-model/config.json").read_text())
-        save_file(wanted | {"lm_head.weight": np.ones_like(wanted["model.embed_tokens.weight"])}, self.folder / "two/model.safetensors")
+        save_file(
+            wanted | {"lm_head.weight": np.ones_like(wanted["model.embed_tokens.weight"])},
+            self.folder / "two/model.safetensors",
+        )
         self.assertIn("model.embed_tokens.weight", self.convert("two", "contradiction", code=1).stderr)
-        self.assertIn("names are missing: lm_head.weight", self.convert("hf-model", "wrong", f"--config={self.config(LLAMA)}", code=2).stderr)
+        self.assertIn(
+            "names are missing: lm_head.weight",
+            self.convert("hf-model", "wrong", f"--config={self.config(LLAMA)}", code=2).stderr,
+        )
 
     def test_a_language_model_of_a_multimodal_one(self):
         """The config.json of Gemma 3 has the numbers of its language model in `text_config`, and lacks some; TARGET's
         is that of the language model."""
-        text = {"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2,
-                "vocab_size": 96, "head_dim": 16}
-        config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
-                  "torch_dtype": "bfloat16", "text_config": text, "vision_config": {"hidden_size": 8}}
+        text = {
+            "model_type": "gemma3_text",
+            "hidden_size": 64,
+            "intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "vocab_size": 96,
+            "head_dim": 16,
+        }
+        config = {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "model_type": "gemma3",
+            "torch_dtype": "bfloat16",
+            "text_config": text,
+            "vision_config": {"hidden_size": 8},
+        }
         wanted = self.save("multimodal", config, "gemma-3-27b", "hf-multimodal")
         del wanted["language_model.lm_head.weight"]  # tied, as in the releases
         save_file(wanted, self.folder / "multimodal/model.safetensors")
@@ -144,8 +269,10 @@ class Models(ConvertTest):
         self.assertIn("model: as gemma-3-27b, with the numbers of", shown)
         self.assertIn("config.json: the 'text_config' of SOURCE's", shown)
         self.check("out", {name.removeprefix("language_model."): array for name, array in wanted.items()})
-        self.assertEqual(json.loads((self.folder / "out/config.json").read_text()),
-                         {"architectures": ["Gemma3ForCausalLM"], "torch_dtype": "float32"} | text)
+        self.assertEqual(
+            json.loads((self.folder / "out/config.json").read_text()),
+            {"architectures": ["Gemma3ForCausalLM"], "torch_dtype": "float32"} | text,
+        )
         self.convert("multimodal", "named", "--model=gemma-3-27b", "--config=multimodal/config.json")
         self.assertEqual((self.folder / "named/config.json").read_text(), (self.folder / "out/config.json").read_text())
         del text["hidden_size"]
@@ -164,57 +291,110 @@ class Models(ConvertTest):
         self.assertIn(f"model.{bias}", wanted)
         self.assertNotIn(f"optimizer.state.{bias}.exp_avg", wanted)
         self.convert("saved", "out", "--to=fsdp2", "--optimizer")
-        self.assertEqual(run("reshard-digest", self.folder / "saved", self.folder / "out").stdout.strip(), f"equal: {len(wanted)} tensors")
+        self.assertEqual(
+            run("reshard-digest", self.folder / "saved", self.folder / "out").stdout.strip(),
+            f"equal: {len(wanted)} tensors",
+        )
 
     def test_optimizer(self):
         states = {"exp_avg": "fp32", "exp_avg_sq": "fp32", "step": {"dtype": "fp32", "shape": []}}
         self.save("saved", LLAMA, "llama3-8b", "fsdp2-checkpoint", optimizer=states)
         self.convert("saved", "step-10", "--to=dcp")
         numbers = "--config=saved/config.json"
-        self.assertIn("--optimizer converts the optimizer's state; --allow=extra leaves them out", self.convert("step-10", "out", numbers, code=2).stderr)
-        self.assertIn("layout megatron has no names for the optimizer's state; the layouts of --to=fsdp2 and --to=megatron have, without --mesh",
-                      self.convert("step-10", "out", numbers, "--to=megatron", "--mesh=tp=2", "--optimizer", code=2).stderr)
-        error = self.convert("step-10", "out", numbers, "--to=sglang", "--mesh=tp=2,dp=2", "--allow=extra", code=2).stderr
-        self.assertIn("the tensors are those of model llama3-405b in layout fsdp2-checkpoint, but the job is not valid: ", error)
-        self.assertIn("layout hf has no names for the optimizer's state", self.convert("step-10", "out", numbers, "--to=hf", "--optimizer", code=2).stderr)
-        self.assertIn("layout megatron-checkpoint has no names for the state step; --allow=extra leaves it out",
-                      self.convert("step-10", "out", numbers, "--to=megatron", "--optimizer", code=2).stderr)
-        text = self.convert("step-10", "megatron", numbers, "--to=megatron", "--optimizer", "--allow=extra", "--dtype=bf16").stdout
+        self.assertIn(
+            "--optimizer converts the optimizer's state; --allow=extra leaves them out",
+            self.convert("step-10", "out", numbers, code=2).stderr,
+        )
+        self.assertIn(
+            "layout megatron has no names for the optimizer's state; the layouts of --to=fsdp2 and --to=megatron have, without --mesh",
+            self.convert("step-10", "out", numbers, "--to=megatron", "--mesh=tp=2", "--optimizer", code=2).stderr,
+        )
+        error = self.convert(
+            "step-10", "out", numbers, "--to=sglang", "--mesh=tp=2,dp=2", "--allow=extra", code=2
+        ).stderr
+        self.assertIn(
+            "the tensors are those of model llama3-405b in layout fsdp2-checkpoint, but the job is not valid: ", error
+        )
+        self.assertIn(
+            "layout hf has no names for the optimizer's state",
+            self.convert("step-10", "out", numbers, "--to=hf", "--optimizer", code=2).stderr,
+        )
+        self.assertIn(
+            "layout megatron-checkpoint has no names for the state step; --allow=extra leaves it out",
+            self.convert("step-10", "out", numbers, "--to=megatron", "--optimizer", code=2).stderr,
+        )
+        text = self.convert(
+            "step-10", "megatron", numbers, "--to=megatron", "--optimizer", "--allow=extra", "--dtype=bf16"
+        ).stdout
         self.assertIn("with exp_avg, exp_avg_sq, param\nmaster weights: of TARGET, the weights of SOURCE\n", text)
         self.assertIn("left out: 21 tensors of the optimizer's state: step (21)\n", text)
         text = run("reshard-inspect", self.folder / "megatron").stdout
         for name, dtype in (("optimizer.state.exp_avg.", "fp32"), ("optimizer.state.param.", "fp32"), ("", "bf16")):
             self.assertRegex(text, rf"(?m)^ *{name}decoder.layers.mlp.linear_fc2.weight  {dtype}")
-        error = self.convert("megatron", "back", numbers, "--to=fsdp2", "--optimizer", "--leave=common.pt", code=2).stderr
-        self.assertIn("the optimizer of TARGET has no master weights, so that those of 'megatron' become its weights; --allow=extra leaves out the weights decoder.", error)
-        text = self.convert("megatron", "back", numbers, "--to=fsdp2", "--optimizer", "--leave=common.pt", "--allow=extra").stdout
+        error = self.convert(
+            "megatron", "back", numbers, "--to=fsdp2", "--optimizer", "--leave=common.pt", code=2
+        ).stderr
+        self.assertIn(
+            "the optimizer of TARGET has no master weights, so that those of 'megatron' become its weights; --allow=extra leaves out the weights decoder.",
+            error,
+        )
+        text = self.convert(
+            "megatron", "back", numbers, "--to=fsdp2", "--optimizer", "--leave=common.pt", "--allow=extra"
+        ).stdout
         self.assertIn("weights: of TARGET, the master weights of SOURCE\n", text)
         self.convert("back", "back-hf", "--to=safetensors")
         wanted = load_file(self.folder / "saved/model.safetensors")
-        self.check("back-hf", {name: array for name, array in wanted.items() if not name.endswith(".step")})  # with all bits of the weights
-        self.convert("megatron", "rounded", numbers, "--to=fsdp2", "--leave=common.pt", "--allow=extra")  # without the optimizer
+        self.check(
+            "back-hf", {name: array for name, array in wanted.items() if not name.endswith(".step")}
+        )  # with all bits of the weights
+        self.convert(
+            "megatron", "rounded", numbers, "--to=fsdp2", "--leave=common.pt", "--allow=extra"
+        )  # without the optimizer
         self.convert("rounded", "rounded-hf", "--to=safetensors", "--dtype=fp32")
         self.check("rounded-hf", {name: rounded(array) for name, array in wanted.items() if "optimizer" not in name})
         for layout in ("megatron-checkpoint-layers", *(["megatron-checkpoint-singleton"] if FULL else [])):
             with self.subTest(layout=layout):
-                self.convert("step-10", layout, numbers, "--to=megatron", f"--target-layout={layout}", "--optimizer", "--allow=extra")
-                text = self.convert("megatron", f"from-{layout}", numbers, "--to=megatron", f"--target-layout={layout}", "--optimizer").stdout
+                self.convert(
+                    "step-10",
+                    layout,
+                    numbers,
+                    "--to=megatron",
+                    f"--target-layout={layout}",
+                    "--optimizer",
+                    "--allow=extra",
+                )
+                text = self.convert(
+                    "megatron", f"from-{layout}", numbers, "--to=megatron", f"--target-layout={layout}", "--optimizer"
+                ).stdout
                 self.assertIn("common.pt: names the layout of SOURCE", text)
-                self.convert(layout, f"{layout}-back", numbers, "--to=fsdp2", "--optimizer", "--leave=common.pt", "--allow=extra")
-                self.assertEqual(run("reshard-digest", self.folder / "back", self.folder / f"{layout}-back").stdout.strip(), f"equal: {len(wanted) * 3 // 4} tensors")
+                self.convert(
+                    layout, f"{layout}-back", numbers, "--to=fsdp2", "--optimizer", "--leave=common.pt", "--allow=extra"
+                )
+                self.assertEqual(
+                    run("reshard-digest", self.folder / "back", self.folder / f"{layout}-back").stdout.strip(),
+                    f"equal: {len(wanted) * 3 // 4} tensors",
+                )
         if not FULL:
             return
         self.convert("step-10", "again", numbers, "--to=fsdp2", "--optimizer")
-        self.assertEqual(run("reshard-digest", self.folder / "step-10", self.folder / "again").stdout.strip(), f"equal: {len(wanted)} tensors")
+        self.assertEqual(
+            run("reshard-digest", self.folder / "step-10", self.folder / "again").stdout.strip(),
+            f"equal: {len(wanted)} tensors",
+        )
 
     def test_what_is_left_out(self):
         """Weights, the optimizer's state and objects apart, by their patterns."""
         saved = self.save("saved", LLAMA, "llama3-8b", "fsdp2-checkpoint", optimizer={"exp_avg": "fp32"})
         checkpoint = Dcp(self.folder / "step-10")
-        biases = {f"model.model.layers.{layer}.self_attn.{name}_proj.bias": np.ones(8, np.float32) for layer in range(2)
-                  for name in "qk"}
-        amax = {f"optimizer.state.model.layers.{layer}.input_layernorm.weight.amax": np.ones(1, np.float32)
-                for layer in range(2)}
+        biases = {
+            f"model.model.layers.{layer}.self_attn.{name}_proj.bias": np.ones(8, np.float32)
+            for layer in range(2)
+            for name in "qk"
+        }
+        amax = {
+            f"optimizer.state.model.layers.{layer}.input_layernorm.weight.amax": np.ones(1, np.float32)
+            for layer in range(2)
+        }
         for name, array in (saved | biases | amax).items():
             checkpoint.chunk(name, array.shape, (0,) * array.ndim, array)
         for name in ("step", *(f"optimizer.param_groups.{number}.lr" for number in range(9))):
@@ -222,20 +402,31 @@ class Models(ConvertTest):
         checkpoint.write()
         numbers = "--config=saved/config.json"
         error = self.convert("step-10", "out", numbers, code=2).stderr
-        self.assertIn(f"has {len(saved) // 2 + 6} tensors that layout fsdp2-checkpoint of model llama3-405b with the "
-                      "numbers of ", error)
-        self.assertIn("does not have: model.model.layers.*.self_attn.k_proj.bias (2), "
-                      "model.model.layers.*.self_attn.q_proj.bias (2), optimizer.state.", error)
+        self.assertIn(
+            f"has {len(saved) // 2 + 6} tensors that layout fsdp2-checkpoint of model llama3-405b with the numbers of ",
+            error,
+        )
+        self.assertIn(
+            "does not have: model.model.layers.*.self_attn.k_proj.bias (2), "
+            "model.model.layers.*.self_attn.q_proj.bias (2), optimizer.state.",
+            error,
+        )
         text = self.convert("step-10", "out", numbers, "--allow=extra", "--report=r.json").stdout
-        self.assertRegex(text, r"\nleft out: 4 tensors that are weights that layout fsdp2-checkpoint of model "
-                               r"llama3-405b with the numbers of \S+ does not have: "
-                               r"model\.model\.layers\.\*\.self_attn\.k_proj\.bias \(2\), "
-                               r"model\.model\.layers\.\*\.self_attn\.q_proj\.bias \(2\)\n"
-                               rf"left out: {len(saved) // 2 + 2} tensors of the optimizer's state: exp_avg "
-                               rf"\({len(saved) // 2}\), "
-                               r"optimizer\.state\.model\.layers\.\*\.input_layernorm\.weight\.amax \(2\)\n")
-        self.assertRegex(text, rf"\n  left out +{len(saved) // 2 + 6} tensors of the source: "
-                               r"model\.model\.layers\.\*\.self_attn\.k_proj\.bias \(2\), ")
+        self.assertRegex(
+            text,
+            r"\nleft out: 4 tensors that are weights that layout fsdp2-checkpoint of model "
+            r"llama3-405b with the numbers of \S+ does not have: "
+            r"model\.model\.layers\.\*\.self_attn\.k_proj\.bias \(2\), "
+            r"model\.model\.layers\.\*\.self_attn\.q_proj\.bias \(2\)\n"
+            rf"left out: {len(saved) // 2 + 2} tensors of the optimizer's state: exp_avg "
+            rf"\({len(saved) // 2}\), "
+            r"optimizer\.state\.model\.layers\.\*\.input_layernorm\.weight\.amax \(2\)\n",
+        )
+        self.assertRegex(
+            text,
+            rf"\n  left out +{len(saved) // 2 + 6} tensors of the source: "
+            r"model\.model\.layers\.\*\.self_attn\.k_proj\.bias \(2\), ",
+        )
         self.assertRegex(text, r"\n  left out +10 objects of the source: optimizer\.param_groups\.\*\.lr \(9\), step\n")
         report = json.loads((self.folder / "r.json").read_text())
         self.assertEqual(len(report["omitted"]), len(saved) // 2 + 6)
@@ -246,26 +437,35 @@ class Models(ConvertTest):
         right."""
         wanted = self.save("hf-model", LLAMA, "llama3-8b")
         one = "*._orig_mod.*=*.*"
-        cases = (("compiled", lambda name: f"_orig_mod.{name}", ["_orig_mod.="]),
-                 ("parallel", lambda name: f"module.{name}", ["module.="]),
-                 ("adapted", lambda name: f"base_model.model.{name}", ["base_model.model.="]),
-                 ("bare", lambda name: name.removeprefix("model."), ["=model.", "lm_head.=lm_head."]),
-                 ("one-layer", lambda name: name.replace("layers.1.", "layers.1._orig_mod."), [one]),
-                 ("both", lambda name: f"_orig_mod.{name.replace('layers.1.', 'layers.1._orig_mod.')}",
-                  ["_orig_mod.=", one]))
+        cases = (
+            ("compiled", lambda name: f"_orig_mod.{name}", ["_orig_mod.="]),
+            ("parallel", lambda name: f"module.{name}", ["module.="]),
+            ("adapted", lambda name: f"base_model.model.{name}", ["base_model.model.="]),
+            ("bare", lambda name: name.removeprefix("model."), ["=model.", "lm_head.=lm_head."]),
+            ("one-layer", lambda name: name.replace("layers.1.", "layers.1._orig_mod."), [one]),
+            (
+                "both",
+                lambda name: f"_orig_mod.{name.replace('layers.1.', 'layers.1._orig_mod.')}",
+                ["_orig_mod.=", one],
+            ),
+        )
         for folder, change, rules in cases if FULL else cases[::2] + cases[-1:]:
             with self.subTest(folder):
                 (self.folder / folder).mkdir()
-                save_file({change(name): array for name, array in wanted.items()},
-                          self.folder / folder / "model.safetensors")
+                save_file(
+                    {change(name): array for name, array in wanted.items()}, self.folder / folder / "model.safetensors"
+                )
                 (self.folder / folder / "config.json").write_text(json.dumps(LLAMA))
                 error = self.convert(folder, "none", code=2).stderr
                 options = " ".join(shlex.quote(f"--rename={rule}") for rule in rules)
                 self.assertRegex(error, rf"\n  {re.escape(options)} makes (them|the names) those of layout hf\n")
                 self.assertIn(f"the files have {len(wanted)} tensors", error)
                 if all(rule.endswith("=") for rule in rules):
-                    self.assertIn(f", whose names all begin with '{rules[0][:-1]}'; {len(wanted)} of them are in none "
-                                  f"of these layouts: {rules[0][:-1]}lm_head.weight,", error)
+                    self.assertIn(
+                        f", whose names all begin with '{rules[0][:-1]}'; {len(wanted)} of them are in none "
+                        f"of these layouts: {rules[0][:-1]}lm_head.weight,",
+                        error,
+                    )
                 self.convert(folder, f"{folder}-out", *shlex.split(options))
                 self.check(f"{folder}-out", wanted)
         self.convert("compiled", "megatron", "--to=megatron", "--rename=_orig_mod.=")
@@ -279,14 +479,19 @@ class Models(ConvertTest):
 
     def test_errors_name_options(self):
         self.save("hf-model", LLAMA, "llama3-8b")
-        (self.folder / "model.yaml").write_text("dtype: fp32\ntensors: {w: [4, 4], v: [x]}\nlayouts: {hf: {params: "
-                                                "same}}\n")
-        for options, error in ((("--dtype=fp17",), "--dtype=fp17: "), (("--to=vllm", "--mesh=tp=3"), "dense.yaml:"),
-                               (("--only=*.none",), "--only: '*.none'"), (("--ignore=*.none",), "--ignore: '*.none'"),
-                               (("--quantize=fp3",), "--quantize=fp3: "),
-                               (("--quantize=block_fp8", "--unquantized=*.none"), "--quantize=block_fp8: '*.none'"),
-                               (("--to=megatron", "--chunk=1XB"), "--chunk=1XB: "),
-                               (("--model=model.yaml", "--source-layout=hf", "--target-layout=hf"), "model.yaml:2:")):
+        (self.folder / "model.yaml").write_text(
+            "dtype: fp32\ntensors: {w: [4, 4], v: [x]}\nlayouts: {hf: {params: same}}\n"
+        )
+        for options, error in (
+            (("--dtype=fp17",), "--dtype=fp17: "),
+            (("--to=vllm", "--mesh=tp=3"), "dense.yaml:"),
+            (("--only=*.none",), "--only: '*.none'"),
+            (("--ignore=*.none",), "--ignore: '*.none'"),
+            (("--quantize=fp3",), "--quantize=fp3: "),
+            (("--quantize=block_fp8", "--unquantized=*.none"), "--quantize=block_fp8: '*.none'"),
+            (("--to=megatron", "--chunk=1XB"), "--chunk=1XB: "),
+            (("--model=model.yaml", "--source-layout=hf", "--target-layout=hf"), "model.yaml:2:"),
+        ):
             with self.subTest(options=options):
                 done = self.convert("hf-model", "out", *options, code=2)
                 self.assertIn(error, done.stderr)
@@ -294,10 +499,14 @@ class Models(ConvertTest):
                 if not error.startswith("model.yaml"):
                     planned = self.convert("hf-model", "out", *options, "--plan", code=None)
                     (self.folder / "kept.yaml").write_text(planned.stdout)
-                    self.assertIn("error: ", run("reshard-compile", self.folder / "kept.yaml", "-o", self.folder / "p",
-                                                 code=2).stderr)
-        self.assertIn("cannot be converted to hf with --switch=none=3:\n  hf: unknown switch 'none' of layout 'hf'",
-                      self.convert("hf-model", "out", "--switch=none=3", code=2).stderr)
+                    self.assertIn(
+                        "error: ",
+                        run("reshard-compile", self.folder / "kept.yaml", "-o", self.folder / "p", code=2).stderr,
+                    )
+        self.assertIn(
+            "cannot be converted to hf with --switch=none=3:\n  hf: unknown switch 'none' of layout 'hf'",
+            self.convert("hf-model", "out", "--switch=none=3", code=2).stderr,
+        )
 
     def test_an_optimizer_of_less_precision(self):
         """Moments keep their dtypes, as Megatron-Core's --exp-avg-dtype and PyTorch's optimizers of bf16 weights have them."""
@@ -305,56 +514,120 @@ class Models(ConvertTest):
         self.convert("saved", "megatron", "--to=megatron", "--optimizer")
         text = run("reshard-inspect", self.folder / "megatron").stdout
         for state, dtype in (("exp_avg", "bf16"), ("exp_avg_sq", "fp16"), ("param", "fp32")):
-            self.assertRegex(text, rf"(?m)^ *optimizer\.state\.{state}\.decoder\.layers\.mlp\.linear_fc2\.weight  {dtype}")
-        self.convert("megatron", "back", "--config=saved/config.json", "--to=fsdp2", "--optimizer", "--allow=extra", "--leave=common.pt")
-        self.assertRegex(run("reshard-digest", self.folder / "saved", self.folder / "back").stdout, r"^equal: \d+ tensors\n$")
+            self.assertRegex(
+                text, rf"(?m)^ *optimizer\.state\.{state}\.decoder\.layers\.mlp\.linear_fc2\.weight  {dtype}"
+            )
+        self.convert(
+            "megatron",
+            "back",
+            "--config=saved/config.json",
+            "--to=fsdp2",
+            "--optimizer",
+            "--allow=extra",
+            "--leave=common.pt",
+        )
+        self.assertRegex(
+            run("reshard-digest", self.folder / "saved", self.folder / "back").stdout, r"^equal: \d+ tensors\n$"
+        )
 
     @unittest.skipUnless(FULL, "RESHARD_FULL=1")
     def test_files_of_ranks(self):
         """One file for each rank of an engine or a trainer, with the shards of the library's layouts."""
         wanted = self.save("hf-model", EXPERTS, "qwen3-30b-a3b")
         expert = lambda layer, number, what: wanted[f"model.layers.{layer}.mlp.experts.{number}.{what}_proj.weight"]  # noqa: E731
-        both = lambda numbers, rows: np.stack([np.concatenate([expert(0, e, "gate")[rows], expert(0, e, "up")[rows]]) for e in numbers])  # noqa: E731
+        both = lambda numbers, rows: np.stack(
+            [np.concatenate([expert(0, e, "gate")[rows], expert(0, e, "up")[rows]]) for e in numbers]
+        )  # noqa: E731
         last = "model.layers.1.mlp.experts.3.down_proj.weight"
         experts = "model.layers.0.mlp.experts.routed_experts.w13_weight"
         # Of the last rank: what it holds under a name.
-        for to, mesh, ranks, name, part in (("vllm", "tp=2", 2, experts, both(range(4), slice(8, 16))), ("vllm", "tp=2,ep=2", 2, experts, both((2, 3), slice(None))),
-                                            ("sglang", "tp=2", 2, "model.embed_tokens.weight", np.concatenate([wanted["model.embed_tokens.weight"][64:], np.zeros((56, 32), np.float32)])),  # padding
-                                            ("fsdp2", "fsdp=2", 2, "model.norm.weight", wanted["model.norm.weight"][16:]),
-                                            ("megatron", "tp=2,pp=1,ep=2", 2, "decoder.layers.0.mlp.experts.linear_fc2.weight1", expert(0, 3, "down")),
-                                            ("megatron", "tp=1,pp=2,dp=2", 4, "decoder.layers.0.mlp.experts.linear_fc2.weight3", wanted[last]),
-                                            ("megatron", "tp=1,pp=2,dp=2,ep=2", 4, "decoder.layers.0.mlp.experts.linear_fc2.weight1", wanted[last])):
+        for to, mesh, ranks, name, part in (
+            ("vllm", "tp=2", 2, experts, both(range(4), slice(8, 16))),
+            ("vllm", "tp=2,ep=2", 2, experts, both((2, 3), slice(None))),
+            (
+                "sglang",
+                "tp=2",
+                2,
+                "model.embed_tokens.weight",
+                np.concatenate([wanted["model.embed_tokens.weight"][64:], np.zeros((56, 32), np.float32)]),
+            ),  # padding
+            ("fsdp2", "fsdp=2", 2, "model.norm.weight", wanted["model.norm.weight"][16:]),
+            ("megatron", "tp=2,pp=1,ep=2", 2, "decoder.layers.0.mlp.experts.linear_fc2.weight1", expert(0, 3, "down")),
+            ("megatron", "tp=1,pp=2,dp=2", 4, "decoder.layers.0.mlp.experts.linear_fc2.weight3", wanted[last]),
+            ("megatron", "tp=1,pp=2,dp=2,ep=2", 4, "decoder.layers.0.mlp.experts.linear_fc2.weight1", wanted[last]),
+        ):
             with self.subTest(to=to, mesh=mesh):
                 out = f"{to}-{mesh}"
                 self.convert("hf-model", out, f"--to={to}", f"--mesh={mesh}")
-                self.assertEqual(sorted(path.name for path in (self.folder / out).iterdir()), [f"rank-0000{rank}.safetensors" for rank in range(ranks)])
-                np.testing.assert_array_equal(load_file(self.folder / out / f"rank-0000{ranks - 1}.safetensors")[name], part)
+                self.assertEqual(
+                    sorted(path.name for path in (self.folder / out).iterdir()),
+                    [f"rank-0000{rank}.safetensors" for rank in range(ranks)],
+                )
+                np.testing.assert_array_equal(
+                    load_file(self.folder / out / f"rank-0000{ranks - 1}.safetensors")[name], part
+                )
 
     def test_quantized(self):
         self.save("hf-model", LLAMA, "llama3-8b")
         (self.folder / "hf-model/tokenizer.json").symlink_to("nowhere")
-        self.assertIn("tokenizer.json' is a broken link", self.convert("hf-model", "out", "--copy=hf-model", code=2).stderr)
+        self.assertIn(
+            "tokenizer.json' is a broken link", self.convert("hf-model", "out", "--copy=hf-model", code=2).stderr
+        )
         self.assertFalse((self.folder / "out").exists())
         (self.folder / "hf-model/tokenizer.json").unlink()
         (self.folder / "hf-model/tokenizer.json").write_text("{}")
-        self.convert("hf-model", "out", "--quantize=block_fp8", "--unquantized=*embed_tokens*", "--unquantized=lm_head*", "--dtype=bf16", "--copy=hf-model")
+        self.convert(
+            "hf-model",
+            "out",
+            "--quantize=block_fp8",
+            "--unquantized=*embed_tokens*",
+            "--unquantized=lm_head*",
+            "--dtype=bf16",
+            "--copy=hf-model",
+        )
         config = json.loads((self.folder / "out/config.json").read_text())
-        self.assertEqual(config["quantization_config"], {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
-                                                         "modules_to_not_convert": ["model.embed_tokens", "lm_head"]})
+        self.assertEqual(
+            config["quantization_config"],
+            {
+                "quant_method": "fp8",
+                "activation_scheme": "dynamic",
+                "weight_block_size": [128, 128],
+                "modules_to_not_convert": ["model.embed_tokens", "lm_head"],
+            },
+        )
         self.assertEqual((config["dtype"], (self.folder / "out/tokenizer.json").read_text()), ("bfloat16", "{}"))
         text = run("reshard-inspect", self.folder / "out").stdout
-        for line in ("mlp.down_proj.weight  fp8_e4m3 [32, 48]", "mlp.down_proj.weight_scale_inv  fp32 [1, 1]", "embed_tokens.weight  bf16", "norm.weight  bf16"):
+        for line in (
+            "mlp.down_proj.weight  fp8_e4m3 [32, 48]",
+            "mlp.down_proj.weight_scale_inv  fp32 [1, 1]",
+            "embed_tokens.weight  bf16",
+            "norm.weight  bf16",
+        ):
             self.assertIn(line, text)
-        self.assertNotIn("staging", self.convert("hf-model", "more", "--quantize=block_fp8", "--memory=4GiB", "--plan").stdout)  # the compiler's default is less
-        for memory, options, staging in (("64MiB", [], 16 << 20), ("80000000", [], 20_000_000), ("1GB", ["--to=vllm", "--mesh=tp=2"], 250_000_000)):
-            self.assertIn(f"\noptions:\n  staging: {staging}  # --memory={memory}\n",
-                          self.convert("hf-model", "more", "--quantize=block_fp8", f"--memory={memory}", *options,
-                                       "--plan").stdout)
-        self.assertIn("note: the staging limit is a quarter of --memory=256",
-                      self.convert("hf-model", "more", "--quantize=block_fp8", "--memory=256", code=2).stderr)
+        self.assertNotIn(
+            "staging", self.convert("hf-model", "more", "--quantize=block_fp8", "--memory=4GiB", "--plan").stdout
+        )  # the compiler's default is less
+        for memory, options, staging in (
+            ("64MiB", [], 16 << 20),
+            ("80000000", [], 20_000_000),
+            ("1GB", ["--to=vllm", "--mesh=tp=2"], 250_000_000),
+        ):
+            self.assertIn(
+                f"\noptions:\n  staging: {staging}  # --memory={memory}\n",
+                self.convert(
+                    "hf-model", "more", "--quantize=block_fp8", f"--memory={memory}", *options, "--plan"
+                ).stdout,
+            )
+        self.assertIn(
+            "note: the staging limit is a quarter of --memory=256",
+            self.convert("hf-model", "more", "--quantize=block_fp8", "--memory=256", code=2).stderr,
+        )
         self.assertNotIn("--memory", self.convert("hf-model", "more", "--dtype=fp17", "--memory=64MiB", code=2).stderr)
         if FULL:
-            self.assertIn("config.json does not say that matrices are mxfp8", self.convert("hf-model", "mx", "--quantize=mxfp8", "--ignore=*down*").stdout)
+            self.assertIn(
+                "config.json does not say that matrices are mxfp8",
+                self.convert("hf-model", "mx", "--quantize=mxfp8", "--ignore=*down*").stdout,
+            )
 
     def test_quantized_sources(self):
         """They are recognized, and become what a job makes of them."""
@@ -363,9 +636,16 @@ class Models(ConvertTest):
                 path = self.folder / name
                 path.mkdir()
                 (path / "config.json").write_text(json.dumps(config))
-                (path / "job.yaml").write_text(json.dumps({
-                    "version": 1, "model": {"extend": str(ROOT / f"examples/models/{model}.yaml"), "config": "config.json"}, "source": source | {"storage": "."},
-                    "target": {"layout": "hf", "storage": "out", "convert": "rne"}}))
+                (path / "job.yaml").write_text(
+                    json.dumps(
+                        {
+                            "version": 1,
+                            "model": {"extend": str(ROOT / f"examples/models/{model}.yaml"), "config": "config.json"},
+                            "source": source | {"storage": "."},
+                            "target": {"layout": "hf", "storage": "out", "convert": "rne"},
+                        }
+                    )
+                )
                 run("reshard-compile", path / "job.yaml", "-o", path / "p.rplan")
                 run("reshard-exec", path / "p.rplan", "--synthesize", f"--source={path / 'published'}")
                 run("reshard-exec", path / "p.rplan", f"--source={path / 'published'}", f"--target={path / 'expected'}")
@@ -373,14 +653,24 @@ class Models(ConvertTest):
                 if "multimodal" in name:
                     options, prefix = [*options, f"--model={model}"], "language_model."
                     self.add_vision(path / "published")
-                    self.assertIn("vision_tower.patch_embed.proj.weight", self.convert(path / "published", path / "found", *options, code=2).stderr)
+                    self.assertIn(
+                        "vision_tower.patch_embed.proj.weight",
+                        self.convert(path / "published", path / "found", *options, code=2).stderr,
+                    )
                     options.append("--allow=extra")
                 text = self.convert(path / "published", path / "found", *options).stdout
-                self.assertIn(f"layouts: {source['layout']} to hf\nquantized: in {name.split()[0]}, except for {prefix}lm_head.weight, {prefix}model.embed_tokens.weight, "
-                              f"{prefix}model.layers.", text)
+                self.assertIn(
+                    f"layouts: {source['layout']} to hf\nquantized: in {name.split()[0]}, except for {prefix}lm_head.weight, {prefix}model.embed_tokens.weight, "
+                    f"{prefix}model.layers.",
+                    text,
+                )
                 self.assertRegex(run("reshard-digest", path / "expected", path / "found").stdout, "^equal: ")
                 found = json.loads((path / "found/config.json").read_text())
-                self.assertEqual(found, {key: value for key, value in config.items() if key != "quantization_config"} | {"dtype" if "dtype" in config else "torch_dtype": "bfloat16"})
+                self.assertEqual(
+                    found,
+                    {key: value for key, value in config.items() if key != "quantization_config"}
+                    | {"dtype" if "dtype" in config else "torch_dtype": "bfloat16"},
+                )
                 if FULL:
                     self.convert(path / "published", path / "megatron", "--to=megatron", *{*options, "--allow=extra"})
         self.refuse_scales(self.folder / "block_fp8")
@@ -389,8 +679,13 @@ class Models(ConvertTest):
         """A second file, with a tensor of a vision tower."""
         save_file({"vision_tower.patch_embed.proj.weight": np.ones((4, 3), np.float32)}, folder / "vision.safetensors")
         (folder / "model.safetensors").rename(folder / "language.safetensors")
-        names = {name: f"{part}.safetensors" for part in ("language", "vision")
-                 for name in json.loads(run("reshard-inspect", folder / f"{part}.safetensors", "--format=json").stdout)["tensors"]}
+        names = {
+            name: f"{part}.safetensors"
+            for part in ("language", "vision")
+            for name in json.loads(run("reshard-inspect", folder / f"{part}.safetensors", "--format=json").stdout)[
+                "tensors"
+            ]
+        }
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
 
     def refuse_scales(self, folder: Path) -> None:
@@ -399,12 +694,25 @@ class Models(ConvertTest):
         contents = path.read_bytes()
         begin = contents.index(f'"{name}_scale_inv"'.encode())
         shape = contents.index(b"[2,1]", begin)
-        cases = ((contents.replace(f"{name}_scale_inv".encode(), f"{name}_scale_xyz".encode()), f"'model.layers.1.self_attn.o_proj.weight' has scales, but '{name}' has none"),
-                 (contents[:shape] + b"[1,2]" + contents[shape + 5 :], f"'{name}_scale_inv' is [1, 2], expected [2, 1]"),
-                 (contents.replace(b"_scale_inv", b"_scale_xyz"), "has fp8_e4m3 without scales of a known form: model.layers."))
+        cases = (
+            (
+                contents.replace(f"{name}_scale_inv".encode(), f"{name}_scale_xyz".encode()),
+                f"'model.layers.1.self_attn.o_proj.weight' has scales, but '{name}' has none",
+            ),
+            (contents[:shape] + b"[1,2]" + contents[shape + 5 :], f"'{name}_scale_inv' is [1, 2], expected [2, 1]"),
+            (
+                contents.replace(b"_scale_inv", b"_scale_xyz"),
+                "has fp8_e4m3 without scales of a known form: model.layers.",
+            ),
+        )
         for changed, error in cases:
             path.write_bytes(changed)
-            self.assertIn(error, self.convert(folder / "published", "none", f"--config={folder / 'config.json'}", "--allow=extra", code=2).stderr)
+            self.assertIn(
+                error,
+                self.convert(
+                    folder / "published", "none", f"--config={folder / 'config.json'}", "--allow=extra", code=2
+                ).stderr,
+            )
 
     @unittest.skipUnless(FULL, "RESHARD_FULL=1")
     def test_two_dtypes(self):
@@ -416,7 +724,10 @@ class Models(ConvertTest):
         for name in wanted:
             wanted[name] = wanted[name].astype(np.float32 if name == "model.norm.weight" else np.float16)
         save_file(wanted, self.folder / "hf-model/model.safetensors")
-        self.assertIn("note: the floats of 'hf-model' are fp16 and fp32: --dtype=DTYPE rounds them to one dtype", self.convert("hf-model", "none", code=2).stderr)
+        self.assertIn(
+            "note: the floats of 'hf-model' are fp16 and fp32: --dtype=DTYPE rounds them to one dtype",
+            self.convert("hf-model", "none", code=2).stderr,
+        )
         self.convert("hf-model", "rounded", "--dtype=fp16")
         self.check("rounded", {name: array.astype(np.float16) for name, array in wanted.items()})
 
@@ -427,15 +738,39 @@ class Models(ConvertTest):
         run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan")
         self.convert("hf-model", "out", "--to=fsdp2")
         run("reshard-exec", self.folder / "p.rplan", f"--target={self.folder / 'again'}")
-        self.assertEqual(run("reshard-digest", self.folder / "out", self.folder / "again").stdout, "equal: 21 tensors\n")
+        self.assertEqual(
+            run("reshard-digest", self.folder / "out", self.folder / "again").stdout, "equal: 21 tensors\n"
+        )
 
     def test_random_configs(self):
         """A config.json with other values, of other types, without some keys: it is converted, or one error says why
         not, in bounded time."""
         self.save("hf-model", LLAMA, "llama3-8b")
         random = Random(5)
-        values = (None, True, -1, 0, 1, 3, 2**31, 2**63, 10**30, 1.5, float("nan"), "", "x", "\x1b[31m", "\ud800", [],
-                  [1], {}, {"a": []}, [[]], "fp16", "bfloat16")
+        values = (
+            None,
+            True,
+            -1,
+            0,
+            1,
+            3,
+            2**31,
+            2**63,
+            10**30,
+            1.5,
+            float("nan"),
+            "",
+            "x",
+            "\x1b[31m",
+            "\ud800",
+            [],
+            [1],
+            {},
+            {"a": []},
+            [[]],
+            "fp16",
+            "bfloat16",
+        )
         for number in range(200 if FULL else 20):
             config = dict(LLAMA)
             keys = sorted([*config, "rope_scaling", "quantization_config", "text_config", "layer_types"])
@@ -444,8 +779,15 @@ class Models(ConvertTest):
                     config.pop(key, None)
                 else:
                     config[key] = random.choice(values)
-            options = random.choice(((), ("--to=megatron",), ("--model=llama3-8b", "--source-layout=hf"),
-                                     ("--to=vllm", "--mesh=tp=2"), ("--dtype=bf16",)))
+            options = random.choice(
+                (
+                    (),
+                    ("--to=megatron",),
+                    ("--model=llama3-8b", "--source-layout=hf"),
+                    ("--to=vllm", "--mesh=tp=2"),
+                    ("--dtype=bf16",),
+                )
+            )
             with self.subTest(number=number, config=config, options=options):
                 done = self.convert("hf-model", "out", f"--config={self.config(config)}", *options, "--plan", code=None)
                 self.assertIn(done.returncode, (0, 2), done.stderr)
@@ -456,19 +798,43 @@ class Models(ConvertTest):
     def test_wrong_configs(self):
         """What does not fit is refused, with --allow=extra too."""
         self.save("hf-model", LLAMA, "llama3-8b")
-        cases = ((LLAMA | {"architectures": ["BertModel"], "model_type": "bert"}, "the library has no model for 'BertModel' or 'bert'; known: DeepseekV32ForCausalLM,"),
-                 ({}, "the library has no model for a config without architectures and model_type"),
-                 (LLAMA | {"num_hidden_layers": 1}, "has 9 tensors that layout hf of model llama3-405b with the numbers of "),
-                 (LLAMA | {"num_hidden_layers": 3}, "\n  hf: 9 of 30 names are missing: model.layers.2.input_layernorm.weight"),
-                 (LLAMA | {"num_key_value_heads": 4}, "\n  hf: 'model.layers.0.self_attn.k_proj.weight' is [16, 32], expected [32, 32], and 3 more"),
-                 (EXPERTS, "\n  hf: 30 of 45 names are missing"),
-                 (LLAMA | {"architectures": ["Qwen3ForCausalLM"]}, "\n  hf: 4 of 25 names are missing: model.layers.0.self_attn.q_norm.weight"),
-                 (LLAMA | {"vocab_size": None}, "expected an integer, a boolean or an array"))
+        cases = (
+            (
+                LLAMA | {"architectures": ["BertModel"], "model_type": "bert"},
+                "the library has no model for 'BertModel' or 'bert'; known: DeepseekV32ForCausalLM,",
+            ),
+            ({}, "the library has no model for a config without architectures and model_type"),
+            (
+                LLAMA | {"num_hidden_layers": 1},
+                "has 9 tensors that layout hf of model llama3-405b with the numbers of ",
+            ),
+            (
+                LLAMA | {"num_hidden_layers": 3},
+                "\n  hf: 9 of 30 names are missing: model.layers.2.input_layernorm.weight",
+            ),
+            (
+                LLAMA | {"num_key_value_heads": 4},
+                "\n  hf: 'model.layers.0.self_attn.k_proj.weight' is [16, 32], expected [32, 32], and 3 more",
+            ),
+            (EXPERTS, "\n  hf: 30 of 45 names are missing"),
+            (
+                LLAMA | {"architectures": ["Qwen3ForCausalLM"]},
+                "\n  hf: 4 of 25 names are missing: model.layers.0.self_attn.q_norm.weight",
+            ),
+            (LLAMA | {"vocab_size": None}, "expected an integer, a boolean or an array"),
+        )
         for values, error in cases if FULL else cases[::2]:
             with self.subTest(error=error):
-                self.assertIn(error, self.convert("hf-model", "out", "--to=megatron", f"--config={self.config(values)}", "--allow=extra", code=2).stderr)
+                self.assertIn(
+                    error,
+                    self.convert(
+                        "hf-model", "out", "--to=megatron", f"--config={self.config(values)}", "--allow=extra", code=2
+                    ).stderr,
+                )
                 self.assertFalse((self.folder / "out").exists())
-        self.assertIn("is [72, 32], expected [151936, 1024]", self.convert("hf-model", "out", "--model=qwen3-0.6b", code=2).stderr)
+        self.assertIn(
+            "is [72, 32], expected [151936, 1024]", self.convert("hf-model", "out", "--model=qwen3-0.6b", code=2).stderr
+        )
         self.assertIn("unknown layout 'none'", self.convert("hf-model", "out", "--source-layout=none", code=2).stderr)
         self.assertIn("unknown layout 'none'", self.convert("hf-model", "out", "--target-layout=none", code=2).stderr)
 
@@ -486,7 +852,10 @@ layouts:
         array = np.arange(16, dtype=np.float32).reshape(4, 4)
         save_file({"w": array}, self.folder / "hf/model.safetensors")
         error = self.convert("hf", "out", "--model=model.yaml", "--target-layout=out", code=2).stderr
-        self.assertIn("the tensors fit several models or layouts, which differ: model in layout hf, model in layout fsdp2; --model=NAME or --source-layout=NAME chooses one", error)
+        self.assertIn(
+            "the tensors fit several models or layouts, which differ: model in layout hf, model in layout fsdp2; --model=NAME or --source-layout=NAME chooses one",
+            error,
+        )
         self.convert("hf", "out", "--model=model.yaml", "--target-layout=out", "--source-layout=fsdp2")
         self.check("out", {"v": array.T})
 
@@ -498,7 +867,18 @@ layouts:
 
         recognized = 0
         for name, path, _ in recognition._library():
-            options = argparse.Namespace(**vars(convert._parser().parse_args([str(self.folder), str(self.folder / "out"), "--to=hf", f"--config={path.with_name(name + '.config.json')}"])))
+            options = argparse.Namespace(
+                **vars(
+                    convert._parser().parse_args(
+                        [
+                            str(self.folder),
+                            str(self.folder / "out"),
+                            "--to=hf",
+                            f"--config={path.with_name(name + '.config.json')}",
+                        ]
+                    )
+                )
+            )
             for layout, switches in recognition._SOURCES:
                 try:
                     shapes = recognition.model_named(name, None).holds(layout, switches)
@@ -507,7 +887,10 @@ layouts:
                 if name == "qwen3-vl-30b-a3b" and switches:
                     continue  # its fsdp2 is that of transformers 5
                 with self.subTest(model=name, layout=layout):
-                    found = convert._conversion(options, {"tensors": {each: {"dtype": "bf16", "shape": shape} for each, shape in shapes.items()}})
+                    found = convert._conversion(
+                        options,
+                        {"tensors": {each: {"dtype": "bf16", "shape": shape} for each, shape in shapes.items()}},
+                    )
                     self.assertEqual(len(found.converted), len(shapes))
                     recognized += 1
         self.assertGreater(recognized, 215)

@@ -33,7 +33,10 @@ FORMATS = ("safetensors", "dcp", "dcp-safetensors", "torch-save")
 def values() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(3)
     tensors = {f"model.layers.{layer}.up.weight": rng.standard_normal((6, 4)).astype(np.float32) for layer in range(3)}
-    return tensors | {"model.embed.weight": rng.standard_normal((8, 4)).astype(np.float32), "lm_head.weight": rng.integers(0, 99, (3, 2))}
+    return tensors | {
+        "model.embed.weight": rng.standard_normal((8, 4)).astype(np.float32),
+        "lm_head.weight": rng.integers(0, 99, (3, 2)),
+    }
 
 
 class Convert(ConvertTest):
@@ -53,20 +56,35 @@ class Convert(ConvertTest):
 
     def test_torch_dist(self):
         self.convert("hf", "megatron", "--to=torch_dist")
-        self.assertIn("has objects that the target cannot hold: 'common.pt'",
-                      self.convert("megatron", "out", "--to=safetensors", code=2).stderr)
+        self.assertIn(
+            "has objects that the target cannot hold: 'common.pt'",
+            self.convert("megatron", "out", "--to=safetensors", code=2).stderr,
+        )
         self.convert("megatron", "out", "--to=safetensors", "--allow=extra")
         self.check("out", values())
 
     def test_names_and_dtype(self):
         text = self.convert("hf", "out", "--rename=model.=", "--rename=lm_head.=head.", "--dtype=fp16").stdout
-        self.assertIn("hf: safetensors, 5 tensors, 0 objects\nmodel: none; the tensors keep their names, renamed\n", text)
-        self.assertTrue(text.endswith("source: 5 tensors, 110 elements\ntarget: 5 tensors, 110 elements; 256 bytes, of which 0 are padding, were compared with the source and are right\n"), text)
-        wanted = {name.removeprefix("model.").replace("lm_head", "head"): array.astype(np.float16) if array.dtype == np.float32 else array
-                  for name, array in values().items()}
+        self.assertIn(
+            "hf: safetensors, 5 tensors, 0 objects\nmodel: none; the tensors keep their names, renamed\n", text
+        )
+        self.assertTrue(
+            text.endswith(
+                "source: 5 tensors, 110 elements\ntarget: 5 tensors, 110 elements; 256 bytes, of which 0 are padding, were compared with the source and are right\n"
+            ),
+            text,
+        )
+        wanted = {
+            name.removeprefix("model.").replace("lm_head", "head"): array.astype(np.float16)
+            if array.dtype == np.float32
+            else array
+            for name, array in values().items()
+        }
         self.check("out", wanted)
         text = self.convert("out", "back", "--rename==model.", "--only=*layers*").stdout
-        self.assertIn("source: 5 tensors, 110 elements, with those that are left out\ntarget: 3 tensors, 72 elements; ", text)
+        self.assertIn(
+            "source: 5 tensors, 110 elements, with those that are left out\ntarget: 3 tensors, 72 elements; ", text
+        )
         self.check("back", {f"model.{name}": array for name, array in wanted.items() if "layers" in name})
 
     def test_values_beyond_the_range(self):
@@ -106,10 +124,18 @@ layouts:
   hf: {params: same}
   stacked: {params: {ups: {holds: "model.layers.{layer}.up.weight", stack: layer}, embed: {holds: model.embed.weight}, head: {holds: lm_head.weight}}}
 """)
-        self.convert("hf", "out", "--model=model.yaml", "--source-layout=hf", "--target-layout=stacked", "--memory=256MiB")
+        self.convert(
+            "hf", "out", "--model=model.yaml", "--source-layout=hf", "--target-layout=stacked", "--memory=256MiB"
+        )
         tensors = values()
-        self.check("out", {"ups": np.stack([tensors[f"model.layers.{layer}.up.weight"] for layer in range(3)]), "embed": tensors["model.embed.weight"],
-                           "head": tensors["lm_head.weight"]})
+        self.check(
+            "out",
+            {
+                "ups": np.stack([tensors[f"model.layers.{layer}.up.weight"] for layer in range(3)]),
+                "embed": tensors["model.embed.weight"],
+                "head": tensors["lm_head.weight"],
+            },
+        )
 
     def test_objects(self):
         checkpoint = Dcp(self.folder / "dcp")
@@ -118,7 +144,10 @@ layouts:
         checkpoint.object("step", pickle.dumps(1))
         checkpoint.write()
         error = self.convert("dcp", "out", "--to=safetensors", code=2).stderr
-        self.assertIn("has objects that the target cannot hold: 'step' (format 'safetensors' holds tensors only); --allow=extra leaves them out", error)
+        self.assertIn(
+            "has objects that the target cannot hold: 'step' (format 'safetensors' holds tensors only); --allow=extra leaves them out",
+            error,
+        )
         self.assertFalse((self.folder / "out").exists())
         self.convert("dcp", "out", "--to=safetensors", "--allow=extra")
         self.check("out", values())
@@ -145,10 +174,13 @@ layouts:
         the way that works."""
         self.trained()
         error = self.convert("run/step-10", "out", "--allow=extra", code=2).stderr
-        self.assertIn("found no config.json in 'run/step-10' or beside it: --config=FILE or --model=NAME states the "
-                      "model of --to=hf, the default; --to=safetensors keeps the names, "
-                      "here model.lm_head.weight, model.model.embed.weight, model.model.layers.*.up.weight (3), "
-                      "optimizer.param_groups, optimizer.state.", error)
+        self.assertIn(
+            "found no config.json in 'run/step-10' or beside it: --config=FILE or --model=NAME states the "
+            "model of --to=hf, the default; --to=safetensors keeps the names, "
+            "here model.lm_head.weight, model.model.embed.weight, model.model.layers.*.up.weight (3), "
+            "optimizer.param_groups, optimizer.state.",
+            error,
+        )
         way = "--rename=model.= --ignore='optimizer*' "
         self.assertIn(f"without a model, --to=safetensors {way}--copy=DIR writes the weights", error)
         (self.folder / "run/config.json").write_text('{"architectures": ["OurOwnForCausalLM"]}')
@@ -161,22 +193,30 @@ layouts:
         for name, options in (("out", shlex.split(way)), ("again", shlex.split(way)[1:])):
             self.convert("run/step-10", name, *(option.replace("DIR", "run") for option in options))
             self.check(name, values())
-            self.assertEqual(sorted(path.name for path in (self.folder / name).iterdir()),
-                             ["config.json", "model.safetensors", "tokenizer.json"])
+            self.assertEqual(
+                sorted(path.name for path in (self.folder / name).iterdir()),
+                ["config.json", "model.safetensors", "tokenizer.json"],
+            )
 
     def test_leave_is_for_objects(self):
         self.trained()
-        for options, error in ((("--leave=optimizer.state*",),
-                                "--leave=optimizer.state* matches 5 tensors: optimizer.state.lm_head.weight.exp_avg, "
-                                "optimizer.state.model.embed"),
-                               (("--leave=optimizer*",),
-                                "it leaves out objects only, --ignore=optimizer* leaves out tensors"),
-                               (("--leave=none*",), "--leave=none* matches no object of 'run/step-10', which has 1: "
-                                                    "optimizer.param_groups")):
+        for options, error in (
+            (
+                ("--leave=optimizer.state*",),
+                "--leave=optimizer.state* matches 5 tensors: optimizer.state.lm_head.weight.exp_avg, "
+                "optimizer.state.model.embed",
+            ),
+            (("--leave=optimizer*",), "it leaves out objects only, --ignore=optimizer* leaves out tensors"),
+            (
+                ("--leave=none*",),
+                "--leave=none* matches no object of 'run/step-10', which has 1: optimizer.param_groups",
+            ),
+        ):
             self.assertIn(error, self.convert("run/step-10", "out", "--to=safetensors", *options, code=2).stderr)
             self.assertFalse((self.folder / "out").exists())
-        text = self.convert("run/step-10", "out", "--to=dcp", "--leave=optimizer*", "--ignore=optimizer*",
-                            "--rename=model.=").stdout
+        text = self.convert(
+            "run/step-10", "out", "--to=dcp", "--leave=optimizer*", "--ignore=optimizer*", "--rename=model.="
+        ).stdout
         self.assertIn("  left out   1 object of the source: optimizer.param_groups\n", text)
         self.assertIn("left out: 3 tensors of the model, which TARGET does not get: optimizer.state.", text)
         self.convert("out", "back", "--to=safetensors")
@@ -184,8 +224,9 @@ layouts:
 
     def test_wrappers(self):
         """Globs of --rename remove what torch.compile and others put inside names, also in one layer."""
-        wrapped = {f"_orig_mod.{name.replace('.1.', '.1._checkpoint.inner.')}": array
-                   for name, array in values().items()}
+        wrapped = {
+            f"_orig_mod.{name.replace('.1.', '.1._checkpoint.inner.')}": array for name, array in values().items()
+        }
         (self.folder / "wrapped").mkdir()
         save_file(wrapped, self.folder / "wrapped/model.safetensors")
         options = ("--rename=_orig_mod.=", "--rename=*._checkpoint.inner.*=*.*")
@@ -195,34 +236,55 @@ layouts:
                 self.convert(f"as-{format}", f"{format}-out", "--to=safetensors", *options)
                 self.check(f"{format}-out", values())
         job = self.convert("as-dcp", "planned", "--to=safetensors", *options, "--plan").stdout
-        self.assertIn("# reshard-compile and reshard-exec need --rename=_orig_mod.= "
-                      "'--rename=*._checkpoint.inner.*=*.*' with this job\n", job)
+        self.assertIn(
+            "# reshard-compile and reshard-exec need --rename=_orig_mod.= "
+            "'--rename=*._checkpoint.inner.*=*.*' with this job\n",
+            job,
+        )
         (self.folder / "job.yaml").write_text(job)
         run("reshard-compile", "job.yaml", "-o", "p", *options, cwd=self.folder)
         self.assertIn("has no tensor '", run("reshard-exec", "p", cwd=self.folder, code=2).stderr)
         run("reshard-exec", "p", *options, cwd=self.folder)
         self.check("planned", values())
-        for rules, error in ((("model.=a.",), "'model.' begins no name of the tensors of 'wrapped': "
-                                              "_orig_mod.lm_head.weight, _orig_mod.model.embed.weight,"),
-                             (("*.none.*=*",), "invalid --rename='*.none.*=*': expected as many '*' in NEW as in OLD"),
-                             (("*.none.*=*.*",), "'*.none.*' matches no name"),
-                             (("_orig_mod.model.layers.0.=_orig_mod.model.layers.2.",),
-                              "the name '_orig_mod.model.layers.2.up.weight'"),
-                             (("_orig_mod.lm_head.weight=",), "leaves nothing of the name '_orig_mod.lm_head.weight'")):
-            self.assertIn(error, self.convert("wrapped", "none", "--to=safetensors",
-                                              *(f"--rename={rule}" for rule in rules), code=2).stderr)
+        for rules, error in (
+            (
+                ("model.=a.",),
+                "'model.' begins no name of the tensors of 'wrapped': "
+                "_orig_mod.lm_head.weight, _orig_mod.model.embed.weight,",
+            ),
+            (("*.none.*=*",), "invalid --rename='*.none.*=*': expected as many '*' in NEW as in OLD"),
+            (("*.none.*=*.*",), "'*.none.*' matches no name"),
+            (("_orig_mod.model.layers.0.=_orig_mod.model.layers.2.",), "the name '_orig_mod.model.layers.2.up.weight'"),
+            (("_orig_mod.lm_head.weight=",), "leaves nothing of the name '_orig_mod.lm_head.weight'"),
+        ):
+            self.assertIn(
+                error,
+                self.convert(
+                    "wrapped", "none", "--to=safetensors", *(f"--rename={rule}" for rule in rules), code=2
+                ).stderr,
+            )
 
     def test_several_files(self):
         for format in ("safetensors", "dcp", "dcp-safetensors"):
             self.convert("hf", format, f"--to={format}", "--max-shard-size=200", "--no-sync", "--memory=256MiB")
-            self.assertGreater(len([*(self.folder / format).glob("*.safetensors"), *(self.folder / format).glob("*.distcp")]), 2, format)
+            self.assertGreater(
+                len([*(self.folder / format).glob("*.safetensors"), *(self.folder / format).glob("*.distcp")]),
+                2,
+                format,
+            )
             self.convert(format, f"{format}-back", "--to=safetensors")
             self.check(f"{format}-back", values())
 
     def test_chunks(self):
         text = self.convert("hf", "chunks", "--to=dcp", "--chunk=40").stdout
         self.assertIn("\ntarget: 5 tensors, 110 elements; ", text)
-        sizes = [chunk["bytes"] for tensor in json.loads(run("reshard-inspect", self.folder / "chunks", "--format=json").stdout)["tensors"].values() for chunk in tensor["chunks"]]
+        sizes = [
+            chunk["bytes"]
+            for tensor in json.loads(run("reshard-inspect", self.folder / "chunks", "--format=json").stdout)[
+                "tensors"
+            ].values()
+            for chunk in tensor["chunks"]
+        ]
         self.assertGreater(len(sizes), len(values()))
         self.assertLessEqual(max(sizes), 40)
         self.convert("chunks", "out", "--to=safetensors")
@@ -241,24 +303,39 @@ layouts:
 
     def test_reports(self):
         self.convert("hf", "out", "--to=safetensors", "--report=r.json")
-        self.assertEqual(json.loads((self.folder / "r.json").read_text())["checked_bytes"], sum(array.nbytes for array in values().values()))
+        self.assertEqual(
+            json.loads((self.folder / "r.json").read_text())["checked_bytes"],
+            sum(array.nbytes for array in values().values()),
+        )
         self.convert("hf", "again", "--to=safetensors", "--report=/dev/null")
-        self.assertIn("--report=/dev/full: No space left on device; 'third' is complete",
-                      self.convert("hf", "third", "--to=safetensors", "--report=/dev/full", code=2).stderr)
+        self.assertIn(
+            "--report=/dev/full: No space left on device; 'third' is complete",
+            self.convert("hf", "third", "--to=safetensors", "--report=/dev/full", code=2).stderr,
+        )
         self.check("third", values())
 
     def test_shards_of_which_one_may_be_lost(self):
         self.convert("hf", "shards", "--to=dcp-safetensors")
-        self.assertIn("\nshards: 1 files; the format does not state how many there were",
-                      self.convert("shards", "out", "--to=safetensors").stdout)
-        safetensors(self.folder / "shards/shard-00003-model-00001-of-00001.safetensors", {"more": np.ones(2, np.float32)}, {"more": [0]})
-        self.assertIn("\nshards: 2 files, none with the number 2; the format",
-                      self.convert("shards", "more", "--to=safetensors").stdout)
+        self.assertIn(
+            "\nshards: 1 files; the format does not state how many there were",
+            self.convert("shards", "out", "--to=safetensors").stdout,
+        )
+        safetensors(
+            self.folder / "shards/shard-00003-model-00001-of-00001.safetensors",
+            {"more": np.ones(2, np.float32)},
+            {"more": [0]},
+        )
+        self.assertIn(
+            "\nshards: 2 files, none with the number 2; the format",
+            self.convert("shards", "more", "--to=safetensors").stdout,
+        )
 
     def test_resume(self):
         """A second conversion has the same plan, as the journal of a killed one demands."""
-        self.assertIn("expected no --no-sync",
-                      self.convert("hf", "out", "--to=safetensors", "--resume", "--no-sync", code=2).stderr)
+        self.assertIn(
+            "expected no --no-sync",
+            self.convert("hf", "out", "--to=safetensors", "--resume", "--no-sync", code=2).stderr,
+        )
         self.convert("hf", "out", "--to=safetensors", "--resume")
         job = self.convert("hf", "again", "--to=safetensors", "--plan").stdout.replace("again", "out")
         (self.folder / "job.yaml").write_text(job)
@@ -272,14 +349,22 @@ layouts:
 
     def killed(self, *arguments: str) -> int:
         """Kills a conversion to `out` and its executor as soon as the journal has another record. Returns the number of records, 0 if it has ended before."""
+
         def records() -> int:
             with contextlib.suppress(FileNotFoundError):  # the folder has just got another name
-                return sum(path.read_bytes().count(b"\n") - 1 for path in self.folder.glob("out.partial-*/.reshard-journal-0"))
+                return sum(
+                    path.read_bytes().count(b"\n") - 1 for path in self.folder.glob("out.partial-*/.reshard-journal-0")
+                )
             return 0
 
         before = records()
-        process = subprocess.Popen([sys.executable, "-c", "from reshard.commands import convert; convert()", *arguments], cwd=self.folder,
-                                   env=self.environment | {"TMPDIR": str(self.folder)}, stdout=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from reshard.commands import convert; convert()", *arguments],
+            cwd=self.folder,
+            env=self.environment | {"TMPDIR": str(self.folder)},
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         deadline = time.monotonic() + 60
         try:
             while process.poll() is None and records() <= before:
@@ -290,7 +375,9 @@ layouts:
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait(30)
         self.assertIn(code, (0, -signal.SIGKILL))
-        for folder in self.folder.glob("out.partial-*"):  # until the executor has ended too, which may still write to the device
+        for folder in self.folder.glob(
+            "out.partial-*"
+        ):  # until the executor has ended too, which may still write to the device
             lock = os.open(folder, os.O_RDONLY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -302,7 +389,9 @@ layouts:
         """The next conversion continues, with the bytes of one that was not killed."""
         rng = np.random.default_rng(5)
         (self.folder / "big").mkdir()
-        save_file({f"w{i}": rng.integers(0, 256, 4 << 20, np.uint8) for i in range(32)}, self.folder / "big/model.safetensors")
+        save_file(
+            {f"w{i}": rng.integers(0, 256, 4 << 20, np.uint8) for i in range(32)}, self.folder / "big/model.safetensors"
+        )
         kills = 0
         for _ in range(100):
             if self.killed("big", "out", "--to=dcp", "--chunk=1MiB", "--resume"):
@@ -313,7 +402,10 @@ layouts:
                 shutil.rmtree(self.folder / "out", ignore_errors=True)
         self.assertEqual(kills, KILLS)
         self.assertFalse((self.folder / "out").exists())
-        self.assertRegex(self.convert("big", "out", "--to=dcp", "--chunk=1MiB", "--resume").stdout, r"resumed +[\d.]+ MiB were written by an earlier run")
+        self.assertRegex(
+            self.convert("big", "out", "--to=dcp", "--chunk=1MiB", "--resume").stdout,
+            r"resumed +[\d.]+ MiB were written by an earlier run",
+        )
         self.convert("big", "whole", "--to=dcp", "--chunk=1MiB")
         self.assertEqual(run("diff", "-r", self.folder / "whole", self.folder / "out").stdout, "")
         self.assertEqual(run("reshard-digest", self.folder / "big", self.folder / "out").stdout, "equal: 32 tensors\n")
@@ -329,13 +421,46 @@ layouts:
         command = [sys.executable, "-c", "from reshard.commands import convert; convert()", "hf"]
         options = ["--to=dcp", "--processes=2", "--timeout=60"]
         environment = self.environment | MPIRUN
-        mpi = subprocess.run(["timeout", "-k10", "100", "mpirun", "-n", "2", *command, "mpi", "--transport=mpi", "--report=mpi.json", *options], cwd=self.folder, env=environment,
-                             capture_output=True, text=True)
+        mpi = subprocess.run(
+            [
+                "timeout",
+                "-k10",
+                "100",
+                "mpirun",
+                "-n",
+                "2",
+                *command,
+                "mpi",
+                "--transport=mpi",
+                "--report=mpi.json",
+                *options,
+            ],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         self.assertEqual(mpi.returncode, 0, mpi.stdout + mpi.stderr)
         (self.folder / "meet").mkdir()
-        ucx = [*command, "ucx", "--transport=ucx", f"--rendezvous=file://{self.folder}/meet", "--report=ucx.json", *options]
-        met = [subprocess.Popen([*ucx, f"--rank={rank}"], cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-               for rank in range(2)]
+        ucx = [
+            *command,
+            "ucx",
+            "--transport=ucx",
+            f"--rendezvous=file://{self.folder}/meet",
+            "--report=ucx.json",
+            *options,
+        ]
+        met = [
+            subprocess.Popen(
+                [*ucx, f"--rank={rank}"],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(2)
+        ]
         for process in met:
             self.addCleanup(process.kill)
         texts = [process.communicate(timeout=100)[0] for process in met]
@@ -343,7 +468,9 @@ layouts:
         for name, text in ("mpi", mpi.stdout), ("ucx", "".join(texts)):
             with self.subTest(name):
                 self.assertEqual(text.count("hf: safetensors, 5 tensors, 0 objects"), 1, text)
-                self.assertIn(f"; {size} bytes, of which 0 are padding, were compared with the source and are right", text)
+                self.assertIn(
+                    f"; {size} bytes, of which 0 are padding, were compared with the source and are right", text
+                )
                 self.assertEqual(run("diff", "-r", self.folder / "alone", self.folder / name).stdout, "")
                 self.assertEqual(json.loads((self.folder / f"{name}.json").read_text())["ranks"], 2)
 
@@ -352,10 +479,24 @@ layouts:
         """SIGTERM also ends the executor, which here waits for another process."""
         for name in ("meet", "scratch"):
             (self.folder / name).mkdir()
-        command = [sys.executable, "-c", "from reshard.commands import convert; convert()", "hf", "out", "--to=dcp",
-                   "--processes=2", "--rank=0", "--transport=ucx",
-                   f"--rendezvous=file://{self.folder}/meet"]
-        process = subprocess.Popen(command, cwd=self.folder, env=self.environment | {"TMPDIR": str(self.folder / "scratch")}, stderr=subprocess.DEVNULL)
+        command = [
+            sys.executable,
+            "-c",
+            "from reshard.commands import convert; convert()",
+            "hf",
+            "out",
+            "--to=dcp",
+            "--processes=2",
+            "--rank=0",
+            "--transport=ucx",
+            f"--rendezvous=file://{self.folder}/meet",
+        ]
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment | {"TMPDIR": str(self.folder / "scratch")},
+            stderr=subprocess.DEVNULL,
+        )
         self.addCleanup(process.kill)
         deadline = time.monotonic() + 60
         while not any((self.folder / "meet").iterdir()):
@@ -375,54 +516,77 @@ layouts:
 
     def test_errors(self):
         (self.folder / "there").mkdir()
-        for arguments, error in ((("none", "out"), "none"), (("hf", "there"), "'there' exists, expected a folder to create"),
-                                 (("hf", "out", "--rename=x"), "invalid --rename='x': expected OLD=NEW"),
-                                 (("hf", "out", "--rename=x.=y."),
-                                  "'x.' begins no name of the tensors of 'hf': lm_head.weight, model.embed.weight, "
-                                  "model.layers.*.up.weight (3)"),
-                                 (("hf", "out", "--model=m.yaml"), "--model=m.yaml: no such file"),
-                                 (("hf", "out", "--model=qwen3-0.7b"), "--model=qwen3-0.7b: expected the path of a YAML file, or one of deepseek-v3.2, deepseek-v3,"),
-                                 (("hf", "out", "--config=c.json"), "--config=c.json: no such file"),
-                                 (("hf", "out", "--to=safetensors", "--source-layout=hf"),
-                                  "unexpected --source-layout: --to=safetensors alone keeps the names"),
-                                 (("hf", "out", "--to=safetensors", "--optimizer"),
-                                  "unexpected --optimizer: --to=safetensors alone keeps the names"),
-                                 (("hf", "out", "--to=megatron"), "found no config.json in 'hf' or beside it"),
-                                 (("hf", "out", "--to=hf", "--rename=model.=b."),
-                                  "found no config.json in 'hf' or beside it"),
-                                 (("hf", "out"), "states the model of --to=hf, the default; --to=safetensors keeps the "
-                                                 "names, here lm_head.weight, model.embed.weight,"),
-                                 (("hf", ""), "invalid TARGET='': expected a value"),
-                                 (("hf", "out", "--model="), "invalid --model='': expected a value"),
-                                 (("hf", "out", "--to=hf", "--mesh=tp=2"), "unexpected --mesh: it writes a file for each rank of --to=fsdp2, megatron, vllm, sglang"),
-                                 (("hf", "out", "--to=vllm"), "--to=vllm needs --mesh"),
-                                 (("hf", "out", "--to=megatron", "--mesh=tp=x", "--model=qwen3-8b"), "invalid --mesh 'tp=x'"),
-                                 (("hf", "out", "--unquantized=*"), "unexpected --unquantized without --quantize"),
-                                 (("hf", "out", "--to=safetensors", "--convert=inf"),
-                                  "unexpected --convert without --dtype"),
-                                 (("hf", "out", "--to=safetensors", "--dtype=fp8_e4m3", "--convert=inf"),
-                                  "--convert=inf: "),
-                                 (("hf", "out", "--to=safetensors", "--dtype=fp17"), "--dtype=fp17: "),
-                                 (("hf", "out", "--rename=a=b", "--rename=a=c"), "--rename is given twice for 'a'"),
-                                 (("hf", "out", "--to=torch-save", "--max-shard-size=1GB"), "unexpected --max-shard-size"),
-                                 (("hf", "out", "--to=torch-save", "--chunk=1MiB"), "unexpected --chunk: a TARGET of --to=dcp"),
-                                 (("hf", "out", "--chunk=1MiB"), "unexpected --chunk: a TARGET of --to=dcp"),
-                                 (("hf", "out", "--to=safetensors", "--only=*.none"),
-                                  "reshard-convert: error: --only: '*.none' in 'only' matches no param of the target"),
-                                 (("hf", "out", "--report=none/r.json"), "--report=none/r.json: found no folder 'none'"),
-                                 (("hf", "out", "--report=hf/r.json"), "--report=hf/r.json is in 'hf', expected a file outside"),
-                                 (("hf", "out", "--processes=0"), "invalid --processes=0: expected 1 or more"),
-                                 (("hf", "out", "--processes=2"), "--processes=2 needs --transport=mpi or --transport=ucx"),
-                                 (("hf", "out", "--processes=2", "--transport=ucx", "--rank=2"), "invalid --rank=2: expected 0 to 1"),
-                                 (("hf", "out", "--processes=2", "--transport=ucx", "--rendezvous=flie:///a"),
-                                  "rendezvous 'flie:///a': found the scheme 'flie', expected tcp://host:port"),
-                                 (("none", "out", "--processes=2", "--transport=ucx", "--rendezvous=file:///none/a"),
-                                  "cannot make the folder '/none/a'"),
-                                 (("hf", "out", "--processes=2", "--transport=mpi", "--rendezvous=file:///none/a"),
-                                  "transport 'mpi' has no rendezvous"),
-                                 (("hf", "out", "--insecure"), "unexpected --insecure without --processes=N of 2 or more"),
-                                 (("hf", "out", "--rank=0"), "unexpected --rank without --processes=N of 2 or more"),
-                                 (("hf", "out", "--to=pt"), "invalid choice: 'pt'")):
+        for arguments, error in (
+            (("none", "out"), "none"),
+            (("hf", "there"), "'there' exists, expected a folder to create"),
+            (("hf", "out", "--rename=x"), "invalid --rename='x': expected OLD=NEW"),
+            (
+                ("hf", "out", "--rename=x.=y."),
+                "'x.' begins no name of the tensors of 'hf': lm_head.weight, model.embed.weight, "
+                "model.layers.*.up.weight (3)",
+            ),
+            (("hf", "out", "--model=m.yaml"), "--model=m.yaml: no such file"),
+            (
+                ("hf", "out", "--model=qwen3-0.7b"),
+                "--model=qwen3-0.7b: expected the path of a YAML file, or one of deepseek-v3.2, deepseek-v3,",
+            ),
+            (("hf", "out", "--config=c.json"), "--config=c.json: no such file"),
+            (
+                ("hf", "out", "--to=safetensors", "--source-layout=hf"),
+                "unexpected --source-layout: --to=safetensors alone keeps the names",
+            ),
+            (
+                ("hf", "out", "--to=safetensors", "--optimizer"),
+                "unexpected --optimizer: --to=safetensors alone keeps the names",
+            ),
+            (("hf", "out", "--to=megatron"), "found no config.json in 'hf' or beside it"),
+            (("hf", "out", "--to=hf", "--rename=model.=b."), "found no config.json in 'hf' or beside it"),
+            (
+                ("hf", "out"),
+                "states the model of --to=hf, the default; --to=safetensors keeps the "
+                "names, here lm_head.weight, model.embed.weight,",
+            ),
+            (("hf", ""), "invalid TARGET='': expected a value"),
+            (("hf", "out", "--model="), "invalid --model='': expected a value"),
+            (
+                ("hf", "out", "--to=hf", "--mesh=tp=2"),
+                "unexpected --mesh: it writes a file for each rank of --to=fsdp2, megatron, vllm, sglang",
+            ),
+            (("hf", "out", "--to=vllm"), "--to=vllm needs --mesh"),
+            (("hf", "out", "--to=megatron", "--mesh=tp=x", "--model=qwen3-8b"), "invalid --mesh 'tp=x'"),
+            (("hf", "out", "--unquantized=*"), "unexpected --unquantized without --quantize"),
+            (("hf", "out", "--to=safetensors", "--convert=inf"), "unexpected --convert without --dtype"),
+            (("hf", "out", "--to=safetensors", "--dtype=fp8_e4m3", "--convert=inf"), "--convert=inf: "),
+            (("hf", "out", "--to=safetensors", "--dtype=fp17"), "--dtype=fp17: "),
+            (("hf", "out", "--rename=a=b", "--rename=a=c"), "--rename is given twice for 'a'"),
+            (("hf", "out", "--to=torch-save", "--max-shard-size=1GB"), "unexpected --max-shard-size"),
+            (("hf", "out", "--to=torch-save", "--chunk=1MiB"), "unexpected --chunk: a TARGET of --to=dcp"),
+            (("hf", "out", "--chunk=1MiB"), "unexpected --chunk: a TARGET of --to=dcp"),
+            (
+                ("hf", "out", "--to=safetensors", "--only=*.none"),
+                "reshard-convert: error: --only: '*.none' in 'only' matches no param of the target",
+            ),
+            (("hf", "out", "--report=none/r.json"), "--report=none/r.json: found no folder 'none'"),
+            (("hf", "out", "--report=hf/r.json"), "--report=hf/r.json is in 'hf', expected a file outside"),
+            (("hf", "out", "--processes=0"), "invalid --processes=0: expected 1 or more"),
+            (("hf", "out", "--processes=2"), "--processes=2 needs --transport=mpi or --transport=ucx"),
+            (("hf", "out", "--processes=2", "--transport=ucx", "--rank=2"), "invalid --rank=2: expected 0 to 1"),
+            (
+                ("hf", "out", "--processes=2", "--transport=ucx", "--rendezvous=flie:///a"),
+                "rendezvous 'flie:///a': found the scheme 'flie', expected tcp://host:port",
+            ),
+            (
+                ("none", "out", "--processes=2", "--transport=ucx", "--rendezvous=file:///none/a"),
+                "cannot make the folder '/none/a'",
+            ),
+            (
+                ("hf", "out", "--processes=2", "--transport=mpi", "--rendezvous=file:///none/a"),
+                "transport 'mpi' has no rendezvous",
+            ),
+            (("hf", "out", "--insecure"), "unexpected --insecure without --processes=N of 2 or more"),
+            (("hf", "out", "--rank=0"), "unexpected --rank without --processes=N of 2 or more"),
+            (("hf", "out", "--to=pt"), "invalid choice: 'pt'"),
+        ):
             with self.subTest(arguments=arguments):
                 self.assertIn(error, self.convert(*arguments, code=2).stderr)
                 self.assertFalse((self.folder / "out").exists())
@@ -431,52 +595,58 @@ layouts:
         """A config.json, a model file, names and folders that nobody wrote by hand: one error that names them."""
         llama = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
         config = self.folder / "hf/config.json"
-        for contents, error in ((b"[" * 200_000, "config.json': lists and objects are nested more than 64 deep"),
-                                (b'{"a":' * 900 + b"1" + b"}" * 900,
-                                 "config.json': lists and objects are nested more than 64 deep"),
-                                (b'{"a":' * 70 + b"1" + b"}" * 70,
-                                 "config.json': lists and objects are nested more than 64 deep"),
-                                (b'{"a": "\xff"}', "config.json': 'utf-8' codec can't decode byte 0xff"),
-                                (b"[]", "config.json': expected a JSON object"),
-                                (b"{", "config.json': Expecting property name"), (b"", "config.json': Expecting value"),
-                                (b'{"n": 1' + b"0" * 5000 + b"}", "config.json': Exceeds the limit"),
-                                (b'{"architectures": "LlamaForCausalLM"}',
-                                 "config.json': 'architectures' is \"LlamaForCausalLM\", expected a list of names"),
-                                (b'{"architectures": [[1]]}',
-                                 "config.json': 'architectures' is [[1]], expected a list of names"),
-                                (b'{"model_type": {}}', "config.json': 'model_type' is {}, expected a name"),
-                                (json.dumps(llama | {"tie_word_embeddings": "false"}).encode(),
-                                 "config.json': 'tie_word_embeddings' is \"false\", expected true or false"),
-                                (b'{"architectures": ["\\u001b[31m\\ud800"]}',
-                                 "the library has no model for '\\x1b[31m\\ud800'"),
-                                (b" " * (16 << 20) + b"{}",
-                                 "config.json' has 16777218 bytes, expected a config.json of at most 16777216")):
+        for contents, error in (
+            (b"[" * 200_000, "config.json': lists and objects are nested more than 64 deep"),
+            (b'{"a":' * 900 + b"1" + b"}" * 900, "config.json': lists and objects are nested more than 64 deep"),
+            (b'{"a":' * 70 + b"1" + b"}" * 70, "config.json': lists and objects are nested more than 64 deep"),
+            (b'{"a": "\xff"}', "config.json': 'utf-8' codec can't decode byte 0xff"),
+            (b"[]", "config.json': expected a JSON object"),
+            (b"{", "config.json': Expecting property name"),
+            (b"", "config.json': Expecting value"),
+            (b'{"n": 1' + b"0" * 5000 + b"}", "config.json': Exceeds the limit"),
+            (
+                b'{"architectures": "LlamaForCausalLM"}',
+                "config.json': 'architectures' is \"LlamaForCausalLM\", expected a list of names",
+            ),
+            (b'{"architectures": [[1]]}', "config.json': 'architectures' is [[1]], expected a list of names"),
+            (b'{"model_type": {}}', "config.json': 'model_type' is {}, expected a name"),
+            (
+                json.dumps(llama | {"tie_word_embeddings": "false"}).encode(),
+                "config.json': 'tie_word_embeddings' is \"false\", expected true or false",
+            ),
+            (b'{"architectures": ["\\u001b[31m\\ud800"]}', "the library has no model for '\\x1b[31m\\ud800'"),
+            (b" " * (16 << 20) + b"{}", "config.json' has 16777218 bytes, expected a config.json of at most 16777216"),
+        ):
             config.write_bytes(contents)
             with self.subTest(error=error):
                 self.one_error(error, "hf", "out")
                 self.one_error(error.replace("hf/", ""), "hf", "out", "--config=hf/config.json", "--to=megatron")
         config.unlink()
-        for make, error in ((config.mkdir, "hf/config.json' is a folder, expected a config.json"),
-                            (lambda: os.mkfifo(config), "hf/config.json' is no regular file"),
-                            (lambda: config.symlink_to("config.json"), "hf/config.json' is no regular file"),
-                            (lambda: config.symlink_to("nowhere"), "nowhere' is missing")):
+        for make, error in (
+            (config.mkdir, "hf/config.json' is a folder, expected a config.json"),
+            (lambda: os.mkfifo(config), "hf/config.json' is no regular file"),
+            (lambda: config.symlink_to("config.json"), "hf/config.json' is no regular file"),
+            (lambda: config.symlink_to("nowhere"), "nowhere' is missing"),
+        ):
             make()
             self.one_error(error, "hf", "out", "--to=hf")
             self.convert("hf", "kept", "--to=safetensors")  # which needs no config
             shutil.rmtree(self.folder / "kept")
             config.rmdir() if config.is_dir() else config.unlink()
-        for arguments, error in ((("h\udcff", "out"), r"invalid SOURCE='h\\udcff': expected UTF-8"),
-                                 (("hf", "out\udcff"), "invalid TARGET="),
-                                 (("hf", "out", "--only=\udc80"), "invalid --only="),
-                                 (("n" * 300, "out"), "File name too long"),
-                                 (("hf", "n" * 300, "--to=safetensors"), "File name too long"),
-                                 (("hf", "out", "--config=" + "n" * 300), "--config=n"),
-                                 (("hf", "out", "--model=" + "n" * 300), "nnn.yaml': File name too long"),
-                                 (("hf", "out", "--model=.yaml"), "--model=.yaml"),
-                                 (("hf", "out\x1b[31m/x", "--to=safetensors"),
-                                  "TARGET: control character in 'folder' of 'storage'"), (("loop", "out"), "loop"),
-                                 (("hf", "loop", "--to=safetensors"), "'loop' exists"),
-                                 (("hf", "out", "--model=model.yaml"), "model.yaml")):
+        for arguments, error in (
+            (("h\udcff", "out"), r"invalid SOURCE='h\\udcff': expected UTF-8"),
+            (("hf", "out\udcff"), "invalid TARGET="),
+            (("hf", "out", "--only=\udc80"), "invalid --only="),
+            (("n" * 300, "out"), "File name too long"),
+            (("hf", "n" * 300, "--to=safetensors"), "File name too long"),
+            (("hf", "out", "--config=" + "n" * 300), "--config=n"),
+            (("hf", "out", "--model=" + "n" * 300), "nnn.yaml': File name too long"),
+            (("hf", "out", "--model=.yaml"), "--model=.yaml"),
+            (("hf", "out\x1b[31m/x", "--to=safetensors"), "TARGET: control character in 'folder' of 'storage'"),
+            (("loop", "out"), "loop"),
+            (("hf", "loop", "--to=safetensors"), "'loop' exists"),
+            (("hf", "out", "--model=model.yaml"), "model.yaml"),
+        ):
             if not (self.folder / "loop").is_symlink():
                 (self.folder / "loop").symlink_to("loop")
                 (self.folder / "model.yaml").mkdir()
@@ -484,9 +654,13 @@ layouts:
                 self.one_error(error, *arguments)
 
     def one_error(self, error: str, *arguments: str) -> None:
-        done = subprocess.run([sys.executable, "-c", "from reshard.commands import convert; convert()",
-                               *map(os.fsencode, arguments)], cwd=self.folder, env=self.environment,
-                              capture_output=True, timeout=100)
+        done = subprocess.run(
+            [sys.executable, "-c", "from reshard.commands import convert; convert()", *map(os.fsencode, arguments)],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            timeout=100,
+        )
         text = done.stderr.decode()
         self.assertIn(done.returncode, (2, 3), text)
         self.assertIn(error, text)
@@ -496,15 +670,33 @@ layouts:
 
     def test_hostile_names(self):
         """A name that no job can state is refused, and the error shows it."""
-        for name, shown in (("a\nb", '"a\\x0ab": [2]'), ("a\x1b[31mb", '"a\\x1b[31mb": [2]'), ("n" * 2000, "n" * 100),
-                            ("\ud800", "is not UTF-8")):
+        for name, shown in (
+            ("a\nb", '"a\\x0ab": [2]'),
+            ("a\x1b[31mb", '"a\\x1b[31mb": [2]'),
+            ("n" * 2000, "n" * 100),
+            ("\ud800", "is not UTF-8"),
+        ):
             checkpoint = Dcp(self.folder / "named")
             checkpoint.chunk(name, (2,), (0,), np.ones(2, np.float32))
             checkpoint.write()
             with self.subTest(name=name[:20].encode("utf-8", "backslashreplace")):
                 self.one_error(shown, "named", "out", "--to=safetensors")
-        for name in ("a\u2028b", "null", "#", "~", "'q'", '"q"', "a: b", "*", "-", "true", "007", "\U0001f642", "a\\b",
-                     "a=b"):
+        for name in (
+            "a\u2028b",
+            "null",
+            "#",
+            "~",
+            "'q'",
+            '"q"',
+            "a: b",
+            "*",
+            "-",
+            "true",
+            "007",
+            "\U0001f642",
+            "a\\b",
+            "a=b",
+        ):
             checkpoint = Dcp(self.folder / "named")
             checkpoint.chunk(name, (2,), (0,), np.ones(2, np.float32))
             checkpoint.write()
@@ -515,8 +707,10 @@ layouts:
 
     def test_outputs_that_are_full(self):
         with open("/dev/full", "w") as full:
-            self.assertEqual(self.convert("hf", "out", "--to=dcp", stdout=full.fileno(), code=2).stderr,
-                             "reshard-convert: error: standard output: No space left on device\n")
+            self.assertEqual(
+                self.convert("hf", "out", "--to=dcp", stdout=full.fileno(), code=2).stderr,
+                "reshard-convert: error: standard output: No space left on device\n",
+            )
             self.assertFalse((self.folder / "out").exists())
             command = [sys.executable, "-c", "from reshard.commands import convert; convert()", "hf", "hf"]
             done = subprocess.run(command, cwd=self.folder, env=self.environment, stderr=full, timeout=100)
@@ -526,12 +720,21 @@ layouts:
         folder = os.path.join(os.fsencode(self.folder), b"w\xff")
         os.mkdir(folder)
         shutil.copytree(self.folder / "hf", os.fsdecode(os.path.join(folder, b"hf")))
-        command = [sys.executable, "-c", "from reshard.commands import convert; convert()", "hf", "out",
-                   "--to=safetensors"]
+        command = [
+            sys.executable,
+            "-c",
+            "from reshard.commands import convert; convert()",
+            "hf",
+            "out",
+            "--to=safetensors",
+        ]
         done = subprocess.run(command, cwd=folder, env=self.environment, capture_output=True, timeout=100)
         self.assertEqual(done.returncode, 2)
-        self.assertRegex(done.stderr.decode(), r"\Areshard-convert: error: '.*w\\\\udcff/.*' is not UTF-8, expected a "
-                                               r"path that a job can state")
+        self.assertRegex(
+            done.stderr.decode(),
+            r"\Areshard-convert: error: '.*w\\\\udcff/.*' is not UTF-8, expected a "
+            r"path that a job can state",
+        )
 
     def test_an_output_that_cannot_show_all_names(self):
         save_file({"größe": np.ones(2, np.float32)}, self.folder / "hf/model.safetensors")
@@ -548,12 +751,24 @@ layouts:
         """No traceback, and nothing is left."""
         for name in ("meet", "scratch"):
             (self.folder / name).mkdir()
-        command = [sys.executable, "-c", "from reshard.commands import convert; convert()", "hf", "out", "--to=dcp",
-                   "--processes=2", "--rank=0", "--transport=ucx",
-                   f"--rendezvous=file://{self.folder}/meet"]
-        process = subprocess.Popen(command, cwd=self.folder,
-                                   env=self.environment | {"TMPDIR": str(self.folder / "scratch")},
-                                   stderr=subprocess.PIPE)
+        command = [
+            sys.executable,
+            "-c",
+            "from reshard.commands import convert; convert()",
+            "hf",
+            "out",
+            "--to=dcp",
+            "--processes=2",
+            "--rank=0",
+            "--transport=ucx",
+            f"--rendezvous=file://{self.folder}/meet",
+        ]
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment | {"TMPDIR": str(self.folder / "scratch")},
+            stderr=subprocess.PIPE,
+        )
         self.addCleanup(process.kill)
         deadline = time.monotonic() + 60
         while not any((self.folder / "meet").iterdir()):

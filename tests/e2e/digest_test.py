@@ -44,9 +44,9 @@ layouts:
 def mixed(number):
     """As in kernels/tensor_digest_words.h."""
     mask = (1 << 64) - 1
-    number = number + 0x9e3779b97f4a7c15 & mask
-    number = (number ^ number >> 30) * 0xbf58476d1ce4e5b9 & mask
-    number = (number ^ number >> 27) * 0x94d049bb133111eb & mask
+    number = number + 0x9E3779B97F4A7C15 & mask
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & mask
+    number = (number ^ number >> 27) * 0x94D049BB133111EB & mask
     return number ^ number >> 31
 
 
@@ -55,7 +55,7 @@ def digest(array):
     sums = [0, 0]
     for word in range(-(-len(data) // 4)):
         value, keys = int.from_bytes(data[4 * word : 4 * word + 4], "little"), mixed(word % 1024)
-        for each, key in enumerate((keys & 0xffffffff, keys >> 32)):
+        for each, key in enumerate((keys & 0xFFFFFFFF, keys >> 32)):
             sums[each] += value * key * (mixed((1 << 64) - 1 - (2 * (word // 1024) + each)) | 1)
     return "".join(f"{each % (1 << 64):016x}" for each in sums)
 
@@ -65,8 +65,11 @@ class Digest(FolderTest):
         super().setUp()
         (self.folder / "model.yaml").write_text(MODEL)
         random = np.random.default_rng(3)
-        self.values = {f"l.{i}.{name}": random.standard_normal(shape).astype(np.float32) for i in range(2) for name, shape in
-                       [("q", (8, 6)), ("k", (4, 6)), *((f"e.{e}.up", (6, 5)) for e in range(4))]}
+        self.values = {
+            f"l.{i}.{name}": random.standard_normal(shape).astype(np.float32)
+            for i in range(2)
+            for name, shape in [("q", (8, 6)), ("k", (4, 6)), *((f"e.{e}.up", (6, 5)) for e in range(4))]
+        }
         self.values |= {"scale": np.array(2.5, np.float32), "mask": random.integers(0, 255, (3, 3), np.uint8)}
         (self.folder / "hf").mkdir()
         import ml_dtypes  # bf16 of safetensors.numpy
@@ -92,9 +95,13 @@ class Digest(FolderTest):
             self.assertEqual((wanted[name]["shape"], wanted[name]["digest"]), (list(array.shape), digest(array)), name)
         for format in ("dcp", "dcp-safetensors", "megatron", "torch-save"):
             with self.subTest(format=format):
-                self.move("{layout: hf, storage: hf}", f"{{layout: hf, storage: {{folder: {format}, format: {format}}}}}")
+                self.move(
+                    "{layout: hf, storage: hf}", f"{{layout: hf, storage: {{folder: {format}, format: {format}}}}}"
+                )
                 self.assertEqual(self.digests(format), wanted)
-                self.assertEqual(run("reshard-digest", "hf", format, cwd=self.folder).stdout, f"equal: {len(wanted)} tensors\n")
+                self.assertEqual(
+                    run("reshard-digest", "hf", format, cwd=self.folder).stdout, f"equal: {len(wanted)} tensors\n"
+                )
 
     def test_layouts(self):
         """Of the files of 4 ranks and of 2 ranks, through the layouts."""
@@ -130,22 +137,33 @@ target: {layout: serve, mesh: {tp: 1}, storage: moved}
         run("reshard-compile", self.folder / "stages.yaml", "-o", self.folder / "p")
         run("reshard-exec", self.folder / "p", "--synthesize", f"--source={self.folder / 'staged'}", cwd=self.folder)
         run("reshard-exec", self.folder / "p", "--check", cwd=self.folder)
-        self.assertEqual(sorted(self.digests(f"--plan={self.folder / 'p'}", "--side=source", "staged")), ["a", "b", "head"])
+        self.assertEqual(
+            sorted(self.digests(f"--plan={self.folder / 'p'}", "--side=source", "staged")), ["a", "b", "head"]
+        )
         done = run("reshard-digest", f"--plan={self.folder / 'p'}", "staged", "moved", cwd=self.folder)
         self.assertEqual(done.stdout, "equal: 1 tensor\n")
         self.assertIn("'moved' has 12 elements of tensor 'a' of 24, so it has no digest", done.stderr)
         path = self.folder / "moved/rank-00000.safetensors"
         save_file(load_file(path) | {"more": np.zeros(2, np.float32)}, path)
-        self.assertIn("that the plan does not use, among them 'more'",
-                      run("reshard-digest", f"--plan={self.folder / 'p'}", "--side=target", "moved", cwd=self.folder).stderr)
+        self.assertIn(
+            "that the plan does not use, among them 'more'",
+            run("reshard-digest", f"--plan={self.folder / 'p'}", "--side=target", "moved", cwd=self.folder).stderr,
+        )
 
     def test_several_targets(self):
-        (self.folder / "job.yaml").write_text("version: 1\nmodel: model.yaml\nsource: {layout: hf, storage: hf}\n"
-                                              "target: [{layout: hf, storage: one}, {layout: serve, mesh: {tp: 2}, storage: two}]\n")
+        (self.folder / "job.yaml").write_text(
+            "version: 1\nmodel: model.yaml\nsource: {layout: hf, storage: hf}\n"
+            "target: [{layout: hf, storage: one}, {layout: serve, mesh: {tp: 2}, storage: two}]\n"
+        )
         run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p")
         run("reshard-exec", self.folder / "p", "--target=both", cwd=self.folder)
-        self.assertEqual(self.digests(f"--plan={self.folder / 'p'}", "--side=target.1", "both/target.1"), self.digests("hf"))
-        self.assertIn("its sides are source, target.0, target.1", run("reshard-digest", f"--plan={self.folder / 'p'}", "hf", "two", code=2, cwd=self.folder).stderr)
+        self.assertEqual(
+            self.digests(f"--plan={self.folder / 'p'}", "--side=target.1", "both/target.1"), self.digests("hf")
+        )
+        self.assertIn(
+            "its sides are source, target.0, target.1",
+            run("reshard-digest", f"--plan={self.folder / 'p'}", "hf", "two", code=2, cwd=self.folder).stderr,
+        )
 
     def test_differences(self):
         other = {name: array.copy() for name, array in self.values.items()}
@@ -156,14 +174,19 @@ target: {layout: serve, mesh: {tp: 1}, storage: moved}
         (self.folder / "other").mkdir()
         save_file(other, self.folder / "other/model.safetensors")
         lines = run("reshard-digest", "hf", "other", code=1, cwd=self.folder).stdout.splitlines()
-        self.assertEqual([line.split(" ")[:2] for line in lines],
-                         [["l.0.q:", "digest"], ["l.1.k:", "only"], ["mask:", "shape"], ["scale:", "dtype"], ["new:", "only"]])
+        self.assertEqual(
+            [line.split(" ")[:2] for line in lines],
+            [["l.0.q:", "digest"], ["l.1.k:", "only"], ["mask:", "shape"], ["scale:", "dtype"], ["new:", "only"]],
+        )
 
     def test_names_of_a_trainer(self):
         """dcp.save({"model": ..., "optimizer": ...}) puts a prefix before the names; torch.compile puts wrappers into
         them."""
-        wanted = {"model.layers.0.up": np.ones((2, 3), np.float32), "model.layers.1.up": np.zeros(4, np.float32),
-                  "lm_head.weight": np.arange(5, dtype=np.float32)}
+        wanted = {
+            "model.layers.0.up": np.ones((2, 3), np.float32),
+            "model.layers.1.up": np.zeros(4, np.float32),
+            "lm_head.weight": np.arange(5, dtype=np.float32),
+        }
         (self.folder / "plain").mkdir()
         save_file(wanted, self.folder / "plain/model.safetensors")
         checkpoint = Dcp(self.folder / "step")
@@ -171,29 +194,39 @@ target: {layout: serve, mesh: {tp: 1}, storage: moved}
             checkpoint.chunk(f"model.{name}", array.shape, (0,) * array.ndim, array)
             checkpoint.chunk(f"optimizer.state.{name}.exp_avg", array.shape, (0,) * array.ndim, array)
         checkpoint.write()
-        hint = ", --model compares the model of dcp.save({\"model\": ...}) alone\n"
+        hint = ', --model compares the model of dcp.save({"model": ...}) alone\n'
         for first, second, rule in (("step", "plain", "model.="), ("plain", "step", "=model.")):
             error = run("reshard-digest", first, second, code=1, cwd=self.folder).stderr
             self.assertIn(f"differ, most by name: --rename={rule} renames those of '{first}'{hint}", error)
             done = run("reshard-digest", first, second, "--model", cwd=self.folder)
             self.assertEqual(done.stdout, "equal: 3 tensors\n")
-            self.assertIn("note: left out: 3 tensors beside the model: optimizer.state.lm_head.weight.exp_avg, "
-                          "optimizer.state.model.layers.*.up.exp_avg (2)\n", done.stderr)
+            self.assertIn(
+                "note: left out: 3 tensors beside the model: optimizer.state.lm_head.weight.exp_avg, "
+                "optimizer.state.model.layers.*.up.exp_avg (2)\n",
+                done.stderr,
+            )
         self.assertEqual(run("reshard-digest", "step", "step", "--model", cwd=self.folder).stdout, "equal: 3 tensors\n")
-        self.assertEqual(run("reshard-digest", "plain", "plain", "--model", cwd=self.folder).stdout,
-                         "equal: 3 tensors\n")
+        self.assertEqual(
+            run("reshard-digest", "plain", "plain", "--model", cwd=self.folder).stdout, "equal: 3 tensors\n"
+        )
         self.assertEqual(self.digests("step", "--model"), self.digests("plain"))
         lines = run("reshard-digest", "step", "plain", "--rename=model.=", code=1, cwd=self.folder).stdout.splitlines()
-        self.assertEqual([line.split(":")[0] for line in lines],
-                         [f"optimizer.state.{name}.exp_avg" for name in sorted(wanted)])
+        self.assertEqual(
+            [line.split(":")[0] for line in lines], [f"optimizer.state.{name}.exp_avg" for name in sorted(wanted)]
+        )
         (self.folder / "compiled").mkdir()
-        save_file({f"_orig_mod.{name.replace('.1.', '.1._orig_mod.')}": array for name, array in wanted.items()},
-                  self.folder / "compiled/model.safetensors")
+        save_file(
+            {f"_orig_mod.{name.replace('.1.', '.1._orig_mod.')}": array for name, array in wanted.items()},
+            self.folder / "compiled/model.safetensors",
+        )
         options = ("--rename=_orig_mod.=", "--rename=*._orig_mod.*=*.*")
-        self.assertEqual(run("reshard-digest", "compiled", "plain", *options, cwd=self.folder).stdout,
-                         "equal: 3 tensors\n")
-        self.assertIn("--rename=none=: 'none' begins no name of the tensors of 'plain'",
-                      run("reshard-digest", "plain", "--rename=none=", code=2, cwd=self.folder).stderr)
+        self.assertEqual(
+            run("reshard-digest", "compiled", "plain", *options, cwd=self.folder).stdout, "equal: 3 tensors\n"
+        )
+        self.assertIn(
+            "--rename=none=: 'none' begins no name of the tensors of 'plain'",
+            run("reshard-digest", "plain", "--rename=none=", code=2, cwd=self.folder).stderr,
+        )
         changed = wanted | {"lm_head.weight": np.arange(5, dtype=np.float32) + 1}
         save_file(changed, self.folder / "plain/model.safetensors")
         done = run("reshard-digest", "step", "plain", "--model", code=1, cwd=self.folder)
@@ -201,9 +234,14 @@ target: {layout: serve, mesh: {tp: 1}, storage: moved}
 
     def test_refusals(self):
         plan = self.move("{layout: hf, storage: hf}", "{layout: hf, storage: out}")
-        for arguments, text in ((["nothing"], "nothing"), ([f"--plan={plan}", "hf"], "need --side=source or --side=target"), (["--side=source", "hf"], "--side needs --plan"),
-                                ([f"--plan={plan}", "hf", "out", "--model"], "expected neither --rename nor --model"),
-                                (["hf", "hf", "hf"], "expected 1 to 2"), ([f"--plan={self.folder / 'hf'}", "--side=source", "hf"], "hf")):
+        for arguments, text in (
+            (["nothing"], "nothing"),
+            ([f"--plan={plan}", "hf"], "need --side=source or --side=target"),
+            (["--side=source", "hf"], "--side needs --plan"),
+            ([f"--plan={plan}", "hf", "out", "--model"], "expected neither --rename nor --model"),
+            (["hf", "hf", "hf"], "expected 1 to 2"),
+            ([f"--plan={self.folder / 'hf'}", "--side=source", "hf"], "hf"),
+        ):
             with self.subTest(arguments=arguments):
                 self.assertIn(text, run("reshard-digest", *arguments, code=2, cwd=self.folder).stderr)
         shutil.rmtree(self.folder / "out")

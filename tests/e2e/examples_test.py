@@ -31,7 +31,14 @@ TRANSFERS = {
 class Examples(FolderTest):
     def compile(self, job: str, *options: str, name: str = "plan") -> dict:
         report = self.folder / f"{name}.json"
-        run("reshard-compile", ROOT / f"examples/{job}.yaml", "-o", self.folder / f"{name}.rplan", f"--report={report}", *options)
+        run(
+            "reshard-compile",
+            ROOT / f"examples/{job}.yaml",
+            "-o",
+            self.folder / f"{name}.rplan",
+            f"--report={report}",
+            *options,
+        )
         return json.loads(report.read_text())
 
     def test_examples_exist(self) -> None:
@@ -45,7 +52,9 @@ class Examples(FolderTest):
                 summary = json.loads(run("reshard-inspect", self.folder / "plan.rplan", "--format=json").stdout)
                 self.assertLessEqual(summary["manifest_bytes"], 1 << 20)
                 moved = report["bytes"]
-                self.assertEqual(moved["target"], moved["local"] + moved["remote"] + moved["storage"] + moved["padding"])
+                self.assertEqual(
+                    moved["target"], moved["local"] + moved["remote"] + moved["storage"] + moved["padding"]
+                )
                 if report["bytes"]["storage"] == 0:
                     self.assertEqual(report["balance"]["ingress_max"], report["balance"]["ingress_bound"])
                 self.assertGreaterEqual(report["balance"]["egress_max"], report["balance"]["egress_bound"])
@@ -74,13 +83,25 @@ class Examples(FolderTest):
         for job, options in (("quickstart", ()), ("qwen3-0.6b-8-to-4", CUT), ("qwen3-0.6b-hf-to-4", short)):
             with self.subTest(job):
                 self.compile(job, *options)
-                run("reshard-exec", self.folder / "plan.rplan", "--synthesize", "--check", f"--report={self.folder}/exec.json")
+                run(
+                    "reshard-exec",
+                    self.folder / "plan.rplan",
+                    "--synthesize",
+                    "--check",
+                    f"--report={self.folder}/exec.json",
+                )
                 report = json.loads((self.folder / "exec.json").read_text())
                 self.assertEqual(report["mismatches"], 0)
                 self.assertEqual(report["checked_bytes"], 2 * report["runs"][0]["bytes"])
 
     def test_run_from_files(self) -> None:
-        jobs = [("quickstart", ()), ("qwen3-0.6b-hf-to-4", CUT or ("--set", "model.let.layers=4", *(() if FULL else ("--set", "model.let.vocab=16384"))))]
+        jobs = [
+            ("quickstart", ()),
+            (
+                "qwen3-0.6b-hf-to-4",
+                CUT or ("--set", "model.let.layers=4", *(() if FULL else ("--set", "model.let.vocab=16384"))),
+            ),
+        ]
         if FULL:
             jobs += [("qwen3-0.6b-8-to-4", ()), ("llama3-8b-16-to-8", ("--set", "model.let.layers=4"))]
         for job, options in jobs:
@@ -91,7 +112,9 @@ class Examples(FolderTest):
                 before = {path.name: path.stat().st_mtime_ns for path in source.iterdir()}
                 run("reshard-exec", self.folder / "plan.rplan", f"--source={source}", f"--target={target}", "--check")
                 self.assertEqual(before, {path.name: path.stat().st_mtime_ns for path in source.iterdir()})
-                again = run("reshard-exec", self.folder / "plan.rplan", f"--source={source}", f"--target={target}", code=2)
+                again = run(
+                    "reshard-exec", self.folder / "plan.rplan", f"--source={source}", f"--target={target}", code=2
+                )
                 self.assertIn("already exists", again.stderr)
 
     def test_wrong_files_are_refused_and_leave_no_output(self) -> None:
@@ -134,16 +157,24 @@ class Examples(FolderTest):
         self.assertIn("target layers.{layer}.up.weight", changed["params"]["changed"])
         self.assertNotIn("target layers.{layer}.norm.weight", changed["params"]["changed"])
         run("reshard-diff", plans[0], plans[2], "--fail-on=remote_bytes_ratio > 3")
-        text = run("reshard-diff", plans[0], plans[2], "--fail-on=remote_bytes_ratio > 1.5 and rounds_delta == 1",
-                   code=1).stdout
-        self.assertRegex(text, r"\nfailed: remote_bytes_ratio > 1.5 and rounds_delta == 1: remote_bytes_ratio = "
-                               r"[\d.]+, rounds_delta = 1\n")
+        text = run(
+            "reshard-diff", plans[0], plans[2], "--fail-on=remote_bytes_ratio > 1.5 and rounds_delta == 1", code=1
+        ).stdout
+        self.assertRegex(
+            text,
+            r"\nfailed: remote_bytes_ratio > 1.5 and rounds_delta == 1: remote_bytes_ratio = "
+            r"[\d.]+, rounds_delta = 1\n",
+        )
         self.assertRegex(text, r"\nremote_bytes +[\d.]+ MiB +[\d.]+ MiB  \+[\d.]+ MiB \(\+[\d.]+ %\)\n")
         conditions = ("--fail-on=world > 1000 or rounds_delta == 1", "--format=json")
-        self.assertEqual(json.loads(run("reshard-diff", plans[0], plans[2], *conditions, code=1).stdout)["held"],
-                         [{"condition": "rounds_delta == 1", "values": {"rounds_delta": 1.0}}])
+        self.assertEqual(
+            json.loads(run("reshard-diff", plans[0], plans[2], *conditions, code=1).stdout)["held"],
+            [{"condition": "rounds_delta == 1", "values": {"rounds_delta": 1.0}}],
+        )
         run("reshard-diff", plans[0], plans[2], "--fail-on=(world > 1) and not (remote_bytes_ratio > 3)", code=1)
-        self.assertIn("unknown name 'remote'", run("reshard-diff", plans[0], plans[2], "--fail-on=remote > 1", code=2).stderr)
+        self.assertIn(
+            "unknown name 'remote'", run("reshard-diff", plans[0], plans[2], "--fail-on=remote > 1", code=2).stderr
+        )
         self.assertIn("| remote_bytes |", run("reshard-diff", plans[0], plans[2], "--format=markdown", code=1).stdout)
 
     def test_inspect(self) -> None:
@@ -154,7 +185,9 @@ class Examples(FolderTest):
         self.assertEqual(params[0]["from"], {"rank 0": params[0]["bytes"]})
         rank = json.loads(run("reshard-inspect", plan, "--rank=1", "--format=json").stdout)
         self.assertIn("send", {step["kind"] for step in rank["steps"]} | {"send"})
-        self.assertEqual(sum(step["bytes"] for step in rank["steps"] if step["kind"] in ("recv", "copy")), 8 * (2 * 2**20 + 2048))
+        self.assertEqual(
+            sum(step["bytes"] for step in rank["steps"] if step["kind"] in ("recv", "copy")), 8 * (2 * 2**20 + 2048)
+        )
         run("reshard-inspect", plan, "--rank=8", code=2)
         run("reshard-inspect", plan, "--param=nothing", code=1)
 

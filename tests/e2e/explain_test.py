@@ -35,7 +35,10 @@ class Explain(FolderTest):
         lines = self.explain("all@4").splitlines()
         self.assertEqual(lines[0], "target rank 4: all fp32 [9, 4], 144 B")
         self.assertEqual(lines[-1], "  16 B zero padding")
-        sources = [(int(line.split()[0]), int(line.split(":")[0].split()[-1]), reason) for line, reason in zip(lines[1:-1:2], lines[2:-1:2])]
+        sources = [
+            (int(line.split()[0]), int(line.split(":")[0].split()[-1]), reason)
+            for line, reason in zip(lines[1:-1:2], lines[2:-1:2])
+        ]
         self.assertEqual(sum(size for size, *_ in sources), 128)
         for _, rank, reason in sources:
             self.assertIn(f"    ranks {rank % 2}, {rank % 2 + 2} have the same; ", reason)
@@ -57,8 +60,11 @@ target: {mesh: {tp: 1}, ranks: [2], quantize: {format: mxfp8, by: receiver}}
         self.assertIn("it has no elements", self.explain("none"))
 
     def test_files(self):
-        (self.folder / "job.yaml").write_text(JOB.replace("target: {layout: serve, mesh: {x: 2}, ranks: [3, 4]}", "target: {layout: serve, storage: out}")
-                                              .replace("source: {layout: train, mesh: {tp: 2, dp: 2}}", "source: {layout: serve, storage: in}"))
+        (self.folder / "job.yaml").write_text(
+            JOB.replace(
+                "target: {layout: serve, mesh: {x: 2}, ranks: [3, 4]}", "target: {layout: serve, storage: out}"
+            ).replace("source: {layout: train, mesh: {tp: 2, dp: 2}}", "source: {layout: serve, storage: in}")
+        )
         run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p")
         self.assertIn("from files, read by rank 0: one", self.explain("one"))
 
@@ -66,7 +72,10 @@ target: {mesh: {tp: 1}, ranks: [2], quantize: {format: mxfp8, by: receiver}}
         self.assertIn("no rank has a target param 'nothing'; --param=GLOB lists names", self.explain("nothing", 1))
         self.assertIn("rank 0 has no target param 'one'", self.explain("one@0", 1))
         self.assertIn("found rank '9', expected 0 to 4", self.explain("one@9", 2))
-        self.assertIn("--explain is text", run("reshard-inspect", self.folder / "p", "--explain=one", "--format=json", code=2).stderr)
+        self.assertIn(
+            "--explain is text",
+            run("reshard-inspect", self.folder / "p", "--explain=one", "--format=json", code=2).stderr,
+        )
 
     def test_a_library_model(self):
         """At most ten lines, whatever the plan."""

@@ -35,24 +35,39 @@ class FileFaults(FolderTest):
         source.mkdir()
         names = list(TENSORS)
         for i in range(3):
-            save_file({name: TENSORS[name] for name in names[2 * i:2 * i + 2]}, source / f"model-{i}.safetensors")
-        (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {name: f"model-{i // 2}.safetensors" for i, name in enumerate(names)}}))
+            save_file({name: TENSORS[name] for name in names[2 * i : 2 * i + 2]}, source / f"model-{i}.safetensors")
+        (source / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": {name: f"model-{i // 2}.safetensors" for i, name in enumerate(names)}})
+        )
         (source / "config.json").write_text("{}")
         model = "model: {dtype: fp32, index: {layer: 4}, tensors: {'layers.{layer}.w': [20, 30], codes: {shape: [600, 1024], dtype: u8}, wide: [300, 1024]}}"
         for name in ("safetensors", "dcp"):
-            (self.folder / "job.yaml").write_text(f"version: 1\n{model}\nsource: {{storage: source}}\ntarget: {{storage: {{folder: out, format: {name}}}, dtype: bf16, convert: rne}}\n")
+            (self.folder / "job.yaml").write_text(
+                f"version: 1\n{model}\nsource: {{storage: source}}\ntarget: {{storage: {{folder: out, format: {name}}}, dtype: bf16, convert: rne}}\n"
+            )
             run("reshard-compile", "job.yaml", "-o", name, cwd=self.folder)
 
     def contents(self, folder):
-        return {path.name: (path.read_bytes(), path.stat().st_mtime_ns if folder == "source" else 0) for path in (self.folder / folder).iterdir()}
+        return {
+            path.name: (path.read_bytes(), path.stat().st_mtime_ns if folder == "source" else 0)
+            for path in (self.folder / folder).iterdir()
+        }
 
     def convert(self, kind, count, *options, code=None):
         """Runs the conversion. Returns it, the failed call and its file (None: no call failed), and the number of calls
         (None: the process did not end normally)."""
         log = self.folder / "log"
         log.unlink(missing_ok=True)
-        done = run("reshard-exec", *options, "--target=target", "--threads=1", code=code, cwd=self.folder, timeout=DEADLINE,
-                   env=os.environ | {"LD_PRELOAD": str(SHIM), "RESHARD_FILE_FAULT": f"{kind} {count} {log}"})
+        done = run(
+            "reshard-exec",
+            *options,
+            "--target=target",
+            "--threads=1",
+            code=code,
+            cwd=self.folder,
+            timeout=DEADLINE,
+            env=os.environ | {"LD_PRELOAD": str(SHIM), "RESHARD_FILE_FAULT": f"{kind} {count} {log}"},
+        )
         lines = [line.split(" ", 1) for line in log.read_text().splitlines()] if log.exists() else []
         failed = next((line for line in lines if line[0] != "calls"), None)
         return done, failed, next((int(line[1]) for line in lines if line[0] == "calls"), None)
@@ -62,7 +77,9 @@ class FileFaults(FolderTest):
         _, _, calls = self.convert(kind, -1, *options, code=0)
         wanted = self.contents("target")
         self.assertGreater(calls, 0)
-        numbers = range(calls) if CALLS is None or calls <= CALLS else sorted({calls * i // CALLS for i in range(CALLS)})
+        numbers = (
+            range(calls) if CALLS is None or calls <= CALLS else sorted({calls * i // CALLS for i in range(CALLS)})
+        )
         for number in numbers:
             self.remove()
             done, failed, _ = self.convert(kind, number, *options)
@@ -125,6 +142,7 @@ class FileFaults(FolderTest):
 
     def test_no_sync(self):
         """Neither the files nor their folders are synced."""
+
         def called(*options):
             _, _, calls = self.convert("EIO", -1, "dcp", *options, code=0)
             names = set()
@@ -137,8 +155,14 @@ class FileFaults(FolderTest):
         names = called()
         self.assertEqual({name for name in names if "sync" in name}, names - called("--no-sync"))
         self.assertIn("fsync", names)
-        self.assertIn("expected no --synthesize", run("reshard-exec", "dcp", "--synthesize", "--no-sync", code=2, cwd=self.folder).stderr)
-        self.assertIn("expected no --no-sync", run("reshard-exec", "dcp", "--target=target", "--resume", "--no-sync", code=2, cwd=self.folder).stderr)
+        self.assertIn(
+            "expected no --synthesize",
+            run("reshard-exec", "dcp", "--synthesize", "--no-sync", code=2, cwd=self.folder).stderr,
+        )
+        self.assertIn(
+            "expected no --no-sync",
+            run("reshard-exec", "dcp", "--target=target", "--resume", "--no-sync", code=2, cwd=self.folder).stderr,
+        )
 
 
 if __name__ == "__main__":

@@ -44,8 +44,13 @@ class Folders(FolderTest):
 
     def begin(self, *options, source="source"):
         """Starts a run that repeats until the process is stopped."""
-        process = subprocess.Popen([BIN / "reshard-exec", "plan", f"--source={source}", "--target=target", FOREVER, *options], cwd=self.folder,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [BIN / "reshard-exec", "plan", f"--source={source}", "--target=target", FOREVER, *options],
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self.addCleanup(process.stderr.close)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
@@ -70,12 +75,23 @@ class Changed(Folders):
                 file = self.folder / f"source{number}" / "rank-00001.safetensors"
                 os.truncate(file, 5000)
                 self.assertEqual(process.wait(20), 3)
-                self.assertRegex(process.stderr.read(), rf"^reshard-exec: error: '{re.escape(str(file.resolve()))}': byte \d+ cannot be read: "
-                                 r"the file was truncated during the run and now has 5000 bytes\n$")
+                self.assertRegex(
+                    process.stderr.read(),
+                    rf"^reshard-exec: error: '{re.escape(str(file.resolve()))}': byte \d+ cannot be read: "
+                    r"the file was truncated during the run and now has 5000 bytes\n$",
+                )
                 self.assertEqual([name for name in self.left() if name.startswith("target")], [])
 
     def test_over_mpi(self):
-        program = [BIN / "reshard-exec", self.folder / "plan", f"--source={self.folder / 'source'}", f"--target={self.folder / 'target'}", FOREVER, "--transport=mpi", "--timeout=10"]
+        program = [
+            BIN / "reshard-exec",
+            self.folder / "plan",
+            f"--source={self.folder / 'source'}",
+            f"--target={self.folder / 'target'}",
+            FOREVER,
+            "--transport=mpi",
+            "--timeout=10",
+        ]
         launch = Launch(self.folder / "launch", ["mpirun"], 4, program, {"OMPI_MCA_btl": "self,vader"})
         self.addCleanup(launch.end)
         end = time.monotonic() + 60
@@ -91,7 +107,10 @@ class Changed(Folders):
     def test_source_written_or_truncated_by_less_than_a_page(self):
         """Such changes raise no signal: reads return other bytes or zeros, so the end of the run must detect them."""
         file = self.folder / "source/rank-00001.safetensors"
-        for change, error in ((lambda: os.truncate(file, file.stat().st_size - 2), "its size was 524"), (file.touch, "its modification time differs")):
+        for change, error in (
+            (lambda: os.truncate(file, file.stat().st_size - 2), "its size was 524"),
+            (file.touch, "its modification time differs"),
+        ):
             with self.subTest(error):
                 # A fast machine may end a run before the file changes. Then a longer run is tried.
                 for repeat in 2000, 50000, 1000000:
@@ -99,8 +118,13 @@ class Changed(Folders):
                     os.replace(self.folder / "new/rank-00001.safetensors", file)
                     shutil.rmtree(self.folder / "new")
                     shutil.rmtree(self.folder / "target", ignore_errors=True)
-                    process = subprocess.Popen([BIN / "reshard-exec", "plan", "--source=source", "--target=target", f"--repeat={repeat}"], cwd=self.folder,
-                                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                    process = subprocess.Popen(
+                        [BIN / "reshard-exec", "plan", "--source=source", "--target=target", f"--repeat={repeat}"],
+                        cwd=self.folder,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.STDOUT,
+                        text=True,
+                    )
                     while process.poll() is None and not self.partial(process.pid):
                         time.sleep(0.001)
                     time.sleep(0.05)
@@ -118,19 +142,27 @@ class Killed(Folders):
         process = self.begin()
         process.send_signal(signal.SIGKILL)
         process.wait()
-        dead, = self.partial()
+        (dead,) = self.partial()
         self.assertFalse((self.folder / "target").exists())
         # The process number may be in use again. Folders of other targets, other hosts and live runs must not be
         # removed.
         tag = dead.name.rsplit("-", 1)[1]
         again = self.folder / f"target.partial-{os.getpid()}-{tag}"
-        other = [self.folder / name for name in (f"target2.partial-1-{tag}", f"target.partial-1-{int(tag, 16) ^ 1:08x}", f"target.partial-x-{tag}", f"target.partial-2-{tag}")]
+        other = [
+            self.folder / name
+            for name in (
+                f"target2.partial-1-{tag}",
+                f"target.partial-1-{int(tag, 16) ^ 1:08x}",
+                f"target.partial-x-{tag}",
+                f"target.partial-2-{tag}",
+            )
+        ]
         again.mkdir()
         for path in other[:3]:
             path.mkdir()
         other[3].write_text("not a folder")
         alive = self.begin()
-        mine, = self.partial(alive.pid)
+        (mine,) = self.partial(alive.pid)
         self.assertFalse(dead.exists())
         self.assertFalse(again.exists())
         self.command("exec", "plan", "--source=source", "--target=target", "--check")
@@ -147,14 +179,28 @@ class Inside(Folders):
         (self.folder / "link").symlink_to("source")
         (self.folder / "deep").symlink_to("source/deep")
         before = self.left(), sorted((self.folder / "source").rglob("*"))
-        for source, target in (("source", "source/new"), ("source", "source/deep/new/"), ("source", "link/new"), ("source", "deep/new"), ("link", "source/new"), ("link/", "deep/new"),
-                               ("source", "other/../source/new"), (str(self.folder / "source"), "./source//new")):
+        for source, target in (
+            ("source", "source/new"),
+            ("source", "source/deep/new/"),
+            ("source", "link/new"),
+            ("source", "deep/new"),
+            ("link", "source/new"),
+            ("link/", "deep/new"),
+            ("source", "other/../source/new"),
+            (str(self.folder / "source"), "./source//new"),
+        ):
             with self.subTest(source=source, target=target):
                 error = self.command("exec", "plan", f"--source={source}", f"--target={target}", code=2)
-                self.assertEqual(error, f"reshard-exec: error: '{target}' is inside the source '{source}', expected a new folder outside it\n")
+                self.assertEqual(
+                    error,
+                    f"reshard-exec: error: '{target}' is inside the source '{source}', expected a new folder outside it\n",
+                )
                 self.assertEqual((self.left(), sorted((self.folder / "source").rglob("*"))), before)
         for target in "source", "link":
-            self.assertIn(f"'{target}' is the source 'source', ", self.command("exec", "plan", "--source=source", f"--target={target}", code=2))
+            self.assertIn(
+                f"'{target}' is the source 'source', ",
+                self.command("exec", "plan", "--source=source", f"--target={target}", code=2),
+            )
         self.command("exec", "plan", "--source=source", "--target=source2")
 
 
@@ -164,10 +210,10 @@ class Names(Folders):
         path = self.folder / "source/rank-00001.safetensors"
         raw = path.read_bytes()
         size = int.from_bytes(raw[:8], "little")
-        header = json.loads(raw[8:8 + size])
+        header = json.loads(raw[8 : 8 + size])
         header[new] = header.pop(old)
         text = json.dumps(header).encode()
-        path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size:])
+        path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
 
     def test_control_characters_are_escaped(self):
         job = JOB.replace("tensors: {", "tensors: {b: [4], ")
@@ -179,14 +225,22 @@ class Names(Folders):
         for path in (self.folder / "source").iterdir():
             raw = path.read_bytes()
             size = int.from_bytes(raw[:8], "little")
-            header = json.loads(raw[8:8 + size])
+            header = json.loads(raw[8 : 8 + size])
             header[wild] = header.pop("b")
             text = json.dumps(header).encode()
-            path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size:])
+            path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
         error = self.command("exec", "plan", "--source=source", "--target=target", code=2)
         self.assertIn(f"has tensor '{shown}', which the plan does not use", error)
         self.assertEqual(error.count("\n"), 1)
-        done = run("reshard-exec", "plan", "--source=source", "--target=target", "--allow=extra", "--report=report", cwd=self.folder)
+        done = run(
+            "reshard-exec",
+            "plan",
+            "--source=source",
+            "--target=target",
+            "--allow=extra",
+            "--report=report",
+            cwd=self.folder,
+        )
         self.assertIn(f"  left out   1 tensor of the source: {shown}\n", done.stdout)
         self.assertEqual(json.loads((self.folder / "report").read_text())["omitted"], [wild])
 
@@ -197,8 +251,13 @@ class Names(Folders):
         self.command("exec", "stored", "--synthesize", "--source=files")
         (self.folder / "files/model.safetensors").rename(self.folder / "files/model-1.safetensors")
         index = self.folder / "files/model.safetensors.index.json"
-        for weights, error in (({"a": "model-1.safetensors\0.bin"}, "tensor 'a' has an invalid file name, expected a file in the same folder"),
-                               ({"a\0b": "model-1.safetensors"}, r"a name contains a NUL character: 'a\x00b'")):
+        for weights, error in (
+            (
+                {"a": "model-1.safetensors\0.bin"},
+                "tensor 'a' has an invalid file name, expected a file in the same folder",
+            ),
+            ({"a\0b": "model-1.safetensors"}, r"a name contains a NUL character: 'a\x00b'"),
+        ):
             with self.subTest(error):
                 index.write_text(json.dumps({"metadata": {}, "weight_map": weights}))
                 printed = self.command("exec", "stored", "--source=files", "--target=target", code=2)

@@ -28,17 +28,40 @@ class Gpu(FolderTest):
         self.compile("{tp: 4, dp: 2}", "{tp: 8}")
 
     def compile(self, source, target):
-        (self.folder / "job.yaml").write_text("version: 1\nmodel: {dtype: bf16, index: {l: 3}, tensors: {\"up.{l}\": {shape: [96, 64], shard: {0: tp}}, "
-                                              f"\"down.{{l}}\": {{shape: [64, 96], shard: {{1: tp}}}}, norm: [77]}}}}\nsource: {{mesh: {source}}}\ntarget: {{mesh: {target}}}\n")
+        (self.folder / "job.yaml").write_text(
+            'version: 1\nmodel: {dtype: bf16, index: {l: 3}, tensors: {"up.{l}": {shape: [96, 64], shard: {0: tp}}, '
+            f'"down.{{l}}": {{shape: [64, 96], shard: {{1: tp}}}}, norm: [77]}}}}\nsource: {{mesh: {source}}}\ntarget: {{mesh: {target}}}\n'
+        )
         run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan")
 
     def execute(self, *options, program=None, environment=None):
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI_", "SLURM_", "NCCL_", "RESHARD_NCCL", "RANK", "WORLD_SIZE", "LOCAL_RANK"))}
-        return subprocess.run([program or BIN / "reshard-exec", self.folder / "plan", "--synthesize", "--check", "--repeat=2", "--timeout=60", *options],
-                              capture_output=True, text=True, env=clean | (environment or {}))
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(
+                ("OMPI_", "PMI_", "SLURM_", "NCCL_", "RESHARD_NCCL", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+            )
+        }
+        return subprocess.run(
+            [
+                program or BIN / "reshard-exec",
+                self.folder / "plan",
+                "--synthesize",
+                "--check",
+                "--repeat=2",
+                "--timeout=60",
+                *options,
+            ],
+            capture_output=True,
+            text=True,
+            env=clean | (environment or {}),
+        )
 
     def test_exact_on_a_gpu_and_refused_without(self):
-        for world, options in (("{tp: 8}", ("--device=cuda",)), ("{tp: 1}", ("--device=cuda", "--transport=nccl", "--no-local-shortcut"))):
+        for world, options in (
+            ("{tp: 8}", ("--device=cuda",)),
+            ("{tp: 1}", ("--device=cuda", "--transport=nccl", "--no-local-shortcut")),
+        ):
             self.compile(world, world.replace("8", "4"))
             done = self.execute(*options)
             if GPU:
@@ -49,8 +72,10 @@ class Gpu(FolderTest):
                 self.assertRegex(done.stderr, r"^reshard-exec: error: no GPU: .+")
 
     def test_incompatible_devices_and_transports(self):
-        for options, text in ((("--device=cuda", "--transport=mpi"), "transport 'mpi' does not run on device 'cuda', expected 'cpu'"),
-                              (("--transport=nccl",), "transport 'nccl' does not run on device 'cpu', expected 'cuda'")):
+        for options, text in (
+            (("--device=cuda", "--transport=mpi"), "transport 'mpi' does not run on device 'cuda', expected 'cpu'"),
+            (("--transport=nccl",), "transport 'nccl' does not run on device 'cpu', expected 'cuda'"),
+        ):
             done = self.execute(*options)
             self.assertEqual((done.returncode, done.stderr.strip()), (2, f"reshard-exec: error: {text}"))
 
@@ -62,10 +87,20 @@ class Gpu(FolderTest):
         self.assertEqual(done.returncode, 3)
         self.assertIn("no GPU: backend 'cuda' cannot be loaded: libreshard_cuda.so", done.stderr)
         backend = alone / "libreshard_cuda.so"
-        for source, text in (("", f"no GPU: '{backend}' is not a backend of reshard: the function reshard_open_device is missing"),
-                             ("void reshard_open_device(void) {}", f"no GPU: '{backend}': found version none of reshard_open_device, expected 6; install backends and library of the same release"),
-                             ("void reshard_open_device(void) {} unsigned reshard_open_device_version = 99;", f"no GPU: '{backend}': found version 99 of reshard_open_device, expected 6; install backends and library of the same release")):
-            subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", backend], input=source, text=True, check=True)
+        for source, text in (
+            ("", f"no GPU: '{backend}' is not a backend of reshard: the function reshard_open_device is missing"),
+            (
+                "void reshard_open_device(void) {}",
+                f"no GPU: '{backend}': found version none of reshard_open_device, expected 6; install backends and library of the same release",
+            ),
+            (
+                "void reshard_open_device(void) {} unsigned reshard_open_device_version = 99;",
+                f"no GPU: '{backend}': found version 99 of reshard_open_device, expected 6; install backends and library of the same release",
+            ),
+        ):
+            subprocess.run(
+                ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", backend], input=source, text=True, check=True
+            )
             done = self.execute("--device=cuda", program=program)
             self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))
 
@@ -74,24 +109,51 @@ class Gpu(FolderTest):
         alone.mkdir()
         program = copy_with_backends(alone, backends=("cuda", "nccl"))
         one, nccl = "{tp: 1}", "--transport=nccl"
-        forms = ("dtype: fp32", "quantize: mxfp8", "quantize: {format: block_fp8, only: [up*, down*]}", "quantize: nvfp4")
-        for source, target, options in (("{tp: 4, dp: 2}", "{tp: 8}", ()), (one, one, (nccl,)), (one, one, (nccl, "--no-local-shortcut")),
-                                        *(("{tp: 2}", f"{one}, {form}", ()) for form in forms), *((one, f"{one}, {form}", (nccl, "--no-local-shortcut")) for form in forms)):
+        forms = (
+            "dtype: fp32",
+            "quantize: mxfp8",
+            "quantize: {format: block_fp8, only: [up*, down*]}",
+            "quantize: nvfp4",
+        )
+        for source, target, options in (
+            ("{tp: 4, dp: 2}", "{tp: 8}", ()),
+            (one, one, (nccl,)),
+            (one, one, (nccl, "--no-local-shortcut")),
+            *(("{tp: 2}", f"{one}, {form}", ()) for form in forms),
+            *((one, f"{one}, {form}", (nccl, "--no-local-shortcut")) for form in forms),
+        ):
             with self.subTest(target=target, options=options):
                 self.compile(source, target)
                 done = self.execute("--device=cuda", *options, program=program)
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertRegex(done.stdout, r"[1-9]\d* bytes right")
         self.compile("{tp: 2}", "{tp: 1}")
-        for environment, text, code in (({}, "the rank of this process is unknown: pass one rank to open, or start it with a launcher that sets RANK (torchrun, mpirun, srun)", 2),
-                                        ({"RANK": "0", "WORLD_SIZE": "3"}, "the launch has 3 processes, expected 2, one for each rank of the plan", 2),
-                                        ({"RANK": "0"}, "rendezvous 'env://': found RANK=0, expected WORLD_SIZE beside RANK", 2),
-                                        ({"RANK": "0", "NCCL_COMM_ID": "localhost:1"}, "backend 'nccl': found a plan of 2 ranks, expected 1", 3)):
+        for environment, text, code in (
+            (
+                {},
+                "the rank of this process is unknown: pass one rank to open, or start it with a launcher that sets RANK (torchrun, mpirun, srun)",
+                2,
+            ),
+            (
+                {"RANK": "0", "WORLD_SIZE": "3"},
+                "the launch has 3 processes, expected 2, one for each rank of the plan",
+                2,
+            ),
+            ({"RANK": "0"}, "rendezvous 'env://': found RANK=0, expected WORLD_SIZE beside RANK", 2),
+            ({"RANK": "0", "NCCL_COMM_ID": "localhost:1"}, "backend 'nccl': found a plan of 2 ranks, expected 1", 3),
+        ):
             done = self.execute("--device=cuda", "--transport=nccl", program=program, environment=environment)
             self.assertEqual((done.returncode, done.stderr.strip()), (code, f"reshard-exec: error: {text}"))
         self.compile("{tp: 2, dp: 2}", "{tp: 4}")  # from files, to files
         run(program, self.folder / "plan", "--synthesize", f"--source={self.folder / 'source'}")
-        done = run(program, self.folder / "plan", "--device=cuda", f"--source={self.folder / 'source'}", f"--target={self.folder / 'target'}", "--check")
+        done = run(
+            program,
+            self.folder / "plan",
+            "--device=cuda",
+            f"--source={self.folder / 'source'}",
+            f"--target={self.folder / 'target'}",
+            "--check",
+        )
         self.assertRegex(done.stdout, r"[1-9]\d* bytes right")
 
     @unittest.skipIf(NVCC is None, "nvcc not found: the kernels were not compiled")
@@ -99,11 +161,27 @@ class Gpu(FolderTest):
         for kernel, most in REGISTERS.items():
             for architecture in ("sm_80", "sm_90"):
                 with self.subTest(kernel=kernel, architecture=architecture):
-                    done = subprocess.run([NVCC, "-std=c++17", f"-arch={architecture}", f"-I{ROOT}", "-cubin", "-Xptxas", "-v", "-o", self.folder / "cubin",
-                                           ROOT / f"kernels/{kernel}_cuda.cu"], capture_output=True, text=True)
+                    done = subprocess.run(
+                        [
+                            NVCC,
+                            "-std=c++17",
+                            f"-arch={architecture}",
+                            f"-I{ROOT}",
+                            "-cubin",
+                            "-Xptxas",
+                            "-v",
+                            "-o",
+                            self.folder / "cubin",
+                            ROOT / f"kernels/{kernel}_cuda.cu",
+                        ],
+                        capture_output=True,
+                        text=True,
+                    )
                     self.assertEqual(done.returncode, 0, done.stderr)
                     self.assertNotIn("warning", done.stderr)
-                    counts = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
+                    counts = re.findall(
+                        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr
+                    )
                     registers = [int(count) for count in re.findall(r"Used (\d+) registers", done.stderr)]
                     self.assertEqual(counts, [("0", "0", "0")], done.stderr)
                     self.assertEqual(len(registers), 1, done.stderr)
@@ -113,49 +191,133 @@ class Gpu(FolderTest):
     def test_the_kernels_round_as_the_cpu_does(self):
         """Bits are equal to the CPU's only if each product, sum and quotient is rounded to nearest, including
         subnormals: checked in the PTX, with the flags of both builds."""
-        commands = [shlex.split(each["command"]) for each in json.loads((BIN / "compile_commands.json").read_text()) if each["file"].endswith("convert_cuda.cu")]
+        commands = [
+            shlex.split(each["command"])
+            for each in json.loads((BIN / "compile_commands.json").read_text())
+            if each["file"].endswith("convert_cuda.cu")
+        ]
         script = re.search(r'"\$nvcc" (.*) -Xptxas', (ROOT / "tests/gpu/run.sh").read_text()).group(1).split()
         for flags in (*commands, script):
             kept = [flag for flag in flags if re.match(r"--?(fmad|ftz|prec|use_fast|O|std)", flag)]
             for architecture in ("sm_80", "sm_90"):
                 with self.subTest(flags=kept, architecture=architecture):
-                    done = subprocess.run([NVCC, *kept, f"-arch={architecture}", f"-I{ROOT}", "-ptx", "-o", self.folder / "ptx", ROOT / "kernels/convert_cuda.cu"], capture_output=True, text=True)
+                    done = subprocess.run(
+                        [
+                            NVCC,
+                            *kept,
+                            f"-arch={architecture}",
+                            f"-I{ROOT}",
+                            "-ptx",
+                            "-o",
+                            self.folder / "ptx",
+                            ROOT / "kernels/convert_cuda.cu",
+                        ],
+                        capture_output=True,
+                        text=True,
+                    )
                     self.assertEqual(done.returncode, 0, done.stderr)
-                    arithmetic = set(re.findall(r"(?:^|[{;])\s*(?:@!?%\w+ )?(\w[\w.]*\.f(?:16|32|64)\w*)\s", (self.folder / "ptx").read_text(), re.MULTILINE))
-                    arithmetic -= {"selp.f32", "setp.eq.f32", "setp.neu.f32", "setp.num.f32", "mov.f32"}  # these do not round
-                    expected = {"add.rn.f32", "mul.rn.f32", "div.rn.f32"} | ({"cvt.rn.satfinite.e4m3x2.f32"} if architecture == "sm_90" else set())
+                    arithmetic = set(
+                        re.findall(
+                            r"(?:^|[{;])\s*(?:@!?%\w+ )?(\w[\w.]*\.f(?:16|32|64)\w*)\s",
+                            (self.folder / "ptx").read_text(),
+                            re.MULTILINE,
+                        )
+                    )
+                    arithmetic -= {
+                        "selp.f32",
+                        "setp.eq.f32",
+                        "setp.neu.f32",
+                        "setp.num.f32",
+                        "mov.f32",
+                    }  # these do not round
+                    expected = {"add.rn.f32", "mul.rn.f32", "div.rn.f32"} | (
+                        {"cvt.rn.satfinite.e4m3x2.f32"} if architecture == "sm_90" else set()
+                    )
                     self.assertEqual(arithmetic, expected)
 
-    @unittest.skipIf(GPU or NVCC is None or "RESHARD_SMALL" in os.environ, "needs nvcc, no GPU (with one, run run.sh itself), and a build without sanitizers")
+    @unittest.skipIf(
+        GPU or NVCC is None or "RESHARD_SMALL" in os.environ,
+        "needs nvcc, no GPU (with one, run run.sh itself), and a build without sanitizers",
+    )
     def test_the_script_builds_and_its_plans_are_right(self):
         """Runs tests/gpu/run.sh up to the point where it needs a GPU, then its programs, from the same objects, on
         simulated GPUs (tests/gpu/simulated)."""
         cache = "ccache" if shutil.which("ccache") else ""
-        environment = os.environ | {"RESHARD_FLAGS": "-O1", "PYTHON": sys.executable, "CXX": f"{cache} g++", "RESHARD_LAUNCHER": cache}
+        environment = os.environ | {
+            "RESHARD_FLAGS": "-O1",
+            "PYTHON": sys.executable,
+            "CXX": f"{cache} g++",
+            "RESHARD_LAUNCHER": cache,
+        }
         for script, code in (("pack.sh", 0), ("run.sh", 3)):
-            done = subprocess.run([ROOT / "tests/gpu" / script, *([BIN] if script == "pack.sh" else [])], capture_output=True, text=True, env=environment)
+            done = subprocess.run(
+                [ROOT / "tests/gpu" / script, *([BIN] if script == "pack.sh" else [])],
+                capture_output=True,
+                text=True,
+                env=environment,
+            )
             self.assertEqual(done.returncode, code, done.stdout[-4000:] + done.stderr[-4000:])
         if not (BIN / "tests/libsimulated_gpu.so").exists():
             self.skipTest("no NCCL: its backend was not compiled")
         packed = ROOT / "build/gpu"
         objects = sorted((packed / "bin/objects").glob("*.o"))
-        of = {name: [path for path in objects if path.name in names] for name, names in (("libreshard_cuda.so", ("backends_cuda.cpp.o", "copy_cuda.o", "convert_cuda.o", "digest_cuda.o")),
-                                                                                        ("libreshard_nccl.so", ("backends_nccl.cpp.o",)))}
+        of = {
+            name: [path for path in objects if path.name in names]
+            for name, names in (
+                ("libreshard_cuda.so", ("backends_cuda.cpp.o", "copy_cuda.o", "convert_cuda.o", "digest_cuda.o")),
+                ("libreshard_nccl.so", ("backends_nccl.cpp.o",)),
+            )
+        }
         of["gpu-test"] = [path for path in objects if path not in sum(of.values(), [])]
         for name, parts in of.items():
-            subprocess.run(["g++", *(["-shared"] if name.endswith(".so") else []), *parts, f"-L{BIN / 'tests'}", "-lsimulated_gpu", f"-Wl,-rpath,{BIN / 'tests'}", "-ldl", "-lpthread",
-                            "-o", self.folder / name], check=True)
+            subprocess.run(
+                [
+                    "g++",
+                    *(["-shared"] if name.endswith(".so") else []),
+                    *parts,
+                    f"-L{BIN / 'tests'}",
+                    "-lsimulated_gpu",
+                    f"-Wl,-rpath,{BIN / 'tests'}",
+                    "-ldl",
+                    "-lpthread",
+                    "-o",
+                    self.folder / name,
+                ],
+                check=True,
+            )
         full = "RESHARD_FULL" in os.environ
-        for command, folders, least, text in (("graph", ("small/refresh",), 1, "memory of another device is rejected"), ("check", ("small/*", "check/*")[: 1 + full], 9, "bytes right"),
-                                              ("self", ("self/*" if full else "self/[st]*",), 5, "bytes right"), ("ranks", ("small/*" if full else "small/[or]*",), 2, "name the missing one")):
+        for command, folders, least, text in (
+            ("graph", ("small/refresh",), 1, "memory of another device is rejected"),
+            ("check", ("small/*", "check/*")[: 1 + full], 9, "bytes right"),
+            ("self", ("self/*" if full else "self/[st]*",), 5, "bytes right"),
+            ("ranks", ("small/*" if full else "small/[or]*",), 2, "name the missing one"),
+        ):
             plans = sorted(path for folder in folders for path in packed.glob(f"plans/{folder}.rplan"))
             done = subprocess.run([self.folder / "gpu-test", command, *plans], capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertGreaterEqual(len(plans), least)
             self.assertEqual(done.stdout.count(text), len(plans), done.stdout)
-        done = subprocess.run([self.folder / "gpu-test", "bench", packed / "plans/small/relay.rplan"], capture_output=True, text=True, env=os.environ | {"RESHARD_TINY": "1"})
+        done = subprocess.run(
+            [self.folder / "gpu-test", "bench", packed / "plans/small/relay.rplan"],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"RESHARD_TINY": "1"},
+        )
         self.assertIn(done.returncode, (0, 1), done.stdout + done.stderr)  # the measured times have no meaning here
-        self.assertEqual((done.stderr, len(re.findall(r"^  (?:\d+|1 large entry, 100,000 small|(?:to|from) \w.*?) +\d+\.\d{3}", done.stdout, re.MULTILINE))), ("", 12 + 1 + 11), done.stdout)
+        self.assertEqual(
+            (
+                done.stderr,
+                len(
+                    re.findall(
+                        r"^  (?:\d+|1 large entry, 100,000 small|(?:to|from) \w.*?) +\d+\.\d{3}",
+                        done.stdout,
+                        re.MULTILINE,
+                    )
+                ),
+            ),
+            ("", 12 + 1 + 11),
+            done.stdout,
+        )
         self.assertRegex(done.stdout, r"host time of a replay: \d")
 
     @unittest.skipIf(NVCC is None or "RESHARD_SMALL" in os.environ, "needs nvcc and a build without sanitizers")

@@ -28,15 +28,24 @@ class Help(FolderTest):
                 with self.subTest(command=command, flag=name):
                     long = name.startswith("--")
                     self.assertIn(f".B {(name + value).replace('-', chr(92) + '-')}\n", run(command, "--manual").stdout)
-                    self.assertRegex(run(command, "--completion=bash").stdout, rf'[ "]{name}{"=" if value and long else ""}[ "]')
+                    self.assertRegex(
+                        run(command, "--completion=bash").stdout, rf'[ "]{name}{"=" if value and long else ""}[ "]'
+                    )
                     self.assertIn(f"'*{name}{'=' if value and long else ''}[", run(command, "--completion=zsh").stdout)
-                    self.assertIn(f" {'-l' if long else '-s'} {name.lstrip('-')} ", run(command, "--completion=fish").stdout)
+                    self.assertIn(
+                        f" {'-l' if long else '-s'} {name.lstrip('-')} ", run(command, "--completion=fish").stdout
+                    )
 
     def test_manual_page(self):
         for command in COMMANDS:
             (self.folder / "page.1").write_text(run(command, "--manual").stdout)
             if shutil.which("groff"):
-                done = subprocess.run(["groff", "-man", "-ww", "-Tascii", self.folder / "page.1"], capture_output=True, text=True, check=True)
+                done = subprocess.run(
+                    ["groff", "-man", "-ww", "-Tascii", self.folder / "page.1"],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                )
                 self.assertEqual(done.stderr, "")
                 self.assertIn("EXIT STATUS", re.sub(r".\x08|\x1b\[\d*m", "", done.stdout))
 
@@ -44,8 +53,10 @@ class Help(FolderTest):
         script = self.folder / "c.bash"
         script.write_text(run("reshard-inspect", "--completion=bash").stdout)
         (self.folder / "a.rplan").touch()
-        call = f"cd {self.folder}; compopt() {{ :; }}; . {script}; _reshard_inspect reshard-inspect %s reshard-inspect; echo \"${{COMPREPLY[@]}}\""
-        complete = lambda word: subprocess.run(["bash", "-c", call % word], capture_output=True, text=True, check=True).stdout.strip()  # noqa: E731
+        call = f'cd {self.folder}; compopt() {{ :; }}; . {script}; _reshard_inspect reshard-inspect %s reshard-inspect; echo "${{COMPREPLY[@]}}"'
+        complete = lambda word: subprocess.run(
+            ["bash", "-c", call % word], capture_output=True, text=True, check=True
+        ).stdout.strip()  # noqa: E731
         self.assertEqual(complete("--for"), "--format=")
         self.assertEqual(complete("a.r"), "a.rplan")
         (self.folder / "with space").touch()

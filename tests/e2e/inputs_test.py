@@ -46,8 +46,13 @@ class Inputs(FolderTest):
         for name in ("pipe", "pipe.rir"):
             done = self.run_command("reshard-compile", name, "-o", "plan", code=2)
             self.assertIn(f"cannot read '{name}': it is not a regular file", done.stderr)
-        (self.folder / "job.yaml").write_text(JOB.replace("{dtype: bf16, tensors: {a: {shape: [512, 512], shard: {0: tp}}}}", "pipe"))
-        self.assertIn("cannot read 'pipe': it is not a regular file", self.run_command("reshard-compile", "job.yaml", "-o", "plan", code=2).stderr)
+        (self.folder / "job.yaml").write_text(
+            JOB.replace("{dtype: bf16, tensors: {a: {shape: [512, 512], shard: {0: tp}}}}", "pipe")
+        )
+        self.assertIn(
+            "cannot read 'pipe': it is not a regular file",
+            self.run_command("reshard-compile", "job.yaml", "-o", "plan", code=2).stderr,
+        )
         self.run_command("reshard-compile", ".", "-o", "plan", code=2)
 
     def test_pipes_that_are_handed_over(self):
@@ -55,7 +60,9 @@ class Inputs(FolderTest):
         self.run_command("reshard-compile", "job.yaml", "-o", "plan")
         self.run_command("bash", "-c", f"{BIN}/reshard-compile <(cat job.yaml) -o substituted")
         for name in ("standard", "substituted"):
-            self.assertIn("the segments of 0 of 2 ranks differ", self.run_command("reshard-diff", "plan", name, code=1).stdout) # manifests name the job
+            self.assertIn(
+                "the segments of 0 of 2 ranks differ", self.run_command("reshard-diff", "plan", name, code=1).stdout
+            )  # manifests name the job
 
     def test_a_limit_on_the_size_of_files(self):
         """Python ignores SIGXFSZ, but restores the default in its children."""

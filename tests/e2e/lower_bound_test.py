@@ -48,8 +48,20 @@ class LowerBounds(FolderTest):
         """The compiler's report of a job, and the simulation of its plan."""
         topology = TOPOLOGIES / f"{topology or JOBS[job]}.yaml"
         plan, report = self.folder / "plan.rplan", self.folder / "report.json"
-        run("reshard-compile", ROOT / "examples" / f"{job}.yaml", f"--set=options.topology={topology}", "-o", plan, f"--report={report}", *options)
-        simulated = json.loads(run("reshard-inspect", plan, f"--simulate={topology}", "--format=json").stdout) if simulate else None
+        run(
+            "reshard-compile",
+            ROOT / "examples" / f"{job}.yaml",
+            f"--set=options.topology={topology}",
+            "-o",
+            plan,
+            f"--report={report}",
+            *options,
+        )
+        simulated = (
+            json.loads(run("reshard-inspect", plan, f"--simulate={topology}", "--format=json").stdout)
+            if simulate
+            else None
+        )
         return json.loads(report.read_text()), simulated
 
     def test_topologies_are_unchanged(self):
@@ -63,7 +75,12 @@ class LowerBounds(FolderTest):
         for job, topology in JOBS.items():
             with self.subTest(job):
                 report, simulated = self.plan(job)
-                layout = run("reshard-compile", ROOT / "examples" / f"{job}.yaml", f"--set=options.topology={TOPOLOGIES / topology}.yaml", "--emit=layout").stdout
+                layout = run(
+                    "reshard-compile",
+                    ROOT / "examples" / f"{job}.yaml",
+                    f"--set=options.topology={TOPOLOGIES / topology}.yaml",
+                    "--emit=layout",
+                ).stdout
                 least = lower_bounds.lower_bounds(layout)
                 for name in ("rank_local", "rank_ingress", "rank_mean", "nic_ingress", "nic_mean"):
                     self.assertEqual(report["lower_bounds"][name], least[name], name)
@@ -116,20 +133,30 @@ class LowerBounds(FolderTest):
         the bytes."""
         job, topology = self.folder / "job.yaml", self.folder / "topology.yaml"
         topology.write_text("ranks_per_node: 64\n")
-        job.write_text("version: 1\n"
-                       "model:\n"
-                       "  index: {expert: 256}\n"
-                       "  place: {expert: ep}\n"
-                       "  tensors:\n"
-                       "    'e.{expert}.up': {shape: [2048, 7168], dtype: fp8_e4m3}\n"
-                       "    'e.{expert}.up_scale': {shape: [16, 56], dtype: fp32}\n"
-                       "    'e.{expert}.down': {shape: [7168, 2048], dtype: fp8_e4m3}\n"
-                       "    'e.{expert}.down_scale': {shape: [56, 16], dtype: fp32}\n"
-                       "source: {mesh: {ep: 16}}\ntarget: {mesh: {ep: 64}, ranks: 64..127}\n")
+        job.write_text(
+            "version: 1\n"
+            "model:\n"
+            "  index: {expert: 256}\n"
+            "  place: {expert: ep}\n"
+            "  tensors:\n"
+            "    'e.{expert}.up': {shape: [2048, 7168], dtype: fp8_e4m3}\n"
+            "    'e.{expert}.up_scale': {shape: [16, 56], dtype: fp32}\n"
+            "    'e.{expert}.down': {shape: [7168, 2048], dtype: fp8_e4m3}\n"
+            "    'e.{expert}.down_scale': {shape: [56, 16], dtype: fp32}\n"
+            "source: {mesh: {ep: 16}}\ntarget: {mesh: {ep: 64}, ranks: 64..127}\n"
+        )
         plan, report = self.folder / "plan.rplan", self.folder / "report.json"
         for limit in (0, 64 << 20, 256 << 20):
             with self.subTest(limit=limit):
-                run("reshard-compile", job, f"--set=options.topology={topology}", *([f"--set=options.staging={limit}"] if limit else []), "-o", plan, f"--report={report}")
+                run(
+                    "reshard-compile",
+                    job,
+                    f"--set=options.topology={topology}",
+                    *([f"--set=options.staging={limit}"] if limit else []),
+                    "-o",
+                    plan,
+                    f"--report={report}",
+                )
                 simulated = json.loads(run("reshard-inspect", plan, f"--simulate={topology}", "--format=json").stdout)
                 self.assertGreaterEqual(simulated["ratio"], 1)
                 self.assertLessEqual(simulated["ratio"], 1.10)
@@ -139,14 +166,20 @@ class LowerBounds(FolderTest):
     def test_relays_of_the_sender(self):
         """Moves column shards over relays, in one phase and in several, by threads."""
         job = self.folder / "job.yaml"
-        job.write_text("version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [4096, 8192], shard: {1: tp}}, v: {shape: [8192, 999], shard: {0: tp}}}}\n"
-                       "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 8}, ranks: 8..15}\noptions: {topology: {ranks_per_node: 8}}\n")
+        job.write_text(
+            "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [4096, 8192], shard: {1: tp}}, v: {shape: [8192, 999], shard: {0: tp}}}}\n"
+            "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 8}, ranks: 8..15}\noptions: {topology: {ranks_per_node: 8}}\n"
+        )
         for staging in ([], ["--set=options.staging=24MiB"]):
             with self.subTest(staging):
                 run("reshard-compile", job, *staging, "--verify-each", "-o", self.folder / "plan")
-                self.assertEqual(int.from_bytes((self.folder / "plan").read_bytes()[16:24], "little") & 16, 16, "kFeatureRelays")
+                self.assertEqual(
+                    int.from_bytes((self.folder / "plan").read_bytes()[16:24], "little") & 16, 16, "kFeatureRelays"
+                )
                 self.assertIn("right: all", run("reshard-inspect", self.folder / "plan", "--verify").stdout)
-                self.assertIn("bytes right", run("reshard-exec", self.folder / "plan", "--synthesize", "--check").stdout)
+                self.assertIn(
+                    "bytes right", run("reshard-exec", self.folder / "plan", "--synthesize", "--check").stdout
+                )
 
     def test_one_nic_for_eight_ranks(self):
         for job, limit in (("clusters/qwen3-30b-a3b-16-to-30", 1.15), ("clusters/llama3-70b-48-to-128", 1.02)):
@@ -158,22 +191,29 @@ class LowerBounds(FolderTest):
         for staging in ("", "staging: 16MiB, "):
             with self.subTest(staging):
                 job = self.folder / "job.yaml"
-                job.write_text("version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [4096, 2048], shard: {1: tp}}, v: [2048, 2048]}}\n"
-                               "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1, dp: 8}, ranks: 2..9}\n"
-                               f"options: {{{staging}topology: {{ranks_per_node: 2}}}}\n")
+                job.write_text(
+                    "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [4096, 2048], shard: {1: tp}}, v: [2048, 2048]}}\n"
+                    "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1, dp: 8}, ranks: 2..9}\n"
+                    f"options: {{{staging}topology: {{ranks_per_node: 2}}}}\n"
+                )
                 text = run("reshard-compile", job, "--emit=ir", "--verify-each").stdout
-                self.assertGreaterEqual(max(line.count("->") for line in text.splitlines() if line.startswith("route")), 4)
+                self.assertGreaterEqual(
+                    max(line.count("->") for line in text.splitlines() if line.startswith("route")), 4
+                )
                 run("reshard-compile", job, "-o", self.folder / "plan")
                 run("reshard-inspect", self.folder / "plan", "--verify")
-                self.assertIn("bytes right", run("reshard-exec", self.folder / "plan", "--synthesize", "--check").stdout)
+                self.assertIn(
+                    "bytes right", run("reshard-exec", self.folder / "plan", "--synthesize", "--check").stdout
+                )
 
     def check_staging(self, job, unlimited):
         """With a limit, the arenas are within it, and the time is within 1.10 of that without one. Other suites prove
         plans with limits."""
         for limit in (64 << 20, 256 << 20, 1 << 30):
             with self.subTest(job, limit=limit):
-                report, simulated = self.plan(job, f"--set=options.staging={limit}", "--no-verify",
-                                              simulate=limit >= 256 << 20)
+                report, simulated = self.plan(
+                    job, f"--set=options.staging={limit}", "--no-verify", simulate=limit >= 256 << 20
+                )
                 self.assertLessEqual(report["staging"]["max"], limit)
                 if simulated:
                     self.assertLessEqual(simulated["seconds"], 1.10 * unlimited["seconds"])

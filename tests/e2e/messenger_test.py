@@ -72,7 +72,9 @@ class TwoHosts(FolderTest):
             made.traffic(1, True)
             begin = time.monotonic()
             self.assertEqual(child.wait(60), 0)
-            self.assertLess(time.monotonic() - begin, SILENT / 2, "the peer was not told, but found the connection silent")
+            self.assertLess(
+                time.monotonic() - begin, SILENT / 2, "the peer was not told, but found the connection silent"
+            )
             (self.folder / "end").touch()
             self.assertEqual(parent.wait(60), 0)
 

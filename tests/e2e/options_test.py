@@ -19,7 +19,15 @@ from commands import BIN, ROOT, FolderTest, run  # noqa: E402
 class Options(FolderTest):
     def compile(self, job, *options, code=0, plan="plan"):
         (self.folder / "job.yaml").write_text(job)
-        done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / plan, f"--report={self.folder / 'report.json'}", *options, code=code)
+        done = run(
+            "reshard-compile",
+            self.folder / "job.yaml",
+            "-o",
+            self.folder / plan,
+            f"--report={self.folder / 'report.json'}",
+            *options,
+            code=code,
+        )
         self.stderr = done.stderr
         return json.loads((self.folder / "report.json").read_text()) if code == 0 else None
 
@@ -55,37 +63,57 @@ class Verify(Options):
         wrong, plan = self.wrong_ir(), self.folder / "wrong"
         run("reshard-compile", wrong, "-o", plan, "--no-verify")
         before = plan.read_bytes()
-        self.assertRegex(run("reshard-inspect", plan, "--verify", code=1).stderr,
-                         "error: the plan is wrong: .*must be tensor 'a'")
+        self.assertRegex(
+            run("reshard-inspect", plan, "--verify", code=1).stderr, "error: the plan is wrong: .*must be tensor 'a'"
+        )
         files = sorted(path.name for path in self.folder.iterdir())
         for output in (plan, self.folder / "new"):
             with self.subTest(output=output):
                 error = run("reshard-compile", wrong, "-o", output, f"--report={self.folder / 'report'}", code=1).stderr
-                self.assertRegex(error, "^reshard-compile: error: the plan is wrong, and was not written: target rank "
-                                        "0 param 'a' byte 0 must be tensor 'a'")
+                self.assertRegex(
+                    error,
+                    "^reshard-compile: error: the plan is wrong, and was not written: target rank "
+                    "0 param 'a' byte 0 must be tensor 'a'",
+                )
                 self.assertEqual(sorted(path.name for path in self.folder.iterdir()), files)
         self.assertEqual(plan.read_bytes(), before)
         done = subprocess.run([BIN / "reshard-compile", wrong, "-o", "/dev/stdout"], capture_output=True)
         self.assertEqual((done.returncode, done.stdout), (1, b""))
 
     def test_the_time_of_a_proof_is_limited(self):
-        job = (ROOT / "examples/kimi-k2-256-to-128.yaml").read_text().replace("model: models",
-                                                                              f"model: {ROOT / 'examples/models'}")
+        job = (
+            (ROOT / "examples/kimi-k2-256-to-128.yaml")
+            .read_text()
+            .replace("model: models", f"model: {ROOT / 'examples/models'}")
+        )
         self.assertFalse(self.compile(job, "--verify-seconds=0.0001")["proven"])
-        self.assertEqual(self.stderr, "reshard-compile: warning: the plan is not proven: the proof did not finish "
-                                      "within 0.0001 s (--verify-seconds)\n")
+        self.assertEqual(
+            self.stderr,
+            "reshard-compile: warning: the plan is not proven: the proof did not finish "
+            "within 0.0001 s (--verify-seconds)\n",
+        )
         self.assertIn("right: all", run("reshard-inspect", self.folder / "plan", "--verify").stdout)
         self.assertTrue(self.compile(job, "--verify-seconds=600")["proven"])
-        for options, error in ((("--no-verify", "--verify-seconds=1"),
-                                "--verify-seconds limits the proof that --no-verify leaves out: expected only one"),
-                               (("--no-verify", "--emit=ir"),
-                                "--no-verify is about the proof of a plan: expected neither --emit nor --describe"),
-                               (("--verify-seconds=1", "--emit=layout"),
-                                "--verify-seconds is about the proof of a plan: expected neither"),
-                               (("--verify-seconds=0",), "found '0', expected a number of seconds above 0")):
+        for options, error in (
+            (
+                ("--no-verify", "--verify-seconds=1"),
+                "--verify-seconds limits the proof that --no-verify leaves out: expected only one",
+            ),
+            (
+                ("--no-verify", "--emit=ir"),
+                "--no-verify is about the proof of a plan: expected neither --emit nor --describe",
+            ),
+            (
+                ("--verify-seconds=1", "--emit=layout"),
+                "--verify-seconds is about the proof of a plan: expected neither",
+            ),
+            (("--verify-seconds=0",), "found '0', expected a number of seconds above 0"),
+        ):
             with self.subTest(options):
-                self.assertIn(error, run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p", *options,
-                                         code=2).stderr)
+                self.assertIn(
+                    error,
+                    run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p", *options, code=2).stderr,
+                )
 
     def test_the_plan_of_a_job(self):
         job = """
@@ -100,13 +128,21 @@ target: {mesh: {tp: 2}, ranks: [3, 1]}
                 self.compile(job, *options)
                 self.assertIn("right: all", run(*inspect).stdout)
         self.compile(job, "--set", "model.dtype=fp32", "--omit-job")
-        self.assertIn("of the plan differs from 'layers.{layer}.w' of the job; the plan does not hold the --set", run(*inspect, code=1).stderr)
+        self.assertIn(
+            "of the plan differs from 'layers.{layer}.w' of the job; the plan does not hold the --set",
+            run(*inspect, code=1).stderr,
+        )
         self.compile(job)
         (self.folder / "job.yaml").write_text("# a line more\n" + job)
         run(*inspect)
-        for before, after, expected in (("[64, 32]", "[64, 64]", "tensor 'layers.{layer}.w' of the plan differs"), ("layer: 2", "layer: 3", "index variable 'layer' of the plan differs"),
-                                        ("norm: [32]", "norm: [32], more: [2]", "the plan has 2 tensors, the job 3"), ("[3, 1]", "[1, 3]", "the target has other ranks"),
-                                        ("shard: {0: tp}", "shard: {1: tp}", "source param 'layers.{layer}.w' of the plan differs"), ("source: {mesh: {tp: 4}}", "source: {mesh: {tp: 8}}", "a world of 4, the job of 8")):
+        for before, after, expected in (
+            ("[64, 32]", "[64, 64]", "tensor 'layers.{layer}.w' of the plan differs"),
+            ("layer: 2", "layer: 3", "index variable 'layer' of the plan differs"),
+            ("norm: [32]", "norm: [32], more: [2]", "the plan has 2 tensors, the job 3"),
+            ("[3, 1]", "[1, 3]", "the target has other ranks"),
+            ("shard: {0: tp}", "shard: {1: tp}", "source param 'layers.{layer}.w' of the plan differs"),
+            ("source: {mesh: {tp: 4}}", "source: {mesh: {tp: 8}}", "a world of 4, the job of 8"),
+        ):
             with self.subTest(after):
                 (self.folder / "job.yaml").write_text(job.replace(before, after))
                 done = run(*inspect, code=1)
@@ -115,7 +151,9 @@ target: {mesh: {tp: 2}, ranks: [3, 1]}
                 self.assertEqual(done.stdout, "")
         (self.folder / "job.yaml").write_text(job.replace("tp", "xp", 1))
         self.assertIn("unknown axis", run(*inspect, code=2).stderr)
-        self.assertIn("--job needs --verify", run("reshard-inspect", self.folder / "plan", "--job=job.yaml", code=2).stderr)
+        self.assertIn(
+            "--job needs --verify", run("reshard-inspect", self.folder / "plan", "--job=job.yaml", code=2).stderr
+        )
 
 
 class Relabel(Options):
@@ -131,11 +169,21 @@ target: {mesh: {tp: 4}, ranks: [3, 1, 0, 2]}
         self.assertEqual(before["bytes"]["local"], before["bytes"]["target"] // 4)
         self.assertNotIn("relabel", before)
         after = self.compile(self.JOB, "--relabel-target", "--verify-each")
-        self.assertEqual(after["relabel"], {"target": {"bytes_saved": before["bytes"]["remote"], "ranks": [0, 1, 2, 3]}})
+        self.assertEqual(
+            after["relabel"], {"target": {"bytes_saved": before["bytes"]["remote"], "ranks": [0, 1, 2, 3]}}
+        )
         self.assertEqual(after["bytes"]["remote"], 0)
         self.execute("--synthesize", "--check")
         # The remaining passes accept the printed IR after relabel.
-        text = run("reshard-compile", self.folder / "job.yaml", "--relabel-target", "--omit-job", "--print-ir-after=relabel", "-o", self.folder / "x").stderr
+        text = run(
+            "reshard-compile",
+            self.folder / "job.yaml",
+            "--relabel-target",
+            "--omit-job",
+            "--print-ir-after=relabel",
+            "-o",
+            self.folder / "x",
+        ).stderr
         (self.folder / "after.rir").write_text(text)
         run("reshard-compile", self.folder / "after.rir", "-o", self.folder / "y")
         self.assertEqual((self.folder / "x").read_bytes(), (self.folder / "y").read_bytes())
@@ -150,7 +198,9 @@ class From(Options):
     """A plan is compiled again from the job that it holds."""
 
     def again(self, *options, code=0, plan="plan", new="new", cwd=None):
-        done = run("reshard-compile", f"--from={self.folder / plan}", "-o", self.folder / new, *options, code=code, cwd=cwd)
+        done = run(
+            "reshard-compile", f"--from={self.folder / plan}", "-o", self.folder / new, *options, code=code, cwd=cwd
+        )
         return done.stderr
 
     def same(self, one, other):
@@ -162,8 +212,14 @@ class From(Options):
         (self.folder / "job" / "model.yaml").write_text("dtype: bf16\ntensors: {w: {shape: [48, 8], shard: {0: tp}}}\n")
         (self.folder / "topology.yaml").write_text("ranks_per_node: 2\n")
         job = self.folder / "job" / "job.yaml"
-        job.write_text("version: 1\nmodel: model.yaml\nsource: {mesh: {tp: 4, dp: 4}}\ntarget: {mesh: {tp: 2}, ranks: [17, 16]}\n")
-        options = ("--relabel-target", f"--set=options.topology={self.folder / 'topology.yaml'}", "--set=source.mesh.dp=3")
+        job.write_text(
+            "version: 1\nmodel: model.yaml\nsource: {mesh: {tp: 4, dp: 4}}\ntarget: {mesh: {tp: 2}, ranks: [17, 16]}\n"
+        )
+        options = (
+            "--relabel-target",
+            f"--set=options.topology={self.folder / 'topology.yaml'}",
+            "--set=source.mesh.dp=3",
+        )
         run("reshard-compile", job, "-o", self.folder / "plan", *options)
         run("reshard-compile", "job.yaml", "-o", self.folder / "moved", *options, cwd=self.folder / "job")
         self.same("plan", "moved")
@@ -175,7 +231,14 @@ class From(Options):
 
     def test_changes_are_added(self):
         self.compile(Relabel.JOB, "--set=source.mesh={tp: 2}", "--set=target.mesh={tp: 2}", "--set=target.ranks=2..3")
-        self.compile(Relabel.JOB, "--set=source.mesh={tp: 2}", "--set=target.mesh={tp: 2}", "--set=target.ranks=2..3", "--set=target.ranks=[1, 2]", plan="direct")
+        self.compile(
+            Relabel.JOB,
+            "--set=source.mesh={tp: 2}",
+            "--set=target.mesh={tp: 2}",
+            "--set=target.ranks=2..3",
+            "--set=target.ranks=[1, 2]",
+            plan="direct",
+        )
         self.again("--set=target.ranks=[1, 2]")
         self.same("direct", "new")
         self.again("--set=target.ranks=2..3", plan="new", new="back")
@@ -189,11 +252,20 @@ class From(Options):
         self.compile(Relabel.JOB, f"--keep={self.folder / 'plan'}", plan="kept")
         self.assertIn("does not hold its job", self.again(code=2, plan="kept"))
         self.assertIn("not a plan", self.again(code=2, plan="job.yaml"))
-        run("reshard-compile", self.folder / "job.yaml", f"--from={self.folder / 'plan'}", "-o", self.folder / "new", code=2)
+        run(
+            "reshard-compile",
+            self.folder / "job.yaml",
+            f"--from={self.folder / 'plan'}",
+            "-o",
+            self.folder / "new",
+            code=2,
+        )
         before = (self.folder / "plan").read_bytes()
         self.assertIn("would overwrite", self.again(code=2, new="plan"))
         self.assertEqual((self.folder / "plan").read_bytes(), before)
-        self.assertIn("unknown axis", self.again("--set=source.mesh.xx=3", "--set=model.tensors.a.shard={0: yy}", code=2))
+        self.assertIn(
+            "unknown axis", self.again("--set=source.mesh.xx=3", "--set=model.tensors.a.shard={0: yy}", code=2)
+        )
 
 
 class Compress(Options):
@@ -208,7 +280,9 @@ class Compress(Options):
         self.execute("--synthesize", "--check", plan="small")
         texts = [run("reshard-inspect", self.folder / plan, "--rank=1").stdout for plan in ("plan", "small")]
         self.assertEqual(*texts)
-        plain, small = (json.loads(run("reshard-inspect", self.folder / plan, "--format=json").stdout) for plan in ("plan", "small"))
+        plain, small = (
+            json.loads(run("reshard-inspect", self.folder / plan, "--format=json").stdout) for plan in ("plan", "small")
+        )
         self.assertEqual(plain["largest_segment"], small["largest_segment"])
         self.assertGreater(small["decompressed_bytes"], 1.5 * small["plan_bytes"])
         self.assertIn(" compressed from ", run("reshard-inspect", self.folder / "small").stdout)
@@ -223,8 +297,17 @@ class Compress(Options):
         self.compile(self.JOB, "--compress")
         (self.folder / "lib").mkdir()
         (self.folder / "lib/libzstd.so.1").touch()  # found first, and no library
-        done = run("reshard-exec", self.folder / "plan", "--synthesize", code=3, env=os.environ | {"LD_LIBRARY_PATH": str(self.folder / "lib")})
-        self.assertIn("the compressed segment of rank 0: found no libzstd.so.1; install the package libzstd1 (Debian, Ubuntu) or libzstd", done.stderr)
+        done = run(
+            "reshard-exec",
+            self.folder / "plan",
+            "--synthesize",
+            code=3,
+            env=os.environ | {"LD_LIBRARY_PATH": str(self.folder / "lib")},
+        )
+        self.assertIn(
+            "the compressed segment of rank 0: found no libzstd.so.1; install the package libzstd1 (Debian, Ubuntu) or libzstd",
+            done.stderr,
+        )
 
 
 class Keep(Options):
@@ -244,7 +327,13 @@ world: 40
         for staging in ([], ["--set=options.staging=1024"]):
             self.compile(self.JOB % (4, 1, 9), *staging, plan="1")
             for step, (dp, before) in enumerate(((2, "1"), (4, "2"), (8, "3")), 2):
-                report = self.compile(self.JOB % (4, dp, 7 + 2 * dp), "--verify-each", f"--keep={self.folder / before}", *staging, plan=str(step))
+                report = self.compile(
+                    self.JOB % (4, dp, 7 + 2 * dp),
+                    "--verify-each",
+                    f"--keep={self.folder / before}",
+                    *staging,
+                    plan=str(step),
+                )
                 # All ranks except the new ones and the 8 sources, which send to the new ones.
                 self.assertEqual(report["pinned_segments"], 40 - 8 - dp, staging)
                 self.execute("--synthesize", "--check", plan=str(step))
@@ -275,7 +364,12 @@ model:
 source: %s
 target: {layout: tp, mesh: {tp: 2, dp: %d}, ranks: %d..%d}
 """
-    REPLICATED = JOB % ("{layout: tp, mesh: {tp: 4, dp: 6}}", 4, 24, 31)  # two copies of the source, each with three replicas
+    REPLICATED = JOB % (
+        "{layout: tp, mesh: {tp: 4, dp: 6}}",
+        4,
+        24,
+        31,
+    )  # two copies of the source, each with three replicas
     SHARDED = JOB % ("{layout: fsdp, mesh: {fsdp: 6}}", 5, 6, 15)
 
     def test_every_copy_is_right(self):
@@ -302,7 +396,10 @@ target: {layout: tp, mesh: {tp: 2, dp: %d}, ranks: %d..%d}
         run("reshard-compile", self.folder / "ir.rir", "-o", self.folder / "again")
         self.assertEqual((self.folder / "plan").read_bytes(), (self.folder / "again").read_bytes())
         (self.folder / "bad.rir").write_text(text.replace("ranks-per-node 0", "ranks-per-node 2"))
-        self.assertIn("folds copies, but it has only one", run("reshard-compile", self.folder / "bad.rir", "-o", self.folder / "bad", code=2).stderr)
+        self.assertIn(
+            "folds copies, but it has only one",
+            run("reshard-compile", self.folder / "bad.rir", "-o", self.folder / "bad", code=2).stderr,
+        )
 
     def test_large_jobs_fold_by_default(self):
         for ranks, copies in ((1022, 1), (1024, 504)):
@@ -316,7 +413,11 @@ target: {layout: tp, mesh: {tp: 2, dp: %d}, ranks: %d..%d}
         self.assertIn("expected a plan compiled with --fold-copies=never", self.stderr)
         self.assertFalse((self.folder / "plan").exists())
         self.compile(self.SHARDED, "--fold-copies=never", plan="old")
-        self.compile(self.JOB % ("{layout: fsdp, mesh: {fsdp: 6}}", 6, 6, 17), f"--keep={self.folder / 'old'}", "--fold-copies=always")
+        self.compile(
+            self.JOB % ("{layout: fsdp, mesh: {fsdp: 6}}", 6, 6, 17),
+            f"--keep={self.folder / 'old'}",
+            "--fold-copies=always",
+        )
         self.execute("--synthesize", "--check")
 
 
@@ -335,7 +436,10 @@ target: {layout: serve, mesh: {}}
         self.assertIn("which no param of the source holds", self.stderr)
         report = self.compile(job, "--allow=missing")
         self.assertEqual(report["omitted"], {"target": ["y"]})
-        self.assertIn("warning: target param 'y' holds tensor 'b', which no param of the source holds; the param is omitted", self.stderr)
+        self.assertIn(
+            "warning: target param 'y' holds tensor 'b', which no param of the source holds; the param is omitted",
+            self.stderr,
+        )
         self.execute("--synthesize", "--check")
 
     GAP = """
@@ -394,7 +498,7 @@ target: {mesh: {tp: 4}}
         path = self.folder / "source" / f"rank-{rank:05d}.safetensors"
         raw = bytearray(path.read_bytes())
         size = int.from_bytes(raw[:8], "little")
-        begin = json.loads(raw[8:8 + size])[tensor]["data_offsets"][0]
+        begin = json.loads(raw[8 : 8 + size])[tensor]["data_offsets"][0]
         raw[8 + size + begin + 2] ^= 1  # element 1
         path.write_bytes(raw)
 
@@ -403,14 +507,19 @@ target: {mesh: {tp: 4}}
         source, target = f"--source={self.folder / 'source'}", f"--target={self.folder / 'target'}"
         self.execute("--synthesize", source)
         compared = "of the source were not compared: --check-replicas compares them"
-        self.assertNotIn(compared,
-                         self.execute(source, f"--target={self.folder / 'good'}", "--check-replicas", "--check").stdout)
+        self.assertNotIn(
+            compared, self.execute(source, f"--target={self.folder / 'good'}", "--check-replicas", "--check").stdout
+        )
         self.assertIn(compared, self.execute(source, f"--target={self.folder / 'other'}", "--check").stdout)
         self.change(3, "a")
         self.change(1, "b")
         done = self.execute(source, target, "--check-replicas", code=1)
-        self.assertIn("rank 3 param 'a' differs from rank 1 param 'a': tensor 'a', the first different element is 5", done.stderr)
-        self.assertIn("rank 1 param 'b' differs from rank 0 param 'b': tensor 'b', the first different element is 1", done.stderr)
+        self.assertIn(
+            "rank 3 param 'a' differs from rank 1 param 'a': tensor 'a', the first different element is 5", done.stderr
+        )
+        self.assertIn(
+            "rank 1 param 'b' differs from rank 0 param 'b': tensor 'b', the first different element is 1", done.stderr
+        )
         self.assertNotIn("rank 2", done.stderr)
         self.assertFalse((self.folder / "target").exists())
 
@@ -445,13 +554,17 @@ model:
 source: {layout: mixed, mesh: {dp: 2}%s}
 target: {layout: plain, mesh: {dp: 2}}
 """
-    WARNING = "%s: warning: source param 'y.{layer}' holds tensor 'a.{layer}' %s, and 'x.{layer}' holds it %s: their values differ in general, and " \
-              "a target rank may read either; 'ignore' of the source omits one of them\n"
+    WARNING = (
+        "%s: warning: source param 'y.{layer}' holds tensor 'a.{layer}' %s, and 'x.{layer}' holds it %s: their values differ in general, and "
+        "a target rank may read either; 'ignore' of the source omits one of them\n"
+    )
 
     def test_two_forms_are_a_warning(self):
-        for one, other, first, second in (("quantize: mxfp8", "quantize: none", "quantized as mxfp8", "unquantized"),
-                                          ("quantize: none", "quantize: mxfp8", "unquantized", "quantized as mxfp8"),
-                                          ("quantize: mxfp8", "quantize: block_fp8", "quantized as mxfp8", "quantized as block_fp8")):
+        for one, other, first, second in (
+            ("quantize: mxfp8", "quantize: none", "quantized as mxfp8", "unquantized"),
+            ("quantize: none", "quantize: mxfp8", "unquantized", "quantized as mxfp8"),
+            ("quantize: mxfp8", "quantize: block_fp8", "quantized as mxfp8", "quantized as block_fp8"),
+        ):
             with self.subTest(one=one, other=other):
                 self.compile(self.JOB % (one, other, ""))
                 self.assertIn(self.WARNING % (f"{self.folder / 'job.yaml'}:11:9", second, first), self.stderr)
@@ -463,8 +576,12 @@ target: {layout: plain, mesh: {dp: 2}}
 
     def test_one_form_or_different_elements_do_not_warn(self):
         where = "where: {layer: %d}, quantize: %s"
-        for one, other, more in (("quantize: mxfp8", "quantize: mxfp8", ""), ("quantize: mxfp8", "quantize: none", ", authority: {dp: 0}"),
-                                 ("quantize: mxfp8", "quantize: none", ", ignore: 'y.*'"), (where % (0, "mxfp8"), where % (1, "none"), "")):
+        for one, other, more in (
+            ("quantize: mxfp8", "quantize: mxfp8", ""),
+            ("quantize: mxfp8", "quantize: none", ", authority: {dp: 0}"),
+            ("quantize: mxfp8", "quantize: none", ", ignore: 'y.*'"),
+            (where % (0, "mxfp8"), where % (1, "none"), ""),
+        ):
             with self.subTest(one=one, other=other, more=more):
                 self.compile(self.JOB % (one, other, more))
                 self.assertNotIn("differ in general", self.stderr)
@@ -489,8 +606,10 @@ class Difference(Options):
 class Patterns(Options):
     def test_a_kind_missing_in_the_config_is_a_warning(self):
         (self.folder / "config.json").write_text('{"kinds": "MM*", "list": ["full", "full", "full"]}')
-        job = ("version: 1\nmodel: {config: config.json, dtype: bf16, index: {layer: 3}, tensors: {b: [8], 'a.{layer}': {shape: [8], where: {layer: {pattern: %s, is: %s}}}}}\n"
-               "source: {mesh: {}}\ntarget: {mesh: {}}\n")
+        job = (
+            "version: 1\nmodel: {config: config.json, dtype: bf16, index: {layer: 3}, tensors: {b: [8], 'a.{layer}': {shape: [8], where: {layer: {pattern: %s, is: %s}}}}}\n"
+            "source: {mesh: {}}\ntarget: {mesh: {}}\n"
+        )
         for pattern, kind in (("$kinds", "X"), ("$list", "ful")):
             self.compile(job % (pattern, kind))
             self.assertIn(f"warning: kind '{kind}' does not occur in the pattern", self.stderr)
@@ -500,14 +619,18 @@ class Patterns(Options):
 
 class ScaleNames(Options):
     def test_every_name_in_braces_is_the_param_name(self):
-        self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [64, 64]}}\nsource: {mesh: {}}\ntarget: {mesh: {}, quantize: {format: mxfp8, scale: '{name}/{name}_sf'}}\n")
+        self.compile(
+            "version: 1\nmodel: {dtype: bf16, tensors: {a: [64, 64]}}\nsource: {mesh: {}}\ntarget: {mesh: {}, quantize: {format: mxfp8, scale: '{name}/{name}_sf'}}\n"
+        )
         done = run("reshard-inspect", self.folder / "plan", "--param=*")
         self.assertIn("a/a_sf", done.stdout)
 
 
 class Inspection(Options):
-    NVFP4 = ("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 96], shard: {0: tp}}, 'b[0]': {shape: [8]}, b0: {shape: [8]}}}\nsource: {mesh: {tp: 2}}\n"
-             "target: {mesh: {tp: 1}, ranks: 2..2, quantize: nvfp4}\n")
+    NVFP4 = (
+        "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 96], shard: {0: tp}}, 'b[0]': {shape: [8]}, b0: {shape: [8]}}}\nsource: {mesh: {tp: 2}}\n"
+        "target: {mesh: {tp: 1}, ranks: 2..2, quantize: nvfp4}\n"
+    )
 
     def inspect(self, *options, code=0):
         return run("reshard-inspect", self.folder / "plan", *options, code=code)
@@ -516,13 +639,28 @@ class Inspection(Options):
         self.compile(self.NVFP4)
         (self.folder / "t.yaml").write_text("ranks_per_node: 3\n")
         self.assertIn("right", self.inspect("--verify").stdout)
-        for options in (("--verify", "--rank=0"), ("--verify", f"--simulate={self.folder / 't.yaml'}"), ("--verify", "--param=*"), ("--rank=0", "--param=*")):
+        for options in (
+            ("--verify", "--rank=0"),
+            ("--verify", f"--simulate={self.folder / 't.yaml'}"),
+            ("--verify", "--param=*"),
+            ("--rank=0", "--param=*"),
+        ):
             done = self.inspect(*options, code=2)
-            self.assertEqual((done.stdout, done.stderr), ("", "reshard-inspect: error: found 2 of --rank, --param, --explain, --simulate and --verify, expected at most one\n"))
+            self.assertEqual(
+                (done.stdout, done.stderr),
+                (
+                    "",
+                    "reshard-inspect: error: found 2 of --rank, --param, --explain, --simulate and --verify, expected at most one\n",
+                ),
+            )
 
     def test_every_kind_of_step_has_its_name(self):
         self.compile(self.NVFP4)
-        kinds = {step["kind"] for rank in range(3) for step in json.loads(self.inspect(f"--rank={rank}", "--format=json").stdout)["steps"]}
+        kinds = {
+            step["kind"]
+            for rank in range(3)
+            for step in json.loads(self.inspect(f"--rank={rank}", "--format=json").stdout)["steps"]
+        }
         self.assertEqual(kinds, {"send", "recv", "reduce"})
         text = self.inspect("--rank=2").stdout
         self.assertIn("rank 2: 7 buffers, arena", text)
@@ -530,7 +668,13 @@ class Inspection(Options):
         self.assertIn("1 mesh rank, ", self.inspect().stdout)
 
     def test_bytes_by_rank_add_up_for_each_param(self):
-        for quantize in ("nvfp4", "mxfp8", "{format: mxfp8, scale_layout: swizzled}", "block_fp8", "{format: block_fp8, by: receiver}"):
+        for quantize in (
+            "nvfp4",
+            "mxfp8",
+            "{format: mxfp8, scale_layout: swizzled}",
+            "block_fp8",
+            "{format: block_fp8, by: receiver}",
+        ):
             self.compile(self.NVFP4.replace("nvfp4", quantize))
             params = json.loads(self.inspect("--param=a*", "--format=json").stdout)
             self.assertGreaterEqual(len(params), 2)
@@ -541,8 +685,21 @@ class Inspection(Options):
     def test_globs_are_those_of_yaml(self):
         job = "version: 1\nmodel: {dtype: bf16, tensors: {a.up: [8], 'b[0]': [8], b0: [8], 'c\\d': [8]}}\nsource: {mesh: {}}\ntarget: {mesh: {}%s}\n"
         every = ["a.up", "b0", "b[0]", "c\\d"]
-        for glob, expected in (("*", every), ("b[0]", ["b[0]"]), ("b?", ["b0"]), ("b*", ["b0", "b[0]"]), ("?.*", ["a.up"]), ("*0*", ["b0", "b[0]"]),
-                               ("c\\d", ["c\\d"]), ("a.up", ["a.up"]), ("B0", []), ("b[[]0]", []), ("b[0-9]", []), ("\\*", []), ("{a,b}*", [])):
+        for glob, expected in (
+            ("*", every),
+            ("b[0]", ["b[0]"]),
+            ("b?", ["b0"]),
+            ("b*", ["b0", "b[0]"]),
+            ("?.*", ["a.up"]),
+            ("*0*", ["b0", "b[0]"]),
+            ("c\\d", ["c\\d"]),
+            ("a.up", ["a.up"]),
+            ("B0", []),
+            ("b[[]0]", []),
+            ("b[0-9]", []),
+            ("\\*", []),
+            ("{a,b}*", []),
+        ):
             with self.subTest(glob=glob):
                 self.compile(job % "")
                 found = self.inspect(f"--param={glob}", "--format=json", code=0 if expected else 1).stdout
@@ -554,30 +711,55 @@ class Inspection(Options):
 
 class Refresh(Options):
     def test_hooks_are_reported(self):
-        self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}, layouts: {t: {params: same}, "
-                     "s: {params: {a: {holds: a, refresh: absorb}}}}}\nsource: {layout: t, mesh: {}}\ntarget: {layout: s, mesh: {}}\n")
+        self.compile(
+            "version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}, layouts: {t: {params: same}, "
+            "s: {params: {a: {holds: a, refresh: absorb}}}}}\nsource: {layout: t, mesh: {}}\ntarget: {layout: s, mesh: {}}\n"
+        )
         self.execute("--synthesize", "--check", f"--report={self.folder / 'run.json'}")
         self.assertEqual(json.loads((self.folder / "run.json").read_text())["refresh"], ["absorb"])
 
     def test_transforms_need_a_caller(self):
-        self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}, layouts: {t: {params: same}, "
-                     "s: {params: {a: {holds: a, transform: pack}}}}}\nsource: {layout: t, mesh: {}}\ntarget: {layout: s, mesh: {}}\n")
+        self.compile(
+            "version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}, layouts: {t: {params: same}, "
+            "s: {params: {a: {holds: a, transform: pack}}}}}\nsource: {layout: t, mesh: {}}\ntarget: {layout: s, mesh: {}}\n"
+        )
         self.execute("--synthesize", "--check", f"--report={self.folder / 'run.json'}")
         self.assertEqual(json.loads((self.folder / "run.json").read_text())["transform"], ["pack"])
-        for options in (f"--source={self.folder}", f"--target={self.folder / 'new'}"), ("--synthesize", f"--source={self.folder / 'new'}"):
+        for options in (
+            (f"--source={self.folder}", f"--target={self.folder / 'new'}"),
+            ("--synthesize", f"--source={self.folder / 'new'}"),
+        ):
             done = run("reshard-exec", self.folder / "plan", *options, code=None)
             self.assertEqual((done.returncode, done.stdout), (2, ""))
-            self.assertEqual(done.stderr, "reshard-exec: error: the plan uses the transform 'pack', a function of the caller: expected --synthesize without --source, and --device=cpu\n")
+            self.assertEqual(
+                done.stderr,
+                "reshard-exec: error: the plan uses the transform 'pack', a function of the caller: expected --synthesize without --source, and --device=cpu\n",
+            )
         self.assertFalse((self.folder / "new").exists())
 
     def test_a_terminated_run_leaves_no_output(self):
         for number in (signal.SIGTERM, signal.SIGINT):
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
-                run("reshard-compile", ROOT / "examples/quickstart.yaml", "--set", "model.index.layer=1", "-o", folder / "plan")
+                run(
+                    "reshard-compile",
+                    ROOT / "examples/quickstart.yaml",
+                    "--set",
+                    "model.index.layer=1",
+                    "-o",
+                    folder / "plan",
+                )
                 run("reshard-exec", folder / "plan", "--synthesize", f"--source={folder / 'source'}")
-                process = subprocess.Popen([BIN / "reshard-exec", folder / "plan", f"--source={folder / 'source'}", f"--target={folder / 'target'}", "--repeat=1000000"],
-                                           stdout=subprocess.DEVNULL)
+                process = subprocess.Popen(
+                    [
+                        BIN / "reshard-exec",
+                        folder / "plan",
+                        f"--source={folder / 'source'}",
+                        f"--target={folder / 'target'}",
+                        "--repeat=1000000",
+                    ],
+                    stdout=subprocess.DEVNULL,
+                )
                 begun = f"target.partial-{process.pid}-*"
                 while process.poll() is None and not list(folder.glob(begun)):
                     time.sleep(0.005)

@@ -52,7 +52,12 @@ class Outputs(FolderTest):
         self.command("compile", "job.yaml", "-o", "plan", "--report=report")
         pipe = self.folder / "pipe"
         os.mkfifo(pipe)
-        for arguments in (["-o", pipe], ["-o", "other", f"--report={pipe}"], ["-o", pipe, "--emit=ir"], ["-o", pipe, "--keep=plan"]):
+        for arguments in (
+            ["-o", pipe],
+            ["-o", "other", f"--report={pipe}"],
+            ["-o", pipe, "--emit=ir"],
+            ["-o", pipe, "--keep=plan"],
+        ):
             with self.subTest(arguments=arguments):
                 got = []
                 reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)
@@ -73,7 +78,13 @@ class Outputs(FolderTest):
         before = self.names()
         self.assertEqual(self.command("compile", "job.yaml", "-o", "/dev/stdout").stdout, plan)
         with (self.folder / "redirected").open("wb") as redirected:
-            subprocess.run([BIN / "reshard-compile", "job.yaml", "-o", "/dev/stdout"], cwd=self.folder, stdout=redirected, stderr=subprocess.PIPE, check=True)
+            subprocess.run(
+                [BIN / "reshard-compile", "job.yaml", "-o", "/dev/stdout"],
+                cwd=self.folder,
+                stdout=redirected,
+                stderr=subprocess.PIPE,
+                check=True,
+            )
             self.assertEqual(os.fstat(redirected.fileno()).st_ino, (self.folder / "redirected").stat().st_ino)
         self.assertEqual((self.folder / "redirected").read_bytes(), plan)
         self.assertEqual(self.names(), sorted(before + ["redirected"]))
@@ -98,19 +109,36 @@ class Outputs(FolderTest):
         plan = (self.folder / "plan").read_bytes()
         before = self.names()
         for name, option, output, arguments in (
-                ("compile", "-o", "job.yaml", ["job.yaml"]), ("compile", "-o", "./hard", ["job.yaml"]), ("compile", "-o", "link", ["job.yaml"]),
-                ("compile", "-o", "job.yaml", ["job.yaml", "--emit=ir"]), ("compile", "--report", "job.yaml", ["job.yaml", "-o", "new"]),
-                ("exec", "--report", "plan", ["plan", "--synthesize"]), ("exec", "--trace", "plan", ["plan", "--synthesize"])):
+            ("compile", "-o", "job.yaml", ["job.yaml"]),
+            ("compile", "-o", "./hard", ["job.yaml"]),
+            ("compile", "-o", "link", ["job.yaml"]),
+            ("compile", "-o", "job.yaml", ["job.yaml", "--emit=ir"]),
+            ("compile", "--report", "job.yaml", ["job.yaml", "-o", "new"]),
+            ("exec", "--report", "plan", ["plan", "--synthesize"]),
+            ("exec", "--trace", "plan", ["plan", "--synthesize"]),
+        ):
             with self.subTest(name=name, option=option, output=output):
                 done = self.command(name, *arguments, option, output, code=2)
-                self.assertEqual(done.stderr.decode(), f"reshard-{name}: error: option '{option}': '{output}' would overwrite the input '{arguments[0]}', expected another file\n")
+                self.assertEqual(
+                    done.stderr.decode(),
+                    f"reshard-{name}: error: option '{option}': '{output}' would overwrite the input '{arguments[0]}', expected another file\n",
+                )
         for option in (["-o", "model.yaml"], ["-o", "new", "--report=model.yaml"]):
-            self.assertIn(b"'model.yaml' would overwrite the input 'model.yaml'", self.command("compile", "job.yaml", *option, code=2).stderr)
+            self.assertIn(
+                b"'model.yaml' would overwrite the input 'model.yaml'",
+                self.command("compile", "job.yaml", *option, code=2).stderr,
+            )
         (self.folder / "dangling").symlink_to("both")
-        for name, option, other, arguments in (("compile", "--report", "-o", ["job.yaml"]), ("exec", "--trace", "--report", ["plan", "--synthesize"])):
+        for name, option, other, arguments in (
+            ("compile", "--report", "-o", ["job.yaml"]),
+            ("exec", "--trace", "--report", ["plan", "--synthesize"]),
+        ):
             for second in ("both", "./both", "dangling"):
                 done = self.command(name, *arguments, other, "both", option, second, code=2)
-                self.assertEqual(done.stderr.decode(), f"reshard-{name}: error: options '{other}' and '{option}' both write '{second}', expected two files\n")
+                self.assertEqual(
+                    done.stderr.decode(),
+                    f"reshard-{name}: error: options '{other}' and '{option}' both write '{second}', expected two files\n",
+                )
         (self.folder / "dangling").unlink()
         self.assertEqual(self.names(), before)
         self.assertEqual((self.folder / "job.yaml").read_text(), JOB)

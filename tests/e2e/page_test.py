@@ -157,7 +157,11 @@ class Page(FolderTest):
         run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan", "--allow=missing")
         run("reshard-inspect", self.folder / "p.rplan", "--format=html", "-o", self.folder / "p.html", *flags)
         text = (self.folder / "p.html").read_text()
-        self.assertEqual(re.findall(r'(?:src|href)=|url\(|@import|https?://(?!www\.w3\.org/2000/svg)', text), [], "the page needs no network")
+        self.assertEqual(
+            re.findall(r"(?:src|href)=|url\(|@import|https?://(?!www\.w3\.org/2000/svg)", text),
+            [],
+            "the page needs no network",
+        )
         return text
 
     def report(self, *flags):
@@ -176,7 +180,14 @@ class Page(FolderTest):
         self.assertEqual((data["group"], len(data["ranks"])), (1, data["world"]))
         self.assertEqual(sum(n for a, b, n, *_ in data["cells"] if a != b), self.report()["bytes"]["remote"])
         self.assertEqual(sum(cell[3] for cell in data["cells"]), self.report()["messages"])
-        received = {rank: {step["message"]: [step["message"], step["round"], step["bytes"]] for step in own if step["kind"] == "recv"} for rank, own in steps.items()}
+        received = {
+            rank: {
+                step["message"]: [step["message"], step["round"], step["bytes"]]
+                for step in own
+                if step["kind"] == "recv"
+            }
+            for rank, own in steps.items()
+        }
         for a, b, n, messages, patterns, parts in data["cells"]:
             self.assertEqual(sum(of for _, of in patterns), n)
             self.assertEqual(len(parts), messages)
@@ -190,8 +201,12 @@ class Page(FolderTest):
         data = data_of(self.page(JOB))
         rows = lambda a, b, n: [r for r in range(n) if a <= r < b]  # noqa: E731
         wanted = {  # tensor -> source rank -> rows; all columns
-            "l.{layer}.q": {0: rows(0, 4, 8), 1: rows(4, 8, 8), 2: rows(0, 4, 8), 3: rows(4, 8, 8)}, "l.{layer}.k": {0: [0, 1], 1: [2, 3], 2: [0, 1], 3: [2, 3]},
-            "l.{layer}.e.{expert}.up": {0: [0, 1, 2], 1: [3, 4, 5]}, "norm": {rank: list(range(6)) for rank in range(4)}, "scale": {rank: [0] for rank in range(4)}}
+            "l.{layer}.q": {0: rows(0, 4, 8), 1: rows(4, 8, 8), 2: rows(0, 4, 8), 3: rows(4, 8, 8)},
+            "l.{layer}.k": {0: [0, 1], 1: [2, 3], 2: [0, 1], 3: [2, 3]},
+            "l.{layer}.e.{expert}.up": {0: [0, 1, 2], 1: [3, 4, 5]},
+            "norm": {rank: list(range(6)) for rank in range(4)},
+            "scale": {rank: [0] for rank in range(4)},
+        }
         self.assertEqual([tensor["name"] for tensor in data["tensors"]], list(wanted))
         for tensor in data["tensors"]:
             with self.subTest(tensor=tensor["name"]):
@@ -219,7 +234,12 @@ class Page(FolderTest):
     def check_pieces(self, data, item, complete):
         """Each element that a target rank holds arrives in one piece, from a rank that holds it, by messages that both
         ranks have. complete: the page draws all tensors, so the pieces of each message are all of its bytes."""
-        steps = {(rank, step["kind"], step["message"]): step for rank in range(data["world"]) for step in self.report(f"--rank={rank}")["steps"] if "message" in step}
+        steps = {
+            (rank, step["kind"], step["message"]): step
+            for rank in range(data["world"])
+            for step in self.report(f"--rank={rank}")["steps"]
+            if "message" in step
+        }
         sent = {}
         for tensor in data["tensors"]:
             with self.subTest(tensor=tensor["name"]):
@@ -276,19 +296,39 @@ source: SOURCE
 target: TARGET
 """
         live = "{layout: live, mesh: {tp: 2}}"
-        pieces = [tensor["pieces"] for tensor in data_of(self.page(job.replace("SOURCE", "{layout: files, storage: x}").replace("TARGET", live)))["tensors"]]
+        pieces = [
+            tensor["pieces"]
+            for tensor in data_of(
+                self.page(job.replace("SOURCE", "{layout: files, storage: x}").replace("TARGET", live))
+            )["tensors"]
+        ]
         # from, to, sender, receiver, message, round, relay, bytes, boxes, cut
-        self.assertEqual(pieces[0], [[[0, 0], [1, rank], rank, rank, -1, -1, None, 64, [[4 * rank, 4 * rank + 4, 0, 4]], False] for rank in (0, 1)])
+        self.assertEqual(
+            pieces[0],
+            [
+                [[0, 0], [1, rank], rank, rank, -1, -1, None, 64, [[4 * rank, 4 * rank + 4, 0, 4]], False]
+                for rank in (0, 1)
+            ],
+        )
         for rank in (0, 1):  # from the file, or from the other rank, which reads it
             self.assertEqual(sum(piece[7] for piece in pieces[1] if piece[1] == [1, rank]), 24)
         self.assertEqual(sum(piece[7] for piece in pieces[1] if piece[0] == [0, 0]), 24, "each byte is read once")
-        pieces = [tensor["pieces"] for tensor in data_of(self.page(job.replace("SOURCE", live).replace("TARGET", "{layout: files, storage: x}")))["tensors"]]
-        self.assertEqual([(piece[0], piece[1], piece[3], piece[8]) for piece in pieces[0]], [([0, rank], [1, 0], rank, [[4 * rank, 4 * rank + 4, 0, 4]]) for rank in (0, 1)])
+        pieces = [
+            tensor["pieces"]
+            for tensor in data_of(
+                self.page(job.replace("SOURCE", live).replace("TARGET", "{layout: files, storage: x}"))
+            )["tensors"]
+        ]
+        self.assertEqual(
+            [(piece[0], piece[1], piece[3], piece[8]) for piece in pieces[0]],
+            [([0, rank], [1, 0], rank, [[4 * rank, 4 * rank + 4, 0, 4]]) for rank in (0, 1)],
+        )
         self.assertEqual(sum(piece[7] for piece in pieces[1]), 24)
 
     def test_unusual_params(self):
         """Params of some stages, inner shards, no elements, more rank classes than are drawn, quantized ones."""
-        data = data_of(self.page("""version: 1
+        data = data_of(
+            self.page("""version: 1
 model:
   dtype: bf16
   tensors: {"<!--<script>": [4, 4], inner: [4, 8, 6], none: [4, 0], none2: [0, 4], matrix: [64, 64]}
@@ -297,7 +337,8 @@ model:
     serve: {axes: [x], params: {head: {holds: "<!--<script>"}, e: {holds: inner}, n: {holds: none}, n2: {holds: none2}, m: {holds: matrix, quantize: {format: mxfp8, by: receiver}}}}
 source: {layout: train, mesh: {tp: 2, pp: 2}}
 target: {layout: serve, mesh: {x: 1}, ranks: [4]}
-"""))
+""")
+        )
         tensors = {tensor["name"]: tensor for tensor in data["tensors"]}
         head, inner = self.painted(tensors["<!--<script>"], 0), self.painted(tensors["inner"], 0)
         self.assertEqual(sorted(head), [2, 3])
@@ -305,7 +346,11 @@ target: {layout: serve, mesh: {x: 1}, ranks: [4]}
         np.testing.assert_array_equal(inner[0] + inner[1], np.ones((4, 48)))
         self.assertEqual(tensors["none"]["sides"], [{"holders": [], "left": 0}] * 2)
         self.assertEqual(sorted(self.painted(tensors["matrix"], 1)), [4])
-        data = data_of(self.page("version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [512], shard: {0: {axis: x, cyclic: 1}}}}}\nsource: {mesh: {x: 100}}\ntarget: {mesh: {x: 1}}\n"))
+        data = data_of(
+            self.page(
+                "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [512], shard: {0: {axis: x, cyclic: 1}}}}}\nsource: {mesh: {x: 100}}\ntarget: {mesh: {x: 1}}\n"
+            )
+        )
         self.assertEqual(data["tensors"][0]["sides"][0]["left"], 36)
 
     def test_the_deadline(self):
@@ -320,14 +365,21 @@ target: {layout: one, mesh: {}}
     def refused(self, job, *flags):
         (self.folder / "job.yaml").write_text(job)
         run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan")
-        return run("reshard-inspect", self.folder / "p.rplan", "--format=html", "-o", self.folder / "p.html", *flags, code=None).stderr
+        return run(
+            "reshard-inspect", self.folder / "p.rplan", "--format=html", "-o", self.folder / "p.html", *flags, code=None
+        ).stderr
 
     def test_time_line(self):
         data = data_of(self.page(JOB, f"--simulate={ROOT / 'examples/topologies/h100x8.yaml'}"))
         report = self.report(f"--simulate={ROOT / 'examples/topologies/h100x8.yaml'}")
         self.assertEqual(data["time"]["seconds"], report["seconds"])
         spans = [span for lane in data["time"]["lanes"] for span in lane["spans"]]
-        self.assertTrue(all(0 <= begin and 0 <= length and begin + length <= report["seconds"] * 1e9 + 2 for _, begin, length, *_ in spans))
+        self.assertTrue(
+            all(
+                0 <= begin and 0 <= length and begin + length <= report["seconds"] * 1e9 + 2
+                for _, begin, length, *_ in spans
+            )
+        )
         for kind in (1, 4):  # sent, received
             self.assertEqual(sum(n for each, *_, n in spans if each == kind), self.report()["bytes"]["remote"])
 
@@ -338,7 +390,9 @@ target: {layout: one, mesh: {}}
             kind, message = event["name"].split()[:2]
             begin = round(event["ts"] * 1e3)
             if event["pid"] == rank or (kind == "transmit" and event["args"]["peer"] == rank):
-                times.setdefault(kind if kind == "copy" else (kind, int(message)), []).append((begin, begin + round(event["dur"] * 1e3), event["args"]["bytes"]))
+                times.setdefault(kind if kind == "copy" else (kind, int(message)), []).append(
+                    (begin, begin + round(event["dur"] * 1e3), event["args"]["bytes"])
+                )
         report, intervals, copies, held = self.report(f"--rank={rank}"), [], iter(times.get("copy", [])), []
 
         def positions(operand):
@@ -400,17 +454,27 @@ target: {layout: one, mesh: {}}
         data = self.check_arena(STAGED.replace("FORMAT", "mxfp8").replace("LIMIT", "64KiB"))
         self.assertEqual(data["staging"], 64 << 10)
         self.assertGreater(data["time"]["lanes"][4]["most"], 96 * 96 * 2, "the elements of a matrix are staged")
-        self.check_arena(STAGED.replace("FORMAT", "nvfp4").replace("LIMIT", "64KiB"), views=2 * 64)  # the amax of two matrices
+        self.check_arena(
+            STAGED.replace("FORMAT", "nvfp4").replace("LIMIT", "64KiB"), views=2 * 64
+        )  # the amax of two matrices
 
     def test_large_plans(self):
-        job = (ROOT / "examples/kimi-k2-2048-to-1024.yaml").read_text().replace("model: models", f"model: {ROOT / 'examples/models'}")
+        job = (
+            (ROOT / "examples/kimi-k2-2048-to-1024.yaml")
+            .read_text()
+            .replace("model: models", f"model: {ROOT / 'examples/models'}")
+        )
         page = self.page(job)
         data = data_of(page)
         self.assertEqual((data["world"], data["group"], len(data["ranks"])), (3072, 48, 64))
         self.assertLess(len(page.encode()), 5 << 20)
-        self.assertEqual(sum(n for a, b, n, *_ in data["cells"]), self.report()["bytes"]["remote"] + self.report()["bytes"]["local"])
+        self.assertEqual(
+            sum(n for a, b, n, *_ in data["cells"]), self.report()["bytes"]["remote"] + self.report()["bytes"]["local"]
+        )
         for a, b, n, messages, patterns, parts in data["cells"]:
-            self.assertTrue(all(48 * a <= part[0] < 48 * (a + 1) and 48 * b <= part[1] < 48 * (b + 1) for part in parts))
+            self.assertTrue(
+                all(48 * a <= part[0] < 48 * (a + 1) and 48 * b <= part[1] < 48 * (b + 1) for part in parts)
+            )
             self.assertLessEqual(sum(part[2] for part in parts), n)
         self.assertTrue(all(tensor["pieces"] for tensor in data["tensors"]))
 
@@ -426,8 +490,13 @@ target: {layout: one, mesh: {}}
 
     def test_many_boxes(self):
         """However many boxes and pieces a plan has, the page has at most 5 MiB."""
-        tensors = ", ".join(f"w{i}: {{shape: [1024, 64], shard: {{0: {{axis: x, cyclic: 1}}}}}}" for i in range(24 if "RESHARD_FULL" not in os.environ else 120))
-        page = self.page(f"version: 1\nmodel: {{dtype: bf16, tensors: {{{tensors}}}}}\nsource: {{mesh: {{x: 60}}}}\ntarget: {{mesh: {{x: 64}}}}\n")
+        tensors = ", ".join(
+            f"w{i}: {{shape: [1024, 64], shard: {{0: {{axis: x, cyclic: 1}}}}}}"
+            for i in range(24 if "RESHARD_FULL" not in os.environ else 120)
+        )
+        page = self.page(
+            f"version: 1\nmodel: {{dtype: bf16, tensors: {{{tensors}}}}}\nsource: {{mesh: {{x: 60}}}}\ntarget: {{mesh: {{x: 64}}}}\n"
+        )
         self.assertLess(len(page.encode()), 5 << 20)
         data = data_of(page)
         self.assertTrue(all(tensor["left"] and tensor["pieces"] for tensor in data["tensors"]))
@@ -435,9 +504,15 @@ target: {layout: one, mesh: {}}
     def test_refusals(self):
         self.page(JOB)
         plan = self.folder / "p.rplan"
-        for flags, text in ((["--format=html"], "--format=html needs -o=FILE"), (["-o", self.folder / "x.html"], "-o needs --format=html"),
-                            (["--format=html", "-o", self.folder / "x.html", "--rank=0"], "expected only -o, --simulate and --timeout beside it"),
-                            (["--format=html", "-o", plan], "p.rplan")):
+        for flags, text in (
+            (["--format=html"], "--format=html needs -o=FILE"),
+            (["-o", self.folder / "x.html"], "-o needs --format=html"),
+            (
+                ["--format=html", "-o", self.folder / "x.html", "--rank=0"],
+                "expected only -o, --simulate and --timeout beside it",
+            ),
+            (["--format=html", "-o", plan], "p.rplan"),
+        ):
             with self.subTest(flags=flags):
                 self.assertIn(text, run("reshard-inspect", plan, *flags, code=2).stderr)
         self.assertFalse((self.folder / "x.html").exists())
@@ -445,8 +520,21 @@ target: {layout: one, mesh: {}}
     def shown(self, text, script):
         """What a script at the end of the page writes into an attribute of the document."""
         (self.folder / "clicks.html").write_text(text.replace("</html>", script + "</html>"))
-        done = subprocess.run([CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.folder / 'profile'}", "--enable-logging=stderr", "--dump-dom",
-                               f"file://{self.folder / 'clicks.html'}"], capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [
+                CHROMIUM,
+                "--headless=new",
+                "--no-sandbox",
+                "--disable-gpu",
+                f"--user-data-dir={self.folder / 'profile'}",
+                "--enable-logging=stderr",
+                "--dump-dom",
+                f"file://{self.folder / 'clicks.html'}",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         self.assertEqual([line for line in done.stderr.splitlines() if "CONSOLE" in line], [])
         return json.loads(re.search(r'data-shown="(.*?)"', done.stdout)[1].replace("&quot;", '"'))
 
@@ -469,8 +557,13 @@ options: {topology: {ranks_per_node: 8}}
 """
         for ranks in (4, 3068):
             with self.subTest(ranks=ranks):
-                shown = self.shown(self.page(job.replace("RANKS", str(ranks)).replace("LAST", str(ranks + 3)),
-                                             f"--simulate={ROOT / 'examples/topologies/h100x8.yaml'}"), LOOKS)
+                shown = self.shown(
+                    self.page(
+                        job.replace("RANKS", str(ranks)).replace("LAST", str(ranks + 3)),
+                        f"--simulate={ROOT / 'examples/topologies/h100x8.yaml'}",
+                    ),
+                    LOOKS,
+                )
                 self.assertGreater(shown.pop("labels"), 20)
                 self.assertEqual(shown, {"outside": [], "touching": [], "colours": [], "striped": 4})
 
@@ -486,7 +579,11 @@ options: {topology: {ranks_per_node: 8}}
         self.assertIn(f"message {first[5][0][0]}round {first[5][0][1]}", shown["click"])
         self.assertNotEqual(shown["key"], shown["click"])
         self.assertEqual(shown["escape"], "No cell is selected.")
-        for chart, pattern in (("bars", r"Rank 0 sends .*; its arena has "), ("time", r"Rank \d+, \w+.*: [\d.]+ K?i?B, .* to "), ("arena", r"Rank \d+, .* of its arena of .* in use\.")):
+        for chart, pattern in (
+            ("bars", r"Rank 0 sends .*; its arena has "),
+            ("time", r"Rank \d+, \w+.*: [\d.]+ K?i?B, .* to "),
+            ("arena", r"Rank \d+, .* of its arena of .* in use\."),
+        ):
             with self.subTest(chart=chart):
                 self.assertGreater(shown[chart]["marks"], 4)
                 self.assertEqual(shown[chart]["tabs"], 1, "one stop of the Tab key for each picture")
@@ -495,10 +592,19 @@ options: {topology: {ranks_per_node: 8}}
         self.assertEqual(shown["found"], ["l.{layer}.e.{expert}.up"])
         self.assertIn("l.0.e.0.up", shown["tensor"])
         up = next(tensor for tensor in data["tensors"] if tensor["name"] == "l.{layer}.e.{expert}.up")
-        self.assertEqual(shown["boxes"], [sum(len(holder["boxes"]) for holder in side["holders"]) for side in up["sides"]])
+        self.assertEqual(
+            shown["boxes"], [sum(len(holder["boxes"]) for holder in side["holders"]) for side in up["sides"]]
+        )
         piece = next(piece for piece in up["pieces"] if piece[0] == [0, 0])
         for paths in shown["paths"]:
-            self.assertTrue(any(line.startswith(f"rank 0 → rank {piece[1][1]}") and f"message {piece[4]} in round {piece[5]}" in line for line in paths["lines"]), paths["lines"])
+            self.assertTrue(
+                any(
+                    line.startswith(f"rank 0 → rank {piece[1][1]}")
+                    and f"message {piece[4]} in round {piece[5]}" in line
+                    for line in paths["lines"]
+                ),
+                paths["lines"],
+            )
             self.assertTrue(all(paths["pieces"]), "pieces are drawn on both sides")
         self.assertIn("source, ranks 1", shown["path_key"].replace("rank 1:", "ranks 1:"))
         self.assertEqual(shown["linked"]["search"], data["patterns"][first[4][0][0]])

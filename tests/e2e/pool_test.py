@@ -25,7 +25,9 @@ options: {topology: {ranks_per_node: 4}}
 class Pool(FolderTest):
     def compile(self, target, name="plan", *options, code=0):
         (self.folder / "job.yaml").write_text(JOB % target)
-        done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / name, "--verify-each", *options, code=code)
+        done = run(
+            "reshard-compile", self.folder / "job.yaml", "-o", self.folder / name, "--verify-each", *options, code=code
+        )
         return done.stderr
 
     def steps(self, name="plan"):
@@ -57,7 +59,9 @@ class Pool(FolderTest):
 
     def test_default_ranks(self):
         for source, first in (("{mesh: {tp: 1}}", 1), ("{mesh: {tp: 2}, ranks: [5, 3]}", 6)):
-            (self.folder / "job.yaml").write_text(JOB.replace("{mesh: {tp: 1}}", source).replace(", ranks: 4..7", "") % ", replicas: 2")
+            (self.folder / "job.yaml").write_text(
+                JOB.replace("{mesh: {tp: 1}}", source).replace(", ranks: 4..7", "") % ", replicas: 2"
+            )
             run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan")
             target = json.loads(run("reshard-inspect", self.folder / "plan", "--format=json").stdout)["endpoints"][1]
             self.assertEqual((target["first_rank"], target["last_rank"], target["replicas"]), (first, first + 3, 2))
@@ -68,10 +72,12 @@ class Pool(FolderTest):
             self.compile(f", replicas: {replicas}", "plan", "--omit-job")
             shown = run("reshard-inspect", self.folder / "plan").stdout
             self.assertIn(f"the ranks of replica 0 of {replicas} engine replica" + ("s" if replicas > 1 else ""), shown)
-            fingerprint = json.loads(run("reshard-inspect", self.folder / "plan", "--format=json").stdout)["fingerprint"]
+            fingerprint = json.loads(run("reshard-inspect", self.folder / "plan", "--format=json").stdout)[
+                "fingerprint"
+            ]
             plan = (self.folder / "plan").read_bytes()
             index, manifest, size = struct.unpack_from("<QQQ", plan, 40)
-            words = plan[manifest:manifest + size].replace(fingerprint.encode(), b"")
+            words = plan[manifest : manifest + size].replace(fingerprint.encode(), b"")
             plans.append((words, plan[index:]))
         for words, rest in plans[1:]:
             self.assertEqual(rest, plans[0][1], "index or segments differ")

@@ -22,7 +22,7 @@ target: {mesh: {tp: 2}, ranks: 4..5}
 
 def workflow():
     text = (ROOT / "docs/ci.md").read_text()
-    return yaml.safe_load(text[text.index("name: Plans"):].split("```")[0])
+    return yaml.safe_load(text[text.index("name: Plans") :].split("```")[0])
 
 
 class PullRequest(FolderTest):
@@ -39,7 +39,9 @@ class PullRequest(FolderTest):
 
     def git(self, *words):
         identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
-        return subprocess.run(["git", *identity, *words], cwd=self.repository, check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            ["git", *identity, *words], cwd=self.repository, check=True, capture_output=True, text=True
+        ).stdout.strip()
 
     def write(self, name, text):
         (self.repository / "jobs" / f"{name}.yaml").write_text(text)
@@ -54,8 +56,19 @@ class PullRequest(FolderTest):
         step = next(step for step in workflow()["jobs"]["diff"]["steps"] if step.get("id") == "diff")
         self.assertEqual(step["env"], {"BASE": "${{ github.event.pull_request.base.sha }}"})
         output = self.folder / "output"
-        environment = os.environ | {"BASE": self.base, "GITHUB_OUTPUT": str(output), "PATH": f"{BIN}:{os.environ['PATH']}"}
-        subprocess.run(["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]], cwd=self.repository, env=environment, check=True, capture_output=True, timeout=120)
+        environment = os.environ | {
+            "BASE": self.base,
+            "GITHUB_OUTPUT": str(output),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+        }
+        subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+            cwd=self.repository,
+            env=environment,
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
         return (self.repository / "diff.md").read_text(), output.read_text()
 
     def test_a_pull_request(self):
@@ -66,7 +79,12 @@ class PullRequest(FolderTest):
         self.commit()
         comment, status = self.run_step()
         parts = {part.split("\n")[0]: part for part in comment.split("### ")[1:]}
-        self.assertEqual(sorted(parts), sorted([f"jobs/{name}.yaml" for name in ("broken", "larger", "more", "same")] + ["jobs/gone.yaml: removed"]))
+        self.assertEqual(
+            sorted(parts),
+            sorted(
+                [f"jobs/{name}.yaml" for name in ("broken", "larger", "more", "same")] + ["jobs/gone.yaml: removed"]
+            ),
+        )
         self.assertRegex(parts["jobs/broken.yaml"], r"(?s)\A[^\n]*\n~~~~~~\n.*error: .*\n~~~~~~\n\Z")
         self.assertIn("A new job.", parts["jobs/more.yaml"])
         self.assertIn("|", parts["jobs/larger.yaml"])

@@ -33,7 +33,8 @@ target: {storage: {folder: out, format: %s}}
 world: %d
 """
 LAUNCHERS = re.compile(
-    r"^(RESHARD_SECRET|RESHARD_PORT|RANK|WORLD_SIZE|LOCAL_.*|MASTER_.*|TORCHELASTIC.*|OMPI_.*|PMI.*|SLURM_.*)$")
+    r"^(RESHARD_SECRET|RESHARD_PORT|RANK|WORLD_SIZE|LOCAL_.*|MASTER_.*|TORCHELASTIC.*|OMPI_.*|PMI.*|SLURM_.*)$"
+)
 FULL = "RESHARD_FULL" in os.environ
 WORLD = 8
 START = 20  # seconds that a loaded machine may need to start the processes of a test
@@ -104,12 +105,25 @@ class RendezvousTest(unittest.TestCase):
     @classmethod
     def compile(cls, name, tp, dp):
         (cls.folder / f"{name}.yaml").write_text(JOB % (tp, dp))
-        subprocess.run([BIN / "reshard-compile", cls.folder / f"{name}.yaml", "-o", cls.folder / name], check=True,
-                       capture_output=True)
+        subprocess.run(
+            [BIN / "reshard-compile", cls.folder / f"{name}.yaml", "-o", cls.folder / name],
+            check=True,
+            capture_output=True,
+        )
         return cls.folder / name
 
-    def start(self, rank, url, *options, plan=None, environment=None, timeout=30, check=True, synthesize=True,
-              descriptors=None):
+    def start(
+        self,
+        rank,
+        url,
+        *options,
+        plan=None,
+        environment=None,
+        timeout=30,
+        check=True,
+        synthesize=True,
+        descriptors=None,
+    ):
         """Starts the process of a rank. `environment`: variables of the launcher. Rank, URL or timeout None: without
         that option. `descriptors`: the most that the process may have."""
         clean = {name: value for name, value in os.environ.items() if not LAUNCHERS.match(name)}
@@ -120,8 +134,9 @@ class RendezvousTest(unittest.TestCase):
         command += [] if rank is None else [f"--rank={rank}"]
         command += ["--check"] if check else []
         command = ["prlimit", f"--nofile={descriptors}", *command] if descriptors else command
-        process = subprocess.Popen(command, env=clean | (environment or {}), stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, env=clean | (environment or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         self.addCleanup(process.communicate)  # cleanups run in reverse order
         self.addCleanup(process.kill)
         return process
@@ -135,8 +150,10 @@ class RendezvousTest(unittest.TestCase):
     def outputs(self, processes, seconds=60):
         """Standard output, standard error and exit code of each process. Fails if one runs longer than `seconds`."""
         end = time.monotonic() + seconds
-        return [(*process.communicate(timeout=max(0.1, end - time.monotonic())), process.returncode)
-                for process in processes]
+        return [
+            (*process.communicate(timeout=max(0.1, end - time.monotonic())), process.returncode)
+            for process in processes
+        ]
 
     def assert_exact(self, processes):
         for out, err, code in self.outputs(processes):
@@ -175,28 +192,61 @@ class RendezvousTest(unittest.TestCase):
     def test_variables_of_launchers(self):
         port = str(free_port())
         launchers = {
-            "torchrun": lambda rank: {"RANK": rank, "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1",
-                                      "RESHARD_PORT": port},
+            "torchrun": lambda rank: {
+                "RANK": rank,
+                "WORLD_SIZE": "8",
+                "MASTER_ADDR": "127.0.0.1",
+                "RESHARD_PORT": port,
+            },
             "torchrun, the port after MASTER_PORT": lambda rank: {
-                "RANK": rank, "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(int(port) - 1)},
-            "mpirun": lambda rank: {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "8", "RESHARD_PORT": port,
-                                    "OMPI_MCA_orte_hnp_uri": "1.0;tcp://127.0.0.1,192.0.2.1:4567"},
-            "srun, one host": lambda rank: {"SLURM_PROCID": rank, "SLURM_NTASKS": "8", "SLURM_NNODES": "1",
-                                            "RESHARD_PORT": port},
-            "srun, a list of hosts": lambda rank: {"SLURM_PROCID": rank, "SLURM_NTASKS": "8", "SLURM_NNODES": "2",
-                                                   "SLURM_STEP_NODELIST": "localhost,other", "RESHARD_PORT": port},
+                "RANK": rank,
+                "WORLD_SIZE": "8",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(int(port) - 1),
+            },
+            "mpirun": lambda rank: {
+                "OMPI_COMM_WORLD_RANK": rank,
+                "OMPI_COMM_WORLD_SIZE": "8",
+                "RESHARD_PORT": port,
+                "OMPI_MCA_orte_hnp_uri": "1.0;tcp://127.0.0.1,192.0.2.1:4567",
+            },
+            "srun, one host": lambda rank: {
+                "SLURM_PROCID": rank,
+                "SLURM_NTASKS": "8",
+                "SLURM_NNODES": "1",
+                "RESHARD_PORT": port,
+            },
+            "srun, a list of hosts": lambda rank: {
+                "SLURM_PROCID": rank,
+                "SLURM_NTASKS": "8",
+                "SLURM_NNODES": "2",
+                "SLURM_STEP_NODELIST": "localhost,other",
+                "RESHARD_PORT": port,
+            },
         }
         for name, variables in launchers.items():
             with self.subTest(name):
-                self.assert_exact([self.start(None, "env://", environment=variables(str(rank)))
-                                   for rank in range(WORLD)])
+                self.assert_exact(
+                    [self.start(None, "env://", environment=variables(str(rank))) for rank in range(WORLD)]
+                )
 
     def test_only_env_urls_read_variables_of_launchers(self):
         """Beside a rank and a URL that the caller states, the variables of a launcher change nothing."""
-        launcher = {"RANK": "7", "WORLD_SIZE": "9", "LOCAL_RANK": "7", "LOCAL_WORLD_SIZE": "9",
-                    "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "RESHARD_PORT": "1",
-                    "OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "9", "PMI_RANK": "7", "PMI_SIZE": "9",
-                    "SLURM_PROCID": "7", "SLURM_NTASKS": "9"}
+        launcher = {
+            "RANK": "7",
+            "WORLD_SIZE": "9",
+            "LOCAL_RANK": "7",
+            "LOCAL_WORLD_SIZE": "9",
+            "MASTER_ADDR": "192.0.2.1",
+            "MASTER_PORT": "1",
+            "RESHARD_PORT": "1",
+            "OMPI_COMM_WORLD_RANK": "7",
+            "OMPI_COMM_WORLD_SIZE": "9",
+            "PMI_RANK": "7",
+            "PMI_SIZE": "9",
+            "SLURM_PROCID": "7",
+            "SLURM_NTASKS": "9",
+        }
         for url in (f"tcp://127.0.0.1:{free_port()}", f"file://{self.new_folder()}"):
             with self.subTest(url=url):
                 self.assert_exact(self.start_all(url, environment=launcher))
@@ -206,10 +256,16 @@ class RendezvousTest(unittest.TestCase):
         and write the files of a single process."""
         at, url = self.new_folder(), f"file://{self.new_folder()}"
         all = 2 * (3 * (480 * 1024 + 1024) + 1024 * 1120)
-        torchrun = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(free_port() - 1)}  # the port of torchrun's store; the rendezvous has the next one
-        launches = {"file": [(rank, url, {}) for rank in (0, 1)],
-                    "env": [(None, "env://", torchrun | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]}
+        torchrun = {
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port() - 1),
+        }  # the port of torchrun's store; the rendezvous has the next one
+        launches = {
+            "file": [(rank, url, {}) for rank in (0, 1)],
+            "env": [(None, "env://", torchrun | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"],
+        }
         for source, format in (("in", "dcp"), ("dcp", "safetensors")):
             for world in (1, 2):
                 (at / "job.yaml").write_text(FILES % (source, format, world))
@@ -225,8 +281,10 @@ class RendezvousTest(unittest.TestCase):
                 with self.subTest(launch, format=format):
                     out = at / f"{format}-{launch}"
                     options = (f"--source={at / source}", f"--target={out}")
-                    started = [self.start(rank, place, *options, plan=at / "plan-2", environment=variables, synthesize=False)
-                               for rank, place, variables in processes]
+                    started = [
+                        self.start(rank, place, *options, plan=at / "plan-2", environment=variables, synthesize=False)
+                        for rank, place, variables in processes
+                    ]
                     checked = []
                     for printed, error, code in self.outputs(started):
                         self.assertEqual((code, error), (0, ""), printed)
@@ -234,15 +292,22 @@ class RendezvousTest(unittest.TestCase):
                     self.assertEqual(len(checked), 2)
                     self.assertGreater(min(checked), 0)
                     self.assertEqual(sum(checked), all)
-                    alone, found = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in (at / format, out))
+                    alone, found = (
+                        {path.name: path.read_bytes() for path in folder.iterdir()} for folder in (at / format, out)
+                    )
                     self.assertEqual(found, alone)
 
     def test_strangers(self):
         """Connections of other programs to the store while the processes join: they delay nobody."""
         greeting = b"RESHARDS" + (1).to_bytes(4, "little") + b"\0" + bytes(32)
-        words = {"nothing": b"", "garbage": self.random.randbytes(5000), "another protocol": b"GET / HTTP/1.1\r\n\r\n",
-                 "half a greeting": greeting[:20], "half a message": greeting + (100).to_bytes(4, "little") + b"\2half",
-                 "a huge message": greeting + b"\xff" * 100}
+        words = {
+            "nothing": b"",
+            "garbage": self.random.randbytes(5000),
+            "another protocol": b"GET / HTTP/1.1\r\n\r\n",
+            "half a greeting": greeting[:20],
+            "half a message": greeting + (100).to_bytes(4, "little") + b"\2half",
+            "a huge message": greeting + b"\xff" * 100,
+        }
         for secret in (None, {"RESHARD_SECRET": "a secret"}):
             port = free_port()
             with self.subTest(secret=secret):
@@ -260,8 +325,12 @@ class RendezvousTest(unittest.TestCase):
         """Silent connections to the store, always as many as the attacker has, some of them greeted: the job is done,
         or ends by its deadline, and rank 0 has descriptors left for UCX."""
         greeting = b"RESHARDS" + (1).to_bytes(4, "little") + b"\1" + bytes(32)
-        for secret, crowd, complete in (("a secret", 1100, True), (None, 1000, True), ("a secret", 600, False),
-                                        (None, 2000, False)):
+        for secret, crowd, complete in (
+            ("a secret", 1100, True),
+            (None, 1000, True),
+            ("a secret", 600, False),
+            (None, 2000, False),
+        ):
             port = free_port()
             with self.subTest(secret=secret, crowd=crowd, complete=complete):
                 options = {"environment": {"RESHARD_SECRET": secret} if secret else None, "timeout": 5}
@@ -276,8 +345,10 @@ class RendezvousTest(unittest.TestCase):
                         strangers[-1].sendall(greeting if secret and number % 2 else b"")
                     except OSError:  # it has been closed already
                         pass
-                processes += [self.start(rank, url, **options | {"timeout": 20 if complete else 5})
-                              for rank in range(1, WORLD - (not complete))]
+                processes += [
+                    self.start(rank, url, **options | {"timeout": 20 if complete else 5})
+                    for rank in range(1, WORLD - (not complete))
+                ]
                 if complete:
                     self.assert_exact(processes)
                 else:
@@ -290,27 +361,40 @@ class RendezvousTest(unittest.TestCase):
     def test_a_wrong_secret(self):
         url = f"tcp://127.0.0.1:{free_port()}"
         secrets = {3: {"RESHARD_SECRET": "wrong"}, 5: {}}
-        processes = [self.start(rank, url, environment=secrets.get(rank, {"RESHARD_SECRET": "right"}), timeout=4)
-                     for rank in range(WORLD)]
-        errors = {3: "the store at 127.0.0.1:\\d+ has another secret: give all processes the same secret",
-                  5: "the store at 127.0.0.1:\\d+ expects a secret, and this process has none"}
-        missing = ("rank 3 has not joined; rank 5 has not joined; rank 0's store refused 2 clients that did not have "
-                   "its secret, the last from 127.0.0.1")
+        processes = [
+            self.start(rank, url, environment=secrets.get(rank, {"RESHARD_SECRET": "right"}), timeout=4)
+            for rank in range(WORLD)
+        ]
+        errors = {
+            3: "the store at 127.0.0.1:\\d+ has another secret: give all processes the same secret",
+            5: "the store at 127.0.0.1:\\d+ expects a secret, and this process has none",
+        }
+        missing = (
+            "rank 3 has not joined; rank 5 has not joined; rank 0's store refused 2 clients that did not have "
+            "its secret, the last from 127.0.0.1"
+        )
         self.assert_failed(processes, [errors.get(rank, missing) for rank in range(WORLD)], 4 + GRACE)
 
     def test_a_wrong_secret_in_a_folder(self):
         url = f"file://{self.new_folder()}"
-        processes = [self.start(rank, url, environment={"RESHARD_SECRET": "wrong" if rank == 3 else "right"}, timeout=4)
-                     for rank in range(WORLD)]
+        processes = [
+            self.start(rank, url, environment={"RESHARD_SECRET": "wrong" if rank == 3 else "right"}, timeout=4)
+            for rank in range(WORLD)
+        ]
         errors = WORLD * ["the hello of rank 3 \\(process \\d+ on host [^ ]+\\) .*give all processes the same secret"]
         errors[3] = "the welcome of rank 0 .*give all processes the same secret"
         self.assert_failed(processes, errors, 4 + GRACE)
 
     def test_another_plan(self):
         """It ends all processes at once, also without a deadline."""
-        jobs = {(url, other): [self.start(rank, url, plan=self.other if rank == other else self.plan, timeout=None)
-                               for rank in range(WORLD)]
-                for other in (3, 0) for url in (f"tcp://127.0.0.1:{free_port()}", f"file://{self.new_folder()}")}
+        jobs = {
+            (url, other): [
+                self.start(rank, url, plan=self.other if rank == other else self.plan, timeout=None)
+                for rank in range(WORLD)
+            ]
+            for other in (3, 0)
+            for url in (f"tcp://127.0.0.1:{free_port()}", f"file://{self.new_folder()}")
+        }
         error = r"rank %s has opened plan [0-9a-f]{32}, rank 0 has opened plan [0-9a-f]{32}; give the same plan file"
         for (url, other), processes in jobs.items():
             with self.subTest(url=url, other=other):
@@ -321,20 +405,27 @@ class RendezvousTest(unittest.TestCase):
         damaged = self.folder / "damaged"
         damaged.write_bytes(self.plan.read_bytes()[:1000])
         jobs = []
-        for failing, reason in ((3, {"plan": self.folder / "none"}), (0, {"plan": damaged}),
-                                (5, {"synthesize": False})):
+        for failing, reason in (
+            (3, {"plan": self.folder / "none"}),
+            (0, {"plan": damaged}),
+            (5, {"synthesize": False}),
+        ):
             for url in (f"tcp://127.0.0.1:{free_port()}", f"file://{self.new_folder()}"):
                 if url.startswith("file"):  # hellos of an earlier attempt
                     self.assert_exact(self.start_all(url))
-                processes = [self.start(rank, url, timeout=None, **(reason if rank == failing else {}))
-                             for rank in range(WORLD)]
+                processes = [
+                    self.start(rank, url, timeout=None, **(reason if rank == failing else {})) for rank in range(WORLD)
+                ]
                 jobs.append((failing, reason, url, processes))
         for failing, reason, url, processes in jobs:
             with self.subTest(url=url, failing=failing):
                 error = re.escape(f"'{reason['plan']}'") if "plan" in reason else "the job names no folder for its "
                 self.assert_failed([processes[failing]], [error], GRACE, code=2)
-                self.assert_failed([each for each in processes if each != processes[failing]],
-                                   (WORLD - 1) * [f"rank {failing}: .*{error}"], GRACE)
+                self.assert_failed(
+                    [each for each in processes if each != processes[failing]],
+                    (WORLD - 1) * [f"rank {failing}: .*{error}"],
+                    GRACE,
+                )
 
     def test_no_rank_has_the_plan(self):
         url = f"tcp://127.0.0.1:{free_port()}"
@@ -364,8 +455,11 @@ class RendezvousTest(unittest.TestCase):
     def test_the_port_is_in_use(self):
         """All processes end at once, also without a deadline, and nearly all with rank 0's reason."""
         jobs = []
-        for banner, error in ((BANNER, "%s is served by another program, expected rank 0 of this job"),
-                              (b"", None), (None, None)):
+        for banner, error in (
+            (BANNER, "%s is served by another program, expected rank 0 of this job"),
+            (b"", None),
+            (None, None),
+        ):
             other = Server(banner)
             self.addCleanup(other.close)
             where = f"127.0.0.1:{other.port}"
@@ -384,8 +478,9 @@ class RendezvousTest(unittest.TestCase):
                 url = f"tcp://127.0.0.1:{port}"
                 first = [self.start(rank, url, environment=secret) for rank in range(WORLD - 1)]
                 wait_until(lambda: clients(port) == WORLD - 1, "7 processes have joined")
-                second = [self.start(rank, url, "--job=second", environment=secret, timeout=None)
-                          for rank in range(WORLD)]
+                second = [
+                    self.start(rank, url, "--job=second", environment=secret, timeout=None) for rank in range(WORLD)
+                ]
                 self.assert_failed(second, WORLD * [f"rank 0 cannot serve the store at 127.0.0.1:{port}: "], GRACE)
                 self.assert_exact([*first, self.start(WORLD - 1, url, environment=secret)])
 
@@ -399,8 +494,9 @@ class RendezvousTest(unittest.TestCase):
         processes[0].wait()
         late = self.start(3, url, timeout=2)
         self.assert_failed(processes[1:], 2 * [f"lost the store at 127.0.0.1:{port}: .*rank 0 may have ended"], GRACE)
-        self.assert_failed([late], [f"timed out: cannot connect to the store at 127.0.0.1:{port}: .*rank 0 of the job"],
-                           2 + GRACE)
+        self.assert_failed(
+            [late], [f"timed out: cannot connect to the store at 127.0.0.1:{port}: .*rank 0 of the job"], 2 + GRACE
+        )
 
     def test_the_folder_is_removed(self):
         at = self.new_folder()
@@ -417,16 +513,16 @@ class RendezvousTest(unittest.TestCase):
 
     def test_bad_urls(self):
         for url, code, error in (
-                ("udp://a:1", 2, "rendezvous 'udp://a:1': found the scheme 'udp', expected tcp://host:port"),
-                ("127.0.0.1:1", 2, "rendezvous '127.0.0.1:1': found no scheme, expected tcp://host:port"),
-                ("file://a", 2, "rendezvous 'file://a': found a relative path, expected tcp://host:port"),
-                ("tcp://a", 2, "rendezvous 'tcp://a': found 'a', expected host:port"),
-                ("tcp://a:99999", 2, "rendezvous 'tcp://a:99999': found 'a:99999', expected .* a port of 1 to 65535"),
-                ("file:///no/such", 2,
-                 "cannot make the folder '/no/such': No such file or directory; expected a folder"),
-                ("file:///etc/passwd", 2, "'/etc/passwd' is not a folder, expected a folder that all processes"),
-                ("tcp://no-such-host.invalid:1", 3, "host 'no-such-host.invalid'"),
-                ("tcp://192.0.2.1:1", 2, "the store at 192.0.2.1:1 needs a secret, since other machines can reach")):
+            ("udp://a:1", 2, "rendezvous 'udp://a:1': found the scheme 'udp', expected tcp://host:port"),
+            ("127.0.0.1:1", 2, "rendezvous '127.0.0.1:1': found no scheme, expected tcp://host:port"),
+            ("file://a", 2, "rendezvous 'file://a': found a relative path, expected tcp://host:port"),
+            ("tcp://a", 2, "rendezvous 'tcp://a': found 'a', expected host:port"),
+            ("tcp://a:99999", 2, "rendezvous 'tcp://a:99999': found 'a:99999', expected .* a port of 1 to 65535"),
+            ("file:///no/such", 2, "cannot make the folder '/no/such': No such file or directory; expected a folder"),
+            ("file:///etc/passwd", 2, "'/etc/passwd' is not a folder, expected a folder that all processes"),
+            ("tcp://no-such-host.invalid:1", 3, "host 'no-such-host.invalid'"),
+            ("tcp://192.0.2.1:1", 2, "the store at 192.0.2.1:1 needs a secret, since other machines can reach"),
+        ):
             for rank in (0, 1):
                 with self.subTest(url=url, rank=rank):
                     self.assert_failed([self.start(rank, url, timeout=4)], [error], 4 + GRACE, code)
@@ -441,14 +537,15 @@ class RendezvousTest(unittest.TestCase):
         url = f"tcp://127.0.0.1:{free_port()}"
         torchrun = {"RANK": "8", "WORLD_SIZE": "9", "MASTER_ADDR": "127.0.0.1", "RESHARD_PORT": "1"}
         for rank, at, variables, code, error in (
-                (8, url, {}, 2, "rank 8 is not in the plan, which has 8 ranks"),
-                (-1, url, {}, 2, "option '--rank': found '-1', expected a number"),
-                ("x", url, {}, 2, "option '--rank': found 'x', expected a number"),
-                (None, url, {}, 2, "--rank is missing, expected --rank=R with R from 0 to 7, another one in each process"),
-                (1, None, {}, 2, "--rendezvous is missing, expected --rendezvous=URL with --transport=ucx"),
-                (None, "env://", {}, 2, "rendezvous 'env://': found no variable of a launcher, expected RANK"),
-                (None, "env://", {"RANK": "1"}, 2, "rendezvous 'env://': found RANK=1, expected WORLD_SIZE"),
-                (None, "env://", torchrun, 2, "the launch has 9 processes, expected 8, one for each rank of the plan")):
+            (8, url, {}, 2, "rank 8 is not in the plan, which has 8 ranks"),
+            (-1, url, {}, 2, "option '--rank': found '-1', expected a number"),
+            ("x", url, {}, 2, "option '--rank': found 'x', expected a number"),
+            (None, url, {}, 2, "--rank is missing, expected --rank=R with R from 0 to 7, another one in each process"),
+            (1, None, {}, 2, "--rendezvous is missing, expected --rendezvous=URL with --transport=ucx"),
+            (None, "env://", {}, 2, "rendezvous 'env://': found no variable of a launcher, expected RANK"),
+            (None, "env://", {"RANK": "1"}, 2, "rendezvous 'env://': found RANK=1, expected WORLD_SIZE"),
+            (None, "env://", torchrun, 2, "the launch has 9 processes, expected 8, one for each rank of the plan"),
+        ):
             with self.subTest(rank=rank, at=at, variables=variables):
                 self.assert_failed([self.start(rank, at, environment=variables, timeout=4)], [error], 4 + GRACE, code)
 

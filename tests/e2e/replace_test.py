@@ -94,7 +94,13 @@ class ReplaceTest(unittest.TestCase):
 
     def start(self, url):
         def worker(rank):
-            process = subprocess.Popen([sys.executable, self.folder / "worker.py", str(rank), self.folder / "eight", url], env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            process = subprocess.Popen(
+                [sys.executable, self.folder / "worker.py", str(rank), self.folder / "eight", url],
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             self.addCleanup(process.communicate)  # cleanups run in reverse order
             end = threading.Timer(LIFE, process.kill)
             end.start()
@@ -114,7 +120,10 @@ class ReplaceTest(unittest.TestCase):
         return [process.stdout.readline().strip() for process in workers]
 
     def replace(self, workers, plan, url=""):
-        self.assertEqual(self.tell(workers, *[f"replace {self.folder / plan} {rank} {url}" for rank in range(len(workers))]), [f"replaced {rank}" for rank in range(len(workers))])
+        self.assertEqual(
+            self.tell(workers, *[f"replace {self.folder / plan} {rank} {url}" for rank in range(len(workers))]),
+            [f"replaced {rank}" for rank in range(len(workers))],
+        )
 
     def assert_run(self, workers, number, completed):
         self.assertEqual(self.tell(workers, f"run {number}"), [f"run exact {completed}"] * len(workers))

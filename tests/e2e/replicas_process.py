@@ -63,8 +63,10 @@ def job(model: str) -> str:
     for name, tensor in MODELS[model].items():
         shard = "" if tensor.shard is None else f", shard: {{{tensor.shard}: tp}}"
         tensors.append(f"    {name}: {{shape: {list(tensor.shape)}, dtype: {tensor.dtype}{shard}}}\n")
-    return ("version: 1\nmodel:\n  dtype: u32\n  tensors:\n" + "".join(tensors) + f"source: {{mesh: {{tp: {SOURCES}}}}}\n"
-            f"target: {{mesh: {{tp: {REPLICA}}}, dtype: fp16, convert: rne, replicas: 8}}\n")
+    return (
+        "version: 1\nmodel:\n  dtype: u32\n  tensors:\n" + "".join(tensors) + f"source: {{mesh: {{tp: {SOURCES}}}}}\n"
+        f"target: {{mesh: {{tp: {REPLICA}}}, dtype: fp16, convert: rne, replicas: 8}}\n"
+    )
 
 
 def mixed(numbers, salt):
@@ -108,14 +110,16 @@ class Shard:
             part[...] = expected
 
     def difference(self, version):
-        """"" if the array holds this version, else where and how it differs first."""
+        """ "" if the array holds this version, else where and how it differs first."""
         for part, begin, expected in self.chunks(version):
             wrong = part.view(np.uint8) != expected.view(np.uint8)
             if wrong.any():
                 row, column = np.argwhere(wrong)[0].tolist()
                 column //= part.dtype.itemsize
-                return (f"{self.name}[{begin + row}, {column}]: found {part[row, column]}, expected "
-                        f"{expected[row, column]} of version {version}; {wrong.sum()} bytes of this chunk differ")
+                return (
+                    f"{self.name}[{begin + row}, {column}]: found {part[row, column]}, expected "
+                    f"{expected[row, column]} of version {version}; {wrong.sum()} bytes of this chunk differ"
+                )
         return ""
 
 
@@ -130,8 +134,9 @@ class Worker:
 
         self.errors = reshard.Error, reshard.TimeoutError
         plan = reshard.Plan.open(path)
-        self.executor = reshard.Executor(plan, rank, transport="ucx", rendezvous=rendezvous, pull=True, join_timeout=20,
-                                         threads=1)
+        self.executor = reshard.Executor(
+            plan, rank, transport="ucx", rendezvous=rendezvous, pull=True, join_timeout=20, threads=1
+        )
         source = rank < SOURCES
         mesh_rank = rank if source else (rank - SOURCES) % REPLICA
         self.shards = shards(model, mesh_rank, SOURCES if source else REPLICA, plan.params(rank))
@@ -185,8 +190,11 @@ class Worker:
 
     def stats(self):
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        return {"descriptors": len(os.listdir("/proc/self/fd")), "threads": int(status["Threads"]),
-                "kilobytes": int(status["VmRSS"].split()[0])}
+        return {
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "threads": int(status["Threads"]),
+            "kilobytes": int(status["VmRSS"].split()[0]),
+        }
 
     def leave(self):
         self.executor.close()

@@ -52,8 +52,9 @@ class Process:
     def __init__(self, command, environment, errors):
         self.errors = errors
         with errors.open("w") as file:
-            self.popen = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                          stderr=file, bufsize=0)
+            self.popen = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, bufsize=0
+            )
         self.asked, self.since, self.until = ["start"], time.monotonic(), time.monotonic() + START
         self.answer, self.text = {}, b""
         self.stopped = False
@@ -92,8 +93,11 @@ class Fleet:
         self.folder = Path(tempfile.mkdtemp(dir=test.folder))
         self.plan = test.plans[model]
         self.hosts = test.enterContext(hosts.Hosts(2, self.folder)) if remote else None
-        self.environment = test.environment | {"RESHARD_SECRET": "replicas", "OPENBLAS_NUM_THREADS": "1",
-                                               "PYTHONDONTWRITEBYTECODE": "1"}
+        self.environment = test.environment | {
+            "RESHARD_SECRET": "replicas",
+            "OPENBLAS_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         self.numbers, self.selector, self.later = itertools.count(), selectors.DefaultSelector(), []
         self.processes, self.tracers = [], []
         test.addCleanup(self.end)
@@ -125,7 +129,9 @@ class Fleet:
             command = [*self.hosts.inside(int(remote)), *command]
         if remote:  # the hosts share a kernel, which UCX would notice
             environment = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "net0"}
-        process = Process(command, self.environment | environment, self.folder / f"rank-{rank}.{next(self.numbers)}.txt")
+        process = Process(
+            command, self.environment | environment, self.folder / f"rank-{rank}.{next(self.numbers)}.txt"
+        )
         process.rank = rank
         self.processes.append(process)
         self.selector.register(process.popen.stdout, selectors.EVENT_READ, process)
@@ -272,8 +278,9 @@ class Fleet:
     def trace(self, process):
         """Begins to count the system calls of a process, which will be killed at one of them."""
         count = int(10 ** self.random.uniform(0, 3.3))
-        tracer = subprocess.Popen([sys.executable, TRACER, str(process.popen.pid), str(count), "1"],
-                                  stdout=subprocess.PIPE, text=True)
+        tracer = subprocess.Popen(
+            [sys.executable, TRACER, str(process.popen.pid), str(count), "1"], stdout=subprocess.PIPE, text=True
+        )
         if tracer.stdout.readline() == "tracing\n":
             process.ending = True
             self.done["kills at a system call"] += 1
@@ -416,7 +423,10 @@ class ReplicasTest(unittest.TestCase):
                 fleet.round(version)
             else:
                 used.append(fleet.quiet_round(version))
-        print(f"{model}, {store}: {version} rounds in {time.monotonic() - begin:.0f} s, {dict(fleet.done)}", file=sys.stderr)
+        print(
+            f"{model}, {store}: {version} rounds in {time.monotonic() - begin:.0f} s, {dict(fleet.done)}",
+            file=sys.stderr,
+        )
         for warm, last in zip(used[0], used[-1]):
             self.assertLessEqual(last["threads"], warm["threads"])
             self.assertLessEqual(last["descriptors"], warm["descriptors"] + 16, used)
@@ -481,18 +491,27 @@ class ReplicasTest(unittest.TestCase):
     def test_a_replica_that_is_cut_off(self):
         fleet = self.alone("medium", True, REMOTE)
         version = 1
-        for cut, join in (((fleet.hosts.link, "down"), (fleet.hosts.link, "up")),
-                          ((fleet.hosts.traffic, False), (fleet.hosts.traffic, True))):
+        for cut, join in (
+            ((fleet.hosts.link, "down"), (fleet.hosts.link, "up")),
+            ((fleet.hosts.traffic, False), (fleet.hosts.traffic, True)),
+        ):
             with self.subTest(cut[0].__name__):
-                version, late = self.release_during(fleet, version, lambda: cut[0](1, cut[1]), lambda: join[0](1, join[1]))
+                version, late = self.release_during(
+                    fleet, version, lambda: cut[0](1, cut[1]), lambda: join[0](1, join[1])
+                )
                 self.assertRegex(late[0], r"replica 7 rank [01] \(world rank 1[89]\)")
                 version += 1
                 self.assert_pulls_again(fleet, version)
 
     def test_a_source_that_writes_during_a_lease_is_noticed(self):
         """The control of all other tests: the bytes of another version, in one row, are found, by the test and by a checked pull."""
-        for check, found in (("", r"torn: .*layers.0.up\[47, 0\]: found \d+, expected \d+ of version 2"),
-                             ("check", r"RunError: the memory of replica 0 rank \d \(world rank \d\) differs from version 2 of the source: wrong are the tensors '")):
+        for check, found in (
+            ("", r"torn: .*layers.0.up\[47, 0\]: found \d+, expected \d+ of version 2"),
+            (
+                "check",
+                r"RunError: the memory of replica 0 rank \d \(world rank \d\) differs from version 2 of the source: wrong are the tensors '",
+            ),
+        ):
             with self.subTest(check):
                 fleet = self.alone("small")
                 fleet.ask_sources("publish", 2, seconds=START)

@@ -36,7 +36,9 @@ target: {storage: target, mesh: {tp: 2}%s}
 world: %d
 """
 SIZE = 4 * 2 * (2048 * 1024 + 1024 * 1024) + 4 * 2 * 1024 * 1024  # both target ranks have `v`
-DCP = JOB.replace(", shard: {0: tp}", "").replace("storage: target, mesh: {tp: 2}", "storage: {folder: checkpoint, format: dcp}") % ("", 1)
+DCP = JOB.replace(", shard: {0: tp}", "").replace(
+    "storage: target, mesh: {tp: 2}", "storage: {folder: checkpoint, format: dcp}"
+) % ("", 1)
 CHUNKS = {"target": SIZE >> 20, "checkpoint": 4 * 2 * (2048 + 1024) * 1024 >> 20}  # of 1 MiB
 
 
@@ -53,7 +55,15 @@ class Resume(FolderTest):
         run("reshard-compile", "job.yaml", "-o", plan, cwd=self.folder)
 
     def command(self, *options, plan="plan"):
-        return [BIN / "reshard-exec", plan, f"--target={self.target}", "--resume", "--threads=1", "--report=report", *options]
+        return [
+            BIN / "reshard-exec",
+            plan,
+            f"--target={self.target}",
+            "--resume",
+            "--threads=1",
+            "--report=report",
+            *options,
+        ]
 
     def resume(self, *options, code=0, plan="plan"):
         return run(*self.command(*options, plan=plan), code=code, cwd=self.folder, timeout=100)
@@ -62,7 +72,7 @@ class Resume(FolderTest):
         return sorted(self.folder.glob(f"{self.target}.partial-*"))
 
     def journal(self, rank=0):
-        folder, = self.partial()
+        (folder,) = self.partial()
         return folder / f".reshard-journal-{rank}"
 
     def records(self):
@@ -82,7 +92,12 @@ class Resume(FolderTest):
         """Starts a run and kills it: after `seconds`, or as soon as its journal has another `records` records, which is
         at the latest before its check. Returns whether it was killed before its end."""
         before = len(self.records())
-        process = subprocess.Popen(self.command("--check", *options, plan=plan), cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            self.command("--check", *options, plan=plan),
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
         self.addCleanup(process.stderr.close)
         end = time.monotonic() + (30 if seconds is None else seconds)
         while process.poll() is None and time.monotonic() < end:
@@ -98,7 +113,6 @@ class Resume(FolderTest):
         code = process.wait(30)
         self.assertIn(code, (0, -signal.SIGKILL), process.stderr.read())
         return code != 0
-
 
     def kill(self, **options):
         """As killed(), and begins again if the run has ended before: a busy machine may see the record too late."""
@@ -155,7 +169,7 @@ class Killed(Resume):
         self.kill(records=1)
         done = self.records()[-1]
         self.assertGreater(done, 0)
-        folder, = self.partial()
+        (folder,) = self.partial()
         for file in folder.glob("rank-*"):  # what is not copied again stays wrong
             with file.open("r+b") as stream:
                 stream.seek(-4096, os.SEEK_END)
@@ -184,12 +198,19 @@ class Killed(Resume):
     def killed_together(self, program):
         """Starts two processes and kills the first rank, whereupon mpirun ends the other, when both journals have a record. Returns the bytes of the last
         records; None if the run has ended before."""
-        process = subprocess.Popen(program, cwd=self.folder, env=MPIRUN, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            program,
+            cwd=self.folder,
+            env=MPIRUN,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         self.addCleanup(process.wait)
         end = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < end:
             try:
-                folder, = self.partial()
+                (folder,) = self.partial()
                 journals = [path.read_text().splitlines() for path in folder.glob(".reshard-journal-*")]
                 if len(journals) == 2 and min(map(len, journals)) > 1:
                     os.kill(int(folder.name.split("-")[1]), signal.SIGKILL)
@@ -199,14 +220,22 @@ class Killed(Resume):
             time.sleep(0.002)
         if process.wait(60) == 0:
             return None
-        folder, = self.partial()
+        (folder,) = self.partial()
         return [json.loads(path.read_text().splitlines()[-1][17:])[1] for path in folder.glob(".reshard-journal-*")]
 
     def test_processes(self):
         """Two processes share out the copies; each has a journal."""
         self.compile("two", world=2)
         wanted = self.uninterrupted()
-        program = ["timeout", "-k10", "100", "mpirun", "-n", "2", *self.command("--transport=mpi", "--check", plan="two")]
+        program = [
+            "timeout",
+            "-k10",
+            "100",
+            "mpirun",
+            "-n",
+            "2",
+            *self.command("--transport=mpi", "--check", plan="two"),
+        ]
         for _ in range(50):
             if found := self.killed_together(program):
                 break
@@ -232,7 +261,9 @@ class Journals(Resume):
         self.unfinished()
         anew = "; without --resume a run begins anew"
         self.compile("other", ", dtype: fp32, convert: rne")
-        self.refused(rf"'.*/\.reshard-journal-0' is of another run: its 'plan' is \"\w+\", expected \"\w+\"{anew}", plan="other")
+        self.refused(
+            rf"'.*/\.reshard-journal-0' is of another run: its 'plan' is \"\w+\", expected \"\w+\"{anew}", plan="other"
+        )
         file = self.folder / "source/model.safetensors"
         status = file.stat()
         file.touch()
@@ -246,8 +277,10 @@ class Journals(Resume):
         before = [path.read_bytes() for folder in self.partial() for path in sorted(folder.iterdir()) if path.is_file()]
         printed = self.resume(*options, plan=plan, code=2).stderr
         self.assertRegex(printed, rf"^reshard-exec: error: {error}\n$")
-        self.assertEqual([path.read_bytes() for folder in self.partial() for path in sorted(folder.iterdir())
-                          if path.is_file()], before)
+        self.assertEqual(
+            [path.read_bytes() for folder in self.partial() for path in sorted(folder.iterdir()) if path.is_file()],
+            before,
+        )
         self.assertFalse((self.folder / "target").exists())
 
     def test_other_objects(self):
@@ -267,7 +300,11 @@ target: {layout: same, storage: {folder: target, format: dcp}}
             (self.folder / folder / "config.json").write_text(text)
         self.kill(plan="objects", options=("--copy=a",))
         for options in (("--copy=a", "--leave=step"), ("--copy=c",), ("--copy=a", "--rename=w=w"), ()):
-            self.refused(r"'.*' is of another run: its 'options' is .*, expected .*; without --resume a run begins anew", *options, plan="objects")
+            self.refused(
+                r"'.*' is of another run: its 'options' is .*, expected .*; without --resume a run begins anew",
+                *options,
+                plan="objects",
+            )
         self.resume("--check", "--copy=b", plan="objects")  # the same files in another folder, as of reshard-convert
         self.assertIn("  object step  ", run("reshard-inspect", "target", cwd=self.folder).stdout)
 
@@ -280,20 +317,24 @@ target: {layout: same, storage: {folder: target, format: dcp}}
         outside.mkdir()
 
         def entry(name: str) -> Path:
-            folder, = self.partial()
+            (folder,) = self.partial()
             return folder / name
 
         for make, remove in ((Path.touch, Path.unlink), (Path.mkdir, Path.rmdir)):
             make(entry("notes.txt"))
-            self.refused(r"'.*/\.reshard-journal-0' is of a run that did not make 'notes\.txt' in the same folder; "
-                         rf"move it elsewhere{anew}")
+            self.refused(
+                r"'.*/\.reshard-journal-0' is of a run that did not make 'notes\.txt' in the same folder; "
+                rf"move it elsewhere{anew}"
+            )
             remove(entry("notes.txt"))
         name = next(iter(wanted))
         moved = entry(name).rename(outside / name)
         self.refused(rf"'.*' is of a run that made '{re.escape(name)}', which is missing in the same folder{anew}")
         entry(name).symlink_to(moved)
-        self.refused(rf"'.*' is of a run that did not make '{re.escape(name)} \(no file of its own\)' in the same "
-                     rf"folder; move it elsewhere{anew}")
+        self.refused(
+            rf"'.*' is of a run that did not make '{re.escape(name)} \(no file of its own\)' in the same "
+            rf"folder; move it elsewhere{anew}"
+        )
         entry(name).unlink()
         moved.rename(entry(name))
         self.resume("--check")
@@ -304,7 +345,11 @@ target: {layout: same, storage: {folder: target, format: dcp}}
         journal = self.journal()
         whole = journal.read_bytes()
         lines = whole.splitlines(keepends=True)
-        for number, damaged in ((2, lines[0] + lines[1].replace(b"[", b"[1", 1)), (1, b"x" + whole), (1, b"\0" * 40 + b"\n")):
+        for number, damaged in (
+            (2, lines[0] + lines[1].replace(b"[", b"[1", 1)),
+            (1, b"x" + whole),
+            (1, b"\0" * 40 + b"\n"),
+        ):
             self.journal().write_bytes(damaged)
             self.refused(rf"'.*': line {number} is damaged; without --resume a run begins anew")
         self.journal().write_bytes(b"")
@@ -316,13 +361,17 @@ target: {layout: same, storage: {folder: target, format: dcp}}
 
     def test_folders(self):
         self.unfinished()
-        folder, = self.partial()
+        (folder,) = self.partial()
         other = self.folder / "target.partial-1-00000000"
         shutil.copytree(folder, other)
-        self.refused(f"'{other.name}' was begun on another host, where its process may still run; expected the same host for --resume. "
-                     f"If it does not run, rename the folder so that its name ends in '{folder.name[-9:]}'")
+        self.refused(
+            f"'{other.name}' was begun on another host, where its process may still run; expected the same host for --resume. "
+            f"If it does not run, rename the folder so that its name ends in '{folder.name[-9:]}'"
+        )
         second = other.rename(self.folder / f"target.partial-1{folder.name[-9:]}")
-        self.refused(f"'{second.name}' and '{folder.name}' could both be resumed, expected one unfinished folder; remove the other")
+        self.refused(
+            f"'{second.name}' and '{folder.name}' could both be resumed, expected one unfinished folder; remove the other"
+        )
         shutil.rmtree(second)
         process = subprocess.Popen(self.command("--check"), cwd=self.folder, stdout=subprocess.DEVNULL)
         self.addCleanup(process.wait)
@@ -331,7 +380,7 @@ target: {layout: same, storage: {folder: target, format: dcp}}
         while self.partial() == [folder] and time.monotonic() < end:
             time.sleep(0.0005)
         process.send_signal(signal.SIGSTOP)
-        mine, = self.partial()
+        (mine,) = self.partial()
         self.assertIn(str(process.pid), mine.name)
         self.refused(f"cannot resume '{mine.name}': another process fills it")
         process.send_signal(signal.SIGTERM)
@@ -345,9 +394,19 @@ target: {layout: same, storage: {folder: target, format: dcp}}
         (self.folder / "job.yaml").write_text(JOB.replace("storage: target, ", "") % ("", 2))
         run("reshard-compile", "job.yaml", "-o", "ranks", cwd=self.folder)
         error = "--resume with --transport=mpi needs files that all processes share, but target has no 'storage'"
-        self.assertIn(error, run("reshard-exec", "ranks", "--resume", "--target=target", "--transport=mpi", code=2, cwd=self.folder).stderr)
-        for options, error in ((["--resume", "--synthesize"], "--resume continues the writing of files, expected no --synthesize"),
-                               (["--resume", "--target=target", "--repeat=2"], "--resume continues one run on the CPU, expected no --repeat and no --device")):
+        self.assertIn(
+            error,
+            run(
+                "reshard-exec", "ranks", "--resume", "--target=target", "--transport=mpi", code=2, cwd=self.folder
+            ).stderr,
+        )
+        for options, error in (
+            (["--resume", "--synthesize"], "--resume continues the writing of files, expected no --synthesize"),
+            (
+                ["--resume", "--target=target", "--repeat=2"],
+                "--resume continues one run on the CPU, expected no --repeat and no --device",
+            ),
+        ):
             self.assertIn(error, run("reshard-exec", "plan", *options, code=2, cwd=self.folder).stderr)
 
 
@@ -360,7 +419,12 @@ class Progress(Resume):
         run("reshard-exec", "plan", "--synthesize", "--source=large", cwd=self.folder)
         parent, child = pty.openpty()
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-        process = subprocess.Popen([BIN / "reshard-exec", "plan", "--source=large", "--target=target", "--threads=1", "--repeat=1000"], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=child)
+        process = subprocess.Popen(
+            [BIN / "reshard-exec", "plan", "--source=large", "--target=target", "--threads=1", "--repeat=1000"],
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=child,
+        )
         os.close(child)
         shown = b""
         end = time.monotonic() + 60

@@ -45,13 +45,26 @@ class Safetensors(unittest.TestCase):
             for rank in range(ranks):
                 t = rank % tp
                 files[f"rank-{rank:05d}.safetensors"] = {
-                    key: value for layer in range(layers) for key, value in {
+                    key: value
+                    for layer in range(layers)
+                    for key, value in {
                         f"layers.{layer}.up.weight": np.ascontiguousarray(np.split(up[layer], tp, axis=0)[t]),
                         f"layers.{layer}.down.weight": np.ascontiguousarray(np.split(down[layer], tp, axis=1)[t]),
-                        f"layers.{layer}.norm.weight": norm[layer]}.items()}
+                        f"layers.{layer}.norm.weight": norm[layer],
+                    }.items()
+                }
             return files
 
-        sets = ["--set", "model.dtype=fp16", "--set", f"model.let.hidden={hidden}", "--set", f"model.let.ffn={ffn}", "--set", f"model.index.layer={layers}"]
+        sets = [
+            "--set",
+            "model.dtype=fp16",
+            "--set",
+            f"model.let.hidden={hidden}",
+            "--set",
+            f"model.let.ffn={ffn}",
+            "--set",
+            f"model.index.layer={layers}",
+        ]
         found = self.run_job(["examples/quickstart.yaml", *sets], shards(4, 8))
         expected = shards(8, 8)
         self.assertEqual(list(found), list(expected))
@@ -66,9 +79,24 @@ class Safetensors(unittest.TestCase):
         folder is refused."""
         rng = np.random.default_rng(1)
         embed, up = rng.integers(0, 99, (6, 4), dtype=np.int16), rng.integers(0, 99, (4, 4), dtype=np.int16)
-        job = {"version": 1, "source": {"storage": "x"}, "target": {"mesh": {"tp": 2}, "layout": "serve"},
-               "model": {"dtype": "i16", "tensors": {"embed": [6, 4], "up": [4, 4], "head": {"tied": "embed"}},
-                         "layouts": {"serve": {"params": {"e": {"holds": "embed", "shard": {"0": "tp"}}, "h": {"holds": "head"}, "u": {"holds": "up"}}}}}}
+        job = {
+            "version": 1,
+            "source": {"storage": "x"},
+            "target": {"mesh": {"tp": 2}, "layout": "serve"},
+            "model": {
+                "dtype": "i16",
+                "tensors": {"embed": [6, 4], "up": [4, 4], "head": {"tied": "embed"}},
+                "layouts": {
+                    "serve": {
+                        "params": {
+                            "e": {"holds": "embed", "shard": {"0": "tp"}},
+                            "h": {"holds": "head"},
+                            "u": {"holds": "up"},
+                        }
+                    }
+                },
+            },
+        }
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder)
             (work / "source").mkdir()
@@ -79,14 +107,23 @@ class Safetensors(unittest.TestCase):
             weights = {"embed": "model-00001-of-00002.safetensors", "up": "model-00002-of-00002.safetensors"}
             index.write_text(json.dumps({"metadata": {}, "weight_map": weights}))
             run("reshard-compile", work / "job.yaml", "-o", work / "p.rplan")
-            command = ["reshard-exec", work / "p.rplan", f"--source={work / 'source'}", f"--target={work / 'target'}", "--check"]
+            command = [
+                "reshard-exec",
+                work / "p.rplan",
+                f"--source={work / 'source'}",
+                f"--target={work / 'target'}",
+                "--check",
+            ]
             run(*command)
             found = load(work / "target" / "rank-00001.safetensors")
             np.testing.assert_array_equal(found["e"], embed[3:])
             np.testing.assert_array_equal(found["h"], embed)
             np.testing.assert_array_equal(found["u"], up)
-            for wrong, message in (({**weights, "up": "../up.safetensors"}, "expected a file in the same folder"),
-                                   ({**weights, "up": weights["embed"]}, "the index lists 2"), ({"embed": weights["embed"]}, "lacks 'up': add its tensors to the index")):
+            for wrong, message in (
+                ({**weights, "up": "../up.safetensors"}, "expected a file in the same folder"),
+                ({**weights, "up": weights["embed"]}, "the index lists 2"),
+                ({"embed": weights["embed"]}, "lacks 'up': add its tensors to the index"),
+            ):
                 index.write_text(json.dumps({"weight_map": wrong}))
                 again = run(*command[:3], f"--target={work / 'again'}", code=2)
                 self.assertIn(message, again.stderr)

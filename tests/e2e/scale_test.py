@@ -24,7 +24,15 @@ JOBS = {
 
 class Scale(FolderTest):
     def compile(self, job, *options):
-        return run("reshard-compile", job, "-o", self.folder / "plan", f"--report={self.folder / 'report'}", *options, code=None)
+        return run(
+            "reshard-compile",
+            job,
+            "-o",
+            self.folder / "plan",
+            f"--report={self.folder / 'report'}",
+            *options,
+            code=None,
+        )
 
     def test_jobs(self):
         for job, (transfers, memory, size) in JOBS.items():
@@ -48,8 +56,16 @@ class Scale(FolderTest):
         the descriptors of flows, or transfers that are kept after they are descriptors, would exceed the first, and a
         list of operands for each send the second."""
         job = self.folder / "job.yaml"
-        job.write_text(json.dumps({"version": 1, "model": str(ROOT / "examples/models/qwen3-32b.yaml"), "source": {"layout": "fsdp2", "mesh": {"fsdp": 256}},
-                                   "target": {"layout": "vllm", "mesh": {"tp": 4, "dp": 64}, "ranks": "256..511"}}))
+        job.write_text(
+            json.dumps(
+                {
+                    "version": 1,
+                    "model": str(ROOT / "examples/models/qwen3-32b.yaml"),
+                    "source": {"layout": "fsdp2", "mesh": {"fsdp": 256}},
+                    "target": {"layout": "vllm", "mesh": {"tp": 4, "dp": 64}, "ranks": "256..511"},
+                }
+            )
+        )
         done = self.compile(job, "--no-verify")  # the proof needs memory of its own
         self.assertEqual(done.returncode, 0, done.stderr)
         report = json.loads((self.folder / "report").read_text())
@@ -63,8 +79,16 @@ class Scale(FolderTest):
         fifth above the need."""
         fsdp, dp = (256, 64) if SMALL else (1024, 256)
         job = self.folder / "job.yaml"
-        job.write_text(json.dumps({"version": 1, "model": str(ROOT / "examples/models/qwen3-32b.yaml"), "source": {"layout": "fsdp2", "mesh": {"fsdp": fsdp}},
-                                   "target": {"layout": "vllm", "mesh": {"tp": 4, "dp": dp}, "ranks": f"{fsdp}..{fsdp + 4 * dp - 1}"}}))
+        job.write_text(
+            json.dumps(
+                {
+                    "version": 1,
+                    "model": str(ROOT / "examples/models/qwen3-32b.yaml"),
+                    "source": {"layout": "fsdp2", "mesh": {"fsdp": fsdp}},
+                    "target": {"layout": "vllm", "mesh": {"tp": 4, "dp": dp}, "ranks": f"{fsdp}..{fsdp + 4 * dp - 1}"},
+                }
+            )
+        )
         done = self.compile(job, "--fold-copies=always", "--jobs=1", "--no-verify")
         self.assertEqual(done.returncode, 0, done.stderr)
         report = json.loads((self.folder / "report").read_text())
@@ -77,9 +101,16 @@ class Scale(FolderTest):
             self.assertIn("right: all", proof.stdout, proof.stderr)
 
     def test_a_long_model(self):
-        lines = [f"    model.layers.{i // 20}.block.{i % 20}.weight: {{shape: [128, 64], shard: {{0: tp}}}}" for i in range(20_000)]
+        lines = [
+            f"    model.layers.{i // 20}.block.{i % 20}.weight: {{shape: [128, 64], shard: {{0: tp}}}}"
+            for i in range(20_000)
+        ]
         job = self.folder / "job.yaml"
-        job.write_text("version: 1\nmodel:\n  dtype: bf16\n  tensors:\n" + "\n".join(lines) + "\nsource: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 8}}\n")
+        job.write_text(
+            "version: 1\nmodel:\n  dtype: bf16\n  tensors:\n"
+            + "\n".join(lines)
+            + "\nsource: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 8}}\n"
+        )
         done = self.compile(job)
         self.assertEqual(done.returncode, 0, done.stderr)
         report = json.loads((self.folder / "report").read_text())
@@ -90,12 +121,24 @@ class Scale(FolderTest):
         that is quadratic in the job's size takes minutes."""
         path = self.folder / "job.yaml"
         path.write_text(json.dumps({"version": 1, "source": {"mesh": {}}, "target": {"mesh": {}}, **job}))
-        return limited(seconds, "reshard-compile", path, "-o", self.folder / "plan", "--jobs=1", f"--report={self.folder / 'report'}", code=code).stderr
+        return limited(
+            seconds,
+            "reshard-compile",
+            path,
+            "-o",
+            self.folder / "plan",
+            "--jobs=1",
+            f"--report={self.folder / 'report'}",
+            code=code,
+        ).stderr
 
     def test_time_is_proportional_to_the_job(self):
         n = 1 << (15 if SMALL else 17)
-        for name, rule in (("even", "tp"), ("sizes", {"axis": "tp", "sizes": [1, 3] * (n // 2)}),
-                           ("round robin", {"axis": "tp", "scheme": "round_robin"})):
+        for name, rule in (
+            ("even", "tp"),
+            ("sizes", {"axis": "tp", "sizes": [1, 3] * (n // 2)}),
+            ("round robin", {"axis": "tp", "scheme": "round_robin"}),
+        ):
             with self.subTest(name):
                 model = {"dtype": "bf16", "tensors": {"w": {"shape": [2 * n, 4], "shard": {"0": rule}}}}
                 self.cpu({"model": model, "source": {"mesh": {"tp": n}}, "target": {"mesh": {"tp": n}}})
@@ -105,34 +148,75 @@ class Scale(FolderTest):
                     self.assertLessEqual(report["peak_rss_bytes"], 1 << 30)
         for source, target in ((1, n // 2), (n // 2, 1)):
             with self.subTest("one rank and many", source=source):
-                self.cpu({"model": {"dtype": "bf16", "tensors": {"w": {"shape": [n, 4], "shard": {"0": "tp"}}}}, "source": {"mesh": {"tp": source}},
-                          "target": {"mesh": {"tp": target}}})
+                self.cpu(
+                    {
+                        "model": {"dtype": "bf16", "tensors": {"w": {"shape": [n, 4], "shard": {"0": "tp"}}}},
+                        "source": {"mesh": {"tp": source}},
+                        "target": {"mesh": {"tp": target}},
+                    }
+                )
         with self.subTest("more overlapping shards than can be compared"):
-            strided = {"x": {"params": {"a": {"holds": "w", "shard": {"0": {"axis": "tp", "cyclic": 1}}},
-                                        "b": {"holds": "w", "shard": {"0": {"axis": "tp", "cyclic": 2}}}}},
-                       "y": {"params": {"a": {"holds": "w"}}}}
-            error = self.cpu({"model": {"dtype": "bf16", "tensors": {"w": {"shape": [1 << 15, 4]}}, "layouts": strided},
-                              "source": {"layout": "x", "mesh": {"tp": 1 << 13}}, "target": {"layout": "y", "mesh": {}}}, code=2)
+            strided = {
+                "x": {
+                    "params": {
+                        "a": {"holds": "w", "shard": {"0": {"axis": "tp", "cyclic": 1}}},
+                        "b": {"holds": "w", "shard": {"0": {"axis": "tp", "cyclic": 2}}},
+                    }
+                },
+                "y": {"params": {"a": {"holds": "w"}}},
+            }
+            error = self.cpu(
+                {
+                    "model": {"dtype": "bf16", "tensors": {"w": {"shape": [1 << 15, 4]}}, "layouts": strided},
+                    "source": {"layout": "x", "mesh": {"tp": 1 << 13}},
+                    "target": {"layout": "y", "mesh": {}},
+                },
+                code=2,
+            )
             self.assertIn("more than 2^24 pairs", error)
 
     def test_the_check_of_many_params_takes_time_for_each(self):
         tensors = {f"t{i}": [1] for i in range(4_000 if SMALL else 40_000)}
-        self.cpu({"model": {"dtype": "u8", "tensors": tensors}, "source": {"mesh": {}}, "target": {"mesh": {}, "ranks": [1]}})
-        self.assertIn("bytes right", limited(4, "reshard-exec", self.folder / "plan", "--synthesize", "--check", "--threads=1").stdout)
+        self.cpu(
+            {"model": {"dtype": "u8", "tensors": tensors}, "source": {"mesh": {}}, "target": {"mesh": {}, "ranks": [1]}}
+        )
+        self.assertIn(
+            "bytes right",
+            limited(4, "reshard-exec", self.folder / "plan", "--synthesize", "--check", "--threads=1").stdout,
+        )
 
     def test_many_shards_are_intersected_correctly(self):
         """Enough shards of a dimension that overlaps are found through an index of blocks: runs the plan and checks
         every byte; verifies some plans."""
         sizes = {"axis": "tp", "sizes": [i % 3 * 5 + 5 for i in range(96)]}
-        rules = {"even": "tp", "round robin": {"axis": "tp", "scheme": "round_robin"}, "short last": {"axis": "tp", "cyclic": 7},
-                 "strided": {"axis": "tp", "stride": 2}, "whole": None}
-        layouts = {name: {"params": {"p": {"holds": "w", **({"shard": {"0": rule}} if rule else {})}}} for name, rule in (*rules.items(), ("sizes", sizes))}
-        layouts["twice"] = {"params": {"p": {"holds": "w", "shard": {"0": "tp"}}, "q": {"holds": "w", "shard": {"0": rules["short last"]}}}}
+        rules = {
+            "even": "tp",
+            "round robin": {"axis": "tp", "scheme": "round_robin"},
+            "short last": {"axis": "tp", "cyclic": 7},
+            "strided": {"axis": "tp", "stride": 2},
+            "whole": None,
+        }
+        layouts = {
+            name: {"params": {"p": {"holds": "w", **({"shard": {"0": rule}} if rule else {})}}}
+            for name, rule in (*rules.items(), ("sizes", sizes))
+        }
+        layouts["twice"] = {
+            "params": {
+                "p": {"holds": "w", "shard": {"0": "tp"}},
+                "q": {"holds": "w", "shard": {"0": rules["short last"]}},
+            }
+        }
         model = {"dtype": "bf16", "tensors": {"w": {"shape": [960, 2]}}, "layouts": layouts}
         for source in ("even", "round robin", "short last", "sizes", "twice"):
             for target, ranks in (("even", 80), ("round robin", 70), ("short last", 66), ("strided", 80), ("whole", 1)):
                 with self.subTest(source=source, target=target):
-                    self.cpu({"model": model, "source": {"layout": source, "mesh": {"tp": 96}}, "target": {"layout": target, "mesh": {"tp": ranks}}})
+                    self.cpu(
+                        {
+                            "model": model,
+                            "source": {"layout": source, "mesh": {"tp": 96}},
+                            "target": {"layout": target, "mesh": {"tp": ranks}},
+                        }
+                    )
                     done = run("reshard-exec", self.folder / "plan", "--synthesize", "--check", "--threads=2")
                     self.assertIn("bytes right", done.stdout)
                     if target == "short last":
@@ -146,59 +230,137 @@ class Scale(FolderTest):
         tied = {"w": {"shape": [8]}, **{f"t{i}": {"tied": "w"} for i in range(50_000)}}
         wide = {f"l{i}": {"extend": "l0"} for i in range(1, 1_000)}
         for job, error in (
-                ({"model": tensors, "source": {"mesh": {f"a{i}": 1 for i in range(100_000)}}}, "the mesh and its views up to here have 100000 axes together, expected at most 1024"),
-                ({"model": tensors, "source": {"mesh": {"tp": 1, "views": [{f"a{i}": 1} for i in range(100_000)]}}}, "the mesh and its views up to here have 1025 axes together"),
-                ({"model": {**tensors, "layouts": {"l0": {**one, "axes": [f"a{i}" for i in range(100_000)]}}}}, "'axes' lists 100000 axes, expected at most 1024"),
-                ({"model": {**tensors, "index": {f"x{i}": 1 for i in range(100_000)}}}, "'index' has 100000 entries, expected at most 1024"),
-                ({"model": {"dtype": "bf16", "tensors": tied}}, "tensor 'w' is held by so many params on both sides that more than 2^22 pairs"),
-                ({"model": {"dtype": "bf16", "tensors": {"w": {"shape": [1 << 58]}}}, "target": {"mesh": {}, "ranks": [1]}}, "more than 2^24 chunks of at most 64 MiB"),
-                ({"model": {**tensors, "layouts": {"l0": one, **many}}}, "'layouts' has 20000 entries, expected at most 1024"),
-                ({"model": {**tensors, "layouts": {"l0": {"params": {f"w{i}": {"holds": "w"} for i in range(20_000)}}, **wide}}},
-                 "the layouts have more than 524288 params together, including inherited ones")):
+            (
+                {"model": tensors, "source": {"mesh": {f"a{i}": 1 for i in range(100_000)}}},
+                "the mesh and its views up to here have 100000 axes together, expected at most 1024",
+            ),
+            (
+                {"model": tensors, "source": {"mesh": {"tp": 1, "views": [{f"a{i}": 1} for i in range(100_000)]}}},
+                "the mesh and its views up to here have 1025 axes together",
+            ),
+            (
+                {"model": {**tensors, "layouts": {"l0": {**one, "axes": [f"a{i}" for i in range(100_000)]}}}},
+                "'axes' lists 100000 axes, expected at most 1024",
+            ),
+            (
+                {"model": {**tensors, "index": {f"x{i}": 1 for i in range(100_000)}}},
+                "'index' has 100000 entries, expected at most 1024",
+            ),
+            (
+                {"model": {"dtype": "bf16", "tensors": tied}},
+                "tensor 'w' is held by so many params on both sides that more than 2^22 pairs",
+            ),
+            (
+                {
+                    "model": {"dtype": "bf16", "tensors": {"w": {"shape": [1 << 58]}}},
+                    "target": {"mesh": {}, "ranks": [1]},
+                },
+                "more than 2^24 chunks of at most 64 MiB",
+            ),
+            (
+                {"model": {**tensors, "layouts": {"l0": one, **many}}},
+                "'layouts' has 20000 entries, expected at most 1024",
+            ),
+            (
+                {
+                    "model": {
+                        **tensors,
+                        "layouts": {"l0": {"params": {f"w{i}": {"holds": "w"} for i in range(20_000)}}, **wide},
+                    }
+                },
+                "the layouts have more than 524288 params together, including inherited ones",
+            ),
+        ):
             with self.subTest(error):
                 self.assertIn(error, self.cpu(job, code=2, seconds=5))
 
     def test_more_messages_than_a_plan_numbers(self):
         n = 1 << 17
-        layouts = {"sharded": {"params": {"w": {"holds": "w", "shard": {"0": "fsdp"}}}}, "whole": {"params": {"w": {"holds": "w"}}}}
-        error = self.cpu({"model": {"dtype": "bf16", "tensors": {"w": [n]}, "layouts": layouts}, "source": {"layout": "sharded", "mesh": {"fsdp": n}},
-                          "target": {"layout": "whole", "mesh": {"dp": n}, "ranks": f"{n}..{2 * n - 1}"}}, code=2)
+        layouts = {
+            "sharded": {"params": {"w": {"holds": "w", "shard": {"0": "fsdp"}}}},
+            "whole": {"params": {"w": {"holds": "w"}}},
+        }
+        error = self.cpu(
+            {
+                "model": {"dtype": "bf16", "tensors": {"w": [n]}, "layouts": layouts},
+                "source": {"layout": "sharded", "mesh": {"fsdp": n}},
+                "target": {"layout": "whole", "mesh": {"dp": n}, "ranks": f"{n}..{2 * n - 1}"},
+            },
+            code=2,
+        )
         self.assertIn(f"the ranks exchange {n * n} messages, expected at most 4294967295", error)
 
     def test_out_of_memory(self):
         """The error names the resource and the pass, instead of an exception."""
-        job = {"model": {"dtype": "bf16", "tensors": {"w": {"shape": [1 << 17], "shard": {"0": "tp"}}}}, "source": {"mesh": {"tp": 1 << 17}}, "target": {"mesh": {"tp": 1 << 17}}}
+        job = {
+            "model": {"dtype": "bf16", "tensors": {"w": {"shape": [1 << 17], "shard": {"0": "tp"}}}},
+            "source": {"mesh": {"tp": 1 << 17}},
+            "target": {"mesh": {"tp": 1 << 17}},
+        }
         path = self.folder / "job.yaml"
         path.write_text(json.dumps({"version": 1, **job}))
         if SMALL:
             self.skipTest("sanitizers reserve memory of their own")
-        done = run("bash", "-c", 'ulimit -v 150000; exec "$@"', "-", BIN / "reshard-compile", path, "-o", self.folder / "plan", code=3)
-        self.assertRegex(done.stderr, r"^reshard-compile: error: out of memory in '[a-z-]+': an allocation failed at a peak of [0-9.]+ MiB resident memory\n$")
+        done = run(
+            "bash",
+            "-c",
+            'ulimit -v 150000; exec "$@"',
+            "-",
+            BIN / "reshard-compile",
+            path,
+            "-o",
+            self.folder / "plan",
+            code=3,
+        )
+        self.assertRegex(
+            done.stderr,
+            r"^reshard-compile: error: out of memory in '[a-z-]+': an allocation failed at a peak of [0-9.]+ MiB resident memory\n$",
+        )
         self.assertFalse((self.folder / "plan").exists())
 
     def test_hostile_sizes(self):
         tensors = "tensors: {'w.{layer}.{expert}': {shape: [4]}}"
         for model, source, error in (
-                ("index: {layer: 1000000, expert: 1000000}, " + tensors, "{}", "has 1000000000000 instances on a rank, expected at most 4194304"),
-                ("index: {layer: 4096, expert: 1025}, " + tensors, "{}", "has 4198400 instances on a rank, expected at most 4194304"),
-                ("tensors: {w: [576460752303423489]}", "{}", "tensor 'w' has more than 2^60 bytes"),
-                ("index: {layer: 4096}, tensors: {'w.{layer}': [281474976710656]}", "{}", "has more than 2^60 bytes over all its index values"),
-                ("index: {layer: 10000000, expert: 1}, " + tensors, "{}", "'layer' is 10000000, expected 0 to 1048576"),
-                ("tensors: {w: [4]}", "{tp: 1000000000}", "the size of axis 'tp' is 1000000000, expected 1 to 1048576"),
-                ("tensors: {w: [4]}", "{a: 1000000, b: 1000000}", "1048576")):
+            (
+                "index: {layer: 1000000, expert: 1000000}, " + tensors,
+                "{}",
+                "has 1000000000000 instances on a rank, expected at most 4194304",
+            ),
+            (
+                "index: {layer: 4096, expert: 1025}, " + tensors,
+                "{}",
+                "has 4198400 instances on a rank, expected at most 4194304",
+            ),
+            ("tensors: {w: [576460752303423489]}", "{}", "tensor 'w' has more than 2^60 bytes"),
+            (
+                "index: {layer: 4096}, tensors: {'w.{layer}': [281474976710656]}",
+                "{}",
+                "has more than 2^60 bytes over all its index values",
+            ),
+            ("index: {layer: 10000000, expert: 1}, " + tensors, "{}", "'layer' is 10000000, expected 0 to 1048576"),
+            ("tensors: {w: [4]}", "{tp: 1000000000}", "the size of axis 'tp' is 1000000000, expected 1 to 1048576"),
+            ("tensors: {w: [4]}", "{a: 1000000, b: 1000000}", "1048576"),
+        ):
             with self.subTest(error):
                 job = self.folder / "job.yaml"
-                job.write_text(f"{{version: 1, model: {{dtype: bf16, {model}}}, source: {{mesh: {source}}}, target: {{mesh: {{}}}}}}\n")
+                job.write_text(
+                    f"{{version: 1, model: {{dtype: bf16, {model}}}, source: {{mesh: {source}}}, target: {{mesh: {{}}}}}}\n"
+                )
                 done = run("reshard-compile", job, "-o", self.folder / "plan", code=2, timeout=10)
                 self.assertIn(error, done.stderr)
                 self.assertFalse((self.folder / "plan").exists())
 
     def test_the_largest_jobs_load(self):
-        for model in ("tensors: {w: [576460752303423488]}", "index: {layer: 2048}, tensors: {'w.{layer}': [281474976710656]}",
-                      "index: {layer: 4096, expert: 1024}, tensors: {'w.{layer}.{expert}': [4]}"):
+        for model in (
+            "tensors: {w: [576460752303423488]}",
+            "index: {layer: 2048}, tensors: {'w.{layer}': [281474976710656]}",
+            "index: {layer: 4096, expert: 1024}, tensors: {'w.{layer}.{expert}': [4]}",
+        ):
             with self.subTest(model):
                 job = self.folder / "job.yaml"
-                job.write_text(f"{{version: 1, model: {{dtype: bf16, {model}}}, source: {{mesh: {{}}}}, target: {{mesh: {{}}}}}}\n")
+                job.write_text(
+                    f"{{version: 1, model: {{dtype: bf16, {model}}}, source: {{mesh: {{}}}}, target: {{mesh: {{}}}}}}\n"
+                )
                 done = self.compile(job)
                 self.assertEqual(done.returncode, 0, done.stderr)
                 run("reshard-inspect", self.folder / "plan")

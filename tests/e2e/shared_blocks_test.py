@@ -25,11 +25,15 @@ SIZES = (8 << 20, (4 << 20) + 1234, 6 << 20)
 def shared_bytes(path: Path) -> int:
     """The bytes of a file in blocks that other files have too (FS_IOC_FIEMAP)."""
     extents, header, record = 1000, "<QQIIII", "<QQQ16xI12x"
-    ask = bytearray(struct.pack(header, 0, path.stat().st_size, 1, 0, extents, 0)) + bytearray(struct.calcsize(record) * extents)  # 1: sync first
+    ask = bytearray(struct.pack(header, 0, path.stat().st_size, 1, 0, extents, 0)) + bytearray(
+        struct.calcsize(record) * extents
+    )  # 1: sync first
     with path.open("rb") as file:
         fcntl.ioctl(file, 0xC020660B, ask)
     found = struct.unpack_from(header, ask)[3]
-    each = [struct.unpack_from(record, ask, struct.calcsize(header) + i * struct.calcsize(record)) for i in range(found)]
+    each = [
+        struct.unpack_from(record, ask, struct.calcsize(header) + i * struct.calcsize(record)) for i in range(found)
+    ]
     return sum(length for _, _, length, flags in each if flags & 0x2000)
 
 

@@ -50,7 +50,9 @@ options: {{topology: t.yaml}}
         for emit in ("plan", "ir"):
             run("reshard-compile", "job.yaml", "-o", emit, f"--emit={emit}", cwd=self.folder)
         self.ir = (self.folder / "ir").read_text()
-        done = run("reshard-inspect", "plan", "--simulate=t.yaml", "--format=json", *options, code=code, cwd=self.folder)
+        done = run(
+            "reshard-inspect", "plan", "--simulate=t.yaml", "--format=json", *options, code=code, cwd=self.folder
+        )
         self.stderr = done.stderr
         return json.loads(done.stdout) if code == 0 else None
 
@@ -59,7 +61,10 @@ options: {{topology: t.yaml}}
         found = []
         for line in self.ir.splitlines():
             if line.startswith(f"  {kind} round"):
-                bytes, chunk = int(line.split()[3]), int(line.split("as chunks of ")[1].split()[0]) if "as chunks of" in line else 0
+                bytes, chunk = (
+                    int(line.split()[3]),
+                    int(line.split("as chunks of ")[1].split()[0]) if "as chunks of" in line else 0,
+                )
                 found += [min(chunk or bytes, bytes - begin) for begin in range(0, bytes, chunk or bytes)]
         return found
 
@@ -80,16 +85,28 @@ class Simulate(SimulationTest):
 
     def test_copies_wait(self):
         """Elements are quantized when all of their blocks have arrived. The shards end within blocks of 32 columns."""
-        self.simulate("{mesh: {tp: 2}}", "{mesh: {}, ranks: [2], quantize: mxfp8}", tensors="w: {shape: [96, 96], shard: {1: tp}}", options=[f"--trace={self.folder / 'trace'}"])
-        events = [(event["name"].split()[0], event["ts"], event["ts"] + event["dur"]) for event in json.loads((self.folder / "trace").read_text())["traceEvents"]]
+        self.simulate(
+            "{mesh: {tp: 2}}",
+            "{mesh: {}, ranks: [2], quantize: mxfp8}",
+            tensors="w: {shape: [96, 96], shard: {1: tp}}",
+            options=[f"--trace={self.folder / 'trace'}"],
+        )
+        events = [
+            (event["name"].split()[0], event["ts"], event["ts"] + event["dur"])
+            for event in json.loads((self.folder / "trace").read_text())["traceEvents"]
+        ]
         copies = [begin for kind, begin, _ in events if kind == "copy"]
         self.assertEqual(len(copies), 1)
-        self.assertGreaterEqual(copies[0] + 0.002, max(end for kind, _, end in events if kind == "unpack"))  # of microseconds, which the trace rounds
+        self.assertGreaterEqual(
+            copies[0] + 0.002, max(end for kind, _, end in events if kind == "unpack")
+        )  # of microseconds, which the trace rounds
 
     def test_packing_overlaps(self):
         # Columns are packed, sent and unpacked in two slots: only packing the first chunk and unpacking the last one
         # add time.
-        found = self.simulate("{mesh: {tp: 2}}", "{mesh: {}, ranks: [2]}", tensors=f"w: {{shape: [{ROWS}, {COLUMNS}], shard: {{1: tp}}}}")
+        found = self.simulate(
+            "{mesh: {tp: 2}}", "{mesh: {}, ranks: [2]}", tensors=f"w: {{shape: [{ROWS}, {COLUMNS}], shard: {{1: tp}}}}"
+        )
         sent = self.chunks()
         least = sent[0] / COPY + SIZE / LINK + LINK_LATENCY + self.chunks("recv")[-1] / COPY
         self.assertAlmostEqual(found["seconds"], least, delta=1e-9)
@@ -97,19 +114,29 @@ class Simulate(SimulationTest):
 
     def test_incast(self):
         for k in (2, 5):
-            found = self.simulate(f"{{mesh: {{tp: {k}}}}}", f"{{mesh: {{}}, ranks: [{k}]}}", tensors=f"w: {{shape: [{k * 100}, {COLUMNS}], shard: {{0: tp}}}}")
+            found = self.simulate(
+                f"{{mesh: {{tp: {k}}}}}",
+                f"{{mesh: {{}}, ranks: [{k}]}}",
+                tensors=f"w: {{shape: [{k * 100}, {COLUMNS}], shard: {{0: tp}}}}",
+            )
             self.assertAlmostEqual(found["seconds"], 2 * k * 100 * COLUMNS / LINK + LINK_LATENCY, delta=1e-9)
 
     def test_ring(self):
         k = 6  # each shard moves to the next rank
-        found = self.simulate(f"{{mesh: {{tp: {k}}}}}", f"{{mesh: {{tp: {k}}}, ranks: [{', '.join(str((r + 1) % k) for r in range(k))}]}}",
-                              tensors=f"w: {{shape: [{k * 100}, {COLUMNS}], shard: {{0: tp}}}}")
+        found = self.simulate(
+            f"{{mesh: {{tp: {k}}}}}",
+            f"{{mesh: {{tp: {k}}}, ranks: [{', '.join(str((r + 1) % k) for r in range(k))}]}}",
+            tensors=f"w: {{shape: [{k * 100}, {COLUMNS}], shard: {{0: tp}}}}",
+        )
         self.assertAlmostEqual(found["seconds"], 2 * 100 * COLUMNS / LINK + LINK_LATENCY, delta=1e-9)
 
     def test_all_to_all(self):
         k = 8  # rows to columns
-        found = self.simulate(f"{{layout: rows, mesh: {{tp: {k}}}}}", f"{{layout: columns, mesh: {{tp: {k}}}}}",
-                              tensors=f"w: [{k * 64}, {k * 512}]}}, layouts: {{rows: {{params: same, shard: {{w: {{0: tp}}}}}}, columns: {{params: same, shard: {{w: {{1: tp}}}}}}")
+        found = self.simulate(
+            f"{{layout: rows, mesh: {{tp: {k}}}}}",
+            f"{{layout: columns, mesh: {{tp: {k}}}}}",
+            tensors=f"w: [{k * 64}, {k * 512}]}}, layouts: {{rows: {{params: same, shard: {{w: {{0: tp}}}}}}, columns: {{params: same, shard: {{w: {{1: tp}}}}}}",
+        )
         each = 2 * 64 * 512
         transmit = (k - 1) * each / LINK
         self.assertEqual(sorted(set(self.chunks())), [each])
@@ -136,28 +163,43 @@ class Simulate(SimulationTest):
         self.assertAlmostEqual(found["lower_bound"], SIZE / NIC, delta=1e-9)
 
     def test_trace(self):
-        self.simulate("{mesh: {tp: 2}}", "{mesh: {}, ranks: [2]}", tensors=f"w: {{shape: [{ROWS}, {COLUMNS}], shard: {{1: tp}}}}", options=["--trace=trace.json"])
+        self.simulate(
+            "{mesh: {tp: 2}}",
+            "{mesh: {}, ranks: [2]}",
+            tensors=f"w: {{shape: [{ROWS}, {COLUMNS}], shard: {{1: tp}}}}",
+            options=["--trace=trace.json"],
+        )
         events = json.loads((self.folder / "trace.json").read_text())["traceEvents"]
         kinds = [event["tid"] for event in events]
         sent = len(self.chunks())
-        self.assertEqual({kind: kinds.count(kind) for kind in set(kinds)}, {"pack": sent, "transmit": sent, "unpack": sent})
+        self.assertEqual(
+            {kind: kinds.count(kind) for kind in set(kinds)}, {"pack": sent, "transmit": sent, "unpack": sent}
+        )
         self.assertEqual(sum(event["args"]["bytes"] for event in events if event["tid"] == "transmit"), SIZE)
 
     def test_other_nodes(self):
         self.simulate("{mesh: {tp: 1}}", "{mesh: {}, ranks: [1]}")
         (self.folder / "t.yaml").write_text("ranks_per_node: 3\n")
         done = run("reshard-inspect", "plan", "--simulate=t.yaml", cwd=self.folder)
-        self.assertIn("lower bound  unknown: the plan was compiled for a topology with other nodes (options.topology)", done.stdout)
+        self.assertIn(
+            "lower bound  unknown: the plan was compiled for a topology with other nodes (options.topology)",
+            done.stdout,
+        )
 
     def test_refused(self):
         self.simulate("{mesh: {tp: 1}}", "{mesh: {}, ranks: [1]}")
+
         def refused(*options):
             done = run("reshard-inspect", "plan", *options, code=2, cwd=self.folder)
             self.assertEqual(done.stdout, "")
             return done.stderr
+
         self.assertIn("cannot read 'none.yaml'", refused("--simulate=none.yaml"))
         (self.folder / "bad.yaml").write_text("ranks_per_node: 8\nlinks: {rate: 1GB/s}\n")
-        self.assertIn("bad.yaml:2:1: error: unknown key 'links' in 'topology', did you mean 'link'?", refused("--simulate=bad.yaml"))
+        self.assertIn(
+            "bad.yaml:2:1: error: unknown key 'links' in 'topology', did you mean 'link'?",
+            refused("--simulate=bad.yaml"),
+        )
         self.assertIn("--trace needs --simulate=TOPOLOGY", refused("--trace=x"))
 
 
@@ -165,7 +207,9 @@ class Pool(SimulationTest):
     """Engine replicas that pull one version."""
 
     def pool(self, replicas, source="{mesh: {tp: 1}}", target="{mesh: {}, replicas: 2}", **options):
-        return self.simulate(source, target, per_node=options.pop("per_node", 1), options=[f"--replicas={replicas}"], **options)
+        return self.simulate(
+            source, target, per_node=options.pop("per_node", 1), options=[f"--replicas={replicas}"], **options
+        )
 
     def test_chain(self):
         # A request and its answer, at line rate; each further replica is behind by one range.
@@ -185,9 +229,13 @@ class Pool(SimulationTest):
     def test_packing_overlaps(self):
         # Columns are packed and unpacked: only the first range and the last one add time, once for each hop.
         for replicas in (1, 3):
-            found = self.pool(replicas, tensors=f"w: {{shape: [{ROWS}, {COLUMNS}], shard: {{1: tp}}}}", source="{mesh: {tp: 2}}")
+            found = self.pool(
+                replicas, tensors=f"w: {{shape: [{ROWS}, {COLUMNS}], shard: {{1: tp}}}}", source="{mesh: {tp: 2}}"
+            )
             least = SIZE / NIC + 2 * NIC_LATENCY + PROTOCOL + 2 * RANGE / COPY
-            self.assertAlmostEqual(found["seconds"], least + (replicas - 1) * (RANGE / NIC + NIC_LATENCY + 2 * RANGE / COPY), delta=1e-9)
+            self.assertAlmostEqual(
+                found["seconds"], least + (replicas - 1) * (RANGE / NIC + NIC_LATENCY + 2 * RANGE / COPY), delta=1e-9
+            )
 
     def test_nodes_forward_inside(self):
         # Both ranks of an engine need everything: each reads half between nodes, and they exchange the halves.
@@ -200,8 +248,12 @@ class Pool(SimulationTest):
     def test_the_source_is_read_once(self):
         # Four readers in one replica, one source NIC: the source is the bottleneck, for any number of replicas.
         target = "{mesh: {tp: 4}, ranks: 4..7, replicas: 2}"
-        found = self.pool(8, "{mesh: {}}", target, per_node=4, tensors=f"w: {{shape: [{ROWS}, {COLUMNS}], shard: {{0: tp}}}}")
-        self.assertAlmostEqual(found["lower_bound_terms"]["egress of source NICs"], SIZE / 4 / NIC, delta=1e-9)  # with relays
+        found = self.pool(
+            8, "{mesh: {}}", target, per_node=4, tensors=f"w: {{shape: [{ROWS}, {COLUMNS}], shard: {{0: tp}}}}"
+        )
+        self.assertAlmostEqual(
+            found["lower_bound_terms"]["egress of source NICs"], SIZE / 4 / NIC, delta=1e-9
+        )  # with relays
         self.assertGreaterEqual(found["seconds"], SIZE / NIC)
         self.assertLessEqual(found["seconds"], SIZE / NIC + 8 * RANGE / NIC + 40 * NIC_LATENCY)
         self.assertLessEqual(found["late_joiner"]["seconds"], SIZE / 4 / NIC + 20 * NIC_LATENCY)
@@ -218,10 +270,25 @@ class Pool(SimulationTest):
             if SMALL and "kimi" in job:
                 continue
             file = ROOT / f"examples/topologies/{topology}.yaml"
-            run("reshard-compile", ROOT / f"examples/{job}.yaml", f"--set=options.topology={file}", f"--set=target.ranks={ranks}", "-o", self.folder / "plan")
+            run(
+                "reshard-compile",
+                ROOT / f"examples/{job}.yaml",
+                f"--set=options.topology={file}",
+                f"--set=target.ranks={ranks}",
+                "-o",
+                self.folder / "plan",
+            )
             for replicas in (1, 4) if SMALL or ("kimi" in job and not FULL) else (1, 4, 16, 64):
                 with self.subTest(job=job, topology=topology, replicas=replicas):
-                    found = json.loads(run("reshard-inspect", self.folder / "plan", f"--simulate={file}", f"--replicas={replicas}", "--format=json").stdout)
+                    found = json.loads(
+                        run(
+                            "reshard-inspect",
+                            self.folder / "plan",
+                            f"--simulate={file}",
+                            f"--replicas={replicas}",
+                            "--format=json",
+                        ).stdout
+                    )
                     self.assertGreaterEqual(found["ratio"], 1)
                     self.assertLessEqual(found["ratio"], 1.10)
                     self.assertGreaterEqual(found["late_joiner"]["ratio"], 1)
@@ -230,13 +297,18 @@ class Pool(SimulationTest):
     def test_text(self):
         self.pool(2)
         done = run("reshard-inspect", "plan", "--simulate=t.yaml", cwd=self.folder)
-        self.assertIn("until 2 engine replicas have the version: one reads from the sources, each other from the one before it", done.stdout)
+        self.assertIn(
+            "until 2 engine replicas have the version: one reads from the sources, each other from the one before it",
+            done.stdout,
+        )
         self.assertRegex(done.stdout, r"late joiner  [\d.]+ ms; lower bound [\d.]+ ms; this plan: [\d.]+ x\n")
 
     def test_refused_options(self):
         self.simulate("{mesh: {tp: 32}}", "{mesh: {tp: 32}, replicas: 2}", per_node=8)
+
         def refused(*options):
             return run("reshard-inspect", "plan", *options, code=2, cwd=self.folder).stderr
+
         self.assertIn("--replicas needs --simulate=TOPOLOGY", refused("--replicas=2"))
         self.assertIn("--trace shows the activities of one run", refused("--simulate=t.yaml", "--trace=x"))
         self.assertIn("have 2097152 ranks, expected at most 1048576", refused("--simulate=t.yaml", "--replicas=65536"))

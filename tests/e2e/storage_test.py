@@ -32,7 +32,15 @@ SIZE = 2 * (2 * 3000 * 64 + 3 * (512 * 256 + 256))
 class Storage(FolderTest):
     def compile(self, source, target, options="", *flags):
         (self.folder / "job.yaml").write_text(f"{MODEL}source: {source}\ntarget: {target}\n{options}\n")
-        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", "--verify-each", f"--report={self.folder / 'report'}", *flags)
+        run(
+            "reshard-compile",
+            self.folder / "job.yaml",
+            "-o",
+            self.folder / "plan",
+            "--verify-each",
+            f"--report={self.folder / 'report'}",
+            *flags,
+        )
         self.run_command("reshard-inspect", "--verify")
         return json.loads((self.folder / "report").read_text())
 
@@ -40,14 +48,24 @@ class Storage(FolderTest):
         run(command, self.folder / "plan", *options)
 
     def test_read_once(self):
-        for mesh, copies, options in (("{tp: 2}", 2, ""), ("{tp: 2, dp: 4}", 8, ""), ("{tp: 4, dp: 4}", 16, "options: {topology: {ranks_per_node: 4}}"),
-                                      ("{tp: 1, dp: 6}", 6, "options: {staging: 64KiB, topology: {ranks_per_node: 4, nics: {per_node: 2, rate: 1GB/s}}}")):
+        for mesh, copies, options in (
+            ("{tp: 2}", 2, ""),
+            ("{tp: 2, dp: 4}", 8, ""),
+            ("{tp: 4, dp: 4}", 16, "options: {topology: {ranks_per_node: 4}}"),
+            (
+                "{tp: 1, dp: 6}",
+                6,
+                "options: {staging: 64KiB, topology: {ranks_per_node: 4, nics: {per_node: 2, rate: 1GB/s}}}",
+            ),
+        ):
             with self.subTest(mesh, options=options):
                 report = self.compile("{storage: files}", f"{{mesh: {mesh}}}", options)
                 self.assertEqual(report["bytes"]["storage"], SIZE)
                 self.assertEqual(report["bytes"]["storage"] + report["bytes"]["remote"], report["bytes"]["target"])
                 self.assertEqual(report["bytes"]["relayed"], report["bytes"]["remote"])
-                self.assertLessEqual(report["balance"]["storage_max"], 1.01 * report["balance"]["storage_bound"] + (256 << 10))
+                self.assertLessEqual(
+                    report["balance"]["storage_max"], 1.01 * report["balance"]["storage_bound"] + (256 << 10)
+                )
                 self.run_command("reshard-exec", "--synthesize", "--check")
                 source, target = self.folder / "in", self.folder / "out"
                 self.run_command("reshard-exec", "--synthesize", f"--source={source}")
@@ -56,34 +74,61 @@ class Storage(FolderTest):
                     shutil.rmtree(folder)
 
     def test_exchanges(self):
-        hops = {"p2p": "0 -> 1, 0 -> 2, 0 -> 3, 0 -> 4", "broadcast": "0 -> 1, 0 -> 2, 1 -> 3, 0 -> 4", "gather-rounds": "0 -> 1, 1 -> 2, 2 -> 3, 3 -> 4", "nodes": "0 -> 1, 0 -> 2, 0 -> 3, 0 -> 4"}
+        hops = {
+            "p2p": "0 -> 1, 0 -> 2, 0 -> 3, 0 -> 4",
+            "broadcast": "0 -> 1, 0 -> 2, 1 -> 3, 0 -> 4",
+            "gather-rounds": "0 -> 1, 1 -> 2, 2 -> 3, 3 -> 4",
+            "nodes": "0 -> 1, 0 -> 2, 0 -> 3, 0 -> 4",
+        }
         for algorithm in ("optimum", "megatron"):
             for exchange, route in hops.items():
                 with self.subTest(exchange, algorithm=algorithm):
-                    report = self.compile("{storage: files}", "{mesh: {tp: 1, dp: 5}}", f"options: {{exchange: {exchange}}}", f"--algorithm={algorithm}")
+                    report = self.compile(
+                        "{storage: files}",
+                        "{mesh: {tp: 1, dp: 5}}",
+                        f"options: {{exchange: {exchange}}}",
+                        f"--algorithm={algorithm}",
+                    )
                     self.assertEqual(report["bytes"]["storage"], SIZE)
                     self.assertEqual(report["bytes"]["remote"], 4 * SIZE)
-                    ir = run("reshard-compile", self.folder / "job.yaml", "--emit=ir", f"--algorithm={algorithm}").stdout
+                    ir = run(
+                        "reshard-compile", self.folder / "job.yaml", "--emit=ir", f"--algorithm={algorithm}"
+                    ).stdout
                     self.assertIn(f"route 0 {route}\n", ir)
                     self.run_command("reshard-exec", "--synthesize", "--check")
-        (self.folder / "job.yaml").write_text(f"{MODEL}source: {{storage: f}}\ntarget: {{mesh: {{tp: 1}}}}\noptions: {{exchange: ring}}\n")
+        (self.folder / "job.yaml").write_text(
+            f"{MODEL}source: {{storage: f}}\ntarget: {{mesh: {{tp: 1}}}}\noptions: {{exchange: ring}}\n"
+        )
         done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", code=2)
-        self.assertIn("error: expected auto, nodes, p2p, broadcast or gather-rounds for 'exchange', found 'ring'", done.stderr)
+        self.assertIn(
+            "error: expected auto, nodes, p2p, broadcast or gather-rounds for 'exchange', found 'ring'", done.stderr
+        )
 
     def test_auto_is_the_exchange_of_least_time(self):
         # One shard that all ranks need. Inside one node, a tree or a ring is faster than copies from its reader;
         # between nodes, each byte enters a node once.
         one, many = "model: {dtype: u8, tensors: {w: {opaque: %d}}}", MODEL.split("version: 1\n")[1]
-        for model, mesh, topology, expected in ((one % 64, "{dp: 16}", "{ranks_per_node: 16}", "nodes"), (one % (64 << 20), "{dp: 16}", "{ranks_per_node: 16}", "gather-rounds"),
-                                                (one % (64 << 20), "{dp: 16}", "{ranks_per_node: 4}", "nodes"), (many, "{tp: 1, dp: 4}", "{ranks_per_node: 4}", "nodes")):
+        for model, mesh, topology, expected in (
+            (one % 64, "{dp: 16}", "{ranks_per_node: 16}", "nodes"),
+            (one % (64 << 20), "{dp: 16}", "{ranks_per_node: 16}", "gather-rounds"),
+            (one % (64 << 20), "{dp: 16}", "{ranks_per_node: 4}", "nodes"),
+            (many, "{tp: 1, dp: 4}", "{ranks_per_node: 4}", "nodes"),
+        ):
             with self.subTest(model, topology=topology):
                 times = {}
                 for exchange in ("auto", "nodes", "p2p", "broadcast", "gather-rounds"):
-                    (self.folder / "job.yaml").write_text(f"version: 1\n{model}\nsource: {{storage: files}}\ntarget: {{mesh: {mesh}}}\noptions: {{exchange: {exchange}, topology: {topology}}}\n")
+                    (self.folder / "job.yaml").write_text(
+                        f"version: 1\n{model}\nsource: {{storage: files}}\ntarget: {{mesh: {mesh}}}\noptions: {{exchange: {exchange}, topology: {topology}}}\n"
+                    )
                     (self.folder / "topology.yaml").write_text(topology)
                     for output, emit in (("plan", "plan"), ("ir", "ir")):
                         run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / output, f"--emit={emit}")
-                    simulated = run("reshard-inspect", self.folder / "plan", f"--simulate={self.folder / 'topology.yaml'}", "--format=json")
+                    simulated = run(
+                        "reshard-inspect",
+                        self.folder / "plan",
+                        f"--simulate={self.folder / 'topology.yaml'}",
+                        "--format=json",
+                    )
                     times[exchange] = json.loads(simulated.stdout)["seconds"]
                     if exchange == "auto":
                         self.assertIn(f'exchange "{expected}"', (self.folder / "ir").read_text())
@@ -91,33 +136,56 @@ class Storage(FolderTest):
 
     def test_several_targets(self):
         """Targets on equal, nested, overlapping and permuted ranks, and in files, with every exchange and algorithm."""
-        model = ("{dtype: bf16, index: {e: 3}, tensors: {t: [5], 'q.{e}': [4, 3], 'k.{e}': [2, 3]}, layouts: {hf: "
-                 "{params: same}, "
-                 "packed: {params: {t: {holds: t}, qk: {stack: e, interleave: {groups: 2, of: ['q.{e}', 'k.{e}']}}}}}}")
+        model = (
+            "{dtype: bf16, index: {e: 3}, tensors: {t: [5], 'q.{e}': [4, 3], 'k.{e}': [2, 3]}, layouts: {hf: "
+            "{params: same}, "
+            "packed: {params: {t: {holds: t}, qk: {stack: e, interleave: {groups: 2, of: ['q.{e}', 'k.{e}']}}}}}}"
+        )
 
         def targets(*lists):
             return [f"{{layout: packed, mesh: {{x: {len(ranks)}}}, ranks: {ranks}}}" for ranks in lists]
 
         files = "{layout: hf, storage: out}"
-        cases = [("{layout: hf, storage: source}", each) for each in (
-            targets([0, 1, 2, 3], [0, 1, 2, 4]), targets([0, 1], [0, 2]), targets([0, 1], [0, 1]),
-            targets([0, 1, 2], [0, 1]), targets([0, 1], [0, 2, 1], [3, 0]),
-            targets([0, 1], [1, 0]), [*targets([1, 2]), files, *targets([1, 3])])]
-        cases += [(source, [*targets(*lists), files])
-                  for source in ("{layout: hf, mesh: {}}", "{layout: packed, mesh: {x: 2}}")
-                  for lists in ([[1]], [[2, 3], [3, 1]])]
+        cases = [
+            ("{layout: hf, storage: source}", each)
+            for each in (
+                targets([0, 1, 2, 3], [0, 1, 2, 4]),
+                targets([0, 1], [0, 2]),
+                targets([0, 1], [0, 1]),
+                targets([0, 1, 2], [0, 1]),
+                targets([0, 1], [0, 2, 1], [3, 0]),
+                targets([0, 1], [1, 0]),
+                [*targets([1, 2]), files, *targets([1, 3])],
+            )
+        ]
+        cases += [
+            (source, [*targets(*lists), files])
+            for source in ("{layout: hf, mesh: {}}", "{layout: packed, mesh: {x: 2}}")
+            for lists in ([[1]], [[2, 3], [3, 1]])
+        ]
         for source, all in cases:
             reads = "storage" in source
-            for algorithm, exchange, nodes in itertools.product(("optimum", "megatron"),
-                                                                ("auto", "nodes", "p2p", "broadcast", "gather-rounds")
-                                                                if reads else ("",), (0, 1, 2)):
-                options = ([f"exchange: {exchange}"] if exchange else []) + ([f"topology: {{ranks_per_node: {nodes}}}"]
-                                                                             if nodes else [])
+            for algorithm, exchange, nodes in itertools.product(
+                ("optimum", "megatron"),
+                ("auto", "nodes", "p2p", "broadcast", "gather-rounds") if reads else ("",),
+                (0, 1, 2),
+            ):
+                options = ([f"exchange: {exchange}"] if exchange else []) + (
+                    [f"topology: {{ranks_per_node: {nodes}}}"] if nodes else []
+                )
                 with self.subTest(source=source, targets=all, algorithm=algorithm, options=options):
-                    (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {model}\nsource: {source}\ntarget: "
-                                                          f"[{', '.join(all)}]\noptions: {{{', '.join(options)}}}\n")
-                    run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", "--verify-each",
-                        f"--algorithm={algorithm}")
+                    (self.folder / "job.yaml").write_text(
+                        f"version: 1\nmodel: {model}\nsource: {source}\ntarget: "
+                        f"[{', '.join(all)}]\noptions: {{{', '.join(options)}}}\n"
+                    )
+                    run(
+                        "reshard-compile",
+                        self.folder / "job.yaml",
+                        "-o",
+                        self.folder / "plan",
+                        "--verify-each",
+                        f"--algorithm={algorithm}",
+                    )
                     self.run_command("reshard-inspect", "--verify")
                     self.run_command("reshard-exec", "--synthesize", "--check")
 
@@ -126,15 +194,18 @@ class Storage(FolderTest):
         source = self.folder / "source"
         source.mkdir()
         safetensors_io.write(source / "model.safetensors", {"w": ("bf16", [2], b"abcd"), "none": ("bf16", [0, 3], b"")})
-        for format, ignore in itertools.product(("safetensors", "dcp", "dcp-safetensors", "megatron", "torch-save"),
-                                                ("'*'", "[w]")):
+        for format, ignore in itertools.product(
+            ("safetensors", "dcp", "dcp-safetensors", "megatron", "torch-save"), ("'*'", "[w]")
+        ):
             with self.subTest(format, ignore=ignore):
                 target = self.folder / f"{format}-{'none' if 'w' in ignore else 'all'}"
-                (self.folder / "job.yaml").write_text("version: 1\nmodel: {dtype: bf16, tensors: {w: [2], none: [0, "
-                                                      "3]}, layouts: {hf: {params: same}}}\n"
-                                                      f"source: {{layout: hf, storage: source}}\ntarget: {{layout: hf, "
-                                                      f"storage: {{folder: out, format: {format}}}, ignore: "
-                                                      f"{ignore}}}\n")
+                (self.folder / "job.yaml").write_text(
+                    "version: 1\nmodel: {dtype: bf16, tensors: {w: [2], none: [0, "
+                    "3]}, layouts: {hf: {params: same}}}\n"
+                    f"source: {{layout: hf, storage: source}}\ntarget: {{layout: hf, "
+                    f"storage: {{folder: out, format: {format}}}, ignore: "
+                    f"{ignore}}}\n"
+                )
                 run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan")
                 self.run_command("reshard-exec", f"--target={target}", "--check", "--allow=extra")
                 self.assertTrue(target.is_dir())
@@ -144,14 +215,24 @@ class Storage(FolderTest):
 
     def test_opaque_objects(self):
         # Megatron's ShardedObjects: exactly one rank reads or writes each, as a whole.
-        model = "version: 1\nmodel: {dtype: bf16, index: {layer: 8}, tensors: {\"layers.{layer}.extra_state\": {opaque: 1000003}, rng: {opaque: 5000}, w: [1000, 100]}}\n"
+        model = 'version: 1\nmodel: {dtype: bf16, index: {layer: 8}, tensors: {"layers.{layer}.extra_state": {opaque: 1000003}, rng: {opaque: 5000}, w: [1000, 100]}}\n'
         for source, target in (("{storage: files}", "{mesh: {dp: 8}}"), ("{mesh: {dp: 8}}", "{storage: files}")):
             (self.folder / "job.yaml").write_text(f"{model}source: {source}\ntarget: {target}\n")
             for output, emit in (("plan", "plan"), ("ir", "ir")):
-                run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / output, f"--emit={emit}", "--verify-each", f"--report={self.folder / 'report'}")
+                run(
+                    "reshard-compile",
+                    self.folder / "job.yaml",
+                    "-o",
+                    self.folder / output,
+                    f"--emit={emit}",
+                    "--verify-each",
+                    f"--report={self.folder / 'report'}",
+                )
             self.run_command("reshard-inspect", "--verify")
             self.run_command("reshard-exec", "--synthesize", "--check")
-            self.assertEqual(json.loads((self.folder / "report").read_text())["bytes"]["storage"], 8 * 1000003 + 5000 + 200000)
+            self.assertEqual(
+                json.loads((self.folder / "report").read_text())["bytes"]["storage"], 8 * 1000003 + 5000 + 200000
+            )
             overlaps = [line for line in (self.folder / "ir").read_text().splitlines() if line.startswith("overlap ")]
             whole = [number for number, line in enumerate(overlaps) if "extra_state" in line or "rng" in line]
             transfers = [line for line in (self.folder / "ir").read_text().splitlines() if line.startswith("transfer ")]
@@ -160,8 +241,12 @@ class Storage(FolderTest):
             self.assertEqual(len(layers), 8)  # eight ranks, one layer's object each
 
     def test_read_once_into_each_node(self):
-        report = self.compile("{storage: files}", "{mesh: {tp: 1, dp: 8}}", "options: {exchange: nodes, topology: {ranks_per_node: 4}}")
-        self.assertEqual(report["bytes"]["between_nodes"], SIZE)  # each byte is read on one of two nodes and sent to the other once
+        report = self.compile(
+            "{storage: files}", "{mesh: {tp: 1, dp: 8}}", "options: {exchange: nodes, topology: {ranks_per_node: 4}}"
+        )
+        self.assertEqual(
+            report["bytes"]["between_nodes"], SIZE
+        )  # each byte is read on one of two nodes and sent to the other once
 
     def test_written_once(self):
         for mesh in ("{tp: 2, dp: 4}", "{tp: 1, dp: 6}"):
@@ -203,13 +288,29 @@ model:
         for ranks in (2, 3, 4):
             for source in ("{storage: in}", "{storage: in, mesh: {tp: 2}}"):
                 with self.subTest(source, processes=ranks):
-                    (self.folder / "job.yaml").write_text(f"{self.MODEL}source: {source}\ntarget: {{storage: out, mesh: {{tp: {ranks}}}}}\nworld: {ranks}\n")
+                    (self.folder / "job.yaml").write_text(
+                        f"{self.MODEL}source: {source}\ntarget: {{storage: out, mesh: {{tp: {ranks}}}}}\nworld: {ranks}\n"
+                    )
                     run("reshard-compile", "job.yaml", "-o", "plan", cwd=self.folder)
                     read = [self.read(rank) for rank in range(ranks)]
                     self.assertEqual(sum(read), self.SHARDED + ranks * self.WHOLE)
                     self.assertLessEqual(max(read) - min(read), self.ROW)
                     run("reshard-exec", "plan", "--synthesize", "--source=in", cwd=self.folder)
-                    done = run("timeout", "-k10", 60, "mpirun", "-n", ranks, BIN / "reshard-exec", "plan", "--transport=mpi", "--target=out", "--check", cwd=self.folder, env=MPIRUN)
+                    done = run(
+                        "timeout",
+                        "-k10",
+                        60,
+                        "mpirun",
+                        "-n",
+                        ranks,
+                        BIN / "reshard-exec",
+                        "plan",
+                        "--transport=mpi",
+                        "--target=out",
+                        "--check",
+                        cwd=self.folder,
+                        env=MPIRUN,
+                    )
                     self.assertEqual(sum(self.checked(done.stdout, ranks)), self.SHARDED + ranks * self.WHOLE)
                     for folder in ("in", "out"):
                         shutil.rmtree(self.folder / folder)
@@ -220,7 +321,9 @@ model:
         all, rows = self.SHARDED + self.WHOLE + big, self.SHARDED // 2 + big
         jobs = [(format, "", all) for format in ("safetensors", "dcp", "dcp-safetensors", "megatron", "torch-save")]
         jobs.append(("dcp", ", dtype: fp8_e4m3, convert: rne", all // 2))
-        jobs.append(("safetensors", ", quantize: {format: mxfp8, only: ['*.rows', big]}", all - rows + rows // 2 * 33 // 32))
+        jobs.append(
+            ("safetensors", ", quantize: {format: mxfp8, only: ['*.rows', big]}", all - rows + rows // 2 * 33 // 32)
+        )
         for format, dtype, written in jobs:
             with self.subTest(format, dtype=dtype):
                 target = f"{{storage: {{folder: out, format: {format}}}{dtype}}}"
@@ -231,7 +334,21 @@ model:
                 self.assertEqual(sum(read), all)
                 self.assertLessEqual(max(read) - min(read), self.TENSOR)  # a shorter run is not cut
                 run("reshard-exec", "plan", "--synthesize", "--source=in", cwd=self.folder)
-                done = run("timeout", "-k10", 60, "mpirun", "-n", 3, BIN / "reshard-exec", "plan", "--transport=mpi", "--target=out", "--check", cwd=self.folder, env=MPIRUN)
+                done = run(
+                    "timeout",
+                    "-k10",
+                    60,
+                    "mpirun",
+                    "-n",
+                    3,
+                    BIN / "reshard-exec",
+                    "plan",
+                    "--transport=mpi",
+                    "--target=out",
+                    "--check",
+                    cwd=self.folder,
+                    env=MPIRUN,
+                )
                 checked = self.checked(done.stdout, 3)
                 if "quantize" not in dtype:  # the first process checks quantized params
                     self.assertGreater(min(checked), 0)
@@ -270,7 +387,16 @@ model:
         source, target = (self.FILES, self.RANKS) if read else (self.RANKS, self.FILES)
         (self.folder / "job.yaml").write_text(f"{self.MODEL}source: {source}\ntarget: {target}\n{group}\n")
         for output, emit in (("plan", "plan"), ("ir", "ir")):
-            run("reshard-compile", self.folder / "job.yaml", f"--algorithm={algorithm}", "-o", self.folder / output, f"--emit={emit}", "--verify-each", f"--report={self.folder / 'report'}")
+            run(
+                "reshard-compile",
+                self.folder / "job.yaml",
+                f"--algorithm={algorithm}",
+                "-o",
+                self.folder / output,
+                f"--emit={emit}",
+                "--verify-each",
+                f"--report={self.folder / 'report'}",
+            )
         self.run_command("reshard-inspect", "--verify")
         self.run_command("reshard-exec", "--synthesize", "--check")
         overlaps, found = [], {}
@@ -286,7 +412,10 @@ model:
     def test_world(self):
         for read in (True, False):
             with self.subTest(read=read):
-                self.assertEqual(self.assigned(read), {"B": list(range(8)), "repl1": [0, 1], "repl2": [2, 3], "D": [4], "C": [5], "E": [6]})
+                self.assertEqual(
+                    self.assigned(read),
+                    {"B": list(range(8)), "repl1": [0, 1], "repl2": [2, 3], "D": [4], "C": [5], "E": [6]},
+                )
 
     def test_groups(self):
         # DP groups: ranks 0, 2, 4, 6 of tp 0 and 1, 3, 5, 7 of tp 1; "rank in group" n of the table is mesh rank 2n or
@@ -297,12 +426,16 @@ model:
         tp1 = {"B": [1, 3, 5, 7], "repl1": [1], "repl2": [3], "D": [5], "C": [7], "E": [1]}
         self.assertEqual(both, {name: sorted(tp0[name] + tp1[name]) for name in tp0})
         saved = self.assigned(False, group)
-        self.assertEqual(saved, {name: sorted(tp0[name] + (tp1[name] if name in ("B", "repl1", "repl2") else [])) for name in tp0})
+        self.assertEqual(
+            saved, {name: sorted(tp0[name] + (tp1[name] if name in ("B", "repl1", "repl2") else [])) for name in tp0}
+        )
 
     def test_cross_reads(self):
         # dp8 {a: [0], b: [1], c: all} -> a 0, b 1, c 2; tp8: c is read from rank 0 by all others.
-        self.MODEL = ("version: 1\nmodel: {dtype: fp32, tensors: {ab: [16], c: [8]}, layouts: {files: {params: same}, "
-                      "ranks: {params: same, shard: {ab: {0: {axis: dp, sizes: [8, 8, 0, 0, 0, 0, 0, 0]}}}}}}\n")
+        self.MODEL = (
+            "version: 1\nmodel: {dtype: fp32, tensors: {ab: [16], c: [8]}, layouts: {files: {params: same}, "
+            "ranks: {params: same, shard: {ab: {0: {axis: dp, sizes: [8, 8, 0, 0, 0, 0, 0, 0]}}}}}}\n"
+        )
         self.FILES, self.RANKS = "{layout: files, storage: files}", "{layout: ranks, mesh: {dp: 8}}"
         self.assertEqual(self.assigned(True), {"ab": [0, 1], "c": [2]})
 
@@ -318,19 +451,54 @@ model:
     def test_options_without_effect_are_refused(self):
         ranks = "{mesh: {tp: 2, dp: 4}}"
         for source, target, options, flags, error in (
-                (ranks, ranks, "{group: dp}", [], "job.yaml:14:18: error: 'group' distributes the reading and writing of files, but no endpoint has 'storage'"),
-                (ranks, self.FILES, "{exchange: p2p}", [], "job.yaml:14:21: error: 'exchange' applies to a source that is read from files, but this source has no 'storage'"),
-                (ranks, self.FILES, "{group: dp}", [], "error: 'group' has an effect on writing only with --algorithm=megatron"),
-                (ranks, ranks, "{staging: 1MiB}", ["--algorithm=megatron"], "error: --algorithm=megatron distributes reads and writes of files"),
-                (self.FILES, ranks, "{group: dp}", ["--algorithm=megatron", "--keep=plan"], "but --keep pins it: expected only one of the two options")):
+            (
+                ranks,
+                ranks,
+                "{group: dp}",
+                [],
+                "job.yaml:14:18: error: 'group' distributes the reading and writing of files, but no endpoint has 'storage'",
+            ),
+            (
+                ranks,
+                self.FILES,
+                "{exchange: p2p}",
+                [],
+                "job.yaml:14:21: error: 'exchange' applies to a source that is read from files, but this source has no 'storage'",
+            ),
+            (
+                ranks,
+                self.FILES,
+                "{group: dp}",
+                [],
+                "error: 'group' has an effect on writing only with --algorithm=megatron",
+            ),
+            (
+                ranks,
+                ranks,
+                "{staging: 1MiB}",
+                ["--algorithm=megatron"],
+                "error: --algorithm=megatron distributes reads and writes of files",
+            ),
+            (
+                self.FILES,
+                ranks,
+                "{group: dp}",
+                ["--algorithm=megatron", "--keep=plan"],
+                "but --keep pins it: expected only one of the two options",
+            ),
+        ):
             with self.subTest(error):
-                (self.folder / "job.yaml").write_text(f"{self.MODEL}source: {source}\ntarget: {target}\noptions: {options}\n")
+                (self.folder / "job.yaml").write_text(
+                    f"{self.MODEL}source: {source}\ntarget: {target}\noptions: {options}\n"
+                )
                 done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "out", *flags, code=2)
                 self.assertIn(error, done.stderr)
                 self.assertFalse((self.folder / "out").exists())
 
     def test_refused(self):
-        (self.folder / "job.yaml").write_text(f"{self.MODEL}source: {self.FILES}\ntarget: {self.RANKS}\noptions: {{group: [dq]}}\n")
+        (self.folder / "job.yaml").write_text(
+            f"{self.MODEL}source: {self.FILES}\ntarget: {self.RANKS}\noptions: {{group: [dq]}}\n"
+        )
         done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", code=2)
         self.assertIn("job.yaml:14:19: error: unknown axis 'dq' in 'group'; known here: tp, dp", done.stderr)
 

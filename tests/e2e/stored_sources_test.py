@@ -52,8 +52,12 @@ layouts:
 def values() -> dict[str, np.ndarray]:
     """The tensors of the model by the names of layout `saved`; the layers of `fused` are stacked."""
     rng = np.random.default_rng(7)
-    result = {"model.embed": rng.standard_normal((6, 5)).astype(np.float32), "model.scale": np.array(2.5, np.float32),
-              "model.none": np.zeros((0, 4), np.uint8), "model.stacked": rng.standard_normal((LAYERS, 4, 3)).astype(np.float32)}
+    result = {
+        "model.embed": rng.standard_normal((6, 5)).astype(np.float32),
+        "model.scale": np.array(2.5, np.float32),
+        "model.none": np.zeros((0, 4), np.uint8),
+        "model.stacked": rng.standard_normal((LAYERS, 4, 3)).astype(np.float32),
+    }
     for layer in range(LAYERS):
         result[f"model.layers.{layer}.up"] = rng.standard_normal((7, 5)).astype(np.float32)
         result[f"model.layers.{layer}.codes"] = rng.integers(-(2**60), 2**60, (3, 4))
@@ -81,7 +85,10 @@ def grid(array: np.ndarray, limit: int) -> list[tuple[tuple[int, ...], tuple[int
         size //= array.shape[d]
         lengths[d] = max(1, limit // size)
     starts = [range(0, max(full, 1), max(length, 1)) for full, length in zip(array.shape, lengths)]
-    return [(at, tuple(min(length, full - begin) for begin, length, full in zip(at, lengths, array.shape))) for at in itertools.product(*starts)]
+    return [
+        (at, tuple(min(length, full - begin) for begin, length, full in zip(at, lengths, array.shape)))
+        for at in itertools.product(*starts)
+    ]
 
 
 def expected() -> dict[str, np.ndarray]:
@@ -107,7 +114,13 @@ class StoredSources(FolderTest):
             for i, box in enumerate(chunks(name, array.shape)):
                 part = np.ascontiguousarray(array[tuple(slice(*ends) for ends in box)])
                 if name != leave_out:
-                    checkpoint.chunk(name, array.shape, tuple(begin for begin, _ in box), part.reshape([b - a for a, b in box]), f"__{i}_0.distcp")
+                    checkpoint.chunk(
+                        name,
+                        array.shape,
+                        tuple(begin for begin, _ in box),
+                        part.reshape([b - a for a, b in box]),
+                        f"__{i}_0.distcp",
+                    )
         for name, data in objects.items():
             checkpoint.object(name, data)
         checkpoint.write()
@@ -120,7 +133,9 @@ class StoredSources(FolderTest):
         for name, array in values().items():
             for i, box in enumerate(chunks(name, array.shape)):
                 tensors, offsets = files.setdefault(i, ({}, {}))
-                tensors[name] = np.ascontiguousarray(array[tuple(slice(*ends) for ends in box)]).reshape([b - a for a, b in box])
+                tensors[name] = np.ascontiguousarray(array[tuple(slice(*ends) for ends in box)]).reshape(
+                    [b - a for a, b in box]
+                )
                 offsets[name] = [begin for begin, _ in box]
         for i, (tensors, offsets) in files.items():
             safetensors(folder / f"shard-{i + 1:05d}-model-00001-of-00001.safetensors", tensors, offsets)
@@ -129,7 +144,11 @@ class StoredSources(FolderTest):
     def torch_save(self) -> Path:
         arrays = list(values().items())
         path = self.folder / "saved.pt"
-        path.write_bytes(archive({name: tensor(array, str(i)) for i, (name, array) in enumerate(arrays)}, [array for _, array in arrays]))
+        path.write_bytes(
+            archive(
+                {name: tensor(array, str(i)) for i, (name, array) in enumerate(arrays)}, [array for _, array in arrays]
+            )
+        )
         return path
 
     def compile(self, source: str, target: str, code: int = 0) -> str:
@@ -160,7 +179,10 @@ class StoredSources(FolderTest):
         found = [load_file(self.folder / "ranks" / f"rank-{rank:05d}.safetensors") for rank in (0, 1)]
         wanted = expected()
         for rank, (columns, rows) in enumerate(((slice(0, 2), slice(0, 1)), (slice(2, 5), slice(1, 3)))):
-            local = {name: array[:, columns] if name.endswith(".up") else array[rows] if name.endswith(".codes") else array for name, array in wanted.items()}
+            local = {
+                name: array[:, columns] if name.endswith(".up") else array[rows] if name.endswith(".codes") else array
+                for name, array in wanted.items()
+            }
             self.check(found[rank], {name: array.copy() for name, array in local.items()})
 
     def test_every_format_as_a_target(self):
@@ -169,11 +191,28 @@ class StoredSources(FolderTest):
             for limit in ("1GB", "300"):
                 with self.subTest(format=format, limit=limit):
                     out = self.folder / f"{format}-{limit}"
-                    self.compile("{layout: saved, storage: dcp}", f"{{layout: hf, storage: {{folder: x, format: {format}}}}}")
+                    self.compile(
+                        "{layout: saved, storage: dcp}", f"{{layout: hf, storage: {{folder: x, format: {format}}}}}"
+                    )
                     self.execute(f"--target={out}", f"--max-shard-size={limit}", "--check")
-                    self.assertEqual(len([path for path in out.iterdir() if path.name not in (".metadata", "metadata.json", "common.pt")]) > 1, limit == "300" and format != "torch-save")
-                    self.compile(f"{{layout: hf, storage: {{folder: {out.name}, format: {format}}}}}", "{layout: hf, storage: hf}")
-                    self.execute(f"--target={out}-hf", "--check", *(["--allow=extra"] if format == "megatron" else []))  # common.pt
+                    self.assertEqual(
+                        len(
+                            [
+                                path
+                                for path in out.iterdir()
+                                if path.name not in (".metadata", "metadata.json", "common.pt")
+                            ]
+                        )
+                        > 1,
+                        limit == "300" and format != "torch-save",
+                    )
+                    self.compile(
+                        f"{{layout: hf, storage: {{folder: {out.name}, format: {format}}}}}",
+                        "{layout: hf, storage: hf}",
+                    )
+                    self.execute(
+                        f"--target={out}-hf", "--check", *(["--allow=extra"] if format == "megatron" else [])
+                    )  # common.pt
                     self.check(load_file(f"{out}-hf/model.safetensors"), expected())
 
     def test_a_target_in_chunks(self):
@@ -183,20 +222,39 @@ class StoredSources(FolderTest):
         self.execute()
         parallel = ("timeout", "-k10", "100", "mpirun", "-n", "2")
         cases = [(("saved, storage: dcp",), (), limit) for limit in (1, 16, 40, 100)]
-        cases += [(("tp, mesh: {tp: 2}", "--source=ranks"), (), 16), (("tp, mesh: {tp: 2}", "--source=ranks"), (*parallel,), 16)]
+        cases += [
+            (("tp, mesh: {tp: 2}", "--source=ranks"), (), 16),
+            (("tp, mesh: {tp: 2}", "--source=ranks"), (*parallel,), 16),
+        ]
         for format in ("dcp", "megatron"):
             for (source, *options), launcher, limit in cases:
                 with self.subTest(format=format, limit=limit, source=source, launcher=launcher):
                     for folder in ("out", "hf"):
                         shutil.rmtree(self.folder / folder, ignore_errors=True)
-                    self.compile(f"{{layout: {source}}}", f"{{layout: hf, storage: {{folder: out, format: {format}, chunk: {limit}}}}}")
+                    self.compile(
+                        f"{{layout: {source}}}",
+                        f"{{layout: hf, storage: {{folder: out, format: {format}, chunk: {limit}}}}}",
+                    )
                     run("reshard-inspect", self.folder / "p.rplan", "--verify")
-                    run(*launcher, BIN / "reshard-exec", "p.rplan", "--check", *options, *(("--transport=mpi",) if launcher else ()), cwd=self.folder, env=MPIRUN)
+                    run(
+                        *launcher,
+                        BIN / "reshard-exec",
+                        "p.rplan",
+                        "--check",
+                        *options,
+                        *(("--transport=mpi",) if launcher else ()),
+                        cwd=self.folder,
+                        env=MPIRUN,
+                    )
                     listing = json.loads(run("reshard-inspect", self.folder / "out", "--format=json").stdout)["tensors"]
                     for name, array in expected().items():
-                        found = [(tuple(chunk["offsets"]), tuple(chunk["lengths"])) for chunk in listing[name]["chunks"]]
+                        found = [
+                            (tuple(chunk["offsets"]), tuple(chunk["lengths"])) for chunk in listing[name]["chunks"]
+                        ]
                         self.assertEqual(found, grid(array, limit), name)
-                    self.compile(f"{{layout: hf, storage: {{folder: out, format: {format}}}}}", "{layout: hf, storage: hf}")
+                    self.compile(
+                        f"{{layout: hf, storage: {{folder: out, format: {format}}}}}", "{layout: hf, storage: hf}"
+                    )
                     self.execute("--check", *(["--allow=extra"] if format == "megatron" else []))  # common.pt
                     self.check(load_file(self.folder / "hf/model.safetensors"), expected())
 
@@ -209,10 +267,15 @@ layouts:
   hf: {params: same}
   flat: {params: {all: {flat: [w, v]}, o: {holds: o}}}
 """)
-        for target, counts in (("layout: flat", {"all": 1, "o": 1}), ("layout: hf, quantize: {format: mxfp8, only: w}", {"o": 1, "v": 64, "w": 1, "w_scale": 1})):
+        for target, counts in (
+            ("layout: flat", {"all": 1, "o": 1}),
+            ("layout: hf, quantize: {format: mxfp8, only: w}", {"o": 1, "v": 64, "w": 1, "w_scale": 1}),
+        ):
             for folder in ("hf", "out"):
                 shutil.rmtree(self.folder / folder, ignore_errors=True)
-            self.compile("{layout: hf, storage: hf}", f"{{{target}, storage: {{folder: out, format: dcp, chunk: 256}}}}")
+            self.compile(
+                "{layout: hf, storage: hf}", f"{{{target}, storage: {{folder: out, format: dcp, chunk: 256}}}}"
+            )
             self.execute("--synthesize", f"--source={self.folder / 'hf'}")
             self.execute("--check")
             listing = json.loads(run("reshard-inspect", self.folder / "out", "--format=json").stdout)["tensors"]
@@ -220,14 +283,20 @@ layouts:
 
     def test_chunks_without_a_stated_size(self):
         """64 MiB, or more where the grid of all tensors would have more than 131,072 pieces."""
-        for rows, grid_ in ((65536 * 1024, "axis chunk_0 1024 stride 128\n  axis chunk_1 128 stride 1\n"),
-                            (65536 * 2048, "axis chunk_0 1024 stride 64\n  axis chunk_1 64 stride 1\n")):
-            (self.folder / "model.yaml").write_text(f"dtype: u8\ntensors: {{a: [{rows}, 1024], b: [1, {128 << 26}]}}\nlayouts: {{hf: {{params: same}}}}\n")
+        for rows, grid_ in (
+            (65536 * 1024, "axis chunk_0 1024 stride 128\n  axis chunk_1 128 stride 1\n"),
+            (65536 * 2048, "axis chunk_0 1024 stride 64\n  axis chunk_1 64 stride 1\n"),
+        ):
+            (self.folder / "model.yaml").write_text(
+                f"dtype: u8\ntensors: {{a: [{rows}, 1024], b: [1, {128 << 26}]}}\nlayouts: {{hf: {{params: same}}}}\n"
+            )
             self.compile("{layout: hf, mesh: {}}", "{layout: hf, storage: {folder: out, format: dcp}}")
             self.assertIn(grid_, run("reshard-compile", self.folder / "job.yaml", "--emit=layout").stdout)
 
     def test_reports_of_a_target_in_chunks(self):
-        (self.folder / "model.yaml").write_text("dtype: u8\ntensors: {a: [8, 4], b: [3]}\nlayouts: {hf: {params: same}, tp: {params: same, shard: {a: {1: tp}}}}\n")
+        (self.folder / "model.yaml").write_text(
+            "dtype: u8\ntensors: {a: [8, 4], b: [3]}\nlayouts: {hf: {params: same}, tp: {params: same, shard: {a: {1: tp}}}}\n"
+        )
         self.compile("{layout: tp, mesh: {tp: 2}}", "{layout: hf, storage: {folder: out, format: dcp, chunk: 4}}")
         plan = self.folder / "p.rplan"
         for chunk in (0, 7):
@@ -236,8 +305,10 @@ layouts:
             self.assertEqual(text.count("    the rank has them itself: a copy\n"), 2, text)
         self.assertIn("found rank '8', expected 0 to 7", run("reshard-inspect", plan, "--explain=a@8", code=2).stderr)
         found = json.loads(run("reshard-inspect", plan, "--param=*", "--format=json").stdout)
-        self.assertEqual([(one["at"], one["name"], one["from"]) for one in found if one["name"] == "a"],
-                         [(f"stored chunk {chunk}", "a", {"rank 0": 2, "rank 1": 2}) for chunk in range(8)])
+        self.assertEqual(
+            [(one["at"], one["name"], one["from"]) for one in found if one["name"] == "a"],
+            [(f"stored chunk {chunk}", "a", {"rank 0": 2, "rank 1": 2}) for chunk in range(8)],
+        )
         self.assertEqual([sum(one["from"].values()) for one in found if one["name"] == "b"], [3])
 
     def test_chunks_out_of_order(self):
@@ -246,7 +317,11 @@ layouts:
         self.compile("{layout: hf, storage: hf}", "{layout: hf, storage: {folder: out, format: dcp, chunk: 2}}")
         text = run("reshard-compile", self.folder / "job.yaml", "--emit=layout").stdout
         self.assertIn("axis chunk_0 4 stride 2\n  axis chunk_1 2 stride 1", text)
-        (self.folder / "job.rir").write_text(text.replace("chunk_0 4 stride 2\n  axis chunk_1 2 stride 1", "chunk_0 4 stride 1\n  axis chunk_1 2 stride 4"))
+        (self.folder / "job.rir").write_text(
+            text.replace(
+                "chunk_0 4 stride 2\n  axis chunk_1 2 stride 1", "chunk_0 4 stride 1\n  axis chunk_1 2 stride 4"
+            )
+        )
         run("reshard-compile", self.folder / "job.rir", "-o", self.folder / "p.rplan")
         self.execute("--synthesize", f"--source={self.folder / 'hf'}")
         self.assertIn("the chunks of tensor 'a' of target are not in row-major order", self.execute("--check", code=3))
@@ -254,8 +329,12 @@ layouts:
 
     def test_a_source_states_its_chunks(self):
         self.dcp()
-        self.assertIn("unexpected 'chunk': only a target of format dcp or megatron is written in chunks",
-                      self.compile("{layout: saved, storage: {folder: dcp, format: dcp, chunk: 64}}", "{layout: hf, storage: x}", code=2))
+        self.assertIn(
+            "unexpected 'chunk': only a target of format dcp or megatron is written in chunks",
+            self.compile(
+                "{layout: saved, storage: {folder: dcp, format: dcp, chunk: 64}}", "{layout: hf, storage: x}", code=2
+            ),
+        )
 
     def test_tied_weights_are_stored_once(self):
         self.dcp()
@@ -283,7 +362,9 @@ layouts:
 
     def test_chunks_of_params_with_units(self):
         """Chunks may cut a unit, and the only unit of a param: that is a rule for ranks."""
-        (self.folder / "model.yaml").write_text(MODEL.replace("  saved:\n", "  saved:\n    axes: [tp]\n    shard: {'*.up': {0: {axis: tp, unit: 7}}}\n"))
+        (self.folder / "model.yaml").write_text(
+            MODEL.replace("  saved:\n", "  saved:\n    axes: [tp]\n    shard: {'*.up': {0: {axis: tp, unit: 7}}}\n")
+        )
         self.dcp()
         self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")
         self.execute("--check")
@@ -291,13 +372,24 @@ layouts:
 
     def quantized(self, cut: str = "", leave_out: str = "") -> None:
         """Matrices as mxfp4 in `codes`, of safetensors, and in `dcp`, beside a tensor in three chunks."""
-        (self.folder / "model.yaml").write_text("dtype: fp32\nindex: {layer: 2}\ntensors: {'w.{layer}': [64, 96], b: [6, 5]}\n"
-                                                "layouts: {hf: {params: same}, tp: {params: same, axes: [tp], shard: {'w.*': {0: tp}, b: {0: tp}}}}\n")
+        (self.folder / "model.yaml").write_text(
+            "dtype: fp32\nindex: {layer: 2}\ntensors: {'w.{layer}': [64, 96], b: [6, 5]}\n"
+            "layouts: {hf: {params: same}, tp: {params: same, axes: [tp], shard: {'w.*': {0: tp}, b: {0: tp}}}}\n"
+        )
         rng = np.random.default_rng(5)
         for folder in ("codes", "dcp"):
             shutil.rmtree(self.folder / folder, ignore_errors=True)
-        save_file({name: rng.standard_normal(shape).astype(np.float32) for name, shape in (("w.0", (64, 96)), ("w.1", (64, 96)), ("b", (6, 5)))}, self.folder / "plain.safetensors")
-        self.compile("{layout: hf, storage: plain.safetensors}", "{layout: hf, storage: codes, quantize: {format: mxfp4, only: w.*}}")
+        save_file(
+            {
+                name: rng.standard_normal(shape).astype(np.float32)
+                for name, shape in (("w.0", (64, 96)), ("w.1", (64, 96)), ("b", (6, 5)))
+            },
+            self.folder / "plain.safetensors",
+        )
+        self.compile(
+            "{layout: hf, storage: plain.safetensors}",
+            "{layout: hf, storage: codes, quantize: {format: mxfp4, only: w.*}}",
+        )
         self.execute(f"--target={self.folder / 'codes'}")
         checkpoint = Dcp(self.folder / "dcp")
         for name, array in load_file(self.folder / "codes/model.safetensors").items():
@@ -309,13 +401,23 @@ layouts:
 
     def test_quantized(self):
         self.quantized()
-        for i, target in enumerate(("{layout: hf, storage: X}", "{layout: hf, storage: X, quantize: {format: mxfp4, only: w.*}}", "{layout: hf, storage: X, quantize: {format: mxfp8, only: w.*}, dtype: bf16, convert: rne}",
-                                    "{layout: tp, mesh: {tp: 2}, storage: X, quantize: {format: mxfp4, only: w.*}}", "{layout: hf, storage: {folder: X, format: torch-save}, quantize: {format: mxfp4, only: w.*}}")):
+        for i, target in enumerate(
+            (
+                "{layout: hf, storage: X}",
+                "{layout: hf, storage: X, quantize: {format: mxfp4, only: w.*}}",
+                "{layout: hf, storage: X, quantize: {format: mxfp8, only: w.*}, dtype: bf16, convert: rne}",
+                "{layout: tp, mesh: {tp: 2}, storage: X, quantize: {format: mxfp4, only: w.*}}",
+                "{layout: hf, storage: {folder: X, format: torch-save}, quantize: {format: mxfp4, only: w.*}}",
+            )
+        ):
             found = []
             for source in ("codes", "dcp"):
                 with self.subTest(target=target, source=source):
                     out = f"{source}-{i}"
-                    self.compile(f"{{layout: hf, storage: {source}, quantize: {{format: mxfp4, only: w.*}}}}", target.replace("X", out))
+                    self.compile(
+                        f"{{layout: hf, storage: {source}, quantize: {{format: mxfp4, only: w.*}}}}",
+                        target.replace("X", out),
+                    )
                     run("reshard-inspect", self.folder / "p.rplan", "--verify")
                     self.execute("--check")
                     found.append({path.name: path.read_bytes() for path in sorted((self.folder / out).iterdir())})
@@ -324,8 +426,11 @@ layouts:
     def test_errors_of_quantized_sources(self):
         source, hf = "{layout: hf, storage: dcp, quantize: {format: mxfp4, only: w.*}}", "{layout: hf, storage: hf}"
         self.quantized(cut="w.1_scale")
-        self.assertIn("dcp': tensor 'w.1_scale' is stored in 2 chunks, but param 'w.{layer}' is quantized as mxfp4: the chunks of its codes and scales may cut a "
-                      "block, expected one chunk of each; 'reshard-convert SOURCE NEW --to=safetensors' joins them", self.compile(source, hf, code=2))
+        self.assertIn(
+            "dcp': tensor 'w.1_scale' is stored in 2 chunks, but param 'w.{layer}' is quantized as mxfp4: the chunks of its codes and scales may cut a "
+            "block, expected one chunk of each; 'reshard-convert SOURCE NEW --to=safetensors' joins them",
+            self.compile(source, hf, code=2),
+        )
         for name in ("w.0", "w.1_scale"):
             self.quantized(leave_out=name)
             self.assertIn(f"dcp' (DCP) has no tensor '{name}'", self.compile(source, hf, code=2))
@@ -335,13 +440,17 @@ layouts:
         self.assertFalse((self.folder / "hf").exists())
 
     def test_opaque_tensors_are_not_cut(self):
-        (self.folder / "model.yaml").write_text("dtype: u8\ntensors:\n  state: {opaque: 6}\nlayouts:\n  saved: {params: {state: {holds: state}}}\n  hf: {params: same}\n")
+        (self.folder / "model.yaml").write_text(
+            "dtype: u8\ntensors:\n  state: {opaque: 6}\nlayouts:\n  saved: {params: {state: {holds: state}}}\n  hf: {params: same}\n"
+        )
         checkpoint = Dcp(self.folder / "dcp")
         for i in (0, 3):
             checkpoint.chunk("state", (6,), (i,), np.arange(i, i + 3, dtype=np.uint8), f"__{i}_0.distcp")
         checkpoint.write()
-        self.assertIn("is stored in 2 chunks, but param 'state' holds an opaque tensor, expected one chunk",
-                      self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}", code=2))
+        self.assertIn(
+            "is stored in 2 chunks, but param 'state' holds an opaque tensor, expected one chunk",
+            self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}", code=2),
+        )
 
     def test_flat_buffers_in_several_chunks(self):
         """Chunks cut tensors of a bucket anywhere, also padding, a transposed tensor and packs; those of two buckets differ."""
@@ -360,8 +469,21 @@ layouts:
   saved: {params: {"bucket.{layer}": {flat: {of: ["b.{layer}", {of: "t.{layer}", permute: [1, 0]}, "w.{layer}", {concat: {of: ["c.{layer}", "d.{layer}"], dim: 1}}, {interleave: {of: ["e.{layer}", "f.{layer}"], groups: 2}}], align: 16}}}}
   hf: {params: same}
 """)
-        tensors = {f"{name}.{layer}": np.arange(1000 * layer + base, 1000 * layer + base + np.prod(shape), dtype=np.float32).reshape(shape)
-                   for layer in range(2) for name, shape, base in (("w", (3, 4, 5), 1), ("t", (5, 7), 100), ("b", (3,), 200), ("c", (4, 2), 300), ("d", (4, 6), 400), ("e", (6, 3), 500), ("f", (2, 3), 600))}
+        tensors = {
+            f"{name}.{layer}": np.arange(
+                1000 * layer + base, 1000 * layer + base + np.prod(shape), dtype=np.float32
+            ).reshape(shape)
+            for layer in range(2)
+            for name, shape, base in (
+                ("w", (3, 4, 5), 1),
+                ("t", (5, 7), 100),
+                ("b", (3,), 200),
+                ("c", (4, 2), 300),
+                ("d", (4, 6), 400),
+                ("e", (6, 3), 500),
+                ("f", (2, 3), 600),
+            )
+        }
         (self.folder / "hf0").mkdir()
         save_file(tensors, self.folder / "hf0/model.safetensors")
         self.compile("{layout: hf, storage: hf0}", "{layout: saved, storage: whole}")
@@ -387,8 +509,10 @@ layouts:
     def test_too_many_cuts_of_flat_buffers(self):
         names = [f"w{i}" for i in range(700)]
         tensors = "".join(f"  {name}: [1, 2]\n" for name in names)
-        (self.folder / "model.yaml").write_text(f"dtype: u8\ntensors:\n  long: [3000]\n{tensors}layouts:\n  hf: {{params: same}}\n"
-                                                f"  saved: {{params: {{long: {{holds: long}}, state: {{flat: [{', '.join(names)}]}}}}}}\n")
+        (self.folder / "model.yaml").write_text(
+            f"dtype: u8\ntensors:\n  long: [3000]\n{tensors}layouts:\n  hf: {{params: same}}\n"
+            f"  saved: {{params: {{long: {{holds: long}}, state: {{flat: [{', '.join(names)}]}}}}}}\n"
+        )
         checkpoint = Dcp(self.folder / "dcp")
         for name, size, chunks in (("long", 3000, 3000), ("state", 1400, 2)):
             for i in range(chunks):
@@ -396,8 +520,11 @@ layouts:
                 checkpoint.chunk(name, (size,), (i * length,), np.zeros(length, dtype=np.uint8), "__0_0.distcp")
         checkpoint.write()
         error = self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}", code=2)
-        self.assertIn("has tensors in up to 3000 chunks, and param 'state' is a flat buffer of 700 parts: expected flat buffers in several chunks with parts times "
-                      "chunks of at most 2097152 together; 'reshard-convert SOURCE NEW --to=safetensors' joins chunks", error)
+        self.assertIn(
+            "has tensors in up to 3000 chunks, and param 'state' is a flat buffer of 700 parts: expected flat buffers in several chunks with parts times "
+            "chunks of at most 2097152 together; 'reshard-convert SOURCE NEW --to=safetensors' joins chunks",
+            error,
+        )
 
     def test_one_file_of_safetensors(self):
         save_file(values(), self.folder / "one.safetensors")
@@ -409,10 +536,17 @@ layouts:
         path = self.torch_save()
         before = path.read_bytes()
         self.compile("{layout: saved, storage: saved.pt}", "{layout: hf, storage: hf}")
-        for command in (["reshard-compile", "job.yaml", "-o", "saved.pt"], ["reshard-compile", "job.yaml", "-o", "p2.rplan", "--report=saved.pt"],
-                        ["reshard-exec", "p.rplan", "--report=saved.pt"], ["reshard-exec", "p.rplan", "--trace=saved.pt"]):
+        for command in (
+            ["reshard-compile", "job.yaml", "-o", "saved.pt"],
+            ["reshard-compile", "job.yaml", "-o", "p2.rplan", "--report=saved.pt"],
+            ["reshard-exec", "p.rplan", "--report=saved.pt"],
+            ["reshard-exec", "p.rplan", "--trace=saved.pt"],
+        ):
             with self.subTest(command=command):
-                self.assertIn("'saved.pt' would overwrite a file of the source's storage", run(*command, cwd=self.folder, code=2).stderr)
+                self.assertIn(
+                    "'saved.pt' would overwrite a file of the source's storage",
+                    run(*command, cwd=self.folder, code=2).stderr,
+                )
                 self.assertEqual(path.read_bytes(), before)
 
     def test_from_a_plan_elsewhere(self):
@@ -422,13 +556,17 @@ layouts:
         run("reshard-compile", f"--from={self.folder / 'p.rplan'}", "-o", self.folder / "again.rplan")
         self.assertEqual((self.folder / "again.rplan").read_bytes(), (self.folder / "p.rplan").read_bytes())
         shutil.move(self.folder / "dcp", self.folder / "moved")
-        error = run("reshard-compile", f"--from={self.folder / 'p.rplan'}", "-o", self.folder / "other.rplan", code=2).stderr
+        error = run(
+            "reshard-compile", f"--from={self.folder / 'p.rplan'}", "-o", self.folder / "other.rplan", code=2
+        ).stderr
         self.assertIn("No such file or directory", error)
         self.assertFalse((self.folder / "other.rplan").exists())
         save_folder = self.folder / "dcp"
         save_folder.mkdir()
         save_file(values(), save_folder / "model.safetensors")
-        error = run("reshard-compile", f"--from={self.folder / 'p.rplan'}", "-o", self.folder / "other.rplan", code=2).stderr
+        error = run(
+            "reshard-compile", f"--from={self.folder / 'p.rplan'}", "-o", self.folder / "other.rplan", code=2
+        ).stderr
         self.assertIn("has the format 'safetensors', expected 'dcp'", error)
 
     def test_a_folder_with_the_files_of_two_formats(self):
@@ -438,24 +576,38 @@ layouts:
         save_file(other, self.folder / "dcp/model.safetensors")
         for format, layout, wanted in (("dcp", "saved", expected()), ("safetensors", "hf", other)):
             with self.subTest(format=format):
-                self.compile(f"{{layout: {layout}, storage: {{folder: dcp, format: {format}}}}}", f"{{layout: hf, storage: out-{format}}}")
+                self.compile(
+                    f"{{layout: {layout}, storage: {{folder: dcp, format: {format}}}}}",
+                    f"{{layout: hf, storage: out-{format}}}",
+                )
                 self.execute("--check")
                 self.check(load_file(self.folder / f"out-{format}/model.safetensors"), wanted)
         shards = {"model.a": np.full((2, 3), 7, np.float32)}
         (self.folder / "dcp/model.safetensors").unlink()
         safetensors(self.folder / "dcp/shard-00001-model-00001-of-00001.safetensors", shards, {"model.a": [0, 0]})
-        listed = self.compile("{layout: saved, storage: {folder: dcp, format: dcp-safetensors}}", "{layout: hf, storage: x}", code=2)
+        listed = self.compile(
+            "{layout: saved, storage: {folder: dcp, format: dcp-safetensors}}", "{layout: hf, storage: x}", code=2
+        )
         self.assertNotIn("has the format", listed)
         self.assertIn("model.a", listed)
         save_file(other, self.folder / "dcp/model.safetensors")
-        self.assertIn("model.safetensors': its header has no 'DCP_SHARDING_INFO', but other files of the folder have",
-                      self.compile("{layout: saved, storage: {folder: dcp, format: dcp-safetensors}}", "{layout: hf, storage: x}", code=2))
+        self.assertIn(
+            "model.safetensors': its header has no 'DCP_SHARDING_INFO', but other files of the folder have",
+            self.compile(
+                "{layout: saved, storage: {folder: dcp, format: dcp-safetensors}}", "{layout: hf, storage: x}", code=2
+            ),
+        )
         (self.folder / "dcp/metadata.json").write_text("{}")
         self.assertIn("'sharded_backend' is missing", run("reshard-inspect", self.folder / "dcp", code=2).stderr)
         self.compile("{layout: saved, storage: {folder: dcp, format: dcp}}", "{layout: hf, storage: again}")
         self.execute("--check")
-        (self.folder / "dcp/metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')  # which has a common.pt
-        self.assertIn("has the format 'megatron', expected 'dcp'", self.compile("{layout: saved, storage: {folder: dcp, format: dcp}}", "{layout: hf, storage: x}", code=2))
+        (self.folder / "dcp/metadata.json").write_text(
+            '{"sharded_backend": "torch_dist", "sharded_backend_version": 1}'
+        )  # which has a common.pt
+        self.assertIn(
+            "has the format 'megatron', expected 'dcp'",
+            self.compile("{layout: saved, storage: {folder: dcp, format: dcp}}", "{layout: hf, storage: x}", code=2),
+        )
 
     def test_reports_show_the_format(self):
         self.dcp()
@@ -493,8 +645,11 @@ layouts:
         checkpoint.object("step", pickle.dumps(3))
         checkpoint.write()
         self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")
-        self.assertIn("checkpoint 'dcp' has objects that the target cannot hold: 'step' (format 'safetensors' holds tensors only); "
-                      "--allow=extra leaves them out, --leave=GLOB those with such names", self.execute(code=2).replace(f"{self.folder}/", ""))
+        self.assertIn(
+            "checkpoint 'dcp' has objects that the target cannot hold: 'step' (format 'safetensors' holds tensors only); "
+            "--allow=extra leaves them out, --leave=GLOB those with such names",
+            self.execute(code=2).replace(f"{self.folder}/", ""),
+        )
         self.execute("--allow=extra")
         self.check(load_file(self.folder / "hf/model.safetensors"), expected())
 
@@ -507,14 +662,21 @@ layouts:
         checkpoint.write()
         if common:
             (self.folder / folder / "common.pt").write_bytes(common)
-            (self.folder / folder / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
+            (self.folder / folder / "metadata.json").write_text(
+                '{"sharded_backend": "torch_dist", "sharded_backend_version": 1}'
+            )
 
     def objects(self, folder: str) -> dict[str, bytes]:
         found = json.loads(run("reshard-inspect", self.folder / folder, "--format=json").stdout)["objects"]
-        return {name: (self.folder / folder / at["file"]).read_bytes()[at["begin"]:at["begin"] + at["bytes"]] for name, at in found.items()}
+        return {
+            name: (self.folder / folder / at["file"]).read_bytes()[at["begin"] : at["begin"] + at["bytes"]]
+            for name, at in found.items()
+        }
 
     def carry(self, source: str, target: str, format: str, *options: str, code: int = 0) -> str:
-        self.compile(f"{{layout: saved, storage: {source}}}", f"{{layout: hf, storage: {{folder: {target}, format: {format}}}}}")
+        self.compile(
+            f"{{layout: saved, storage: {source}}}", f"{{layout: hf, storage: {{folder: {target}, format: {format}}}}}"
+        )
         return self.execute("--check", f"--report={self.folder / 'report.json'}", *options, code=code)
 
     def test_objects_are_carried(self):
@@ -524,13 +686,26 @@ layouts:
         self.carry("dcp", "a", "dcp", "--max-shard-size=300")
         self.assertEqual(self.objects("a"), objects)
         self.assertEqual(json.loads((self.folder / "report.json").read_text())["objects"], sorted(objects))
-        self.carry("dcp", "b", "dcp", "--leave=st?p", "--leave=em*", "--rename-objects=model.=", "--rename-objects=model.up.=down.")
+        self.carry(
+            "dcp",
+            "b",
+            "dcp",
+            "--leave=st?p",
+            "--leave=em*",
+            "--rename-objects=model.=",
+            "--rename-objects=model.up.=down.",
+        )
         self.assertEqual(self.objects("b"), {"down._extra_state/shard_0.1_4.2": state})
         report = json.loads((self.folder / "report.json").read_text())
-        self.assertEqual((report["omitted"], report["omitted_objects"], report["objects"]),
-                         ([], ["empty", "step"], ["down._extra_state/shard_0.1_4.2"]))
+        self.assertEqual(
+            (report["omitted"], report["omitted_objects"], report["objects"]),
+            ([], ["empty", "step"], ["down._extra_state/shard_0.1_4.2"]),
+        )
         error = self.carry("dcp", "c", "megatron", code=2)
-        self.assertIn("cannot hold: 'empty', 'step' (Megatron-Core's objects have names such as 'key/shard_0_1'); --allow=extra", error)
+        self.assertIn(
+            "cannot hold: 'empty', 'step' (Megatron-Core's objects have names such as 'key/shard_0_1'); --allow=extra",
+            error,
+        )
         self.assertFalse((self.folder / "c").exists())
         self.carry("dcp", "c", "megatron", "--allow=extra")
         found = self.objects("c")
@@ -546,42 +721,79 @@ layouts:
             self.assertEqual(self.objects(f"to-{format}"), state | {"common.pt": common})
         self.assertEqual((self.folder / "to-megatron/common.pt").read_bytes(), common)
         self.with_objects("newer", {"common_state/shard_0_1": common})
-        (self.folder / "newer/metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
+        (self.folder / "newer/metadata.json").write_text(
+            '{"sharded_backend": "torch_dist", "sharded_backend_version": 1}'
+        )
         self.carry("newer", "to-newer", "megatron")
         self.assertEqual(self.objects("to-newer"), {"common_state/shard_0_1": common})
 
     def test_errors_of_objects(self):
         self.with_objects("dcp", {"a.step": b"1", "b.step": b"2"})
-        for options, error in ((["--leave=c*"], "'c*' in --leave matches no object of"), (["--rename-objects=a.=b."], "two objects get the name 'b.step'"),
-                               (["--rename-objects=a.step=scale"], "object 'a.step' gets the name 'scale', which a tensor of the target has; --rename-objects"),
-                               (["--rename-objects=a"], "invalid value 'a', expected OLD=NEW")):
+        for options, error in (
+            (["--leave=c*"], "'c*' in --leave matches no object of"),
+            (["--rename-objects=a.=b."], "two objects get the name 'b.step'"),
+            (
+                ["--rename-objects=a.step=scale"],
+                "object 'a.step' gets the name 'scale', which a tensor of the target has; --rename-objects",
+            ),
+            (["--rename-objects=a"], "invalid value 'a', expected OLD=NEW"),
+        ):
             with self.subTest(options=options):
                 self.assertIn(error, self.carry("dcp", "out", "dcp", *options, code=2))
                 self.assertFalse((self.folder / "out").exists())
-        self.assertIn("--leave applies to files, expected no --synthesize", self.execute("--synthesize", "--leave=*", code=2))
+        self.assertIn(
+            "--leave applies to files, expected no --synthesize", self.execute("--synthesize", "--leave=*", code=2)
+        )
         path = self.folder / "x.pt"
-        path.write_bytes(archive({name: tensor(array, str(i)) for i, (name, array) in enumerate(values().items())} | {"epoch": 3}, list(values().values())))
+        path.write_bytes(
+            archive(
+                {name: tensor(array, str(i)) for i, (name, array) in enumerate(values().items())} | {"epoch": 3},
+                list(values().values()),
+            )
+        )
         self.compile("{layout: saved, storage: x.pt}", "{layout: hf, storage: {folder: out, format: dcp}}")
-        self.assertIn("cannot hold: 'epoch' (it is a part of a larger pickle and has no bytes of its own)", self.execute(code=2))
+        self.assertIn(
+            "cannot hold: 'epoch' (it is a part of a larger pickle and has no bytes of its own)", self.execute(code=2)
+        )
         self.execute("--leave=epoch", "--check")
 
     def test_errors_of_the_job(self):
         path = self.dcp(leave_out="model.layers.1.up")
         hf = "{layout: hf, storage: hf}"
-        self.assertIn("'dcp' (DCP) has no tensor 'model.layers.1.up', did you mean", self.compile("{layout: saved, storage: dcp}", hf, code=2))
+        self.assertIn(
+            "'dcp' (DCP) has no tensor 'model.layers.1.up', did you mean",
+            self.compile("{layout: saved, storage: dcp}", hf, code=2),
+        )
         self.dcp()
         (self.folder / "model.yaml").write_text(MODEL.replace("up: [7, 5]", "up: [7, 6]"))
-        self.assertIn("tensor 'model.layers.0.up' has shape [7, 5], expected [7, 6]", self.compile("{layout: saved, storage: dcp}", hf, code=2))
+        self.assertIn(
+            "tensor 'model.layers.0.up' has shape [7, 5], expected [7, 6]",
+            self.compile("{layout: saved, storage: dcp}", hf, code=2),
+        )
         (self.folder / "model.yaml").write_text(MODEL.replace("dtype: fp32", "dtype: bf16"))
-        self.assertIn("is fp32, expected bf16; 'dtype: stored' in the source uses the dtypes of its files",
-                      self.compile("{layout: saved, storage: dcp}", hf, code=2))
-        self.compile("{layout: saved, storage: dcp, dtype: stored}", "{layout: hf, storage: hf, dtype: bf16, convert: rne}")
+        self.assertIn(
+            "is fp32, expected bf16; 'dtype: stored' in the source uses the dtypes of its files",
+            self.compile("{layout: saved, storage: dcp}", hf, code=2),
+        )
+        self.compile(
+            "{layout: saved, storage: dcp, dtype: stored}", "{layout: hf, storage: hf, dtype: bf16, convert: rne}"
+        )
         (self.folder / "model.yaml").write_text(MODEL)
         for source, error in (
-                ("{layout: saved, storage: {folder: dcp, format: torch-save}}", "dcp' has the format 'dcp', expected 'torch-save'"),
-                ("{layout: saved, storage: {folder: dcp, format: pt}}", "expected safetensors, dcp-safetensors, dcp, megatron or torch-save"),
-                ("{layout: saved, storage: {folder: none, format: dcp}}", "none': No such file or directory"),
-                ("{layout: tp, storage: {folder: dcp, format: dcp}, mesh: {tp: 2}}", "'format: dcp' and 'mesh' cannot be combined")):
+            (
+                "{layout: saved, storage: {folder: dcp, format: torch-save}}",
+                "dcp' has the format 'dcp', expected 'torch-save'",
+            ),
+            (
+                "{layout: saved, storage: {folder: dcp, format: pt}}",
+                "expected safetensors, dcp-safetensors, dcp, megatron or torch-save",
+            ),
+            ("{layout: saved, storage: {folder: none, format: dcp}}", "none': No such file or directory"),
+            (
+                "{layout: tp, storage: {folder: dcp, format: dcp}, mesh: {tp: 2}}",
+                "'format: dcp' and 'mesh' cannot be combined",
+            ),
+        ):
             with self.subTest(source=source):
                 self.assertIn(error, self.compile(source, hf, code=2))
         (path / "__0_0.distcp").write_bytes((path / "__0_0.distcp").read_bytes()[:-200])
@@ -592,10 +804,26 @@ layouts:
         self.dcp(step=b"3")
         for format in ("dcp", "dcp-safetensors", "torch-save"):
             with self.subTest(format=format):
-                self.compile("{layout: saved, storage: dcp}", f"{{layout: hf, storage: {{folder: x, format: {format}}}}}\nworld: 2")
+                self.compile(
+                    "{layout: saved, storage: dcp}",
+                    f"{{layout: hf, storage: {{folder: x, format: {format}}}}}\nworld: 2",
+                )
                 out = self.folder / f"new-{format}"
-                run("timeout", "-k10", "100", "mpirun", "-n", "2", BIN / "reshard-exec", self.folder / "p.rplan", "--transport=mpi", f"--target={out}", "--check",
-                    "--allow=extra", env=MPIRUN)
+                run(
+                    "timeout",
+                    "-k10",
+                    "100",
+                    "mpirun",
+                    "-n",
+                    "2",
+                    BIN / "reshard-exec",
+                    self.folder / "p.rplan",
+                    "--transport=mpi",
+                    f"--target={out}",
+                    "--check",
+                    "--allow=extra",
+                    env=MPIRUN,
+                )
                 self.assertEqual(self.objects(out.name), {"step": b"3"} if format == "dcp" else {})
                 self.compile(f"{{layout: hf, storage: new-{format}}}", "{layout: hf, storage: hf}")
                 self.execute(f"--target={out}-hf", "--allow=extra")

@@ -24,8 +24,15 @@ class Terminal(FolderTest):
     def shown(self, *command, code=0, **environment):
         """What a command prints on a terminal that is its standard error."""
         ours, theirs = pty.openpty()
-        process = subprocess.Popen([str(BIN / command[0]), *map(str, command[1:])], stdout=subprocess.DEVNULL, stderr=theirs, cwd=self.folder,
-                                   env={name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")} | {"TERM": "xterm"} | environment)
+        process = subprocess.Popen(
+            [str(BIN / command[0]), *map(str, command[1:])],
+            stdout=subprocess.DEVNULL,
+            stderr=theirs,
+            cwd=self.folder,
+            env={name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")}
+            | {"TERM": "xterm"}
+            | environment,
+        )
         os.close(theirs)
         text = b""
         try:
@@ -48,8 +55,13 @@ class Terminal(FolderTest):
         self.assertIn("\r\033[K", text[last:], "the line is removed")
 
     def test_colours(self):
-        (self.folder / "job.yaml").write_text("version: 1\nmodel: {dtype: bf16, tensors: {w: [fnn]}}\nsource: {mesh: {}}\ntarget: {mesh: {}}\n")
-        for command, word in ((("reshard-compile", "job.yaml", "-o", "p"), "\033[1;31merror:\033[0m unknown name"), (("reshard-inspect", "absent"), "reshard-inspect: \033[1;31merror:\033[0m ")):
+        (self.folder / "job.yaml").write_text(
+            "version: 1\nmodel: {dtype: bf16, tensors: {w: [fnn]}}\nsource: {mesh: {}}\ntarget: {mesh: {}}\n"
+        )
+        for command, word in (
+            (("reshard-compile", "job.yaml", "-o", "p"), "\033[1;31merror:\033[0m unknown name"),
+            (("reshard-inspect", "absent"), "reshard-inspect: \033[1;31merror:\033[0m "),
+        ):
             with self.subTest(command=command[0]):
                 plain = run(*command, code=2, cwd=self.folder).stderr
                 text = self.shown(*command, code=2).replace("\r\n", "\n")
@@ -67,14 +79,18 @@ class Terminal(FolderTest):
     def test_reports(self):
         run("reshard-compile", KIMI, f"--set=options.topology={TOPOLOGY}", "-o", self.folder / "p")
         self.progress("simulate [", "reshard-inspect", "p", f"--simulate={TOPOLOGY}")
-        self.progress("simulate [", "reshard-inspect", "p", f"--simulate={TOPOLOGY}", "--format=html", "-o", "page.html")
+        self.progress(
+            "simulate [", "reshard-inspect", "p", f"--simulate={TOPOLOGY}", "--format=html", "-o", "page.html"
+        )
 
     def test_compile(self):
         self.progress("compile [", "reshard-compile", KIMI, "-o", "p", "--jobs=1", "--verify-each")
 
     @unittest.skipUnless(FULL, "RESHARD_FULL is not set: takes a minute")
     def test_exec(self):
-        (self.folder / "job.yaml").write_text("version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [32768, 16384], shard: {0: x}}}}\nsource: {mesh: {x: 2}}\ntarget: {mesh: {copy: 12}, ranks: 2..13, quantize: nvfp4}\n")
+        (self.folder / "job.yaml").write_text(
+            "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [32768, 16384], shard: {0: x}}}}\nsource: {mesh: {x: 2}}\ntarget: {mesh: {copy: 12}, ranks: 2..13, quantize: nvfp4}\n"
+        )
         run("reshard-compile", "job.yaml", "-o", "p", cwd=self.folder)
         text = self.shown("reshard-exec", "p", "--synthesize", "--check", "--threads=1")
         for line in ("synthesize [", "run: 1 s", "check ["):
@@ -82,7 +98,9 @@ class Terminal(FolderTest):
         self.assertTrue(text.endswith("\r\033[K"), text[-80:])
 
     def test_digest(self):
-        header = json.dumps({f"w{i}": {"dtype": "U8", "shape": [1 << 28], "data_offsets": [i << 28, (i + 1) << 28]} for i in range(4)}).encode()
+        header = json.dumps(
+            {f"w{i}": {"dtype": "U8", "shape": [1 << 28], "data_offsets": [i << 28, (i + 1) << 28]} for i in range(4)}
+        ).encode()
         with open(self.folder / "w.safetensors", "wb") as file:  # of zeros that need no disk
             file.write(len(header).to_bytes(8, "little") + header)
             file.truncate(8 + len(header) + (4 << 28))

@@ -54,7 +54,13 @@ class Engine:
     """A process that serves as an engine, and its client."""
 
     def __init__(self, case):
-        self.process = subprocess.Popen([sys.executable, case.folder / "engine.py"], env=case.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, case.folder / "engine.py"],
+            env=case.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         case.addCleanup(self.process.communicate)
         case.addCleanup(self.process.kill)
         self.values = {}
@@ -113,7 +119,16 @@ class TrainerTest(unittest.TestCase):
         from reshard.integrations.vllm_trainer import Trainer
 
         url = "file://" + tempfile.mkdtemp(dir=self.folder)
-        trainer = Trainer(str(self.folder / f"{mode}.rplan"), self.weights, client, rank=0, rendezvous=url, timeout=60, pull=mode == "pull", **more)
+        trainer = Trainer(
+            str(self.folder / f"{mode}.rplan"),
+            self.weights,
+            client,
+            rank=0,
+            rendezvous=url,
+            timeout=60,
+            pull=mode == "pull",
+            **more,
+        )
         self.addCleanup(client.process.kill)
         self.addCleanup(trainer.close)
         return trainer
@@ -148,7 +163,10 @@ class TrainerTest(unittest.TestCase):
 
         engine.update_weights = late
         self.step(2)
-        with self.assertRaisesRegex(RuntimeError, "the memory of replica 0 rank 0 .* differs from version 2 of the source: wrong are the tensors 'b'"):
+        with self.assertRaisesRegex(
+            RuntimeError,
+            "the memory of replica 0 rank 0 .* differs from version 2 of the source: wrong are the tensors 'b'",
+        ):
             trainer.refit(check=True)
         engine.update_weights = update
         self.step(3)
@@ -161,12 +179,18 @@ class TrainerTest(unittest.TestCase):
         from reshard.integrations.vllm_trainer import Trainer
 
         store, said = tempfile.mkdtemp(dir=self.folder), io.StringIO()
-        with (unittest.mock.patch.object(_engine, "REPORT_SECONDS", 0.2), contextlib.redirect_stderr(said),
-              self.assertRaises(TimeoutError)):
+        with (
+            unittest.mock.patch.object(_engine, "REPORT_SECONDS", 0.2),
+            contextlib.redirect_stderr(said),
+            self.assertRaises(TimeoutError),
+        ):
             Trainer(str(self.folder / "run.rplan"), self.weights, None, rank=0, rendezvous=f"file://{store}", timeout=2)
         lines = said.getvalue().splitlines()
-        self.assertRegex(lines[0], r"^reshard: trainer rank 0 has waited \d+ s for the other trainer ranks and the "
-                                   rf"engine's workers at file://{store}$")
+        self.assertRegex(
+            lines[0],
+            r"^reshard: trainer rank 0 has waited \d+ s for the other trainer ranks and the "
+            rf"engine's workers at file://{store}$",
+        )
         self.assertIn(len(lines), range(2, 15))
 
     def test_a_trainer_that_cannot_join(self):
@@ -187,23 +211,28 @@ class TrainerTest(unittest.TestCase):
         self.addCleanup(busy.close)
         store, port = "file://" + tempfile.mkdtemp(dir=self.folder), busy.getsockname()[1]
         for plan, weights, url, text, expected in (
-                ("none", self.weights, store, "none.rplan", 0),
-                ("run", {"a": self.weights["a"]}, store, "'b': the plan has it, but not the module", 0),
-                ("none", self.weights, "file:///none/store", "cannot make the folder '/none/store'", 0),
-                ("none", self.weights, "flie:///tmp", "found the scheme 'flie', expected tcp://host:port", 0),
-                ("none", self.weights, "tcp://127.0.0.1:", "found '127.0.0.1:', expected host:port", 0),
-                ("run", self.weights, f"tcp://127.0.0.1:{port}", "another process uses the port", 1)):
+            ("none", self.weights, store, "none.rplan", 0),
+            ("run", {"a": self.weights["a"]}, store, "'b': the plan has it, but not the module", 0),
+            ("none", self.weights, "file:///none/store", "cannot make the folder '/none/store'", 0),
+            ("none", self.weights, "flie:///tmp", "found the scheme 'flie', expected tcp://host:port", 0),
+            ("none", self.weights, "tcp://127.0.0.1:", "found '127.0.0.1:', expected host:port", 0),
+            ("run", self.weights, f"tcp://127.0.0.1:{port}", "another process uses the port", 1),
+        ):
             begin = time.monotonic()
-            with (unittest.mock.patch.object(vllm_trainer, "_CAUSE_SECONDS", 0.5),
-                  self.assertRaisesRegex(reshard.Error, text)):
-                vllm_trainer.Trainer(str(self.folder / f"{plan}.rplan"), weights, Waiting(), rank=0, rendezvous=url,
-                                     timeout=50)
+            with (
+                unittest.mock.patch.object(vllm_trainer, "_CAUSE_SECONDS", 0.5),
+                self.assertRaisesRegex(reshard.Error, text),
+            ):
+                vllm_trainer.Trainer(
+                    str(self.folder / f"{plan}.rplan"), weights, Waiting(), rank=0, rendezvous=url, timeout=50
+                )
             self.assertLess(time.monotonic() - begin, 20)
             self.assertEqual(len(told), expected)
         for option, value in (("transport", "uxc"), ("device", "gpu"), ("timeout", 0)):
             with self.assertRaisesRegex(reshard.Error, option):
-                vllm_trainer.Trainer(str(self.folder / "run.rplan"), self.weights, Waiting(), rank=0, rendezvous=store,
-                                     **{option: value})
+                vllm_trainer.Trainer(
+                    str(self.folder / "run.rplan"), self.weights, Waiting(), rank=0, rendezvous=store, **{option: value}
+                )
         self.assertEqual(len(told), 1)
 
     def test_members_with_a_wrong_rendezvous(self):
@@ -217,11 +246,15 @@ class TrainerTest(unittest.TestCase):
         with unittest.mock.patch.dict(sys.modules, dict.fromkeys(names, base)):
             from reshard.integrations import nemo_rl
 
-        for url, text in (("file:///none/store", "cannot make the folder '/none/store'"),
-                          ("flie:///tmp", "found the scheme 'flie', expected tcp://host:port")):
-            for make in (lambda url: _engine.Member("none.rplan", 0, {}, rendezvous=url),
-                         lambda url: _engine.CheckpointSide("none.rplan", rendezvous=url),
-                         lambda url: nemo_rl.Engine(plan="none.rplan", rendezvous=url)):
+        for url, text in (
+            ("file:///none/store", "cannot make the folder '/none/store'"),
+            ("flie:///tmp", "found the scheme 'flie', expected tcp://host:port"),
+        ):
+            for make in (
+                lambda url: _engine.Member("none.rplan", 0, {}, rendezvous=url),
+                lambda url: _engine.CheckpointSide("none.rplan", rendezvous=url),
+                lambda url: nemo_rl.Engine(plan="none.rplan", rendezvous=url),
+            ):
                 with self.assertRaisesRegex(reshard.Error, text):
                     make(url)
         with self.assertRaisesRegex(reshard.Error, "unknown transport 'uxc'"):
@@ -265,13 +298,24 @@ class TrainerTest(unittest.TestCase):
         reshard."""
         from reshard.integrations.vllm import _without_launcher
 
-        variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1",
-                     "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        variables = {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "host",
+            "MASTER_PORT": "1",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
         inherited = lambda: {name for name in variables if name in os.environ}  # noqa: E731
-        for backend, executor, kept in (("reshard", "mp", set()), ("reshard", "external_launcher", {*variables}),
-                                        ("nccl", "mp", {*variables})):
-            config = types.SimpleNamespace(weight_transfer_config=types.SimpleNamespace(backend=backend),
-                                           parallel_config=types.SimpleNamespace(distributed_executor_backend=executor))
+        for backend, executor, kept in (
+            ("reshard", "mp", set()),
+            ("reshard", "external_launcher", {*variables}),
+            ("nccl", "mp", {*variables}),
+        ):
+            config = types.SimpleNamespace(
+                weight_transfer_config=types.SimpleNamespace(backend=backend),
+                parallel_config=types.SimpleNamespace(distributed_executor_backend=executor),
+            )
             with unittest.mock.patch.dict(os.environ, variables):
                 with _without_launcher(config):
                     self.assertEqual(inherited(), kept, (backend, executor))
@@ -317,8 +361,12 @@ class TrainerTest(unittest.TestCase):
         from reshard.integrations.vllm_trainer import shards_of
 
         more = self.weights | {"c": self.weights["b"]}
-        for module, left, text in ((more, [], "'c': the module has it, but not the plan"), (more, ["*"], "'a': found in left and in the plan"),
-                                   (self.weights, ["c"], "left: 'c' matches no param"), ({"a": self.weights["a"]}, [], "'b': the plan has it, but not the module")):
+        for module, left, text in (
+            (more, [], "'c': the module has it, but not the plan"),
+            (more, ["*"], "'a': found in left and in the plan"),
+            (self.weights, ["c"], "left: 'c' matches no param"),
+            ({"a": self.weights["a"]}, [], "'b': the plan has it, but not the module"),
+        ):
             with self.assertRaisesRegex(reshard.BindError, text):
                 shards_of(module, self.weights, left)
         self.assertEqual(list(shards_of(more, self.weights, ["c"])), ["a", "b"])
@@ -333,7 +381,9 @@ class TrainerTest(unittest.TestCase):
         threading.Timer(1, os.kill, (engine.process.pid, signal.SIGKILL)).start()
         self.step(2)
         begin = time.monotonic()
-        with self.assertRaisesRegex(Exception, "the engine has ended|replica 0 rank 0"):  # the latter if release waits for its lease
+        with self.assertRaisesRegex(
+            Exception, "the engine has ended|replica 0 rank 0"
+        ):  # the latter if release waits for its lease
             trainer.refit(timeout=5)
         self.assertLess(time.monotonic() - begin, 40)
         trainer.attach(None)

@@ -57,7 +57,9 @@ def job():
 
 async def together(*calls):
     """The results of blocking calls and coroutines that wait for each other; exceptions are results."""
-    return await asyncio.gather(*(call if asyncio.iscoroutine(call) else asyncio.to_thread(call) for call in calls), return_exceptions=True)
+    return await asyncio.gather(
+        *(call if asyncio.iscoroutine(call) else asyncio.to_thread(call) for call in calls), return_exceptions=True
+    )
 
 
 class Refits:
@@ -126,8 +128,14 @@ class Refits:
         missing = {name: tensor for name, tensor in weights.items() if name != "embed"}
         for sent, text in (
             (missing, "rank 0: the trainer did not send 1 params of the plan, such as 'embed'"),
-            (weights | {"other": torch.zeros(1)}, "rank 0: the trainer sends 'other', which the plan does not have on this rank"),
-            (weights | {"embed": torch.zeros(9, 6)}, r"rank 0 param 'embed': found shape \(9, 6\), expected \(10, 6\) as in the plan"),
+            (
+                weights | {"other": torch.zeros(1)},
+                "rank 0: the trainer sends 'other', which the plan does not have on this rank",
+            ),
+            (
+                weights | {"embed": torch.zeros(9, 6)},
+                r"rank 0 param 'embed': found shape \(9, 6\), expected \(10, 6\) as in the plan",
+            ),
         ):
             results = self.step(engines, weights, sent=sent)
             self.assertRegex(str(results[0]), text)
@@ -144,9 +152,16 @@ class Verl(Refits, unittest.TestCase):
         from verl.utils.import_utils import import_external_libs
         from verl.workers.config import CheckpointEngineConfig
 
-        config = CheckpointEngineConfig(**yaml.safe_load(example("verl", "yaml"))["actor_rollout_ref"]["rollout"]["checkpoint_engine"])
+        config = CheckpointEngineConfig(
+            **yaml.safe_load(example("verl", "yaml"))["actor_rollout_ref"]["rollout"]["checkpoint_engine"]
+        )
         import_external_libs(config.custom_backend_module)
-        options = config.engine_kwargs[config.backend] | {"plan": self.plan.path, "timeout": 60, "actor_live": live, "bucket_size": 1 << 20}
+        options = config.engine_kwargs[config.backend] | {
+            "plan": self.plan.path,
+            "timeout": 60,
+            "actor_live": live,
+            "bucket_size": 1 << 20,
+        }
         actors = [CheckpointEngineRegistry.new(config.backend, is_master=rank == 0, **options) for rank in range(2)]
         return self.made(actors + [CheckpointEngineRegistry.new(config.backend, **options) for _ in range(2)])
 
@@ -154,7 +169,10 @@ class Verl(Refits, unittest.TestCase):
         metadata = [engine.prepare() for engine in engines]
         groups = type(engines[0]).build_topology(2, 2, metadata)
         arguments = [{key: values[i] for key, values in group.items()} for group in groups for i in range(2)]
-        return [lambda engine=engine, each=each: engine.init_process_group(**each) for engine, each in zip(engines, arguments)]
+        return [
+            lambda engine=engine, each=each: engine.init_process_group(**each)
+            for engine, each in zip(engines, arguments)
+        ]
 
     def send(self, engine, weights):
         return engine.send_weights((pair for pair in weights), global_steps=1)
@@ -174,14 +192,26 @@ class NemoRl(Refits, unittest.TestCase):
 
         generation = yaml.safe_load(example("NeMo-RL", "yaml"))["policy"]["generation"]
         path = generation["refit_transport"]
-        options = generation["refit_cfg"][path] | {"plan": self.plan.path, "timeout": 60, "policy_live": live, "release_after_refit": False}
-        return self.made([create_checkpoint_engine(path, bucket_size_bytes=1 << 20, engine_kwargs=dict(options)) for _ in range(4)])
+        options = generation["refit_cfg"][path] | {
+            "plan": self.plan.path,
+            "timeout": 60,
+            "policy_live": live,
+            "release_after_refit": False,
+        }
+        return self.made(
+            [create_checkpoint_engine(path, bucket_size_bytes=1 << 20, engine_kwargs=dict(options)) for _ in range(4)]
+        )
 
     def join(self, engines):
         self.metadata = getattr(self, "metadata", None) or [engine.prepare() for engine in engines]
         sizes = {"train_world_size": 2, "rollout_world_size": 2, "metadata": self.metadata}
-        policy = [lambda rank=rank: engines[rank].init_policy_process_group(worker_rank=rank, **sizes) for rank in range(2)]
-        return policy + [lambda rank=rank: engines[2 + rank].init_rollout_process_group(rollout_rank=rank, **sizes) for rank in range(2)]
+        policy = [
+            lambda rank=rank: engines[rank].init_policy_process_group(worker_rank=rank, **sizes) for rank in range(2)
+        ]
+        return policy + [
+            lambda rank=rank: engines[2 + rank].init_rollout_process_group(rollout_rank=rank, **sizes)
+            for rank in range(2)
+        ]
 
     def send(self, engine, weights):
         return engine.send_weights(pair for pair in weights)

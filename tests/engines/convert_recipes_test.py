@@ -23,9 +23,23 @@ from megatron_test import LENGTH, MISSING, VOCABULARY, Model  # noqa: E402
 from optimizer_test import CONFIG, Training, folder  # noqa: E402
 
 #: The models of megatron_test.Model, as transformers states them.
-QWEN = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "head_dim": 8, "intermediate_size": 48, "vocab_size": VOCABULARY, "rms_norm_eps": 1e-5, "rope_theta": 10000, "tie_word_embeddings": False,
-        "torch_dtype": "float32", "hidden_act": "silu", "max_position_embeddings": 64}
+QWEN = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "vocab_size": VOCABULARY,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "hidden_act": "silu",
+    "max_position_embeddings": 64,
+}
 TOKENS = torch.arange(LENGTH).mul(7).add(3).remainder(70).unsqueeze(0)
 
 
@@ -88,8 +102,14 @@ class Conversions(ranks.RanksTest):
 
     def convert(self, *arguments):
         """Runs reshard-convert. Returns what it printed."""
-        done = subprocess.run([sys.executable, "-c", "from reshard.commands import convert; convert()", *arguments], cwd=self.folder, capture_output=True, text=True,
-                              env=os.environ | {"PYTHONPATH": str(self.folder / "module")}, timeout=300)
+        done = subprocess.run(
+            [sys.executable, "-c", "from reshard.commands import convert; convert()", *arguments],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(self.folder / "module")},
+            timeout=300,
+        )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertTrue(done.stdout.endswith("were compared with the source and are right\n"), done.stdout)
         return done.stdout
@@ -101,14 +121,22 @@ class RecipesTest(Conversions):
         self.ranks(4, save)
         text = self.convert("saved", "hf", "--allow=extra")
         self.assertIn("layouts: fsdp2-checkpoint to hf\n", text)
-        torch.testing.assert_close(logits(self.folder / "hf"), torch.load(self.folder / "logits.pt"), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            logits(self.folder / "hf"), torch.load(self.folder / "logits.pt"), rtol=1e-5, atol=1e-6
+        )
 
         self.convert("saved", "resumed", "--to=fsdp2", "--optimizer")
         self.ranks(2, resume)
 
-        self.assertIn("with exp_avg, exp_avg_sq, param\n", self.convert("saved", "moved", "--to=megatron", "--optimizer", "--allow=extra"))
+        self.assertIn(
+            "with exp_avg, exp_avg_sq, param\n",
+            self.convert("saved", "moved", "--to=megatron", "--optimizer", "--allow=extra"),
+        )
         self.convert("moved", "back", "--to=fsdp2", "--optimizer", "--allow=extra", "--config=saved/config.json")
-        digests = [{name: value for name, value in self.digests(path).items() if not name.endswith(".step")} for path in ("saved", "back")]
+        digests = [
+            {name: value for name, value in self.digests(path).items() if not name.endswith(".step")}
+            for path in ("saved", "back")
+        ]
         self.assertEqual(digests[0], digests[1])
         self.assertEqual(len(digests[0]), 3 * 30)
 
@@ -119,8 +147,12 @@ class RecipesTest(Conversions):
     def test_megatron(self):
         self.ranks(4, save_megatron)
         (self.folder / "config.json").write_text(json.dumps(QWEN))
-        self.assertIn("layouts: megatron-checkpoint to hf\n", self.convert("iter_0001000", "from-megatron", "--allow=extra"))
-        torch.testing.assert_close(logits(self.folder / "from-megatron"), torch.load(self.folder / "logits.pt"), rtol=1e-5, atol=1e-5)
+        self.assertIn(
+            "layouts: megatron-checkpoint to hf\n", self.convert("iter_0001000", "from-megatron", "--allow=extra")
+        )
+        torch.testing.assert_close(
+            logits(self.folder / "from-megatron"), torch.load(self.folder / "logits.pt"), rtol=1e-5, atol=1e-5
+        )
 
         import transformers
 
@@ -142,14 +174,34 @@ class RecipesTest(Conversions):
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG))
         model.save_pretrained(self.folder / "bf16")
         expected = logits(self.folder / "bf16")
-        self.convert("bf16", "fp8", "--quantize=block_fp8", "--unquantized=*embed_tokens*", "--unquantized=lm_head*", "--copy=bf16")
-        stated = transformers.FineGrainedFP8Config.from_dict(transformers.AutoConfig.from_pretrained(self.folder / "fp8").quantization_config)
-        self.assertEqual((tuple(stated.weight_block_size), stated.modules_to_not_convert), ((128, 128), ["model.embed_tokens", "lm_head"]))
+        self.convert(
+            "bf16",
+            "fp8",
+            "--quantize=block_fp8",
+            "--unquantized=*embed_tokens*",
+            "--unquantized=lm_head*",
+            "--copy=bf16",
+        )
+        stated = transformers.FineGrainedFP8Config.from_dict(
+            transformers.AutoConfig.from_pretrained(self.folder / "fp8").quantization_config
+        )
+        self.assertEqual(
+            (tuple(stated.weight_block_size), stated.modules_to_not_convert),
+            ((128, 128), ["model.embed_tokens", "lm_head"]),
+        )
         stored = load_file(self.folder / "fp8/model.safetensors")
-        scales = {name.removesuffix("_scale_inv"): value for name, value in stored.items() if name.endswith("_scale_inv")}
+        scales = {
+            name.removesuffix("_scale_inv"): value for name, value in stored.items() if name.endswith("_scale_inv")
+        }
         self.assertEqual(len(scales), 3 * 7)  # all matrices of the layers
         with torch.no_grad():  # each of these matrices is one block
-            model.load_state_dict({name: value.float() * scales[name] if name in scales else value for name, value in stored.items() if not name.endswith("_scale_inv")})
+            model.load_state_dict(
+                {
+                    name: value.float() * scales[name] if name in scales else value
+                    for name, value in stored.items()
+                    if not name.endswith("_scale_inv")
+                }
+            )
             found = model(TOKENS).logits
         self.assertGreater((found - expected).abs().max(), 0)
         torch.testing.assert_close(found, expected, rtol=0.1, atol=0.05 * expected.abs().max().item())

@@ -28,20 +28,36 @@ from megatron_test import MISSING, VOCABULARY, Model  # noqa: E402
 from support import MODELS  # noqa: E402
 
 NUMBERS = "layers: 4, hidden: 32, heads: 4, kv_heads: 2, head_dim: 8, ffn: 48, vocab: 128"
-QWEN2 = json.dumps({
-    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48, "vocab_size": VOCABULARY, "rms_norm_eps": 1e-5, "rope_theta": 10000,
-    "tie_word_embeddings": False, "hidden_act": "silu", "max_position_embeddings": 64})
+QWEN2 = json.dumps(
+    {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "num_hidden_layers": 4,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 48,
+        "vocab_size": VOCABULARY,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "max_position_embeddings": 64,
+    }
+)
 #: The models of megatron_test.Model: Qwen2's architecture, and experts with a router bias.
 DENSE = f"extend: {MODELS}/qwen2.5-7b.yaml\ndtype: fp32\nlet: {{{NUMBERS}, tied: false}}\n"
-EXPERTS = (f"extend: {MODELS}/moe.yaml\nconfig: config.json\ndtype: fp32\n"
-           f"let: {{{NUMBERS}, tied: false, experts: 4, moe_ffn: 24, router_bias: true}}\n"
-           # The name that the local layer spec, without Transformer Engine, gives this norm in the checkpoint.
-           "layouts:\n"
-           "  local:\n    extend: megatron-checkpoint\n    params:\n      decoder.layers.pre_mlp_layernorm.weight: null\n"
-           "      decoder.layers.mlp.linear_fc1.layer_norm_weight: {stack: layer, holds: '{layer}.post_attention_layernorm.weight'}\n"
-           "  local-layers:\n    extend: megatron-checkpoint-layers\n    params:\n      decoder.layers.{layer}.pre_mlp_layernorm.weight: null\n"
-           "      decoder.layers.{layer}.mlp.linear_fc1.layer_norm_weight: {holds: '{layer}.post_attention_layernorm.weight'}\n")
+EXPERTS = (
+    f"extend: {MODELS}/moe.yaml\nconfig: config.json\ndtype: fp32\n"
+    f"let: {{{NUMBERS}, tied: false, experts: 4, moe_ffn: 24, router_bias: true}}\n"
+    # The name that the local layer spec, without Transformer Engine, gives this norm in the checkpoint.
+    "layouts:\n"
+    "  local:\n    extend: megatron-checkpoint\n    params:\n      decoder.layers.pre_mlp_layernorm.weight: null\n"
+    "      decoder.layers.mlp.linear_fc1.layer_norm_weight: {stack: layer, holds: '{layer}.post_attention_layernorm.weight'}\n"
+    "  local-layers:\n    extend: megatron-checkpoint-layers\n    params:\n      decoder.layers.{layer}.pre_mlp_layernorm.weight: null\n"
+    "      decoder.layers.{layer}.mlp.linear_fc1.layer_norm_weight: {holds: '{layer}.post_attention_layernorm.weight'}\n"
+)
 #: What the metadata says of a checkpoint that is not homogeneous, by the end of its layout's name.
 FLAGS = {"layers": "non_homogeneous_layers", "singleton": "singleton_local_shards"}
 
@@ -76,8 +92,14 @@ def command(folder, *arguments, code=0):
     """Runs reshard-convert in a folder. Returns what it printed."""
     import reshard
 
-    done = subprocess.run([sys.executable, "-c", "from reshard.commands import convert; convert()", *arguments], cwd=folder, capture_output=True, text=True,
-                          env=os.environ | {"PYTHONPATH": str(Path(reshard.__file__).parents[1])}, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", "from reshard.commands import convert; convert()", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(reshard.__file__).parents[1])},
+        timeout=300,
+    )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -98,7 +120,10 @@ def load(model, folder, flag=""):
             param.zero_()
     found = dist_checkpointing.load(state(model, flag), str(folder), strict=StrictHandling.LOG_ALL)
     model.module.load_state_dict({name: value for name, value in found.items() if name != "common"}, strict=False)
-    return {name: value.detach().clone() for name, value in [*model.module.named_parameters(), *model.module.named_buffers()]}
+    return {
+        name: value.detach().clone()
+        for name, value in [*model.module.named_parameters(), *model.module.named_buffers()]
+    }
 
 
 def through(rank, yaml, layout, source, others, config="{}", left=(), recognized=False):
@@ -115,14 +140,41 @@ def through(rank, yaml, layout, source, others, config="{}", left=(), recognized
     if recognized:
         text = on_rank_0(rank, lambda: command(folder, "saved", "hf", "--config=config.json", "--allow=extra"))
         assert f"layouts: {layout} to hf\n" in text, text
-        on_rank_0(rank, lambda: command(folder, "hf", "ours", "--config=config.json", "--to=megatron", f"--target-layout={layout}", "--chunk=4KiB"))
+        on_rank_0(
+            rank,
+            lambda: command(
+                folder,
+                "hf",
+                "ours",
+                "--config=config.json",
+                "--to=megatron",
+                f"--target-layout={layout}",
+                "--chunk=4KiB",
+            ),
+        )
     else:
         megatron, hf = (f", ignore: '{glob}'" for glob in left) if left else ("", "")
-        on_rank_0(rank, lambda: convert(folder, yaml, f"{{layout: {layout}, storage: saved{megatron}}}", f"{{layout: hf, storage: hf{hf}}}"))
-        on_rank_0(rank, lambda: convert(
-            folder, yaml, f"{{layout: hf, storage: hf{hf}}}", f"{{layout: {layout}, storage: {{folder: ours, format: megatron, chunk: 4KiB}}{megatron}}}"))
+        on_rank_0(
+            rank,
+            lambda: convert(
+                folder, yaml, f"{{layout: {layout}, storage: saved{megatron}}}", f"{{layout: hf, storage: hf{hf}}}"
+            ),
+        )
+        on_rank_0(
+            rank,
+            lambda: convert(
+                folder,
+                yaml,
+                f"{{layout: hf, storage: hf{hf}}}",
+                f"{{layout: {layout}, storage: {{folder: ours, format: megatron, chunk: 4KiB}}{megatron}}}",
+            ),
+        )
     for other in others:
-        expected = {name: value for name, value in load(other, folder / "saved", flag).items() if not any(fnmatch(name, glob) for glob in left)}
+        expected = {
+            name: value
+            for name, value in load(other, folder / "saved", flag).items()
+            if not any(fnmatch(name, glob) for glob in left)
+        }
         found = load(other, folder / "ours", flag)
         ranks.same({name: found[name] for name in expected}, expected)
         assert any(value.any() for value in expected.values())
@@ -134,8 +186,14 @@ def transformers_logits(folder, config):
     import transformers
 
     (folder / "config.json").write_text(config)
-    auto = transformers.AutoModelForImageTextToText if "vision_config" in json.loads(config) else transformers.AutoModelForCausalLM
-    model, found = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    auto = (
+        transformers.AutoModelForImageTextToText
+        if "vision_config" in json.loads(config)
+        else transformers.AutoModelForCausalLM
+    )
+    model, found = auto.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
     assert not found["missing_keys"] and not found["mismatched_keys"], found
     with torch.no_grad():
         return model(Model.tokens()).logits

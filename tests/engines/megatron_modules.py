@@ -23,9 +23,17 @@ from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 
 #: Modules of Megatron-Core that import Transformer Engine's names.
-USERS = ["extensions.transformer_engine", "extensions.transformer_engine_spec_provider", "transformer.multi_latent_attention",
-         "models.gpt.gpt_layer_specs", "models.gpt.gpt_model", "models.gpt.experimental_attention_variant_module_specs", "ssm.gated_delta_net", "ssm.mamba_block",
-         "transformer.multi_token_prediction"]
+USERS = [
+    "extensions.transformer_engine",
+    "extensions.transformer_engine_spec_provider",
+    "transformer.multi_latent_attention",
+    "models.gpt.gpt_layer_specs",
+    "models.gpt.gpt_model",
+    "models.gpt.experimental_attention_variant_module_specs",
+    "ssm.gated_delta_net",
+    "ssm.mamba_block",
+    "transformer.multi_token_prediction",
+]
 
 
 def norm(x, weight, config):
@@ -34,7 +42,9 @@ def norm(x, weight, config):
 
 
 def gain(size, config):
-    return torch.nn.Parameter(torch.full((size,), 0.0 if config.layernorm_zero_centered_gamma else 1.0, dtype=config.params_dtype))
+    return torch.nn.Parameter(
+        torch.full((size,), 0.0 if config.layernorm_zero_centered_gamma else 1.0, dtype=config.params_dtype)
+    )
 
 
 class TENorm(torch.nn.Module):
@@ -53,9 +63,31 @@ class TEColumnParallelLinear(ColumnParallelLinear):
 
     norms = False
 
-    def __init__(self, input_size, output_size, *, config, init_method, bias, skip_bias_add, is_expert, gather_output=False, tp_group=None, **_):
-        super().__init__(input_size, output_size, config=config, init_method=init_method, bias=bias, gather_output=gather_output, skip_bias_add=skip_bias_add,
-                         is_expert=is_expert, tp_group=tp_group)
+    def __init__(
+        self,
+        input_size,
+        output_size,
+        *,
+        config,
+        init_method,
+        bias,
+        skip_bias_add,
+        is_expert,
+        gather_output=False,
+        tp_group=None,
+        **_,
+    ):
+        super().__init__(
+            input_size,
+            output_size,
+            config=config,
+            init_method=init_method,
+            bias=bias,
+            gather_output=gather_output,
+            skip_bias_add=skip_bias_add,
+            is_expert=is_expert,
+            tp_group=tp_group,
+        )
         if self.norms:
             self.layer_norm_weight = gain(input_size, config)
 
@@ -95,7 +127,9 @@ def l2norm(x):
 def causal_conv1d(x, weight, bias, activation, **_):
     """fla's convolution of each channel. x: [batch, positions, channels]."""
     assert activation in ("silu", "swish")
-    out = torch.nn.functional.conv1d(x.transpose(1, 2), weight.unsqueeze(1), bias, padding=weight.shape[1] - 1, groups=len(weight))
+    out = torch.nn.functional.conv1d(
+        x.transpose(1, 2), weight.unsqueeze(1), bias, padding=weight.shape[1] - 1, groups=len(weight)
+    )
     return torch.nn.functional.silu(out[..., : x.shape[1]]).transpose(1, 2), None
 
 
@@ -122,7 +156,10 @@ def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bia
     B, C = B.repeat_interleave(heads, dim=2), C.repeat_interleave(heads, dim=2)
     state, out = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], B.shape[3]), []
     for t in range(x.shape[1]):
-        state = state * torch.exp(dt[:, t] * A)[..., None, None] + (dt[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None, :]
+        state = (
+            state * torch.exp(dt[:, t] * A)[..., None, None]
+            + (dt[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None, :]
+        )
         out.append((state * C[:, t, :, None, :]).sum(-1) + D.reshape(1, x.shape[2], -1) * x[:, t])
     return torch.stack(out, dim=1)
 
@@ -143,9 +180,13 @@ def mamba_mixer():
     has no wheel for CPUs; no kernel of it is called."""
     language = types.SimpleNamespace(constexpr=None)
     missing = {
-        "triton": types.SimpleNamespace(jit=lambda function: function, language=language), "triton.language": language,
+        "triton": types.SimpleNamespace(jit=lambda function: function, language=language),
+        "triton.language": language,
         "mamba_ssm.ops.triton.layernorm_gated": types.SimpleNamespace(RMSNorm=RMSNormGated),
-        "mamba_ssm.ops.triton.ssd_combined": types.SimpleNamespace(mamba_chunk_scan_combined=mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined=fused)}
+        "mamba_ssm.ops.triton.ssd_combined": types.SimpleNamespace(
+            mamba_chunk_scan_combined=mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined=fused
+        ),
+    }
     missing = {name: module for name, module in missing.items() if name not in sys.modules}
     sys.modules.update(missing)
     try:
@@ -187,13 +228,18 @@ def replace():
     from megatron.core.transformer import transformer_block
     from megatron.core.transformer.moe import moe_utils
 
-    for module in (experimental_attention_variant_module_specs, gpt_layer_specs):  # they do not import it without Transformer Engine
+    for module in (
+        experimental_attention_variant_module_specs,
+        gpt_layer_specs,
+    ):  # they do not import it without Transformer Engine
         module.TESpecProvider, module.TENorm = TESpecProvider, TENorm
     transformer_block.LayerNormImpl = TENorm  # of the block, where its spec does not state one
     TESpecProvider.layer_norm = lambda *_, **__: TENorm
     TESpecProvider.activation_func = lambda _: None
     linears = MLPSubmodules(linear_fc1=TEColumnParallelLinear, linear_fc2=RowParallelLinear)
-    builds = "Builder" in str(inspect.signature(TESpecProvider.grouped_mlp_modules).return_annotation)  # since Megatron-Core 0.17
+    builds = "Builder" in str(
+        inspect.signature(TESpecProvider.grouped_mlp_modules).return_annotation
+    )  # since Megatron-Core 0.17
     experts = functools.partial(SequentialMLP, submodules=linears) if builds else (SequentialMLP, linears)
     TESpecProvider.grouped_mlp_modules = lambda *_: experts
     moe_utils.te_general_gemm = None

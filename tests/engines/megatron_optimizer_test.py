@@ -70,8 +70,12 @@ class Case:
 
     def params(self, storage):
         """Rank files, with Megatron-Core's params of the model."""
-        sizes = self.mesh | {"dp": self.size // (self.mesh.get("tp", 1) * self.mesh.get("pp", 1))} | ({"etp": 1} if self.experts else {})
-        return (f"{{layout: ranks, mesh: {{megatron: {json.dumps(sizes)}}}, switches: {{divisible: {128 // self.mesh.get('tp', 1)}}}, storage: {storage}, {ONLY}}}")
+        sizes = (
+            self.mesh
+            | {"dp": self.size // (self.mesh.get("tp", 1) * self.mesh.get("pp", 1))}
+            | ({"etp": 1} if self.experts else {})
+        )
+        return f"{{layout: ranks, mesh: {{megatron: {json.dumps(sizes)}}}, switches: {{divisible: {128 // self.mesh.get('tp', 1)}}}, storage: {storage}, {ONLY}}}"
 
     def ranks(self, storage):
         """Rank files, with the params that buckets_model describes."""
@@ -94,7 +98,13 @@ def check(rank, case, count):
     def convert():
         assert text.count('"flat"') == count, text.count('"flat"')
         case.models(folder, text)
-        job(folder, "first", "buckets.yaml", f"{{layout: buckets, storage: dp_reshardable, {ONLY}}}", case.ranks("ranks"))
+        job(
+            folder,
+            "first",
+            "buckets.yaml",
+            f"{{layout: buckets, storage: dp_reshardable, {ONLY}}}",
+            case.ranks("ranks"),
+        )
         job(folder, "second", "model.yaml", case.params("ranks"), case.checkpoint("{folder: ours, format: megatron}"))
         compare()
 
@@ -103,7 +113,12 @@ def check(rank, case, count):
         files_of = files_with(json.loads(text)["layouts"])
         for number, group, name, state, first, values in expected:
             for at in files_of[number, group]:
-                assert torch.equal(files[at][f"0.{name}.{state}"].flatten()[first : first + len(values)], values), (number, group, name, state)
+                assert torch.equal(files[at][f"0.{name}.{state}"].flatten()[first : first + len(values)], values), (
+                    number,
+                    group,
+                    name,
+                    state,
+                )
         size = sum(len(values) * len(files_of[number, group]) for number, group, *_, values in expected)
         assert size == sum(value.numel() for file in files for value in file.values())
         found, saved = digests(folder / "ours"), digests(folder / "dp_reshardable")
@@ -111,8 +126,14 @@ def check(rank, case, count):
         for name, digest in saved.items():  # in fp32 the optimizer's params are the weights
             if "optimizer." not in name and not name.endswith("expert_bias"):
                 assert found[f"optimizer.state.param.{name}"] == digest, name
-        theirs = {name: digest for name, digest in digests(folder / "fully_reshardable").items() if name.startswith("optimizer.")}
-        assert (found == theirs) == (case.bucket_size is None), "docs/checkpoints.md says when Megatron-Core's own file is right"
+        theirs = {
+            name: digest
+            for name, digest in digests(folder / "fully_reshardable").items()
+            if name.startswith("optimizer.")
+        }
+        assert (found == theirs) == (case.bucket_size is None), (
+            "docs/checkpoints.md says when Megatron-Core's own file is right"
+        )
 
     on_rank_0(rank, convert)
 
@@ -121,7 +142,9 @@ def files_with(layouts):
     """{(number of the optimizer, model parallel rank): the numbers of the rank files that have its params}."""
     found = {}
     for name in layouts["buckets"]["params"]:
-        number, variable = re.match(r"(?:chained_(\d+)\.)?optimizer\.distributed\.dp_group_idx_\{(\w+)\}", name).groups()
+        number, variable = re.match(
+            r"(?:chained_(\d+)\.)?optimizer\.distributed\.dp_group_idx_\{(\w+)\}", name
+        ).groups()
         for at, groups in enumerate(layouts["ranks"]["place"][variable]["map"]):
             for group in groups:
                 found.setdefault((int(number or 0), group), set()).add(at)
@@ -166,7 +189,13 @@ def to_buckets(rank, source, target):
         def convert():
             target.models(folder, text)
             job(folder, "first", "model.yaml", target.checkpoint("fully_reshardable"), target.params("ranks"))
-            job(folder, "second", "buckets.yaml", target.ranks("ranks"), f"{{layout: buckets, storage: {{folder: dp_reshardable, format: megatron}}, {ONLY}}}")
+            job(
+                folder,
+                "second",
+                "buckets.yaml",
+                target.ranks("ranks"),
+                f"{{layout: buckets, storage: {{folder: dp_reshardable, format: megatron}}, {ONLY}}}",
+            )
 
         on_rank_0(rank, convert)
         peer.load(folder, "fully_reshardable")

@@ -59,8 +59,12 @@ class Model:
             vars(parallel_state).update(Model.initial or clear)
             Model.initial = Model.initial or self.globals()
             parallel_state.initialize_model_parallel(
-                tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, expert_model_parallel_size=ep,
-                expert_tensor_parallel_size=1 if experts else None, create_gloo_process_groups=False)
+                tensor_model_parallel_size=tp,
+                pipeline_model_parallel_size=pp,
+                expert_model_parallel_size=ep,
+                expert_tensor_parallel_size=1 if experts else None,
+                create_gloo_process_groups=False,
+            )
             Model.made[key] = self.globals()
         self.groups = Model.made[key]
         self.use()
@@ -78,25 +82,64 @@ class Model:
                     buffer.copy_(torch.arange(len(buffer)) * 0.25 + seed)
         if tied and pp > 1 and (parallel_state.is_pipeline_first_stage() or parallel_state.is_pipeline_last_stage()):
             group = self.groups["_EMBEDDING_GROUP"]
-            torch.distributed.broadcast(self.module.shared_embedding_or_output_weight().data, torch.distributed.get_process_group_ranks(group)[0], group=group)
+            torch.distributed.broadcast(
+                self.module.shared_embedding_or_output_weight().data,
+                torch.distributed.get_process_group_ranks(group)[0],
+                group=group,
+            )
 
     def settings(self, experts):
         """Settings of Megatron-Core's configuration that models of every kind have."""
-        return {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2, "kv_channels": 8, "ffn_hidden_size": 48,
-                "gated_linear_unit": True, "activation_func": torch.nn.functional.silu, "normalization": "RMSNorm", "tensor_model_parallel_size": self.tp,
-                "pipeline_model_parallel_size": self.pp, "expert_model_parallel_size": self.ep, "expert_tensor_parallel_size": 1 if experts else None,
-                "pipeline_dtype": torch.float32, "params_dtype": torch.float32, "use_cpu_initialization": True, "attention_dropout": 0.0, "hidden_dropout": 0.0,
-                "bias_activation_fusion": False, "bias_dropout_fusion": False, "masked_softmax_fusion": False, "gradient_accumulation_fusion": False,
-                "add_bias_linear": False}
+        return {
+            "num_layers": 4,
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "num_query_groups": 2,
+            "kv_channels": 8,
+            "ffn_hidden_size": 48,
+            "gated_linear_unit": True,
+            "activation_func": torch.nn.functional.silu,
+            "normalization": "RMSNorm",
+            "tensor_model_parallel_size": self.tp,
+            "pipeline_model_parallel_size": self.pp,
+            "expert_model_parallel_size": self.ep,
+            "expert_tensor_parallel_size": 1 if experts else None,
+            "pipeline_dtype": torch.float32,
+            "params_dtype": torch.float32,
+            "use_cpu_initialization": True,
+            "attention_dropout": 0.0,
+            "hidden_dropout": 0.0,
+            "bias_activation_fusion": False,
+            "bias_dropout_fusion": False,
+            "masked_softmax_fusion": False,
+            "gradient_accumulation_fusion": False,
+            "add_bias_linear": False,
+        }
 
     def build(self, experts, tied, vocabulary):
         """The stage of this rank: Qwen2's architecture, or experts with a bias of the router."""
-        more = {"num_moe_experts": experts, "moe_ffn_hidden_size": 24, "moe_router_topk": 2, "moe_router_enable_expert_bias": True,
-                "moe_router_score_function": "sigmoid"} if experts else {"add_qkv_bias": True}
+        more = (
+            {
+                "num_moe_experts": experts,
+                "moe_ffn_hidden_size": 24,
+                "moe_router_topk": 2,
+                "moe_router_enable_expert_bias": True,
+                "moe_router_score_function": "sigmoid",
+            }
+            if experts
+            else {"add_qkv_bias": True}
+        )
         config = TransformerConfig(**self.settings(experts) | more)
         return GPTModel(
-            config, get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm"), vocabulary, 64, position_embedding_type="rope",
-            pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(), share_embeddings_and_output_weights=tied)
+            config,
+            get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm"),
+            vocabulary,
+            64,
+            position_embedding_type="rope",
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=tied,
+        )
 
     initial = None
     made = {}  # the process groups of each parallelism: many groups make a process slow
@@ -111,8 +154,14 @@ class Model:
         for name, module in self.module.named_modules():
             if name.endswith(".experts"):
                 layer = self.module.get_submodule(name.rpartition(".mlp.")[0]).layer_number
-                first = parallel_state.get_expert_model_parallel_rank() * len(module.local_experts) if self.ep > 1 else 0
-                found |= {(layer, first + k, rest): p for k, expert in enumerate(module.local_experts) for rest, p in expert.named_parameters()}
+                first = (
+                    parallel_state.get_expert_model_parallel_rank() * len(module.local_experts) if self.ep > 1 else 0
+                )
+                found |= {
+                    (layer, first + k, rest): p
+                    for k, expert in enumerate(module.local_experts)
+                    for rest, p in expert.named_parameters()
+                }
         return found
 
     def use(self):
@@ -148,7 +197,9 @@ class Model:
         """Logits of the last stage's ranks, or None on the others, joined on all ranks."""
         if out is not None and self.tp > 1:
             shards = [torch.empty_like(out, memory_format=torch.contiguous_format) for _ in range(self.tp)]
-            torch.distributed.all_gather(shards, out.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
+            torch.distributed.all_gather(
+                shards, out.contiguous(), group=parallel_state.get_tensor_model_parallel_group()
+            )
             out = torch.cat(shards, dim=-1)
         every = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(every, out)
@@ -176,7 +227,9 @@ def dense(rank):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         assert seen is None or not torch.allclose(seen, found, rtol=1e-4, atol=1e-5), "the optimizer changed nothing"
         seen = found
-    gate = target.module.decoder.layers[0].mlp.linear_fc1.weight.data  # the control: the order that a wrong stride gives
+    gate = target.module.decoder.layers[
+        0
+    ].mlp.linear_fc1.weight.data  # the control: the order that a wrong stride gives
     gate.copy_(gate.view(4, 24, 32)[[0, 2, 1, 3]].reshape(gate.shape))
     assert not torch.allclose(target.logits(), seen, rtol=1e-4, atol=1e-5)
 
@@ -185,10 +238,15 @@ def layouts(rank):
     """Tensor and pipeline parallelism, against Megatron-Core's own swap."""
     from reshard.integrations import megatron
 
-    for number, (source, target, tied) in enumerate([
-        ({"tp": 2, "pp": 2}, {"tp": 1, "pp": 4}, False), ({"tp": 1, "pp": 2}, {"tp": 2, "pp": 1}, False), ({"tp": 2}, {"tp": 2, "pp": 2}, False),
-        ({"tp": 2}, {"pp": 2}, True), ({"pp": 4}, {"tp": 2, "pp": 2}, True),
-    ]):
+    for number, (source, target, tied) in enumerate(
+        [
+            ({"tp": 2, "pp": 2}, {"tp": 1, "pp": 4}, False),
+            ({"tp": 1, "pp": 2}, {"tp": 2, "pp": 1}, False),
+            ({"tp": 2}, {"tp": 2, "pp": 2}, False),
+            ({"tp": 2}, {"pp": 2}, True),
+            ({"pp": 4}, {"tp": 2, "pp": 2}, True),
+        ]
+    ):
         one, other = Model(number, tied=tied, **source), Model(100, tied=tied, **target)
         expected = one.logits()
         assert not torch.allclose(other.logits(), expected, rtol=1e-4, atol=1e-5)
@@ -209,14 +267,18 @@ def vocabulary(rank):
     torch.testing.assert_close(other.logits(), one.logits(), rtol=1e-4, atol=1e-5)
     weight = dict(other.module.named_parameters()).get("embedding.word_embeddings.weight")
     if weight is not None:
-        assert rank % 2 == 0 or not weight[128 - 80:].any(), "padding is not zero"
+        assert rank % 2 == 0 or not weight[128 - 80 :].any(), "padding is not zero"
 
 
 def experts(rank):
     """Expert parallelism, with sequential experts, which Megatron-Core 0.16.1 does not renumber; the router's bias."""
     from reshard.integrations import megatron
 
-    for source, target in [({"ep": 2}, {"ep": 4}), ({"ep": 4}, {"tp": 2, "ep": 2}), ({"tp": 2, "ep": 2, "pp": 2}, {"ep": 1})]:
+    for source, target in [
+        ({"ep": 2}, {"ep": 4}),
+        ({"ep": 4}, {"tp": 2, "ep": 2}),
+        ({"tp": 2, "ep": 2, "pp": 2}, {"ep": 1}),
+    ]:
         one, other = Model(1, experts=4, **source), Model(2, experts=4, **target)
         megatron.swap(one.module, other.module, timeout=60)
         every = [None] * 4

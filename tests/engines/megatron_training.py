@@ -19,7 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 STEPS = 3
 STATES = ["param", "exp_avg", "exp_avg_sq"]
-METADATA = {"chained_optim_avoid_prefix": True}  # as Megatron-LM sets it: the names of fully_reshardable do not tell the optimizer
+METADATA = {
+    "chained_optim_avoid_prefix": True
+}  # as Megatron-LM sets it: the names of fully_reshardable do not tell the optimizer
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -27,7 +29,9 @@ class FusedAdam(torch.optim.Optimizer):
 
     def __init__(self, params, lr, betas, eps, weight_decay, adam_w_mode, capturable=False):
         assert adam_w_mode and not capturable
-        super().__init__(params, {"lr": lr, "bias_correction": True, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "bias_correction": True, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
 
     @torch.no_grad()
     def step(self):
@@ -44,7 +48,11 @@ class FusedAdam(torch.optim.Optimizer):
                     state.update(exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
                 state["exp_avg"].lerp_(param.grad, 1 - first)
                 state["exp_avg_sq"].mul_(second).addcmul_(param.grad, param.grad, value=1 - second)
-                update = state["exp_avg"] / (1 - first**step) / ((state["exp_avg_sq"] / (1 - second**step)).sqrt() + group["eps"])
+                update = (
+                    state["exp_avg"]
+                    / (1 - first**step)
+                    / ((state["exp_avg_sq"] / (1 - second**step)).sqrt() + group["eps"])
+                )
                 param.add_(update + group["weight_decay"] * param, alpha=-group["lr"])
 
 
@@ -62,18 +70,35 @@ class OnCpu(TorchFunctionMode):
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = "cpu"
         result = function(*args, **kwargs)
-        return result.replace("torch.", "torch.cuda.", 1) if function is torch.Tensor.type and len(args) == 1 and isinstance(result, str) else result
+        return (
+            result.replace("torch.", "torch.cuda.", 1)
+            if function is torch.Tensor.type and len(args) == 1 and isinstance(result, str)
+            else result
+        )
 
 
 class Training:
     def __init__(self, model, bucket_size):
         self.model = model
         self.module = DistributedDataParallel(
-            model.module.config, DistributedDataParallelConfig(use_distributed_optimizer=True, bucket_size=bucket_size, overlap_grad_reduce=bucket_size is not None),
-            model.module)
+            model.module.config,
+            DistributedDataParallelConfig(
+                use_distributed_optimizer=True, bucket_size=bucket_size, overlap_grad_reduce=bucket_size is not None
+            ),
+            model.module,
+        )
         self.optimizer = get_megatron_optimizer(
-            OptimizerConfig(optimizer="adam", lr=1e-2, weight_decay=0.0, clip_grad=0.0, use_distributed_optimizer=True, params_dtype=torch.float32),
-            [self.module], use_gloo_process_groups=False)
+            OptimizerConfig(
+                optimizer="adam",
+                lr=1e-2,
+                weight_decay=0.0,
+                clip_grad=0.0,
+                use_distributed_optimizer=True,
+                params_dtype=torch.float32,
+            ),
+            [self.module],
+            use_gloo_process_groups=False,
+        )
 
     def train(self):
         """Three steps of all ranks."""
@@ -92,13 +117,23 @@ class Training:
     def save(self, rank, folder, kind):
         on_rank_0(rank, lambda: (folder / kind).mkdir(parents=True))
         state = self.model.use().module.sharded_state_dict()
-        state = {"model": state, "optimizer": self.optimizer.sharded_state_dict(state, metadata=METADATA | {"distrib_optim_sharding_type": kind})}
+        state = {
+            "model": state,
+            "optimizer": self.optimizer.sharded_state_dict(
+                state, metadata=METADATA | {"distrib_optim_sharding_type": kind}
+            ),
+        }
         dist_checkpointing.save(state, str(folder / kind))
 
     def load(self, folder, kind):
         """Megatron-Core's own load of its own checkpoint."""
         state = self.model.use().module.sharded_state_dict()
-        state = {"model": state, "optimizer": self.optimizer.sharded_state_dict(state, is_loading=True, metadata=METADATA | {"distrib_optim_sharding_type": kind})}
+        state = {
+            "model": state,
+            "optimizer": self.optimizer.sharded_state_dict(
+                state, is_loading=True, metadata=METADATA | {"distrib_optim_sharding_type": kind}
+            ),
+        }
         found = dist_checkpointing.load(state, str(folder / kind))
         self.model.module.load_state_dict(found["model"])
         with torch.no_grad():  # in fp32 the optimizer's params are views of the weights
@@ -115,7 +150,17 @@ def held(training):
                 for bucket in buckets:
                     for param, places in bucket["param_map"].items():
                         states = each._get_main_param_and_optimizer_states(param)
-                        mine += [(number, each.data_parallel_group_idx, names[param], state, places["param"].start, states[state].detach().clone()) for state in STATES]
+                        mine += [
+                            (
+                                number,
+                                each.data_parallel_group_idx,
+                                names[param],
+                                state,
+                                places["param"].start,
+                                states[state].detach().clone(),
+                            )
+                            for state in STATES
+                        ]
     every = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(every, mine)
     return [each for one in every for each in one]

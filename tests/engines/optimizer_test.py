@@ -19,8 +19,20 @@ import torch  # noqa: E402
 from commands import run  # noqa: E402
 from support import MODELS  # noqa: E402
 
-CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 3, "vocab_size": 72, "num_attention_heads": 4,
-          "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 44, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 64}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "vocab_size": 72,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 44,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 64,
+}
 #: The library's model in fp32 with Adam's state, and the names that dcp.save({"model": …, "optimizer": …}) gives them.
 YAML = f"""extend: {MODELS}/llama3-8b.yaml
 config: config.json
@@ -84,7 +96,9 @@ class Training:
         """All weights and moments, whole."""
         found = self.state()
         flat = {f"weight {name}": value for name, value in found["model"].items()}
-        flat |= {f"{key} {name}": value for name, each in found["optimizer"]["state"].items() for key, value in each.items()}
+        flat |= {
+            f"{key} {name}": value for name, each in found["optimizer"]["state"].items() for key, value in each.items()
+        }
         return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in flat.items()}
 
 
@@ -136,8 +150,13 @@ class OptimizerTest(ranks.RanksTest):
         self.convert("{layout: saved, storage: saved}", "{layout: plain, storage: plain}")
         self.convert("{layout: plain, storage: plain}", "{layout: saved, storage: {folder: again, format: dcp}}")
         # Megatron-Core has the step among its param_groups: the names of the weights and the moments go there and back.
-        self.convert("{layout: saved, storage: saved, ignore: '*.step'}", "{layout: megatron-optimizer, storage: {folder: megatron, format: megatron}}")
-        self.convert("{layout: megatron-optimizer, storage: megatron}", "{layout: plain, storage: moments, ignore: '*.step'}")
+        self.convert(
+            "{layout: saved, storage: saved, ignore: '*.step'}",
+            "{layout: megatron-optimizer, storage: {folder: megatron, format: megatron}}",
+        )
+        self.convert(
+            "{layout: megatron-optimizer, storage: megatron}", "{layout: plain, storage: moments, ignore: '*.step'}"
+        )
         self.joined()
         self.ranks(4, four)
         self.ranks(3, three)
@@ -146,7 +165,11 @@ class OptimizerTest(ranks.RanksTest):
         """`from-megatron`: the moments that came back, with the steps of the checkpoint of PyTorch."""
         from safetensors.torch import load_file, save_file
 
-        steps = {name: value for name, value in load_file(self.folder / "plain/model.safetensors").items() if name.endswith(".step")}
+        steps = {
+            name: value
+            for name, value in load_file(self.folder / "plain/model.safetensors").items()
+            if name.endswith(".step")
+        }
         (self.folder / "both").mkdir()
         save_file(load_file(self.folder / "moments/model.safetensors") | steps, self.folder / "both/model.safetensors")
         self.convert("{layout: plain, storage: both}", "{layout: saved, storage: {folder: from-megatron, format: dcp}}")

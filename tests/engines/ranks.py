@@ -19,7 +19,12 @@ from support import BIN, module, module_folder  # noqa: E402
 #: Why the tests cannot run, or "".
 MISSING = "" if (BIN / "libreshard_ucx.so").exists() else "transport ucx was not built"
 #: Imported once, not in each process. Names that are not installed are ignored.
-PRELOAD = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers.models.llama.modeling_llama", "megatron.core.models.gpt.gpt_model"]
+PRELOAD = [
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "transformers.models.llama.modeling_llama",
+    "megatron.core.models.gpt.gpt_model",
+]
 
 
 def _rank(function, folder, rank, world, port, results, arguments):
@@ -29,8 +34,12 @@ def _rank(function, folder, rank, world, port, results, arguments):
     tempfile.tempdir = folder  # os._exit below deletes no temporary files
     module(folder)
     try:
-        store = torch.distributed.TCPStore("127.0.0.1", port, world, rank == 0, timeout=timedelta(seconds=120), wait_for_workers=False)
-        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=120))
+        store = torch.distributed.TCPStore(
+            "127.0.0.1", port, world, rank == 0, timeout=timedelta(seconds=120), wait_for_workers=False
+        )
+        torch.distributed.init_process_group(
+            "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=120)
+        )
         function(rank, *arguments)
         torch.distributed.barrier()  # rank 0 serves the store
         results.put((rank, ""))
@@ -53,7 +62,10 @@ def run(function, folder, world, *arguments, timeout=300):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     results = context.Queue()
-    processes = [context.Process(target=_rank, args=(function, str(folder), rank, world, port, results, arguments)) for rank in range(world)]
+    processes = [
+        context.Process(target=_rank, args=(function, str(folder), rank, world, port, results, arguments))
+        for rank in range(world)
+    ]
     for process in processes:
         process.start()
     found, ended = {}, {}
@@ -104,7 +116,9 @@ def same(found, expected):
 
     assert found.keys() == expected.keys(), sorted(found.keys() ^ expected.keys())
     for name, value in expected.items():
-        assert torch.equal(found[name], value), f"{name}: {(found[name] != value).sum()} of {value.numel()} elements differ"
+        assert torch.equal(found[name], value), (
+            f"{name}: {(found[name] != value).sum()} of {value.numel()} elements differ"
+        )
 
 
 def refused(text, call):

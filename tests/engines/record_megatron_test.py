@@ -54,19 +54,52 @@ CASES = [
 
 def states(numbers, tp, pp, ep, more, tied):
     """Yields the sharded state of each rank."""
-    experts = {"num_moe_experts": numbers["experts"], "moe_ffn_hidden_size": numbers["moe_ffn"]} if "experts" in numbers else {}
+    experts = (
+        {"num_moe_experts": numbers["experts"], "moe_ffn_hidden_size": numbers["moe_ffn"]}
+        if "experts" in numbers
+        else {}
+    )
     for rank in range(tp * pp):
         torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=tp * pp)
-        parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, expert_model_parallel_size=ep,
-                                                 expert_tensor_parallel_size=tp // ep, create_gloo_process_groups=False)
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tp,
+            pipeline_model_parallel_size=pp,
+            expert_model_parallel_size=ep,
+            expert_tensor_parallel_size=tp // ep,
+            create_gloo_process_groups=False,
+        )
         config = TransformerConfig(
-            num_layers=numbers["layers"], hidden_size=numbers["hidden"], num_attention_heads=numbers["heads"], num_query_groups=numbers["kv_heads"],
-            kv_channels=numbers["head_dim"], ffn_hidden_size=numbers["ffn"], gated_linear_unit=True, activation_func=torch.nn.functional.silu,
-            normalization="RMSNorm", add_bias_linear=False, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, expert_model_parallel_size=ep,
-            expert_tensor_parallel_size=tp // ep, pipeline_dtype=torch.bfloat16, bf16=True, params_dtype=torch.bfloat16, use_cpu_initialization=True, **experts, **more)
-        module = GPTModel(config, get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm"), numbers["vocab"], 64,
-                          position_embedding_type="rope", pre_process=parallel_state.is_pipeline_first_stage(),
-                          post_process=parallel_state.is_pipeline_last_stage(), share_embeddings_and_output_weights=tied).bfloat16()
+            num_layers=numbers["layers"],
+            hidden_size=numbers["hidden"],
+            num_attention_heads=numbers["heads"],
+            num_query_groups=numbers["kv_heads"],
+            kv_channels=numbers["head_dim"],
+            ffn_hidden_size=numbers["ffn"],
+            gated_linear_unit=True,
+            activation_func=torch.nn.functional.silu,
+            normalization="RMSNorm",
+            add_bias_linear=False,
+            tensor_model_parallel_size=tp,
+            pipeline_model_parallel_size=pp,
+            expert_model_parallel_size=ep,
+            expert_tensor_parallel_size=tp // ep,
+            pipeline_dtype=torch.bfloat16,
+            bf16=True,
+            params_dtype=torch.bfloat16,
+            use_cpu_initialization=True,
+            **experts,
+            **more,
+        )
+        module = GPTModel(
+            config,
+            get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm"),
+            numbers["vocab"],
+            64,
+            position_embedding_type="rope",
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=tied,
+        ).bfloat16()
         yield module.sharded_state_dict()
         parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()
@@ -87,7 +120,9 @@ def renamed(found, experts):
         path = Path(folder) / "x.json"
         found.save(path)
         text = re.sub(r"\.experts\.experts\.(\d+)\.(linear_fc\d)\.weight", r".experts.\2.weight\1", path.read_text())
-        path.write_text(text.replace("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight") if experts else text)
+        path.write_text(
+            text.replace("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight") if experts else text
+        )
         return recording.Recording.open(path)
 
 

@@ -21,12 +21,23 @@ try:
 except ImportError as error:
     MISSING = f"{error}: run scripts/frameworks.sh and build/frameworks/env.sh"
 
-SHAPES = {"q": (8, 6), "k": (4, 6), "v": (4, 6), "up": (12, 6), "down": (6, 12), "bias": (12,), "e.0": (4, 6), "e.1": (4, 6), "scalar": ()}
+SHAPES = {
+    "q": (8, 6),
+    "k": (4, 6),
+    "v": (4, 6),
+    "up": (12, 6),
+    "down": (6, 12),
+    "bias": (12,),
+    "e.0": (4, 6),
+    "e.1": (4, 6),
+    "scalar": (),
+}
 UNWRITTEN, FILLED = -1.0, -2.0
 
 
 def moves():
     """Loaders that only move elements: {name: (shape of the param, function of the param and the tensors)}."""
+
     def pack(p, t):
         for begin, name in ((0, "q"), (4, "k"), (6, "v")):
             half = t[name].shape[0] // 2
@@ -75,7 +86,10 @@ def moves():
         "shapes changed in place": ((6, 12), lambda p, t: p.copy_(t["up"].clone().unsqueeze_(0).squeeze_(0).t_())),
         "squeeze": ((12, 6), lambda p, t: p.copy_(t["up"].unsqueeze(1).squeeze(1))),
         "detached clone": ((4, 6), lambda p, t: p.copy_(t["k"].detach().clone(memory_format=torch.contiguous_format))),
-        "zeros": ((6, 6), lambda p, t: p.copy_(torch.cat([t["k"], torch.zeros(2, 6, dtype=t["k"].dtype, device=t["k"].device)]))),
+        "zeros": (
+            (6, 6),
+            lambda p, t: p.copy_(torch.cat([t["k"], torch.zeros(2, 6, dtype=t["k"].dtype, device=t["k"].device)])),
+        ),
     }
 
 
@@ -147,11 +161,19 @@ class Provenance(unittest.TestCase):
     def test_casts(self):
         bf16, fp16, fp32, fp8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
         cases = [  # (dtype of the tensor, conversions, dtype of the param, casts of the recorded origin or None if computed)
-            ("fp32", [], bf16, ("bf16",)), ("bf16", [], fp32, ("fp32",)), ("bf16", [fp32], bf16, ()), ("bf16", [fp32], fp16, ("fp16",)),
-            ("fp32", [bf16], fp32, None), ("fp32", [fp16], bf16, None), ("fp32", [], fp8, None), ("i32", [], torch.int64, None), ("i32", [], torch.int32, ()),
+            ("fp32", [], bf16, ("bf16",)),
+            ("bf16", [], fp32, ("fp32",)),
+            ("bf16", [fp32], bf16, ()),
+            ("bf16", [fp32], fp16, ("fp16",)),
+            ("fp32", [bf16], fp32, None),
+            ("fp32", [fp16], bf16, None),
+            ("fp32", [], fp8, None),
+            ("i32", [], torch.int64, None),
+            ("i32", [], torch.int32, ()),
         ]
         for dtype, conversions, into, casts in cases:
             with self.subTest(dtype=dtype, conversions=conversions, into=into):
+
                 def load(tensors, conversions=conversions):
                     tensor = dict(tensors)["k"]
                     for each in conversions:
@@ -159,8 +181,13 @@ class Provenance(unittest.TestCase):
                     param.copy_(tensor)
 
                 param = torch.empty(4, 6, dtype=into, device="meta")
-                found = recording.record(load=load, params={"p": param}, checkpoint={"k": (dtype, (4, 6))}, mesh={}).params["p"]
-                self.assertEqual([box.origin for box in found.boxes if casts is not None], [elements.Tensor("k", casts)] if casts is not None else [])
+                found = recording.record(
+                    load=load, params={"p": param}, checkpoint={"k": (dtype, (4, 6))}, mesh={}
+                ).params["p"]
+                self.assertEqual(
+                    [box.origin for box in found.boxes if casts is not None],
+                    [elements.Tensor("k", casts)] if casts is not None else [],
+                )
                 self.assertEqual(bool(found.computed), casts is None)
 
     def test_computed(self):
@@ -169,7 +196,9 @@ class Provenance(unittest.TestCase):
             "aten.mul_": lambda p, t: (p.copy_(t["bias"]), p.mul_(2)),
             "aten.flip": lambda p, t: p.copy_(t["bias"].flip(0)),
             "aten.add_": lambda p, t: p.zero_().add_(t["bias"]),
-            "view.dtype": lambda p, t: p.view(torch.int32).to(torch.int16) is None or p.copy_(t["bias"].view(torch.int16)[::2]),
+            "view.dtype": lambda p, t: (
+                p.view(torch.int32).to(torch.int16) is None or p.copy_(t["bias"].view(torch.int16)[::2])
+            ),
             "aten.sort": lambda p, t: p.copy_(t["bias"].sort()[0]),
             "aten.index_put_": lambda p, t: p.__setitem__(torch.tensor([1, 0]), t["bias"][:2]),
         }
@@ -180,22 +209,29 @@ class Provenance(unittest.TestCase):
                 self.assertTrue(found.computed, found.boxes)
                 self.assertTrue(all(isinstance(box.origin, elements.Computed) for box in found.boxes), found.boxes)
                 self.assertEqual({each.tensors for each in found.computed}, {("bias",)})
-                self.assertTrue(op in found.computed[0].op or op == "aten.exp" and "neg" in found.computed[0].op, found.computed)
+                self.assertTrue(
+                    op in found.computed[0].op or op == "aten.exp" and "neg" in found.computed[0].op, found.computed
+                )
 
     def test_values_from_elsewhere(self):
         param = torch.empty(12, device="meta")
+
         def load(tensors):
             values = torch.arange(12.0)
             values[:3] = dict(tensors)["bias"][:3]
             param.copy_(values)
 
         found = self.record(load, {"p": param}).params["p"]
-        self.assertEqual([box.origin for box in found.boxes], [elements.Tensor("bias"), elements.Computed("a value that is not from the checkpoint")])
+        self.assertEqual(
+            [box.origin for box in found.boxes],
+            [elements.Tensor("bias"), elements.Computed("a value that is not from the checkpoint")],
+        )
         found = self.record(lambda tensors: param.copy_(torch.arange(12.0)), {"p": param}).params["p"]
         self.assertEqual(found.computed, [elements.Computed("a value that is not from the checkpoint")])
 
     def test_tables_of_the_loader_keep_their_values(self):
         """A loader may compute with tensors of its own, as with the numbers of its experts."""
+
         def load(tensors):
             table = torch.full((4,), -1, dtype=torch.int32)
             table[2:] = torch.arange(2, dtype=torch.int32)
@@ -212,7 +248,12 @@ class Provenance(unittest.TestCase):
 
     def test_reading_values_is_refused(self):
         param = torch.empty(12, device="meta")
-        for load in (lambda t: param.fill_(t[0].item()), lambda t: t.tolist(), lambda t: bool((t == 0).all()), lambda t: t.numpy()):
+        for load in (
+            lambda t: param.fill_(t[0].item()),
+            lambda t: t.tolist(),
+            lambda t: bool((t == 0).all()),
+            lambda t: t.numpy(),
+        ):
             with self.assertRaisesRegex(Error, "bias"):
                 self.record(lambda tensors: [load(tensor) for name, tensor in tensors if name == "bias"], {"p": param})
 

@@ -33,8 +33,13 @@ from reshard.recording.infer import mesh_text  # noqa: E402
 
 #: Meshes of each model: (tp, pp, expert parallel).
 MESHES = {
-    "qwen3-0.6b": [(1, 1, False), (2, 1, False), (4, 1, False)], "llama3-8b": [(2, 1, False), (2, 2, False)], "qwen2.5-7b": [(2, 1, False)],
-    "qwen3-30b-a3b": [(2, 1, False), (4, 1, False), (2, 1, True)], "mixtral-8x7b": [(2, 1, False)], "gpt-oss-120b": [(2, 1, False)], "glm-4.5": [(2, 1, False)],
+    "qwen3-0.6b": [(1, 1, False), (2, 1, False), (4, 1, False)],
+    "llama3-8b": [(2, 1, False), (2, 2, False)],
+    "qwen2.5-7b": [(2, 1, False)],
+    "qwen3-30b-a3b": [(2, 1, False), (4, 1, False), (2, 1, True)],
+    "mixtral-8x7b": [(2, 1, False)],
+    "gpt-oss-120b": [(2, 1, False)],
+    "glm-4.5": [(2, 1, False)],
 }
 
 
@@ -57,7 +62,9 @@ class RecordSglang(unittest.TestCase):
                     found = list(sglang.recordings(at, Engine(*mesh), checkpoint))
                     layout = recording.merge(found)
                     self.assertEqual((layout.refused, layout.differences, layout.left), ({}, [], {}), layout.yaml)
-                    self.assertEqual(compare(compile_layout(layout.yaml, "recorded", mesh_text(layout.mesh)), found), [])
+                    self.assertEqual(
+                        compare(compile_layout(layout.yaml, "recorded", mesh_text(layout.mesh)), found), []
+                    )
                     count += sum(len(one.params) for one in found)
         self.assertGreater(count, 700)
         print(f"{count} params of {len(MESHES)} models")
@@ -67,11 +74,16 @@ class RecordSglang(unittest.TestCase):
         for name in ("qwen3-0.6b", "qwen3-30b-a3b", "gpt-oss-120b"):
             with self.subTest(model=name):
                 at, _, checkpoint = self.model(name)
-                weights = {tensor: torch.randn(shape).to(reshard.dtypes.torch_dtype(dtype)) for tensor, (dtype, shape) in checkpoint.items()}
+                weights = {
+                    tensor: torch.randn(shape).to(reshard.dtypes.torch_dtype(dtype))
+                    for tensor, (dtype, shape) in checkpoint.items()
+                }
                 layout = recording.merge(sglang.recordings(at, Engine(2), checkpoint))
                 (at / "model.yaml").write_text(layout.yaml)
-                (at / "job.yaml").write_text(f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\n"
-                                             f"target: {{layout: recorded, mesh: {mesh_text(layout.mesh)}, ranks: 1..2}}\n")
+                (at / "job.yaml").write_text(
+                    f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\n"
+                    f"target: {{layout: recorded, mesh: {mesh_text(layout.mesh)}, ranks: 1..2}}\n"
+                )
                 moved = self.moved(reshard.compile(at / "job.yaml"), weights)
                 for rank, module in sglang.modules(at, Engine(2), contextlib.nullcontext):
                     with torch.no_grad():
@@ -82,13 +94,18 @@ class RecordSglang(unittest.TestCase):
 
     def test_command(self):
         at, _, checkpoint = self.model("llama3-8b")
-        record_test.save_file({name: torch.empty(shape, dtype=torch.bfloat16) for name, (_, shape) in checkpoint.items()}, at / "model.safetensors")
+        record_test.save_file(
+            {name: torch.empty(shape, dtype=torch.bfloat16) for name, (_, shape) in checkpoint.items()},
+            at / "model.safetensors",
+        )
         written = self.folder / "x.yaml"
         self.assertEqual(run(["sglang", "--model", str(at), "--tp", "2", "-o", str(written)]), 0)
         self.assertIn("# reshard-record sglang --model llama3-8b --tp 2", written.read_text())
         self.assertEqual(run(["--check", str(written)]), 0)
         text = written.read_text()
-        written.write_text(text.replace("down_proj.weight\", shard: {1: tp}}", "down_proj.weight\", shard: {1: {axis: tp, stride: 2}}}"))
+        written.write_text(
+            text.replace('down_proj.weight", shard: {1: tp}}', 'down_proj.weight", shard: {1: {axis: tp, stride: 2}}}')
+        )
         self.assertNotEqual(written.read_text(), text)
         self.assertEqual(run(["--check", str(written)]), 1)
 

@@ -61,7 +61,9 @@ class Stand(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return ModuleSpec(name, self, is_package=True)
 
     def exec_module(self, module):
-        module.__getattr__ = lambda name: type(name, (), {"__init__": lambda *_, **__: None, "__bool__": lambda _: False})
+        module.__getattr__ = lambda name: type(
+            name, (), {"__init__": lambda *_, **__: None, "__bool__": lambda _: False}
+        )
 
 
 def function_of(path, name):
@@ -77,7 +79,9 @@ def updater(model, rank):
     """SGLang's WeightUpdater of a process with tp rank `rank` of 2, started with --custom-weight-loader."""
     stand = Stand()
     sys.meta_path.insert(0, stand)
-    importlib.import_module("sglang.srt.utils").dynamic_import = function_of(stand.site / "sglang/srt/utils/common.py", "dynamic_import")
+    importlib.import_module("sglang.srt.utils").dynamic_import = function_of(
+        stand.site / "sglang/srt/utils/common.py", "dynamic_import"
+    )
     runtime_context = importlib.import_module("sglang.srt.runtime_context")
     weight_updater = importlib.import_module("sglang.srt.model_executor.model_runner_components.weight_updater")
     runtime_context.get_parallel()._stamp.update(tp_rank=rank, tp_size=2, pp_rank=0, pp_size=1, dp_rank=None)
@@ -91,8 +95,12 @@ def updater(model, rank):
 
 def configure(runtime_context, **changed):
     """Publishes SGLang's options, as its server does: the defaults, and those that are changed."""
-    options = {"enable_eplb": False, "init_expert_location": "trivial", "ep_num_redundant_experts": 0,
-               "speculative_algorithm": None} | changed
+    options = {
+        "enable_eplb": False,
+        "init_expert_location": "trivial",
+        "ep_num_redundant_experts": 0,
+        "speculative_algorithm": None,
+    } | changed
     bags = {path: runtime_context._ConfigBag(path) for path in ("exec", "exec.moe", "spec")}
     for name, value in options.items():
         bags["spec" if name.startswith("spec") else "exec.moe"]._set(name, value)
@@ -122,7 +130,10 @@ def engine(folder, rank, pipe):
             if not hasattr(at, name):
                 at.add_module(name, torch.nn.Module())
             at = getattr(at, name)
-        at.up, at.down = torch.nn.Parameter(torch.zeros(4, 6).bfloat16()), torch.nn.Parameter(torch.zeros(6, 4).bfloat16())
+        at.up, at.down = (
+            torch.nn.Parameter(torch.zeros(4, 6).bfloat16()),
+            torch.nn.Parameter(torch.zeros(6, 4).bfloat16()),
+        )
     model.norm = torch.nn.Parameter(torch.zeros(6).bfloat16())
     updates = updater(model, rank)
     while request := pipe.recv():
@@ -136,11 +147,14 @@ def engine(folder, rank, pipe):
         elif act == "rebalance":  # as SGLang's EPLB does while the server runs
             slots = torch.tensor([[0, 1, 2, 3], [0, 2, 1, 3]])
             runtime_context().get_resources().expert_location_metadata = types.SimpleNamespace(
-                physical_to_logical_map_cpu=slots)
+                physical_to_logical_map_cpu=slots
+            )
         elif act:
             configure(runtime_context(), **json.loads(act))
         try:
-            done = updates.update_weights_from_tensor([(name, torch.tensor(values, dtype=torch.uint8)) for name, values in tensors], load_format)
+            done = updates.update_weights_from_tensor(
+                [(name, torch.tensor(values, dtype=torch.uint8)) for name, values in tensors], load_format
+            )
             pipe.send((done, {name: param.float().tolist() for name, param in model.named_parameters()}))
         except Exception:
             pipe.send((traceback.format_exc(), None))
@@ -160,7 +174,9 @@ class Loader(unittest.TestCase):
             processes.append(context.Process(target=engine, args=(str(self.folder), rank, its), daemon=True))
             processes[-1].start()
             self.pipes.append(mine)
-        self.addCleanup(lambda: [pipe.send(None) for pipe in self.pipes] and [process.join(60) for process in processes])
+        self.addCleanup(
+            lambda: [pipe.send(None) for pipe in self.pipes] and [process.join(60) for process in processes]
+        )
 
     def update(self, job, member=None, act="", other=None):
         """The request of docs/integrations.md to both processes while the trainer runs. Returns their answers, and the
@@ -171,7 +187,11 @@ class Loader(unittest.TestCase):
                 for pipe in self.pipes:
                     pipe.send((act, [(name, tensor.tolist()) for name, tensor in request], other or load_format))
 
-        text = example("SGLang", "python").replace("/shared/refit.rplan", self.plan).replace("tcp://trainer:29500", self.url(job))
+        text = (
+            example("SGLang", "python")
+            .replace("/shared/refit.rplan", self.plan)
+            .replace("tcp://trainer:29500", self.url(job))
+        )
         exec(text.replace("rank_offset=8", "rank_offset=1, timeout=120"), {"engine": Engine()})
         error = None
         if member:
@@ -225,7 +245,10 @@ class Loader(unittest.TestCase):
         answers, error = self.update(1, trainer(1), act="replace")
         self.assertIsNotNone(error)
         for rank, (text, _) in enumerate(answers):
-            self.assertIn(f"rank {rank + 1}: the framework has replaced 1 bound params, such as 'norm'; expected the addresses of the first refit", text)
+            self.assertIn(
+                f"rank {rank + 1}: the framework has replaced 1 bound params, such as 'norm'; expected the addresses of the first refit",
+                text,
+            )
         answers, error = self.update(2, trainer(2))  # a new job
         self.assertIsNone(error)
         right(answers)
@@ -245,10 +268,10 @@ class Loader(unittest.TestCase):
         refused = {
             '{"enable_eplb": true}': f"SGLang: found enable_eplb True, expected False: {slots}",
             '{"init_expert_location": "locations.json"}': "SGLang: found init_expert_location 'locations.json', "
-                                                          f"expected 'trivial': {slots}",
+            f"expected 'trivial': {slots}",
             '{"ep_num_redundant_experts": 2}': f"SGLang: found ep_num_redundant_experts 2, expected 0: {slots}",
             '{"speculative_algorithm": "EAGLE3"}': "SGLang: found speculative_algorithm 'EAGLE3', which has a draft "
-                                                   "model, expected none or NGRAM",
+            "model, expected none or NGRAM",
             "rebalance": f"SGLang: found experts [0, 2, 1, 3] in the slots of layer 1, expected them in order: {slots}",
         }
         weights = {name: torch.ones(shape).bfloat16() for name, shape in SHAPES.items()}
@@ -256,9 +279,11 @@ class Loader(unittest.TestCase):
             for found, _ in self.update(1, act=act)[0]:
                 self.assertIn(text, found)
         members = []
-        answers, error = self.update(1, lambda: members.append(Member(self.plan, 0, weights, rendezvous=self.url(1),
-                                                                      timeout=120)) or members[0],
-                                     act='{"speculative_algorithm": "NGRAM"}')
+        answers, error = self.update(
+            1,
+            lambda: members.append(Member(self.plan, 0, weights, rendezvous=self.url(1), timeout=120)) or members[0],
+            act='{"speculative_algorithm": "NGRAM"}',
+        )
         self.assertEqual((error, [done for done, _ in answers]), (None, [(True, "Success")] * 2))
         begin = time.monotonic()
         answers, error = self.update(1, lambda: members[0], act="rebalance")

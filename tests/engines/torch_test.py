@@ -27,7 +27,9 @@ try:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     MISSING = ranks.MISSING
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # its warnings are about full_tensor()
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(
+        logging.ERROR
+    )  # its warnings are about full_tensor()
 except ImportError as error:
     MISSING = f"{error}: run scripts/frameworks.sh and build/frameworks/env.sh"
 
@@ -41,8 +43,16 @@ def llama(seed, **more):
 
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
-        hidden_size=32, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=67, max_position_embeddings=64,
-        tie_word_embeddings=False, **more)
+        hidden_size=32,
+        intermediate_size=56,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=67,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        **more,
+    )
     return transformers.LlamaForCausalLM(config).float()
 
 
@@ -54,8 +64,15 @@ def fsdp(model, mesh):
 
 
 def tensor_parallel(model, mesh):
-    plan = {"self_attn.q_proj": ColwiseParallel(), "self_attn.k_proj": ColwiseParallel(), "self_attn.v_proj": ColwiseParallel(),
-            "self_attn.o_proj": RowwiseParallel(), "mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+    plan = {
+        "self_attn.q_proj": ColwiseParallel(),
+        "self_attn.k_proj": ColwiseParallel(),
+        "self_attn.v_proj": ColwiseParallel(),
+        "self_attn.o_proj": RowwiseParallel(),
+        "mlp.gate_proj": ColwiseParallel(),
+        "mlp.up_proj": ColwiseParallel(),
+        "mlp.down_proj": RowwiseParallel(),
+    }
     for layer in model.model.layers:
         parallelize_module(layer, mesh, plan)
     return model
@@ -64,7 +81,9 @@ def tensor_parallel(model, mesh):
 def whole(model):
     """The unsharded values of all params, by name."""
     with torch.no_grad():
-        return {name: (p.full_tensor() if isinstance(p, DTensor) else p).clone() for name, p in model.named_parameters()}
+        return {
+            name: (p.full_tensor() if isinstance(p, DTensor) else p).clone() for name, p in model.named_parameters()
+        }
 
 
 def logits(model):
@@ -154,7 +173,15 @@ def uneven(rank):
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("x", "y"))
     line = init_device_mesh("cpu", (4,))
-    cases = [(None,), (line, Shard(0)), (line, Shard(1)), (mesh, Shard(0), Shard(0)), (mesh, Shard(0), Shard(1)), (mesh, Shard(1), Replicate()), (mesh, Replicate(), Shard(0))]
+    cases = [
+        (None,),
+        (line, Shard(0)),
+        (line, Shard(1)),
+        (mesh, Shard(0), Shard(0)),
+        (mesh, Shard(0), Shard(1)),
+        (mesh, Shard(1), Replicate()),
+        (mesh, Replicate(), Shard(0)),
+    ]
     for number, source in enumerate(cases):
         target = cases[(number + 3) % len(cases)]
         one, other = Odd(number, *source), Odd(100, *target)
@@ -193,7 +220,9 @@ def tied(rank):
     assert torch.equal(source.embed, target.embed) and target.embed is target.head
     reshard.torch.refit(source, untied, timeout=60)
     assert torch.equal(untied.head, source.head) and torch.equal(untied.embed, source.embed)
-    refused("different tensors for them: 'embed', 'head'", lambda: reshard.torch.refit(Tied(4, False), target, timeout=60))
+    refused(
+        "different tensors for them: 'embed', 'head'", lambda: reshard.torch.refit(Tied(4, False), target, timeout=60)
+    )
 
 
 def errors(rank):
@@ -214,8 +243,12 @@ def errors(rank):
     refused("'value' of the source", lambda: reshard.torch.refit(linear(value=2), target, timeout=20))
     refused("expected [6, 4]", lambda: reshard.torch.refit(source, torch.nn.Linear(5, 6), timeout=20))
     refused("convert: rne", lambda: reshard.torch.refit(source, torch.nn.Linear(4, 6).bfloat16(), timeout=20))
-    refused("dtype complex64" if rank == 2 else "rank 2: Error: param 'weight': dtype complex64",
-            lambda: reshard.torch.refit(torch.nn.Linear(4, 6, dtype=torch.complex64) if rank == 2 else source, target, timeout=20))
+    refused(
+        "dtype complex64" if rank == 2 else "rank 2: Error: param 'weight': dtype complex64",
+        lambda: reshard.torch.refit(
+            torch.nn.Linear(4, 6, dtype=torch.complex64) if rank == 2 else source, target, timeout=20
+        ),
+    )
     broken = linear()
     if rank == 3:  # of the right shape, but not contiguous: binding fails on this rank only
         broken.weight = torch.nn.Parameter(torch.zeros(4, 6).t())
@@ -259,7 +292,9 @@ def killed(rank, folder):
     if rank == 3:
         os._exit(0)
     begun = time.monotonic()
-    refused("ranks [3] of 4 did not call in time", lambda: reshard.torch.refit(source, target, timeout=10))  # rank 0 answers after 9 s
+    refused(
+        "ranks [3] of 4 did not call in time", lambda: reshard.torch.refit(source, target, timeout=10)
+    )  # rank 0 answers after 9 s
     assert time.monotonic() - begun < 15
     same(dict(target.named_parameters()), expected)
     (folder / f"survived-{rank}").touch()
@@ -279,7 +314,9 @@ class TorchTest(ranks.RanksTest):
         self.ranks(2, fsdp_to_tensor_parallel, document)
 
     def test_four_ranks(self):
-        self.ranks(4, errors, late, uneven, other_ranks, tied, plain_to_fsdp_and_back, hsdp_to_tensor_parallel, two_dimensions)
+        self.ranks(
+            4, errors, late, uneven, other_ranks, tied, plain_to_fsdp_and_back, hsdp_to_tensor_parallel, two_dimensions
+        )
 
     def test_a_killed_rank(self):
         found = ranks.run(killed, self.folder, 4, self.folder)
@@ -305,16 +342,27 @@ class TorchTest(ranks.RanksTest):
         module.register_buffer("router_bias", torch.zeros(2))
         module.register_buffer("cache", torch.zeros(2), persistent=False)
         shards = shards_of(module, dict.fromkeys(("weight", "bias", "router_bias")))
-        self.assertEqual({name: tensor.data_ptr() for name, tensor in shards.items()},
-                         {"weight": module.weight.data_ptr(), "bias": module.bias.data_ptr(), "router_bias": module.router_bias.data_ptr()})
-        self.assertEqual(list(shards_of(module, dict.fromkeys(("weight", "tied", "bias")), ["router_bias"])), ["weight", "bias", "tied"])
+        self.assertEqual(
+            {name: tensor.data_ptr() for name, tensor in shards.items()},
+            {
+                "weight": module.weight.data_ptr(),
+                "bias": module.bias.data_ptr(),
+                "router_bias": module.router_bias.data_ptr(),
+            },
+        )
+        self.assertEqual(
+            list(shards_of(module, dict.fromkeys(("weight", "tied", "bias")), ["router_bias"])),
+            ["weight", "bias", "tied"],
+        )
 
     def test_bind_module(self):
         import reshard
         import reshard.torch
 
         job = self.folder / "job.yaml"
-        job.write_text("version: 1\nmodel: {dtype: fp32, tensors: {weight: {shape: [6, 4], shard: {0: tp}}, bias: [6]}}\nsource: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}, ranks: 1..1}\n")
+        job.write_text(
+            "version: 1\nmodel: {dtype: fp32, tensors: {weight: {shape: [6, 4], shard: {0: tp}}, bias: [6]}}\nsource: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}, ranks: 1..1}\n"
+        )
         plan = reshard.compile(job)
 
         def bind(module, **more):

@@ -36,7 +36,12 @@ PADDED = 128
 HEADS = LLAMA["num_attention_heads"], LLAMA["num_key_value_heads"], LLAMA["head_dim"]
 MESHES = {"tensor": {"tp": 2}, "stages": {"pp": 2}}
 #: The names of the weights, the master weights and the moments in Megatron-Core's checkpoints begin with these.
-MEGATRON = {"weight": "", "param": "optimizer.state.param.", "exp_avg": "optimizer.state.exp_avg.", "exp_avg_sq": "optimizer.state.exp_avg_sq."}
+MEGATRON = {
+    "weight": "",
+    "param": "optimizer.state.param.",
+    "exp_avg": "optimizer.state.exp_avg.",
+    "exp_avg_sq": "optimizer.state.exp_avg_sq.",
+}
 #: How docs/checkpoints.md loads what reshard wrote.
 TO_MEGATRON, TO_FSDP2 = examples("As the source or the target of a job", "python", "checkpoints")[:2]
 
@@ -46,9 +51,16 @@ class Llama(Model):
 
     def build(self, experts, tied, vocabulary):
         config = TransformerConfig(**self.settings(experts))
-        return GPTModel(config, get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm"), vocabulary, 64,
-                        position_embedding_type="rope", pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(),
-                        share_embeddings_and_output_weights=tied)
+        return GPTModel(
+            config,
+            get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm"),
+            vocabulary,
+            64,
+            position_embedding_type="rope",
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=tied,
+        )
 
 
 def stored(name):
@@ -57,16 +69,26 @@ def stored(name):
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     known = dcp.FileSystemReader(folder() / name).read_metadata().state_dict_metadata
-    state = {key: torch.empty(each.size, dtype=each.properties.dtype) for key, each in known.items() if isinstance(each, TensorStorageMetadata)}
+    state = {
+        key: torch.empty(each.size, dtype=each.properties.dtype)
+        for key, each in known.items()
+        if isinstance(each, TensorStorageMetadata)
+    }
     dcp.load(state, checkpoint_id=folder() / name, no_dist=True)
     return state
 
 
 def kinds(state):
     """{weight, exp_avg, …: {name of the weight: tensor}} of a checkpoint of FSDP2."""
-    found = {"weight": {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}}
+    found = {
+        "weight": {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
+    }
     for kind in ("exp_avg", "exp_avg_sq"):
-        found[kind] = {name.removeprefix("optimizer.state.").removesuffix(f".{kind}"): value for name, value in state.items() if name.endswith(f".{kind}")}
+        found[kind] = {
+            name.removeprefix("optimizer.state.").removesuffix(f".{kind}"): value
+            for name, value in state.items()
+            if name.endswith(f".{kind}")
+        }
     return found
 
 
@@ -85,7 +107,11 @@ def by_hand():
     """The state of FSDP2 in the names of Megatron-Core."""
     weights = kinds(stored("saved"))
     weights["param"] = weights["weight"]
-    named = {prefix + name: value for kind, prefix in MEGATRON.items() for name, value in joined(weights[kind], *HEADS).items()}
+    named = {
+        prefix + name: value
+        for kind, prefix in MEGATRON.items()
+        for name, value in joined(weights[kind], *HEADS).items()
+    }
     for name, value in named.items():
         if name.endswith(("word_embeddings.weight", "output_layer.weight")):
             named[name] = torch.nn.functional.pad(value, (0, 0, 0, PADDED - len(value)))
@@ -118,7 +144,12 @@ def megatron(rank):
                 each.train()
                 results.append({tuple(key): value for *key, value in megatron_training.held(each)})
             ranks.same(*results)
-            assert all(group["step"] == 2 * STEPS for each in (training, other) for group in each.optimizer.param_groups if group["params"])
+            assert all(
+                group["step"] == 2 * STEPS
+                for each in (training, other)
+                for group in each.optimizer.param_groups
+                if group["params"]
+            )
             training.save(rank, folder() / f"{name}-more", "fully_reshardable")
 
 
@@ -129,19 +160,44 @@ def finish(rank):
     for name in MESHES:
         training = Training(LLAMA)
         training.train(0)  # other values, which the load replaces
-        exec(TO_FSDP2, {"model": training.model, "optimizer": training.optimizer, "folder": str(folder() / f"{name}-back"), "steps": 2 * STEPS})
+        exec(
+            TO_FSDP2,
+            {
+                "model": training.model,
+                "optimizer": training.optimizer,
+                "folder": str(folder() / f"{name}-back"),
+                "steps": 2 * STEPS,
+            },
+        )
 
         state = stored(f"{name}-more/fully_reshardable")
-        given = {kind: split({key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix or ("decoder.", "embedding.", "output_layer."))}, *HEADS)
-                 for kind, prefix in MEGATRON.items()}
+        given = {
+            kind: split(
+                {
+                    key.removeprefix(prefix): value
+                    for key, value in state.items()
+                    if key.startswith(prefix or ("decoder.", "embedding.", "output_layer."))
+                },
+                *HEADS,
+            )
+            for kind, prefix in MEGATRON.items()
+        }
         for kind in given.values():
             for key in ("model.embed_tokens.weight", "lm_head.weight"):
                 kind[key] = kind[key][: LLAMA["vocab_size"]].contiguous()
         control = Training(LLAMA)
         control.train(0)
-        moments = {key: {kind: given[kind][key] for kind in ("exp_avg", "exp_avg_sq")} | {"step": torch.tensor(2.0 * STEPS)} for key in given["weight"]}
-        set_state_dict(control.model, control.optimizer, model_state_dict=given["param"], options=StateDictOptions(full_state_dict=True),
-                       optim_state_dict={"state": moments, "param_groups": control.state()["optimizer"]["param_groups"]})
+        moments = {
+            key: {kind: given[kind][key] for kind in ("exp_avg", "exp_avg_sq")} | {"step": torch.tensor(2.0 * STEPS)}
+            for key in given["weight"]
+        }
+        set_state_dict(
+            control.model,
+            control.optimizer,
+            model_state_dict=given["param"],
+            options=StateDictOptions(full_state_dict=True),
+            optim_state_dict={"state": moments, "param_groups": control.state()["optimizer"]["param_groups"]},
+        )
         for each in (training, control):
             each.train(2 * STEPS)
         ranks.same(training.values(), control.values())
@@ -152,11 +208,20 @@ def finish(rank):
 class TrainingTest(Conversions):
     def test_to_megatron_and_back(self):
         self.ranks(2, begin)
-        self.assertIn("with exp_avg, exp_avg_sq, param\nmaster weights: of TARGET, the weights of SOURCE\n",
-                      self.convert("saved", "moved", "--to=megatron", "--optimizer", "--allow=extra"))
+        self.assertIn(
+            "with exp_avg, exp_avg_sq, param\nmaster weights: of TARGET, the weights of SOURCE\n",
+            self.convert("saved", "moved", "--to=megatron", "--optimizer", "--allow=extra"),
+        )
         self.ranks(4, megatron)
         for name in MESHES:
-            text = self.convert(f"{name}-more/fully_reshardable", f"{name}-back", "--to=fsdp2", "--optimizer", "--allow=extra", "--config=saved/config.json")
+            text = self.convert(
+                f"{name}-more/fully_reshardable",
+                f"{name}-back",
+                "--to=fsdp2",
+                "--optimizer",
+                "--allow=extra",
+                "--config=saved/config.json",
+            )
             self.assertIn("weights: of TARGET, the master weights of SOURCE\n", text)
         self.ranks(2, finish)
         self.ranks(3, finish)

@@ -4,7 +4,14 @@
 import hashlib
 
 PROMPTS = [[5, 17, 400, 23, 999], [1, 2, 3], [777, 42, 8, 8, 8, 300], [640, 11, 90, 512]]
-OPTIONS = {"dtype": "bfloat16", "enforce_eager": True, "skip_tokenizer_init": True, "kv_cache_memory_bytes": 64 << 20, "max_model_len": 128, "seed": 0}
+OPTIONS = {
+    "dtype": "bfloat16",
+    "enforce_eager": True,
+    "skip_tokenizer_init": True,
+    "kv_cache_memory_bytes": 64 << 20,
+    "max_model_len": 128,
+    "seed": 0,
+}
 
 
 class WorkerExtension:
@@ -18,8 +25,10 @@ class WorkerExtension:
         from reshard.recording.engine import params_of
 
         live = params_of(self.model_runner.get_model(), OWN_BUFFERS)
-        return {name: hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
-                for name, tensor in live.items()}
+        return {
+            name: hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
+            for name, tensor in live.items()
+        }
 
     def move_norm(self, rank):
         """Gives the model's last norm other memory on one worker, as a framework that replaces a param does."""
@@ -32,7 +41,13 @@ def engine(path, tp=1):
     """An engine of `tp` workers that has loaded a checkpoint."""
     from vllm import LLM
 
-    return LLM(str(path), tensor_parallel_size=tp, weight_transfer_config={"backend": "reshard"}, worker_extension_cls="vllm_engines.WorkerExtension", **OPTIONS)
+    return LLM(
+        str(path),
+        tensor_parallel_size=tp,
+        weight_transfer_config={"backend": "reshard"},
+        worker_extension_cls="vllm_engines.WorkerExtension",
+        **OPTIONS,
+    )
 
 
 def weights(llm):
@@ -44,7 +59,10 @@ def _generated(llm):
     from vllm import SamplingParams
 
     wanted = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False, logprobs=0)
-    outputs = [output.outputs[0] for output in llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], wanted, use_tqdm=False)]
+    outputs = [
+        output.outputs[0]
+        for output in llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], wanted, use_tqdm=False)
+    ]
     return [[[token, at[token].logprob] for token, at in zip(output.token_ids, output.logprobs)] for output in outputs]
 
 

@@ -29,7 +29,9 @@ def plan_of(at, name="family", left=""):
     names."""
     job = at / f"{name}.yaml"
     more = f', ignore: ["{left}"]' if left else ""
-    job.write_text(f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\ntarget: {{layout: vllm, mesh: {{}}, ranks: [1]{more}}}\n")
+    job.write_text(
+        f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\ntarget: {{layout: vllm, mesh: {{}}, ranks: [1]{more}}}\n"
+    )
     return reshard.compile(job, output=at / f"{name}.rplan").path
 
 
@@ -47,8 +49,9 @@ def train(at, store="store"):
 
 def live_params(llm):
     """The params and persistent buffers as the kernels read them."""
-    return llm.apply_model(lambda model: {name: tensor.detach().clone()
-                                          for name, tensor in params_of(model, OWN_BUFFERS).items()})[0]
+    return llm.apply_model(
+        lambda model: {name: tensor.detach().clone() for name, tensor in params_of(model, OWN_BUFFERS).items()}
+    )[0]
 
 
 def refusal(client, info):
@@ -77,8 +80,10 @@ def speculative(method):
 def unstated(llm, refuse):
     """What `refuse` returns while the engine has what a plan cannot state, by name."""
     config = worker(llm).weight_transfer_engine.vllm_config
-    states = {"eplb": (config.parallel_config, "enable_eplb", True),
-              "draft": (config, "speculative_config", speculative("eagle3"))}
+    states = {
+        "eplb": (config.parallel_config, "enable_eplb", True),
+        "draft": (config, "speculative_config", speculative("eagle3")),
+    }
     for layer in worker(llm).get_model().modules():
         if hasattr(layer, "expert_map_manager"):
             states["round robin"] = (layer.expert_map_manager, "_placement_strategy", "round_robin")
@@ -132,9 +137,13 @@ def refitted(at):
     (at / "store").mkdir()
     llm = engine(at / "A")
     client, info = LLMClient(llm), {"plan": plan, "rendezvous": f"file://{at}/store"}
-    result = {"uncovered": refusal(client, info | {"plan": part}), "both": refusal(client, info | {"left": ["*.o_proj.weight"]}),
-              "unknown": refusal(client, info | {"left": ["nothing"]}), "before": generated(llm),
-              "unstated": unstated(llm, lambda: refusal(client, info))}
+    result = {
+        "uncovered": refusal(client, info | {"plan": part}),
+        "both": refusal(client, info | {"left": ["*.o_proj.weight"]}),
+        "unknown": refusal(client, info | {"left": ["nothing"]}),
+        "before": generated(llm),
+        "unstated": unstated(llm, lambda: refusal(client, info)),
+    }
     result["wrong URL"] = refusal(client, info | {"rendezvous": "file:///none/store"})
     if at.name == "qwen3-8b":
         result["unbound"] = unbound(at, client, info)
@@ -162,7 +171,11 @@ def refitted(at):
     fresh = engine(at / "B")
     result["fresh"], wanted = generated(fresh), live_params(fresh)
     shut_down(fresh)
-    result["wrong"] = sorted(name for name in {*found, *wanted} if name not in found or name not in wanted or not torch.equal(found[name], wanted[name]))
+    result["wrong"] = sorted(
+        name
+        for name in {*found, *wanted}
+        if name not in found or name not in wanted or not torch.equal(found[name], wanted[name])
+    )
     return result
 
 

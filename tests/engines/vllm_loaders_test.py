@@ -18,11 +18,38 @@ import support  # noqa: E402
 import torch  # noqa: E402
 
 #: Meshes: tensor parallel ranks, pipeline stages, expert parallel.
-MESHES = {"tp1": (1, 1, False), "tp2": (2, 1, False), "tp4": (4, 1, False), "ep2": (2, 1, True), "pp2": (1, 2, False), "pp3": (1, 3, False), "tp2pp2": (2, 2, False)}
-WITHOUT_EXPERTS = ("qwen3-8b", "qwen3-tied", "llama3-8b", "llama-1-kv-head", "qwen2.5-7b", "nemotron-h-8b", "gemma-3-27b", "gemma-4-31b", "ministral-3-8b",
-                   "olmo-3-7b", "phi-3.5-mini", "qwen3.5-9b", "seed-oss-36b")
+MESHES = {
+    "tp1": (1, 1, False),
+    "tp2": (2, 1, False),
+    "tp4": (4, 1, False),
+    "ep2": (2, 1, True),
+    "pp2": (1, 2, False),
+    "pp3": (1, 3, False),
+    "tp2pp2": (2, 2, False),
+}
+WITHOUT_EXPERTS = (
+    "qwen3-8b",
+    "qwen3-tied",
+    "llama3-8b",
+    "llama-1-kv-head",
+    "qwen2.5-7b",
+    "nemotron-h-8b",
+    "gemma-3-27b",
+    "gemma-4-31b",
+    "ministral-3-8b",
+    "olmo-3-7b",
+    "phi-3.5-mini",
+    "qwen3.5-9b",
+    "seed-oss-36b",
+)
 #: Created on stages that do not use them (docs/library.md).
-UNUSED = ("model.embed_tokens.weight", "model.embedding.weight", "model.norm.weight", "model.norm_f.weight", "lm_head.weight")
+UNUSED = (
+    "model.embed_tokens.weight",
+    "model.embedding.weight",
+    "model.norm.weight",
+    "model.norm_f.weight",
+    "lm_head.weight",
+)
 
 #: With several ranks that cut experts, only the first one adds this bias; the others keep the zeros that vLLM has made.
 ZEROS = ".mlp.experts.routed_experts.w2_bias"
@@ -59,12 +86,22 @@ def moved(plan, tensors):
 
     target = plan.endpoints[1]
     params = {rank: plan.params(rank, "target") for rank in target.ranks}
-    found = {rank: {name: torch.zeros(param.shape, dtype=torch.float32 if param.transform == "neg_exp" else reshard.dtypes.torch_dtype(param.dtype))
-                    for name, param in held.items()} for rank, held in params.items()}
+    found = {
+        rank: {
+            name: torch.zeros(
+                param.shape,
+                dtype=torch.float32 if param.transform == "neg_exp" else reshard.dtypes.torch_dtype(param.dtype),
+            )
+            for name, param in held.items()
+        }
+        for rank, held in params.items()
+    }
     with reshard.Executor(plan, threads=1) as executor:
         executor.bind(tensors, "source", 0)
         for rank, held in params.items():
-            executor.bind({name: found[rank][name] for name, param in held.items() if not param.transform}, "target", rank)
+            executor.bind(
+                {name: found[rank][name] for name, param in held.items() if not param.transform}, "target", rank
+            )
         executor.set_transform("neg_exp", finalize=lambda param: reshard.neg_exp(found[param.rank])["finalize"](param))
         executor.set_hook("absorb_kv_b", lambda rank: None)  # a product of MLA's kernels, after loading
         executor.prepare()
@@ -85,10 +122,16 @@ class Loaders(unittest.TestCase):
         if tp > 1 and not experts:
             other = [name for name in other if not name.endswith(ZEROS) or wanted[name].any()]
         self.assertEqual(other[:4], [], "the layout lacks these")
-        self.assertEqual({name: (tensor.dtype, tensor.shape) for name, tensor in found.items()},
-                         {name: (wanted[name].dtype, wanted[name].shape) for name in found})
+        self.assertEqual(
+            {name: (tensor.dtype, tensor.shape) for name, tensor in found.items()},
+            {name: (wanted[name].dtype, wanted[name].shape) for name in found},
+        )
         bytes_of = lambda tensor: tensor.contiguous().view(torch.uint8)  # noqa: E731
-        self.assertEqual([name for name in found if not torch.equal(bytes_of(found[name]), bytes_of(wanted[name]))][:4], [], "these have other bytes")
+        self.assertEqual(
+            [name for name in found if not torch.equal(bytes_of(found[name]), bytes_of(wanted[name]))][:4],
+            [],
+            "these have other bytes",
+        )
         return len(found)
 
     def check(self, case, folder, changed=()):
@@ -101,12 +144,16 @@ class Loaders(unittest.TestCase):
         for mesh in meshes(case):
             tp, pp, experts = MESHES[mesh]
             view = f"{{{'ep' if experts else 'etp'}: {tp}, pp: {pp}}}"
-            (at / f"{mesh}.yaml").write_text(f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\n"
-                                             f"target: {{layout: vllm, mesh: {{tp: {tp}, pp: {pp}, views: [{view}]}}, ranks: 1..{tp * pp}}}\n")
+            (at / f"{mesh}.yaml").write_text(
+                f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\n"
+                f"target: {{layout: vllm, mesh: {{tp: {tp}, pp: {pp}, views: [{view}]}}, ranks: 1..{tp * pp}}}\n"
+            )
             plan = reshard.compile(at / f"{mesh}.yaml")
             tensors = tensors or support.checkpoint(at / "A", plan.params(0, "source"), 0)
             other = {name: -tensor if name in changed else tensor for name, tensor in tensors.items()}
-            for rank, (wanted, found) in enumerate(zip(loaded(at, MESHES[mesh], tensors), moved(plan, other), strict=True)):
+            for rank, (wanted, found) in enumerate(
+                zip(loaded(at, MESHES[mesh], tensors), moved(plan, other), strict=True)
+            ):
                 with self.subTest(case=case, mesh=mesh, rank=rank):
                     count += self.compare(wanted, found, MESHES[mesh])
         return count

@@ -40,7 +40,8 @@ def plan_of(layout, source):
     if RANK == 0:
         job.write_text(
             f"version: 1\nmodel: model.yaml\nsource: {source}\n"
-            f"target: {{layout: {layout}, mesh: {mesh}, ranks: {TRAINERS}..{TRAINERS + TP - 1}{replicas}}}\n")
+            f"target: {{layout: {layout}, mesh: {mesh}, ranks: {TRAINERS}..{TRAINERS + TP - 1}{replicas}}}\n"
+        )
         reshard.compile(job, output=job.with_suffix(".rplan"))
     if TRAINERS > 1:
         torch.distributed.barrier()
@@ -53,9 +54,14 @@ def save(model, path):
     if RANK:
         return
     job = AT / f"{CASE}.save.yaml"
-    job.write_text(f"version: 1\nmodel: model.yaml\nsource: {model.whole}\ntarget: {{layout: hf, mesh: {{}}, ranks: [0]}}\n")
+    job.write_text(
+        f"version: 1\nmodel: model.yaml\nsource: {model.whole}\ntarget: {{layout: hf, mesh: {{}}, ranks: [0]}}\n"
+    )
     plan = reshard.compile(job)
-    saved = {name: torch.zeros(param.shape, dtype=reshard.dtypes.torch_dtype(param.dtype)) for name, param in plan.params(0, "target").items()}
+    saved = {
+        name: torch.zeros(param.shape, dtype=reshard.dtypes.torch_dtype(param.dtype))
+        for name, param in plan.params(0, "target").items()
+    }
     with reshard.Executor(plan, threads=1) as executor:
         executor.bind({name: tensors[name].detach().contiguous() for name in plan.params(0, "source")}, "source", 0)
         executor.bind(saved, "target", 0)
@@ -69,8 +75,15 @@ def save(model, path):
 def joined(model, llm, layout):
     store = AT / f"{CASE}.{layout}"
     store.mkdir(exist_ok=True)
-    return Trainer(plan_of(layout, model.source), model.module, LLMClient(llm) if llm else None, rank=RANK, rendezvous=f"file://{store}", timeout=300,
-                   pull=CASE.endswith("killed"))
+    return Trainer(
+        plan_of(layout, model.source),
+        model.module,
+        LLMClient(llm) if llm else None,
+        rank=RANK,
+        rendezvous=f"file://{store}",
+        timeout=300,
+        pull=CASE.endswith("killed"),
+    )
 
 
 def step(model, optimizer):
@@ -182,7 +195,9 @@ def killed(model, optimizer):
 def main():
     torch.set_num_threads(1)
     if TRAINERS > 1:
-        torch.distributed.init_process_group("gloo", init_method=f"file://{AT}/{CASE}.gloo", rank=RANK, world_size=TRAINERS)
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{AT}/{CASE}.gloo", rank=RANK, world_size=TRAINERS
+        )
     model = KINDS[KIND](AT, RANK, TRAINERS)
     model.module.train()
     optimizer = torch.optim.SGD(model.module.parameters(), lr=0.5)

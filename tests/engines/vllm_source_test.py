@@ -31,7 +31,7 @@ def sharded(at, name, shape, rank):
     try:
         torch.manual_seed(0)
         module = support.live(support.config(name, at / "config.json"), "cpu")
-        mesh = torch.distributed.init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape):])
+        mesh = torch.distributed.init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
         for layer in module.model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(module, mesh=mesh)
@@ -47,8 +47,13 @@ def moved(plan, sources):
     import reshard
 
     target = plan.endpoints[1]
-    found = {rank: {name: torch.zeros(param.shape, dtype=reshard.dtypes.torch_dtype(param.dtype)) for name, param in plan.params(rank, "target").items()}
-             for rank in target.ranks}
+    found = {
+        rank: {
+            name: torch.zeros(param.shape, dtype=reshard.dtypes.torch_dtype(param.dtype))
+            for name, param in plan.params(rank, "target").items()
+        }
+        for rank in target.ranks
+    }
     with reshard.Executor(plan, threads=1) as executor:
         for rank, tensors in enumerate(sources):
             executor.bind(tensors, "source", rank)
@@ -83,12 +88,22 @@ class SourceTest(unittest.TestCase):
         self.assertEqual(len(jobs), 1, "all ranks state one job")
         (at / "job.yaml").write_text(job := jobs.pop())
         _, whole = sharded(at, name, (1,), 0)
-        (at / "whole.yaml").write_text(json.dumps(json.loads(job) | {"model": "model.yaml", "source": {"layout": "fsdp2", "mesh": {"fsdp": 1}, "ranks": [0]}}))
-        found, expected = moved(reshard.compile(at / "job.yaml"), [tensors for _, tensors in ranks]), moved(reshard.compile(at / "whole.yaml"), [whole])
+        (at / "whole.yaml").write_text(
+            json.dumps(
+                json.loads(job)
+                | {"model": "model.yaml", "source": {"layout": "fsdp2", "mesh": {"fsdp": 1}, "ranks": [0]}}
+            )
+        )
+        found, expected = (
+            moved(reshard.compile(at / "job.yaml"), [tensors for _, tensors in ranks]),
+            moved(reshard.compile(at / "whole.yaml"), [whole]),
+        )
         self.assertEqual(len(found), engine.world_size)
         for rank, tensors in enumerate(expected):
             self.assertEqual(found[rank].keys(), tensors.keys())
-            self.assertEqual([name for name, tensor in tensors.items() if not torch.equal(tensor, found[rank][name])], [])
+            self.assertEqual(
+                [name for name, tensor in tensors.items() if not torch.equal(tensor, found[rank][name])], []
+            )
         self.assertTrue(any(tensor.any() for tensor in expected[0].values()))
 
     def test_fsdp2(self):
@@ -102,7 +117,12 @@ class SourceTest(unittest.TestCase):
 
     def test_experts(self):
         """transformers fuses the experts of a layer, which layout fsdp2 has."""
-        self.check("qwen3-30b-a3b", (2,), ParallelConfig(tensor_parallel_size=2, enable_expert_parallel=True, distributed_executor_backend="mp"), "fsdp2")
+        self.check(
+            "qwen3-30b-a3b",
+            (2,),
+            ParallelConfig(tensor_parallel_size=2, enable_expert_parallel=True, distributed_executor_backend="mp"),
+            "fsdp2",
+        )
 
     def test_axes(self):
         """vLLM's mesh is in row-major order, and a job's first axis is the fastest."""
@@ -110,18 +130,35 @@ class SourceTest(unittest.TestCase):
 
         layout, endpoint = source_of(stated((0, REPLICATE), (0, REPLICATE), mesh=(3, 2)))
         self.assertEqual(list(endpoint["mesh"].items()), [("axis1", 2), ("axis0", 3)])
-        self.assertEqual(layout["shard"], {"model.layers.*.mlp.up_proj.weight": {"0": {"axis": "axis0", "scheme": "chunk"}}})
-        self.assertEqual(source_of(stated((0, 1)))[0]["shard"], {
-            "model.layers.*.mlp.up_proj.weight": {"0": {"axis": "axis0", "scheme": "chunk"}, "1": {"axis": "axis1", "scheme": "chunk"}}})
+        self.assertEqual(
+            layout["shard"], {"model.layers.*.mlp.up_proj.weight": {"0": {"axis": "axis0", "scheme": "chunk"}}}
+        )
+        self.assertEqual(
+            source_of(stated((0, 1)))[0]["shard"],
+            {
+                "model.layers.*.mlp.up_proj.weight": {
+                    "0": {"axis": "axis0", "scheme": "chunk"},
+                    "1": {"axis": "axis1", "scheme": "chunk"},
+                }
+            },
+        )
         self.assertEqual(source_of(stated(None))[0]["shard"], {})
 
     def test_refusals(self):
         import reshard
         from reshard.integrations.vllm_source import source_of, target_of
 
-        for source, text in ((stated((0, 0)), r"'model.layers.0.mlp.up_proj.weight': found dimension 0 sharded by two mesh axes"),
-                             (stated((0, REPLICATE), (1, REPLICATE)), r"'model.layers.1.mlp.up_proj.weight': found shards {1: 'axis0'}, expected {0: 'axis0'}"),
-                             (stated((0, REPLICATE), None), r"'model.layers.1.mlp.up_proj.weight': found shards {}, expected {0: 'axis0'}")):
+        for source, text in (
+            (stated((0, 0)), r"'model.layers.0.mlp.up_proj.weight': found dimension 0 sharded by two mesh axes"),
+            (
+                stated((0, REPLICATE), (1, REPLICATE)),
+                r"'model.layers.1.mlp.up_proj.weight': found shards {1: 'axis0'}, expected {0: 'axis0'}",
+            ),
+            (
+                stated((0, REPLICATE), None),
+                r"'model.layers.1.mlp.up_proj.weight': found shards {}, expected {0: 'axis0'}",
+            ),
+        ):
             with self.assertRaisesRegex(reshard.Error, text):
                 source_of(source)
         with self.assertRaisesRegex(reshard.Error, "found data_parallel_size 2, expected 1"):

@@ -27,17 +27,29 @@ HERE = Path(__file__).resolve().parent
 EXPERTS = {"w13_weight", "w2_weight"}
 #: Models, with the params that vLLM repacks on every CPU and that therefore arrive in landing memory. With AVX-512 there
 #: are more.
-FAMILIES = {"qwen3-8b": set(), "qwen3-tied": set(), "llama3-8b": set(), "llama-1-kv-head": set(), "qwen2.5-7b": set(), "nemotron-h-8b": set(),
-            "qwen3-30b-a3b": EXPERTS, "mixtral-8x7b": EXPERTS, "gpt-oss-120b": EXPERTS, "glm-4.5": EXPERTS,
-            "deepseek-v3": EXPERTS,
-            "gemma-4-31b": set()}
+FAMILIES = {
+    "qwen3-8b": set(),
+    "qwen3-tied": set(),
+    "llama3-8b": set(),
+    "llama-1-kv-head": set(),
+    "qwen2.5-7b": set(),
+    "nemotron-h-8b": set(),
+    "qwen3-30b-a3b": EXPERTS,
+    "mixtral-8x7b": EXPERTS,
+    "gpt-oss-120b": EXPERTS,
+    "glm-4.5": EXPERTS,
+    "deepseek-v3": EXPERTS,
+    "gemma-4-31b": set(),
+}
 #: Persistent buffers of the checkpoint, by their last name.
 BUFFERS = {"gemma-4-31b": {"layer_scalar"}}
 #: What an engine has that a plan cannot state, and the error. The last two need experts.
-UNSTATED = {"eplb": "found enable_eplb, expected it off",
-            "draft": "found speculative decoding by 'eagle3' with draft model 'the/draft', expected none",
-            "round robin": "found expert_placement_strategy 'round_robin', expected linear",
-            "rebalanced": "found enable_eplb, expected it off"}
+UNSTATED = {
+    "eplb": "found enable_eplb, expected it off",
+    "draft": "found speculative decoding by 'eagle3' with draft model 'the/draft', expected none",
+    "round robin": "found expert_placement_strategy 'round_robin', expected linear",
+    "rebalanced": "found enable_eplb, expected it off",
+}
 #: The layout `vllm` with q and k exchanged in the pack: the shapes are the same.
 SWAPPED = """layouts:
   swapped:
@@ -53,7 +65,11 @@ class EngineTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = support.module_folder(cls)
-        cls.environment = os.environ | {"PYTHONPATH": str(cls.folder / "module"), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        cls.environment = os.environ | {
+            "PYTHONPATH": str(cls.folder / "module"),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        }
 
     def model(self, name, checkpoints="A"):
         """Makes a small model and its checkpoints."""
@@ -64,9 +80,13 @@ class EngineTest(unittest.TestCase):
         at = support.model(self.folder, name, support.CASES)
         if name == "qwen3-8b":
             (at / "model.yaml").write_text((at / "model.yaml").read_text() + SWAPPED)
-        (at / "hf.yaml").write_text("version: 1\nmodel: model.yaml\nsource: {layout: hf, mesh: {}}\ntarget: {layout: hf, mesh: {}}\n")
+        (at / "hf.yaml").write_text(
+            "version: 1\nmodel: model.yaml\nsource: {layout: hf, mesh: {}}\ntarget: {layout: hf, mesh: {}}\n"
+        )
         for seed, checkpoint in enumerate(checkpoints):
-            support.checkpoint(at / checkpoint, reshard.compile(at / "hf.yaml").params(0, "source"), seed, copies=checkpoint == "A")
+            support.checkpoint(
+                at / checkpoint, reshard.compile(at / "hf.yaml").params(0, "source"), seed, copies=checkpoint == "A"
+            )
 
 
 class Families(EngineTest):
@@ -76,38 +96,56 @@ class Families(EngineTest):
         cases = os.environ.get("CASES", " ".join(FAMILIES)).split()
         for name in cases:
             self.model(name, "AB")
-        run(sys.executable, "-W", "ignore", HERE / "vllm_families.py", self.folder, *cases, env=self.environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+        run(
+            sys.executable,
+            "-W",
+            "ignore",
+            HERE / "vllm_families.py",
+            self.folder,
+            *cases,
+            env=self.environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+        )
         for name, repacked in ((name, FAMILIES[name]) for name in cases):
             with self.subTest(model=name):
                 result = json.loads((self.folder / name / "result.json").read_text())
                 self.assertNotEqual(result["before"], result["fresh"])
                 self.assertEqual(result["after"], result["fresh"], "the refitted engine differs from a fresh one")
-                self.assertEqual(result["wrong"], [], "params that differ from those of a fresh engine, as the kernels read them")
+                self.assertEqual(
+                    result["wrong"], [], "params that differ from those of a fresh engine, as the kernels read them"
+                )
                 self.assertLessEqual(repacked, {each.rpartition(".")[2] for each in result["beside"]})
                 self.assertGreater(result["in place"], 10)
-                self.assertIn("o_proj.weight': the module has it, but not the plan; expected it in the plan or in left", result["uncovered"])
+                self.assertIn(
+                    "o_proj.weight': the module has it, but not the plan; expected it in the plan or in left",
+                    result["uncovered"],
+                )
                 self.assertIn("o_proj.weight': found in left and in the plan, expected one of them", result["both"])
                 self.assertIn("left: 'nothing' matches no param or buffer", result["unknown"])
                 self.assertIn("cannot make the folder '/none/store'", result["wrong URL"])
                 if unbound := result.get("unbound"):
                     self.assertEqual(unbound["engine"], "a weight without memory")
-                    self.assertEqual(unbound["trainer"],
-                                     "rank 1 has failed: a weight without memory: with rank 1 in prepare")
+                    self.assertEqual(
+                        unbound["trainer"], "rank 1 has failed: a weight without memory: with rank 1 in prepare"
+                    )
                     self.assertLess(unbound["seconds"], 60, "the deadline is 300 s")
-                self.assertEqual(result["without draft"], result["uncovered"],
-                                 "speculative decoding by n-grams has no draft model")
+                self.assertEqual(
+                    result["without draft"], result["uncovered"], "speculative decoding by n-grams has no draft model"
+                )
                 self.assertEqual(set(result.get("buffers", {})), BUFFERS.get(name, set()))
                 for buffer, text in result.get("buffers", {}).items():
-                    self.assertIn(f".{buffer}': the module has it, but not the plan; expected it in the plan or in "
-                                  "left", text)
+                    self.assertIn(
+                        f".{buffer}': the module has it, but not the plan; expected it in the plan or in left", text
+                    )
                 texts = {state: text for state, text in UNSTATED.items() if repacked or state in ("eplb", "draft")}
                 for when in ("unstated", "unstated later"):
                     self.assertEqual(set(result[when]), set(texts), when)
                     for state, text in texts.items():
                         self.assertIn(text, result[when][state], (when, state))
-                        self.assertEqual(when == "unstated later",
-                                         "the weights are those of the version before" in result[when][state],
-                                         (when, state))
+                        self.assertEqual(
+                            when == "unstated later",
+                            "the weights are those of the version before" in result[when][state],
+                            (when, state),
+                        )
 
 
 class Documented(EngineTest):
@@ -120,53 +158,85 @@ class Documented(EngineTest):
         (at / "store").mkdir(parents=True, exist_ok=True)
         (at / "checkpoint").symlink_to(checkpoint)
         options = ", ".join(f"{name}={value!r}" for name, value in OPTIONS.items())
-        for found, replaced in (("file:///shared/refit", f"file://{at}/store"),
-                                ('{"backend": "reshard"})', f'{{"backend": "reshard"}}, {options})'),
-                                ("SamplingParams(temp", "SamplingParams(detokenize=False, temp"),
-                                ("timeout=60", "timeout=300")):
+        for found, replaced in (
+            ("file:///shared/refit", f"file://{at}/store"),
+            ('{"backend": "reshard"})', f'{{"backend": "reshard"}}, {options})'),
+            ("SamplingParams(temp", "SamplingParams(detokenize=False, temp"),
+            ("timeout=60", "timeout=300"),
+        ):
             self.assertEqual(program.count(found), 1, found)
             program = program.replace(found, replaced)
         (at / "refit.py").write_text(program)
         for file, text in files.items():
             (at / f"{file}.yaml").write_text(text)
-        environment = {name: value for name, value in self.environment.items()
-                       if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+        environment = {
+            name: value for name, value in self.environment.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"
+        }
         done = run(sys.executable, "-W", "ignore", *launcher, "refit.py", env=environment, cwd=at, timeout=900)
         tokens = re.findall(r"^(\d) (\[.*\])$", done.stdout, re.MULTILINE)
         self.assertEqual([step for step, _ in tokens], ["0", "1", "2"], done.stdout + done.stderr[-4000:])
-        self.assertEqual(len({generated for _, generated in tokens}), 3,
-                         "each step must change what the engine generates")
+        self.assertEqual(
+            len({generated for _, generated in tokens}), 3, "each step must change what the engine generates"
+        )
 
     def test_torchrun(self):
         """The first one of docs/integrations.md: two ranks of torchrun, and two workers that vLLM spawns."""
         self.model("qwen3-8b")
         program, job = examples("vLLM", "python")[0], example("vLLM", "yaml")
         self.assertEqual(job.count("\n"), 12)
-        self.launched("torchrun", self.folder / "qwen3-8b" / "A",
-                      program.replace("timeout=60", "timeout=60, check=True"), "-m", "torch.distributed.run",
-                      "--nproc-per-node=2", refit=job.replace("LIBRARY", str(support.MODELS.parent)))
+        self.launched(
+            "torchrun",
+            self.folder / "qwen3-8b" / "A",
+            program.replace("timeout=60", "timeout=60, check=True"),
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=2",
+            refit=job.replace("LIBRARY", str(support.MODELS.parent)),
+        )
 
     def test_recorded(self):
         """The program of docs/record.md, with an architecture that the library lacks."""
         at = self.folder / "granite"
         at.mkdir()
-        config = {**support.BASE, "architectures": ["GraniteForCausalLM"], "model_type": "granite",
-                  "intermediate_size": 512, "hidden_act": "silu", "pad_token_id": 0}
+        config = {
+            **support.BASE,
+            "architectures": ["GraniteForCausalLM"],
+            "model_type": "granite",
+            "intermediate_size": 512,
+            "hidden_act": "silu",
+            "pad_token_id": 0,
+        }
         (at / "config.json").write_text(json.dumps(config))
         config = transformers.AutoConfig.from_pretrained(at)
         transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(at)
-        words = [sys.executable, "-W", "ignore", "-c",
-                 "import sys; from reshard.recording.command import run; sys.exit(run(sys.argv[1:]))"]
+        words = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            "import sys; from reshard.recording.command import run; sys.exit(run(sys.argv[1:]))",
+        ]
         done = run(*words, "vllm", "--model", at, "--tp", "2", "-o", at / "recorded.yaml", env=self.environment)
         self.assertEqual(done.stderr.splitlines()[-1:], ["reshard-record: 27 params, exact"], done.stderr)
         self.assertNotIn("INFO", done.stderr + done.stdout)
-        self.launched("recorded", at, example("From the file to a refit", "python", "record"),
-                      model=(at / "recorded.yaml").read_text())
+        self.launched(
+            "recorded",
+            at,
+            example("From the file to a refit", "python", "record"),
+            model=(at / "recorded.yaml").read_text(),
+        )
 
     def test_vocabulary(self):
         """The second one of docs/integrations.md."""
         self.model("qwen3-8b", "AB")
-        run(sys.executable, "-W", "ignore", HERE / "vllm_documented.py", self.folder, env=self.environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+        run(
+            sys.executable,
+            "-W",
+            "ignore",
+            HERE / "vllm_documented.py",
+            self.folder,
+            env=self.environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+        )
         result = json.loads((self.folder / "documented.json").read_text())
         self.assertEqual(result["refitted weights"], result["A weights"])
         self.assertEqual(result["refitted"], result["A"])
@@ -179,12 +249,30 @@ class Refit(EngineTest):
         self.model(name)
         at = f"{name}/{kind}{trainers}to{tp}.{case}"
         environment = dict(self.environment)
-        environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # vLLM's default: the engine and its workers are spawned
+        environment.pop(
+            "VLLM_ENABLE_V1_MULTIPROCESSING", None
+        )  # vLLM's default: the engine and its workers are spawned
         ranks = []
         for rank in range(trainers):
             with open(self.folder / f"{at}.log{rank}", "w") as log:
-                ranks.append(subprocess.Popen([sys.executable, HERE / "vllm_refit.py", self.folder, name, kind, str(trainers), str(tp), str(rank), case],
-                                              env=environment, stdout=log, stderr=subprocess.STDOUT))
+                ranks.append(
+                    subprocess.Popen(
+                        [
+                            sys.executable,
+                            HERE / "vllm_refit.py",
+                            self.folder,
+                            name,
+                            kind,
+                            str(trainers),
+                            str(tp),
+                            str(rank),
+                            case,
+                        ],
+                        env=environment,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
         try:
             deadline = time.monotonic() + 1500
             while any(process.poll() is None for process in ranks) and not any(process.poll() for process in ranks):
@@ -210,7 +298,11 @@ class Refit(EngineTest):
             self.assertEqual(result["after late"], result["fresh"])
         (self.assertNotEqual if name == "qwen3-8b" else self.assertEqual)(result["swapped"], result["fresh"])
         if tp > 1:
-            self.assertIn("; the weights are torn", result["partial"]["error"], "some workers have the weights of this version, others those before")
+            self.assertIn(
+                "; the weights are torn",
+                result["partial"]["error"],
+                "some workers have the weights of this version, others those before",
+            )
         return result
 
     def test_qwen3_plain_to_tp1(self):

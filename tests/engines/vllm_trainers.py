@@ -37,7 +37,10 @@ class FSDP2:
 
     def gathered(self):
         """Whole tensors by name, as PyTorch gathers them."""
-        return {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in self.module.state_dict().items()}
+        return {
+            name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            for name, tensor in self.module.state_dict().items()
+        }
 
 
 class Megatron:
@@ -57,15 +60,38 @@ class Megatron:
         self.numbers = numbers = json.loads((at / "config.json").read_text())
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks, create_gloo_process_groups=False)
         config = TransformerConfig(
-            num_layers=numbers["num_hidden_layers"], hidden_size=numbers["hidden_size"], num_attention_heads=numbers["num_attention_heads"],
-            num_query_groups=numbers["num_key_value_heads"], kv_channels=numbers["head_dim"], ffn_hidden_size=numbers["intermediate_size"],
-            layernorm_epsilon=numbers["rms_norm_eps"], gated_linear_unit=True, activation_func=torch.nn.functional.silu, normalization="RMSNorm",
-            qk_layernorm=True, add_bias_linear=False, tensor_model_parallel_size=ranks, params_dtype=torch.bfloat16, use_cpu_initialization=True,
-            attention_dropout=0.0, hidden_dropout=0.0, bias_activation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False,
-            gradient_accumulation_fusion=False, apply_rope_fusion=False)
+            num_layers=numbers["num_hidden_layers"],
+            hidden_size=numbers["hidden_size"],
+            num_attention_heads=numbers["num_attention_heads"],
+            num_query_groups=numbers["num_key_value_heads"],
+            kv_channels=numbers["head_dim"],
+            ffn_hidden_size=numbers["intermediate_size"],
+            layernorm_epsilon=numbers["rms_norm_eps"],
+            gated_linear_unit=True,
+            activation_func=torch.nn.functional.silu,
+            normalization="RMSNorm",
+            qk_layernorm=True,
+            add_bias_linear=False,
+            tensor_model_parallel_size=ranks,
+            params_dtype=torch.bfloat16,
+            use_cpu_initialization=True,
+            attention_dropout=0.0,
+            hidden_dropout=0.0,
+            bias_activation_fusion=False,
+            bias_dropout_fusion=False,
+            masked_softmax_fusion=False,
+            gradient_accumulation_fusion=False,
+            apply_rope_fusion=False,
+        )
         self.module = GPTModel(
-            config, get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm"), -(-numbers["vocab_size"] // (128 * ranks)) * 128 * ranks,
-            numbers["max_position_embeddings"], position_embedding_type="rope", rotary_base=numbers["rope_theta"], share_embeddings_and_output_weights=False).bfloat16()
+            config,
+            get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm"),
+            -(-numbers["vocab_size"] // (128 * ranks)) * 128 * ranks,
+            numbers["max_position_embeddings"],
+            position_embedding_type="rope",
+            rotary_base=numbers["rope_theta"],
+            share_embeddings_and_output_weights=False,
+        ).bfloat16()
         self._load()
 
     def _load(self):
@@ -77,7 +103,11 @@ class Megatron:
         with reshard.Executor(plan, threads=1) as executor:
             executor.bind(load_file(self.at / "A" / "model.safetensors"), "source", 0)
             for rank in range(self.ranks):
-                executor.bind(params if rank == self.rank else {name: torch.empty_like(param) for name, param in params.items()}, "target", rank)
+                executor.bind(
+                    params if rank == self.rank else {name: torch.empty_like(param) for name, param in params.items()},
+                    "target",
+                    rank,
+                )
             executor.prepare()
             executor.run(timeout=60)
         found = self.gathered()
@@ -109,13 +139,17 @@ class Megatron:
             layer = "model.layers." + name.split(".")[2] if name.startswith("decoder.layers.") else ""
             if name.endswith("linear_qkv.weight"):
                 groups = tensor.view(kv_heads, heads + 2, width, -1)
-                for letter, part in zip("qkv", (groups[:, :heads], groups[:, heads], groups[:, heads + 1]), strict=True):
+                for letter, part in zip(
+                    "qkv", (groups[:, :heads], groups[:, heads], groups[:, heads + 1]), strict=True
+                ):
                     found[f"{layer}.self_attn.{letter}_proj.weight"] = part.reshape(-1, tensor.shape[1])
             elif name.endswith("linear_fc1.weight"):
                 for number, half in enumerate(("gate", "up")):
                     found[f"{layer}.mlp.{half}_proj.weight"] = torch.cat([shard.chunk(2)[number] for shard in shards])
             else:
-                found[layer + _renamed(name)] = tensor[: self.numbers["vocab_size"]] if not layer and tensor.dim() == 2 else tensor
+                found[layer + _renamed(name)] = (
+                    tensor[: self.numbers["vocab_size"]] if not layer and tensor.dim() == 2 else tensor
+                )
         return found
 
     def distance(self, checkpoint):
@@ -136,10 +170,19 @@ class Megatron:
 
 def _renamed(name):
     """The name in a checkpoint, after that of the layer, of a param that a checkpoint has as it is."""
-    outside = {"embedding.word_embeddings.weight": "model.embed_tokens.weight", "decoder.final_layernorm.weight": "model.norm.weight",
-               "output_layer.weight": "lm_head.weight"}
-    inside = {"input_layernorm": "input_layernorm", "pre_mlp_layernorm": "post_attention_layernorm", "self_attention.linear_proj": "self_attn.o_proj",
-              "self_attention.q_layernorm": "self_attn.q_norm", "self_attention.k_layernorm": "self_attn.k_norm", "mlp.linear_fc2": "mlp.down_proj"}
+    outside = {
+        "embedding.word_embeddings.weight": "model.embed_tokens.weight",
+        "decoder.final_layernorm.weight": "model.norm.weight",
+        "output_layer.weight": "lm_head.weight",
+    }
+    inside = {
+        "input_layernorm": "input_layernorm",
+        "pre_mlp_layernorm": "post_attention_layernorm",
+        "self_attention.linear_proj": "self_attn.o_proj",
+        "self_attention.q_layernorm": "self_attn.q_norm",
+        "self_attention.k_layernorm": "self_attn.k_norm",
+        "mlp.linear_fc2": "mlp.down_proj",
+    }
     if name in outside:
         return outside[name]
     return "." + inside[name.split(".", 3)[3].removesuffix(".weight")] + ".weight"

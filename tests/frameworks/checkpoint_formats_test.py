@@ -29,9 +29,15 @@ def values():
     import torch
 
     torch.manual_seed(0)
-    return {"layers.0.weight": torch.randn(7, 5), "layers.0.bias": torch.randn(9).to(torch.bfloat16), "table": torch.arange(24).reshape(4, 3, 2),
-            "half": torch.randn(6, 4).to(torch.float16), "scale": torch.tensor(2.5), "none": torch.zeros(0, 3),
-            "codes": torch.arange(16, dtype=torch.uint8).reshape(4, 4).view(torch.float8_e4m3fn)}
+    return {
+        "layers.0.weight": torch.randn(7, 5),
+        "layers.0.bias": torch.randn(9).to(torch.bfloat16),
+        "table": torch.arange(24).reshape(4, 3, 2),
+        "half": torch.randn(6, 4).to(torch.float16),
+        "scale": torch.tensor(2.5),
+        "none": torch.zeros(0, 3),
+        "codes": torch.arange(16, dtype=torch.uint8).reshape(4, 4).view(torch.float8_e4m3fn),
+    }
 
 
 def saves(rank, world, folder, kind):
@@ -53,18 +59,26 @@ def saves(rank, world, folder, kind):
         parts = weight.shape[0] // rows
         state = {"bias": ShardedTensor.from_rank_offsets("layers.0.bias", bias, replica_id=rank)}
         if rank < parts:
-            state["half"] = ShardedTensor.from_rank_offsets("half", weight[rank * rows:(rank + 1) * rows].contiguous(), (0, rank, parts), replica_id=0)
+            state["half"] = ShardedTensor.from_rank_offsets(
+                "half", weight[rank * rows : (rank + 1) * rows].contiguous(), (0, rank, parts), replica_id=0
+            )
         dist_checkpointing.save(state | {"iteration": 3}, f"{folder}/saved")
     else:
         mesh = init_device_mesh("cpu", (world,))
         axes = {"layers.0.weight": Shard(0), "layers.0.bias": Shard(0), "table": Shard(1), "half": Shard(1)}
-        state = {name: distribute_tensor(tensor, mesh, [axes[name]]) if name in axes else tensor for name, tensor in tensors.items()}
+        state = {
+            name: distribute_tensor(tensor, mesh, [axes[name]]) if name in axes else tensor
+            for name, tensor in tensors.items()
+        }
         if kind == "hf":
             from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
             dcp.save(state, storage_writer=HuggingFaceStorageWriter(f"{folder}/saved", save_distributed=True))
         else:
-            dcp.save({"model": state, "step": 17, "optimizer": {"param_groups": [{"lr": 0.1}]}}, checkpoint_id=f"{folder}/saved")
+            dcp.save(
+                {"model": state, "step": 17, "optimizer": {"param_groups": [{"lr": 0.1}]}},
+                checkpoint_id=f"{folder}/saved",
+            )
     dist.barrier()
     dist.destroy_process_group()
 
@@ -74,8 +88,15 @@ def sets():
     import torch
 
     torch.manual_seed(1)
-    shapes = {"even": ((8, 4), (16,), (4, 8, 2)), "uneven": ((7, 5), (9,), (5, 3, 3)), "short": ((1, 3), (2, 2), (3,), ())}
-    found = {name: {f"layers.{i}.weight": torch.randn(shape) for i, shape in enumerate(each)} for name, each in shapes.items()}
+    shapes = {
+        "even": ((8, 4), (16,), (4, 8, 2)),
+        "uneven": ((7, 5), (9,), (5, 3, 3)),
+        "short": ((1, 3), (2, 2), (3,), ()),
+    }
+    found = {
+        name: {f"layers.{i}.weight": torch.randn(shape) for i, shape in enumerate(each)}
+        for name, each in shapes.items()
+    }
     return found | {"dtypes": {name: tensor for name, tensor in values().items() if tensor.numel()}}
 
 
@@ -98,7 +119,18 @@ def placed(tensors, world, sharding):
         if sharding == "plain" or not tensor.dim() or tensor.dtype.itemsize == 1:  # gloo has no float8
             return tensor.clone()
         last = Shard(tensor.dim() - 1)
-        return distribute_tensor(tensor, mesh, {"rows": [Shard(0)], "columns": [last], "replicate": [Replicate()], "hsdp": [Replicate(), Shard(0)], "grid": [Shard(0), last]}[sharding])
+        return distribute_tensor(
+            tensor,
+            mesh,
+            {
+                "rows": [Shard(0)],
+                "columns": [last],
+                "replicate": [Replicate()],
+                "hsdp": [Replicate(), Shard(0)],
+                "grid": [Shard(0), last],
+            }[sharding],
+        )
+
     return {name: place(tensor) for name, tensor in tensors.items()}
 
 
@@ -112,7 +144,11 @@ def module(kind, widths):
     torch.manual_seed(2)
     found = torch.nn.Sequential(torch.nn.Linear(*widths), torch.nn.Linear(*reversed(widths)))
     whole = {name: tensor.clone() for name, tensor in found.state_dict().items()}
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)) if kind == "fsdp2" else init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = (
+        init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        if kind == "fsdp2"
+        else init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    )
     if kind == "tp":
         parallelize_module(found, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
         mesh = mesh["dp"]
@@ -141,7 +177,9 @@ def megatron_state(tensors, rank, world):
     state = {}
     for name, tensor in tensors.items():
         if tensor.dim() and tensor.shape[0] % world == 0:
-            state[name] = ShardedTensor.from_rank_offsets(name, tensor.chunk(world)[rank].contiguous(), (0, rank, world))
+            state[name] = ShardedTensor.from_rank_offsets(
+                name, tensor.chunk(world)[rank].contiguous(), (0, rank, world)
+            )
         else:
             state[name] = ShardedTensor.from_rank_offsets(name, tensor.clone(), replica_id=rank)
     return state
@@ -155,13 +193,19 @@ def saves_pairs(rank, world, folder):
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
     start(rank, world, folder)
+
     def save(state, sharding, name, formats):
         path = lambda format: Path(folder) / format / str(world) / sharding / name  # noqa: E731
         path("torch").mkdir(parents=True, exist_ok=True)
         torch.save(state, path("torch") / f"model_world_size_{world}_rank_{rank}.pt")
         for format in formats:
-            writer = {"storage_writer": HuggingFaceStorageWriter(path(format), save_distributed=True)} if format == "hf" else {"checkpoint_id": path(format)}
+            writer = (
+                {"storage_writer": HuggingFaceStorageWriter(path(format), save_distributed=True)}
+                if format == "hf"
+                else {"checkpoint_id": path(format)}
+            )
             dcp.save(state, **writer)
+
     for name, tensors in sets().items():
         for sharding in SHARDINGS[world]:
             save(placed(tensors, world, sharding), sharding, name, ("dcp", "hf"))
@@ -185,7 +229,11 @@ def saves_fsdp1(rank, world, folder):
 
     start(rank, world, folder)
     torch.manual_seed(3)
-    found = FSDP(torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 2, bias=False)), device_id=torch.device("cpu"), use_orig_params=True)
+    found = FSDP(
+        torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 2, bias=False)),
+        device_id=torch.device("cpu"),
+        use_orig_params=True,
+    )
     (Path(folder) / "ranks").mkdir(exist_ok=True)
     with FSDP.state_dict_type(found, StateDictType.SHARDED_STATE_DICT):
         torch.save(found.state_dict(), f"{folder}/ranks/model_world_size_{world}_rank_{rank}.pt")
@@ -210,7 +258,14 @@ def loads_pairs(rank, world, folder):
         for sharding in SHARDINGS[world]:
             for format in ("dcp", "dcp-safetensors"):
                 state, path = placed(zeros, world, sharding), f"{folder}/{format}/{name}"
-                dcp.load(state, **({"checkpoint_id": path} if format == "dcp" else {"storage_reader": HuggingFaceStorageReader(path)}))
+                dcp.load(
+                    state,
+                    **(
+                        {"checkpoint_id": path}
+                        if format == "dcp"
+                        else {"storage_reader": HuggingFaceStorageReader(path)}
+                    ),
+                )
                 for each, tensor in placed(tensors, world, sharding).items():
                     assert torch.equal(local(state[each]), local(tensor)), (format, name, sharding, each)
         found = dist_checkpointing.load(megatron_state(zeros, rank, world), f"{folder}/megatron/{name}")
@@ -239,7 +294,11 @@ def loads_modules(rank, world, folder):
                     dcp.load(state, checkpoint_id=f"{folder}/dcp/{name}")
                     found.load_state_dict(state)
                 else:
-                    set_model_state_dict(found, torch.load(f"{folder}/torch-save/{name}/model.pt"), options=StateDictOptions(full_state_dict=True))
+                    set_model_state_dict(
+                        found,
+                        torch.load(f"{folder}/torch-save/{name}/model.pt"),
+                        options=StateDictOptions(full_state_dict=True),
+                    )
                 for each, param in found.named_parameters():
                     assert torch.equal(param.full_tensor(), whole[each]), (kind, format, name, each)
     end()
@@ -252,8 +311,13 @@ def saves_objects(rank, world, folder):
     from megatron.core.dist_checkpointing import ShardedObject
 
     start(rank, world, folder)
-    objects = {"state": ShardedObject("layers._extra_state", {"rank": rank, "amax": torch.arange(3) + rank}, (world,), (rank,))}
-    dist_checkpointing.save(megatron_state({"weight": torch.arange(8.0)}, rank, world) | objects | {"iteration": 3, "args": {"lr": 0.5}}, f"{folder}/saved")
+    objects = {
+        "state": ShardedObject("layers._extra_state", {"rank": rank, "amax": torch.arange(3) + rank}, (world,), (rank,))
+    }
+    dist_checkpointing.save(
+        megatron_state({"weight": torch.arange(8.0)}, rank, world) | objects | {"iteration": 3, "args": {"lr": 0.5}},
+        f"{folder}/saved",
+    )
     end()
 
 
@@ -264,7 +328,9 @@ def loads_objects(rank, world, folder):
     from megatron.core.dist_checkpointing.validation import StrictHandling
 
     start(rank, world, folder)
-    state = megatron_state({"weight": torch.zeros(8)}, rank, world) | {"state": ShardedObject("layers._extra_state", None, (world,), (rank,))}
+    state = megatron_state({"weight": torch.zeros(8)}, rank, world) | {
+        "state": ShardedObject("layers._extra_state", None, (world,), (rank,))
+    }
     found = dist_checkpointing.load(state, f"{folder}/ours", strict=StrictHandling.RAISE_ALL)
     assert torch.equal(found["weight"], torch.arange(8.0).chunk(world)[rank])
     assert found["state"]["rank"] == rank and torch.equal(found["state"]["amax"], torch.arange(3) + rank)
@@ -285,9 +351,16 @@ def loads(rank, world, folder, kind):
     mesh = init_device_mesh("cpu", (world,))
     axes = {"layers.0.weight": Shard(1), "table": Shard(0), "half": Shard(0)}
     wanted = {name: tensor for name, tensor in values().items() if kind == "dcp" or tensor.numel()}
-    place = {name: lambda tensor, axis=axes.get(name): distribute_tensor(tensor, mesh, [axis]) if axis else tensor.clone() for name in wanted}
+    place = {
+        name: lambda tensor, axis=axes.get(name): distribute_tensor(tensor, mesh, [axis]) if axis else tensor.clone()
+        for name in wanted
+    }
     state = {name: place[name](torch.zeros_like(tensor)) for name, tensor in wanted.items()}
-    reader = {"storage_reader": HuggingFaceStorageReader(f"{folder}/{kind}")} if kind == "dcp-safetensors" else {"checkpoint_id": f"{folder}/{kind}"}
+    reader = (
+        {"storage_reader": HuggingFaceStorageReader(f"{folder}/{kind}")}
+        if kind == "dcp-safetensors"
+        else {"checkpoint_id": f"{folder}/{kind}"}
+    )
     dcp.load(state, **reader)
     bits = lambda tensor: getattr(tensor, "to_local", lambda: tensor)().contiguous().reshape(-1).view(torch.uint8)  # noqa: E731
     for name, tensor in wanted.items():
@@ -316,11 +389,23 @@ class CheckpointFormats(FolderTest):
 
     def move(self, source, prefix, target, names, values=values, options=("--allow=extra",)):
         """Compiles and runs a job from the checkpoint `source`, whose names begin with `prefix`."""
-        dtypes = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.int64": "i64", "torch.float8_e4m3fn": "fp8_e4m3"}
-        tensors = {name: {"shape": list(values()[name].shape), "dtype": dtypes[str(values()[name].dtype)]} for name in names}
+        dtypes = {
+            "torch.float32": "fp32",
+            "torch.bfloat16": "bf16",
+            "torch.float16": "fp16",
+            "torch.int64": "i64",
+            "torch.float8_e4m3fn": "fp8_e4m3",
+        }
+        tensors = {
+            name: {"shape": list(values()[name].shape), "dtype": dtypes[str(values()[name].dtype)]} for name in names
+        }
         layouts = {"plain": {"params": "same"}, "saved": {"params": {prefix + name: {"holds": name} for name in names}}}
-        job = {"version": 1, "model": {"tensors": tensors, "layouts": layouts}, "source": {"layout": "saved", "storage": str(source)},
-               "target": {"layout": "plain", "storage": target}}
+        job = {
+            "version": 1,
+            "model": {"tensors": tensors, "layouts": layouts},
+            "source": {"layout": "saved", "storage": str(source)},
+            "target": {"layout": "plain", "storage": target},
+        }
         (self.folder / "job.yaml").write_text(json.dumps(job))
         run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan")
         run("reshard-exec", self.folder / "p.rplan", "--check", *options)
@@ -330,8 +415,11 @@ class CheckpointFormats(FolderTest):
 
         import torch
 
-        for kind, worlds, prefix, names in (("dcp", (1, 2, 4), "model.", list(values())), ("hf", (1, 2, 4), "", list(values())),
-                                            ("megatron", (1, 2), "", ["half", "layers.0.bias"])):
+        for kind, worlds, prefix, names in (
+            ("dcp", (1, 2, 4), "model.", list(values())),
+            ("hf", (1, 2, 4), "", list(values())),
+            ("megatron", (1, 2), "", ["half", "layers.0.bias"]),
+        ):
             for world in worlds:
                 with self.subTest(kind=kind, world=world):
                     out = self.folder / f"out-{kind}-{world}"
@@ -340,7 +428,13 @@ class CheckpointFormats(FolderTest):
                     self.assertEqual(sorted(found), sorted(names))
                     for name in names:
                         self.assertEqual(found[name].dtype, values()[name].dtype)
-                        self.assertTrue(torch.equal(found[name].reshape(-1).view(torch.uint8), values()[name].contiguous().reshape(-1).view(torch.uint8)), name)
+                        self.assertTrue(
+                            torch.equal(
+                                found[name].reshape(-1).view(torch.uint8),
+                                values()[name].contiguous().reshape(-1).view(torch.uint8),
+                            ),
+                            name,
+                        )
 
     def test_written_checkpoints(self):
         import torch
@@ -352,7 +446,12 @@ class CheckpointFormats(FolderTest):
         self.assertEqual(list(found), list(values()))
         for name, tensor in values().items():
             self.assertEqual((found[name].dtype, found[name].shape), (tensor.dtype, tensor.shape))
-            self.assertTrue(torch.equal(found[name].reshape(-1).view(torch.uint8), tensor.contiguous().reshape(-1).view(torch.uint8)), name)
+            self.assertTrue(
+                torch.equal(
+                    found[name].reshape(-1).view(torch.uint8), tensor.contiguous().reshape(-1).view(torch.uint8)
+                ),
+                name,
+            )
         for kind in ("dcp", "dcp-safetensors"):
             for world in (1, 2, 3):
                 with self.subTest(kind=kind, world=world):
@@ -368,15 +467,28 @@ class CheckpointFormats(FolderTest):
         tensors = {name: tensor for name, tensor in values().items() if tensor.numel()}
         torch.save(tensors, self.folder / "torch-save-saved")
         dcp.save(tensors, checkpoint_id=self.folder / "dcp-saved", no_dist=True)
-        dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(self.folder / "dcp-safetensors-saved"), save_distributed=True), no_dist=True)
+        dcp.save(
+            tensors,
+            storage_writer=HuggingFaceStorageWriter(str(self.folder / "dcp-safetensors-saved"), save_distributed=True),
+            no_dist=True,
+        )
         for source, target in (("torch-save", "dcp"), ("dcp", "dcp-safetensors"), ("dcp-safetensors", "torch-save")):
             with self.subTest(source=source, target=target):
-                self.move(self.folder / f"{source}-saved", "", {"folder": str(self.folder / target), "format": target}, list(tensors))
+                self.move(
+                    self.folder / f"{source}-saved",
+                    "",
+                    {"folder": str(self.folder / target), "format": target},
+                    list(tensors),
+                )
                 if target == "torch-save":
                     found = torch.load(self.folder / target / "model.pt")
                 else:
                     found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-                    reader = {"checkpoint_id": self.folder / target} if target == "dcp" else {"storage_reader": HuggingFaceStorageReader(str(self.folder / target))}
+                    reader = (
+                        {"checkpoint_id": self.folder / target}
+                        if target == "dcp"
+                        else {"storage_reader": HuggingFaceStorageReader(str(self.folder / target))}
+                    )
                     dcp.load(found, no_dist=True, **reader)
                 self.equal(found, tensors)
         dcp_to_torch_save(self.folder / "dcp", self.folder / "whole.pt")
@@ -388,7 +500,12 @@ class CheckpointFormats(FolderTest):
         self.assertEqual(sorted(found), sorted(wanted))
         for name, tensor in wanted.items():
             self.assertEqual((found[name].dtype, found[name].shape), (tensor.dtype, tensor.shape), name)
-            self.assertTrue(torch.equal(found[name].reshape(-1).view(torch.uint8), tensor.contiguous().reshape(-1).view(torch.uint8)), name)
+            self.assertTrue(
+                torch.equal(
+                    found[name].reshape(-1).view(torch.uint8), tensor.contiguous().reshape(-1).view(torch.uint8)
+                ),
+                name,
+            )
 
     def test_pairs(self):
         """At least 200 pairs of a format and a sharding, with several sets of shapes: what the packages wrote, jobs read; what
@@ -421,11 +538,26 @@ class CheckpointFormats(FolderTest):
         for number, (source, name, formats) in enumerate(plain + modules):
             for format in formats:
                 (self.folder / "ours" / format).mkdir(parents=True, exist_ok=True)
-                target = {"folder": str(self.folder / "ours" / format / name), "format": format} | ({"chunk": 64} if format in ("dcp", "megatron") else {})
+                target = {"folder": str(self.folder / "ours" / format / name), "format": format} | (
+                    {"chunk": 64} if format in ("dcp", "megatron") else {}
+                )
                 shards = number % 2 == 0 and format != "torch-save"
-                self.move(self.folder / source, "", target, list(wanted[name]), lambda name=name: wanted[name], ("--allow=extra", *(["--max-shard-size=16"] if shards else [])))
+                self.move(
+                    self.folder / source,
+                    "",
+                    target,
+                    list(wanted[name]),
+                    lambda name=name: wanted[name],
+                    ("--allow=extra", *(["--max-shard-size=16"] if shards else [])),
+                )
                 if shards:
-                    self.assertGreater(len(list(Path(target["folder"]).glob("*.distcp")) + list(Path(target["folder"]).glob("*.safetensors"))), 1)
+                    self.assertGreater(
+                        len(
+                            list(Path(target["folder"]).glob("*.distcp"))
+                            + list(Path(target["folder"]).glob("*.safetensors"))
+                        ),
+                        1,
+                    )
         for world, shardings in SHARDINGS.items():
             self.run_ranks(world, loads_pairs, str(self.folder / "ours"))
             (self.folder / "ours/store").unlink(missing_ok=True)
@@ -446,7 +578,14 @@ class CheckpointFormats(FolderTest):
         (self.folder / "store").unlink(missing_ok=True)
         weight = {"weight": torch.arange(8.0)}
         for format, target in (("megatron", "ours"), ("dcp", "dcp")):
-            self.move(self.folder / "saved", "", {"folder": str(self.folder / target), "format": format}, ["weight"], lambda: weight, ())
+            self.move(
+                self.folder / "saved",
+                "",
+                {"folder": str(self.folder / target), "format": format},
+                ["weight"],
+                lambda: weight,
+                (),
+            )
         self.run_ranks(2, loads_objects, str(self.folder))
         import torch.distributed.checkpoint as dcp
 
@@ -468,10 +607,12 @@ class CheckpointFormats(FolderTest):
             bits = torch.zeros(tensor.shape + (tensor.element_size(),), dtype=torch.uint8)
             for chunk in entry["chunks"]:
                 file = Path(path) / chunk["file"] if chunk["file"] else Path(path)
-                data = bytearray(file.read_bytes()[chunk["begin"]:chunk["begin"] + chunk["bytes"]])
+                data = bytearray(file.read_bytes()[chunk["begin"] : chunk["begin"] + chunk["bytes"]])
                 box = tuple(slice(at, at + length) for at, length in zip(chunk["offsets"], chunk["lengths"]))
                 if data:
-                    bits[box] = torch.frombuffer(data, dtype=torch.uint8).reshape(*chunk["lengths"], tensor.element_size())
+                    bits[box] = torch.frombuffer(data, dtype=torch.uint8).reshape(
+                        *chunk["lengths"], tensor.element_size()
+                    )
             own = tensor.contiguous().reshape(-1).view(torch.uint8).reshape(bits.shape) if tensor.numel() else bits
             self.assertTrue(torch.equal(bits, own), name)
         return found
@@ -518,17 +659,34 @@ class CheckpointFormats(FolderTest):
 
         tensors = values()
         module = torch.nn.Linear(5, 3)
-        torch.save({"model": tensors, "step": 3, "linear": module.state_dict(), "parameter": module.weight}, self.folder / "x.pt")
+        torch.save(
+            {"model": tensors, "step": 3, "linear": module.state_dict(), "parameter": module.weight},
+            self.folder / "x.pt",
+        )
         wanted = {f"model.{name}": tensor for name, tensor in tensors.items()}
-        wanted |= {"linear.weight": module.weight.detach(), "linear.bias": module.bias.detach(), "parameter": module.weight.detach()}
+        wanted |= {
+            "linear.weight": module.weight.detach(),
+            "linear.bias": module.bias.detach(),
+            "parameter": module.weight.detach(),
+        }
         found = self.compare(self.folder / "x.pt", wanted)
         self.assertEqual((found["format"], list(found["objects"])), ("torch.save", ["step"]))
 
     def resave(self, tensors, source):
         """A file of torch.save through a job to another one, which PyTorch loads."""
-        (self.folder / "job.yaml").write_text(json.dumps({
-            "version": 1, "model": tensors | {"layouts": {"same": {"params": "same"}}}, "source": {"layout": "same", "storage": str(source)},
-            "target": {"layout": "same", "storage": {"folder": str(self.folder / "out"), "format": "torch-save"}}}))
+        (self.folder / "job.yaml").write_text(
+            json.dumps(
+                {
+                    "version": 1,
+                    "model": tensors | {"layouts": {"same": {"params": "same"}}},
+                    "source": {"layout": "same", "storage": str(source)},
+                    "target": {
+                        "layout": "same",
+                        "storage": {"folder": str(self.folder / "out"), "format": "torch-save"},
+                    },
+                }
+            )
+        )
         run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan")
         run("reshard-exec", self.folder / "p.rplan", "--check", "--memory=1GiB")
 
@@ -540,24 +698,35 @@ class CheckpointFormats(FolderTest):
         ones, complex_ = torch.ones(3), torch.ones(3, dtype=torch.complex64)
         parameter = torch.nn.Parameter(ones.clone())
         parameter.attribute = 1
-        negative = ("argument {} (metadata) sets 'neg': its elements are not stored themselves, but their negatives; "
-                    "save tensor.resolve_neg()")
+        negative = (
+            "argument {} (metadata) sets 'neg': its elements are not stored themselves, but their negatives; "
+            "save tensor.resolve_neg()"
+        )
         v2 = negative.format("7 of 'torch._utils._rebuild_tensor_v2'")
         v3 = negative.format("8 of 'torch._utils._rebuild_tensor_v3'")
-        cases = [(v2, complex_.conj().imag), (v2, torch._neg_view(ones)),
-                 (v2, torch.nn.Parameter(torch._neg_view(ones))), (v3, torch._neg_view(ones.to(torch.float8_e4m3fn))),
-                 ("Complex", complex_.conj()),
-                 ("_rebuild_qtensor", torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8)),
-                 ("_rebuild_sparse_tensor", torch.eye(3).to_sparse()),
-                 ("_rebuild_sparse_tensor", torch.eye(3).to_sparse_csr()),
-                 ("_rebuild_nested_tensor", torch.nested.nested_tensor([ones])),
-                 ("_rebuild_meta_tensor_no_storage", torch.ones(3, device="meta"))]
+        cases = [
+            (v2, complex_.conj().imag),
+            (v2, torch._neg_view(ones)),
+            (v2, torch.nn.Parameter(torch._neg_view(ones))),
+            (v3, torch._neg_view(ones.to(torch.float8_e4m3fn))),
+            ("Complex", complex_.conj()),
+            ("_rebuild_qtensor", torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8)),
+            ("_rebuild_sparse_tensor", torch.eye(3).to_sparse()),
+            ("_rebuild_sparse_tensor", torch.eye(3).to_sparse_csr()),
+            ("_rebuild_nested_tensor", torch.nested.nested_tensor([ones])),
+            ("_rebuild_meta_tensor_no_storage", torch.ones(3, device="meta")),
+        ]
         for expected, tensor in cases:
             with self.subTest(expected):
                 torch.save({"a": tensor}, self.folder / "x.pt")
                 self.assertIn(expected, run("reshard-inspect", self.folder / "x.pt", code=2).stderr)
-        for tensor in (complex_.conj().imag.resolve_neg(), parameter, torch.ones(3, requires_grad=True),
-                       ones.to(torch.float8_e5m2), torch.nn.Buffer(ones)):
+        for tensor in (
+            complex_.conj().imag.resolve_neg(),
+            parameter,
+            torch.ones(3, requires_grad=True),
+            ones.to(torch.float8_e5m2),
+            torch.nn.Buffer(ones),
+        ):
             torch.save({"a": tensor.contiguous()}, self.folder / "x.pt")
             self.assertIn("  a  ", run("reshard-inspect", self.folder / "x.pt").stdout)
 
@@ -578,7 +747,10 @@ class CheckpointFormats(FolderTest):
 
         tensors = {"large": torch.arange((1 << 30) + 3, dtype=torch.int32), "small": torch.arange(5, dtype=torch.int32)}
         torch.save(tensors, self.folder / "x.pt")
-        self.resave({"dtype": "i32", "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()}}, self.folder / "x.pt")
+        self.resave(
+            {"dtype": "i32", "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()}},
+            self.folder / "x.pt",
+        )
         (self.folder / "x.pt").unlink()
         found = torch.load(self.folder / "out/model.pt", mmap=True)
         self.assertEqual(list(found), list(tensors))

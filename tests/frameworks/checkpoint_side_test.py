@@ -85,9 +85,14 @@ class CheckpointSideTest(unittest.IsolatedAsyncioTestCase):
 
         module = torch.nn.ModuleDict({"experts": torch.nn.Module()})
         check_slots(module)
-        for name, value, text in (("eplb_state", object(), "found enable_eplb, expected it off"),
-                                  ("expert_placement_strategy", "round_robin",
-                                   "found expert_placement_strategy 'round_robin', expected linear")):
+        for name, value, text in (
+            ("eplb_state", object(), "found enable_eplb, expected it off"),
+            (
+                "expert_placement_strategy",
+                "round_robin",
+                "found expert_placement_strategy 'round_robin', expected linear",
+            ),
+        ):
             setattr(module["experts"], name, value)
             sides = self.sides()
             sides[1]._live = lambda: module

@@ -50,8 +50,15 @@ if logits.exists():
 print(transformers.__version__)
 """
 
-SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-         "vocab_size": 101}
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 101,
+}
 
 
 @unittest.skipIf(MISSING, f"NOT TESTED: {', '.join(MISSING)} missing; see tests/frameworks")
@@ -78,18 +85,24 @@ class FromPretrained(ConvertTest):
             config.architectures = ["Qwen3ForCausalLM"]
             config.save_pretrained(at)
             (at / "generation_config.json").write_text(json.dumps({"max_new_tokens": 17}))
-        words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "a": 1, "b": 2, "c": 3}, unk_token="[UNK]"))
+        words = tokenizers.Tokenizer(
+            tokenizers.models.WordLevel({"[UNK]": 0, "a": 1, "b": 2, "c": 3}, unk_token="[UNK]")
+        )
         words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
         PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(at)
         tokenizer = at / "tokenizer_config.json"  # transformers 5 names a class that 4 does not have
-        tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}))
+        tokenizer.write_text(
+            json.dumps(json.loads(tokenizer.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"})
+        )
         return at
 
     def loads(self, written, original):
         self.assertTrue(run(sys.executable, "-W", "ignore", "-c", LOADS, written, original).stdout.startswith("5."))
         if four := os.environ.get("RESHARD_TRANSFORMERS4"):
             path = os.pathsep.join([four, *filter(None, [os.environ.get("PYTHONPATH")])])
-            version = run(sys.executable, "-W", "ignore", "-c", LOADS, written, original, env=os.environ | {"PYTHONPATH": path}).stdout
+            version = run(
+                sys.executable, "-W", "ignore", "-c", LOADS, written, original, env=os.environ | {"PYTHONPATH": path}
+            ).stdout
             self.assertTrue(version.startswith("4."), version)
 
     def test_written_with_the_files_of_a_model(self):
@@ -99,7 +112,14 @@ class FromPretrained(ConvertTest):
         job.write_text("version: 1\nmodel: model.yaml\nsource: {storage: original}\ntarget: {storage: one}\n")
         run("reshard-compile", job, "-o", self.folder / "plan")
         run("reshard-exec", self.folder / "plan", "--check", f"--copy={original}")
-        run("reshard-exec", self.folder / "plan", "--check", f"--copy={original}", "--max-shard-size=64KiB", f"--target={self.folder / 'many'}")
+        run(
+            "reshard-exec",
+            self.folder / "plan",
+            "--check",
+            f"--copy={original}",
+            "--max-shard-size=64KiB",
+            f"--target={self.folder / 'many'}",
+        )
         self.assertEqual([path.name for path in (self.folder / "one").glob("*.safetensors*")], ["model.safetensors"])
         self.assertGreater(len(list((self.folder / "many").glob("model-*-of-*.safetensors"))), 3)
         for name in ("one", "many"):
@@ -115,11 +135,19 @@ class FromPretrained(ConvertTest):
         saved = load_file(original / "model.safetensors")
         self.assertNotIn("lm_head.weight", saved)
         (self.folder / "both").mkdir()
-        save_file(saved | {"lm_head.weight": saved["model.embed_tokens.weight"].clone()}, self.folder / "both/model.safetensors")
+        save_file(
+            saved | {"lm_head.weight": saved["model.embed_tokens.weight"].clone()},
+            self.folder / "both/model.safetensors",
+        )
         for source in ("dcp", "both"):
             self.assertIn("lm_head.weight", run("reshard-inspect", self.folder / source).stdout)
-            self.convert(source, f"from-{source}", "--to=hf", f"--config={original / 'config.json'}", f"--copy={original}")
-        first, second = ({path.name: path.read_bytes() for path in (self.folder / f"from-{source}").iterdir()} for source in ("dcp", "both"))
+            self.convert(
+                source, f"from-{source}", "--to=hf", f"--config={original / 'config.json'}", f"--copy={original}"
+            )
+        first, second = (
+            {path.name: path.read_bytes() for path in (self.folder / f"from-{source}").iterdir()}
+            for source in ("dcp", "both")
+        )
         self.assertEqual(first, second)
         self.assertEqual(load_file(self.folder / "from-dcp/model.safetensors").keys(), saved.keys())
         self.loads(self.folder / "from-dcp", original)
@@ -127,17 +155,44 @@ class FromPretrained(ConvertTest):
     @unittest.skipUnless("RESHARD_FULL" in os.environ, "RESHARD_FULL=1 writes more than 5 GB")
     def test_more_than_5_gb(self):
         layers, hidden, ffn, vocab, heads = 12, 4096, 14336, 32000, 32
-        original = self.original(False, hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=8,
-                                 head_dim=128, vocab_size=vocab)
-        numbers = {"layers": layers, "hidden": hidden, "ffn": ffn, "vocab": vocab, "heads": heads, "kv_heads": 8, "head_dim": 128, "tied": "false"}
+        original = self.original(
+            False,
+            hidden_size=hidden,
+            intermediate_size=ffn,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=8,
+            head_dim=128,
+            vocab_size=vocab,
+        )
+        numbers = {
+            "layers": layers,
+            "hidden": hidden,
+            "ffn": ffn,
+            "vocab": vocab,
+            "heads": heads,
+            "kv_heads": 8,
+            "head_dim": 128,
+            "tied": "false",
+        }
         job = self.folder / "job.yaml"
         models = ROOT / "examples" / "models"
-        job.write_text(f"version: 1\nmodel: {models / 'qwen3-8b.yaml'}\nsource: {{layout: hf, storage: weights}}\ntarget: {{layout: hf, storage: written}}\n")
-        run("reshard-compile", job, "-o", self.folder / "plan", *(f"--set=model.let.{name}={value}" for name, value in numbers.items()))
+        job.write_text(
+            f"version: 1\nmodel: {models / 'qwen3-8b.yaml'}\nsource: {{layout: hf, storage: weights}}\ntarget: {{layout: hf, storage: written}}\n"
+        )
+        run(
+            "reshard-compile",
+            job,
+            "-o",
+            self.folder / "plan",
+            *(f"--set=model.let.{name}={value}" for name, value in numbers.items()),
+        )
         run("reshard-exec", self.folder / "plan", "--synthesize", f"--source={self.folder / 'weights'}")
         run("reshard-exec", self.folder / "plan", f"--copy={original}", "--memory=2GiB")
         files = sorted((self.folder / "written").glob("model-*.safetensors"))
-        self.assertEqual([path.name for path in files], ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"])
+        self.assertEqual(
+            [path.name for path in files], ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+        )
         self.assertLess(files[0].stat().st_size, 5.001e9)
         self.assertGreater(sum(path.stat().st_size for path in files), 5e9)
         self.loads(self.folder / "written", self.folder / "weights")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of docs/api.md under the real torchrun, and as actors of the real Ray; reshard-convert under torchrun, as in docs/checkpoints.md.
 
-    scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/launchers_test.py"""
+scripts/frameworks.sh && . build/frameworks/env.sh
+RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/launchers_test.py"""
 
 import importlib.util
 import sys
@@ -15,7 +15,9 @@ from commands import BIN, FolderTest, run  # noqa: E402
 
 
 def lacks(package):
-    return importlib.util.find_spec(package) is None, f"package {package} is missing: run scripts/frameworks.sh and build/frameworks/env.sh"
+    return importlib.util.find_spec(
+        package
+    ) is None, f"package {package} is missing: run scripts/frameworks.sh and build/frameworks/env.sh"
 
 
 @unittest.skipUnless((BIN / "libreshard_ucx.so").exists(), "transport ucx was not built")
@@ -28,7 +30,15 @@ class Launchers(FolderTest):
     @unittest.skipIf(*lacks("torch"))
     def test_torchrun(self):
         port = launchers.free_port()
-        self.check(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=4", f"--master-port={port}", "launched.py", launchers.JOB)
+        self.check(
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=4",
+            f"--master-port={port}",
+            "launched.py",
+            launchers.JOB,
+        )
 
     @unittest.skipIf(*lacks("torch"))
     def test_convert_under_torchrun(self):
@@ -44,9 +54,27 @@ class Launchers(FolderTest):
         tensors = {f"layers.{i}.weight": torch.randn(300, 1000) for i in range(9)}
         save_file(tensors, self.folder / "step-1000/model.safetensors")
         run(command, "step-1000", "dcp", "--to=dcp", env=environment, cwd=self.folder)
-        done = run(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=4", f"--master-port={launchers.free_port()}", "--no-python", command, "dcp", "out",
-                   "--processes=4", "--transport=ucx", "--rendezvous=env://", "--timeout=120", env=environment, cwd=self.folder)
-        self.assertIn("target: 9 tensors, 2700000 elements; 10800000 bytes, of which 0 are padding, were compared with the source and are right", done.stdout)
+        done = run(
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=4",
+            f"--master-port={launchers.free_port()}",
+            "--no-python",
+            command,
+            "dcp",
+            "out",
+            "--processes=4",
+            "--transport=ucx",
+            "--rendezvous=env://",
+            "--timeout=120",
+            env=environment,
+            cwd=self.folder,
+        )
+        self.assertIn(
+            "target: 9 tensors, 2700000 elements; 10800000 bytes, of which 0 are padding, were compared with the source and are right",
+            done.stdout,
+        )
         found = load_file(self.folder / "out/model.safetensors")
         self.assertEqual(found.keys(), tensors.keys())
         for name, tensor in tensors.items():

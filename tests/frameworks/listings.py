@@ -15,8 +15,25 @@ import torch
 import transformers
 
 FOLDER = support.ROOT / "tests" / "library" / "listings" / "transformers5"
-MODELS = ["qwen3-30b-a3b", "qwen3-235b-a22b", "glm-4.5", "mixtral-8x7b", "deepseek-v3", "kimi-k2", "gpt-oss-120b", "nemotron-h-8b",
-          "qwen3-next-80b-a3b", "qwen3.5-9b", "qwen3.5-35b-a3b", "qwen3-vl-30b-a3b", "nemotron-3-nano-30b-a3b", "kimi-linear-48b-a3b", "minimax-m2", "deepseek-v3.2", "glm-5"]
+MODELS = [
+    "qwen3-30b-a3b",
+    "qwen3-235b-a22b",
+    "glm-4.5",
+    "mixtral-8x7b",
+    "deepseek-v3",
+    "kimi-k2",
+    "gpt-oss-120b",
+    "nemotron-h-8b",
+    "qwen3-next-80b-a3b",
+    "qwen3.5-9b",
+    "qwen3.5-35b-a3b",
+    "qwen3-vl-30b-a3b",
+    "nemotron-3-nano-30b-a3b",
+    "kimi-linear-48b-a3b",
+    "minimax-m2",
+    "deepseek-v3.2",
+    "glm-5",
+]
 
 
 def ranges(values):
@@ -38,12 +55,17 @@ def main():
         (FOLDER / f"{name}.config.json").write_text(config.to_json_string())
         module = support.live(config)
         found = {}
-        for tensor, value in [*module.named_parameters(), *((n, b) for n, b in module.named_buffers() if "rotary_" not in n)]:
+        for tensor, value in [
+            *module.named_parameters(),
+            *((n, b) for n, b in module.named_buffers() if "rotary_" not in n),
+        ]:
             layer = re.search(r"\.(layers|blocks|deepstack_merger_list)\.(\d+)\.", tensor)
             pattern = tensor.replace(layer[0], f".{layer[1]}.*.") if layer else tensor
             found.setdefault((pattern, tuple(value.shape), value.dtype), []).append(int(layer[2]) if layer else None)
-        lines = [f"# origin: transformers {transformers.__version__}, {type(module).__name__} on the meta device in bf16, config {name}.config.json:",
-                 "# named_parameters() and, of named_buffers(), the router's"]
+        lines = [
+            f"# origin: transformers {transformers.__version__}, {type(module).__name__} on the meta device in bf16, config {name}.config.json:",
+            "# named_parameters() and, of named_buffers(), the router's",
+        ]
         for (pattern, shape, dtype), layers in found.items():
             full = pattern.replace("*", ranges(layers)) if layers[0] is not None else pattern
             lines.append(f"{full}  {list(shape)}{'' if dtype == torch.bfloat16 else ' fp32'}")

@@ -59,23 +59,50 @@ MLA = {**MOE, "first_dense": 2, "q_lora": 16, "kv_lora": 12, "nope": 8, "rope": 
 WHOLE = {"tp": 1, "pp": 2, "dp": 1, "ep": 1}
 CUT = {"tp": 2, "pp": 2, "dp": 2, "ep": 2}
 INTERLEAVED = "{axis: pp, interleave: vpp}"
-LOCAL = ("llama3-8b", "qwen2.5-7b", "qwen3-0.6b", "qwen3-30b-a3b")  # models with a layout for Megatron-Core's local specs
+LOCAL = (
+    "llama3-8b",
+    "qwen2.5-7b",
+    "qwen3-0.6b",
+    "qwen3-30b-a3b",
+)  # models with a layout for Megatron-Core's local specs
 # model, its numbers, other settings of Megatron-Core's configuration, and the equivalent rule of `place`
 CASES = {
     "llama3-8b": ("llama3-8b", BASE, {}, INTERLEAVED),
     "qwen2.5-7b": ("qwen2.5-7b", BASE, {"add_qkv_bias": True}, INTERLEAVED),
     "qwen3-0.6b": ("qwen3-0.6b", BASE, {"qk_layernorm": True}, INTERLEAVED),
     "qwen3-30b-a3b": ("qwen3-30b-a3b", MOE, {"qk_layernorm": True}, INTERLEAVED),
-    "glm-4.5": ("glm-4.5", {**MOE, "first_dense": 3}, {"qk_layernorm": True, "add_qkv_bias": True, "mtp_num_layers": 1}, INTERLEAVED),
+    "glm-4.5": (
+        "glm-4.5",
+        {**MOE, "first_dense": 3},
+        {"qk_layernorm": True, "add_qkv_bias": True, "mtp_num_layers": 1},
+        INTERLEAVED,
+    ),
     "deepseek-v3": ("deepseek-v3", MLA, {"mtp_num_layers": 1}, INTERLEAVED),
     "kimi-k2": ("kimi-k2", MLA, {}, INTERLEAVED),
-    "gpt-oss-120b": ("gpt-oss-120b", {**BASE, "experts": 4}, {"add_qkv_bias": True, "add_bias_linear": True, "softmax_type": "learnable"},
-                     INTERLEAVED),
-    "first stage of two layers": ("llama3-8b", BASE, {"num_layers_in_first_pipeline_stage": 2}, "{axis: pp, first: 2, interleave: vpp}"),
-    "embedding and loss count": ("llama3-8b", {**BASE, "layers": 6},
-                                 {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True},
-                                 "{axis: pp, embedding: true, loss: true, interleave: vpp}"),
-    "a string of stages": ("llama3-8b", BASE, {"pipeline_model_parallel_layout": "E|ttt|t*4|tL"}, "{axis: pp, stages: 'E|ttt|t*4|tL'}"),
+    "gpt-oss-120b": (
+        "gpt-oss-120b",
+        {**BASE, "experts": 4},
+        {"add_qkv_bias": True, "add_bias_linear": True, "softmax_type": "learnable"},
+        INTERLEAVED,
+    ),
+    "first stage of two layers": (
+        "llama3-8b",
+        BASE,
+        {"num_layers_in_first_pipeline_stage": 2},
+        "{axis: pp, first: 2, interleave: vpp}",
+    ),
+    "embedding and loss count": (
+        "llama3-8b",
+        {**BASE, "layers": 6},
+        {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True},
+        "{axis: pp, embedding: true, loss: true, interleave: vpp}",
+    ),
+    "a string of stages": (
+        "llama3-8b",
+        BASE,
+        {"pipeline_model_parallel_layout": "E|ttt|t*4|tL"},
+        "{axis: pp, stages: 'E|ttt|t*4|tL'}",
+    ),
 }
 # Without Transformer Engine, norms and experts have other names, which only a layout `megatron-local` can describe.
 FUSED = [
@@ -102,23 +129,45 @@ def configuration(model, numbers, more, mesh):
     if experts:
         more |= {"num_moe_experts": experts, "moe_ffn_hidden_size": numbers.get("moe_ffn", numbers["ffn"])}
         if "first_dense" in numbers:
-            more |= {"moe_layer_freq": [int(layer >= numbers["first_dense"]) for layer in range(numbers["layers"])],
-                     "moe_shared_expert_intermediate_size": numbers["moe_ffn"], "moe_router_enable_expert_bias": True,
-                     "moe_router_score_function": "sigmoid"}
+            more |= {
+                "moe_layer_freq": [int(layer >= numbers["first_dense"]) for layer in range(numbers["layers"])],
+                "moe_shared_expert_intermediate_size": numbers["moe_ffn"],
+                "moe_router_enable_expert_bias": True,
+                "moe_router_score_function": "sigmoid",
+            }
     if "q_lora" in numbers:
-        more |= {"q_lora_rank": numbers["q_lora"], "kv_lora_rank": numbers["kv_lora"], "qk_head_dim": numbers["nope"],
-                 "qk_pos_emb_head_dim": numbers["rope"], "v_head_dim": numbers["v_dim"], "qk_layernorm": True,
-                 "multi_latent_attention": True}
+        more |= {
+            "q_lora_rank": numbers["q_lora"],
+            "kv_lora_rank": numbers["kv_lora"],
+            "qk_head_dim": numbers["nope"],
+            "qk_pos_emb_head_dim": numbers["rope"],
+            "v_head_dim": numbers["v_dim"],
+            "qk_layernorm": True,
+            "multi_latent_attention": True,
+        }
     else:
         more |= {"num_query_groups": numbers["kv_heads"], "kv_channels": numbers["head_dim"]}
     if "pipeline_model_parallel_layout" not in more:
         more["virtual_pipeline_model_parallel_size"] = 2
     return (MLATransformerConfig if "q_lora" in numbers else TransformerConfig)(
-        num_layers=numbers["layers"], hidden_size=numbers["hidden"], num_attention_heads=numbers["heads"],
-        ffn_hidden_size=numbers["ffn"], gated_linear_unit=True, activation_func=torch.nn.functional.silu, normalization="RMSNorm",
-        add_bias_linear=more.pop("add_bias_linear", False), tensor_model_parallel_size=mesh["tp"],
-        pipeline_model_parallel_size=mesh["pp"], expert_model_parallel_size=mesh["ep"] if experts else 1, expert_tensor_parallel_size=1,
-        pipeline_dtype=torch.bfloat16, bf16=True, params_dtype=torch.bfloat16, use_cpu_initialization=True, **more)
+        num_layers=numbers["layers"],
+        hidden_size=numbers["hidden"],
+        num_attention_heads=numbers["heads"],
+        ffn_hidden_size=numbers["ffn"],
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        normalization="RMSNorm",
+        add_bias_linear=more.pop("add_bias_linear", False),
+        tensor_model_parallel_size=mesh["tp"],
+        pipeline_model_parallel_size=mesh["pp"],
+        expert_model_parallel_size=mesh["ep"] if experts else 1,
+        expert_tensor_parallel_size=1,
+        pipeline_dtype=torch.bfloat16,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        use_cpu_initialization=True,
+        **more,
+    )
 
 
 class Rank:
@@ -130,9 +179,13 @@ class Rank:
     def __enter__(self):
         torch.distributed.init_process_group("fake", store=FakeStore(), rank=self.rank, world_size=self.world)
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=self.mesh["tp"], pipeline_model_parallel_size=self.mesh["pp"],
-            virtual_pipeline_model_parallel_size=2, expert_model_parallel_size=self.mesh["ep"], expert_tensor_parallel_size=1,
-            create_gloo_process_groups=False)
+            tensor_model_parallel_size=self.mesh["tp"],
+            pipeline_model_parallel_size=self.mesh["pp"],
+            virtual_pipeline_model_parallel_size=2,
+            expert_model_parallel_size=self.mesh["ep"],
+            expert_tensor_parallel_size=1,
+            create_gloo_process_groups=False,
+        )
 
     def __exit__(self, *_):
         parallel_state.destroy_model_parallel()
@@ -148,12 +201,26 @@ def chunks(config, numbers, tied, mesh):
             for layer in spec.layer_specs:
                 parts = layer.submodules.self_attention.submodules
                 parts.linear_q_down_proj = parts.linear_kv_down_proj = Duplicated
-                parts.core_attention = Nothing  # the local attention does not accept heads of two lengths; neither has params
-        mtp = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False, vp_stage=chunk) if config.mtp_num_layers else None
+                parts.core_attention = (
+                    Nothing  # the local attention does not accept heads of two lengths; neither has params
+                )
+        mtp = (
+            get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False, vp_stage=chunk)
+            if config.mtp_num_layers
+            else None
+        )
         module = GPTModel(
-            config, spec, vocabulary, 64, share_embeddings_and_output_weights=tied, position_embedding_type="rope",
+            config,
+            spec,
+            vocabulary,
+            64,
+            share_embeddings_and_output_weights=tied,
+            position_embedding_type="rope",
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
-            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk), mtp_block_spec=mtp, vp_stage=chunk)
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
+            mtp_block_spec=mtp,
+            vp_stage=chunk,
+        )
         module.bfloat16()
         for each in module.modules():
             if hasattr(each, "_maintain_float32_expert_bias"):
@@ -162,16 +229,26 @@ def chunks(config, numbers, tied, mesh):
 
 
 def tensors(made):
-    return {name: tensor for name, tensor in made.state_dict().items() if torch.is_tensor(tensor)}  # without _extra_state
+    return {
+        name: tensor for name, tensor in made.state_dict().items() if torch.is_tensor(tensor)
+    }  # without _extra_state
 
 
 def modules(case, mesh, rank):
     """A rank's chunks, and {name of a tensor in a layer: the layer's number}."""
     model, numbers, more, _ = CASES[case]
     with Rank(mesh, rank):
-        made = torch.nn.ModuleList(chunks(configuration(model, numbers, more, mesh), numbers, model == "qwen3-0.6b", mesh))
-    layers = {name: module.layer_number - 1 for name, module in made.named_modules() if re.search(r"\.decoder\.layers\.\d+$", name)}
-    return made, {name: number for prefix, number in layers.items() for name in tensors(made) if name.startswith(prefix + ".")}
+        made = torch.nn.ModuleList(
+            chunks(configuration(model, numbers, more, mesh), numbers, model == "qwen3-0.6b", mesh)
+        )
+    layers = {
+        name: module.layer_number - 1
+        for name, module in made.named_modules()
+        if re.search(r"\.decoder\.layers\.\d+$", name)
+    }
+    return made, {
+        name: number for prefix, number in layers.items() for name in tensors(made) if name.startswith(prefix + ".")
+    }
 
 
 def live(case, mesh, rank):
@@ -190,9 +267,13 @@ def live(case, mesh, rank):
 def planned(case, mesh, folder):
     """The same according to the layout, by rank."""
     model, numbers, _, placement = CASES[case]
-    source = library.chunked(BIN, model, layout(model), mesh, placement, [f"{name}={value}" for name, value in numbers.items()], folder)
-    return [{name: (shape, dtype, values.get("layer")) for name, shape, dtype, values in source.instances(rank)}
-            for rank in range(mesh["tp"] * mesh["pp"] * mesh["dp"])]
+    source = library.chunked(
+        BIN, model, layout(model), mesh, placement, [f"{name}={value}" for name, value in numbers.items()], folder
+    )
+    return [
+        {name: (shape, dtype, values.get("layer")) for name, shape, dtype, values in source.instances(rank)}
+        for rank in range(mesh["tp"] * mesh["pp"] * mesh["dp"])
+    ]
 
 
 def layout(model):
@@ -204,7 +285,7 @@ def ranged(names, pattern):
     groups = {}
     for name, value in names.items():
         found = re.search(pattern + r"(\d+)", name)
-        key = (name[: found.start(1)], name[found.end(1):], value) if found else (name, None, value)
+        key = (name[: found.start(1)], name[found.end(1) :], value) if found else (name, None, value)
         groups.setdefault(key, []).append(int(found[1]) if found else 0)
     result = {}
     for (head, tail, value), numbers in groups.items():
@@ -216,17 +297,25 @@ def ranged(names, pattern):
 def write(folder):
     folder.mkdir(exist_ok=True)
     for case, (model, numbers, more, placement) in CASES.items():
-        lines = [f"# origin: megatron-core {megatron.core.__version__}, GPTModel in two virtual stages on each of two ranks, local specs"
-                 + ("" if model in LOCAL else "; names as Transformer Engine's modules have them") + ",",
-                 f"# made by tests/frameworks/megatron_test.py --write{''.join(f', {name} {value}' for name, value in more.items())}",
-                 f"# model: {model} {layout(model)}", f"# set: {' '.join(f'{name}={value}' for name, value in numbers.items())}",
-                 f"# place: {placement}"]
+        lines = [
+            f"# origin: megatron-core {megatron.core.__version__}, GPTModel in two virtual stages on each of two ranks, local specs"
+            + ("" if model in LOCAL else "; names as Transformer Engine's modules have them")
+            + ",",
+            f"# made by tests/frameworks/megatron_test.py --write{''.join(f', {name} {value}' for name, value in more.items())}",
+            f"# model: {model} {layout(model)}",
+            f"# set: {' '.join(f'{name}={value}' for name, value in numbers.items())}",
+            f"# place: {placement}",
+        ]
         for rank in range(2):
             found = live(case, WHOLE, rank)
-            layers = sorted({(name.split(".layers.")[0], layer) for name, (_, _, layer) in found.items() if layer is not None})
+            layers = sorted(
+                {(name.split(".layers.")[0], layer) for name, (_, _, layer) in found.items() if layer is not None}
+            )
             lines.append(f"# rank {rank}: " + ", ".join(f"{module} {layer}" for module, layer in layers))
-            names = {name: f"[{', '.join(map(str, shape))}]" + ("" if dtype == "bf16" else " " + dtype)
-                     for name, (shape, dtype, _) in found.items()}
+            names = {
+                name: f"[{', '.join(map(str, shape))}]" + ("" if dtype == "bf16" else " " + dtype)
+                for name, (shape, dtype, _) in found.items()
+            }
             for pattern in (r"decoder\.layers\.", r"\.weight(?=\d)", r"\.bias(?=\d)", r"local_experts\."):
                 names = ranged(names, pattern)
             lines += [f"{name}  {value}" for name, value in names.items()]
@@ -251,9 +340,18 @@ class VirtualStages(unittest.TestCase):
                 with self.subTest(case=case):
                     model, numbers, _, placement = CASES[case]
                     path = Path(folder) / "job.yaml"
-                    path.write_text(library.job(model, library.chunked_endpoint(layout(model), CUT, placement), "{layout: hf, mesh: {}}"))
-                    plan = reshard.compile(path, flags=[f"--set=model.let.{name}={value}" for name, value in numbers.items()])
-                    target = {name: torch.zeros(param.shape, dtype=torch.bfloat16) for name, param in plan.params(0, "target").items()}
+                    path.write_text(
+                        library.job(
+                            model, library.chunked_endpoint(layout(model), CUT, placement), "{layout: hf, mesh: {}}"
+                        )
+                    )
+                    plan = reshard.compile(
+                        path, flags=[f"--set=model.let.{name}={value}" for name, value in numbers.items()]
+                    )
+                    target = {
+                        name: torch.zeros(param.shape, dtype=torch.bfloat16)
+                        for name, param in plan.params(0, "target").items()
+                    }
                     with reshard.Executor(plan) as executor:
                         for rank in range(8):
                             made, layers = modules(case, CUT, rank)
@@ -278,7 +376,11 @@ class VirtualStages(unittest.TestCase):
                             found = live(case, mesh, rank)
                             self.assertEqual(sorted(set(wanted) - set(found))[:4], [], "Megatron-Core lacks these")
                             self.assertEqual(sorted(set(found) - set(wanted))[:4], [], "the layout lacks these")
-                            wrong = [f"{name}: {found[name]}, expected {wanted[name]}" for name in found if found[name] != wanted[name]]
+                            wrong = [
+                                f"{name}: {found[name]}, expected {wanted[name]}"
+                                for name in found
+                                if found[name] != wanted[name]
+                            ]
                             self.assertEqual(wrong[:4], [])
                             count += len(found)
         self.assertGreater(count, 1000)

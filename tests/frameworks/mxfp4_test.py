@@ -33,9 +33,13 @@ def move(folder, source, target, tensors):
     """The tensors of the target after a run from a checkpoint with these tensors."""
     (folder / "in").mkdir(exist_ok=True)
     save_file(tensors, folder / "in" / "model.safetensors")
-    (folder / "job.yaml").write_text(JOB.format(experts=EXPERTS, rows=ROWS, columns=COLUMNS, source=source, target=target))
-    for command in (["reshard-compile", folder / "job.yaml", "-o", folder / "plan"],
-                    ["reshard-exec", folder / "plan", f"--source={folder / 'in'}", f"--target={folder / target}", "--check"]):
+    (folder / "job.yaml").write_text(
+        JOB.format(experts=EXPERTS, rows=ROWS, columns=COLUMNS, source=source, target=target)
+    )
+    for command in (
+        ["reshard-compile", folder / "job.yaml", "-o", folder / "plan"],
+        ["reshard-exec", folder / "plan", f"--source={folder / 'in'}", f"--target={folder / target}", "--check"],
+    ):
         run(*command)
     return load_file(folder / target / "rank-00000.safetensors")
 
@@ -55,8 +59,10 @@ class Mxfp4(FolderTest):
         self.assertTrue(torch.equal(one.contiguous().view(torch.int16), other.contiguous().view(torch.int16)))
 
     def test_dequantization(self):
-        tensors = {"w_blocks": torch.randint(0, 256, (EXPERTS, ROWS, COLUMNS // 2), dtype=torch.uint8),
-                   "w_scales": torch.randint(20, 240, (EXPERTS, ROWS, COLUMNS // 32), dtype=torch.uint8)}
+        tensors = {
+            "w_blocks": torch.randint(0, 256, (EXPERTS, ROWS, COLUMNS // 2), dtype=torch.uint8),
+            "w_scales": torch.randint(20, 240, (EXPERTS, ROWS, COLUMNS // 32), dtype=torch.uint8),
+        }
         self.same_bits(move(self.folder, "quantized", "plain", tensors)["w"], dequantized(tensors))
 
     def test_quantization(self):

@@ -16,8 +16,21 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in 
 
 from commands import FolderTest, run  # noqa: E402
 
-KIMI = {"layers": 3, "hidden": 64, "heads": 4, "experts": 4, "moe_ffn": 96, "first_dense": 1, "ffn": 20, "q_lora": 7, "kv_lora": 5, "nope": 4, "rope": 2,
-        "v_dim": 3, "vocab": 40}
+KIMI = {
+    "layers": 3,
+    "hidden": 64,
+    "heads": 4,
+    "experts": 4,
+    "moe_ffn": 96,
+    "first_dense": 1,
+    "ffn": 20,
+    "q_lora": 7,
+    "kv_lora": 5,
+    "nope": 4,
+    "rope": 2,
+    "v_dim": 3,
+    "vocab": 40,
+}
 
 
 def blocks_of(weight):
@@ -33,10 +46,28 @@ def blocks_of(weight):
 
 class Published(FolderTest):
     def move(self, model, source, target, out, *sets):
-        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {model}\nsource: {{{source}}}\ntarget: {{{target}, convert: rne}}\n")
-        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", *[f"--set=model.let.{each}" for each in sets])
-        run("reshard-exec", self.folder / "plan", f"--source={self.folder / 'in'}", f"--target={self.folder / out}", "--check")
-        return {name: tensor for path in sorted((self.folder / out).glob("*.safetensors")) for name, tensor in load_file(path).items()}
+        (self.folder / "job.yaml").write_text(
+            f"version: 1\nmodel: {model}\nsource: {{{source}}}\ntarget: {{{target}, convert: rne}}\n"
+        )
+        run(
+            "reshard-compile",
+            self.folder / "job.yaml",
+            "-o",
+            self.folder / "plan",
+            *[f"--set=model.let.{each}" for each in sets],
+        )
+        run(
+            "reshard-exec",
+            self.folder / "plan",
+            f"--source={self.folder / 'in'}",
+            f"--target={self.folder / out}",
+            "--check",
+        )
+        return {
+            name: tensor
+            for path in sorted((self.folder / out).glob("*.safetensors"))
+            for name, tensor in load_file(path).items()
+        }
 
     def same_bits(self, found, wanted):
         self.assertEqual(sorted(found), sorted(wanted))
@@ -55,7 +86,9 @@ class Published(FolderTest):
         module = support.live(support.config("gpt-oss-120b", self.folder / "config.json"), "cpu")
         with torch.no_grad():
             for tensor in module.state_dict().values():
-                tensor.copy_(torch.randn(tensor.shape) * torch.exp2(torch.randint(-9, 9, (*tensor.shape[:-1], 1)).float()))
+                tensor.copy_(
+                    torch.randn(tensor.shape) * torch.exp2(torch.randint(-9, 9, (*tensor.shape[:-1], 1)).float())
+                )
         module.save_pretrained(self.folder / "in")
         (at,) = (self.folder / "in").glob("*.safetensors")
         tensors = load_file(at)
@@ -63,10 +96,19 @@ class Published(FolderTest):
             tensors[name + "_blocks"], tensors[name + "_scales"] = blocks_of(tensors.pop(name).transpose(1, 2))
         save_file(tensors, at, metadata={"format": "pt"})
         config = json.loads((self.folder / "in" / "config.json").read_text())
-        config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
-                                                                                             "model.embed_tokens", "lm_head"]}
+        config["quantization_config"] = {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+        }
         (self.folder / "in" / "config.json").write_text(json.dumps(config))
-        loaded = AutoModelForCausalLM.from_pretrained(self.folder / "in", quantization_config=Mxfp4Config(dequantize=True), dtype=torch.bfloat16)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            self.folder / "in", quantization_config=Mxfp4Config(dequantize=True), dtype=torch.bfloat16
+        )
         wanted = loaded.state_dict()
         experts = "model.layers.1.mlp.experts.down_proj"
         self.assertFalse(torch.equal(wanted[experts], module.state_dict()[experts]))
@@ -86,8 +128,16 @@ class Published(FolderTest):
         scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
         model = support.MODELS / "kimi-k2.yaml"
         sets = [f"{name}={value}" for name, value in KIMI.items()]
-        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {model}\nsource: {{layout: hf, storage: in}}\ntarget: {{layout: hf, storage: out}}\n")
-        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", *[f"--set=model.let.{each}" for each in sets])
+        (self.folder / "job.yaml").write_text(
+            f"version: 1\nmodel: {model}\nsource: {{layout: hf, storage: in}}\ntarget: {{layout: hf, storage: out}}\n"
+        )
+        run(
+            "reshard-compile",
+            self.folder / "job.yaml",
+            "-o",
+            self.folder / "plan",
+            *[f"--set=model.let.{each}" for each in sets],
+        )
         run("reshard-exec", self.folder / "plan", "--synthesize", f"--source={self.folder / 'in'}")
         at = self.folder / "in" / "model.safetensors"
         wanted, published = load_file(at), {}
@@ -106,7 +156,9 @@ class Published(FolderTest):
             wanted[name] = PackedQuantizationCompressor.decompress(packed, scheme)["weight"]
         self.assertEqual(len([name for name in published if name.endswith("weight_packed")]), 24)
         save_file(published, at)
-        self.same_bits(self.move(model, "layout: hf-int4, storage: in", "layout: hf, storage: out", "hf", *sets), wanted)
+        self.same_bits(
+            self.move(model, "layout: hf-int4, storage: in", "layout: hf, storage: out", "hf", *sets), wanted
+        )
 
     def test_scales_of_int4(self):
         """Values that a job quantizes to int4 have the scales of compressed-tensors in bf16 (a group of zeros has 1
@@ -128,9 +180,13 @@ class Published(FolderTest):
         self.assertTrue(torch.equal(codes["w_scale"], scale))
         values = unpack_from_int32(codes["w_packed"], 4, weight.shape)
         save_file(codes, self.folder / "in" / "model.safetensors")
-        self.same_bits(self.move(model, "storage: in, quantize: int4", "storage: out", "back"), {"w": dequantize(values, scale)})
+        self.same_bits(
+            self.move(model, "storage: in, quantize: int4", "storage: out", "back"), {"w": dequantize(values, scale)}
+        )
         # The nearest integer, or a neighbor where compressed-tensors rounds the quotient to bf16 first.
-        self.assertLessEqual((values.float() - (groups.float() / scale.float()[..., None]).flatten(1)).abs().max().item(), 0.5 + 0.04)
+        self.assertLessEqual(
+            (values.float() - (groups.float() / scale.float()[..., None]).flatten(1)).abs().max().item(), 0.5 + 0.04
+        )
 
 
 if __name__ == "__main__":

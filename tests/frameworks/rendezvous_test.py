@@ -64,20 +64,27 @@ class BrokenStore(FolderStore):
 
 def store_of(kind, place, rank):
     if kind == "tcp":
-        return TCPStore("127.0.0.1", int(place), WORLD, rank == 0, timeout=timedelta(seconds=60), wait_for_workers=False)
+        return TCPStore(
+            "127.0.0.1", int(place), WORLD, rank == 0, timeout=timedelta(seconds=60), wait_for_workers=False
+        )
     if kind == "file":
         return FileStore(f"{place}/torch", WORLD)
     if kind == "prefix":
         return PrefixStore("trainer", PrefixStore("refit", store_of("file", place, rank)))
     if kind == "hash":
         return place
-    return {"url": lambda: f"file://{place}", "folder": lambda: FolderStore(place), "broken": lambda: BrokenStore(place)}[kind]()
+    return {
+        "url": lambda: f"file://{place}",
+        "folder": lambda: FolderStore(place),
+        "broken": lambda: BrokenStore(place),
+    }[kind]()
 
 
 def refit(folder, plan, kind, place, rank, options, results, done):
     """One rank: refits twice, and reports what is wrong. `place`: where the store is; of kind "hash", the store."""
     module(folder)
     import reshard
+
     try:
         store = store_of(kind, place, rank)
         expected = torch.arange(ROWS * 48, dtype=torch.float32).reshape(ROWS, 48)
@@ -87,9 +94,9 @@ def refit(folder, plan, kind, place, rank, options, results, done):
         executor.bind({"w": target}, "target")
         executor.prepare()
         for step in range(2):
-            source.copy_(expected[rank * 16:rank * 16 + 16] + step)
+            source.copy_(expected[rank * 16 : rank * 16 + 16] + step)
             executor.run(timeout=20)
-            if not torch.equal(target, expected[rank // 2 * 32:rank // 2 * 32 + 32] + step):
+            if not torch.equal(target, expected[rank // 2 * 32 : rank // 2 * 32 + 32] + step):
                 raise ValueError(f"step {step}: wrong values")
         executor.close()
         results.put((rank, ""))
@@ -104,6 +111,7 @@ class RendezvousTest(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = module_folder(cls)
         import reshard
+
         job = cls.folder / "job.yaml"
         job.write_text(JOB)
         cls.plan = reshard.compile(job, output=job.with_suffix(".rplan")).path
@@ -130,7 +138,10 @@ class RendezvousTest(unittest.TestCase):
                 rank, text = results.get(timeout=SECONDS)
                 found[rank] = text
         done.set()
-        return {rank: found.get(rank, f"no result {SECONDS} s after that of another rank, or after the start") for rank in range(WORLD)}
+        return {
+            rank: found.get(rank, f"no result {SECONDS} s after that of another rank, or after the start")
+            for rank in range(WORLD)
+        }
 
     def test_stores(self):
         with socket.socket() as free:
@@ -139,7 +150,10 @@ class RendezvousTest(unittest.TestCase):
         for kind in ("tcp", "file", "prefix", "folder", "url"):
             options = {"secret": "a secret", "job": "again"} if kind == "prefix" else {}
             with self.subTest(kind=kind), tempfile.TemporaryDirectory() as folder:
-                self.assertEqual(self.results(kind, str(port) if kind == "tcp" else folder, **options), {rank: "" for rank in range(WORLD)})
+                self.assertEqual(
+                    self.results(kind, str(port) if kind == "tcp" else folder, **options),
+                    {rank: "" for rank in range(WORLD)},
+                )
 
     def test_threads_over_a_hash_store(self):
         """HashStore is in the memory of one process, so the ranks are its threads."""
@@ -156,7 +170,10 @@ class RendezvousTest(unittest.TestCase):
     def test_the_exception_of_a_store_is_the_cause(self):
         with tempfile.TemporaryDirectory() as folder:
             for text in self.results("broken", folder).values():
-                self.assertRegex(text, r"(?s)ConnectionError: the store has ended.*direct cause.*RunError: .*the caller's store could not set 'reshard/-/")
+                self.assertRegex(
+                    text,
+                    r"(?s)ConnectionError: the store has ended.*direct cause.*RunError: .*the caller's store could not set 'reshard/-/",
+                )
 
 
 if __name__ == "__main__":

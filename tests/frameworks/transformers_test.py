@@ -13,9 +13,20 @@ from pathlib import Path
 import support
 
 #: Models that a release has no class for.
-LACKS = {4: {"deepseek-v3.2", "gemma-4-31b", "glm-5", "minimax-m2", "ministral-3-8b", "nemotron-3-nano-30b-a3b", "nemotron-h-8b", "qwen3.5-35b-a3b",
-             "qwen3.5-9b"},
-         5: set()}
+LACKS = {
+    4: {
+        "deepseek-v3.2",
+        "gemma-4-31b",
+        "glm-5",
+        "minimax-m2",
+        "ministral-3-8b",
+        "nemotron-3-nano-30b-a3b",
+        "nemotron-h-8b",
+        "qwen3.5-35b-a3b",
+        "qwen3.5-9b",
+    },
+    5: set(),
+}
 
 
 def check(name, generation, at):
@@ -33,11 +44,19 @@ def check(name, generation, at):
     module.save_pretrained(at / "saved")
     mtp = "mtp: 0" if name in support.MTP else ""
     saved = "fsdp2, switches: {transformers: 4}" if name in support.OTHERWISE_SAVED else "hf"
-    (at / "model.yaml").write_text(f"extend: {support.MODELS / (name + '.yaml')}\nconfig: saved/config.json\nlet: {{{mtp}}}\n")
-    (at / "job.yaml").write_text(f"version: 1\nmodel: model.yaml\nsource: {{layout: {saved}, storage: saved, dtype: stored}}\n"
-                                 f"target: {{layout: fsdp2, mesh: {{}}, switches: {{transformers: {generation}}}, dtype: fp32}}\n")
+    (at / "model.yaml").write_text(
+        f"extend: {support.MODELS / (name + '.yaml')}\nconfig: saved/config.json\nlet: {{{mtp}}}\n"
+    )
+    (at / "job.yaml").write_text(
+        f"version: 1\nmodel: model.yaml\nsource: {{layout: {saved}, storage: saved, dtype: stored}}\n"
+        f"target: {{layout: fsdp2, mesh: {{}}, switches: {{transformers: {generation}}}, dtype: fp32}}\n"
+    )
     plan = reshard.compile(at / "job.yaml", output=at / "plan")
-    subprocess.run([reshard._library.PREFIX / "bin" / "reshard-exec", plan.path, f"--target={at / 'out'}", "--check"], check=True, capture_output=True)
+    subprocess.run(
+        [reshard._library.PREFIX / "bin" / "reshard-exec", plan.path, f"--target={at / 'out'}", "--check"],
+        check=True,
+        capture_output=True,
+    )
     found = load_file(at / "out" / "rank-00000.safetensors")
     wanted = module.state_dict()
     assert sorted(found) == sorted(wanted), (sorted({*found} - {*wanted})[:4], sorted({*wanted} - {*found})[:4])
@@ -49,8 +68,13 @@ def check(name, generation, at):
 class Transformers(unittest.TestCase):
     def generation(self, number, environment):
         with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run([sys.executable, "-W", "ignore", __file__, "--check", str(number), folder], env=os.environ | environment, capture_output=True,
-                                  text=True, timeout=900)
+            done = subprocess.run(
+                [sys.executable, "-W", "ignore", __file__, "--check", str(number), folder],
+                env=os.environ | environment,
+                capture_output=True,
+                text=True,
+                timeout=900,
+            )
         self.assertEqual(done.returncode, 0, done.stderr[-6000:])
         self.assertEqual(done.stdout.count("right"), len(support.CONFIGS) - len(LACKS[number]), done.stdout)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transport ucx with another UCX than the system's: that of the wheel libucx-cu12, which RESHARD_UCX_ROOT names.
 
-    scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/ucx_test.py"""
+scripts/frameworks.sh && . build/frameworks/env.sh
+RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/ucx_test.py"""
 
 import os
 import re
@@ -21,8 +21,13 @@ from commands import run  # noqa: E402
 
 UCX = Path(os.environ.get("RESHARD_UCX_WHEEL", "missing"))
 VERSION = re.search(r"libucx-cu12==([\d.]+)", (ROOT / "scripts" / "frameworks.sh").read_text())[1]
-MISSING = ("transport ucx was not built" if not (BIN / "libreshard_ucx.so").exists() else "" if UCX.is_dir() else
-           "RESHARD_UCX_WHEEL is not a folder: run scripts/frameworks.sh and build/frameworks/env.sh")
+MISSING = (
+    "transport ucx was not built"
+    if not (BIN / "libreshard_ucx.so").exists()
+    else ""
+    if UCX.is_dir()
+    else "RESHARD_UCX_WHEEL is not a folder: run scripts/frameworks.sh and build/frameworks/env.sh"
+)
 NO_HOSTS = hosts.Hosts.missing()
 JOB = """version: 1
 model: {dtype: bf16, index: {layer: 4}, tensors: {
@@ -54,8 +59,17 @@ class SecondUcx(unittest.TestCase):
         return self.folder / "plan"
 
     def command(self, plan, rank, url, *options):
-        return [BIN / "reshard-exec", plan, "--transport=ucx", f"--rank={rank}", f"--rendezvous={url}", "--synthesize",
-                "--check", "--timeout=60", *options]
+        return [
+            BIN / "reshard-exec",
+            plan,
+            "--transport=ucx",
+            f"--rank={rank}",
+            f"--rendezvous={url}",
+            "--synthesize",
+            "--check",
+            "--timeout=60",
+            *options,
+        ]
 
     def check(self, source, target, url, *options, inside=lambda rank: [], more=()):
         """Runs a job with one process for each rank. All bytes must be right, and each process must have used the
@@ -63,8 +77,16 @@ class SecondUcx(unittest.TestCase):
         plan = self.compile(source, target)
         environment = self.environment | {"UCX_LOG_LEVEL": "info"} | dict(more)
         ranks = range(max(source, target))
-        processes = [subprocess.Popen([*inside(rank), *self.command(plan, rank, url, *options)], env=environment,
-                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank in ranks]
+        processes = [
+            subprocess.Popen(
+                [*inside(rank), *self.command(plan, rank, url, *options)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in ranks
+        ]
         for process in processes:
             self.addCleanup(process.kill)
         for rank, process in zip(ranks, processes):
@@ -112,9 +134,12 @@ class SecondUcx(unittest.TestCase):
             with self.subTest(library):
                 command = sys.executable, program, library, self.compile(1, 2), f"file://{self.folder}"
                 error = run(*command, code=1, env=self.environment).stderr
-                self.assertRegex(error, rf"RunError: backend 'ucx': RESHARD_UCX_ROOT={UCX}: found '/\S+/{library}', "
-                                 rf"which this process has already loaded, expected '{UCX}/lib/{library}'; open the "
-                                 "executor before other users of UCX, or unset the variable\n$")
+                self.assertRegex(
+                    error,
+                    rf"RunError: backend 'ucx': RESHARD_UCX_ROOT={UCX}: found '/\S+/{library}', "
+                    rf"which this process has already loaded, expected '{UCX}/lib/{library}'; open the "
+                    "executor before other users of UCX, or unset the variable\n$",
+                )
 
 
 if __name__ == "__main__":

@@ -41,7 +41,9 @@ class Refit(unittest.TestCase):
 
         for name in NAMES:
             at = support.model(cls.folder, name)
-            (at / "hf.yaml").write_text("version: 1\nmodel: model.yaml\nsource: {layout: hf, mesh: {}}\ntarget: {layout: hf, mesh: {}}\n")
+            (at / "hf.yaml").write_text(
+                "version: 1\nmodel: model.yaml\nsource: {layout: hf, mesh: {}}\ntarget: {layout: hf, mesh: {}}\n"
+            )
             params = reshard.compile(at / "hf.yaml").params(0, "source")
             for seed, checkpoint in enumerate("AB"):
                 support.checkpoint(at / checkpoint, params, seed)
@@ -51,11 +53,30 @@ class Refit(unittest.TestCase):
         port = free_port()
         ranks = []
         for rank in range(world):
-            environment = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                                        "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+            environment = os.environ | {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+            }
             with open(self.folder / f"log{world}.{rank}", "w") as log:
-                ranks.append(subprocess.Popen([sys.executable, HERE / "vllm_worker.py", self.folder, self.folder / f"{world}.{rank}.json", *NAMES],
-                                              env=environment, stdout=log, stderr=subprocess.STDOUT))
+                ranks.append(
+                    subprocess.Popen(
+                        [
+                            sys.executable,
+                            HERE / "vllm_worker.py",
+                            self.folder,
+                            self.folder / f"{world}.{rank}.json",
+                            *NAMES,
+                        ],
+                        env=environment,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
         try:
             deadline = time.monotonic() + 900
             while any(process.poll() is None for process in ranks) and not any(process.poll() for process in ranks):
@@ -78,10 +99,18 @@ class Refit(unittest.TestCase):
                 with self.subTest(model=name, tp=world, rank=rank):
                     result = results[name]
                     self.assertGreater(result["params"], 20)
-                    self.assertEqual(result["wrong"], [], "params that differ from what vLLM's loader makes of the same checkpoint")
+                    self.assertEqual(
+                        result["wrong"], [], "params that differ from what vLLM's loader makes of the same checkpoint"
+                    )
                     self.assertEqual(result["tokens found"], result["tokens wanted"])
-                    zeros = [each for each in result["same before"] if name == "gpt-oss-120b" and rank and fnmatch(each, STALE[name])]
-                    self.assertEqual(result["same before"], zeros, "checkpoints A and B must differ, or nothing is shown")
+                    zeros = [
+                        each
+                        for each in result["same before"]
+                        if name == "gpt-oss-120b" and rank and fnmatch(each, STALE[name])
+                    ]
+                    self.assertEqual(
+                        result["same before"], zeros, "checkpoints A and B must differ, or nothing is shown"
+                    )
                     self.assertEqual(bool(zeros), name == "gpt-oss-120b" and rank > 0)
                     without = result["wrong without"]
                     self.assertEqual(bool(without), not zeros)

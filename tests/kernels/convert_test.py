@@ -13,8 +13,31 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("kernels", "lib")]
 from commands import BIN  # noqa: E402
 from formats_reference import (  # noqa: E402
-    BF16, DTYPES, E2M1_VALUES, E4M3_VALUES, FP16, FP32, INFINITY, INT4_VALUES, SATURATE, amax, bits, canonical, cast, decode, numpy_block_fp8,
-    numpy_block_fp8_ue8m0, numpy_int4, numpy_mxfp4, numpy_mxfp8, numpy_nvfp4, nvfp4_tensor_scale, pack_nvfp4, pack_scales, swizzle)
+    BF16,
+    DTYPES,
+    E2M1_VALUES,
+    E4M3_VALUES,
+    FP16,
+    FP32,
+    INFINITY,
+    INT4_VALUES,
+    SATURATE,
+    amax,
+    bits,
+    canonical,
+    cast,
+    decode,
+    numpy_block_fp8,
+    numpy_block_fp8_ue8m0,
+    numpy_int4,
+    numpy_mxfp4,
+    numpy_mxfp8,
+    numpy_nvfp4,
+    nvfp4_tensor_scale,
+    pack_nvfp4,
+    pack_scales,
+    swizzle,
+)
 
 WIDE = (FP32, BF16, FP16)
 MXFP8, BLOCK_FP8, NVFP4, BLOCK_FP8_UE8M0, MXFP4, INT4 = range(6)  # Quantization
@@ -55,17 +78,25 @@ def equal(what, ours, expected):
     wrong = np.nonzero(ours != expected)[0]
     if len(wrong):
         first = wrong[0]
-        sys.exit(f"{what}: {len(wrong)} of {len(ours)} differ, the first at index {first}: found {int(ours[first]):#x}, expected {int(expected[first]):#x}")
+        sys.exit(
+            f"{what}: {len(wrong)} of {len(ours)} differ, the first at index {first}: found {int(ours[first]):#x}, expected {int(expected[first]):#x}"
+        )
 
 
 def every(format):
     """Returns all codes of an 8- or 16-bit format; for fp32 all exponents with both signs, and mantissas around the
     ties of each narrower format."""
     if format != FP32:
-        return np.arange(1 << (8 * DTYPES[format].itemsize), dtype=np.uint32).astype(f"u{DTYPES[format].itemsize}").view(DTYPES[format])
-    near = [m + d for drop in range(12, 24) for m in range(0, 1 << 23, 1 << drop) for d in (-1, 0, 1)][:: 7]
+        return (
+            np.arange(1 << (8 * DTYPES[format].itemsize), dtype=np.uint32)
+            .astype(f"u{DTYPES[format].itemsize}")
+            .view(DTYPES[format])
+        )
+    near = [m + d for drop in range(12, 24) for m in range(0, 1 << 23, 1 << drop) for d in (-1, 0, 1)][::7]
     near += [(k << drop) + d for drop in range(12, 24) for k in range(1 << min(23 - drop, 4)) for d in (-1, 0, 1)]
-    mantissas = np.unique(np.concatenate([np.array(near) % (1 << 23), random.integers(0, 1 << 23, 200)])).astype(np.uint32)
+    mantissas = np.unique(np.concatenate([np.array(near) % (1 << 23), random.integers(0, 1 << 23, 200)])).astype(
+        np.uint32
+    )
     exponents = np.arange(512, dtype=np.uint32) << 23
     sample = (exponents[:, None] | mantissas[random.integers(0, len(mantissas), 3000)][None, :]).ravel()
     return np.concatenate([sample, random.integers(0, 1 << 32, 1 << 19).astype(np.uint32)]).view(np.float32)
@@ -141,10 +172,22 @@ def compare(what, number, values, expected, tensor_scale=1.0):
             ours = rows_with_gaps(rows, codes.shape[1], gap)
             our_scales = aligned(scales.size, scales.dtype).reshape(scales.shape)
             quantize(level, number, values, ours, our_scales, tensor_scale)
-            equal("scales of " + here, np.where(np.isnan(our_scales), np.float32(np.nan), our_scales) if scales.dtype == np.float32 else our_scales, scales)
+            equal(
+                "scales of " + here,
+                np.where(np.isnan(our_scales), np.float32(np.nan), our_scales)
+                if scales.dtype == np.float32
+                else our_scales,
+                scales,
+            )
             equal("codes of " + here, np.ascontiguousarray(ours[:, : codes.shape[1]]), codes)
-            equal("bytes after the rows of codes of " + here, np.ascontiguousarray(ours[:, codes.shape[1] :]), np.full((rows, gap), 0xA5, np.uint8))
-        equal("dequantization of " + here, dequantize(level, number, ours, our_scales, columns, wide, tensor_scale), back)
+            equal(
+                "bytes after the rows of codes of " + here,
+                np.ascontiguousarray(ours[:, codes.shape[1] :]),
+                np.full((rows, gap), 0xA5, np.uint8),
+            )
+        equal(
+            "dequantization of " + here, dequantize(level, number, ours, our_scales, columns, wide, tensor_scale), back
+        )
 
 
 def e8m0(codes):
@@ -158,7 +201,12 @@ def test_rows_of_e8m0_blocks():
                 values = weights((64, columns), format)
                 codes, scales = reference(values)
                 back = decode(values_of[codes[:, :columns]], e8m0(scales), 32, columns, format)
-                compare(f"format {number}, {columns} columns of format {format}", number, values, (stored(number, codes, columns), scales, back))
+                compare(
+                    f"format {number}, {columns} columns of format {format}",
+                    number,
+                    values,
+                    (stored(number, codes, columns), scales, back),
+                )
 
 
 def test_int4():
@@ -167,7 +215,12 @@ def test_int4():
             values = weights((64, columns), format)
             codes, scales = numpy_int4(values)
             back = decode(INT4_VALUES[codes[:, :columns]], scales.astype(np.float32), 32, columns, format)
-            compare(f"INT4, {columns} columns of format {format}", INT4, values, (stored(INT4, codes, columns), scales, back))
+            compare(
+                f"INT4, {columns} columns of format {format}",
+                INT4,
+                values,
+                (stored(INT4, codes, columns), scales, back),
+            )
 
 
 def test_every_int4_code_with_every_scale():
@@ -180,12 +233,20 @@ def test_every_int4_code_with_every_scale():
         sign = np.signbit(INT4_VALUES[codes]) ^ np.signbit(scales.astype(np.float32))
         expected = canonical(values.astype(DTYPES[format]), np.where(sign, np.float32(-1), np.float32(1)), format)
         for level in LEVELS:
-            equal(f"every INT4 code to format {format}, level {level}", dequantize(level, INT4, stored(INT4, codes, 32), scales, 32, format), expected)
+            equal(
+                f"every INT4 code to format {format}, level {level}",
+                dequantize(level, INT4, stored(INT4, codes, 32), scales, 32, format),
+                expected,
+            )
 
 
 def test_every_code_with_every_e8m0_scale():
     """Including combinations that quantization never gives."""
-    for number, values_of, count in ((MXFP8, E4M3_VALUES, 256), (MXFP4, E2M1_VALUES, 32), (BLOCK_FP8_UE8M0, E4M3_VALUES, 256)):
+    for number, values_of, count in (
+        (MXFP8, E4M3_VALUES, 256),
+        (MXFP4, E2M1_VALUES, 32),
+        (BLOCK_FP8_UE8M0, E4M3_VALUES, 256),
+    ):
         codes = np.tile((np.arange(count) % len(values_of)).astype(np.uint8), (256, 1))
         block = 128 if number == BLOCK_FP8_UE8M0 else 32
         scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], count // block, axis=1)
@@ -194,11 +255,19 @@ def test_every_code_with_every_e8m0_scale():
             for level in LEVELS:
                 packed = stored(number, codes, count)
                 if block == 32:
-                    equal(f"every code of format {number} to format {format}, level {level}", dequantize(level, number, packed, scales, count, format), expected)
+                    equal(
+                        f"every code of format {number} to format {format}, level {level}",
+                        dequantize(level, number, packed, scales, count, format),
+                        expected,
+                    )
                 else:  # a row of blocks has 128 rows
                     for row in range(256):
                         ours = dequantize(level, number, packed[row : row + 1], scales[row], count, format)
-                        equal(f"every code of format {number} to format {format}, level {level}, scale {row}", ours, expected[row : row + 1])
+                        equal(
+                            f"every code of format {number} to format {format}, level {level}, scale {row}",
+                            ours,
+                            expected[row : row + 1],
+                        )
 
 
 def test_blocks_of_several_rows():
@@ -211,7 +280,9 @@ def test_blocks_of_several_rows():
                 codes, scales = reference(values)
                 factors = e8m0(scales) if number == BLOCK_FP8_UE8M0 else scales
                 back = decode(E4M3_VALUES[codes], np.repeat(factors, 128, 0)[:rows], 128, columns, format)
-                compare(f"format {number}, {rows} x {columns} of format {format}", number, values, (codes, scales, back))
+                compare(
+                    f"format {number}, {rows} x {columns} of format {format}", number, values, (codes, scales, back)
+                )
 
 
 def test_nvfp4():
@@ -226,7 +297,13 @@ def test_nvfp4():
                 codes, scales = numpy_nvfp4(values, scale)
                 factors = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
                 back = decode(E2M1_VALUES[codes[:, :columns]], factors, 16, columns, format)
-                compare(f"NVFP4, {columns} columns of format {format}", NVFP4, values, (stored(NVFP4, codes, columns), scales, back), scale)
+                compare(
+                    f"NVFP4, {columns} columns of format {format}",
+                    NVFP4,
+                    values,
+                    (stored(NVFP4, codes, columns), scales, back),
+                    scale,
+                )
 
 
 def test_amax():
@@ -235,7 +312,11 @@ def test_amax():
             for level in LEVELS:
                 values = random.normal(0, 1, count).astype(DTYPES[format])
                 expected = np.float32(np.abs(values.astype(np.float32)).max(initial=0))
-                equal(f"amax of {count} elements of format {format}, level {level}", np.float32([call("amax", level, format, values, count)]), expected[None])
+                equal(
+                    f"amax of {count} elements of format {format}, level {level}",
+                    np.float32([call("amax", level, format, values, count)]),
+                    expected[None],
+                )
                 for poison in (np.nan, np.inf):
                     if count:
                         values[random.integers(0, count)] = poison
@@ -244,7 +325,9 @@ def test_amax():
 
 def test_scale_layouts():
     cases = [(SWIZZLED, shape, 1, swizzle) for shape in ((128, 4), (1, 1), (256, 8), (130, 5), (300, 13), (127, 12))]
-    cases += [(PACKED, shape, 128, pack_scales) for shape in ((128, 4), (1, 1), (256, 8), (130, 5), (301, 13), (127, 12))]
+    cases += [
+        (PACKED, shape, 128, pack_scales) for shape in ((128, 4), (1, 1), (256, 8), (130, 5), (301, 13), (127, 12))
+    ]
     cases += [(PACKED, shape, 1, pack_scales) for shape in ((128, 4), (1, 1), (131, 5))]
     for layout, (matrix_rows, columns), block_rows, reference in cases:
         rows = -(-matrix_rows // block_rows)

@@ -5,7 +5,9 @@ no code with kernels/."""
 import ml_dtypes
 import numpy as np
 
-DTYPES = list(map(np.dtype, (np.float32, ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)))
+DTYPES = list(
+    map(np.dtype, (np.float32, ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
+)
 FP32, BF16, FP16, E4M3, E5M2 = range(5)
 CANONICAL_NAN = [0x7FC00000, 0x7FC0, 0x7E00, 0x7F, 0x7E]
 LARGEST = {BF16: float(ml_dtypes.finfo(ml_dtypes.bfloat16).max), FP16: 65504.0, E4M3: 448.0, E5M2: 57344.0}
@@ -63,7 +65,9 @@ def to_e2m1(scaled, values):
     largest for values beyond it and for NaN; with the signs of `values`."""
     middles = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5])
     magnitude = np.abs(scaled)
-    code = np.where(np.isnan(magnitude), 7, (magnitude[..., None] > middles).sum(-1) + np.isin(magnitude, middles[1::2]))
+    code = np.where(
+        np.isnan(magnitude), 7, (magnitude[..., None] > middles).sum(-1) + np.isin(magnitude, middles[1::2])
+    )
     return (code | np.signbit(values.astype(np.float32)) * 8).astype(np.uint8)
 
 
@@ -71,7 +75,9 @@ def least_power_of_two(block_amax, largest):
     """Returns the codes of the least E8M0 scales with which nothing saturates, and the scales in double."""
     # Exact: log2 of a double is exact at powers of two, and fp32 values are far enough from them.
     exponent = np.ceil(np.log2(block_amax.astype(np.float64) / largest))
-    code = np.where(np.isnan(block_amax), 255, np.clip(np.nan_to_num(exponent, nan=-127), -127, 127) + 127).astype(np.uint8)
+    code = np.where(np.isnan(block_amax), 255, np.clip(np.nan_to_num(exponent, nan=-127), -127, 127) + 127).astype(
+        np.uint8
+    )
     return code, np.where(code == 255, np.nan, np.exp2(code.astype(np.float64) - 127))
 
 
@@ -99,7 +105,9 @@ def numpy_int4(values):
     scales[scales == 0] = 1
     scales = canonical(scales, np.abs(scales), BF16)
     scaled = blocks.astype(np.float32) / scales.astype(np.float32)[..., None]
-    scaled = np.where(np.isnan(scaled), np.where(np.signbit(blocks.astype(np.float32)), np.float32(-8), np.float32(7)), scaled)
+    scaled = np.where(
+        np.isnan(scaled), np.where(np.signbit(blocks.astype(np.float32)), np.float32(-8), np.float32(7)), scaled
+    )
     codes = (np.rint(np.clip(scaled, -8, 7)).astype(np.int8) + 8).astype(np.uint8).reshape(len(values), -1)
     codes[:, values.shape[1] :] = 0
     return codes, scales
@@ -178,7 +186,11 @@ def swizzle(scales):
 
 def unswizzle(swizzled, rows, columns):
     tiles, tile_columns = -(-rows // 128), -(-columns // 4)
-    return swizzled.reshape(tiles, tile_columns, 32, 4, 4).transpose(0, 3, 2, 1, 4).reshape(tiles * 128, tile_columns * 4)[:rows, :columns]
+    return (
+        swizzled.reshape(tiles, tile_columns, 32, 4, 4)
+        .transpose(0, 3, 2, 1, 4)
+        .reshape(tiles * 128, tile_columns * 4)[:rows, :columns]
+    )
 
 
 def pack_scales(scales, block_rows, matrix_rows):

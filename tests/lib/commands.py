@@ -19,7 +19,9 @@ BIN = Path(os.environ.get("RESHARD_BIN", ROOT / "build/release")).resolve()
 DEADLINE = 1800  # seconds; sanitizers and large jobs are slow
 
 
-def run(*command: object, code: int | None = 0, timeout: float = DEADLINE, **options: object) -> subprocess.CompletedProcess:
+def run(
+    *command: object, code: int | None = 0, timeout: float = DEADLINE, **options: object
+) -> subprocess.CompletedProcess:
     """Runs a command (a name that begins with reshard- is a built one) and captures its output as text. Raises
     AssertionError with the output unless the exit code is `code`; None accepts any."""
     words = [str(word) for word in command]
@@ -27,7 +29,9 @@ def run(*command: object, code: int | None = 0, timeout: float = DEADLINE, **opt
         words[0] = str(BIN / words[0])
     done = subprocess.run(words, timeout=timeout, **{"capture_output": True, "text": True} | options)
     if code is not None and done.returncode != code:
-        raise AssertionError(f"{' '.join(words)}: exit code {done.returncode}, expected {code}\n{done.stdout}{done.stderr}")
+        raise AssertionError(
+            f"{' '.join(words)}: exit code {done.returncode}, expected {code}\n{done.stdout}{done.stderr}"
+        )
     return done
 
 
@@ -35,7 +39,14 @@ def limited(seconds: int, *command: object, **options: object) -> subprocess.Com
     """run() within so many seconds of CPU time, and 30 times as many under the sanitizers (RESHARD_SMALL). For what a quadratic algorithm
     does in minutes and a right one in a fraction of a second."""
     words = [BIN / str(command[0]), *command[1:]] if str(command[0]).startswith("reshard-") else command
-    return run("bash", "-c", f'ulimit -t {seconds * (30 if "RESHARD_SMALL" in os.environ else 1)}; exec "$@"', "-", *words, **options)
+    return run(
+        "bash",
+        "-c",
+        f'ulimit -t {seconds * (30 if "RESHARD_SMALL" in os.environ else 1)}; exec "$@"',
+        "-",
+        *words,
+        **options,
+    )
 
 
 def shared_folder(case: type[unittest.TestCase], **options: object) -> Path:

@@ -18,11 +18,19 @@ class ConvertTest(FolderTest):
     def setUpClass(cls) -> None:
         cls.environment = os.environ | {"PYTHONPATH": str(install(shared_folder(cls)))}
 
-    def convert(self, *arguments: object, code: int | None = 0,
-                stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess:
+    def convert(
+        self, *arguments: object, code: int | None = 0, stdout: int = subprocess.PIPE
+    ) -> subprocess.CompletedProcess:
         """Runs reshard-convert with arguments, and expects an exit code (None: any)."""
-        done = subprocess.run([sys.executable, "-c", "from reshard.commands import convert; convert()", *map(str, arguments)], cwd=self.folder,
-                              env=self.environment, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=300)
+        done = subprocess.run(
+            [sys.executable, "-c", "from reshard.commands import convert; convert()", *map(str, arguments)],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=300,
+        )
         if code is not None:
             self.assertEqual(done.returncode, code, f"{done.stdout}{done.stderr}")
         # Errors are in the terms of the user, not in those of the job and the files that the command made.

@@ -29,7 +29,10 @@ def difference_on_device(plan, source, target):
     done = run(PROGRAM, plan, "--device=cuda", f"--source={source}", f"--target={device}", "--check", code=None)
     if done.returncode != 0:
         return f"on the device: exit {done.returncode}: {done.stdout}{done.stderr}"
-    files = {folder: {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()} for folder in (Path(target), device)}
+    files = {
+        folder: {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in (Path(target), device)
+    }
     shutil.rmtree(device)
     expected, found = files.values()
     different = [str(name) for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]

@@ -7,7 +7,11 @@ import subprocess
 import time
 
 # Allows root, and more processes than cores.
-ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
 # mpirun does not report the exit status of each process, nor when it ended.
 WRAPPER = """"$@" >out.$OMPI_COMM_WORLD_RANK 2>&1 &
 echo $! >pid.$OMPI_COMM_WORLD_RANK.new; mv pid.$OMPI_COMM_WORLD_RANK.new pid.$OMPI_COMM_WORLD_RANK
@@ -26,8 +30,14 @@ class Launch:
         self.ranks = range(ranks)
         folder.mkdir()
         with (folder / "out.mpirun").open("w") as output:
-            self.mpirun = subprocess.Popen([*mpirun, "--enable-recovery", "-n", str(ranks), "sh", "-c", WRAPPER, "sh", *program], cwd=folder,
-                                           env=os.environ | ENVIRONMENT | (environment or {}), stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            self.mpirun = subprocess.Popen(
+                [*mpirun, "--enable-recovery", "-n", str(ranks), "sh", "-c", WRAPPER, "sh", *program],
+                cwd=folder,
+                env=os.environ | ENVIRONMENT | (environment or {}),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def read(self, name):
         path = self.folder / name

@@ -26,7 +26,9 @@ def environment(folder: Path) -> dict[str, str]:
     """The environment of programs that import reshard: the module of this tree, with the commands and libraries of the
     build tree."""
     launcher = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "SLURM_", "OMPI_", "PMI", "RESHARD_PORT", "RESHARD_SECRET")
-    return {name: value for name, value in os.environ.items() if not name.startswith(launcher)} | {"PYTHONPATH": str(install(folder))}
+    return {name: value for name, value in os.environ.items() if not name.startswith(launcher)} | {
+        "PYTHONPATH": str(install(folder))
+    }
 
 
 def lines(output: str) -> list[str]:

@@ -8,7 +8,23 @@ import itertools
 import re
 from collections import Counter
 
-ITEM = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "fp8_e4m3": 1, "fp8_e5m2": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "u8": 1, "u16": 2, "u32": 4, "u64": 8, "bool": 1}
+ITEM = {
+    "bf16": 2,
+    "fp16": 2,
+    "fp32": 4,
+    "fp64": 8,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "i8": 1,
+    "i16": 2,
+    "i32": 4,
+    "i64": 8,
+    "u8": 1,
+    "u16": 2,
+    "u32": 4,
+    "u64": 8,
+    "bool": 1,
+}
 
 
 def positions(text):
@@ -57,7 +73,9 @@ def read(text):
         line = line.split(" //")[0]
         if line.startswith("tensor %"):
             name, dtype, shape, rest = re.match(r'tensor %\d+ "(.*?)" (\w+) \[([\d, ]*)\](.*)', line).groups()
-            patterns.append((name, ITEM[dtype], len(re.findall(r" for ", rest)), [int(n) for n in shape.split(",") if n.strip()]))
+            patterns.append(
+                (name, ITEM[dtype], len(re.findall(r" for ", rest)), [int(n) for n in shape.split(",") if n.strip()])
+            )
         elif line.startswith("endpoint"):
             endpoints.append(Endpoint(line))
         elif line.startswith("  axis"):
@@ -65,7 +83,9 @@ def read(text):
             endpoints[-1].axes[name] = (int(size), int(stride))
         elif line.startswith("  sharding"):
             axes, rest = re.match(r"  sharding #\d+ over \((.*?)\)(?: unit \d+)? \| (.*)", line).groups()
-            endpoints[-1].shardings.append(([a.strip() for a in axes.split(",") if a], [positions(each) for each in rest.split(" | ")]))
+            endpoints[-1].shardings.append(
+                ([a.strip() for a in axes.split(",") if a], [positions(each) for each in rest.split(" | ")])
+            )
         elif line.startswith("  param"):
             at = [(axis, numbers(list)) for axis, list in re.findall(r" at (\S+) \[(.*?)\]", line)]
             endpoints[-1].params.append((at, []))
@@ -205,7 +225,14 @@ def busiest_sender(text):
             return 0
         fractions = [[float(number == n) for n, _ in variables] + [0.0] for number in range(len(sent))]
         loads = [[float(rank == r) for _, r in variables] + [-1.0] for rank in range(world)]
-        found = linprog([0.0] * len(variables) + [1.0], A_ub=loads, b_ub=[0.0] * world, A_eq=fractions, b_eq=list(sent.values()), method="highs")
+        found = linprog(
+            [0.0] * len(variables) + [1.0],
+            A_ub=loads,
+            b_ub=[0.0] * world,
+            A_eq=fractions,
+            b_eq=list(sent.values()),
+            method="highs",
+        )
         assert found.status == 0, found.message
         return found.fun
 

@@ -23,6 +23,10 @@ def install(folder: Path) -> Path:
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: reshard\nVersion: 0\n")
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    lines = [line for group, points in groups.items() for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))]
+    lines = [
+        line
+        for group, points in groups.items()
+        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))
+    ]
     (installed / "entry_points.txt").write_text("\n".join(lines) + "\n")
     return prefix

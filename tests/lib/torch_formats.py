@@ -108,26 +108,58 @@ HOOKS = Call("collections", "OrderedDict")
 def tensor(array: np.ndarray, key: str, strides: tuple[int, ...] | None = None) -> Call:
     """A tensor whose storage has the key `key`."""
     own = tuple(step // array.itemsize for step in array.strides)
-    return Call("torch._utils", "_rebuild_tensor_v2",
-                (Storage(array, key), 0, array.shape, own if strides is None else strides, False, HOOKS))
+    return Call(
+        "torch._utils",
+        "_rebuild_tensor_v2",
+        (Storage(array, key), 0, array.shape, own if strides is None else strides, False, HOOKS),
+    )
 
 
 def wrapper(kind: Global, dtype: str, shape: tuple[int, ...], state: object) -> Call:
     """A tensor of a class that wraps others."""
     layout, device = Call("torch.serialization", "_get_layout", ("torch.strided",)), Call("torch", "device", ("cpu",))
-    return Call("torch._tensor", "_rebuild_from_type_v2",
-                (Global("torch._utils", "_rebuild_wrapper_subclass"), kind,
-                 (kind, Global("torch", dtype), shape, (1,) * len(shape), 0, layout, device, False), state))
+    return Call(
+        "torch._tensor",
+        "_rebuild_from_type_v2",
+        (
+            Global("torch._utils", "_rebuild_wrapper_subclass"),
+            kind,
+            (kind, Global("torch", dtype), shape, (1,) * len(shape), 0, layout, device, False),
+            state,
+        ),
+    )
 
 
-def dtensor(local: np.ndarray, key: str, shape: tuple[int, ...], mesh: tuple[int, ...], coordinates: tuple[int, ...] | None, *placements: Call) -> Call:
+def dtensor(
+    local: np.ndarray,
+    key: str,
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    coordinates: tuple[int, ...] | None,
+    *placements: Call,
+) -> Call:
     """What a rank at `coordinates` of a mesh saves of a DTensor of this shape."""
-    axes = tuple(Call("torch.distributed._mesh_layout", "_FlatLayout", (), {"shape": (size,), "stride": (1,)}) for size in mesh)
-    device_mesh = Call("torch.distributed.device_mesh", "DeviceMesh", (),
-                       {"_layout": Call("torch.distributed._mesh_layout", "_MeshLayout", (), {"axes": axes}), "_coordinate_on_dim": coordinates})
-    spec = Call("torch.distributed.tensor._dtensor_spec", "DTensorSpec", (), {"mesh": device_mesh, "placements": placements})
-    return wrapper(Global("torch.distributed.tensor", "DTensor"), DTYPES[local.dtype], shape,
-                   (None, {"_local_tensor": tensor(local, key), "_spec": spec}))
+    axes = tuple(
+        Call("torch.distributed._mesh_layout", "_FlatLayout", (), {"shape": (size,), "stride": (1,)}) for size in mesh
+    )
+    device_mesh = Call(
+        "torch.distributed.device_mesh",
+        "DeviceMesh",
+        (),
+        {
+            "_layout": Call("torch.distributed._mesh_layout", "_MeshLayout", (), {"axes": axes}),
+            "_coordinate_on_dim": coordinates,
+        },
+    )
+    spec = Call(
+        "torch.distributed.tensor._dtensor_spec", "DTensorSpec", (), {"mesh": device_mesh, "placements": placements}
+    )
+    return wrapper(
+        Global("torch.distributed.tensor", "DTensor"),
+        DTYPES[local.dtype],
+        shape,
+        (None, {"_local_tensor": tensor(local, key), "_spec": spec}),
+    )
 
 
 def placement(name: str, **state: int) -> Call:
@@ -138,19 +170,30 @@ def placement(name: str, **state: int) -> Call:
 SHARDED = "torch.distributed._shard"
 
 
-def sharded_tensor(shards: list[tuple[np.ndarray, str, tuple[int, ...]]], shape: tuple[int, ...], dtype: str = "float32") -> Call:
+def sharded_tensor(
+    shards: list[tuple[np.ndarray, str, tuple[int, ...]]], shape: tuple[int, ...], dtype: str = "float32"
+) -> Call:
     """What a rank of FSDP1 saves of a ShardedTensor. `shards`: the arrays of this rank, the keys of their storages, their offsets."""
+
     def shard(array: np.ndarray, key: str, offsets: tuple[int, ...]) -> Call:
-        metadata = Call(f"{SHARDED}.metadata", "ShardMetadata", (), (None, {"shard_offsets": list(offsets), "shard_sizes": list(array.shape)}))
-        return Call(f"{SHARDED}.sharded_tensor.shard", "Shard", (), (None, {"tensor": tensor(array, key), "metadata": metadata}))
+        metadata = Call(
+            f"{SHARDED}.metadata",
+            "ShardMetadata",
+            (),
+            (None, {"shard_offsets": list(offsets), "shard_sizes": list(array.shape)}),
+        )
+        return Call(
+            f"{SHARDED}.sharded_tensor.shard", "Shard", (), (None, {"tensor": tensor(array, key), "metadata": metadata})
+        )
 
     kind = Global(f"{SHARDED}.sharded_tensor.api", "ShardedTensor")
     group = Member(kind, "ProcessGroupState")
     return wrapper(kind, dtype, shape, ([shard(*each) for each in shards], None, group, None, False))
 
 
-def with_attributes(plain: Call, kind: Global = Global("torch", "Tensor"),
-                    state: object = {"_has_been_cloned": True}) -> Call:
+def with_attributes(
+    plain: Call, kind: Global = Global("torch", "Tensor"), state: object = {"_has_been_cloned": True}
+) -> Call:
     """A tensor with an attribute, as FSDP1's full state dicts have."""
     return Call("torch._tensor", "_rebuild_from_type_v2", (plain.target, kind, plain.arguments, state))
 
@@ -165,17 +208,44 @@ class Dcp:
     def _place(self, name: str, offset: tuple[int, ...] | None, file: str, data: bytes, **info: object) -> None:
         begin = len(self.files.get(file, b""))
         self.files[file] = self.files.get(file, b"") + data
-        index = Call(METADATA, "MetadataIndex", (), {"fqn": name, "index": 0} | ({"offset": size(*offset)} if offset is not None else {"offset": None}))
-        self.places.append((index, Call("torch.distributed.checkpoint.filesystem", "_StorageInfo", (),
-                                        {"relative_path": file, "offset": begin, "length": len(data)} | info)))
+        index = Call(
+            METADATA,
+            "MetadataIndex",
+            (),
+            {"fqn": name, "index": 0} | ({"offset": size(*offset)} if offset is not None else {"offset": None}),
+        )
+        self.places.append(
+            (
+                index,
+                Call(
+                    "torch.distributed.checkpoint.filesystem",
+                    "_StorageInfo",
+                    (),
+                    {"relative_path": file, "offset": begin, "length": len(data)} | info,
+                ),
+            )
+        )
 
-    def chunk(self, name: str, shape: tuple[int, ...], offset: tuple[int, ...], array: np.ndarray, file: str = "__0_0.distcp", **info: object) -> None:
+    def chunk(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        offset: tuple[int, ...],
+        array: np.ndarray,
+        file: str = "__0_0.distcp",
+        **info: object,
+    ) -> None:
         """A box of tensor `name`, at `offset`."""
         if name not in self.items:
-            properties = Call(METADATA, "TensorProperties", (), (Global("torch", DTYPES[array.dtype]), None, False, None, False))
-            self.items[name] = Call(METADATA, "TensorStorageMetadata", (), {"properties": properties, "size": size(*shape), "chunks": []})
+            properties = Call(
+                METADATA, "TensorProperties", (), (Global("torch", DTYPES[array.dtype]), None, False, None, False)
+            )
+            self.items[name] = Call(
+                METADATA, "TensorStorageMetadata", (), {"properties": properties, "size": size(*shape), "chunks": []}
+            )
         self.items[name].state["chunks"].append(
-            Call(METADATA, "ChunkStorageMetadata", (), {"offsets": size(*offset), "sizes": size(*array.shape)}))
+            Call(METADATA, "ChunkStorageMetadata", (), {"offsets": size(*offset), "sizes": size(*array.shape)})
+        )
         self._place(name, offset, file, archive(tensor(array, "0"), [array]), **info)
 
     def object(self, name: str, data: bytes, file: str = "__0_0.distcp") -> None:
@@ -211,10 +281,17 @@ def safetensors(path: Path, tensors: dict[str, np.ndarray], offsets: dict[str, l
     kinds = {"float32": "F32", "int64": "I64", "uint8": "U8"}
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     if offsets is not None:
-        header["__metadata__"] |= {"DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps({name: {"saved_offsets": at} for name, at in offsets.items()})}
+        header["__metadata__"] |= {
+            "DCP_VERSION": "1.0",
+            "DCP_SHARDING_INFO": json.dumps({name: {"saved_offsets": at} for name, at in offsets.items()}),
+        }
     data = b""
     for name, array in tensors.items():
-        header[name] = {"dtype": kinds[str(array.dtype)], "shape": list(array.shape), "data_offsets": [len(data), len(data) + array.nbytes]}
+        header[name] = {
+            "dtype": kinds[str(array.dtype)],
+            "shape": list(array.shape),
+            "data_offsets": [len(data), len(data) + array.nbytes],
+        }
         data += array.tobytes()
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)

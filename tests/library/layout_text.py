@@ -16,7 +16,8 @@ def index_map(text):
     """{from: to} of an index map of the IR: `[0:2 step 4 x 2 -> 0 step 2] [9:10 -> 4]`. The caller must not change it."""
     values = {}
     for begin, end, step, count, to, to_step in re.findall(
-            r"\[(\d+):(\d+)(?: step (\d+) x (\d+))? -> (\d+)(?: step (\d+))?\]", text):
+        r"\[(\d+):(\d+)(?: step (\d+) x (\d+))? -> (\d+)(?: step (\d+))?\]", text
+    ):
         for i in range(int(count or 1)):
             for j in range(int(end) - int(begin)):
                 values[int(begin) + i * int(step or 0) + j] = int(to) + i * int(to_step or 0) + j
@@ -53,11 +54,17 @@ class Endpoint:
     def instances(self, mesh_rank):
         """(name, shape, dtype, {variable: value}) of each param instance on a mesh rank."""
         for line in self.lines:
-            name, dtype, stored, shape, rest = re.match(r'  param \$\d+ "(.*?)" (\w+)(?: storage (\w+))? \[((?:[\d, ]|\(.*?\) \[.*?\])*)\](.*)', line).groups()
-            if any(self.coordinate(axis, mesh_rank) not in map(int, numbers.split(", "))
-                   for axis, numbers in re.findall(r" at (\w+) \[([\d, ]+)\]", rest)):
+            name, dtype, stored, shape, rest = re.match(
+                r'  param \$\d+ "(.*?)" (\w+)(?: storage (\w+))? \[((?:[\d, ]|\(.*?\) \[.*?\])*)\](.*)', line
+            ).groups()
+            if any(
+                self.coordinate(axis, mesh_rank) not in map(int, numbers.split(", "))
+                for axis, numbers in re.findall(r" at (\w+) \[([\d, ]+)\]", rest)
+            ):
                 continue
-            transformed = TRANSFORM_DTYPES[transform[1]] if (transform := re.search(r' transform "(\w+)"', rest)) else None
+            transformed = (
+                TRANSFORM_DTYPES[transform[1]] if (transform := re.search(r' transform "(\w+)"', rest)) else None
+            )
             lengths = []
             for axes, uneven, even in re.findall(r"\((.*?)\) \[(.*?)\]|(\d+)", shape):
                 lengths.append(int(even or uneven.split(", ")[self.coordinate(axes, mesh_rank)]))
@@ -68,7 +75,12 @@ class Endpoint:
                     position = self.at(self.placed[variable], mesh_rank)[value]
                     for suffix, number in (("", value), (".local", position % CHUNK), (".chunk", position // CHUNK)):
                         full = full.replace("{%s%s}" % (variable, suffix), str(number))
-                yield full, lengths, transformed or stored or dtype, {variable: value for (variable, _), value in zip(variables, values)}
+                yield (
+                    full,
+                    lengths,
+                    transformed or stored or dtype,
+                    {variable: value for (variable, _), value in zip(variables, values)},
+                )
 
 
 def endpoints(binaries, job, folder, sets=()):

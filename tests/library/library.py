@@ -15,8 +15,17 @@ LISTINGS = Path(__file__).resolve().parent / "listings"
 
 # Models that others only extend have no config.json.
 NAMES = sorted(path.name[: -len(".config.json")] for path in MODELS.glob("*.config.json"))
-FURTHER_LAYOUTS = ["megatron-checkpoint", "megatron-checkpoint-layers", "megatron-checkpoint-singleton", "fsdp2-checkpoint", "hf-multimodal", "vllm-multimodal",
-                   "sglang-multimodal", "vllm-bf16-gate", "hf-mxfp4"]
+FURTHER_LAYOUTS = [
+    "megatron-checkpoint",
+    "megatron-checkpoint-layers",
+    "megatron-checkpoint-singleton",
+    "fsdp2-checkpoint",
+    "hf-multimodal",
+    "vllm-multimodal",
+    "sglang-multimodal",
+    "vllm-bf16-gate",
+    "hf-mxfp4",
+]
 LAYOUTS = ["hf", "megatron", "megatron-local", "vllm", "sglang", "fsdp2", "fsdp1"]
 
 
@@ -73,7 +82,9 @@ def chunked_endpoint(layout, mesh, placement):
 def chunked(binaries, model, layout, mesh, placement, sets, folder):
     """The same, parsed from the layout IR; `sets`: other `let` values."""
     source = chunked_endpoint(layout, mesh, placement)
-    return endpoints(binaries, job(model, source, "{layout: hf, mesh: {}}"), folder, [f"model.let.{each}" for each in sets])["source"]
+    return endpoints(
+        binaries, job(model, source, "{layout: hf, mesh: {}}"), folder, [f"model.let.{each}" for each in sets]
+    )["source"]
 
 
 def listing(path):
@@ -115,13 +126,24 @@ def compile_pair(binaries, model, source, target, folder):
     path.write_text(job(model, endpoint(model, source), endpoint(model, target)))
     report = Path(folder) / "report.json"
     done = subprocess.run(
-        [binaries / "reshard-compile", path, "-o", Path(folder) / "pair.rplan", "--allow=missing", f"--report={report}"],
-        capture_output=True, text=True)
+        [
+            binaries / "reshard-compile",
+            path,
+            "-o",
+            Path(folder) / "pair.rplan",
+            "--allow=missing",
+            f"--report={report}",
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, f"{model} {source} -> {target}: {done.stderr}"
     return json.loads(report.read_text())
 
 
 def row(model, source, target, report):
     """A line of the table in docs/library.md, without the time."""
-    return (f"| {model} | {source} | {target} | {report['bytes']['target'] / 2**30:.2f} | "
-            f"{report['bytes']['remote'] / 2**30:.2f} | {report['transfers']:,} | {report['messages']} |")
+    return (
+        f"| {model} | {source} | {target} | {report['bytes']['target'] / 2**30:.2f} | "
+        f"{report['bytes']['remote'] / 2**30:.2f} | {report['transfers']:,} | {report['messages']} |"
+    )

@@ -52,7 +52,9 @@ class Library(FolderTest):
                 found = library.params(BIN, model, layout, self.folder, library.numbers(path))
                 self.assertEqual(sorted(set(wanted) - set(found))[:4], [], "params that the layout lacks")
                 self.assertEqual(sorted(set(found) - set(wanted))[:4], [], "params that the release lacks")
-                wrong = [f"{name}: {found[name]}, expected {wanted[name]}" for name in wanted if wanted[name] != found[name]]
+                wrong = [
+                    f"{name}: {found[name]}, expected {wanted[name]}" for name in wanted if wanted[name] != found[name]
+                ]
                 self.assertEqual(wrong[:4], [])
                 count += 1
         self.assertGreater(count, 65)
@@ -66,7 +68,11 @@ class Library(FolderTest):
             self.assertEqual(sorted(listed), library.NAMES)
             for model, keys in listed.items():
                 path = library.LISTINGS / engine / f"{model}.txt"
-                self.assertEqual(path.exists(), engine in library.layouts(BIN, model, self.folder), f"{model} has no layout {engine}, or no listing")
+                self.assertEqual(
+                    path.exists(),
+                    engine in library.layouts(BIN, model, self.folder),
+                    f"{model} has no layout {engine}, or no listing",
+                )
                 if not path.exists() or (engine, model) in WITHOUT_STAGES:
                     continue
                 outside = [name for name in library.listing(path) if ".layers." not in name]
@@ -74,9 +80,14 @@ class Library(FolderTest):
                 first = [name for name in outside if "embed" in name and name not in tower]
                 last = [name for name in outside if name not in first + tower]
                 last += [] if any(name.endswith("lm_head.weight") for name in last) else [TIED[engine]]
-                targets = [f"{{layout: {engine}, mesh: {{pp: {len(ranges)}}}"
-                           + (f", place: {{layer: {{axis: pp, sizes: [{key}]}}}}}}" if "," in key else "}") for key, ranges in keys.items()]
-                found = library.endpoints(BIN, library.job(model, "{layout: hf, mesh: {}}", f"[{', '.join(targets)}]"), self.folder)
+                targets = [
+                    f"{{layout: {engine}, mesh: {{pp: {len(ranges)}}}"
+                    + (f", place: {{layer: {{axis: pp, sizes: [{key}]}}}}}}" if "," in key else "}")
+                    for key, ranges in keys.items()
+                ]
+                found = library.endpoints(
+                    BIN, library.job(model, "{layout: hf, mesh: {}}", f"[{', '.join(targets)}]"), self.folder
+                )
                 for number, (key, ranges) in enumerate(keys.items()):
                     for stage, wanted in enumerate(ranges):
                         with self.subTest(engine=engine, model=model, stages=key, stage=stage):
@@ -84,8 +95,12 @@ class Library(FolderTest):
                             held = {int(layer) for name in params for layer in re.findall(r"\.layers\.(\d+)\.", name)}
                             begin, end = wanted.split("..")
                             self.assertEqual(sorted(held), list(range(int(begin), int(end) + 1)))
-                            self.assertEqual(sorted(name for name in params if ".layers." not in name),
-                                             sorted(tower + (first if stage == 0 else []) + (last if stage == len(ranges) - 1 else [])))
+                            self.assertEqual(
+                                sorted(name for name in params if ".layers." not in name),
+                                sorted(
+                                    tower + (first if stage == 0 else []) + (last if stage == len(ranges) - 1 else [])
+                                ),
+                            )
 
     def test_chunks(self):
         """With virtual stages, each chunk of each rank has the params of a live Megatron-Core module
@@ -93,15 +108,24 @@ class Library(FolderTest):
         paths = sorted((library.LISTINGS.parent / "chunks").glob("*.txt"))
         for path in paths:
             head, *ranks = re.split(r"^# rank \d+: ", path.read_text(), flags=re.MULTILINE)
-            (model, layout), placement = re.search(r"# model: (\S+) (\S+)", head).groups(), re.search(r"# place: (.*)", head)[1]
-            found = library.chunked(BIN, model, layout, {"pp": len(ranks)}, placement, library.numbers(path), self.folder)
+            (model, layout), placement = (
+                re.search(r"# model: (\S+) (\S+)", head).groups(),
+                re.search(r"# place: (.*)", head)[1],
+            )
+            found = library.chunked(
+                BIN, model, layout, {"pp": len(ranks)}, placement, library.numbers(path), self.folder
+            )
             self.assertEqual(len(ranks), 2)
             for rank, text in enumerate(ranks):
                 with self.subTest(listing=path.name, rank=rank):
                     layers, params = text.split("\n", 1)
                     wanted = library.listed(params, path.name)
                     self.assertEqual(found.params(rank), wanted)
-                    held = {(name.split(".layers.")[0], values["layer"]) for name, _, _, values in found.instances(rank) if "layer" in values}
+                    held = {
+                        (name.split(".layers.")[0], values["layer"])
+                        for name, _, _, values in found.instances(rank)
+                        if "layer" in values
+                    }
                     self.assertEqual(", ".join(f"{module} {layer}" for module, layer in sorted(held)), layers)
         self.assertGreater(len(paths), 9)
 
@@ -116,19 +140,29 @@ class Library(FolderTest):
             with self.subTest(model=model):
                 numbers = library.numbers(path)
                 if model not in ONLY_5:
-                    self.assertEqual(library.params(BIN, model, "fsdp2", self.folder, numbers, ", switches: {transformers: 4}"), library.listing(path))
+                    self.assertEqual(
+                        library.params(BIN, model, "fsdp2", self.folder, numbers, ", switches: {transformers: 4}"),
+                        library.listing(path),
+                    )
                 listed = library.LISTINGS / "transformers5" / path.name
                 if listed.exists():
                     wanted = library.listing(listed)
                     more = "" if any(dtype == "fp32" for _, dtype in wanted.values()) else ", dtype: bf16, convert: rne"
                     config = (library.MODELS / f"{model}.config.json").read_text()
-                    mtp = ["mtp=0"] if "nextn" in config or any(name.startswith("mtp.") for name in library.listing(path)) else []
+                    mtp = (
+                        ["mtp=0"]
+                        if "nextn" in config or any(name.startswith("mtp.") for name in library.listing(path))
+                        else []
+                    )
                     found = library.params(BIN, model, "fsdp2", self.folder, [*numbers, *mtp], more)
                 else:
                     wanted, found = library.listing(path), library.params(BIN, model, "fsdp2", self.folder, numbers)
                 self.assertEqual(found, wanted)
         listed = library.LISTINGS / "transformers5"
-        self.assertEqual({path.stem for path in listed.glob("*.txt")}, {path.name[: -len(".config.json")] for path in listed.glob("*.config.json")})
+        self.assertEqual(
+            {path.stem for path in listed.glob("*.txt")},
+            {path.name[: -len(".config.json")] for path in listed.glob("*.config.json")},
+        )
 
     def test_configs_of_transformers_5(self):
         """The config.json that transformers 5 writes gives the same checkpoint as the published one."""
@@ -148,14 +182,17 @@ class Library(FolderTest):
                 published[line[0]] = int(line[1])
         for model in library.NAMES:
             with self.subTest(model=model):
-                found = sum(math.prod(shape) for shape, dtype in
-                            library.params(BIN, model, "hf", self.folder).values())
+                found = sum(math.prod(shape) for shape, dtype in library.params(BIN, model, "hf", self.folder).values())
                 self.assertEqual(found, published[model])
 
     def compiled(self, model, source, target):
         """The return code of the compiler and its errors, for a job on one rank."""
-        (self.folder / "job.yaml").write_text(library.job(model, f"{{layout: {source}, mesh: {{}}}}", f"{{layout: {target}, mesh: {{}}, convert: rne}}"))
-        done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "--emit=layout"], capture_output=True, text=True)
+        (self.folder / "job.yaml").write_text(
+            library.job(model, f"{{layout: {source}, mesh: {{}}}}", f"{{layout: {target}, mesh: {{}}, convert: rne}}")
+        )
+        done = subprocess.run(
+            [BIN / "reshard-compile", self.folder / "job.yaml", "--emit=layout"], capture_output=True, text=True
+        )
         return done.returncode, done.stderr
 
     def test_further_layouts_compile(self):
@@ -183,7 +220,9 @@ class Library(FolderTest):
         """Layouts that only a source can have, to the checkpoint in bf16."""
         for layout, models in (("hf-int4", ("kimi-k2", "kimi-k2.5")), ("hf-int4-multimodal", ("kimi-k2.5",))):
             for model in models:
-                (self.folder / "job.yaml").write_text(library.job(model, f"{{layout: {layout}, storage: in}}", "{layout: hf, storage: out}"))
+                (self.folder / "job.yaml").write_text(
+                    library.job(model, f"{{layout: {layout}, storage: in}}", "{layout: hf, storage: out}")
+                )
                 run("reshard-compile", self.folder / "job.yaml", "--emit=layout")
 
     def test_every_pair_compiles(self):
@@ -200,9 +239,13 @@ class Library(FolderTest):
                     with self.subTest(model=model, source=source, target=target):
                         report = library.compile_pair(BIN, model, source, target, self.folder)
                         balance = report["balance"]
-                        self.assertLessEqual(balance["egress_max"], 1.01 * balance["egress_bound"], "busiest source rank")
+                        self.assertLessEqual(
+                            balance["egress_max"], 1.01 * balance["egress_bound"], "busiest source rank"
+                        )
                         row = library.row(model, source, target, report)
-                        self.assertTrue(row in table, f"docs/library.md is out of date, run tests/library/table.py; missing: {row}")
+                        self.assertTrue(
+                            row in table, f"docs/library.md is out of date, run tests/library/table.py; missing: {row}"
+                        )
 
 
 if __name__ == "__main__":

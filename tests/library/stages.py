@@ -24,8 +24,9 @@ PARTITION = ("qwen3-0.6b", [5, 14, 9])  # layers of each stage, as in the engine
 
 def rule(engine, source):
     """A function (layers, stages, partition) -> sizes of the stages that calls the engine's function."""
-    function = next(node for node in ast.parse(source).body
-                    if isinstance(node, ast.FunctionDef) and node.name == "get_pp_indices")
+    function = next(
+        node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == "get_pp_indices"
+    )
     variables = {}
     names = {
         "envs": types.SimpleNamespace(VLLM_PP_LAYER_PARTITION=None),
@@ -56,7 +57,7 @@ def table(sizes):
 
 
 def ranges(sizes):
-    return " ".join(f"{sum(sizes[:i])}..{sum(sizes[:i + 1]) - 1}" if size else "none" for i, size in enumerate(sizes))
+    return " ".join(f"{sum(sizes[:i])}..{sum(sizes[: i + 1]) - 1}" if size else "none" for i, size in enumerate(sizes))
 
 
 def text(engine, wheel):
@@ -75,8 +76,10 @@ def text(engine, wheel):
         lines += [f"{name} {stages}: {ranges(sizes(count[name], stages))}" for stages in MODEL_STAGES]
     name, partition = PARTITION
     written = ",".join(map(str, partition))
-    lines += [f"# With {engine.upper()}_PP_LAYER_PARTITION.",
-              f"{name} {written}: {ranges(sizes(count[name], len(partition), written))}"]
+    lines += [
+        f"# With {engine.upper()}_PP_LAYER_PARTITION.",
+        f"{name} {written}: {ranges(sizes(count[name], len(partition), written))}",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -12,7 +12,10 @@ BEGIN, END = "<!-- table -->\n", "<!-- /table -->"
 
 def main():
     binaries = Path(sys.argv[1]).resolve()
-    lines = ["| model | source | target | GiB | remote GiB | transfers | messages | ms |", "|---|---|---|---:|---:|---:|---:|---:|"]
+    lines = [
+        "| model | source | target | GiB | remote GiB | transfers | messages | ms |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         for model in library.NAMES:
             known = library.layouts(binaries, model, folder)
@@ -22,7 +25,7 @@ def main():
                     lines.append(library.row(model, source, target, report) + f" {report['time_ms']['total']:.0f} |")
     path = library.ROOT / "docs" / "library.md"
     text = path.read_text()
-    path.write_text(text[: text.index(BEGIN) + len(BEGIN)] + "\n".join(lines) + "\n" + text[text.index(END):])
+    path.write_text(text[: text.index(BEGIN) + len(BEGIN)] + "\n".join(lines) + "\n" + text[text.index(END) :])
     print(f"{len(lines) - 2} pairs")
 
 

@@ -77,32 +77,54 @@ class Digests(FolderTest):
         np.save(self.folder / "first.npy", np.arange(6) % 2 * 6)
         np.save(self.folder / "order.npy", np.arange(6))
         (self.folder / "values").mkdir()
-        save_file({"w": np.arange(60, dtype=np.float32).reshape(12, 5), "bias": np.arange(7, dtype=np.float32)}, self.folder / "values/model.safetensors")
+        save_file(
+            {"w": np.arange(60, dtype=np.float32).reshape(12, 5), "bias": np.arange(7, dtype=np.float32)},
+            self.folder / "values/model.safetensors",
+        )
         self.files = json.loads(run("reshard-digest", "values", "--format=json", cwd=self.folder).stdout)
 
     def check(self, transport):
-        done = subprocess.run(["mpirun", "-n", "6", sys.executable, "worker.py", "plan", transport], cwd=self.folder, capture_output=True, text=True, timeout=600,
-                              env=environment(self.folder) | ENVIRONMENT)
+        done = subprocess.run(
+            ["mpirun", "-n", "6", sys.executable, "worker.py", "plan", transport],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env=environment(self.folder) | ENVIRONMENT,
+        )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         answers = [json.loads((self.folder / f"answer.{rank}").read_text()) for rank in range(6)]
         for digests, said in answers:
-            self.assertEqual(digests, [{name: [each["dtype"], each["shape"], each["digest"]] for name, each in self.files.items()}] * 2)
+            self.assertEqual(
+                digests,
+                [{name: [each["dtype"], each["shape"], each["digest"]] for name, each in self.files.items()}] * 2,
+            )
             self.assertEqual(said, answers[0][1])
         wrong = "the targets differ from the source after the run: tensor '{}' is wrong on target rank 5"
-        self.assertEqual(answers[0][1], [
-            [1, "complete"],
-            [1, "torn", "RunError", wrong.format("w") + ", first at index [11, 2] on rank 5"],
-            [2, "complete"],
-            [2, "complete", "Error", "the source has not changed since the last run that was checked: the digests of all its tensors are the same"],
-            [3, "complete"],
-            [3, "torn", "RunError", wrong.format("bias")],
-        ])
+        self.assertEqual(
+            answers[0][1],
+            [
+                [1, "complete"],
+                [1, "torn", "RunError", wrong.format("w") + ", first at index [11, 2] on rank 5"],
+                [2, "complete"],
+                [
+                    2,
+                    "complete",
+                    "Error",
+                    "the source has not changed since the last run that was checked: the digests of all its tensors are the same",
+                ],
+                [3, "complete"],
+                [3, "torn", "RunError", wrong.format("bias")],
+            ],
+        )
 
     @unittest.skipUnless((BIN / "libreshard_mpi.so").exists(), "transport mpi is not built")
     def test_mpi(self):
         self.check("mpi")
 
-    @unittest.skipUnless((BIN / "libreshard_mpi.so").exists() and (BIN / "libreshard_ucx.so").exists(), "transport ucx is not built")
+    @unittest.skipUnless(
+        (BIN / "libreshard_mpi.so").exists() and (BIN / "libreshard_ucx.so").exists(), "transport ucx is not built"
+    )
     def test_ucx(self):
         self.check("ucx")
 

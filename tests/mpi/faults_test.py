@@ -29,12 +29,31 @@ target: {mesh: {tp: 1, dp: 3}, ranks: 1..3}
 options: {staging: 64KiB, topology: {ranks_per_node: 1}}
 """
 # (function, highest count). If the rank makes fewer calls, it gets no signal.
-TRAPS = (("MPI_Init_thread", 1), ("MPI_Comm_idup", 0), ("MPI_Irecv", 12), ("MPI_Isend", 12), ("MPI_Irecv", 400), ("MPI_Isend", 400), ("MPI_Test", 3000), ("MPI_Finalize", 1))
+TRAPS = (
+    ("MPI_Init_thread", 1),
+    ("MPI_Comm_idup", 0),
+    ("MPI_Irecv", 12),
+    ("MPI_Isend", 12),
+    ("MPI_Irecv", 400),
+    ("MPI_Isend", 400),
+    ("MPI_Test", 3000),
+    ("MPI_Finalize", 1),
+)
 
 
 def start(folder, plan, *options, trap=None, deadline=DEADLINE):
-    program = [BIN / "reshard-exec", plan, "--transport=mpi", "--synthesize", "--check", *([f"--timeout={deadline}"] if deadline else []), *options]
-    environment = {"OMPI_MCA_btl": "self,vader"} | ({"RESHARD_TRAP": trap, "LD_PRELOAD": str(BIN / "trap.so")} if trap else {})
+    program = [
+        BIN / "reshard-exec",
+        plan,
+        "--transport=mpi",
+        "--synthesize",
+        "--check",
+        *([f"--timeout={deadline}"] if deadline else []),
+        *options,
+    ]
+    environment = {"OMPI_MCA_btl": "self,vader"} | (
+        {"RESHARD_TRAP": trap, "LD_PRELOAD": str(BIN / "trap.so")} if trap else {}
+    )
     return Launch(folder, ["mpirun"], RANKS, program, environment)
 
 
@@ -66,7 +85,13 @@ def trial(seed, work, plan, again=2):
     pause = rng.uniform(0, 1.5)
     where = f"{function} {count}" if inside else f"{pause:.2f} s"
     # A delayed run has enough time to complete, even on a busy machine.
-    launch = start(work / str(seed), plan, *options, trap=f"{where} {int(number)} {victim}" if inside else None, deadline=30 if action == "delay" else DEADLINE)
+    launch = start(
+        work / str(seed),
+        plan,
+        *options,
+        trap=f"{where} {int(number)} {victim}" if inside else None,
+        deadline=30 if action == "delay" else DEADLINE,
+    )
     try:
         process = launch.process(victim)
         if inside:
@@ -87,7 +112,9 @@ def trial(seed, work, plan, again=2):
             except ProcessLookupError:
                 pass
         # 4 s more than the deadline, since the machine may be busy.
-        ended = launch.wait(60) if action == "delay" else launch.wait(DEADLINE + 4 - (time.monotonic() - hit), survivors)
+        ended = (
+            launch.wait(60) if action == "delay" else launch.wait(DEADLINE + 4 - (time.monotonic() - hit), survivors)
+        )
         texts = {rank: launch.read(f"out.{rank}") for rank in ended}
         if 126 in ended.values() and again:  # the shell could not start the program
             print(f"retry: {texts}", flush=True)
@@ -122,7 +149,9 @@ class Faults(FolderTest):
     def test_faults_of_one_rank(self):
         failed = completed = 0
         with ThreadPoolExecutor(3) as pool:  # a fault mostly waits
-            for what, complaint in pool.map(lambda seed: trial(seed, self.folder, self.plan), range(FIRST, FIRST + TRIALS)):
+            for what, complaint in pool.map(
+                lambda seed: trial(seed, self.folder, self.plan), range(FIRST, FIRST + TRIALS)
+            ):
                 print(what, flush=True)
                 self.assertEqual(complaint, "", complaint)
                 failed += ": {" in what and "3" in re.findall(r": (\d)", what)
@@ -137,7 +166,9 @@ class Faults(FolderTest):
         """Open MPI calls _exit if a peer is lost in MPI_Init: with a deadline the process lives until then, to print its error; without one it ends at once."""
         for deadline, ranks in ((DEADLINE, range(RANKS)), (None, [1])):
             with self.subTest(deadline=deadline):
-                launch = start(self.folder / f"ended{deadline}", self.plan, trap="MPI_Init_thread 0 0 1", deadline=deadline)
+                launch = start(
+                    self.folder / f"ended{deadline}", self.plan, trap="MPI_Init_thread 0 0 1", deadline=deadline
+                )
                 self.addCleanup(launch.end)
                 self.assertEqual(set(launch.wait(30, ranks).values()), {3})
                 for rank in ranks if deadline else ():

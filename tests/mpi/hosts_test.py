@@ -23,7 +23,9 @@ MODEL = """{dtype: bf16, index: {layer: 3}, tensors: {embed: [3000, 64], "l.{lay
 @unittest.skipIf(MISSING, f"several hosts cannot be simulated: {MISSING}")
 class SeveralHosts(FolderTest):
     def compile(self, source, target, options="{}"):
-        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {MODEL}\nsource: {source}\ntarget: {target}\noptions: {options}\n")
+        (self.folder / "job.yaml").write_text(
+            f"version: 1\nmodel: {MODEL}\nsource: {source}\ntarget: {target}\noptions: {options}\n"
+        )
         run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan")
 
     def start(self, made, ranks, *options):
@@ -34,10 +36,29 @@ class SeveralHosts(FolderTest):
 
     def test_kinds_of_schedules(self):
         for count, ranks, source, target, options in (
-                (2, 6, "{mesh: {tp: 2, dp: 2}}", "{mesh: {tp: 4}, ranks: 2..5}", "{staging: 16KiB}"),  # messages in both directions
-                (3, 6, "{mesh: {tp: 2, dp: 2}}", "{mesh: {tp: 4}, ranks: 2..5}", "{}"),
-                (2, 8, "{mesh: {tp: 2}}", "{mesh: {tp: 1, dp: 6}, ranks: 2..7}", "{topology: {ranks_per_node: 4}}"),  # a chain over hosts, forwarded inside them
-                (4, 8, "{mesh: {tp: 2}}", "{mesh: {tp: 2, dp: 3}, ranks: 2..7}", "{staging: 32KiB, topology: {ranks_per_node: 2}}")):
+            (
+                2,
+                6,
+                "{mesh: {tp: 2, dp: 2}}",
+                "{mesh: {tp: 4}, ranks: 2..5}",
+                "{staging: 16KiB}",
+            ),  # messages in both directions
+            (3, 6, "{mesh: {tp: 2, dp: 2}}", "{mesh: {tp: 4}, ranks: 2..5}", "{}"),
+            (
+                2,
+                8,
+                "{mesh: {tp: 2}}",
+                "{mesh: {tp: 1, dp: 6}, ranks: 2..7}",
+                "{topology: {ranks_per_node: 4}}",
+            ),  # a chain over hosts, forwarded inside them
+            (
+                4,
+                8,
+                "{mesh: {tp: 2}}",
+                "{mesh: {tp: 2, dp: 3}, ranks: 2..7}",
+                "{staging: 32KiB, topology: {ranks_per_node: 2}}",
+            ),
+        ):
             with self.subTest(count, source=source, target=target), hosts.Hosts(count, self.folder) as made:
                 self.compile(source, target, options)
                 launch = self.start(made, ranks, "--repeat=3", "--timeout=60", f"--report={self.folder / 'report'}")

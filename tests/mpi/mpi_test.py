@@ -15,121 +15,255 @@ from commands import BIN, FolderTest, run
 from launch import Launch
 
 # Allows root and more processes than cores; shared memory only.
-ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_btl": "self,vader",
-                            "TSAN_OPTIONS": f"suppressions={Path(__file__).with_name('tsan.supp')}"}
-MPIRUN = ENVIRONMENT | {"ASAN_OPTIONS": "detect_leaks=0"}  # MPI does not free all its memory; tests/conformance checks for our leaks
+ENVIRONMENT = os.environ | {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_btl": "self,vader",
+    "TSAN_OPTIONS": f"suppressions={Path(__file__).with_name('tsan.supp')}",
+}
+MPIRUN = ENVIRONMENT | {
+    "ASAN_OPTIONS": "detect_leaks=0"
+}  # MPI does not free all its memory; tests/conformance checks for our leaks
 
-WEIGHTS = {"dtype": "bf16", "index": {"layer": 3}, "tensors": {
-    "embed": [3000, 64], "l.{layer}.rows": {"shape": [512, 256], "shard": {"0": "tp"}}, "l.{layer}.columns": {"shape": [512, 256], "shard": {"1": "tp"}},
-    "norm": {"shape": [777], "dtype": "fp32"}}}
+WEIGHTS = {
+    "dtype": "bf16",
+    "index": {"layer": 3},
+    "tensors": {
+        "embed": [3000, 64],
+        "l.{layer}.rows": {"shape": [512, 256], "shard": {"0": "tp"}},
+        "l.{layer}.columns": {"shape": [512, 256], "shard": {"1": "tp"}},
+        "norm": {"shape": [777], "dtype": "fp32"},
+    },
+}
 # Source, target and options that together have every kind of schedule.
 KINDS = [
     ({"mesh": {"tp": 2, "dp": 2}}, {"mesh": {"tp": 4}, "ranks": "2..5"}, {}),  # local, in place and packed
     ({"mesh": {"tp": 2, "dp": 2}}, {"mesh": {"tp": 4}, "ranks": "2..5"}, {"staging": "16KiB"}),  # many chunks
     ({"mesh": {"tp": 2}}, {"mesh": {"tp": 1, "dp": 6}, "ranks": "2..7"}, {"topology": {"ranks_per_node": 1}}),  # chains
-    ({"mesh": {"tp": 2}}, {"mesh": {"tp": 2, "dp": 3}, "ranks": "2..7"}, {"staging": "32KiB", "topology": {"ranks_per_node": 2}}),  # stripes, chunk by chunk
+    (
+        {"mesh": {"tp": 2}},
+        {"mesh": {"tp": 2, "dp": 3}, "ranks": "2..7"},
+        {"staging": "32KiB", "topology": {"ranks_per_node": 2}},
+    ),  # stripes, chunk by chunk
     ({"storage": "files"}, {"mesh": {"tp": 1, "dp": 6}}, {"exchange": "broadcast"}),
-    ({"storage": "files"}, {"mesh": {"tp": 2, "dp": 3}}, {"exchange": "gather-rounds", "staging": "64KiB"})]
+    ({"storage": "files"}, {"mesh": {"tp": 2, "dp": 3}}, {"exchange": "gather-rounds", "staging": "64KiB"}),
+]
 
 
 class Mpi(FolderTest):
     def compile(self, text, *options, plan="plan"):
         (self.folder / "job.yaml").write_text(text)
-        done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / plan, f"--report={self.folder / 'report'}", *options, code=None)
+        done = run(
+            "reshard-compile",
+            self.folder / "job.yaml",
+            "-o",
+            self.folder / plan,
+            f"--report={self.folder / 'report'}",
+            *options,
+            code=None,
+        )
         if done.returncode != 0:
             return None
         return json.loads((self.folder / "report").read_text())
 
     def run_plan(self, ranks, *options, plan="plan", program=None):
-        return run("timeout", "-k10", 100, "mpirun", "-n", ranks, program or BIN / "reshard-exec", self.folder / plan, "--transport=mpi", "--synthesize", *options,
-                   code=None, env=MPIRUN)
+        return run(
+            "timeout",
+            "-k10",
+            100,
+            "mpirun",
+            "-n",
+            ranks,
+            program or BIN / "reshard-exec",
+            self.folder / plan,
+            "--transport=mpi",
+            "--synthesize",
+            *options,
+            code=None,
+            env=MPIRUN,
+        )
 
     def exact(self, report):
         """Runs the plan with shared memory, with private memory, of which only what the executor allocates for transforms is
         shared, and with messages only. Checks every byte and the bytes by method."""
         for options in (), ("--private-memory",), ("--no-local-shortcut",):
-            done = self.run_plan(report["world"], "--check", "--repeat=2", "--timeout=60", f"--report={self.folder / 'run'}", *options)
+            done = self.run_plan(
+                report["world"], "--check", "--repeat=2", "--timeout=60", f"--report={self.folder / 'run'}", *options
+            )
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            checked = sum(int(count) for count in re.findall(r"^  rank \d+: (\d+) bytes right$", done.stdout, re.MULTILINE))
+            checked = sum(
+                int(count) for count in re.findall(r"^  rank \d+: (\d+) bytes right$", done.stdout, re.MULTILINE)
+            )
             self.assertEqual(checked, 2 * report["bytes"]["target"], done.stdout)  # with two seeds
             by = json.loads((self.folder / "run").read_text())["bytes_by"]
             received = report["bytes"]["remote"]
             shared = {(): received, ("--private-memory",): received - by["messages_inside_host"]}.get(options, 0)
             self.assertEqual([by["shared_memory"], by["messages"]], [shared, received - shared])
             self.assertEqual(by["messages_inside_host"] > 0, options == ("--private-memory",))
-            self.assertEqual(by["local"], report["bytes"]["local"] + report["bytes"]["storage"] + report["bytes"]["padding"])
+            self.assertEqual(
+                by["local"], report["bytes"]["local"] + report["bytes"]["storage"] + report["bytes"]["padding"]
+            )
 
     def test_kinds_of_schedules(self):
         for source, target, options in KINDS:
             with self.subTest(source, target=target, options=options):
-                report = self.compile(json.dumps({"version": 1, "model": WEIGHTS, "source": source, "target": target, "options": options}))
+                report = self.compile(
+                    json.dumps({"version": 1, "model": WEIGHTS, "source": source, "target": target, "options": options})
+                )
                 self.assertGreater(report["messages"], 0)
                 self.exact(report)
 
     def test_transforms(self):
         """Memory of transforms, which the executor allocates, can be mapped by local peers, and shares the arena with staging. The plans are compressed."""
-        model = {"dtype": "bf16", "index": {"layer": 3}, "tensors": {"l.{layer}.w": [512, 256], "b": [777]}, "layouts": {
-            "train": {"params": {"l.{layer}.w": {"holds": "w", "shard": {"0": "tp"}, "transform": "unpack"}, "b": {"holds": "b"}}},
-            "serve": {"params": {"l.{layer}.w": {"holds": "w", "shard": {"1": "tp"}, "transform": "pack"}, "b": {"holds": "b", "transform": "pack"}}}}}
-        source, target = {"layout": "train", "mesh": {"tp": 2}}, {"layout": "serve", "mesh": {"tp": 2, "dp": 2}, "ranks": "1..4"}
+        model = {
+            "dtype": "bf16",
+            "index": {"layer": 3},
+            "tensors": {"l.{layer}.w": [512, 256], "b": [777]},
+            "layouts": {
+                "train": {
+                    "params": {
+                        "l.{layer}.w": {"holds": "w", "shard": {"0": "tp"}, "transform": "unpack"},
+                        "b": {"holds": "b"},
+                    }
+                },
+                "serve": {
+                    "params": {
+                        "l.{layer}.w": {"holds": "w", "shard": {"1": "tp"}, "transform": "pack"},
+                        "b": {"holds": "b", "transform": "pack"},
+                    }
+                },
+            },
+        }
+        source, target = (
+            {"layout": "train", "mesh": {"tp": 2}},
+            {"layout": "serve", "mesh": {"tp": 2, "dp": 2}, "ranks": "1..4"},
+        )
         for options in {}, {"staging": "900KiB", "topology": {"ranks_per_node": 1}}:
             with self.subTest(options):
-                self.exact(self.compile(json.dumps({"version": 1, "model": model, "source": source, "target": target, "options": options}), "--compress"))
+                self.exact(
+                    self.compile(
+                        json.dumps(
+                            {"version": 1, "model": model, "source": source, "target": target, "options": options}
+                        ),
+                        "--compress",
+                    )
+                )
 
     @unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "needs root, to drop privileges, and setpriv")
     def test_memory_that_cannot_be_mapped_is_reported(self):
         """Ranks 2 and 3 have fewer privileges than 0 and 1, so they cannot map the memory of these and receive messages instead."""
-        self.compile("{version: 1, model: {dtype: bf16, tensors: {a: {shape: [512, 256], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {tp: 4}}}")
-        command = [BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize", "--check", "--timeout=60"]
+        self.compile(
+            "{version: 1, model: {dtype: bf16, tensors: {a: {shape: [512, 256], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {tp: 4}}}"
+        )
+        command = [
+            BIN / "reshard-exec",
+            self.folder / "plan",
+            "--transport=mpi",
+            "--synthesize",
+            "--check",
+            "--timeout=60",
+        ]
         less = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
-        done = run("timeout", "-k10", 100, "mpirun", "-n", 2, *command, f"--report={self.folder / 'run'}", ":", "-n", 2, *less, *command, env=MPIRUN)
-        quarter = 512 * 256 * 2 // 4  # rank 0 copies its own quarter, rank 1 gets its quarter from rank 0, ranks 2 and 3 get theirs from rank 1
+        done = run(
+            "timeout",
+            "-k10",
+            100,
+            "mpirun",
+            "-n",
+            2,
+            *command,
+            f"--report={self.folder / 'run'}",
+            ":",
+            "-n",
+            2,
+            *less,
+            *command,
+            env=MPIRUN,
+        )
+        quarter = (
+            512 * 256 * 2 // 4
+        )  # rank 0 copies its own quarter, rank 1 gets its quarter from rank 0, ranks 2 and 3 get theirs from rank 1
         by = json.loads((self.folder / "run").read_text())["bytes_by"]
-        self.assertEqual(by, {"local": quarter, "shared_memory": quarter, "messages": 2 * quarter, "messages_inside_host": 2 * quarter})
+        self.assertEqual(
+            by,
+            {"local": quarter, "shared_memory": quarter, "messages": 2 * quarter, "messages_inside_host": 2 * quarter},
+        )
         for rank in range(4):
             printed = f"  rank {rank}: 64.0 KiB from ranks on this host arrived as messages, because their memory cannot be mapped\n"
             self.assertEqual(printed in done.stdout, rank > 1, done.stdout)
 
     def test_processes_and_plans_that_do_not_fit(self):
-        report = self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")
+        report = self.compile(
+            f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n"
+        )
         done = self.run_plan(3)
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("the channel has 3 processes, expected 2, one for each rank of the plan", done.stderr)
-        self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 2}}, ranks: [1, 0]}}\n", plan="other")
+        self.compile(
+            f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 2}}, ranks: [1, 0]}}\n",
+            plan="other",
+        )
         command = [BIN / "reshard-exec", "", "--transport=mpi", "--synthesize"]
         one, two = ([*command[:1], self.folder / plan, *command[2:]] for plan in ("plan", "other"))
         done = run("timeout", "-k10", 60, "mpirun", "-n", 1, *one, ":", "-n", 1, *two, code=None, env=MPIRUN)
         self.assertNotEqual(done.returncode, 0)
-        self.assertRegex(done.stderr, r"plans differ: rank [01] runs plan [0-9a-f]{32}, rank [01] runs plan [0-9a-f]{32}; give the same")  # the error of either rank
+        self.assertRegex(
+            done.stderr,
+            r"plans differ: rank [01] runs plan [0-9a-f]{32}, rank [01] runs plan [0-9a-f]{32}; give the same",
+        )  # the error of either rank
         self.assertIn(report["digest"], done.stderr)
 
     def test_a_timeout_is_reported(self):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")
         program = [BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize", "--timeout=0.000001"]
-        launch = Launch(self.folder / "launch", ["mpirun"], 2, program, MPIRUN)  # mpirun may hang if a process ends in MPI_Init
+        launch = Launch(
+            self.folder / "launch", ["mpirun"], 2, program, MPIRUN
+        )  # mpirun may hang if a process ends in MPI_Init
         self.addCleanup(launch.end)
         self.assertEqual(launch.wait(90), {0: 3, 1: 3}, launch.texts())
         self.assertEqual(launch.texts().count("timed out in MPI_Init"), 2, launch.texts())
 
     def test_files(self):
         """Several processes write the same folders as one process; after an error they leave nothing."""
-        def over_mpi(ranks, *options):
-            return run("timeout", "-k10", 100, "mpirun", "-n", ranks, BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--timeout=30", *options,
-                       code=None, env=ENVIRONMENT)
 
-        for number, (source, target) in enumerate((
+        def over_mpi(ranks, *options):
+            return run(
+                "timeout",
+                "-k10",
+                100,
+                "mpirun",
+                "-n",
+                ranks,
+                BIN / "reshard-exec",
+                self.folder / "plan",
+                "--transport=mpi",
+                "--timeout=30",
+                *options,
+                code=None,
+                env=ENVIRONMENT,
+            )
+
+        for number, (source, target) in enumerate(
+            (
                 ("{mesh: {tp: 2}}", "{mesh: {tp: 1, dp: 2}, ranks: 1..2}"),
                 ("{storage: weights}", "{mesh: {tp: 2, dp: 2}}"),
                 ("{mesh: {tp: 2, dp: 2}}", "{storage: weights}"),
-                ("{mesh: {tp: 2}}", "[{storage: files, mesh: {tp: 4}}, {mesh: {tp: 1, dp: 2}}]"))):
+                ("{mesh: {tp: 2}}", "[{storage: files, mesh: {tp: 4}}, {mesh: {tp: 1, dp: 2}}]"),
+            )
+        ):
             with self.subTest(source, target=target):
                 report = self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {source}\ntarget: {target}\n")
                 names = [self.folder / f"{name}{number}" for name in ("source", "one", "many", "wrong")]
                 run("reshard-exec", self.folder / "plan", "--synthesize", f"--source={names[0]}")
                 run("reshard-exec", self.folder / "plan", f"--source={names[0]}", f"--target={names[1]}")
-                done = over_mpi(report["world"], f"--source={names[0]}", f"--target={names[2]}", "--check", "--check-replicas")
+                done = over_mpi(
+                    report["world"], f"--source={names[0]}", f"--target={names[2]}", "--check", "--check-replicas"
+                )
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-                checked = sum(int(count) for count in re.findall(r"^  rank \d+: (\d+) bytes right$", done.stdout, re.MULTILINE))
+                checked = sum(
+                    int(count) for count in re.findall(r"^  rank \d+: (\d+) bytes right$", done.stdout, re.MULTILINE)
+                )
                 self.assertEqual(checked, report["bytes"]["target"], done.stdout)
                 run("diff", "-r", names[1], names[2])
                 done = over_mpi(report["world"], f"--source={names[0]}", f"--target={names[2]}")
@@ -140,7 +274,9 @@ class Mpi(FolderTest):
                 done = over_mpi(report["world"], f"--source={names[0]}", f"--target={names[3]}")
                 self.assertNotEqual(done.returncode, 0)
                 self.assertIn(f"'{broken}': tensor ", done.stderr)
-                self.assertEqual([path.name for path in self.folder.iterdir() if "wrong" in path.name or "partial" in path.name], [])
+                self.assertEqual(
+                    [path.name for path in self.folder.iterdir() if "wrong" in path.name or "partial" in path.name], []
+                )
 
     def test_an_error_of_one_process_is_the_exit_code_of_all(self):
         job = "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [%d, 8], shard: {0: tp}}}}\nsource: {mesh: {tp: 4}}\ntarget: {mesh: {tp: %d}}\n"
@@ -153,15 +289,28 @@ class Mpi(FolderTest):
         # The index of the argument that differs (plan, source, target, other options), its value, whether all ranks get it or rank 2 only, the exit code, the
         # error.
         given = ["plan", "source", "target", "--seed=1"]
-        for number, (index, value, everyone, code, error) in enumerate((
-                (0, "absent", False, 2, "rank 2: .*absent"), (0, "absent", True, 2, "absent"), (0, "other", False, 2, "rank [0-3] runs plan [0-9a-f]{32}, "),
-                (0, "wide", False, 2, "the channel has 4 processes, expected 8"), (1, "absent", False, 2, "rank 2: .*absent' is not a folder"),
-                (1, "wrong", True, 2, "rank 3: .*tensor 'a' has shape"), (2, "wrong", True, 2, "already exists"), (2, "absent/x", True, 2, "cannot create '"),
+        for number, (index, value, everyone, code, error) in enumerate(
+            (
+                (0, "absent", False, 2, "rank 2: .*absent"),
+                (0, "absent", True, 2, "absent"),
+                (0, "other", False, 2, "rank [0-3] runs plan [0-9a-f]{32}, "),
+                (0, "wide", False, 2, "the channel has 4 processes, expected 8"),
+                (1, "absent", False, 2, "rank 2: .*absent' is not a folder"),
+                (1, "wrong", True, 2, "rank 3: .*tensor 'a' has shape"),
+                (2, "wrong", True, 2, "already exists"),
+                (2, "absent/x", True, 2, "cannot create '"),
                 (3, "--synthesize", False, 2, "rank 2: .*expected no --target"),
-                (3, f"--report={self.folder}/absent/report", True, 3, "rank 0: .*cannot create"))):
+                (3, f"--report={self.folder}/absent/report", True, 3, "rank 0: .*cannot create"),
+            )
+        ):
             text = 'case $OMPI_COMM_WORLD_RANK in %s) set -- %s;; *) set -- %s;; esac; exec "$0" %s/$1 --transport=mpi --timeout=60 --source=%s/$2 --target=%s/$3 $4'
             other = [value if each == index else name for each, name in enumerate(given)]
-            program = ["sh", "-c", text % ("*" if everyone else "2", " ".join(other), " ".join(given), *[self.folder] * 3), BIN / "reshard-exec"]
+            program = [
+                "sh",
+                "-c",
+                text % ("*" if everyone else "2", " ".join(other), " ".join(given), *[self.folder] * 3),
+                BIN / "reshard-exec",
+            ]
             with self.subTest(value, error=error):
                 launch = Launch(self.folder / f"launch{number}", ["mpirun"], 4, program, {"OMPI_MCA_btl": "self,vader"})
                 self.addCleanup(launch.end)
@@ -169,16 +318,24 @@ class Mpi(FolderTest):
                 printed = "".join(f"rank {rank}: {launch.read(f'out.{rank}')}" for rank in range(4))
                 self.assertEqual(ended, dict.fromkeys(range(4), code), printed)
                 self.assertRegex(printed, error)
-                self.assertEqual(printed.count("error: "), 4, printed)  # each process prints the error, or the rank that does
+                self.assertEqual(
+                    printed.count("error: "), 4, printed
+                )  # each process prints the error, or the rank that does
                 for _ in range((3 if index in (1, 2) else 1) if code == 2 else 0):
                     run("timeout", "-k10", 100, "mpirun", "-n", 4, *program, code=code, env=MPIRUN)
                 left = {path.name for path in self.folder.iterdir() if not path.name.startswith("launch")}
-                self.assertEqual(left - {"target"}, {"job.yaml", "report", "other", "wide", "large", "plan", "source", "large_source", "wrong"})
+                self.assertEqual(
+                    left - {"target"},
+                    {"job.yaml", "report", "other", "wide", "large", "plan", "source", "large_source", "wrong"},
+                )
 
     def test_files_of_the_target_need_a_folder(self):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{storage: files}}\n")
         done = run("reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize", code=2)
-        self.assertIn("the files of target belong to no single process, expected --source=DIR and --target=DIR instead of --synthesize", done.stderr)
+        self.assertIn(
+            "the files of target belong to no single process, expected --source=DIR and --target=DIR instead of --synthesize",
+            done.stderr,
+        )
 
     def test_without_the_backend(self):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")

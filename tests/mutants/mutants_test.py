@@ -28,7 +28,9 @@ MUTANTS = 100_000 if FULL else 200 if SMALL else 1000
 
 def property_job(seed):
     node, _, _ = generate.generate(random.Random(seed), generate.CELLS[seed * 37 % len(generate.CELLS)])
-    return node | {"options": node.get("options", {}) | ({}, {"topology": {"ranks_per_node": 2}}, {"staging": 4096})[seed % 3]}
+    return node | {
+        "options": node.get("options", {}) | ({}, {"topology": {"ranks_per_node": 2}}, {"staging": 4096})[seed % 3]
+    }
 
 
 def quantized_job(seed):
@@ -51,22 +53,45 @@ def matrix_job(seed):
     if rng.random() < 0.3:
         source["quantize"] = rng.choice(quantize_jobs.FORMATS)
     last = source["mesh"]["sp"]
-    return {"version": 1,
-            "model": {"dtype": rng.choice(quantize_jobs.FLOATS), "index": {"layer": rng.choice([1, 2])},
-                      "tensors": {"l.{layer}.w": {"shape": [rows, columns]}, "n": {"shape": [columns]}},
-                      "layouts": {"a": {"params": {"h.{layer}.w": {"holds": "l.{layer}.w", "shard": {"0": "sp"}}, "n": {"holds": "n"}}},
-                                  "b": {"params": {"w{layer}": {"holds": "l.{layer}.w", "shard": {"0": "tp"}}, "n": {"holds": "n"}}}}},
-            "source": source, "target": {"mesh": {"tp": tp}, "layout": "b", "ranks": list(range(last, last + tp)), "quantize": quantize_jobs.quantize_node(rng, variant)},
-            "options": rng.choice([{}, {"staging": 4096}])}
+    return {
+        "version": 1,
+        "model": {
+            "dtype": rng.choice(quantize_jobs.FLOATS),
+            "index": {"layer": rng.choice([1, 2])},
+            "tensors": {"l.{layer}.w": {"shape": [rows, columns]}, "n": {"shape": [columns]}},
+            "layouts": {
+                "a": {"params": {"h.{layer}.w": {"holds": "l.{layer}.w", "shard": {"0": "sp"}}, "n": {"holds": "n"}}},
+                "b": {"params": {"w{layer}": {"holds": "l.{layer}.w", "shard": {"0": "tp"}}, "n": {"holds": "n"}}},
+            },
+        },
+        "source": source,
+        "target": {
+            "mesh": {"tp": tp},
+            "layout": "b",
+            "ranks": list(range(last, last + tp)),
+            "quantize": quantize_jobs.quantize_node(rng, variant),
+        },
+        "options": rng.choice([{}, {"staging": 4096}]),
+    }
 
 
 def relayed_job(seed):
     """One or two ranks of a node of four send to another node, and the idle ones relay, in one phase or in several."""
     rng = random.Random(seed)
-    return {"version": 1,
-            "model": {"dtype": "bf16", "tensors": {"a": {"shape": [rng.choice([48, 96]), 64], "shard": {"1": "tp"}}, "b": {"shape": [4, 50], "shard": {"0": "tp"}}}},
-            "source": {"mesh": {"tp": rng.choice([1, 2])}}, "target": {"mesh": {"tp": 4}, "ranks": "4..7"},
-            "options": rng.choice([{}, {"staging": 4096}]) | {"topology": {"ranks_per_node": 4, "nics": {"per_node": 4, "rate": "1MB/s", "latency": "1ns"}}}}
+    return {
+        "version": 1,
+        "model": {
+            "dtype": "bf16",
+            "tensors": {
+                "a": {"shape": [rng.choice([48, 96]), 64], "shard": {"1": "tp"}},
+                "b": {"shape": [4, 50], "shard": {"0": "tp"}},
+            },
+        },
+        "source": {"mesh": {"tp": rng.choice([1, 2])}},
+        "target": {"mesh": {"tp": 4}, "ranks": "4..7"},
+        "options": rng.choice([{}, {"staging": 4096}])
+        | {"topology": {"ranks_per_node": 4, "nics": {"per_node": 4, "rate": "1MB/s", "latency": "1ns"}}},
+    }
 
 
 def jobs():
@@ -74,6 +99,7 @@ def jobs():
         yield f"{seed:03}", (property_job, quantized_job, matrix_job, relayed_job)[seed % 4](seed)
     if FULL:
         import conformance_test  # noqa: PLC0415
+
         for name, job in conformance_test.rows():
             yield f"row-{name}", job
         for seed in range(100):

@@ -64,7 +64,9 @@ class Describe(unittest.TestCase):
     def compiles(self, text, endpoint):
         """Compiles a plan from the described layout to a single rank. Returns the shapes of the params of rank 1."""
         Path("model.yaml").write_text(text)
-        Path("described.yaml").write_text(f"version: 1\nmodel: model.yaml\nsource: {endpoint}\ntarget: {{layout: whole, mesh: {{}}, ranks: [8]}}\n")
+        Path("described.yaml").write_text(
+            f"version: 1\nmodel: model.yaml\nsource: {endpoint}\ntarget: {{layout: whole, mesh: {{}}, ranks: [8]}}\n"
+        )
         with open("model.yaml", "a") as file:
             file.write("  whole:\n    params: same\n")
         plan = reshard.compile("described.yaml")
@@ -78,7 +80,8 @@ class Describe(unittest.TestCase):
             parameters[f"layers.{layer}.norm.weight"] = Parameter((16,), (Replicate(), Replicate()))
         text = reshard.describe(Module(parameters))
         self.assertIn("{layout: live, mesh: {tp: 4, fsdp: 2}}", text)
-        self.assertIn("""index: {layer: 3}
+        self.assertIn(
+            """index: {layer: 3}
 tensors:
   embed.weight: {shape: [101, 16], dtype: fp32}
   layers.{layer}.down.weight: [16, 64]
@@ -91,9 +94,14 @@ layouts:
       "embed.weight": {0: {axis: fsdp, scheme: chunk}}
       "layers.{layer}.down.weight": {0: {axis: fsdp, scheme: chunk}, 1: {axis: tp, scheme: chunk}}
       "layers.{layer}.up.weight": {0: [tp, fsdp]}
-""", text)
+""",
+            text,
+        )
         shapes = self.compiles(text, "{layout: live, mesh: {tp: 4, fsdp: 2}}")
-        self.assertEqual((shapes["embed.weight"], shapes["layers.2.up.weight"], shapes["layers.0.down.weight"]), ((51, 16), (8, 16), (8, 16)))
+        self.assertEqual(
+            (shapes["embed.weight"], shapes["layers.2.up.weight"], shapes["layers.0.down.weight"]),
+            ((51, 16), (8, 16), (8, 16)),
+        )
 
     def test_uneven_over_two_axes(self):
         """tp splits 10 rows into 3 3 3 1; fsdp splits each part in two: 2 1 2 1 2 1 1 0."""
@@ -138,7 +146,9 @@ layouts:
             distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
             mesh, live = init_device_mesh("cpu", (2, 4), mesh_dim_names=("fsdp", "tp")), model()
             for layer in live.layers:
-                parallelize_module(layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()}, src_data_rank=None)
+                parallelize_module(
+                    layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()}, src_data_rank=None
+                )
                 fully_shard(layer, mesh=mesh["fsdp"])
             parallelize_module(live, mesh["tp"], {"head": ColwiseParallel()}, src_data_rank=None)
             fully_shard(live, mesh=mesh["fsdp"])
@@ -159,36 +169,66 @@ layouts:
     def test_megatron(self):
         parameters = {}
         for layer in range(2):
-            parameters[f"layers.{layer}.fc1.weight"] = Parameter((16, 16), tensor_model_parallel=True, partition_dim=0, partition_stride=2)
-            parameters[f"layers.{layer}.experts.fc2.weight"] = Parameter((16, 8), tensor_model_parallel=True, partition_dim=1, partition_stride=1, allreduce=False)
+            parameters[f"layers.{layer}.fc1.weight"] = Parameter(
+                (16, 16), tensor_model_parallel=True, partition_dim=0, partition_stride=2
+            )
+            parameters[f"layers.{layer}.experts.fc2.weight"] = Parameter(
+                (16, 8), tensor_model_parallel=True, partition_dim=1, partition_stride=1, allreduce=False
+            )
             parameters[f"layers.{layer}.norm.weight"] = Parameter((16,), tensor_model_parallel=False)
         text = reshard.describe(parameters, layout="trainer", axes={"tp": 4, "etp": 4})
         self.assertIn('"layers.{layer}.fc1.weight": {0: {axis: tp, stride: 2}}', text)
         self.assertIn('"layers.{layer}.experts.fc2.weight": {1: etp}', text)
         shapes = self.compiles(text, "{layout: trainer, mesh: {tp: 4, views: [{etp: 4}]}}")
         self.assertEqual(shapes, {name: parameter.shape for name, parameter in parameters.items()})
-        with self.assertRaisesRegex(reshard.Error, r"'layers.0.fc1.weight' is tensor parallel, but the size of axis 'tp' is unknown: pass it in axes=\{'tp': SIZE\} \(--axis=tp=SIZE\)"):
+        with self.assertRaisesRegex(
+            reshard.Error,
+            r"'layers.0.fc1.weight' is tensor parallel, but the size of axis 'tp' is unknown: pass it in axes=\{'tp': SIZE\} \(--axis=tp=SIZE\)",
+        ):
             reshard.describe(parameters)
 
     def test_refusals(self):
         for parameters, message in (
             ({}, "no params"),
-            ({"w": Parameter((8, 8), (Partial(), Replicate()))}, "placement .* on mesh axis 'fsdp' is not supported, expected Shard or Replicate"),
-            ({"l.0.w": Parameter((8,), (Shard(0), Replicate())), "l.1.w": Parameter((8,), (Replicate(), Shard(0)))}, "tensors 'l.0.w' and 'l.1.w' have one tensor pattern .* but different shardings"),
+            (
+                {"w": Parameter((8, 8), (Partial(), Replicate()))},
+                "placement .* on mesh axis 'fsdp' is not supported, expected Shard or Replicate",
+            ),
+            (
+                {"l.0.w": Parameter((8,), (Shard(0), Replicate())), "l.1.w": Parameter((8,), (Replicate(), Shard(0)))},
+                "tensors 'l.0.w' and 'l.1.w' have one tensor pattern .* but different shardings",
+            ),
             ({"w": Parameter((8,), dtype="torch.complex64")}, "dtype complex64"),
             ({"v": Parameter((8,)), "w{0}": Parameter((8,))}, r"param 'w\{0\}': a brace in a name is not supported"),
-            ({"a": Parameter((8,), (Shard(0), Replicate())), "b": Parameter((8,), (Shard(0),), device_mesh=type("Other", (), {"mesh_dim_names": ("ep",), "shape": (2,)}))},
-             "params 'b' and 'a' are on different meshes, {'ep': 2} and {'fsdp': 2, 'tp': 4}: expected one mesh with the axes of all params"),
+            (
+                {
+                    "a": Parameter((8,), (Shard(0), Replicate())),
+                    "b": Parameter(
+                        (8,), (Shard(0),), device_mesh=type("Other", (), {"mesh_dim_names": ("ep",), "shape": (2,)})
+                    ),
+                },
+                "params 'b' and 'a' are on different meshes, {'ep': 2} and {'fsdp': 2, 'tp': 4}: expected one mesh with the axes of all params",
+            ),
         ):
             with self.subTest(message), self.assertRaisesRegex(reshard.Error, message):
                 reshard.describe(parameters)
 
     def test_command(self):
-        Path("mine.py").write_text("import numpy\ndef model(): return {'a.0.w': numpy.zeros((2, 3)), 'a.1.w': numpy.zeros((2, 3))}\n")
-        done = subprocess.run([Path(sys.executable).parent / "reshard-describe", "mine:model", "--layout=mine", "-o", "mine.yaml"], capture_output=True, text=True)
+        Path("mine.py").write_text(
+            "import numpy\ndef model(): return {'a.0.w': numpy.zeros((2, 3)), 'a.1.w': numpy.zeros((2, 3))}\n"
+        )
+        done = subprocess.run(
+            [Path(sys.executable).parent / "reshard-describe", "mine:model", "--layout=mine", "-o", "mine.yaml"],
+            capture_output=True,
+            text=True,
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("a.{a}.w: [2, 3]\nlayouts:\n  mine:\n", Path("mine.yaml").read_text())
-        refused = subprocess.run([Path(sys.executable).parent / "reshard-describe", "mine:model", "--axis=tp"], capture_output=True, text=True)
+        refused = subprocess.run(
+            [Path(sys.executable).parent / "reshard-describe", "mine:model", "--axis=tp"],
+            capture_output=True,
+            text=True,
+        )
         self.assertEqual(refused.returncode, 2)
 
 

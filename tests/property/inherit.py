@@ -10,7 +10,10 @@ from schemes import need
 
 def fits(glob: str, name: str) -> bool:
     """Section 1: `*` matches any characters, `?` exactly one."""
-    return re.fullmatch("".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in glob), name, re.DOTALL) is not None
+    return (
+        re.fullmatch("".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in glob), name, re.DOTALL)
+        is not None
+    )
 
 
 def renamed(params: dict, beginnings: dict) -> dict:
@@ -20,7 +23,7 @@ def renamed(params: dict, beginnings: dict) -> dict:
         fitting = sorted((each for each in beginnings if name[: len(each)] == each), key=len)
         if fitting:
             used.add(fitting[-1])
-            name = beginnings[fitting[-1]] + name[len(fitting[-1]):]
+            name = beginnings[fitting[-1]] + name[len(fitting[-1]) :]
         need(name != "", "'rename' leaves no name")
         need(name not in result, "one name twice after 'rename'")
         result[name] = param
@@ -47,7 +50,9 @@ def extended(layouts: dict, tensors: dict) -> dict:
                 whole[key] = joined(base.get(key, {}), layout.get(key, {}))
             if "rename" in base or "rename" in layout:
                 whole["rename"] = {**base.get("rename", {}), **layout.get("rename", {})}
-                whole["rename"] = {key: value for key, value in whole["rename"].items() if value not in ("null", "~", None)}
+                whole["rename"] = {
+                    key: value for key, value in whole["rename"].items() if value not in ("null", "~", None)
+                }
             if isinstance(layout.get("params"), dict):
                 inherited = {each: {"holds": each} for each in tensors} if base["params"] == "same" else base["params"]
                 whole["params"] = joined(inherited, layout["params"])

@@ -22,8 +22,23 @@ sys.path.insert(0, str(Path(__file__).parent))
 from inherit import extended, fits, renamed  # noqa: E402
 from schemes import Refused, chunks_of, evaluate, need, read_rule, Rule, rows_of  # noqa: E402, F401
 
-ITEM = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "fp8_e4m3": 1, "fp8_e5m2": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8,
-        "u8": 1, "u16": 2, "u32": 4, "u64": 8, "bool": 1}
+ITEM = {
+    "bf16": 2,
+    "fp16": 2,
+    "fp32": 4,
+    "fp64": 8,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "i8": 1,
+    "i16": 2,
+    "i32": 4,
+    "i64": 8,
+    "u8": 1,
+    "u16": 2,
+    "u32": 4,
+    "u64": 8,
+    "bool": 1,
+}
 # The parser of libyaml, where PyYAML has it, is ten times as fast. Both keep scalars as text.
 LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 PLACEHOLDER = re.compile(r"\{([a-z_0-9]+)(\.local|\.chunk)?\}")
@@ -60,9 +75,16 @@ class Model:
             name = self.literal(name)
             variables = [match[1] for match in PLACEHOLDER.finditer(name)]
             exists = {variable: self.existing(declared, variable) for variable in variables}
-            self.tensors[name] = Tensor(name, variables, [evaluate(x, self.let) for x in declared.get("shape", [])],
-                                        declared.get("dtype", node.get("dtype", "")), exists, declared.get("shard", {}), declared.get("tied"),
-                                        "when" in declared and evaluate(declared["when"], self.let) == 0)
+            self.tensors[name] = Tensor(
+                name,
+                variables,
+                [evaluate(x, self.let) for x in declared.get("shape", [])],
+                declared.get("dtype", node.get("dtype", "")),
+                exists,
+                declared.get("shard", {}),
+                declared.get("tied"),
+                "when" in declared and evaluate(declared["when"], self.let) == 0,
+            )
         for tensor in self.tensors.values():
             if tensor.tied is not None or tensor.absent:
                 continue
@@ -80,7 +102,9 @@ class Model:
 
     def literal(self, name: str) -> str:
         """Replaces `{n}` of a `let` name by its value."""
-        return PLACEHOLDER.sub(lambda m: str(self.let[m[1]]) if not m[2] and m[1] not in self.index and m[1] in self.let else m[0], name)
+        return PLACEHOLDER.sub(
+            lambda m: str(self.let[m[1]]) if not m[2] and m[1] not in self.index and m[1] in self.let else m[0], name
+        )
 
     def existing(self, declared: dict, variable: str) -> list[int]:
         """The values of an index variable that `where` selects."""
@@ -116,6 +140,7 @@ class Model:
 @dataclass
 class Held:
     """A param of one mesh rank: labels in its local shape, and the tensors' dtype."""
+
     labels: np.ndarray
     whole: np.ndarray  # the same matrices, not sharded in their last two dimensions
     dtype: str
@@ -161,7 +186,11 @@ class Endpoint:
             need(total % inner == 0, "edp")
             size["edp"] = total // inner
             dense = [(name, size[name]) for name in order if name != "ep"]
-            expert = [({"tp": "etp", "dp": "edp"}.get(name, name), size[{"tp": "etp", "dp": "edp"}.get(name, name)]) for name in order if name != "cp"]
+            expert = [
+                ({"tp": "etp", "dp": "edp"}.get(name, name), size[{"tp": "etp", "dp": "edp"}.get(name, name)])
+                for name in order
+                if name != "cp"
+            ]
             return [dense, expert]
         first = [(name, number(size)) for name, size in mesh.items() if name != "views"]
         return [first] + [[(name, number(size)) for name, size in view.items()] for view in mesh.get("views", [])]
@@ -185,8 +214,13 @@ class Endpoint:
         return r, k
 
     def rules(self) -> dict:
-        rules = {**(self.layout.get("place", {}) if self.layout else self.model.placement), **self.node.get("place", {})}
-        kept = lambda rule: not isinstance(rule, dict) or "when" not in rule or evaluate(rule["when"], self.names()) != 0  # noqa: E731
+        rules = {
+            **(self.layout.get("place", {}) if self.layout else self.model.placement),
+            **self.node.get("place", {}),
+        }
+        kept = lambda rule: (
+            not isinstance(rule, dict) or "when" not in rule or evaluate(rule["when"], self.names()) != 0
+        )  # noqa: E731
         return {variable: rule for variable, rule in rules.items() if kept(rule)}
 
     def chunks(self, variable: str, mesh_rank: int) -> list[list[int]]:
@@ -243,13 +277,18 @@ class Endpoint:
         else:
             declared = {self.model.literal(name): param for name, param in self.layout["params"].items()}
         for param in declared.values():  # also of those that `only` leaves out
-            need("pieces" not in param or any("of" in piece for group in param["pieces"] for piece in group["of"]), "no piece of a tensor")
+            need(
+                "pieces" not in param or any("of" in piece for group in param["pieces"] for piece in group["of"]),
+                "no piece of a tensor",
+            )
         globs = self.layout.get("shard", {}) if self.layout else {}
         used = set()
         for name, param in declared.items():
             held = self.model.find(param["holds"]) if globs and "holds" in param and "stack" not in param else None
             scalar = held is not None and not held.absent and held.shape == []
-            fitting = [glob for glob in globs if fits(glob, name) and not (scalar and globs[glob] and set(glob) & set("*?"))]
+            fitting = [
+                glob for glob in globs if fits(glob, name) and not (scalar and globs[glob] and set(glob) & set("*?"))
+            ]
             if "shard" not in param and fitting:
                 declared[name] = {**param, "shard": globs[fitting[0]]}
                 used.add(fitting[0])
@@ -260,15 +299,24 @@ class Endpoint:
         for key in ("only", "ignore"):
             value = self.node.get(key, [])
             chosen[key] = value if isinstance(value, list) else [value]
-            need(all(any(fits(glob, name) for name in declared) for glob in chosen[key]), f"a glob of '{key}' fits nothing")
-        return {name: param for name, param in declared.items()
-                if (not chosen["only"] or any(fits(glob, name) for glob in chosen["only"]))
-                and not any(fits(glob, name) for glob in chosen["ignore"])}
+            need(
+                all(any(fits(glob, name) for name in declared) for glob in chosen[key]),
+                f"a glob of '{key}' fits nothing",
+            )
+        return {
+            name: param
+            for name, param in declared.items()
+            if (not chosen["only"] or any(fits(glob, name) for glob in chosen["only"]))
+            and not any(fits(glob, name) for glob in chosen["ignore"])
+        }
 
     def present(self) -> list[Param]:
         """The params that `when` does not leave out."""
-        return [Param(self, name, param) for name, param in self.declared().items()
-                if "when" not in param or evaluate(param["when"], self.names()) != 0]
+        return [
+            Param(self, name, param)
+            for name, param in self.declared().items()
+            if "when" not in param or evaluate(param["when"], self.names()) != 0
+        ]
 
     def params(self, mesh_rank: int) -> dict[str, Held]:
         result: dict[str, Held] = {}
@@ -286,16 +334,29 @@ class Param:
         self.endpoint, self.name, self.node = endpoint, name, node
         self.environment = endpoint.names()
         self.model = endpoint.model
-        self.pack = {key: node[key] for key in ("holds", "concat", "interleave", "permute", "flat", "pieces") if key in node}
+        self.pack = {
+            key: node[key] for key in ("holds", "concat", "interleave", "permute", "flat", "pieces") if key in node
+        }
         stack = node.get("stack")
         entries = stack if isinstance(stack, list) else [stack] if stack else []
         #: {dimension of the param: the index variable that it stacks}, in ascending order
-        self.stacks = dict(sorted((int(entry.get("dim", i)), entry["index"]) if isinstance(entry, dict) else (i, entry) for i, entry in enumerate(entries)))
-        need(len(self.stacks) == len(entries) == len(set(self.stacks.values())), "one dimension for each stacked variable")
+        self.stacks = dict(
+            sorted(
+                (int(entry.get("dim", i)), entry["index"]) if isinstance(entry, dict) else (i, entry)
+                for i, entry in enumerate(entries)
+            )
+        )
+        need(
+            len(self.stacks) == len(entries) == len(set(self.stacks.values())),
+            "one dimension for each stacked variable",
+        )
         self.variables = [match[1] for match in PLACEHOLDER.finditer(name) if match[2] != ".chunk"]
         rules = node.get("shard", {})
-        self.shard = {d: rule for d, rule in rules.items()
-                      if not isinstance(rule, dict) or "when" not in rule or evaluate(rule["when"], self.environment) != 0}
+        self.shard = {
+            d: rule
+            for d, rule in rules.items()
+            if not isinstance(rule, dict) or "when" not in rule or evaluate(rule["when"], self.environment) != 0
+        }
 
     def flat_entries(self) -> list:
         """The entries of a flat buffer that are present."""
@@ -419,8 +480,10 @@ class Param:
         if not tensors or all(tensor.absent for tensor in tensors):
             return {}
         need(not any(tensor.absent for tensor in tensors), "some tensors are absent, some are not")
-        narrowed = lambda tensor: {v: [x for x in tensor.exists[v] if x in self.model.existing(self.node, v)]  # noqa: E731
-                                   for v in tensor.variables}
+        narrowed = lambda tensor: {
+            v: [x for x in tensor.exists[v] if x in self.model.existing(self.node, v)]  # noqa: E731
+            for v in tensor.variables
+        }
         exists = narrowed(tensors[0])
         for tensor in tensors:
             need(set(tensor.variables) == set(self.variables) | set(self.stacks.values()), "variables")
@@ -445,7 +508,9 @@ class Param:
         for values in itertools.product(*([x for x in held[v] if x in exists[v]] for v in self.variables)):
             fixed = dict(zip(self.variables, values))
             for prefix in prefixes:
-                full = PLACEHOLDER.sub(lambda m: str(self.number(m[1], m[2], fixed[m[1]], mesh_rank)), prefix + self.name)
+                full = PLACEHOLDER.sub(
+                    lambda m: str(self.number(m[1], m[2], fixed[m[1]], mesh_rank)), prefix + self.name
+                )
                 need(full not in result, "one name twice")
                 result[full] = Held(*self.local(mesh_rank, fixed, exists, held), tensors[0].dtype)
         return result
@@ -465,21 +530,41 @@ class Param:
             if int(d) in self.stacks:
                 rows_of(rule, n, k, r, 1)
             else:
-                self.cut(self.pack, self.in_pack(int(d)), n, rule, r, k, self.node.get("cut") == "joined", d in self.node.get("pad", {}))
+                self.cut(
+                    self.pack,
+                    self.in_pack(int(d)),
+                    n,
+                    rule,
+                    r,
+                    k,
+                    self.node.get("cut") == "joined",
+                    d in self.node.get("pad", {}),
+                )
 
     def in_pack(self, d: int) -> int:
         """The dimension of the pack that is dimension `d` of the param."""
         return d - sum(stacked < d for stacked in self.stacks)
 
-    def stacked(self, leaf: object, fixed: dict[str, int], values: dict[str, list[int]], exists: dict[str, list[int]], done: int = 0) -> np.ndarray:
+    def stacked(
+        self,
+        leaf: object,
+        fixed: dict[str, int],
+        values: dict[str, list[int]],
+        exists: dict[str, list[int]],
+        done: int = 0,
+    ) -> np.ndarray:
         """The array of a pack with its stacked dimensions: one slot for each of `values`. Slots of values that do not exist have no labels."""
         if done == len(self.stacks):
-            return self.build(leaf, fixed) if all(fixed[variable] in exists[variable] for variable in self.stacks.values()) else np.full(self.shape(leaf), -1)
+            return (
+                self.build(leaf, fixed)
+                if all(fixed[variable] in exists[variable] for variable in self.stacks.values())
+                else np.full(self.shape(leaf), -1)
+            )
         d, variable = list(self.stacks.items())[done]
         slots = [self.stacked(leaf, {**fixed, variable: value}, values, exists, done + 1) for value in values[variable]]
         if not slots:
             shape = self.shape(leaf)
-            for later, other in list(self.stacks.items())[done + 1:]:
+            for later, other in list(self.stacks.items())[done + 1 :]:
                 shape.insert(later - done - 1, len(values[other]))
             shape.insert(d - done, 0)
             return np.zeros(shape, dtype=np.int64)
@@ -503,9 +588,17 @@ class Param:
             to = numbers(piece.get("to", ["0"] * len(shape)))
             if "of" in piece:
                 leaf = {"of": piece["of"], "permute": piece["permute"]} if "permute" in piece else piece["of"]
-                whole = self.stacked(leaf, fixed, {variable: list(range(self.model.index[variable])) for variable in self.stacks.values()}, exists)
+                whole = self.stacked(
+                    leaf,
+                    fixed,
+                    {variable: list(range(self.model.index[variable])) for variable in self.stacks.values()},
+                    exists,
+                )
                 need(whole.ndim == len(shape), "dimensions")
-                begin, step = numbers(piece.get("from", ["0"] * len(shape))), numbers(piece.get("step", ["1"] * len(shape)))
+                begin, step = (
+                    numbers(piece.get("from", ["0"] * len(shape))),
+                    numbers(piece.get("step", ["1"] * len(shape))),
+                )
                 part = whole[tuple(slice(a, None, b) for a, b in zip(begin, step))]
                 size = numbers(piece["size"]) if "size" in piece else list(part.shape)
                 need(all(0 < n <= have for n, have in zip(size, part.shape)), "beyond the tensor")
@@ -515,12 +608,17 @@ class Param:
                 size = numbers(piece["size"])
                 part = np.zeros(size, dtype=np.int64)
             at = tuple(slice(a, a + n) for a, n in zip(to, size))
-            need(all(a + n <= length for a, n, length in zip(to, size, shape)) and bool((result[at] == -1).all()), "overlapping pieces")
+            need(
+                all(a + n <= length for a, n, length in zip(to, size, shape)) and bool((result[at] == -1).all()),
+                "overlapping pieces",
+            )
             result[at] = part
         need(bool((result != -1).all()), "elements without a piece")
         return result
 
-    def local(self, mesh_rank: int, fixed: dict[str, int], exists: dict[str, list[int]], held: dict[str, list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    def local(
+        self, mesh_rank: int, fixed: dict[str, int], exists: dict[str, list[int]], held: dict[str, list[int]]
+    ) -> tuple[np.ndarray, np.ndarray]:
         if "pieces" in self.pack:
             labels = self.explicit(mesh_rank, fixed, exists)
             return labels, labels
@@ -545,7 +643,18 @@ class Param:
                 if stack:
                     positions.append(rows_of(rule, padded.shape[d], k, r, 1))
                 else:
-                    positions.append(self.cut(self.pack, self.in_pack(d), padded.shape[d], rule, r, k, self.node.get("cut") == "joined", str(d) in self.node.get("pad", {})))
+                    positions.append(
+                        self.cut(
+                            self.pack,
+                            self.in_pack(d),
+                            padded.shape[d],
+                            rule,
+                            r,
+                            k,
+                            self.node.get("cut") == "joined",
+                            str(d) in self.node.get("pad", {}),
+                        )
+                    )
         whole = padded
         for d, rows in enumerate(positions):
             padded = np.take(padded, np.array(rows, dtype=np.int64), axis=d)
@@ -570,15 +679,28 @@ class Job:
         """All params by endpoint and mesh rank. Refuses a job that section 10 of docs/yaml.md refuses."""
         held = [[endpoint.params(mesh_rank) for mesh_rank in range(endpoint.mesh_ranks)] for endpoint in self.endpoints]
         source = self.endpoints[0]
-        at_source = {label for mesh_rank, params in enumerate(held[0]) if source.admits(source.node.get("authority", {}), mesh_rank)
-                     for h in params.values() for label in np.unique(h.labels).tolist()}
+        at_source = {
+            label
+            for mesh_rank, params in enumerate(held[0])
+            if source.admits(source.node.get("authority", {}), mesh_rank)
+            for h in params.values()
+            for label in np.unique(h.labels).tolist()
+        }
         for endpoint in held[1:]:
             for params in endpoint:
                 for h in params.values():
                     need(set(np.unique(h.labels).tolist()) - {0} <= at_source, "no source holds it")
         for endpoint in self.endpoints[1:]:  # also a param that no mesh rank has elements of
-            for tensor in {id(tensor): tensor for param in endpoint.present() for tensor in param.tensors(param.pack)}.values():
-                labels = [] if tensor.absent else [label for base in tensor.base.values() for label in range(base, base + math.prod(tensor.shape))]
+            for tensor in {
+                id(tensor): tensor for param in endpoint.present() for tensor in param.tensors(param.pack)
+            }.values():
+                labels = (
+                    []
+                    if tensor.absent
+                    else [
+                        label for base in tensor.base.values() for label in range(base, base + math.prod(tensor.shape))
+                    ]
+                )
                 need(not labels or not at_source.isdisjoint(labels), "no source holds the tensor")
         for tensor in self.model.tensors.values():
             size = math.prod(tensor.shape)

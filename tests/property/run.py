@@ -52,7 +52,9 @@ def folder_of(endpoint: Endpoint, params: list[dict[str, Held]], values: np.ndar
         values = right if endpoint.admits(endpoint.node.get("authority", {}), mesh_rank) else right ^ 0xFF
         tensors = {name: (h.dtype, list(h.labels.shape), elements(h, values, padding)) for name, h in held.items()}
         if tensors:
-            files["model.safetensors" if endpoint.checkpoint else f"rank-{endpoint.ranks[mesh_rank]:05d}.safetensors"] = tensors
+            files[
+                "model.safetensors" if endpoint.checkpoint else f"rank-{endpoint.ranks[mesh_rank]:05d}.safetensors"
+            ] = tensors
     return files
 
 
@@ -78,7 +80,10 @@ def try_job(seed: int, cell: tuple, work: Path) -> tuple[Job, list, set, set, bo
         for endpoint, mesh_ranks in zip(job.endpoints[1:], held[1:]):
             for rank, params in zip(endpoint.ranks, mesh_ranks):
                 have = {label for h in own.get(rank, {}).values() for label in h.labels.reshape(-1).tolist()}
-                remote = remote or (not endpoint.storage and any(set(h.labels.reshape(-1).tolist()) - have - {0} for h in params.values()))
+                remote = remote or (
+                    not endpoint.storage
+                    and any(set(h.labels.reshape(-1).tolist()) - have - {0} for h in params.values())
+                )
     return job, held, cells, features, remote
 
 
@@ -93,10 +98,17 @@ def run_job(
         safetensors_io.write(source / name, tensors)
     proof = ("--verify-each", "--no-verify") if seed % 3 else ()
     fold = f"--fold-copies={'always' if seed % 2 else 'never'}"
-    for command in ([compiler / "reshard-compile", work / "job.yaml", "-o", plan, *proof, "--jobs=1", fold, *algorithm],
-                    [binaries / "reshard-exec", plan, f"--source={source}", f"--target={target}", "--threads=1"]) + (
-                        ([binaries / "reshard-exec", plan, "--synthesize", "--check", "--threads=1"],
-                         [binaries / "reshard-inspect", plan, "--verify"]) if seed % 5 == 0 else ()):
+    for command in (
+        [compiler / "reshard-compile", work / "job.yaml", "-o", plan, *proof, "--jobs=1", fold, *algorithm],
+        [binaries / "reshard-exec", plan, f"--source={source}", f"--target={target}", "--threads=1"],
+    ) + (
+        (
+            [binaries / "reshard-exec", plan, "--synthesize", "--check", "--threads=1"],
+            [binaries / "reshard-inspect", plan, "--verify"],
+        )
+        if seed % 5 == 0
+        else ()
+    ):
         result = subprocess.run([str(part) for part in command], capture_output=True, text=True)
         if result.returncode != 0:
             return f"{Path(command[0]).name} exit {result.returncode}: {result.stderr.strip()} {result.stdout.strip()[-300:]}"
@@ -129,10 +141,11 @@ def run_in_chunks(
             target["storage"] = {"folder": "checkpoint", "format": "dcp", "chunk": (1, 8, 30, 100)[seed % 4]}
     (work / "chunks.yaml").write_text(json.dumps(node))
     plan, target = work / "chunks.rplan", work / "chunks"
-    for command in ([compiler / "reshard-compile", work / "chunks.yaml", "-o", plan, "--verify-each", "--jobs=1",
-                     *algorithm],
-                    [binaries / "reshard-inspect", plan, "--verify"],
-                    [binaries / "reshard-exec", plan, f"--source={work / 'source'}", f"--target={target}", "--threads=1"]):
+    for command in (
+        [compiler / "reshard-compile", work / "chunks.yaml", "-o", plan, "--verify-each", "--jobs=1", *algorithm],
+        [binaries / "reshard-inspect", plan, "--verify"],
+        [binaries / "reshard-exec", plan, f"--source={work / 'source'}", f"--target={target}", "--threads=1"],
+    ):
         result = subprocess.run([str(part) for part in command], capture_output=True, text=True)
         if result.returncode != 0:
             return f"in chunks: {Path(command[0]).name} exit {result.returncode}: {result.stderr.strip()} {result.stdout.strip()[-300:]}"
@@ -140,7 +153,9 @@ def run_in_chunks(
     for number, endpoint in enumerate(job.endpoints[1:], 1):
         for tensors in folder_of(endpoint, held[number], values, 0).values() if endpoint.checkpoint else ():
             folder = target / endpoint.role if len(job.endpoints) > 2 else target
-            listing = subprocess.run([binaries / "reshard-inspect", folder, "--format=json"], capture_output=True, text=True, check=True)
+            listing = subprocess.run(
+                [binaries / "reshard-inspect", folder, "--format=json"], capture_output=True, text=True, check=True
+            )
             found = json.loads(listing.stdout)["tensors"]
             files = {chunk["file"] for tensor in found.values() for chunk in tensor["chunks"]}
             stored = {file: (folder / file).read_bytes() for file in files}
@@ -150,7 +165,7 @@ def run_in_chunks(
                 have = np.zeros((*shape, ITEM[dtype]), np.uint8)
                 for chunk in found[name]["chunks"]:
                     box = tuple(slice(at, at + length) for at, length in zip(chunk["offsets"], chunk["lengths"]))
-                    content = stored[chunk["file"]][chunk["begin"]:chunk["begin"] + chunk["bytes"]]
+                    content = stored[chunk["file"]][chunk["begin"] : chunk["begin"] + chunk["bytes"]]
                     have[box] = np.frombuffer(content, np.uint8).reshape(*chunk["lengths"], ITEM[dtype])
                 if (found[name]["dtype"], found[name]["shape"], have.tobytes()) != (dtype, shape, data):
                     return f"{endpoint.role} in chunks: tensor {name} {shape} differs from the oracle"
@@ -190,8 +205,12 @@ class Counts:
         if self.path and self.path.exists():
             kept = json.loads(self.path.read_text())
             if kept["first"] != self.first:
-                raise SystemExit(f"{self.path}: its run began with seed {kept['first'] // 1_000_000}, expected {options.seed}")
-            self.seed, self.done, self.mismatches, self.remote, self.nested = (kept[key] for key in ("seed", "done", "mismatches", "remote", "nested"))
+                raise SystemExit(
+                    f"{self.path}: its run began with seed {kept['first'] // 1_000_000}, expected {options.seed}"
+                )
+            self.seed, self.done, self.mismatches, self.remote, self.nested = (
+                kept[key] for key in ("seed", "done", "mismatches", "remote", "nested")
+            )
             self.filled.update({tuple(cell): count for cell, count in kept["filled"]})
             self.features.update(kept["features"])
 
@@ -212,8 +231,16 @@ class Counts:
 
     def keep(self) -> None:
         if self.path:
-            state = {"first": self.first, "seed": self.seed, "done": self.done, "mismatches": self.mismatches, "remote": self.remote, "nested": self.nested,
-                     "filled": list(self.filled.items()), "features": self.features}
+            state = {
+                "first": self.first,
+                "seed": self.seed,
+                "done": self.done,
+                "mismatches": self.mismatches,
+                "remote": self.remote,
+                "nested": self.nested,
+                "filled": list(self.filled.items()),
+                "features": self.features,
+            }
             beside = self.path.with_suffix(".new")
             beside.write_text(json.dumps(state))
             beside.replace(self.path)
@@ -234,8 +261,13 @@ def main() -> int:
     filled = counts.filled
     with multiprocessing.Pool(options.processes) as pool:
         full = options.jobs >= 5000 and not options.until_failure  # then each cell needs 20 jobs
-        while (counts.done < options.jobs or (full and min(filled[cell] for cell in generate.CELLS) < 20)) and counts.seed < counts.first + 20 * options.jobs:
-            tasks = [(seed, cell, options.bin, options.compiler or options.bin, options.keep_failing) for seed, cell in counts.batch(40)]
+        while (
+            counts.done < options.jobs or (full and min(filled[cell] for cell in generate.CELLS) < 20)
+        ) and counts.seed < counts.first + 20 * options.jobs:
+            tasks = [
+                (seed, cell, options.bin, options.compiler or options.bin, options.keep_failing)
+                for seed, cell in counts.batch(40)
+            ]
             for number, cells, found, moved, error, text in pool.imap_unordered(worker, tasks):
                 if not cells and not found and not error:
                     continue
@@ -246,14 +278,22 @@ def main() -> int:
             if counts.mismatches and options.until_failure:
                 break
     done, mismatches = counts.done, counts.mismatches
-    print(f"{'scheme':<12}{'pack':<12}" + "".join(f"{r[:6]}.{s[:3]:<5}" for r in generate.RELATIONS for s in generate.SIDES))
+    print(
+        f"{'scheme':<12}{'pack':<12}"
+        + "".join(f"{r[:6]}.{s[:3]:<5}" for r in generate.RELATIONS for s in generate.SIDES)
+    )
     for scheme in generate.SCHEMES:
         for pack in generate.PACKS:
             if (scheme, pack) not in generate.IMPOSSIBLE:
-                print(f"{scheme:<12}{pack:<12}" + "".join(f"{filled[scheme, pack, r, s]:<11}" for r in generate.RELATIONS for s in generate.SIDES))
+                print(
+                    f"{scheme:<12}{pack:<12}"
+                    + "".join(f"{filled[scheme, pack, r, s]:<11}" for r in generate.RELATIONS for s in generate.SIDES)
+                )
     print("features: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.features.items())))
     poorest = min(filled[cell] for cell in generate.CELLS)
-    print(f"least covered cell: {poorest} jobs; jobs with remote bytes: {100 * counts.remote // max(1, done)} %; with two features nested: {100 * counts.nested // max(1, done)} %")
+    print(
+        f"least covered cell: {poorest} jobs; jobs with remote bytes: {100 * counts.remote // max(1, done)} %; with two features nested: {100 * counts.nested // max(1, done)} %"
+    )
     print(f"{done} jobs, {mismatches} mismatches")
     missing = []
     if options.jobs >= 300:

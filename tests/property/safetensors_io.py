@@ -7,8 +7,23 @@ import json
 import struct
 from pathlib import Path
 
-NAMES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32", "fp64": "F64", "fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2", "i8": "I8",
-         "i16": "I16", "i32": "I32", "i64": "I64", "u8": "U8", "u16": "U16", "u32": "U32", "u64": "U64", "bool": "BOOL"}
+NAMES = {
+    "bf16": "BF16",
+    "fp16": "F16",
+    "fp32": "F32",
+    "fp64": "F64",
+    "fp8_e4m3": "F8_E4M3",
+    "fp8_e5m2": "F8_E5M2",
+    "i8": "I8",
+    "i16": "I16",
+    "i32": "I32",
+    "i64": "I64",
+    "u8": "U8",
+    "u16": "U16",
+    "u32": "U32",
+    "u64": "U64",
+    "bool": "BOOL",
+}
 
 
 def write(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:
@@ -24,8 +39,11 @@ def write(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:
 def read(path: Path) -> dict[str, tuple[str, list[int], bytes]]:
     raw = path.read_bytes()
     (length,) = struct.unpack("<Q", raw[:8])
-    header = json.loads(raw[8:8 + length])
-    data = raw[8 + length:]
+    header = json.loads(raw[8 : 8 + length])
+    data = raw[8 + length :]
     back = {value: key for key, value in NAMES.items()}
-    return {name: (back[entry["dtype"]], entry["shape"], data[slice(*entry["data_offsets"])])
-            for name, entry in header.items() if name != "__metadata__"}
+    return {
+        name: (back[entry["dtype"]], entry["shape"], data[slice(*entry["data_offsets"])])
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }

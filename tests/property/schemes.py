@@ -21,6 +21,7 @@ def need(condition: bool, why: str) -> None:
 
 def evaluate(text: str, names: dict[str, int]) -> int:
     """The value of an expression (section 4)."""
+
     def value(node: ast.AST) -> int:
         match node:
             case ast.Expression(body=body):
@@ -44,7 +45,11 @@ def evaluate(text: str, names: dict[str, int]) -> int:
                 return int(any([value(x) != 0 for x in xs]))
             case ast.Compare(left=a, ops=[op], comparators=[b]):
                 x, y = value(a), value(b)
-                return int({ast.Eq: x == y, ast.NotEq: x != y, ast.Lt: x < y, ast.LtE: x <= y, ast.Gt: x > y, ast.GtE: x >= y}[type(op)])
+                return int(
+                    {ast.Eq: x == y, ast.NotEq: x != y, ast.Lt: x < y, ast.LtE: x <= y, ast.Gt: x > y, ast.GtE: x >= y}[
+                        type(op)
+                    ]
+                )
             case ast.Call(func=ast.Name(id="ceil"), args=[a, b]):
                 x, m = value(a), value(b)
                 need(x >= 0 and m > 0, "ceil")
@@ -56,6 +61,7 @@ def evaluate(text: str, names: dict[str, int]) -> int:
                     return x // y
                 return {ast.Add: x + y, ast.Sub: x - y, ast.Mult: x * y}[type(op)]
         raise Refused(f"not an expression: {text}")
+
     return value(ast.parse(text.strip(), mode="eval"))
 
 
@@ -97,38 +103,38 @@ def units_of(rule: Rule, n: int, k: int, r: int) -> list[int]:
     match rule.scheme:
         case "even":
             need(n % k == 0, f"{k} does not divide {n}")
-            return everything[r * (n // k):(r + 1) * (n // k)]
+            return everything[r * (n // k) : (r + 1) * (n // k)]
         case "chunk":
             c = math.ceil(n / k)
-            return everything[r * c:(r + 1) * c]
+            return everything[r * c : (r + 1) * c]
         case "balanced":
             lengths = [n // k + (1 if i < n % k else 0) for i in range(k)]
-            return everything[sum(lengths[:r]):sum(lengths[:r + 1])]
+            return everything[sum(lengths[:r]) : sum(lengths[: r + 1])]
         case "vllm" | "sglang":
             lengths = [n // k for _ in range(k)]
             for i in range(1, n % k + 1):
                 lengths[-i - (rule.scheme == "vllm")] += 1
-            return everything[sum(lengths[:r]):sum(lengths[:r + 1])]
+            return everything[sum(lengths[:r]) : sum(lengths[: r + 1])]
         case "round_robin":
             return everything[r::k]
         case "sizes":
             need(len(rule.argument) == k and sum(rule.argument) == n and min(rule.argument) >= 0, "sizes")
-            return everything[sum(rule.argument[:r]):sum(rule.argument[:r + 1])]
+            return everything[sum(rule.argument[:r]) : sum(rule.argument[: r + 1])]
         case "stride":
             s = rule.argument
             need(s >= 1 and n % (k * s) == 0, "stride")
             length = n // (k * s)
-            blocks = [everything[i * length:(i + 1) * length] for i in range(k * s)]
+            blocks = [everything[i * length : (i + 1) * length] for i in range(k * s)]
             return [x for block in blocks[r::k] for x in block]
         case "cyclic":
-            blocks = [everything[i:i + rule.argument] for i in range(0, n, rule.argument)]
+            blocks = [everything[i : i + rule.argument] for i in range(0, n, rule.argument)]
             return [x for block in blocks[r::k] for x in block]
         case "blocks":
             need(sum(rule.argument) == n, "blocks")
             held, start = [], 0
             for length in rule.argument:
                 need(length % k == 0, "blocks")
-                held += everything[start:start + length][r * (length // k):(r + 1) * (length // k)]
+                held += everything[start : start + length][r * (length // k) : (r + 1) * (length // k)]
                 start += length
             return held
         case "map":

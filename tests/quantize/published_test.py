@@ -17,22 +17,47 @@ import safetensors_io  # noqa: E402
 from commands import ROOT, FolderTest, run  # noqa: E402
 
 GPT_OSS = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 8, "experts": 3, "ffn": 96, "vocab": 40}
-KIMI = {"layers": 3, "hidden": 64, "heads": 4, "experts": 4, "moe_ffn": 96, "first_dense": 1, "ffn": 20, "q_lora": 7, "kv_lora": 5, "nope": 4, "rope": 2,
-        "v_dim": 3, "vocab": 40}
+KIMI = {
+    "layers": 3,
+    "hidden": 64,
+    "heads": 4,
+    "experts": 4,
+    "moe_ffn": 96,
+    "first_dense": 1,
+    "ffn": 20,
+    "q_lora": 7,
+    "kv_lora": 5,
+    "nope": 4,
+    "rope": 2,
+    "v_dim": 3,
+    "vocab": 40,
+}
 DEEPSEEK = KIMI | {"hidden": 160, "moe_ffn": 130, "ffn": 270, "q_lora": 129, "kv_lora": 130}
 #: The key of docs/library.md.
 FP8 = ', quantize: {format: block_fp8, ignore: ["*embed_tokens.weight", "*.mlp.gate.weight", "*eh_proj.weight", "*head.weight"]}'
-TYPES = {"bf16": ml_dtypes.bfloat16, "fp32": np.float32, "i32": np.int32, "i64": np.int64, "u8": np.uint8, "fp8_e4m3": np.uint8}
+TYPES = {
+    "bf16": ml_dtypes.bfloat16,
+    "fp32": np.float32,
+    "i32": np.int32,
+    "i64": np.int64,
+    "u8": np.uint8,
+    "fp8_e4m3": np.uint8,
+}
 
 
 def arrays(path):
-    return {name: np.frombuffer(data, TYPES[dtype]).reshape(shape) for name, (dtype, shape, data) in safetensors_io.read(path).items()}
+    return {
+        name: np.frombuffer(data, TYPES[dtype]).reshape(shape)
+        for name, (dtype, shape, data) in safetensors_io.read(path).items()
+    }
 
 
 def write(path, tensors):
     """Writes tensors: (dtype, array) by name."""
     path.parent.mkdir(exist_ok=True)
-    safetensors_io.write(path, {name: (dtype, list(array.shape), array.tobytes()) for name, (dtype, array) in tensors.items()})
+    safetensors_io.write(
+        path, {name: (dtype, list(array.shape), array.tobytes()) for name, (dtype, array) in tensors.items()}
+    )
 
 
 def e2m1(codes, scales):
@@ -55,13 +80,29 @@ class Published(FolderTest):
 
     def compiled(self, model, numbers, source, target, code=0):
         job = self.folder / "job.yaml"
-        job.write_text(f"version: 1\nmodel: {ROOT / 'examples' / 'models' / model}.yaml\nsource: {{{source}}}\ntarget: {{{target}, convert: rne}}\n")
-        return run("reshard-compile", job, "-o", self.folder / "plan", *[f"--set=model.let.{n}={v}" for n, v in numbers.items()], code=code)
+        job.write_text(
+            f"version: 1\nmodel: {ROOT / 'examples' / 'models' / model}.yaml\nsource: {{{source}}}\ntarget: {{{target}, convert: rne}}\n"
+        )
+        return run(
+            "reshard-compile",
+            job,
+            "-o",
+            self.folder / "plan",
+            *[f"--set=model.let.{n}={v}" for n, v in numbers.items()],
+            code=code,
+        )
 
     def moved(self, model, numbers, source, target, out, code=0):
         """Compiles a job from the folder `in`, runs and checks it. Returns what the command printed."""
         self.compiled(model, numbers, source, target)
-        done = run("reshard-exec", self.folder / "plan", f"--source={self.folder / 'in'}", f"--target={self.folder / out}", "--check", code=code)
+        done = run(
+            "reshard-exec",
+            self.folder / "plan",
+            f"--source={self.folder / 'in'}",
+            f"--target={self.folder / out}",
+            "--check",
+            code=code,
+        )
         return done.stdout + done.stderr
 
     def checkpoint(self, model, numbers, source):
@@ -78,11 +119,20 @@ class Published(FolderTest):
             elif dtype == "fp8_e4m3":
                 array = self.random.integers(0, 256, shape, np.uint8)
             elif dtype in ("u8", "i32"):
-                array = self.random.integers(0, 256, (*shape, np.dtype(TYPES[dtype]).itemsize), np.uint8).view(TYPES[dtype]).reshape(shape)
+                array = (
+                    self.random.integers(0, 256, (*shape, np.dtype(TYPES[dtype]).itemsize), np.uint8)
+                    .view(TYPES[dtype])
+                    .reshape(shape)
+                )
             else:
-                array = (self.random.normal(0, 1, shape) * np.exp2(self.random.integers(-9, 9, shape))).astype(TYPES[dtype])
+                array = (self.random.normal(0, 1, shape) * np.exp2(self.random.integers(-9, 9, shape))).astype(
+                    TYPES[dtype]
+                )
             tensors[name] = (dtype, array)
-        for tied, name in ((".embed_tokens.weight", "model.embed_tokens.weight"), (".shared_head.head.weight", "lm_head.weight")):
+        for tied, name in (
+            (".embed_tokens.weight", "model.embed_tokens.weight"),
+            (".shared_head.head.weight", "lm_head.weight"),
+        ):
             tensors |= {each: tensors[name] for each in tensors if each.endswith(tied)}
         write(path, tensors)
         return tensors
@@ -98,10 +148,20 @@ class Published(FolderTest):
     def test_gpt_oss(self):
         published = self.checkpoint("gpt-oss-120b", GPT_OSS, "layout: hf-mxfp4, storage: in")
         at = "model.layers.{}.mlp.experts.{}"
-        self.assertEqual({name: list(array.shape) for name, (_, array) in published.items() if ".layers.1.mlp.experts." in name},
-                         {at.format(1, name): shape for name, shape in (
-                             ("gate_up_proj_blocks", [3, 192, 2, 16]), ("gate_up_proj_scales", [3, 192, 2]), ("gate_up_proj_bias", [3, 192]),
-                             ("down_proj_blocks", [3, 64, 3, 16]), ("down_proj_scales", [3, 64, 3]), ("down_proj_bias", [3, 64]))})
+        self.assertEqual(
+            {name: list(array.shape) for name, (_, array) in published.items() if ".layers.1.mlp.experts." in name},
+            {
+                at.format(1, name): shape
+                for name, shape in (
+                    ("gate_up_proj_blocks", [3, 192, 2, 16]),
+                    ("gate_up_proj_scales", [3, 192, 2]),
+                    ("gate_up_proj_bias", [3, 192]),
+                    ("down_proj_blocks", [3, 64, 3, 16]),
+                    ("down_proj_scales", [3, 64, 3]),
+                    ("down_proj_bias", [3, 64]),
+                )
+            },
+        )
         expected = {name: array for name, (dtype, array) in published.items() if dtype == "bf16"}
         for layer in range(2):
             for name in ("gate_up_proj", "down_proj"):
@@ -110,17 +170,38 @@ class Published(FolderTest):
         self.moved("gpt-oss-120b", GPT_OSS, "layout: hf-mxfp4, storage: in", "layout: hf, storage: out", "hf")
         self.same(arrays(self.folder / "hf" / "model.safetensors"), expected)
         # vLLM at tp 2, its experts cut: in the middle of blocks of 32.
-        self.moved("gpt-oss-120b", GPT_OSS, "layout: hf-mxfp4, storage: in", "layout: vllm, mesh: {tp: 2, views: [{etp: 2}]}", "vllm")
+        self.moved(
+            "gpt-oss-120b",
+            GPT_OSS,
+            "layout: hf-mxfp4, storage: in",
+            "layout: vllm, mesh: {tp: 2, views: [{etp: 2}]}",
+            "vllm",
+        )
         for rank in range(2):
-            found, half = arrays(self.folder / "vllm" / f"rank-0000{rank}.safetensors"), slice(48 * rank, 48 * rank + 48)
+            found, half = (
+                arrays(self.folder / "vllm" / f"rank-0000{rank}.safetensors"),
+                slice(48 * rank, 48 * rank + 48),
+            )
             for layer in range(2):
-                self.same({key: found[f"model.layers.{layer}.mlp.experts.routed_experts.{key}_weight"] for key in ("w13", "w2")}, {
-                    "w13": expected[at.format(layer, "gate_up_proj")].transpose(0, 2, 1)[:, 96 * rank:96 * rank + 96],
-                    "w2": expected[at.format(layer, "down_proj")].transpose(0, 2, 1)[:, :, half]})
+                self.same(
+                    {
+                        key: found[f"model.layers.{layer}.mlp.experts.routed_experts.{key}_weight"]
+                        for key in ("w13", "w2")
+                    },
+                    {
+                        "w13": expected[at.format(layer, "gate_up_proj")].transpose(0, 2, 1)[
+                            :, 96 * rank : 96 * rank + 96
+                        ],
+                        "w2": expected[at.format(layer, "down_proj")].transpose(0, 2, 1)[:, :, half],
+                    },
+                )
         # Written in the published form, the values are the same.
         self.moved("gpt-oss-120b", GPT_OSS, "layout: hf-mxfp4, storage: in", "layout: hf-mxfp4, storage: out", "again")
         found = safetensors_io.read(self.folder / "again" / "model.safetensors")
-        self.assertEqual({name: entry[:2] for name, entry in found.items()}, {name: (dtype, list(array.shape)) for name, (dtype, array) in published.items()})
+        self.assertEqual(
+            {name: entry[:2] for name, entry in found.items()},
+            {name: (dtype, list(array.shape)) for name, (dtype, array) in published.items()},
+        )
         (self.folder / "in").rename(self.folder / "first")
         (self.folder / "again").rename(self.folder / "in")
         self.moved("gpt-oss-120b", GPT_OSS, "layout: hf-mxfp4, storage: in", "layout: hf, storage: out", "hf-again")
@@ -129,58 +210,109 @@ class Published(FolderTest):
     def test_gpt_oss_is_refused(self):
         source = "layout: hf-mxfp4, storage: in"
         done = self.compiled("gpt-oss-120b", GPT_OSS | {"ffn": 80}, source, "layout: hf, storage: out", code=2)
-        self.assertRegex(done.stderr, r"down_proj' is quantized as mxfp4 but has 80 columns on a rank, expected a multiple of 32")
+        self.assertRegex(
+            done.stderr, r"down_proj' is quantized as mxfp4 but has 80 columns on a rank, expected a multiple of 32"
+        )
         published = self.checkpoint("gpt-oss-120b", GPT_OSS, source)
         name = "model.layers.0.mlp.experts.down_proj_blocks"
         dtype, array = published[name]
         write(self.folder / "in" / "model.safetensors", published | {name: (dtype, array.reshape(3, 64, 48))})
-        self.assertIn(f"'{name}' has shape [3, 64, 48], expected [3, 64, 3, 16]",
-                      self.moved("gpt-oss-120b", GPT_OSS, source, "layout: hf, storage: out", "out", code=2))
+        self.assertIn(
+            f"'{name}' has shape [3, 64, 48], expected [3, 64, 3, 16]",
+            self.moved("gpt-oss-120b", GPT_OSS, source, "layout: hf, storage: out", "out", code=2),
+        )
         del published["model.layers.1.mlp.experts.down_proj_scales"]
         write(self.folder / "in" / "model.safetensors", published)
-        self.assertIn("model.layers.1.mlp.experts.down_proj_scales", self.moved("gpt-oss-120b", GPT_OSS, source, "layout: hf, storage: out", "out", code=2))
+        self.assertIn(
+            "model.layers.1.mlp.experts.down_proj_scales",
+            self.moved("gpt-oss-120b", GPT_OSS, source, "layout: hf, storage: out", "out", code=2),
+        )
         self.assertFalse((self.folder / "out").exists())
 
     def test_kimi(self):
         published = self.checkpoint("kimi-k2", KIMI, "layout: hf-int4, storage: in")
         expert = "model.layers.2.mlp.experts.3.down_proj.weight"
-        self.assertEqual({name: (dtype, list(array.shape)) for name, (dtype, array) in published.items() if name.startswith(expert)},
-                         {expert + "_packed": ("i32", [64, 12]), expert + "_scale": ("bf16", [64, 3]), expert + "_shape": ("i64", [2])})
+        self.assertEqual(
+            {name: (dtype, list(array.shape)) for name, (dtype, array) in published.items() if name.startswith(expert)},
+            {
+                expert + "_packed": ("i32", [64, 12]),
+                expert + "_scale": ("bf16", [64, 3]),
+                expert + "_shape": ("i64", [2]),
+            },
+        )
         packed = [name.removesuffix("_packed") for name in published if name.endswith("_packed")]
         self.assertEqual(len(packed), 2 * 4 * 3)
         self.assertTrue(all(".mlp.experts." in name for name in packed))
-        expected = {name: array for name, (dtype, array) in published.items() if not name.endswith(("_packed", "_scale", "_shape"))}
+        expected = {
+            name: array
+            for name, (dtype, array) in published.items()
+            if not name.endswith(("_packed", "_scale", "_shape"))
+        }
         expected |= {name: int4(published[name + "_packed"][1], published[name + "_scale"][1]) for name in packed}
         self.moved("kimi-k2", KIMI, "layout: hf-int4, storage: in", "layout: hf, storage: out", "hf")
         self.same(arrays(self.folder / "hf" / "model.safetensors"), expected)
         # vLLM: the experts cut by tp 2, in the middle of blocks, and spread over two expert parallel ranks.
         at = "model.layers.2.mlp.experts.{}.{}.weight"
-        whole = {name: np.stack([expected[at.format(e, name)] for e in range(4)]) for name in ("gate_proj", "up_proj", "down_proj")}
+        whole = {
+            name: np.stack([expected[at.format(e, name)] for e in range(4)])
+            for name in ("gate_proj", "up_proj", "down_proj")
+        }
         for view in ("etp", "ep"):
-            self.moved("kimi-k2", KIMI, "layout: hf-int4, storage: in", f"layout: vllm, mesh: {{tp: 2, views: [{{{view}: 2}}]}}", view)
+            self.moved(
+                "kimi-k2",
+                KIMI,
+                "layout: hf-int4, storage: in",
+                f"layout: vllm, mesh: {{tp: 2, views: [{{{view}: 2}}]}}",
+                view,
+            )
             for rank in range(2):
                 found = arrays(self.folder / view / f"rank-0000{rank}.safetensors")
-                rows, experts = (slice(48 * rank, 48 * rank + 48), slice(None)) if view == "etp" else (slice(None), slice(2 * rank, 2 * rank + 2))
-                names = {key: next(name for name in found if ".layers.2." in name and name.endswith(f".{key}_weight")) for key in ("w13", "w2")}
-                self.same({key: found[name] for key, name in names.items()}, {
-                    "w13": np.concatenate([whole[name][experts, rows] for name in ("gate_proj", "up_proj")], 1), "w2": whole["down_proj"][experts, :, rows]})
+                rows, experts = (
+                    (slice(48 * rank, 48 * rank + 48), slice(None))
+                    if view == "etp"
+                    else (slice(None), slice(2 * rank, 2 * rank + 2))
+                )
+                names = {
+                    key: next(name for name in found if ".layers.2." in name and name.endswith(f".{key}_weight"))
+                    for key in ("w13", "w2")
+                }
+                self.same(
+                    {key: found[name] for key, name in names.items()},
+                    {
+                        "w13": np.concatenate([whole[name][experts, rows] for name in ("gate_proj", "up_proj")], 1),
+                        "w2": whole["down_proj"][experts, :, rows],
+                    },
+                )
         # The names of the multimodal release.
-        write(self.folder / "in" / "model.safetensors", {f"language_model.{name}": entry for name, entry in published.items()})
-        self.moved("kimi-k2.5", KIMI, "layout: hf-int4-multimodal, storage: in", "layout: hf, storage: out", "multimodal")
+        write(
+            self.folder / "in" / "model.safetensors",
+            {f"language_model.{name}": entry for name, entry in published.items()},
+        )
+        self.moved(
+            "kimi-k2.5", KIMI, "layout: hf-int4-multimodal, storage: in", "layout: hf, storage: out", "multimodal"
+        )
         self.same(arrays(self.folder / "multimodal" / "model.safetensors"), expected)
 
     def test_kimi_is_refused(self):
         source = "layout: hf-int4, storage: in"
         done = self.compiled("kimi-k2", KIMI | {"moe_ffn": 72}, source, "layout: hf, storage: out", code=2)
-        self.assertRegex(done.stderr, r"down_proj.weight' is quantized as int4 but has 72 columns on a rank, expected a multiple of 32")
+        self.assertRegex(
+            done.stderr,
+            r"down_proj.weight' is quantized as int4 but has 72 columns on a rank, expected a multiple of 32",
+        )
         done = self.compiled("kimi-k2", KIMI, "layout: hf, storage: in", "layout: hf-int4, storage: out", code=2)
         self.assertRegex(done.stderr, r"with 'shape', which only a source can have")
         published = self.checkpoint("kimi-k2", KIMI, source)
         name = "model.layers.1.mlp.experts.0.up_proj.weight"
         for part, change, message in (
-                ("_shape", ("i64", np.zeros(3, np.int64)), f"'{name}_shape' has shape [3], expected [2]"),
-                ("_packed", ("i32", np.zeros((96, 9), np.int32)), f"'{name}_packed' has shape [96, 9], expected [96, 8]"),
-                ("_scale", ("bf16", np.zeros((96, 1), ml_dtypes.bfloat16)), f"'{name}_scale' has shape [96, 1], expected [96, 2]")):
+            ("_shape", ("i64", np.zeros(3, np.int64)), f"'{name}_shape' has shape [3], expected [2]"),
+            ("_packed", ("i32", np.zeros((96, 9), np.int32)), f"'{name}_packed' has shape [96, 9], expected [96, 8]"),
+            (
+                "_scale",
+                ("bf16", np.zeros((96, 1), ml_dtypes.bfloat16)),
+                f"'{name}_scale' has shape [96, 1], expected [96, 2]",
+            ),
+        ):
             with self.subTest(part=part, message=message):
                 write(self.folder / "in" / "model.safetensors", published | {name + part: change})
                 self.assertIn(message, self.moved("kimi-k2", KIMI, source, "layout: hf, storage: out", "out", code=2))
@@ -191,14 +323,26 @@ class Published(FolderTest):
         codes = [name for name, (dtype, _) in published.items() if dtype == "fp8_e4m3"]
         # Every linear layer, short blocks too, but not the router, the embedding, the heads and eh_proj.
         self.assertEqual(published["model.layers.3.self_attn.kv_a_proj_with_mqa.weight_scale_inv"][1].shape, (2, 2))
-        self.assertEqual({name for name, (dtype, array) in published.items() if array.ndim == 2 and dtype == "bf16"}, {
-            "model.embed_tokens.weight", "lm_head.weight", *(f"model.layers.{layer}.mlp.gate.weight" for layer in (1, 2, 3)),
-            *(f"model.layers.3.{name}.weight" for name in ("eh_proj", "embed_tokens", "shared_head.head"))})
-        expected = {name: array for name, (dtype, array) in published.items() if name not in codes and not name.endswith("_scale_inv")}
+        self.assertEqual(
+            {name for name, (dtype, array) in published.items() if array.ndim == 2 and dtype == "bf16"},
+            {
+                "model.embed_tokens.weight",
+                "lm_head.weight",
+                *(f"model.layers.{layer}.mlp.gate.weight" for layer in (1, 2, 3)),
+                *(f"model.layers.3.{name}.weight" for name in ("eh_proj", "embed_tokens", "shared_head.head")),
+            },
+        )
+        expected = {
+            name: array
+            for name, (dtype, array) in published.items()
+            if name not in codes and not name.endswith("_scale_inv")
+        }
         for name in codes:
             rows, columns = published[name][1].shape
             scales = np.repeat(np.repeat(published[name + "_scale_inv"][1], 128, 0)[:rows], 128, 1)[:, :columns]
-            expected[name] = (published[name][1].view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales).astype(ml_dtypes.bfloat16)
+            expected[name] = (published[name][1].view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales).astype(
+                ml_dtypes.bfloat16
+            )
         self.moved("deepseek-v3", DEEPSEEK, "layout: hf, storage: in" + FP8, "layout: hf, storage: out", "hf")
         self.same(arrays(self.folder / "hf" / "model.safetensors"), expected)
         self.assertGreater(sum(prod(expected[name].shape) for name in codes), 500_000)

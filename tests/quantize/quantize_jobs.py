@@ -14,10 +14,21 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in 
 import generate  # noqa: E402
 
 FLOATS = ["fp32", "bf16", "fp16"]
-LAYOUTS = {"mxfp8": "swizzled", "block_fp8": "", "nvfp4": "swizzled", "block_fp8_ue8m0": "packed", "mxfp4": "swizzled", "int4": ""}  # besides plain
+LAYOUTS = {
+    "mxfp8": "swizzled",
+    "block_fp8": "",
+    "nvfp4": "swizzled",
+    "block_fp8_ue8m0": "packed",
+    "mxfp4": "swizzled",
+    "int4": "",
+}  # besides plain
 FORMATS = list(LAYOUTS)
 # Every combination that a test must cover.
-VARIANTS = [(form, by, layout) for form, by in itertools.product(FORMATS, ["", "receiver", "sender"]) for layout in dict.fromkeys(["", LAYOUTS[form]])]
+VARIANTS = [
+    (form, by, layout)
+    for form, by in itertools.product(FORMATS, ["", "receiver", "sender"])
+    for layout in dict.fromkeys(["", LAYOUTS[form]])
+]
 
 
 def quantize_dict(variant: tuple[str, str, str]) -> dict:
@@ -64,7 +75,14 @@ def widen(rng: random.Random, node: dict) -> dict:
             if param is None or "flat" in param:
                 continue
             name = leaf(param)
-            dimensions = next((len(t.get("shape", [])) for full, t in model["tensors"].items() if full == name or full.endswith("." + name)), 0)
+            dimensions = next(
+                (
+                    len(t.get("shape", []))
+                    for full, t in model["tensors"].items()
+                    if full == name or full.endswith("." + name)
+                ),
+                0,
+            )
             if dimensions < 2:
                 continue
             d = 0 if "permute" in param else dimensions - 1
@@ -77,7 +95,9 @@ def widen(rng: random.Random, node: dict) -> dict:
                 rule = param["shard"][str(d)]
                 rule = rule if isinstance(rule, dict) else {"axis": rule, "scheme": "even"}
                 counted = {"sizes", "blocks", "map"} & rule.keys()
-                if ("interleave" not in param or "unit" in rule) and (counted or rng.random() < (0.5 if number == 0 else 0.95)):
+                if ("interleave" not in param or "unit" in rule) and (
+                    counted or rng.random() < (0.5 if number == 0 else 0.95)
+                ):
                     rule["unit"] = rule.get("unit", 1) * 32
                 param["shard"][str(d)] = rule
     return node
@@ -90,12 +110,21 @@ def rule(rng: random.Random, lengths: list[int], k: int, aligned: bool) -> objec
     if rng.random() < 0.5 and all(-(-n // unit) % k == 0 for n in lengths):
         return {"axis": "tp", "unit": unit}
     scheme = rng.choice(["chunk", "balanced", "balanced", "cyclic" if not aligned else "chunk"])
-    return {"axis": "tp", "cyclic": rng.choice([1, 2])} | {"unit": unit} if scheme == "cyclic" else {"axis": "tp", "scheme": scheme, "unit": unit}
+    return (
+        {"axis": "tp", "cyclic": rng.choice([1, 2])} | {"unit": unit}
+        if scheme == "cyclic"
+        else {"axis": "tp", "scheme": scheme, "unit": unit}
+    )
 
 
 def mesh(rng: random.Random, limit: int) -> dict:
     while True:
-        sizes = {"tp": rng.choice([1, 2, 2, 3, 4]), "pp": rng.choice([1, 1, 2]), "ep": rng.choice([1, 1, 2]), "dp": rng.choice([1, 1, 2])}
+        sizes = {
+            "tp": rng.choice([1, 2, 2, 3, 4]),
+            "pp": rng.choice([1, 1, 2]),
+            "ep": rng.choice([1, 1, 2]),
+            "dp": rng.choice([1, 1, 2]),
+        }
         axes = [axis for axis in sizes if sizes[axis] > 1] or ["tp"]
         rng.shuffle(axes)
         size = 1
@@ -114,13 +143,26 @@ class Weights:
         self.query, self.key = self.groups * rng.choice([16, 32, 64]), self.groups * rng.choice([8, 16, 32])
         self.expert, self.vocab = rng.choice([32, 96, 128, 144]), rng.choice([100, 130, 256])
         dtype = [rng.choice(FLOATS) for _ in range(4)]
-        shapes = {"q": ([self.query, self.hidden], 0), "k": ([self.key, self.hidden], 0), "v": ([self.key, self.hidden], 0), "o": ([self.hidden, self.query], 0),
-                  "gate": ([self.ffn, self.hidden], 1), "up": ([self.ffn, self.hidden], 1), "down": ([self.hidden, self.ffn], 1),
-                  "e.{expert}.gate": ([self.expert, self.hidden], 2), "e.{expert}.up": ([self.expert, self.hidden], 2),
-                  "e.{expert}.down": ([self.hidden, self.expert], 2)}
-        self.tensors = {f"l.{{layer}}.{name}": {"shape": shape, "dtype": dtype[group]} for name, (shape, group) in shapes.items()}
-        self.tensors |= {"embed": {"shape": [self.vocab, self.hidden], "dtype": dtype[3]}, "l.{layer}.norm": {"shape": [self.hidden], "dtype": "bf16"},
-                         "l.{layer}.ids": {"shape": [8, 32], "dtype": "i32"}}
+        shapes = {
+            "q": ([self.query, self.hidden], 0),
+            "k": ([self.key, self.hidden], 0),
+            "v": ([self.key, self.hidden], 0),
+            "o": ([self.hidden, self.query], 0),
+            "gate": ([self.ffn, self.hidden], 1),
+            "up": ([self.ffn, self.hidden], 1),
+            "down": ([self.hidden, self.ffn], 1),
+            "e.{expert}.gate": ([self.expert, self.hidden], 2),
+            "e.{expert}.up": ([self.expert, self.hidden], 2),
+            "e.{expert}.down": ([self.hidden, self.expert], 2),
+        }
+        self.tensors = {
+            f"l.{{layer}}.{name}": {"shape": shape, "dtype": dtype[group]} for name, (shape, group) in shapes.items()
+        }
+        self.tensors |= {
+            "embed": {"shape": [self.vocab, self.hidden], "dtype": dtype[3]},
+            "l.{layer}.norm": {"shape": [self.hidden], "dtype": "bf16"},
+            "l.{layer}.ids": {"shape": [8, 32], "dtype": "i32"},
+        }
         self.index = {"layer": rng.choice([1, 2, 3]), "expert": rng.choice([2, 3])}
 
     def layout(self, rng: random.Random, tp: int, local: bool, aligned: bool) -> dict:
@@ -130,13 +172,23 @@ class Weights:
         params: dict = {}
         packed = rng.random()
         if packed < 0.4:
-            params[layer + "qkv"] = {"interleave": {"groups": self.groups, "of": ["q", "k", "v"]},
-                                     "shard": {"0": "tp" if self.groups % tp == 0 and rng.random() < 0.5 else cut(self.query + 2 * self.key)}}
+            params[layer + "qkv"] = {
+                "interleave": {"groups": self.groups, "of": ["q", "k", "v"]},
+                "shard": {
+                    "0": "tp" if self.groups % tp == 0 and rng.random() < 0.5 else cut(self.query + 2 * self.key)
+                },
+            }
         elif packed < 0.7:
             params[layer + "qkv"] = {"concat": ["q", "k", "v"], "shard": {"0": cut(self.query, self.key)}}
         else:
-            params |= {layer + name: {"holds": name, "shard": {str(d): cut([length, self.hidden][d])}} for name, length, d in
-                       (("q", self.query, 0), ("k", self.key, rng.randint(0, 1)), ("v", self.key, rng.randint(0, 1)))}
+            params |= {
+                layer + name: {"holds": name, "shard": {str(d): cut([length, self.hidden][d])}}
+                for name, length, d in (
+                    ("q", self.query, 0),
+                    ("k", self.key, rng.randint(0, 1)),
+                    ("v", self.key, rng.randint(0, 1)),
+                )
+            }
         params[layer + "o"] = {"holds": "o", "shard": {"1": cut(self.query)}}
         if rng.random() < 0.3:
             params[layer + "o"] = {"holds": "o", "permute": [1, 0], "shard": {"0": cut(self.query)}}
@@ -146,21 +198,38 @@ class Weights:
                 params[layer + "fc1"] |= {"cut": "joined", "shard": {"0": cut(2 * self.ffn)}}
         else:
             for name in ("gate", "up"):
-                params[layer + name] = {"holds": f"l.{{layer}}.{name}", "shard": {"1": cut(self.hidden)} if rng.random() < 0.5 else {"0": cut(self.ffn)}}
-        params[layer + "fc2"] = {"holds": "l.{layer}.down", "shard": {"1": cut(self.ffn)}} if rng.random() < 0.8 else {"holds": "l.{layer}.down"}
+                params[layer + name] = {
+                    "holds": f"l.{{layer}}.{name}",
+                    "shard": {"1": cut(self.hidden)} if rng.random() < 0.5 else {"0": cut(self.ffn)},
+                }
+        params[layer + "fc2"] = (
+            {"holds": "l.{layer}.down", "shard": {"1": cut(self.ffn)}}
+            if rng.random() < 0.8
+            else {"holds": "l.{layer}.down"}
+        )
         if rng.random() < 0.7:
-            params[layer + "w13"] = {"stack": "expert", "concat": ["e.{expert}.gate", "e.{expert}.up"], "shard": {"1": cut(self.expert)}}
+            params[layer + "w13"] = {
+                "stack": "expert",
+                "concat": ["e.{expert}.gate", "e.{expert}.up"],
+                "shard": {"1": cut(self.expert)},
+            }
             params[layer + "w2"] = {"stack": "expert", "holds": "e.{expert}.down", "shard": {"2": cut(self.expert)}}
             if rng.random() < 0.3:
                 params[layer + "w2"] |= {"permute": [1, 0], "shard": {"1": cut(self.expert)}}
         else:
             for name, d in (("gate", 0), ("up", 0), ("down", 1)):
-                params[f"{layer}e{{expert}}.{name}"] = {"holds": f"e.{{expert}}.{name}", "shard": {str(d): cut(self.expert)}}
+                params[f"{layer}e{{expert}}.{name}"] = {
+                    "holds": f"e.{{expert}}.{name}",
+                    "shard": {str(d): cut(self.expert)},
+                }
         params["embed"] = {"holds": "embed", "shard": {"0": cut(self.vocab)}}
         if rng.random() < 0.5:
             multiple = rng.choice([32, 64, 128])
             params["embed"] |= {"pad": {"0": multiple}, "shard": {"0": cut(self.vocab + -self.vocab % multiple)}}
-        params |= {layer + "norm": {"holds": "norm"}, layer + "ids": {"holds": "ids", "shard": {"1": "tp"}} if 32 % tp == 0 else {"holds": "ids"}}
+        params |= {
+            layer + "norm": {"holds": "norm"},
+            layer + "ids": {"holds": "ids", "shard": {"1": "tp"}} if 32 % tp == 0 else {"holds": "ids"},
+        }
         placement = {"layer": {"axis": "pp", "scheme": "balanced"}, "expert": {"axis": "ep", "scheme": "balanced"}}
         return {"axes": ["tp", "pp", "ep", "dp"], "place": placement, "params": params}
 
@@ -182,8 +251,12 @@ def own(rng: random.Random) -> tuple[dict, Weights]:
         layouts[f"serve{number}"] = weights.layout(rng, axes.get("tp", 1), rng.random() < 0.5, rng.random() < 0.8)
         first = rng.choice([0, size(source), rng.randrange(size(source))])
         targets.append({"layout": f"serve{number}", "mesh": axes, "ranks": list(range(first, first + size(axes)))})
-    node = {"version": 1, "model": {"index": weights.index, "tensors": weights.tensors, "layouts": layouts},
-            "source": {"layout": "train", "mesh": source}, "target": targets if len(targets) > 1 else targets[0]}
+    node = {
+        "version": 1,
+        "model": {"index": weights.index, "tensors": weights.tensors, "layouts": layouts},
+        "source": {"layout": "train", "mesh": source},
+        "target": targets if len(targets) > 1 else targets[0],
+    }
     if rng.random() < 0.12:
         layouts["train"] = {"params": "same"}
         node["source"] = {"storage": "checkpoint", "layout": "train"}
@@ -238,7 +311,10 @@ def gaps(rng: random.Random) -> dict:
     for number in range(held_by):
         axis = rng.choice(["tp", "tp", "all"]) if "views" in mesh else "tp"
         ranks = mesh["views"][0]["all"] if axis == "all" else tp
-        param: dict = {"holds": ["w.{e}", "h.{e}"][number], "shard": {"0": {"axis": axis, "map": lists(rng, rows // unit, ranks), "unit": unit}}}
+        param: dict = {
+            "holds": ["w.{e}", "h.{e}"][number],
+            "shard": {"0": {"axis": axis, "map": lists(rng, rows // unit, ranks), "unit": unit}},
+        }
         if number == 1 and rng.random() < 0.5:
             param["shard"] = {"1": {"axis": "tp", "scheme": "balanced"}}
         if "dp" in mesh and rng.random() < 0.4:
@@ -246,7 +322,9 @@ def gaps(rng: random.Random) -> dict:
         name = f"p{number}"
         if stacked:
             param["stack"] = {"index": "e", "dim": rng.choice([0, 1, 2])}
-            param["shard"] = {str(int(d) + (param["stack"]["dim"] <= int(d))): rule for d, rule in param["shard"].items()}
+            param["shard"] = {
+                str(int(d) + (param["stack"]["dim"] <= int(d))): rule for d, rule in param["shard"].items()
+            }
         else:
             name += ".{e}"
         params[name] = param
@@ -259,11 +337,25 @@ def gaps(rng: random.Random) -> dict:
     target = {"params": {"t.{e}": serve, "n": {"holds": "n"}}}
     if rng.random() < 0.5:
         dim = rng.choice([0, 1])
-        target = {"params": {"t": {"holds": "w.{e}", "stack": {"index": "e", "dim": dim}, "shard": {str(1 - dim): rule}}, "n": {"holds": "n"}}}
+        target = {
+            "params": {
+                "t": {"holds": "w.{e}", "stack": {"index": "e", "dim": dim}, "shard": {str(1 - dim): rule}},
+                "n": {"holds": "n"},
+            }
+        }
     params["n"] = {"holds": "n"}
     tensors = {"w.{e}": {"shape": [rows, columns]}, "h.{e}": {"tied": "w.{e}"}, "n": {"shape": [4]}}
-    node = {"version": 1, "model": {"dtype": rng.choice(FLOATS), "index": {"e": experts}, "tensors": tensors, "layouts": {"s": source, "t": target}},
-            "source": {"layout": "s", "mesh": mesh}, "target": {"layout": "t", "mesh": mesh, "quantize": quantize_node(rng, rng.choice(VARIANTS))}}
+    node = {
+        "version": 1,
+        "model": {
+            "dtype": rng.choice(FLOATS),
+            "index": {"e": experts},
+            "tensors": tensors,
+            "layouts": {"s": source, "t": target},
+        },
+        "source": {"layout": "s", "mesh": mesh},
+        "target": {"layout": "t", "mesh": mesh, "quantize": quantize_node(rng, rng.choice(VARIANTS))},
+    }
     if "dp" in mesh and not any("at" in param for param in params.values()) and rng.random() < 0.4:
         node["source"]["authority"] = {"dp": "first"}
     return node

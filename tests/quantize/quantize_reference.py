@@ -22,7 +22,14 @@ import formats_reference as formats  # noqa: E402
 from inherit import fits  # noqa: E402
 from oracle import Endpoint, Held, Param, Tensor  # noqa: E402
 
-BLOCK = {"mxfp8": (1, 32), "block_fp8": (128, 128), "nvfp4": (1, 16), "block_fp8_ue8m0": (128, 128), "mxfp4": (1, 32), "int4": (1, 32)}
+BLOCK = {
+    "mxfp8": (1, 32),
+    "block_fp8": (128, 128),
+    "nvfp4": (1, 16),
+    "block_fp8_ue8m0": (128, 128),
+    "mxfp4": (1, 32),
+    "int4": (1, 32),
+}
 SCALES = {"block_fp8": "fp32", "nvfp4": "fp8_e4m3", "int4": "bf16"}  # dtypes of scales; others: u8
 PAIRS = ("nvfp4", "mxfp4", "int4")  # two codes in a byte
 WIDE = {"fp32": formats.FP32, "bf16": formats.BF16, "fp16": formats.FP16}
@@ -31,6 +38,7 @@ WIDE = {"fp32": formats.FP32, "bf16": formats.BF16, "fp16": formats.FP16}
 @dataclass(frozen=True)
 class Quantize:
     """One `quantize` of the YAML."""
+
     format: str
     by: str
     layout: str  # of the scales
@@ -44,10 +52,19 @@ class Quantize:
         node = node if isinstance(node, dict) else {"format": node}
         if node["format"] == "none":
             return None
-        scale = node.get("scale", "{name}_scale_inv" if node["format"] in ("block_fp8", "block_fp8_ue8m0") else "{name}_scale")
+        scale = node.get(
+            "scale", "{name}_scale_inv" if node["format"] in ("block_fp8", "block_fp8_ue8m0") else "{name}_scale"
+        )
         codes = node.get("codes", "{name}_packed" if node["format"] == "int4" else "{name}")
-        return Quantize(node["format"], node.get("by", ""), node.get("scale_layout", "plain"), codes, node.get("codes_shape") == "blocks", scale,
-                        node.get("tensor_scale", "{name}_scale_2"))
+        return Quantize(
+            node["format"],
+            node.get("by", ""),
+            node.get("scale_layout", "plain"),
+            codes,
+            node.get("codes_shape") == "blocks",
+            scale,
+            node.get("tensor_scale", "{name}_scale_2"),
+        )
 
     def __str__(self) -> str:
         return f"{self.format} by {self.by or 'default'}{'' if self.layout == 'plain' else ', ' + self.layout}"
@@ -66,6 +83,7 @@ class Quantize:
 @dataclass
 class LocalParam:
     """A param of one mesh rank, as the oracle has it, and its storage form."""
+
     name: str
     declared: str
     held: Held
@@ -74,19 +92,33 @@ class LocalParam:
     @property
     def fits(self) -> bool:
         """Whether the local columns of a param can be quantized."""
-        return not self.quantize or self.quantize.short_blocks or self.held.labels.shape[-1] % BLOCK[self.quantize.format][1] == 0
+        return (
+            not self.quantize
+            or self.quantize.short_blocks
+            or self.held.labels.shape[-1] % BLOCK[self.quantize.format][1] == 0
+        )
 
 
 @lru_cache(maxsize=16)  # a job has up to four endpoints, which a test asks for several times
 def params_of(endpoint: Endpoint) -> list[dict[str, LocalParam]]:
     """All params by mesh rank and name. The endpoint must not change afterwards."""
     globs = endpoint.node.get("quantize", {})
-    globs = {key: [value] if isinstance(value, str) else value for key, value in globs.items() if key in ("only", "ignore")} if isinstance(globs, dict) else {}
+    globs = (
+        {key: [value] if isinstance(value, str) else value for key, value in globs.items() if key in ("only", "ignore")}
+        if isinstance(globs, dict)
+        else {}
+    )
     mesh_ranks: list[dict[str, LocalParam]] = [{} for _ in range(endpoint.mesh_ranks)]
     for declared, node in endpoint.declared().items():
-        chosen = (not globs.get("only") or any(fits(glob, declared) for glob in globs["only"])) and not any(fits(glob, declared) for glob in globs.get("ignore", []))
+        chosen = (not globs.get("only") or any(fits(glob, declared) for glob in globs["only"])) and not any(
+            fits(glob, declared) for glob in globs.get("ignore", [])
+        )
         own = Quantize.read(node["quantize"]) if "quantize" in node else None
-        common = Quantize.read(endpoint.node["quantize"]) if "quantize" in endpoint.node and "quantize" not in node and "dtype" not in node and chosen else None
+        common = (
+            Quantize.read(endpoint.node["quantize"])
+            if "quantize" in endpoint.node and "quantize" not in node and "dtype" not in node and chosen
+            else None
+        )
         for mesh_rank in range(endpoint.mesh_ranks):
             for name, held in Param(endpoint, declared, node).at(mesh_rank).items():
                 one = own or (common if held.labels.ndim >= 2 and held.dtype in WIDE else None)
@@ -99,7 +131,9 @@ def stored(placed: LocalParam, table: np.ndarray) -> dict[str, tuple[str, np.nda
     how, labels = placed.quantize, placed.held.labels
     lead, rows, columns = labels.shape[:-2], *labels.shape[-2:]
     whole = placed.held.whole.reshape(prod(lead), *placed.held.whole.shape[-2:])
-    tensor_scales = np.array([formats.nvfp4_tensor_scale(table[matrix]) for matrix in whole] if how.format == "nvfp4" else [], np.float32)
+    tensor_scales = np.array(
+        [formats.nvfp4_tensor_scale(table[matrix]) for matrix in whole] if how.format == "nvfp4" else [], np.float32
+    )
     return quantized(placed, table[labels].reshape(prod(lead), rows, columns), tensor_scales)
 
 
@@ -127,7 +161,9 @@ def scales_of(placed: LocalParam) -> tuple[int, int]:
     return -(-rows // block[0]), -(-columns // block[1])
 
 
-def entries(placed: LocalParam, codes: np.ndarray, scales: np.ndarray, tensor_scales: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
+def entries(
+    placed: LocalParam, codes: np.ndarray, scales: np.ndarray, tensor_scales: np.ndarray
+) -> dict[str, tuple[str, np.ndarray]]:
     """Converts codes (one per element) and scales of a param's matrices to the form in its files."""
     how, name, shape = placed.quantize, placed.name, placed.held.labels.shape
     lead, rows = shape[:-2], shape[-2]
@@ -135,9 +171,16 @@ def entries(placed: LocalParam, codes: np.ndarray, scales: np.ndarray, tensor_sc
     scales, dtype = scales.astype(how.scale_type), SCALES.get(how.format, "u8")
     groups = -(-scales_of(placed)[1] // 4)  # of four columns
     if how.layout == "swizzled":
-        scales = np.array([formats.swizzle(matrix) for matrix in scales], np.uint8).reshape(*lead, -(-rows // 128) * 128 * groups * 4)
+        scales = np.array([formats.swizzle(matrix) for matrix in scales], np.uint8).reshape(
+            *lead, -(-rows // 128) * 128 * groups * 4
+        )
     elif how.layout == "packed":
-        scales, dtype = np.array([formats.pack_scales(matrix, 128, rows) for matrix in scales], np.uint8).view("<i4").reshape(*lead, groups, -(-rows // 4) * 4), "i32"
+        scales, dtype = (
+            np.array([formats.pack_scales(matrix, 128, rows) for matrix in scales], np.uint8)
+            .view("<i4")
+            .reshape(*lead, groups, -(-rows // 4) * 4),
+            "i32",
+        )
     else:
         scales = scales.reshape(*lead, *scales_of(placed))
     codes = codes.astype(np.uint8).reshape(shape)
@@ -145,14 +188,21 @@ def entries(placed: LocalParam, codes: np.ndarray, scales: np.ndarray, tensor_sc
         codes = formats.pack_nvfp4(codes)
     if how.blocks:
         codes = codes.reshape(*shape[:-1], shape[-1] // BLOCK[how.format][1], BLOCK[how.format][1] // 2)
-    code = ("i32", np.ascontiguousarray(codes).view("<i4")) if how.format == "int4" else ("u8" if how.format in PAIRS else "fp8_e4m3", codes)
+    code = (
+        ("i32", np.ascontiguousarray(codes).view("<i4"))
+        if how.format == "int4"
+        else ("u8" if how.format in PAIRS else "fp8_e4m3", codes)
+    )
     result = {names[2]: code, names[0]: (dtype, scales)}
-    return result | ({names[1]: ("fp32", tensor_scales.astype(np.float32).reshape(lead))} if how.format == "nvfp4" else {})
+    return result | (
+        {names[1]: ("fp32", tensor_scales.astype(np.float32).reshape(lead))} if how.format == "nvfp4" else {}
+    )
 
 
 @dataclass
 class Codes:
     """The contents of a quantized param's entries, by matrix: one code per element, plain scales."""
+
     codes: np.ndarray
     scales: np.ndarray
     tensor_scales: np.ndarray
@@ -169,8 +219,14 @@ def read_codes(placed: LocalParam, found: dict[str, tuple[str, list[int], bytes]
     if how.layout == "swizzled" and scales.size:
         scales = np.array([formats.unswizzle(matrix, *scales_of(placed)) for matrix in scales.reshape(count, -1)])
     elif how.layout == "packed" and scales.size:
-        scales = np.array([formats.unpack_scales(matrix, *scales_of(placed), 128) for matrix in scales.reshape(count, -1)])
-    tensor_scales = np.frombuffer(found[how.tensor_scale.replace("{name}", placed.name)][2], np.float32) if how.format == "nvfp4" else np.zeros(0, np.float32)
+        scales = np.array(
+            [formats.unpack_scales(matrix, *scales_of(placed), 128) for matrix in scales.reshape(count, -1)]
+        )
+    tensor_scales = (
+        np.frombuffer(found[how.tensor_scale.replace("{name}", placed.name)][2], np.float32)
+        if how.format == "nvfp4"
+        else np.zeros(0, np.float32)
+    )
     return Codes(codes.reshape(count, rows, columns), scales.reshape(count, *scales_of(placed)), tensor_scales)
 
 
@@ -181,16 +237,25 @@ def dequantized(placed: LocalParam, codes: Codes) -> np.ndarray:
     matrices = []
     for number, (code, scale) in enumerate(zip(codes.codes, codes.scales)):
         if how.format == "nvfp4":
-            code, scale = code.view(ml_dtypes.float4_e2m1fn), scale.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * codes.tensor_scales[number]
+            code, scale = (
+                code.view(ml_dtypes.float4_e2m1fn),
+                scale.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * codes.tensor_scales[number],
+            )
             code = code.astype(np.float32)
         else:
             if how.format == "int4":
                 code, scale = code.astype(np.float32) - 8, scale.astype(np.float32)
             else:
-                code = code.view(ml_dtypes.float4_e2m1fn).astype(np.float32) if how.format in PAIRS else code.view(ml_dtypes.float8_e4m3fn)
+                code = (
+                    code.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+                    if how.format in PAIRS
+                    else code.view(ml_dtypes.float8_e4m3fn)
+                )
                 scale = scale if how.format == "block_fp8" else scale.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
             scale = np.repeat(scale, BLOCK[how.format][0], 0)[:rows]
-        matrices.append(formats.decode(code, scale, BLOCK[how.format][1], columns, WIDE[placed.held.dtype]).astype(np.float32))
+        matrices.append(
+            formats.decode(code, scale, BLOCK[how.format][1], columns, WIDE[placed.held.dtype]).astype(np.float32)
+        )
     return np.array(matrices, np.float32).reshape(shape)
 
 
@@ -218,7 +283,7 @@ def plain(placed: LocalParam) -> bool:
     labels = placed.held.labels
     wide = BLOCK[placed.quantize.format][1]
     side = np.diff(labels, axis=-1) == 1
-    side[..., wide - 1::wide] = True
+    side[..., wide - 1 :: wide] = True
     return bool(side.all() and (labels != 0).all())
 
 
@@ -229,12 +294,24 @@ def on_grid(placed: LocalParam, tensors: Iterable[Tensor]) -> bool:
     if high == 1:
         return True
     labels = placed.held.labels.reshape(prod(placed.held.labels.shape[:-2]), *placed.held.labels.shape[-2:])
-    shapes = sorted((int(base), tensor.shape) for tensor in tensors for base in tensor.base.values() if len(tensor.shape) > 1)
-    for matrix, row, column in product(range(len(labels)), range(0, labels.shape[1], high), range(0, labels.shape[2], wide)):
+    shapes = sorted(
+        (int(base), tensor.shape) for tensor in tensors for base in tensor.base.values() if len(tensor.shape) > 1
+    )
+    for matrix, row, column in product(
+        range(len(labels)), range(0, labels.shape[1], high), range(0, labels.shape[2], wide)
+    ):
         base, shape = shapes[bisect_right(shapes, int(labels[matrix, row, column]), key=lambda one: one[0]) - 1]
         down, right = divmod((int(labels[matrix, row, column]) - base) % prod(shape[-2:]), shape[-1])
-        rows, columns = (min(block, length - at) for block, length, at in ((high, labels.shape[1], row), (wide, labels.shape[2], column)))
-        if down % high or right % wide or rows != min(high, shape[-2] - down) or columns != min(wide, shape[-1] - right):
+        rows, columns = (
+            min(block, length - at)
+            for block, length, at in ((high, labels.shape[1], row), (wide, labels.shape[2], column))
+        )
+        if (
+            down % high
+            or right % wide
+            or rows != min(high, shape[-2] - down)
+            or columns != min(wide, shape[-1] - right)
+        ):
             return False
     return True
 
@@ -275,8 +352,7 @@ class Passed:
             self.tensor_scale[at] = codes.tensor_scales[np.nonzero(there)[0]]
 
     def same_blocks(self, placed: LocalParam) -> np.ndarray:
-        """For each block of a target, in the order of its scales: whether it is a block of the source or only padding.
-        """
+        """For each block of a target, in the order of its scales: whether it is a block of the source or only padding."""
         number, position = self.grid(placed)
         labels = placed.held.labels.reshape(number.shape)
         blocks = prod(placed.held.labels.shape[:-2]) * prod(scales_of(placed))
@@ -286,7 +362,11 @@ class Passed:
         first = np.zeros(blocks, np.int64)
         first[at[::-1]] = of[::-1]
         other = self.format[labels[there]] != list(BLOCK).index(placed.quantize.format)
-        wrong = np.bincount(at, weights=(of != first[at]) | (of == 0) | other | (self.position[labels[there]] != position[there]), minlength=blocks)
+        wrong = np.bincount(
+            at,
+            weights=(of != first[at]) | (of == 0) | other | (self.position[labels[there]] != position[there]),
+            minlength=blocks,
+        )
         return (elements == 0) | (wrong == 0) & (elements == self.elements[first])
 
     def take(self, placed: LocalParam, anew: Codes, same: np.ndarray) -> Codes:

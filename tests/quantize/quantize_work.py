@@ -17,7 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "kernels", "quantize", "e2e", "mpi", "lib")]
+sys.path[:0] = [
+    str(Path(__file__).resolve().parents[1] / folder)
+    for folder in ("property", "kernels", "quantize", "e2e", "mpi", "lib")
+]
 import casts_test  # noqa: E402
 import commands  # noqa: E402
 import quantize_jobs as jobs  # noqa: E402
@@ -68,7 +71,7 @@ class Values:
     def set(self, labels: np.ndarray, dtype: str, data: np.ndarray) -> None:
         """data: as stored, an array of bytes."""
         labels = labels.reshape(-1)
-        self.raw[labels, :ITEM[dtype]] = data.reshape(-1, ITEM[dtype])
+        self.raw[labels, : ITEM[dtype]] = data.reshape(-1, ITEM[dtype])
         if dtype in reference.WIDE:
             self.wide[labels] = np.frombuffer(data.tobytes(), DTYPES[reference.WIDE[dtype]]).astype(np.float32)
         self.raw[0], self.wide[0] = 0, 0
@@ -86,7 +89,10 @@ class Values:
                     continue
                 parts = np.arange(count) // 48
                 number = count // 48 + 1
-                size = np.exp2(random.integers(-3, 3, number) + np.where(random.random(number) < 0.2, random.integers(-20, 20, number), 0))
+                size = np.exp2(
+                    random.integers(-3, 3, number)
+                    + np.where(random.random(number) < 0.2, random.integers(-20, 20, number), 0)
+                )
                 size[random.random(len(size)) < 0.05] = 0
                 if strange:
                     size[random.random(len(size)) < 0.05] = 2.0**-126
@@ -94,7 +100,11 @@ class Values:
                     size[random.random(len(size)) < 0.02] = 2.0**110
                 values = (random.normal(0, 1, count) * size[parts]).astype(np.float32)
                 values = np.clip(values, -65504, 65504) if tensor.dtype == "fp16" else values
-                self.set(labels, tensor.dtype, np.ascontiguousarray(values.astype(DTYPES[reference.WIDE[tensor.dtype]])).view(np.uint8))
+                self.set(
+                    labels,
+                    tensor.dtype,
+                    np.ascontiguousarray(values.astype(DTYPES[reference.WIDE[tensor.dtype]])).view(np.uint8),
+                )
 
 
 def file_of(endpoint: Endpoint, mesh_rank: int) -> str:
@@ -113,7 +123,14 @@ class Work:
 
     def compile(self, name: str, node: dict, *options: str) -> subprocess.CompletedProcess:
         self.path(f"{name}.yaml").write_text(json.dumps(node, indent=1))
-        return run(BIN / "reshard-compile", self.path(f"{name}.yaml"), "-o", self.path(f"{name}.rplan"), "--verify-each", *options)
+        return run(
+            BIN / "reshard-compile",
+            self.path(f"{name}.yaml"),
+            "-o",
+            self.path(f"{name}.rplan"),
+            "--verify-each",
+            *options,
+        )
 
     def compile_quantized(self, name: str, node: dict) -> None:
         """Compiles a job; half of those with files with Megatron-Core's algorithm. If its staging limit is too low,
@@ -130,7 +147,11 @@ class Work:
             node["options"]["staging"] = needed
             done = self.compile(name, node, *algorithm)
             self.counts["staging raised"] += 1
-        if done.returncode == 2 and any("storage" in target for target in targets) and re.search(r"param '[^']+'.*(share|several|storage|write)", done.stderr):
+        if (
+            done.returncode == 2
+            and any("storage" in target for target in targets)
+            and re.search(r"param '[^']+'.*(share|several|storage|write)", done.stderr)
+        ):
             raise Refused("blocks of a file are written by several ranks")
         joins = re.search(r"a dimension of tensor '.*' numbers matrices here, but a source param joins it", done.stderr)
         if done.returncode == 2 and joins and '"flat"' in json.dumps(node["model"]["layouts"]):
@@ -141,12 +162,16 @@ class Work:
     def execute(self, name: str, *options: object) -> None:
         done = run(BIN / "reshard-exec", self.path(f"{name}.rplan"), *options)
         if done.returncode != 0:
-            raise Wrong(f"{name}: reshard-exec {' '.join(map(str, options))}: exit {done.returncode}: {done.stdout}{done.stderr}")
+            raise Wrong(
+                f"{name}: reshard-exec {' '.join(map(str, options))}: exit {done.returncode}: {done.stdout}{done.stderr}"
+            )
 
     def move(self, name: str, source: str, target: str) -> None:
         """Runs a plan from files to files on the CPU and on the simulated GPU, which must write the same files."""
         self.execute(name, f"--source={self.path(source)}", f"--target={self.path(target)}", "--check")
-        if problem := fake_backend.difference_on_device(self.path(f"{name}.rplan"), self.path(source), self.path(target)):
+        if problem := fake_backend.difference_on_device(
+            self.path(f"{name}.rplan"), self.path(source), self.path(target)
+        ):
             raise Wrong(f"{name}: {problem}")
 
     def prove(self, name: str) -> None:
@@ -185,7 +210,9 @@ class Work:
                     choice = rng.random()
                     cast = cast_to(rng.choice(casts_test.NAMES))
                     quantized = {"quantize": jobs.quantize_node(rng, rng.choice(jobs.VARIANTS))}
-                    params[name] |= {"quantize": "none"} if choice < 0.3 else cast if choice < 0.5 and number > 0 else quantized
+                    params[name] |= (
+                        {"quantize": "none"} if choice < 0.3 else cast if choice < 0.5 and number > 0 else quantized
+                    )
         return node
 
     def narrow(self, node: dict, name: str, choose: bool = True) -> None:
@@ -205,13 +232,22 @@ class Work:
                 quantize["ignore"] = rng.choice(names)[:-1] + "?"
             target["quantize"] = quantize if len(quantize) > 1 else target["quantize"]
             endpoint.node["quantize"] = target["quantize"]
-            unfit = [placed for mesh_rank in reference.params_of(endpoint) for placed in mesh_rank.values() if not placed.fits]
+            unfit = [
+                placed
+                for mesh_rank in reference.params_of(endpoint)
+                for placed in mesh_rank.values()
+                if not placed.fits
+            ]
             wrong = [placed for placed in unfit if placed.held.labels.size]
             if wrong and choose and rng.random() < 0.15:
                 done = self.compile(name, node)
                 named = [placed for placed in wrong if placed.declared in done.stderr or placed.name in done.stderr]
-                if done.returncode != 2 or not any(re.search(rf"\b{placed.held.labels.shape[-1]}\b", done.stderr) for placed in named):
-                    raise Wrong(f"expected a refusal of {sorted({(p.declared, p.held.labels.shape) for p in wrong})}, exit {done.returncode}: {done.stderr}")
+                if done.returncode != 2 or not any(
+                    re.search(rf"\b{placed.held.labels.shape[-1]}\b", done.stderr) for placed in named
+                ):
+                    raise Wrong(
+                        f"expected a refusal of {sorted({(p.declared, p.held.labels.shape) for p in wrong})}, exit {done.returncode}: {done.stderr}"
+                    )
                 raise Refused("columns that do not match the format are refused")
             for declared in sorted({placed.declared for placed in unfit}):
                 param = node["model"]["layouts"].get(target.get("layout"), {}).get("params", {})
@@ -226,14 +262,20 @@ class Work:
     def sources(self, job: Job) -> Values:
         """Writes the source's files: synthesized from either plan (with the quantizing plan, all values are finite), or
         drawn."""
-        values, origin, endpoint = Values(job.model.labels), self.rng.choice(["plain", "quantized", "drawn", "drawn", "drawn"]), job.endpoints[0]
+        values, origin, endpoint = (
+            Values(job.model.labels),
+            self.rng.choice(["plain", "quantized", "drawn", "drawn", "drawn"]),
+            job.endpoints[0],
+        )
         if origin == "drawn":
             values.draw(job, np.random.default_rng(self.seed))
             self.write_sources(job, values)
             return values
         self.execute(origin, "--synthesize", f"--source={self.path('source')}")
         for mesh_rank in range(endpoint.mesh_ranks):
-            if (params := endpoint.params(mesh_rank)) and endpoint.admits(endpoint.node.get("authority", {}), mesh_rank):
+            if (params := endpoint.params(mesh_rank)) and endpoint.admits(
+                endpoint.node.get("authority", {}), mesh_rank
+            ):
                 files = safetensors_io.read(self.path("source") / file_of(endpoint, mesh_rank))
                 for name, one in params.items():
                     values.set(one.labels, one.dtype, np.frombuffer(files[name][2], np.uint8))
@@ -257,10 +299,19 @@ class Work:
     def write_sources(self, job: Job, values: Values) -> None:
         endpoint = job.endpoints[0]
         self.path("source").mkdir()
-        for name, tensors in property_run.folder_of(endpoint, [endpoint.params(mesh_rank) for mesh_rank in range(endpoint.mesh_ranks)], values.raw, 0xAB).items():
+        for name, tensors in property_run.folder_of(
+            endpoint, [endpoint.params(mesh_rank) for mesh_rank in range(endpoint.mesh_ranks)], values.raw, 0xAB
+        ).items():
             safetensors_io.write(self.path("source") / name, tensors)
 
-    def compare(self, folder: str, job: Job, values: Values, against: str = "", passed: tuple[int, reference.Passed, set[str]] | None = None) -> None:
+    def compare(
+        self,
+        folder: str,
+        job: Job,
+        values: Values,
+        against: str = "",
+        passed: tuple[int, reference.Passed, set[str]] | None = None,
+    ) -> None:
         """Compares the target files with the reference. against: the folder of the same job without `quantize`. passed:
         the number of the target with the source's `quantize`, that `quantize`, and which of its params must have all
         codes unchanged; other targets may have the same `quantize` by chance."""
@@ -288,19 +339,29 @@ class Work:
                     entries = reference.stored(placed, values.wide)
                     self.shaped(where, entries, found)
                     if passed:
-                        entries = self.passed(placed, entries, found, passed[1], passed[0] == number and placed.declared in passed[2])
+                        entries = self.passed(
+                            placed, entries, found, passed[1], passed[0] == number and placed.declared in passed[2]
+                        )
                     self.same(where, placed, entries, found)
                     expected |= entries
                     if placed.held.labels.size:
                         self.counts[str(placed.quantize)] += 1
-                if {name: (dtype, list(array.shape)) for name, (dtype, array) in expected.items()} != {name: entry[:2] for name, entry in found.items()}:
-                    raise Wrong(f"{where}: {({name: entry[:2] for name, entry in found.items()})}, expected {({n: (d, a.shape) for n, (d, a) in expected.items()})}")
+                if {name: (dtype, list(array.shape)) for name, (dtype, array) in expected.items()} != {
+                    name: entry[:2] for name, entry in found.items()
+                }:
+                    raise Wrong(
+                        f"{where}: { ({name: entry[:2] for name, entry in found.items()}) }, expected { ({n: (d, a.shape) for n, (d, a) in expected.items()}) }"
+                    )
 
     @staticmethod
     def unquantized(endpoint: Endpoint, placed: reference.LocalParam) -> str:
         """Checks a param that is not quantized and returns its dtype."""
         own = endpoint.declared()[placed.declared].get("dtype")
-        return own or (endpoint.node.get("dtype", placed.held.dtype) if placed.held.dtype in casts_test.NAMES else placed.held.dtype)
+        return own or (
+            endpoint.node.get("dtype", placed.held.dtype)
+            if placed.held.dtype in casts_test.NAMES
+            else placed.held.dtype
+        )
 
     @staticmethod
     def alike(names: list[str], before: bytes, after: bytes) -> bool:
@@ -311,7 +372,11 @@ class Work:
         one, other = (np.frombuffer(data, casts_test.TYPES[names[0]]) for data in (before, after))
         nan = [np.isnan(values.astype(np.float32)) for values in (one, other)]
         item = np.dtype(f"u{one.itemsize}")
-        return one.shape == other.shape and np.array_equal(*nan) and np.array_equal(one.view(item)[~nan[0]], other.view(item)[~nan[0]])
+        return (
+            one.shape == other.shape
+            and np.array_equal(*nan)
+            and np.array_equal(one.view(item)[~nan[0]], other.view(item)[~nan[0]])
+        )
 
     @staticmethod
     def shaped(where: str, entries: dict, found: dict) -> None:
@@ -328,14 +393,20 @@ class Work:
                 have, want = np.frombuffer(found[entry][2], array.dtype), array.ravel()
                 at = np.nonzero(have != want)[0]
                 first = tuple(map(int, np.unravel_index(at[0], array.shape)))
-                raise Wrong(f"{where}: '{entry}' of '{placed.name}' {list(placed.held.labels.shape)} from {placed.held.dtype}, {placed.quantize}: "
-                            f"{len(at)} of {array.size} {dtype} are wrong, the first at {first} of {list(array.shape)}: {have[at[0]]}, expected {want[at[0]]}")
+                raise Wrong(
+                    f"{where}: '{entry}' of '{placed.name}' {list(placed.held.labels.shape)} from {placed.held.dtype}, {placed.quantize}: "
+                    f"{len(at)} of {array.size} {dtype} are wrong, the first at {first} of {list(array.shape)}: {have[at[0]]}, expected {want[at[0]]}"
+                )
 
-    def passed(self, placed: reference.LocalParam, anew: dict, found: dict, source: reference.Passed, all_same: bool) -> dict:
+    def passed(
+        self, placed: reference.LocalParam, anew: dict, found: dict, source: reference.Passed, all_same: bool
+    ) -> dict:
         """The entries of a target with the source's `quantize`: blocks of the source are unchanged. If a param has
         other blocks too, all its blocks may have been quantized again."""
         same = source.same_blocks(placed)
-        new = reference.read_codes(placed, {name: (dtype, list(array.shape), array.tobytes()) for name, (dtype, array) in anew.items()})
+        new = reference.read_codes(
+            placed, {name: (dtype, list(array.shape), array.tobytes()) for name, (dtype, array) in anew.items()}
+        )
         old = source.take(placed, new, same)
         if not placed.held.labels.size and len(old.tensor_scales):  # of a matrix without elements on this rank
             old.tensor_scales[:] = reference.read_codes(placed, found).tensor_scales
@@ -344,10 +415,17 @@ class Work:
             self.counts[f"{placed.quantize.format} copied"] += bool(placed.held.labels.size)
             return result
         have = reference.read_codes(placed, found)
-        tensor = new.tensor_scales if reference.differs("fp32", have.tensor_scales.tobytes(), old.tensor_scales) else old.tensor_scales
+        tensor = (
+            new.tensor_scales
+            if reference.differs("fp32", have.tensor_scales.tobytes(), old.tensor_scales)
+            else old.tensor_scales
+        )
         number, _ = source.grid(placed)
         blocks = have.scales.size
-        unlike = np.bincount(number.ravel(), weights=(have.codes != old.codes).ravel(), minlength=blocks) + (have.scales != old.scales).ravel()
+        unlike = (
+            np.bincount(number.ravel(), weights=(have.codes != old.codes).ravel(), minlength=blocks)
+            + (have.scales != old.scales).ravel()
+        )
         keep = same & (unlike == 0)
         mixed = source.take(placed, new, keep)
         return reference.entries(placed, mixed.codes, mixed.scales, tensor)
@@ -361,7 +439,12 @@ class Work:
         rng, first = self.rng, (node["target"] if isinstance(node["target"], list) else [node["target"]])[0]
         endpoint = quantized.endpoints[1]
         mesh_ranks = reference.params_of(endpoint)
-        forms = {placed.declared: placed.quantize for mesh_rank in mesh_ranks for placed in mesh_rank.values() if placed.quantize}
+        forms = {
+            placed.declared: placed.quantize
+            for mesh_rank in mesh_ranks
+            for placed in mesh_rank.values()
+            if placed.quantize
+        }
         if not forms:
             return
         values, source = Values(endpoint.model.labels), reference.Passed(endpoint.model.labels)
@@ -385,18 +468,34 @@ class Work:
         job = self.oracle("after")
         alike = reference.params_of(job.endpoints[2])
         whole = {placed.declared for mesh_rank in alike for placed in mesh_rank.values() if placed.quantize}
-        matrices = {matrix for mesh_rank in mesh_ranks for placed in mesh_rank.values() if placed.quantize for matrix in reference.matrices_of(placed)}
+        matrices = {
+            matrix
+            for mesh_rank in mesh_ranks
+            for placed in mesh_rank.values()
+            if placed.quantize
+            for matrix in reference.matrices_of(placed)
+        }
         for mesh_rank in alike:
             for placed in mesh_rank.values():
                 # Codes are copied if they form whole blocks of one tensor; for nvfp4, if the whole matrix does; for
                 # blocks of several rows, if they are on the tensor's grid; not from files with scales that are not plain,
                 # and not with a row for each block.
-                other = placed.quantize and placed.quantize.format == "nvfp4" and not reference.matrices_of(placed) <= matrices
+                other = (
+                    placed.quantize
+                    and placed.quantize.format == "nvfp4"
+                    and not reference.matrices_of(placed) <= matrices
+                )
                 files = "storage" in first and placed.quantize and placed.quantize.layout != "plain"
                 rows = placed.quantize and forms[placed.declared].blocks
-                if placed.quantize and (other or files or rows or not reference.plain(placed) or placed.quantize.layout != forms[placed.declared].layout
-                                        or not reference.on_grid(placed, job.model.tensors.values())
-                                        or not source.same_blocks(placed).all()):
+                if placed.quantize and (
+                    other
+                    or files
+                    or rows
+                    or not reference.plain(placed)
+                    or placed.quantize.layout != forms[placed.declared].layout
+                    or not reference.on_grid(placed, job.model.tensors.values())
+                    or not source.same_blocks(placed).all()
+                ):
                     whole.discard(placed.declared)
         before = self.counts.copy()
         self.compare("after", job, values, passed=(1, source, whole))
@@ -419,19 +518,33 @@ class Work:
             param["quantize"] = "none"
             if name in forms:
                 form = forms[name]
-                layout = form.layout if rng.random() < 0.8 else rng.choice(["plain", jobs.LAYOUTS[form.format] or "plain"])
-                param["quantize"] = {"format": form.format, "scale_layout": layout} | ({"by": form.by} if form.by else {})
+                layout = (
+                    form.layout if rng.random() < 0.8 else rng.choice(["plain", jobs.LAYOUTS[form.format] or "plain"])
+                )
+                param["quantize"] = {"format": form.format, "scale_layout": layout} | (
+                    {"by": form.by} if form.by else {}
+                )
         others = [one for one in jobs.FORMATS if one != next(iter(forms.values())).format]
-        other = others[self.seed // len(jobs.VARIANTS) % len(others)]  # the first format follows from the seed: each pair occurs
-        plain, quantized = weights.layout(rng, meshes[0].get("tp", 1), True, False), weights.layout(rng, meshes[2].get("tp", 1), False, True)
+        other = others[
+            self.seed // len(jobs.VARIANTS) % len(others)
+        ]  # the first format follows from the seed: each pair occurs
+        plain, quantized = (
+            weights.layout(rng, meshes[0].get("tp", 1), True, False),
+            weights.layout(rng, meshes[2].get("tp", 1), False, True),
+        )
         layouts = {"held": layout_node, "plain": plain, "alike": alike, "other": quantized}
         targets = []
         for layout, axes in zip(("plain", "alike", "other"), meshes):
             start = rng.randrange(4)
             targets.append({"layout": layout, "mesh": axes, "ranks": list(range(start, start + jobs.size(axes)))})
         targets[2]["quantize"] = jobs.quantize_node(rng, (other, rng.choice(["", "sender"]), ""))
-        after = {"version": 1, "model": node["model"] | {"layouts": layouts}, "source": first | {"layout": "held"}, "target": targets,
-                 "options": rng.choice([{}, {"staging": 32768}])}
+        after = {
+            "version": 1,
+            "model": node["model"] | {"layouts": layouts},
+            "source": first | {"layout": "held"},
+            "target": targets,
+            "options": rng.choice([{}, {"staging": 32768}]),
+        }
         # The endpoint's `ignore` does not apply to a param with its own `quantize`: params that do not match the format
         # become plain.
         self.path("after.yaml").write_text(json.dumps(after))

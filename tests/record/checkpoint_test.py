@@ -27,7 +27,9 @@ class Checkpoint(unittest.TestCase):
             write_checkpoint(folder, {"d": arrays["a"]}.items())
             (folder / "model.safetensors").rename(folder / "two.safetensors")
             (folder / "other.safetensors").write_bytes(b"not of this checkpoint")
-            (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys("abc", "one.safetensors") | {"d": "two.safetensors"}}))
+            (folder / "model.safetensors.index.json").write_text(
+                json.dumps({"weight_map": dict.fromkeys("abc", "one.safetensors") | {"d": "two.safetensors"}})
+            )
             self.assertEqual(tensors_of(folder), wanted | {"d": ("bf16", (2, 3))})
         self.assertEqual(tensors_of(wanted), wanted)
 
@@ -43,9 +45,13 @@ class Checkpoint(unittest.TestCase):
             "JSON of type list, expected an object": {"model.safetensors": file([])},
             "tensor a has no shape": {"model.safetensors": file({"a": {"dtype": "BF16"}})},
             "tensor a has dtype F4, expected one of": {"model.safetensors": file({"a": {"dtype": "F4", "shape": [2]}})},
-            "tensor a is also in another file": dict.fromkeys(("x.safetensors", "y.safetensors"), file({"a": {"dtype": "BF16", "shape": [2]}})),
+            "tensor a is also in another file": dict.fromkeys(
+                ("x.safetensors", "y.safetensors"), file({"a": {"dtype": "BF16", "shape": [2]}})
+            ),
             "no map weight_map": {"model.safetensors.index.json": b"{}"},
-            "x.safetensors: no such file, which model.safetensors.index.json names": {"model.safetensors.index.json": b'{"weight_map": {"a": "x.safetensors"}}'},
+            "x.safetensors: no such file, which model.safetensors.index.json names": {
+                "model.safetensors.index.json": b'{"weight_map": {"a": "x.safetensors"}}'
+            },
             "no safetensors files": {},
         }
         for text, files in cases.items():

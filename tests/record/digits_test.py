@@ -19,6 +19,7 @@ BF16 = numpy_dtype("bf16")
 
 def loaders():
     """{name: (param of {tensor name: array})}. In numbered() the values are element numbers."""
+
     def padded(t):
         result = numpy.zeros((8, 6), t["k"].dtype)
         result[:4] = t["k"]
@@ -48,14 +49,24 @@ def expand(param, first):
         if isinstance(box.origin, elements.Constant):
             result[at] = box.origin.value
         else:
-            result[at] = first[box.origin.name] + box.offset + sum(
-                numpy.arange(n).reshape([-1] + [1] * (len(box.size) - 1 - d)) * step for d, (n, step) in enumerate(zip(box.size, box.steps)))
+            result[at] = (
+                first[box.origin.name]
+                + box.offset
+                + sum(
+                    numpy.arange(n).reshape([-1] + [1] * (len(box.size) - 1 - d)) * step
+                    for d, (n, step) in enumerate(zip(box.size, box.steps))
+                )
+            )
     return result.reshape(param.shape)
 
 
 class Digits(unittest.TestCase):
     def record(self, load, dtype="bf16"):
-        return record_values(load=lambda tensors: load(dict(tensors)), checkpoint={name: (dtype, shape) for name, shape in SHAPES.items()}, mesh={})
+        return record_values(
+            load=lambda tensors: load(dict(tensors)),
+            checkpoint={name: (dtype, shape) for name, shape in SHAPES.items()},
+            mesh={},
+        )
 
     def numbered(self):
         values, first, begin = {}, {}, 1
@@ -78,12 +89,28 @@ class Digits(unittest.TestCase):
     def test_few_boxes(self):
         found = self.record(lambda t: {name: load(t) for name, load in loaders().items()})
         counts = {name: len(param.boxes) for name, param in found.params.items()}
-        self.assertEqual(counts, {"whole": 1, "pack": 3, "transposed": 1, "stack": 2, "alternating": 8, "every second": 1, "reversed": 1, "padded": 2,
-                                  "scalar": 1, "columns": 1, "empty": 0})
+        self.assertEqual(
+            counts,
+            {
+                "whole": 1,
+                "pack": 3,
+                "transposed": 1,
+                "stack": 2,
+                "alternating": 8,
+                "every second": 1,
+                "reversed": 1,
+                "padded": 2,
+                "scalar": 1,
+                "columns": 1,
+                "empty": 0,
+            },
+        )
 
     def test_casts(self):
         found = self.record(lambda t: {"p": t["k"].astype(numpy.float32)})
-        self.assertEqual(found.params["p"].boxes, [elements.Box((0, 0), (4, 6), elements.Tensor("k", ("fp32",)), 0, (6, 1))])
+        self.assertEqual(
+            found.params["p"].boxes, [elements.Box((0, 0), (4, 6), elements.Tensor("k", ("fp32",)), 0, (6, 1))]
+        )
 
     def test_computed(self):
         cases = {
@@ -99,12 +126,15 @@ class Digits(unittest.TestCase):
             with self.subTest(operation=name):
                 found = self.record(lambda t: {"p": compute(t["bias"]), "other": t["k"]})
                 self.assertTrue(found.params["p"].computed)
-                right = sum(box.elements() for box in found.params["p"].boxes if isinstance(box.origin, elements.Tensor))
+                right = sum(
+                    box.elements() for box in found.params["p"].boxes if isinstance(box.origin, elements.Tensor)
+                )
                 self.assertLessEqual(right, 3 if name != "rounded" else 30)
                 self.assertEqual(found.params["other"].computed, [])
 
     def test_files(self):
         """A loader that reads a checkpoint from files."""
+
         def load(tensors):
             with temporary_folder() as folder:
                 write_checkpoint(folder, tensors.items())
@@ -112,9 +142,17 @@ class Digits(unittest.TestCase):
                     return {"qk": numpy.concatenate([file.get_tensor("q"), file.get_slice("k")[2:4]])}
 
         found = self.record(load, "fp32")
-        self.assertEqual(found.params["qk"].boxes, [elements.Box((0, 0), (16, 6), elements.Tensor("q"), 0, (6, 1)),
-                                                    elements.Box((16, 0), (2, 6), elements.Tensor("k"), 12, (6, 1))])
-        self.assertIn('{concat: ["q", "k"]', recording.merge([self.record(lambda t: {"qk": numpy.concatenate([t["q"], t["k"]])})]).yaml)
+        self.assertEqual(
+            found.params["qk"].boxes,
+            [
+                elements.Box((0, 0), (16, 6), elements.Tensor("q"), 0, (6, 1)),
+                elements.Box((16, 0), (2, 6), elements.Tensor("k"), 12, (6, 1)),
+            ],
+        )
+        self.assertIn(
+            '{concat: ["q", "k"]',
+            recording.merge([self.record(lambda t: {"qk": numpy.concatenate([t["q"], t["k"]])})]).yaml,
+        )
 
     def test_document(self):
         printed, shown = documented(1)

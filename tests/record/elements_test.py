@@ -10,7 +10,13 @@ import unittest
 import numpy
 from support import elements
 
-Box, Constant, ElementMap, Loop, Tensor = elements.Box, elements.Constant, elements.ElementMap, elements.Loop, elements.Tensor
+Box, Constant, ElementMap, Loop, Tensor = (
+    elements.Box,
+    elements.Constant,
+    elements.ElementMap,
+    elements.Loop,
+    elements.Tensor,
+)
 COUNT = 4000 if os.environ.get("RESHARD_FULL") else 400
 
 
@@ -29,13 +35,19 @@ def random_view(array: numpy.ndarray, source: random.Random) -> numpy.ndarray:
         elif operation == "split" and view.ndim:
             axis = source.randrange(view.ndim)
             inner = source.choice([n for n in range(1, view.shape[axis] + 1) if view.shape[axis] % n == 0])
-            view = numpy.lib.stride_tricks.as_strided(view, (*view.shape[:axis], view.shape[axis] // inner, inner, *view.shape[axis + 1 :]),
-                                                      (*view.strides[:axis], view.strides[axis] * inner, view.strides[axis], *view.strides[axis + 1 :]))
+            view = numpy.lib.stride_tricks.as_strided(
+                view,
+                (*view.shape[:axis], view.shape[axis] // inner, inner, *view.shape[axis + 1 :]),
+                (*view.strides[:axis], view.strides[axis] * inner, view.strides[axis], *view.strides[axis + 1 :]),
+            )
         elif operation == "merge" and view.ndim > 1:
             axis = source.randrange(view.ndim - 1)
             if view.strides[axis] == view.strides[axis + 1] * view.shape[axis + 1]:
-                view = numpy.lib.stride_tricks.as_strided(view, (*view.shape[:axis], view.shape[axis] * view.shape[axis + 1], *view.shape[axis + 2 :]),
-                                                          (*view.strides[:axis], *view.strides[axis + 1 :]))
+                view = numpy.lib.stride_tricks.as_strided(
+                    view,
+                    (*view.shape[:axis], view.shape[axis] * view.shape[axis + 1], *view.shape[axis + 2 :]),
+                    (*view.strides[:axis], *view.strides[axis + 1 :]),
+                )
     return view
 
 
@@ -55,7 +67,10 @@ def values(boxes: list, shape: tuple[int, ...]) -> numpy.ndarray:
         if isinstance(box.origin, Constant):
             result[at] = box.origin.value
         else:
-            result[at] = box.offset + sum(numpy.arange(n).reshape([-1] + [1] * (len(box.size) - 1 - d)) * step for d, (n, step) in enumerate(zip(box.size, box.steps)))
+            result[at] = box.offset + sum(
+                numpy.arange(n).reshape([-1] + [1] * (len(box.size) - 1 - d)) * step
+                for d, (n, step) in enumerate(zip(box.size, box.steps))
+            )
     return result.reshape(shape)
 
 
@@ -71,7 +86,10 @@ class Elements(unittest.TestCase):
                 target = random_view(wanted, source)
                 begin = size * source.randrange(3)
                 steps = [source.choice([1, 5, 7, 40]) for _ in target.shape]  # any affine map
-                numbers = begin + sum(numpy.arange(n).reshape([-1] + [1] * (target.ndim - 1 - d)) * s for d, (n, s) in enumerate(zip(target.shape, steps)))
+                numbers = begin + sum(
+                    numpy.arange(n).reshape([-1] + [1] * (target.ndim - 1 - d)) * s
+                    for d, (n, s) in enumerate(zip(target.shape, steps))
+                )
                 offset, each = loops(wanted, target, tuple(steps))
                 target[...] = numbers
                 found.write(offset, each, Tensor("t"), begin)
@@ -113,7 +131,9 @@ class Elements(unittest.TestCase):
         other.write(5, [Loop(2, 4, 4), Loop(2, 1, 1)], Tensor("t"), 6)
         other.write(15, [], None)
         found = list(elements.differences(one, other.in_shape()))
-        self.assertEqual([(a.start, a.size, b and b.offset) for a, b in found], [((1, 1), (2, 2), 6), ((3, 3), (1, 1), None)])
+        self.assertEqual(
+            [(a.start, a.size, b and b.offset) for a, b in found], [((1, 1), (2, 2), 6), ((3, 3), (1, 1), None)]
+        )
 
     def test_two_values_for_one_element(self):
         with self.assertRaisesRegex(Exception, "several values"):

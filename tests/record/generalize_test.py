@@ -22,26 +22,67 @@ from reshard.recording.expressions import Keys
 from reshard.recording.infer import mesh_text
 
 SIZES = {
-    "small": {"num_hidden_layers": 3, "hidden_size": 14, "attention": {"num_heads": 6, "num_kv_heads": 1, "head_dim": 4}, "intermediate_size": 22, "vocab_size": 50,
-              "num_experts": 5, "first_k_dense_replace": 1, "tie_word_embeddings": False, "layer_types": ["full", "sliding", "full"], "bos_token_id": 14},
-    "large": {"num_hidden_layers": 5, "hidden_size": 18, "attention": {"num_heads": 8, "num_kv_heads": 4, "head_dim": 6}, "intermediate_size": 28, "vocab_size": 64,
-              "num_experts": 3, "first_k_dense_replace": 2, "tie_word_embeddings": True, "layer_types": ["full", "sliding", "sliding", "full", "sliding"], "bos_token_id": 18},
-    "third": {"num_hidden_layers": 4, "hidden_size": 20, "attention": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 10}, "intermediate_size": 32, "vocab_size": 70,
-              "num_experts": 2, "first_k_dense_replace": 3, "tie_word_embeddings": False, "layer_types": ["sliding", "full", "full", "sliding"], "bos_token_id": 1},
+    "small": {
+        "num_hidden_layers": 3,
+        "hidden_size": 14,
+        "attention": {"num_heads": 6, "num_kv_heads": 1, "head_dim": 4},
+        "intermediate_size": 22,
+        "vocab_size": 50,
+        "num_experts": 5,
+        "first_k_dense_replace": 1,
+        "tie_word_embeddings": False,
+        "layer_types": ["full", "sliding", "full"],
+        "bos_token_id": 14,
+    },
+    "large": {
+        "num_hidden_layers": 5,
+        "hidden_size": 18,
+        "attention": {"num_heads": 8, "num_kv_heads": 4, "head_dim": 6},
+        "intermediate_size": 28,
+        "vocab_size": 64,
+        "num_experts": 3,
+        "first_k_dense_replace": 2,
+        "tie_word_embeddings": True,
+        "layer_types": ["full", "sliding", "sliding", "full", "sliding"],
+        "bos_token_id": 18,
+    },
+    "third": {
+        "num_hidden_layers": 4,
+        "hidden_size": 20,
+        "attention": {"num_heads": 2, "num_kv_heads": 1, "head_dim": 10},
+        "intermediate_size": 32,
+        "vocab_size": 70,
+        "num_experts": 2,
+        "first_k_dense_replace": 3,
+        "tie_word_embeddings": False,
+        "layer_types": ["sliding", "full", "full", "sliding"],
+        "bos_token_id": 1,
+    },
 }
 
 
 def checkpoint(c):
     """{name: (dtype, shape)} of a size."""
     a, hidden, ffn = c["attention"], c["hidden_size"], c["intermediate_size"]
-    shapes = {"embed": (c["vocab_size"], hidden)} | ({} if c["tie_word_embeddings"] else {"head": (c["vocab_size"], hidden)})
+    shapes = {"embed": (c["vocab_size"], hidden)} | (
+        {} if c["tie_word_embeddings"] else {"head": (c["vocab_size"], hidden)}
+    )
     for layer in range(c["num_hidden_layers"]):
         at = f"layers.{layer}."
-        shapes |= {at + "q": (a["num_heads"] * a["head_dim"], hidden), at + "k": (a["num_kv_heads"] * a["head_dim"], hidden), at + "v": (a["num_kv_heads"] * a["head_dim"], hidden),
-                   at + "norm": (hidden,), at + "q_norm": (a["head_dim"],)}
+        shapes |= {
+            at + "q": (a["num_heads"] * a["head_dim"], hidden),
+            at + "k": (a["num_kv_heads"] * a["head_dim"], hidden),
+            at + "v": (a["num_kv_heads"] * a["head_dim"], hidden),
+            at + "norm": (hidden,),
+            at + "q_norm": (a["head_dim"],),
+        }
         if c["layer_types"][layer] == "sliding":
             shapes[at + "sink"] = (a["num_heads"],)
-        for each in [f"{at}mlp."] if layer < c["first_k_dense_replace"] else [f"{at}experts.{e}." for e in range(c["num_experts"])]:
+        for each in (
+            [f"{at}mlp."]
+            if layer < c["first_k_dense_replace"]
+            else [f"{at}experts.{e}." for e in range(c["num_experts"])]
+        ):
             shapes |= {each + "gate": (ffn, hidden), each + "up": (ffn, hidden), each + "down": (hidden, ffn)}
     shapes[f"layers.{c['num_hidden_layers']}.predict"] = (hidden, 2 * hidden)  # the loader leaves it out
     return {name: ("bf16", shape) for name, shape in shapes.items()}
@@ -67,7 +108,11 @@ def loaded(c, tp, rank, t):
         params |= {f"h.{layer}.{name}": t[at + name] for name in ("norm", "q_norm")}
         if at + "sink" in t:
             params[f"h.{layer}.sink"] = rows(t[at + "sink"])
-        experts = [at + "mlp."] if layer < c["first_k_dense_replace"] else [f"{at}experts.{e}." for e in range(c["num_experts"])]
+        experts = (
+            [at + "mlp."]
+            if layer < c["first_k_dense_replace"]
+            else [f"{at}experts.{e}." for e in range(c["num_experts"])]
+        )
         w13 = numpy.stack([numpy.concatenate([rows(t[each + "gate"]), rows(t[each + "up"])]) for each in experts])
         w2 = numpy.stack([rows(t[each + "down"], 1) for each in experts])
         if layer < c["first_k_dense_replace"]:
@@ -79,7 +124,15 @@ def loaded(c, tp, rank, t):
 
 def recorded(name, tp=2):
     c = SIZES[name]
-    return [record_values(load=lambda weights, rank=rank: loaded(c, tp, rank, dict(weights)), checkpoint=checkpoint(c), mesh={"tp": tp}, rank=rank) for rank in range(tp)]
+    return [
+        record_values(
+            load=lambda weights, rank=rank: loaded(c, tp, rank, dict(weights)),
+            checkpoint=checkpoint(c),
+            mesh={"tp": tp},
+            rank=rank,
+        )
+        for rank in range(tp)
+    ]
 
 
 def of_size(yaml, config, folder):
@@ -93,8 +146,15 @@ def of_size(yaml, config, folder):
 def one(n, cut=None, axis="tp", ranks=2):
     """The recordings of one tensor of n rows, cut on ranks, or whole on one."""
     ranks, cut = (ranks, cut) if cut else (1, lambda n, rank: slice(None))
-    return [record_values(load=lambda weights, rank=rank: {"p": dict(weights)["w"][cut(n, rank)]}, checkpoint={"w": ("bf16", (n, 3))}, mesh={axis: ranks}, rank=rank)
-            for rank in range(ranks)]
+    return [
+        record_values(
+            load=lambda weights, rank=rank: {"p": dict(weights)["w"][cut(n, rank)]},
+            checkpoint={"w": ("bf16", (n, 3))},
+            mesh={axis: ranks},
+            rank=rank,
+        )
+        for rank in range(ranks)
+    ]
 
 
 class Generalize(unittest.TestCase):
@@ -105,13 +165,21 @@ class Generalize(unittest.TestCase):
             for name, tp in (("small", 2), ("large", 2), ("large", 4), ("third", 2)):
                 with self.subTest(size=name, tp=tp):
                     wanted = recorded(name, tp)
-                    compiled = compile_layout(of_size(found.yaml, SIZES[name], folder), "recorded", mesh_text({"tp": tp}))
+                    compiled = compile_layout(
+                        of_size(found.yaml, SIZES[name], folder), "recorded", mesh_text({"tp": tp})
+                    )
                     self.assertEqual(compare(compiled, wanted), [], found.yaml)
                     self.assertEqual(as_recordings(compiled, {})[0].tensors, wanted[0].tensors)
-        for line in ('index: {layer: num_hidden_layers, expert: num_experts}', '"layers.{layer}.q": [num_heads * head_dim, hidden_size]',
-                     '"head": {shape: [vocab_size, hidden_size], when: not tie_word_embeddings}', '"layers.{num_hidden_layers}.predict": [hidden_size, 2 * hidden_size]',
-                     'where: {layer: first_k_dense_replace..num_hidden_layers - 1}', 'where: {layer: {pattern: $layer_types, is: ["sliding"]}}',
-                     'shard: {0: {axis: tp, unit: head_dim, replicate: true}}', '"embed": {holds: "embed", pad: {0: 64}, shard: {0: tp}}'):
+        for line in (
+            "index: {layer: num_hidden_layers, expert: num_experts}",
+            '"layers.{layer}.q": [num_heads * head_dim, hidden_size]',
+            '"head": {shape: [vocab_size, hidden_size], when: not tie_word_embeddings}',
+            '"layers.{num_hidden_layers}.predict": [hidden_size, 2 * hidden_size]',
+            "where: {layer: first_k_dense_replace..num_hidden_layers - 1}",
+            'where: {layer: {pattern: $layer_types, is: ["sliding"]}}',
+            "shard: {0: {axis: tp, unit: head_dim, replicate: true}}",
+            '"embed": {holds: "embed", pad: {0: 64}, shard: {0: tp}}',
+        ):
             self.assertIn(line, found.yaml)
         self.assertIn("4", found.ambiguous["head_dim"])  # a unit that one size alone has
 
@@ -122,11 +190,17 @@ class Generalize(unittest.TestCase):
         self.assertEqual(found.kept, {"tensor w, shape, 0": "no expression of the configs has the values 7, 13"})
         self.assertIn('"w": [7, 3]', found.yaml)
         self.assertFalse(found.exact)
-        self.assertEqual([line.split(": ")[:2] for line in found.differences], [["size 1", "tensor w"], ["size 1", "rank 0"]])
+        self.assertEqual(
+            [line.split(": ")[:2] for line in found.differences], [["size 1", "tensor w"], ["size 1", "rank 0"]]
+        )
 
     def test_ambiguous_expressions(self):
         """The simplest expression is taken, the others are named; a further size decides."""
-        configs = [{"inner": 8, "heads": 2, "head_dim": 4}, {"inner": 18, "heads": 3, "head_dim": 6}, {"inner": 18, "heads": 5, "head_dim": 4}]
+        configs = [
+            {"inner": 8, "heads": 2, "head_dim": 4},
+            {"inner": 18, "heads": 3, "head_dim": 6},
+            {"inner": 18, "heads": 5, "head_dim": 4},
+        ]
         layouts = [recording.merge(one(config["heads"] * config["head_dim"])) for config in configs]
         found = recording.generalize(list(zip(layouts, configs))[:2])
         self.assertIn('"w": [inner, 3]', found.yaml)
@@ -144,8 +218,11 @@ class Generalize(unittest.TestCase):
 
     def test_padding_that_one_size_has(self):
         """A multiple that one size alone shows stays a number, also if a key has its value."""
+
         def layout(n):
-            load = lambda weights: {"p": numpy.concatenate([dict(weights)["w"], numpy.zeros((-n % 64, 3), numpy.float32)])}  # noqa: E731
+            load = lambda weights: {
+                "p": numpy.concatenate([dict(weights)["w"], numpy.zeros((-n % 64, 3), numpy.float32)])
+            }  # noqa: E731
             return recording.merge([record_values(load=load, checkpoint={"w": ("fp32", (n, 3))}, mesh={})])
 
         for sizes in ((50, 128), (128, 50)):
@@ -169,16 +246,37 @@ class Generalize(unittest.TestCase):
         cut = lambda n, rank: slice(3 * rank, 3 * rank + 3) if n == 6 else slice(rank, None, 2)  # noqa: E731
         found = recording.generalize([(recording.merge(one(n, cut)), {"rows": n}) for n in (6, 8)])
         self.assertFalse(found.exact)
-        self.assertTrue(all(line.startswith("size ") and ": p: " in line for line in found.differences), found.differences)
+        self.assertTrue(
+            all(line.startswith("size ") and ": p: " in line for line in found.differences), found.differences
+        )
 
     def test_expressions(self):
-        keys = Keys([{"a": 6, "b": 4, "text": {"c": 10, "d": None, "a": 7}, "or": 100, "e": 15}, {"a": 10, "b": 6, "text": {"c": 14, "d": 4, "a": 8}, "or": 1000, "e": 35}], ["b"])
+        keys = Keys(
+            [
+                {"a": 6, "b": 4, "text": {"c": 10, "d": None, "a": 7}, "or": 100, "e": 15},
+                {"a": 10, "b": 6, "text": {"c": 14, "d": 4, "a": 8}, "or": 1000, "e": 35},
+            ],
+            ["b"],
+        )
         self.assertEqual(keys.keys, {"a": "a", "b_": "b", "c": "text.c", "a_": "text.a", "or_": "or", "e": "e"})
-        for values, wanted in (((6, 10), "a"), ((24, 60), "a * b_"), ((12, 20), "2 * a"), ((3, 5), "a / 2"), ((16, 24), "c + a"), ((60, 140), "a * c"), ((40, 84), "b_ * c"),
-                               ((4, 4), "a * c / e"), ((84, 200), "a * (c + b_)")):
+        for values, wanted in (
+            ((6, 10), "a"),
+            ((24, 60), "a * b_"),
+            ((12, 20), "2 * a"),
+            ((3, 5), "a / 2"),
+            ((16, 24), "c + a"),
+            ((60, 140), "a * c"),
+            ((40, 84), "b_ * c"),
+            ((4, 4), "a * c / e"),
+            ((84, 200), "a * (c + b_)"),
+        ):
             with self.subTest(values=values):
                 found = keys.fits(values)
-                self.assertTrue({wanted, " + ".join(reversed(wanted.split(" + "))), wanted.replace("(c + b_)", "(b_ + c)")} & {*found}, found)
+                self.assertTrue(
+                    {wanted, " + ".join(reversed(wanted.split(" + "))), wanted.replace("(c + b_)", "(b_ + c)")}
+                    & {*found},
+                    found,
+                )
         self.assertEqual(keys.fits((1234567, 7654321)), [])
         self.assertEqual(keys.fits((None, 8)), ["a_"])
 
@@ -193,8 +291,10 @@ class Generalize(unittest.TestCase):
         one_size = recording.merge(one(4)), {"rows": 4}
         with self.assertRaisesRegex(reshard.Error, "1 layouts, expected those of two sizes or more"):
             recording.generalize([one_size])
-        for other, why in ((recording.merge(one(6), "live"), "layouts 0 and 1 have name recorded and live, expected the same"),
-                           (recording.merge(one(6, axis="ep")), "layouts 0 and 1 have axes .tp. and .ep., expected the same")):
+        for other, why in (
+            (recording.merge(one(6), "live"), "layouts 0 and 1 have name recorded and live, expected the same"),
+            (recording.merge(one(6, axis="ep")), "layouts 0 and 1 have axes .tp. and .ep., expected the same"),
+        ):
             with self.assertRaisesRegex(reshard.Error, why):
                 recording.generalize([one_size, (other, {})])
         other = recording.merge(one(6))
@@ -213,7 +313,10 @@ class Generalize(unittest.TestCase):
                     each.save(files[-1])
                 (folder / f"{name}-config.json").write_text(json.dumps(SIZES[name]))
                 self.assertEqual(self.command("merge", *files, "-o", folder / f"{name}.yaml")[0], 0)
-            layouts, configs = [folder / "small.yaml", folder / "large.yaml"], [folder / "small-config.json", folder / "large-config.json"]
+            layouts, configs = (
+                [folder / "small.yaml", folder / "large.yaml"],
+                [folder / "small-config.json", folder / "large-config.json"],
+            )
             code, _, errors = self.command("generalize", *layouts, "--config", *configs, "-o", folder / "model.yaml")
             self.assertEqual((code, errors), (0, ""))
             self.assertIn("# ambiguous: head_dim, or ", (folder / "model.yaml").read_text())
@@ -232,8 +335,13 @@ class Generalize(unittest.TestCase):
             self.assertEqual(code, 1)
             self.assertIn("values that stay those of the first layout", errors)
             self.assertIn("# not general: ", out)
-            for arguments in (["generalize", *layouts], ["generalize", *layouts, "--config", configs[0]], ["generalize", folder / "none.yaml"],
-                              ["generalize", configs[0], layouts[0], "--config", *configs], ["generalize", *layouts, "--check", layouts[0]]):
+            for arguments in (
+                ["generalize", *layouts],
+                ["generalize", *layouts, "--config", configs[0]],
+                ["generalize", folder / "none.yaml"],
+                ["generalize", configs[0], layouts[0], "--config", *configs],
+                ["generalize", *layouts, "--check", layouts[0]],
+            ):
                 code, _, errors = self.command(*arguments)
                 self.assertEqual(code, 2, errors)
 
@@ -243,26 +351,39 @@ class Generalize(unittest.TestCase):
         from reshard.integrations.vllm_source import engine_layout, target_of
 
         def engine(tp, pp=1, experts=False):
-            return types.SimpleNamespace(tensor_parallel_size=tp, pipeline_parallel_size=pp, data_parallel_size=1,
-                                         enable_expert_parallel=experts)
+            return types.SimpleNamespace(
+                tensor_parallel_size=tp, pipeline_parallel_size=pp, data_parallel_size=1, enable_expert_parallel=experts
+            )
 
         (folder / "sub").mkdir()
         (folder / "sub" / "one.yaml").write_text("{extend: ../model.yaml, config: ../small-config.json}\n")
         (folder / "two.yaml").write_text("extend: sub/one.yaml   # again\n")
         (folder / "library.yaml").write_text(f"extend: '{ROOT}/examples/models/qwen3-8b.yaml'\n")
         (folder / "loop.yaml").write_text("extend: loop.yaml\n")
-        for model, sizes, layout in (("small", (2,), "recorded"), ("model", (4, 2), "recorded"),
-                                     ("two", (4,), "recorded"), ("library", (4,), "vllm"), ("loop", (1,), "vllm")):
-            self.assertEqual(engine_layout(folder / f"{model}.yaml", engine(*sizes)), (layout, layout == "recorded"),
-                             model)
-        self.assertEqual(target_of(engine(2), 1, "recorded", True),
-                         {"layout": "recorded", "mesh": {"tp": 2, "pp": 1}, "ranks": [1, 2]})
-        self.assertEqual(target_of(engine(2, 1, True), 1, "recorded", True)["mesh"],
-                         {"tp": 2, "pp": 1, "views": [{"ep": 2, "pp": 1}]})
+        for model, sizes, layout in (
+            ("small", (2,), "recorded"),
+            ("model", (4, 2), "recorded"),
+            ("two", (4,), "recorded"),
+            ("library", (4,), "vllm"),
+            ("loop", (1,), "vllm"),
+        ):
+            self.assertEqual(
+                engine_layout(folder / f"{model}.yaml", engine(*sizes)), (layout, layout == "recorded"), model
+            )
+        self.assertEqual(
+            target_of(engine(2), 1, "recorded", True),
+            {"layout": "recorded", "mesh": {"tp": 2, "pp": 1}, "ranks": [1, 2]},
+        )
+        self.assertEqual(
+            target_of(engine(2, 1, True), 1, "recorded", True)["mesh"],
+            {"tp": 2, "pp": 1, "views": [{"ep": 2, "pp": 1}]},
+        )
         self.assertEqual(target_of(engine(2), 1)["mesh"], {"tp": 2, "pp": 1, "views": [{"etp": 2, "pp": 1}]})
-        for sizes, text in (((4,), "small.yaml: found an engine with tp 4, expected 2, with which the layout was "
-                                   "recorded"), ((2, 2), "found an engine with pp 2, expected 1"),
-                            ((2, 1, True), "found an engine with expert parallel True, expected False")):
+        for sizes, text in (
+            ((4,), "small.yaml: found an engine with tp 4, expected 2, with which the layout was recorded"),
+            ((2, 2), "found an engine with pp 2, expected 1"),
+            ((2, 1, True), "found an engine with expert parallel True, expected False"),
+        ):
             with self.assertRaisesRegex(reshard.Error, text):
                 engine_layout(folder / "small.yaml", engine(*sizes))
 

@@ -20,9 +20,19 @@ from reshard.recording.infer import mesh_text
 from reshard.recording.recording import mesh_size
 
 WHOLE = slice(None)
-TENSORS = {"w": ("fp32", (12, 6)), "x": ("fp32", (7, 6)), "t": ("fp32", (6, 12)), "n": ("fp32", (9,)),
-           **{f"layers.{i}.{name}": ("fp32", (8, 3)) for i in range(3) for name in "qk"},
-           **{f"layers.{i}.experts.{e}.{name}": ("fp32", (2, 3)) for i in range(2) for e in range(4) for name in ("up", "gate")}}
+TENSORS = {
+    "w": ("fp32", (12, 6)),
+    "x": ("fp32", (7, 6)),
+    "t": ("fp32", (6, 12)),
+    "n": ("fp32", (9,)),
+    **{f"layers.{i}.{name}": ("fp32", (8, 3)) for i in range(3) for name in "qk"},
+    **{
+        f"layers.{i}.experts.{e}.{name}": ("fp32", (2, 3))
+        for i in range(2)
+        for e in range(4)
+        for name in ("up", "gate")
+    },
+}
 
 
 def uneven_blocks(tensors, rank):
@@ -53,19 +63,34 @@ def diagonal(tensors, rank):
 
 def layers(tensors, rank):
     """The same positions in each layer, and a scheme beside them."""
-    return {f"h.{i}.qk": numpy.concatenate([tensors[f"layers.{i}.k"][3 * rank : 3 + 5 * rank], tensors[f"layers.{i}.q"][4 * (1 - rank) :][:4]]) for i in range(3)} | {
-        f"h.{i}.q": tensors[f"layers.{i}.q"][4 * rank : 4 * rank + 4] for i in range(3)}
+    return {
+        f"h.{i}.qk": numpy.concatenate(
+            [tensors[f"layers.{i}.k"][3 * rank : 3 + 5 * rank], tensors[f"layers.{i}.q"][4 * (1 - rank) :][:4]]
+        )
+        for i in range(3)
+    } | {f"h.{i}.q": tensors[f"layers.{i}.q"][4 * rank : 4 * rank + 4] for i in range(3)}
 
 
 def layers_that_differ(tensors, rank):
     """Other positions in each layer."""
-    return {f"h.{i}.q": tensors[f"layers.{i}.q"][numpy.roll(numpy.arange(8), 3 * i + 1)[4 * rank :][: 4 + rank]] for i in range(3)}
+    return {
+        f"h.{i}.q": tensors[f"layers.{i}.q"][numpy.roll(numpy.arange(8), 3 * i + 1)[4 * rank :][: 4 + rank]]
+        for i in range(3)
+    }
 
 
 def experts(tensors, rank):
     """Experts in any order, one of them twice, as an engine places them that balances their load."""
     slots = [[3, 0, 1], [2, 1]][rank]
-    return {f"h.{i}.w13": numpy.stack([numpy.concatenate([tensors[f"layers.{i}.experts.{e}.gate"], tensors[f"layers.{i}.experts.{e}.up"]]) for e in slots]) for i in range(2)}
+    return {
+        f"h.{i}.w13": numpy.stack(
+            [
+                numpy.concatenate([tensors[f"layers.{i}.experts.{e}.gate"], tensors[f"layers.{i}.experts.{e}.up"]])
+                for e in slots
+            ]
+        )
+        for i in range(2)
+    }
 
 
 #: {loader: (mesh, params that are stated by pieces)}
@@ -82,7 +107,12 @@ LOADERS = {
 
 def recordings(load, mesh):
     """The recordings of all mesh ranks. load: a function of {name: array} and the mesh rank."""
-    return [record_values(load=lambda weights, rank=rank: load(dict(weights), rank), checkpoint=TENSORS, mesh=mesh, rank=rank) for rank in range(mesh_size(mesh))]
+    return [
+        record_values(
+            load=lambda weights, rank=rank: load(dict(weights), rank), checkpoint=TENSORS, mesh=mesh, rank=rank
+        )
+        for rank in range(mesh_size(mesh))
+    ]
 
 
 def moved(model, layout, mesh, tensors):
@@ -90,12 +120,20 @@ def moved(model, layout, mesh, tensors):
     ranks = mesh_size(mesh)
     with temporary_folder() as folder:
         (folder / "model.yaml").write_text(model)
-        (folder / "job.yaml").write_text(f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\ntarget: {{layout: {layout}, mesh: {mesh_text(mesh)}, ranks: 1..{ranks}}}\n")
+        (folder / "job.yaml").write_text(
+            f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\ntarget: {{layout: {layout}, mesh: {mesh_text(mesh)}, ranks: 1..{ranks}}}\n"
+        )
         plan = reshard.compile(folder / "job.yaml")
         held = {name: tensors[name] for name in plan.params(0, "source")}
         with reshard.Executor(plan, threads=1) as executor:
             executor.bind(held, "source", 0)
-            targets = [{name: numpy.full(param.shape, 7, param.numpy_dtype) for name, param in plan.params(1 + rank, "target").items()} for rank in range(ranks)]
+            targets = [
+                {
+                    name: numpy.full(param.shape, 7, param.numpy_dtype)
+                    for name, param in plan.params(1 + rank, "target").items()
+                }
+                for rank in range(ranks)
+            ]
             for rank, each in enumerate(targets):
                 executor.bind(each, "target", 1 + rank)
             executor.prepare()
@@ -106,7 +144,9 @@ def moved(model, layout, mesh, tensors):
 class Pieces(unittest.TestCase):
     def setUp(self):
         generator = numpy.random.default_rng(5)
-        self.tensors = {name: generator.standard_normal(shape).astype(numpy.float32) for name, (_, shape) in TENSORS.items()}
+        self.tensors = {
+            name: generator.standard_normal(shape).astype(numpy.float32) for name, (_, shape) in TENSORS.items()
+        }
 
     def same(self, model, load, mesh):
         """The params that are not as the loader puts them."""
@@ -129,7 +169,11 @@ class Pieces(unittest.TestCase):
 
     def test_control(self):
         """A wrong number in one piece: the comparison names the elements, and other bytes are moved."""
-        for load, wrong, right in ((uneven_blocks, 'from: [4, 0], size: [6, 6]', 'from: [3, 0], size: [6, 6]'), (patchwork, "step: [1, 1], ", ""), (strides, "from: [0, 1], step: [3, 2]", "from: [1, 0], step: [3, 2]")):
+        for load, wrong, right in (
+            (uneven_blocks, "from: [4, 0], size: [6, 6]", "from: [3, 0], size: [6, 6]"),
+            (patchwork, "step: [1, 1], ", ""),
+            (strides, "from: [0, 1], step: [3, 2]", "from: [1, 0], step: [3, 2]"),
+        ):
             mesh, _ = LOADERS[load]
             found = recordings(load, mesh)
             text = recording.merge(found).yaml
@@ -139,17 +183,25 @@ class Pieces(unittest.TestCase):
             other = text.replace(wrong, right)
             lines = compare(compile_layout(other, "recorded", mesh_text(mesh)), found)
             self.assertTrue(lines)
-            self.assertRegex(lines[0], r"rank \d: p: elements \[.*\]: the loader puts [wxt] from element \d+ by steps .*, the layout [wxt] from element \d+")
+            self.assertRegex(
+                lines[0],
+                r"rank \d: p: elements \[.*\]: the loader puts [wxt] from element \d+ by steps .*, the layout [wxt] from element \d+",
+            )
             self.assertTrue(self.same(other, load, mesh))
 
     def test_keys(self):
         """The pieces of each rank, once for ranks with the same ones, and only keys that differ from their defaults."""
         text = recording.merge(recordings(patchwork, {"tp": 2})).yaml
-        self.assertIn('{zeros: true, size: [2, 2], to: [4, 3]}', text)
+        self.assertIn("{zeros: true, size: [2, 2], to: [4, 3]}", text)
         self.assertIn('{of: "t", permute: [1, 0], from: [4, 0], size: [2, 3], to: [4, 0]}', text)
         text = recording.merge(recordings(experts, {"ep": 2})).yaml
-        self.assertIn('"h.{layer}.w13": {stack: expert, pieces: [{ranks: 0, shape: [3, 4, 3], of: [{of: "layers.{layer}.experts.{expert}.gate", from: [3, 0, 0]}, ', text)
-        self.assertIn('{of: "layers.{layer}.experts.{expert}.gate", size: [2, 2, 3], to: [1, 0, 0]}', text)  # experts 0 and 1 in one piece
+        self.assertIn(
+            '"h.{layer}.w13": {stack: expert, pieces: [{ranks: 0, shape: [3, 4, 3], of: [{of: "layers.{layer}.experts.{expert}.gate", from: [3, 0, 0]}, ',
+            text,
+        )
+        self.assertIn(
+            '{of: "layers.{layer}.experts.{expert}.gate", size: [2, 2, 3], to: [1, 0, 0]}', text
+        )  # experts 0 and 1 in one piece
         text = recording.merge(recordings(lambda tensors, rank: {"p": tensors["w"][[5, 3]]}, {"tp": 3})).yaml
         self.assertIn('"p": {pieces: [{ranks: 0..2, shape: [2, 6], of: ', text)
         text = recording.merge(recordings(layers_that_differ, {"tp": 2})).yaml
@@ -160,7 +212,10 @@ class Pieces(unittest.TestCase):
         """What has no pieces stays refused, with the reason."""
         many = numpy.random.default_rng(1).permutation(9000)
         cases = {
-            "; it has more than 4096 pieces$": (lambda tensors, rank: {"p": tensors["long"][many]}, {"long": ("fp32", (9000,))}),
+            "; it has more than 4096 pieces$": (
+                lambda tensors, rank: {"p": tensors["long"][many]},
+                {"long": ("fp32", (9000,))},
+            ),
             "reshaped": (lambda tensors, rank: {"p": tensors["w"].reshape(8, 3, 3)}, {"w": ("fp32", (12, 6))}),
         }
         for why, (load, tensors) in cases.items():
@@ -171,8 +226,21 @@ class Pieces(unittest.TestCase):
             self.assertEqual((layout.explicit, layout.exact), ({}, False))
 
     def test_ranks_that_no_axis_distinguishes(self):
-        found = [recording.Recording(rank, {"tp": 2, "dp": 2}, {"w": ("fp32", (4, 6))}, {
-            "p": recording.RecordedParam("fp32", (2, 6), [elements.Box((0, 0), (2, 6), elements.Tensor("w"), 6, (6, 1))])} if rank in (0, 3) else {}) for rank in range(4)]
+        found = [
+            recording.Recording(
+                rank,
+                {"tp": 2, "dp": 2},
+                {"w": ("fp32", (4, 6))},
+                {
+                    "p": recording.RecordedParam(
+                        "fp32", (2, 6), [elements.Box((0, 0), (2, 6), elements.Tensor("w"), 6, (6, 1))]
+                    )
+                }
+                if rank in (0, 3)
+                else {},
+            )
+            for rank in range(4)
+        ]
         self.assertRegex(recording.merge(found).refused["p"], "no scheme gives|no axis distinguishes")
 
     def test_command(self):
@@ -185,7 +253,9 @@ class Pieces(unittest.TestCase):
                 code = run(["merge", *files, "-o", str(folder / "x.yaml")])
             self.assertEqual(code, 0, errors.getvalue())
             self.assertIn("1 params that the layout states by pieces, since no scheme fits", errors.getvalue())
-            self.assertIn("# pieces: p: no scheme gives the ranks these positions of dimension 0", (folder / "x.yaml").read_text())
+            self.assertIn(
+                "# pieces: p: no scheme gives the ranks these positions of dimension 0", (folder / "x.yaml").read_text()
+            )
             with contextlib.redirect_stdout(io.StringIO()):
                 self.assertEqual(run(["merge", *files, "--check", str(folder / "x.yaml"), "--tp", "4"]), 0)
 

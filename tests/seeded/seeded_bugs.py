@@ -45,8 +45,19 @@ class CompilerBugs:
     build = ("--target", "reshard-compile")
 
     def __init__(self, options: argparse.Namespace, copy: Path) -> None:
-        self.command = (sys.executable, ROOT / "tests/property/run.py", "--bin", options.bin, "--compiler", copy / "build", "--jobs", options.jobs, "--seed", 11,
-                        "--until-failure")
+        self.command = (
+            sys.executable,
+            ROOT / "tests/property/run.py",
+            "--bin",
+            options.bin,
+            "--compiler",
+            copy / "build",
+            "--jobs",
+            options.jobs,
+            "--seed",
+            11,
+            "--until-failure",
+        )
 
     def passes_without(self, bugs: list[dict[str, str]]) -> str:
         return ""  # the property suite runs the same jobs
@@ -61,7 +72,12 @@ class CompilerBugs:
 class ExecutionBugs:
     """The suites of ctest, in the copy."""
 
-    configure = ("-DRESHARD_TESTS=ON", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1 -DNDEBUG", "-DCMAKE_CUDA_FLAGS=-O1")
+    configure = (
+        "-DRESHARD_TESTS=ON",
+        "-DCMAKE_BUILD_TYPE=None",
+        "-DCMAKE_CXX_FLAGS=-O1 -DNDEBUG",
+        "-DCMAKE_CUDA_FLAGS=-O1",
+    )
     build = ()
 
     def __init__(self, options: argparse.Namespace, copy: Path) -> None:
@@ -72,9 +88,27 @@ class ExecutionBugs:
 
     def suites(self, expression: str, limit: float) -> list[str]:
         """The suites that failed, and how. The first failure ends them."""
-        ran = sh("ctest", "--test-dir", self.copy / "build", "--no-tests=error", "--stop-on-failure", "--timeout", limit, "-R", f"^({expression})$", env=os.environ | {"GTEST_FAIL_FAST": "1"})
-        self.seconds |= {name: float(seconds) for name, seconds in re.findall(r"Test +#\d+: (\S+) \.+ +Passed +([\d.]+) sec", ran.stdout) if name not in self.seconds}
-        failed = [f"{name}: {how}" for name, how in re.findall(r"^\s*\d+ - (\S+) \((?!Not Run|Disabled)(.+)\)", ran.stdout, re.M)]
+        ran = sh(
+            "ctest",
+            "--test-dir",
+            self.copy / "build",
+            "--no-tests=error",
+            "--stop-on-failure",
+            "--timeout",
+            limit,
+            "-R",
+            f"^({expression})$",
+            env=os.environ | {"GTEST_FAIL_FAST": "1"},
+        )
+        self.seconds |= {
+            name: float(seconds)
+            for name, seconds in re.findall(r"Test +#\d+: (\S+) \.+ +Passed +([\d.]+) sec", ran.stdout)
+            if name not in self.seconds
+        }
+        failed = [
+            f"{name}: {how}"
+            for name, how in re.findall(r"^\s*\d+ - (\S+) \((?!Not Run|Disabled)(.+)\)", ran.stdout, re.M)
+        ]
         if ran.returncode and not failed:
             raise SystemExit(f"ctest failed: {ran.stdout[-600:]}{ran.stderr[-600:]}")
         return failed
@@ -107,8 +141,11 @@ def copy_folder() -> Iterator[Path]:
 
 
 def missing_places(bugs: dict[int, dict[str, str]]) -> list[str]:
-    return [f"bug {number}: '{bug['old']}' must be in {bug['file']} exactly once" for number, bug in bugs.items()
-            if len(old_pattern(bug).findall((ROOT / bug["file"]).read_text())) != 1]
+    return [
+        f"bug {number}: '{bug['old']}' must be in {bug['file']} exactly once"
+        for number, bug in bugs.items()
+        if len(old_pattern(bug).findall((ROOT / bug["file"]).read_text())) != 1
+    ]
 
 
 def run_list(name: str, options: argparse.Namespace) -> tuple[int, int]:

@@ -24,7 +24,10 @@ class Case(FolderTest):
             (work / "job.yaml").write_text(json.dumps(job, indent=1))
             parsed = Job(str(work / "job.yaml"))
             held = parsed.check()
-            self.assertTrue(any(h.labels.size for endpoint in held[1:] for mesh_rank in endpoint for h in mesh_rank.values()), "moves nothing")
+            self.assertTrue(
+                any(h.labels.size for endpoint in held[1:] for mesh_rank in endpoint for h in mesh_rank.values()),
+                "moves nothing",
+            )
             self.assertEqual(property_run.run_job(parsed, held, work, BIN, seed, BIN), "")
             run("reshard-compile", work / "job.yaml", "-o", work / "again.rplan", f"--report={work / 'report.json'}")
             report = json.loads((work / "report.json").read_text())

@@ -19,8 +19,12 @@ ELSEWHERE = {
 
 class Hazards(Case):
     def test_01_uneven_shards(self):
-        self.moved(plain({"w": ([17, 2], rows("tp", scheme="chunk"), rows("tp", scheme="balanced"))}, mesh(tp=3), mesh(tp=4)))
-        self.moved(plain({"w": ([12, 2], rows("tp", stride=3), rows("tp", scheme="round_robin"))}, mesh(tp=2), mesh(tp=5)))
+        self.moved(
+            plain({"w": ([17, 2], rows("tp", scheme="chunk"), rows("tp", scheme="balanced"))}, mesh(tp=3), mesh(tp=4))
+        )
+        self.moved(
+            plain({"w": ([12, 2], rows("tp", stride=3), rows("tp", scheme="round_robin"))}, mesh(tp=2), mesh(tp=5))
+        )
 
     def test_02_two_dimensions_fsdp_and_weight_rematerialization(self):
         both = {"shard": {"0": "tp", "1": {"axis": "fsdp", "scheme": "chunk"}}}
@@ -32,7 +36,11 @@ class Hazards(Case):
 
     def test_04_virtual_stages(self):
         model = gpt(layers=8)
-        model["layouts"]["virtual"] = {**model["layouts"]["megatron"], "chunks": "{layer.chunk}.", "place": {"layer": {"axis": "pp", "interleave": 2}}}
+        model["layouts"]["virtual"] = {
+            **model["layouts"]["megatron"],
+            "chunks": "{layer.chunk}.",
+            "place": {"layer": {"axis": "pp", "interleave": 2}},
+        }
         job = refit(model, (2, 2), (1, 4))
         job["source"]["layout"] = "virtual"
         self.moved(job)
@@ -52,23 +60,46 @@ class Hazards(Case):
 
         with self.subTest("replicas that hold their experts in different slot orders divide the transfers"):
             tensors = {"e.{expert}.w": [4, 2]}
-            layouts = {"src": {"place": {"expert": {"axis": "ep", "map": [[0, 1, 2], [2, 0, 1]]}}, "params": {"w": {"stack": "expert", "holds": "w"}}},
-                       "dst": {"params": {"w": {"stack": "expert", "holds": "w"}}}}
+            layouts = {
+                "src": {
+                    "place": {"expert": {"axis": "ep", "map": [[0, 1, 2], [2, 0, 1]]}},
+                    "params": {"w": {"stack": "expert", "holds": "w"}},
+                },
+                "dst": {"params": {"w": {"stack": "expert", "holds": "w"}}},
+            }
             model = {"dtype": "bf16", "index": {"expert": 3}, "tensors": tensors, "layouts": layouts}
-            self.moved({"version": 1, "model": model, "source": {"layout": "src", **mesh(ep=2)}, "target": {"layout": "dst", **mesh(2, tp=2)}})
+            self.moved(
+                {
+                    "version": 1,
+                    "model": model,
+                    "source": {"layout": "src", **mesh(ep=2)},
+                    "target": {"layout": "dst", **mesh(2, tp=2)},
+                }
+            )
 
     def test_06_vocabulary_padded_to_different_sizes(self):
         pad = lambda m: {**rows("tp"), "pad": {"0": f"{m} * tp"}}  # noqa: E731
-        self.moved(plain({"vocab": ([119, 4], pad(8), pad(8)), "other": ([119, 4], pad(3), pad(16))}, mesh(tp=2), mesh(tp=4)))
+        self.moved(
+            plain({"vocab": ([119, 4], pad(8), pad(8)), "other": ([119, 4], pad(3), pad(16))}, mesh(tp=2), mesh(tp=4))
+        )
 
     def test_07_ties_in_both_directions(self):
         for source, target in (("embed", "head"), ("head", "embed"), ("embed", "both"), ("both", "head")):
             with self.subTest(f"{source} -> {target}"):
                 held = {"embed": ["embed"], "head": ["head"], "both": ["embed", "head"]}
-                layouts = {side: {"params": {f"my.{name}": {"holds": name, **rows("tp")} for name in held[which]}}
-                           for side, which in (("src", source), ("dst", target))}
+                layouts = {
+                    side: {"params": {f"my.{name}": {"holds": name, **rows("tp")} for name in held[which]}}
+                    for side, which in (("src", source), ("dst", target))
+                }
                 model = {"dtype": "bf16", "tensors": {"embed": [16, 4], "head": {"tied": "embed"}}, "layouts": layouts}
-                self.moved({"version": 1, "model": model, "source": {"layout": "src", **mesh(tp=2)}, "target": {"layout": "dst", **mesh(2, tp=4)}})
+                self.moved(
+                    {
+                        "version": 1,
+                        "model": model,
+                        "source": {"layout": "src", **mesh(tp=2)},
+                        "target": {"layout": "dst", **mesh(2, tp=4)},
+                    }
+                )
 
     def test_08_fewer_kv_heads_than_ranks(self):
         shared = rows("tp", unit=4, replicate=True)
@@ -93,7 +124,11 @@ class Hazards(Case):
 
     def test_13_nothing_is_skipped(self):
         with self.subTest("a target without a source"):
-            self.refused(plain({"w": ([8], None, WHOLE), "x": ([8], WHOLE, WHOLE)}, mesh(tp=1), mesh(tp=1)), "target param 'w'", "source")
+            self.refused(
+                plain({"w": ([8], None, WHOLE), "x": ([8], WHOLE, WHOLE)}, mesh(tp=1), mesh(tp=1)),
+                "target param 'w'",
+                "source",
+            )
         with self.subTest("ranks of groups are world ranks"):
             self.moved(plain({"w": ([8, 2], rows("tp"), rows("tp"))}, mesh(5, tp=2), mesh(11, tp=4), world=16))
 
@@ -109,7 +144,10 @@ class Hazards(Case):
     def test_17_nesting_orders_gaps_and_bad_sections(self):
         for axes in (["a", "b"], ["b", "a"]):
             self.moved(plain({"w": ([12, 2], rows(axes), WHOLE)}, mesh(a=2, b=3), mesh(a=1)))
-        self.refused(plain({"w": ([12], rows("x", map=[[0, 1, 2, 3, 4], [6, 7, 8, 9, 10, 11]]), WHOLE)}, mesh(x=2), mesh(x=1)), "row 5")
+        self.refused(
+            plain({"w": ([12], rows("x", map=[[0, 1, 2, 3, 4], [6, 7, 8, 9, 10, 11]]), WHOLE)}, mesh(x=2), mesh(x=1)),
+            "row 5",
+        )
         self.refused(plain({"w": ([12], rows("x", sizes=[5, 6]), WHOLE)}, mesh(x=2), mesh(x=1)), "sum to 11", "12")
 
     def test_19_one_transfer_per_intersection(self):
@@ -117,7 +155,14 @@ class Hazards(Case):
         self.assertEqual(report["transfers"], 12)  # Megatron-Core: 24 micro-tiles
         glu = {"concat": ["gate", "up"], **rows("tp")}
         model = {"dtype": "bf16", "tensors": {"gate": [8, 2], "up": [8, 2]}, "layouts": {"l": {"params": {"fc1": glu}}}}
-        identity = self.moved({"version": 1, "model": model, "source": {"layout": "l", **mesh(tp=2)}, "target": {"layout": "l", **mesh(tp=2)}})
+        identity = self.moved(
+            {
+                "version": 1,
+                "model": model,
+                "source": {"layout": "l", **mesh(tp=2)},
+                "target": {"layout": "l", **mesh(tp=2)},
+            }
+        )
         self.assertEqual((identity["descriptors"]["after"], identity["messages"]), (2, 0))  # one per rank
 
     def test_20_one_message_per_pair_within_the_staging_limit(self):
@@ -129,7 +174,9 @@ class Hazards(Case):
 
     def test_22_load_is_balanced_by_bytes(self):
         tensors = {f"w{i}": ([64 * (i + 1)], WHOLE, WHOLE) for i in range(4)}
-        report = self.moved(plain(tensors, mesh(dp=4), mesh(4, dp=4)))  # tp1·dp4 -> 4 remote ranks: Megatron-Core sends all from rank 0
+        report = self.moved(
+            plain(tensors, mesh(dp=4), mesh(4, dp=4))
+        )  # tp1·dp4 -> 4 remote ranks: Megatron-Core sends all from rank 0
         self.assertEqual(report["balance"]["egress_max"], report["balance"]["egress_bound"])
 
     def test_24_only_needed_bytes_are_sent(self):

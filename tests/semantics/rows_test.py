@@ -23,7 +23,9 @@ class Planner(Case):
 
     def tp(self, length, d, src, dst, first=None, second=None, **more):
         shape = [4, length] if d else [length, 4]
-        return self.moved(plain({"w": (shape, first or rows("tp", d), second or rows("tp", d))}, mesh(tp=src), mesh(tp=dst, **more)))
+        return self.moved(
+            plain({"w": (shape, first or rows("tp", d), second or rows("tp", d))}, mesh(tp=src), mesh(tp=dst, **more))
+        )
 
     def test_tp2_to_1_dim1_128_plain(self):
         self.assertEqual(self.tp(128, 1, 2, 1)["transfers"], 2)
@@ -51,7 +53,9 @@ class Planner(Case):
         self.moved(plain({"w": ([8, 2], WHOLE, WHOLE)}, mesh(tp=2), mesh(tp=2)))
 
     def test_tp2_of_64_to_100_is_a_size_mismatch(self):
-        self.refused(plain({"w": ([100], rows("tp", sizes=[64, 64]), rows("tp"))}, mesh(tp=2), mesh(tp=1)), "128", "100")
+        self.refused(
+            plain({"w": ([100], rows("tp", sizes=[64, 64]), rows("tp"))}, mesh(tp=2), mesh(tp=1)), "128", "100"
+        )
 
     def test_blocks_32_16_tp2_to_1_list_on_one_side(self):
         self.tp(96, 0, 2, 1, rows("tp", blocks=[64, 32]), WHOLE)
@@ -93,7 +97,9 @@ class DataParallelBalance(Case):
         self.moved(refit(gpt(experts=8), (1, 1, 4), (1, 1, 8), ranks="8..15"))
 
     def test_collocated_ranks_take_their_own(self):
-        report = self.moved(plain({"w": ([8], WHOLE, WHOLE)}, mesh(dp=8), {"mesh": {"dp": 2}, "ranks": "[0, 4]"[1:-1].split(", ")}))
+        report = self.moved(
+            plain({"w": ([8], WHOLE, WHOLE)}, mesh(dp=8), {"mesh": {"dp": 2}, "ranks": "[0, 4]"[1:-1].split(", ")})
+        )
         self.assertEqual(report["bytes"]["remote"], 0)
 
     def test_remote_rank_8_takes_from_any(self):
@@ -102,11 +108,30 @@ class DataParallelBalance(Case):
         self.assertEqual(report["balance"]["egress_max"], report["balance"]["egress_bound"])
 
 
-DENSE = [((2, 1), (1, 1)), ((1, 1), (2, 1)), ((2, 1), (4, 1)), ((1, 2), (1, 1)), ((1, 1), (1, 2)), ((2, 2), (1, 1)),
-         ((1, 1), (2, 2)), ((2, 1), (1, 2)), ((1, 2), (2, 1)), ((1, 2), (2, 4))]
-EXPERTS = [((1, 1, 2), (1, 1, 4)), ((1, 1, 2), (1, 1, 1)), ((1, 1, 2), (1, 2, 2)), ((1, 1, 1), (1, 1, 2)),
-           ((2, 1, 2), (1, 1, 1)), ((1, 1, 1), (2, 1, 2)), ((4, 1, 1), (2, 1, 2)), ((2, 1, 2), (4, 1, 1)),
-           ((4, 1, 1), (1, 1, 4)), ((1, 1, 4), (4, 1, 1))]
+DENSE = [
+    ((2, 1), (1, 1)),
+    ((1, 1), (2, 1)),
+    ((2, 1), (4, 1)),
+    ((1, 2), (1, 1)),
+    ((1, 1), (1, 2)),
+    ((2, 2), (1, 1)),
+    ((1, 1), (2, 2)),
+    ((2, 1), (1, 2)),
+    ((1, 2), (2, 1)),
+    ((1, 2), (2, 4)),
+]
+EXPERTS = [
+    ((1, 1, 2), (1, 1, 4)),
+    ((1, 1, 2), (1, 1, 1)),
+    ((1, 1, 2), (1, 2, 2)),
+    ((1, 1, 1), (1, 1, 2)),
+    ((2, 1, 2), (1, 1, 1)),
+    ((1, 1, 1), (2, 1, 2)),
+    ((4, 1, 1), (2, 1, 2)),
+    ((2, 1, 2), (4, 1, 1)),
+    ((4, 1, 1), (1, 1, 4)),
+    ((1, 1, 4), (4, 1, 1)),
+]
 LATENT = [((1, 1, 2), (1, 1, 1)), ((2, 1, 2), (1, 1, 1)), ((1, 1, 1), (2, 1, 2))]
 
 
@@ -141,7 +166,13 @@ class EndToEndRefit(Case):
         self.moved({**job, "world": 8})
 
     def test_hybrid_m_star_h256(self):
-        for source, target in (((2, 1), (1, 1)), ((1, 1), (2, 1)), ((2, 1), (4, 1)), ((1, 1), (2, 2)), ((2, 1), (1, 2))):
+        for source, target in (
+            ((2, 1), (1, 1)),
+            ((1, 1), (2, 1)),
+            ((2, 1), (4, 1)),
+            ((1, 1), (2, 2)),
+            ((2, 1), (1, 2)),
+        ):
             with self.subTest(row=f"hybrid M* (TP,PP) {source} -> {target}"):
                 self.moved(refit(mamba(), source, target))
 
@@ -155,14 +186,24 @@ class Execution(Case):
         self.moved(plain({"w": ([8, 4], rows("tp"), rows("tp"))}, mesh(tp=2), mesh(4, tp=2), world=9))
 
     def test_missing_names_are_an_error(self):
-        self.refused(plain({"w": ([8], WHOLE, WHOLE), "x": ([8], None, WHOLE)}, mesh(tp=1), mesh(tp=1)), "x", "which no param of the source holds")
+        self.refused(
+            plain({"w": ([8], WHOLE, WHOLE), "x": ([8], None, WHOLE)}, mesh(tp=1), mesh(tp=1)),
+            "x",
+            "which no param of the source holds",
+        )
 
 
 class Distribution(Case):
     """Shards that several ranks hold are stored once; a rank receives what it lacks from a rank that holds it."""
 
-    SHARDS = {"repl1": ([20], rows("tp"), WHOLE), "repl2": ([20], rows("tp"), WHOLE), "B": ([160], rows(["dp", "tp"]), WHOLE),
-              "C": ([100], WHOLE, WHOLE), "D": ([1000], WHOLE, WHOLE), "E": ([100], WHOLE, WHOLE)}
+    SHARDS = {
+        "repl1": ([20], rows("tp"), WHOLE),
+        "repl2": ([20], rows("tp"), WHOLE),
+        "B": ([160], rows(["dp", "tp"]), WHOLE),
+        "C": ([100], WHOLE, WHOLE),
+        "D": ([1000], WHOLE, WHOLE),
+        "E": ([100], WHOLE, WHOLE),
+    }
 
     def test_tp2_dp4_saved_once(self):
         job = plain(self.SHARDS, mesh(tp=2, dp=4), {}, dtype="fp32")
@@ -171,7 +212,12 @@ class Distribution(Case):
         self.assertEqual(report["bytes"]["target"], 4 * (20 + 20 + 160 + 100 + 1000 + 100))  # each shard is stored once
 
     def test_tp2_dp4_loaded_by_all(self):
-        job = plain({name: (shape, target, source) for name, (shape, source, target) in self.SHARDS.items()}, {}, mesh(tp=2, dp=4), dtype="fp32")
+        job = plain(
+            {name: (shape, target, source) for name, (shape, source, target) in self.SHARDS.items()},
+            {},
+            mesh(tp=2, dp=4),
+            dtype="fp32",
+        )
         job["source"] = {"layout": "src", "storage": "checkpoint"}
         self.moved(job)
 
@@ -180,7 +226,14 @@ class Distribution(Case):
         self.moved(plain(tensors, mesh(dp=8), mesh(dp=8), dtype="fp32"))
 
     def test_objects_travel_as_bytes(self):
-        self.moved(plain({f"object{i}": ([7 + i], {"at": {"dp": i}}, WHOLE) for i in range(8)}, mesh(dp=8), mesh(dp=8), dtype="u8"))
+        self.moved(
+            plain(
+                {f"object{i}": ([7 + i], {"at": {"dp": i}}, WHOLE) for i in range(8)},
+                mesh(dp=8),
+                mesh(dp=8),
+                dtype="u8",
+            )
+        )
 
 
 class Uneven(Case):
@@ -188,8 +241,17 @@ class Uneven(Case):
 
     def test_dim0_rows_3w_plus_2_and_dim1_cols_2w_plus_1(self):
         for dtype in self.DTYPES:
-            self.moved(plain({"a": ([14, 3], rows("fsdp", scheme="chunk"), WHOLE), "b": ([3, 9], rows("fsdp", 1, scheme="chunk"), WHOLE)},
-                             mesh(fsdp=4), mesh(fsdp=4), dtype=dtype))
+            self.moved(
+                plain(
+                    {
+                        "a": ([14, 3], rows("fsdp", scheme="chunk"), WHOLE),
+                        "b": ([3, 9], rows("fsdp", 1, scheme="chunk"), WHOLE),
+                    },
+                    mesh(fsdp=4),
+                    mesh(fsdp=4),
+                    dtype=dtype,
+                )
+            )
 
     def test_2d_mesh_shard_replicate(self):
         self.moved(plain({"a": ([14, 3], rows("fsdp", scheme="chunk"), WHOLE)}, mesh(fsdp=4, dp=2), mesh(4, fsdp=4)))
@@ -204,7 +266,9 @@ class Uneven(Case):
         self.moved(plain({"w": ([5, 3, 7], both, rows("a", 1, scheme="balanced"))}, mesh(a=2, b=3), mesh(a=2)))
 
     def test_random_lengths_with_zero(self):
-        self.moved(plain({"w": ([11], rows("x", sizes=[0, 6, 0, 5]), rows("x", sizes=[4, 0, 7, 0]))}, mesh(x=4), mesh(x=4)))
+        self.moved(
+            plain({"w": ([11], rows("x", sizes=[0, 6, 0, 5]), rows("x", sizes=[4, 0, 7, 0]))}, mesh(x=4), mesh(x=4))
+        )
         both = {"shard": {"0": {"axis": "x", "sizes": [0, 6, 5]}, "1": {"axis": "y", "sizes": [3, 0]}}}
         self.moved(plain({"w": ([11, 3], both, WHOLE)}, mesh(x=3, y=2), mesh(x=1)))
 
@@ -212,8 +276,16 @@ class Uneven(Case):
         self.moved(plain({"w": ([16, 13], rows("x"), rows("x", 1, sizes=[3, 5, 5, 0]))}, mesh(x=4), mesh(x=4)))
 
     def test_split_3w_plus_1_by_2_and_first_rank_empty(self):
-        self.moved(plain({"w": ([13], rows("x", scheme="chunk"), rows("x", scheme="balanced")),
-                          "v": ([10], rows("x", sizes=[0, 5, 3, 2]), rows("x", sizes=[5, 5, 0, 0]))}, mesh(x=4), mesh(x=4)))
+        self.moved(
+            plain(
+                {
+                    "w": ([13], rows("x", scheme="chunk"), rows("x", scheme="balanced")),
+                    "v": ([10], rows("x", sizes=[0, 5, 3, 2]), rows("x", sizes=[5, 5, 0, 0])),
+                },
+                mesh(x=4),
+                mesh(x=4),
+            )
+        )
 
 
 class KeyValueCache(Case):
@@ -222,14 +294,44 @@ class KeyValueCache(Case):
     def cache(self, source, target, src=None, dst=None, heads=8):
         def side(rule):
             return {"k{layer}": {"holds": "k", **rule}, "v{layer}": {"holds": "v", **rule}}
-        layouts = {"src": {"axes": ["tp", "pp"], "place": {"layer": src or "pp"}, "params": side(rows("tp", 0, unit=1, replicate=True))},
-                   "dst": {"axes": ["tp", "pp"], "place": {"layer": dst or "pp"}, "params": side(rows("tp", 0, unit=1, replicate=True))}}
-        model = {"dtype": "bf16", "index": {"layer": 12}, "tensors": {"c.{layer}.k": [heads, 5, 4], "c.{layer}.v": [heads, 5, 4]}, "layouts": layouts}
-        return {"version": 1, "model": model, "source": {"layout": "src", **source}, "target": {"layout": "dst", **target}}
+
+        layouts = {
+            "src": {
+                "axes": ["tp", "pp"],
+                "place": {"layer": src or "pp"},
+                "params": side(rows("tp", 0, unit=1, replicate=True)),
+            },
+            "dst": {
+                "axes": ["tp", "pp"],
+                "place": {"layer": dst or "pp"},
+                "params": side(rows("tp", 0, unit=1, replicate=True)),
+            },
+        }
+        model = {
+            "dtype": "bf16",
+            "index": {"layer": 12},
+            "tensors": {"c.{layer}.k": [heads, 5, 4], "c.{layer}.v": [heads, 5, 4]},
+            "layouts": layouts,
+        }
+        return {
+            "version": 1,
+            "model": model,
+            "source": {"layout": "src", **source},
+            "target": {"layout": "dst", **target},
+        }
 
     def test_tp_pp(self):
-        for a, b in (((1, 1), (1, 1)), ((2, 1), (4, 1)), ((4, 1), (2, 1)), ((1, 2), (1, 3)), ((2, 2), (4, 3)), ((2, 3), (4, 2)),
-                     ((2, 2), (4, 1)), ((2, 2), (2, 1)), ((2, 2), (1, 3))):
+        for a, b in (
+            ((1, 1), (1, 1)),
+            ((2, 1), (4, 1)),
+            ((4, 1), (2, 1)),
+            ((1, 2), (1, 3)),
+            ((2, 2), (4, 3)),
+            ((2, 3), (4, 2)),
+            ((2, 2), (4, 1)),
+            ((2, 2), (2, 1)),
+            ((2, 2), (1, 3)),
+        ):
             with self.subTest(row=f"KV (TP,PP) {a} -> {b}"):
                 self.moved(self.cache(mesh(tp=a[0], pp=a[1]), mesh(8, tp=b[0], pp=b[1])))
 
@@ -251,27 +353,50 @@ class StateSpace(Case):
         conv = rows("tp", blocks=[32, groups * 2, groups * 2])
         params = {"conv{layer}": {"holds": "conv", **conv}, "ssm{layer}": {"holds": "ssm", **rows("tp")}}
         layout = {"axes": ["tp", "pp"], "place": {"layer": "pp"}, "params": params}
-        model = {"dtype": "fp32", "index": {"layer": 4}, "layouts": {"l": layout},
-                 "tensors": {"s.{layer}.conv": [32 + 4 * groups, 3], "s.{layer}.ssm": [8, 4, 2]}}
+        model = {
+            "dtype": "fp32",
+            "index": {"layer": 4},
+            "layouts": {"l": layout},
+            "tensors": {"s.{layer}.conv": [32 + 4 * groups, 3], "s.{layer}.ssm": [8, 4, 2]},
+        }
         return {"version": 1, "model": model, "source": {"layout": "l", **source}, "target": {"layout": "l", **target}}
 
     def test_tp_pp(self):
-        for a, b in (((2, 1), (1, 1)), ((1, 1), (2, 1)), ((1, 2), (1, 1)), ((1, 1), (1, 2)), ((2, 2), (1, 1)), ((2, 2), (2, 2))):
+        for a, b in (
+            ((2, 1), (1, 1)),
+            ((1, 1), (2, 1)),
+            ((1, 2), (1, 1)),
+            ((1, 1), (1, 2)),
+            ((2, 2), (1, 1)),
+            ((2, 2), (2, 2)),
+        ):
             with self.subTest(row=f"SSM (TP,PP) {a} -> {b}"):
                 self.moved(self.state(mesh(tp=a[0], pp=a[1]), mesh(tp=b[0], pp=b[1])))
 
     def test_tp4_with_2_groups_shares_the_groups(self):
         """Megatron-Core refuses this; here groups are units that two ranks replicate."""
-        parts = {name: ([n, 3], rows("tp", unit=u, replicate=True), rows("tp", unit=u, replicate=True))
-                 for name, n, u in (("x", 32, 4), ("B", 4, 2), ("C", 4, 2))}
+        parts = {
+            name: ([n, 3], rows("tp", unit=u, replicate=True), rows("tp", unit=u, replicate=True))
+            for name, n, u in (("x", 32, 4), ("B", 4, 2), ("C", 4, 2))
+        }
         self.moved(plain(parts, mesh(tp=4), mesh(tp=2), dtype="fp32"))
 
     def test_gdp_three_householder_copies_tp2_to_1(self):
         names = ["z", "v0", "v1", "v2", "k0", "k1", "k2", "q", "b0", "b1", "b2", "a"]
         tensors = {n: [8, 2] for n in names}
-        model = {"dtype": "bf16", "tensors": tensors, "layouts": {
-            "l": {"params": {"in_proj": {"concat": names, **rows("tp")}}}}}
-        self.moved({"version": 1, "model": model, "source": {"layout": "l", "mesh": {"tp": 2}}, "target": {"layout": "l", "mesh": {}}})
+        model = {
+            "dtype": "bf16",
+            "tensors": tensors,
+            "layouts": {"l": {"params": {"in_proj": {"concat": names, **rows("tp")}}}},
+        }
+        self.moved(
+            {
+                "version": 1,
+                "model": model,
+                "source": {"layout": "l", "mesh": {"tp": 2}},
+                "target": {"layout": "l", "mesh": {}},
+            }
+        )
 
 
 if __name__ == "__main__":

@@ -123,9 +123,7 @@ class Member:
         try:
             self._check()
         except Error as raised:
-            fail_open(
-                raised, rank, rendezvous=rendezvous, transport=transport, device=device, join_timeout=timeout
-            )
+            fail_open(raised, rank, rendezvous=rendezvous, transport=transport, device=device, join_timeout=timeout)
             raise
         with reported(f"rank {rank}", f"for the other processes of the job at {rendezvous}"):
             self.executor = Executor(
@@ -166,7 +164,9 @@ class Member:
             now = self._now()
             moved = sorted(name for name, address in self._addresses.items() if now.get(name) != address)
             if moved:
-                raise RunError(f"rank {self.rank}: the framework has replaced {len(moved)} bound params, such as {moved[0]!r}; expected the addresses of the first refit")
+                raise RunError(
+                    f"rank {self.rank}: the framework has replaced {len(moved)} bound params, such as {moved[0]!r}; expected the addresses of the first refit"
+                )
             self.executor.run(timeout=self.timeout)
         except Error as error:
             self.fail(error)
@@ -186,7 +186,10 @@ def _landing(executor: Executor, rank: int) -> dict[str, torch.Tensor]:
     import torch
 
     params = executor.plan.params(rank)
-    return {name: torch.zeros(param.shape, dtype=torch_dtype(param.dtype), device=executor.device) for name, param in params.items()}
+    return {
+        name: torch.zeros(param.shape, dtype=torch_dtype(param.dtype), device=executor.device)
+        for name, param in params.items()
+    }
 
 
 class CheckpointSide:
@@ -271,7 +274,9 @@ async def _fill(member: Member, weights: Any) -> None:
         if to is None:
             raise Error(f"rank {member.rank}: the trainer sends {name!r}, which the plan does not have on this rank")
         if to.shape != tensor.shape:
-            raise Error(f"rank {member.rank} param {name!r}: found shape {tuple(tensor.shape)}, expected {tuple(to.shape)} as in the plan")
+            raise Error(
+                f"rank {member.rank} param {name!r}: found shape {tuple(tensor.shape)}, expected {tuple(to.shape)} as in the plan"
+            )
         to.copy_(tensor.detach())
         missing.discard(name)
 
@@ -282,4 +287,6 @@ async def _fill(member: Member, weights: Any) -> None:
         for name, tensor in weights:
             copy(name, tensor)
     if missing:
-        raise Error(f"rank {member.rank}: the trainer did not send {len(missing)} params of the plan, such as {min(missing)!r}")
+        raise Error(
+            f"rank {member.rank}: the trainer did not send {len(missing)} params of the plan, such as {min(missing)!r}"
+        )

@@ -30,7 +30,11 @@ _EXPERT = re.compile(r"(?<=\.experts\.)(local_experts\.|linear_fc[12]\.(?:weight
 
 def _chunks(model: Any) -> list[Any]:
     """Returns the model chunks of this rank: one, or those of the virtual stages."""
-    return [] if model is None else [unwrap_model(each) for each in (model if isinstance(model, (list, tuple)) else [model])]
+    return (
+        []
+        if model is None
+        else [unwrap_model(each) for each in (model if isinstance(model, (list, tuple)) else [model])]
+    )
 
 
 def _layers(chunk: torch.nn.Module) -> dict[str, str]:
@@ -74,7 +78,11 @@ def _part(name: str, tensor: torch.Tensor, chunk: Any) -> Part:
     group = _ranks(chunk, "expt_tp", "tp") if expert else _ranks(chunk, "tp")
     dimension = int(getattr(tensor, "partition_dim", 0))
     stride = int(getattr(tensor, "partition_stride", 1))
-    if chunk.config.gated_linear_unit and ".linear_fc1." in name and not getattr(chunk.config, "moe_mlp_glu_interleave_size", None):
+    if (
+        chunk.config.gated_linear_unit
+        and ".linear_fc1." in name
+        and not getattr(chunk.config, "moe_mlp_glu_interleave_size", None)
+    ):
         stride = 2  # each rank has its part of the gate, then of the up projection; experts do not state it
     shape = list(tensor.shape)
     shape[dimension] *= len(group)
@@ -84,7 +92,9 @@ def _part(name: str, tensor: torch.Tensor, chunk: Any) -> Part:
 def _named(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
     for chunk in _chunks(model):
         if getattr(chunk, "pg_collection", None) is None:
-            raise Error(f"found {type(chunk).__name__} without pg_collection, expected a model of Megatron-Core 0.16 or later")
+            raise Error(
+                f"found {type(chunk).__name__} without pg_collection, expected a model of Megatron-Core 0.16 or later"
+            )
         layers = _layers(chunk)
         tensors = tensors_of(chunk)
         tied = aliases_of(tensors)
@@ -104,7 +114,9 @@ def side_of(model: Any) -> tuple[Side, dict[str, torch.Tensor]]:
     return Side(parts), tensors
 
 
-def swap(source: Any, target: Any, *, left: Sequence[str] = (), convert: str | None = None, timeout: float = 600) -> None:
+def swap(
+    source: Any, target: Any, *, left: Sequence[str] = (), convert: str | None = None, timeout: float = 600
+) -> None:
     """Writes the weights of one model to another, which has another tensor, pipeline or expert parallelism over the
     ranks of torch.distributed. All ranks call it. The first call plans and binds; later calls only run the plan.
 
@@ -139,11 +151,15 @@ class ReshardCopyService(CopyService):
         self._sends: dict[str, torch.Tensor] = {}
         self._receives: dict[str, torch.Tensor] = {}
 
-    def _submit(self, into: dict[str, torch.Tensor], tensor: torch.Tensor, ends: tuple[int, int], task: int | None) -> None:
+    def _submit(
+        self, into: dict[str, torch.Tensor], tensor: torch.Tensor, ends: tuple[int, int], task: int | None
+    ) -> None:
         prefix = f"{ends[0]}.{ends[1]}."
         number = f"task{task}" if task is not None else str(sum(name.startswith(prefix) for name in into))
         if prefix + number in into:
-            raise Error(f"rank {torch.distributed.get_rank()}: task {task} from rank {ends[0]} to rank {ends[1]} is submitted twice")
+            raise Error(
+                f"rank {torch.distributed.get_rank()}: task {task} from rank {ends[0]} to rank {ends[1]} is submitted twice"
+            )
         if tensor.numel():
             into[prefix + number] = tensor
 
@@ -173,20 +189,29 @@ class ReshardCopyService(CopyService):
             sides.append(staged)
         for name, tensor in self._sends.items():
             sides[0][name].copy_(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
-        return {role: {name: tensor.numel() for name, tensor in side.items()} for role, side in zip(("sends", "receives"), sides)}, sides
+        return {
+            role: {name: tensor.numel() for name, tensor in side.items()}
+            for role, side in zip(("sends", "receives"), sides)
+        }, sides
 
     @staticmethod
     def _job(statements: Sequence[Statement]) -> str:
         """Returns the job of all messages: each is a tensor of bytes on one rank of each side."""
-        sends, receives = ({name: size for each in statements for name, size in each[role].items()} for role in ("sends", "receives"))
+        sends, receives = (
+            {name: size for each in statements for name, size in each[role].items()} for role in ("sends", "receives")
+        )
         for name in sends.keys() | receives.keys():
             if sends.get(name) != receives.get(name):
                 source, target, number = name.split(".")
                 found = [f"{side.get(name)} bytes" if name in side else "none" for side in (sends, receives)]
-                raise Error(f"message {number} from rank {source} to rank {target}: found {found[0]} submitted to send and {found[1]} to receive, expected the same")
+                raise Error(
+                    f"message {number} from rank {source} to rank {target}: found {found[0]} submitted to send and {found[1]} to receive, expected the same"
+                )
         layouts: dict[str, Any] = {}
         for number, role in enumerate(("source", "target")):
-            layouts[role] = {"params": {name: {"holds": name, "at": {"rank": int(name.split(".")[number])}} for name in sends}}
+            layouts[role] = {
+                "params": {name: {"holds": name, "at": {"rank": int(name.split(".")[number])}} for name in sends}
+            }
         tensors = {name: {"shape": [size], "dtype": "u8"} for name, size in sends.items()}
         ends = {role: {"layout": role, "mesh": {"rank": len(statements)}} for role in layouts}
         return json.dumps({"version": 1, "model": {"tensors": tensors, "layouts": layouts}, **ends}, indent=1)

@@ -29,7 +29,11 @@ def _names(model: Any) -> dict[torch.nn.Parameter, str]:
     """Returns the name of each param of this rank: of a list of chunks, as torch.nn.ModuleList(chunks) has it."""
     chunks = model if isinstance(model, (list, tuple)) else [model]
     prefixes = [f"{i}." for i in range(len(chunks))] if len(chunks) > 1 else [""]
-    return {param: prefix + name for prefix, chunk in zip(prefixes, chunks, strict=True) for name, param in unwrap_model(chunk).named_parameters()}
+    return {
+        param: prefix + name
+        for prefix, chunk in zip(prefixes, chunks, strict=True)
+        for name, param in unwrap_model(chunk).named_parameters()
+    }
 
 
 def _bucket(buffer: Any, index: int, names: dict[torch.nn.Parameter, str]) -> dict[str, Any]:
@@ -38,7 +42,9 @@ def _bucket(buffer: Any, index: int, names: dict[torch.nn.Parameter, str]) -> di
     for param in sorted(bucket.params_list, key=lambda each: buffer.param_index_map[each][0]):
         start, end, _ = buffer.param_index_map[param]
         if start - begin != _aligned(position):
-            raise Error(f"buckets: '{names[param]}' begins at element {start - begin} of its bucket, expected {_aligned(position)}")
+            raise Error(
+                f"buckets: '{names[param]}' begins at element {start - begin} of its bucket, expected {_aligned(position)}"
+            )
         position = end - begin
         params.append([names[param], list(param.shape)])
     if bucket.numel_unpadded not in (position, _aligned(position)):
@@ -51,7 +57,9 @@ def _recorded(optimizer: Any, model: Any) -> dict[str, tuple[int, dict[str, Any]
     parallel rank, and the buckets by the end of their key."""
     found = getattr(optimizer, "chained_optimizers", [optimizer])
     if not found or not all(isinstance(each, DistributedOptimizer) for each in found):
-        raise Error(f"buckets: expected instances of DistributedOptimizer, found {', '.join(type(each).__name__ for each in found) or 'none'}")
+        raise Error(
+            f"buckets: expected instances of DistributedOptimizer, found {', '.join(type(each).__name__ for each in found) or 'none'}"
+        )
     names, recorded = _names(model), {}
     for position, each in enumerate(found):
         buckets = {}
@@ -70,7 +78,9 @@ def _alike(every: list[dict[str, tuple[int, dict[str, Any]]]]) -> list[tuple[str
     for rank, recorded in enumerate(every):
         for prefix, (group, buckets) in recorded.items():
             if groups.setdefault((prefix, group), buckets) != buckets:
-                raise Error(f"buckets: those of rank {rank} differ from those of another rank in model parallel rank {group}, expected the same")
+                raise Error(
+                    f"buckets: those of rank {rank} differ from those of another rank in model parallel rank {group}, expected the same"
+                )
     alike: dict[tuple[str, str], list[int]] = {}
     for (prefix, group), buckets in sorted(groups.items()):
         alike.setdefault((prefix, json.dumps(buckets)), []).append(group)
@@ -96,19 +106,31 @@ def buckets_model(optimizer: Any, model: Any) -> str:
     for number, (prefix, ranks, buckets) in enumerate(_alike(every)):
         variable = f"ranks{number}"
         index[variable] = max(ranks) + 1
-        place[variable] = {"axis": "rank", "map": [[group] if (group := each.get(prefix)) in ranks else [] for each in mesh]}
+        place[variable] = {
+            "axis": "rank",
+            "map": [[group] if (group := each.get(prefix)) in ranks else [] for each in mesh],
+        }
         for key, bucket in buckets.items():
             flats[f"{prefix}optimizer.distributed.dp_group_idx_{{{variable}}}.{key}"] = {
                 "flat": {"of": [f"{{{variable}}}.{name}" for name, _ in bucket["params"]], "align": _ALIGN},
-                **({"pad": {"0": _ALIGN}} if bucket["aligned"] else {})}
+                **({"pad": {"0": _ALIGN}} if bucket["aligned"] else {}),
+            }
             for name, shape in bucket["params"]:
                 tensors[f"{{{variable}}}.{name}"] = {"shape": shape, "where": {variable: ranks}}
                 locals_[f"{{{variable}.local}}.{name}"] = {"holds": f"{{{variable}}}.{name}"}
-    return json.dumps({
-        "dtype": "fp32",
-        "optimizer": dict.fromkeys(_STATES, "fp32"),
-        "index": index,
-        "tensors": tensors,
-        "layouts": {
-            "buckets": {"optimizer": "{param}.{state}", "params": flats},
-            "ranks": {"axes": ["rank"], "place": place, "optimizer": "{param}.{state}", "params": locals_}}}, indent=1) + "\n"
+    return (
+        json.dumps(
+            {
+                "dtype": "fp32",
+                "optimizer": dict.fromkeys(_STATES, "fp32"),
+                "index": index,
+                "tensors": tensors,
+                "layouts": {
+                    "buckets": {"optimizer": "{param}.{state}", "params": flats},
+                    "ranks": {"axes": ["rank"], "place": place, "optimizer": "{param}.{state}", "params": locals_},
+                },
+            },
+            indent=1,
+        )
+        + "\n"
+    )

@@ -52,10 +52,14 @@ class Engine(CheckpointEngine):  # type: ignore[misc]
 
         return {"rendezvous": self._offered or free_address(ray.util.get_node_ip_address())}
 
-    def init_policy_process_group(self, *, worker_rank: int, train_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]) -> None:
+    def init_policy_process_group(
+        self, *, worker_rank: int, train_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
+    ) -> None:
         self._join("policy", worker_rank, metadata)
 
-    def init_rollout_process_group(self, *, rollout_rank: int, train_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]) -> None:
+    def init_rollout_process_group(
+        self, *, rollout_rank: int, train_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
+    ) -> None:
         self._join("generation", train_world_size + rollout_rank, metadata)
 
     def _join(self, role: str, rank: int, metadata: list[dict[str, Any]]) -> None:

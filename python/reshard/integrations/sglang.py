@@ -65,8 +65,9 @@ def _check_engine() -> None:
         slots = location.physical_to_logical_map_cpu.tolist()
         moved = next((layer for layer, experts in enumerate(slots) if experts != list(range(len(experts)))), None)
         if moved is not None:
-            raise Error(f"SGLang: found experts {slots[moved]} in the slots of layer {moved}, expected them in order: "
-                        f"{unknown}")
+            raise Error(
+                f"SGLang: found experts {slots[moved]} in the slots of layer {moved}, expected them in order: {unknown}"
+            )
     if (algorithm := get_spec().speculative_algorithm) not in (None, *_WITHOUT_DRAFT):
         raise Error(
             f"SGLang: found speculative_algorithm {algorithm!r}, which has a draft model, expected none or "
@@ -79,7 +80,9 @@ def load(model: torch.nn.Module, named_tensors: list[tuple[str, torch.Tensor]]) 
     global _joined
     names = [name for name, _ in named_tensors]
     if names != [_NAME]:
-        raise Error(f"SGLang: found tensors {names[:3]} in the request, expected those of reshard.integrations.sglang.message(…)")
+        raise Error(
+            f"SGLang: found tensors {names[:3]} in the request, expected those of reshard.integrations.sglang.message(…)"
+        )
     try:
         _check_engine()
     except Error as error:

@@ -34,7 +34,9 @@ class Engine(CheckpointEngine):  # type: ignore[misc]
     options: of CheckpointSide.
     """
 
-    def __init__(self, bucket_size: int = 0, is_master: bool | None = None, *, actor_live: str | None = None, **options: Any):
+    def __init__(
+        self, bucket_size: int = 0, is_master: bool | None = None, *, actor_live: str | None = None, **options: Any
+    ):
         actor = is_master is not None  # verl passes is_master to the actor's engines only
         self._side = CheckpointSide(live=actor_live if actor else None, **options)
         self._master = bool(is_master)
@@ -45,7 +47,9 @@ class Engine(CheckpointEngine):  # type: ignore[misc]
         return {"rendezvous": self._side.offer(ray.util.get_node_ip_address())} if self._master else {}
 
     @classmethod
-    def build_topology(cls, actors: int, rollouts: int, metadata: list[dict[str, Any]]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    def build_topology(
+        cls, actors: int, rollouts: int, metadata: list[dict[str, Any]]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         urls = [each["rendezvous"] for each in metadata if each.get("rendezvous")]
         if len(urls) != 1:
             raise Error(f"found {len(urls)} actor processes with is_master, expected one")

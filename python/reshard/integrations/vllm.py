@@ -73,7 +73,9 @@ def _read_until(mark: str, queue: Any, worker: int, ends: float) -> None:
         try:
             _, response = queue.dequeue(timeout=max(0.0, ends - time.monotonic()))
         except builtins.TimeoutError as error:
-            raise TimeoutError(f"vLLM worker {worker} has not answered since a call failed; expected an answer by the deadline. Restart the engine") from error
+            raise TimeoutError(
+                f"vLLM worker {worker} has not answered since a call failed; expected an answer by the deadline. Restart the engine"
+            ) from error
 
 
 def _observe_calls() -> None:
@@ -98,7 +100,9 @@ def _observe_calls() -> None:
             _read_until(mark, self.response_mqs[worker], worker, ends)
             del unread[worker]
         try:
-            return call(self, method, None if timeout is None else max(0.0, ends - time.monotonic()), *arguments, **options)
+            return call(
+                self, method, None if timeout is None else max(0.0, ends - time.monotonic()), *arguments, **options
+            )
         except Exception:
             if not self.is_failed:
                 mark = secrets.token_hex(16)

@@ -90,14 +90,21 @@ def agreement_of_workers(parallel: Any) -> Agreement:
     if parallel.world_size == 1:
         return Agreement(None, 0, 1)
     store = torch.distributed.distributed_c10d._get_default_store()
-    return Agreement(torch.distributed.PrefixStore(f"reshard/engine/{parallel.data_parallel_index}", store), parallel.rank, parallel.world_size)
+    return Agreement(
+        torch.distributed.PrefixStore(f"reshard/engine/{parallel.data_parallel_index}", store),
+        parallel.rank,
+        parallel.world_size,
+    )
 
 
 def _outcome(statements: Sequence[Statement]) -> Statement:
     """Merges the outcomes of one update on all workers. Weights are torn also if only some of the workers have the new
     ones."""
     errors = [each["error"] for each in statements if each["error"]]
-    return {"errors": errors, "torn": bool(errors) and (len(errors) < len(statements) or any(each["torn"] for each in statements))}
+    return {
+        "errors": errors,
+        "torn": bool(errors) and (len(errors) < len(statements) or any(each["torn"] for each in statements)),
+    }
 
 
 class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -201,7 +208,9 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         check_engine(self.vllm_config, self.model)  # vLLM can change them while it serves
         moved = list(landing.moved())
         if moved:
-            raise RunError(f"vLLM has moved {len(moved)} bound params, such as {moved[0]!r}; expected the addresses at init_weight_transfer_engine")
+            raise RunError(
+                f"vLLM has moved {len(moved)} bound params, such as {moved[0]!r}; expected the addresses at init_weight_transfer_engine"
+            )
         if self._pull:
             executor.pull(info.min_version, timeout, check=info.check, allow_undigested=info.allow_undigested)
         else:
@@ -255,7 +264,12 @@ class TrainerEngine(TrainerWeightTransferEngine[TrainerInfo]):
                 raise Error("trainer: found neither a module nor a WeightSource, expected one")
             module = dict(source)
         engine.trainer = Trainer(
-            init_info.plan, module, client if init_info.is_sender else None, rank=init_info.rank, rendezvous=init_info.rendezvous, **init_info.options
+            init_info.plan,
+            module,
+            client if init_info.is_sender else None,
+            rank=init_info.rank,
+            rendezvous=init_info.rendezvous,
+            **init_info.options,
         )
         return engine
 

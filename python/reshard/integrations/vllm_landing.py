@@ -17,7 +17,11 @@ from typing import Any
 import torch
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.model_loader.reload import layerwise
-from vllm.model_executor.model_loader.reload.meta import materialize_layer, materialize_meta_tensor, restore_layer_on_meta
+from vllm.model_executor.model_loader.reload.meta import (
+    materialize_layer,
+    materialize_meta_tensor,
+    restore_layer_on_meta,
+)
 from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
 
 from ..coverage import check_coverage, matched, persistent_buffers
@@ -72,7 +76,12 @@ def _state(tensor: torch.Tensor | None) -> tuple[Any, ...]:
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return not one.is_meta and one.numel() == other.numel() > 0 and one.dtype == other.dtype and one.data_ptr() == other.data_ptr()
+    return (
+        not one.is_meta
+        and one.numel() == other.numel() > 0
+        and one.dtype == other.dtype
+        and one.data_ptr() == other.data_ptr()
+    )
 
 
 def _attributes(layer: torch.nn.Module) -> dict[str, Any]:
@@ -102,7 +111,10 @@ class Load:
             self.params[name] = _Param(model.get_submodule(module), leaf, id(tensor), _state(tensor), name in buffers)
         #: Buffers that are views of a param as loaded, by param; for example the convolution weights of Mamba. After
         #: ``compare`` only those that repacking has separated from the param.
-        self.views = {name: [buffer for buffer in model.buffers() if _same_memory(buffer, tensor)] for name, tensor in model.named_parameters()}
+        self.views = {
+            name: [buffer for buffer in model.buffers() if _same_memory(buffer, tensor)]
+            for name, tensor in model.named_parameters()
+        }
         self._attributes = {id(param.layer): _attributes(param.layer) for param in self.params.values()}
         setattr(model, _LOAD, self)
 
@@ -123,7 +135,11 @@ class Load:
         for layer in {id(param.layer): param.layer for param in self.params.values()}.values():
             before, after = self._attributes[id(layer)], _attributes(layer)
             changed = [name for name in {*before, *after} if before.get(name) is not after.get(name)]
-            if changed and id(layer) not in self.repacked and hasattr(layer.quant_method, "process_weights_after_loading"):
+            if (
+                changed
+                and id(layer) not in self.repacked
+                and hasattr(layer.quant_method, "process_weights_after_loading")
+            ):
                 self.derived[id(layer)] = layer
         self._attributes.clear()
 
@@ -181,20 +197,28 @@ class Landing:
             if not self._load.lands(param):
                 self.in_place[name] = param.live.detach()  # type: ignore[union-attr]
             elif self._params[name].transform:
-                raise BindError(f"{self._where} param {name!r}: vLLM has repacked it, expected a param without transform")
+                raise BindError(
+                    f"{self._where} param {name!r}: vLLM has repacked it, expected a param without transform"
+                )
             else:
                 self.beside[name] = self._memory(param)
 
     def bind(self, executor: Executor) -> None:
         """Binds the memory, and sets the hooks of the plan. Raises BindError for wrong dtypes and shapes."""
-        executor.bind({name: tensor for name, tensor in (self.in_place | self.beside).items() if not self._params[name].transform})
+        executor.bind(
+            {name: tensor for name, tensor in (self.in_place | self.beside).items() if not self._params[name].transform}
+        )
         self._set_hooks(executor)
 
     def _check(self, left: Sequence[str]) -> None:
         """Checks that the plan and ``left`` cover each tensor of the model once."""
         live, tensors = self._load.params, self._names()
         kept = matched(live, left, self._where)
-        zeros = [tied for tied in tensors if live[tied[0]].zeros and self._elsewhere.intersection(tied) and not kept.intersection(tied)]
+        zeros = [
+            tied
+            for tied in tensors
+            if live[tied[0]].zeros and self._elsewhere.intersection(tied) and not kept.intersection(tied)
+        ]
         zeros = [tied for tied in zeros if not self._params.keys() & tied]
         names = dict.fromkeys(name for tied in tensors if tied not in zeros for name in tied)
         check_coverage(names, self._params, left, self._where, {name: tied[0] for tied in tensors for name in tied})
@@ -204,12 +228,18 @@ class Landing:
         for tied in tensors:
             planned = [name for name in tied if name in self._params]
             if len({live[name].key for name in planned}) > 1:
-                raise BindError(f"{self._where} param {planned[1]!r}: vLLM has tied it to {planned[0]!r}, since the loaded values were equal; expected a checkpoint in which they differ")
+                raise BindError(
+                    f"{self._where} param {planned[1]!r}: vLLM has tied it to {planned[0]!r}, since the loaded values were equal; expected a checkpoint in which they differ"
+                )
             for name in kept.intersection(tied):
                 if planned:
-                    raise BindError(f"{self._where} param {name!r}: found in left, but it is tied to {planned[0]!r}, which is in the plan; expected one of them")
+                    raise BindError(
+                        f"{self._where} param {name!r}: found in left, but it is tied to {planned[0]!r}, which is in the plan; expected one of them"
+                    )
                 if self._load.lands(live[name]):
-                    raise BindError(f"{self._where} param {name!r}: found in left, but vLLM repacks its layer as a whole; expected it in the plan")
+                    raise BindError(
+                        f"{self._where} param {name!r}: found in left, but vLLM repacks its layer as a whole; expected it in the plan"
+                    )
 
     @functools.cached_property
     def _elsewhere(self) -> set[str]:
@@ -233,7 +263,9 @@ class Landing:
     def _memory(self, param: _Param) -> torch.Tensor:
         info = layerwise.get_layerwise_info(param.layer)
         if not hasattr(getattr(param.layer, "quant_method", None), "process_weights_after_loading"):
-            raise BindError(f"{self._where}: {type(param.layer).__name__}.{param.leaf} was replaced after loading, but its layer has no quant_method to repack it")
+            raise BindError(
+                f"{self._where}: {type(param.layer).__name__}.{param.leaf} was replaced after loading, but its layer has no quant_method to repack it"
+            )
         with info.restore_device:
             return materialize_meta_tensor(info.restore_metadata[0][param.leaf]).detach()
 
@@ -283,7 +315,12 @@ def _repack(layer: Any, landed: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in landed.items():
         layer._parameters[name].copy_(tensor)
     for name, buffer in layer._buffers.items():  # they are not loaded again
-        if buffer is not None and name in buffers and buffers[name].shape == buffer.shape and buffers[name] is not buffer:
+        if (
+            buffer is not None
+            and name in buffers
+            and buffers[name].shape == buffer.shape
+            and buffers[name] is not buffer
+        ):
             buffer.copy_(buffers[name])
     _process(layer)
     if hasattr(layer, "update_param_tp_status"):

@@ -68,7 +68,9 @@ def _globs(rules: dict[str, _Rule]) -> dict[str, _Rule]:
     for name, rule in rules.items():
         glob = next((glob for glob in globs if fnmatch.fnmatchcase(name, glob)), None)
         if glob and globs[glob] != rule:
-            raise Error(f"source param {name!r}: found shards {rule}, expected {globs[glob]} as of other params {glob!r}")
+            raise Error(
+                f"source param {name!r}: found shards {rule}, expected {globs[glob]} as of other params {glob!r}"
+            )
     return globs
 
 
@@ -91,7 +93,11 @@ def source_of(source: Source, layout: str = "hf") -> tuple[dict[str, Any], dict[
     fastest_first = dict(reversed(list(zip(axes, mesh.dims, strict=True))))  # vLLM's mesh is in row-major order
     ranks = list(range(mesh.start_rank, mesh.start_rank + math.prod(mesh.dims)))
     endpoint = {"layout": "trainer", "mesh": fastest_first, "ranks": ranks}
-    return {"extend": layout, "axes": [*axes, "fsdp"], "shard": shard}, endpoint  # layout fsdp2 has rules that name fsdp
+    return {
+        "extend": layout,
+        "axes": [*axes, "fsdp"],
+        "shard": shard,
+    }, endpoint  # layout fsdp2 has rules that name fsdp
 
 
 def target_of(parallel: Any, first: int, layout: str = "vllm", recorded: bool = False) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trainer's side of a refit of vLLM. It does not import vLLM.
 
-    trainer = Trainer("refit.rplan", module, LLMClient(llm) if rank == 0 else None, rank=rank, rendezvous=url)
-    for batch in batches:
-        step(module, batch)
-        trainer.refit(timeout=60)       # on every trainer rank
+trainer = Trainer("refit.rplan", module, LLMClient(llm) if rank == 0 else None, rank=rank, rendezvous=url)
+for batch in batches:
+    step(module, batch)
+    trainer.refit(timeout=60)       # on every trainer rank
 """
 
 from __future__ import annotations
@@ -142,11 +142,19 @@ class Trainer:
     ):
         check_rendezvous(rendezvous, transport=transport, device=device, join_timeout=timeout)
         self._client, self._timeout, self._synchronize = client, timeout, synchronize
-        self._info = {"plan": plan, "rendezvous": rendezvous, "left": list(engine_left), "transport": transport, "timeout": timeout, "pull": pull}
+        self._info = {
+            "plan": plan,
+            "rendezvous": rendezvous,
+            "left": list(engine_left),
+            "transport": transport,
+            "timeout": timeout,
+            "pull": pull,
+        }
         opened = Plan.open(plan)
         if pull and not synchronize and len(opened.endpoints[0].ranks) > 1:
-            raise Error("trainer: found pull mode and several trainer ranks, expected synchronize, which waits for all "
-                        "of them")
+            raise Error(
+                "trainer: found pull mode and several trainer ranks, expected synchronize, which waits for all of them"
+            )
         shards = shards_of(module, opened.params(rank), left)  # before the engine waits for this process
         engine_rank = opened.endpoints[1].ranks[0]
         joined = threading.Event()  # or this process has failed to, which the engine is not the cause of

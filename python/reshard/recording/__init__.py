@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records a layout from a framework's own loader.
 
-    recording = reshard.record(load=model.load_weights, params=dict(model.named_parameters()), checkpoint=FOLDER, mesh={"tp": 4}, rank=r)
-    recording.save(f"rank-{r}.json")                             # on every rank
-    layout = reshard.recording.merge(["rank-0.json", …])         # once
+recording = reshard.record(load=model.load_weights, params=dict(model.named_parameters()), checkpoint=FOLDER, mesh={"tp": 4}, rank=r)
+recording.save(f"rank-{r}.json")                             # on every rank
+layout = reshard.recording.merge(["rank-0.json", …])         # once
 """
 
 from __future__ import annotations
@@ -21,8 +21,14 @@ from .recording import RecordedParam, Recording, mesh_size
 __all__ = ["General", "Layout", "RecordedParam", "Recording", "generalize", "merge", "record"]
 
 
-def record(*, load: Callable[[Iterable[tuple[str, Any]]], Any], params: Any, checkpoint: str | os.PathLike[str] | Mapping[str, tuple[str, Any]],
-           mesh: Mapping[str, Any], rank: int = 0) -> Recording:
+def record(
+    *,
+    load: Callable[[Iterable[tuple[str, Any]]], Any],
+    params: Any,
+    checkpoint: str | os.PathLike[str] | Mapping[str, tuple[str, Any]],
+    mesh: Mapping[str, Any],
+    rank: int = 0,
+) -> Recording:
     """Runs a PyTorch loader on tensors without memory and returns where each element of each param is from. Neither
     the checkpoint's values nor those of the params are read or written.
 
@@ -42,4 +48,12 @@ def record(*, load: Callable[[Iterable[tuple[str, Any]]], Any], params: Any, che
         raise Error(f"rank {rank} is not in mesh {dict(mesh)}, expected 0 to {mesh_size(mesh) - 1}")
     tensors = tensors_of(checkpoint)
     found = run(load, params, tensors)
-    return Recording(rank, dict(mesh), tensors, {name: RecordedParam.of(dtype, shape, elements.in_shape(), tensors) for name, (dtype, shape, elements) in found.items()})
+    return Recording(
+        rank,
+        dict(mesh),
+        tensors,
+        {
+            name: RecordedParam.of(dtype, shape, elements.in_shape(), tensors)
+            for name, (dtype, shape, elements) in found.items()
+        },
+    )

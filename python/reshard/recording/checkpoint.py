@@ -71,7 +71,9 @@ def tensors_of(checkpoint: str | os.PathLike[str] | Mapping[str, tuple[str, Any]
             if not isinstance(entry, dict) or not isinstance(entry.get("shape"), list):
                 raise Error(f"{path}: the entry of tensor {name} has no shape")
             if entry.get("dtype") not in _BY_NAME:
-                raise Error(f"{path}: tensor {name} has dtype {entry.get('dtype')}, expected one of {', '.join(_BY_NAME)}")
+                raise Error(
+                    f"{path}: tensor {name} has dtype {entry.get('dtype')}, expected one of {', '.join(_BY_NAME)}"
+                )
             if name in tensors:
                 raise Error(f"{path}: tensor {name} is also in another file")
             tensors[name] = (_BY_NAME[entry["dtype"]], tuple(entry["shape"]))

@@ -31,22 +31,58 @@ _SHOWN = 20  # differences that are printed
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="reshard-record", description="Writes a model YAML whose layout puts every element where the loader of an engine puts it, or checks one.",
-        epilog="exit codes: 0 success; 1 the layout differs from the loader, or cannot state some params; 2 wrong usage or input")
-    parser.add_argument("source", nargs="?", choices=[*_RECORDED, "merge", "generalize"],
-                        help="vllm, sglang, transformers: record the installed release; merge: join recordings that each rank saved; generalize: make one model of recorded layouts of several sizes")
-    parser.add_argument("files", nargs="*", metavar="FILE", help="with merge: the recordings of all mesh ranks; with generalize: the layouts of all sizes, as reshard-record writes them")
-    parser.add_argument("--config", nargs="+", metavar="JSON", help="with generalize: the config.json of each layout, in the same order (default: that of the folder --model with which it was recorded)")
-    parser.add_argument("--model", metavar="DIR", help="the folder of config.json and of the checkpoint, of which only the headers are read")
+        prog="reshard-record",
+        description="Writes a model YAML whose layout puts every element where the loader of an engine puts it, or checks one.",
+        epilog="exit codes: 0 success; 1 the layout differs from the loader, or cannot state some params; 2 wrong usage or input",
+    )
+    parser.add_argument(
+        "source",
+        nargs="?",
+        choices=[*_RECORDED, "merge", "generalize"],
+        help="vllm, sglang, transformers: record the installed release; merge: join recordings that each rank saved; generalize: make one model of recorded layouts of several sizes",
+    )
+    parser.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="with merge: the recordings of all mesh ranks; with generalize: the layouts of all sizes, as reshard-record writes them",
+    )
+    parser.add_argument(
+        "--config",
+        nargs="+",
+        metavar="JSON",
+        help="with generalize: the config.json of each layout, in the same order (default: that of the folder --model with which it was recorded)",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="DIR",
+        help="the folder of config.json and of the checkpoint, of which only the headers are read",
+    )
     parser.add_argument("--tp", type=int, default=1, help="tensor parallel ranks (default: 1)")
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages (default: 1)")
-    parser.add_argument("--expert-parallel", action="store_true", help="whole experts on each rank: view {ep: TP} of the mesh")
-    parser.add_argument("--processed", action="store_true", help="with vllm: print which params process_weights_after_loading permutes, computes, empties or removes. They are in memory: use a config with few layers")
+    parser.add_argument(
+        "--expert-parallel", action="store_true", help="whole experts on each rank: view {ep: TP} of the mesh"
+    )
+    parser.add_argument(
+        "--processed",
+        action="store_true",
+        help="with vllm: print which params process_weights_after_loading permutes, computes, empties or removes. They are in memory: use a config with few layers",
+    )
     parser.add_argument("--dtype", default="bfloat16", help="of the params (default: bfloat16)")
     parser.add_argument("-o", dest="output", metavar="FILE", help="the YAML file to write (default: standard output)")
-    parser.add_argument("--layout", default="recorded", metavar="NAME", help="the name of the layout (default: recorded)")
-    parser.add_argument("--mesh", metavar="YAML", help="with --check: the mesh of the layout, if its axes are others than tp, pp, ep: '{tp: 4, views: [{etp: 4}]}'")
-    parser.add_argument("--check", metavar="FILE", help="record again and compare with the layout of this model file. Its first line, if reshard-record wrote it, has the options")
+    parser.add_argument(
+        "--layout", default="recorded", metavar="NAME", help="the name of the layout (default: recorded)"
+    )
+    parser.add_argument(
+        "--mesh",
+        metavar="YAML",
+        help="with --check: the mesh of the layout, if its axes are others than tp, pp, ep: '{tp: 4, views: [{etp: 4}]}'",
+    )
+    parser.add_argument(
+        "--check",
+        metavar="FILE",
+        help="record again and compare with the layout of this model file. Its first line, if reshard-record wrote it, has the options",
+    )
     return parser
 
 
@@ -64,9 +100,13 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
             options = parser.parse_args([*shlex.split(first[len(_HEADER) :]), *arguments])
             options.model = model or str(path.parent / options.model)
     if options.check and options.source == "generalize":
-        raise Error("unexpected --check: the model of several sizes has no one config to check it with; check a model that extends it")
+        raise Error(
+            "unexpected --check: the model of several sizes has no one config to check it with; check a model that extends it"
+        )
     if options.source is None:
-        raise Error("expected vllm, sglang, transformers, merge or generalize, or --check of a file that reshard-record wrote")
+        raise Error(
+            "expected vllm, sglang, transformers, merge or generalize, or --check of a file that reshard-record wrote"
+        )
     if options.source in _RECORDED and not options.model:
         raise Error("expected --model=DIR, the folder of config.json")
     if options.processed and (options.source != "vllm" or options.check):
@@ -93,14 +133,32 @@ def _header(options: argparse.Namespace) -> str:
     if options.source == "merge":
         return "# Made from recordings by reshard-record merge\n"
     model = os.path.relpath(options.model, Path(options.output).parent if options.output else ".")
-    mesh = ["--tp", str(options.tp), "--pp", str(options.pp), *(["--expert-parallel"] if options.expert_parallel else [])]
-    words = [options.source, "--model", model, *(mesh if options.source in _ENGINES else []), "--dtype", options.dtype, "--layout", options.layout]
+    mesh = [
+        "--tp",
+        str(options.tp),
+        "--pp",
+        str(options.pp),
+        *(["--expert-parallel"] if options.expert_parallel else []),
+    ]
+    words = [
+        options.source,
+        "--model",
+        model,
+        *(mesh if options.source in _ENGINES else []),
+        "--dtype",
+        options.dtype,
+        "--layout",
+        options.layout,
+    ]
     return _HEADER + shlex.join(words) + "\n"
 
 
 def _comments(layout: Layout) -> str:
     lines = [f"{ENDPOINT}{{layout: {layout.name}, mesh: {mesh_text(layout.mesh)}}}"]
-    lines += [f"# left: {name}: the loader puts nothing of the checkpoint here on ranks {', '.join(map(str, ranks))}" for name, ranks in sorted(layout.left.items())]
+    lines += [
+        f"# left: {name}: the loader puts nothing of the checkpoint here on ranks {', '.join(map(str, ranks))}"
+        for name, ranks in sorted(layout.left.items())
+    ]
     lines += [f"# pieces: {name}: {why}" for name, why in sorted(layout.explicit.items())]
     lines += [f"{_REFUSED}{name}: {why}" for name, why in sorted(layout.refused.items())]
     return "\n".join(lines) + "\n"
@@ -111,9 +169,11 @@ def _recorded_layout(path: str) -> tuple[Layout, str | None]:
     text = Path(path).read_text()
     lines, found, model = text.split("\n"), endpoint_of(text, path), None
     if found is None or "mesh" not in found:
-        raise Error(f"{path}: no line that begins with {ENDPOINT!r} and states a mesh: not a layout that "
-                    "reshard-record "
-                    "wrote for one size")
+        raise Error(
+            f"{path}: no line that begins with {ENDPOINT!r} and states a mesh: not a layout that "
+            "reshard-record "
+            "wrote for one size"
+        )
     if lines[0].startswith(_HEADER):
         model = str(Path(path).parent / _parser().parse_args(shlex.split(lines[0][len(_HEADER) :])).model)
     refused = dict(line[len(_REFUSED) :].split(": ", 1) for line in lines if line.startswith(_REFUSED))
@@ -125,11 +185,15 @@ def _generalize(options: argparse.Namespace) -> int:
     layouts = [_recorded_layout(path) for path in options.files]
     configs = options.config or [model for _, model in layouts]
     if len(configs) != len(layouts) or None in configs:
-        raise Error(f"found {len(configs) - configs.count(None)} configs for {len(layouts)} layouts, expected one --config for each")
+        raise Error(
+            f"found {len(configs) - configs.count(None)} configs for {len(layouts)} layouts, expected one --config for each"
+        )
     general = generalize([(layout, config) for (layout, _), config in zip(layouts, configs)])
-    lines = [f"# Made from {', '.join(options.files)} by reshard-record generalize",
-             "# The model of one size has {extend: this file, config: its config.json}",
-             f"{ENDPOINT}{{layout: {layouts[0][0].name}}}"]
+    lines = [
+        f"# Made from {', '.join(options.files)} by reshard-record generalize",
+        "# The model of one size has {extend: this file, config: its config.json}",
+        f"{ENDPOINT}{{layout: {layouts[0][0].name}}}",
+    ]
     lines += [f"# ambiguous: {taken}, or {', '.join(others)}" for taken, others in general.ambiguous.items()]
     lines += [f"{_REFUSED}{each}" for each in general.refused]
     lines += [f"# not general: {place}: {why}" for place, why in general.kept.items()]
@@ -159,8 +223,11 @@ def _summary(layout: Layout, recordings: Sequence[Recording]) -> str:
     """What the command has found, in a line: "8 params, exact"."""
     filled = {name for recording in recordings for name, param in recording.params.items() if param.tensors}
     stated = len(filled - {*layout.refused})
-    words = [f"{stated} params" if stated == len(filled) else f"{stated} of {len(filled)} params",
-             *([f"{len(layout.left)} left"] if layout.left else []), "exact" if layout.exact else "not exact"]
+    words = [
+        f"{stated} params" if stated == len(filled) else f"{stated} of {len(filled)} params",
+        *([f"{len(layout.left)} left"] if layout.left else []),
+        "exact" if layout.exact else "not exact",
+    ]
     return ", ".join(words)
 
 
@@ -169,8 +236,11 @@ def _processed(options: argparse.Namespace) -> int:
     lines = []
     for rank in range(mesh_size(_engine(options).mesh)):
         found = vllm.processed(options.model, _engine(options), rank)
-        lines += [f"rank {rank}: {name}: {change.kind}{'' if change.of in ((), (name,)) else ', of ' + ', '.join(change.of)}"
-                  for name, change in sorted(found.items()) if change.kind != UNCHANGED]
+        lines += [
+            f"rank {rank}: {name}: {change.kind}{'' if change.of in ((), (name,)) else ', of ' + ', '.join(change.of)}"
+            for name, change in sorted(found.items())
+            if change.kind != UNCHANGED
+        ]
         counts = Counter(change.kind for change in found.values())
         lines.append(f"rank {rank}: {', '.join(f'{count} {kind}' for kind, count in sorted(counts.items()))}")
     _written(options, "\n".join(lines) + "\n")
@@ -181,12 +251,18 @@ def _check(options: argparse.Namespace) -> int:
     """Compares the loader with the layout of a file."""
     mesh = options.mesh or ("{}" if options.source == "transformers" else mesh_text(_engine(options).mesh))
     compiled: Compiled = compile_layout(str(Path(options.check).resolve()), options.layout, mesh)
-    checkpoint: Tensors = {name: (param.dtype, param.shape) for name, param in compiled.source.params(0).items() if isinstance(param, RecordedParam)}
+    checkpoint: Tensors = {
+        name: (param.dtype, param.shape)
+        for name, param in compiled.source.params(0).items()
+        if isinstance(param, RecordedParam)
+    }
     found = _record(options, checkpoint)
     differences = compare(compiled, found)
     _report(differences, "differences between the loader and the layout")
     if not differences:
-        print(f"{options.check}: layout {options.layout} is that of the loader: {sum(len(one.params) for one in found)} params on {len(found)} ranks")
+        print(
+            f"{options.check}: layout {options.layout} is that of the loader: {sum(len(one.params) for one in found)} params on {len(found)} ranks"
+        )
     return 1 if differences else 0
 
 
@@ -204,8 +280,13 @@ def run(arguments: Sequence[str]) -> int:
         found = _record(options, None)
         layout = merge(found, options.layout)
         _written(options, _header(options) + _comments(layout) + layout.yaml)
-        _report([f"{name}: {why}" for name, why in sorted(layout.explicit.items())], "params that the layout states by pieces, since no scheme fits")
-        _report([f"{name}: {why}" for name, why in sorted(layout.refused.items())], "params that the layout cannot state")
+        _report(
+            [f"{name}: {why}" for name, why in sorted(layout.explicit.items())],
+            "params that the layout states by pieces, since no scheme fits",
+        )
+        _report(
+            [f"{name}: {why}" for name, why in sorted(layout.refused.items())], "params that the layout cannot state"
+        )
         _report(layout.differences, "differences between the loader and the compiled layout")
         print(f"reshard-record: {_summary(layout, found)}", file=sys.stderr)
         return 0 if layout.exact else 1

@@ -79,11 +79,17 @@ class CompiledEndpoint:
             if found is None:
                 raise Error(f"unexpected line of the layout IR: {line.strip()}")
             name, dtype, storage, form, shape, rest = found.groups()
-            if any(self._coordinate(axis, rank) not in map(int, numbers.split(", ")) for axis, numbers in re.findall(r" at (\w+) \[([\d, ]+)\]", rest)):
+            if any(
+                self._coordinate(axis, rank) not in map(int, numbers.split(", "))
+                for axis, numbers in re.findall(r" at (\w+) \[([\d, ]+)\]", rest)
+            ):
                 continue
             variables = re.findall(r" for (\w+) #(\d+)", rest)
             transform = re.search(r' transform "(\w+)"', rest)
-            lengths = tuple(int(even or uneven.split(", ")[self._coordinate(axes, rank)]) for axes, uneven, even in re.findall(r"\((.*?)\) \[(.*?)\]|(\d+)", shape))
+            lengths = tuple(
+                int(even or uneven.split(", ")[self._coordinate(axes, rank)])
+                for axes, uneven, even in re.findall(r"\((.*?)\) \[(.*?)\]|(\d+)", shape)
+            )
             for values in combinations(*(_values(self._at(sharding, rank)) for _, sharding in variables)):
                 full = {variable: value for (variable, _), value in zip(variables, values)}
                 if form.strip() or transform:
@@ -99,7 +105,9 @@ class CompiledEndpoint:
                 name = name.replace("{%s%s}" % (variable, suffix), str(number))
         return name
 
-    def _param(self, dtype: str, shape: tuple[int, ...], parts: Sequence[str], values: Mapping[str, int], rank: int) -> RecordedParam:
+    def _param(
+        self, dtype: str, shape: tuple[int, ...], parts: Sequence[str], values: Mapping[str, int], rank: int
+    ) -> RecordedParam:
         elements = ElementMap(shape)
         for part in parts:
             dimensions = re.findall(r"#(\d+) -> (\w+)", part)
@@ -107,17 +115,25 @@ class CompiledEndpoint:
             if pattern:
                 held = self._patterns[int(pattern[1])]
                 into = [-1 if dimension == "name" else int(dimension) for _, dimension in dimensions]
-                elements.boxes += _tensor_boxes(held, self._choices(held, dimensions, values, rank), into, dtype, len(elements.frame))
+                elements.boxes += _tensor_boxes(
+                    held, self._choices(held, dimensions, values, rank), into, dtype, len(elements.frame)
+                )
             else:
                 where = [_blocks(self._at(sharding, rank)) for sharding, dimension in dimensions if dimension != "name"]
                 for blocks in combinations(*where):
-                    elements.boxes.append(make_box(tuple(to for _, _, to in blocks), tuple(n for _, n, _ in blocks), Constant(0.0)))
+                    elements.boxes.append(
+                        make_box(tuple(to for _, _, to in blocks), tuple(n for _, n, _ in blocks), Constant(0.0))
+                    )
         elements.merge()
         return RecordedParam(dtype, shape, elements.boxes)
 
-    def _choices(self, pattern: _Pattern, dimensions: Sequence[tuple[str, str]], values: Mapping[str, int], rank: int) -> list[list[tuple[int, int, int]]]:
+    def _choices(
+        self, pattern: _Pattern, dimensions: Sequence[tuple[str, str]], values: Mapping[str, int], rank: int
+    ) -> list[list[tuple[int, int, int]]]:
         """The blocks of each dimension of a tensor pattern: its index variables, one value each, and the tensor's."""
-        if len({dimension for _, dimension in dimensions if dimension != "name"}) < sum(dimension != "name" for _, dimension in dimensions):
+        if len({dimension for _, dimension in dimensions if dimension != "name"}) < sum(
+            dimension != "name" for _, dimension in dimensions
+        ):
             raise Error(f"tensor {pattern.name} is in a flat buffer, which cannot be compared")
         result = []
         for index, (sharding, dimension) in enumerate(dimensions):
@@ -125,11 +141,17 @@ class CompiledEndpoint:
                 result.append([(values[pattern.variables[index]], 1, 0)])
                 continue
             blocks = _blocks(self._at(sharding, rank))
-            result.append([(begin + i, 1, to + i) for begin, n, to in blocks for i in range(n)] if index < len(pattern.variables) else blocks)
+            result.append(
+                [(begin + i, 1, to + i) for begin, n, to in blocks for i in range(n)]
+                if index < len(pattern.variables)
+                else blocks
+            )
         return result
 
 
-def _tensor_boxes(pattern: _Pattern, choices: Sequence[Sequence[tuple[int, int, int]]], into: Sequence[int], dtype: str, count: int) -> Iterator[Box]:
+def _tensor_boxes(
+    pattern: _Pattern, choices: Sequence[Sequence[tuple[int, int, int]]], into: Sequence[int], dtype: str, count: int
+) -> Iterator[Box]:
     """The boxes of a tensor pattern in a param of `count` dimensions. into: the param's dimension of each dimension of the
     pattern, -1 for a variable of the name."""
     steps, variables = row_steps(pattern.shape), pattern.variables
@@ -163,7 +185,9 @@ def compile_layout(model: str, layout: str, mesh: str, more: str = "", source: s
         if "\n" in model:
             path.write_text(model)
         job = Path(folder) / "job.yaml"
-        job.write_text(f"version: 1\nmodel: {json.dumps(str(path))}\nsource: {{layout: {source}, storage: checkpoint}}\ntarget: {{layout: {layout}, mesh: {mesh}{more}}}\n")
+        job.write_text(
+            f"version: 1\nmodel: {json.dumps(str(path))}\nsource: {{layout: {source}, storage: checkpoint}}\ntarget: {{layout: {layout}, mesh: {mesh}{more}}}\n"
+        )
         lines = run_compiler([job, "--emit=layout"]).splitlines()
     patterns: list[_Pattern] = []
     endpoints: list[CompiledEndpoint] = []
@@ -180,15 +204,30 @@ def compile_layout(model: str, layout: str, mesh: str, more: str = "", source: s
 
 def as_recordings(compiled: Compiled, mesh: Mapping[str, Any]) -> list[Recording]:
     """The recordings of a loader that does what a compiled layout states."""
-    tensors = {name: (param.dtype, param.shape) for name, param in compiled.source.params(0).items() if isinstance(param, RecordedParam)}
-    return [Recording(rank, dict(mesh), tensors, {name: param for name, param in compiled.target.params(rank).items() if isinstance(param, RecordedParam)})
-            for rank in range(mesh_size(mesh))]
+    tensors = {
+        name: (param.dtype, param.shape)
+        for name, param in compiled.source.params(0).items()
+        if isinstance(param, RecordedParam)
+    }
+    return [
+        Recording(
+            rank,
+            dict(mesh),
+            tensors,
+            {name: param for name, param in compiled.target.params(rank).items() if isinstance(param, RecordedParam)},
+        )
+        for rank in range(mesh_size(mesh))
+    ]
 
 
 def _through(param: RecordedParam, source: Mapping[str, RecordedParam | str]) -> RecordedParam:
     """A recorded param with the model's tensors as origins, in place of the checkpoint's params that hold them."""
     names = {box.origin.name for box in param.boxes if isinstance(box.origin, Tensor)}
-    other = {name: held for name in names if isinstance(held := source.get(name), RecordedParam) and held.boxes != _itself(name, held)}
+    other = {
+        name: held
+        for name in names
+        if isinstance(held := source.get(name), RecordedParam) and held.boxes != _itself(name, held)
+    }
     if not other:
         return param
     result = ElementMap(param.shape)
@@ -199,9 +238,17 @@ def _through(param: RecordedParam, source: Mapping[str, RecordedParam | str]) ->
         held = ElementMap(other[box.origin.name].shape)
         held.boxes = other[box.origin.name].boxes
         begin = sum(map(mul, box.start, row_steps(result.frame)))
-        for origin, offset, start, loops in held.read(box.offset, [Loop(*each) for each in zip(box.size, box.steps, row_steps(param.shape))], begin):
+        for origin, offset, start, loops in held.read(
+            box.offset, [Loop(*each) for each in zip(box.size, box.steps, row_steps(param.shape))], begin
+        ):
             if origin is not None:
-                result.write(start, loops, Tensor(origin.name, box.origin.casts) if isinstance(origin, Tensor) else origin, offset, fresh=True)
+                result.write(
+                    start,
+                    loops,
+                    Tensor(origin.name, box.origin.casts) if isinstance(origin, Tensor) else origin,
+                    offset,
+                    fresh=True,
+                )
     return RecordedParam(param.dtype, param.shape, result.in_shape())
 
 
@@ -221,7 +268,10 @@ def compare(compiled: Compiled, recordings: Sequence[Recording], ignored: Collec
             one, other = recording.params.get(name), target.get(name)
             if other is None and one is not None and (name in ignored or not one.tensors):
                 continue
-            lines += [f"rank {recording.rank}: {name}: {text}" for text in _param_differences(one and _through(one, source), other)]
+            lines += [
+                f"rank {recording.rank}: {name}: {text}"
+                for text in _param_differences(one and _through(one, source), other)
+            ]
     return lines
 
 
@@ -248,4 +298,8 @@ def describe(box: Box | None) -> str:
         return "nothing"
     if isinstance(box.origin, Tensor):
         return f"{box.origin.name} from element {box.offset} by steps {list(box.steps)}"
-    return f"the constant {box.origin.value}" if isinstance(box.origin, Constant) else f"a result of {box.origin.op} of {', '.join(box.origin.tensors) or 'other values'}"
+    return (
+        f"the constant {box.origin.value}"
+        if isinstance(box.origin, Constant)
+        else f"a result of {box.origin.op} of {', '.join(box.origin.tensors) or 'other values'}"
+    )

@@ -57,7 +57,9 @@ class _Numbers:
 
         if which < self.passes:
             return numbers // self.base**which % self.base
-        return numpy.where(numbers == 0, 0, _hash(numbers, which - self.passes) % numpy.uint64(self.base)).astype(numpy.int64)
+        return numpy.where(numbers == 0, 0, _hash(numbers, which - self.passes) % numpy.uint64(self.base)).astype(
+            numpy.int64
+        )
 
     def checkpoint(self, which: int) -> Iterator[tuple[str, Any]]:
         """(name, NumPy array) of each tensor in a pass."""
@@ -114,13 +116,20 @@ def _boxes(numbers: Any, bad: Any, names: Sequence[str], first: Any, dtype: str)
                 result.boxes.append(make_box(start, size, Constant(0.0) if tensor == -1 else _COMPUTED))
             else:
                 offset = int(rows[row][begin]) - int(first[tensor])
-                result.boxes.append(make_box(start, size, Tensor(names[tensor], (dtype,)), offset, (*(0 for _ in leading), step)))
+                result.boxes.append(
+                    make_box(start, size, Tensor(names[tensor], (dtype,)), offset, (*(0 for _ in leading), step))
+                )
     result.merge()
     return result.boxes
 
 
-def record_values(*, load: Callable[[Iterable[tuple[str, Any]]], Mapping[str, Any]], checkpoint: str | os.PathLike[str] | Mapping[str, tuple[str, Any]],
-                  mesh: Mapping[str, Any], rank: int = 0) -> Recording:
+def record_values(
+    *,
+    load: Callable[[Iterable[tuple[str, Any]]], Mapping[str, Any]],
+    checkpoint: str | os.PathLike[str] | Mapping[str, tuple[str, Any]],
+    mesh: Mapping[str, Any],
+    rank: int = 0,
+) -> Recording:
     """Records a loader by the values of its params, which need memory. The loader runs once for each digit of the number
     of elements (5 times for 10^12 elements of bf16) and then, to recognize computed values, twice (bf16) or more.
 
@@ -143,13 +152,17 @@ def record_values(*, load: Callable[[Iterable[tuple[str, Any]]], Mapping[str, An
     for which in range(numbers.passes + numbers.checks):
         params = load(numbers.checkpoint(which))
         if which and params.keys() != decoded.keys():
-            raise Error(f"pass {which} of the loader returned other params than pass 0: {', '.join(sorted(params.keys() ^ decoded.keys())[:4])}")
+            raise Error(
+                f"pass {which} of the loader returned other params than pass 0: {', '.join(sorted(params.keys() ^ decoded.keys())[:4])}"
+            )
         for name, array in params.items():
             dtypes[name], values = _values(array)
             if which == 0:
                 decoded[name], bad[name] = numpy.zeros(values.shape, numpy.int64), numpy.zeros(values.shape, bool)
             if values.shape != decoded[name].shape:
-                raise Error(f"param {name} has shape {list(values.shape)} in pass {which}, {list(decoded[name].shape)} in pass 0")
+                raise Error(
+                    f"param {name} has shape {list(values.shape)} in pass {which}, {list(decoded[name].shape)} in pass 0"
+                )
             digits = numpy.nan_to_num(values, nan=-1.0, posinf=-1.0, neginf=-1.0).clip(-1, numbers.base)
             bad[name] |= (digits != digits.round()) | (digits < 0) | (digits >= numbers.base)
             if which < numbers.passes:
@@ -171,7 +184,11 @@ def write_checkpoint(folder: str | os.PathLike[str], tensors: Iterable[tuple[str
     arrays = dict(tensors)
     header, begin = {}, 0
     for name, array in arrays.items():
-        header[name] = {"dtype": safetensors_name(dtype_by_name(array.dtype))[0], "shape": list(array.shape), "data_offsets": [begin, begin + array.nbytes]}
+        header[name] = {
+            "dtype": safetensors_name(dtype_by_name(array.dtype))[0],
+            "shape": list(array.shape),
+            "data_offsets": [begin, begin + array.nbytes],
+        }
         begin += array.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

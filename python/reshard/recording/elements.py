@@ -75,7 +75,13 @@ class Box:
     def part(self, dimension: int, start: int, size: int) -> Box:
         """The box with another interval, inside its own, along one dimension."""
         moved = (start - self.start[dimension]) * self.steps[dimension]
-        return make_box(_set(self.start, dimension, start), _set(self.size, dimension, size), self.origin, self.offset + moved, self.steps)
+        return make_box(
+            _set(self.start, dimension, start),
+            _set(self.size, dimension, size),
+            self.origin,
+            self.offset + moved,
+            self.steps,
+        )
 
 
 def product(numbers: Sequence[int]) -> int:
@@ -94,7 +100,9 @@ def _set(values: tuple[int, ...], index: int, value: int) -> tuple[int, ...]:
     return (*values[:index], value, *values[index + 1 :])
 
 
-def make_box(start: tuple[int, ...], size: tuple[int, ...], origin: Origin, offset: int = 0, steps: tuple[int, ...] = ()) -> Box:
+def make_box(
+    start: tuple[int, ...], size: tuple[int, ...], origin: Origin, offset: int = 0, steps: tuple[int, ...] = ()
+) -> Box:
     """A box, with 0 for the offset and the steps that have no meaning."""
     if not isinstance(origin, Tensor):
         return Box(start, size, origin, 0, (0,) * len(size))
@@ -143,7 +151,9 @@ class _Aligned:
     other: int
 
     def region(self) -> Box:
-        return Box(self.start, tuple(loop.count if loop else 1 for loop in self.loops), Constant(0), 0, (0,) * len(self.start))
+        return Box(
+            self.start, tuple(loop.count if loop else 1 for loop in self.loops), Constant(0), 0, (0,) * len(self.start)
+        )
 
 
 class ElementMap:
@@ -151,7 +161,9 @@ class ElementMap:
 
     def __init__(self, shape: Sequence[int]):
         self.shape = tuple(shape)  #: of the array
-        self.frame = list(shape) or [1]  #: the dimensions in which the boxes are stated; their product is that of the shape
+        self.frame = list(shape) or [
+            1
+        ]  #: the dimensions in which the boxes are stated; their product is that of the shape
         self.boxes: list[Box] = []
 
     @classmethod
@@ -198,7 +210,9 @@ class ElementMap:
         for loop in self._fit(loops):
             rest = [each for each in loops if each is not loop]
             if loop.count > UNROLL:
-                raise Error(f"a view with {loop.count} positions at step {loop.step} does not fit an array of shape {list(self.shape)}")
+                raise Error(
+                    f"a view with {loop.count} positions at step {loop.step} does not fit an array of shape {list(self.shape)}"
+                )
             for i in range(loop.count):
                 yield from list(self._align(offset + i * loop.step, other + i * loop.other, rest))
             return
@@ -228,7 +242,9 @@ class ElementMap:
             return
         yield _Aligned(start, tuple(found), tuple(repeated), other)
 
-    def write(self, offset: int, loops: Sequence[Loop], origin: Origin | None, origin_offset: int = 0, *, fresh: bool = False) -> None:
+    def write(
+        self, offset: int, loops: Sequence[Loop], origin: Origin | None, origin_offset: int = 0, *, fresh: bool = False
+    ) -> None:
         """Replaces the elements of a view. `loops`: its loops, with the steps in the origin as `other`. None: the
         elements are unwritten afterwards. fresh: they are unwritten before, which saves a search for them."""
         if any(loop.count > 1 and loop.step == 0 for loop in loops):
@@ -243,7 +259,9 @@ class ElementMap:
             if len(self.boxes) > BOXES:
                 raise Error(f"an array of shape {list(self.shape)} consists of more than {BOXES} boxes")
 
-    def read(self, offset: int, loops: Sequence[Loop], other: int = 0) -> Iterator[tuple[Origin | None, int, int, list[Loop]]]:
+    def read(
+        self, offset: int, loops: Sequence[Loop], other: int = 0
+    ) -> Iterator[tuple[Origin | None, int, int, list[Loop]]]:
         """Yields the origins of a view's elements: (origin, offset in the origin, offset in the other array, loops with
         `step` in the other array and `other` in the origin). The origin is None where elements are unwritten."""
         for part in list(self._align(offset, other, loops)):
@@ -260,7 +278,9 @@ class ElementMap:
     def view(self, shape: Sequence[int], steps: Sequence[int], offset: int) -> ElementMap:
         """The map of a view of the array, as an array of its own."""
         result = ElementMap(shape)
-        for origin, origin_offset, start, loops in self.read(offset, [Loop(n, *each) for n, each in zip(shape, zip(steps, row_steps(shape)))]):
+        for origin, origin_offset, start, loops in self.read(
+            offset, [Loop(n, *each) for n, each in zip(shape, zip(steps, row_steps(shape)))]
+        ):
             if origin is not None:
                 result.write(start, loops, origin, origin_offset, fresh=True)
         result.merge()
@@ -309,7 +329,9 @@ def _write_whole(target: ElementMap, offset: int, loops: list[Loop], box: Box) -
     inside = next(d for d, step in enumerate(steps) if step <= loop.step and target.frame[d] > 1)
     rest = [each for each in loops if each is not loop]
     inner = next((each for each in rest if each.count > 1 and each.step == steps[inside]), None)
-    if inner and inner.count * inner.step == loop.step and inner.count * inner.other == loop.other:  # they continue each other
+    if (
+        inner and inner.count * inner.step == loop.step and inner.count * inner.other == loop.other
+    ):  # they continue each other
         joined = Loop(inner.count * loop.count, inner.step, inner.other)
         _write_whole(target, offset, [*(each for each in rest if each is not inner), joined], box)
         return
@@ -330,7 +352,13 @@ def _split_box(box: Box, dimension: int, inner: int) -> Iterator[Box]:
             counts[each.step == 1], steps[each.step == 1] = each.count, each.other
         start = (*box.start[:dimension], row, column, *box.start[dimension + 1 :])
         size = (*box.size[:dimension], *counts, *box.size[dimension + 1 :])
-        yield make_box(start, size, box.origin, box.offset + first * loop.other, (*box.steps[:dimension], *steps, *box.steps[dimension + 1 :]))
+        yield make_box(
+            start,
+            size,
+            box.origin,
+            box.offset + first * loop.other,
+            (*box.steps[:dimension], *steps, *box.steps[dimension + 1 :]),
+        )
 
 
 def _rows(loop: Loop, start: int, length: int) -> Iterator[tuple[int, list[Loop]]]:
@@ -369,7 +397,9 @@ def _join(a: Box, b: Box, dimension: int) -> Box | None:
         step, rest = divmod(b.offset - a.offset, a.size[dimension])
         if rest or any(box.size[dimension] > 1 and box.steps[dimension] != step for box in (a, b)):
             return None
-    return replace(a, size=_set(a.size, dimension, a.size[dimension] + b.size[dimension]), steps=_set(a.steps, dimension, step))
+    return replace(
+        a, size=_set(a.size, dimension, a.size[dimension] + b.size[dimension]), steps=_set(a.steps, dimension, step)
+    )
 
 
 def differences(a: Sequence[Box], b: Sequence[Box]) -> Iterator[tuple[Box | None, Box | None]]:

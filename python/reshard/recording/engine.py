@@ -21,8 +21,19 @@ def group(rank: int, size: int) -> types.SimpleNamespace:
     import torch
 
     ranks = types.SimpleNamespace(rank=lambda: rank, size=lambda: size)
-    return types.SimpleNamespace(rank_in_group=rank, world_size=size, is_first_rank=rank == 0, is_last_rank=rank == size - 1, rank=rank, local_rank=0,
-                                 ranks=list(range(size)), device_group=ranks, cpu_group=ranks, unique_name="stand-in", device=torch.device("cpu"))
+    return types.SimpleNamespace(
+        rank_in_group=rank,
+        world_size=size,
+        is_first_rank=rank == 0,
+        is_last_rank=rank == size - 1,
+        rank=rank,
+        local_rank=0,
+        ranks=list(range(size)),
+        device_group=ranks,
+        cpu_group=ranks,
+        unique_name="stand-in",
+        device=torch.device("cpu"),
+    )
 
 
 def meta_values() -> Any:
@@ -35,7 +46,11 @@ def meta_values() -> Any:
     class MetaValues(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
             kwargs = dict(kwargs or {})
-            if func in _device_constructors() and kwargs.get("device") is None and (kwargs.get("dtype") or torch.get_default_dtype()).is_floating_point:
+            if (
+                func in _device_constructors()
+                and kwargs.get("device") is None
+                and (kwargs.get("dtype") or torch.get_default_dtype()).is_floating_point
+            ):
                 kwargs["device"] = "meta"
             if func is torch.Tensor.to and args[0].is_meta:  # stays there, whatever device a constructor moves it to
                 dtypes = [each for each in (*args[1:], *kwargs.values()) if isinstance(each, torch.dtype)]
@@ -57,7 +72,9 @@ class Engine:
     @property
     def mesh(self) -> dict[str, Any]:
         """The mesh of its ranks: {tp, pp}, and with expert_parallel the view {ep: tp, pp}."""
-        return {"tp": self.tp, "pp": self.pp} | ({"views": [{"ep": self.tp, "pp": self.pp}]} if self.expert_parallel else {})
+        return {"tp": self.tp, "pp": self.pp} | (
+            {"views": [{"ep": self.tp, "pp": self.pp}]} if self.expert_parallel else {}
+        )
 
 
 def params_of(module: Any, own: Collection[str] = ()) -> dict[str, Any]:
@@ -71,12 +88,22 @@ def params_of(module: Any, own: Collection[str] = ()) -> dict[str, Any]:
     return found
 
 
-def recordings_of(modules: Iterable[tuple[int, Any]], load: Callable[[Any, Any], None], model: str | os.PathLike[str], engine: Engine,
-                  checkpoint: Any, own: Collection[str] = ()) -> Iterator[Recording]:
+def recordings_of(
+    modules: Iterable[tuple[int, Any]],
+    load: Callable[[Any, Any], None],
+    model: str | os.PathLike[str],
+    engine: Engine,
+    checkpoint: Any,
+    own: Collection[str] = (),
+) -> Iterator[Recording]:
     """Yields the recording of each module of an engine's ranks. load: loads weights into a module; checkpoint: None stands for
     `model`; own: as of `params_of`."""
     tensors = tensors_of(model if checkpoint is None else checkpoint)
     for rank, module in modules:
-        yield record(load=lambda weights, module=module: load(module, weights),
-                     params=lambda module=module: params_of(module, own), checkpoint=tensors, mesh=engine.mesh,
-                     rank=rank)
+        yield record(
+            load=lambda weights, module=module: load(module, weights),
+            params=lambda module=module: params_of(module, own),
+            checkpoint=tensors,
+            mesh=engine.mesh,
+            rank=rank,
+        )

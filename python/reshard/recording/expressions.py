@@ -46,6 +46,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _expressions(keys: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[int, str, tuple[int, ...]]]:
     """(level, expression, values) of all expressions: the higher the level, the less simple; in a level the likelier first."""
+
     def exact(numerator: Sequence[int], divisor: Sequence[int]) -> tuple[int, ...] | None:
         fits = all(b and a % b == 0 for a, b in zip(numerator, divisor))
         return tuple(a // b for a, b in zip(numerator, divisor)) if fits else None
@@ -97,8 +98,13 @@ class Keys:
             elif all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in values):
                 if not key.endswith("_token_id"):
                     self.integers[self._name(key, taken)] = tuple(map(int, values))
-            elif all(isinstance(each, str) or isinstance(each, list) and all(isinstance(one, str) for one in each) for each in values):
-                self.patterns[key] = [each.partition("/")[0].replace("|", "") if isinstance(each, str) else each for each in values]
+            elif all(
+                isinstance(each, str) or isinstance(each, list) and all(isinstance(one, str) for one in each)
+                for each in values
+            ):
+                self.patterns[key] = [
+                    each.partition("/")[0].replace("|", "") if isinstance(each, str) else each for each in values
+                ]
         self._table: dict[tuple[int, ...], list[tuple[int, str]]] = defaultdict(list)
         for level, text, found in _expressions(self.integers):
             self._table[found].append((level, text))
@@ -115,7 +121,9 @@ class Keys:
         keys, those of the next one. Where a value is not known: single keys alone."""
         if None in values:
             return [key for key, each in self.integers.items() if all(b in (None, a) for a, b in zip(each, values))]
-        found = sorted(self._table.get(tuple(each for each in values if each is not None), ()), key=lambda each: each[0])
+        found = sorted(
+            self._table.get(tuple(each for each in values if each is not None), ()), key=lambda each: each[0]
+        )
         return [text for level, text in found if level <= max(2, found[0][0])]
 
     def use(self, expression: str) -> str:

@@ -37,7 +37,9 @@ class General:
     yaml: str  #: without the key `config`, which a model that extends it states
     name: str  #: of the layout
     kept: dict[str, str] = field(default_factory=dict)  #: {place: why it has the value of the first size}
-    ambiguous: dict[str, list[str]] = field(default_factory=dict)  #: {expression: others with the same values at all sizes}
+    ambiguous: dict[str, list[str]] = field(
+        default_factory=dict
+    )  #: {expression: others with the same values at all sizes}
     differences: list[str] = field(default_factory=list)  #: between the compiled model and the layouts
     refused: list[str] = field(default_factory=list)  #: params that a layout cannot state, with the size and the reason
 
@@ -86,7 +88,10 @@ class _Join:
         for index, each in enumerate(values):
             if each is not _UNKNOWN:
                 groups[_kind(each) if size else flow(each)].append(index)
-        options = [self._same_kind([each if index in group else _UNKNOWN for index, each in enumerate(values)], place, size) for group in groups.values()]
+        options = [
+            self._same_kind([each if index in group else _UNKNOWN for index, each in enumerate(values)], place, size)
+            for group in groups.values()
+        ]
         if len(options) == 1:
             return options[0]
         return _Choice(sorted(options, key=lambda each: 2 if each is _ABSENT else 0 if isinstance(each, dict) else 1))
@@ -100,15 +105,24 @@ class _Join:
             result: dict[Any, Any] = {}
             for key in dict.fromkeys(key for each in values if each is not _UNKNOWN for key in each):
                 pieces = [each if each is _UNKNOWN else each.get(key, _ABSENT) for each in values]
-                joined = self.where(pieces, f"{place}, where") if key == "where" else self.value(pieces, f"{place}, {key}", key not in _NO_SIZES)
+                joined = (
+                    self.where(pieces, f"{place}, where")
+                    if key == "where"
+                    else self.value(pieces, f"{place}, {key}", key not in _NO_SIZES)
+                )
                 if joined is not _ABSENT:
                     result[key] = joined
             return result
         if isinstance(first, list):
-            return [self.value([each if each is _UNKNOWN else each[i] for each in values], f"{place}, {i}") for i in range(len(first))]
+            return [
+                self.value([each if each is _UNKNOWN else each[i] for each in values], f"{place}, {i}")
+                for i in range(len(first))
+            ]
         if isinstance(first, Name):
             return self.name(values, place)
-        return self.number(tuple(None if each is _UNKNOWN else each for each in values), place, place.rpartition(", ")[2])
+        return self.number(
+            tuple(None if each is _UNKNOWN else each for each in values), place, place.rpartition(", ")[2]
+        )
 
     def number(self, values: Values, place: str, like: str = "") -> Any:
         """A number that is the same at all sizes, or an expression. Where not all sizes have it, a key is preferred, except
@@ -139,7 +153,11 @@ class _Join:
         result = list(texts[0])
         for position in range(1, len(result), 2):
             numbers = tuple(int(text[position]) for text in texts)
-            found = [each for each in self.keys.fits(numbers) if each in self.keys.integers] if len(texts) == len(values) else []
+            found = (
+                [each for each in self.keys.fits(numbers) if each in self.keys.integers]
+                if len(texts) == len(values)
+                else []
+            )
             if len(set(numbers)) > 1 and found:
                 result[position] = "{%s}" % self.keys.use(found[0])
             elif len(set(numbers)) > 1:
@@ -172,14 +190,28 @@ class _Join:
         result: dict[str, Any] = {}
         for variable in dict.fromkeys(name for each in values if isinstance(each, dict) for name in each):
             sizes = [model.get("index", {}).get(variable, 0) for model in self.models]
-            sets = [None if each is _UNKNOWN else set(range(n)) if each is _ABSENT or variable not in each else _values(each[variable]) for each, n in zip(values, sizes)]
+            sets = [
+                None
+                if each is _UNKNOWN
+                else set(range(n))
+                if each is _ABSENT or variable not in each
+                else _values(each[variable])
+                for each, n in zip(values, sizes)
+            ]
             if any(each is not None and each != set(range(n)) for each, n in zip(sets, sizes)):
-                result[variable] = self._range(sets, place, simple=True) or self._pattern(sets, sizes) or self._range(sets, place) or self._first(sets, place)
+                result[variable] = (
+                    self._range(sets, place, simple=True)
+                    or self._pattern(sets, sizes)
+                    or self._range(sets, place)
+                    or self._first(sets, place)
+                )
         return result or _ABSENT
 
     def _range(self, sets: Sequence[set[int] | None], place: str, simple: bool = False) -> Word | None:
         """The range of contiguous values. simple: between numbers and single keys alone."""
-        if any(each is not None and each != set(range(min(each, default=0), max(each, default=-1) + 1)) for each in sets):
+        if any(
+            each is not None and each != set(range(min(each, default=0), max(each, default=-1) + 1)) for each in sets
+        ):
             return None
         begins: Values = tuple(None if each is None else min(each, default=0) for each in sets)
         ends: Values = tuple(None if each is None else max(each, default=-1) + 1 for each in sets)
@@ -197,7 +229,10 @@ class _Join:
             if [len(each) for each in patterns] != list(sizes):
                 continue
             kinds = sorted({pattern[position] for pattern, each in zip(patterns, sets) for position in each or ()})
-            if all(each is None or each == {i for i, kind in enumerate(pattern) if kind in kinds} for pattern, each in zip(patterns, sets)):
+            if all(
+                each is None or each == {i for i, kind in enumerate(pattern) if kind in kinds}
+                for pattern, each in zip(patterns, sets)
+            ):
                 return {"pattern": Word(f"${key}"), "is": [Name(each) for each in kinds]}
         return None
 
@@ -211,13 +246,29 @@ class _Join:
         result = {}
         for name, values in self.paired([model["tensors"] for model in self.models], "tensor"):
             place = f"tensor {name}"
-            keys = self._same_kind([_UNKNOWN if each is _ABSENT else {"shape": each} if isinstance(each, list) else each for each in values], place, True)
+            keys = self._same_kind(
+                [
+                    _UNKNOWN if each is _ABSENT else {"shape": each} if isinstance(each, list) else each
+                    for each in values
+                ],
+                place,
+                True,
+            )
             exists = tuple(each is not _ABSENT for each in values)
             if not all(exists):
-                when = next((prefix + key for key, each in self.keys.conditions.items() for prefix, wanted in (("", True), ("not ", False))
-                             if tuple(one == wanted for one in each) == exists), None)
+                when = next(
+                    (
+                        prefix + key
+                        for key, each in self.keys.conditions.items()
+                        for prefix, wanted in (("", True), ("not ", False))
+                        if tuple(one == wanted for one in each) == exists
+                    ),
+                    None,
+                )
                 if when is None:
-                    self.kept[place] = f"it exists at sizes {', '.join(str(i) for i, each in enumerate(exists) if each)} alone, and no boolean of the configs says so"
+                    self.kept[place] = (
+                        f"it exists at sizes {', '.join(str(i) for i, each in enumerate(exists) if each)} alone, and no boolean of the configs says so"
+                    )
                 else:
                     keys["when"] = Word(self.keys.use(when))
             result[name] = keys["shape"] if len(keys) == 1 else keys
@@ -228,7 +279,15 @@ def _choices(value: Any) -> Iterator[_Choice]:
     """All choices in a value, outer ones first."""
     if isinstance(value, _Choice):
         yield value
-    for each in value.options if isinstance(value, _Choice) else value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for each in (
+        value.options
+        if isinstance(value, _Choice)
+        else value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list)
+        else ()
+    ):
         yield from _choices(each)
 
 
@@ -251,7 +310,13 @@ def _variants(value: Any) -> Iterator[Any]:
 class _Check:
     """Compiles a model with the config of each size and compares it with the layout of that size."""
 
-    def __init__(self, layouts: Sequence[Layout], models: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]], folder: Path):
+    def __init__(
+        self,
+        layouts: Sequence[Layout],
+        models: Sequence[Mapping[str, Any]],
+        configs: Sequence[Mapping[str, Any]],
+        folder: Path,
+    ):
         self.layouts, self.models = layouts, models
         self.paths = [folder / f"config-{i}.json" for i in range(len(configs))]
         for path, config in zip(self.paths, configs):
@@ -260,7 +325,15 @@ class _Check:
     def _wanted(self, index: int, params: Iterable[Name] | None) -> list[Recording]:
         """The recordings that show the layout of a size: all of it, or some params."""
         layout, model = self.layouts[index], self.models[index]
-        text = layout.yaml if params is None else write(_with_params(model, layout.name, {name: model["layouts"][layout.name]["params"][name] for name in params}))
+        text = (
+            layout.yaml
+            if params is None
+            else write(
+                _with_params(
+                    model, layout.name, {name: model["layouts"][layout.name]["params"][name] for name in params}
+                )
+            )
+        )
         return as_recordings(compile_layout(text, layout.name, flow(layout.mesh)), layout.mesh)
 
     def differences(self, model: Mapping[str, Any], params: Sequence[Iterable[Name]] | None = None) -> Iterator[str]:
@@ -308,18 +381,27 @@ def generalize(sizes: Sequence[tuple[Layout, Config]]) -> General:
     for index, (layout, model) in enumerate(zip(layouts, models)):
         if layout.differences:
             raise Error(f"layout {index} differs from its recording: {layout.differences[0]}")
-        for what, one, other in (("name", layout.name, name), ("dtype", model["dtype"], models[0]["dtype"]),
-                                 ("axes", flow(model["layouts"][layout.name]["axes"]), flow(models[0]["layouts"][name]["axes"]))):
+        for what, one, other in (
+            ("name", layout.name, name),
+            ("dtype", model["dtype"], models[0]["dtype"]),
+            ("axes", flow(model["layouts"][layout.name]["axes"]), flow(models[0]["layouts"][name]["axes"])),
+        ):
             if one != other:
                 raise Error(f"layouts 0 and {index} have {what} {other} and {one}, expected the same")
-    taken = [*(variable for model in models for variable in model.get("index", {})), *map(str, models[0]["layouts"][name]["axes"])]
+    taken = [
+        *(variable for model in models for variable in model.get("index", {})),
+        *map(str, models[0]["layouts"][name]["axes"]),
+    ]
     keys = Keys(configs, taken)
     join = _Join(models, keys)
     index = join.value([model.get("index", {}) for model in models], "index")
     tensors, each = join.tensors(), [model["layouts"][name] for model in models]
     place = join.value([one.get("place", {}) for one in each], "place")
     params = dict(join.paired([one["params"] for one in each], "param"))
-    joined = {param: join.value([_UNKNOWN if value is _ABSENT else value for value in values], f"param {param}") for param, values in params.items()}
+    joined = {
+        param: join.value([_UNKNOWN if value is _ABSENT else value for value in values], f"param {param}")
+        for param, values in params.items()
+    }
     let = keys.let()
     model = {"dtype": models[0]["dtype"]} | ({"let": let} if let else {}) | {"index": index, "tensors": tensors}
     with TemporaryDirectory(prefix="reshard-") as folder:
@@ -328,7 +410,14 @@ def generalize(sizes: Sequence[tuple[Layout, Config]]) -> General:
         for base, placed in combinations(_variants(model), _variants(place)):
             layout = {"axes": each[0]["axes"]} | ({"place": placed} if placed else {}) | {"params": {}}
             whole = {**base, "layouts": {"hf": {"params": Word("same")}, name: layout}}
-            whole = _with_params(whole, name, {param: _right(check, whole, name, param, joined[param], [one["params"] for one in each]) for param in joined})
+            whole = _with_params(
+                whole,
+                name,
+                {
+                    param: _right(check, whole, name, param, joined[param], [one["params"] for one in each])
+                    for param in joined
+                },
+            )
             differences = list(check.differences(whole))
             if best is None or len(differences) < len(best[0]):
                 best = differences, whole
@@ -339,10 +428,15 @@ def generalize(sizes: Sequence[tuple[Layout, Config]]) -> General:
     return General(write(best[1]), name, join.kept, join.ambiguous, best[0], refused)
 
 
-def _right(check: _Check, whole: Mapping[str, Any], name: str, param: Name, joined: Any, params: Sequence[Mapping[Name, Any]]) -> Any:
+def _right(
+    check: _Check, whole: Mapping[str, Any], name: str, param: Name, joined: Any, params: Sequence[Mapping[Name, Any]]
+) -> Any:
     """The variant of a param that gives the layout of each size; the first one if none does."""
     variants = list(_variants(joined))
     if len(variants) == 1:
         return variants[0]
     alone = [[one for one in each if one == param] for each in params]
-    return next((each for each in variants if not any(check.differences(_with_params(whole, name, {param: each}), alone))), variants[0])
+    return next(
+        (each for each in variants if not any(check.differences(_with_params(whole, name, {param: each}), alone))),
+        variants[0],
+    )

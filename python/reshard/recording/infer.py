@@ -33,10 +33,16 @@ class Layout:
     yaml: str  #: a model file: tensors, index variables, and the layouts `hf` and `name`
     name: str
     mesh: dict[str, Any]
-    left: dict[str, list[int]] = field(default_factory=dict)  #: params in which the loader puts nothing of the checkpoint: {name: mesh ranks}
+    left: dict[str, list[int]] = field(
+        default_factory=dict
+    )  #: params in which the loader puts nothing of the checkpoint: {name: mesh ranks}
     refused: dict[str, str] = field(default_factory=dict)  #: params that it cannot state: {name: reason}
-    explicit: dict[str, str] = field(default_factory=dict)  #: params that it states by `pieces`, since no scheme fits: {name: reason}
-    differences: list[str] = field(default_factory=list)  #: between the compiled layout and the recordings; empty if it is right
+    explicit: dict[str, str] = field(
+        default_factory=dict
+    )  #: params that it states by `pieces`, since no scheme fits: {name: reason}
+    differences: list[str] = field(
+        default_factory=list
+    )  #: between the compiled layout and the recordings; empty if it is right
 
     @property
     def exact(self) -> bool:
@@ -82,9 +88,13 @@ class _Inference:
         self.left: dict[str, list[int]] = defaultdict(list)
         self.refused: dict[str, str] = {}
         self.explicit: dict[str, str] = {}
-        self.differing: set[str] = set()  # tensors of params that differ between the values of a variable in their names
+        self.differing: set[str] = (
+            set()
+        )  # tensors of params that differ between the values of a variable in their names
         self.declared: list[_Declared] = []
-        self.held: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))  # {mesh rank: {variable: values}}
+        self.held: dict[int, dict[str, set[int]]] = defaultdict(
+            lambda: defaultdict(set)
+        )  # {mesh rank: {variable: values}}
         self.stacks: dict[str, list[_Stack]] = defaultdict(list)
         self.place: dict[str, str] = {}
 
@@ -96,13 +106,17 @@ class _Inference:
         padding: list[tuple[int, str, RecordedParam]] = []
         for recording in self.recordings:
             for name, param in recording.params.items():
-                members = [self.patterns.members[box.origin.name] for box in param.boxes if isinstance(box.origin, Tensor)]
+                members = [
+                    self.patterns.members[box.origin.name] for box in param.boxes if isinstance(box.origin, Tensor)
+                ]
                 sources = [*members, *(self.patterns.members[each] for one in param.computed for each in one.tensors)]
                 for member in sources:
                     for variable, value in zip(member.pattern.variables, member.values):
                         self.held[recording.rank][variable].add(value)
                 if param.computed:
-                    self.refused[name] = f"rank {recording.rank}: computed by " + "; ".join(f"{each.op} of {', '.join(each.tensors) or 'no tensor'}" for each in param.computed)
+                    self.refused[name] = f"rank {recording.rank}: computed by " + "; ".join(
+                        f"{each.op} of {', '.join(each.tensors) or 'no tensor'}" for each in param.computed
+                    )
                     self.refused[name] += self._by_hand(name, param)
                 elif not members and param.unwritten == 0 and all(box.origin == Constant(0.0) for box in param.boxes):
                     padding.append((recording.rank, name, param))
@@ -152,11 +166,15 @@ class _Inference:
             by_skeleton[re.sub(r"\d+", "#", each.name)].append(each)
         return [group for found in by_skeleton.values() for group in self._named(found, frozenset())]
 
-    def _named(self, group: Sequence[_Instance], literal: frozenset[int]) -> list[tuple[str, dict[str, str], list[_Instance]]]:
+    def _named(
+        self, group: Sequence[_Instance], literal: frozenset[int]
+    ) -> list[tuple[str, dict[str, str], list[_Instance]]]:
         """Finds the variable of each number in the names of a group. Numbers at `literal` positions stay, and numbers
         inside a word that are the same in all names: `w13_weight`."""
         texts = [re.split(r"(\d+)", each.name) for each in group]  # the numbers are at odd positions
-        single = [variable for variable in group[0].values if all(len(each.values.get(variable, ())) == 1 for each in group)]
+        single = [
+            variable for variable in group[0].values if all(len(each.values.get(variable, ())) == 1 for each in group)
+        ]
         placeholders: dict[str, str] = {}
         result = list(texts[0])
         for position in range(1, len(result), 2):
@@ -164,8 +182,18 @@ class _Inference:
             alone = result[position - 1][-1:] in ("", ".") and result[position + 1][:1] in ("", ".")
             if position in literal or (len(numbers) == 1 and not alone):
                 continue
-            found = next(((variable, suffix) for suffix in ("", ".local") for variable in single if variable not in placeholders
-                          and all(str(self._number(each, variable, suffix)) == text[position] for each, text in zip(group, texts))), None)
+            found = next(
+                (
+                    (variable, suffix)
+                    for suffix in ("", ".local")
+                    for variable in single
+                    if variable not in placeholders
+                    and all(
+                        str(self._number(each, variable, suffix)) == text[position] for each, text in zip(group, texts)
+                    )
+                ),
+                None,
+            )
             if found is None:
                 split: dict[str, list[_Instance]] = defaultdict(list)
                 for each, text in zip(group, texts):
@@ -190,7 +218,9 @@ class _Inference:
                 self._by_pieces(_Declared(name, {}), placeholders, group, str(why))
         self.placement()
 
-    def _by_pieces(self, declared: _Declared, placeholders: Mapping[str, str], group: Sequence[_Instance], why: str) -> None:
+    def _by_pieces(
+        self, declared: _Declared, placeholders: Mapping[str, str], group: Sequence[_Instance], why: str
+    ) -> None:
         """States a param by its pieces, or refuses it. why: the reason why its grammar is not another one."""
         self.declared = [each for each in self.declared if each is not declared]
         try:
@@ -203,15 +233,28 @@ class _Inference:
         self.declared.append(declared)
         self.explicit.update({each.name: why for each in group})
 
-    def _instances_by_rank(self, placeholders: Mapping[str, str], group: Sequence[_Instance]) -> tuple[list[str], dict[int, RecordedParam]]:
+    def _instances_by_rank(
+        self, placeholders: Mapping[str, str], group: Sequence[_Instance]
+    ) -> tuple[list[str], dict[int, RecordedParam]]:
         """(variables that are not in the name, the param of one instance on each rank). Raises Refused where these do
         not stand for all instances."""
         others = sorted({variable for each in group for variable in each.values} - {*placeholders})
-        dimensions = {len(self._pattern(box).shape) for each in group for box in each.param.boxes if isinstance(box.origin, Tensor)}
+        dimensions = {
+            len(self._pattern(box).shape)
+            for each in group
+            for box in each.param.boxes
+            if isinstance(box.origin, Tensor)
+        }
         if len(others) > 1 or len(dimensions) != 1:
-            raise Refused(f"its tensors differ in {', '.join(others)}" if len(others) > 1 else "its tensors have different numbers of dimensions")
+            raise Refused(
+                f"its tensors differ in {', '.join(others)}"
+                if len(others) > 1
+                else "its tensors have different numbers of dimensions"
+            )
         if others and len(group[0].param.shape) != dimensions.pop() + 1:
-            raise Refused(f"its tensors have index variable {others[0]}, which is neither in its name nor a dimension of its own")
+            raise Refused(
+                f"its tensors have index variable {others[0]}, which is neither in its name nor a dimension of its own"
+            )
         chosen: dict[int, _Instance] = {}
         for each in group:
             first = chosen.setdefault(each.rank, each)
@@ -224,7 +267,9 @@ class _Inference:
         """One param of the layout. Raises Refused."""
         others, chosen = self._instances_by_rank(placeholders, group)
         found = structure(self.axes, chosen, self.patterns.members, others[0] if others else None)
-        declared = _Declared(name, dict(found.keys) | self._where(placeholders, group) | self._presence(placeholders, group))
+        declared = _Declared(
+            name, dict(found.keys) | self._where(placeholders, group) | self._presence(placeholders, group)
+        )
         for variable in others:
             self.stacks[variable].append(_Stack(declared, placeholders, group, found))
         return declared
@@ -234,7 +279,9 @@ class _Inference:
         keys = {}
         for variable in placeholders:
             values = {value for each in group for value in each.values[variable]}
-            patterns = {self._pattern(box) for each in group for box in each.param.boxes if isinstance(box.origin, Tensor)}
+            patterns = {
+                self._pattern(box) for each in group for box in each.param.boxes if isinstance(box.origin, Tensor)
+            }
             if any(set(self.patterns.values(pattern, variable)) != values for pattern in patterns):
                 keys["where"] = "{" + f"{variable}: {ranges(values)}" + "}"
         return keys
@@ -244,6 +291,7 @@ class _Inference:
 
     def _template(self, instance: _Instance, stacked: Sequence[str]) -> tuple[Any, ...]:
         """An instance without the values of the variables in its name."""
+
         def origin(box: Any) -> Any:
             if not isinstance(box.origin, Tensor):
                 return box.origin
@@ -257,13 +305,19 @@ class _Inference:
         """The key `at`, if not every mesh rank with the values of the name's variables has the param."""
         actual = {each.rank for each in group}
         values = {variable: {value for each in group for value in each.values[variable]} for variable in placeholders}
-        expected = {recording.rank for recording in self.recordings if all(self.held[recording.rank][variable] & each for variable, each in values.items())}
+        expected = {
+            recording.rank
+            for recording in self.recordings
+            if all(self.held[recording.rank][variable] & each for variable, each in values.items())
+        }
         if actual == expected:
             return {}
         for axis, (size, _) in self.axes.axes.items():
             coordinates = {self.axes.coordinate((axis,), rank) for rank in actual}
             if {rank for rank in expected if self.axes.coordinate((axis,), rank) in coordinates} == actual:
-                words = ["first" if each == 0 else "last" if each == size - 1 else str(each) for each in sorted(coordinates)]
+                words = [
+                    "first" if each == 0 else "last" if each == size - 1 else str(each) for each in sorted(coordinates)
+                ]
                 return {"at": "{" + f"{axis}: {words[0] if len(words) == 1 else '[' + ', '.join(words) + ']'}" + "}"}
         raise Refused(f"ranks {sorted(actual)} of {sorted(expected)} have it, which no axis distinguishes")
 
@@ -273,7 +327,10 @@ class _Inference:
         """The rule of each index variable that ranks have different values of."""
         for variable, n in self.patterns.sizes.items():
             everything = set().union(*(self.held[recording.rank][variable] for recording in self.recordings))
-            found: dict[int, Runs] = {recording.rank: joined([(value, 1) for value in sorted(self.held[recording.rank][variable])]) for recording in self.recordings}
+            found: dict[int, Runs] = {
+                recording.rank: joined([(value, 1) for value in sorted(self.held[recording.rank][variable])])
+                for recording in self.recordings
+            }
             self._unordered_stacks(variable)
             if all(runs == joined([(value, 1) for value in sorted(everything)]) for runs in found.values()):
                 continue
@@ -281,7 +338,9 @@ class _Inference:
             if rule is not None:
                 self.place[variable] = rule.yaml()
                 continue
-            why = f"no scheme gives the ranks these values of {variable}, of {n}: " + ", ".join(f"rank {rank} {[f'{a}:{a + c}' for a, c in runs]}" for rank, runs in found.items())
+            why = f"no scheme gives the ranks these values of {variable}, of {n}: " + ", ".join(
+                f"rank {rank} {[f'{a}:{a + c}' for a, c in runs]}" for rank, runs in found.items()
+            )
             if any("{%s" % variable in each.name for each in self.declared):
                 raise Error(why)
             for each in self.stacks.pop(variable, []):
@@ -291,11 +350,18 @@ class _Inference:
         """States the stacks of a variable by pieces whose values are not in ascending order on every rank."""
         kept = []
         for each in self.stacks[variable]:
-            slots = next(((rank, held.slots) for rank, held in each.found.held.items() if held.slots != sorted(held.slots)), None)
+            slots = next(
+                ((rank, held.slots) for rank, held in each.found.held.items() if held.slots != sorted(held.slots)), None
+            )
             if slots is None:
                 kept.append(each)
             else:
-                self._by_pieces(each.declared, each.placeholders, each.group, f"rank {slots[0]} stacks the values {slots[1]} of {variable}, which are not in ascending order")
+                self._by_pieces(
+                    each.declared,
+                    each.placeholders,
+                    each.group,
+                    f"rank {slots[0]} stacks the values {slots[1]} of {variable}, which are not in ascending order",
+                )
         self.stacks[variable] = kept
 
 
@@ -310,7 +376,14 @@ def infer(recordings: Sequence[Recording], name: str) -> Layout:
         except Error:
             other.refused = inference.refused
         inference = other if len(other.refused) < len(inference.refused) else inference
-    return Layout(_yaml(inference, inference.declared, name), name, recordings[0].mesh, dict(inference.left), inference.refused, inference.explicit)
+    return Layout(
+        _yaml(inference, inference.declared, name),
+        name,
+        recordings[0].mesh,
+        dict(inference.left),
+        inference.refused,
+        inference.explicit,
+    )
 
 
 def _yaml(inference: _Inference, declared: Sequence[_Declared], name: str) -> str:
@@ -319,10 +392,16 @@ def _yaml(inference: _Inference, declared: Sequence[_Declared], name: str) -> st
     model: dict[str, Any] = {"dtype": common} | ({"index": patterns.sizes} if patterns.sizes else {}) | {"tensors": {}}
     for pattern in patterns.patterns():
         where = {variable: patterns.values(pattern, variable) for variable in pattern.variables}
-        some = {variable: Word(ranges(values)) for variable, values in where.items() if values != list(range(patterns.sizes[variable]))}
+        some = {
+            variable: Word(ranges(values))
+            for variable, values in where.items()
+            if values != list(range(patterns.sizes[variable]))
+        }
         more = ({"dtype": pattern.dtype} if pattern.dtype != common else {}) | ({"where": some} if some else {})
         model["tensors"][Name(pattern.name)] = {"shape": pattern.shape} | more if more else pattern.shape
-    layout: dict[str, Any] = {"axes": list(inference.axes.axes)} | ({"place": inference.place} if inference.place else {})
+    layout: dict[str, Any] = {"axes": list(inference.axes.axes)} | (
+        {"place": inference.place} if inference.place else {}
+    )
     layout["params"] = {Name(each.name): each.keys for each in declared}
     model["layouts"] = {"hf": {"params": "same"}, name: layout}
     return write(model)

@@ -32,7 +32,9 @@ def _entries(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, list[Any]]]:
         pieces = list(_pieces(value))
         for each in pieces:
             if each.flattened_range is not None:
-                raise Error(f"{name}: found a flattened range of {each.key}, which has no position in the tensor; expected the state of a model, not of an optimizer")
+                raise Error(
+                    f"{name}: found a flattened range of {each.key}, which has no position in the tensor; expected the state of a model, not of an optimizer"
+                )
         if pieces and value.data is not None:
             yield name, value.data, pieces
 
@@ -44,7 +46,9 @@ def _tensor(name: str, key: str, numbers: tuple[int, ...]) -> str:
     places = [i for i, word in enumerate(words) if word.isdigit()]
     fits = len(places) == len(numbers)
     for number, place in zip(numbers, places):
-        fits = fits and place <= len(components) and words[place - 1].endswith(components[place - 1])  # local_experts, experts
+        fits = (
+            fits and place <= len(components) and words[place - 1].endswith(components[place - 1])
+        )  # local_experts, experts
         components.insert(place, str(number))
     return ".".join(components if fits else [key, *map(str, numbers)])
 
@@ -57,11 +61,16 @@ def tensors_of_state(state: Mapping[str, Any]) -> Tensors:
         for piece in pieces:
             stacked = piece.prepend_axis_num
             for numbers in combinations(*map(range, piece.global_shape[:stacked])):
-                result[_tensor(name, piece.key, numbers)] = dtype_by_name(piece.dtype), tuple(piece.global_shape[stacked:])
+                result[_tensor(name, piece.key, numbers)] = (
+                    dtype_by_name(piece.dtype),
+                    tuple(piece.global_shape[stacked:]),
+                )
     return result
 
 
-def record_state(state: Mapping[str, Any], *, checkpoint: Mapping[str, tuple[str, Any]], mesh: Mapping[str, Any], rank: int) -> Recording:
+def record_state(
+    state: Mapping[str, Any], *, checkpoint: Mapping[str, tuple[str, Any]], mesh: Mapping[str, Any], rank: int
+) -> Recording:
     """Returns where each element of a rank's params is in the distributed checkpoint.
 
     state: of `model.sharded_state_dict()`.
@@ -80,4 +89,6 @@ def record_state(state: Mapping[str, Any], *, checkpoint: Mapping[str, tuple[str
                     part = part.narrow(dimension, begin, count)
                 piece.data.copy_(part)
 
-    return record(load=load, params={name: param for name, param, _ in entries}, checkpoint=checkpoint, mesh=mesh, rank=rank)
+    return record(
+        load=load, params={name: param for name, param, _ in entries}, checkpoint=checkpoint, mesh=mesh, rank=rank
+    )

@@ -39,7 +39,9 @@ class Member:
 def variable_of(component: str) -> str:
     """The name of the variable of a number after this component of a name: layers -> layer, h -> layer."""
     word = re.sub(r"\W", "_", component)
-    return {"h": "layer", "layers": "layer", "blocks": "block", "experts": "expert"}.get(word, word[:-1] if word.endswith("s") and len(word) > 2 else f"{word}_index")
+    return {"h": "layer", "layers": "layer", "blocks": "block", "experts": "expert"}.get(
+        word, word[:-1] if word.endswith("s") and len(word) > 2 else f"{word}_index"
+    )
 
 
 def split_name(name: str) -> tuple[list[str], list[tuple[int, str]]]:
@@ -71,7 +73,15 @@ class Patterns:
         groups: dict[tuple[str, tuple[str, ...]], dict[str, tuple[int, ...]]] = defaultdict(dict)
         for name in tensors:
             components, numbers = split_name(name)
-            chosen = [(position, variable) for position, variable in numbers if not values[variable] or int(components[position]) in values[variable]] if name not in alone else []
+            chosen = (
+                [
+                    (position, variable)
+                    for position, variable in numbers
+                    if not values[variable] or int(components[position]) in values[variable]
+                ]
+                if name not in alone
+                else []
+            )
             number = tuple(int(components[position]) for position, _ in chosen)
             for position, variable in chosen:
                 components[position] = "{%s}" % variable
@@ -80,17 +90,28 @@ class Patterns:
         for (pattern, variables), found in groups.items():
             self._add(pattern, variables, found, tensors)
         #: {variable: number of values}, in the order of the names
-        self.sizes = {variable: max(member.value(variable) for member in self.members.values() if variable in member.pattern.variables) + 1
-                      for variable in dict.fromkeys(each for member in self.members.values() for each in member.pattern.variables)}
+        self.sizes = {
+            variable: max(
+                member.value(variable) for member in self.members.values() if variable in member.pattern.variables
+            )
+            + 1
+            for variable in dict.fromkeys(each for member in self.members.values() for each in member.pattern.variables)
+        }
 
-    def _add(self, pattern: str, variables: tuple[str, ...], found: Mapping[str, tuple[int, ...]], tensors: Tensors) -> None:
+    def _add(
+        self, pattern: str, variables: tuple[str, ...], found: Mapping[str, tuple[int, ...]], tensors: Tensors
+    ) -> None:
         """One pattern; tensors that one declaration cannot state (other shapes, missing combinations) keep their names."""
         kinds = {tensors[name] for name in found}
         combinations = product([len({number[i] for number in found.values()}) for i in range(len(variables))])
         for name, number in found.items():
             dtype, shape = tensors[name]
             one = len(kinds) == 1 and combinations == len(found)
-            self.members[name] = Member(Pattern(pattern, variables, dtype, shape), number) if one else Member(Pattern(name, (), dtype, shape), ())
+            self.members[name] = (
+                Member(Pattern(pattern, variables, dtype, shape), number)
+                if one
+                else Member(Pattern(name, (), dtype, shape), ())
+            )
 
     def patterns(self) -> list[Pattern]:
         """All patterns, in the order of their first tensors."""

@@ -38,7 +38,9 @@ class _Piece:
             keys["from"] = list(self.start)
         if any(step != 1 for step in self.step):
             keys["step"] = list(self.step)
-        if not self.pattern or any((n - 1 - start) // step + 1 != size for n, start, step, size in zip(shape, self.start, self.step, self.size)):
+        if not self.pattern or any(
+            (n - 1 - start) // step + 1 != size for n, start, step, size in zip(shape, self.start, self.step, self.size)
+        ):
             keys["size"] = list(self.size)
         if any(self.to):
             keys["to"] = list(self.to)
@@ -64,7 +66,13 @@ def _piece(box: Box, members: Mapping[str, Member], stacked: str | None, dimensi
         raise Refused("no dimension has one index value in each position")
     if len(box.size) - (dimension is not None) != len(shape):
         raise Refused(f"a param of {rank} dimensions holds tensors of {len(shape)} dimensions: they were reshaped")
-    bare = Box(_without(box.start, dimension), _without(box.size, dimension), box.origin, box.offset, _without(box.steps, dimension))
+    bare = Box(
+        _without(box.start, dimension),
+        _without(box.size, dimension),
+        box.origin,
+        box.offset,
+        _without(box.steps, dimension),
+    )
     permute = _permutation([bare], shape)
     start, step, steps = [], [], row_steps(shape)
     for d, k in enumerate(permute):
@@ -80,14 +88,20 @@ def _piece(box: Box, members: Mapping[str, Member], stacked: str | None, dimensi
     return _Piece(member.pattern, tuple(permute), tuple(start), tuple(step), box.size, box.start)
 
 
-def _cut(box: Box, members: Mapping[str, Member], stacked: str | None, dimension: int | None, found: list[_Piece]) -> None:
+def _cut(
+    box: Box, members: Mapping[str, Member], stacked: str | None, dimension: int | None, found: list[_Piece]
+) -> None:
     """Appends a recorded box as one piece, or as several: a recording joins positions at any distance, also backwards,
     which a piece has in the tensor's own dimensions only."""
     try:
         found.append(_piece(box, members, stacked, dimension))
     except Refused:
         longer = [d for d, size in enumerate(box.size) if size > 1]
-        if not longer or not isinstance(box.origin, Tensor) or len(box.size) - (dimension is not None) != len(members[box.origin.name].pattern.shape):
+        if (
+            not longer
+            or not isinstance(box.origin, Tensor)
+            or len(box.size) - (dimension is not None) != len(members[box.origin.name].pattern.shape)
+        ):
             raise
         along = max(longer, key=lambda d: (box.steps[d] <= 0, abs(box.steps[d])))
         if len(found) + box.size[along] > MOST:
@@ -100,12 +114,26 @@ def _merged(pieces: Sequence[_Piece], dimension: int) -> list[_Piece]:
     """Joins pieces of consecutive index values at consecutive positions of the stack's dimension."""
     rows: dict[Any, list[_Piece]] = defaultdict(list)
     for piece in pieces:
-        rows[replace(piece, start=_without(piece.start, dimension), size=_without(piece.size, dimension), to=_without(piece.to, dimension))].append(piece)
+        rows[
+            replace(
+                piece,
+                start=_without(piece.start, dimension),
+                size=_without(piece.size, dimension),
+                to=_without(piece.to, dimension),
+            )
+        ].append(piece)
     result = []
     for row in rows.values():
         last: _Piece | None = None
         for piece in sorted(row, key=lambda each: each.to[dimension]):
-            if last and last.pattern and all(getattr(last, key)[dimension] + last.size[dimension] == getattr(piece, key)[dimension] for key in ("start", "to")):
+            if (
+                last
+                and last.pattern
+                and all(
+                    getattr(last, key)[dimension] + last.size[dimension] == getattr(piece, key)[dimension]
+                    for key in ("start", "to")
+                )
+            ):
                 size = list(last.size)
                 size[dimension] += piece.size[dimension]
                 result[-1] = last = replace(last, size=tuple(size))
@@ -115,7 +143,9 @@ def _merged(pieces: Sequence[_Piece], dimension: int) -> list[_Piece]:
     return sorted(result, key=lambda each: each.to)
 
 
-def _of(params: Mapping[int, RecordedParam], members: Mapping[str, Member], stacked: str | None, dimension: int | None) -> dict[int, list[_Piece]]:
+def _of(
+    params: Mapping[int, RecordedParam], members: Mapping[str, Member], stacked: str | None, dimension: int | None
+) -> dict[int, list[_Piece]]:
     found: dict[int, list[_Piece]] = {}
     for rank, param in params.items():
         if len(param.boxes) > MOST:
@@ -126,7 +156,9 @@ def _of(params: Mapping[int, RecordedParam], members: Mapping[str, Member], stac
     return {rank: _merged(each, dimension) for rank, each in found.items()} if dimension is not None else found
 
 
-def pieces(params: Mapping[int, RecordedParam], members: Mapping[str, Member], sizes: Mapping[str, int], stacked: str | None) -> dict[str, str]:
+def pieces(
+    params: Mapping[int, RecordedParam], members: Mapping[str, Member], sizes: Mapping[str, int], stacked: str | None
+) -> dict[str, str]:
     """The keys of a param, in flow style. params: of one instance on each mesh rank that has it; members: {tensor name:
     member}; sizes: of the index variables; stacked: the variable of its tensors that is not in its name. Raises Refused."""
     for rank, param in params.items():

@@ -34,11 +34,16 @@ def _change(name: str, param: RecordedParam, loaded: Mapping[str, tuple[str, Any
     if any(not isinstance(box.origin, (Tensor, Constant)) for box in param.boxes) or (param.boxes and not moved):
         return Change(COMPUTED, of, param)
     casts = (param.dtype,) if param.dtype in _AS_FP32 else ()
-    same = loaded.get(name) == (param.dtype, param.shape) and param.boxes == ElementMap.filled(param.shape, Tensor(name, casts)).in_shape()
+    same = (
+        loaded.get(name) == (param.dtype, param.shape)
+        and param.boxes == ElementMap.filled(param.shape, Tensor(name, casts)).in_shape()
+    )
     return Change(UNCHANGED if same else PERMUTED, of, param)
 
 
-def changes(loaded: Mapping[str, tuple[str, Any]], process: Callable[[Iterable[tuple[str, Any]]], Mapping[str, Any]]) -> dict[str, Change]:
+def changes(
+    loaded: Mapping[str, tuple[str, Any]], process: Callable[[Iterable[tuple[str, Any]]], Mapping[str, Any]]
+) -> dict[str, Change]:
     """Returns what became of each param, by name; of params that exist only before or after, too. Engines repack in C++,
     so that they are recorded by values, in memory.
 

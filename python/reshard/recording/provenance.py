@@ -26,7 +26,16 @@ _FILLED = {aten.zeros: 0, aten.zeros_like: 0, aten.new_zeros: 0, aten.ones: 1, a
 _FILLED_WITH = {aten.full: 1, aten.full_like: 1, aten.new_full: 2}
 _EMPTY = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided}
 #: Operations in place that change the shape of a tensor and not its elements.
-_RESHAPED = {aten.t_, aten.transpose_, aten.squeeze_, aten.unsqueeze_, aten.swapaxes_, aten.swapdims_, aten.as_strided_, aten.detach_}
+_RESHAPED = {
+    aten.t_,
+    aten.transpose_,
+    aten.squeeze_,
+    aten.unsqueeze_,
+    aten.swapaxes_,
+    aten.swapdims_,
+    aten.as_strided_,
+    aten.detach_,
+}
 _UNKNOWN = "a value that is not from the checkpoint"
 
 
@@ -75,7 +84,10 @@ class Recorder(TorchDispatchMode):
         key = _key(tensor)
         if key not in self._maps or key in self._params or tensor.is_meta:
             return key in self._maps
-        return any(isinstance(box.origin, Tensor) or (isinstance(box.origin, Computed) and box.origin.tensors) for box in self._maps[key].boxes)
+        return any(
+            isinstance(box.origin, Tensor) or (isinstance(box.origin, Computed) and box.origin.tensors)
+            for box in self._maps[key].boxes
+        )
 
     def _map(self, tensor: torch.Tensor) -> ElementMap | None:
         """The map of a tracked tensor's storage; None if the tensor has another dtype of other size than its storage was
@@ -109,7 +121,13 @@ class Recorder(TorchDispatchMode):
         names: set[str] = set()
         for tensor in tensors:
             for box in self._maps[_key(tensor)].boxes if self._tracked(tensor) else ():
-                names.update([box.origin.name] if isinstance(box.origin, Tensor) else box.origin.tensors if isinstance(box.origin, Computed) else ())
+                names.update(
+                    [box.origin.name]
+                    if isinstance(box.origin, Tensor)
+                    else box.origin.tensors
+                    if isinstance(box.origin, Computed)
+                    else ()
+                )
         return tuple(sorted(names))
 
     # --- operations
@@ -118,7 +136,11 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         packet = func.overloadpacket
         tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor)]
-        writes = [argument for argument in func._schema.arguments if argument.alias_info is not None and argument.alias_info.is_write]
+        writes = [
+            argument
+            for argument in func._schema.arguments
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
         if not any(map(self._derived, tensors)):
             result = func(*args, **kwargs)
             if packet in _EMPTY or packet in _FILLED or packet in _FILLED_WITH:
@@ -141,7 +163,13 @@ class Recorder(TorchDispatchMode):
         if packet in _EMPTY:
             self._track(result)
             return
-        value = _FILLED[packet] if packet in _FILLED else args[_FILLED_WITH[packet]] if len(args) > _FILLED_WITH[packet] else kwargs["fill_value"]
+        value = (
+            _FILLED[packet]
+            if packet in _FILLED
+            else args[_FILLED_WITH[packet]]
+            if len(args) > _FILLED_WITH[packet]
+            else kwargs["fill_value"]
+        )
         whole = self._track(result)
         self._maps[_key(result)] = ElementMap.filled(whole.shape, Constant(float(value)))
 
@@ -153,10 +181,14 @@ class Recorder(TorchDispatchMode):
         elif packet in (aten.fill_, aten.zero_) and not (len(args) > 1 and isinstance(args[1], torch.Tensor)):
             self._mark(target, Constant(float(args[1]) if len(args) > 1 else 0.0))
         else:
-            tensors = self._tensors(*(each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor)))
+            tensors = self._tensors(
+                *(each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor))
+            )
             names = {argument.name: index for index, argument in enumerate(func._schema.arguments)}
             for argument in writes:
-                value = kwargs.get(argument.name, args[names[argument.name]] if names[argument.name] < len(args) else None)
+                value = kwargs.get(
+                    argument.name, args[names[argument.name]] if names[argument.name] < len(args) else None
+                )
                 for each in tree_flatten(value)[0]:
                     if isinstance(each, torch.Tensor):
                         self._mark(each, Computed(str(packet), tensors))
@@ -166,7 +198,9 @@ class Recorder(TorchDispatchMode):
         """All elements of a tensor get one origin."""
         found = self._map(tensor)
         if found is None:  # another dtype: what else is in this storage is not known any more
-            self._maps[_key(tensor)] = ElementMap.filled(self._maps[_key(tensor)].shape, Computed("view.dtype", self._tensors(tensor)))
+            self._maps[_key(tensor)] = ElementMap.filled(
+                self._maps[_key(tensor)].shape, Computed("view.dtype", self._tensors(tensor))
+            )
         else:
             found.write(tensor.storage_offset(), _loops(tensor, (0,) * tensor.dim()), origin)
 
@@ -194,7 +228,10 @@ class Recorder(TorchDispatchMode):
         """An operation whose result consists of elements of its arguments: a copy, or several joined."""
         packet = func.overloadpacket
         outside = tree_map_only(torch.Tensor, _outside, args)
-        result = func(*outside, **{**kwargs, **({"device": torch.device("meta"), "pin_memory": False} if packet is aten._to_copy else {})})
+        result = func(
+            *outside,
+            **{**kwargs, **({"device": torch.device("meta"), "pin_memory": False} if packet is aten._to_copy else {})},
+        )
         self._track(result)
         if packet in (aten._to_copy, aten.clone):
             self._copy(result, args[0])
@@ -215,14 +252,18 @@ class Recorder(TorchDispatchMode):
         before = {box.origin for each in tensors if self._tracked(each) for box in self._maps[_key(each)].boxes}
         name = str(func.overloadpacket)
         if not func._schema.returns or any("Tensor" not in str(each.type) for each in func._schema.returns):
-            raise Error(f"the loader reads values of {', '.join(sources) or 'a param'} ({name}), expected that it only moves them: record it by values (reshard.recording.digits)")
+            raise Error(
+                f"the loader reads values of {', '.join(sources) or 'a param'} ({name}), expected that it only moves them: record it by values (reshard.recording.digits)"
+            )
         outside = tree_map_only(torch.Tensor, _outside, (args, dict(kwargs)))
         try:
             if "device" in outside[1]:
                 outside[1]["device"] = torch.device("meta")
             result = func(*outside[0], **outside[1])
         except (RuntimeError, NotImplementedError) as error:
-            raise Error(f"the loader computes {name} of {', '.join(sources) or 'a param'}, which needs values: {error}") from error
+            raise Error(
+                f"the loader computes {name} of {', '.join(sources) or 'a param'}, which needs values: {error}"
+            ) from error
         for each in tree_flatten(result)[0]:
             if isinstance(each, torch.Tensor):
                 whole = self._track(each)
@@ -236,7 +277,11 @@ def _chain(name: str, before: Collection[Origin]) -> str:
     return f"{name} of {inner.op}" if isinstance(inner, Computed) and " of " not in inner.op else name
 
 
-def record(load: Callable[[Iterable[tuple[str, torch.Tensor]]], Any], params: Any, tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, tuple[str, tuple[int, ...], ElementMap]]:
+def record(
+    load: Callable[[Iterable[tuple[str, torch.Tensor]]], Any],
+    params: Any,
+    tensors: Mapping[str, tuple[str, Sequence[int]]],
+) -> dict[str, tuple[str, tuple[int, ...], ElementMap]]:
     """Runs `load` on tensors without memory and returns {name: (dtype, shape, element map)} of the params.
 
     load: gets an iterable of (name, tensor).
@@ -250,7 +295,9 @@ def record(load: Callable[[Iterable[tuple[str, torch.Tensor]]], Any], params: An
     recorder = Recorder()
     for name, param in named().items():
         if hasattr(param, "to_local"):
-            raise Error(f"param {name} is a DTensor, which the recorder cannot follow: pass its to_local(), or describe its placements with reshard.describe")
+            raise Error(
+                f"param {name} is a DTensor, which the recorder cannot follow: pass its to_local(), or describe its placements with reshard.describe"
+            )
         recorder.param(param)
     checkpoint = [(name, recorder.checkpoint_tensor(name, dtype, shape)) for name, (dtype, shape) in tensors.items()]
     last = "none"
@@ -267,4 +314,7 @@ def record(load: Callable[[Iterable[tuple[str, torch.Tensor]]], Any], params: An
         raise
     except Exception as error:
         raise Error(f"the loader failed after it was given tensor {last}: {type(error).__name__}: {error}") from error
-    return {name: (dtype_by_name(param.dtype), tuple(param.shape), recorder.elements(param)) for name, param in named().items()}
+    return {
+        name: (dtype_by_name(param.dtype), tuple(param.shape), recorder.elements(param))
+        for name, param in named().items()
+    }

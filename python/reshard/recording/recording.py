@@ -40,7 +40,11 @@ class RecordedParam:
     @classmethod
     def of(cls, dtype: str, shape: Sequence[int], boxes: Sequence[Box], tensors: Tensors) -> RecordedParam:
         """The param with these boxes. Conversions that differ from one cast of the tensor's values are computed."""
-        return cls(dtype, tuple(shape), [Box(box.start, box.size, _cast(box.origin, tensors), box.offset, box.steps) for box in boxes])
+        return cls(
+            dtype,
+            tuple(shape),
+            [Box(box.start, box.size, _cast(box.origin, tensors), box.offset, box.steps) for box in boxes],
+        )
 
     @property
     def unwritten(self) -> int:
@@ -66,7 +70,9 @@ def _cast(origin: Any, tensors: Tensors) -> Any:
         return origin
     own, last = tensors[origin.name][0], origin.casts[-1]
     exact = (own, *_WIDER.get(own, ()))
-    if any(each not in exact for each in origin.casts[:-1]) or (last != own and (own not in _WIDER or last not in _CASTS)):
+    if any(each not in exact for each in origin.casts[:-1]) or (
+        last != own and (own not in _WIDER or last not in _CASTS)
+    ):
         return Computed(f"conversion to {', '.join(origin.casts)}", (origin.name,))
     return Tensor(origin.name, () if last == own else (last,))
 
@@ -82,8 +88,17 @@ class Recording:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the recording as JSON."""
-        Path(path).write_text(json.dumps({"reshard-recording": _VERSION, "rank": self.rank, "mesh": self.mesh, "tensors": self.tensors,
-                                          "params": {name: _to_json(param) for name, param in self.params.items()}}))
+        Path(path).write_text(
+            json.dumps(
+                {
+                    "reshard-recording": _VERSION,
+                    "rank": self.rank,
+                    "mesh": self.mesh,
+                    "tensors": self.tensors,
+                    "params": {name: _to_json(param) for name, param in self.params.items()},
+                }
+            )
+        )
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Recording:
@@ -93,7 +108,12 @@ class Recording:
             if found["reshard-recording"] != _VERSION:
                 raise Error(f"{path}: a recording of version {found['reshard-recording']}, expected {_VERSION}")
             tensors = {name: (dtype, tuple(shape)) for name, (dtype, shape) in found["tensors"].items()}
-            return cls(found["rank"], found["mesh"], tensors, {name: _from_json(param) for name, param in found["params"].items()})
+            return cls(
+                found["rank"],
+                found["mesh"],
+                tensors,
+                {name: _from_json(param) for name, param in found["params"].items()},
+            )
         except (KeyError, ValueError, TypeError) as error:
             raise Error(f"{path}: not a recording: {type(error).__name__} {error}") from error
 
@@ -102,30 +122,44 @@ def _to_json(param: RecordedParam) -> dict[str, Any]:
     origins = {origin: number for number, origin in enumerate(dict.fromkeys(box.origin for box in param.boxes))}
     kinds = {cls: kind for kind, cls in _KINDS.items()}
     return {
-        "dtype": param.dtype, "shape": param.shape,
+        "dtype": param.dtype,
+        "shape": param.shape,
         "origins": [[kinds[type(origin)], asdict(origin)] for origin in origins],
         "boxes": [[box.start, box.size, origins[box.origin], box.offset, box.steps] for box in param.boxes],
     }
 
 
 def _from_json(found: Mapping[str, Any]) -> RecordedParam:
-    origins = [_KINDS[kind](**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}) for kind, fields in found["origins"]]
-    boxes = [Box(tuple(start), tuple(size), origins[origin], offset, tuple(steps)) for start, size, origin, offset, steps in found["boxes"]]
+    origins = [
+        _KINDS[kind](**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+        for kind, fields in found["origins"]
+    ]
+    boxes = [
+        Box(tuple(start), tuple(size), origins[origin], offset, tuple(steps))
+        for start, size, origin, offset, steps in found["boxes"]
+    ]
     return RecordedParam(found["dtype"], tuple(found["shape"]), boxes)
 
 
 def in_order(recordings: Iterable[Recording | str | os.PathLike[str]]) -> list[Recording]:
     """The recordings of all mesh ranks in order. Raises Error if some are missing or they disagree on the mesh or the
     checkpoint."""
-    found = sorted((each if isinstance(each, Recording) else Recording.open(each) for each in recordings), key=lambda each: each.rank)
+    found = sorted(
+        (each if isinstance(each, Recording) else Recording.open(each) for each in recordings),
+        key=lambda each: each.rank,
+    )
     if not found:
         raise Error("no recordings, expected one for each mesh rank")
     size = mesh_size(found[0].mesh)
     if [each.rank for each in found] != list(range(size)):
-        raise Error(f"recordings of ranks {[each.rank for each in found]}, expected those of ranks 0 to {size - 1} of mesh {found[0].mesh}")
+        raise Error(
+            f"recordings of ranks {[each.rank for each in found]}, expected those of ranks 0 to {size - 1} of mesh {found[0].mesh}"
+        )
     for each in found:
         if each.mesh != found[0].mesh or each.tensors != found[0].tensors:
-            raise Error(f"the recordings of ranks 0 and {each.rank} have different {'meshes' if each.mesh != found[0].mesh else 'checkpoints'}")
+            raise Error(
+                f"the recordings of ranks 0 and {each.rank} have different {'meshes' if each.mesh != found[0].mesh else 'checkpoints'}"
+            )
     return found
 
 

@@ -83,8 +83,21 @@ class Rule:
         axis = self.axes[0] if len(self.axes) == 1 else f"[{', '.join(self.axes)}]"
         if self == Rule(self.axes):
             return axis
-        value = f", {self.scheme}: {self.value}" if self.value is not None else "" if self.scheme == "even" else f", scheme: {self.scheme}"
-        return "{axis: " + axis + value + (f", unit: {self.unit}" if self.unit > 1 else "") + (", replicate: true" if self.replicate else "") + "}"
+        value = (
+            f", {self.scheme}: {self.value}"
+            if self.value is not None
+            else ""
+            if self.scheme == "even"
+            else f", scheme: {self.scheme}"
+        )
+        return (
+            "{axis: "
+            + axis
+            + value
+            + (f", unit: {self.unit}" if self.unit > 1 else "")
+            + (", replicate: true" if self.replicate else "")
+            + "}"
+        )
 
     def runs(self, n: int, ranks: int) -> list[Runs] | None:
         """The positions of each combined coordinate of `ranks`, for n positions; None if the rule does not apply."""
@@ -97,7 +110,9 @@ class Rule:
             found = _units(self.scheme, self.value, units, ranks)
         if found is None:
             return None
-        return [joined([(a * self.unit, min((a + c) * self.unit, n) - a * self.unit) for a, c in each]) for each in found]
+        return [
+            joined([(a * self.unit, min((a + c) * self.unit, n) - a * self.unit) for a, c in each]) for each in found
+        ]
 
 
 def _units(scheme: str, value: Any, n: int, k: int) -> list[Sequence[Run]] | None:
@@ -132,7 +147,13 @@ def _candidates(axes: tuple[str, ...], k: int, parts: Sequence[tuple[int, Sequen
     """Rules to try for parts of (n, runs by coordinate), the most common first."""
     for scheme in ("even", "balanced", "chunk", "vllm", "sglang", "round_robin"):
         yield Rule(axes, scheme)
-    units = sorted({n // len(set(runs)) for n, runs in parts if len(set(runs)) < k and n % len(set(runs)) == 0 and n >= len(set(runs))})
+    units = sorted(
+        {
+            n // len(set(runs))
+            for n, runs in parts
+            if len(set(runs)) < k and n % len(set(runs)) == 0 and n >= len(set(runs))
+        }
+    )
     for unit in units:
         for scheme in ("even", "balanced", "chunk"):
             yield Rule(axes, scheme, unit=unit, replicate=True)
@@ -154,7 +175,10 @@ def find_rule(axes: Axes, parts: Sequence[tuple[int, Mapping[int, Runs]]]) -> Ru
         by_coordinate = []
         for n, runs in parts:
             found: dict[int, Runs] = {}
-            if any(found.setdefault(axes.coordinate(names, rank), each) != each for rank, each in runs.items()) or len(found) != k:
+            if (
+                any(found.setdefault(axes.coordinate(names, rank), each) != each for rank, each in runs.items())
+                or len(found) != k
+            ):
                 break
             by_coordinate.append((n, [found[r] for r in range(k)]))
         else:

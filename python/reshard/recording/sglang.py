@@ -106,7 +106,9 @@ def _kernels() -> Iterator[None]:
             del sys.modules[name]
 
 
-def modules(model: str | os.PathLike[str], engine: Engine, context: Callable[[], Any] = meta_values) -> Iterator[tuple[int, Any]]:
+def modules(
+    model: str | os.PathLike[str], engine: Engine, context: Callable[[], Any] = meta_values
+) -> Iterator[tuple[int, Any]]:
     """Yields (mesh rank, module) of each rank of an engine. The module is to be used before the next one is built.
 
     model: a folder with a config.json.
@@ -124,14 +126,29 @@ def modules(model: str | os.PathLike[str], engine: Engine, context: Callable[[],
         from sglang.srt.model_loader.utils import set_default_torch_dtype
         from sglang.srt.server_args import ServerArgs
 
-        options = ServerArgs(model_path=str(model), tp_size=engine.tp, pp_size=engine.pp, ep_size=engine.tp if engine.expert_parallel else 1,
-                             dtype=engine.dtype, device="cpu", load_format="dummy", skip_tokenizer_init=True)
+        options = ServerArgs(
+            model_path=str(model),
+            tp_size=engine.tp,
+            pp_size=engine.pp,
+            ep_size=engine.tp if engine.expert_parallel else 1,
+            dtype=engine.dtype,
+            device="cpu",
+            load_format="dummy",
+            skip_tokenizer_init=True,
+        )
         for rank in range(mesh_size(engine.mesh)):
             ranks = runtime_context.SpawnRanks(world_rank=rank, gpu_id=0)
             with runtime_context.use_context(runtime_context.create_context(options, role="scheduler", ranks=ranks)):
                 parallel = runtime_context.get_parallel()
-                groups = {name: group(getattr(parallel, f"{name}_rank"), getattr(parallel, f"{name}_size")) for name in _GROUPS}
-                groups |= {"world": group(rank, parallel.launch_world_size), "moe_dp": group(0, 1), "shared_experts_tp": groups["tp"]}
+                groups = {
+                    name: group(getattr(parallel, f"{name}_rank"), getattr(parallel, f"{name}_size"))
+                    for name in _GROUPS
+                }
+                groups |= {
+                    "world": group(rank, parallel.launch_world_size),
+                    "moe_dp": group(0, 1),
+                    "shared_experts_tp": groups["tp"],
+                }
                 parallel.override_permanently(**{f"{name}_group": each for name, each in groups.items()})
                 config = ModelConfig.from_server_args(options)
                 with set_default_torch_dtype(config.dtype):

@@ -71,7 +71,10 @@ def _stack_dimension(params: Sequence[RecordedParam], value: Callable[[Box], int
         for param in params:
             slots: dict[int, int] = {}
             tensors = [box for box in param.boxes if isinstance(box.origin, Tensor)]
-            if any(box.size[dimension] != 1 or slots.setdefault(box.start[dimension], value(box)) != value(box) for box in tensors):
+            if any(
+                box.size[dimension] != 1 or slots.setdefault(box.start[dimension], value(box)) != value(box)
+                for box in tensors
+            ):
                 break
             if len(slots) != param.shape[dimension] or len(set(slots.values())) != len(slots):
                 break
@@ -85,7 +88,9 @@ def _permutation(boxes: Sequence[Box], shape: Sequence[int]) -> list[int]:
     steps, found = row_steps(shape), [-1] * len(shape)
     for box in boxes:
         if len(box.size) != max(len(shape), 1):
-            raise Refused(f"a param of {len(box.size)} dimensions holds a tensor of {len(shape)} dimensions: it was reshaped")
+            raise Refused(
+                f"a param of {len(box.size)} dimensions holds a tensor of {len(shape)} dimensions: it was reshaped"
+            )
         for d, (size, step) in enumerate(zip(box.size, box.steps)):
             if size == 1:
                 continue
@@ -111,8 +116,11 @@ def _located(box: Box, pattern: Pattern, permutation: Sequence[int]) -> Part:
     return Part(pattern, box.start, box.size, tuple(runs))
 
 
-def _held(params: Mapping[int, RecordedParam], members: Mapping[str, Member], stacked: str | None) -> tuple[int | None, dict[int, Held], dict[Pattern, list[int]]]:
+def _held(
+    params: Mapping[int, RecordedParam], members: Mapping[str, Member], stacked: str | None
+) -> tuple[int | None, dict[int, Held], dict[Pattern, list[int]]]:
     """(dimension of the stack, what each mesh rank holds, permutation of each pattern)."""
+
     def member(box: Box) -> Member:
         return members[box.origin.name]
 
@@ -124,11 +132,25 @@ def _held(params: Mapping[int, RecordedParam], members: Mapping[str, Member], st
             layers[rank] = param.boxes
             continue
         each = [_sliced(param, dimension, slot) for slot in range(param.shape[dimension])]
-        bare = [[(box.start, box.size, member(box).pattern if isinstance(box.origin, Tensor) else box.origin, box.offset, box.steps) for box in boxes] for boxes in each]
+        bare = [
+            [
+                (
+                    box.start,
+                    box.size,
+                    member(box).pattern if isinstance(box.origin, Tensor) else box.origin,
+                    box.offset,
+                    box.steps,
+                )
+                for box in boxes
+            ]
+            for boxes in each
+        ]
         if any(one != bare[0] for one in bare):
             raise Refused("the slots of the stack differ")
         layers[rank] = each[0] if each else []
-        slots[rank] = [next(member(box).value(str(stacked)) for box in boxes if isinstance(box.origin, Tensor)) for boxes in each]
+        slots[rank] = [
+            next(member(box).value(str(stacked)) for box in boxes if isinstance(box.origin, Tensor)) for boxes in each
+        ]
     of: dict[Pattern, list[Box]] = {}
     for boxes in layers.values():
         for box in boxes:
@@ -139,8 +161,16 @@ def _held(params: Mapping[int, RecordedParam], members: Mapping[str, Member], st
     permutations = {pattern: _permutation(boxes, pattern.shape) for pattern, boxes in of.items()}
     held = {}
     for rank, boxes in layers.items():
-        shape = params[rank].shape if dimension is None else (*params[rank].shape[:dimension], *params[rank].shape[dimension + 1 :])
-        parts = [_located(box, member(box).pattern, permutations[member(box).pattern]) for box in boxes if isinstance(box.origin, Tensor)]
+        shape = (
+            params[rank].shape
+            if dimension is None
+            else (*params[rank].shape[:dimension], *params[rank].shape[dimension + 1 :])
+        )
+        parts = [
+            _located(box, member(box).pattern, permutations[member(box).pattern])
+            for box in boxes
+            if isinstance(box.origin, Tensor)
+        ]
         held[rank] = Held(shape, parts, slots.get(rank, []))
         if sum(product(part.size) for part in parts) != product([held[rank].used(d) for d in range(len(shape))]):
             raise Refused("some elements between those of tensors are zeros")
@@ -152,7 +182,11 @@ def _pack_dimension(held: Mapping[int, Held]) -> int:
     found = set()
     for each in held.values():
         if len(each.parts) > 1:
-            found.add(tuple(d for d in range(len(each.shape)) if len({(part.start[d], part.size[d]) for part in each.parts}) > 1))
+            found.add(
+                tuple(
+                    d for d in range(len(each.shape)) if len({(part.start[d], part.size[d]) for part in each.parts}) > 1
+                )
+            )
     if any(len(each) != 1 for each in found) or len(found) > 1:
         raise Refused("tensors are joined along several dimensions")
     return found.pop()[0] if found else 0
@@ -183,7 +217,13 @@ def _order(sequences: Sequence[Sequence[Pattern]]) -> list[Pattern]:
 class _Inference:
     """One param's structure."""
 
-    def __init__(self, axes: Axes, held: Mapping[int, Held], permutations: Mapping[Pattern, Sequence[int]], moved: Callable[[int], int]):
+    def __init__(
+        self,
+        axes: Axes,
+        held: Mapping[int, Held],
+        permutations: Mapping[Pattern, Sequence[int]],
+        moved: Callable[[int], int],
+    ):
         self.axes, self.held, self.permutations, self.moved = axes, held, permutations, moved
         self.rules: dict[int, str] = {}
         self.pads: dict[int, int] = {}
@@ -204,7 +244,15 @@ class _Inference:
         if len(self.permutations) == 1:
             pattern = next(iter(self.permutations))
             self._holds(pattern)
-            self._dimension(pack, [(self._length(pack), {rank: joined([run for _, runs in each for run in runs]) for rank, each in sequences.items()})])
+            self._dimension(
+                pack,
+                [
+                    (
+                        self._length(pack),
+                        {rank: joined([run for _, runs in each for run in runs]) for rank, each in sequences.items()},
+                    )
+                ],
+            )
         elif all(len(set(each)) == len(each) for each in patterns):
             self._concat(pack, sequences, _order(patterns))
         else:
@@ -213,7 +261,9 @@ class _Inference:
     def _length(self, dimension: int) -> int:
         lengths = {pattern.shape[permutation[dimension]] for pattern, permutation in self.permutations.items()}
         if len(lengths) > 1:
-            raise Refused(f"tensors of {' and '.join(map(str, sorted(lengths)))} positions along dimension {dimension} are joined along another one")
+            raise Refused(
+                f"tensors of {' and '.join(map(str, sorted(lengths)))} positions along dimension {dimension} are joined along another one"
+            )
         return lengths.pop()
 
     def _same(self, dimension: int) -> dict[int, Runs]:
@@ -233,23 +283,39 @@ class _Inference:
         if list(self.permutations[pattern]) != sorted(self.permutations[pattern]):
             self.keys["permute"] = str(list(self.permutations[pattern]))
 
-    def _concat(self, dimension: int, sequences: Mapping[int, Sequence[tuple[Pattern, Runs]]], order: Sequence[Pattern]) -> None:
+    def _concat(
+        self, dimension: int, sequences: Mapping[int, Sequence[tuple[Pattern, Runs]]], order: Sequence[Pattern]
+    ) -> None:
         of = f"[{', '.join(map(self._entry, order))}]"
         self.keys["concat"] = of if dimension == 0 else f"{{dim: {dimension}, of: {of}}}"
         lengths = [pattern.shape[self.permutations[pattern][dimension]] for pattern in order]
-        entries = [(n, {rank: dict(each).get(pattern, ()) for rank, each in sequences.items()}) for pattern, n in zip(order, lengths)]
+        entries = [
+            (n, {rank: dict(each).get(pattern, ()) for rank, each in sequences.items()})
+            for pattern, n in zip(order, lengths)
+        ]
         try:
             self._dimension(dimension, entries)
         except Refused:
             begins = {pattern: sum(lengths[:i]) for i, pattern in enumerate(order)}
-            whole = {rank: joined([(begins[pattern] + start, count) for pattern, runs in each for start, count in runs]) for rank, each in sequences.items()}
+            whole = {
+                rank: joined([(begins[pattern] + start, count) for pattern, runs in each for start, count in runs])
+                for rank, each in sequences.items()
+            }
             self._dimension(dimension, [(sum(lengths), whole)])
             self.keys["cut"] = "joined"
 
     def _interleave(self, dimension: int, sequences: Mapping[int, Sequence[tuple[Pattern, Runs]]]) -> None:
         """Groups of some rows of each tensor in turn."""
         order: list[Pattern] = list(dict.fromkeys(pattern for each in sequences.values() for pattern, _ in each))
-        widths = [min(sum(count for _, count in runs) for each in sequences.values() for pattern, runs in each if pattern == one) for one in order]
+        widths = [
+            min(
+                sum(count for _, count in runs)
+                for each in sequences.values()
+                for pattern, runs in each
+                if pattern == one
+            )
+            for one in order
+        ]
         lengths = [pattern.shape[self.permutations[pattern][dimension]] for pattern in order]
         groups = lengths[0] // widths[0]
         if any(n != width * groups for n, width in zip(lengths, widths)):
@@ -260,11 +326,15 @@ class _Inference:
             for i in range(0, len(each), len(order)):
                 group = [(pattern, width, runs) for (pattern, runs), width in zip(each[i : i + len(order)], widths)]
                 first = group[0][2][0][0] // widths[0]
-                if [pattern for pattern, _, _ in group] != order or any(runs != ((first * width, width),) for _, width, runs in group):
+                if [pattern for pattern, _, _ in group] != order or any(
+                    runs != ((first * width, width),) for _, width, runs in group
+                ):
                     raise Refused("tensors alternate in groups that differ")
                 numbers.append((first, 1))
             found[rank] = joined(numbers)
-        self.keys["interleave"] = f"{{groups: {groups}, of: [{', '.join(map(self._entry, order))}]" + (f", dim: {dimension}}}" if dimension else "}")
+        self.keys["interleave"] = f"{{groups: {groups}, of: [{', '.join(map(self._entry, order))}]" + (
+            f", dim: {dimension}}}" if dimension else "}"
+        )
         self._dimension(dimension, [(groups, found)])
 
     def _dimension(self, dimension: int, entries: Sequence[tuple[int, Mapping[int, Runs]]]) -> None:
@@ -277,18 +347,35 @@ class _Inference:
             return
         rule = find_rule(self.axes, entries)
         if rule is None:
-            raise Refused(f"no scheme gives the ranks these positions of dimension {dimension}: " + "; ".join(
-                f"of {n}: " + ", ".join(f"rank {rank} {[f'{a}:{a + c}' for a, c in runs]}" for rank, runs in each.items()) for n, each in entries))
+            raise Refused(
+                f"no scheme gives the ranks these positions of dimension {dimension}: "
+                + "; ".join(
+                    f"of {n}: "
+                    + ", ".join(f"rank {rank} {[f'{a}:{a + c}' for a, c in runs]}" for rank, runs in each.items())
+                    for n, each in entries
+                )
+            )
         self.rules[dimension] = rule.yaml()
 
-    def _padded(self, dimension: int, entries: Sequence[tuple[int, Mapping[int, Runs]]], local: Mapping[int, int]) -> None:
-        if len(entries) > 1 or len(set(local.values())) > 1 or "interleave" in self.keys or "concat" in self.keys and dimension == 0:
+    def _padded(
+        self, dimension: int, entries: Sequence[tuple[int, Mapping[int, Runs]]], local: Mapping[int, int]
+    ) -> None:
+        if (
+            len(entries) > 1
+            or len(set(local.values())) > 1
+            or "interleave" in self.keys
+            or "concat" in self.keys
+            and dimension == 0
+        ):
             raise Refused(f"dimension {dimension} has padding inside a pack, or of different lengths")
         (n, runs), length = entries[0], next(iter(local.values()))
         for names in ((), *self.axes.choices()):
             k = self.axes.size(names)
             begins = {rank: self.axes.coordinate(names, rank) * length for rank in runs}
-            if k * length < n or any(runs[rank] != joined([(begin, min(length, n - begin))] if begin < n else []) for rank, begin in begins.items()):
+            if k * length < n or any(
+                runs[rank] != joined([(begin, min(length, n - begin))] if begin < n else [])
+                for rank, begin in begins.items()
+            ):
                 continue
             total = k * length
             self.pads[dimension] = next((m for m in (*_MULTIPLES, k) if -(-n // m) * m == total), total)
@@ -301,22 +388,30 @@ class _Inference:
         """All keys of the param."""
         for key, values in (("pad", self.pads), ("shard", self.rules)):
             if values:
-                self.keys[key] = "{" + ", ".join(f"{self.moved(d)}: {value}" for d, value in sorted(values.items())) + "}"
+                self.keys[key] = (
+                    "{" + ", ".join(f"{self.moved(d)}: {value}" for d, value in sorted(values.items())) + "}"
+                )
         return self.keys
 
 
-def structure(axes: Axes, params: Mapping[int, RecordedParam], members: Mapping[str, Member], stacked: str | None) -> Structure:
+def structure(
+    axes: Axes, params: Mapping[int, RecordedParam], members: Mapping[str, Member], stacked: str | None
+) -> Structure:
     """The structure of a param. params: of one instance on each mesh rank that has it; members: {tensor name: member};
     stacked: the variable that the param stacks. Raises Refused."""
     for rank, param in params.items():
         if param.unwritten:
-            raise Refused(f"rank {rank}: the loader does not write {param.unwritten} of {product(param.shape)} elements")
+            raise Refused(
+                f"rank {rank}: the loader does not write {param.unwritten} of {product(param.shape)} elements"
+            )
     dimension, held, permutations = _held(params, members, stacked)
     if not permutations:
         raise Refused("no elements of tensors")
     of = next(iter(params.values()))
     if any(len(pattern.shape) != len(of.shape) - (dimension is not None) for pattern in permutations):
-        raise Refused(f"a param of {len(of.shape)} dimensions holds tensors of {', '.join(sorted({str(len(pattern.shape)) for pattern in permutations}))} dimensions: they were reshaped")
+        raise Refused(
+            f"a param of {len(of.shape)} dimensions holds tensors of {', '.join(sorted({str(len(pattern.shape)) for pattern in permutations}))} dimensions: they were reshaped"
+        )
     inference = _Inference(axes, held, permutations, lambda d: d + (dimension is not None and d >= dimension))
     inference.run()
     keys = inference.finish()

@@ -32,10 +32,15 @@ def recording(model: str | os.PathLike[str], dtype: str = "bfloat16", checkpoint
     from ..torch import tensors_of as tensors_of_module
 
     config = transformers.AutoConfig.from_pretrained(Path(model))
-    kinds = [auto._model_mapping.get(type(config), None) for auto in (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM)]
+    kinds = [
+        auto._model_mapping.get(type(config), None)
+        for auto in (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM)
+    ]
     kind = next(filter(None, kinds), None)
     if kind is None:
-        raise Error(f"{Path(model) / 'config.json'}: transformers {transformers.__version__} has no language model of type {config.model_type}")
+        raise Error(
+            f"{Path(model) / 'config.json'}: transformers {transformers.__version__} has no language model of type {config.model_type}"
+        )
     loaded: list[Any] = []
 
     def load(weights: Any) -> None:
@@ -47,7 +52,9 @@ def recording(model: str | os.PathLike[str], dtype: str = "bfloat16", checkpoint
     before = os.environ.get(_SYNCHRONOUS)
     os.environ[_SYNCHRONOUS] = "1"
     try:
-        return record(load=load, params=params, checkpoint=tensors_of(model if checkpoint is None else checkpoint), mesh={})
+        return record(
+            load=load, params=params, checkpoint=tensors_of(model if checkpoint is None else checkpoint), mesh={}
+        )
     finally:
         if before is None:
             del os.environ[_SYNCHRONOUS]

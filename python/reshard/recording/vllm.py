@@ -24,7 +24,9 @@ def _config(model: Path, engine: Engine) -> Any:
     """vLLM's config of an engine that has no processes."""
     from vllm.engine.arg_utils import EngineArgs
 
-    config = EngineArgs(model=str(model), skip_tokenizer_init=True, enforce_eager=True, dtype=engine.dtype).create_engine_config()
+    config = EngineArgs(
+        model=str(model), skip_tokenizer_init=True, enforce_eager=True, dtype=engine.dtype
+    ).create_engine_config()
     config.parallel_config.tensor_parallel_size = engine.tp
     config.parallel_config.pipeline_parallel_size = engine.pp
     config.parallel_config.enable_expert_parallel = engine.expert_parallel
@@ -32,7 +34,10 @@ def _config(model: Path, engine: Engine) -> Any:
 
 
 def modules(
-    model: str | os.PathLike[str], engine: Engine, context: Callable[[], Any] = meta_values, ranks: Iterable[int] | None = None
+    model: str | os.PathLike[str],
+    engine: Engine,
+    context: Callable[[], Any] = meta_values,
+    ranks: Iterable[int] | None = None,
 ) -> Iterator[tuple[int, Any]]:
     """Yields (mesh rank, module) of ranks of an engine. The module is to be used before the next one is built; until then,
     vLLM's current config is that of the engine.
@@ -103,7 +108,9 @@ def processed(model: str | os.PathLike[str], engine: Engine, rank: int = 0) -> d
             return {name: param.detach() for name, param in params_of(module, OWN_BUFFERS).items()}
         raise AssertionError("no module")
 
-    loaded = {name: (dtype_by_name(param.dtype), tuple(param.shape))
-              for _, module in modules(model, engine, ranks=[rank])
-              for name, param in params_of(module, OWN_BUFFERS).items()}
+    loaded = {
+        name: (dtype_by_name(param.dtype), tuple(param.shape))
+        for _, module in modules(model, engine, ranks=[rank])
+        for name, param in params_of(module, OWN_BUFFERS).items()
+    }
     return changes(loaded, process)
