@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refits between live PyTorch modules: plain, FSDP2, HSDP, tensor parallel, and their combinations.
+In a trainer's loop:
 
-import reshard.torch
-for step in range(steps):
-    train(trainer)                                       # DTensors in
-    reshard.torch.refit(trainer, engine, timeout=60)     # DTensors out
+    import reshard.torch
+    for step in range(steps):
+        train(trainer)                                       # DTensors in
+        reshard.torch.refit(trainer, engine, timeout=60)     # DTensors out
 """
 
 from __future__ import annotations
