@@ -2,7 +2,7 @@
 #include "analysis/common.h"
 
 #include "analysis/terminal.h"
-#include "support/byte_size.h"
+#include "base/byte_size.h"
 
 #include <algorithm>
 #include <chrono>

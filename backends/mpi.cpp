@@ -4,8 +4,8 @@
 // run on a thread of their own, which is detached.
 
 #include "backends/liveness_lock.h"
+#include "base/backoff.h"
 #include "executor/channel.h"
-#include "support/backoff.h"
 
 #include <algorithm>
 #include <atomic>

@@ -3,8 +3,8 @@
 // deadline.
 
 #include "backends/current_device.h"
+#include "base/backoff.h"
 #include "executor/communicator.h"
-#include "support/backoff.h"
 
 #include <cstring>
 #include <future>

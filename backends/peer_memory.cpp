@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/peer_memory.h"
 
-#include "support/host_id.h"
-#include "support/random.h"
+#include "base/host_id.h"
+#include "base/random.h"
 
 #include <cerrno>
 #include <sys/uio.h>

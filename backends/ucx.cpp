@@ -2,7 +2,7 @@
 // libreshard_ucx.so: opening and closing a channel, its connections and its registered memory.
 
 #include "backends/ucx_channel.h"
-#include "support/backoff.h"
+#include "base/backoff.h"
 
 #include <algorithm>
 #include <chrono>

@@ -3,8 +3,8 @@
 
 #include "backends/ucx_messenger.h"
 
-#include "support/hash.h"
-#include "support/random.h"
+#include "base/hash.h"
+#include "base/random.h"
 
 #include <algorithm>
 #include <cstring>

@@ -8,7 +8,7 @@
 // new session, but not in between, where messages of the new session would be dropped.
 
 #include "backends/ucx_channel.h"
-#include "support/backoff.h"
+#include "base/backoff.h"
 
 #include <algorithm>
 #include <chrono>

@@ -2,7 +2,7 @@
 // What the channel and the messenger of libreshard_ucx.so share: a UCX context with a worker, and registered memory.
 #pragma once
 
-#include "support/status.h"
+#include "base/status.h"
 
 #include <ucp/api/ucp.h>
 

@@ -7,7 +7,7 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 add_library(reshard SHARED $<TARGET_OBJECTS:reshard_executor> $<TARGET_OBJECTS:reshard_schema> $<TARGET_OBJECTS:reshard_kernels>
-            $<TARGET_OBJECTS:reshard_rendezvous> $<TARGET_OBJECTS:reshard_support>)
+            $<TARGET_OBJECTS:reshard_rendezvous> $<TARGET_OBJECTS:reshard_base>)
 set_target_properties(reshard PROPERTIES LINKER_LANGUAGE CXX LINK_DEPENDS ${PROJECT_SOURCE_DIR}/executor/libreshard.map)
 if(NOT RESHARD_PORTABLE) # a wheel has no symbolic links: it would contain the library three times
   set_target_properties(reshard PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})

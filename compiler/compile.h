@@ -2,13 +2,13 @@
 // The compiler as a library: a job file in, a module or plan bytes out.
 #pragma once
 
+#include "base/yaml/diagnostics.h"
 #include "compiler/frontend/allowed.h"
 #include "compiler/frontend/stored_tensors.h"
 #include "compiler/inputs.h"
 #include "compiler/schedule/rank_schedules.h"
 #include "compiler/transfer/lower_bounds.h"
 #include "ir/ir.h"
-#include "yaml/diagnostics.h"
 
 #include "llvm/Support/Error.h"
 

@@ -3,13 +3,13 @@
 // and the plan format. The bytes depend on the module only, not on the number of threads; compressed ones also on the
 // version of libzstd.
 
+#include "base/parallel.h"
 #include "compiler/compile.h"
 #include "compiler/frontend/frontend.h"
 #include "compiler/transfer/staging.h"
 #include "schema/container.h"
 #include "schema/limits.h"
 #include "schema/manifest.h"
-#include "support/parallel.h"
 
 #include "llvm/Support/xxhash.h"
 

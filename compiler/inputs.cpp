@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compiler/inputs.h"
 
+#include "base/yaml/fields.h"
 #include "compiler/compile.h"
 #include "schema/limits.h"
 #include "schema/plan_generated.h"
-#include "yaml/fields.h"
 
 #include <map>
 

@@ -2,8 +2,8 @@
 // The job from which a plan was compiled. The plan holds it, so that it can be compiled again with changes.
 #pragma once
 
+#include "base/yaml/diagnostics.h"
 #include "compiler/frontend/allowed.h"
-#include "yaml/diagnostics.h"
 
 #include <optional>
 #include <string>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/bindings.h"
 
+#include "base/nearest.h"
 #include "executor/mappings.h"
 #include "schema/manifest.h"
-#include "support/nearest.h"
 
 #include <algorithm>
 #include <map>

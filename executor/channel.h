@@ -3,8 +3,8 @@
 // processes. A backend is a module, libreshard_NAME.so (executor/module.h).
 #pragma once
 
+#include "base/status.h"
 #include "rendezvous/rendezvous.h"
-#include "support/status.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares the send and the receive of every message, which no rank can do alone.
+#include "base/parallel.h"
 #include "executor/check_segment.h"
 #include "executor/load.h"
-#include "support/parallel.h"
 
 #include <algorithm>
 

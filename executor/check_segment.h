@@ -2,9 +2,9 @@
 // Checks what the FlatBuffers verifier cannot: every offset, size, rank and index of a segment, against the manifest.
 #pragma once
 
+#include "base/status.h"
 #include "executor/mesh_rank_index.h"
 #include "schema/manifest.h"
-#include "support/status.h"
 
 namespace reshard {
 

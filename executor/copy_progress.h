@@ -3,7 +3,7 @@
 // part of the C API: reshard-exec shows the progress of a run, and resumes one.
 #pragma once
 
-#include "support/status.h"
+#include "base/status.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -3,11 +3,11 @@
 // replays them in each run. The module of device `cuda` is libreshard_cuda.so (executor/module.h).
 #pragma once
 
+#include "base/deadline.h"
+#include "base/status.h"
 #include "kernels/conversion_table.h"
 #include "kernels/copy_table.h"
 #include "kernels/digest_table.h"
-#include "support/deadline.h"
-#include "support/status.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -3,8 +3,8 @@
 // the kernel writes whole ranges several times as fast. Not part of the C API: reshard-exec does this.
 #pragma once
 
-#include "support/mapped_file.h"
-#include "support/status.h"
+#include "base/mapped_file.h"
+#include "base/status.h"
 
 #include <atomic>
 #include <cstddef>

@@ -3,10 +3,10 @@
 // offset, size, rank and index against the manifest's buffers.
 #pragma once
 
+#include "base/status.h"
 #include "executor/mesh_rank_index.h"
 #include "schema/container.h"
 #include "schema/manifest.h"
-#include "support/status.h"
 
 #include <memory>
 #include <span>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/local_peers.h"
 
+#include "base/host_id.h"
+#include "base/random.h"
 #include "executor/check_segment.h"
 #include "executor/mappings.h"
-#include "support/host_id.h"
-#include "support/random.h"
 
 #include <algorithm>
 #include <cerrno>

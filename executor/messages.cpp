@@ -10,6 +10,7 @@
 // arrived. So the earliest unfinished message can always progress on both sides, and no live process waits forever for
 // another live one.
 
+#include "base/backoff.h"
 #include "executor/bootstrap.h"
 #include "executor/channel.h"
 #include "executor/check_segment.h"
@@ -19,7 +20,6 @@
 #include "executor/packing.h"
 #include "executor/transport.h"
 #include "executor/view_jobs.h"
-#include "support/backoff.h"
 
 #include <algorithm>
 #include <array>

@@ -4,8 +4,8 @@
 // (executor/module.h).
 #pragma once
 
-#include "support/deadline.h"
-#include "support/status.h"
+#include "base/deadline.h"
+#include "base/status.h"
 
 #include <array>
 #include <cstddef>

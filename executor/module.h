@@ -3,7 +3,7 @@
 // They are loaded on demand, so that one executor runs on machines with and without MPI, CUDA and NCCL.
 #pragma once
 
-#include "support/status.h"
+#include "base/status.h"
 
 #include <cstdint>
 #include <string>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/recorded.h"
 
+#include "base/backoff.h"
 #include "executor/device_rounds.h"
 #include "executor/packing.h"
 #include "executor/view_jobs.h"
-#include "support/backoff.h"
 
 #include <algorithm>
 #include <cstring>

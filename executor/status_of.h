@@ -2,8 +2,8 @@
 // The C API's status of a Status.
 #pragma once
 
+#include "base/status.h"
 #include "executor/reshard.h"
-#include "support/status.h"
 
 namespace reshard {
 

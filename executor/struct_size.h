@@ -3,8 +3,8 @@
 // appends fields and leaves no padding among them: the bytes that an older library does not know must be 0.
 #pragma once
 
+#include "base/status.h"
 #include "executor/reshard_plan.h"
-#include "support/status.h"
 
 #include <cstddef>
 

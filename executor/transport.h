@@ -3,12 +3,12 @@
 // implementation per file; executor.cpp chooses one by name.
 #pragma once
 
+#include "base/deadline.h"
 #include "executor/channel.h"
 #include "executor/copy_progress.h"
 #include "executor/file_copies.h"
 #include "executor/load.h"
 #include "kernels/convert_strided.h"
-#include "support/deadline.h"
 
 #include <cstddef>
 #include <memory>

@@ -3,10 +3,10 @@
 // verify.cpp checks its invariants, and the passes (compiler/passes.def) lower one level to the next.
 #pragma once
 
-#include "formats/quantized_formats.h"
-#include "formats/storage_formats.h"
+#include "base/formats/quantized_formats.h"
+#include "base/formats/storage_formats.h"
+#include "base/topology.h"
 #include "ir/index_map.h"
-#include "support/topology.h"
 
 #include "llvm/ADT/ArrayRef.h"
 #include "llvm/ADT/SmallVector.h"

@@ -60,7 +60,7 @@ struct BlockMatrix {
 };
 
 /// Quantizes a matrix of elements at `wide`. The scales follow from the amax of their blocks, by the rule of the format
-/// (formats/quantized_formats.h):
+/// (base/formats/quantized_formats.h):
 /// - powerOfTwo: the least power of two with which nothing saturates, 2^ceil(log2(amax / largest code value)), as in
 ///   Megatron-Core, FlashInfer and Transformer Engine (the text of OCP Microscaling gives the example
 ///   2^(floor(log2(amax)) - 8), which saturates). A block of zeros has the scale 2^-127, code 0.

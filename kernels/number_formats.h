@@ -3,7 +3,7 @@
 // that the kernels of kernels/convert.h must give.
 #pragma once
 
-#include "formats/quantized_formats.h"
+#include "base/formats/quantized_formats.h"
 #include "kernels/host_device.h"
 
 #include <cstddef>

@@ -3,7 +3,7 @@
 // are read or written in parts (convert.h defines the results). These functions never allocate and never fail.
 #pragma once
 
-#include "formats/quantized_formats.h"
+#include "base/formats/quantized_formats.h"
 #include "kernels/convert.h"
 #include "kernels/scales.h"
 

@@ -10,7 +10,7 @@
 //   last block, if it has as many; else they are zero. Groups of four columns follow each other.
 #pragma once
 
-#include "formats/quantized_formats.h"
+#include "base/formats/quantized_formats.h"
 #include "kernels/host_device.h"
 
 #include <cstddef>

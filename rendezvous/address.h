@@ -2,8 +2,8 @@
 // TCP addresses: names, and listening.
 #pragma once
 
-#include "support/deadline.h"
-#include "support/status.h"
+#include "base/deadline.h"
+#include "base/status.h"
 
 #include <cstdint>
 #include <string>

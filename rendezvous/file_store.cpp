@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/file_store.h"
 
+#include "base/atomic_file.h"
+#include "base/hash.h"
+#include "base/system_error.h"
 #include "rendezvous/percent.h"
-#include "support/atomic_file.h"
-#include "support/hash.h"
-#include "support/system_error.h"
 
 #include <cerrno>
 #include <cstring>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/hmac.h"
 
-#include "support/libcrypto.h"
+#include "base/libcrypto.h"
 
 namespace reshard {
 

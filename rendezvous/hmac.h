@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Message authentication codes with the secret of a job: HMAC-SHA256 (support/libcrypto.h).
+// Message authentication codes with the secret of a job: HMAC-SHA256 (base/libcrypto.h).
 #pragma once
 
-#include "support/libcrypto.h"
-#include "support/status.h"
+#include "base/libcrypto.h"
+#include "base/status.h"
 
 #include <cstddef>
 #include <string>

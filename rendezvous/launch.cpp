@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/launch.h"
 
+#include "base/hash.h"
 #include "rendezvous/address.h"
-#include "support/hash.h"
 
 #include <algorithm>
 #include <charconv>

@@ -2,7 +2,7 @@
 // What launchers leave in the environment: the rank of this process, and with env:// also a place to meet.
 #pragma once
 
-#include "support/status.h"
+#include "base/status.h"
 
 #include <cstdint>
 #include <optional>

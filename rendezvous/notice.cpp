@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/notice.h"
 
+#include "base/random.h"
 #include "rendezvous/bytes.h"
-#include "support/random.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/peer_users.h"
 
-#include "support/hash.h"
-#include "support/system_error.h"
+#include "base/hash.h"
+#include "base/system_error.h"
 
 #include <algorithm>
 #include <cctype>

@@ -2,7 +2,7 @@
 // Percent-encoding (RFC 3986) of names as parts of keys and as names of files.
 #pragma once
 
-#include "support/hash.h"
+#include "base/hash.h"
 
 #include <cctype>
 #include <string>

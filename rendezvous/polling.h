@@ -2,7 +2,7 @@
 // Repeated looks at something that another process changes.
 #pragma once
 
-#include "support/deadline.h"
+#include "base/deadline.h"
 
 #include <algorithm>
 #include <thread>

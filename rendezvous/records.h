@@ -3,8 +3,8 @@
 // been checked: every decoder accepts any bytes and fails on what it does not understand.
 #pragma once
 
+#include "base/status.h"
 #include "rendezvous/hmac.h"
-#include "support/status.h"
 
 #include <cstdint>
 #include <optional>

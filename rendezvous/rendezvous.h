@@ -3,8 +3,8 @@
 // until all have joined, and reads the hellos of its peers.
 #pragma once
 
-#include "support/deadline.h"
-#include "support/status.h"
+#include "base/deadline.h"
+#include "base/status.h"
 
 #include <cstdint>
 #include <string>

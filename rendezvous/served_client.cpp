@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/served_client.h"
 
+#include "base/random.h"
 #include "rendezvous/bytes.h"
 #include "rendezvous/store.h"
-#include "support/random.h"
 
 namespace reshard {
 

@@ -3,8 +3,8 @@
 // find each other.
 #pragma once
 
-#include "support/deadline.h"
-#include "support/status.h"
+#include "base/deadline.h"
+#include "base/status.h"
 
 #include <cstddef>
 #include <optional>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/store_rendezvous.h"
 
+#include "base/hash.h"
+#include "base/random.h"
 #include "rendezvous/percent.h"
 #include "rendezvous/polling.h"
 #include "rendezvous/served_client.h"
-#include "support/hash.h"
-#include "support/random.h"
 
 #include <algorithm>
 #include <map>

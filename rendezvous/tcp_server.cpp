@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/tcp_server.h"
 
-#include "support/system_error.h"
+#include "base/system_error.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/tcp_store.h"
 
+#include "base/random.h"
 #include "rendezvous/bytes.h"
 #include "rendezvous/polling.h"
-#include "support/random.h"
 
 #include <algorithm>
 #include <cerrno>

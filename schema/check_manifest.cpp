@@ -3,7 +3,7 @@
 // verifier accepted the manifest. On a manifest that passes, the functions of manifest.h cannot read outside the
 // manifest, overflow, or loop without end.
 
-#include "formats/storage_formats.h"
+#include "base/formats/storage_formats.h"
 #include "schema/check_names.h"
 #include "schema/check_views.h"
 #include "schema/flatbuffer_vectors.h"

@@ -2,8 +2,8 @@
 // Checks that the names in a manifest are unique: those of tensors, and those of params on each mesh rank.
 #pragma once
 
+#include "base/status.h"
 #include "schema/plan_generated.h"
-#include "support/status.h"
 
 #include <cstdint>
 

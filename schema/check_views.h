@@ -2,8 +2,8 @@
 // Checks that the quantized views of an endpoint match their base params.
 #pragma once
 
+#include "base/status.h"
 #include "schema/plan_generated.h"
-#include "support/status.h"
 
 #include <string>
 

@@ -2,11 +2,11 @@
 // Writes and reads .rplan files. schema/README.md describes every byte.
 #include "schema/container.h"
 
+#include "base/atomic_file.h"
+#include "base/hash.h"
+#include "base/libzstd.h"
+#include "base/system_error.h"
 #include "schema/limits.h"
-#include "support/atomic_file.h"
-#include "support/hash.h"
-#include "support/libzstd.h"
-#include "support/system_error.h"
 
 #include <algorithm>
 #include <bit>

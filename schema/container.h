@@ -3,8 +3,8 @@
 // every byte.
 #pragma once
 
-#include "support/hash.h"
-#include "support/status.h"
+#include "base/hash.h"
+#include "base/status.h"
 
 #include <cstddef>
 #include <cstdint>

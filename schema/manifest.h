@@ -3,10 +3,10 @@
 // with it, and the tools verify plans with it. It shares no code with the compiler.
 #pragma once
 
-#include "formats/quantized_formats.h"
-#include "formats/storage_formats.h"
+#include "base/formats/quantized_formats.h"
+#include "base/formats/storage_formats.h"
+#include "base/status.h"
 #include "schema/plan_generated.h"
-#include "support/status.h"
 
 #include <cstdint>
 #include <optional>

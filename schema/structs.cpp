@@ -3,8 +3,8 @@
 // that grew or whose fields moved; old records would then be misread, which gives wrong weights without an error. If an
 // assertion fails, restore the struct and add a new one in a new vector (schema/README.md).
 
-#include "formats/quantized_formats.h"
-#include "formats/storage_formats.h"
+#include "base/formats/quantized_formats.h"
+#include "base/formats/storage_formats.h"
 
 #include <cstddef>
 #include <flatbuffers/flatbuffers.h>
@@ -116,8 +116,8 @@ template <size_t... kNumbers> constexpr bool haveFormats(std::index_sequence<kNu
 }
 
 static_assert(haveFormats(std::make_index_sequence<std::size(kQuantizedFormats)>()),
-              "Quantization lists the formats of formats/quantized_formats.h in order");
+              "Quantization lists the formats of base/formats/quantized_formats.h in order");
 static_assert(haveNames<ScaleLayout>(std::make_index_sequence<std::size(kScaleLayoutNames)>(), kScaleLayoutNames),
-              "ScaleLayout lists the layouts of formats/quantized_formats.h in order");
+              "ScaleLayout lists the layouts of base/formats/quantized_formats.h in order");
 
 } // namespace reshard::schema

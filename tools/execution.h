@@ -4,7 +4,7 @@
 
 #include "analysis/common.h"
 #include "analysis/files/carried_objects.h"
-#include "support/renames.h"
+#include "base/renames.h"
 
 #include <cstdint>
 #include <optional>

@@ -9,13 +9,13 @@
 #include "analysis/terminal.h"
 #include "analysis/verify/layout_difference.h"
 #include "analysis/work_deadline.h"
+#include "base/glob.h"
+#include "base/yaml/topology.h"
 #include "compiler/compile.h"
 #include "executor/load.h"
 #include "schema/limits.h"
-#include "support/glob.h"
 #include "tools/options.h"
 #include "tools/stored_files.h"
-#include "yaml/topology.h"
 
 #include <cstdio>
 

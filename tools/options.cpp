@@ -2,9 +2,9 @@
 #include "tools/options.h"
 
 #include "analysis/common.h"
-#include "support/atomic_file.h"
-#include "support/byte_size.h"
-#include "support/nearest.h"
+#include "base/atomic_file.h"
+#include "base/byte_size.h"
+#include "base/nearest.h"
 #include "tools/option_texts.h"
 
 #include <CLI/CLI.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/run_progress.h"
 
-#include "support/byte_size.h"
+#include "base/byte_size.h"
 
 #include <cmath>
 

@@ -2,8 +2,8 @@
 // Reads the files of a source for the compiler.
 #pragma once
 
+#include "base/renames.h"
 #include "compiler/frontend/stored_tensors.h"
-#include "support/renames.h"
 
 #include "llvm/Support/Error.h"
 

@@ -3,7 +3,7 @@
 
 #include "analysis/checkpoints/pickle.h"
 #include "analysis/checkpoints/torch_file.h"
-#include "support/input_file.h"
+#include "base/input_file.h"
 
 #include <algorithm>
 #include <climits>

@@ -4,7 +4,7 @@
 #include "analysis/checkpoints/pickle_text.h"
 #include "analysis/checkpoints/torch_archive.h"
 #include "analysis/checkpoints/torch_file.h"
-#include "support/atomic_file.h"
+#include "base/atomic_file.h"
 
 #include <algorithm>
 #include <cctype>

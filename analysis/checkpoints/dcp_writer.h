@@ -3,7 +3,7 @@
 #pragma once
 
 #include "analysis/files/safetensors.h"
-#include "formats/storage_formats.h"
+#include "base/formats/storage_formats.h"
 
 #include <string>
 #include <string_view>

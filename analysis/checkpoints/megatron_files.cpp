@@ -3,11 +3,11 @@
 
 #include "analysis/files/object_reader.h"
 #include "analysis/work_deadline.h"
-#include "support/hash.h"
-#include "support/input_file.h"
-#include "support/libcrypto.h"
-#include "support/parallel.h"
-#include "support/system_error.h"
+#include "base/hash.h"
+#include "base/input_file.h"
+#include "base/libcrypto.h"
+#include "base/parallel.h"
+#include "base/system_error.h"
 
 #include <algorithm>
 #include <fcntl.h>

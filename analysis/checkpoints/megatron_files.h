@@ -4,7 +4,7 @@
 #pragma once
 
 #include "analysis/checkpoints/stored_checkpoint.h"
-#include "support/status.h"
+#include "base/status.h"
 
 #include <cstddef>
 #include <functional>

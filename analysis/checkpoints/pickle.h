@@ -4,7 +4,7 @@
 // accepts exactly what the formats of checkpoints use.
 #pragma once
 
-#include "support/status.h"
+#include "base/status.h"
 
 #include <cstdint>
 #include <functional>

@@ -8,9 +8,9 @@
 #include "analysis/checkpoints/torch_checkpoint.h"
 #include "analysis/checkpoints/unread_weights.h"
 #include "analysis/files/safetensors.h"
-#include "support/hash.h"
-#include "support/input_file.h"
-#include "support/random.h"
+#include "base/hash.h"
+#include "base/input_file.h"
+#include "base/random.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -4,10 +4,10 @@
 // tensors that several files of ranks repeat.
 #pragma once
 
-#include "formats/storage_formats.h"
+#include "base/formats/storage_formats.h"
+#include "base/renames.h"
+#include "base/status.h"
 #include "schema/manifest.h"
-#include "support/renames.h"
-#include "support/status.h"
 
 #include <cstdint>
 #include <map>

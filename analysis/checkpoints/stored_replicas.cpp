@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/checkpoints/stored_replicas.h"
 
-#include "support/parallel.h"
-#include "support/system_error.h"
+#include "base/parallel.h"
+#include "base/system_error.h"
 
 #include <algorithm>
 #include <cstddef>

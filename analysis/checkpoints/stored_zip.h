@@ -2,8 +2,8 @@
 // The members of a zip archive without compression, as torch.save writes it.
 #pragma once
 
-#include "support/input_file.h"
-#include "support/status.h"
+#include "base/input_file.h"
+#include "base/status.h"
 
 #include <cstdint>
 #include <string>

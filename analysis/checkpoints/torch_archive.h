@@ -3,7 +3,7 @@
 #pragma once
 
 #include "analysis/files/safetensors.h"
-#include "support/mapped_file.h"
+#include "base/mapped_file.h"
 
 #include <cstddef>
 #include <cstdint>

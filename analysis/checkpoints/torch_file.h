@@ -5,9 +5,9 @@
 
 #include "analysis/checkpoints/distributed_tensor.h"
 #include "analysis/checkpoints/read_budget.h"
+#include "base/input_file.h"
+#include "base/status.h"
 #include "schema/manifest.h"
-#include "support/input_file.h"
-#include "support/status.h"
 
 #include <map>
 #include <optional>

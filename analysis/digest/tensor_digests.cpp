@@ -6,10 +6,10 @@
 #include "analysis/files/memory.h"
 #include "analysis/files/new_folder.h"
 #include "analysis/terminal.h"
+#include "base/input_file.h"
+#include "base/mapped_file.h"
+#include "base/parallel.h"
 #include "executor/digests/run_digests.h"
-#include "support/input_file.h"
-#include "support/mapped_file.h"
-#include "support/parallel.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -2,9 +2,9 @@
 // The digests of all tensors of a checkpoint, or of the files of one side of a plan.
 #pragma once
 
+#include "base/renames.h"
 #include "executor/digests/element_sums.h"
 #include "schema/manifest.h"
-#include "support/renames.h"
 
 #include <cstdint>
 #include <map>

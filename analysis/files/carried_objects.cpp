@@ -2,8 +2,8 @@
 #include "analysis/files/carried_objects.h"
 
 #include "analysis/files/memory.h"
-#include "support/glob.h"
-#include "support/hash.h"
+#include "base/glob.h"
+#include "base/hash.h"
 
 #include <algorithm>
 #include <utility>

@@ -4,10 +4,10 @@
 
 #include "analysis/checkpoints/dcp_writer.h"
 #include "analysis/checkpoints/stored_checkpoint.h"
+#include "base/mapped_file.h"
+#include "base/renames.h"
+#include "base/status.h"
 #include "executor/load.h"
-#include "support/mapped_file.h"
-#include "support/renames.h"
-#include "support/status.h"
 
 #include <map>
 #include <set>

@@ -2,10 +2,10 @@
 #include "analysis/files/copy_journal.h"
 
 #include "analysis/files/new_folder.h"
-#include "support/hash.h"
-#include "support/input_file.h"
-#include "support/sync_folder.h"
-#include "support/system_error.h"
+#include "base/hash.h"
+#include "base/input_file.h"
+#include "base/sync_folder.h"
+#include "base/system_error.h"
 
 #include <nlohmann/json.hpp>
 

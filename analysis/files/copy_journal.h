@@ -3,7 +3,7 @@
 #pragma once
 
 #include "analysis/files/memory.h"
-#include "support/status.h"
+#include "base/status.h"
 
 #include <condition_variable>
 #include <cstdint>

@@ -2,7 +2,7 @@
 #include "analysis/files/device_memory.h"
 
 #include "analysis/common.h"
-#include "support/byte_size.h"
+#include "base/byte_size.h"
 
 #include <algorithm>
 

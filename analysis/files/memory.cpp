@@ -5,10 +5,10 @@
 #include "analysis/common.h"
 #include "analysis/layout/element_ranges.h"
 #include "analysis/layout/quantized_views.h"
+#include "base/byte_size.h"
+#include "base/input_file.h"
+#include "base/nearest.h"
 #include "schema/flatbuffer_vectors.h"
-#include "support/byte_size.h"
-#include "support/input_file.h"
-#include "support/nearest.h"
 
 #include <algorithm>
 #include <cerrno>

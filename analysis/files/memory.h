@@ -5,9 +5,9 @@
 #include "analysis/checkpoints/dcp_writer.h"
 #include "analysis/checkpoints/stored_checkpoint.h"
 #include "analysis/files/safetensors.h"
+#include "base/renames.h"
+#include "base/status.h"
 #include "executor/load.h"
-#include "support/renames.h"
-#include "support/status.h"
 
 #include <map>
 #include <memory>

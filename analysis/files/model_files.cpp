@@ -2,8 +2,8 @@
 #include "analysis/files/model_files.h"
 
 #include "analysis/files/new_folder.h"
-#include "support/hash.h"
-#include "support/input_file.h"
+#include "base/hash.h"
+#include "base/input_file.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -2,7 +2,7 @@
 #include "analysis/files/new_folder.h"
 
 #include "analysis/guarded_exit.h"
-#include "support/hash.h"
+#include "base/hash.h"
 
 #include <algorithm>
 #include <atomic>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "analysis/common.h"
-#include "support/status.h"
+#include "base/status.h"
 
 #include <cstdint>
 #include <filesystem>

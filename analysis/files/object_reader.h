@@ -2,8 +2,8 @@
 // JSON objects of files, read in one pass.
 #pragma once
 
-#include "support/hash.h"
-#include "support/status.h"
+#include "base/hash.h"
+#include "base/status.h"
 
 #include <nlohmann/json.hpp>
 

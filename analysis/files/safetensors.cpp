@@ -3,8 +3,8 @@
 
 #include "analysis/common.h"
 #include "analysis/files/object_reader.h"
-#include "support/atomic_file.h"
-#include "support/input_file.h"
+#include "base/atomic_file.h"
+#include "base/input_file.h"
 
 #include <nlohmann/json.hpp>
 

@@ -4,8 +4,8 @@
 // index and its files).
 #pragma once
 
+#include "base/mapped_file.h"
 #include "schema/manifest.h"
-#include "support/mapped_file.h"
 
 #include <cstddef>
 #include <map>

@@ -3,7 +3,7 @@
 // base params must hold after it is written.
 #pragma once
 
-#include "formats/quantized_formats.h"
+#include "base/formats/quantized_formats.h"
 #include "schema/manifest.h"
 
 #include <cstddef>

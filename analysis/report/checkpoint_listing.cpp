@@ -5,8 +5,8 @@
 #include "analysis/common.h"
 #include "analysis/files/new_folder.h"
 #include "analysis/terminal.h"
-#include "support/byte_size.h"
-#include "support/glob.h"
+#include "base/byte_size.h"
+#include "base/glob.h"
 
 #include <nlohmann/json.hpp>
 

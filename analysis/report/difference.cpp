@@ -3,11 +3,11 @@
 
 #include "analysis/files/new_folder.h"
 #include "analysis/report/quantized_forms.h"
+#include "base/byte_size.h"
+#include "base/expression.h"
+#include "base/nearest.h"
 #include "executor/load.h"
 #include "schema/flatbuffer_vectors.h"
-#include "support/byte_size.h"
-#include "support/expression.h"
-#include "support/nearest.h"
 
 #include <nlohmann/json.hpp>
 

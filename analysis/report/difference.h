@@ -17,7 +17,7 @@ struct DifferenceOptions {
 /// Prints the differences on stdout and errors on stderr. Returns the exit code.
 int difference(const DifferenceOptions &options);
 
-/// Whether `expression` (support/expression.h), a comparison or several joined by `and`, `or` and `not`, holds for
+/// Whether `expression` (base/expression.h), a comparison or several joined by `and`, `or` and `not`, holds for
 /// `names`. Sets `error` to an error text if the expression is invalid.
 bool holds(const std::string &expression, const std::map<std::string, double> &names, std::string &error);
 

@@ -7,8 +7,8 @@
 #include "analysis/report/quantized_forms.h"
 #include "analysis/verify/staged.h"
 #include "analysis/work_deadline.h"
+#include "base/byte_size.h"
 #include "schema/flatbuffer_vectors.h"
-#include "support/byte_size.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -9,10 +9,10 @@
 #include "analysis/simulate/simulation_report.h"
 #include "analysis/verify/staged.h"
 #include "analysis/work_deadline.h"
+#include "base/atomic_file.h"
+#include "base/byte_size.h"
+#include "base/glob.h"
 #include "schema/flatbuffer_vectors.h"
-#include "support/atomic_file.h"
-#include "support/byte_size.h"
-#include "support/glob.h"
 
 #include <nlohmann/json.hpp>
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "analysis/common.h"
-#include "support/topology.h"
+#include "base/topology.h"
 
 #include <optional>
 #include <string>

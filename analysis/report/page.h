@@ -2,7 +2,7 @@
 // The report of reshard-inspect --format=html: one page without other files, made of page.html and data of the plan.
 #pragma once
 
-#include "support/topology.h"
+#include "base/topology.h"
 
 #include <optional>
 #include <string>

@@ -2,9 +2,9 @@
 // Describes the params that hold codes or scales, for reports.
 #pragma once
 
+#include "base/status.h"
 #include "executor/load.h"
 #include "schema/manifest.h"
-#include "support/status.h"
 
 #include <map>
 #include <optional>

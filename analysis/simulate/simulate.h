@@ -2,8 +2,8 @@
 // Estimates the time of a plan: a flow-level simulation of its steps on a topology.
 #pragma once
 
+#include "base/topology.h"
 #include "executor/load.h"
-#include "support/topology.h"
 
 #include <cstdint>
 #include <functional>

@@ -3,7 +3,7 @@
 
 #include "analysis/files/new_folder.h"
 #include "analysis/simulate/simulate_pool.h"
-#include "support/atomic_file.h"
+#include "base/atomic_file.h"
 
 #include <nlohmann/json.hpp>
 

@@ -2,8 +2,8 @@
 #include "analysis/verify/check.h"
 
 #include "analysis/verify/expected.h"
+#include "base/hash.h"
 #include "schema/flatbuffer_vectors.h"
-#include "support/hash.h"
 
 #include <algorithm>
 #include <cstdio>

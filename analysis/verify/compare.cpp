@@ -3,8 +3,8 @@
 
 #include "analysis/verify/copy_room.h"
 #include "analysis/verify/expected.h"
+#include "base/parallel.h"
 #include "schema/flatbuffer_vectors.h"
-#include "support/parallel.h"
 
 #include <algorithm>
 #include <cstring>

@@ -8,8 +8,8 @@
 #include "analysis/verify/replica_proofs.h"
 #include "analysis/verify/staged.h"
 #include "analysis/work_deadline.h"
+#include "base/parallel.h"
 #include "schema/flatbuffer_vectors.h"
-#include "support/parallel.h"
 
 #include <algorithm>
 #include <array>

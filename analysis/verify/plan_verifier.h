@@ -4,8 +4,8 @@
 #pragma once
 
 #include "analysis/verify/regular_sets.h"
+#include "base/status.h"
 #include "executor/load.h"
-#include "support/status.h"
 
 #include <cstdint>
 #include <functional>

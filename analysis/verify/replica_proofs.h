@@ -5,7 +5,7 @@
 
 #include "analysis/verify/contents.h"
 #include "analysis/verify/plan_verifier.h"
-#include "support/hash.h"
+#include "base/hash.h"
 
 #include <array>
 #include <map>

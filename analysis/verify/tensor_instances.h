@@ -5,7 +5,7 @@
 #include "analysis/files/memory.h"
 #include "analysis/layout/element_ranges.h"
 #include "analysis/layout/quantized_views.h"
-#include "support/parallel.h"
+#include "base/parallel.h"
 
 #include <algorithm>
 #include <functional>

@@ -2,7 +2,7 @@
 #include "analysis/verify/tensor_values.h"
 
 #include "analysis/files/new_folder.h"
-#include "support/byte_size.h"
+#include "base/byte_size.h"
 
 #include <algorithm>
 #include <cerrno>

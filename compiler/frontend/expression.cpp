@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Expressions of the YAML, and the keys whose values are computed from them: `let` and `where`.
 
-#include "support/expression.h"
+#include "base/expression.h"
 #include "compiler/frontend/config.h"
 #include "compiler/frontend/frontend.h"
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The data structures of the frontend: the model and the job. Expressions with axes are not yet evaluated. model.cpp
-// builds Models, job.cpp Jobs, from Nodes (yaml/node.h); compiler/resolve turns a Job into the layout IR.
+// builds Models, job.cpp Jobs, from Nodes (base/yaml/node.h); compiler/resolve turns a Job into the layout IR.
 #pragma once
 
+#include "base/yaml/node.h"
 #include "compiler/frontend/allowed.h"
 #include "compiler/frontend/stored_tensors.h"
 #include "ir/ir.h"
-#include "yaml/node.h"
 
 #include <cstdint>
 #include <map>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads the job: the file, included files, --set, endpoints and options.
 
+#include "base/byte_size.h"
+#include "base/hash.h"
+#include "base/yaml/topology.h"
 #include "compiler/frontend/reading.h"
-#include "support/byte_size.h"
-#include "support/hash.h"
-#include "yaml/topology.h"
 
 #include <algorithm>
 #include <unordered_set>

@@ -4,8 +4,8 @@
 // value in error messages: "'world'".
 #pragma once
 
+#include "base/yaml/fields.h"
 #include "compiler/frontend/frontend.h"
-#include "yaml/fields.h"
 
 #include <functional>
 #include <initializer_list>

@@ -3,9 +3,9 @@
 // chunks in which other formats than Hugging Face's store them.
 #pragma once
 
-#include "formats/storage_formats.h"
+#include "base/formats/storage_formats.h"
+#include "base/yaml/diagnostics.h"
 #include "ir/ir.h"
-#include "yaml/diagnostics.h"
 
 #include "llvm/Support/Error.h"
 

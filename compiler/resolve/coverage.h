@@ -2,8 +2,8 @@
 // Checks that the source holds each of its tensors completely: every element is on some mesh rank.
 #pragma once
 
+#include "base/yaml/diagnostics.h"
 #include "ir/ir.h"
-#include "yaml/diagnostics.h"
 
 #include <vector>
 

@@ -2,8 +2,8 @@
 // Storage forms: the dtype in which each side stores values, and the dtype in which they are sent.
 #pragma once
 
+#include "base/yaml/diagnostics.h"
 #include "compiler/frontend/frontend.h"
-#include "yaml/diagnostics.h"
 
 #include <vector>
 

@@ -2,8 +2,8 @@
 // Checks that no two params of a mesh rank and no two tensors have the same name. Compares patterns, not instances.
 #pragma once
 
+#include "base/yaml/diagnostics.h"
 #include "ir/ir.h"
-#include "yaml/diagnostics.h"
 
 #include <vector>
 

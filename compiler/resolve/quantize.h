@@ -3,8 +3,8 @@
 // between them and elements.
 #pragma once
 
+#include "base/yaml/diagnostics.h"
 #include "compiler/frontend/frontend.h"
-#include "yaml/diagnostics.h"
 
 #include <string>
 #include <vector>

@@ -3,6 +3,7 @@
 // are in tensors.cpp, axes and index variables in endpoint_context.cpp, params in params.cpp, checks in names.cpp and
 // coverage.cpp, quantization in quantize.cpp.
 
+#include "base/glob.h"
 #include "compiler/frontend/reading.h"
 #include "compiler/resolve/coverage.h"
 #include "compiler/resolve/endpoint_context.h"
@@ -13,7 +14,6 @@
 #include "compiler/resolve/stored_chunks.h"
 #include "compiler/resolve/target_chunks.h"
 #include "compiler/resolve/tensors.h"
-#include "support/glob.h"
 
 #include <algorithm>
 

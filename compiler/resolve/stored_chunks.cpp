@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compiler/resolve/stored_chunks.h"
 
+#include "base/nearest.h"
 #include "compiler/resolve/cut_sharding.h"
 #include "compiler/resolve/flat_part.h"
 #include "compiler/resolve/quantize.h"
-#include "support/nearest.h"
 
 #include <algorithm>
 #include <map>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/digests/run_digests.h"
 
+#include "base/parallel.h"
 #include "executor/digests/device_sums.h"
 #include "schema/flatbuffer_vectors.h"
-#include "support/parallel.h"
 
 #include <algorithm>
 #include <set>

@@ -2,7 +2,7 @@
 // The phases of a pull.
 #include "executor/pull/puller.h"
 
-#include "support/random.h"
+#include "base/random.h"
 
 #include <algorithm>
 #include <utility>

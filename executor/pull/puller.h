@@ -4,8 +4,8 @@
 // completes the assignment together with the other ranks of the replica.
 #pragma once
 
+#include "base/backoff.h"
 #include "executor/pull/server.h"
-#include "support/backoff.h"
 
 #include <set>
 

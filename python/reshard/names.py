@@ -56,7 +56,7 @@ def matching(globs: Iterable[str], names: Iterable[str]) -> list[str]:
 
 
 class Renames:
-    """Rules that change names, as support/renames.h has them. Without `*`, OLD is a beginning of names. With `*`, it is
+    """Rules that change names, as base/renames.h has them. Without `*`, OLD is a beginning of names. With `*`, it is
     a glob of whole names, and each `*` of NEW stands for the text of the one in its place. To each name all globs
     apply, in their order, and then the longest beginning that fits."""
 

@@ -3,7 +3,7 @@
 
 #include "analysis/files/new_folder.h"
 #include "analysis/work_deadline.h"
-#include "support/parallel.h"
+#include "base/parallel.h"
 
 #include <gtest/gtest.h>
 

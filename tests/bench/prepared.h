@@ -6,10 +6,10 @@
 #include "analysis/common.h"
 #include "analysis/files/memory.h"
 #include "analysis/verify/plan_verifier.h"
+#include "base/parallel.h"
 #include "compiler/compile.h"
 #include "executor/reshard.h"
 #include "executor/transport.h"
-#include "support/parallel.h"
 #include "tests/lib/folder.h"
 
 #include <algorithm>

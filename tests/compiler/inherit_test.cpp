@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // `extend: FILE` of models: overriding, removal, base folders of paths, and cyclic chains.
 
+#include "base/glob.h"
 #include "compiler/frontend/reading.h"
-#include "support/glob.h"
 #include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies into mapped files: which memory is a file's, copies from file to file and from memory, and their errors.
 
+#include "base/mapped_file.h"
 #include "executor/file_copies.h"
 #include "executor/reshard.h"
-#include "support/mapped_file.h"
 #include "tests/analysis/support.h"
 
 #include <gmock/gmock.h>

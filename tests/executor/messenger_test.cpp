@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The contract of a Messenger, for the one in memory that other tests use and for the one of libreshard_ucx.so.
 
+#include "base/backoff.h"
+#include "base/hash.h"
 #include "executor/channel.h"
 #include "executor/messenger.h"
-#include "support/backoff.h"
-#include "support/hash.h"
 #include "tests/executor/local_messenger.h"
 #include "tests/executor/ucx_case.h"
 

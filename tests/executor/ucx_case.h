@@ -2,8 +2,8 @@
 // Cases with UCX: ranks as threads of this process, deadlines and bytes of messages.
 #pragma once
 
+#include "base/backoff.h"
 #include "executor/channel.h"
-#include "support/backoff.h"
 
 #include <gtest/gtest.h>
 

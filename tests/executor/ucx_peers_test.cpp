@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The channel of transport `ucx` beside a process that is killed or stopped.
 
+#include "base/backoff.h"
 #include "executor/channel.h"
 #include "rendezvous/store_rendezvous.h"
 #include "rendezvous/url.h"
-#include "support/backoff.h"
 #include "tests/executor/ucx_case.h"
 #include "tests/lib/folder.h"
 

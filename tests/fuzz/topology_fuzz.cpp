@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // libFuzzer: any text is a valid topology or gives an error.
 
+#include "base/yaml/topology.h"
 #include "tests/fuzz/files.h"
-#include "yaml/topology.h"
 
 using namespace reshard;
 

@@ -2,9 +2,9 @@
 // For the tests of the rendezvous: deadlines, secrets, folders, a store in memory that can lose keys.
 #pragma once
 
+#include "base/status.h"
 #include "rendezvous/hmac.h"
 #include "rendezvous/store.h"
-#include "support/status.h"
 #include "tests/lib/folder.h"
 
 #include <gmock/gmock.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // topology.yaml: all keys, units and errors.
 
+#include "base/yaml/node.h"
+#include "base/yaml/topology.h"
 #include "tests/lib/folder.h"
-#include "yaml/node.h"
-#include "yaml/topology.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parsing of YAML into Nodes, and printing of messages. Complete messages about invalid YAML are in errors/yaml_*.yaml.
 
-#include "yaml/node.h"
+#include "base/yaml/node.h"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,7 @@
 // The page's time line and the use of arenas, from the simulator.
 #pragma once
 
-#include "support/topology.h"
+#include "base/topology.h"
 
 #include <nlohmann/json_fwd.hpp>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/gpu/simulated/gpu.h"
 
-#include "support/backoff.h"
+#include "base/backoff.h"
 
 #include <algorithm>
 #include <chrono>
