@@ -10,7 +10,8 @@
 
 namespace reshard {
 
-/// What a caller may decide on; the message is for people. The C API (executor/reshard.h) has one status for each kind.
+/// What a caller may decide on; the message is for people. The C API (include/reshard/reshard.h) has one status for
+/// each kind.
 enum class ErrorKind : uint8_t {
   invalid,    ///< a wrong argument or order of calls
   badPlan,    ///< a plan file that is missing, damaged, inconsistent, or of a newer version

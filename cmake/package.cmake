@@ -45,7 +45,7 @@ endif()
 
 install(TARGETS ${PROGRAMS} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(TARGETS reshard EXPORT reshard LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(FILES executor/reshard.h executor/reshard_plan.h executor/reshard.hpp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/reshard)
+install(FILES include/reshard/reshard.h include/reshard/reshard_plan.h include/reshard/reshard.hpp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/reshard)
 # The folder keeps its structure: its files refer to each other by relative paths.
 install(DIRECTORY examples/ DESTINATION ${CMAKE_INSTALL_DATADIR}/reshard)
 install(FILES README.md docs/yaml.md docs/library.md docs/worked-examples.md docs/api.md LICENSE NOTICE THIRD_PARTY_NOTICES.md

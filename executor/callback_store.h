@@ -2,7 +2,7 @@
 // The caller's store (reshard_store) as a Store.
 #pragma once
 
-#include "executor/reshard.h"
+#include "reshard/reshard.h"
 #include "rendezvous/store.h"
 
 namespace reshard {

@@ -2,7 +2,7 @@
 // Opens the rendezvous that the caller's options name.
 #pragma once
 
-#include "executor/reshard.h"
+#include "reshard/reshard.h"
 #include "rendezvous/store_rendezvous.h"
 
 #include <memory>

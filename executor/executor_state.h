@@ -7,11 +7,11 @@
 #include "executor/digests/run_digests.h"
 #include "executor/kept_options.h"
 #include "executor/pull/pull_transport.h"
-#include "executor/reshard.h"
 #include "executor/status_of.h"
 #include "executor/transforms.h"
 #include "executor/transport.h"
 #include "executor/view_jobs.h"
+#include "reshard/reshard.h"
 
 #include <functional>
 #include <map>

@@ -3,7 +3,7 @@
 // objects.
 #pragma once
 
-#include "executor/reshard.h"
+#include "reshard/reshard.h"
 
 #include <deque>
 #include <string>

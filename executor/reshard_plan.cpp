@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C API that reads a plan's manifest.
 
-#include "executor/reshard_plan.h"
+#include "reshard/reshard_plan.h"
 
 #include "executor/load.h"
 #include "executor/status_of.h"

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/status.h"
-#include "executor/reshard.h"
+#include "reshard/reshard.h"
 
 namespace reshard {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "base/status.h"
-#include "executor/reshard_plan.h"
+#include "reshard/reshard_plan.h"
 
 #include <cstddef>
 

@@ -3,8 +3,8 @@
 // caller write them on a source and read them on a target.
 #pragma once
 
-#include "executor/reshard.h"
 #include "executor/transport.h"
+#include "reshard/reshard.h"
 
 #include <deque>
 #include <map>

@@ -20,7 +20,7 @@
 #include "executor/check_segment.h"
 #include "executor/digests/holdings.h"
 #include "executor/file_copies.h"
-#include "executor/reshard.h"
+#include "reshard/reshard.h"
 #include "rendezvous/launch.h"
 #include "tools/execution_options.h"
 #include "tools/run_progress.h"

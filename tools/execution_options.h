@@ -3,7 +3,7 @@
 #pragma once
 
 #include "executor/load.h"
-#include "executor/reshard.h"
+#include "reshard/reshard.h"
 #include "tools/execution.h"
 
 #include <string>

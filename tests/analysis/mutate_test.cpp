@@ -5,7 +5,7 @@
 
 #include "analysis/verify/check.h"
 #include "analysis/verify/plan_verifier.h"
-#include "executor/reshard.h"
+#include "reshard/reshard.h"
 #include "tests/analysis/support.h"
 
 #include <gtest/gtest.h>

@@ -10,8 +10,8 @@
 #include "analysis/verify/compare.h"
 #include "analysis/verify/plan_verifier.h"
 #include "analysis/work_deadline.h"
-#include "executor/reshard.h"
-#include "executor/reshard_plan.h"
+#include "reshard/reshard.h"
+#include "reshard/reshard_plan.h"
 #include "schema/flatbuffer_vectors.h"
 #include "tests/analysis/support.h"
 

@@ -28,10 +28,11 @@ ROOMS = {
     "compiler": "compiler/* base base/yaml base/formats ir llvm/",
     "kernels": "base/formats",
     "rendezvous": "base",
-    "executor": "rendezvous base base/formats schema kernels flatbuffers/",
+    "reshard": "",  # include/reshard: the headers that are installed
+    "executor": "reshard rendezvous base base/formats schema kernels flatbuffers/",
     "backends": "base rendezvous/rendezvous.h executor/channel.h executor/messenger.h mpi.h",
-    "analysis": "base base/formats executor schema nlohmann/",
-    "tools": "analysis base base/formats executor schema nlohmann/",
+    "analysis": "reshard base base/formats executor schema nlohmann/",
+    "tools": "reshard analysis base base/formats executor schema nlohmann/",
     # Tests of a room use it and the rooms that make its input.
     "tests/lib": "",
     "tests/e2e": "",
@@ -42,14 +43,14 @@ ROOMS = {
     "tests/schema": "tests/lib schema compiler/* ir executor/load.h flatbuffers/ llvm/ xxhash.h",
     "tests/kernels": "kernels cuda",
     "tests/rendezvous": "tests/lib rendezvous base",
-    "tests/executor": "tests/analysis/support.h tests/lib rendezvous executor kernels schema base compiler/* analysis flatbuffers/",
-    "tests/analysis": "tests/executor tests/lib tests/schema analysis base executor schema compiler/* flatbuffers/ nlohmann/",
+    "tests/executor": "reshard tests/analysis/support.h tests/lib rendezvous executor kernels schema base compiler/* analysis flatbuffers/",
+    "tests/analysis": "reshard tests/executor tests/lib tests/schema analysis base executor schema compiler/* flatbuffers/ nlohmann/",
     "tests/tools": "tests/analysis/support.h tools analysis",
-    "tests/conformance": "tools/options.h analysis executor mpi.h",
+    "tests/conformance": "reshard tools/options.h analysis executor mpi.h",
     "tests/mutants": "tests/schema tools analysis executor schema flatbuffers/",
     "tests/fuzz": "tests/executor tests/lib tests/schema ir base/yaml compiler/* executor rendezvous analysis",
-    "tests/bench": "tests/lib analysis base executor kernels schema compiler/* mpi.h",
-    "tests/gpu": "tests/kernels tests/lib analysis executor kernels schema base nccl.h cuda",
+    "tests/bench": "reshard tests/lib analysis base executor kernels schema compiler/* mpi.h",
+    "tests/gpu": "reshard tests/kernels tests/lib analysis executor kernels schema base nccl.h cuda",
     "tests/mpi": "mpi.h",
 }
 # single files that may include more, and those that may include less
@@ -93,9 +94,9 @@ CODE = (".h", ".hpp", ".c", ".cpp", ".cu", ".def", ".fbs")
 MAX_LINES = 1000
 
 
-
 def room_of(path: str) -> str | None:
     """The innermost room that contains a file."""
+    path = path.removeprefix("include/")
     return max((room for room in ROOMS if path.startswith(room + "/")), key=len, default=None)
 
 

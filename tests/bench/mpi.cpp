@@ -14,7 +14,7 @@
 
 #include "analysis/files/memory.h"
 #include "compiler/compile.h"
-#include "executor/reshard.h"
+#include "reshard/reshard.h"
 #include "schema/flatbuffer_vectors.h"
 #include "tests/lib/folder.h"
 

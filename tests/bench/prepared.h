@@ -8,8 +8,8 @@
 #include "analysis/verify/plan_verifier.h"
 #include "base/parallel.h"
 #include "compiler/compile.h"
-#include "executor/reshard.h"
 #include "executor/transport.h"
+#include "reshard/reshard.h"
 #include "tests/lib/folder.h"
 
 #include <algorithm>

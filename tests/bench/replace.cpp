@@ -3,7 +3,7 @@
 // are not included: transport `threads` prepares all ranks in one process, and the time is divided by their number.
 // Memory is reserved addresses, which nothing touches.
 
-#include "executor/reshard.hpp"
+#include "reshard/reshard.hpp"
 
 #include <chrono>
 #include <cstddef>

@@ -6,7 +6,7 @@
 // plans.
 //   bench-scale [--benchmark_filter=…]        RESHARD_BIN: the folder of the commands
 
-#include "executor/reshard.h"
+#include "reshard/reshard.h"
 #include "schema/manifest.h"
 
 #include "executor/load.h"
@@ -78,7 +78,8 @@ RunCost run(std::vector<std::string> command, int code = 0) {
 
 std::vector<std::string> compileCommand(const std::string &job, const std::string &plan,
                                         const std::vector<std::string> &options) {
-  std::vector<std::string> command = {binaries() + "/reshard-compile", job, "-o", plan, "--jobs=1", "--allow=missing", "--no-verify"};
+  std::vector<std::string> command = {
+      binaries() + "/reshard-compile", job, "-o", plan, "--jobs=1", "--allow=missing", "--no-verify"};
   command.insert(command.end(), options.begin(), options.end());
   return command;
 }

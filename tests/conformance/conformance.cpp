@@ -6,7 +6,7 @@
 #include "analysis/files/memory.h"
 #include "analysis/files/resident_memory.h"
 #include "analysis/verify/check.h"
-#include "executor/reshard.h"
+#include "reshard/reshard.h"
 #include "tests/conformance/allocations.h"
 #include "tests/conformance/processes.h"
 #include "tools/options.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // reshard_digest and reshard_run_checked through the C++ API: results, states, versions, and the text of every error.
 
-#include "executor/reshard.hpp"
+#include "reshard/reshard.hpp"
 
 #include "tests/analysis/support.h"
 #include "tests/executor/thrown.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C API's life cycle, on a compiled plan: the text of every error, torn targets and versions, no allocation in run.
 
-#include "executor/reshard.h"
+#include "reshard/reshard.h"
 
 #include "analysis/files/memory.h"
 #include "analysis/verify/check.h"

@@ -3,7 +3,7 @@
 
 #include "base/mapped_file.h"
 #include "executor/file_copies.h"
-#include "executor/reshard.h"
+#include "reshard/reshard.h"
 #include "tests/analysis/support.h"
 
 #include <gmock/gmock.h>

@@ -3,7 +3,7 @@
 // `threads` and, with ranks as threads of this process, `ucx`.
 
 #include "compiler/compile.h"
-#include "executor/reshard.hpp"
+#include "reshard/reshard.hpp"
 #include "tests/executor/thrown.h"
 #include "tests/executor/ucx_case.h"
 #include "tests/lib/folder.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "executor/reshard.hpp"
+#include "reshard/reshard.hpp"
 
 #include <string>
 #include <utility>

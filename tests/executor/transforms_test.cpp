@@ -3,8 +3,8 @@
 // param; on a device hooks are called in prepare.
 
 #include "executor/recorded.h"
-#include "executor/reshard.h"
 #include "executor/transforms.h"
+#include "reshard/reshard.h"
 #include "tests/executor/allocations.h"
 #include "tests/executor/cpu_device.h"
 #include "tests/executor/ranks.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // reshard_plan.h and reshard.hpp: the contents of a plan, exceptions for errors, hooks that throw.
 
-#include "executor/reshard.hpp"
+#include "reshard/reshard.hpp"
 
 #include "compiler/compile.h"
 #include "tests/executor/thrown.h"

@@ -5,7 +5,7 @@
 
 #include "analysis/verify/check.h"
 #include "executor/device.h"
-#include "executor/reshard.h"
+#include "reshard/reshard.h"
 
 #include <memory>
 #include <string>

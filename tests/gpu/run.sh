@@ -25,7 +25,7 @@ rm -rf "$bin" # removes objects of deleted sources
 mkdir -p "$bin/objects"
 exec > >(tee "$results") 2>&1
 
-flags="${RESHARD_FLAGS:--O3} -std=c++20 -fPIC -ffp-contract=off -I. -I$packed/include -isystem $cuda/include -DRESHARD_VERSION=\"gpu-test\""
+flags="${RESHARD_FLAGS:--O3} -std=c++20 -fPIC -ffp-contract=off -I. -Iinclude -I$packed/include -isystem $cuda/include -DRESHARD_VERSION=\"gpu-test\""
 # Compiles one source, with the instruction sets of its CPU level, as CMakeLists.txt does.
 compile() {
   case $3 in
