@@ -2,8 +2,8 @@
 // The caller's store (reshard_store) as a Store.
 #pragma once
 
+#include "executor/rendezvous/store.h"
 #include "reshard/reshard.h"
-#include "rendezvous/store.h"
 
 namespace reshard {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "base/status.h"
-#include "rendezvous/rendezvous.h"
+#include "executor/rendezvous/rendezvous.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "executor/device.h"
-#include "rendezvous/rendezvous.h"
+#include "executor/rendezvous/rendezvous.h"
 
 namespace reshard {
 

@@ -2,9 +2,9 @@
 #include "executor/connect_job.h"
 
 #include "executor/callback_store.h"
+#include "executor/rendezvous/launch.h"
+#include "executor/rendezvous/url.h"
 #include "executor/struct_size.h"
-#include "rendezvous/launch.h"
-#include "rendezvous/url.h"
 
 #include <cstdlib>
 

@@ -2,8 +2,8 @@
 // Opens the rendezvous that the caller's options name.
 #pragma once
 
+#include "executor/rendezvous/store_rendezvous.h"
 #include "reshard/reshard.h"
-#include "rendezvous/store_rendezvous.h"
 
 #include <memory>
 

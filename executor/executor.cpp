@@ -9,8 +9,8 @@
 #include "executor/operands.h"
 #include "executor/overflows.h"
 #include "executor/recorded.h"
+#include "executor/rendezvous/launch.h"
 #include "executor/struct_size.h"
-#include "rendezvous/launch.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -20,8 +20,8 @@
 #include "executor/check_segment.h"
 #include "executor/digests/holdings.h"
 #include "executor/file_copies.h"
+#include "executor/rendezvous/launch.h"
 #include "reshard/reshard.h"
-#include "rendezvous/launch.h"
 #include "tools/execution_options.h"
 #include "tools/run_progress.h"
 

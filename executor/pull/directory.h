@@ -3,7 +3,7 @@
 // plan; a process that starts again replaces it. No process waits for another.
 #pragma once
 
-#include "rendezvous/store_rendezvous.h"
+#include "executor/rendezvous/store_rendezvous.h"
 
 namespace reshard::pull {
 

@@ -2,7 +2,7 @@
 // The check of a pull: the digests of the sources, bucket by bucket, against this rank's memory.
 #include "executor/pull/puller.h"
 
-#include "rendezvous/bytes.h"
+#include "executor/rendezvous/bytes.h"
 
 #include <algorithm>
 

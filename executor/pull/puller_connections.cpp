@@ -2,7 +2,7 @@
 // The connections of a process that pulls, and the frames that arrive.
 #include "executor/pull/puller.h"
 
-#include "rendezvous/bytes.h"
+#include "executor/rendezvous/bytes.h"
 
 #include <algorithm>
 

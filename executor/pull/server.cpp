@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/pull/server.h"
 
-#include "rendezvous/bytes.h"
+#include "executor/rendezvous/bytes.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -3,7 +3,7 @@
 
 #ifdef RESHARD_MPI
 
-#include "backends/liveness_lock.h"
+#include "executor/backends/liveness_lock.h"
 
 #include "tests/lib/folder.h"
 

@@ -3,8 +3,8 @@
 
 #include "base/backoff.h"
 #include "executor/channel.h"
-#include "rendezvous/store_rendezvous.h"
-#include "rendezvous/url.h"
+#include "executor/rendezvous/store_rendezvous.h"
+#include "executor/rendezvous/url.h"
 #include "tests/executor/ucx_case.h"
 #include "tests/lib/folder.h"
 

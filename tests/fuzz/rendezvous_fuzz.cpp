@@ -2,9 +2,9 @@
 // libFuzzer: what a client of a store sends, in any pieces, and what a store returns to a process. Any bytes are
 // messages or are refused; a client that has not proven the secret changes nothing.
 
-#include "rendezvous/bytes.h"
-#include "rendezvous/records.h"
-#include "rendezvous/served_client.h"
+#include "executor/rendezvous/bytes.h"
+#include "executor/rendezvous/records.h"
+#include "executor/rendezvous/served_client.h"
 
 #include <cstdlib>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The environment of launchers.
 
-#include "rendezvous/launch.h"
+#include "executor/rendezvous/launch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

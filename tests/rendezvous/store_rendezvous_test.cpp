@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Processes of a job, as threads, that join in any order, again, twice, with other plans, secrets and versions.
 
-#include "rendezvous/store_rendezvous.h"
-#include "rendezvous/tcp_server.h"
-#include "rendezvous/url.h"
+#include "executor/rendezvous/store_rendezvous.h"
+#include "executor/rendezvous/tcp_server.h"
+#include "executor/rendezvous/url.h"
 #include "tests/rendezvous/support.h"
 
 #include <random>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stores over TCP and in folders, and strangers that connect to a server.
 
-#include "rendezvous/bytes.h"
-#include "rendezvous/file_store.h"
-#include "rendezvous/peer_users.h"
-#include "rendezvous/tcp_store.h"
-#include "rendezvous/url.h"
+#include "executor/rendezvous/bytes.h"
+#include "executor/rendezvous/file_store.h"
+#include "executor/rendezvous/peer_users.h"
+#include "executor/rendezvous/tcp_store.h"
+#include "executor/rendezvous/url.h"
 #include "tests/rendezvous/support.h"
 
 #include <atomic>

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "base/status.h"
-#include "rendezvous/hmac.h"
-#include "rendezvous/store.h"
+#include "executor/rendezvous/hmac.h"
+#include "executor/rendezvous/store.h"
 #include "tests/lib/folder.h"
 
 #include <gmock/gmock.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Simulated GPUs: the functions of CUDA's runtime and of NCCL that backends/cuda.cpp, backends/nccl.cpp and tests/gpu
-// use, on the host, as strict and as late as the real ones may be. Enqueued work starts only when a thread waits for it
-// or queries it; streams run in any order, and the nodes of a graph in any order that its edges allow. Kernels run the
-// GPU's code, lane by lane (tests/kernels/gpu_lanes.h). An inaccessible page follows each device allocation. Calls that
-// a capture forbids return errors. Every other misuse ends the process with a message; so do streams, graphs or memory
-// that are not released.
+// Simulated GPUs: the functions of CUDA's runtime and of NCCL that executor/backends/cuda.cpp,
+// executor/backends/nccl.cpp and tests/gpu use, on the host, as strict and as late as the real ones may be. Enqueued
+// work starts only when a thread waits for it or queries it; streams run in any order, and the nodes of a graph in any
+// order that its edges allow. Kernels run the GPU's code, lane by lane (tests/kernels/gpu_lanes.h). An inaccessible
+// page follows each device allocation. Calls that a capture forbids return errors. Every other misuse ends the process
+// with a message; so do streams, graphs or memory that are not released.
 #pragma once
 
 #include <cuda_runtime_api.h>
