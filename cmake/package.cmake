@@ -8,11 +8,11 @@ include(CMakePackageConfigHelpers)
 
 add_library(reshard SHARED $<TARGET_OBJECTS:reshard_executor> $<TARGET_OBJECTS:reshard_schema> $<TARGET_OBJECTS:reshard_kernels>
             $<TARGET_OBJECTS:reshard_rendezvous> $<TARGET_OBJECTS:reshard_base>)
-set_target_properties(reshard PROPERTIES LINKER_LANGUAGE CXX LINK_DEPENDS ${PROJECT_SOURCE_DIR}/executor/libreshard.map)
+set_target_properties(reshard PROPERTIES LINKER_LANGUAGE CXX LINK_DEPENDS ${PROJECT_SOURCE_DIR}/executor/api/libreshard.map)
 if(NOT RESHARD_PORTABLE) # a wheel has no symbolic links: it would contain the library three times
   set_target_properties(reshard PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
 endif()
-target_link_options(reshard PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/executor/libreshard.map)
+target_link_options(reshard PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/executor/api/libreshard.map)
 target_link_libraries(reshard PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
 target_include_directories(reshard INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 
@@ -39,7 +39,7 @@ if(RESHARD_PORTABLE)
     target_link_options(${target} PRIVATE -static-libstdc++) # not -static-libgcc: of GCC 12 that needs glibc 2.35
   endforeach()
   foreach(target ${BACKENDS}) # each has a C++ runtime of its own, which no other library of the process may use
-    target_link_options(${target} PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/executor/libreshard.map)
+    target_link_options(${target} PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/executor/api/libreshard.map)
   endforeach()
 endif()
 

@@ -12,7 +12,7 @@
 #include "base/atomic_file.h"
 #include "base/byte_size.h"
 #include "compiler/pass.h"
-#include "executor/load.h"
+#include "executor/load/load.h"
 #include "ir/copies.h"
 #include "ir/text.h"
 #include "tools/options.h"

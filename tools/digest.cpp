@@ -5,7 +5,7 @@
 #include "analysis/digest/tensor_digests.h"
 #include "analysis/files/new_folder.h"
 #include "analysis/terminal.h"
-#include "executor/load.h"
+#include "executor/load/load.h"
 #include "tools/options.h"
 
 #include <nlohmann/json.hpp>

@@ -2,7 +2,7 @@
 // Interprets the options of reshard-exec for a plan: its folders, and whether the options are compatible.
 #pragma once
 
-#include "executor/load.h"
+#include "executor/load/load.h"
 #include "reshard/reshard.h"
 #include "tools/execution.h"
 

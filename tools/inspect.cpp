@@ -12,7 +12,7 @@
 #include "base/glob.h"
 #include "base/yaml/topology.h"
 #include "compiler/compile.h"
-#include "executor/load.h"
+#include "executor/load/load.h"
 #include "schema/limits.h"
 #include "tools/options.h"
 #include "tools/stored_files.h"

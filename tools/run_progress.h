@@ -4,7 +4,7 @@
 
 #include "analysis/common.h"
 #include "analysis/files/memory.h"
-#include "executor/copy_progress.h"
+#include "executor/memory/copy_progress.h"
 
 #include <map>
 #include <string>

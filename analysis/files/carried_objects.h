@@ -7,7 +7,7 @@
 #include "base/mapped_file.h"
 #include "base/renames.h"
 #include "base/status.h"
-#include "executor/load.h"
+#include "executor/load/load.h"
 
 #include <map>
 #include <set>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "analysis/files/memory.h"
-#include "executor/device.h"
+#include "executor/interfaces/device.h"
 
 namespace reshard::analysis {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "analysis/layout/quantized_views.h"
 
-#include "executor/view_jobs.h"
+#include "executor/memory/view_jobs.h"
 #include "kernels/quantized.h"
 #include "schema/flatbuffer_vectors.h"
 

@@ -6,7 +6,7 @@
 #include "base/byte_size.h"
 #include "base/expression.h"
 #include "base/nearest.h"
-#include "executor/load.h"
+#include "executor/load/load.h"
 #include "schema/flatbuffer_vectors.h"
 
 #include <nlohmann/json.hpp>

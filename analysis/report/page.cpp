@@ -5,7 +5,7 @@
 #include "analysis/report/page/times.h"
 #include "analysis/report/page/traffic.h"
 #include "analysis/report/page_text.h"
-#include "executor/load.h"
+#include "executor/load/load.h"
 #include "schema/flatbuffer_vectors.h"
 
 #include <nlohmann/json.hpp>

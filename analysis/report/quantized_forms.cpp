@@ -2,7 +2,7 @@
 #include "analysis/report/quantized_forms.h"
 
 #include "analysis/layout/quantized_views.h"
-#include "executor/check_segment.h"
+#include "executor/load/check_segment.h"
 #include "schema/flatbuffer_vectors.h"
 #include "schema/limits.h"
 

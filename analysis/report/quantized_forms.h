@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/status.h"
-#include "executor/load.h"
+#include "executor/load/load.h"
 #include "schema/manifest.h"
 
 #include <map>

@@ -2,7 +2,7 @@
 #include "analysis/simulate/pull_ranges.h"
 
 #include "analysis/work_deadline.h"
-#include "executor/chunks.h"
+#include "executor/memory/chunks.h"
 #include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 // The ranges of bytes that the ranks of an engine replica read, and which ranges must have arrived before.
 #pragma once
 
-#include "executor/load.h"
+#include "executor/load/load.h"
 
 #include <array>
 #include <cstdint>

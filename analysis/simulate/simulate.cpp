@@ -3,7 +3,7 @@
 
 #include "analysis/verify/plan_verifier.h"
 #include "analysis/work_deadline.h"
-#include "executor/chunks.h"
+#include "executor/memory/chunks.h"
 #include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>

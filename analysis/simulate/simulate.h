@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/topology.h"
-#include "executor/load.h"
+#include "executor/load/load.h"
 
 #include <cstdint>
 #include <functional>

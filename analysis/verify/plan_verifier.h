@@ -5,7 +5,7 @@
 
 #include "analysis/verify/regular_sets.h"
 #include "base/status.h"
-#include "executor/load.h"
+#include "executor/load/load.h"
 
 #include <cstdint>
 #include <functional>

@@ -2,7 +2,7 @@
 #include "analysis/verify/synthesize.h"
 
 #include "analysis/verify/tensor_instances.h"
-#include "executor/view_jobs.h"
+#include "executor/memory/view_jobs.h"
 #include "kernels/convert.h"
 #include "schema/flatbuffer_vectors.h"
 

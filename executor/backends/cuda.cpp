@@ -2,8 +2,8 @@
 // libreshard_cuda.so: a GPU. record() captures all operations from a stream as one CUDA graph; replay() launches it.
 
 #include "executor/backends/current_device.h"
-#include "executor/communicator.h"
-#include "executor/device.h"
+#include "executor/interfaces/communicator.h"
+#include "executor/interfaces/device.h"
 #include "kernels/convert_cuda.h"
 #include "kernels/copy_cuda.h"
 #include "kernels/digest_cuda.h"

@@ -5,7 +5,7 @@
 
 #include "base/backoff.h"
 #include "executor/backends/liveness_lock.h"
-#include "executor/channel.h"
+#include "executor/interfaces/channel.h"
 
 #include <algorithm>
 #include <atomic>

@@ -4,7 +4,7 @@
 
 #include "base/backoff.h"
 #include "executor/backends/current_device.h"
-#include "executor/communicator.h"
+#include "executor/interfaces/communicator.h"
 
 #include <cstring>
 #include <future>

@@ -21,7 +21,7 @@
 
 #include "executor/backends/peer_memory.h"
 #include "executor/backends/ucx_worker.h"
-#include "executor/channel.h"
+#include "executor/interfaces/channel.h"
 
 #include <array>
 #include <chrono>

@@ -13,7 +13,7 @@
 
 #include "executor/backends/peer_memory.h"
 #include "executor/backends/ucx_worker.h"
-#include "executor/messenger.h"
+#include "executor/interfaces/messenger.h"
 
 #include <chrono>
 #include <cstring>

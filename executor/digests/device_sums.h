@@ -2,8 +2,8 @@
 // Digests of the elements of a grid in the memory of a device.
 #pragma once
 
-#include "executor/device.h"
 #include "executor/digests/element_sums.h"
+#include "executor/interfaces/device.h"
 
 #include <optional>
 

@@ -6,7 +6,7 @@
 
 #include "executor/digests/element_sums.h"
 #include "executor/digests/holdings.h"
-#include "executor/transport.h"
+#include "executor/transports/transport.h"
 
 #include <functional>
 #include <map>

@@ -3,7 +3,7 @@
 // world rank base + k * (ranks of a replica) + i.
 #pragma once
 
-#include "executor/load.h"
+#include "executor/load/load.h"
 #include "executor/pull/coordinator.h"
 #include "schema/limits.h"
 

@@ -3,7 +3,7 @@
 // with a welcome; it closes a connection whose first frame is another one. It drops a frame whose numbers do not fit.
 #pragma once
 
-#include "executor/messenger.h"
+#include "executor/interfaces/messenger.h"
 
 #include <initializer_list>
 

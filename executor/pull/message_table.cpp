@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/pull/message_table.h"
 
-#include "executor/chunks.h"
+#include "executor/memory/chunks.h"
 
 #include <algorithm>
 

@@ -3,8 +3,8 @@
 // can be served.
 #pragma once
 
-#include "executor/chunked_copies.h"
-#include "executor/packing.h"
+#include "executor/memory/chunked_copies.h"
+#include "executor/memory/packing.h"
 #include "executor/pull/fleet.h"
 
 #include <atomic>

@@ -3,9 +3,9 @@
 // and release().
 #pragma once
 
+#include "executor/memory/view_jobs.h"
 #include "executor/pull/puller.h"
-#include "executor/transport.h"
-#include "executor/view_jobs.h"
+#include "executor/transports/transport.h"
 
 namespace reshard::pull {
 

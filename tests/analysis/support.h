@@ -4,7 +4,7 @@
 
 #include "analysis/files/memory.h"
 #include "compiler/compile.h"
-#include "executor/load.h"
+#include "executor/load/load.h"
 #include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>

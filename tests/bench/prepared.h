@@ -8,7 +8,7 @@
 #include "analysis/verify/plan_verifier.h"
 #include "base/parallel.h"
 #include "compiler/compile.h"
-#include "executor/transport.h"
+#include "executor/transports/transport.h"
 #include "reshard/reshard.h"
 #include "tests/lib/folder.h"
 

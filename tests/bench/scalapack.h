@@ -2,7 +2,7 @@
 // ScaLAPACK's pdgemr2d for comparison: moves a matrix of fp64 from one block-cyclic layout to another.
 #pragma once
 
-#include "executor/load.h"
+#include "executor/load/load.h"
 
 #include <algorithm>
 #include <array>

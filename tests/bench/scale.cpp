@@ -9,7 +9,7 @@
 #include "reshard/reshard.h"
 #include "schema/manifest.h"
 
-#include "executor/load.h"
+#include "executor/load/load.h"
 #include "tests/lib/folder.h"
 
 #include <benchmark/benchmark.h>

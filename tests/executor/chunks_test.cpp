@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // chunksBefore: which chunks must have arrived before a chunk of a message that forwards them.
 
-#include "executor/chunks.h"
+#include "executor/memory/chunks.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rendezvous of reshard_open: the caller's store, the options, and their errors.
 
-#include "executor/connect_job.h"
+#include "executor/api/connect_job.h"
 
 #include "tests/analysis/support.h"
 #include "tests/lib/folder.h"

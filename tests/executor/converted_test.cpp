@@ -2,9 +2,9 @@
 // Conversions on a CPU device: chunks that split elements and blocks, staged elements, tensor scales; compared with
 // transport `threads`.
 
-#include "executor/device_rounds.h"
-#include "executor/recorded.h"
-#include "executor/view_jobs.h"
+#include "executor/memory/view_jobs.h"
+#include "executor/transports/device_rounds.h"
+#include "executor/transports/recorded.h"
 #include "schema/manifest.h"
 #include "tests/analysis/support.h"
 #include "tests/executor/cpu_device.h"

@@ -5,7 +5,7 @@
 // receives of a pair of ranks match in their order.
 #pragma once
 
-#include "executor/communicator.h"
+#include "executor/interfaces/communicator.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies within one process run by the dependency levels of the plan.
 
-#include "executor/dependency_levels.h"
+#include "executor/transports/dependency_levels.h"
 
-#include "executor/chunked_copies.h"
+#include "executor/memory/chunked_copies.h"
 #include "tests/executor/ranks.h"
 
 #include <gtest/gtest.h>

@@ -6,7 +6,7 @@
 #include "analysis/layout/element_ranges.h"
 #include "analysis/verify/synthesize.h"
 #include "executor/digests/run_digests.h"
-#include "executor/recorded.h"
+#include "executor/transports/recorded.h"
 #include "tests/analysis/support.h"
 #include "tests/executor/cpu_device.h"
 #include "tests/executor/thrown.h"

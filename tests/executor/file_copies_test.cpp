@@ -2,7 +2,7 @@
 // Copies into mapped files: which memory is a file's, copies from file to file and from memory, and their errors.
 
 #include "base/mapped_file.h"
-#include "executor/file_copies.h"
+#include "executor/memory/file_copies.h"
 #include "reshard/reshard.h"
 #include "tests/analysis/support.h"
 

@@ -3,7 +3,7 @@
 // messenger while other threads use it.
 #pragma once
 
-#include "executor/messenger.h"
+#include "executor/interfaces/messenger.h"
 
 #include <memory>
 

@@ -3,12 +3,12 @@
 // different speeds. Every run must complete, with the same targets as transport `threads`.
 
 #include "compiler/pass.h"
-#include "executor/bootstrap.h"
-#include "executor/channel.h"
-#include "executor/chunks.h"
-#include "executor/local_peers.h"
-#include "executor/mappings.h"
-#include "executor/transport.h"
+#include "executor/interfaces/channel.h"
+#include "executor/memory/chunks.h"
+#include "executor/memory/mappings.h"
+#include "executor/transports/bootstrap.h"
+#include "executor/transports/local_peers.h"
+#include "executor/transports/transport.h"
 #include "tests/executor/ranks.h"
 
 #include <gtest/gtest.h>

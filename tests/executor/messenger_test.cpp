@@ -3,8 +3,8 @@
 
 #include "base/backoff.h"
 #include "base/hash.h"
-#include "executor/channel.h"
-#include "executor/messenger.h"
+#include "executor/interfaces/channel.h"
+#include "executor/interfaces/messenger.h"
 #include "tests/executor/local_messenger.h"
 #include "tests/executor/ucx_case.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The channel of transport `mpi` in one process that no launcher started: messages to itself.
 
-#include "executor/channel.h"
+#include "executor/interfaces/channel.h"
 
 #include <gtest/gtest.h>
 

@@ -2,8 +2,8 @@
 // Ranks of a plan with memory, and jobs whose messages have several chunks and are forwarded.
 #pragma once
 
-#include "executor/check_segment.h"
-#include "executor/transport.h"
+#include "executor/load/check_segment.h"
+#include "executor/transports/transport.h"
 #include "tests/analysis/support.h"
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The recorded transport on the CPU device and communicator of cpu_device.h.
 
-#include "executor/device_rounds.h"
-#include "executor/recorded.h"
+#include "executor/transports/device_rounds.h"
+#include "executor/transports/recorded.h"
 #include "tests/executor/cpu_device.h"
 #include "tests/executor/ranks.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Public structs of programs that were compiled with an older or a newer header than the library.
 
-#include "executor/struct_size.h"
+#include "executor/api/struct_size.h"
 
 #include "tests/analysis/support.h"
 

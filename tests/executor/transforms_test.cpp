@@ -2,8 +2,8 @@
 // Params with a transform: values arrive, hooks are called once per run and in order, errors name the hook and the
 // param; on a device hooks are called in prepare.
 
-#include "executor/recorded.h"
-#include "executor/transforms.h"
+#include "executor/api/transforms.h"
+#include "executor/transports/recorded.h"
 #include "reshard/reshard.h"
 #include "tests/executor/allocations.h"
 #include "tests/executor/cpu_device.h"

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/backoff.h"
-#include "executor/channel.h"
+#include "executor/interfaces/channel.h"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,7 @@
 // The channel of transport `ucx` beside a process that is killed or stopped.
 
 #include "base/backoff.h"
-#include "executor/channel.h"
+#include "executor/interfaces/channel.h"
 #include "executor/rendezvous/store_rendezvous.h"
 #include "executor/rendezvous/url.h"
 #include "tests/executor/ucx_case.h"

@@ -2,8 +2,8 @@
 // The channel of transport `ucx`, and plans over it, with all ranks as threads of this process. Each case runs over TCP
 // and over UCX's choice for processes of one host.
 
-#include "executor/channel.h"
-#include "executor/transport.h"
+#include "executor/interfaces/channel.h"
+#include "executor/transports/transport.h"
 #include "tests/executor/ranks.h"
 #include "tests/executor/ucx_case.h"
 #include "tests/lib/folder.h"

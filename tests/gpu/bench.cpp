@@ -2,7 +2,7 @@
 // Benchmarks of pack, unpack, conversions and a whole refit, compared with a device-to-device copy of as many bytes.
 // Both are recorded and replayed in the same way, alternately.
 
-#include "executor/device_rounds.h"
+#include "executor/transports/device_rounds.h"
 #include "tests/gpu/plan_on_gpu.h"
 
 #include <cuda_runtime_api.h>

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "analysis/verify/check.h"
-#include "executor/device.h"
+#include "executor/interfaces/device.h"
 #include "reshard/reshard.h"
 
 #include <memory>

@@ -36,7 +36,7 @@ compile() {
 }
 export -f compile
 build() {
-  local sources="executor/*.cpp executor/digests/*.cpp executor/pull/*.cpp schema/*.cpp kernels/*.cpp base/*.cpp executor/rendezvous/*.cpp tests/gpu/*.cpp executor/backends/cuda.cpp" file kernel
+  local sources="executor/api/*.cpp executor/load/*.cpp executor/interfaces/*.cpp executor/memory/*.cpp executor/transports/*.cpp executor/digests/*.cpp executor/pull/*.cpp schema/*.cpp kernels/*.cpp base/*.cpp executor/rendezvous/*.cpp tests/gpu/*.cpp executor/backends/cuda.cpp" file kernel
   for file in verify/synthesize verify/check verify/expected verify/reference verify/tensor_instances verify/tensor_values layout/element_ranges layout/quantized_views common terminal work_deadline; do
     sources="$sources analysis/$file.cpp"
   done

@@ -14,7 +14,7 @@
 #include "analysis/report/inspection.h"
 #include "analysis/verify/plan_verifier.h"
 #include "analysis/work_deadline.h"
-#include "executor/load.h"
+#include "executor/load/load.h"
 #include "schema/container.h"
 #include "schema/flatbuffer_vectors.h"
 #include "tests/mutants/fields.h"

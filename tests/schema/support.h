@@ -4,7 +4,7 @@
 #pragma once
 
 #include "compiler/compile.h"
-#include "executor/load.h"
+#include "executor/load/load.h"
 #include "schema/container.h"
 #include "schema/manifest.h"
 #include "tests/lib/folder.h"

@@ -4,7 +4,7 @@
 #include "analysis/common.h"
 #include "analysis/files/new_folder.h"
 #include "analysis/report/page/arena.h"
-#include "executor/load.h"
+#include "executor/load/load.h"
 
 #include <nlohmann/json.hpp>
 

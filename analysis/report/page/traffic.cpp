@@ -5,7 +5,7 @@
 #include "analysis/files/new_folder.h"
 #include "analysis/verify/contents.h"
 #include "analysis/work_deadline.h"
-#include "executor/load.h"
+#include "executor/load/load.h"
 #include "schema/flatbuffer_vectors.h"
 
 #include <nlohmann/json.hpp>

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/api/connect_job.h"
+
+#include "executor/api/callback_store.h"
+#include "executor/api/struct_size.h"
+#include "executor/rendezvous/launch.h"
+#include "executor/rendezvous/url.h"
+
+#include <cstdlib>
+
+namespace reshard {
+
+Status checkOptions(const reshard_options &options) {
+  const std::string transport = options.transport ? options.transport : "threads";
+  const std::string device = options.device ? options.device : "cpu";
+  if (transport != "threads" && transport != "mpi" && transport != "ucx" && transport != "nccl")
+    return invalid("unknown transport '" + transport + "', expected 'threads', 'mpi', 'ucx' or 'nccl'");
+  if (device != "cpu" && device != "cuda")
+    return invalid("unknown device '" + device + "', expected 'cpu' or 'cuda'");
+  if (transport != "threads" && (transport == "nccl") != (device == "cuda"))
+    return invalid("transport '" + transport + "' does not run on device '" + device + "', expected '" +
+                   (device == "cpu" ? "cuda" : "cpu") + "'");
+  const bool given = options.rendezvous || options.store;
+  if (options.rendezvous && options.store)
+    return invalid("found a rendezvous '" + std::string(options.rendezvous) + "' and a store, expected one of them");
+  if (given && (transport == "threads" || transport == "mpi"))
+    return invalid("transport '" + transport + "' has no rendezvous, expected transport 'ucx' or 'nccl' with it");
+  if (given && options.communicator)
+    return invalid("found a communicator and a rendezvous, expected one of them");
+  if (options.pull && transport != "ucx")
+    return invalid("pull mode needs transport 'ucx', found '" + transport + "'");
+  if (options.reserved != 0)
+    return invalid("reshard_options.reserved: found " + std::to_string(options.reserved) + ", expected 0");
+  if (!given && transport == "ucx")
+    return invalid("transport 'ucx' needs a rendezvous: tcp://host:port, file:///folder, env://, or a store");
+  return {};
+}
+
+namespace {
+
+/// The caller's store, if it gave one; else that of a URL.
+Result<std::unique_ptr<Store>> storeOf(const reshard_options &options, const StoreOptions &place,
+                                       const Deadline &deadline) {
+  if (!options.store)
+    return openStore(place, deadline);
+  reshard_store own = RESHARD_STORE_INITIALIZER;
+  if (Status status = readStruct(options.store, own); !status.ok())
+    return status;
+  if (!own.set || !own.get)
+    return invalid(std::string("reshard_store.") + (own.set ? "get" : "set") + " is NULL, expected a function");
+  return std::unique_ptr<Store>(std::make_unique<CallbackStore>(own));
+}
+
+/// Completes rank and URL from the environment, if env:// asks for it.
+Status completeFromLauncher(JobProcess &process, std::string &url) {
+  if (!url.starts_with("env://"))
+    return process.rank ? Status()
+                        : invalid("the rank of this process is unknown: pass exactly one rank to open, or use the "
+                                  "rendezvous env://");
+  if (url != "env://")
+    return invalid("rendezvous '" + url + "': found text after env://, expected none");
+  const Result<LaunchedJob> launched = findLaunchedJob();
+  if (!launched.ok())
+    return launched.status();
+  if (process.size == 0)
+    process.size = launched->size;
+  if (launched->size != process.size && !process.pull)
+    return invalid("the launch has " + std::to_string(launched->size) + " processes, expected " +
+                   std::to_string(process.size) + ", one for each rank of the plan");
+  process.rank = process.rank.value_or(launched->rank);
+  url = launched->url;
+  return {};
+}
+
+/// Of the caller's secret, or the one in the environment.
+Result<Authenticator> authenticatorOf(const reshard_options &options) {
+  const char *environment = std::getenv("RESHARD_SECRET");
+  const char *const secretText = options.secret ? options.secret : environment;
+  if (secretText && !*secretText)
+    return invalid(options.secret
+                       ? "secret: found \"\", expected 1 to 4096 bytes, or NULL for the one in RESHARD_SECRET"
+                       : "RESHARD_SECRET: found \"\", expected 1 to 4096 bytes; unset it for no secret");
+  return Authenticator::create(secretText ? secretText : "");
+}
+
+} // namespace
+
+Status checkRendezvous(const reshard_options &options, const Deadline &deadline) {
+  if (!options.rendezvous && !options.store)
+    return {};
+  const Result<Authenticator> authenticator = authenticatorOf(options);
+  if (!authenticator.ok() || options.store)
+    return authenticator.status();
+  JobProcess any{.plan = {}, .rank = 0, .size = 0};
+  std::string url = options.rendezvous;
+  if (Status status = completeFromLauncher(any, url); !status.ok())
+    return status;
+  return checkStore({url, false, *authenticator, options.insecure != 0}, launchDeadline(deadline));
+}
+
+Result<JobConnection> connectJob(const reshard_options &options, const std::string &given, const JobProcess &process,
+                                 const Deadline &deadline, std::shared_ptr<Store> opened) {
+  JobProcess completed = process;
+  std::string url = given;
+  if (Status status = completeFromLauncher(completed, url); !status.ok())
+    return status;
+  if (*completed.rank >= completed.size && completed.size != 0 && !completed.pull)
+    return invalid("rank " + std::to_string(*completed.rank) + " is not in the plan, which has " +
+                   std::to_string(completed.size) + " ranks");
+  Result<Authenticator> authenticator = authenticatorOf(options);
+  if (!authenticator.ok())
+    return authenticator.status();
+  const StoreOptions place{url, *completed.rank == 0, *authenticator, options.insecure != 0};
+  JobOptions job{options.job ? options.job : "", completed.plan, *completed.rank, completed.size, *authenticator};
+  if (!opened) {
+    Result<std::unique_ptr<Store>> store = storeOf(options, place, deadline);
+    if (!store.ok()) {
+      if (place.serves && !options.store && !completed.pull)
+        tellWhyNotServed(place, job, store.status(), deadline);
+      return store.status();
+    }
+    opened = std::move(*store);
+  }
+  JobConnection connection{std::move(opened), nullptr, job};
+  if (!completed.pull)
+    connection.rendezvous = std::make_unique<StoreRendezvous>(*connection.store, std::move(job));
+  return connection;
+}
+
+Status reportFailureToJob(const reshard_options &options, std::optional<uint32_t> rank, const Status &reason,
+                          const Deadline &deadline) {
+  const std::string transport = options.transport ? options.transport : "threads";
+  if ((!options.rendezvous && !options.store) || (transport != "ucx" && transport != "nccl"))
+    return invalid("found no rendezvous, or a transport without one, expected transport 'ucx' or 'nccl' with it");
+  if (options.pull)
+    return {}; // no process waits for another
+  if (Status status = checkOptions(options); !status.ok())
+    return status;
+  const Deadline until = launchDeadline(deadline);
+  const Result<JobConnection> job =
+      connectJob(options, options.rendezvous ? options.rendezvous : "", {.plan = {}, .rank = rank, .size = 0}, until);
+  if (job.ok())
+    reportFailure(*job->store, job->job, reason, until);
+  return job.status();
+}
+
+} // namespace reshard

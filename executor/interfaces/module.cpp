@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "executor/interfaces/module.h"
+
+#include <cstdlib>
+#include <dlfcn.h>
+#include <filesystem>
+#include <link.h>
+#include <map>
+#include <mutex>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+namespace reshard {
+namespace {
+
+/// The file of a library that this process has loaded; empty if it has not.
+std::string loadedFile(const char *library) {
+  void *const loaded = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+  if (!loaded)
+    return "";
+  link_map *map = nullptr;
+  const std::string file = dlinfo(loaded, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : "";
+  dlclose(loaded);
+  return file;
+}
+
+/// Loads the UCX of RESHARD_UCX_ROOT. The module needs libucp.so.0, and the loader uses the one that is loaded
+/// already. So if that is of another UCX, the variable would have no effect, or the two would be mixed.
+Status loadUcx() {
+  const char *root = std::getenv("RESHARD_UCX_ROOT");
+  if (!root || !*root)
+    return {};
+  const std::string folder = std::string(root) + "/lib/",
+                    error = "backend 'ucx': RESHARD_UCX_ROOT=" + std::string(root);
+  const char *const libraries[] = {"libucp.so.0", "libucs.so.0"};
+  for (const char *library : libraries) {
+    std::error_code ignored;
+    const std::string wanted = folder + library, file = loadedFile(library);
+    if (!file.empty() && std::filesystem::exists(wanted, ignored) &&
+        !std::filesystem::equivalent(file, wanted, ignored))
+      return failed(error + ": found '" + file + "', which this process has already loaded, expected '" + wanted +
+                    "'; open the executor before other users of UCX, or unset the variable");
+  }
+  if (dlopen((folder + libraries[0]).c_str(), RTLD_NOW | RTLD_GLOBAL))
+    return {};
+  return failed(error + ": " + dlerror() + "; expected a folder with lib/libucp.so.0 of UCX 1.13 or a later 1.x");
+}
+
+/// Fails if this process was forked from one that has used the backend: MPI, UCX and CUDA have threads and connections
+/// that a forked process does not have.
+Status checkForked(const std::string &name) {
+  static std::mutex mutex;
+  static std::map<std::string, pid_t> users; // the process that has loaded a backend first
+  const std::lock_guard lock(mutex);
+  const pid_t user = users.try_emplace(name, ::getpid()).first->second;
+  if (user == ::getpid())
+    return {};
+  return failed("backend '" + name + "' was loaded by process " + std::to_string(user) + ", from which this process " +
+                std::to_string(::getpid()) +
+                " was forked: it cannot be used after that; start this process in another way (multiprocessing: "
+                "'spawn'), or fork it before the first executor is opened");
+}
+
+/// The fix for an error of the loader that names a library outside reshard; empty for other errors.
+std::string fixFor(const std::string &error) {
+  const std::pair<const char *, const char *> fixes[] = {
+      {"libuc", "install UCX 1.13 or a later 1.x, or set RESHARD_UCX_ROOT to a folder with its lib/libucp.so.0"},
+      {"libmpi.so", "install the MPI that reshard was built with: Open MPI 4 for the wheel"},
+      {"libnccl.so.2", "install NCCL 2, or load it before, as `import torch` does"},
+  };
+  for (const auto &[library, fix] : fixes) {
+    if (error.rfind(library, 0) == 0)
+      return std::string("; ") + fix;
+  }
+  return "";
+}
+
+} // namespace
+
+Result<void *> loadModule(const std::string &name, const std::string &entry, uint32_t version, Symbols symbols) {
+  if (Status status = checkForked(name); !status.ok())
+    return status;
+  if (Status status = name == "ucx" ? loadUcx() : Status(); !status.ok())
+    return status;
+  const std::string file = "libreshard_" + name + ".so";
+  std::error_code ignored;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  Dl_info own{};
+  dladdr(reinterpret_cast<const void *>(&loadModule), &own);
+  const std::filesystem::path library = own.dli_fname ? own.dli_fname : ""; // with this function
+  const auto beside = (library.has_parent_path() ? library : program).parent_path();
+  std::string why;
+  for (const std::string &path : std::vector<std::string>{beside / file, program.parent_path() / file,
+                                                          program.parent_path().parent_path() / "lib" / file, file}) {
+    if (path != file && !std::filesystem::exists(path, ignored))
+      continue;
+    void *module = dlopen(path.c_str(), RTLD_NOW | (symbols == Symbols::global ? RTLD_GLOBAL : RTLD_LOCAL));
+    if (!module) {
+      const char *error = dlerror();
+      why = why.empty() ? error : why; // prefer the error of a file that exists
+      continue;
+    }
+    void *const function = dlsym(module, entry.c_str());
+    if (!function)
+      return failed("'" + path + "' is not a backend of reshard: the function " + entry + " is missing");
+    const auto found = static_cast<const uint32_t *>(dlsym(module, (entry + "_version").c_str()));
+    if (!found || *found != version)
+      return failed("'" + path + "': found version " + (found ? std::to_string(*found) : "none") + " of " + entry +
+                    ", expected " + std::to_string(version) + "; install backends and library of the same release");
+    return function;
+  }
+  return failed("backend '" + name + "' cannot be loaded: " + why + fixFor(why));
+}
+
+} // namespace reshard
