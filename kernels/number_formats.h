@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stored number formats: their constants, and the exact conversion of one value. These functions define the results
-// that the kernels of kernels/convert.h must give.
+// that the kernels of kernels/cpu/convert.h must give.
 #pragma once
 
 #include "base/formats/quantized_formats.h"

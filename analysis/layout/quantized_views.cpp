@@ -2,7 +2,7 @@
 #include "analysis/layout/quantized_views.h"
 
 #include "executor/memory/view_jobs.h"
-#include "kernels/quantized.h"
+#include "kernels/cpu/quantized.h"
 #include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 
 #include "analysis/verify/tensor_instances.h"
 #include "executor/memory/view_jobs.h"
-#include "kernels/convert.h"
+#include "kernels/cpu/convert.h"
 #include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>

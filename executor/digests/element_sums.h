@@ -2,8 +2,8 @@
 // Digests of the elements of a grid in memory.
 #pragma once
 
-#include "kernels/convert_strided.h"
-#include "kernels/tensor_digest.h"
+#include "kernels/cpu/convert_strided.h"
+#include "kernels/cpu/tensor_digest.h"
 #include "schema/element_ranges.h"
 
 #include <cstddef>

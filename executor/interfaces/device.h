@@ -5,9 +5,9 @@
 
 #include "base/deadline.h"
 #include "base/status.h"
-#include "kernels/conversion_table.h"
-#include "kernels/copy_table.h"
-#include "kernels/digest_table.h"
+#include "kernels/gpu/conversion_table.h"
+#include "kernels/gpu/copy_table.h"
+#include "kernels/gpu/digest_table.h"
 
 #include <cstddef>
 #include <cstdint>

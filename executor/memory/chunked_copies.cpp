@@ -2,7 +2,7 @@
 #include "executor/memory/chunked_copies.h"
 
 #include "executor/memory/operands.h"
-#include "kernels/transpose.h"
+#include "kernels/cpu/transpose.h"
 #include "schema/limits.h"
 
 #include <algorithm>

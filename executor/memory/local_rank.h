@@ -4,7 +4,7 @@
 
 #include "base/status.h"
 #include "executor/load/load.h"
-#include "kernels/convert_strided.h"
+#include "kernels/cpu/convert_strided.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -4,7 +4,7 @@
 // the CPU; the values are distributed like weights, normal around 0.
 //   bench-convert [--benchmark_filter=…]
 
-#include "kernels/quantized.h"
+#include "kernels/cpu/quantized.h"
 
 #include <benchmark/benchmark.h>
 

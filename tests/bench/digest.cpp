@@ -4,7 +4,7 @@
 // elements that are contiguous in N bytes at a time, like column shards; `transposed`: elements that are not.
 //   bench-digest [--benchmark_filter=…]
 
-#include "kernels/tensor_digest.h"
+#include "kernels/cpu/tensor_digest.h"
 
 #include <benchmark/benchmark.h>
 

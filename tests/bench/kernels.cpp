@@ -5,7 +5,7 @@
 // a cache line boundary; `pack-LEVEL` is pack at each level of the CPU.
 //   bench-kernels [--benchmark_filter=…]
 
-#include "kernels/copy_cpu.h"
+#include "kernels/cpu/copy_cpu.h"
 
 #include <benchmark/benchmark.h>
 

@@ -6,7 +6,7 @@
 // bytes.
 //   bench-quantize [--benchmark_filter=…]
 
-#include "kernels/quantized.h"
+#include "kernels/cpu/quantized.h"
 #include "tests/bench/prepared.h"
 
 #include <benchmark/benchmark.h>

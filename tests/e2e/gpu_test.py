@@ -18,7 +18,7 @@ from fake_backend import copy_with_backends  # noqa: E402
 
 GPU = Path("/dev/nvidiactl").exists()
 NVCC = shutil.which("nvcc")
-# Registers per thread that let three blocks of 256 threads reside on a multiprocessor, two of digests (kernels/*_cuda.*).
+# Registers per thread that let three blocks of 256 threads reside on a multiprocessor, two of digests (kernels/gpu/*_cuda.*).
 REGISTERS = {"copy": 80, "convert": 80, "digest": 128}
 
 
@@ -172,7 +172,7 @@ class Gpu(FolderTest):
                             "-v",
                             "-o",
                             self.folder / "cubin",
-                            ROOT / f"kernels/{kernel}_cuda.cu",
+                            ROOT / f"kernels/gpu/{kernel}_cuda.cu",
                         ],
                         capture_output=True,
                         text=True,
@@ -210,7 +210,7 @@ class Gpu(FolderTest):
                             "-ptx",
                             "-o",
                             self.folder / "ptx",
-                            ROOT / "kernels/convert_cuda.cu",
+                            ROOT / "kernels/gpu/convert_cuda.cu",
                         ],
                         capture_output=True,
                         text=True,
@@ -264,7 +264,7 @@ class Gpu(FolderTest):
         of = {
             name: [path for path in objects if path.name in names]
             for name, names in (
-                ("libreshard_cuda.so", ("backends_cuda.cpp.o", "copy_cuda.o", "convert_cuda.o", "digest_cuda.o")),
+                ("libreshard_cuda.so", ("executor_backends_cuda.cpp.o", "copy_cuda.o", "convert_cuda.o", "digest_cuda.o")),
                 ("libreshard_nccl.so", ("backends_nccl.cpp.o",)),
             )
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Digests of a GPU's memory, compared with those that the CPU computes of the same bytes.
 
-#include "kernels/tensor_digest.h"
+#include "kernels/cpu/tensor_digest.h"
 #include "tests/gpu/plan_on_gpu.h"
 
 #include <algorithm>

@@ -36,14 +36,14 @@ compile() {
 }
 export -f compile
 build() {
-  local sources="executor/api/*.cpp executor/load/*.cpp executor/interfaces/*.cpp executor/memory/*.cpp executor/transports/*.cpp executor/digests/*.cpp executor/pull/*.cpp schema/*.cpp kernels/*.cpp base/*.cpp executor/rendezvous/*.cpp tests/gpu/*.cpp executor/backends/cuda.cpp" file kernel
+  local sources="executor/api/*.cpp executor/load/*.cpp executor/interfaces/*.cpp executor/memory/*.cpp executor/transports/*.cpp executor/digests/*.cpp executor/pull/*.cpp schema/*.cpp kernels/*.cpp kernels/cpu/*.cpp kernels/gpu/*.cpp base/*.cpp executor/rendezvous/*.cpp tests/gpu/*.cpp executor/backends/cuda.cpp" file kernel
   for file in verify/synthesize verify/check verify/expected verify/reference verify/tensor_instances verify/tensor_values layout/element_ranges layout/quantized_views common terminal work_deadline; do
     sources="$sources analysis/$file.cpp"
   done
   [ -n "${nccl_library:-}" ] && sources="$sources executor/backends/nccl.cpp" && flags="$flags -isystem $nccl_include"
   ls $sources | xargs -P "$(nproc)" -I{} bash -c 'compile "$@"' _ "$bin" "$flags" {} || return 1
   for kernel in copy convert digest; do
-    ${RESHARD_LAUNCHER:-} "$nvcc" -O3 -std=c++17 -fmad=false -Xcompiler -fPIC -I. -gencode arch=compute_90,code=[sm_90,compute_90] -Xptxas -v -c kernels/${kernel}_cuda.cu -o "$bin/objects/${kernel}_cuda.o" || return 1
+    ${RESHARD_LAUNCHER:-} "$nvcc" -O3 -std=c++17 -fmad=false -Xcompiler -fPIC -I. -gencode arch=compute_90,code=[sm_90,compute_90] -Xptxas -v -c kernels/gpu/${kernel}_cuda.cu -o "$bin/objects/${kernel}_cuda.o" || return 1
   done
   local runtime="-L$cuda/lib64 -lcudart_static -ldl -lrt -lpthread"
   g++ -shared "$bin"/objects/executor_backends_cuda.cpp.o "$bin"/objects/*_cuda.o $runtime -o "$bin/libreshard_cuda.so" || return 1

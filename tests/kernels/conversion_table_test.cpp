@@ -2,7 +2,7 @@
 // Conversion tables, run warp by warp as on a GPU, compared byte for byte with the CPU kernels on the same memory: with
 // the host code, and lane by lane with the GPU code.
 
-#include "kernels/conversion_table.h"
+#include "kernels/gpu/conversion_table.h"
 #include "tests/kernels/gpu_lanes.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A C interface to the conversions, for convert_test.py. Element arrays are pointers; formats and levels are numbers.
 
-#include "kernels/quantized.h"
+#include "kernels/cpu/quantized.h"
 #include "kernels/scales.h"
 
 using namespace reshard;

@@ -2,7 +2,7 @@
 // The conversions at every level of this CPU, compared with the definitions of formats.h, element by element and block
 // by block; and the definitions, compared with the host functions of CUDA's headers if the build has them.
 
-#include "kernels/quantized.h"
+#include "kernels/cpu/quantized.h"
 #include "kernels/scales.h"
 #include "tests/kernels/definition.h"
 
@@ -192,7 +192,8 @@ TEST(Formats, EqualCudaHeaders) {
                        __nv_cvt_float_to_fp8(value, saturation, __NV_E5M2)))
           << value;
     }
-    const uint32_t sign = std::signbit(value) ? 0x80 : 0; // CUDA's NaN has no sign; kernels/conversion_kernel.h adds it
+    const uint32_t sign =
+        std::signbit(value) ? 0x80 : 0; // CUDA's NaN has no sign; kernels/gpu/conversion_kernel.h adds it
     ASSERT_EQ(encode(NumberFormat::fp8_e4m3, value, Overflow::saturate),
               __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3) | sign)
         << value;

@@ -2,7 +2,7 @@
 // Copy tables, run thread by thread as on a GPU, compared with a loop over bytes: with the host code and with the GPU
 // code.
 
-#include "kernels/copy_table.h"
+#include "kernels/gpu/copy_table.h"
 #include "tests/kernels/gpu_lanes.h"
 
 #include <gtest/gtest.h>

@@ -2,8 +2,8 @@
 // Digest tables, run thread by thread as on a GPU, compared with TensorDigest: with the host code and with the GPU
 // code.
 
-#include "kernels/digest_table.h"
-#include "kernels/tensor_digest.h"
+#include "kernels/cpu/tensor_digest.h"
+#include "kernels/gpu/digest_table.h"
 #include "tests/kernels/gpu_lanes.h"
 
 #include <gtest/gtest.h>

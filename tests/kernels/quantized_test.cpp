@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions of ranges of quantized matrices, compared with conversions of whole matrices (kernels/convert.h), at
+// Conversions of ranges of quantized matrices, compared with conversions of whole matrices (kernels/cpu/convert.h), at
 // every level of this CPU: in parts, in any order, at any alignment.
 
-#include "kernels/quantized.h"
+#include "kernels/cpu/quantized.h"
 #include "kernels/scales.h"
 #include "tests/kernels/support.h"
 

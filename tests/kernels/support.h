@@ -2,7 +2,7 @@
 // Test helpers for conversions: stored elements, CPU levels and guarded targets.
 #pragma once
 
-#include "kernels/convert.h"
+#include "kernels/cpu/convert.h"
 
 #include <gtest/gtest.h>
 

@@ -140,8 +140,8 @@ template <class T> void __stcs(T *address, T value) {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized" // arrays of one element, which are written before they are read
 
-#include "kernels/conversion_kernel.h"
-#include "kernels/digest_kernel.h"
+#include "kernels/gpu/conversion_kernel.h"
+#include "kernels/gpu/digest_kernel.h"
 #pragma GCC diagnostic pop
 #undef kernels
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // TensorDigest: the same for every partition, and different after small changes.
-#include "kernels/tensor_digest.h"
+#include "kernels/cpu/tensor_digest.h"
 
 #include "kernels/tensor_digest_words.h"
 

@@ -2,8 +2,8 @@
 // Kernel launches: the registration and launch functions that nvcc's host code calls, which run the GPU code on the
 // host.
 
-#include "kernels/conversion_kernel.h"
-#include "kernels/digest_kernel.h"
+#include "kernels/gpu/conversion_kernel.h"
+#include "kernels/gpu/digest_kernel.h"
 #include "tests/gpu/simulated/gpu.h"
 #include "tests/kernels/gpu_lanes.h"
 
