@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks the invariants between passes, exactly where that is cheap: references, bounds, sums, both ends of a message.
-// It does not check that each byte comes from the right byte: analysis/verify/plan_verifier.cpp proves that of the
+// It does not check that each byte comes from the right byte: verify/proof/plan_verifier.cpp proves that of the
 // emitted plan, and shares no code with this file.
 
 #include "ir/copies.h"

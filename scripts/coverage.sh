@@ -20,7 +20,7 @@ programs=()
 while IFS= read -r file; do
   readelf --section-headers --wide "$file" 2>/dev/null | grep __llvm_covmap >/dev/null && programs+=(-object "$file")
 done < <(find build/coverage -type f -executable)
-folders=(analysis backends base compiler executor ir kernels rendezvous schema tools)
+folders=(base checkpoints command compiler executor include ir kernels report schema tools verify)
 llvm-cov-19 export -summary-only -instr-profile=build/coverage/all.profdata "${programs[@]:1}" "${folders[@]}" >build/coverage.json
 llvm-cov-19 show -format=html -output-dir=build/coverage.html -instr-profile=build/coverage/all.profdata "${programs[@]:1}" \
   "${folders[@]}" >/dev/null

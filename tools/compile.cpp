@@ -2,21 +2,21 @@
 // reshard-compile: compiles a job (YAML) or IR text (.rir) into a plan or IR text, or prints errors.
 
 #include "compiler/compile.h"
-#include "analysis/checkpoints/stored_checkpoint.h"
-#include "analysis/common.h"
-#include "analysis/files/describe.h"
-#include "analysis/files/new_folder.h"
-#include "analysis/terminal.h"
-#include "analysis/verify/plan_verifier.h"
-#include "analysis/work_deadline.h"
 #include "base/atomic_file.h"
 #include "base/byte_size.h"
+#include "base/work_deadline.h"
+#include "checkpoints/describe.h"
+#include "checkpoints/stored_checkpoint.h"
+#include "command/common.h"
+#include "command/options.h"
+#include "command/terminal.h"
 #include "compiler/pass.h"
 #include "executor/load/load.h"
 #include "ir/copies.h"
 #include "ir/text.h"
-#include "tools/options.h"
+#include "tools/run/new_folder.h"
 #include "tools/stored_files.h"
+#include "verify/proof/plan_verifier.h"
 
 #include <malloc.h>
 #include <nlohmann/json.hpp>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // reshard-diff: shows what changed between two plans, for reviews and CI.
 
-#include "analysis/files/new_folder.h"
-#include "analysis/report/difference.h"
-#include "tools/options.h"
+#include "command/options.h"
+#include "report/diff/difference.h"
+#include "command/common.h"
 
 using namespace reshard::analysis;
 using namespace reshard::tools;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // reshard-digest: digests of the tensors in files, which are the same in every format and layout; compares two of them.
 
-#include "analysis/checkpoints/megatron_files.h"
-#include "analysis/digest/tensor_digests.h"
-#include "analysis/files/new_folder.h"
-#include "analysis/terminal.h"
+#include "checkpoints/megatron_files.h"
+#include "command/options.h"
+#include "command/terminal.h"
 #include "executor/load/load.h"
-#include "tools/options.h"
+#include "tools/run/new_folder.h"
+#include "tools/run/tensor_digests.h"
 
 #include <nlohmann/json.hpp>
 

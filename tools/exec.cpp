@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // reshard-exec: runs a plan on files or on synthesized values, and checks the result.
 
-#include "analysis/guarded_exit.h"
-#include "tools/execution.h"
-#include "tools/options.h"
+#include "command/options.h"
+#include "tools/run/execution.h"
+#include "tools/run/guarded_exit.h"
 
 #include <cstdio>
 

@@ -2,19 +2,19 @@
 // reshard-inspect: shows what a plan contains, what one rank does and where a param comes from; verifies and simulates
 // plans. Also lists the tensors of a checkpoint.
 
-#include "analysis/checkpoints/unread_weights.h"
-#include "analysis/files/new_folder.h"
-#include "analysis/report/checkpoint_listing.h"
-#include "analysis/report/inspection.h"
-#include "analysis/terminal.h"
-#include "analysis/verify/layout_difference.h"
-#include "analysis/work_deadline.h"
 #include "base/glob.h"
+#include "base/work_deadline.h"
 #include "base/yaml/topology.h"
+#include "checkpoints/unread_weights.h"
+#include "command/options.h"
+#include "command/terminal.h"
 #include "compiler/compile.h"
 #include "executor/load/load.h"
+#include "report/diff/layout_difference.h"
+#include "report/inspect/checkpoint_listing.h"
+#include "report/inspect/inspection.h"
 #include "schema/limits.h"
-#include "tools/options.h"
+#include "command/common.h"
 #include "tools/stored_files.h"
 
 #include <cstdio>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/stored_files.h"
 
-#include "analysis/checkpoints/stored_checkpoint.h"
-#include "analysis/files/safetensors.h"
+#include "checkpoints/safetensors.h"
+#include "checkpoints/stored_checkpoint.h"
 
 #include <filesystem>
 

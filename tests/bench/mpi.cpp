@@ -12,11 +12,11 @@
 #include "tests/bench/scalapack.h"
 #endif
 
-#include "analysis/files/memory.h"
 #include "compiler/compile.h"
 #include "reshard/reshard.h"
 #include "schema/flatbuffer_vectors.h"
 #include "tests/lib/folder.h"
+#include "tools/run/memory.h"
 
 #include <benchmark/benchmark.h>
 

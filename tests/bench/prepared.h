@@ -3,14 +3,14 @@
 // comparison.
 #pragma once
 
-#include "analysis/common.h"
-#include "analysis/files/memory.h"
-#include "analysis/verify/plan_verifier.h"
 #include "base/parallel.h"
+#include "command/common.h"
 #include "compiler/compile.h"
 #include "executor/transports/transport.h"
 #include "reshard/reshard.h"
 #include "tests/lib/folder.h"
+#include "tools/run/memory.h"
+#include "verify/proof/plan_verifier.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -2,14 +2,14 @@
 // One suite for every transport and device: runs all plans of a folder, each with two seeds, and checks every target
 // byte. Under mpirun all processes run the plans in step, even after one of them has failed.
 
-#include "analysis/common.h"
-#include "analysis/files/memory.h"
-#include "analysis/files/resident_memory.h"
-#include "analysis/verify/check.h"
+#include "command/common.h"
+#include "command/options.h"
 #include "reshard/reshard.h"
 #include "tests/conformance/allocations.h"
 #include "tests/conformance/processes.h"
-#include "tools/options.h"
+#include "tools/run/memory.h"
+#include "tools/run/resident_memory.h"
+#include "verify/check/check.h"
 
 #include <algorithm>
 #include <cstdio>

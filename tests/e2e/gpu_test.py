@@ -265,7 +265,7 @@ class Gpu(FolderTest):
             name: [path for path in objects if path.name in names]
             for name, names in (
                 ("libreshard_cuda.so", ("executor_backends_cuda.cpp.o", "copy_cuda.o", "convert_cuda.o", "digest_cuda.o")),
-                ("libreshard_nccl.so", ("backends_nccl.cpp.o",)),
+                ("libreshard_nccl.so", ("executor_backends_nccl.cpp.o",)),
             )
         }
         of["gpu-test"] = [path for path in objects if path not in sum(of.values(), [])]

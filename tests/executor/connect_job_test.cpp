@@ -3,8 +3,8 @@
 
 #include "executor/api/connect_job.h"
 
-#include "tests/analysis/support.h"
 #include "tests/lib/folder.h"
+#include "tests/verify/support.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -6,8 +6,8 @@
 #include "executor/transports/device_rounds.h"
 #include "executor/transports/recorded.h"
 #include "schema/manifest.h"
-#include "tests/analysis/support.h"
 #include "tests/executor/cpu_device.h"
+#include "tests/verify/support.h"
 
 #include <gtest/gtest.h>
 

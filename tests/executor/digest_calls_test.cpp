@@ -3,8 +3,8 @@
 
 #include "reshard/reshard.hpp"
 
-#include "tests/analysis/support.h"
 #include "tests/executor/thrown.h"
+#include "tests/verify/support.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -2,14 +2,14 @@
 // Digests of bound memory: equal in every layout and on every number of processes, and of every replica; one wrong
 // element is found, with its tensor, its rank and its index. Calls of the C API, with the text of every error.
 
-#include "analysis/files/memory.h"
-#include "analysis/layout/element_ranges.h"
-#include "analysis/verify/synthesize.h"
 #include "executor/digests/run_digests.h"
 #include "executor/transports/recorded.h"
-#include "tests/analysis/support.h"
 #include "tests/executor/cpu_device.h"
 #include "tests/executor/thrown.h"
+#include "tests/verify/support.h"
+#include "tools/run/memory.h"
+#include "verify/check/synthesize.h"
+#include "verify/layout/element_ranges.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -3,11 +3,11 @@
 
 #include "reshard/reshard.h"
 
-#include "analysis/files/memory.h"
-#include "analysis/verify/check.h"
 #include "compiler/compile.h"
 #include "tests/executor/allocations.h"
 #include "tests/lib/folder.h"
+#include "tools/run/memory.h"
+#include "verify/check/check.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 #include "base/mapped_file.h"
 #include "executor/memory/file_copies.h"
 #include "reshard/reshard.h"
-#include "tests/analysis/support.h"
+#include "tests/verify/support.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,7 +4,7 @@
 
 #include "executor/load/check_segment.h"
 #include "executor/transports/transport.h"
-#include "tests/analysis/support.h"
+#include "tests/verify/support.h"
 
 #include <algorithm>
 #include <cstring>

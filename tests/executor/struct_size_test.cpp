@@ -3,7 +3,7 @@
 
 #include "executor/api/struct_size.h"
 
-#include "tests/analysis/support.h"
+#include "tests/verify/support.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -3,9 +3,9 @@
 // pickles of two ranks, or as the JSON files of Megatron-Core are refused, or read to the end. The first byte of an
 // input chooses.
 
-#include "analysis/checkpoints/megatron_files.h"
-#include "analysis/checkpoints/stored_checkpoint.h"
-#include "analysis/checkpoints/torch_file.h"
+#include "checkpoints/megatron_files.h"
+#include "checkpoints/stored_checkpoint.h"
+#include "checkpoints/torch_file.h"
 #include "tests/fuzz/files.h"
 
 #include <filesystem>

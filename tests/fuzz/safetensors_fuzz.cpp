@@ -2,7 +2,7 @@
 // libFuzzer: any bytes as a safetensors file are refused, or every byte of its tensors can be read. The first byte of
 // an input chooses whether the rest is a file, or a header whose length is put before it.
 
-#include "analysis/files/safetensors.h"
+#include "checkpoints/safetensors.h"
 #include "tests/fuzz/files.h"
 
 using namespace reshard;

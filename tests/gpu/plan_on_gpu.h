@@ -3,9 +3,9 @@
 // checked on the host.
 #pragma once
 
-#include "analysis/verify/check.h"
 #include "executor/interfaces/device.h"
 #include "reshard/reshard.h"
+#include "verify/check/check.h"
 
 #include <memory>
 #include <string>

@@ -36,10 +36,8 @@ compile() {
 }
 export -f compile
 build() {
-  local sources="executor/api/*.cpp executor/load/*.cpp executor/interfaces/*.cpp executor/memory/*.cpp executor/transports/*.cpp executor/digests/*.cpp executor/pull/*.cpp schema/*.cpp kernels/*.cpp kernels/cpu/*.cpp kernels/gpu/*.cpp base/*.cpp executor/rendezvous/*.cpp tests/gpu/*.cpp executor/backends/cuda.cpp" file kernel
-  for file in verify/synthesize verify/check verify/expected verify/reference verify/tensor_instances verify/tensor_values layout/element_ranges layout/quantized_views common terminal work_deadline; do
-    sources="$sources analysis/$file.cpp"
-  done
+  local sources="executor/api/*.cpp executor/load/*.cpp executor/interfaces/*.cpp executor/memory/*.cpp executor/transports/*.cpp executor/digests/*.cpp executor/pull/*.cpp schema/*.cpp kernels/*.cpp kernels/cpu/*.cpp kernels/gpu/*.cpp base/*.cpp executor/rendezvous/*.cpp tests/gpu/*.cpp executor/backends/cuda.cpp" kernel
+  sources="$sources verify/layout/*.cpp verify/check/*.cpp"
   [ -n "${nccl_library:-}" ] && sources="$sources executor/backends/nccl.cpp" && flags="$flags -isystem $nccl_include"
   ls $sources | xargs -P "$(nproc)" -I{} bash -c 'compile "$@"' _ "$bin" "$flags" {} || return 1
   for kernel in copy convert digest; do

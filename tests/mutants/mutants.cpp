@@ -10,16 +10,16 @@
 // Mutants run in child processes with limited memory. If a child crashes or hangs, the test reports its current mutant
 // and starts another child at the next one. ONE runs that mutant only, in this process.
 
-#include "analysis/files/new_folder.h"
-#include "analysis/report/inspection.h"
-#include "analysis/verify/plan_verifier.h"
-#include "analysis/work_deadline.h"
+#include "base/work_deadline.h"
+#include "command/common.h"
 #include "executor/load/load.h"
+#include "report/inspect/inspection.h"
 #include "schema/container.h"
 #include "schema/flatbuffer_vectors.h"
 #include "tests/mutants/fields.h"
 #include "tests/schema/digests.h"
-#include "tools/execution.h"
+#include "tools/run/execution.h"
+#include "verify/proof/plan_verifier.h"
 
 #include <chrono>
 #include <csignal>
@@ -262,8 +262,6 @@ Verdict judge(const std::string &path, MemoryFile *output) {
   try {
     const WorkDeadline deadline("the proof", kDeadline);
     proof = verifyPlan(*plan, [](double) {}).error;
-  } catch (const Failure &failure) {
-    return {undone, failure.message};
   } catch (const std::exception &exception) {
     return {undone, "the proof: " + explain(exception)};
   }

@@ -2,11 +2,11 @@
 // Plans with valid digests and numbers that require too much memory or time: the tools run a correct plan, and reject
 // any other quickly with an error message.
 
-#include "analysis/files/new_folder.h"
-#include "analysis/verify/plan_verifier.h"
-#include "analysis/verify/synthesize.h"
-#include "tests/analysis/support.h"
-#include "tools/execution.h"
+#include "command/common.h"
+#include "tests/verify/support.h"
+#include "tools/run/execution.h"
+#include "verify/check/synthesize.h"
+#include "verify/proof/plan_verifier.h"
 
 #include <gmock/gmock.h>
 

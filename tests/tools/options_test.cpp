@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Command options from a table: parsing, help, similar names.
 
-#include "analysis/common.h"
-#include "tools/options.h"
+#include "command/common.h"
+#include "command/options.h"
 
 #include <gtest/gtest.h>
 

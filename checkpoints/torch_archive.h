@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files of torch.save, laid out before their data is known: the data is written in place later.
+#pragma once
+
+#include "base/mapped_file.h"
+#include "checkpoints/safetensors.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace reshard::analysis {
+
+/// A zip archive as torch.save writes it, of one tensor or of a dictionary of tensors. The checksums of the tensors'
+/// data are 0, as torch.serialization.set_crc32_options(False) has them: torch.load does not compare them.
+class TorchArchive {
+public:
+  enum class Content { tensor, dictionary };
+  /// `tensors`: exactly one for Content::tensor.
+  TorchArchive(const std::vector<TensorSpec> &tensors, Content content);
+
+  uint64_t bytes() const { return bytes_; }
+  /// Where the data of a tensor begins: a multiple of 64.
+  uint64_t dataAt(size_t tensor) const { return dataAt_[tensor]; }
+  /// Adds everything but the data to the parts of a file in which the archive begins at `begin`. The parts refer to
+  /// this object.
+  void addTo(std::vector<MappedFile::Part> &parts, uint64_t begin) const;
+
+private:
+  std::vector<std::pair<uint64_t, std::string>> texts_; // by position
+  std::vector<uint64_t> dataAt_;
+  uint64_t bytes_ = 0;
+};
+
+/// The file of a folder that is a checkpoint of format `torch-save`.
+constexpr const char *kTorchFile = "model.pt";
+
+/// Creates a file of torch.save with a dictionary of tensors and maps it for writing; the data is zero.
+Status createTorchFile(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint);
+
+} // namespace reshard::analysis

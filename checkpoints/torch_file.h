@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files of torch.save: a zip archive with a pickle, data.pkl, and the storages that its tensors refer to, data/0 and so
+// on. The pickle is read, not run (pickle.h).
+#pragma once
+
+#include "base/input_file.h"
+#include "base/status.h"
+#include "checkpoints/distributed_tensor.h"
+#include "checkpoints/read_budget.h"
+#include "schema/manifest.h"
+
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace reshard::analysis {
+
+/// A tensor of a file. `begin` and `bytes`: from its first to its last element in the archive.
+struct TorchTensor {
+  schema::DType dtype = schema::DType::u8;
+  std::vector<int64_t> shape, strides; // in elements
+  uint64_t begin = 0, bytes = 0;
+  std::optional<LocalPart> part; // of a distributed tensor, whose local tensor this is
+  /// Whether the elements are in row-major order without gaps.
+  bool contiguous() const;
+};
+
+/// The tensors of a file by name, and the names of all other values.
+struct TorchFile {
+  std::map<std::string, TorchTensor> tensors;
+  std::vector<std::string> others;
+};
+
+/// The dtype of the global "torch float32", "torch bfloat16" and so on; empty if the schema has no such dtype.
+std::optional<schema::DType> dtypeFromTorch(std::string_view global);
+
+/// The names in module torch of a dtype and of its typed storage, which is empty if it has none.
+std::pair<std::string_view, std::string_view> torchGlobals(schema::DType dtype);
+
+/// These globals, and those of all dtypes and of their storages: the ones that a pickle may have (Pickle::read).
+std::vector<std::string_view> withDtypes(std::span<const std::string_view> globals);
+
+/// Reads an archive, to which `budget` belongs. Names are the keys of nested dictionaries and the positions of nested
+/// lists, joined by dots; a file of one tensor has the empty name. `where` begins the errors.
+Result<TorchFile> readTorchFile(FilePart &archive, const std::string &where, ReadBudget &budget);
+
+} // namespace reshard::analysis

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "command/options.h"
+
+#include "base/atomic_file.h"
+#include "base/byte_size.h"
+#include "base/nearest.h"
+#include "command/common.h"
+#include "command/option_texts.h"
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <charconv>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <string_view>
+
+namespace reshard::tools {
+
+using namespace analysis;
+
+namespace {
+
+const Flag *flagNamed(const Command &command, std::string_view name) {
+  const auto flag =
+      std::find_if(command.flags.begin(), command.flags.end(), [&](const Flag &each) { return name == each.name; });
+  return flag == command.flags.end() ? nullptr : &*flag;
+}
+
+/// The first flag that is given as `--flag=`, or null. CLI11 would use the next argument as its value.
+const Flag *emptyFlag(const Command &command, int argc, char **argv) {
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    std::string_view name = argv[i];
+    if (!name.ends_with('='))
+      continue;
+    name.remove_suffix(1);
+    if (const Flag *flag = flagNamed(command, name); flag && *flag->value)
+      return flag;
+  }
+  return nullptr;
+}
+
+/// Adds a flag that may be repeated: each value is set, in their order.
+void addFlag(CLI::App &app, const Flag &flag) {
+  const bool isSwitch = !*flag.value, isShort = flag.name[1] != '-';
+  app.add_option(flag.name,
+                 [&flag, isSwitch, isShort](const CLI::results_t &values) {
+                   const std::string option = "option '" + std::string(flag.name) + "'";
+                   for (std::string value : values) {
+                     if (isSwitch && value != "true") // CLI11's value of `--flag`
+                       throw CLI::ValidationError(option + " takes no value");
+                     if (isShort && value.starts_with('=')) // of `-o=FILE`
+                       value.erase(0, 1);
+                     if (const std::string error = flag.set(value); !error.empty())
+                       throw CLI::ValidationError(option + ": " + error);
+                   }
+                   return true;
+                 })
+      ->expected(isSwitch ? 0 : 1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
+} // namespace
+
+void ignoreFileSizeSignal() { std::signal(SIGXFSZ, SIG_IGN); }
+
+int parseFlags(const Command &command, int argc, char **argv, std::vector<std::string> &arguments) {
+  auto refuse = [&](const std::string &message) {
+    printError(command.name, message);
+    return kUsage;
+  };
+  if (const Flag *flag = emptyFlag(command, argc, argv))
+    return refuse("option '" + std::string(flag->name) + "': the value is empty");
+  CLI::App app;
+  app.set_help_flag("-h,--help");
+  app.set_version_flag("--version", RESHARD_VERSION);
+  bool manual = false;
+  std::string shell;
+  app.add_flag("--manual", manual);
+  app.add_option("--completion", shell)
+      ->check(CLI::IsMember(std::vector<std::string>(std::begin(kShells), std::end(kShells))));
+  app.allow_extras(); // positional arguments, and unknown options
+  for (const Flag &flag : command.flags)
+    addFlag(app, flag);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp &) {
+    std::printf("%s", helpOf(command).c_str());
+    return kDone;
+  } catch (const CLI::CallForVersion &) {
+    std::printf("%s %s\n", command.name, RESHARD_VERSION);
+    return kDone;
+  } catch (const CLI::ArgumentMismatch &error) { // the last argument is an option without its value
+    const std::string name = argv[argc - 1];
+    const Flag *flag = flagNamed(command, name);
+    return refuse(flag ? "option '" + name + "' needs a value: " + name + "=" + flag->value : error.what());
+  } catch (const CLI::ParseError &error) {
+    return refuse(error.what());
+  }
+  if (manual || !shell.empty()) {
+    std::printf("%s", (manual ? manualOf(command) : completionOf(command, shell)).c_str());
+    return kDone;
+  }
+  bool flags = true;
+  for (const std::string &argument : app.remaining()) {
+    if (!flags || argument.size() < 2 || argument[0] != '-') {
+      arguments.push_back(argument);
+    } else if (argument == "--") {
+      flags = false;
+    } else {
+      std::vector<std::string> known = {"--help", "--version"};
+      for (const Flag &flag : command.flags)
+        known.push_back(flag.name);
+      const std::string name = argument.substr(0, argument.find('='));
+      return refuse("unknown option '" + name + "'" + suggestion(name, known));
+    }
+  }
+  if (arguments.size() < command.arguments || arguments.size() > command.arguments + command.optional)
+    return refuse(
+        "found " + std::to_string(arguments.size()) + " positional arguments, expected " +
+        std::to_string(command.arguments) +
+        (command.optional > 0 ? " to " + std::to_string(command.arguments + command.optional) : std::string()) + ": " +
+        command.name + " " + command.synopsis);
+  return -1;
+}
+
+std::function<std::string(const std::string &)> setText(std::string &text) {
+  return [&text](const std::string &value) {
+    text = value;
+    return value.empty() ? std::string("the value is empty") : std::string();
+  };
+}
+
+std::function<std::string(const std::string &)> setSwitch(bool &on) {
+  return [&on](const std::string &) {
+    on = true;
+    return std::string();
+  };
+}
+
+std::function<std::string(const std::string &)> setNumber(uint64_t &number, uint64_t least, uint64_t most) {
+  return [&number, least, most](const std::string &value) -> std::string {
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+    if (error != std::errc() || end != value.data() + value.size() || number < least || number > most)
+      return "found '" + value + "', expected a number from " + std::to_string(least) + " to " + std::to_string(most);
+    return {};
+  };
+}
+
+std::function<std::string(const std::string &)> setBytes(uint64_t &bytes) {
+  return [&bytes](const std::string &value) -> std::string {
+    const Result<int64_t> size = parseBytes(value);
+    if (!size.ok())
+      return "found '" + value + "', expected " + size.status().message();
+    bytes = static_cast<uint64_t>(*size);
+    return {};
+  };
+}
+
+std::function<std::string(const std::string &)> setSeconds(double &seconds) {
+  return [&seconds](const std::string &value) -> std::string {
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seconds);
+    if (error != std::errc() || end != value.data() + value.size() || !(seconds > 0) || seconds > 1e9)
+      return "found '" + value + "', expected a number of seconds above 0";
+    return {};
+  };
+}
+
+std::function<std::string(const std::string &)> setChoice(std::string &text, std::vector<std::string> choices) {
+  return [&text, choices = std::move(choices)](const std::string &value) -> std::string {
+    text = value;
+    if (std::find(choices.begin(), choices.end(), value) != choices.end())
+      return {};
+    std::string list;
+    for (const std::string &choice : choices)
+      list += (list.empty() ? "" : ", ") + choice;
+    return "found '" + value + "', expected one of " + list;
+  };
+}
+
+bool refuseOutput(const char *command, const char *option, const std::string &output,
+                  const std::vector<std::string> &inputs) {
+  for (const std::string &input : inputs)
+    if (!output.empty() && sameFile(output, input)) {
+      printError(command, "option '" + std::string(option) + "': '" + output + "' would overwrite the input '" + input +
+                              "', expected another file");
+      return true;
+    }
+  return false;
+}
+
+bool refuseSameOutput(const char *command, const char *option, const std::string &output, const char *other,
+                      const std::string &otherOutput) {
+  if (output.empty() || otherOutput.empty() || outputAt(output).direct || outputAt(otherOutput).direct)
+    return false;
+  std::error_code error;
+  const auto one = std::filesystem::weakly_canonical(std::filesystem::absolute(outputAt(output).path, error), error);
+  if (error) // the write reports the cause
+    return false;
+  const auto two =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(outputAt(otherOutput).path, error), error);
+  if (error || one != two)
+    return false;
+  printError(command, "options '" + std::string(other) + "' and '" + option + "' both write '" + output +
+                          "', expected two files");
+  return true;
+}
+
+} // namespace reshard::tools

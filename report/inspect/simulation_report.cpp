@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report/inspect/simulation_report.h"
+
+#include "base/atomic_file.h"
+#include "command/common.h"
+#include "report/simulate/simulate_pool.h"
+
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <cstdio>
+
+namespace reshard::analysis {
+
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+constexpr const char *kKinds[] = {"pack", "transmit", "unpack", "copy"};
+
+/// Chrome's trace format, which Perfetto reads: a process for each rank, a thread for each kind; times in microseconds.
+std::string traceOf(const Simulation &simulation) {
+  std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
+  const char *separator = "";
+  simulation.forEachActivity([&](const Activity &a) {
+    char line[256];
+    std::snprintf(
+        line, sizeof line,
+        "%s{\"name\": \"%s %u round %u\", \"ph\": \"X\", \"pid\": %d, \"tid\": \"%s\", \"ts\": %.3f, \"dur\": "
+        "%.3f, \"args\": {\"peer\": %d, \"bytes\": %llu}}",
+        separator, kKinds[static_cast<int>(a.kind)], a.message, a.round, a.rank, kKinds[static_cast<int>(a.kind)],
+        a.begin * 1e6, (a.end - a.begin) * 1e6, a.peer, static_cast<unsigned long long>(a.bytes));
+    text += line;
+    separator = ",\n";
+  });
+  return text + "\n]}\n";
+}
+
+/// "12.3 ms"
+std::string time(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text,
+                seconds < 1e-3 ? "%.1f us"
+                : seconds < 1  ? "%.2f ms"
+                               : "%.3f s",
+                seconds < 1e-3 ? seconds * 1e6
+                : seconds < 1  ? seconds * 1e3
+                               : seconds);
+  return text;
+}
+
+double ratio(double seconds, double lowerBound) { return lowerBound > 0 ? seconds / lowerBound : 1; }
+
+Json termsOf(const std::vector<LowerBoundTerm> &terms) {
+  Json json = Json::object();
+  for (const LowerBoundTerm &term : terms)
+    json[term.name] = term.seconds;
+  return json;
+}
+
+void printLowerBound(const std::vector<LowerBoundTerm> &terms, double lowerBound, double seconds) {
+  if (terms.empty()) {
+    std::printf("lower bound  unknown: the plan was compiled for a topology with other nodes (options.topology)\n");
+    return;
+  }
+  std::printf("lower bound  %s; this plan: %.3f x\n", time(lowerBound).c_str(), ratio(seconds, lowerBound));
+  for (const LowerBoundTerm &term : terms)
+    std::printf("  %-26s %s\n", term.name, time(term.seconds).c_str());
+}
+
+int inspectPool(const Plan &plan, const InspectionOptions &options, uint32_t replicas) {
+  if (!options.trace.empty())
+    throw Failure(kUsage, "--trace shows the activities of one run, but engine replicas pull at times of their own; "
+                          "remove --trace");
+  const Result<PoolSimulation> simulated = simulatePool(plan, *options.topology, replicas);
+  throwOnError(simulated.status(), kUsage);
+  const PoolSimulation &pool = *simulated;
+  const double late = ratio(pool.lateSeconds, pool.lateLowerBoundSeconds);
+  if (options.format == "json") {
+    Json result = {
+        {"replicas", pool.replicas}, {"seconds", pool.seconds}, {"late_joiner", {{"seconds", pool.lateSeconds}}}};
+    if (!pool.lowerBound.empty()) {
+      result.update({{"lower_bound", pool.lowerBoundSeconds},
+                     {"lower_bound_terms", termsOf(pool.lowerBound)},
+                     {"ratio", ratio(pool.seconds, pool.lowerBoundSeconds)}});
+      result["late_joiner"].update({{"lower_bound", pool.lateLowerBoundSeconds}, {"ratio", late}});
+    }
+    std::printf("%s\n", result.dump(2).c_str());
+    return kDone;
+  }
+  std::printf("simulated    %s until %u engine %s the version: one reads from the sources, each other from the one "
+              "before it\n",
+              time(pool.seconds).c_str(), pool.replicas, pool.replicas == 1 ? "replica has" : "replicas have");
+  printLowerBound(pool.lowerBound, pool.lowerBoundSeconds, pool.seconds);
+  std::printf("late joiner  %s", time(pool.lateSeconds).c_str());
+  if (!pool.lowerBound.empty())
+    std::printf("; lower bound %s; this plan: %.3f x", time(pool.lateLowerBoundSeconds).c_str(), late);
+  std::printf("\n");
+  return kDone;
+}
+
+} // namespace
+
+int inspectSimulation(const Plan &plan, const InspectionOptions &options) {
+  if (const uint32_t planned = plan.manifest().endpoints()->Get(1)->replicas(); planned > 0)
+    return inspectPool(plan, options, options.replicas > 0 ? options.replicas : planned);
+  if (options.replicas > 0)
+    throw Failure(kUsage, "--replicas: the target of '" + options.plan + "' has no engine replicas (key 'replicas')");
+  const Result<Simulation> simulated = [&] {
+    ProgressLine progress("simulate"); // removed before the report
+    return simulate(plan, *options.topology, [&](double fraction) { progress.at(fraction); });
+  }();
+  throwOnError(simulated.status(), kUsage);
+  const Simulation &simulation = *simulated;
+  if (!options.trace.empty())
+    throwOnError(writeFile(options.trace, traceOf(simulation)), kFailure);
+  if (options.format == "json") {
+    Json secondsByKind = Json::object();
+    for (int kind = 0; kind < 4; ++kind)
+      secondsByKind[kKinds[kind]] = simulation.secondsByKind[kind];
+    Json result = {{"seconds", simulation.seconds},
+                   {"seconds_by_kind", secondsByKind},
+                   {"busiest_rank", {{"rank", simulation.busiestRank}, {"seconds", simulation.rankBusy}}},
+                   {"busiest_nic", {{"nic", simulation.busiestNic}, {"seconds", simulation.nicBusy}}}};
+    if (!simulation.lowerBound.empty())
+      result.update({{"lower_bound", simulation.lowerBoundSeconds},
+                     {"lower_bound_terms", termsOf(simulation.lowerBound)},
+                     {"ratio", ratio(simulation.seconds, simulation.lowerBoundSeconds)}});
+    std::printf("%s\n", result.dump(2).c_str());
+    return kDone;
+  }
+  std::printf("simulated    %s\n", time(simulation.seconds).c_str());
+  printLowerBound(simulation.lowerBound, simulation.lowerBoundSeconds, simulation.seconds);
+  std::printf("busiest      rank %lld, in use for %s", static_cast<long long>(simulation.busiestRank),
+              time(simulation.rankBusy).c_str());
+  if (simulation.busiestNic >= 0)
+    std::printf("; NIC %lld, in use for %s", static_cast<long long>(simulation.busiestNic),
+                time(simulation.nicBusy).c_str());
+  std::printf("\nactivities  ");
+  for (int kind = 0; kind < 4; ++kind)
+    std::printf(" %s %s%s", kKinds[kind], time(simulation.secondsByKind[kind]).c_str(),
+                kind < 3 ? "," : " (each of its busiest rank)\n");
+  return kDone;
+}
+
+} // namespace reshard::analysis

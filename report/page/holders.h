@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which rows and columns of one tensor each rank class of an endpoint holds.
+#pragma once
+
+#include "report/page/boxes.h"
+#include "schema/manifest.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace reshard::analysis {
+
+/// The ranks of one rank class, and what they hold of the tensor.
+struct Holder {
+  uint32_t param = 0;          // of the endpoint, that the ranks bind
+  std::vector<uint32_t> ranks; // the first ones, or files
+  uint32_t more = 0;           // the number of others
+  Boxes boxes;
+};
+
+/// The rank classes of an endpoint that hold elements of the tensor.
+struct Holders {
+  std::vector<Holder> list;
+  size_t left = 0; // how many others there are
+};
+
+/// One tensor that the page draws.
+class DrawnTensor {
+public:
+  /// `values`: of the index variables of the pattern.
+  DrawnTensor(const schema::Manifest &manifest, uint32_t pattern, std::vector<int64_t> values);
+
+  const schema::TensorPattern &pattern() const { return *manifest_.tensor_patterns()->Get(pattern_); }
+  const std::string &name() const { return name_; }
+  const Matrix &matrix() const { return matrix_; }
+  Holders holders(const schema::Endpoint &endpoint) const;
+  /// The instance of a param on a mesh rank that holds elements of the tensor, with its number and values; none if the
+  /// param does not hold the tensor there, or presents it in another form than elements.
+  std::optional<schema::ParamInstance> instance(const schema::Endpoint &endpoint, uint32_t param,
+                                                uint32_t meshRank) const;
+
+private:
+  bool holds(const schema::Param &param) const;
+  Boxes boxesOf(const schema::Endpoint &endpoint, uint32_t param, uint32_t meshRank) const;
+
+  const schema::Manifest &manifest_;
+  const uint32_t pattern_;
+  const std::vector<int64_t> values_;
+  const std::string name_;
+  Matrix matrix_;
+};
+
+} // namespace reshard::analysis

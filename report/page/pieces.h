@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pieces of the drawn tensors: which elements go from where to where, by which message, through which rank.
+#pragma once
+
+#include "report/page/holders.h"
+#include "verify/proof/contents.h"
+#include "verify/proof/staged.h"
+
+#include <map>
+#include <set>
+#include <tuple>
+
+namespace reshard::analysis {
+
+/// A rank of an endpoint, or a file of one.
+struct HolderRank {
+  uint32_t endpoint = 0, number = 0;
+  auto operator<=>(const HolderRank &) const = default;
+};
+
+/// How elements reach a target rank. Elements with the same way are one piece.
+struct Way {
+  HolderRank from, to;
+  uint32_t sender = 0, receiver = 0; // ranks; of files: those that read and write them
+  uint32_t message = Move::kNone, relay = Move::kNone, relayMessage = Move::kNone; // as in Move
+  auto operator<=>(const Way &) const = default;
+};
+
+struct Piece {
+  uint64_t bytes = 0;
+  Boxes boxes;
+};
+
+class Pieces {
+public:
+  /// `tensors`: those that are drawn. Throws Failure if the plan's steps are inconsistent.
+  Pieces(const Plan &plan, const std::vector<DrawnTensor> &tensors);
+
+  /// Wants the pieces of a tensor that a target rank receives, and those of the ranks that forward them to it.
+  void want(size_t tensor, HolderRank to);
+  /// Finds all pieces that are wanted. Throws Failure.
+  void find();
+  /// The pieces of a tensor.
+  const std::map<Way, Piece> &of(size_t tensor) const { return pieces_[tensor]; }
+  /// The round of a message.
+  uint32_t round(uint32_t message) const { return paired_.send(message).round(); }
+
+private:
+  using Wanted = std::set<std::pair<size_t, HolderRank>>;
+
+  std::map<uint32_t, std::vector<size_t>> buffersOf(uint32_t rank) const;
+  void read(uint32_t rank);
+  void add(uint32_t rank, const Move &move, const std::vector<size_t> &tensors);
+  HolderRank holderOf(uint32_t rank, uint32_t buffer) const;
+
+  const Plan &plan_;
+  const std::vector<DrawnTensor> &tensors_;
+  PairedPlan paired_;
+  StagedMoves staged_;
+  Contents contents_;
+  BufferContents held_;
+  Wanted wanted_, next_, known_;             // of this pass over the ranks, of the next, of all so far
+  std::vector<std::map<Way, Piece>> pieces_; // by tensor
+  std::map<TensorNumber, size_t> byNumber_;  // tensors by their number in contents_
+  uint64_t work_ = 0;                        // of NestSplitters
+};
+
+} // namespace reshard::analysis

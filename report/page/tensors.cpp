@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report/page/tensors.h"
+
+#include "report/page/pieces.h"
+#include "schema/flatbuffer_vectors.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+
+namespace reshard::analysis {
+
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+using namespace schema;
+
+// The page of any plan has at most 5 MiB, so all tensors share these numbers equally.
+constexpr size_t kAllBoxes = 48'000;  // of holders: about 20 bytes each
+constexpr size_t kAllPieces = 16'000; // about 100 bytes each
+constexpr size_t kFewestPieces = 4;   // of each, for one tensor
+
+/// The tensors that are drawn: of each pattern the one with the first values.
+std::vector<DrawnTensor> drawn(const Manifest &manifest) {
+  std::vector<DrawnTensor> tensors;
+  for (uint32_t t = 0; t < orEmpty(manifest.tensor_patterns()).size(); ++t) {
+    std::vector<int64_t> values;
+    bool exists = true;
+    for (const Sharding *sharding : orEmpty(manifest.tensor_patterns()->Get(t)->exists())) {
+      const IndexMap map = indexMap(*manifest.endpoints()->Get(0), *sharding, 0);
+      exists = exists && map.begin != map.end;
+      values.push_back(exists ? map.begin->from() : 0);
+    }
+    if (exists)
+      tensors.emplace_back(manifest, t, std::move(values));
+  }
+  return tensors;
+}
+
+class Pictures {
+public:
+  explicit Pictures(const Plan &plan)
+      : manifest_(plan.manifest()), tensors_(drawn(manifest_)), pieces_(plan, tensors_),
+        share_(std::max<size_t>(tensors_.size(), 1)) {}
+
+  Json json() {
+    for (const DrawnTensor &tensor : tensors_) {
+      sides_.emplace_back();
+      for (const Endpoint *endpoint : *manifest_.endpoints())
+        sides_.back().push_back(tensor.holders(*endpoint));
+      trim(sides_.back());
+    }
+    for (size_t t = 0; t < tensors_.size(); ++t)
+      want(t);
+    pieces_.find();
+    Json result = Json::array();
+    for (size_t t = 0; t < tensors_.size(); ++t) {
+      const DrawnTensor &tensor = tensors_[t];
+      Json sides = Json::array();
+      for (uint32_t e = 0; e < sides_[t].size(); ++e)
+        sides.push_back(sideOf(*manifest_.endpoints()->Get(e), sides_[t][e]));
+      auto [pieces, left] = piecesOf(t);
+      result.push_back({{"name", tensor.pattern().name()->str()},
+                        {"example", tensor.name()},
+                        {"dtype", dtypeName(tensor.pattern().dtype())},
+                        {"rows", tensor.matrix().rows},
+                        {"columns", tensor.matrix().columns},
+                        {"sides", std::move(sides)},
+                        {"pieces", std::move(pieces)},
+                        {"left", left || left_[t]}});
+    }
+    return result;
+  }
+
+private:
+  /// Leaves out boxes, so that a tensor has its share of them at most.
+  void trim(std::vector<Holders> &sides) const {
+    size_t boxes = 0, holders = 0;
+    for (const Holders &side : sides)
+      for (const Holder &holder : side.list) {
+        boxes += holder.boxes.size();
+        ++holders;
+      }
+    for (Holders &side : sides)
+      for (Holder &holder : side.list)
+        if (boxes > kAllBoxes / share_)
+          holder.boxes.keep(std::max<size_t>(1, kAllBoxes / share_ / holders));
+  }
+
+  /// Wants the pieces of the first ranks of each group: of as many as a tensor's share of pieces allows.
+  void want(size_t t) {
+    size_t ranks = 0, left = std::max(kFewestPieces, kAllPieces / share_);
+    for (const Holders &side : sides_[t])
+      for (const Holder &holder : side.list)
+        ranks = std::max(ranks, holder.ranks.size());
+    left_.push_back(false);
+    for (size_t k = 0; k < ranks; ++k)
+      for (uint32_t e = 1; e < sides_[t].size(); ++e)
+        for (const Holder &holder : sides_[t][e].list)
+          if (k < holder.ranks.size()) {
+            left_[t] = left_[t] || left == 0;
+            if (left > 0) {
+              pieces_.want(t, {e, holder.ranks[k]});
+              --left;
+            }
+          }
+  }
+
+  static Json sideOf(const Endpoint &endpoint, const Holders &side) {
+    Json holders = Json::array();
+    for (const Holder &holder : side.list)
+      holders.push_back({{"param", endpoint.params()->Get(holder.param)->name()->str()},
+                         {"ranks", holder.ranks},
+                         {"more", holder.more},
+                         {"boxes", holder.boxes.json()},
+                         {"cut", holder.boxes.cut()}});
+    return {{"holders", std::move(holders)}, {"left", side.left}};
+  }
+
+  /// The pieces of a tensor, and whether some are left out.
+  std::pair<Json, bool> piecesOf(size_t t) const {
+    Json result = Json::array();
+    size_t left = std::max(kFewestPieces, kAllPieces / share_); // a piece counts as its boxes
+    const auto number = [](uint32_t each) { return each == Move::kNone ? int64_t{-1} : int64_t{each}; };
+    for (const auto &[way, piece] : pieces_.of(t)) {
+      if (left < piece.boxes.size())
+        return {std::move(result), true};
+      left -= piece.boxes.size();
+      const bool message = way.message != Move::kNone, relayed = way.relay != Move::kNone;
+      result.push_back({{way.from.endpoint, way.from.number},
+                        {way.to.endpoint, way.to.number},
+                        way.sender,
+                        way.receiver,
+                        number(way.message),
+                        message ? int64_t{pieces_.round(way.message)} : -1,
+                        relayed ? Json{way.relay, way.relayMessage, pieces_.round(way.relayMessage)} : Json(),
+                        piece.bytes,
+                        piece.boxes.json(),
+                        piece.boxes.cut()});
+    }
+    return {std::move(result), false};
+  }
+
+  const Manifest &manifest_;
+  const std::vector<DrawnTensor> tensors_;
+  Pieces pieces_;
+  const size_t share_;                      // the number of tensors
+  std::vector<std::vector<Holders>> sides_; // by tensor and endpoint
+  std::vector<bool> left_;                  // by tensor: ranks whose pieces are not wanted
+};
+
+} // namespace
+
+nlohmann::ordered_json tensorsOf(const Plan &plan) { return Pictures(plan).json(); }
+
+} // namespace reshard::analysis

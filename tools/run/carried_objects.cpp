@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/run/carried_objects.h"
+
+#include "base/glob.h"
+#include "base/hash.h"
+#include "tools/run/memory.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace reshard::analysis {
+
+namespace {
+
+constexpr size_t kShown = 8; // names in an error
+
+/// Why the plan's targets cannot all hold an object of this name; empty if they can.
+std::string refusalOf(const Plan &plan, const std::string &name, const StoredObject &object) {
+  if (object.file.empty())
+    return "it is a part of a larger pickle and has no bytes of its own";
+  const auto &endpoints = *plan.manifest().endpoints();
+  for (uint32_t e = 1; e < endpoints.size(); ++e)
+    if (const schema::Endpoint &target = *endpoints.Get(e); !target.checkpoint())
+      return "the files of ranks hold tensors only";
+    else if (!holdsObject(schema::formatOf(target), name))
+      return schema::formatOf(target) == reshard::StorageFormat::megatron
+                 ? "Megatron-Core's objects have names such as 'key/shard_0_1'"
+                 : std::string("format '") + reshard::name(schema::formatOf(target)) + "' holds tensors only";
+  return {};
+}
+
+/// The names of the tensors of all targets.
+std::set<std::string> tensorNames(const Plan &plan) {
+  std::set<std::string> names;
+  for (uint32_t e = 1; e < plan.manifest().endpoints()->size(); ++e)
+    for (TensorSpec &tensor : specs(plan, e, 0)) // which has all tensors of a checkpoint, or a chunk of each
+      names.insert(std::move(tensor.name));
+  return names;
+}
+
+/// What `--leave` may have meant instead of objects: the params of a target.
+std::string tensorsLike(const std::string &glob, const std::set<std::string> &tensors) {
+  const auto first =
+      std::find_if(tensors.begin(), tensors.end(), [&](const std::string &name) { return matchesGlob(glob, name); });
+  return first == tensors.end() ? ""
+                                : ", but the tensor '" + *first +
+                                      "': --leave leaves out objects; 'ignore' in the target of the job leaves out "
+                                      "tensors";
+}
+
+} // namespace
+
+Status CarriedObjects::map(const std::string &path, const std::string &name, const StoredObject &object,
+                           std::string renamed) {
+  auto file = files_.find(object.file);
+  if (file == files_.end()) {
+    Result<MappedFile> opened = MappedFile::open(path + "/" + object.file);
+    if (!opened.ok())
+      return opened.status();
+    file = files_.emplace(object.file, std::move(*opened)).first;
+  }
+  if (object.begin > file->second.bytes() || object.bytes > file->second.bytes() - object.begin)
+    return failed("'" + path + "/" + object.file + "': object '" + name + "': the file became shorter");
+  objects_.push_back(
+      {std::move(renamed), {reinterpret_cast<const char *>(file->second.data()) + object.begin, object.bytes}});
+  return {};
+}
+
+Status CarriedObjects::choose(const Plan &plan, const std::string &path,
+                              const std::map<std::string, StoredObject> &objects, const ObjectRules &rules,
+                              std::set<std::string> &left) {
+  std::vector<std::pair<std::string, std::string>> refused; // name and reason
+  std::set<std::string> names;
+  const std::set<std::string> tensors =
+      objects.empty() && rules.leave.empty() ? std::set<std::string>() : tensorNames(plan);
+  for (const auto &[name, object] : objects) {
+    if (std::any_of(rules.leave.begin(), rules.leave.end(),
+                    [&name = name](const std::string &glob) { return matchesGlob(glob, name); })) {
+      left.insert(name);
+      continue;
+    }
+    const std::string target = rules.renames(name);
+    if (const std::string refusal = refusalOf(plan, target, object); !refusal.empty()) {
+      refused.emplace_back(name, refusal);
+      continue;
+    }
+    if (!names.insert(target).second)
+      return failed("checkpoint '" + path + "': two objects get the name '" + target + "'");
+    if (tensors.contains(target))
+      return failed("checkpoint '" + path + "': object '" + name + "' gets the name '" + target +
+                    "', which a tensor of the target has; --rename-objects=OLD=NEW (of reshard-convert: --rename) "
+                    "renames it, --leave=GLOB leaves it out");
+    if (Status status = map(path, name, object, target); !status.ok())
+      return status;
+  }
+  for (const std::string &glob : rules.leave)
+    if (std::none_of(objects.begin(), objects.end(),
+                     [&](const auto &object) { return matchesGlob(glob, object.first); }))
+      return failed("'" + glob + "' in --leave matches no object of '" + path + "'" + tensorsLike(glob, tensors));
+  if (rules.allowExtra)
+    for (const auto &[name, refusal] : refused)
+      left.insert(name);
+  if (refused.empty() || rules.allowExtra)
+    return {};
+  std::string shown;
+  for (size_t i = 0; i < std::min(refused.size(), kShown); ++i)
+    shown += (i ? ", '" : "'") + refused[i].first + "'";
+  if (refused.size() > kShown)
+    shown += " and " + std::to_string(refused.size() - kShown) + " more";
+  return failed("checkpoint '" + path + "' has objects that the target cannot hold: " + shown + " (" +
+                refused[0].second + "); --allow=extra leaves them out, --leave=GLOB those with such names");
+}
+
+std::string CarriedObjects::digest() const {
+  Digester digester;
+  for (const ObjectSpec &object : objects_) {
+    const uint64_t bytes = object.data.size();
+    digester.add(object.name.c_str(), object.name.size() + 1);
+    digester.add(&bytes, sizeof bytes);
+    digester.add(object.data.data(), bytes);
+  }
+  return hexadecimal(digester.digest());
+}
+
+} // namespace reshard::analysis

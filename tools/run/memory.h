@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory of the params of an execution: anonymous memory, or mapped safetensors files.
+#pragma once
+
+#include "base/renames.h"
+#include "base/status.h"
+#include "checkpoints/dcp_writer.h"
+#include "checkpoints/safetensors.h"
+#include "checkpoints/stored_checkpoint.h"
+#include "executor/load/load.h"
+#include "verify/layout/mesh_rank_memory.h"
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace reshard::analysis {
+
+/// The memory of a plan's endpoints, by mesh rank.
+class Memory {
+public:
+  explicit Memory(const Plan &plan) : plan_(plan) {}
+  /// For these world ranks only, ascending; files of storage endpoints belong to every rank.
+  Memory(const Plan &plan, std::vector<uint32_t> ranks) : plan_(plan), ranks_(std::move(ranks)) {}
+  ~Memory();
+  Memory(const Memory &) = delete;
+  Memory &operator=(const Memory &) = delete;
+
+  /// Other names for the tensors of the source's files, for openFiles(); the plan has the new ones.
+  void rename(Renames renames) { renames_ = std::move(renames); }
+  /// Allocates anonymous memory for an endpoint and touches every page. `shared`: other processes can map it.
+  Status allocate(uint32_t endpoint, bool shared = false);
+  /// Maps the files of a folder, or a checkpoint that is one file. Checks them against the manifest first: missing and
+  /// extra files, names, shapes, dtypes. `writable`: maps them for writing too. `unknown`: receives the names of
+  /// tensors that the plan does not use; if null, such tensors are an error. Objects of a source are in objects().
+  Status openFiles(uint32_t endpoint, const std::string &folder, bool writable = false,
+                   std::set<std::string> *unknown = nullptr);
+  /// Creates files of their final size in an empty folder. A file of a checkpoint has at most `shardBytes` (0: 5 GB, as
+  /// Hugging Face) or one tensor. `objects`: also written; the endpoint's format must hold them (holdsObject).
+  Status createFiles(uint32_t endpoint, const std::string &folder, uint64_t shardBytes,
+                     const std::vector<ObjectSpec> &objects = {});
+
+  /// Releases the pages of all files (MappedFile::release).
+  void release() const;
+  /// An error if an opened file was changed since (MappedFile::unchanged).
+  Status unchanged() const;
+  /// What of the folders of checkpoints is not read; the user should know.
+  std::vector<std::string> notes() const;
+
+  const std::vector<MeshRankMemory> &rankMemories() const { return rankMemories_; }
+  /// All mapped files.
+  std::vector<const MappedFile *> files() const;
+  /// The objects of the source's checkpoint, by name, after openFiles().
+  const std::map<std::string, StoredObject> &objects() const { return objects_; }
+  /// The replicas in the files of the source, after openFiles().
+  const std::vector<StoredReplica> &storedReplicas() const { return storedReplicas_; }
+
+private:
+  MeshRankMemory &addRank(uint32_t endpoint, uint32_t meshRank);
+  Status bindFile(uint32_t endpoint, uint32_t meshRank, const std::string &what, Checkpoint &checkpoint,
+                  std::set<std::string> *unknown = nullptr);
+
+  Status openChunks(uint32_t endpoint, const std::string &path, bool writable, std::set<std::string> *unknown);
+  bool mine(const schema::Endpoint &endpoint, uint32_t meshRank) const;
+
+  const Plan &plan_;
+  std::vector<uint32_t> ranks_; // empty: all
+  Renames renames_;             // of the source's tensors
+  std::vector<MeshRankMemory> rankMemories_;
+  std::vector<std::unique_ptr<Checkpoint>> checkpoints_;
+  std::map<std::string, StoredObject> objects_;
+  std::vector<StoredReplica> storedReplicas_;
+  std::vector<std::pair<void *, size_t>> mappings_;
+  uint64_t allocated_ = 0;
+  std::vector<int> shared_; // file descriptors of shared mappings
+};
+
+/// The tensors in the file of a mesh rank.
+std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpoint, uint32_t meshRank);
+
+} // namespace reshard::analysis
