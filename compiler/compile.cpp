@@ -22,11 +22,31 @@ namespace reshard {
 
 using namespace ir;
 
+namespace {
+
+// What passes.def says of modules that have the result of a pass.
+bool atTransfer(const Module &module) { return module.level >= Level::transfer; }
+bool hasTransfers(const Module &module) { return !module.transfers.transfers.empty(); }
+bool hasSources(const Module &module) {
+  const std::vector<Transfer> &transfers = module.transfers.transfers;
+  return !transfers.empty() && std::none_of(transfers.begin(), transfers.end(),
+                                            [](const Transfer &t) { return t.source == Transfer::kUnassigned; });
+}
+bool hasDescriptors(const Module &module) { return !module.transfers.descriptors.empty(); }
+bool atSchedule(const Module &module) { return module.level >= Level::schedule; }
+bool never(const Module &) { return false; }
+
+} // namespace
+
 const std::vector<PassInfo> &passes() {
   static const std::vector<PassInfo> all = {
-#define PASS(name, level, function, help) {name, ir::Level::level, function, help},
+#define PASS(name, level, function, ...)                                                                               \
+  {name, ir::Level::level, [](Lowering &lowering) { return function(lowering.module); }, __VA_ARGS__},
+#define RANKS_PASS(name, level, function, ...)                                                                         \
+  {name, ir::Level::level, [](Lowering &lowering) { return function(lowering.module, lowering.ranks); }, __VA_ARGS__},
 #include "compiler/passes.def"
 #undef PASS
+#undef RANKS_PASS
   };
   return all;
 }
@@ -55,7 +75,7 @@ std::vector<const PassInfo *> select(const CompileOptions &options, Diagnostics 
   std::vector<std::string> names;
   for (const PassInfo &pass : passes()) {
     names.push_back(pass.name);
-    if (options.passes.empty() && pass.level <= options.stopAfter && (pass.run != relabel || options.relabel))
+    if (options.passes.empty() && pass.level <= options.stopAfter && (!pass.onRequest || options.relabel))
       selected.push_back(&pass);
   }
   for (const std::string &name : options.passes) {
@@ -155,18 +175,8 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
   return true;
 }
 
-/// Whether IR text already has the result of a pass: a module that was printed after a pass continues with the next.
-bool done(const PassInfo &pass, const Module &module) {
-  const std::vector<Transfer> &transfers = module.transfers.transfers;
-  if (pass.run == distribute || pass.run == relabel || pass.run == convert)
-    return !transfers.empty();
-  if (pass.run == balance)
-    return !transfers.empty() && std::none_of(transfers.begin(), transfers.end(),
-                                              [](const Transfer &t) { return t.source == Transfer::kUnassigned; });
-  if (pass.run == coalesce)
-    return !module.transfers.descriptors.empty();
-  return pass.run != assignStaging && pass.level <= module.level;
-}
+/// Copies the schedules of the ranks into the module, for those who read its IR.
+void storeRanks(CompileResult &result) { result.module.schedule.ranks = allOf(*result.ranks); }
 
 /// Runs a pass and, with --verify-each, verifies its result.
 llvm::Error runPass(const PassInfo &pass, const CompileOptions &options, CompileResult &result) {
@@ -177,15 +187,11 @@ llvm::Error runPass(const PassInfo &pass, const CompileOptions &options, Compile
                                    kLevels[static_cast<int>(pass.level)] + "'");
   {
     Stopwatch watch(pass.name, result.times);
-    if (pass.run == schedule && options.planOnly && !options.verifyEach && options.passes.empty()) {
-      llvm::Expected<std::unique_ptr<RankSchedules>> schedules = scheduleOneByOne(result.module);
-      if (!schedules)
-        return schedules.takeError();
-      result.rankSchedules = std::move(*schedules);
-    } else if (llvm::Error error = pass.run(result.module)) {
+    if (llvm::Error error = pass.run(result))
       return error;
-    }
   }
+  if (result.ranks && !options.releaseIr)
+    storeRanks(result);
   if (options.verifyEach)
     if (llvm::Error violation = verify(result.module))
       return llvm::createStringError("produced invalid IR: " + toString(std::move(violation)));
@@ -369,18 +375,17 @@ bool compileJob(const std::string &path, const CompileOptions &options, CompileR
                               "are in the order of the mesh; remove the option or 'replicas'");
     return false;
   }
+  if (result.module.level == Level::schedule) // IR text
+    result.ranks = std::make_unique<StoredRanks>(result.module.schedule.ranks);
   result.lastGoodPass = text ? "parse" : "resolve";
   if (options.afterPass)
     options.afterPass(result.lastGoodPass, result.module);
 
   std::optional<Statistics> counted; // of the transfer level, if it was freed
   for (const PassInfo *pass : selected) {
-    if (text && options.passes.empty() && done(*pass, result.module))
+    if (text && options.passes.empty() && pass->done(result.module))
       continue;
-    if (pass->run == assignStaging && result.rankSchedules)
-      continue; // it assigns staging to each rank that it makes
-    if (options.planOnly && !options.verifyEach && pass->level == Level::schedule &&
-        result.module.level == Level::transfer) {
+    if (options.releaseIr && pass->level == Level::schedule && result.module.level == Level::transfer) {
       counted = transferStatistics(result.module);
       freeMemory(result.module.transfers.transfers);
       freeMemory(result.module.transfers.overlaps);

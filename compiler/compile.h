@@ -6,7 +6,7 @@
 #include "compiler/frontend/allowed.h"
 #include "compiler/frontend/stored_tensors.h"
 #include "compiler/inputs.h"
-#include "compiler/schedule/rank_schedules.h"
+#include "compiler/pass.h"
 #include "compiler/transfer/lower_bounds.h"
 #include "ir/ir.h"
 
@@ -48,9 +48,11 @@ struct CompileOptions {
   bool relabel = false;                          // --relabel-target
   bool megatron = false;                         // --algorithm=megatron
   FoldCopies foldCopies = FoldCopies::automatic; // --fold-copies
-  bool verifyEach = false;
-  bool planOnly = false; // frees what is not needed to write a plan: the transfers, once they are descriptors
-  unsigned jobs = 0;     // threads; 0: all cores. The result does not depend on it
+  bool verifyEach = false;                       // not with releaseIr
+  /// Frees what is not needed to write a plan: the transfers, once they are descriptors. The module has no schedules of
+  /// ranks then.
+  bool releaseIr = false;
+  unsigned jobs = 0; // threads; 0: all cores. The result does not depend on it
   /// Called after each pass that ran, with its name (for --print-ir-after).
   std::function<void(const std::string &pass, const ir::Module &module)> afterPass;
 };
@@ -73,7 +75,7 @@ struct StepCounts {
 struct Statistics {
   int64_t tensors = 0, params = 0, transfers = 0, descriptorsBefore = 0, descriptors = 0, messages = 0, rounds = 0;
   int64_t messagesBefore = 0; // if each tensor were sent from rank to rank in a separate message
-  StepCounts steps;           // with `planOnly` counted by writePlan()
+  StepCounts steps;           // with `releaseIr` counted by writePlan()
   int64_t targetBytes = 0, localBytes = 0, remoteBytes = 0, storageBytes = 0, paddingBytes = 0;
   int64_t internodeBytes = 0, forwardedBytes = 0; // parts of remoteBytes: between nodes; forwarded by target ranks
   int64_t egressMax = 0, egressBound = 0, egressWithoutRelays = 0, ingressMax = 0, ingressBound = 0;
@@ -82,12 +84,9 @@ struct Statistics {
   LowerBounds lowerBounds;
 };
 
-struct CompileResult {
-  ir::Module module;
+struct CompileResult : Lowering {
   Statistics statistics;
   std::vector<PassTime> times;
-  /// With `planOnly`: makes the ranks that the module's schedule lacks, and refers to the module; null if it has them.
-  std::unique_ptr<RankSchedules> rankSchedules;
   /// The files and options of a job (.yaml, .yml); nullopt if a plan cannot hold them.
   std::optional<JobInputs> inputs;
   /// The last pass that succeeded, and the one that failed (empty if none did).
@@ -95,7 +94,7 @@ struct CompileResult {
 };
 
 /// Runs frontend, resolve and passes on a job (.yaml, .yml), or passes on IR text (.rir). Returns false after errors,
-/// which are in `diagnostics`; `result.module` then holds the IR of `result.lastGoodPass`, with `planOnly` in part.
+/// which are in `diagnostics`; `result.module` then holds the IR of `result.lastGoodPass`, with `releaseIr` in part.
 bool compileJob(const std::string &path, const CompileOptions &options, CompileResult &result,
                 Diagnostics &diagnostics);
 
@@ -111,13 +110,17 @@ struct WrittenPlan {
   StepCounts steps;
 };
 
-/// Writes the plan of a schedule-level module to `path`, with `jobs` threads (0: all cores). After an error the file
-/// does not exist. `inputs`: the job, which the plan then holds; or null. `compress`: with zstd. `rankSchedules`: makes
-/// the ranks that the module's schedule lacks; null: it has them. `inspect`: called with a path at which the complete
-/// plan can be read before it is at `path`; if it throws, there is no plan.
-llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics &counts, const std::string &path,
-                                      unsigned jobs, const JobInputs *inputs = nullptr, bool compress = false,
-                                      RankSchedules *rankSchedules = nullptr,
-                                      const std::function<void(const std::string &)> &inspect = {});
+struct WriteOptions {
+  unsigned jobs = 0;                 // threads; 0: all cores. The plan does not depend on it
+  const JobInputs *inputs = nullptr; // the job, which the plan then holds
+  bool compress = false;             // with zstd
+  /// Called with a path at which the complete plan can be read before it is at its own; if it throws, there is no plan.
+  std::function<void(const std::string &)> inspect;
+};
+
+/// Writes the plan of a schedule-level module, and of the schedules of its ranks, to `path`. After an error the file
+/// does not exist.
+llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, RankSchedules &ranks, const Statistics &counts,
+                                      const std::string &path, const WriteOptions &options = {});
 
 } // namespace reshard

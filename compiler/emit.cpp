@@ -121,20 +121,10 @@ template <class Is> bool any(const ir::Layout &layout, Is is) {
   });
 }
 
-/// The feature bits of the plan. Ranks that are made one by one relay nothing. A reader that does not know one of them
+/// The feature bits of the layouts; SegmentBuilder adds those of the segments. A reader that does not know one of them
 /// must reject the plan.
-uint64_t features(const ir::Module &module) {
-  const ir::Layout &layout = module.layout;
-  const bool relays =
-      std::any_of(module.schedule.ranks.begin(), module.schedule.ranks.end(), [](const ir::RankSchedule &rank) {
-        return std::any_of(rank.steps.begin(), rank.steps.end(), [](const ir::Step &step) {
-          return step.kind == ir::StepKind::send &&
-                 std::any_of(step.inputs.begin(), step.inputs.end(),
-                             [](const ir::Operand &operand) { return operand.buffer == 0; });
-        });
-      });
-  return (relays ? schema::kFeatureRelays : 0) |
-         (any(layout, [](const ir::Param &param) { return param.storageDtype.has_value(); }) ? schema::kFeatureCasts
+uint64_t features(const ir::Layout &layout) {
+  return (any(layout, [](const ir::Param &param) { return param.storageDtype.has_value(); }) ? schema::kFeatureCasts
                                                                                              : 0) |
          (any(layout, [](const ir::Param &param) { return param.overflow != ir::OverflowRule::error; })
               ? schema::kFeatureOverflowRules
@@ -341,6 +331,15 @@ Offset<flatbuffers::Vector<const T *>> table(FlatBufferBuilder &builder, uint64_
   return offset;
 }
 
+/// Whether a rank sends bytes of its arena that it has received: it relays them.
+bool relays(const ir::RankSchedule &rank) {
+  return std::any_of(rank.steps.begin(), rank.steps.end(), [](const ir::Step &step) {
+    return step.kind == ir::StepKind::send &&
+           std::any_of(step.inputs.begin(), step.inputs.end(),
+                       [](const ir::Operand &operand) { return operand.buffer == 0; });
+  });
+}
+
 /// Builds segments, one after the other in the same buffer, which grows to the largest.
 class SegmentBuilder {
 public:
@@ -350,7 +349,10 @@ public:
     const Counts counts(rank, places.count());
     if (llvm::Error error = checkLimits(rank, places, counts))
       return error;
-    shares_ = shares_ || places.uses() > places.count();
+    if (places.uses() > places.count())
+      features_ |= schema::kFeatureSharedOperands;
+    if (relays(rank))
+      features_ |= schema::kFeatureRelays;
     if (!builder_ || capacity_ < counts.bytes())
       builder_.emplace(capacity_ = counts.bytes()); // the full size at once: a builder that grows copies its contents
     else
@@ -359,8 +361,8 @@ public:
     return llvm::Error::success();
   }
   schema::Bytes bytes() const { return finishedBytes(*builder_); }
-  /// Whether steps of any segment share operands.
-  bool shares() const { return shares_; }
+  /// The feature bits of the segments that were built.
+  uint64_t features() const { return features_; }
 
 private:
   static llvm::Error checkLimits(const ir::RankSchedule &rank, const OperandPlaces &places, const Counts &counts) {
@@ -462,7 +464,7 @@ private:
 
   std::optional<FlatBufferBuilder> builder_;
   uint64_t capacity_ = 0;
-  bool shares_ = false;
+  uint64_t features_ = 0;
 };
 
 /// An error of the plan format's writer.
@@ -470,35 +472,11 @@ llvm::Error toError(const Status &status) {
   return status.ok() ? llvm::Error::success() : llvm::createStringError(status.message());
 }
 
-/// The schedules of the ranks: those of the module, or made for each call.
-class Schedules {
-public:
-  Schedules(const ir::Schedule &schedule, RankSchedules *made) : schedule_(schedule), made_(made) {}
-  size_t ranks() const { return schedule_.ranks.size(); }
-  /// `memory` holds the result if it is made.
-  const ir::RankSchedule &get(size_t rank, ir::RankSchedule &memory) const {
-    if (!made_)
-      return schedule_.ranks[rank];
-    made_->make(static_cast<int32_t>(rank), memory);
-    return memory;
-  }
-  /// About the bytes of the segment of a rank.
-  uint64_t bytes(size_t rank) const {
-    constexpr uint64_t kRankBytes = 1 << 10, kMessageBytes = 128; // a step and a few operands
-    return made_ ? kRankBytes + made_->messages(static_cast<int32_t>(rank)) * kMessageBytes
-                 : Counts(schedule_.ranks[rank]).bytes();
-  }
-
-private:
-  const ir::Schedule &schedule_;
-  RankSchedules *made_;
-};
-
 /// The segments of consecutive ranks, which one thread builds and then writes when it is their turn.
 class SegmentBatch {
 public:
   /// The segments of ranks [first, last).
-  llvm::Error build(const Schedules &schedules, size_t first, size_t last, bool compress) {
+  llvm::Error build(RankSchedules &ranks, size_t first, size_t last, bool compress) {
     bytes_.clear();
     ends_.clear();
     compressed_.clear();
@@ -506,7 +484,7 @@ public:
     size_t number = first;
     try { // an exception would end the thread, whose segments the other threads wait for
       for (; number < last; ++number) {
-        const ir::RankSchedule &rank = schedules.get(number, made_);
+        const ir::RankSchedule &rank = ranks.get(number, made_);
         counts_.add(rank);
         if (llvm::Error error = builder_.build(rank))
           return error;
@@ -528,8 +506,7 @@ public:
   }
   const StepCounts &counts() const { return counts_; }
   llvm::Error write(schema::ContainerWriter &writer) const {
-    if (builder_.shares())
-      writer.addFeatures(schema::kFeatureSharedOperands);
+    writer.addFeatures(builder_.features());
     for (const schema::CompressedSegment &segment : compressed_)
       if (llvm::Error error = toError(writer.addSegment(segment)))
         return error;
@@ -555,25 +532,25 @@ private:
 
 /// Divides the ranks into batches of about kBatchBytes; returns the first rank of each, and the number of ranks. It
 /// takes longer to hand a small segment over to the writer than to build it.
-std::vector<size_t> batchesOf(const Schedules &schedules) {
-  constexpr uint64_t kBatchBytes = 256 << 10;
+std::vector<size_t> batchesOf(RankSchedules &ranks) {
+  constexpr uint64_t kBatchBytes = 256 << 10, kRankBytes = 1 << 10, kOperandBytes = 32; // with its part of a step
   std::vector<size_t> begins;
   uint64_t bytes = kBatchBytes;
-  for (size_t rank = 0; rank < schedules.ranks(); ++rank) {
-    const uint64_t more = schedules.bytes(rank);
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const uint64_t more = kRankBytes + ranks.operands(rank) * kOperandBytes;
     if (bytes + more > kBatchBytes) {
       begins.push_back(rank);
       bytes = 0;
     }
     bytes += more;
   }
-  begins.push_back(schedules.ranks());
+  begins.push_back(ranks.size());
   return begins;
 }
 
 /// Builds segments in several threads and writes them in rank order. Each thread holds one batch at a time, which
 /// bounds the memory. Returns the counts of all steps, or the error of the lowest rank.
-llvm::Expected<StepCounts> addSegments(const Schedules &schedules, unsigned threads, bool compress,
+llvm::Expected<StepCounts> addSegments(RankSchedules &ranks, unsigned threads, bool compress,
                                        schema::ContainerWriter &writer) {
   std::mutex mutex;
   std::condition_variable turn;
@@ -582,7 +559,7 @@ llvm::Expected<StepCounts> addSegments(const Schedules &schedules, unsigned thre
   StepCounts counts;
   std::vector<SegmentBatch> idle; // kept, because their buffers have grown
   idle.reserve(threads);
-  const std::vector<size_t> begins = batchesOf(schedules);
+  const std::vector<size_t> begins = batchesOf(ranks);
   parallelFor(begins.size() - 1, threads, [&](size_t number) {
     SegmentBatch batch;
     std::unique_lock lock(mutex);
@@ -591,7 +568,7 @@ llvm::Expected<StepCounts> addSegments(const Schedules &schedules, unsigned thre
       idle.pop_back();
     }
     lock.unlock();
-    llvm::Error error = batch.build(schedules, begins[number], begins[number + 1], compress);
+    llvm::Error error = batch.build(ranks, begins[number], begins[number + 1], compress);
     lock.lock();
     turn.wait(lock, [&] { return written == number || failure; });
     if (failure) {
@@ -621,33 +598,30 @@ std::vector<std::byte> layoutManifest(const ir::Module &module) {
   return {data, data + builder.GetSize()};
 }
 
-llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics &counts, const std::string &path,
-                                      unsigned jobs, const JobInputs *inputs, bool compress,
-                                      RankSchedules *rankSchedules,
-                                      const std::function<void(const std::string &)> &inspect) {
+llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, RankSchedules &ranks, const Statistics &counts,
+                                      const std::string &path, const WriteOptions &options) {
   if (module.level != ir::Level::schedule)
     return llvm::createStringError("a plan is written from IR of level 'schedule', found level '" +
                                    std::string(module.level == ir::Level::layout ? "layout" : "transfer") + "'");
-  const Schedules schedules(module.schedule, rankSchedules);
   schema::ContainerWriter writer;
-  if (llvm::Error error = toError(writer.create(path, static_cast<uint32_t>(schedules.ranks()), features(module))))
+  if (llvm::Error error = toError(writer.create(path, static_cast<uint32_t>(ranks.size()), features(module.layout))))
     return error;
   Statistics all = counts;
   FlatBufferBuilder builder(1 << 16);
-  manifest(builder, module, all, inputs);
+  manifest(builder, module, all, options.inputs);
   if (llvm::Error error = toError(writer.addManifest(finishedBytes(builder))))
     return error;
 
-  const unsigned threads = std::max(1u, jobs ? jobs : std::thread::hardware_concurrency());
-  llvm::Expected<StepCounts> steps = addSegments(schedules, threads, compress, writer);
+  const unsigned threads = std::max(1u, options.jobs ? options.jobs : std::thread::hardware_concurrency());
+  llvm::Expected<StepCounts> steps = addSegments(ranks, threads, options.compress, writer);
   if (!steps)
     return steps.takeError();
   all.steps = *steps; // known only now
   builder.Clear();
-  manifest(builder, module, all, inputs);
+  manifest(builder, module, all, options.inputs);
   if (llvm::Error error = toError(writer.replaceManifest(finishedBytes(builder))))
     return error;
-  if (llvm::Error error = toError(writer.finish(inspect)))
+  if (llvm::Error error = toError(writer.finish(options.inspect)))
     return error;
   return WrittenPlan{writer.digest(), writer.bytes(), *steps};
 }

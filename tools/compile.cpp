@@ -95,22 +95,28 @@ Json counts(const Statistics &s) {
 }
 
 /// Saves the IR before the failed pass and prints the command that continues from it, so that the failure can be
-/// reproduced elsewhere.
-void saveReproducer(const std::string &output, const CompileResult &result) {
+/// reproduced elsewhere. `released`: that IR is incomplete.
+void saveReproducer(const std::string &output, const CompileResult &result, bool released) {
   if (result.failedPass.empty())
     return;
+  std::string before, rest; // the passes
+  bool failed = false;
+  for (const PassInfo &pass : passes()) {
+    failed = failed || result.failedPass == pass.name;
+    std::string &list = failed ? rest : before;
+    list += (list.empty() ? "" : ",") + std::string(pass.name);
+  }
+  const std::string note = std::string(kName) + ": " + coloured("note:");
+  if (released) {
+    std::fprintf(stderr, "%s to save the IR before the failed pass, repeat the command with --emit=ir --passes=%s\n",
+                 note.c_str(), before.c_str());
+    return;
+  }
   const bool file = !output.empty() && !outputAt(output).direct;
   const std::string path = (file ? output : std::string("reshard")) + ".failed.rir";
-  std::string rest;
-  bool on = false;
-  for (const PassInfo &pass : passes()) {
-    on = on || result.failedPass == pass.name;
-    if (on)
-      rest += (rest.empty() ? "" : ",") + std::string(pass.name);
-  }
   if (writeFile(path, printed(result.module)).ok())
-    std::fprintf(stderr, "%s: %s the IR before the failed pass is in '%s'; to continue from it: %s %s --passes=%s\n",
-                 kName, coloured("note:").c_str(), path.c_str(), kName, path.c_str(), rest.c_str());
+    std::fprintf(stderr, "%s the IR before the failed pass is in '%s'; to continue from it: %s %s --passes=%s\n",
+                 note.c_str(), path.c_str(), kName, path.c_str(), rest.c_str());
 }
 
 /// Whether an output would overwrite an input or the other output; if so, prints an error.
@@ -213,7 +219,8 @@ public:
     const bool good = lower();
     printDiagnostics(diagnostics_.text());
     if (!good) {
-      saveReproducer(options_.output, result_);
+      saveReproducer(options_.output, result_,
+                     options_.compile.releaseIr && result_.module.level == ir::Level::transfer);
       return kUsage;
     }
     std::vector<std::string> inputs; // the job and all files that it includes
@@ -322,17 +329,10 @@ private:
         request.path = storageFolder() / request.path; // the job has only its own name
       return readStoredFiles(std::move(request), fromFormat_, options_.renames);
     };
-    options_.compile.planOnly = options_.emit == "plan" && !options_.printAll && options_.printAfter.empty();
-    Diagnostics again = diagnostics_;
+    options_.compile.releaseIr =
+        options_.emit == "plan" && !options_.printAll && options_.printAfter.empty() && !options_.compile.verifyEach;
     try {
-      const bool good = diagnostics_.ok() && compileJob(job_, options_.compile, result_, diagnostics_);
-      if (!result_.failedPass.empty() && options_.compile.planOnly) { // compile once more, for all of the IR
-        options_.compile.planOnly = false;
-        result_ = {};
-        passed = 0;
-        compileJob(job_, options_.compile, result_, again);
-      }
-      return good;
+      return diagnostics_.ok() && compileJob(job_, options_.compile, result_, diagnostics_);
     } catch (const std::exception &exception) { // the last entry of times is the pass that threw
       throw Failure{kFailure,
                     explain(exception, result_.times.empty() ? "" : " in '" + result_.times.back().pass + "'")};
@@ -363,10 +363,11 @@ private:
         proof = now() - begin;
       };
     try {
+      WriteOptions options{options_.compile.jobs, nullptr, options_.compress, inspect};
+      if (result_.inputs && !options_.omitJob)
+        options.inputs = &*result_.inputs;
       llvm::Expected<WrittenPlan> written =
-          writePlan(result_.module, result_.statistics, options_.output, options_.compile.jobs,
-                    result_.inputs && !options_.omitJob ? &*result_.inputs : nullptr, options_.compress,
-                    result_.rankSchedules.get(), inspect);
+          writePlan(result_.module, *result_.ranks, result_.statistics, options_.output, options);
       elapsed.reset();
       if (!written)
         throw Failure{kFailure, toString(written.takeError())};

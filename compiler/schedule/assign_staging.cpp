@@ -106,14 +106,39 @@ void assignRankStaging(RankSchedule &rank, const Layout &layout) {
   rank.arenaBytes += stagedBytes(layout, rank.buffers);
 }
 
-llvm::Error assignStaging(Module &module) {
-  for (RankSchedule &rank : module.schedule.ranks) {
-    assignRankStaging(rank, module.layout);
-    if (module.layout.stagingLimit > 0 && rank.arenaBytes > module.layout.stagingLimit)
-      return llvm::make_error<StagingLimitError>(module.layout.stagingLimit, rank.arenaBytes,
+llvm::Error StoredRanks::assignStaging(const Layout &layout) {
+  for (RankSchedule &rank : ranks_) {
+    assignRankStaging(rank, layout);
+    if (layout.stagingLimit > 0 && rank.arenaBytes > layout.stagingLimit)
+      return llvm::make_error<StagingLimitError>(layout.stagingLimit, rank.arenaBytes,
                                                  "the arena of rank " + std::to_string(rank.rank));
   }
   return llvm::Error::success();
+}
+
+size_t StoredRanks::operands(size_t rank) const {
+  size_t count = 0;
+  for (const Step &step : ranks_[rank].steps)
+    count += step.inputs.size() + step.outputs.size();
+  return count;
+}
+
+std::vector<RankSchedule> allOf(RankSchedules &ranks) {
+  std::vector<RankSchedule> all;
+  all.reserve(ranks.size());
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    RankSchedule memory;
+    const RankSchedule &one = ranks.get(rank, memory);
+    if (&one == &memory)
+      all.push_back(std::move(memory));
+    else
+      all.push_back(one);
+  }
+  return all;
+}
+
+llvm::Error assignStaging(Module &module, std::unique_ptr<RankSchedules> &ranks) {
+  return ranks->assignStaging(module.layout);
 }
 
 } // namespace reshard

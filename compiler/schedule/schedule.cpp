@@ -45,17 +45,17 @@ public:
   explicit Scheduler(Module &module)
       : module_(module), layout_(module.layout), copies_(module.layout), cutter_(shapes_),
         descriptors_(module.transfers.descriptors, shapes_, cutter_), relays_(module.layout, shapes_, cutter_),
-        stagedRanges_(module.layout), phaseSteps_(module, stagedRanges_, operandShapes_),
+        stagedRanges_(module.layout), phaseSteps_(module.layout, ranks_, stagedRanges_, operandShapes_),
         routeNumbers_(module.layout, module.transfers.routes) {
     for (const Shape &shape : module.transfers.shapes)
       shapes_.intern(shape);
-    module_.schedule.ranks.resize(layout_.world);
+    ranks_.resize(layout_.world);
     firstBuffer_.resize(layout_.world);
     operandShapes_.resize(layout_.world);
     operandNumbers_.resize(layout_.world);
     std::vector<std::vector<BufferRange>> all = buffers(layout_);
     for (int32_t rank = 0; rank < layout_.world; ++rank) {
-      RankSchedule &schedule = module_.schedule.ranks[rank];
+      RankSchedule &schedule = ranks_[rank];
       schedule.rank = rank;
       schedule.buffers = std::move(all[rank]);
       for (const BufferRange &range : schedule.buffers)
@@ -66,7 +66,7 @@ public:
                                       [](const Param &param) { return param.view.has_value(); }));
     hasViews_[0] = false; // the views of the source are only read
     later_.resize(layout_.world);
-    for (const RankSchedule &rank : module_.schedule.ranks)
+    for (const RankSchedule &rank : ranks_)
       for (const BufferRange &range : rank.buffers)
         if (const auto &view = layout_.endpoints[range.endpoint].params[range.param].view; range.endpoint > 0 && view) {
           phaseSteps_.watch(rank.rank);
@@ -100,32 +100,8 @@ public:
     return llvm::Error::success();
   }
 
-  /// Makes the steps of all ranks.
-  llvm::Error finish() {
-    for (int32_t rank = 0; rank < layout_.world; ++rank)
-      localSteps(rank);
-    readSteps();
-    receiveStep_.assign(messageCount(), UINT32_MAX);
-    for (int32_t rank = 0; rank < layout_.world; ++rank) {
-      messageSteps(rank);
-      freeMemory(sides_[rank]); // the steps of the next ranks take its place
-    }
-    for (RankSchedule &rank : module_.schedule.ranks) {
-      rank.shapes = takeShapes(rank.rank);
-      rank.arenaBytes = stagedRanges_.bytes(rank.rank) + relays_.held(rank.rank);
-      if (!rank.steps.empty())
-        module_.schedule.rounds = std::max(module_.schedule.rounds, 1u);
-    }
-    if (const uint64_t levels = assignDependencyLevels(module_.schedule); levels > schema::kMaxLevels)
-      return llvm::createStringError("the steps have " + std::to_string(levels) +
-                                     " dependency levels, expected at most " + std::to_string(schema::kMaxLevels) +
-                                     "; raise options.staging, or choose another options.exchange");
-    repeatSources();
-    module_.level = Level::schedule;
-    return llvm::Error::success();
-  }
-
-  /// After plan(): whether make() can replace finish(). The steps then have dependency level 0.
+  /// After plan(): whether no step of a rank depends on those of other ranks, and no limit of the staging can be
+  /// exceeded, so that get() can make each rank on its own. The steps then have dependency level 0.
   bool oneByOne() const {
     return layout_.stagingLimit == 0 &&
            std::all_of(later_.begin(), later_.end(), [](const auto &steps) { return steps.empty(); }) &&
@@ -135,16 +111,45 @@ public:
            std::all_of(flows_.begin(), flows_.end(), [](const Flow &flow) { return flow.hops.size() == 1; });
   }
 
-  /// Prepares for make() in place of finish().
+  /// Prepares for get().
   void prepare() {
     if (periods_)
       collectRepeated();
     if (repeated_.empty())
       receiveStep_.assign(messageCount(), UINT32_MAX);
-    module_.level = Level::schedule;
   }
 
-  void make(int32_t rank, RankSchedule &schedule) override {
+  /// In place of prepare(): the steps of all ranks. Nothing else may be called afterwards.
+  llvm::Expected<std::unique_ptr<RankSchedules>> makeAll() {
+    for (int32_t rank = 0; rank < layout_.world; ++rank)
+      localSteps(rank);
+    readSteps();
+    receiveStep_.assign(messageCount(), UINT32_MAX);
+    for (int32_t rank = 0; rank < layout_.world; ++rank) {
+      messageSteps(rank);
+      freeMemory(sides_[rank]); // the steps of the next ranks take its place
+    }
+    for (RankSchedule &rank : ranks_) {
+      rank.shapes = takeShapes(rank.rank);
+      rank.arenaBytes = stagedRanges_.bytes(rank.rank) + relays_.held(rank.rank);
+      if (!rank.steps.empty())
+        module_.schedule.rounds = std::max(module_.schedule.rounds, 1u);
+    }
+    Schedule all{module_.schedule.rounds, module_.schedule.messages, std::move(ranks_)};
+    const uint64_t levels = assignDependencyLevels(all);
+    ranks_ = std::move(all.ranks);
+    if (levels > schema::kMaxLevels)
+      return llvm::createStringError("the steps have " + std::to_string(levels) +
+                                     " dependency levels, expected at most " + std::to_string(schema::kMaxLevels) +
+                                     "; raise options.staging, or choose another options.exchange");
+    repeatSources();
+    return std::make_unique<StoredRanks>(std::move(ranks_));
+  }
+
+  size_t size() const override { return ranks_.size(); }
+
+  const RankSchedule &get(size_t number, RankSchedule &schedule) override {
+    const auto rank = static_cast<int32_t>(number);
     const auto [first, copy] = copies_.first(rank);
     std::vector<Step> used = std::move(schedule.steps);
     {
@@ -154,16 +159,27 @@ public:
         messageSteps(first);
       else
         repeatedSteps(first, used);
-      schedule.steps = std::exchange(module_.schedule.ranks[first].steps, {});
+      schedule.steps = std::exchange(ranks_[first].steps, {});
       schedule.shapes = takeShapes(first);
     }
     schedule.rank = rank;
-    schedule.buffers = module_.schedule.ranks[rank].buffers;
+    schedule.buffers = ranks_[rank].buffers;
+    schedule.arenaBytes = 0;
     repeat(copy, schedule.steps);
-    assignRankStaging(schedule, layout_);
+    if (staged_)
+      assignRankStaging(schedule, layout_);
+    return schedule;
   }
 
-  size_t messages(int32_t rank) const override { return sides_[copies_.first(rank).rank].size(); }
+  size_t operands(size_t rank) const override {
+    constexpr size_t kOfMessage = 4;
+    return sides_[copies_.first(static_cast<int32_t>(rank)).rank].size() * kOfMessage;
+  }
+
+  llvm::Error assignStaging(const Layout &) override {
+    staged_ = true; // by get(); there is no limit
+    return llvm::Error::success();
+  }
 
 private:
   /// The world rank of a mesh rank; -1 for a file.
@@ -331,13 +347,12 @@ private:
 
   /// Repeats the steps of first ranks for the other copies of the source.
   void repeatSources() {
-    std::vector<RankSchedule> &ranks = module_.schedule.ranks;
     for (int32_t rank = 0; rank < layout_.world; ++rank)
       if (const auto [first, copy] = copies_.first(rank); copy > 0) {
-        ranks[rank].shapes = ranks[first].shapes;
-        ranks[rank].steps = ranks[first].steps;
-        ranks[rank].arenaBytes = ranks[first].arenaBytes;
-        repeat(copy, ranks[rank].steps);
+        ranks_[rank].shapes = ranks_[first].shapes;
+        ranks_[rank].steps = ranks_[first].steps;
+        ranks_[rank].arenaBytes = ranks_[first].arenaBytes;
+        repeat(copy, ranks_[rank].steps);
       }
   }
 
@@ -366,7 +381,7 @@ private:
   /// Assigns rounds and messages, for each epoch and phase after the one before it; then cuts flows where messages end.
   llvm::Error makeRounds() {
     int64_t staged = 0;
-    for (const RankSchedule &rank : module_.schedule.ranks)
+    for (const RankSchedule &rank : ranks_)
       staged = std::max(staged,
                         stagedBytes(layout_, rank.buffers) + stagedRanges_.bytes(rank.rank) + relays_.held(rank.rank));
     llvm::Expected<RoundLimits> limits = roundLimits(flows_, layout_, staged, copies_.copies().each());
@@ -484,7 +499,7 @@ private:
     for (size_t s = 0; s < flows_.size(); ++s) {
       if (!read(s))
         continue;
-      readStep_[s] = static_cast<uint32_t>(module_.schedule.ranks[keys_[s].source].steps.size());
+      readStep_[s] = static_cast<uint32_t>(ranks_[keys_[s].source].steps.size());
       Step step;
       step.bytes = flows_[s].bytes;
       for (const FlowRange &range : descriptors_.ranges(s)) {
@@ -539,7 +554,7 @@ private:
   /// for the receives that brought them. The steps of a phase follow those of earlier phases.
   void messageSteps(int32_t rank) {
     const std::vector<MessageSide> &sides = sides_[rank];
-    std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
+    std::vector<Step> &steps = ranks_[rank].steps;
     steps.reserve(steps.size() + sides.size());
     auto side = sides.begin();
     schema::ArenaUse held;            // the steps that use the arena for relayed bytes
@@ -615,7 +630,7 @@ private:
   void repeatedSteps(int32_t rank, std::vector<Step> &used) {
     const std::vector<OperandShape> &shapes = repeatedShapes_[copies_.inFirstTarget(rank)];
     std::vector<uint32_t> numbers(shapes.size(), UINT32_MAX); // of the same shapes on this rank
-    std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
+    std::vector<Step> &steps = ranks_[rank].steps;
     steps.reserve(steps.size() + sides_[rank].size());
     for (const MessageSide &side : sides_[rank]) {
       const size_t number = steps.size(), repeated = 2 * (side.message % messages_.size()) + side.receive;
@@ -655,7 +670,7 @@ private:
         const int64_t begin = relays_.base(grant.flow) + range.begin, end = begin + bytesOf(shapes_[d.shape]);
         operands.push_back({0, packed(rank, d.shape), begin});
         // A send waits for its bytes, a receive for its memory.
-        held.take(begin, end, static_cast<uint32_t>(module_.schedule.ranks[rank].steps.size()),
+        held.take(begin, end, static_cast<uint32_t>(ranks_[rank].steps.size()),
                   [&](uint32_t earlier) { step.after.push_back(earlier); });
       } else if (receive)
         operands.push_back(numbered(rank, onRoute ? forwarded(rank, d) : output(rank, d)));
@@ -698,7 +713,7 @@ private:
     if (rank == rankOf(d.endpoint, d.target))
       return output(rank, d);
     const BufferRange &range = bufferRangeOf(rankOf(d.endpoint, d.target), d);
-    const auto &ranges = module_.schedule.ranks[rank].buffers;
+    const auto &ranges = ranks_[rank].buffers;
     const auto same = std::find_if(ranges.begin(), ranges.end(), [&](const BufferRange &r) {
       return r.endpoint == d.endpoint && r.param == range.param;
     });
@@ -708,7 +723,7 @@ private:
   }
   const BufferRange &bufferRangeOf(int32_t rank, const Descriptor &d) const {
     const uint32_t buffer = firstBuffer_[rank].at({d.endpoint, d.target}) + d.targetInstance;
-    const auto &ranges = module_.schedule.ranks[rank].buffers;
+    const auto &ranges = ranks_[rank].buffers;
     return *std::prev(std::upper_bound(ranges.begin(), ranges.end(), buffer,
                                        [](uint32_t b, const BufferRange &r) { return b < r.first; }));
   }
@@ -741,6 +756,8 @@ private:
   Module &module_;
   const Layout &layout_;
   const RankCopies copies_;
+  std::vector<RankSchedule> ranks_; // their buffers; while a rank is made, also its steps
+  bool staged_ = false;             // whether get() assigns staging
   Interner<Shape> shapes_;
   DescriptorCutter cutter_;
   FlowDescriptors descriptors_;
@@ -777,24 +794,21 @@ private:
 
 } // namespace
 
-llvm::Error schedule(Module &module) {
-  Scheduler scheduler(module);
-  if (llvm::Error error = scheduler.plan())
-    return error;
-  return scheduler.finish();
-}
-
-llvm::Expected<std::unique_ptr<RankSchedules>> scheduleOneByOne(Module &module) {
+llvm::Error schedule(Module &module, std::unique_ptr<RankSchedules> &ranks) {
   auto scheduler = std::make_unique<Scheduler>(module);
   if (llvm::Error error = scheduler->plan())
     return error;
   if (scheduler->oneByOne()) {
     scheduler->prepare();
-    return scheduler;
+    ranks = std::move(scheduler);
+  } else {
+    llvm::Expected<std::unique_ptr<RankSchedules>> all = scheduler->makeAll();
+    if (!all)
+      return all.takeError();
+    ranks = std::move(*all);
   }
-  if (llvm::Error error = scheduler->finish())
-    return error;
-  return nullptr;
+  module.level = Level::schedule;
+  return llvm::Error::success();
 }
 
 } // namespace reshard

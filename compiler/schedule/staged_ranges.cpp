@@ -221,7 +221,7 @@ void cutAtStagedRanges(const Descriptor &d, const StagedRanges &stagedRanges, In
 }
 
 void PhaseSteps::append(int32_t rank, Step step, const EpochPhase &when) {
-  std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
+  std::vector<Step> &steps = ranks_[rank].steps;
   const auto number = static_cast<uint32_t>(steps.size());
   State &at = state_[rank];
   const Needs needs = this->needs(rank, step);
@@ -241,7 +241,7 @@ void PhaseSteps::append(int32_t rank, Step step, const EpochPhase &when) {
 /// Determined from the step's outputs.
 PhaseSteps::Needs PhaseSteps::needs(int32_t rank, const Step &step) {
   Needs needs;
-  const auto &ranges = module_.schedule.ranks[rank].buffers;
+  const auto &ranges = ranks_[rank].buffers;
   const bool hasViews = state_[rank].hasViews;
   for (const Operand &operand : step.outputs) {
     needs.writesStaged = needs.writesStaged || operand.buffer == 0;
@@ -249,7 +249,7 @@ PhaseSteps::Needs PhaseSteps::needs(int32_t rank, const Step &step) {
       continue;
     const BufferRange &range = *std::prev(std::upper_bound(
         ranges.begin(), ranges.end(), operand.buffer, [](uint32_t b, const BufferRange &r) { return b < r.first; }));
-    const Param &param = module_.layout.endpoints[range.endpoint].params[range.param];
+    const Param &param = layout_.endpoints[range.endpoint].params[range.param];
     needs.writesAmax = needs.writesAmax || (param.view && param.view->kind == ViewKind::amax);
     needs.tensorScales = needs.tensorScales || stagedRanges_.phaseOf(param) > 0;
   }
@@ -260,7 +260,7 @@ void PhaseSteps::appendIfAny(int32_t rank, Step step, uint32_t round, const std:
                              int64_t &number) {
   if (step.inputs.empty())
     return;
-  std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
+  std::vector<Step> &steps = ranks_[rank].steps;
   step.round = round;
   step.after.assign(after.begin(), after.end());
   number = static_cast<int64_t>(steps.size());
@@ -268,13 +268,13 @@ void PhaseSteps::appendIfAny(int32_t rank, Step step, uint32_t round, const std:
 }
 
 void PhaseSteps::finish(int32_t rank, const EpochPhase &when, uint32_t round) {
-  const auto &endpoints = module_.layout.endpoints;
+  const auto &endpoints = layout_.endpoints;
   State &at = state_[rank];
   auto whole = [&](int64_t bytes) { return shapes_[rank].intern({bytes, {}}); };
   std::map<std::pair<unsigned, int32_t>, uint32_t> firsts; // by endpoint and mesh rank: the first buffer
   Step reduce, convert;
   reduce.kind = StepKind::reduce;
-  for (const BufferRange &range : module_.schedule.ranks[rank].buffers) {
+  for (const BufferRange &range : ranks_[rank].buffers) {
     const uint32_t first = firsts.try_emplace({range.endpoint, range.meshRank}, range.first).first->second;
     const auto &view = endpoints[range.endpoint].params[range.param].view;
     if (when.phase > 0 || range.endpoint == 0 || range.bytes == 0 || !view || view->kind != ViewKind::amax ||

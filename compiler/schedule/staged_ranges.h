@@ -88,9 +88,10 @@ void cutAtStagedRanges(const ir::Descriptor &descriptor, const StagedRanges &sta
 /// elements that a phase staged.
 class PhaseSteps {
 public:
-  /// The buffers of the module's schedule must be set. `shapes`: by rank, interns the shapes of operands.
-  PhaseSteps(ir::Module &module, const StagedRanges &stagedRanges, std::vector<Interner<ir::OperandShape>> &shapes)
-      : module_(module), stagedRanges_(stagedRanges), shapes_(shapes), state_(module.layout.world) {}
+  /// `ranks`: the schedules, whose buffers must be set. `shapes`: by rank, interns the shapes of operands.
+  PhaseSteps(const ir::Layout &layout, std::vector<ir::RankSchedule> &ranks, const StagedRanges &stagedRanges,
+             std::vector<Interner<ir::OperandShape>> &shapes)
+      : layout_(layout), ranks_(ranks), stagedRanges_(stagedRanges), shapes_(shapes), state_(layout.world) {}
 
   /// States that a rank has quantized views of a target.
   void watch(int32_t rank) { state_[rank].hasViews = true; }
@@ -118,7 +119,8 @@ private:
   /// Appends a step that has inputs, and sets `number` to its number; ignores a step that has none.
   void appendIfAny(int32_t rank, ir::Step step, uint32_t round, const std::vector<uint32_t> &after, int64_t &number);
 
-  ir::Module &module_;
+  const ir::Layout &layout_;
+  std::vector<ir::RankSchedule> &ranks_;
   const StagedRanges &stagedRanges_;
   std::vector<Interner<ir::OperandShape>> &shapes_;
   std::vector<State> state_; // by rank

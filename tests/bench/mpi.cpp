@@ -88,7 +88,7 @@ struct Case {
       CompileResult result;
       Diagnostics diagnostics;
       if (!compileJob(path + ".yaml", {}, result, diagnostics) ||
-          errorToBool(writePlan(result.module, result.statistics, path, 1).takeError()))
+          errorToBool(writePlan(result.module, *result.ranks, result.statistics, path).takeError()))
         fail(diagnostics.text());
     }
     path.resize(4096);

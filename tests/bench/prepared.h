@@ -48,7 +48,8 @@ public:
     CompileResult result;
     Diagnostics diagnostics;
     if (!compileJob(RESHARD_SOURCE_DIR "/" + job, options, result, diagnostics) ||
-        errorToBool(writePlan(result.module, result.statistics, path, 0).takeError()) || !Plan::open(path, plan_).ok())
+        errorToBool(writePlan(result.module, *result.ranks, result.statistics, path).takeError()) ||
+        !Plan::open(path, plan_).ok())
       fail(diagnostics.text());
     memory_ = std::make_unique<analysis::Memory>(*plan_);
     for (uint32_t e : {0u, 1u})

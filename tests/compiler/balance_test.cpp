@@ -69,7 +69,7 @@ TEST(Balance, IsWithinOnePercentOfTheOptimum) {
   for (int i = 0; i <= cases; ++i) {
     const int seed = i < cases ? i : 6040; // seed 6040 needs a chain of moves
     Module module = RandomModule(seed).module();
-    for (PassFunction pass : {findOverlaps, distribute, balance})
+    for (auto *pass : {findOverlaps, distribute, balance})
       ASSERT_EQ(toString(pass(module)), "") << "seed " << seed;
     const Layout &layout = module.layout;
     const Endpoint &source = layout.endpoints[0];

@@ -96,12 +96,13 @@ TEST(Passes, EveryElementArrives) {
   int withMessages = 0, withRounds = 0, withRelays = 0, withSenderRelays = 0, relayedWithLimit = 0;
   for (int seed = 0; seed < cases; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    Module module = RandomModule(seed).module();
+    Lowering lowering{RandomModule(seed).module(), {}};
+    Module &module = lowering.module;
     const std::vector<Memory> expected = complete(module.layout);
     std::vector<Memory> found = unwritten(expected);
 
     for (const PassInfo &pass : passes())
-      ASSERT_EQ(toString(pass.run(module)), "") << "seed " << seed << " pass " << pass.name;
+      ASSERT_EQ(toString(lower(pass, lowering)), "") << "seed " << seed << " pass " << pass.name;
     ScheduleInterpreter(module, found, seed).run();
     for (const RankSchedule &rank : module.schedule.ranks) {
       bool relays = false;
@@ -129,11 +130,12 @@ TEST(Passes, EveryElementArrivesInEachTarget) {
   int withRoutes = 0, withFilesAndRanks = 0, withMegatron = 0;
   for (int seed = 0; seed < cases; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    Module module = RandomModule(seed).severalTargets();
+    Lowering lowering{RandomModule(seed).severalTargets(), {}};
+    Module &module = lowering.module;
     const std::vector<Memory> expected = complete(module.layout);
     std::vector<Memory> found = unwritten(expected);
     for (const PassInfo &pass : passes()) {
-      ASSERT_EQ(toString(pass.run(module)), "") << pass.name;
+      ASSERT_EQ(toString(lower(pass, lowering)), "") << pass.name;
       ASSERT_EQ(toString(verify(module)), "") << pass.name;
     }
     ScheduleInterpreter(module, found, seed).run();
@@ -155,7 +157,8 @@ TEST(Passes, EveryElementArrivesInEachCopy) {
   int ofTarget = 0, ofSource = 0, ofBoth = 0;
   for (int seed = 0; seed < cases; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    Module module = RandomModule(seed).copies();
+    Lowering lowering{RandomModule(seed).copies(), {}};
+    Module &module = lowering.module;
     const Copies copies(module.layout);
     module.layout.foldsCopies = copies.targets() > 1;
     ofTarget += copies.each() > 1;
@@ -164,7 +167,7 @@ TEST(Passes, EveryElementArrivesInEachCopy) {
     const std::vector<Memory> expected = complete(module.layout);
     std::vector<Memory> found = unwritten(expected);
     for (const PassInfo &pass : passes()) {
-      ASSERT_EQ(toString(pass.run(module)), "") << pass.name;
+      ASSERT_EQ(toString(lower(pass, lowering)), "") << pass.name;
       ASSERT_EQ(toString(verify(module)), "") << pass.name;
     }
     ScheduleInterpreter(module, found, seed).run();
@@ -175,50 +178,41 @@ TEST(Passes, EveryElementArrivesInEachCopy) {
   EXPECT_GT(ofBoth, cases / 100);
 }
 
-// scheduleOneByOne() gives the ranks that the passes give.
+// Several threads may ask for ranks, in any order and more than once.
 TEST(Passes, RanksAreMadeOneByOne) {
   const int cases = std::getenv("RESHARD_FULL") ? 10000 : 2000;
   int oneByOne = 0, all = 0, periods = 0;
   for (int seed = 0; seed < cases; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    Module module = seed % 2 ? RandomModule(seed).copies() : RandomModule(seed).module();
+    Lowering lowering{seed % 2 ? RandomModule(seed).copies() : RandomModule(seed).module(), {}};
+    Module &module = lowering.module;
     module.layout.foldsCopies = Copies(module.layout).targets() > 1;
     for (const PassInfo &pass : passes())
-      if (pass.level < Level::schedule) {
-        ASSERT_EQ(toString(pass.run(module)), "") << pass.name;
-      }
-    Module other = module;
-    ASSERT_EQ(toString(schedule(module)), "");
-    ASSERT_EQ(toString(assignStaging(module)), "");
-    llvm::Expected<std::unique_ptr<RankSchedules>> schedules = scheduleOneByOne(other);
-    ASSERT_TRUE(bool(schedules));
-    if (!*schedules) {
-      ASSERT_EQ(toString(assignStaging(other)), "");
-      EXPECT_EQ(other.schedule, module.schedule);
+      ASSERT_EQ(toString(pass.run(lowering)), "") << pass.name;
+    RankSchedules &ranks = *lowering.ranks;
+    const std::vector<RankSchedule> expected = allOf(ranks);
+    if (dynamic_cast<StoredRanks *>(&ranks)) {
       ++all;
       continue;
     }
     ++oneByOne;
     periods += Copies(module.layout).each() > 1;
-    EXPECT_EQ(other.schedule.rounds, module.schedule.rounds);
-    EXPECT_EQ(other.schedule.messages, module.schedule.messages);
     std::array<std::vector<RankSchedule>, 2> made; // each by a thread, in its own order
     std::array<std::thread, 2> threads;
-    const auto world = static_cast<int32_t>(module.layout.world);
+    const size_t world = ranks.size();
     for (const bool ascending : {false, true})
       threads[ascending] = std::thread([&, ascending] {
-        made[ascending].resize(static_cast<size_t>(world));
+        made[ascending].resize(world);
         RankSchedule memory; // is reused
-        for (int32_t i = 0; i < world; ++i) {
-          const int32_t rank = ascending ? i : world - 1 - i;
-          (*schedules)->make(rank, memory);
-          made[ascending][static_cast<size_t>(rank)] = memory;
+        for (size_t i = 0; i < world; ++i) {
+          const size_t rank = ascending ? i : world - 1 - i;
+          made[ascending][rank] = ranks.get(rank, memory);
         }
       });
     for (std::thread &thread : threads)
       thread.join();
     for (const std::vector<RankSchedule> &each : made)
-      EXPECT_TRUE(each == module.schedule.ranks);
+      EXPECT_TRUE(each == expected);
   }
   EXPECT_GT(oneByOne, cases / 5);
   EXPECT_GT(all, cases / 5);

@@ -2,6 +2,7 @@
 // Random layouts of one to three tensor patterns on two meshes, for tests of the passes.
 #pragma once
 
+#include "compiler/pass.h"
 #include "ir/ir.h"
 
 #include <algorithm>
@@ -246,5 +247,13 @@ private:
   std::mt19937_64 random_;
   bool files_, slow_; // the source is files; NICs are slow
 };
+
+/// Runs a pass. The module then has the schedules of its ranks, if there are any.
+inline llvm::Error lower(const PassInfo &pass, Lowering &lowering) {
+  llvm::Error error = pass.run(lowering);
+  if (!error && lowering.ranks)
+    lowering.module.schedule.ranks = allOf(*lowering.ranks);
+  return error;
+}
 
 } // namespace reshard::ir

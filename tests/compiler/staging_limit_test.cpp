@@ -15,9 +15,10 @@ using namespace reshard::ir;
 namespace {
 
 llvm::Error lower(Module module, int64_t limit) {
-  module.layout.stagingLimit = limit;
+  Lowering lowering{std::move(module), {}};
+  lowering.module.layout.stagingLimit = limit;
   for (const PassInfo &pass : passes())
-    if (llvm::Error error = pass.run(module))
+    if (llvm::Error error = pass.run(lowering))
       return error;
   return llvm::Error::success();
 }

@@ -65,7 +65,7 @@ public:
     CompileResult result;
     Diagnostics diagnostics;
     ASSERT_TRUE(compileJob(job, options, result, diagnostics)) << diagnostics.text();
-    ASSERT_EQ(toString(writePlan(result.module, result.statistics, path_, 1).takeError()), "");
+    ASSERT_EQ(toString(writePlan(result.module, *result.ranks, result.statistics, path_).takeError()), "");
     ASSERT_EQ(Plan::open(path_, plan_).message(), "");
     memory_ = std::make_unique<Memory>(*plan_);
     ASSERT_EQ(memory_->allocate(0).message(), "");

@@ -209,7 +209,7 @@ TEST(Messages, CompleteCorrectlyOverSlowChannels) {
 /// Splits the messages of a plan of ranks 0 to 4 into messages of one operand each, in a round of their own: first one
 /// from each sender to each receiver, then all others from rank 0 to rank 3, then the rest. Their chunks use in turn
 /// one half and the whole of two slots, so a message that uses the whole waits for two others.
-void cutMessages(ir::Module &module, uint32_t count) {
+void cutMessages(ir::Module &module, std::unique_ptr<RankSchedules> &ranks, uint32_t count) {
   const std::pair<int32_t, int32_t> ends[] = {{0, 2}, {1, 3}, {1, 4}, {0, 3}}; // sender and receiver
   ir::Schedule &schedule = module.schedule;
   schedule.rounds = schedule.messages = 4 * count;
@@ -239,7 +239,8 @@ void cutMessages(ir::Module &module, uint32_t count) {
     std::sort(steps.begin(), steps.end(), [](const ir::Step &a, const ir::Step &b) { return a.round < b.round; });
     rank.steps = std::move(steps);
   }
-  ASSERT_EQ(toString(assignStaging(module)), "");
+  ranks = std::make_unique<StoredRanks>(schedule.ranks);
+  ASSERT_EQ(toString(assignStaging(module, ranks)), "");
 }
 
 // Of 64 consecutive messages that the receiver copies, each second one waits for two others because of its slots: 2^32
@@ -255,8 +256,9 @@ TEST(Messages, PrepareIsFastIfSlotsPassThroughManyCopiedMessages) {
   CompileResult result;
   Diagnostics diagnostics;
   ASSERT_TRUE(compileJob(folder / "job.yaml", {}, result, diagnostics)) << diagnostics.text();
-  ASSERT_NO_FATAL_FAILURE(cutMessages(result.module, kCount));
-  ASSERT_EQ(toString(writePlan(result.module, statistics(result.module), folder / "plan", 1).takeError()), "");
+  ASSERT_NO_FATAL_FAILURE(cutMessages(result.module, result.ranks, kCount));
+  ASSERT_EQ(toString(writePlan(result.module, *result.ranks, statistics(result.module), folder / "plan").takeError()),
+            "");
   std::unique_ptr<Plan> plan;
   ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
 

@@ -201,7 +201,7 @@ TEST_F(RecordedTest, LargePlansHaveTheirDependenciesInEarlierRounds) {
     Diagnostics diagnostics;
     ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/examples/qwen3-30b-a3b-32-to-16.yaml", options, result, diagnostics))
         << diagnostics.text();
-    ASSERT_EQ(toString(writePlan(result.module, result.statistics, folder_ / "plan", 1).takeError()), "");
+    ASSERT_EQ(toString(writePlan(result.module, *result.ranks, result.statistics, folder_ / "plan").takeError()), "");
     ASSERT_EQ(Plan::open(folder_ / "plan", plan_).message(), "");
     uint64_t moved = 0;
     size_t batches = 0;

@@ -61,7 +61,7 @@ protected:
     reshard::CompileResult result;
     reshard::Diagnostics diagnostics;
     ASSERT_TRUE(compileJob(job, {}, result, diagnostics)) << diagnostics.text();
-    ASSERT_EQ(toString(writePlan(result.module, result.statistics, folder_ / name, 1).takeError()), "");
+    ASSERT_EQ(toString(writePlan(result.module, *result.ranks, result.statistics, folder_ / name).takeError()), "");
   }
 
   /// Binds the params of a rank that have no memory yet, or memory of another size.

@@ -45,7 +45,7 @@ public:
     reshard::CompileResult result;
     reshard::Diagnostics diagnostics;
     ASSERT_TRUE(compileJob(job, {}, result, diagnostics)) << diagnostics.text();
-    ASSERT_EQ(toString(writePlan(result.module, result.statistics, path_, 1).takeError()), "");
+    ASSERT_EQ(toString(writePlan(result.module, *result.ranks, result.statistics, path_).takeError()), "");
   }
 
   const reshard::tests::TemporaryFolder folder_;

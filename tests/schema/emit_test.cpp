@@ -15,7 +15,7 @@ using namespace reshard::test;
 namespace {
 
 std::string write(const ir::Module &module, const std::string &path, unsigned jobs) {
-  return toString(writePlan(module, statistics(module), path, jobs).takeError());
+  return toString(writeModule(module, path, jobs).takeError());
 }
 
 /// The segments of the tiny plan, repeated for `copies` groups of four ranks. The loader would refuse this plan.
@@ -38,7 +38,7 @@ ir::Module many(size_t copies) {
 
 TEST(Emit, DigestAndSize) {
   const TemporaryFolder folder;
-  llvm::Expected<WrittenPlan> written = writePlan(tinyModule(), statistics(tinyModule()), folder / "plan", 1);
+  llvm::Expected<WrittenPlan> written = writeModule(tinyModule(), folder / "plan");
   ASSERT_TRUE(!!written) << toString(written.takeError());
   std::unique_ptr<Plan> plan;
   ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
@@ -121,7 +121,7 @@ TEST(Emit, SendsOfTheSameBytesShareOperands) {
   auto features = [&] { return readFile(folder / "plan").at(16); };
   writeTiny(folder / "plan");
   EXPECT_EQ(features() & schema::kFeatureSharedOperands, 0u);
-  ASSERT_EQ(toString(writePlan(module, statistics(module), folder / "plan", 1).takeError()), "");
+  ASSERT_EQ(toString(writeModule(module, folder / "plan").takeError()), "");
   EXPECT_EQ(features() & schema::kFeatureSharedOperands, schema::kFeatureSharedOperands);
   const schema::SegmentT found = std::move(unpack(folder / "plan").segments[0]);
   EXPECT_EQ(found.operands.size(), first.size() + second.size());
@@ -182,7 +182,7 @@ TEST(Emit, SameBytesForAnyNumberOfThreads) {
   }
   std::string compressed;
   for (const unsigned jobs : {1u, 3u, 16u}) {
-    ASSERT_EQ(toString(writePlan(module, statistics(module), folder / "other", jobs, nullptr, true).takeError()), "");
+    ASSERT_EQ(toString(writeModule(module, folder / "other", jobs, true).takeError()), "");
     EXPECT_LT(readFile(folder / "other").size(), one.size() / 2);
     EXPECT_TRUE(jobs == 1 || readFile(folder / "other") == compressed) << jobs << " jobs";
     compressed = readFile(folder / "other");

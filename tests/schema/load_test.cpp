@@ -488,7 +488,7 @@ static void compileLesson(const std::string &lesson, const CompileOptions &optio
   Diagnostics diagnostics;
   ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/tests/compiler/lessons/" + lesson, options, result, diagnostics))
       << diagnostics.text();
-  llvm::Expected<WrittenPlan> written = writePlan(result.module, result.statistics, path, 1);
+  llvm::Expected<WrittenPlan> written = writePlan(result.module, *result.ranks, result.statistics, path);
   ASSERT_TRUE(!!written) << toString(written.takeError());
 }
 

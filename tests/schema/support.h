@@ -140,9 +140,16 @@ inline ir::Module tinyModule() {
   return module;
 }
 
+/// Writes the plan of a module that has the schedules of its ranks.
+inline llvm::Expected<WrittenPlan> writeModule(const ir::Module &module, const std::string &path, unsigned jobs = 1,
+                                               bool compress = false) {
+  StoredRanks ranks(module.schedule.ranks);
+  return writePlan(module, ranks, statistics(module), path, {jobs, nullptr, compress, {}});
+}
+
 /// Writes the tiny plan; throws on failure, because every test depends on it.
 inline void writeTiny(const std::string &path, bool compress = false) {
-  if (llvm::Error error = writePlan(tinyModule(), statistics(tinyModule()), path, 1, nullptr, compress).takeError())
+  if (llvm::Error error = writeModule(tinyModule(), path, 1, compress).takeError())
     throw std::runtime_error(toString(std::move(error)));
 }
 

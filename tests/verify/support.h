@@ -36,7 +36,7 @@ inline void compile(const std::string &yaml, const std::string &path) {
   CompileResult result;
   Diagnostics diagnostics;
   ASSERT_TRUE(compileJob(path + ".yaml", {}, result, diagnostics)) << diagnostics.text();
-  ASSERT_EQ(toString(writePlan(result.module, result.statistics, path, 1).takeError()), "");
+  ASSERT_EQ(toString(writePlan(result.module, *result.ranks, result.statistics, path).takeError()), "");
 }
 
 inline UnpackedPlan unpack(const std::string &path) {
