@@ -7,11 +7,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <malloc.h>
 #include <map>
 #include <new>
 #include <stdexcept>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -75,6 +78,34 @@ std::string explain(const std::exception &exception, const std::string &doing) {
     return exception.what() + doing;
   return "out of memory" + doing + ": an allocation failed at a peak of " +
          humanBytes(static_cast<double>(peakRssBytes())) + " resident memory";
+}
+
+int runCommand(const char *command, const std::function<int()> &run) {
+  try {
+    return run();
+  } catch (const Failure &failure) {
+    printError(command, failure.message);
+    return failure.code;
+  } catch (const std::exception &exception) {
+    printError(command, explain(exception));
+    return kFailure;
+  }
+}
+
+void expectLargeHeap() {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_MXFAST, 0); // fast bins are consolidated, block by block, by each large free
+  // Pages that are not touched use no memory, but count against limits of addresses.
+  constexpr size_t kHeapBytes = 128 << 20, kLargePage = 2 << 20;
+  const auto endOfHeap = [] { return reinterpret_cast<uintptr_t>(sbrk(0)); };
+  const uintptr_t begin = (endOfHeap() + kLargePage - 1) / kLargePage * kLargePage;
+  mallopt(M_TOP_PAD, kHeapBytes);
+  void *volatile block = std::malloc(kLargePage); // volatile, because the compiler would remove it
+  std::free(block);
+  mallopt(M_TOP_PAD, 1 << 20);
+  if (const uintptr_t end = endOfHeap() / kLargePage * kLargePage; end > begin) // else it did not grow
+    madvise(reinterpret_cast<void *>(begin), end - begin, MADV_HUGEPAGE);       // only a request
 }
 
 uint64_t peakRssBytes() {

@@ -49,6 +49,13 @@ void printError(const char *command, const std::string &message);
 /// 'schedule'", or empty.
 std::string explain(const std::exception &exception, const std::string &doing = {});
 
+/// Runs a command and returns its exit code; prints the error of an exception that ends it.
+int runCommand(const char *command, const std::function<int()> &run);
+
+/// For a command whose plans need gigabytes: the allocator keeps freed memory and grows by large pages. Faults of pages
+/// of 4 KiB, and returning memory between two passes, would be an eighth of the time of a job of thousands of ranks.
+void expectLargeHeap();
+
 /// The peak resident memory of this process so far, in bytes.
 uint64_t peakRssBytes();
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // reshard-diff: shows what changed between two plans, for reviews and CI.
 
+#include "command/common.h"
 #include "command/options.h"
 #include "report/diff/difference.h"
-#include "command/common.h"
 
 using namespace reshard::analysis;
 using namespace reshard::tools;
@@ -28,13 +28,5 @@ int main(int argc, char **argv) {
     return code;
   options.before = arguments[0];
   options.after = arguments[1];
-  try {
-    return difference(options);
-  } catch (const Failure &failure) {
-    printError("reshard-diff", failure.message);
-    return failure.code;
-  } catch (const std::exception &exception) {
-    printError("reshard-diff", explain(exception));
-    return kFailure;
-  }
+  return runCommand(command.name, [&] { return difference(options); });
 }

@@ -152,14 +152,8 @@ int main(int argc, char **argv) {
     printError(command.name, "--plan gives tensors the names of the model, expected neither --rename nor --model");
     return kUsage;
   }
-  try {
-    watchSignals("reshard-digest"); // a file may be truncated while it is read
+  return runCommand(command.name, [&] {
+    watchSignals(command.name); // a file may be truncated while it is read
     return digest(options, arguments);
-  } catch (const Failure &failure) {
-    printError(command.name, failure.message);
-    return failure.code;
-  } catch (const std::exception &exception) {
-    printError(command.name, explain(exception));
-    return kFailure;
-  }
+  });
 }

@@ -120,6 +120,9 @@ Command commandOf(ExecutionOptions &options) {
 
 } // namespace
 
+/// In place of libc's, which Open MPI calls.
+extern "C" void _exit(int code) { exitByPolicy(code); }
+
 int main(int argc, char **argv) {
   ignoreFileSizeSignal();
   ExecutionOptions options;

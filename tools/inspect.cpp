@@ -6,6 +6,7 @@
 #include "base/work_deadline.h"
 #include "base/yaml/topology.h"
 #include "checkpoints/unread_weights.h"
+#include "command/common.h"
 #include "command/options.h"
 #include "command/terminal.h"
 #include "compiler/compile.h"
@@ -14,7 +15,6 @@
 #include "report/inspect/checkpoint_listing.h"
 #include "report/inspect/inspection.h"
 #include "schema/limits.h"
-#include "command/common.h"
 #include "tools/stored_files.h"
 
 #include <cstdio>
@@ -24,9 +24,17 @@ using namespace reshard::tools;
 
 namespace {
 
+constexpr const char *kName = "reshard-inspect";
+
+/// The command line.
+struct Options {
+  InspectionOptions report;
+  std::string topology, job; // files
+};
+
 /// --job: compiles the layouts of the job, with the options that the plan holds, and compares them with the plan's.
 void verifyJob(const InspectionOptions &inspection, const std::string &job) {
-  const WorkDeadline deadline("the comparison with the job", inspection.timeout);
+  const reshard::WorkDeadline deadline("the comparison with the job", inspection.timeout);
   std::unique_ptr<reshard::Plan> plan;
   throwOnError(reshard::Plan::open(inspection.plan, plan), kUsage);
   reshard::CompileOptions options;
@@ -57,127 +65,117 @@ void verifyJob(const InspectionOptions &inspection, const std::string &job) {
                                  (inputs ? "" : "; the plan does not hold the --set and --allow of its job")};
 }
 
-} // namespace
+/// Sets an option of another integer type than setNumber() does.
+template <class Number> auto setUnsigned(Number &number, uint64_t least, uint64_t most) {
+  return [&number, least, most](const std::string &value) {
+    uint64_t read = 0;
+    std::string error = setNumber(read, least, most)(value);
+    number = static_cast<Number>(read);
+    return error;
+  };
+}
 
-int main(int argc, char **argv) {
-  ignoreFileSizeSignal();
-  InspectionOptions options;
-  std::vector<std::string> arguments;
-  auto rank = [&](const std::string &value) {
-    uint64_t number = 0;
-    const std::string error = setNumber(number, 0, UINT32_MAX - 1)(value);
-    options.rank = static_cast<int64_t>(number);
-    return error;
-  };
-  auto replicas = [&](const std::string &value) {
-    uint64_t number = 0;
-    const std::string error = setNumber(number, 1, reshard::schema::kMaxReplicas)(value);
-    options.replicas = static_cast<uint32_t>(number);
-    return error;
-  };
-  std::string topology, job;
-  Command command{
-      "reshard-inspect",
+Command commandOf(Options &options) {
+  return {
+      kName,
       "PLAN|CHECKPOINT",
       "Prints a summary of a plan, or one of the reports below; or the tensors and objects of a checkpoint: a folder "
       "or "
       "file of safetensors, torch.distributed.checkpoint, Megatron-Core's torch_dist, or torch.save. No pickle is run.",
-      {{"--rank", "N", "print every step of one rank, with param names", rank},
+      {{"--rank", "N", "print every step of one rank, with param names",
+        setUnsigned<int64_t>(options.report.rank, 0, UINT32_MAX - 1)},
        {"--param", "GLOB",
         "print the target params whose names match: their contents, and the ranks that send them; of a checkpoint: the "
         "tensors whose names match, with all their chunks",
-        setText(options.param)},
+        setText(options.report.param)},
        {"--explain", "PARAM[@RANK]",
         "print where each part of a target param comes from, and why from there; without a rank, on the first one that "
         "has it",
-        setText(options.explain)},
+        setText(options.report.explain)},
        {"--format", "FORMAT",
         "text (default), json, or html: a page that shows the plan, with a time line if --simulate names a cluster; "
         "needs -o",
-        setChoice(options.format, {"text", "json", "html"})},
-       {"-o", "FILE", "with --format=html: write the page to FILE", setText(options.output)},
+        setChoice(options.report.format, {"text", "json", "html"})},
+       {"-o", "FILE", "with --format=html: write the page to FILE", setText(options.report.output)},
        {"--verify", "", "prove that every target byte is written exactly once, from the right source byte",
-        setSwitch(options.verify)},
-       {"--job", "JOB", "with --verify: also prove that the plan has the layouts of this YAML file", setText(job)},
+        setSwitch(options.report.verify)},
+       {"--job", "JOB", "with --verify: also prove that the plan has the layouts of this YAML file",
+        setText(options.job)},
        {"--simulate", "TOPOLOGY",
         "estimate the time on the cluster that a topology file describes, with the lower bound of all plans",
-        setText(topology)},
+        setText(options.topology)},
        {"--replicas", "N",
         "simulate a plan with engine replicas for N of them (default: the number in the job); needs --simulate",
-        replicas},
-       {"--trace", "FILE", "write the simulated activities for Perfetto; needs --simulate", setText(options.trace)},
+        setUnsigned<uint32_t>(options.report.replicas, 1, reshard::schema::kMaxReplicas)},
+       {"--trace", "FILE", "write the simulated activities for Perfetto; needs --simulate",
+        setText(options.report.trace)},
        {"--timeout", "S", "deadline in seconds for --verify, --param, --explain and --simulate (default: none)",
-        setSeconds(options.timeout)}},
+        setSeconds(options.report.timeout)}},
       1};
-  if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
-    return code;
-  options.plan = arguments[0];
-  if (const int count =
-          (options.rank >= 0) + !options.param.empty() + !options.explain.empty() + !topology.empty() + options.verify;
-      count > 1) {
-    printError(command.name, "found " + std::to_string(count) +
-                                 " of --rank, --param, --explain, --simulate and --verify, expected at most one");
-    return kUsage;
-  }
-  if (!options.explain.empty() && options.format == "json") {
-    printError(command.name, "--explain is text, found --format=json; --param=PARAM --format=json has the numbers");
-    return kUsage;
-  }
-  const FileKind kind = fileKindOf(options.plan);
+}
+
+/// Throws Failure if options contradict each other or the kind of the file.
+void refuseContradictions(const Options &options, FileKind kind) {
+  const InspectionOptions &report = options.report;
+  const auto refuse = [](const std::string &message) { throw Failure{kUsage, message}; };
+  const bool simulate = !options.topology.empty(), checkpoint = kind == FileKind::checkpoint;
+  const int reports = (report.rank >= 0) + !report.param.empty() + !report.explain.empty() + simulate + report.verify;
+  if (reports > 1)
+    refuse("found " + std::to_string(reports) +
+           " of --rank, --param, --explain, --simulate and --verify, expected at most one");
+  if (!report.explain.empty() && report.format == "json")
+    refuse("--explain is text, found --format=json; --param=PARAM --format=json has the numbers");
   if (kind == FileKind::unknown) {
-    const std::string what = unreadFile(options.plan);
-    printError(command.name,
-               "'" + options.plan +
-                   "' is neither a plan nor a checkpoint: expected a folder, or a file of safetensors or torch.save" +
-                   (what.empty() ? "" : "; found " + what));
-    return kUsage;
+    const std::string what = unreadFile(report.plan);
+    refuse("'" + report.plan +
+           "' is neither a plan nor a checkpoint: expected a folder, or a file of safetensors or torch.save" +
+           (what.empty() ? "" : "; found " + what));
   }
-  const bool checkpoint = kind == FileKind::checkpoint;
-  if (checkpoint &&
-      (options.rank >= 0 || !options.explain.empty() || !topology.empty() || options.verify || options.replicas > 0)) {
-    printError(command.name,
-               "'" + options.plan +
-                   "' is a checkpoint; --rank, --explain, --simulate, --replicas and --verify need a plan");
+  if (checkpoint && (report.rank >= 0 || !report.explain.empty() || simulate || report.verify || report.replicas > 0))
+    refuse("'" + report.plan + "' is a checkpoint; --rank, --explain, --simulate, --replicas and --verify need a plan");
+  const bool page = report.format == "html";
+  if (page && report.output.empty())
+    refuse("--format=html needs -o=FILE");
+  if (!page && !report.output.empty())
+    refuse("-o needs --format=html");
+  if (page && (checkpoint || report.rank >= 0 || !report.param.empty() || !report.explain.empty() || report.verify ||
+               report.replicas > 0 || !report.trace.empty()))
+    refuse("--format=html is a page of a plan: expected only -o, --simulate and --timeout beside it");
+  if (!simulate && (!report.trace.empty() || report.replicas > 0))
+    refuse(std::string(report.replicas > 0 ? "--replicas" : "--trace") + " needs --simulate=TOPOLOGY");
+  if (!options.job.empty() && !report.verify)
+    refuse("--job needs --verify");
+}
+
+int run(Options &options) {
+  InspectionOptions &report = options.report;
+  const FileKind kind = fileKindOf(report.plan);
+  refuseContradictions(options, kind);
+  if (refuseOutput(kName, "--trace", report.trace, {report.plan, options.topology}) ||
+      refuseOutput(kName, "-o", report.output, {report.plan, options.topology}))
     return kUsage;
-  }
-  if (refuseOutput(command.name, "--trace", options.trace, {options.plan, topology}) ||
-      refuseOutput(command.name, "-o", options.output, {options.plan, topology}))
-    return kUsage;
-  const bool page = options.format == "html";
-  if (page != !options.output.empty() ||
-      (page && (checkpoint || options.rank >= 0 || !options.param.empty() || !options.explain.empty() ||
-                options.verify || options.replicas > 0 || !options.trace.empty()))) {
-    printError(command.name,
-               page && options.output.empty() ? "--format=html needs -o=FILE"
-               : page ? "--format=html is a page of a plan: expected only -o, --simulate and --timeout beside it"
-                      : "-o needs --format=html");
-    return kUsage;
-  }
-  if (!topology.empty()) {
+  if (!options.topology.empty()) {
     reshard::Diagnostics diagnostics;
-    options.topology = reshard::readTopologyFile(topology, diagnostics);
-    if (!options.topology) {
+    report.topology = reshard::readTopologyFile(options.topology, diagnostics);
+    if (!report.topology) {
       printDiagnostics(diagnostics.text());
       return kUsage;
     }
-  } else if (!options.trace.empty() || options.replicas > 0) {
-    printError("reshard-inspect",
-               std::string(options.replicas > 0 ? "--replicas" : "--trace") + " needs --simulate=TOPOLOGY");
-    return kUsage;
   }
-  if (!job.empty() && !options.verify) {
-    printError(command.name, "--job needs --verify");
-    return kUsage;
-  }
-  try {
-    if (!job.empty())
-      verifyJob(options, job);
-    return checkpoint ? inspectCheckpoint(options.plan, options.param, options.format == "json") : inspect(options);
-  } catch (const Failure &failure) {
-    printError("reshard-inspect", failure.message);
-    return failure.code;
-  } catch (const std::exception &exception) {
-    printError("reshard-inspect", explain(exception));
-    return kFailure;
-  }
+  if (!options.job.empty())
+    verifyJob(report, options.job);
+  return kind == FileKind::checkpoint ? inspectCheckpoint(report.plan, report.param, report.format == "json")
+                                      : inspect(report);
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+  ignoreFileSizeSignal();
+  Options options;
+  std::vector<std::string> arguments;
+  if (const int code = parseFlags(commandOf(options), argc, argv, arguments); code >= 0)
+    return code;
+  options.report.plan = arguments[0];
+  return runCommand(kName, [&] { return run(options); });
 }

@@ -20,14 +20,12 @@ void endProcess(int code) {
     syscall(SYS_exit_group, code);
 }
 
-} // namespace reshard::analysis
-
-/// Replaces libc's _exit.
-extern "C" void _exit(int code) {
-  using namespace reshard::analysis;
+void exitByPolicy(int code) {
   if (gettid() == getpid()) // the main thread, or a forked child
     endProcess(code);
   while (others == ExitPolicy::wait)
     usleep(1000);
   endProcess(others == ExitPolicy::fail ? kFailure : code);
 }
+
+} // namespace reshard::analysis

@@ -16,4 +16,7 @@ void guardExits(ExitPolicy how);
 /// Ends the process immediately, from any thread and with any locks held.
 [[noreturn]] void endProcess(int code);
 
+/// What the policy says of a call of _exit. reshard-exec replaces libc's _exit by it.
+[[noreturn]] void exitByPolicy(int code);
+
 } // namespace reshard::analysis
