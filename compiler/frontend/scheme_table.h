@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace reshard {
 
@@ -14,8 +16,9 @@ enum class SchemeArgument { none, number, numbers, lists };
 struct SchemeRow {
   const char *name;
   SchemeArgument argument;
+  bool replicates, contiguous; // as in schemes.def
 };
-#define SCHEME(name, argument, help) {#name, SchemeArgument::argument},
+#define SCHEME(name, argument, replicates, contiguous, help) {#name, SchemeArgument::argument, replicates, contiguous},
 inline constexpr SchemeRow kSchemes[] = {
 #include "compiler/frontend/schemes.def"
 };
@@ -26,6 +29,18 @@ inline const SchemeRow *findScheme(std::string_view name) {
   const auto *row = std::find_if(std::begin(kSchemes), std::end(kSchemes),
                                  [&](const SchemeRow &known) { return name == known.name; });
   return row == std::end(kSchemes) ? nullptr : row;
+}
+
+/// The names of the schemes with a property: "even, chunk or sizes".
+inline std::string schemesWith(bool SchemeRow::*property) {
+  std::vector<std::string> names;
+  for (const SchemeRow &row : kSchemes)
+    if (row.*property)
+      names.emplace_back(row.name);
+  std::string text = names[0];
+  for (size_t i = 1; i < names.size(); ++i)
+    text += (i + 1 < names.size() ? ", " : " or ") + names[i];
+  return text;
 }
 
 } // namespace reshard

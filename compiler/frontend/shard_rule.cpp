@@ -12,12 +12,6 @@ namespace reshard {
 
 namespace {
 
-/// Whether a scheme allows `replicate`, with which ranks hold the same unit if there are more ranks than units.
-bool canReplicate(const std::string &name) {
-  const SchemeRow *scheme = findScheme(name);
-  return scheme && scheme->argument == SchemeArgument::none;
-}
-
 bool readAxes(const Node &node, ShardRule &rule, Diagnostics &diagnostics) {
   if (node.kind == Node::Kind::sequence && node.items.empty()) {
     diagnostics.error(node.at, "the list of axes of a rule is empty, expected at least one axis");
@@ -341,9 +335,9 @@ std::optional<ShardRule> readShardRule(const Node &node, const Model *model, Dia
     const auto value = readBoolean(*replicate, "'replicate'", diagnostics);
     ok = ok && value;
     rule.replicate = value.value_or(false);
-    if (rule.replicate && !canReplicate(rule.scheme)) {
-      diagnostics.error(replicate->at, "'replicate' is not allowed with '" + rule.scheme +
-                                           "', expected even, chunk, balanced, vllm, sglang or round_robin");
+    if (rule.replicate && !findScheme(rule.scheme)->replicates) {
+      diagnostics.error(replicate->at, "'replicate' is not allowed with '" + rule.scheme + "', expected " +
+                                           schemesWith(&SchemeRow::replicates));
       ok = false;
     }
   }

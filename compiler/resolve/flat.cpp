@@ -4,6 +4,7 @@
 // (flat_part.h): its complete outer positions, and an incomplete one at either end, which again consists of complete
 // inner positions and incomplete ones.
 
+#include "compiler/frontend/scheme_table.h"
 #include "compiler/resolve/params.h"
 
 #include <algorithm>
@@ -50,8 +51,8 @@ bool Params::addFlatParts(Building &building) const {
   for (const IndexMap &sharding : buffer.shards.at) {
     if (sharding.size() > 1 || (sharding.size() == 1 && sharding[0].count > 1)) {
       diagnostics_.error(building.declaration.at, building.title() +
-                                                      " is flat, expected a rule that gives each rank one " +
-                                                      "range: even, chunk, balanced, vllm, sglang or sizes");
+                                                      " is flat, expected a rule that gives each rank one range: " +
+                                                      schemesWith(&SchemeRow::contiguous));
       return false;
     }
     ranges.push_back(sharding.empty() ? FlatInterval{}

@@ -198,7 +198,7 @@ llvm::Error map(const Problem &p) {
 } // namespace schemes
 
 using SchemeFunction = llvm::Error (*)(const Problem &);
-#define SCHEME(name, argument, help) schemes::name,
+#define SCHEME(name, ...) schemes::name,
 constexpr SchemeFunction kFunctions[] = {
 // of each row of kSchemes
 #include "compiler/frontend/schemes.def"
@@ -253,9 +253,9 @@ llvm::Expected<DimensionShards> applyScheme(const Scheme &scheme, int64_t n, int
   const SchemeRow *row = findScheme(scheme.name);
   if (!row)
     return llvm::createStringError("unknown scheme '" + scheme.name + "'");
-  if (scheme.replicate && row->argument != SchemeArgument::none)
-    return llvm::createStringError("'replicate' cannot be used with '" + scheme.name +
-                                   "', expected even, chunk, balanced, vllm, sglang or round_robin");
+  if (scheme.replicate && !row->replicates)
+    return llvm::createStringError("'replicate' cannot be used with '" + scheme.name + "', expected " +
+                                   schemesWith(&SchemeRow::replicates));
   const int64_t unit = std::min(scheme.unit > 0 ? scheme.unit : defaultUnit, std::max<int64_t>(n, 1));
   const int64_t units = n / unit + (n % unit != 0);
   const std::string unitText =

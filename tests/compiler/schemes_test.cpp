@@ -173,7 +173,7 @@ TEST(Schemes, RandomCasesEqualTheReference) {
   auto upTo = [&](int64_t n) { return static_cast<int64_t>(random() % (n + 1)); };
   std::map<std::string, int> checked;
   std::set<std::string> names;
-#define SCHEME(name, argument, help) names.insert(#name);
+#define SCHEME(name, ...) names.insert(#name);
 #include "compiler/frontend/schemes.def"
 #undef SCHEME
   for (const std::string &name : names)
