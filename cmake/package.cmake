@@ -48,8 +48,8 @@ install(TARGETS reshard EXPORT reshard LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDI
 install(FILES include/reshard/reshard.h include/reshard/reshard_plan.h include/reshard/reshard.hpp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/reshard)
 # The folder keeps its structure: its files refer to each other by relative paths.
 install(DIRECTORY examples/ DESTINATION ${CMAKE_INSTALL_DATADIR}/reshard)
-install(FILES README.md docs/yaml.md docs/library.md docs/worked-examples.md docs/api.md LICENSE NOTICE THIRD_PARTY_NOTICES.md
-        DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES README.md docs/yaml.md docs/library.md docs/library-tables.md docs/worked-examples.md docs/api.md
+        LICENSE NOTICE THIRD_PARTY_NOTICES.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 set(CONFIG ${CMAKE_INSTALL_LIBDIR}/cmake/reshard)
 install(EXPORT reshard NAMESPACE reshard:: DESTINATION ${CONFIG} FILE reshard-config.cmake)

@@ -142,7 +142,7 @@ def compile_pair(binaries, model, source, target, folder):
 
 
 def row(model, source, target, report):
-    """A line of the table in docs/library.md, without the time."""
+    """A line of docs/library-tables.md, without the time."""
     return (
         f"| {model} | {source} | {target} | {report['bytes']['target'] / 2**30:.2f} | "
         f"{report['bytes']['remote'] / 2**30:.2f} | {report['transfers']:,} | {report['messages']} |"
