@@ -10,11 +10,11 @@ import library
 HEAD = """# Every ordered pair
 
 Every ordered pair of layouts of a model of [the library](library.md). This page is made by
-`build/venv/bin/python tests/library/table.py build/release`. Meshes: `hf` one mesh rank; `fsdp1` and
-`fsdp2` fsdp 8; `megatron` tp 2, pp 2, dp 2, ep 2; engines tp 4, dp 2, ep 8. Source and target are on
-the same ranks; targets say `convert: rne`. A target param that the source's layout does not hold is
-left out (`--allow=missing`). GiB: all target bytes, replicas included. ms: the whole compilation, on
-one core.
+`build/venv/bin/python tests/library/table.py build/release`. Meshes: `hf` one mesh rank; `fsdp1`
+and `fsdp2` fsdp 8; `megatron` tp 2, pp 2, dp 2, ep 2; engines tp 4, dp 2, ep 8. Source and target
+are on the same ranks; targets say `convert: rne`. A target param that the source's layout does not
+hold is left out (`--allow=missing`). GiB: all target bytes, replicas included. ms: the whole
+compilation, on one core.
 
 """
 
