@@ -27,7 +27,7 @@ constexpr std::array<DTypeRow, 15> kDTypes = {{{"bf16", 2},
                                                {"u64", 8},
                                                {"bool", 1}}};
 
-constexpr const char *kStepKinds[] = {"copy", "send", "recv", "fill", "convert", "reduce", "barrier", "hook"};
+constexpr const char *kStepKinds[] = {"copy", "send", "recv", "fill", "reduce"};
 
 } // namespace
 

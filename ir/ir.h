@@ -362,7 +362,7 @@ struct Operand {
 using Operands = llvm::SmallVector<Operand, 2>;
 
 /// convert, barrier and hook are reserved: verify() refuses them.
-enum class StepKind : uint8_t { copy, send, recv, fill, convert, reduce, barrier, hook };
+enum class StepKind : uint8_t { copy, send, recv, fill, reduce };
 const char *name(StepKind kind);
 
 /// One action of a rank.

@@ -248,7 +248,7 @@ private:
   bool step(RankSchedule &rank) {
     Step step;
     bool found = false;
-    for (int kind = 0; kind <= static_cast<int>(StepKind::hook) && !found; ++kind)
+    for (int kind = 0; kind <= static_cast<int>(StepKind::reduce) && !found; ++kind)
       if (take(name(static_cast<StepKind>(kind)))) {
         step.kind = static_cast<StepKind>(kind);
         found = true;

@@ -498,8 +498,6 @@ private:
               where + " is in round " + std::to_string(step.round) + ", expected " + std::to_string(round) + " to " +
                   std::to_string(int64_t{module_.schedule.rounds} - 1));
       round = step.round;
-      require(step.kind <= StepKind::fill || step.kind == StepKind::reduce,
-              where + " has the reserved kind '" + name(step.kind) + "'");
       for (uint32_t before : step.after)
         if (require(before < n,
                     where + " waits for step " + std::to_string(before) + ", which is not an earlier one") &&

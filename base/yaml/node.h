@@ -28,6 +28,7 @@ struct Node {
   std::vector<Entry> entries; // map, in file order; keys are scalars, unique
   /// The value of a key, or nullptr.
   const Node *find(std::string_view key) const;
+  Node *find(std::string_view key);
 };
 struct Node::Entry {
   Node key, value;

@@ -18,11 +18,17 @@
 
 namespace reshard {
 
-const Node *Node::find(std::string_view key) const {
-  for (const auto &[name, value] : entries)
+Node *Node::find(std::string_view key) {
+  for (auto &[name, value] : entries)
     if (name.text == key)
       return &value;
   return nullptr;
+}
+
+const Node *Node::find(std::string_view key) const {
+  const auto at =
+      std::find_if(entries.begin(), entries.end(), [&](const Entry &entry) { return entry.key.text == key; });
+  return at == entries.end() ? nullptr : &at->value;
 }
 
 namespace {

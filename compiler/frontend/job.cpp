@@ -95,10 +95,10 @@ private:
       return;
     if (const Node *version = fields.require("version"))
       readInteger(*version, "'version'", 1, 1, diagnostics_);
-    const bool model = readModelOf(fields);
+    const bool model = fields.require("model") && readModelOf(*root.find("model"));
     const Node *source = fields.require("source"), *target = fields.require("target"), *world = fields.find("world");
-    if (const Node *options = fields.find("options"))
-      readOptions(const_cast<Node &>(*options));
+    if (fields.find("options"))
+      readOptions(*root.find("options"));
     fields.finish();
     if (!model) // without a model, every name in the endpoints would be an error
       return;
@@ -121,13 +121,12 @@ private:
     checkReferences(job_, allowed_, diagnostics_);
   }
 
-  bool readModelOf(Fields &fields) {
-    Node *model = const_cast<Node *>(fields.require("model"));
-    if (!model || (model->kind == Node::Kind::scalar && !include(*model, "model")) ||
-        !checkMap(*model, "'model'", diagnostics_) || !extendModel(*model, diagnostics_))
+  bool readModelOf(Node &model) {
+    if ((model.kind == Node::Kind::scalar && !include(model, "model")) || !checkMap(model, "'model'", diagnostics_) ||
+        !extendModel(model, diagnostics_))
       return false;
     const std::string path = job_.model.path;
-    job_.model = readPartialModel(*model, folderOf(path.empty() ? job_.path : path), diagnostics_);
+    job_.model = readPartialModel(model, folderOf(path.empty() ? job_.path : path), diagnostics_);
     job_.model.path = path;
     return true;
   }
@@ -140,7 +139,7 @@ private:
       job_.stagingAt = staging->at;
       job_.stagingLimit = readBytes(*staging, "'staging'", diagnostics_).value_or(0);
     }
-    Node *topology = const_cast<Node *>(fields.find("topology"));
+    Node *topology = fields.find("topology") ? options.find("topology") : nullptr;
     if (topology && (topology->kind != Node::Kind::scalar || include(*topology, "options.topology")))
       job_.topology = readTopology(*topology, diagnostics_).value_or(ir::Topology{});
     if (const Node *exchange = fields.find("exchange")) {

@@ -49,7 +49,7 @@ void setOverride(Node &job, const std::string &assignment, const Include &includ
       diagnostics.error(at, "expected a key, found '" + path.substr(begin) + "'");
       return;
     }
-    Node *next = const_cast<Node *>(node->find(key));
+    Node *next = node->find(key);
     if (!next) {
       Node name{Node::Kind::scalar, at, false, key, {}, {}};
       next = &node->entries.emplace_back(Node::Entry{std::move(name), {Node::Kind::null, at, false, {}, {}, {}}}).value;

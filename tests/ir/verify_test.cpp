@@ -93,8 +93,6 @@ TEST(Verify, Schedule) {
             "rank 0 step 0 has an operand outside its buffers: bytes 800:832 of 96, buffers 1 to 1 of 1 to 1");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].round = 5; }),
             "rank 0 step 0 is in round 5, expected 0 to 1");
-  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].kind = StepKind::convert; }),
-            "rank 0 step 0 has the reserved kind 'convert'");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps.pop_back(); }),
             "the schedule has 4 messages, but 3 sends and 4 receives");
   EXPECT_EQ(broken("columns.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].staging = 512; }),
