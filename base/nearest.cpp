@@ -7,7 +7,7 @@ namespace reshard {
 
 namespace {
 
-constexpr size_t kMostCompared = 200; // longer names are not compared, since time grows with the product of the lengths
+constexpr size_t kMaxCompared = 200; // longer names are not compared, since time grows with the product of the lengths
 constexpr size_t kMaxListed = 8;
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
@@ -20,7 +20,7 @@ Nearest::Nearest(std::string_view name) : name_(name), limit_(name.size() < 3 ? 
 
 void Nearest::offer(std::string_view known) {
   const size_t difference = std::max(known.size(), name_.size()) - std::min(known.size(), name_.size());
-  if (difference >= limit_ || name_.size() > kMostCompared || known.size() > kMostCompared)
+  if (difference >= limit_ || name_.size() > kMaxCompared || known.size() > kMaxCompared)
     return;
   row_.resize(known.size() + 1);
   for (size_t j = 0; j <= known.size(); ++j)

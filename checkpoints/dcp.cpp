@@ -68,8 +68,8 @@ constexpr Value kNoOffset = ~Value{0};
 
 /// A name in quotes, for an error: its beginning if it is long.
 std::string quoted(std::string_view name) {
-  constexpr size_t kMost = 200; // bytes
-  return "'" + std::string(name.substr(0, kMost)) + (name.size() > kMost ? "…'" : "'");
+  constexpr size_t kMaxBytes = 200;
+  return "'" + std::string(name.substr(0, kMaxBytes)) + (name.size() > kMaxBytes ? "…'" : "'");
 }
 
 /// The numbers of texts of a pickle, so that long ones are compared once.

@@ -19,9 +19,9 @@ public:
   }
   /// Takes bytes of memory and steps of a loop, of about a nanosecond each. False if there are not so many left.
   bool take(uint64_t bytes, uint64_t steps = 0) {
-    constexpr auto kMost = uint64_t{1} << 62;
-    memory_ -= static_cast<int64_t>(bytes < kMost ? bytes : kMost);
-    steps_ -= static_cast<int64_t>(steps < kMost ? steps : kMost);
+    constexpr auto kMaxTaken = uint64_t{1} << 62;
+    memory_ -= static_cast<int64_t>(bytes < kMaxTaken ? bytes : kMaxTaken);
+    steps_ -= static_cast<int64_t>(steps < kMaxTaken ? steps : kMaxTaken);
     return enough();
   }
   bool enough() const { return memory_ >= 0 && steps_ >= 0; }

@@ -8,7 +8,7 @@ namespace reshard::analysis {
 
 namespace {
 
-constexpr uint64_t kAlignment = 64, kMost32 = 0xffffffff, kMostMembers = 0xfffe;
+constexpr uint64_t kAlignment = 64, kMaxUint32 = 0xffffffff, kMaxZip32Members = 0xfffe;
 
 /// Appends a little-endian number of at most 8 bytes.
 void number(std::string &text, uint64_t value, int bytes) {
@@ -106,7 +106,7 @@ TorchArchive::TorchArchive(const std::vector<TensorSpec> &tensors, Content conte
   uint64_t most = 1 << 20;
   for (const Member &member : members)
     most += member.bytes + 2 * member.name.size() + 256;
-  const bool large = most > kMost32 || members.size() > kMostMembers; // then numbers have 64 bits (zip64)
+  const bool large = most > kMaxUint32 || members.size() > kMaxZip32Members; // then numbers have 64 bits (zip64)
 
   for (size_t i = 0; i < members.size(); ++i) {
     Member &member = members[i];
@@ -116,8 +116,8 @@ TorchArchive::TorchArchive(const std::vector<TensorSpec> &tensors, Content conte
     header.append(2 + 2 + 2, 0); // flags, method: stored, time
     number(header, 0x21, 2);     // 1 January 1980
     number(header, member.checksum, 4);
-    number(header, large ? kMost32 : member.bytes, 4);
-    number(header, large ? kMost32 : member.bytes, 4);
+    number(header, large ? kMaxUint32 : member.bytes, 4);
+    number(header, large ? kMaxUint32 : member.bytes, 4);
     number(header, member.name.size(), 2);
     std::string extra;
     if (large) {
@@ -149,12 +149,12 @@ TorchArchive::TorchArchive(const std::vector<TensorSpec> &tensors, Content conte
     tail.append(2 + 2 + 2, 0); // flags, method, time
     number(tail, 0x21, 2);
     number(tail, member.checksum, 4);
-    number(tail, large ? kMost32 : member.bytes, 4);
-    number(tail, large ? kMost32 : member.bytes, 4);
+    number(tail, large ? kMaxUint32 : member.bytes, 4);
+    number(tail, large ? kMaxUint32 : member.bytes, 4);
     number(tail, member.name.size(), 2);
     number(tail, large ? 28 : 0, 2);
     tail.append(2 + 2 + 2 + 4, 0); // comment, disk, attributes
-    number(tail, large ? kMost32 : member.header, 4);
+    number(tail, large ? kMaxUint32 : member.header, 4);
     tail += member.name;
     if (large) {
       number(tail, 1, 2);
@@ -186,8 +186,8 @@ TorchArchive::TorchArchive(const std::vector<TensorSpec> &tensors, Content conte
   number(tail, 0, 4);
   number(tail, count, 2);
   number(tail, count, 2);
-  number(tail, large ? kMost32 : directoryBytes, 4);
-  number(tail, large ? kMost32 : directory, 4);
+  number(tail, large ? kMaxUint32 : directoryBytes, 4);
+  number(tail, large ? kMaxUint32 : directory, 4);
   number(tail, 0, 2);
   bytes_ += tail.size();
   texts_.emplace_back(directory, std::move(tail));

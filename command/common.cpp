@@ -70,7 +70,7 @@ std::string patternsOf(const std::set<std::string> &names) {
 }
 
 void printError(const char *command, const std::string &message) {
-  std::fprintf(stderr, "%s: %s %s\n", command, coloured("error:").c_str(), printable(message).c_str());
+  std::fprintf(stderr, "%s: %s %s\n", command, colored("error:").c_str(), printable(message).c_str());
 }
 
 std::string explain(const std::exception &exception, const std::string &doing) {

@@ -14,12 +14,12 @@ namespace reshard::analysis {
 
 namespace {
 
-/// The words that begin a message, and their colours: bold red, magenta and cyan.
+/// The words that begin a message, and their colors: bold red, magenta and cyan.
 constexpr std::pair<std::string_view, const char *> kWords[] = {
     {"error:", "\033[1;31m"}, {"warning:", "\033[1;35m"}, {"note:", "\033[1;36m"}};
 
-/// Whether messages on stderr have colours (https://no-color.org).
-bool colours() {
+/// Whether messages on stderr have colors (https://no-color.org).
+bool colors() {
   const auto variable = [](const char *name) {
     const char *value = std::getenv(name);
     return std::string_view(value ? value : "");
@@ -29,16 +29,16 @@ bool colours() {
 
 } // namespace
 
-std::string coloured(std::string_view word) {
-  for (const auto &[each, colour] : kWords)
-    if (word == each && colours())
-      return colour + std::string(word) + "\033[0m";
+std::string colored(std::string_view word) {
+  for (const auto &[each, color] : kWords)
+    if (word == each && colors())
+      return color + std::string(word) + "\033[0m";
   return std::string(word);
 }
 
 void printNotes(const std::vector<std::string> &notes) {
   for (const std::string &note : notes)
-    std::fprintf(stderr, "%s %s\n", coloured("note:").c_str(), printable(note).c_str());
+    std::fprintf(stderr, "%s %s\n", colored("note:").c_str(), printable(note).c_str());
 }
 
 void printDiagnostics(const std::string &text) {
@@ -47,7 +47,7 @@ void printDiagnostics(const std::string &text) {
     std::string line = text.substr(begin, end - begin);
     size_t first = line.size(); // the first of the words, which begins the line or follows the place
     std::string_view word;
-    for (const auto &[each, colour] : kWords) {
+    for (const auto &[each, color] : kWords) {
       const size_t at = line.starts_with(each) ? 0 : line.find(": " + std::string(each));
       if (at < first) {
         first = at == 0 ? 0 : at + 2;
@@ -55,7 +55,7 @@ void printDiagnostics(const std::string &text) {
       }
     }
     if (!word.empty())
-      line.replace(first, word.size(), coloured(word));
+      line.replace(first, word.size(), colored(word));
     std::fputs(line.c_str(), stderr);
     begin = end;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What commands show on a terminal only: colours, and the time of long work. Progress bars are in common.h.
+// What commands show on a terminal only: colors, and the time of long work. Progress bars are in common.h.
 #pragma once
 
 #include <condition_variable>
@@ -11,14 +11,14 @@
 
 namespace reshard::analysis {
 
-/// A word that begins a message, "error:", "warning:" or "note:". It has a colour if stderr is a terminal, unless
+/// A word that begins a message, "error:", "warning:" or "note:". It has a color if stderr is a terminal, unless
 /// NO_COLOR is set and not empty, or TERM is "dumb".
-std::string coloured(std::string_view word);
+std::string colored(std::string_view word);
 
 /// Prints each text on stderr, after "note:".
 void printNotes(const std::vector<std::string> &notes);
 
-/// Prints the text of Diagnostics on stderr, with coloured words.
+/// Prints the text of Diagnostics on stderr, with colored words.
 void printDiagnostics(const std::string &text);
 
 /// Shows on stderr for how long some work of unknown length has run: each second, on a terminal only.

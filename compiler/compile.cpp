@@ -122,8 +122,7 @@ bool readText(const std::string &path, Module &module, Diagnostics &diagnostics)
 
 /// Decides whether the copies of a job are planned as one.
 void foldCopies(FoldCopies fold, Layout &layout) {
-  layout.foldsCopies =
-      fold == FoldCopies::always || (fold == FoldCopies::automatic && layout.world >= kLeastFoldedRanks);
+  layout.foldsCopies = fold == FoldCopies::always || (fold == FoldCopies::automatic && layout.world >= kMinFoldedRanks);
   layout.foldsCopies = Copies(layout).targets() > 1;
 }
 

@@ -32,10 +32,10 @@ struct Pinned {
   uint32_t next = 0; // epoch of the ranks that join now
 };
 
-/// Whether copies of a job are planned as one (ir/copies.h). automatic: in jobs of kLeastFoldedRanks ranks or more.
+/// Whether copies of a job are planned as one (ir/copies.h). automatic: in jobs of kMinFoldedRanks ranks or more.
 enum class FoldCopies : uint8_t { automatic, always, never };
 /// Smaller jobs are compiled in a few milliseconds, and their IR is read by people.
-constexpr int64_t kLeastFoldedRanks = 1024;
+constexpr int64_t kMinFoldedRanks = 1024;
 
 /// Options of the command line.
 struct CompileOptions {

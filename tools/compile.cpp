@@ -104,7 +104,7 @@ void saveReproducer(const std::string &output, const CompileResult &result, bool
     std::string &list = failed ? rest : before;
     list += (list.empty() ? "" : ",") + std::string(pass.name);
   }
-  const std::string note = std::string(kName) + ": " + coloured("note:");
+  const std::string note = std::string(kName) + ": " + colored("note:");
   if (released) {
     std::fprintf(stderr, "%s to save the IR before the failed pass, repeat the command with --emit=ir --passes=%s\n",
                  note.c_str(), before.c_str());
@@ -384,7 +384,7 @@ private:
     }
     proven_ = unproven.empty();
     if (!proven_)
-      std::fprintf(stderr, "%s: %s the plan is not proven: %s\n", kName, coloured("warning:").c_str(),
+      std::fprintf(stderr, "%s: %s the plan is not proven: %s\n", kName, colored("warning:").c_str(),
                    printable(unproven).c_str());
   }
 

@@ -82,7 +82,7 @@ int digest(const DigestOptions &options, const std::vector<std::string> &paths) 
   if (options.model) {
     const std::set<std::string> others = sides.size() == 1 ? keepModel(sides[0]) : keepModels(sides[0], sides[1]);
     if (!others.empty())
-      std::fprintf(stderr, "%s left out: %s beside the model: %s\n", coloured("note:").c_str(),
+      std::fprintf(stderr, "%s left out: %s beside the model: %s\n", colored("note:").c_str(),
                    counted(others.size(), "tensor").c_str(), printable(patternsOf(others)).c_str());
   }
   if (sides.size() == 1) {

@@ -227,7 +227,7 @@ private:
 
   /// Refuses flat buffers in so many chunks that their cuts need gigabytes. `most`: chunks of a tensor.
   void limitCuts(const std::vector<std::vector<const FileTensor *>> &found, size_t most) {
-    constexpr size_t kMostCuts = 1 << 21;
+    constexpr size_t kMaxCuts = 1 << 21;
     size_t cuts = 0;
     for (size_t p = 0; p < found.size() && !failed_; ++p) {
       const std::vector<ir::Part> &parts = endpoint_.params[p].parts;
@@ -236,11 +236,11 @@ private:
       if (!cut || std::none_of(parts.begin(), parts.end(), sumsPositions))
         continue;
       cuts += parts.size() * most;
-      if (cuts > kMostCuts)
+      if (cuts > kMaxCuts)
         refuse(p, where() + " has tensors in up to " + std::to_string(most) + " chunks, and param '" +
                       endpoint_.params[p].name + "' is a flat buffer of " + std::to_string(parts.size()) +
                       " parts: expected flat buffers in several chunks with parts times chunks of at most " +
-                      std::to_string(kMostCuts) +
+                      std::to_string(kMaxCuts) +
                       " together; 'reshard-convert SOURCE NEW --to=safetensors' joins chunks");
     }
   }

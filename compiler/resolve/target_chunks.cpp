@@ -20,7 +20,7 @@ using Lengths = std::vector<int64_t>;
 constexpr int64_t kChunkBytes = 64 << 20;
 
 /// The most pieces of the grid, and the most pieces times params: the loader would take long to check a larger plan.
-constexpr int64_t kMostRanks = 1 << 17, kMostParams = 1 << 25;
+constexpr int64_t kMaxChunkRanks = 1 << 17, kMaxChunkParams = 1 << 25;
 
 class ChunkCutter {
 public:
@@ -61,7 +61,8 @@ private:
   }
 
   int64_t limit() const {
-    return std::min(kMostRanks, kMostParams / std::max<int64_t>(1, static_cast<int64_t>(endpoint_.params.size())));
+    return std::min(kMaxChunkRanks,
+                    kMaxChunkParams / std::max<int64_t>(1, static_cast<int64_t>(endpoint_.params.size())));
   }
 
   bool fits(const std::vector<int64_t> &most) const {

@@ -23,7 +23,7 @@ constexpr uint32_t kTurns = 2;
 constexpr size_t kFullScanPairs = 64;
 /// Among dense pairs, where a look at a pair costs little, it looks at no fewer than this before it chooses: the plan
 /// then has no more rounds and messages than with lists, whose order differs.
-constexpr size_t kLeastVisited = 4;
+constexpr size_t kMinVisited = 4;
 /// A port with more pairs than this chooses the first one that has as many chunks left as the best one had in the
 /// port's last full scan: a rank that sends to very many ranks would otherwise scan all of them for each.
 constexpr size_t kCachedScanPairs = 1 << 12;
@@ -464,7 +464,7 @@ uint32_t Tier::choose(uint32_t port) {
     mine.next = dense_.visit(port, static_cast<uint32_t>(mine.next), [&](uint32_t pair, uint32_t partner) {
       if (best == kNone || chunks_[partner] >= most.first)
         consider(pair, partner);
-      return ++visited >= kLeastVisited && good();
+      return ++visited >= kMinVisited && good();
     });
     if (cached && !good())
       mine.maxChunksLeft = best == kNone ? INT64_MAX : most.first;

@@ -602,12 +602,12 @@ private:
   /// messages, and the copies of a target have equal buffers. The shapes are numbered for each sender, and for each
   /// rank of the first copy of the target. If there were very many, the copies would be few: then it collects nothing.
   void collectRepeated() {
-    constexpr size_t kMostOperands = 2 << 20; // of 16 bytes
+    constexpr size_t kMaxOperands = 2 << 20; // of 16 bytes
     size_t count = 0;
     for (const Message &message : messages_)
       for (const Grant &grant : message.grants)
         count += 2 * rangesOf(grant).size();
-    if (count > kMostOperands)
+    if (count > kMaxOperands)
       return;
     repeated_.reserve(count);
     for (const Message &message : messages_)

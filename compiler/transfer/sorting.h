@@ -10,7 +10,7 @@
 
 namespace reshard {
 
-/// A stable sort that only compares neighbours if all are in order already.
+/// A stable sort that only compares neighbors if all are in order already.
 template <class Range, class Less> void sortUnlessSorted(Range &range, Less less) {
   if (!std::is_sorted(range.begin(), range.end(), less))
     std::stable_sort(range.begin(), range.end(), less);

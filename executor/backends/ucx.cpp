@@ -23,7 +23,7 @@ constexpr double kTellSeconds = 0.2;
 /// The most seconds to connect to those that are told.
 constexpr double kConnectSeconds = 1;
 /// Of the text that the peers are told.
-constexpr size_t kMostText = 1024;
+constexpr size_t kMaxReasonBytes = 1024;
 
 } // namespace
 
@@ -134,7 +134,7 @@ bool UcxChannel::abandon(const Status &reason) {
 void UcxChannel::tellPeers(const Status &reason) {
   if (!reported_) // no peer is the cause
     reported_ = {rank(), "rank " + std::to_string(rank()) + " has failed: " + reason.message()};
-  const std::string_view text = std::string_view(reported_->reason).substr(0, kMostText);
+  const std::string_view text = std::string_view(reported_->reason).substr(0, kMaxReasonBytes);
   // In prepare all others wait for rank 0, and rank 0 for each of them, whether this process has connected or not.
   const Deadline connected = deadlineIn(kConnectSeconds);
   for (uint32_t peer = 0; !ran_ && peer < (rank() == 0 ? size() : 1) && !passed(connected); ++peer)

@@ -12,7 +12,7 @@ namespace {
 
 /// The most messages of one peer that wait for their receive: kWindow, and one for each request of the peer. More are
 /// an error.
-constexpr size_t kMostArrivals = size_t{1} << 16;
+constexpr size_t kMaxArrivals = size_t{1} << 16;
 /// Bytes that are read out of a sender's memory before UCX makes progress again.
 constexpr uint64_t kReadBytes = 1 << 20;
 /// The time between two probes of a peer. TCP accepts the first one after the peer has ended; a later one fails.
@@ -341,7 +341,7 @@ bool UcxChannel::arrive(Arrival arrival, const void *data, size_t bytes) {
   const Header &header = arrival.header;
   Peer &peer = peers_[header.rank];
   bool valid = header.number >= peer.admitted && header.bytes <= kMaxChannelBytes &&
-               peer.arrivals.size() < kMostArrivals &&
+               peer.arrivals.size() < kMaxArrivals &&
                std::none_of(
                    peer.arrivals.begin(), peer.arrivals.end(),
                    [&](const Arrival &each) { return each.header.number == header.number; });

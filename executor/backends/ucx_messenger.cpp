@@ -19,10 +19,10 @@ constexpr size_t kMaxAddress = 4096;
 /// Data are sent in pieces, of which so many are in flight. UCX receives a piece as a whole or not at all.
 constexpr uint64_t kPieceBytes = 48 << 10;
 constexpr size_t kPieces = 32;
-constexpr uint64_t kMostBytes = sizeof(PostHeader) + std::max<uint64_t>(kPieceBytes, kMaxAddress);
+constexpr uint64_t kMaxPostBytes = sizeof(PostHeader) + std::max<uint64_t>(kPieceBytes, kMaxAddress);
 /// The most frames that overtake others, and announced data, of one peer; a peer that exceeds one breaks the protocol.
-/// kMostHellos: peers that have not sent a frame yet; further hellos are dropped.
-constexpr size_t kMostEarly = size_t{1} << 14, kMostIncoming = 2 * kMaxFrames, kMostHellos = 256;
+/// kMaxHellos: peers that have not sent a frame yet; further hellos are dropped.
+constexpr size_t kMaxEarly = size_t{1} << 14, kMaxIncoming = 2 * kMaxFrames, kMaxHellos = 256;
 /// Bytes that are copied out of a sender's memory before UCX makes progress again.
 constexpr uint64_t kReadBytes = 1 << 20;
 /// Seconds that the destructor waits until the peers have received the last messages.
@@ -139,7 +139,7 @@ void UcxMessenger::accept(const PostHeader &header, const std::string &address) 
       std::any_of(peers_.begin(), peers_.end(), [&](const auto &each) { return each && each->remote == header.data; });
   const auto strangers =
       std::count_if(peers_.begin(), peers_.end(), [](const auto &each) { return each && !each->known; });
-  const bool refused = repeated || static_cast<size_t>(strangers) >= kMostHellos;
+  const bool refused = repeated || static_cast<size_t>(strangers) >= kMaxHellos;
   const Result<uint32_t> number = refused ? invalid("a hello is repeated, or one of too many") : addPeer(address);
   if (!number.ok()) {
     ++dropped_;
@@ -324,7 +324,7 @@ void UcxMessenger::receiveMessages() {
     const ucp_tag_message_h message = ucp_tag_probe_nb(worker_, 0, 0, 1, &info);
     if (!message)
       break;
-    const bool fits = info.sender_tag == kProtocol && info.length >= sizeof(PostHeader) && info.length <= kMostBytes;
+    const bool fits = info.sender_tag == kProtocol && info.length >= sizeof(PostHeader) && info.length <= kMaxPostBytes;
     auto post = std::make_unique<Post>();
     post->bytes.resize(fits ? info.length : 0); // else UCX drops the message
     const ucp_request_param_t param{};
@@ -508,7 +508,7 @@ void UcxMessenger::arrive(const Post &message) {
     return;
   }
   if (header.kind == Kind::hello) {
-    if (hellos_.size() < kMostHellos && text.size() <= kMaxAddress && header.data != 0)
+    if (hellos_.size() < kMaxHellos && text.size() <= kMaxAddress && header.data != 0)
       hellos_.emplace_back(header, text);
     else
       ++dropped_;
@@ -565,7 +565,7 @@ void UcxMessenger::arriveFrame(uint32_t number, const PostHeader &header, std::s
     ++dropped_;
     return;
   }
-  if (peer.early.size() >= kMostEarly || peer.incoming.size() >= kMostIncoming) {
+  if (peer.early.size() >= kMaxEarly || peer.incoming.size() >= kMaxIncoming) {
     if (peer.failure.ok())
       peer.failure = failed("the peer breaks the protocol: it sends too much at once");
     return;

@@ -13,15 +13,15 @@ constexpr flatbuffers::uoffset_t kMaxDepth = 8;
 /// A table takes at least its offset to the vtable and the offset that refers to it. With this limit a file with a
 /// million tensors passes, and a hostile file that refers to the same tables many times cannot cause more work than it
 /// has bytes.
-constexpr size_t kLeastTableBytes = 2 * sizeof(flatbuffers::uoffset_t);
+constexpr size_t kMinTableBytes = 2 * sizeof(flatbuffers::uoffset_t);
 /// The verifier reads prefix, root offset and identifier without a check of the size.
-constexpr size_t kLeastBytes = 12;
+constexpr size_t kMinBytes = 12;
 
 template <class CopyTable> const CopyTable *verified(schema::Bytes bytes, const char *identifier) {
-  const auto tables = static_cast<flatbuffers::uoffset_t>(
-      std::min<size_t>(bytes.size() / kLeastTableBytes, FLATBUFFERS_MAX_BUFFER_SIZE));
+  const auto tables =
+      static_cast<flatbuffers::uoffset_t>(std::min<size_t>(bytes.size() / kMinTableBytes, FLATBUFFERS_MAX_BUFFER_SIZE));
   flatbuffers::Verifier verifier(reinterpret_cast<const uint8_t *>(bytes.data()), bytes.size(), kMaxDepth, tables);
-  if (bytes.size() < kLeastBytes || !verifier.VerifySizePrefixedBuffer<CopyTable>(identifier))
+  if (bytes.size() < kMinBytes || !verifier.VerifySizePrefixedBuffer<CopyTable>(identifier))
     return nullptr;
   return flatbuffers::GetSizePrefixedRoot<CopyTable>(bytes.data());
 }

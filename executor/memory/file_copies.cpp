@@ -144,8 +144,8 @@ Status FileCopies::copy(const Place &to, const std::byte *from, uint64_t bytes) 
 }
 
 void FileCopies::beginWriting(const Place &to, uint64_t bytes) const {
-  constexpr uint64_t kLeastBytes = 128 << 10;
-  if (synced_ && bytes >= kLeastBytes)
+  constexpr uint64_t kMinBytes = 128 << 10;
+  if (synced_ && bytes >= kMinBytes)
     ::sync_file_range(to.file, static_cast<off64_t>(to.offset), static_cast<off64_t>(bytes), SYNC_FILE_RANGE_WRITE);
 }
 

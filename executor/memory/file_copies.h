@@ -46,7 +46,7 @@ public:
   static Status write(const Place &to, const std::byte *from, uint64_t bytes);
   /// Lets the device write a range while later ranges are copied, so that the sync at the end of the run is short. Only
   /// a hint: the sync reports errors. Shorter ranges than 128 KiB wait for it: the device would write their pages again
-  /// for their neighbours.
+  /// for their neighbors.
   void beginWriting(const Place &to, uint64_t bytes) const;
 
 private:

@@ -15,7 +15,7 @@ namespace reshard {
 namespace {
 
 constexpr std::string_view kQuestion = "RESHARDQ", kAnswer = "RESHARDN";
-constexpr size_t kMostReason = 1000; // with all else, a datagram that no network divides
+constexpr size_t kMaxNoticeBytes = 1000; // with all else, a datagram that no network divides
 
 std::string proofOf(std::string_view challenge, std::string_view reason) {
   return "reshard notice" + std::string(challenge) + std::string(reason);
@@ -52,7 +52,7 @@ SocketAddress mapped(SocketAddress address) {
 } // namespace
 
 void giveNotice(const TcpPlace &place, const std::string &reason, size_t others, const Deadline &deadline) {
-  const std::string text = reason.substr(0, kMostReason);
+  const std::string text = reason.substr(0, kMaxNoticeBytes);
   Socket socket;
   for (const char *any : {"::", "0.0.0.0"}) {
     const Result<std::vector<SocketAddress>> addresses = resolve({any, place.where.port}, deadline);

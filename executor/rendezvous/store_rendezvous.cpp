@@ -31,7 +31,7 @@ constexpr const char *kNoPlan = "none";
 /// The ranks at which a process looks that does not know the number of ranks.
 constexpr uint32_t kLookedAt = 64;
 /// The most ranks of another plan that are told of a refusal.
-constexpr uint32_t kMostRanks = 1 << 16;
+constexpr uint32_t kMaxRefused = 1 << 16;
 
 /// When rank 0 gives up, so that its refusal reaches the others before their own deadline: a tenth of the time earlier,
 /// at most 2 s.
@@ -128,7 +128,7 @@ void refuseJob(Store &store, const JobOptions &job, const Status &reason, const 
       if (!*opened)
         continue;
       if (job.size == 0)
-        size = std::max(size, std::min((*opened)->size, kMostRanks));
+        size = std::max(size, std::min((*opened)->size, kMaxRefused));
       const uint64_t token = (*opened)->token;
       const bool answered = *told && **told == Welcome{0, token};
       if (answered && refused[rank] != token)
@@ -410,7 +410,7 @@ Result<bool> StoreRendezvous::tell(uint32_t rank, Roster &roster, const Deadline
   const Roster refusal{roster.session, {peer.refused}, roster.refusal};
   const auto opened = findRecord<Opened>(store_, options_, keyOf(options_, "plan", rank), deadline);
   if (opened.ok() && *opened && (*opened)->size > peers_.size())
-    peers_.resize(std::min((*opened)->size, kMostRanks)); // more ranks of the other plan
+    peers_.resize(std::min((*opened)->size, kMaxRefused)); // more ranks of the other plan
   Status status = setSealed(store_, options_, keyOf(options_, "refusal", rank), refusal.encode(), deadline);
   return status.ok() ? Result<bool>(false) : status;
 }

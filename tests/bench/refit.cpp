@@ -52,11 +52,11 @@ private:
     size_t bytes;
   };
   void add(const Prepared &prepared, uint32_t rank, const analysis::Move &row) {
-    constexpr uint64_t kMost = 1 << 20; // longer rows are split between threads
+    constexpr uint64_t kMaxBytes = 1 << 20; // longer rows are split between threads
     std::byte *to = prepared.memory(rank, row.targetBuffer) + row.targetOffset;
     const std::byte *from = prepared.memory(row.sourceRank, row.sourceBuffer) + row.sourceOffset;
-    for (uint64_t at = 0; at < row.rowBytes; at += kMost)
-      rows_.push_back({to + at, from + at, std::min(kMost, row.rowBytes - at)});
+    for (uint64_t at = 0; at < row.rowBytes; at += kMaxBytes)
+      rows_.push_back({to + at, from + at, std::min(kMaxBytes, row.rowBytes - at)});
   }
 
   std::vector<Row> rows_;

@@ -123,7 +123,7 @@ TEST(Pickle, ValuesThatNeverChangeAreNotChanged) {
 }
 
 TEST(Pickle, MemoryHasABound) {
-  constexpr size_t kMost = 1 << 20;
+  constexpr size_t kMaxBytes = 1 << 20;
   const std::string marks(1 << 19, '('), lists(1 << 17, ']'), integers = [] {
     std::string text;
     for (int i = 0; i < 1 << 17; ++i)
@@ -134,7 +134,7 @@ TEST(Pickle, MemoryHasABound) {
   for (int i = 0; i < 1 << 17; ++i)
     memo += "r" + number(2 * i + 2).substr(1);
   for (const std::string &values : {marks, lists, integers, memo})
-    EXPECT_NE(Pickle::read("\x80\x02" + values + ".", kGlobals, "here", kMost)
+    EXPECT_NE(Pickle::read("\x80\x02" + values + ".", kGlobals, "here", kMaxBytes)
                   .status()
                   .message()
                   .find("its values need more than 1048576 bytes"),

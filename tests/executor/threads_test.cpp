@@ -61,7 +61,7 @@ private:
       return std::chrono::duration<double>(Clock::now() - begin).count();
     };
     if (pthread_equal(pthread_self(), thread_))
-      while (!held_ && since(made_) < kMostSeconds)
+      while (!held_ && since(made_) < kMaxSeconds)
         sleepABit();
     else if (!held_.exchange(true))
       for (const Clock::time_point begin = Clock::now(); since(begin) < seconds_;)
@@ -70,7 +70,7 @@ private:
     mprotect(reinterpret_cast<void *>(reinterpret_cast<uintptr_t>(at) / page * page), page, PROT_READ | PROT_WRITE);
   }
 
-  static constexpr double kMostSeconds = 20;
+  static constexpr double kMaxSeconds = 20;
   inline static HeldMemory *self_ = nullptr;
 
   std::byte *const memory_; // begins a page

@@ -276,8 +276,8 @@ void fuzz(const Job &job, Input &input) {
   good.read();
   {
     BadPeer bad(network.open(), address, stranger);
-    constexpr int kLeast = 32;
-    for (int frames = 0; frames < kLeast || !input.empty(); ++frames) {
+    constexpr int kMinFrames = 32;
+    for (int frames = 0; frames < kMinFrames || !input.empty(); ++frames) {
       const uint8_t step = frames == 0 ? 0 : input.byte();
       if (step % 16 == 0) {
         const uint8_t choice = input.byte();

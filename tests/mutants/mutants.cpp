@@ -48,10 +48,10 @@ constexpr double kHang = 6 * kDeadline;
 constexpr uint64_t kBatch = 500; // mutants per child
 constexpr rlim_t kMemory = rlim_t{2} << 30;
 // Bytes of params above which a plan is not run. Other tests cover plans that need more memory than the machine has.
-constexpr double kMostDeclared = 1 << 30;
-constexpr uint64_t kMostBytes = 1 << 17,
-                   kMostMoves = 4000; // limits of a base plan, so that a mutant takes milliseconds
-constexpr uint64_t kEnough = 1000;    // with this many mutants, the test also requires a minimum of each outcome
+constexpr double kMaxDeclared = 1 << 30;
+constexpr uint64_t kMaxBytes = 1 << 17,
+                   kMaxMoves = 4000; // limits of a base plan, so that a mutant takes milliseconds
+constexpr uint64_t kEnough = 1000;   // with this many mutants, the test also requires a minimum of each outcome
 
 [[noreturn]] void die(const std::string &why) {
   std::fprintf(stderr, "mutants: %s\n", why.c_str());
@@ -131,12 +131,12 @@ std::vector<Base> readBases(const std::string &folder) {
   for (const std::string &path : paths) {
     std::unique_ptr<Plan> plan;
     must(Plan::open(path, plan));
-    if (plan->manifest().bytes_target() > kMostBytes)
+    if (plan->manifest().bytes_target() > kMaxBytes)
       continue;
     const VerifyResult proof = verifyPlan(*plan, [](double) {});
     if (!proof.error.empty())
       die(proof.error);
-    if (proof.moves > kMostMoves)
+    if (proof.moves > kMaxMoves)
       continue;
     Base &base = bases.emplace_back(
         Base{fs::path(path).filename(), withDefaults(*plan, path), {}, std::vector<Slots>(plan->world())});
@@ -266,7 +266,7 @@ Verdict judge(const std::string &path, MemoryFile *output) {
     return {undone, "the proof: " + explain(exception)};
   }
   inspectAll(path);
-  if (declaredBytes(*plan) > kMostDeclared)
+  if (declaredBytes(*plan) > kMaxDeclared)
     return {undone, "not run: its params need too much memory"};
   const int code = executed(path);
   const std::string printed = output ? output->take() : "";

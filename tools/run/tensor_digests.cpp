@@ -185,7 +185,7 @@ TensorDigests digestsOfSide(const Plan &plan, uint32_t endpoint, const std::stri
   std::set<std::string> unknown; // tensors of other models in the same files
   throwOnError(memory.openFiles(endpoint, path, false, &unknown), kUsage);
   if (!unknown.empty())
-    std::fprintf(stderr, "%s '%s' has %s that the plan does not use, among them '%s'\n", coloured("note:").c_str(),
+    std::fprintf(stderr, "%s '%s' has %s that the plan does not use, among them '%s'\n", colored("note:").c_str(),
                  printable(path).c_str(), counted(unknown.size(), "name").c_str(), printable(*unknown.begin()).c_str());
   std::map<uint32_t, const MeshRankMemory *> byMeshRank;
   for (const MeshRankMemory &each : memory.rankMemories())
@@ -205,7 +205,7 @@ TensorDigests digestsOfSide(const Plan &plan, uint32_t endpoint, const std::stri
   TensorDigests result;
   for (const SideDigest &each : *found) {
     if (!each.whole())
-      std::fprintf(stderr, "%s '%s' has %s of tensor '%s' of %lld, so it has no digest\n", coloured("note:").c_str(),
+      std::fprintf(stderr, "%s '%s' has %s of tensor '%s' of %lld, so it has no digest\n", colored("note:").c_str(),
                    printable(path).c_str(), counted(each.sum.elements, "element").c_str(),
                    printable(each.tensor).c_str(), static_cast<long long>(each.elements));
     else

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the words of code and documents: private words, one spelling, one name for one type, and comments that a
+reader understands without the lines above. The rules are data; docs/glossary.md has the terms. It needs no build."""
+
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+root = Path(__file__).resolve().parents[2]
+PRODUCTION = ("base/", "schema/", "ir/", "compiler/", "kernels/", "executor/", "include/", "checkpoints/", "verify/")
+PRODUCTION += ("command/", "report/", "tools/")
+CPP = (".h", ".hpp", ".cpp", ".cu")
+TEXT = (*CPP, ".c", ".def", ".fbs", ".py", ".js", ".css", ".html", ".md")
+# Files that other changes rewrite at this time: they follow later.
+LATER = ("verify/", "report/", "executor/digests/", "executor/api/", "executor/transports/", "tools/run/", "docs/")
+LATER += ("python/", "CONTRIBUTING.md", "tests/e2e/", "tests/frameworks/", "tests/package/", "tests/engines/")
+# Texts that are not ours.
+FOREIGN = ("LICENSE", "NOTICE", "THIRD_PARTY_NOTICES.md", "tests/fuzz/corpus/", "tests/architecture/words.py")
+
+# Everywhere, in names too, word by word (coloredText is "colored text"): a pattern, and what to write instead. The
+# C API, Python and YAML have American names (synchronize, initializer, optimizer), so all text has.
+WORDS = {
+    r"(colour|behaviour|neighbour|favour|honour|labour)\w*": "-or, as in color",
+    r"(initial|final|optim|normal|organ|recogn|synchron|material|general|minim|maxim|quant|serial|special|visual|summar"
+    r"|parallel|util)is(e|ed|es|er|ing|ation)": "-ize, as in initialize",
+    r"(cancell|signall|labell|modell|travell)(ed|ing)": "one l, as in canceled",
+    r"analys(e|ed|ing)": "analyze",
+    r"(centre|catalogue|licence|defence|grey|artefact|judgement|whilst|amongst)s?": "the American spelling",
+    r"(though (it|they) be|nobody is there|in vain|is unlike|thereof|wherein|lest)": "plain words",
+}
+# Names of the C++ code, as a whole: a pattern, and what to write instead.
+NAMES = {
+    r"k(Most|Least)\w*": "kMax… or kMin…",
+}
+# Types that have one name in several namespaces or files, with the reason. A name that a class qualifies (Node::Kind)
+# may be there three times.
+SAME_TYPE = {}
+MAX_NESTED = 3
+
+
+def files(endings: tuple[str, ...]) -> list[str]:
+    git = ["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z", "-c", "-o", "--exclude-standard"]
+    listed = subprocess.run(git, capture_output=True, text=True, check=True).stdout.split("\0")
+    return sorted(f for f in listed if f.endswith(endings) and not f.startswith(LATER + FOREIGN) and (root / f).exists())
+
+
+def apart(text: str) -> str:
+    """The words of names, apart: coloredText and colored_text are 'colored Text'."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text).replace("_", " ")
+
+
+problems: list[str] = []
+looked = 0
+
+words = re.compile("|".join(rf"\b({pattern})\b" for pattern in WORDS), re.IGNORECASE)
+names = re.compile("|".join(rf"\b({pattern})\b" for pattern in NAMES))
+for name in files(TEXT):
+    looked += 1
+    for line, content in enumerate((root / name).read_text(errors="replace").splitlines(), 1):
+        if found := words.search(apart(content)):
+            instead = next(plain for word, plain in WORDS.items() if re.fullmatch(word, found[0], re.IGNORECASE))
+            problems.append(f"{name}:{line}: '{found[0]}': write {instead}")
+        if name.endswith(CPP) and (found := names.search(content)):
+            instead = next(plain for word, plain in NAMES.items() if re.fullmatch(word, found[0]))
+            problems.append(f"{name}:{line}: '{found[0]}': write {instead}")
+
+print("\n".join(problems))
+if looked < 400:
+    print(f"looked at {looked} files only")
+    sys.exit(1)
+print(f"{looked} files, {len(problems)} problems")
+sys.exit(1 if problems else 0)
