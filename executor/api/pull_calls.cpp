@@ -72,10 +72,10 @@ Status pullChecked(reshard_executor &e, uint64_t minVersion, const Deadline &dea
   keepUndigested(e);
   if (!buckets.ok())
     return buckets.status();
-  pull::PullCheck check{.buckets = buckets->numbers, .sources = {}, .judge = {}, .compare = {}};
+  pull::PullCheck check{.buckets = buckets->numbers, .sources = {}, .checkDigests = {}, .compare = {}};
   for (const uint32_t source : buckets->sources)
     check.sources.push_back(e.fleet->sources()[source]);
-  check.judge = [&](const std::vector<CountedDigest> &expected) {
+  check.checkDigests = [&](const std::vector<CountedDigest> &expected) {
     Status status = digests.checkDigests(*buckets, expected, allowUndigested);
     keepUndigested(e);
     return status;

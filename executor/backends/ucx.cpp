@@ -13,16 +13,17 @@ namespace reshard {
 namespace ucx {
 namespace {
 
-constexpr char kGreeting[] = "reshard-ucx-1:"; // begins a hello; a PeerMemory::Address and the worker's address follow
-constexpr size_t kPrefix = sizeof kGreeting - 1 + sizeof(PeerMemory::Address);
+constexpr char kHelloMagic[] =
+    "reshard-ucx-1:"; // begins a hello; a PeerMemory::Address and the worker's address follow
+constexpr size_t kPrefix = sizeof kHelloMagic - 1 + sizeof(PeerMemory::Address);
 /// The most seconds to close the connections. When all messages are complete, only UCX's own handshakes are open: a
 /// peer answers them when it next uses UCX, which may be never.
 constexpr double kCloseSeconds = 1;
-/// The most seconds of abandon() to tell the peers why.
+/// The most seconds that abandon() waits until the peers have received the reason.
 constexpr double kTellSeconds = 0.2;
-/// The most seconds to connect to those that are told.
+/// The most seconds to connect to the peers that are sent the reason.
 constexpr double kConnectSeconds = 1;
-/// Of the text that the peers are told.
+/// The most bytes of the reason that is sent to the peers.
 constexpr size_t kMaxReasonBytes = 1024;
 
 } // namespace
@@ -63,7 +64,7 @@ Status UcxChannel::join(const Deadline &deadline) {
   if (Status status = worker_ ? Status() : openWorker(); !status.ok())
     return status;
   const PeerMemory::Address memory = PeerMemory::own();
-  std::string hello = kGreeting;
+  std::string hello = kHelloMagic;
   hello.append(reinterpret_cast<const char *>(&memory), sizeof memory);
   if (Status status = worker_.appendAddress(hello); !status.ok())
     return status;
@@ -81,9 +82,9 @@ Status UcxChannel::connectBy(uint32_t rank, const Deadline &deadline) {
   const Result<std::string> hello = rendezvous_->hello(rank, deadline);
   if (!hello.ok())
     return hello.status();
-  if (hello->compare(0, sizeof kGreeting - 1, kGreeting) != 0 || hello->size() <= kPrefix)
+  if (hello->compare(0, sizeof kHelloMagic - 1, kHelloMagic) != 0 || hello->size() <= kPrefix)
     return failed("rank " + std::to_string(rank) + " has another transport or version of reshard: expected that its " +
-                  "hello begins with '" + kGreeting + "'");
+                  "hello begins with '" + kHelloMagic + "'");
   peer.connection = formerConnection(*hello);
   const ucs_status_t status =
       peer.connection ? UCS_OK : worker_.connect(hello->data() + kPrefix, {&onFailure, this}, &peer.connection);
@@ -93,7 +94,7 @@ Status UcxChannel::connectBy(uint32_t rank, const Deadline &deadline) {
   peer.arrivals.reserve(kWindow + requests_.size());
   peer.receives.reserve(requests_.size());
   PeerMemory::Address memory;
-  std::memcpy(&memory, hello->data() + sizeof kGreeting - 1, sizeof memory);
+  std::memcpy(&memory, hello->data() + sizeof kHelloMagic - 1, sizeof memory);
   if (peer.memory.open(memory))
     notify(peer.reader, kReader, rank, 0);
   return {};
@@ -143,13 +144,13 @@ void UcxChannel::tellPeers(const Status &reason) {
   for (uint32_t peer = 0; peer < size(); ++peer)
     if (peers_[peer].connection)
       notify(peers_[peer].farewell, kLoss, peer, reported_->rank, text);
-  const auto told = [](const Peer &peer) {
+  const auto reached = [](const Peer &peer) {
     void *const request = peer.farewell.request;
     return !request || ucp_request_check_status(request) != UCS_INPROGRESS;
   };
   const Deadline deadline = deadlineIn(kTellSeconds);
   Backoff backoff;
-  while (!std::all_of(peers_.begin(), peers_.end(), told) && !passed(deadline)) {
+  while (!std::all_of(peers_.begin(), peers_.end(), reached) && !passed(deadline)) {
     worker_.progress();
     backoff.wait();
   }

@@ -156,7 +156,7 @@ public:
   Result<bool> test(size_t request) override;
   Status check(uint32_t peer) override;
   void tellRun(uint32_t peer, uint64_t run) override;
-  std::optional<uint64_t> toldRun(uint32_t peer) const override { return peers_[peer].run; }
+  std::optional<uint64_t> lastRunOf(uint32_t peer) const override { return peers_[peer].run; }
   bool abandon(const Status &reason) override;
 
 private:
@@ -187,7 +187,7 @@ private:
   void readPart(size_t request);
   /// Fails if a peer for which this process waits is lost. Otherwise sends it a probe, if the last one is old. A peer
   /// that is stopped is not lost: its kernel accepts probes.
-  Status lookAfter(uint32_t rank);
+  Status checkPeer(uint32_t rank);
   /// Sets why a peer is lost, unless that is known.
   void lose(uint32_t rank, const std::string &reason);
   void lose(uint32_t rank, ucs_status_t status);

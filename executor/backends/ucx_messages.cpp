@@ -253,7 +253,7 @@ Result<bool> UcxChannel::test(size_t number) {
     request.state = Request::kDone;
   if (request.state == Request::kDone)
     return true;
-  if (Status status = lookAfter(request.peer); !status.ok())
+  if (Status status = checkPeer(request.peer); !status.ok())
     return status;
   return false;
 }
@@ -264,7 +264,7 @@ Status UcxChannel::check(uint32_t peer) {
   if (Status status = connect(peer); !status.ok())
     return status;
   progress();
-  return lookAfter(peer);
+  return checkPeer(peer);
 }
 
 void UcxChannel::tellRun(uint32_t rank, uint64_t run) {
@@ -273,7 +273,7 @@ void UcxChannel::tellRun(uint32_t rank, uint64_t run) {
     notify(peers_[rank].begins, kRun, rank, run); // if one is being sent, the peer has not received that either
 }
 
-Status UcxChannel::lookAfter(uint32_t rank) {
+Status UcxChannel::checkPeer(uint32_t rank) {
   Peer &peer = peers_[rank];
   if (const auto now = std::chrono::steady_clock::now(); !peer.loss && now - peer.probed >= kProbeInterval) {
     peer.probed = now;

@@ -29,19 +29,19 @@ constexpr uint64_t kReadBytes = 1 << 20;
 constexpr double kCloseSeconds = 0.1;
 constexpr auto kWatch = std::chrono::milliseconds(100);
 constexpr auto kPing = std::chrono::seconds(1);
-constexpr std::chrono::duration<double> kSilent(kSilentSeconds);
+constexpr std::chrono::duration<double> kUnresponsive(kUnresponsiveSeconds);
 
 /// Begins an address; that of the worker follows.
-struct Greeting {
+struct AddressPrefix {
   char magic[sizeof kMagic];
   uint64_t token;
   uint64_t check; // a hash of all, with 0 here
   PeerMemory::Address memory;
 };
 
-uint64_t checkOf(Greeting greeting, std::string_view rest) {
-  greeting.check = 0;
-  std::string all(reinterpret_cast<const char *>(&greeting), sizeof greeting);
+uint64_t checkOf(AddressPrefix prefix, std::string_view rest) {
+  prefix.check = 0;
+  std::string all(reinterpret_cast<const char *>(&prefix), sizeof prefix);
   return hashOf(all.append(rest));
 }
 
@@ -59,12 +59,12 @@ Status UcxMessenger::open() {
   if (Status status = worker_.appendAddress(address); !status.ok())
     return status;
   token_ = randomNumber();
-  Greeting greeting{};
-  std::memcpy(greeting.magic, kMagic, sizeof kMagic);
-  greeting.token = token_;
-  greeting.memory = PeerMemory::own();
-  greeting.check = checkOf(greeting, address);
-  address_.assign(reinterpret_cast<const char *>(&greeting), sizeof greeting);
+  AddressPrefix prefix{};
+  std::memcpy(prefix.magic, kMagic, sizeof kMagic);
+  prefix.token = token_;
+  prefix.memory = PeerMemory::own();
+  prefix.check = checkOf(prefix, address);
+  address_.assign(reinterpret_cast<const char *>(&prefix), sizeof prefix);
   address_ += address;
   if (address_.size() > kMaxAddress)
     return failed("an address of " + std::to_string(address_.size()) + " bytes, expected at most " +
@@ -91,13 +91,13 @@ UcxMessenger::~UcxMessenger() {
 }
 
 Result<uint32_t> UcxMessenger::addPeer(std::string_view address) {
-  Greeting greeting;
-  if (address.size() <= sizeof greeting || address.size() > kMaxAddress)
+  AddressPrefix prefix;
+  if (address.size() <= sizeof prefix || address.size() > kMaxAddress)
     return invalid("the address of a messenger has " + std::to_string(address.size()) + " bytes, expected " +
-                   std::to_string(sizeof greeting + 1) + " to " + std::to_string(kMaxAddress));
-  std::memcpy(&greeting, address.data(), sizeof greeting);
-  const std::string worker(address.substr(sizeof greeting));
-  if (std::memcmp(greeting.magic, kMagic, sizeof kMagic) != 0 || greeting.check != checkOf(greeting, worker))
+                   std::to_string(sizeof prefix + 1) + " to " + std::to_string(kMaxAddress));
+  std::memcpy(&prefix, address.data(), sizeof prefix);
+  const std::string worker(address.substr(sizeof prefix));
+  if (std::memcmp(prefix.magic, kMagic, sizeof kMagic) != 0 || prefix.check != checkOf(prefix, worker))
     return invalid("the address of a messenger is damaged, or of another version of reshard: expected that it begins "
                    "with '" +
                    std::string(kMagic) + "'");
@@ -109,9 +109,9 @@ Result<uint32_t> UcxMessenger::addPeer(std::string_view address) {
     peers_.emplace_back();
   auto peer = std::make_unique<MessengerPeer>();
   peer->identity = (randomNumber() | uint64_t{1} << 63) / kMaxPeers * kMaxPeers + number;
-  peer->token = greeting.token;
-  peer->heard = peer->pinged = Clock::now();
-  peer->memory.open(greeting.memory);
+  peer->token = prefix.token;
+  peer->lastSeen = peer->pinged = Clock::now();
+  peer->memory.open(prefix.memory);
   if (const ucs_status_t status = worker_.connect(worker.data(), {&onFailure, this}, &peer->connection);
       status != UCS_OK)
     fail(*peer, status);
@@ -251,10 +251,10 @@ Status UcxMessenger::receive(uint32_t number, uint64_t data, std::byte *to, uint
     reading_.emplace_back(peer->identity, data);
     return {};
   }
-  incoming.state = Incoming::kWanted;
+  incoming.state = Incoming::kRequested;
   PostHeader header;
   header.data = data;
-  post(*peer, Kind::want, header);
+  post(*peer, Kind::request, header);
   return peer->failure;
 }
 
@@ -263,7 +263,7 @@ void UcxMessenger::sendPieces(uint32_t number) {
   for (auto each = peer.outgoing.begin(); each != peer.outgoing.end() && peer.posts.size() < kPieces;) {
     const uint64_t data = each->first;
     Outgoing &outgoing = (each++)->second;
-    if (!outgoing.wanted)
+    if (!outgoing.requested)
       continue;
     while (outgoing.sent < outgoing.bytes && peer.posts.size() < kPieces && peer.failure.ok()) {
       PostHeader header;
@@ -384,11 +384,11 @@ void UcxMessenger::readPart() {
     reading_.emplace_front(identity, data);
     return;
   }
-  incoming.state = read ? Incoming::kCopied : Incoming::kWanted;
+  incoming.state = read ? Incoming::kCopied : Incoming::kRequested;
   incoming.copied = 0; // of the pieces
   PostHeader header;
   header.data = data;
-  post(*peer, read ? Kind::taken : Kind::want, header);
+  post(*peer, read ? Kind::taken : Kind::request, header);
 }
 
 void UcxMessenger::watch() {
@@ -400,28 +400,28 @@ void UcxMessenger::watch() {
   for (uint32_t number = 0; number < peers_.size(); ++number) {
     MessengerPeer *const peer = find(number);
     if (peer && paused)
-      peer->heard = now;
+      peer->lastSeen = now;
     if (peer && peer->failure.ok())
       peer->failure = watch(*peer, now);
   }
 }
 
 Status UcxMessenger::watch(MessengerPeer &peer, Clock::time_point now) {
-  const bool silent = now - peer.heard > kSilent;
-  const std::string text = " for " + std::to_string(static_cast<int>(kSilentSeconds)) + " s";
-  if (!peer.known && silent)
+  const bool unresponsive = now - peer.lastSeen > kUnresponsive;
+  const std::string text = " for " + std::to_string(static_cast<int>(kUnresponsiveSeconds)) + " s";
+  if (!peer.known && unresponsive)
     return failed("the peer has sent no frame" + text);
   if (peer.memory.isOpen()) {
     if (!peer.memory.isAlive())
       return failed("the process of the peer has ended");
     uint64_t found = 0;
     if (peer.remote == 0)
-      return silent ? failed("the peer has not answered" + text) : Status();
+      return unresponsive ? failed("the peer has not answered" + text) : Status();
     if (!peer.memory.read(reinterpret_cast<std::byte *>(&found), peer.remoteAt, sizeof found) || found != peer.remote)
       return failed("the peer has disconnected");
     return {};
   }
-  if (silent)
+  if (unresponsive)
     return failed("the peer has been silent" + text + ": it is stopped, or the network is cut");
   if (peer.remote != 0 && now - peer.pinged > kPing && peer.posts.size() < kMaxFrames) {
     peer.pinged = now;
@@ -520,7 +520,7 @@ void UcxMessenger::arrive(const Post &message) {
     ++dropped_;
     return;
   }
-  peer->heard = Clock::now();
+  peer->lastSeen = Clock::now();
   if (header.kind == Kind::data) {
     arriveData(number, header, text);
   } else if (header.kind == Kind::frame) {
@@ -528,8 +528,8 @@ void UcxMessenger::arrive(const Post &message) {
   } else if (header.kind == Kind::welcome && peer->remote == 0) {
     peer->remote = header.data;
     peer->remoteAt = header.address;
-  } else if (header.kind == Kind::want && peer->outgoing.count(header.data) > 0) {
-    peer->outgoing[header.data].wanted = true;
+  } else if (header.kind == Kind::request && peer->outgoing.count(header.data) > 0) {
+    peer->outgoing[header.data].requested = true;
   } else if (header.kind == Kind::taken && peer->outgoing.count(header.data) > 0) {
     complete(MessengerEvent::kSent, number, peer->outgoing, header.data);
     tasks_.push_back({peer->identity, Kind::confirmed, header.data});
@@ -546,7 +546,7 @@ void UcxMessenger::arrive(const Post &message) {
 
 void UcxMessenger::arriveData(uint32_t number, const PostHeader &header, std::string_view piece) {
   const auto found = peers_[number]->incoming.find(header.data);
-  if (found == peers_[number]->incoming.end() || found->second.state != Incoming::kWanted ||
+  if (found == peers_[number]->incoming.end() || found->second.state != Incoming::kRequested ||
       header.address > found->second.bytes || piece.size() > found->second.bytes - header.address) {
     ++dropped_;
     return;

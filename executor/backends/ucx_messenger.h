@@ -31,7 +31,7 @@ enum class Kind : uint32_t {
   hello,     // `data`: the sender's identity, `address`: where its memory has it; the text: its address
   welcome,   // `data` and `address` as of a hello
   frame,     // with `bytes` of data if that is not 0, at `address` of the sender's memory
-  want,      // send data
+  request,   // asks for data
   data,      // they follow
   taken,     // data were copied out of the sender's memory
   confirmed, // they had not changed
@@ -72,7 +72,7 @@ struct Outgoing {
   const std::byte *memory = nullptr;
   uint64_t bytes = 0;
   uint64_t token = 0;
-  bool wanted = false; // the receiver has asked for messages with the data
+  bool requested = false; // the receiver has asked for messages with the data
   uint64_t sent = 0;
 };
 
@@ -80,9 +80,9 @@ struct Outgoing {
 struct Incoming {
   enum State {
     kAnnounced,
-    kReads,  // this process copies them
-    kCopied, // until they are confirmed
-    kWanted, // until the peer has sent them
+    kReads,     // this process copies them
+    kCopied,    // until they are confirmed
+    kRequested, // until the peer has sent them
   };
   State state = kAnnounced;
   std::byte *to = nullptr;
@@ -101,7 +101,7 @@ struct MessengerPeer {
   Status failure;     // of the connection, until it is ended
   bool ended = false; // only its events are left
   bool known = false; // the caller knows its number
-  Clock::time_point heard, pinged;
+  Clock::time_point lastSeen, pinged;
   uint64_t sent = 0, admitted = 0;           // frames
   uint64_t nextData = 1;                     // number
   std::deque<std::unique_ptr<Post>> waiting; // for the peer's answer
@@ -150,7 +150,7 @@ private:
   /// Sends a message once the peer has answered.
   void post(MessengerPeer &peer, Kind kind, PostHeader header = {}, std::string_view text = {});
   void start(MessengerPeer &peer, std::unique_ptr<Post> post);
-  /// Copies wanted data into messages, of which a few are in flight.
+  /// Copies requested data into messages, of which a few are in flight.
   void sendPieces(uint32_t number);
 
   void progress();

@@ -58,8 +58,8 @@ public:
   virtual Result<bool> test(size_t request) = 0;
   /// Tells a connected peer that this process begins its run of a number, from 1 on.
   virtual void tellRun(uint32_t, uint64_t) {}
-  /// The last run that a peer has told; no value: the backend tells none.
-  virtual std::optional<uint64_t> toldRun(uint32_t) const { return {}; }
+  /// The last run that a peer has reported; no value: the backend reports none.
+  virtual std::optional<uint64_t> lastRunOf(uint32_t) const { return {}; }
   /// For a caller that waits for a peer and has no request in flight: makes progress, and fails if the peer is lost, as
   /// test() does.
   virtual Status check(uint32_t) { return {}; }

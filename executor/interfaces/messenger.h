@@ -42,7 +42,7 @@ struct MessengerEvent {
 };
 
 /// One end of connections to other processes. One thread uses it at a time. It must poll: a peer that cannot read this
-/// process's memory ends the connection after kSilentSeconds.
+/// process's memory ends the connection after kUnresponsiveSeconds.
 class Messenger {
 public:
   virtual ~Messenger() = default;
@@ -78,7 +78,7 @@ constexpr size_t kMaxFrames = 1024;
 /// The connection to a peer of another host is lost when the peer has sent nothing for this time; a process that is
 /// stopped for less time is not lost. The limit does not apply to a process of this host that has answered once, since
 /// its end is detected in its memory.
-constexpr double kSilentSeconds = 10;
+constexpr double kUnresponsiveSeconds = 10;
 
 constexpr uint32_t kMessengerVersion = 1;
 /// The function that a module exports as `reshard_open_messenger`, with `reshard_open_messenger_version`. Returns a

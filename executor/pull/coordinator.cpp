@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Keeps, for each replica, its ranks, its assignment and its parent, and a queue of answers. A request that no version
+// serves yet is parked until a source publishes one.
 #include "executor/pull/coordinator.h"
 
 #include <algorithm>
@@ -7,7 +9,7 @@ namespace reshard::pull {
 
 /// A process of which no frame has arrived for this time counts as lost. One that runs sends a frame at
 /// least every second.
-static constexpr std::chrono::seconds kUnheard{5};
+static constexpr std::chrono::seconds kLostAfter{5};
 
 void Coordinator::published(uint32_t meshRank, Version version) {
   if (meshRank >= published_.size())
@@ -15,7 +17,7 @@ void Coordinator::published(uint32_t meshRank, Version version) {
   published_[meshRank] = version;
   newest_ = {0, published_[0].number};
   for (const Version &each : published_) {
-    newest_.birth = std::max(newest_.birth, each.birth);
+    newest_.incarnation = std::max(newest_.incarnation, each.incarnation);
     if (each.number != published_[0].number)
       newest_.number = 0;
   }
@@ -36,10 +38,10 @@ void Coordinator::begin(uint64_t client, const BeginRequest &request, Clock::tim
   if (rank.client != client) {
     rank.client = client;
     rank.ended = rank.complete = rank.asked = false;
-    rank.heard = {};
+    rank.lastSeen = {};
   }
   clients_[client] = {request.replica, request.meshRank};
-  replica.silent = false;
+  replica.unresponsive = false;
   parked_.erase(client);
   if (assign(client, request))
     return;
@@ -92,7 +94,7 @@ void Coordinator::complete(uint64_t client, uint64_t assignment) {
   Replica *replica = nullptr;
   Rank *const rank = rankOf(client, replica);
   if (rank)
-    replica->silent = false;
+    replica->unresponsive = false;
   if (!rank || assignment == 0 || replica->assignment != assignment) {
     answers_.push_back({client, CoordinatorAnswer::kRepeat, assignment, {}});
     return;
@@ -125,7 +127,7 @@ void Coordinator::resume(uint64_t client, uint32_t number, uint32_t meshRank, ui
   rank.client = client;
   rank.ended = rank.asked = false;
   rank.complete = true;
-  rank.heard = {};
+  rank.lastSeen = {};
   clients_[client] = {number, meshRank};
 }
 
@@ -134,17 +136,17 @@ void Coordinator::parentFailed(uint64_t client, uint32_t parent) {
   if (!rankOf(client, replica) || replica->parent != parent)
     return;
   if (const auto found = replicas_.find(parent); found != replicas_.end())
-    found->second.silent = true;
+    found->second.unresponsive = true;
   replica->parent = kSources;
 }
 
-void Coordinator::heard(uint64_t client, Clock::time_point now) {
+void Coordinator::seen(uint64_t client, Clock::time_point now) {
   Replica *replica = nullptr;
   Rank *const rank = rankOf(client, replica);
   if (!rank)
     return;
-  rank->heard = now;
-  replica->silent = false;
+  rank->lastSeen = now;
+  replica->unresponsive = false;
 }
 
 void Coordinator::lost(uint64_t client) {
@@ -177,7 +179,7 @@ std::vector<ReplicaInfo> Coordinator::replicas(Clock::time_point now) const {
     info.state = replica.committed ? ReplicaInfo::kComplete : ReplicaInfo::kPulling;
     for (const Rank &rank : replica.ranks) {
       info.ranks += rank.client != 0;
-      if (rank.ended || (rank.heard != Clock::time_point() && now - rank.heard > kUnheard))
+      if (rank.ended || (rank.lastSeen != Clock::time_point() && now - rank.lastSeen > kLostAfter))
         info.state = ReplicaInfo::kLost;
     }
     result.push_back(info);
@@ -185,7 +187,7 @@ std::vector<ReplicaInfo> Coordinator::replicas(Clock::time_point now) const {
   return result;
 }
 
-/// Tells a client that waits why it waits, if that has changed.
+/// Sends a client that waits the reason, if it has changed.
 void Coordinator::wait(uint64_t client, Parked &parked) {
   uint64_t version = 0;
   for (const Version &each : published_)
@@ -194,10 +196,10 @@ void Coordinator::wait(uint64_t client, Parked &parked) {
   for (uint32_t source = 0; source < published_.size() && rank == kSources; ++source)
     if (published_[source].number < version || version == 0)
       rank = source;
-  if (parked.told == version && parked.toldRank == rank)
+  if (parked.sentVersion == version && parked.sentRank == rank)
     return;
-  parked.told = version;
-  parked.toldRank = rank;
+  parked.sentVersion = version;
+  parked.sentRank = rank;
   answers_.push_back({client, CoordinatorAnswer::kWaiting, 0, {0, version}, kSources, rank});
 }
 
@@ -213,7 +215,7 @@ void Coordinator::serveParked() {
 }
 
 bool Coordinator::alive(const Replica &replica) {
-  return !replica.silent &&
+  return !replica.unresponsive &&
          std::none_of(replica.ranks.begin(), replica.ranks.end(), [](const Rank &rank) { return rank.ended; });
 }
 

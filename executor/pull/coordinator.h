@@ -21,10 +21,11 @@ struct FleetShape {
   uint32_t replicaRanks = 1; // ranks of one replica
 };
 
-/// What the sources have published. A trainer that starts again may publish a number again with other bytes, so a
-/// version also has the birth of its youngest source process. Later versions are greater.
+/// A version that the sources have published. A trainer that starts again may publish a number again with other bytes,
+/// so a version also has the incarnation of its youngest source process: the time at which that process began to serve,
+/// in nanoseconds since the epoch. Later versions are greater.
 struct Version {
-  uint64_t birth = 0;
+  uint64_t incarnation = 0;
   uint64_t number = 0; // 0: none
   auto operator<=>(const Version &) const = default;
 };
@@ -36,7 +37,7 @@ constexpr uint32_t kSources = UINT32_MAX;
 struct BeginRequest {
   uint32_t replica = 0, meshRank = 0;
   uint64_t minVersion = 0;
-  uint64_t call = 0;   // of reshard_pull, not 0: a request that is repeated in the same call has the same number
+  uint64_t call = 0;   // the number of the call of reshard_pull, not 0: a repeated request has the same one
   uint64_t failed = 0; // the assignment that this rank has failed; 0: none
 };
 
@@ -52,18 +53,18 @@ struct CoordinatorAnswer {
   };
   uint64_t client = 0;
   Kind kind = kAssign;
-  uint64_t assignment = 0; // not of kWaiting and kReplaced
+  uint64_t assignment = 0; // not for kWaiting and kReplaced
   Version version;
-  uint32_t parent = kSources; // of kAssign
-  uint32_t rank = kSources;   // of kWaiting
-  uint64_t call = 0;          // of kAssign: the call that has asked
+  uint32_t parent = kSources; // for kAssign
+  uint32_t rank = kSources;   // for kWaiting
+  uint64_t call = 0;          // for kAssign: the call that has asked
 };
 
 /// What the coordinator knows about a replica.
 struct ReplicaInfo {
   enum State : uint8_t { kPulling, kComplete, kLost };
   uint32_t replica = 0;
-  uint32_t ranks = 0; // that are connected
+  uint32_t ranks = 0; // how many are connected
   uint64_t version = 0;
   State state = kPulling;
 };
@@ -74,8 +75,7 @@ public:
 
   explicit Coordinator(const FleetShape &shape) : shape_(shape), published_(shape.sources) {}
 
-  /// A source rank has published a version, or none: 0. `birth` is that of its process. Requests of a mesh rank that
-  /// the source does not have are ignored, as are those of other ranks that do not exist.
+  /// A source rank has published a version, or none: 0. Requests of mesh ranks that do not exist are ignored.
   void published(uint32_t meshRank, Version version);
   /// Answered by kAssign, at once or when there is a version; until then by kWaiting whenever the reason changes.
   void begin(uint64_t client, const BeginRequest &request, Clock::time_point until);
@@ -85,11 +85,11 @@ public:
   /// A rank that has completed an assignment, and has not begun again, has connected again. No effect unless this
   /// assignment is the replica's last one.
   void resume(uint64_t client, uint32_t replica, uint32_t meshRank, uint64_t assignment);
-  /// A rank of a replica cannot read from its parent. The parent is assigned no child until heard() of one of its
-  /// ranks.
+  /// A rank of a replica cannot read from its parent. The parent is assigned no child until seen() is called for one
+  /// of its ranks.
   void parentFailed(uint64_t client, uint32_t parent);
   /// A frame of the client has arrived. A client that runs sends one at least every second.
-  void heard(uint64_t client, Clock::time_point now);
+  void seen(uint64_t client, Clock::time_point now);
   /// The client has ended.
   void lost(uint64_t client);
   /// Forgets requests whose clients do not wait any more.
@@ -104,25 +104,25 @@ private:
   struct Rank {
     uint64_t client = 0; // 0: not connected
     bool ended = false;  // its last client has ended
-    Clock::time_point heard{};
+    Clock::time_point lastSeen{};
     uint64_t call = 0;     // the call that has joined the assignment; 0: none
-    bool complete = false; // of the assignment
-    bool asked = false;    // and waits for the answer
+    bool complete = false; // it has completed the assignment
+    bool asked = false;    // it has asked, and waits for the answer
   };
   struct Replica {
     std::vector<Rank> ranks;
     uint64_t assignment = 0; // 0: none yet
     Version version;
     uint32_t parent = kSources;
-    bool open = false;      // not all ranks have completed the assignment
-    bool committed = false; // all had
-    bool silent = false;    // a child could not read from it
+    bool open = false;         // not all ranks have completed the assignment
+    bool committed = false;    // all had
+    bool unresponsive = false; // a child could not read from it
   };
   struct Parked {
     BeginRequest request;
     Clock::time_point until;
-    uint64_t told = UINT64_MAX; // version and rank of the last kWaiting
-    uint32_t toldRank = 0;
+    uint64_t sentVersion = UINT64_MAX; // the last kWaiting, which is not sent again
+    uint32_t sentRank = 0;
   };
 
   bool assign(uint64_t client, const BeginRequest &request);
@@ -138,7 +138,7 @@ private:
 
   const FleetShape shape_;
   std::vector<Version> published_; // by mesh rank of the source
-  Version newest_;                 // that all source ranks have published
+  Version newest_;                 // the newest that all source ranks have published
   uint64_t assignments_ = 0;
   std::map<uint32_t, Replica> replicas_;
   std::map<uint64_t, std::pair<uint32_t, uint32_t>> clients_; // replica and mesh rank

@@ -19,7 +19,7 @@ public:
   /// `job.rank` is the world rank of this process. The store must outlive it.
   Directory(Store &store, JobOptions job);
 
-  /// Of this process; not 0.
+  /// The token of this process; not 0.
   uint64_t token() const { return own_.token; }
   Status enter(const std::string &address, const Deadline &deadline);
   /// No value: the process has not entered, or what it has set was not made by this job.
@@ -33,7 +33,7 @@ private:
   Store &store_;
   const JobOptions job_;
   Hello own_;
-  std::string problem_; // of the last record that was refused
+  std::string problem_; // why the last record was refused
 };
 
 } // namespace reshard::pull

@@ -27,7 +27,7 @@ public:
   }
   /// The mesh rank of a world rank of the source; no value if it is not one.
   std::optional<uint32_t> sourceMeshRank(uint32_t worldRank) const;
-  /// Of a target's world rank.
+  /// The replica and the mesh rank of a world rank of the target.
   uint32_t replicaOf(uint32_t worldRank) const { return (worldRank - base_) / replicaRanks_; }
   uint32_t meshRankOf(uint32_t worldRank) const { return (worldRank - base_) % replicaRanks_; }
   uint32_t worldRank(uint32_t replica, uint32_t meshRank) const { return base_ + replica * replicaRanks_ + meshRank; }

@@ -17,26 +17,26 @@ enum class FrameKind : uint64_t {
   ping,
   pong, // nothing
 
-  // Of a rank that reads bytes. The first fetch of a version is the lease.
-  fetch,     // version, message, begin, end, slot, 1 if the client can read the server's memory, birth of the version
-  data,      // version, message, begin, end, slot, the address of the bytes (0: they follow as data), lease
-  gone,      // version, message, begin, end, slot: the version is not served, or no longer
-  askSender, // the same: only the sender of the message can serve it
+  // Between a rank that reads bytes and its server. The lease begins with the first fetch of a version.
+  fetch, // version, message, begin, end, slot, 1 if the client can read the server's memory, incarnation of the version
+  data,  // version, message, begin, end, slot, the address of the bytes (0: they follow as data), lease
+  gone,  // version, message, begin, end, slot: the version is not served, or no longer
+  askSender, // as gone: only the sender of the message can serve the range
   confirm,   // version, lease: are all bytes that the client has read so far those of the version?
   confirmed, // version, 1 if they are
   leave,     // version: the lease ends
 
-  // Of a target rank, to a source rank; the answer has the same first three words.
-  askDigests, // version, its birth, a number of the client; text: at most kDigests buckets, of 4 bytes each
-  digests,    // and a DigestsAnswer; text: the source's share of each bucket, three numbers of 8 bytes
+  // From a target rank to a source rank; the answer has the same first three words.
+  askDigests, // version, its incarnation, a number of the client; text: at most kDigests buckets, of 4 bytes each
+  digests,    // and a DigestsAnswer; text: the source's partial digest of each bucket, three numbers of 8 bytes
 
   // Between source ranks and the coordinator, which is the server of the source's mesh rank 0.
   coordinator, // token of the coordinator; its address as text
-  published,   // version (0: none), token of the source rank, birth of its process
+  published,   // version (0: none), token of the source rank, incarnation of its process
 
-  // Of a target rank, to the coordinator.
+  // Between a target rank and the coordinator.
   begin,        // least version, call, failed assignment, milliseconds until its deadline
-  assign,       // assignment, version, parent, call, birth of the version
+  assign,       // assignment, version, parent, call, incarnation of the version
   waiting,      // newest version, rank that has not published it
   complete,     // assignment
   committed,    // assignment, version
@@ -63,7 +63,7 @@ constexpr uint64_t kRangeBytes = uint64_t{4} << 20;
 constexpr uint32_t kWindow = 4;
 /// A replica in the text of `listed`: four numbers of 4, 4, 8 and 1 bytes.
 constexpr size_t kListedBytes = 17, kListed = kMaxFrameText / kListedBytes;
-/// The share of a bucket in the text of `digests`, and the most that one frame has.
+/// The bytes of a partial digest in the text of `digests`, and the most that one frame has.
 constexpr size_t kDigestBytes = 24, kDigests = kMaxFrameText / kDigestBytes;
 
 inline Frame makeFrame(FrameKind kind, std::initializer_list<uint64_t> words = {}) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Builds the table from the steps of a segment: what each message needs before it can be served, and which local steps
+// run before a message is received.
 #include "executor/pull/message_table.h"
 
 #include "executor/memory/chunks.h"

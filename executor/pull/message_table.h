@@ -19,7 +19,7 @@ class Progress {
 public:
   explicit Progress(size_t messages) : confirmed_(messages) {}
   void reset();
-  /// By number of the received message: its first bytes, whose sender has confirmed them.
+  /// How many of a received message's first bytes its sender has confirmed.
   uint64_t confirmed(size_t message) const { return confirmed_[message].load(std::memory_order_acquire); }
   void confirm(size_t message, uint64_t bytes) { confirmed_[message].store(bytes, std::memory_order_release); }
   /// The number of local steps that have run.
@@ -56,7 +56,7 @@ struct SentMessage {
 
 /// A step that copies within the rank.
 struct LocalStep {
-  size_t end = 0;               // of its copies in MessageTable::copies()
+  size_t end = 0;               // the end of its copies in MessageTable::copies()
   std::vector<size_t> received; // messages that must be complete before
 };
 

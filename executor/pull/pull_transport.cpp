@@ -38,11 +38,11 @@ Status PullTransport::start(const Deadline &deadline) {
   server_->start();
   if (Status status = directory_->enter(server_->address(), deadline); !status.ok())
     return status;
-  return isSource() ? meetSources(deadline) : Status();
+  return isSource() ? findSources(deadline) : Status();
 }
 
 /// The coordinator and the other source ranks find each other in the store: the one that enters it later connects.
-Status PullTransport::meetSources(const Deadline &deadline) {
+Status PullTransport::findSources(const Deadline &deadline) {
   const std::vector<uint32_t> &sources = options_.fleet.sources();
   const bool coordinates = options_.worldRank == sources[0];
   for (size_t s = coordinates ? 1 : 0; s < (coordinates ? sources.size() : 1); ++s) {
@@ -50,7 +50,7 @@ Status PullTransport::meetSources(const Deadline &deadline) {
     if (!found.ok())
       return found.status();
     if (*found)
-      server_->meet(**found);
+      server_->addPeer(**found);
   }
   return {};
 }

@@ -36,12 +36,12 @@ public:
   BytesBy bytesBy() const override { return by_; }
 
   bool isSource() const { return !options_.fleet.isTarget(options_.worldRank); }
-  /// Of a source. `prepareSend` writes memory that will be read; it is called if the version may be published.
-  /// `digest`, if given, is called after it: the shares of a version that can be checked.
+  /// On a source. `prepareSend` writes memory that will be read; it is called if the version may be published.
+  /// `digest`, if given, is called after it and returns the partial digests of this rank, so that pulls can be checked.
   Status publish(uint64_t version, const std::function<Status()> &prepareSend,
                  const std::function<Result<std::vector<CountedDigest>>()> &digest = {});
   Status release(const Deadline &deadline) { return server_->release(deadline); }
-  /// Of a target.
+  /// On a target.
   Result<uint64_t> pull(PullRequest request);
   /// The number of clients that read the served version.
   size_t leases() { return server_->leases(); }
@@ -49,7 +49,7 @@ public:
 
 private:
   Status start(const Deadline &deadline);
-  Status meetSources(const Deadline &deadline);
+  Status findSources(const Deadline &deadline);
   Status runViewJobs(ViewJobs::JobSet set, const Deadline &deadline) const;
 
   const PullOptions options_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The phases of a pull.
+// The phases of a pull: begin() obtains an assignment, transfer() fetches, unpacks and confirms the messages,
+// complete() waits for the other ranks of the replica. attempts() repeats them until one succeeds.
 #include "executor/pull/puller.h"
 
 #include "base/random.h"
@@ -17,13 +18,14 @@ using std::chrono::milliseconds;
 /// whose ranges are fetched.
 constexpr size_t kInFlight = 16, kAhead = 256;
 /// A child leaves a parent that has sent no frame for this time although the child waits for an answer.
-constexpr milliseconds kSilent{1000};
-/// If this process itself did not run for this time, it could not receive frames, so it counts no other as silent.
+constexpr milliseconds kUnresponsive{1000};
+/// If this process itself did not run for this time, it could not receive frames, so it counts no other as
+/// unresponsive.
 constexpr milliseconds kPaused{200};
-/// The longest look into the store; during a transfer, which it delays, it is shorter than kPaused.
-constexpr milliseconds kLongLook{2000}, kShortLook{100};
+/// The longest lookup in the store; during a transfer, which it delays, it is shorter than kPaused.
+constexpr milliseconds kLongLookup{2000}, kShortLookup{100};
 /// The first pause after a refused attempt, and the longest.
-constexpr milliseconds kAgain{2}, kLongestAgain{100};
+constexpr milliseconds kFirstPause{2}, kMaxPause{100};
 /// The pause before this process asks again when the coordinator serves another process of its rank.
 constexpr milliseconds kReplaced{100};
 
@@ -53,7 +55,7 @@ Result<uint64_t> Puller::pull(const PullRequest &request) {
     ~Call() {
       try {
         puller.endCall();
-      } catch (const std::bad_alloc &) { // servers that were not told end the leases at their deadline
+      } catch (const std::bad_alloc &) { // servers without a `leave` end the leases at their deadline
       }
     }
   } const call{*this};
@@ -63,7 +65,7 @@ Result<uint64_t> Puller::pull(const PullRequest &request) {
 void Puller::endCall() {
   endTransfers();
   request_ = nullptr;
-  shares_.clear();
+  sourceDigests_.clear();
   call_ = 0;
   options_.server->setPulling(false);
   leaveServers();
@@ -76,7 +78,7 @@ Result<uint64_t> Puller::attempts() {
   compared_ = false;
   replacements_ = 0;
   replaced_ = false;
-  milliseconds pause = kAgain;
+  milliseconds pause = kFirstPause;
   for (uint64_t failed = 0;;) {
     if (Status status = begin(failed); !status.ok())
       return status;
@@ -84,7 +86,7 @@ Result<uint64_t> Puller::attempts() {
     if (assignment_.version != version_) {
       if (Status status = startVersion(assignment_.version); !status.ok())
         return status;
-      pause = kAgain;
+      pause = kFirstPause;
     }
     failed = 0;
     Outcome outcome = request_->check && !sums_ ? collectDigests() : Outcome::done;
@@ -94,7 +96,7 @@ Result<uint64_t> Puller::attempts() {
       endTransfers();
       leaveServers();
       std::this_thread::sleep_for(pause); // the coordinator may not know yet what has changed
-      pause = std::min(2 * pause, kLongestAgain);
+      pause = std::min(2 * pause, kMaxPause);
       failed = assignment_.number;
       continue;
     }
@@ -138,7 +140,7 @@ Status Puller::begin(uint64_t failed) {
       break;
     if (passed(deadline_))
       return timedOut("timed out: " + (coordinator.ready && !reason_.empty() ? reason_ : problemOf(coordinator)));
-    if (!ready(coordinator, kLongLook)) {
+    if (!ready(coordinator, kLongLookup)) {
       asked = false;
     } else if (!asked && Clock::now() >= again) {
       send(coordinator,
@@ -171,7 +173,7 @@ Puller::Outcome Puller::transfer() {
   failed_ = false;
   polled_ = Clock::now();
   for (auto &[rank, connection] : connections_)
-    connection.heard = polled_;
+    connection.lastSeen = polled_;
   while (!finished()) {
     bool any = handleEvents();
     any = unpack() || any;
@@ -223,7 +225,7 @@ void Puller::wait(bool any) {
   const Clock::time_point now = Clock::now();
   if (now - polled_ > kPaused)
     for (auto &[rank, connection] : connections_)
-      connection.heard = now;
+      connection.lastSeen = now;
   polled_ = now;
   ping(connectionTo(options_.fleet.sources()[0]));
   if (any)
@@ -280,7 +282,7 @@ bool Puller::fetchOne(size_t number) {
   if (message.next == received.packing.bytes() || options_.progress->locals() < received.localsBefore)
     return false;
   Connection &server = connectionTo(serverOf(number));
-  if ((message.server && message.server != &server) || server.fetches == kWindow || !ready(server, kShortLook))
+  if ((message.server && message.server != &server) || server.fetches == kWindow || !ready(server, kShortLookup))
     return false;
   Slot &slot = *std::find_if(server.slots.begin(), server.slots.end(),
                              [](const Slot &each) { return each.state == Slot::free; });
@@ -293,7 +295,7 @@ bool Puller::fetchOne(size_t number) {
   slot.state = Slot::asked;
   ++inFlight_;
   if (server.fetches++ == 0)
-    server.heard = Clock::now();
+    server.lastSeen = Clock::now();
   server.leased = true;
   message.server = &server;
   message.next = slot.end;
@@ -301,7 +303,7 @@ bool Puller::fetchOne(size_t number) {
   receiving_.insert(number);
   send(server, makeFrame(FrameKind::fetch, {version_.number, received.message, slot.begin, slot.end,
                                             static_cast<uint64_t>(&slot - server.slots.data()),
-                                            messenger_->readsMemory(*server.peer), version_.birth}));
+                                            messenger_->readsMemory(*server.peer), version_.incarnation}));
   return server.ready;
 }
 
@@ -380,7 +382,7 @@ void Puller::checkParent() {
   const Connection &parent =
       connectionTo(options_.fleet.worldRank(replica, options_.fleet.meshRankOf(options_.worldRank)));
   const bool waiting = !parent.ready || parent.fetches > 0 || parent.confirming > 0;
-  if (!waiting || Clock::now() - parent.heard <= kSilent)
+  if (!waiting || Clock::now() - parent.lastSeen <= kUnresponsive)
     return;
   leaveParent();
   send(connectionTo(options_.fleet.sources()[0]), makeFrame(FrameKind::parentFailed, {replica}));
@@ -425,7 +427,7 @@ Result<std::vector<ReplicaInfo>> Puller::replicas(const Deadline &deadline) {
     const bool any = handleEvents();
     if (passed(deadline))
       return timedOut("timed out: " + problemOf(coordinator));
-    if (!ready(coordinator, kLongLook)) {
+    if (!ready(coordinator, kLongLookup)) {
       asked = false;
     } else if (!asked) {
       listed_.clear();

@@ -24,10 +24,10 @@ struct PullerOptions {
 
 /// How a pull is checked.
 struct PullCheck {
-  std::vector<uint32_t> buckets; // that this rank holds
-  std::vector<uint32_t> sources; // world ranks whose shares add up to their digests
+  std::vector<uint32_t> buckets; // the buckets that this rank holds
+  std::vector<uint32_t> sources; // world ranks whose partial digests add up to the digests of the buckets
   /// Called with the digests of the buckets before a byte of the version is written. An error ends the pull.
-  std::function<Status(const std::vector<CountedDigest> &)> judge;
+  std::function<Status(const std::vector<CountedDigest> &)> checkDigests;
   /// Called with them when all bytes have arrived, after the leases have ended. Returns the names of the tensors that
   /// differ, for an error text; then the memory counts as empty. Calls `poll` several times in a second.
   std::function<Result<std::string>(const std::vector<CountedDigest> &, const std::function<void()> &poll)> compare;
@@ -46,7 +46,7 @@ public:
   Puller(std::unique_ptr<Messenger> messenger, PullerOptions options);
   ~Puller();
 
-  /// Of a target rank: returns the version.
+  /// On a target rank: returns the version.
   Result<uint64_t> pull(const PullRequest &request);
   /// The replicas, as the coordinator knows them.
   Result<std::vector<ReplicaInfo>> replicas(const Deadline &deadline);
@@ -72,28 +72,29 @@ private:
     uint32_t worldRank = 0;
     std::optional<uint32_t> peer;
     bool ready = false; // the server has welcomed this process
-    Clock::time_point again{}, heard{}, pinged{};
-    uint64_t token = 0;  // of the process at the last attempt to connect; the next one follows after `pause`
-    std::string address; // of that process
+    Clock::time_point retryAt{}, lastSeen{}, pinged{};
+    // The process of the last attempt to connect; the next attempt follows after `pause`.
+    uint64_t token = 0;
+    std::string address;
     Clock::time_point attempted{};
     std::chrono::milliseconds pause{};
-    uint32_t fetches = 0; // in flight
+    uint32_t fetches = 0; // how many are in flight
     std::array<Slot, kWindow> slots;
     std::deque<Read> unconfirmed;
     size_t confirming = 0; // how many of them, from the first, the server has been asked to confirm
     bool leased = false;   // a fetch was sent
-    uint64_t lease = 0;    // that the server has named; 0: none yet
+    uint64_t lease = 0;    // its number, which the server has sent; 0: none yet
     std::string problem;   // why it is not ready
   };
   struct Message {
     uint64_t next = 0, landed = 0, confirmed = 0;
-    Connection *server = nullptr; // of the ranges in flight and the reads that are not confirmed
+    Connection *server = nullptr; // serves the ranges in flight and the reads that are not confirmed
     std::deque<Slot *> inFlight;
     bool askSender = false;
   };
-  /// What a source rank has answered about the buckets of a check.
-  struct Shares {
-    bool asked = false; // and waits for the answer about the buckets from digests.size() on
+  /// The partial digests that a source rank has sent for the buckets of a check.
+  struct SourceDigests {
+    bool asked = false; // this rank waits for the answer about the buckets from digests.size() on
     std::vector<CountedDigest> digests;
   };
   /// The state of an assignment.
@@ -106,8 +107,9 @@ private:
 
   // Connections.
   Connection &connectionTo(uint32_t worldRank);
-  /// Connects if need be. Returns whether the connection is ready. `look`: the longest look into the store.
-  bool ready(Connection &connection, std::chrono::milliseconds look);
+  /// Connects if need be. Returns whether the connection is ready. `lookup`: the longest
+  /// lookup in the store.
+  bool ready(Connection &connection, std::chrono::milliseconds lookup);
   /// Whether it is time for an attempt to connect. Ends the last attempt if the process has not answered it.
   bool isDue(Connection &connection);
   /// Begins to connect, unless the last attempt to connect to the same process was just now.
@@ -141,8 +143,8 @@ private:
   // The check.
   Outcome collectDigests();
   Outcome compare();
-  void askDigests(Connection &source, Shares &shares);
-  void addShares(Connection &source, const MessengerEvent &event);
+  void askDigests(Connection &source, SourceDigests &collected);
+  void addDigests(Connection &source, const MessengerEvent &event);
 
   // The transfer.
   uint32_t serverOf(size_t message) const;
@@ -171,27 +173,27 @@ private:
   size_t inFlight_ = 0;
   size_t copies_ = 0; // local copies that have run
   Assignment assignment_;
-  Version version_;      // that the memory holds, or receives
+  Version version_;      // the version that the memory holds, or receives
   bool written_ = false; // a byte of it was written
   bool whole_ = false;   // all of them were, and afterWriting has succeeded
   bool failed_ = false;  // the assignment cannot be completed
-  Status error_;         // of the call
+  Status error_;         // why the call fails
   const PullRequest *request_ = nullptr;
-  std::map<uint32_t, Shares> shares_;              // by world rank, while collectDigests() runs
-  std::optional<std::vector<CountedDigest>> sums_; // of the call's check, for version_
-  bool compared_ = false;                          // with sums_; nothing differs
-  size_t open_ = 0;                                // messages that are not confirmed as a whole
-  std::set<size_t> receiving_;                     // messages with ranges in flight
+  std::map<uint32_t, SourceDigests> sourceDigests_; // by world rank, while collectDigests() runs
+  std::optional<std::vector<CountedDigest>> sums_;  // the source's digests of version_, once in a call
+  bool compared_ = false;                           // the memory has the digests sums_
+  size_t open_ = 0;                                 // messages that are not confirmed as a whole
+  std::set<size_t> receiving_;                      // messages with ranges in flight
   Clock::time_point polled_{};
-  Deadline deadline_; // of the call
-  uint64_t call_ = 0; // its number; 0: no pull runs
+  Deadline deadline_; // when the call ends with an error
+  uint64_t call_ = 0; // the number of the call; 0: no pull runs
   // The last assignment that was committed, and the token of its coordinator; 0 while a pull runs.
   uint64_t held_ = 0, heldBy_ = 0;
   // Answers of the coordinator.
   std::optional<Assignment> assigned_;
   std::optional<uint64_t> committed_, repeated_; // assignments
   bool replaced_ = false; // the coordinator serves another process of this rank, until this one asks again
-  int replacements_ = 0;  // in this call
+  int replacements_ = 0;  // how often, in this call
   std::string reason_;    // why there is no assignment yet
   std::vector<ReplicaInfo> listed_;
   std::optional<size_t> listedCount_;

@@ -8,18 +8,18 @@
 
 namespace reshard::pull {
 
-/// The longest look into the store for a source rank, and the most source ranks that are looked for without polling.
-static constexpr std::chrono::milliseconds kLook{100};
-static constexpr int kLooks = 16;
+/// The longest lookup of a source rank in the store, and the most lookups between two polls.
+static constexpr std::chrono::milliseconds kLookup{100};
+static constexpr int kMaxLookups = 16;
 
-/// Asks all source ranks for their shares of the version. Sets sums_.
+/// Asks all source ranks for their partial digests of the version. Sets sums_.
 Puller::Outcome Puller::collectDigests() {
   const PullCheck &check = *request_->check;
   failed_ = false;
   polled_ = Clock::now();
-  shares_.clear();
+  sourceDigests_.clear();
   for (const uint32_t source : check.sources)
-    shares_[source];
+    sourceDigests_[source];
   while (true) {
     const bool any = handleEvents();
     if (!error_.ok())
@@ -27,17 +27,17 @@ Puller::Outcome Puller::collectDigests() {
     if (failed_)
       return Outcome::again;
     const Connection *late = nullptr;
-    int looks = 0;
-    for (auto &[rank, shares] : shares_) {
-      if (shares.digests.size() == check.buckets.size() || looks == kLooks)
+    int lookups = 0;
+    for (auto &[rank, collected] : sourceDigests_) {
+      if (collected.digests.size() == check.buckets.size() || lookups == kMaxLookups)
         continue;
       Connection &source = connectionTo(rank);
       late = late ? late : &source;
-      if (!ready(source, kLook)) {
-        shares = {}; // another process may answer the next time
-        ++looks;
-      } else if (!shares.asked) {
-        askDigests(source, shares);
+      if (!ready(source, kLookup)) {
+        collected = {}; // another process may answer the next time
+        ++lookups;
+      } else if (!collected.asked) {
+        askDigests(source, collected);
       }
     }
     if (!late)
@@ -50,34 +50,34 @@ Puller::Outcome Puller::collectDigests() {
     wait(any);
   }
   std::vector<CountedDigest> sums(check.buckets.size());
-  for (const auto &[rank, shares] : shares_)
+  for (const auto &[rank, collected] : sourceDigests_)
     for (size_t i = 0; i < sums.size(); ++i)
-      sums[i].add(shares.digests[i]);
-  shares_.clear();
-  error_ = check.judge(sums);
+      sums[i].add(collected.digests[i]);
+  sourceDigests_.clear();
+  error_ = check.checkDigests(sums);
   sums_ = std::move(sums);
   return error_.ok() ? Outcome::done : Outcome::failed;
 }
 
-void Puller::askDigests(Connection &source, Shares &shares) {
+void Puller::askDigests(Connection &source, SourceDigests &collected) {
   const std::vector<uint32_t> &buckets = request_->check->buckets;
-  const size_t first = shares.digests.size();
+  const size_t first = collected.digests.size();
   ByteWriter text;
   for (size_t i = first; i < std::min(buckets.size(), first + kDigests); ++i)
     text.number(buckets[i]);
-  shares.asked = true;
-  send(source, makeFrame(FrameKind::askDigests, {version_.number, version_.birth, first}), text.take());
+  collected.asked = true;
+  send(source, makeFrame(FrameKind::askDigests, {version_.number, version_.incarnation, first}), text.take());
 }
 
-void Puller::addShares(Connection &source, const MessengerEvent &event) {
+void Puller::addDigests(Connection &source, const MessengerEvent &event) {
   const auto &words = event.frame.words;
-  const auto found = shares_.find(source.worldRank);
-  if (found == shares_.end() || !found->second.asked || words[1] != version_.number || words[2] != version_.birth ||
-      words[3] != found->second.digests.size())
+  const auto found = sourceDigests_.find(source.worldRank);
+  if (found == sourceDigests_.end() || !found->second.asked || words[1] != version_.number ||
+      words[2] != version_.incarnation || words[3] != found->second.digests.size())
     return; // a late answer to an earlier call
-  Shares &shares = found->second;
-  const size_t count = std::min(request_->check->buckets.size() - shares.digests.size(), kDigests);
-  shares.asked = false;
+  SourceDigests &collected = found->second;
+  const size_t count = std::min(request_->check->buckets.size() - collected.digests.size(), kDigests);
+  collected.asked = false;
   switch (static_cast<DigestsAnswer>(words[4])) {
   case DigestsAnswer::given:
     break;
@@ -95,10 +95,10 @@ void Puller::addShares(Connection &source, const MessengerEvent &event) {
     return disconnect(source);
   }
   for (ByteReader reader(event.text); !reader.rest().empty();) {
-    CountedDigest &share = shares.digests.emplace_back();
-    for (uint64_t &sum : share.digest.sums)
+    CountedDigest &partial = collected.digests.emplace_back();
+    for (uint64_t &sum : partial.digest.sums)
       sum = reader.number<uint64_t>();
-    share.elements = reader.number<uint64_t>();
+    partial.elements = reader.number<uint64_t>();
   }
 }
 

@@ -12,9 +12,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// The first pause between attempts to find a process; the longest between looks into the store, and between attempts
+/// The first pause between attempts to find a process; the longest between lookups in the store, and between attempts
 /// to connect; the time in which a process must welcome this one.
-constexpr milliseconds kLookAgain{20}, kLongestLook{200}, kLongestPause{1000}, kNoWelcome{2000};
+constexpr milliseconds kRetry{20}, kMaxLookupPause{200}, kMaxRetryPause{1000}, kNoWelcome{2000};
 /// How often a process asks again in a call after the coordinator has taken another one for this rank.
 constexpr int kReplacements = 3;
 constexpr milliseconds kPing{250};
@@ -25,26 +25,26 @@ Puller::Connection &Puller::connectionTo(uint32_t worldRank) {
   const auto [found, added] = connections_.try_emplace(worldRank);
   if (added) {
     found->second.worldRank = worldRank;
-    found->second.heard = Clock::now(); // a new server has the full time to answer
+    found->second.lastSeen = Clock::now(); // a new server has the full time to answer
   }
   return found->second;
 }
 
 bool Puller::isDue(Connection &connection) {
   const Clock::time_point now = Clock::now();
-  if (connection.peer && now >= connection.again) {
+  if (connection.peer && now >= connection.retryAt) {
     disconnect(connection);
     connection.problem = options_.fleet.name(connection.worldRank) + " does not answer";
   }
-  return !connection.peer && now >= connection.again;
+  return !connection.peer && now >= connection.retryAt;
 }
 
-bool Puller::ready(Connection &connection, std::chrono::milliseconds look) {
+bool Puller::ready(Connection &connection, std::chrono::milliseconds lookup) {
   if (connection.ready || !isDue(connection))
     return connection.ready;
   const Clock::time_point now = Clock::now();
-  connection.again = now + kLookAgain;
-  Deadline until = now + look;
+  connection.retryAt = now + kRetry;
+  Deadline until = now + lookup;
   if (deadline_)
     until = std::min(*until, *deadline_);
   until.interrupt = deadline_.interrupt;
@@ -53,9 +53,9 @@ bool Puller::ready(Connection &connection, std::chrono::milliseconds look) {
     connection.problem = found.ok() ? options_.fleet.name(connection.worldRank) + " has not opened this plan" +
                                           options_.directory->note(connection.worldRank)
                                     : found.status().message();
-    const milliseconds longest = found.ok() ? kLongestLook : kLongestPause; // many ranks may ask the store
-    connection.pause = std::clamp(2 * connection.pause, kLookAgain, longest);
-    connection.again = Clock::now() + connection.pause;
+    const milliseconds longest = found.ok() ? kMaxLookupPause : kMaxRetryPause; // many ranks may ask the store
+    connection.pause = std::clamp(2 * connection.pause, kRetry, longest);
+    connection.retryAt = Clock::now() + connection.pause;
     return false;
   }
   connect(connection, **found);
@@ -67,10 +67,10 @@ void Puller::connect(Connection &connection, const ServerAddress &process) {
   // A process that has ended leaves its address in the store, but one that starts again has another token.
   const bool same = process.token == connection.token;
   if (same && now - connection.attempted < connection.pause) {
-    connection.again = connection.attempted + connection.pause;
+    connection.retryAt = connection.attempted + connection.pause;
     return;
   }
-  connection.pause = same ? std::min(2 * connection.pause, kLongestPause) : kLookAgain;
+  connection.pause = same ? std::min(2 * connection.pause, kMaxRetryPause) : kRetry;
   connection.token = process.token;
   connection.address = process.address;
   connection.attempted = now;
@@ -81,7 +81,7 @@ void Puller::connect(Connection &connection, const ServerAddress &process) {
     return;
   }
   connection.peer = *peer;
-  connection.again = now + kNoWelcome;
+  connection.retryAt = now + kNoWelcome;
   byPeer_[*peer] = &connection;
   send(connection, makeFrame(FrameKind::hello, {process.token, options_.worldRank, kProtocol}));
 }
@@ -93,7 +93,7 @@ void Puller::disconnect(Connection &connection) {
   }
   connection.peer.reset();
   connection.ready = false;
-  connection.again = Clock::now() + kLookAgain;
+  connection.retryAt = Clock::now() + kRetry;
   discard(connection);
 }
 
@@ -161,7 +161,7 @@ bool Puller::handleEvents() {
 void Puller::handle(Connection &connection, const MessengerEvent &event) {
   switch (event.kind) {
   case MessengerEvent::kArrived:
-    connection.heard = Clock::now();
+    connection.lastSeen = Clock::now();
     return handleFrame(connection, event);
   case MessengerEvent::kReceived:
     if (event.token < kWindow && connection.slots[event.token].state == Slot::receiving) {
@@ -176,7 +176,7 @@ void Puller::handle(Connection &connection, const MessengerEvent &event) {
     byPeer_.erase(event.peer);
     connection.peer.reset();
     connection.ready = false;
-    connection.again = Clock::now() + kLookAgain;
+    connection.retryAt = Clock::now() + kRetry;
     connection.problem =
         "the connection to " + options_.fleet.name(connection.worldRank) + " ended: " + event.reason.message();
     return discard(connection);
@@ -203,7 +203,7 @@ void Puller::handleFrame(Connection &connection, const MessengerEvent &event) {
     if (words[1] != connection.token)
       return disconnect(connection);
     connection.ready = true;
-    connection.pause = kLookAgain;
+    connection.pause = kRetry;
     connection.problem.clear();
     if (held_ != 0 && connection.worldRank == options_.fleet.sources()[0] && connection.token == heldBy_)
       send(connection, makeFrame(FrameKind::resume, {held_}));
@@ -234,7 +234,7 @@ void Puller::handleFrame(Connection &connection, const MessengerEvent &event) {
       confirmed(connection, words[2] != 0);
     return;
   case FrameKind::digests:
-    return addShares(connection, event);
+    return addDigests(connection, event);
   default:
     if (connection.worldRank == options_.fleet.sources()[0])
       handleAnswer(event);
@@ -276,7 +276,7 @@ void Puller::handleAnswer(const MessengerEvent &event) {
   case FrameKind::listed: {
     if (words[2] == 0)
       listed_.clear();
-    if (words[2] != listed_.size()) // of an earlier request, whose first frames were lost
+    if (words[2] != listed_.size()) // an answer to an earlier request, whose first frames were lost
       return;
     ByteReader reader(event.text);
     listedCount_ = words[1];

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// The service thread: polls the messenger, answers frames, packs the ranges that clients fetch, and ends all leases
+// before the memory changes. Other threads change what is served under the same mutex.
 #include "executor/pull/server.h"
 
 #include "executor/rendezvous/bytes.h"
@@ -21,7 +23,7 @@ Server::Server(std::unique_ptr<Messenger> messenger, const MessageTable &table, 
                ServerOptions options)
     : messenger_(std::move(messenger)), table_(table), progress_(progress), options_(std::move(options)),
       address_(messenger_->address()),
-      birth_(static_cast<uint64_t>(
+      incarnation_(static_cast<uint64_t>(
           std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count())) {
   if (coordinates())
     coordinator_.emplace(
@@ -62,7 +64,7 @@ void Server::loop() {
       } catch (const std::bad_alloc &) { // the next call handles what is left
       }
     }
-    while (wanted_.load(std::memory_order_relaxed))
+    while (contended_.load(std::memory_order_relaxed))
       std::this_thread::yield();
     if (any)
       pause = kShortest;
@@ -115,7 +117,7 @@ void Server::handle(const MessengerEvent &event) {
     for (Link &link : links_)
       if (link.peer == peer) {
         link.peer.reset();
-        link.told.reset();
+        link.lastSent.reset();
       }
     forget(peer);
   } else if (event.kind == MessengerEvent::kSent) {
@@ -135,10 +137,10 @@ void Server::handleFrame(uint32_t peer, const MessengerEvent &event) {
     return; // welcome
   const auto found = clients_.find(peer);
   if (found == clients_.end())
-    return greet(peer, frame);
+    return handshake(peer, frame);
   Client &client = found->second;
   if (coordinator_)
-    coordinator_->heard(client.number, Clock::now());
+    coordinator_->seen(client.number, Clock::now());
   if (kindOf(frame) == FrameKind::ping) {
     send(peer, makeFrame(FrameKind::pong));
     return;
@@ -156,7 +158,7 @@ void Server::handleFrame(uint32_t peer, const MessengerEvent &event) {
 }
 
 /// The first frame of a connection.
-void Server::greet(uint32_t peer, const Frame &frame) {
+void Server::handshake(uint32_t peer, const Frame &frame) {
   const Fleet &fleet = options_.fleet;
   const uint64_t rank = frame.words[2];
   const bool known = rank <= UINT32_MAX &&
@@ -204,25 +206,25 @@ bool Server::handleReader(uint32_t peer, Client &client, const Frame &frame) {
   }
 }
 
-/// Answers with the shares of the buckets that a frame asks for. They belong to the version, so its memory may have
-/// changed meanwhile.
+/// Answers with the partial digests of the buckets that a frame asks for. They were taken when the version was
+/// published, so the memory may have changed meanwhile.
 void Server::sendDigests(uint32_t peer, const MessengerEvent &event) {
   const auto &words = event.frame.words;
   if (event.text.size() > kDigests * sizeof(uint32_t))
     return;
   DigestsAnswer answer = digests_.empty() ? DigestsAnswer::without : DigestsAnswer::given;
-  if (words[1] == 0 || words[1] != last_ || words[2] < birth_)
+  if (words[1] == 0 || words[1] != last_ || words[2] < incarnation_)
     answer = DigestsAnswer::otherVersion;
-  ByteWriter shares;
+  ByteWriter partials;
   for (ByteReader buckets(event.text); answer == DigestsAnswer::given && !buckets.rest().empty();) {
     const auto bucket = buckets.number<uint32_t>();
     if (!buckets.ok() || bucket >= digests_.size())
       return; // not a request of a rank with this plan
-    const CountedDigest &share = digests_[bucket];
-    shares.number(share.digest.sums[0]).number(share.digest.sums[1]).number(share.elements);
+    const CountedDigest &partial = digests_[bucket];
+    partials.number(partial.digest.sums[0]).number(partial.digest.sums[1]).number(partial.elements);
   }
   send(peer, makeFrame(FrameKind::digests, {words[1], words[2], words[3], static_cast<uint64_t>(answer)}),
-       shares.take());
+       partials.take());
 }
 
 /// Handles requests to the coordinator; returns false for other frames.
@@ -307,7 +309,7 @@ void Server::reply(uint32_t peer, FrameKind kind, const Fetch &fetch) {
 /// Whether a range can be served now, perhaps later, or never.
 Server::Readiness Server::readiness(const Client &client, const Fetch &fetch, const ServedMessage &served) const {
   if (isSource()) { // a version that is older than this process has other bytes
-    const bool same = fetch.version.number == version_.number && fetch.version.birth >= birth_;
+    const bool same = fetch.version.number == version_.number && fetch.version.incarnation >= incarnation_;
     return same && (client.lease != 0 || !withdrawing_) ? Readiness::ready : Readiness::never;
   }
   if (fetch.version == version_ && MessageTable::ready(served, fetch.begin, fetch.end, progress_))
@@ -412,7 +414,7 @@ void Server::endLeases() {
   }
 }
 
-void Server::meet(const ServerAddress &process) {
+void Server::addPeer(const ServerAddress &process) {
   const std::unique_lock lock = locked();
   linkTo(process);
 }
@@ -430,29 +432,29 @@ void Server::linkTo(const ServerAddress &process) {
 }
 
 void Server::connect(Link &link) {
-  link.again = Clock::now() + link.pause;
+  link.retryAt = Clock::now() + link.pause;
   link.pause = std::min(2 * link.pause, 10 * kMaintain);
   const Result<uint32_t> peer = messenger_->connect(link.to.address);
   if (!peer.ok())
     return;
   link.peer = *peer;
-  link.told.reset();
+  link.lastSent.reset();
   if (send(*peer, makeFrame(FrameKind::hello, {link.to.token, options_.worldRank, kProtocol})) && coordinates())
     send(*peer, makeFrame(FrameKind::coordinator, {options_.token}), address_);
 }
 
-/// Tells the coordinator which version this source rank has published.
+/// Sends the coordinator the version that this source rank has published, if it has changed.
 void Server::maintainLinks() {
   if (!isSource())
     return;
-  if (coordinator_ && told_ != available())
-    coordinator_->published(0, {birth_, told_ = available()});
+  if (coordinator_ && lastSent_ != available())
+    coordinator_->published(0, {incarnation_, lastSent_ = available()});
   for (Link &link : links_) {
-    if (!link.peer && Clock::now() >= link.again)
+    if (!link.peer && Clock::now() >= link.retryAt)
       connect(link);
-    if (!coordinator_ && link.peer && link.told != available()) {
-      link.told = available();
-      send(*link.peer, makeFrame(FrameKind::published, {available(), options_.token, birth_}));
+    if (!coordinator_ && link.peer && link.lastSent != available()) {
+      link.lastSent = available();
+      send(*link.peer, makeFrame(FrameKind::published, {available(), options_.token, incarnation_}));
     }
   }
 }
@@ -469,7 +471,7 @@ void Server::sendAnswers() {
     switch (answer->kind) {
     case CoordinatorAnswer::kAssign:
       frame = makeFrame(FrameKind::assign, {answer->assignment, answer->version.number, answer->parent, answer->call,
-                                            answer->version.birth});
+                                            answer->version.incarnation});
       break;
     case CoordinatorAnswer::kWaiting:
       frame = makeFrame(FrameKind::waiting, {answer->version.number, answer->rank});
@@ -504,9 +506,9 @@ void Server::sendList(uint32_t peer) {
 
 /// Locks the mutex. The service thread yields while another thread waits for it.
 std::unique_lock<std::mutex> Server::locked() {
-  wanted_ = true;
+  contended_ = true;
   std::unique_lock lock(mutex_);
-  wanted_ = false;
+  contended_ = false;
   return lock;
 }
 
@@ -530,7 +532,7 @@ Status Server::publish(uint64_t version, std::vector<CountedDigest> digests) {
 }
 
 /// The names of clients with a lease: "replica 2 rank 1 (world rank 7), for 3.2 s".
-std::string Server::holders() const {
+std::string Server::leaseHolders() const {
   constexpr size_t kShown = 8;
   std::string text;
   size_t count = 0;
@@ -569,7 +571,7 @@ Status Server::release(const Deadline &deadline) {
   };
   while (leased() && !passed(deadline))
     changed_.wait_for(lock, std::chrono::milliseconds(10));
-  const std::string names = holders();
+  const std::string names = leaseHolders();
   const uint64_t version = version_.number;
   if (Status status = change(lock, {}); !status.ok())
     return status;

@@ -37,17 +37,18 @@ public:
   /// The address by which other processes connect.
   const std::string &address() const { return address_; }
 
-  // By one other thread.
-  /// Of a source rank: the coordinator. Of the coordinator: a source rank, which is told the coordinator's address.
-  void meet(const ServerAddress &process);
-  /// Of a source rank. Fails, with kind `invalid`, if a version is published or was published before.
+  // One other thread may call these.
+  /// On a source rank: connects to the coordinator. On the coordinator: connects to a source rank and sends it the
+  /// coordinator's address.
+  void addPeer(const ServerAddress &process);
+  /// On a source rank. Fails, with kind `invalid`, if a version is published or was published before.
   Status mayPublish(uint64_t version);
-  /// `digests`: the shares of this rank, by bucket, of a version that can be checked; empty: of one that cannot.
+  /// `digests`: the partial digests of this rank, by bucket; empty: pulls of the version cannot be checked.
   Status publish(uint64_t version, std::vector<CountedDigest> digests = {});
   Status release(const Deadline &deadline);
   /// The number of clients that read the served version.
   size_t leases();
-  /// Of a target rank: serves the bytes of a version that have arrived; none yet if it is another version than before.
+  /// On a target rank: serves the bytes of a version that have arrived; none yet if it is another version than before.
   /// When it returns without an error, no process reads an earlier version out of this one.
   Status serve(const Version &version);
   /// Whether a pull is running, whose bytes clients may wait for.
@@ -75,17 +76,17 @@ private:
     uint64_t number = 0; // unlike the number of its connection, never used again
     uint32_t worldRank = 0;
     uint64_t lease = 0;      // 0: none; else leases_
-    Clock::time_point since; // of the lease
+    Clock::time_point since; // when the lease began
     std::array<Slot, kWindow> slots;
   };
-  /// A connection that this process has opened: of a source rank to the coordinator; of the coordinator to a source
-  /// rank that does not know it yet.
+  /// A connection that this process has opened: from a source rank to the coordinator, or from the coordinator to a
+  /// source rank that does not know it yet.
   struct Link {
     ServerAddress to;
     std::optional<uint32_t> peer;
-    Clock::time_point again{};
+    Clock::time_point retryAt{};
     std::chrono::milliseconds pause{};
-    std::optional<uint64_t> told; // the version that the coordinator knows
+    std::optional<uint64_t> lastSent; // the version that the coordinator knows
   };
 
   std::unique_lock<std::mutex> locked();
@@ -94,7 +95,7 @@ private:
   void handleOrDrop(const MessengerEvent &event);
   void handle(const MessengerEvent &event);
   void handleFrame(uint32_t peer, const MessengerEvent &event);
-  void greet(uint32_t peer, const Frame &frame);
+  void handshake(uint32_t peer, const Frame &frame);
   bool handleReader(uint32_t peer, Client &client, const Frame &frame);
   bool handleMember(uint32_t peer, Client &client, const Frame &frame);
   void sendDigests(uint32_t peer, const MessengerEvent &event);
@@ -119,7 +120,7 @@ private:
   void connect(Link &link);
   void sendAnswers();
   void sendList(uint32_t peer);
-  std::string holders() const;
+  std::string leaseHolders() const;
 
   std::unique_ptr<Messenger> messenger_;
   const MessageTable &table_;
@@ -129,13 +130,13 @@ private:
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::atomic<bool> wanted_{false}; // another thread waits for mutex_
+  std::atomic<bool> contended_{false}; // another thread waits for mutex_
   std::thread thread_;
   bool stop_ = false;
-  const uint64_t birth_;               // of this process: nanoseconds since the epoch of the system clock
-  Version version_;                    // that is served; of a source rank, without a birth
-  uint64_t last_ = 0;                  // of a source: the last that was published
-  std::vector<CountedDigest> digests_; // of the version `last_`
+  const uint64_t incarnation_;         // the time at which this process began to serve
+  Version version_;                    // the version that is served; a source rank leaves its incarnation 0
+  uint64_t last_ = 0;                  // on a source: the last version that was published
+  std::vector<CountedDigest> digests_; // the partial digests of the version `last_`
   bool withdrawing_ = false;           // release() waits: no new leases
   std::optional<Version> change_;      // the thread shall end all leases and serve this version
   uint64_t leases_ = 1;                // another one after each change
@@ -146,7 +147,7 @@ private:
   uint64_t numbers_ = 0;
   std::vector<Link> links_;
   std::optional<Coordinator> coordinator_;
-  uint64_t told_ = 0;                          // the version of this rank that coordinator_ knows
+  uint64_t lastSent_ = 0;                      // the version of this rank that coordinator_ knows
   std::map<uint32_t, uint64_t> sourceClients_; // by mesh rank of the source
   Clock::time_point maintained_{};
 };

@@ -63,8 +63,8 @@ void giveNotice(const TcpPlace &place, const std::string &reason, size_t others,
       break;
     socket = Socket();
   }
-  std::set<std::string> told; // by challenge
-  while (socket.open() && told.size() < others && !passed(deadline)) {
+  std::set<std::string> notified; // their challenges
+  while (socket.open() && notified.size() < others && !passed(deadline)) {
     pollfd polled{socket.number(), POLLIN, 0};
     ::poll(&polled, 1, 20);
     for (int questions = 0; questions < 64; ++questions) {
@@ -88,7 +88,7 @@ void giveNotice(const TcpPlace &place, const std::string &reason, size_t others,
                                      .raw(text)
                                      .take();
       if (::sendto(socket.number(), answer.data(), answer.size(), 0, from.get(), from.bytes) > 0)
-        told.insert(challenge);
+        notified.insert(challenge);
     }
   }
 }

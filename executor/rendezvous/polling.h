@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Repeated looks at something that another process changes.
+// Polls something that another process changes.
 #pragma once
 
 #include "base/deadline.h"
@@ -9,12 +9,12 @@
 
 namespace reshard {
 
-/// Waits 1 ms between the first two looks, then twice as long each time, up to a limit.
+/// Waits 1 ms between the first two polls, then twice as long each time, up to a limit.
 class Polling {
 public:
   explicit Polling(std::chrono::milliseconds limit) : limit_(limit) {}
 
-  /// Waits until the next look. Returns false if the deadline has passed instead.
+  /// Waits until the next poll. Returns false if the deadline has passed instead.
   bool wait(const Deadline &deadline) {
     if (passed(deadline))
       return false;

@@ -70,15 +70,15 @@ void ServedClient::consume(size_t bytes) {
 /// that reads nothing occupies no more than one answer.
 void ServedClient::proceed() {
   while (!closing()) {
-    if (state_ == State::greeting) {
+    if (state_ == State::handshake) {
       // The first wrong byte is enough: a stranger is not waited for.
       if (std::string_view(input_).substr(0, tcp::kMagic.size()) != tcp::kMagic.substr(0, input_.size())) {
         state_ = State::closing;
         return;
       }
-      if (input_.size() < tcp::kGreetingBytes)
+      if (input_.size() < tcp::kHandshakeBytes)
         return;
-      greet();
+      handshake();
     } else if (state_ == State::proof) {
       if (input_.size() < kMacBytes)
         return;
@@ -100,13 +100,13 @@ void ServedClient::proceed() {
   }
 }
 
-void ServedClient::greet() {
+void ServedClient::handshake() {
   ByteReader reader(input_);
   reader.raw(tcp::kMagic.size());
   const bool sameVersion = reader.number<uint32_t>() == tcp::kVersion;
   const bool hasSecret = reader.number<uint8_t>() != 0;
   clientChallenge_ = reader.raw(tcp::kChallengeBytes);
-  consume(tcp::kGreetingBytes);
+  consume(tcp::kHandshakeBytes);
   serverChallenge_ = randomBytes(tcp::kChallengeBytes);
   std::optional<Verdict> decided = Verdict::accepted;
   if (hasSecret != authenticator_.hasSecret())

@@ -38,10 +38,11 @@ inline constexpr const char *kRefusalsKey = "reshard/refused";
 
 class ServedClient {
 public:
-  /// What the server decides on a client that has greeted; no value: the client has gone, or nothing is known.
+  /// What the server decides on a client whose handshake has arrived; no value: the client has gone, or nothing is
+  /// known.
   using Decide = std::function<std::optional<tcp::Verdict>()>;
 
-  /// `address`: of the client, for texts. `decide` is called once at most, so that a client that says nothing costs
+  /// `address`: the client's, for texts. `decide` is called once at most, so that a client that says nothing costs
   /// nothing.
   ServedClient(StoreContents &contents, const Authenticator &authenticator, std::string address, Decide decide);
   ~ServedClient() { contents_.release(input_.size()); }
@@ -55,15 +56,15 @@ public:
   void sent() { proceed(); }
   /// The connection is to be closed once the output is sent.
   bool closing() const { return state_ == State::closing; }
-  bool greeted() const { return state_ != State::greeting; }
+  bool handshakeReceived() const { return state_ != State::handshake; }
   /// Whether the handshake is complete.
   bool joined() const { return state_ == State::requests; }
 
 private:
-  enum class State { greeting, proof, requests, closing };
+  enum class State { handshake, proof, requests, closing };
 
   void proceed();
-  void greet();
+  void handshake();
   void prove();
   void request(std::string_view body);
   void answer(tcp::Answer answer, std::string_view value = {});
@@ -73,7 +74,7 @@ private:
   const Authenticator &authenticator_;
   const std::string address_;
   const Decide decide_;
-  State state_ = State::greeting;
+  State state_ = State::handshake;
   std::string input_, output_, clientChallenge_, serverChallenge_;
 };
 

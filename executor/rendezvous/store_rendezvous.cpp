@@ -26,11 +26,11 @@ std::string hostName() {
 
 /// How long a rank that has another plan than rank 0 is waited for: two jobs without names may meet at a store.
 constexpr milliseconds kOtherPlan{1000};
-/// In place of the digest: of a process that fails before it joins.
+/// In place of the digest of the plan, for a process that fails before it joins.
 constexpr const char *kNoPlan = "none";
-/// The ranks at which a process looks that does not know the number of ranks.
-constexpr uint32_t kLookedAt = 64;
-/// The most ranks of another plan that are told of a refusal.
+/// How many ranks a process polls that does not know the number of ranks.
+constexpr uint32_t kPolledRanks = 64;
+/// The most ranks of another plan that are sent a refusal.
 constexpr uint32_t kMaxRefused = 1 << 16;
 
 /// When rank 0 gives up, so that its refusal reaches the others before their own deadline: a tenth of the time earlier,
@@ -120,17 +120,17 @@ void refuseJob(Store &store, const JobOptions &job, const Status &reason, const 
   Polling polling(milliseconds(50));
   do {
     uint32_t known = 1;
-    for (uint32_t rank = 1; rank < (size == 0 ? kLookedAt : size); ++rank) {
+    for (uint32_t rank = 1; rank < (size == 0 ? kPolledRanks : size); ++rank) {
       const auto opened = findRecord<Opened>(store, job, keyOf(job, "plan", rank), deadline);
-      const auto told = findRecord<Welcome>(store, job, keyOf(job, "differs", rank), deadline);
-      if (!opened.ok() || !told.ok())
+      const auto differs = findRecord<Welcome>(store, job, keyOf(job, "differs", rank), deadline);
+      if (!opened.ok() || !differs.ok())
         return;
       if (!*opened)
         continue;
       if (job.size == 0)
         size = std::max(size, std::min((*opened)->size, kMaxRefused));
       const uint64_t token = (*opened)->token;
-      const bool answered = *told && **told == Welcome{0, token};
+      const bool answered = *differs && **differs == Welcome{0, token};
       if (answered && refused[rank] != token)
         continue; // the rest of an earlier attempt
       if (answered)
@@ -157,15 +157,15 @@ void reportFailure(Store &store, const JobOptions &job, const Status &reason, co
   const Deadline until = launchDeadline(deadline);
   const uint32_t rank = job.rank;
   const uint64_t own = randomNumber();
-  const Status told = Status(reason).withPrefix("rank " + std::to_string(rank) + ": ");
+  const Status failure = Status(reason).withPrefix("rank " + std::to_string(rank) + ": ");
   auto write = [&](const char *kind, const std::string &record) {
     return setSealed(store, job, keyOf(job, kind, rank), record, until).ok();
   };
-  if (!write("failure", Roster{0, {own}, told}.encode()) || !write("plan", Opened{kNoPlan, own, job.size}.encode()))
+  if (!write("failure", Roster{0, {own}, failure}.encode()) || !write("plan", Opened{kNoPlan, own, job.size}.encode()))
     return;
   if (rank == 0)
-    return refuseJob(store, job, told, until);
-  uint64_t zero = 0; // the token of the rank 0 that has been told
+    return refuseJob(store, job, failure, until);
+  uint64_t zero = 0; // the token of the rank 0 that knows the failure
   Polling polling(milliseconds(50));
   do {
     const auto refusal = findRecord<Roster>(store, job, keyOf(job, "refusal", rank), until);
@@ -254,9 +254,9 @@ Status StoreRendezvous::admit(const Deadline &deadline) {
     if (Status status = keepHello(deadline); !status.ok())
       return status; // the other rank 0 finds the conflict, and refuses
     bool complete = own_.previous == 0 || Clock::now() - begin > 3 * pause();
-    Status refused = lookForConflict(0, deadline);
+    Status refused = findConflict(0, deadline);
     for (uint32_t rank = 1; rank < size() && refused.ok(); ++rank) {
-      const Result<bool> answered = look(rank, deadline);
+      const Result<bool> answered = poll(rank, deadline);
       refused = answered.status();
       complete = complete && answered.ok() && *answered;
     }
@@ -275,20 +275,20 @@ Status StoreRendezvous::admit(const Deadline &deadline) {
 }
 
 /// Whether a rank has answered.
-Result<bool> StoreRendezvous::look(uint32_t rank, const Deadline &deadline) {
-  if (Status status = lookAtHello(rank, deadline); !status.ok())
+Result<bool> StoreRendezvous::poll(uint32_t rank, const Deadline &deadline) {
+  if (Status status = readHello(rank, deadline); !status.ok())
     return status;
   if (!peers_[rank].answered) // its hello may be the rest of an earlier attempt
-    if (Status status = lookForOtherPlan(rank, deadline); !status.ok())
+    if (Status status = findOtherPlan(rank, deadline); !status.ok())
       return status;
   if (peers_[rank].token == 0)
     return false;
-  if (Status status = lookForConflict(rank, deadline); !status.ok())
+  if (Status status = findConflict(rank, deadline); !status.ok())
     return status;
-  return lookForAnswer(rank, deadline);
+  return findAnswer(rank, deadline);
 }
 
-Status StoreRendezvous::lookAtHello(uint32_t rank, const Deadline &deadline) {
+Status StoreRendezvous::readHello(uint32_t rank, const Deadline &deadline) {
   const Result<std::optional<Unsealed>> found = find(key("hello", rank), deadline);
   if (!found.ok() || !*found)
     return found.status();
@@ -309,7 +309,7 @@ Status StoreRendezvous::lookAtHello(uint32_t rank, const Deadline &deadline) {
   return set(key("welcome", rank), Welcome{session_, peer.token}.encode(), deadline);
 }
 
-Status StoreRendezvous::lookForOtherPlan(uint32_t rank, const Deadline &deadline) {
+Status StoreRendezvous::findOtherPlan(uint32_t rank, const Deadline &deadline) {
   const auto differs = findRecord<Welcome>(store_, options_, keyOf(options_, "differs", rank), deadline);
   if (!differs.ok() || !*differs || (*differs)->session != own_.token)
     return differs.status();
@@ -329,7 +329,7 @@ Status StoreRendezvous::lookForOtherPlan(uint32_t rank, const Deadline &deadline
   return *(*failure)->refusal;
 }
 
-Status StoreRendezvous::lookForConflict(uint32_t rank, const Deadline &deadline) {
+Status StoreRendezvous::findConflict(uint32_t rank, const Deadline &deadline) {
   const Result<std::optional<Unsealed>> found = find(key("conflict", rank), deadline);
   if (!found.ok() || !*found || !(*found)->problem.empty())
     return found.status();
@@ -339,7 +339,7 @@ Status StoreRendezvous::lookForConflict(uint32_t rank, const Deadline &deadline)
   return current ? failed(conflict->text) : Status();
 }
 
-Result<bool> StoreRendezvous::lookForAnswer(uint32_t rank, const Deadline &deadline) {
+Result<bool> StoreRendezvous::findAnswer(uint32_t rank, const Deadline &deadline) {
   Peer &peer = peers_[rank];
   if (peer.answered)
     return true;
@@ -369,10 +369,10 @@ Status StoreRendezvous::refuse(Status reason, const Deadline &deadline) {
   do {
     bool known = true;
     for (uint32_t rank = 1; rank < peers_.size(); ++rank) {
-      const Result<bool> told = tell(rank, roster, until);
-      if (!told.ok())
+      const Result<bool> informed = sendRefusal(rank, roster, until);
+      if (!informed.ok())
         return reason;
-      known = known && *told;
+      known = known && *informed;
     }
     if (known)
       break;
@@ -380,12 +380,12 @@ Status StoreRendezvous::refuse(Status reason, const Deadline &deadline) {
   return reason;
 }
 
-Result<bool> StoreRendezvous::tell(uint32_t rank, Roster &roster, const Deadline &deadline) {
+Result<bool> StoreRendezvous::sendRefusal(uint32_t rank, Roster &roster, const Deadline &deadline) {
   Peer &peer = peers_[rank];
-  if (peer.told)
+  if (peer.informed)
     return true;
   if (rank < size())
-    if (Status status = lookAtHello(rank, deadline); !status.ok())
+    if (Status status = readHello(rank, deadline); !status.ok())
       return status;
   if (rank < size() && roster.tokens[rank] != peer.token) { // it has said hello since
     roster.tokens[rank] = peer.token;
@@ -396,16 +396,16 @@ Result<bool> StoreRendezvous::tell(uint32_t rank, Roster &roster, const Deadline
     const auto answer = findRecord<Welcome>(store_, options_, key("answer", rank), deadline);
     if (!answer.ok())
       return answer.status();
-    peer.told = *answer == Welcome{0, peer.token};
-    if (peer.told || peer.answered)
-      return peer.told;
+    peer.informed = *answer == Welcome{0, peer.token};
+    if (peer.informed || peer.answered)
+      return peer.informed;
   }
   const auto differs = findRecord<Welcome>(store_, options_, keyOf(options_, "differs", rank), deadline);
   if (!differs.ok())
     return differs.status();
-  peer.told = peer.refused != 0 && *differs == Welcome{0, peer.refused};
+  peer.informed = peer.refused != 0 && *differs == Welcome{0, peer.refused};
   if (!*differs || (*differs)->session != own_.token)
-    return peer.told || (peer.token != 0 && !peer.trusted);
+    return peer.informed || (peer.token != 0 && !peer.trusted);
   peer.refused = (*differs)->token;
   const Roster refusal{roster.session, {peer.refused}, roster.refusal};
   const auto opened = findRecord<Opened>(store_, options_, keyOf(options_, "plan", rank), deadline);
@@ -444,7 +444,7 @@ Status StoreRendezvous::missing() {
 Status StoreRendezvous::enter(const Deadline &deadline) {
   Polling polling(pause());
   while (true) {
-    Result<bool> complete = lookAround(deadline);
+    Result<bool> complete = pollRankZero(deadline);
     if (!complete.ok())
       return Status(complete.status()).withSuffix(note_);
     if (*complete)
@@ -456,26 +456,26 @@ Status StoreRendezvous::enter(const Deadline &deadline) {
 }
 
 /// Whether the job is complete.
-Result<bool> StoreRendezvous::lookAround(const Deadline &deadline) {
+Result<bool> StoreRendezvous::pollRankZero(const Deadline &deadline) {
   if (Status status = keepHello(deadline); !status.ok())
     return status;
-  if (Status status = lookForRefusal(deadline); !status.ok())
+  if (Status status = findRefusal(deadline); !status.ok())
     return status;
-  if (Status status = lookForWelcome(deadline); !status.ok())
+  if (Status status = findWelcome(deadline); !status.ok())
     return status;
   if (!answered_.session)
     if (Status status = compareWithRankZero(deadline); !status.ok())
       return status;
-  return lookForRoster(deadline);
+  return findRoster(deadline);
 }
 
-Status StoreRendezvous::lookForRefusal(const Deadline &deadline) {
+Status StoreRendezvous::findRefusal(const Deadline &deadline) {
   const auto refusal = findRecord<Roster>(store_, options_, keyOf(options_, "refusal", rank()), deadline);
   if (!refusal.ok() || !*refusal || (*refusal)->tokens != std::vector{own_.token} || !(*refusal)->refusal)
     return refusal.status();
   note_.clear();
   // Only tells rank 0 that it need not wait: an error here changes nothing.
-  [[maybe_unused]] const Status told = setSealed(store_, options_, keyOf(options_, "differs", rank()),
+  [[maybe_unused]] const Status sent = setSealed(store_, options_, keyOf(options_, "differs", rank()),
                                                  Welcome{0, own_.token}.encode(), deadline ? deadline : shortly());
   return *(*refusal)->refusal;
 }
@@ -493,7 +493,7 @@ Status StoreRendezvous::compareWithRankZero(const Deadline &deadline) {
                    deadline);
 }
 
-Status StoreRendezvous::lookForWelcome(const Deadline &deadline) {
+Status StoreRendezvous::findWelcome(const Deadline &deadline) {
   const Result<std::optional<Unsealed>> found = find(key("welcome", rank()), deadline);
   if (!found.ok() || !*found)
     return found.status();
@@ -510,7 +510,7 @@ Status StoreRendezvous::lookForWelcome(const Deadline &deadline) {
   return {};
 }
 
-Result<bool> StoreRendezvous::lookForRoster(const Deadline &deadline) {
+Result<bool> StoreRendezvous::findRoster(const Deadline &deadline) {
   const Result<std::optional<Unsealed>> found = find(prefix_ + "roster", deadline);
   if (!found.ok())
     return found.status();
@@ -521,7 +521,7 @@ Result<bool> StoreRendezvous::lookForRoster(const Deadline &deadline) {
     return false;
   if (roster->refusal) {
     // Only tells rank 0 that it need not wait: an error here changes nothing.
-    [[maybe_unused]] const Status told =
+    [[maybe_unused]] const Status sent =
         set(key("answer", rank()), Welcome{0, own_.token}.encode(), deadline ? deadline : shortly());
     return *roster->refusal;
   }

@@ -47,7 +47,7 @@ void refuseJob(Store &store, const JobOptions &job, const Status &reason, const 
 void reportFailure(Store &store, const JobOptions &job, const Status &reason, const Deadline &deadline);
 /// As long as for processes of one launch to start; not beyond the deadline.
 Deadline launchDeadline(const Deadline &deadline);
-/// The deadline of a look that explains a failure whose deadline has passed.
+/// The deadline of a lookup that explains a failure whose deadline has passed.
 Deadline shortly();
 
 class StoreRendezvous : public Rendezvous {
@@ -73,8 +73,8 @@ private:
     bool replaced = false;    // its hello replaced another one
     bool answered = false;
     std::optional<std::chrono::steady_clock::time_point> differs; // since when it is known that it has another plan
-    uint64_t refused = 0; // the token that it has with another plan, to which the refusal was addressed
-    bool told = false;    // it knows the refusal
+    uint64_t refused = 0;  // the token that it has with another plan, to which the refusal was addressed
+    bool informed = false; // it knows the refusal
   };
 
   std::string key(const char *kind, uint32_t rank) const;
@@ -86,31 +86,31 @@ private:
   /// Fails if another process has replaced this process's hello; sets it again if the store has lost it.
   Status keepHello(const Deadline &deadline);
 
-  // As rank 0.
+  // Only rank 0 calls these.
   Status admit(const Deadline &deadline);
-  Result<bool> look(uint32_t rank, const Deadline &deadline);
-  Status lookAtHello(uint32_t rank, const Deadline &deadline);
-  Status lookForOtherPlan(uint32_t rank, const Deadline &deadline);
-  Status lookForConflict(uint32_t rank, const Deadline &deadline);
-  Result<bool> lookForAnswer(uint32_t rank, const Deadline &deadline);
+  Result<bool> poll(uint32_t rank, const Deadline &deadline);
+  Status readHello(uint32_t rank, const Deadline &deadline);
+  Status findOtherPlan(uint32_t rank, const Deadline &deadline);
+  Status findConflict(uint32_t rank, const Deadline &deadline);
+  Result<bool> findAnswer(uint32_t rank, const Deadline &deadline);
   Status refuse(Status reason, const Deadline &deadline);
   /// Tells a rank why the job fails. Returns whether it knows, or cannot read it. The roster gets the tokens of ranks
   /// that have said hello since.
-  Result<bool> tell(uint32_t rank, Roster &roster, const Deadline &deadline);
+  Result<bool> sendRefusal(uint32_t rank, Roster &roster, const Deadline &deadline);
   Status missing();
 
-  // As another rank.
+  // Only the other ranks call these.
   Status enter(const Deadline &deadline);
-  Result<bool> lookAround(const Deadline &deadline);
-  Status lookForWelcome(const Deadline &deadline);
-  Result<bool> lookForRoster(const Deadline &deadline);
-  Status lookForRefusal(const Deadline &deadline);
+  Result<bool> pollRankZero(const Deadline &deadline);
+  Status findWelcome(const Deadline &deadline);
+  Result<bool> findRoster(const Deadline &deadline);
+  Status findRefusal(const Deadline &deadline);
   /// Tells rank 0 that this process has another plan, if it has, and notes it.
   Status compareWithRankZero(const Deadline &deadline);
 
   /// What the store says about clients that were refused, and about an earlier attempt.
   std::string storeNote(const Deadline &deadline);
-  /// The longest pause between looks: many ranks look less often.
+  /// The longest pause between polls: many ranks poll less often.
   std::chrono::milliseconds pause() const { return std::chrono::milliseconds(50 + options_.size / 10); }
 
   Store &store_;
@@ -121,10 +121,10 @@ private:
   bool begun_ = false;
   std::vector<Peer> peers_;
   Welcome answered_;     // the last welcome that this rank answered
-  uint64_t differs_ = 0; // the token of the rank 0 that it has told that their plans differ
+  uint64_t differs_ = 0; // the token of the rank 0 that knows that its plan differs from this rank's
   uint64_t session_ = 0;
-  std::vector<uint64_t> tokens_; // of all ranks, after join
-  std::string note_;             // on the plan of rank 0, kept since the store may end before this process's deadline
+  std::vector<uint64_t> tokens_; // the tokens of all ranks, after join
+  std::string note_; // a text about the plan of rank 0, kept since the store may end before this process's deadline
 };
 
 } // namespace reshard

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The messages between the server of a store and its clients.
 //
-// A client greets: magic, version, whether it has a secret, a random challenge. The server answers: magic, version, a
-// verdict, its own challenge. With a secret, the client proves next that it has the secret, and then the server does:
-// each sends the code of both challenges. The client proves first, so that a stranger obtains no code of a server, with
-// which it could search for the secret at its leisure. Then the client sends requests, and the server answers each.
+// A client begins the handshake: magic, version, whether it has a secret, a random challenge. The server answers:
+// magic, version, a verdict, its own challenge. With a secret, the client proves next that it has the secret, and then
+// the server does: each sends the code of both challenges. The client proves first, so that a stranger obtains no code
+// of a server, with which it could search for the secret at its leisure. Then the client sends requests, and the server
+// answers each.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@ namespace reshard::tcp {
 inline constexpr std::string_view kMagic = "RESHARDS";
 inline constexpr uint32_t kVersion = 1;
 inline constexpr size_t kChallengeBytes = 32;
-inline constexpr size_t kGreetingBytes = kMagic.size() + 4 + 1 + kChallengeBytes; // of both sides
+inline constexpr size_t kHandshakeBytes = kMagic.size() + 4 + 1 + kChallengeBytes; // the first message of each side
 
 enum class Verdict : uint8_t {
   accepted,

@@ -21,7 +21,7 @@ struct TcpServer::Client {
   Socket socket;
   ServedClient served;
   Clock::time_point begin = Clock::now();
-  short events = 0; // of the last poll
+  short events = 0; // what the last poll found
 };
 
 namespace {
@@ -29,7 +29,7 @@ namespace {
 /// Connections that are accepted before clients are served again.
 constexpr int kAtOnce = 16;
 /// The strangers of a process that has few descriptors left: as many as are accepted at once, so that each of them is
-/// heard once.
+/// served once.
 constexpr size_t kFewStrangers = kAtOnce;
 
 /// The descriptors that this process may have.
@@ -182,8 +182,8 @@ bool TcpServer::write(Client &client) {
 
 /// Closes the oldest stranger, first one that has said nothing. Returns false if there is none.
 bool TcpServer::makeRoom() {
-  auto oldest =
-      std::find_if(strangers_.begin(), strangers_.end(), [](const Client &client) { return !client.served.greeted(); });
+  auto oldest = std::find_if(strangers_.begin(), strangers_.end(),
+                             [](const Client &client) { return !client.served.handshakeReceived(); });
   if (oldest == strangers_.end())
     oldest = strangers_.begin();
   if (oldest == strangers_.end())
@@ -223,14 +223,14 @@ void TcpServer::add(Socket socket) {
   const bool full = members_.size() >= limits_.maxClients || used >= most - most / 16;
   Client &client = strangers_.emplace_back(std::move(socket), contents_, place_.authenticator,
                                            [this, number, full] { return decide(number, full); });
-  client.events = POLLIN; // the greeting may have arrived already
+  client.events = POLLIN; // the handshake may have arrived already
   if (!serve(client))
     strangers_.pop_back();
   else if (client.served.joined())
     members_.splice(members_.end(), strangers_, std::prev(strangers_.end()));
 }
 
-/// The verdict on a client that has greeted.
+/// The verdict on a client whose handshake has arrived.
 std::optional<tcp::Verdict> TcpServer::decide(int socket, bool full) {
   if (full)
     return tcp::Verdict::full;

@@ -29,7 +29,7 @@ struct TcpLimits {
   std::chrono::milliseconds handshake{5000};
   size_t maxClients = 8192;
   /// Connections whose handshake is not complete. A new one replaces the oldest, first one that has said nothing: a
-  /// client of the job greets as soon as it is connected.
+  /// client of the job sends its handshake as soon as it is connected.
   size_t maxStrangers = 128;
   size_t maxBytes = size_t{512} << 20;
 };

@@ -67,7 +67,7 @@ Status TcpStore::attempt(const Deadline &deadline, Again &again) {
       break;
   }
   if (status.ok())
-    status = greet(deadline, again);
+    status = handshake(deadline, again);
   if (!status.ok())
     socket_ = Socket();
   return status;
@@ -94,16 +94,16 @@ Status TcpStore::open(const SocketAddress &address, const Deadline &deadline, Ag
   return failed("cannot connect to " + name() + ": " + std::strerror(error));
 }
 
-Status TcpStore::greet(const Deadline &deadline, Again &again) {
+Status TcpStore::handshake(const Deadline &deadline, Again &again) {
   const std::string challenge = randomBytes(tcp::kChallengeBytes);
-  const std::string greeting = ByteWriter()
-                                   .raw(tcp::kMagic)
-                                   .number(tcp::kVersion)
-                                   .number(static_cast<uint8_t>(place_.authenticator.hasSecret()))
-                                   .raw(challenge)
-                                   .take();
-  Status status = send(greeting, deadline);
-  Result<std::string> answer = status.ok() ? receive(tcp::kGreetingBytes, deadline) : Result<std::string>(status);
+  const std::string message = ByteWriter()
+                                  .raw(tcp::kMagic)
+                                  .number(tcp::kVersion)
+                                  .number(static_cast<uint8_t>(place_.authenticator.hasSecret()))
+                                  .raw(challenge)
+                                  .take();
+  Status status = send(message, deadline);
+  Result<std::string> answer = status.ok() ? receive(tcp::kHandshakeBytes, deadline) : Result<std::string>(status);
   if (!answer.ok()) {
     if (!answer.status().timedOut()) // it ended: that of an earlier attempt, for example
       again = Again::yes;

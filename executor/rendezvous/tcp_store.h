@@ -30,7 +30,7 @@ private:
   enum class Again { no, yes };
   Status attempt(const Deadline &deadline, Again &again);
   Status open(const SocketAddress &address, const Deadline &deadline, Again &again);
-  Status greet(const Deadline &deadline, Again &again);
+  Status handshake(const Deadline &deadline, Again &again);
   Status prove(const std::string &own, const std::string &server, const Deadline &deadline, Again &again);
   Status refusal(tcp::Verdict verdict) const;
   Status send(std::string_view bytes, const Deadline &deadline);

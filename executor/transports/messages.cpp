@@ -676,7 +676,7 @@ private:
     constexpr size_t kShown = 8;
     std::vector<uint32_t> ranks = localPeers_.notBegun(run);
     for (const uint32_t peer : told_)
-      if (const std::optional<uint64_t> last = channel_->toldRun(peer); last && *last < run)
+      if (const std::optional<uint64_t> last = channel_->lastRunOf(peer); last && *last < run)
         ranks.push_back(peer);
     std::sort(ranks.begin(), ranks.end());
     std::string text;

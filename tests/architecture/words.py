@@ -33,6 +33,12 @@ WORDS = {
 # Names of the C++ code, as a whole: a pattern, and what to write instead.
 NAMES = {
     r"k(Most|Least)\w*": "kMax… or kMin…",
+    r"told(_|[A-Z]\w*)?": "sent, informed, lastSent …",
+    r"heard(_|[A-Z]\w*)?": "seen, lastSeen",
+    r"greet(s|ed|ing)?(_|[A-Z]\w*)?|meet(_|[A-Z]\w*)?": "handshake, addPeer",
+    r"births?(_|[A-Z]\w*)?": "incarnation",
+    r"judge[sd]?(_|[A-Z]\w*)?": "check",
+    r"look(For|At|After|Around)\w*": "lookup, find, read",
 }
 # Types that have one name in several namespaces or files, with the reason. A name that a class qualifies (Node::Kind)
 # may be there three times.
@@ -51,6 +57,11 @@ def apart(text: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text).replace("_", " ")
 
 
+def code(line: str) -> str:
+    """A line of C++ without its strings and its comment."""
+    return re.sub(r'"(\\.|[^"\\])*"', '""', line).partition("//")[0]
+
+
 problems: list[str] = []
 looked = 0
 
@@ -62,7 +73,7 @@ for name in files(TEXT):
         if found := words.search(apart(content)):
             instead = next(plain for word, plain in WORDS.items() if re.fullmatch(word, found[0], re.IGNORECASE))
             problems.append(f"{name}:{line}: '{found[0]}': write {instead}")
-        if name.endswith(CPP) and (found := names.search(content)):
+        if name.endswith(CPP) and (found := names.search(code(content))):
             instead = next(plain for word, plain in NAMES.items() if re.fullmatch(word, found[0]))
             problems.append(f"{name}:{line}: '{found[0]}': write {instead}")
 

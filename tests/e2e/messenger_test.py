@@ -14,7 +14,7 @@ from commands import BIN, FolderTest
 
 MISSING = hosts.Hosts.missing()
 CHILD = "MessengerChild.Runs"
-SILENT = 10  # kSilentSeconds of executor/interfaces/messenger.h
+SILENT = 10  # kUnresponsiveSeconds of executor/interfaces/messenger.h
 GRACE = 10  # seconds that a loaded machine may need in addition
 
 

@@ -26,8 +26,8 @@ TEST(LivenessLock, AForkedProcessDoesNotKeepIt) {
     setenv("OMPI_COMM_WORLD_RANK", rank, 1);
     return LivenessLock();
   };
-  int said[2], told[2]; // pipes: the other process is ready; it shall end
-  ASSERT_TRUE(pipe(said) == 0 && pipe(told) == 0);
+  int said[2], stop[2]; // pipes: the other process is ready; it shall end
+  ASSERT_TRUE(pipe(said) == 0 && pipe(stop) == 0);
   const pid_t other = fork();
   if (other == 0) {
     const LivenessLock lock = start("0", "4");
@@ -35,14 +35,14 @@ TEST(LivenessLock, AForkedProcessDoesNotKeepIt) {
     if (child == 0)
       pause();
     char byte = 0;
-    const bool ended = write(said[1], &child, sizeof child) == sizeof child && read(told[0], &byte, 1) == 1;
+    const bool ended = write(said[1], &child, sizeof child) == sizeof child && read(stop[0], &byte, 1) == 1;
     _exit(ended ? 0 : 1);
   }
   const LivenessLock mine = start("1", "5");
   pid_t child = 0;
   ASSERT_EQ(read(said[0], &child, sizeof child), static_cast<ssize_t>(sizeof child));
   EXPECT_EQ(mine.missing(), "all ranks of this host have joined, but not all ranks of the job are ready");
-  EXPECT_EQ(write(told[1], "", 1), 1);
+  EXPECT_EQ(write(stop[1], "", 1), 1);
   int status = 0;
   EXPECT_EQ(waitpid(other, &status, 0), other);
   EXPECT_EQ(status, 0);
@@ -52,7 +52,7 @@ TEST(LivenessLock, AForkedProcessDoesNotKeepIt) {
   for (const char *name :
        {"PMIX_SERVER_TMPDIR", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_RANK"})
     unsetenv(name);
-  for (const int each : {said[0], said[1], told[0], told[1]})
+  for (const int each : {said[0], said[1], stop[0], stop[1]})
     close(each);
 }
 

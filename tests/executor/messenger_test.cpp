@@ -520,7 +520,7 @@ TEST_P(Processes, AStoppedProcessHoldsNobodyUp) {
 class Hosts : public Processes {
 protected:
   /// Publishes the address, and waits for the peer.
-  void meet(const std::filesystem::path &folder) {
+  void connectIn(const std::filesystem::path &folder) {
     std::ofstream(folder / "address.part") << (*side_)->address() << std::flush;
     std::filesystem::rename(folder / "address.part", folder / "address");
     ASSERT_TRUE(until({side_.get()}, [&] { return side_->events.size() == 1; }, 60));
@@ -540,7 +540,7 @@ TEST_P(Hosts, APeerThatEndsOrIsCutOffIsLost) {
   if (!folder)
     GTEST_SKIP() << "run by tests/e2e/messenger_test.py";
   const std::filesystem::path at(folder);
-  meet(at);
+  connectIn(at);
   const std::vector<std::byte> data = bytesOf(1, 1 << 20);
   EXPECT_EQ((*side_)->sendData(peer_, {}, data.data(), data.size(), 9).message(), "");
   expectLost(60);
@@ -554,7 +554,7 @@ TEST_P(Hosts, TheFarewellArrivesAfterACut) {
   if (!folder)
     GTEST_SKIP() << "run by tests/e2e/messenger_test.py";
   const std::filesystem::path at(folder);
-  meet(at);
+  connectIn(at);
   const auto exists = [&](const char *name) { return [=] { return std::filesystem::exists(at / name); }; };
   ASSERT_TRUE(until({side_.get()}, exists("cut"), 60));
   for (size_t frame = 0; frame < kMaxFrames - 10; ++frame)
@@ -650,8 +650,8 @@ TEST_P(Processes, AnAddressOfAnEarlierMessengerConnectsToNone) {
   EXPECT_TRUE(until({side_.get(), &stale}, [&] { return (*side_)->dropped() == 1; }));
   EXPECT_TRUE(side_->events.empty());
   if (!apart())
-    return; // the same after kSilentSeconds
-  EXPECT_TRUE(until({side_.get(), &stale}, [&] { return !stale.events.empty(); }, 2 * kSilentSeconds));
+    return; // the same after kUnresponsiveSeconds
+  EXPECT_TRUE(until({side_.get(), &stale}, [&] { return !stale.events.empty(); }, 2 * kUnresponsiveSeconds));
   EXPECT_EQ(stale.events[0].reason.message().find("the peer has "), 0u) << stale.events[0].reason.message();
 }
 

@@ -153,7 +153,7 @@ protected:
       check.buckets = buckets.numbers;
       for (const uint32_t source : buckets.sources)
         check.sources.push_back(fleet.sources()[source]);
-      check.judge = [&](const std::vector<CountedDigest> &expected) {
+      check.checkDigests = [&](const std::vector<CountedDigest> &expected) {
         return process.digests->checkDigests(buckets, expected, false);
       };
       check.compare = [&](const std::vector<CountedDigest> &expected, const std::function<void()> &poll) {

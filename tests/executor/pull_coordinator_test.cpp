@@ -21,7 +21,7 @@ const auto kLater = Coordinator::Clock::time_point::max();
 class PullCoordinator : public testing::Test {
 protected:
   void make(uint32_t sources, uint32_t replicaRanks) { coordinator.emplace(FleetShape{sources, replicaRanks}); }
-  void publish(uint64_t version, uint64_t birth = 1) { coordinator->published(0, {birth, version}); }
+  void publish(uint64_t version, uint64_t incarnation = 1) { coordinator->published(0, {incarnation, version}); }
   /// Client 10 * replica + rank + 1.
   static uint64_t client(uint32_t replica, uint32_t rank = 0) { return 10 * replica + rank + 1; }
   void begin(uint32_t replica, uint32_t rank = 0, uint64_t call = 1, uint64_t least = 0, uint64_t failed = 0) {
@@ -212,14 +212,14 @@ TEST_F(PullCoordinator, ALostOrSilentReplicaIsNoParent) {
   EXPECT_EQ(answers(), "22:assign 1 from sources");
   begin(3);
   EXPECT_EQ(answers(), "31:assign 1 from 2");
-  coordinator->heard(client(1), now);
+  coordinator->seen(client(1), now);
   begin(4);
   EXPECT_EQ(answers(), "41:assign 1 from 1");
   EXPECT_EQ(states(), "0: lost 1 ranks 1, 1: pulling 1 ranks 1, 2: pulling 1 ranks 2, 3: pulling 1 ranks 1, 4: pulling "
                       "1 ranks 1");
   now += std::chrono::seconds(6);
   EXPECT_THAT(states(), testing::HasSubstr("1: lost 1 ranks 1"));
-  coordinator->heard(client(1), now);
+  coordinator->seen(client(1), now);
   begin(1, 1);
   begin(0, 1); // replica 0 has all its ranks again
   EXPECT_EQ(answers(), "12:assign 1 from sources, 2:assign 1 from sources");

@@ -62,8 +62,8 @@ protected:
     return {};
   }
   /// The kind of the answer to a fetch of the whole message.
-  Frame fetch(uint64_t version, uint64_t birth) {
-    return ask(FrameKind::fetch, {version, message_, 0, kBytes, 0, 0, birth});
+  Frame fetch(uint64_t version, uint64_t incarnation) {
+    return ask(FrameKind::fetch, {version, message_, 0, kBytes, 0, 0, incarnation});
   }
   /// Whether the bytes that were read under a lease are confirmed.
   bool confirmed(uint64_t version, uint64_t lease) {
@@ -86,7 +86,7 @@ protected:
   std::string text_; // of the last answer
 };
 
-constexpr uint64_t kNow = UINT64_MAX; // a birth after that of every server
+constexpr uint64_t kNow = UINT64_MAX; // an incarnation after that of every server
 
 TEST_F(PullServer, OnlyThePublishedVersionIsServed) {
   EXPECT_EQ(kindOf(fetch(1, kNow)), FrameKind::gone); // none is published
@@ -114,10 +114,10 @@ TEST_F(PullServer, OnlyBytesUnderTheLeaseOfThePublishedVersionAreConfirmed) {
 
 TEST_F(PullServer, DigestsAreThoseOfTheVersionThatWasPublishedLast) {
   const std::string first("\1\0\0\0\0\0\0\0", 8); // buckets 1 and 0
-  const auto answer = [&](uint64_t version, uint64_t birth, std::string_view buckets) {
-    const Frame frame = ask(FrameKind::askDigests, {version, birth, 7}, buckets);
+  const auto answer = [&](uint64_t version, uint64_t incarnation, std::string_view buckets) {
+    const Frame frame = ask(FrameKind::askDigests, {version, incarnation, 7}, buckets);
     EXPECT_EQ(kindOf(frame), FrameKind::digests);
-    EXPECT_TRUE(frame.words[1] == version && frame.words[2] == birth && frame.words[3] == 7);
+    EXPECT_TRUE(frame.words[1] == version && frame.words[2] == incarnation && frame.words[3] == 7);
     return static_cast<DigestsAnswer>(frame.words[4]);
   };
   EXPECT_EQ(answer(3, kNow, first), DigestsAnswer::otherVersion); // none is published

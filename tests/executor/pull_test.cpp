@@ -128,7 +128,7 @@ TEST_F(Pull, ReleaseRevokesTheLeasesOfReadersAndNamesThem) {
       network.delay(address, 0.15);
     std::thread puller([&] { EXPECT_EQ(pullReplica(3, 0, 20), "2 2"); });
     std::string text;
-    for (int look = 0; look < 5000 && text.empty(); ++look) { // until the rank has a lease
+    for (int attempt = 0; attempt < 5000 && text.empty(); ++attempt) { // until the rank has a lease
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       if (processes[1]->transport->leases() > 0)
         text = processes[1]->transport->release(in(0.05)).message();

@@ -389,11 +389,11 @@ TEST_P(Ucx, AMessageOfAnotherSizeIsAnError) {
 // A process with another transport, or of another version, may join the same rendezvous.
 TEST_P(Ucx, APeerWithAnotherTransportIsAnError) {
   Meeting meeting(2);
-  std::promise<void> told;
+  std::promise<void> notified;
   asRanks(2, [&](uint32_t rank) {
     const Rank mine(meeting, rank);
     if (rank == 1) {
-      told.get_future().wait();
+      notified.get_future().wait();
       return;
     }
     {
@@ -404,7 +404,7 @@ TEST_P(Ucx, APeerWithAnotherTransportIsAnError) {
     EXPECT_EQ(mine->send(0, 1, 1, data, sizeof data).message(),
               "rank 1 has another transport or version of reshard: expected that its hello begins with "
               "'reshard-ucx-1:'");
-    told.set_value();
+    notified.set_value();
   });
 }
 
@@ -558,9 +558,9 @@ TEST_P(Ucx, APeerEndsWhileThisProcessCloses) {
     }
     for (const Deadline filled = in(0.2); !passed(filled);)
       EXPECT_TRUE(mine->test(0).ok());
-    bool told = false;
+    bool notified = false;
     const auto letPeerEnd = [&] {
-      if (!std::exchange(told, true)) {
+      if (!std::exchange(notified, true)) {
         closing.set_value();
         EXPECT_EQ(ended.get_future().wait_for(std::chrono::duration<double>(kSeconds)), std::future_status::ready);
       }

@@ -22,14 +22,15 @@ const Authenticator &secret() {
   return authenticator;
 }
 
-/// Feeds a client's bytes to a server in pieces, whose lengths are the first bytes. `greets`: the client has greeted.
-void serve(std::string_view input, const Authenticator &authenticator, bool greets) {
+/// Feeds a client's bytes to a server in pieces, whose lengths are the first bytes. `handshaken`: its handshake is
+/// complete.
+void serve(std::string_view input, const Authenticator &authenticator, bool handshaken) {
   constexpr size_t kMaxBytes = 1 << 16;
   StoreContents contents(kMaxBytes);
   contents.set("known", "value");
   {
     ServedClient client(contents, authenticator, "fuzz", [] { return tcp::Verdict::accepted; });
-    if (greets)
+    if (handshaken)
       client.receive(ByteWriter()
                          .raw(tcp::kMagic)
                          .number(tcp::kVersion)
@@ -72,9 +73,9 @@ void decode(std::string_view input) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   const std::string_view input(reinterpret_cast<const char *>(data), size);
-  for (const bool greets : {false, true}) {
-    serve(input, {}, greets);
-    serve(input, secret(), greets);
+  for (const bool handshaken : {false, true}) {
+    serve(input, {}, handshaken);
+    serve(input, secret(), handshaken);
   }
   decode(input);
   return 0;

@@ -251,7 +251,7 @@ void inspectAll(const std::string &path) {
   }
 }
 
-Verdict judge(const std::string &path, MemoryFile *output) {
+Verdict verdictOf(const std::string &path, MemoryFile *output) {
   std::unique_ptr<Plan> plan;
   if (const Status status = loaded(path, plan); !status.ok()) {
     const int code = executed(path);
@@ -338,7 +338,7 @@ public:
     keep(n, m, "");
     MemoryFile file("plan");
     file.put(m.bytes);
-    const Verdict verdict = judge(file.path(), nullptr);
+    const Verdict verdict = verdictOf(file.path(), nullptr);
     std::printf("%s %s\n", kNames[verdict.outcome], verdict.why.c_str());
     return verdict.outcome == disagrees;
   }
@@ -358,7 +358,7 @@ private:
       shared_->began = now();
       const Mutant m = mutant(bases_, seed_, n);
       plan.put(m.bytes);
-      const Verdict verdict = judge(plan.path(), &output);
+      const Verdict verdict = verdictOf(plan.path(), &output);
       output.take();
       shared_->counts[verdict.outcome] = shared_->counts[verdict.outcome] + 1;
       if (verdict.outcome == disagrees || verbose_) {

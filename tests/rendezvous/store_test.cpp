@@ -118,7 +118,7 @@ private:
   std::thread thread_;
 };
 
-std::string greeting(uint32_t version, uint8_t hasSecret) {
+std::string handshake(uint32_t version, uint8_t hasSecret) {
   return ByteWriter()
       .raw(tcp::kMagic)
       .number(version)
@@ -209,8 +209,8 @@ TEST(TcpStore, StrangersChangeNothingAndHoldNobodyUp) {
     const Socket http = stranger(server->port()), silent = stranger(server->port()), half = stranger(server->port()),
                  version = stranger(server->port());
     say(http, "GET / HTTP/1.1\r\n\r\n");
-    say(half, greeting(tcp::kVersion, 0).substr(0, 20));
-    say(version, greeting(2, authenticator.hasSecret()));
+    say(half, handshake(tcp::kVersion, 0).substr(0, 20));
+    say(version, handshake(2, authenticator.hasSecret()));
     EXPECT_TRUE(closed(http, 10'000));
     EXPECT_TRUE(closed(version, 10'000));
     std::vector<Socket> crowd; // more than the server admits
@@ -231,14 +231,14 @@ TEST(TcpStore, StrangersChangeNothingAndHoldNobodyUp) {
   for (const std::string &request : {std::string("\1\0\0\0\x09", 5), std::string("\xff\xff\xff\xff", 4),
                                      std::string("\5\0\0\0\1\xff\0\0\0", 9), std::string("\6\0\0\0\2\0\0\0\0x", 10)}) {
     const Socket client = stranger(server->port());
-    say(client, greeting(tcp::kVersion, 0) + request);
+    say(client, handshake(tcp::kVersion, 0) + request);
     EXPECT_TRUE(closed(client, 10'000));
   }
   const Socket partial = stranger(server->port());
-  say(partial, greeting(tcp::kVersion, 0) + std::string("\x10\0\0\0\1\1\0\0\0a", 10));
+  say(partial, handshake(tcp::kVersion, 0) + std::string("\x10\0\0\0\1\1\0\0\0a", 10));
   const auto locked = serve(right);
   const Socket unproven = stranger(locked->port());
-  say(unproven, greeting(tcp::kVersion, 1) + std::string(kMacBytes, 'm') + std::string("\7\0\0\0\1\1\0\0\0a2", 11));
+  say(unproven, handshake(tcp::kVersion, 1) + std::string(kMacBytes, 'm') + std::string("\7\0\0\0\1\1\0\0\0a2", 11));
   EXPECT_TRUE(closed(unproven, 10'000));
   const auto reader = connect(locked->port(), right);
   ASSERT_TRUE(reader.ok());
@@ -267,8 +267,8 @@ TEST(TcpStore, ACrowdOfSilentClientsIsNotKept) {
     std::vector<Socket> crowd;
     for (int i = 0; i < 200; ++i) {
       crowd.push_back(stranger(server->port()));
-      if (i % 2) // half of them have greeted, and do not prove a secret
-        say(crowd.back(), greeting(tcp::kVersion, 1));
+      if (i % 2) // half of them have sent their handshake, and do not prove a secret
+        say(crowd.back(), handshake(tcp::kVersion, 1));
     }
     const auto open = [&] {
       return std::count_if(crowd.begin(), crowd.end(), [](const Socket &each) { return !closed(each, 1); });
@@ -394,7 +394,7 @@ TEST(TcpStore, ASlowReaderIsNotWaitedFor) {
   ASSERT_TRUE((*one)->set("a", std::string(kMaxValueBytes, 'v'), in(10'000)).ok());
   const Socket slow = stranger(server->port());
   const std::string find("\6\0\0\0\2\1\0\0\0a", 10);
-  say(slow, greeting(tcp::kVersion, 0) + find + find + find);
+  say(slow, handshake(tcp::kVersion, 0) + find + find + find);
   for (int i = 0; i < 20; ++i)
     EXPECT_EQ((*one)->set("b", std::to_string(i), in(5'000)).message(), "");
 }
