@@ -14,14 +14,14 @@ namespace reshard {
 namespace {
 
 /// Closes a descriptor. A mapping of the file remains.
-struct Descriptor {
-  explicit Descriptor(int file) : file(file) {}
-  ~Descriptor() {
+struct FileDescriptor {
+  explicit FileDescriptor(int file) : file(file) {}
+  ~FileDescriptor() {
     if (file >= 0)
       ::close(file);
   }
-  Descriptor(const Descriptor &) = delete;
-  Descriptor &operator=(const Descriptor &) = delete;
+  FileDescriptor(const FileDescriptor &) = delete;
+  FileDescriptor &operator=(const FileDescriptor &) = delete;
   const int file;
 };
 
@@ -43,7 +43,7 @@ void MappedFile::swap(MappedFile &other) noexcept {
 Result<MappedFile> MappedFile::open(const std::string &path, Access access) {
   const bool writes = access == Access::write;
   // Without O_NONBLOCK, opening a FIFO would block.
-  const Descriptor file(
+  const FileDescriptor file(
       uninterrupted([&] { return ::open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK); }));
   if (file.file < 0)
     return systemError("open", path);
@@ -65,7 +65,7 @@ Result<MappedFile> MappedFile::open(const std::string &path, Access access) {
 }
 
 Result<MappedFile> MappedFile::create(const std::string &path, uint64_t bytes, const std::vector<Part> &parts) {
-  const Descriptor file(
+  const FileDescriptor file(
       uninterrupted([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644); }));
   if (file.file < 0)
     return systemError("create", path);

@@ -51,15 +51,15 @@ constexpr std::string_view kMetadataGlobals[] = {
 
 /// An entry of storage_data. Names and offsets are often shared values, which are not copied. Names and files have
 /// numbers.
-struct Place {
+struct StorageEntry {
   uint32_t name = 0, file = 0;
   Value offset = 0; // kNoOffset: an object
   uint64_t begin = 0, bytes = 0;
 };
 
-/// An item of the checkpoint, and the place where it is stored.
+/// An item of the checkpoint, and its entry of storage_data.
 struct Use {
-  const Place *place;
+  const StorageEntry *place;
   StoredTensor *tensor; // null: an object
   size_t chunk = 0;
 };
@@ -153,7 +153,7 @@ private:
     constexpr std::string_view kIndex = "torch.distributed.checkpoint.metadata MetadataIndex";
     constexpr std::string_view kInfo = "torch.distributed.checkpoint.filesystem _StorageInfo";
     const Pickle::Items entries = pickle_.items(places);
-    if (!budget_.take(entries.size() / 2 * sizeof(Place)))
+    if (!budget_.take(entries.size() / 2 * sizeof(StorageEntry)))
       return refuse(ReadBudget::problem());
     places_.reserve(entries.size() / 2);
     for (size_t i = 0; i + 1 < entries.size(); i += 2) {
@@ -182,7 +182,7 @@ private:
                          static_cast<uint64_t>(pickle_.integer(*begin)),
                          static_cast<uint64_t>(pickle_.integer(*bytes))});
     }
-    const auto before = [&](const Place &a, const Place &b) { return compare(a, b.name, b.offset) < 0; };
+    const auto before = [&](const StorageEntry &a, const StorageEntry &b) { return compare(a, b.name, b.offset) < 0; };
     std::sort(places_.begin(), places_.end(), before);
     for (size_t i = 1; i < places_.size(); ++i)
       if (!before(places_[i - 1], places_[i]))
@@ -200,7 +200,7 @@ private:
   }
 
   /// Less than 0 if a place is before that of a name and an offset, 0 if it is that.
-  int compare(const Place &place, uint32_t name, Value offset) const {
+  int compare(const StorageEntry &place, uint32_t name, Value offset) const {
     if (place.name != name)
       return place.name < name ? -1 : 1;
     if (place.offset == offset)
@@ -212,10 +212,10 @@ private:
     return a.size() == b.size() ? 0 : a.size() < b.size() ? -1 : 1;
   }
 
-  const Place *find(Value name, Value offset) {
+  const StorageEntry *find(Value name, Value offset) {
     const uint32_t number = names_.of(pickle_, name);
     const auto at = std::partition_point(places_.begin(), places_.end(),
-                                         [&](const Place &place) { return compare(place, number, offset) < 0; });
+                                         [&](const StorageEntry &place) { return compare(place, number, offset) < 0; });
     return at != places_.end() && compare(*at, number, offset) == 0 ? &*at : nullptr;
   }
 
@@ -232,7 +232,7 @@ private:
       return refuse("the name " + nameOf(key) + " is repeated");
     if (!pickle_.isObject(item, kBytes))
       return readTensor(key, item, checkpoint_.tensors[name]);
-    const Place *place = find(key, kNoOffset);
+    const StorageEntry *place = find(key, kNoOffset);
     if (!place)
       return refuse(nameOf(key) + " has no entry in storage_data");
     uses_.push_back({place, nullptr});
@@ -275,7 +275,7 @@ private:
     if (!offsets || !lengths)
       return refuse(nameOf(name) + ": expected ChunkStorageMetadata with offsets and sizes of at most " +
                     std::to_string(Pickle::kMaxIntegers) + " integers");
-    const Place *place = find(name, *at);
+    const StorageEntry *place = find(name, *at);
     if (!place)
       return refuse(nameOf(name) + ": a chunk has no entry in storage_data");
     if (!budget_.take(kChunkBytes + files_.text(place->file).size() +
@@ -292,9 +292,9 @@ private:
     std::sort(uses_.begin(), uses_.end(), [&](const Use &a, const Use &b) { return placeOf(a) < placeOf(b); });
     std::optional<InputFile> file;
     std::optional<TorchTensor> stored; // in the entry of the last use
-    const Place *last = nullptr;
+    const StorageEntry *last = nullptr;
     for (const Use &use : uses_) {
-      const Place &place = *use.place;
+      const StorageEntry &place = *use.place;
       const std::string path = folder_ + "/" + std::string(files_.text(place.file));
       const std::string name = quoted(names_.text(place.name));
       if (!file || last->file != place.file) {
@@ -326,7 +326,7 @@ private:
 
   /// Sets where the data of a chunk is. `stored`: the tensor in its entry, if that was read.
   Status locate(const InputFile &file, const Use &use, const std::string &name, std::optional<TorchTensor> &stored) {
-    const Place &place = *use.place;
+    const StorageEntry &place = *use.place;
     const std::string where = "'" + file.path() + "', entry " + name + " at byte " + std::to_string(place.begin);
     StoredChunk &chunk = use.tensor->chunks[use.chunk];
     if (!stored) {
@@ -356,7 +356,7 @@ private:
   Pickle pickle_;
   ReadBudget budget_;
   TextNumbers names_, files_;
-  std::vector<Place> places_; // by name and offset
+  std::vector<StorageEntry> places_; // by name and offset
   std::vector<Use> uses_;
   size_t chunks_ = 0; // of all tensors
 };

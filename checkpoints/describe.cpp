@@ -117,7 +117,7 @@ std::string key(const std::string &name) {
 using ShapeAndType = std::pair<std::vector<int64_t>, schema::DType>;
 
 /// Tensors of one pattern, shape and dtype.
-struct Group {
+struct TensorGroup {
   std::vector<std::string> names;
   std::vector<std::vector<int64_t>> values; // of the pattern's variables, by tensor
 };
@@ -125,7 +125,7 @@ struct Group {
 /// All tensors whose names differ in numbers only.
 struct Pattern {
   std::vector<std::string> variables;
-  std::map<ShapeAndType, Group> groups;
+  std::map<ShapeAndType, TensorGroup> groups;
 };
 
 /// A line of `tensors`.
@@ -137,7 +137,7 @@ struct Line {
 };
 
 /// The values of each variable in a group of tensors.
-std::vector<std::set<int64_t>> valuesOf(const Group &group, size_t variables) {
+std::vector<std::set<int64_t>> valuesOf(const TensorGroup &group, size_t variables) {
   std::vector<std::set<int64_t>> sets(variables);
   for (const auto &values : group.values)
     for (size_t v = 0; v < values.size(); ++v)
@@ -194,7 +194,7 @@ std::string describeModel(const std::map<std::string, StoredTensor> &tensors, co
     Name parts = read(name);
     Pattern &pattern = patterns[parts.pattern];
     pattern.variables = parts.variables;
-    Group &group = pattern.groups[{tensor.shape, tensor.dtype}];
+    TensorGroup &group = pattern.groups[{tensor.shape, tensor.dtype}];
     group.names.push_back(name);
     group.values.push_back(parts.values);
     ++dtypes[tensor.dtype];

@@ -32,9 +32,9 @@ bool isStrided(const Pickle &pickle, Value layout) {
 std::vector<int64_t> LocalPart::localShape() const {
   std::vector<int64_t> lengths;
   lengths.reserve(positions.size());
-  for (const std::vector<Interval> &intervals : positions) {
+  for (const std::vector<IndexRange> &intervals : positions) {
     int64_t length = 0;
-    for (const Interval &each : intervals)
+    for (const IndexRange &each : intervals)
       length += each.length;
     lengths.push_back(length);
   }
@@ -94,7 +94,7 @@ std::string readDistributed(const Pickle &pickle, Value value, DistributedTensor
   found.dtype = pickle.text(dtype);
   found.part.shape = *shape;
   for (const int64_t length : *shape)
-    found.part.positions.push_back(length > 0 ? std::vector<Interval>{{0, length}} : std::vector<Interval>{});
+    found.part.positions.push_back(length > 0 ? std::vector<IndexRange>{{0, length}} : std::vector<IndexRange>{});
   return is(arguments[1], kDTensor) ? readDTensor(pickle, arguments[3], found, budget)
                                     : readShardedTensor(pickle, arguments[3], found);
 }

@@ -15,14 +15,14 @@
 namespace reshard::analysis {
 
 /// Consecutive positions of a dimension.
-struct Interval {
+struct IndexRange {
   int64_t begin = 0, length = 0;
 };
 
 /// What a rank holds of a tensor: of each dimension, the positions in the order of its local ones.
 struct LocalPart {
   std::vector<int64_t> shape; // of the whole tensor
-  std::vector<std::vector<Interval>> positions;
+  std::vector<std::vector<IndexRange>> positions;
   /// Of the local tensor.
   std::vector<int64_t> localShape() const;
 };

@@ -28,11 +28,11 @@ constexpr std::string_view kDTensorGlobals[] = {
 constexpr int64_t kMaxSplit = 1 << 16; // of a _StridedShard
 constexpr size_t kMaxIntervals = size_t{1} << 16;
 
-using Intervals = std::vector<Interval>;
+using IndexRanges = std::vector<IndexRange>;
 
-int64_t lengthOf(const Intervals &intervals) {
+int64_t lengthOf(const IndexRanges &intervals) {
   int64_t length = 0;
-  for (const Interval &each : intervals)
+  for (const IndexRange &each : intervals)
     length += each.length;
   return length;
 }
@@ -45,9 +45,9 @@ struct Cursor {
 
 /// Appends the local positions [begin, end) of `from`. Moves the cursor to the interval of `end`: a later call may only
 /// ask for later positions, so that all calls together visit each interval once.
-void append(const Intervals &from, Cursor &cursor, int64_t begin, int64_t end, Intervals &to) {
+void append(const IndexRanges &from, Cursor &cursor, int64_t begin, int64_t end, IndexRanges &to) {
   while (cursor.next < from.size() && cursor.at < end) {
-    const Interval &each = from[cursor.next];
+    const IndexRange &each = from[cursor.next];
     const int64_t low = std::max(begin, cursor.at), high = std::min(end, cursor.at + each.length);
     if (low < high) {
       const int64_t first = each.begin + low - cursor.at;
@@ -73,9 +73,9 @@ std::pair<int64_t, int64_t> chunkOf(int64_t length, int64_t chunks, int64_t inde
 
 /// The positions of coordinate `index` of a mesh dimension. `split`: of a _StridedShard, whose pieces are chunked one
 /// by one; 1 for Shard.
-Intervals shardOf(const Intervals &from, int64_t split, int64_t chunks, int64_t index) {
+IndexRanges shardOf(const IndexRanges &from, int64_t split, int64_t chunks, int64_t index) {
   const int64_t length = lengthOf(from);
-  Intervals result;
+  IndexRanges result;
   Cursor cursor;
   for (int64_t piece = 0; piece < split; ++piece) {
     const auto [begin, end] = chunkOf(length, split, piece);
@@ -101,7 +101,7 @@ public:
     if (!placements || !pickle_.is(*placements, Kind::tuple) || pickle_.items(*placements).size() != sizes_.size())
       return "it has no placement for each dimension of its mesh";
     if (!coordinates_) { // a rank that is not in the mesh
-      for (Intervals &each : part_.positions)
+      for (IndexRanges &each : part_.positions)
         each.clear();
       return {};
     }
@@ -178,7 +178,7 @@ private:
     if (split < 1 || split > kMaxSplit)
       return "the split_factor of a _StridedShard is " + std::to_string(split);
     if (const auto steps = static_cast<uint64_t>(split) + part_.positions[d].size();
-        !budget_.take(sizeof(Interval) * steps, 10 * steps))
+        !budget_.take(sizeof(IndexRange) * steps, 10 * steps))
       return ReadBudget::problem();
     part_.positions[d] = shardOf(part_.positions[d], split, size, coordinate);
     if (part_.positions[d].size() > kMaxIntervals)

@@ -45,7 +45,7 @@ std::string readShardedTensor(const Pickle &pickle, Value state, DistributedTens
   const Pickle::Items shards = pickle.items(items[0]);
   LocalPart &part = found.part;
   if (shards.empty()) {
-    for (std::vector<Interval> &each : part.positions)
+    for (std::vector<IndexRange> &each : part.positions)
       each.clear();
     return {};
   }

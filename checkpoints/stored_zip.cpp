@@ -35,7 +35,7 @@ Result<std::optional<std::string_view>> part(FilePart &archive, uint64_t begin, 
   return read.ok() ? Result(std::optional(*read)) : Result<std::optional<std::string_view>>(read.status());
 }
 
-struct Directory {
+struct CentralDirectory {
   uint64_t begin = 0, bytes = 0, members = 0;
 };
 
@@ -47,9 +47,9 @@ struct Entry {
 };
 
 /// Finds the directory. torch.save writes no comment, so the record at the end has a fixed place.
-Result<std::optional<Directory>> findDirectory(FilePart &archive) {
+Result<std::optional<CentralDirectory>> findDirectory(FilePart &archive) {
   constexpr uint64_t kTail = 4096; // most archives of one tensor have their directory in it
-  const std::optional<Directory> none;
+  const std::optional<CentralDirectory> none;
   const uint64_t bytes = archive.bytes(), tailAt = bytes - std::min(bytes, kTail);
   if (bytes < kEndBytes)
     return none;
@@ -59,7 +59,7 @@ Result<std::optional<Directory>> findDirectory(FilePart &archive) {
   const std::string_view end = tail->substr(tail->size() - kEndBytes);
   if (numberAt<uint32_t>(end, 0) != kEnd || numberAt<uint16_t>(end, 20) != 0)
     return none;
-  const Directory found{numberAt<uint32_t>(end, 16), numberAt<uint32_t>(end, 12), numberAt<uint16_t>(end, 10)};
+  const CentralDirectory found{numberAt<uint32_t>(end, 16), numberAt<uint32_t>(end, 12), numberAt<uint16_t>(end, 10)};
   if (tail->size() < kEndBytes + kLocatorBytes)
     return std::optional(found);
   const std::string_view locator = tail->substr(tail->size() - kEndBytes - kLocatorBytes);
@@ -70,8 +70,8 @@ Result<std::optional<Directory>> findDirectory(FilePart &archive) {
     return end64.status();
   if (!*end64 || numberAt<uint32_t>(**end64, 0) != kEnd64)
     return none;
-  return std::optional(
-      Directory{numberAt<uint64_t>(**end64, 48), numberAt<uint64_t>(**end64, 40), numberAt<uint64_t>(**end64, 32)});
+  return std::optional(CentralDirectory{numberAt<uint64_t>(**end64, 48), numberAt<uint64_t>(**end64, 40),
+                                        numberAt<uint64_t>(**end64, 32)});
 }
 
 bool byName(const StoredZip::Member &a, const StoredZip::Member &b) { return a.name < b.name; }

@@ -455,7 +455,7 @@ private:
 
   // ---------------------------------------------------------------------------------------------------------- schedule
 
-  struct End {
+  struct MessageStep {
     const RankSchedule *rank = nullptr;
     const Step *step = nullptr;
   };
@@ -523,8 +523,9 @@ private:
         });
       if (step.kind == StepKind::copy)
         copy(rank, step, where);
-      if (message &&
-          !(step.kind == StepKind::send ? sends_ : receives_).try_emplace(step.message, End{&rank, &step}).second)
+      if (message && !(step.kind == StepKind::send ? sends_ : receives_)
+                          .try_emplace(step.message, MessageStep{&rank, &step})
+                          .second)
         require(false, where + " is a second " + name(step.kind) + " of message " + std::to_string(step.message));
     }
     return true;
@@ -580,7 +581,7 @@ private:
       const std::string where = "message " + std::to_string(message);
       if (!require(at != receives_.end(), where + " has no receive"))
         return;
-      const End &receive = at->second;
+      const MessageStep &receive = at->second;
       require(send.step->peer == receive.rank->rank && receive.step->peer == send.rank->rank &&
                   send.step->round == receive.step->round && send.step->bytes == receive.step->bytes &&
                   send.step->chunk == receive.step->chunk && send.step->level == receive.step->level &&
@@ -632,8 +633,8 @@ private:
 
   const Module &module_;
   const Layout &layout_;
-  std::optional<Copies> copies_;             // set once the layout is valid
-  std::map<uint32_t, End> sends_, receives_; // by message
+  std::optional<Copies> copies_;                     // set once the layout is valid
+  std::map<uint32_t, MessageStep> sends_, receives_; // by message
   std::string error_;
 };
 

@@ -21,7 +21,7 @@ constexpr char kDigits = '\1';
 
 /// A name with placeholders. Its skeleton has kDigits in place of consecutive digits and placeholders. Placeholders are
 /// replaced by digits, so equal names have equal skeletons.
-struct NamePattern {
+struct PlaceholderName {
   std::string skeleton;
   bool literal = true;                   // no placeholder
   bool touching = false;                 // adjacent placeholders: {a}{b} is 111 both for 1, 11 and for 11, 1
@@ -66,7 +66,7 @@ private:
   /// Parses a name. It must contain each variable once, as {x} or, if `positions`, as {x.local}; with `positions` it
   /// may also contain {x.chunk}.
   bool read(const std::string &name, const flatbuffers::Vector<uint32_t> *variables, bool positions,
-            const std::string &owner, NamePattern &namePattern) {
+            const std::string &owner, PlaceholderName &namePattern) {
     const size_t count = sizeOf(variables);
     namePattern.value.assign(count, false);
     namePattern.local = namePattern.chunk = namePattern.value;
@@ -125,7 +125,7 @@ private:
   /// has a placeholder.
   class Groups {
   public:
-    void add(uint32_t owner, std::string_view name, NamePattern namePattern) {
+    void add(uint32_t owner, std::string_view name, PlaceholderName namePattern) {
       groups_[std::move(namePattern.skeleton)].push_back({owner, name, namePattern.literal, namePattern.touching});
     }
 
@@ -159,7 +159,7 @@ private:
     Groups groups;
     for (uint32_t f = 0; f < sizeOf(manifest_.tensor_patterns()); ++f) {
       const TensorPattern &pattern = *manifest_.tensor_patterns()->Get(f);
-      NamePattern namePattern;
+      PlaceholderName namePattern;
       if (!read(pattern.name()->str(), pattern.variables(), false, "tensor '" + pattern.name()->str() + "'",
                 namePattern))
         return false;
@@ -220,7 +220,7 @@ private:
           return false;
         continue;
       }
-      NamePattern namePattern;
+      PlaceholderName namePattern;
       if (!read(param.name()->str(), param.variables(), true, name, namePattern) ||
           !positions(endpoint, param, namePattern, name))
         return false;
@@ -262,7 +262,7 @@ private:
 
   /// The positions that replace {x.local} must exist and differ: within each chunk if the name contains {x.chunk}, else
   /// over all chunks.
-  bool positions(const Endpoint &endpoint, const Param &param, const NamePattern &namePattern,
+  bool positions(const Endpoint &endpoint, const Param &param, const PlaceholderName &namePattern,
                  const std::string &name) {
     for (size_t v = 0; v < namePattern.local.size(); ++v) {
       const uint32_t variable = param.variables()->Get(v), sharding = param.instances()->Get(v);

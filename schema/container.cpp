@@ -30,7 +30,7 @@ constexpr uint64_t kAlignment = 64;
 
 /// The first 32 bytes have the same meaning in every version, so that each reader can tell foreign, newer and truncated
 /// files apart.
-struct Header {
+struct FileHeader {
   char magic[8];
   uint32_t version;
   uint32_t headerBytes;
@@ -46,13 +46,13 @@ struct Header {
   uint8_t padding[16];
   Digest digest; // of the bytes before it: because of the two digests above, of the whole plan
 };
-static_assert(sizeof(Header) == 128 && offsetof(Header, version) == 8 && offsetof(Header, headerBytes) == 12 &&
-              offsetof(Header, features) == 16 && offsetof(Header, fileBytes) == 24 &&
-              offsetof(Header, segments) == 32 && offsetof(Header, reserved) == 36 &&
-              offsetof(Header, indexOffset) == 40 && offsetof(Header, manifestOffset) == 48 &&
-              offsetof(Header, manifestBytes) == 56 && offsetof(Header, manifestDigest) == 64 &&
-              offsetof(Header, indexDigest) == 80 && offsetof(Header, padding) == 96 &&
-              offsetof(Header, digest) == 112);
+static_assert(sizeof(FileHeader) == 128 && offsetof(FileHeader, version) == 8 &&
+              offsetof(FileHeader, headerBytes) == 12 && offsetof(FileHeader, features) == 16 &&
+              offsetof(FileHeader, fileBytes) == 24 && offsetof(FileHeader, segments) == 32 &&
+              offsetof(FileHeader, reserved) == 36 && offsetof(FileHeader, indexOffset) == 40 &&
+              offsetof(FileHeader, manifestOffset) == 48 && offsetof(FileHeader, manifestBytes) == 56 &&
+              offsetof(FileHeader, manifestDigest) == 64 && offsetof(FileHeader, indexDigest) == 80 &&
+              offsetof(FileHeader, padding) == 96 && offsetof(FileHeader, digest) == 112);
 
 struct IndexEntry {
   uint64_t offset;
@@ -93,7 +93,7 @@ Result<CompressedSegment> compress(Bytes segment) {
 struct ContainerWriter::State {
   std::string path;
   AtomicFile file;
-  Header header{};
+  FileHeader header{};
   std::vector<IndexEntry> index;
   size_t added = 0;
   uint64_t at = 0;                // the position of the next segment
@@ -145,11 +145,11 @@ Status ContainerWriter::create(const std::string &path, uint32_t segments, uint6
   s.file = std::move(*file);
   std::memcpy(s.header.magic, kMagic, sizeof kMagic);
   s.header.version = kVersion;
-  s.header.headerBytes = sizeof(Header);
+  s.header.headerBytes = sizeof(FileHeader);
   s.header.segments = segments;
   s.header.features = features;
   s.index.resize(segments);
-  s.at = sizeof(Header);
+  s.at = sizeof(FileHeader);
   return {};
 }
 
@@ -208,7 +208,7 @@ Status ContainerWriter::finish(const std::function<void(const std::string &path)
   const size_t indexBytes = s.index.size() * sizeof(IndexEntry);
   s.header.fileBytes = s.at;
   s.header.indexDigest = digestOf(s.index.data(), indexBytes);
-  s.header.digest = digestOf(&s.header, offsetof(Header, digest));
+  s.header.digest = digestOf(&s.header, offsetof(FileHeader, digest));
   s.digest = hexadecimal(s.header.digest);
   if (Status status = s.file.write(s.index.data(), indexBytes, s.header.indexOffset); !status.ok())
     return status;
@@ -248,7 +248,7 @@ struct Container::State {
   int file = -1;
   struct stat opened{}; // the file then
   size_t bytes = 0;     // of it
-  Header header{};
+  FileHeader header{};
   Memory front; // the header, the manifest, the index, and the padding after each
   const IndexEntry *index = nullptr;
   std::string digest;
@@ -337,24 +337,24 @@ Status Container::State::checkBeginning() {
     return status;
   if (std::memcmp(&header, kMagic, std::min(bytes, sizeof kMagic)) != 0)
     return badPlan("not a plan: it does not begin with the magic bytes 'RESHARD\\n'");
-  const std::string wholeHeader = std::to_string(sizeof(Header)) + " or more";
-  if (bytes < offsetof(Header, features))
+  const std::string wholeHeader = std::to_string(sizeof(FileHeader)) + " or more";
+  if (bytes < offsetof(FileHeader, features))
     return truncated(wholeHeader);
-  const Header &h = header;
+  const FileHeader &h = header;
   if (h.version > kVersion)
     return badPlan("written by a newer compiler: found container version " + std::to_string(h.version) + ", expected " +
                    std::to_string(kVersion));
-  if (h.version != kVersion || h.headerBytes != sizeof(Header))
+  if (h.version != kVersion || h.headerBytes != sizeof(FileHeader))
     return badPlan("damaged: found container version " + std::to_string(h.version) + " with a header of " +
                    std::to_string(h.headerBytes) + " bytes, expected version " + std::to_string(kVersion) + " with " +
-                   std::to_string(sizeof(Header)));
-  return bytes < sizeof(Header) ? truncated(wholeHeader) : Status();
+                   std::to_string(sizeof(FileHeader)));
+  return bytes < sizeof(FileHeader) ? truncated(wholeHeader) : Status();
 }
 
 /// Checks digest, features, and that each part is where the writer puts it: no gaps, no overlaps.
 Status Container::State::checkHeader() const {
-  const Header &h = header;
-  if (!hasDigest(&h, offsetof(Header, digest), h.digest))
+  const FileHeader &h = header;
+  if (!hasDigest(&h, offsetof(FileHeader, digest), h.digest))
     return badPlan("damaged: the header does not match its digest");
   if (h.features & ~kKnownFeatures) {
     return badPlan("written by a newer compiler: found unknown feature bits 0x" +
@@ -365,9 +365,9 @@ Status Container::State::checkHeader() const {
   if (bytes > h.fileBytes)
     return badPlan("damaged: found " + std::to_string(bytes) + " bytes, expected " + std::to_string(h.fileBytes));
   const bool fits = h.segments > 0 && h.segments <= kMaxSegments && h.reserved == 0 &&
-                    h.manifestOffset == sizeof(Header) && h.manifestBytes > 0 && h.manifestBytes < kMaxSegmentBytes &&
-                    h.manifestBytes <= bytes - sizeof(Header) &&
-                    h.indexOffset == aligned(sizeof(Header) + h.manifestBytes) && h.indexOffset <= bytes &&
+                    h.manifestOffset == sizeof(FileHeader) && h.manifestBytes > 0 &&
+                    h.manifestBytes < kMaxSegmentBytes && h.manifestBytes <= bytes - sizeof(FileHeader) &&
+                    h.indexOffset == aligned(sizeof(FileHeader) + h.manifestBytes) && h.indexOffset <= bytes &&
                     indexBytes() <= bytes - h.indexOffset;
   return fits ? Status() : badPlan("damaged: the header has offsets or sizes that do not fit the file");
 }
@@ -385,7 +385,7 @@ Status Container::State::readFront() {
 /// Checks the digests of manifest and index, the position of each segment, and the padding around the index. Sets
 /// `index`.
 Status Container::State::checkIndex() {
-  const Header &h = header;
+  const FileHeader &h = header;
   const std::byte *data = front.get();
   const uint64_t indexEnd = h.indexOffset + indexBytes(), firstSegment = aligned(indexEnd);
   index = reinterpret_cast<const IndexEntry *>(data + h.indexOffset);

@@ -11,11 +11,11 @@
 namespace reshard::schema {
 namespace {
 
-struct DTypeRow {
+struct DTypeNames {
   const char *name, *safetensors;
   int64_t bytes;
 };
-constexpr DTypeRow kDTypes[] = {
+constexpr DTypeNames kDTypes[] = {
     {"bf16", "BF16", 2},        {"fp16", "F16", 2},         {"fp32", "F32", 4}, {"fp64", "F64", 8},
     {"fp8_e4m3", "F8_E4M3", 1}, {"fp8_e5m2", "F8_E5M2", 1}, {"i8", "I8", 1},    {"i16", "I16", 2},
     {"i32", "I32", 4},          {"i64", "I64", 8},          {"u8", "U8", 1},    {"u16", "U16", 2},

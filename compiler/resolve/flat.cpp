@@ -90,14 +90,14 @@ void Params::addEntry(Building &building, const PackTree &tensor, const std::vec
   part.pattern = static_cast<int>(patternNumber);
   for (unsigned variable : pattern.variables)
     part.dimensions.push_back({context_.instanceSharding(variable, building.exists[variable]), -1});
-  FlatShares shares;
+  FlatOffsets offsets;
   for (size_t t = 0; t < pattern.shape.size(); ++t) {
     const size_t f =
         std::find(tensor.permute.begin(), tensor.permute.end(), static_cast<int64_t>(t)) - tensor.permute.begin();
     part.dimensions.push_back({0, 0});
-    shares.push_back(spread(indexMaps[f], strides[f], f == 0 ? start : 0));
+    offsets.push_back(spread(indexMaps[f], strides[f], f == 0 ? start : 0));
   }
-  addCuts(part, FlatPart(std::move(shares)), ranges, building.dimensions[0].axes, ranges.size(), context_,
+  addCuts(part, FlatPart(std::move(offsets)), ranges, building.dimensions[0].axes, ranges.size(), context_,
           building.param.parts);
 }
 

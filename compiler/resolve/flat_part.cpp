@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Cuts a flat part dimension by dimension, the longest first: the positions whose rest lies inside the interval as a
+// whole make one product, and the positions at its ends are cut along the next dimension.
 #include "compiler/resolve/flat_part.h"
 
 #include "ir/index_map.h"
@@ -46,21 +48,21 @@ bool sumsPositions(const ir::Part &part) {
   });
 }
 
-FlatPart::FlatPart(FlatShares shares) : shares_(std::move(shares)) {
+FlatPart::FlatPart(FlatOffsets offsets) : offsets_(std::move(offsets)) {
   std::vector<Range> ranges;
-  for (const IndexMap &map : shares_) {
+  for (const IndexMap &map : offsets_) {
     empty_ = empty_ || map.empty();
     ranges.push_back(rangeOf(map));
   }
   if (empty_)
     return;
-  order_.resize(shares_.size());
+  order_.resize(offsets_.size());
   std::iota(order_.begin(), order_.end(), 0);
   std::stable_sort(order_.begin(), order_.end(),
                    [&](size_t a, size_t b) { return ranges[a].span() > ranges[b].span(); });
-  least_.assign(shares_.size() + 1, 0);
-  span_.assign(shares_.size() + 1, 0);
-  for (size_t i = shares_.size(); i-- > 0;) {
+  least_.assign(offsets_.size() + 1, 0);
+  span_.assign(offsets_.size() + 1, 0);
+  for (size_t i = offsets_.size(); i-- > 0;) {
     least_[i] = least_[i + 1] + ranges[order_[i]].least;
     span_[i] = span_[i + 1] + ranges[order_[i]].span();
   }
@@ -69,9 +71,9 @@ FlatPart::FlatPart(FlatShares shares) : shares_(std::move(shares)) {
 /// One cut.
 class FlatPart::Cutter {
 public:
-  Cutter(const FlatPart &part, FlatInterval interval) : part_(part), interval_(interval), shares_(part.shares_) {}
+  Cutter(const FlatPart &part, FlatInterval interval) : part_(part), interval_(interval), offsets_(part.offsets_) {}
 
-  std::vector<FlatShares> cut() {
+  std::vector<FlatOffsets> cut() {
     descend(0, 0);
     return std::move(result_);
   }
@@ -80,12 +82,12 @@ private:
   /// Positions along the i-th longest dimension with all shorter steps inside the interval make one product. Those with
   /// some inside, at most one at either end, are cut along the next dimension. `at`: the position so far.
   void descend(size_t i, int64_t at) {
-    if (i == shares_.size()) {
+    if (i == offsets_.size()) {
       add();
       return;
     }
-    IndexMap &share = shares_[part_.order_[i]];
-    const IndexMap all = share;
+    IndexMap &offset = offsets_[part_.order_[i]];
+    const IndexMap all = offset;
     const int64_t first = at + part_.least_[i + 1], last = first + part_.span_[i + 1];
     const int64_t whole = interval_.begin - first, wholeEnd = interval_.end - last;
     const auto some = [&](int64_t from, int64_t to) {
@@ -94,22 +96,22 @@ private:
         for (int64_t k = 0; k < block.count; ++k)
           for (int64_t l = 0; l < block.length; ++l) {
             const int64_t position = block.to + k * block.toStep + l;
-            share = {{block.from + k * block.fromStep + l, position, 1, 1, 0, 0}};
+            offset = {{block.from + k * block.fromStep + l, position, 1, 1, 0, 0}};
             descend(i + 1, at + position);
           }
     };
     some(interval_.begin - last, whole);
-    share = restricted(all, whole, wholeEnd);
-    if (!share.empty())
+    offset = restricted(all, whole, wholeEnd);
+    if (!offset.empty())
       add();
     some(std::max(whole, wholeEnd), interval_.end - first);
-    share = all;
+    offset = all;
   }
 
-  /// Adds the product of shares_. Each share counts from its least position, that of the longest dimension from the
-  /// product's.
+  /// Adds the product of offsets_. Its maps count from 0; the map of the longest dimension adds the position at which
+  /// the product begins in the interval.
   void add() {
-    FlatShares product = shares_;
+    FlatOffsets product = offsets_;
     int64_t base = -interval_.begin;
     for (IndexMap &map : product) {
       const int64_t least = rangeOf(map).least;
@@ -124,19 +126,19 @@ private:
 
   const FlatPart &part_;
   const FlatInterval interval_;
-  FlatShares shares_;
-  std::vector<FlatShares> result_;
+  FlatOffsets offsets_;
+  std::vector<FlatOffsets> result_;
 };
 
-std::vector<FlatShares> FlatPart::within(FlatInterval interval) const {
-  const bool apart = empty_ || shares_.empty() || interval.end <= least_[0] || interval.begin > least_[0] + span_[0];
-  return apart ? std::vector<FlatShares>() : Cutter(*this, interval).cut();
+std::vector<FlatOffsets> FlatPart::within(FlatInterval interval) const {
+  const bool apart = empty_ || offsets_.empty() || interval.end <= least_[0] || interval.begin > least_[0] + span_[0];
+  return apart ? std::vector<FlatOffsets>() : Cutter(*this, interval).cut();
 }
 
 void addCuts(const ir::Part &part, const FlatPart &whole, const std::vector<FlatInterval> &intervals,
              const std::vector<unsigned> &axes, size_t coordinates, EndpointContext &context,
              std::vector<ir::Part> &out) {
-  std::vector<std::vector<FlatShares>> products; // by interval
+  std::vector<std::vector<FlatOffsets>> products; // by interval
   size_t most = 0;
   for (const FlatInterval &interval : intervals) {
     products.push_back(whole.within(interval));
@@ -144,15 +146,15 @@ void addCuts(const ir::Part &part, const FlatPart &whole, const std::vector<Flat
   }
   for (size_t b = 0; b < most; ++b) {
     ir::Part &cut = out.emplace_back(part);
-    size_t share = 0;
+    size_t factor = 0;
     for (ir::PartDimension &dimension : cut.dimensions) {
       if (dimension.param < 0)
         continue;
       ir::Sharding sharding{axes, std::vector<IndexMap>(coordinates), 1};
       for (size_t i = 0; i < products.size(); ++i)
         if (b < products[i].size())
-          sharding.at[i] = products[i][b][share];
-      ++share;
+          sharding.at[i] = products[i][b][factor];
+      ++factor;
       dimension.sharding = context.intern(std::move(sharding));
     }
   }

@@ -19,26 +19,27 @@ struct FlatInterval {
 /// Whether a part lies in a flat buffer: its positions there are sums of positions of several dimensions.
 bool sumsPositions(const ir::Part &part);
 
-/// By dimension of a part: logical position -> its share of the position in the buffer.
-using FlatShares = std::vector<ir::IndexMap>;
+/// For each dimension of a part: logical position -> offset in the buffer. An element lies at the sum of its offsets.
+using FlatOffsets = std::vector<ir::IndexMap>;
 
 /// A part of a flat buffer. It is row-major, in any order of its dimensions: a step along a dimension is longer than
 /// the spans of all shorter dimensions together.
 class FlatPart {
 public:
-  explicit FlatPart(FlatShares shares);
+  explicit FlatPart(FlatOffsets offsets);
 
-  /// The elements whose positions are in an interval, as products of shares; positions count from its begin. A part of
-  /// d dimensions gives at most 2d - 1 products.
-  std::vector<FlatShares> within(FlatInterval interval) const;
+  /// The elements whose positions are in an interval, as products of the dimensions' maps; positions count from its
+  /// begin. A part of d dimensions gives at most 2d - 1 products.
+  std::vector<FlatOffsets> within(FlatInterval interval) const;
 
 private:
   class Cutter;
 
-  FlatShares shares_;
+  FlatOffsets offsets_;
   bool empty_ = false;
   std::vector<size_t> order_;         // dimensions, the longest first
-  std::vector<int64_t> least_, span_; // of the i-th and all shorter dimensions together
+  std::vector<int64_t> least_, span_; // the least offset and the span of the i-th and all shorter
+                                      // dimensions together
 };
 
 /// Appends copies of `part` that together are the whole part, cut: copy b has the b-th product of each interval. A

@@ -149,14 +149,14 @@ private:
 
   /// Adds the cuts of a part of a flat buffer at the ends of chunks.
   void addFlat(const ir::Part &part, const std::vector<FileChunk> &chunks, std::vector<ir::Part> &out) {
-    FlatShares shares;
+    FlatOffsets offsets;
     for (const ir::PartDimension &dimension : part.dimensions)
       if (dimension.param >= 0)
-        shares.push_back(endpoint_.shardings[dimension.sharding].at[0]);
+        offsets.push_back(endpoint_.shardings[dimension.sharding].at[0]);
     std::vector<FlatInterval> intervals;
     for (const FileChunk &chunk : chunks)
       intervals.push_back({chunk.offsets[0], chunk.offsets[0] + chunk.lengths[0]});
-    addCuts(part, FlatPart(std::move(shares)), intervals, {chunkAxis()}, static_cast<size_t>(meshRanks()), context_,
+    addCuts(part, FlatPart(std::move(offsets)), intervals, {chunkAxis()}, static_cast<size_t>(meshRanks()), context_,
             out);
   }
 

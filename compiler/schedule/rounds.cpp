@@ -92,7 +92,7 @@ struct Active {
 };
 
 /// Bytes up to `end` of a grant, which may be forwarded from `round` on.
-struct Arrival {
+struct RelayArrival {
   uint32_t round, message;
   size_t grant;
   int64_t end;
@@ -131,7 +131,7 @@ public:
   /// Sends the chunks that begin in a round; appends to `arrivals` those that are forwarded. Most chunks only continue
   /// a message. A pair therefore plans how many chunks follow, and until then only the counters of its ports are
   /// updated: with millions of chunks this loop takes most of the compiler's time. sync() updates the rest.
-  void begin(uint32_t round, std::vector<Arrival> &arrivals);
+  void begin(uint32_t round, std::vector<RelayArrival> &arrivals);
 
 private:
   uint32_t port(int32_t rank, bool sends);
@@ -203,10 +203,10 @@ private:
   void release(uint32_t number);
 
   /// Sends a chunk of a matched pair, in its message or in a new one.
-  void send(Active &active, uint32_t round, std::vector<Arrival> &arrivals);
+  void send(Active &active, uint32_t round, std::vector<RelayArrival> &arrivals);
 
   /// Adds a chunk to the pair's message. Returns false if the message may not send any of the ready bytes.
-  bool addChunk(Pair &pair, uint32_t round, std::vector<Arrival> &arrivals);
+  bool addChunk(Pair &pair, uint32_t round, std::vector<RelayArrival> &arrivals);
 
   const int64_t bytes_;   // of a chunk
   const uint32_t rounds_; // that a chunk takes
@@ -289,7 +289,7 @@ void Tier::makeReady(uint32_t pair, size_t queued, int64_t upTo, int64_t least, 
   i.arrived.back().first = upTo;
 }
 
-void Tier::begin(uint32_t round, std::vector<Arrival> &arrivals) {
+void Tier::begin(uint32_t round, std::vector<RelayArrival> &arrivals) {
   if (round % rounds_ != 0 || left_ == 0)
     return;
   for (Active &each : active_) {
@@ -601,7 +601,7 @@ void Tier::release(uint32_t number) {
     message.grants.pop_back();
 }
 
-void Tier::send(Active &active, uint32_t round, std::vector<Arrival> &arrivals) {
+void Tier::send(Active &active, uint32_t round, std::vector<RelayArrival> &arrivals) {
   Pair &pair = pairs_[active.pair];
   if (pair.message != kNone && !addChunk(pair, round, arrivals))
     pair.message = kNone;
@@ -619,7 +619,7 @@ void Tier::send(Active &active, uint32_t round, std::vector<Arrival> &arrivals) 
   plan(active);
 }
 
-bool Tier::addChunk(Pair &pair, uint32_t round, std::vector<Arrival> &arrivals) {
+bool Tier::addChunk(Pair &pair, uint32_t round, std::vector<RelayArrival> &arrivals) {
   Message &message = messages_[pair.message];
   pair.lastChunk = 0;
   // Continue the current hop first, because the end of a chunk can be inside an element; then the others in order.
@@ -724,7 +724,7 @@ private:
   /// Allows the hops that follow to send the bytes that arrived by this round (kParts).
   void forward(uint32_t round) {
     later_.clear();
-    for (const Arrival &arrival : arrivals_) {
+    for (const RelayArrival &arrival : arrivals_) {
       if (arrival.round > round) {
         later_.push_back(arrival);
         continue;
@@ -774,7 +774,7 @@ private:
   std::vector<Message> messages_;
   Tier internode_, intranode_;
   HopNodes hopNodes_;
-  std::vector<Arrival> arrivals_, later_;
+  std::vector<RelayArrival> arrivals_, later_;
 };
 
 } // namespace

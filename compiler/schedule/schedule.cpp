@@ -8,7 +8,7 @@
 #include "compiler/resolve/interner.h"
 #include "compiler/schedule/dependency_levels.h"
 #include "compiler/schedule/descriptor_cutter.h"
-#include "compiler/schedule/file_shares.h"
+#include "compiler/schedule/divide_files.h"
 #include "compiler/schedule/flow_descriptors.h"
 #include "compiler/schedule/message_sides.h"
 #include "compiler/schedule/periods.h"
@@ -244,7 +244,7 @@ private:
       for (const Descriptor &d : parts)
         put(descriptors_.addCut(d));
     }
-    shareFiles(files, layout_.world, shapes_, [&](const Descriptor &d) { return granule(d); }, local_);
+    divideFiles(files, layout_.world, shapes_, [&](const Descriptor &d) { return granule(d); }, local_);
     sortUnlessSorted(remote, [&](uint32_t a, uint32_t b) {
       return flowKey(descriptors_[a]).fields() < flowKey(descriptors_[b]).fields();
     });

@@ -125,22 +125,22 @@ private:
 };
 
 /// Senders that occur in the same classes.
-struct Group {
+struct SenderGroup {
   std::vector<int32_t> senders;
   int64_t base = 0;
 };
 
-struct Groups {
-  std::vector<Group> groups;
+struct SenderGroups {
+  std::vector<SenderGroup> groups;
   std::vector<std::vector<uint32_t>> ofClass; // by class: its groups, ascending
 };
 
-Groups groupSenders(const std::vector<SendClass> &classes, const std::vector<int64_t> &base) {
+SenderGroups groupSenders(const std::vector<SendClass> &classes, const std::vector<int64_t> &base) {
   std::map<int32_t, std::vector<uint32_t>> classesOf;
   for (uint32_t c = 0; c < classes.size(); ++c)
     for (int32_t sender : classes[c].senders)
       classesOf[sender].push_back(c);
-  Groups result;
+  SenderGroups result;
   std::map<std::vector<uint32_t>, uint32_t> numbers;
   std::map<int32_t, uint32_t> groupOf;
   for (const auto &[sender, list] : classesOf) {
@@ -165,7 +165,7 @@ Groups groupSenders(const std::vector<SendClass> &classes, const std::vector<int
 
 /// The load of groups that share the bytes of the classes for which counts(class) holds: a lower bound of the optimum.
 template <class Counts>
-int64_t quotient(const std::vector<SendClass> &classes, const std::vector<Group> &groups,
+int64_t quotient(const std::vector<SendClass> &classes, const std::vector<SenderGroup> &groups,
                  const std::vector<uint32_t> &among, Counts counts) {
   int64_t bytes = 0, senders = 0;
   for (uint32_t g : among) {
@@ -180,7 +180,7 @@ int64_t quotient(const std::vector<SendClass> &classes, const std::vector<Group>
 
 /// Divides the flow from classes to groups among the senders of each group. They are interchangeable: they are filled
 /// up to the load of `result` one after the other, class by class.
-void assignSenders(const std::vector<SendClass> &classes, const std::vector<int64_t> &base, const Groups &groups,
+void assignSenders(const std::vector<SendClass> &classes, const std::vector<int64_t> &base, const SenderGroups &groups,
                    const MaxFlow &flow, Optimum &result) {
   std::vector<size_t> filling(groups.groups.size());
   std::vector<int64_t> used(base);
@@ -205,7 +205,7 @@ void assignSenders(const std::vector<SendClass> &classes, const std::vector<int6
 } // namespace
 
 Optimum optimum(const std::vector<SendClass> &classes, const std::vector<int64_t> &base) {
-  const Groups groups = groupSenders(classes, base);
+  const SenderGroups groups = groupSenders(classes, base);
   const size_t count = groups.groups.size();
   Optimum result;
   std::vector<uint32_t> everyGroup(count);

@@ -295,7 +295,7 @@ void UcxMessenger::progress() {
   receiveMessages();
   for (const auto &[header, address] : std::exchange(hellos_, {}))
     accept(header, address);
-  for (const Task &task : std::exchange(tasks_, {})) {
+  for (const PendingPost &task : std::exchange(tasks_, {})) {
     MessengerPeer *const peer = findIdentity(task.identity);
     if (!peer || peer->identity != task.identity)
       continue;

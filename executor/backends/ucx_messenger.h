@@ -112,7 +112,7 @@ struct MessengerPeer {
 };
 
 /// A message that answers one which has arrived.
-struct Task {
+struct PendingPost {
   uint64_t identity; // of the peer
   Kind kind;         // of the message to be sent
   uint64_t data;
@@ -186,7 +186,7 @@ private:
   std::deque<MessengerEvent> events_;
   std::vector<std::pair<PostHeader, std::string>> hellos_;
   std::deque<std::pair<uint64_t, uint64_t>> reading_; // identity and number of data of state kReads
-  std::vector<Task> tasks_;
+  std::vector<PendingPost> tasks_;
   std::vector<std::unique_ptr<Post>> ended_;    // of ended connections
   std::vector<std::unique_ptr<Post>> arrivals_; // that UCX receives
   Clock::time_point watched_ = Clock::now();

@@ -13,20 +13,20 @@ using namespace schema;
 
 constexpr uint32_t kNone = UINT32_MAX;
 
-struct End {
+struct StepOfRank {
   uint32_t rank = kNone, step = 0;
 };
-struct Ends {
-  End send, receive;
+struct MessageSteps {
+  StepOfRank send, receive;
 };
 
 /// "message 7 from rank 1 to rank 2"
-std::string name(uint32_t message, const Ends &ends) {
+std::string name(uint32_t message, const MessageSteps &ends) {
   return "message " + std::to_string(message) + " from rank " + std::to_string(ends.send.rank) + " to rank " +
          std::to_string(ends.receive.rank);
 }
 
-Status compare(uint32_t message, const Ends &ends, const Segment &from, const Segment &to) {
+Status compare(uint32_t message, const MessageSteps &ends, const Segment &from, const Segment &to) {
   const Step &send = *from.steps()->Get(ends.send.step), &receive = *to.steps()->Get(ends.receive.step);
   auto differ = [&](const std::string &what, uint64_t sent, uint64_t received) {
     return badPlan(name(message, ends) + ": found " + what + " " + std::to_string(sent) + " on the sender, " +
@@ -66,7 +66,7 @@ Status checkMessages(const Plan &plan) {
 }
 
 Status checkMessages(const Plan &plan, std::span<const std::shared_ptr<const Segment>> segments, unsigned threads) {
-  std::vector<Ends> messages(plan.manifest().messages());
+  std::vector<MessageSteps> messages(plan.manifest().messages());
   for (uint32_t rank = 0; rank < segments.size(); ++rank) {
     const auto *steps = segments[rank]->steps();
     for (uint32_t s = 0; s < (steps ? steps->size() : 0); ++s) {
@@ -74,7 +74,7 @@ Status checkMessages(const Plan &plan, std::span<const std::shared_ptr<const Seg
       if (step.kind() != StepKind::send && step.kind() != StepKind::recv)
         continue;
       const bool send = step.kind() == StepKind::send;
-      End &end = send ? messages[step.message()].send : messages[step.message()].receive;
+      StepOfRank &end = send ? messages[step.message()].send : messages[step.message()].receive;
       if (end.rank != kNone)
         return badPlan("message " + std::to_string(step.message()) + " is " + (send ? "sent" : "received") +
                        " twice, by rank " + std::to_string(end.rank) + " and by rank " + std::to_string(rank));
@@ -86,7 +86,7 @@ Status checkMessages(const Plan &plan, std::span<const std::shared_ptr<const Seg
   parallelFor(found.size(), threads, [&](size_t part) {
     const size_t end = std::min(messages.size(), (part + 1) * kMessages);
     for (size_t m = part * kMessages; m < end && found[part].ok(); ++m) {
-      const Ends &ends = messages[m];
+      const MessageSteps &ends = messages[m];
       const auto number = static_cast<uint32_t>(m);
       if (ends.send.rank == kNone || ends.receive.rank == kNone)
         found[part] = badPlan("message " + std::to_string(m) + " is " +

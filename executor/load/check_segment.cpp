@@ -259,8 +259,8 @@ private:
       // Operands, too, must be used in order and without gaps: of each step the inputs, then the outputs. A send may
       // have the inputs of an earlier one.
       const uint64_t left = sizeOf(segment_.operands()) - operands;
-      const bool shares = sharesInputs(step);
-      if (shares) {
+      const bool sharedInputs = sharesInputs(step);
+      if (sharedInputs) {
         if (step.output_count() != 0 || step.first_output() != step.first_input() + step.input_count())
           return failStep("has the inputs of an earlier send, and " + text(step.output_count()) +
                           " outputs at operand " + text(step.first_output()) + ", expected none after its inputs");
@@ -274,7 +274,7 @@ private:
       if (uses_ > kMaxOperandUses)
         return failStep("is the first by which the steps have more than " + text(kMaxOperandUses) +
                         " operands, the limit");
-      if (!shares) {
+      if (!sharedInputs) {
         operands += uint64_t{step.input_count()} + step.output_count();
         if (step.kind() == StepKind::send)
           sent_.emplace_back(step.first_input(), step.input_count());

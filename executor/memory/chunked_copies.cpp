@@ -100,7 +100,7 @@ Status ChunkedCopies::copyToFile(const Shape &shape, const Chunk &rows, const Fi
   const int64_t begin = offsetOf(shape.rows, rows.first, &kernels::Loop::targetStride);
   const auto bytes =
       static_cast<uint64_t>(shape.conversion.write.scale(static_cast<int64_t>(rows.count * shape.rows.rowBytes)));
-  const std::optional<FileCopies::Place> place = files.find(rows.target + begin, bytes);
+  const std::optional<FileCopies::Position> place = files.find(rows.target + begin, bytes);
   if (!place) {
     copy(shape, rows.source, rows.target, rows.first, rows.count, false);
     return {};

@@ -70,7 +70,7 @@ FileCopies::~FileCopies() {
     ::close(each.file);
 }
 
-std::optional<FileCopies::Place> FileCopies::find(const std::byte *memory, uint64_t bytes) const {
+std::optional<FileCopies::Position> FileCopies::find(const std::byte *memory, uint64_t bytes) const {
   const auto after =
       std::upper_bound(files_.begin(), files_.end(), memory,
                        [](const std::byte *at, const Opened &file) { return std::less<>()(at, file.data); });
@@ -80,10 +80,10 @@ std::optional<FileCopies::Place> FileCopies::find(const std::byte *memory, uint6
   const auto offset = static_cast<uint64_t>(memory - file.data);
   if (offset >= file.bytes || bytes > file.bytes - offset)
     return std::nullopt;
-  return Place{file.file, offset};
+  return Position{file.file, offset};
 }
 
-Status FileCopies::write(const Place &to, const std::byte *from, uint64_t bytes) {
+Status FileCopies::write(const Position &to, const std::byte *from, uint64_t bytes) {
   if (writeAll(to.file, from, bytes, to.offset))
     return {};
   if (errno == EFAULT)
@@ -91,7 +91,8 @@ Status FileCopies::write(const Place &to, const std::byte *from, uint64_t bytes)
   return fileError("write", to.file);
 }
 
-Status FileCopies::copyThroughBuffer(const Place &to, const Place &from, const std::byte *mapped, uint64_t bytes) {
+Status FileCopies::copyThroughBuffer(const Position &to, const Position &from, const std::byte *mapped,
+                                     uint64_t bytes) {
   thread_local const auto buffer = std::make_unique<std::byte[]>(kBufferBytes);
   for (uint64_t done = 0; done < bytes;) {
     const auto offset = static_cast<off_t>(from.offset + done);
@@ -108,7 +109,7 @@ Status FileCopies::copyThroughBuffer(const Place &to, const Place &from, const s
   return {};
 }
 
-uint64_t FileCopies::shareBlocks(const Place &to, const Place &from, uint64_t bytes) const {
+uint64_t FileCopies::shareBlocks(const Position &to, const Position &from, uint64_t bytes) const {
   const uint64_t whole = bytes / kBlockBytes * kBlockBytes;
   if (whole == 0)
     return 0;
@@ -120,12 +121,12 @@ uint64_t FileCopies::shareBlocks(const Place &to, const Place &from, uint64_t by
   // Most file systems cannot do this, and those that can refuse some pairs of files.
   if (uninterrupted([&] { return ::ioctl(to.file, FICLONERANGE, &range); }) == 0)
     return whole;
-  shares_ = false;
+  sharesBlocks_ = false;
   return 0;
 }
 
-Status FileCopies::copy(const Place &to, const std::byte *from, uint64_t bytes) const {
-  const std::optional<Place> source = find(from, bytes);
+Status FileCopies::copy(const Position &to, const std::byte *from, uint64_t bytes) const {
+  const std::optional<Position> source = find(from, bytes);
   if (!source)
     return write(to, from, bytes);
   uint64_t done = 0;
@@ -135,7 +136,7 @@ Status FileCopies::copy(const Place &to, const std::byte *from, uint64_t bytes) 
     done += part;
     return status;
   };
-  if (shares_ && to.offset % kBlockBytes == source->offset % kBlockBytes) {
+  if (sharesBlocks_ && to.offset % kBlockBytes == source->offset % kBlockBytes) {
     if (Status status = copyPart(std::min(bytes, (kBlockBytes - to.offset % kBlockBytes) % kBlockBytes)); !status.ok())
       return status;
     done += shareBlocks({to.file, to.offset + done}, {source->file, source->offset + done}, bytes - done);
@@ -143,7 +144,7 @@ Status FileCopies::copy(const Place &to, const std::byte *from, uint64_t bytes) 
   return copyPart(bytes - done);
 }
 
-void FileCopies::beginWriting(const Place &to, uint64_t bytes) const {
+void FileCopies::beginWriting(const Position &to, uint64_t bytes) const {
   constexpr uint64_t kMinBytes = 128 << 10;
   if (synced_ && bytes >= kMinBytes)
     ::sync_file_range(to.file, static_cast<off64_t>(to.offset), static_cast<off64_t>(bytes), SYNC_FILE_RANGE_WRITE);

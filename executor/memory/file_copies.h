@@ -30,24 +30,24 @@ public:
   FileCopies(const FileCopies &) = delete;
   FileCopies &operator=(const FileCopies &) = delete;
 
-  /// A byte of a file.
-  struct Place {
+  /// A position in an open file.
+  struct Position {
     int file;
     uint64_t offset;
   };
-  /// The place of memory that lies in one of the open files.
-  std::optional<Place> find(const std::byte *memory, uint64_t bytes) const;
+  /// The position of memory that lies in one of the open files.
+  std::optional<Position> find(const std::byte *memory, uint64_t bytes) const;
 
-  /// Copies memory to a place. If the memory lies in one of the open files, it is read by system calls too, through a
-  /// buffer that each thread allocates when it first needs one; blocks that have the same offset in both
-  /// files are shared if the file system can do so. Threads may call this at the same time.
-  Status copy(const Place &to, const std::byte *from, uint64_t bytes) const;
-  /// Writes memory to a place.
-  static Status write(const Place &to, const std::byte *from, uint64_t bytes);
+  /// Copies memory to a position. If the memory lies in one of the open files, it is read by system calls too, through
+  /// a buffer that each thread allocates when it first needs one; blocks that have the same offset in both files are
+  /// shared if the file system can do so. Threads may call this at the same time.
+  Status copy(const Position &to, const std::byte *from, uint64_t bytes) const;
+  /// Writes memory to a position.
+  static Status write(const Position &to, const std::byte *from, uint64_t bytes);
   /// Lets the device write a range while later ranges are copied, so that the sync at the end of the run is short. Only
   /// a hint: the sync reports errors. Shorter ranges than 128 KiB wait for it: the device would write their pages again
   /// for their neighbors.
-  void beginWriting(const Place &to, uint64_t bytes) const;
+  void beginWriting(const Position &to, uint64_t bytes) const;
 
 private:
   struct Opened {
@@ -58,12 +58,12 @@ private:
   /// `mapped`: the memory of `from`.
   /// Lets the file system share the whole blocks of a range, which begins at a block, between both files: nothing is
   /// copied. Returns their bytes; 0 if it cannot.
-  uint64_t shareBlocks(const Place &to, const Place &from, uint64_t bytes) const;
-  static Status copyThroughBuffer(const Place &to, const Place &from, const std::byte *mapped, uint64_t bytes);
+  uint64_t shareBlocks(const Position &to, const Position &from, uint64_t bytes) const;
+  static Status copyThroughBuffer(const Position &to, const Position &from, const std::byte *mapped, uint64_t bytes);
 
   std::vector<Opened> files_; // by address
   const bool synced_;
-  mutable std::atomic<bool> shares_ = true; // until a file system has refused to share blocks
+  mutable std::atomic<bool> sharesBlocks_ = true; // until a file system has refused to share blocks
 };
 
 /// Lets all later runs of a prepared executor write the long ranges of these files by system calls; `synced` as for

@@ -11,7 +11,7 @@ namespace reshard::pull {
 
 using namespace schema;
 
-void Progress::reset() {
+void PullProgress::reset() {
   for (auto &each : confirmed_)
     each.store(0, std::memory_order_release);
   setLocals(0);
@@ -138,7 +138,7 @@ MessageTable::Serves MessageTable::find(uint32_t message, uint32_t client, Serve
   return Serves::yes;
 }
 
-bool MessageTable::ready(const ServedMessage &served, uint64_t begin, uint64_t end, const Progress &progress) {
+bool MessageTable::ready(const ServedMessage &served, uint64_t begin, uint64_t end, const PullProgress &progress) {
   if (!served.sent)
     return progress.confirmed(served.received) >= end;
   const SentMessage &sent = *served.sent;

@@ -15,9 +15,9 @@ namespace reshard::pull {
 
 /// How much of a version has arrived at the rank that pulls it. Only confirmed bytes count, so it never decreases
 /// within a version. One thread writes, another reads.
-class Progress {
+class PullProgress {
 public:
-  explicit Progress(size_t messages) : confirmed_(messages) {}
+  explicit PullProgress(size_t messages) : confirmed_(messages) {}
   void reset();
   /// How many of a received message's first bytes its sender has confirmed.
   uint64_t confirmed(size_t message) const { return confirmed_[message].load(std::memory_order_acquire); }
@@ -82,7 +82,7 @@ public:
   /// must not ask for it.
   Serves find(uint32_t message, uint32_t clientWorldRank, ServedMessage &served) const;
   /// Whether this rank has bytes [begin, end) of a served message.
-  static bool ready(const ServedMessage &served, uint64_t begin, uint64_t end, const Progress &progress);
+  static bool ready(const ServedMessage &served, uint64_t begin, uint64_t end, const PullProgress &progress);
 
 private:
   Status addReceive(const Plan &plan, const LocalRank &rank, uint32_t number);

@@ -15,7 +15,7 @@ Status PullTransport::prepare(const Plan &plan, const std::vector<LocalRank> &ra
   viewJobs_ = ranks[0].viewJobs;
   if (Status status = table_.build(plan, options_.fleet, ranks[0], options_.worldRank); !status.ok())
     return status;
-  progress_ = std::make_unique<Progress>(table_.received().size());
+  progress_ = std::make_unique<PullProgress>(table_.received().size());
   for (const ReceivedMessage &message : table_.received())
     by_.messages += message.packing.bytes();
   by_.local = table_.copies().bytes();

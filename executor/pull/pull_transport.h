@@ -55,7 +55,7 @@ private:
   const PullOptions options_;
   const ViewJobs *viewJobs_ = nullptr;
   MessageTable table_;
-  std::unique_ptr<Progress> progress_;
+  std::unique_ptr<PullProgress> progress_;
   std::unique_ptr<Directory> directory_;
   std::unique_ptr<Server> server_;
   std::unique_ptr<Puller> puller_;

@@ -17,7 +17,7 @@ struct PullerOptions {
   uint32_t worldRank = 0;
   Directory *directory = nullptr;
   MessageTable *table = nullptr;
-  Progress *progress = nullptr;
+  PullProgress *progress = nullptr;
   Server *server = nullptr;
   uint64_t rangeBytes = kRangeBytes; // smaller in tests
 };

@@ -19,7 +19,7 @@ constexpr std::chrono::seconds kChange{30};
 
 } // namespace
 
-Server::Server(std::unique_ptr<Messenger> messenger, const MessageTable &table, Progress &progress,
+Server::Server(std::unique_ptr<Messenger> messenger, const MessageTable &table, PullProgress &progress,
                ServerOptions options)
     : messenger_(std::move(messenger)), table_(table), progress_(progress), options_(std::move(options)),
       address_(messenger_->address()),

@@ -28,7 +28,8 @@ struct ServerOptions {
 class Server {
 public:
   /// `table` and `progress` outlive it.
-  Server(std::unique_ptr<Messenger> messenger, const MessageTable &table, Progress &progress, ServerOptions options);
+  Server(std::unique_ptr<Messenger> messenger, const MessageTable &table, PullProgress &progress,
+         ServerOptions options);
   ~Server() { stop(); }
   void start();
   /// Ends the thread.
@@ -124,7 +125,7 @@ private:
 
   std::unique_ptr<Messenger> messenger_;
   const MessageTable &table_;
-  Progress &progress_;
+  PullProgress &progress_;
   const ServerOptions options_;
   const std::string address_;
 

@@ -51,11 +51,11 @@ SocketAddress mapped(SocketAddress address) {
 
 } // namespace
 
-void giveNotice(const TcpPlace &place, const std::string &reason, size_t others, const Deadline &deadline) {
+void giveNotice(const TcpStoreConfig &config, const std::string &reason, size_t others, const Deadline &deadline) {
   const std::string text = reason.substr(0, kMaxNoticeBytes);
   Socket socket;
   for (const char *any : {"::", "0.0.0.0"}) {
-    const Result<std::vector<SocketAddress>> addresses = resolve({any, place.where.port}, deadline);
+    const Result<std::vector<SocketAddress>> addresses = resolve({any, config.where.port}, deadline);
     if (!addresses.ok())
       continue;
     const SocketAddress &at = addresses->front();
@@ -77,14 +77,14 @@ void giveNotice(const TcpPlace &place, const std::string &reason, size_t others,
         break;
       const std::string_view question(buffer, static_cast<size_t>(bytes));
       const std::string challenge(question.substr(std::min(kQuestion.size(), question.size()), tcp::kChallengeBytes));
-      const bool allowed = from.loopback() || place.authenticator.hasSecret() || place.insecure;
+      const bool allowed = from.loopback() || config.authenticator.hasSecret() || config.insecure;
       if (!allowed || challenge.size() != tcp::kChallengeBytes ||
-          question != questionOf(place.authenticator, challenge))
+          question != questionOf(config.authenticator, challenge))
         continue;
       const std::string answer = ByteWriter()
                                      .raw(kAnswer)
                                      .raw(challenge)
-                                     .text(place.authenticator.mac(proofOf(challenge, text)))
+                                     .text(config.authenticator.mac(proofOf(challenge, text)))
                                      .raw(text)
                                      .take();
       if (::sendto(socket.number(), answer.data(), answer.size(), 0, from.get(), from.bytes) > 0)
@@ -93,15 +93,15 @@ void giveNotice(const TcpPlace &place, const std::string &reason, size_t others,
   }
 }
 
-NoticeQuestion::NoticeQuestion(const TcpPlace &place)
-    : place_(place), challenge_(randomBytes(tcp::kChallengeBytes)), socket_(datagrams(AF_INET6)) {
+NoticeQuestion::NoticeQuestion(const TcpStoreConfig &config)
+    : config_(config), challenge_(randomBytes(tcp::kChallengeBytes)), socket_(datagrams(AF_INET6)) {
   if (!socket_.open())
     socket_ = datagrams(AF_INET); // a machine without IPv6
 }
 
 void NoticeQuestion::ask(const std::vector<SocketAddress> &addresses) {
   addresses_ = addresses;
-  if (const Result<std::vector<SocketAddress>> here = resolve({"127.0.0.1", place_.where.port}, {}); here.ok())
+  if (const Result<std::vector<SocketAddress>> here = resolve({"127.0.0.1", config_.where.port}, {}); here.ok())
     addresses_.push_back(here->front());
   askAgain();
 }
@@ -110,7 +110,7 @@ void NoticeQuestion::askAgain() {
   if (!socket_.open())
     return;
   const bool both = nameOf(socket_.number()).storage.ss_family == AF_INET6;
-  const std::string question = questionOf(place_.authenticator, challenge_);
+  const std::string question = questionOf(config_.authenticator, challenge_);
   for (const SocketAddress &each : addresses_) {
     const SocketAddress to = both ? mapped(each) : each;
     // An error is that of an earlier question: nobody answers there yet.
@@ -129,7 +129,7 @@ const std::optional<std::string> &NoticeQuestion::answer() {
     const bool ours = reader.raw(kAnswer.size()) == kAnswer && reader.raw(challenge_.size()) == challenge_;
     const std::string_view proof = reader.text();
     const std::string reason(reader.rest());
-    const Authenticator &secret = place_.authenticator;
+    const Authenticator &secret = config_.authenticator;
     if (ours && reader.ok() && !reason.empty() &&
         (!secret.hasSecret() || secret.verify(proofOf(challenge_, reason), proof)))
       answer_ = reason;

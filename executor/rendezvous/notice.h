@@ -13,13 +13,13 @@ namespace reshard {
 
 /// Answers until `others` processes have asked, or until the deadline. It gives up if the port is not free for
 /// datagrams either.
-void giveNotice(const TcpPlace &place, const std::string &reason, size_t others, const Deadline &deadline);
+void giveNotice(const TcpStoreConfig &config, const std::string &reason, size_t others, const Deadline &deadline);
 
 /// A process that waits for the store asks by it whether rank 0 has failed.
 class NoticeQuestion {
 public:
   /// Where no datagrams can be sent, it asks nobody.
-  explicit NoticeQuestion(const TcpPlace &place);
+  explicit NoticeQuestion(const TcpStoreConfig &config);
 
   /// Asks at these addresses and on this machine, where rank 0 may run although the address is wrong.
   void ask(const std::vector<SocketAddress> &addresses);
@@ -30,7 +30,7 @@ public:
   const std::optional<std::string> &answer();
 
 private:
-  const TcpPlace place_;
+  const TcpStoreConfig config_;
   const std::string challenge_;
   Socket socket_;
   std::vector<SocketAddress> addresses_;

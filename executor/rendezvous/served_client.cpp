@@ -150,14 +150,14 @@ void ServedClient::prove() {
 void ServedClient::request(std::string_view body) {
   ByteReader reader(body);
   // NOLINTNEXTLINE(clang-analyzer-optin.core.EnumCastOutOfRange): `known` is false for other values
-  const auto command = static_cast<tcp::Command>(reader.number<uint8_t>());
+  const auto command = static_cast<tcp::StoreCommand>(reader.number<uint8_t>());
   const std::string key(reader.text());
   const std::string_view value = reader.rest();
-  const bool known = command == tcp::Command::set || (command == tcp::Command::find && value.empty());
+  const bool known = command == tcp::StoreCommand::set || (command == tcp::StoreCommand::find && value.empty());
   if (!reader.ok() || !known || key.empty() || key.size() > kMaxKeyBytes || value.size() > kMaxValueBytes) {
     answer(tcp::Answer::bad);
     state_ = State::closing;
-  } else if (command == tcp::Command::set) {
+  } else if (command == tcp::StoreCommand::set) {
     answer(contents_.set(key, value) ? tcp::Answer::done : tcp::Answer::full);
   } else if (const std::string *found = contents_.find(key)) {
     answer(tcp::Answer::done, *found);

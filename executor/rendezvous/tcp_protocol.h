@@ -31,7 +31,7 @@ enum class Verdict : uint8_t {
 
 /// A request is its length (u32, without itself), its command, the key (a text), and the value. An answer is its
 /// length, an Answer, and a value.
-enum class Command : uint8_t { set = 1, find = 2 };
+enum class StoreCommand : uint8_t { set = 1, find = 2 };
 enum class Answer : uint8_t {
   done,
   notSet,

@@ -40,7 +40,7 @@ size_t mostDescriptors() {
 
 } // namespace
 
-Status TcpPlace::check(const Deadline &deadline) const {
+Status TcpStoreConfig::check(const Deadline &deadline) const {
   if (authenticator.hasSecret() || insecure)
     return {};
   const Result<std::vector<SocketAddress>> addresses = resolve(where, deadline);
@@ -54,11 +54,12 @@ Status TcpPlace::check(const Deadline &deadline) const {
   return {};
 }
 
-Result<std::shared_ptr<TcpServer>> TcpServer::serve(TcpPlace place, const TcpLimits &limits, const Deadline &deadline) {
-  if (Status status = place.check(deadline); !status.ok())
+Result<std::shared_ptr<TcpServer>> TcpServer::serve(TcpStoreConfig config, const TcpLimits &limits,
+                                                    const Deadline &deadline) {
+  if (Status status = config.check(deadline); !status.ok())
     return status;
-  const bool anyInterface = place.authenticator.hasSecret() || place.insecure;
-  Result<Socket> listener = listenAt(place.where, anyInterface, deadline);
+  const bool anyInterface = config.authenticator.hasSecret() || config.insecure;
+  Result<Socket> listener = listenAt(config.where, anyInterface, deadline);
   if (!listener.ok())
     return listener.status();
   Socket wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -72,29 +73,30 @@ Result<std::shared_ptr<TcpServer>> TcpServer::serve(TcpPlace place, const TcpLim
     users = std::move(*opened);
   }
   return std::shared_ptr<TcpServer>(
-      new TcpServer(std::move(place), limits, std::move(*listener), std::move(wake), std::move(users)));
+      new TcpServer(std::move(config), limits, std::move(*listener), std::move(wake), std::move(users)));
 }
 
-Result<std::shared_ptr<TcpServer>> TcpServer::shared(const TcpPlace &place, const Deadline &deadline) {
+Result<std::shared_ptr<TcpServer>> TcpServer::shared(const TcpStoreConfig &config, const Deadline &deadline) {
   static std::mutex mutex;
   static std::map<std::string, std::weak_ptr<TcpServer>> servers;
   const std::lock_guard<std::mutex> lock(mutex);
-  std::weak_ptr<TcpServer> &entry = servers[place.where.text()];
+  std::weak_ptr<TcpServer> &entry = servers[config.where.text()];
   if (std::shared_ptr<TcpServer> existing = entry.lock()) {
-    if (!existing->place_.authenticator.sameSecret(place.authenticator) || existing->place_.insecure != place.insecure)
-      return invalid("this process serves the store at " + place.where.text() +
+    if (!existing->config_.authenticator.sameSecret(config.authenticator) ||
+        existing->config_.insecure != config.insecure)
+      return invalid("this process serves the store at " + config.where.text() +
                      " already, with another secret or another value of 'insecure'");
     return existing;
   }
-  Result<std::shared_ptr<TcpServer>> server = serve(place, {}, deadline);
+  Result<std::shared_ptr<TcpServer>> server = serve(config, {}, deadline);
   if (server.ok())
     entry = *server;
   return server;
 }
 
-TcpServer::TcpServer(TcpPlace place, const TcpLimits &limits, Socket listener, Socket wake,
+TcpServer::TcpServer(TcpStoreConfig config, const TcpLimits &limits, Socket listener, Socket wake,
                      std::optional<PeerUsers> users)
-    : place_(std::move(place)), limits_(limits), listener_(std::move(listener)), wake_(std::move(wake)),
+    : config_(std::move(config)), limits_(limits), listener_(std::move(listener)), wake_(std::move(wake)),
       users_(std::move(users)), contents_(limits_.maxBytes), thread_([this] { loop(); }) {}
 
 TcpServer::~TcpServer() {
@@ -221,7 +223,7 @@ void TcpServer::add(Socket socket) {
   while (strangers_.size() >= std::min(mostStrangers, limits_.maxStrangers))
     makeRoom();
   const bool full = members_.size() >= limits_.maxClients || used >= most - most / 16;
-  Client &client = strangers_.emplace_back(std::move(socket), contents_, place_.authenticator,
+  Client &client = strangers_.emplace_back(std::move(socket), contents_, config_.authenticator,
                                            [this, number, full] { return decide(number, full); });
   client.events = POLLIN; // the handshake may have arrived already
   if (!serve(client))

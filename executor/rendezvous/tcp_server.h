@@ -15,7 +15,7 @@
 namespace reshard {
 
 /// A store over TCP, as all its processes know it.
-struct TcpPlace {
+struct TcpStoreConfig {
   HostPort where; // port 0, for a server: any free port
   Authenticator authenticator;
   /// Without a secret: other machines and other users take part, too.
@@ -36,9 +36,10 @@ struct TcpLimits {
 
 class TcpServer {
 public:
-  static Result<std::shared_ptr<TcpServer>> serve(TcpPlace place, const TcpLimits &limits, const Deadline &deadline);
-  /// The server that this process has at this place, or a new one: several executors of one process share it.
-  static Result<std::shared_ptr<TcpServer>> shared(const TcpPlace &place, const Deadline &deadline);
+  static Result<std::shared_ptr<TcpServer>> serve(TcpStoreConfig config, const TcpLimits &limits,
+                                                  const Deadline &deadline);
+  /// The server that this process has at this address, or a new one: several executors of one process share it.
+  static Result<std::shared_ptr<TcpServer>> shared(const TcpStoreConfig &config, const Deadline &deadline);
   ~TcpServer();
 
   uint16_t port() const { return nameOf(listener_.number()).port(); }
@@ -47,7 +48,8 @@ private:
   using Clock = std::chrono::steady_clock;
   struct Client;
 
-  TcpServer(TcpPlace place, const TcpLimits &limits, Socket listener, Socket wake, std::optional<PeerUsers> users);
+  TcpServer(TcpStoreConfig config, const TcpLimits &limits, Socket listener, Socket wake,
+            std::optional<PeerUsers> users);
   void loop();
   int wait();
   void accept();
@@ -59,7 +61,7 @@ private:
   bool read(Client &client);
   bool write(Client &client);
 
-  const TcpPlace place_;
+  const TcpStoreConfig config_;
   const TcpLimits limits_;
   const Socket listener_, wake_;
   std::optional<PeerUsers> users_; // if only this process's user is served

@@ -27,14 +27,14 @@ int millisecondsUntil(const Deadline &deadline) {
 
 } // namespace
 
-Result<std::unique_ptr<Store>> TcpStore::connect(const TcpPlace &place, std::shared_ptr<TcpServer> server,
+Result<std::unique_ptr<Store>> TcpStore::connect(const TcpStoreConfig &config, std::shared_ptr<TcpServer> server,
                                                  const Deadline &deadline) {
-  if (Status status = place.check(deadline); !status.ok())
+  if (Status status = config.check(deadline); !status.ok())
     return status;
-  std::unique_ptr<TcpStore> store(new TcpStore(place));
+  std::unique_ptr<TcpStore> store(new TcpStore(config));
   store->server_ = std::move(server);
   if (!store->server_)
-    store->question_.emplace(place);
+    store->question_.emplace(config);
   Polling polling(std::chrono::milliseconds(200));
   while (true) {
     Again again = Again::no;
@@ -54,7 +54,7 @@ Result<std::unique_ptr<Store>> TcpStore::connect(const TcpPlace &place, std::sha
 }
 
 Status TcpStore::attempt(const Deadline &deadline, Again &again) {
-  const Result<std::vector<SocketAddress>> addresses = resolve(place_.where, deadline);
+  const Result<std::vector<SocketAddress>> addresses = resolve(config_.where, deadline);
   if (!addresses.ok())
     return addresses.status();
   if (question_)
@@ -99,7 +99,7 @@ Status TcpStore::handshake(const Deadline &deadline, Again &again) {
   const std::string message = ByteWriter()
                                   .raw(tcp::kMagic)
                                   .number(tcp::kVersion)
-                                  .number(static_cast<uint8_t>(place_.authenticator.hasSecret()))
+                                  .number(static_cast<uint8_t>(config_.authenticator.hasSecret()))
                                   .raw(challenge)
                                   .take();
   Status status = send(message, deadline);
@@ -111,7 +111,7 @@ Status TcpStore::handshake(const Deadline &deadline, Again &again) {
   }
   ByteReader reader(*answer);
   if (reader.raw(tcp::kMagic.size()) != tcp::kMagic)
-    return failed(place_.where.text() +
+    return failed(config_.where.text() +
                   " is served by another program, expected rank 0 of this job; choose another port");
   if (const uint32_t version = reader.number<uint32_t>(); version != tcp::kVersion)
     return failed(name() + " has version " + std::to_string(version) + " of the protocol, expected " +
@@ -119,11 +119,11 @@ Status TcpStore::handshake(const Deadline &deadline, Again &again) {
   const auto verdict = static_cast<Verdict>(reader.number<uint8_t>());
   if (verdict != Verdict::accepted)
     return refusal(verdict);
-  return place_.authenticator.hasSecret() ? prove(challenge, std::string(reader.rest()), deadline, again) : Status();
+  return config_.authenticator.hasSecret() ? prove(challenge, std::string(reader.rest()), deadline, again) : Status();
 }
 
 Status TcpStore::prove(const std::string &own, const std::string &server, const Deadline &deadline, Again &again) {
-  Status status = send(place_.authenticator.mac(tcp::clientProof(own, server)), deadline);
+  Status status = send(config_.authenticator.mac(tcp::clientProof(own, server)), deadline);
   const Result<std::string> answer = status.ok() ? receive(1 + kMacBytes, deadline) : Result<std::string>(status);
   if (!answer.ok()) {
     if (!answer.status().timedOut()) // it made room for others, for example
@@ -133,7 +133,7 @@ Status TcpStore::prove(const std::string &own, const std::string &server, const 
   const auto verdict = static_cast<Verdict>(ByteReader(*answer).number<uint8_t>());
   if (verdict != Verdict::accepted)
     return refusal(verdict);
-  if (!place_.authenticator.verify(tcp::serverProof(own, server), std::string_view(*answer).substr(1)))
+  if (!config_.authenticator.verify(tcp::serverProof(own, server), std::string_view(*answer).substr(1)))
     return failed(name() + " could not prove that it has the secret of this job");
   return {};
 }
@@ -238,7 +238,7 @@ Result<std::string> TcpStore::exchangeOrReconnect(const std::string &request, co
   return exchange(request, deadline);
 }
 
-Result<std::string> TcpStore::ask(tcp::Command command, const std::string &key, std::string_view value,
+Result<std::string> TcpStore::ask(tcp::StoreCommand command, const std::string &key, std::string_view value,
                                   const Deadline &deadline) {
   std::string body = ByteWriter().number(static_cast<uint8_t>(command)).text(key).raw(value).take();
   if (key.size() > kMaxKeyBytes || value.size() > kMaxValueBytes)
@@ -252,7 +252,7 @@ Result<std::string> TcpStore::ask(tcp::Command command, const std::string &key, 
 }
 
 Status TcpStore::set(const std::string &key, std::string_view value, const Deadline &deadline) {
-  const Result<std::string> answer = ask(tcp::Command::set, key, value, deadline);
+  const Result<std::string> answer = ask(tcp::StoreCommand::set, key, value, deadline);
   if (!answer.ok())
     return answer.status();
   const auto code = static_cast<tcp::Answer>(answer->front());
@@ -262,7 +262,7 @@ Status TcpStore::set(const std::string &key, std::string_view value, const Deadl
 }
 
 Result<std::optional<std::string>> TcpStore::find(const std::string &key, const Deadline &deadline) {
-  Result<std::string> answer = ask(tcp::Command::find, key, {}, deadline);
+  Result<std::string> answer = ask(tcp::StoreCommand::find, key, {}, deadline);
   if (!answer.ok())
     return answer.status();
   const auto code = static_cast<tcp::Answer>(answer->front());

@@ -17,14 +17,14 @@ public:
   /// Connects to the server, and tries again until the deadline while nobody serves. Fails as soon as rank 0 says that
   /// it does not. `server`: that of this process, if
   /// it serves the store; kept until the store is destroyed.
-  static Result<std::unique_ptr<Store>> connect(const TcpPlace &place, std::shared_ptr<TcpServer> server,
+  static Result<std::unique_ptr<Store>> connect(const TcpStoreConfig &config, std::shared_ptr<TcpServer> server,
                                                 const Deadline &deadline);
 
   Status set(const std::string &key, std::string_view value, const Deadline &deadline) override;
   Result<std::optional<std::string>> find(const std::string &key, const Deadline &deadline) override;
 
 private:
-  explicit TcpStore(TcpPlace place) : place_(std::move(place)) {}
+  explicit TcpStore(TcpStoreConfig config) : config_(std::move(config)) {}
 
   /// Whether an attempt to connect may succeed later.
   enum class Again { no, yes };
@@ -38,15 +38,15 @@ private:
   Status ready(short events, const Deadline &deadline);
   /// Returns the answer to a request. After an error the connection is closed, since a late answer would be taken for
   /// that to the next request.
-  Result<std::string> ask(tcp::Command command, const std::string &key, std::string_view value,
+  Result<std::string> ask(tcp::StoreCommand command, const std::string &key, std::string_view value,
                           const Deadline &deadline);
   /// Sends a request and receives its answer. Connects again, once, if the connection is closed or fails: to repeat a
   /// request changes nothing. It does not wait for a server, so a caller learns at once that rank 0 has ended.
   Result<std::string> exchangeOrReconnect(const std::string &request, const Deadline &deadline);
   Result<std::string> exchange(const std::string &request, const Deadline &deadline);
-  std::string name() const { return "the store at " + place_.where.text(); }
+  std::string name() const { return "the store at " + config_.where.text(); }
 
-  const TcpPlace place_;
+  const TcpStoreConfig config_;
   std::shared_ptr<TcpServer> server_;
   Socket socket_;
   std::optional<NoticeQuestion> question_; // while it connects for the first time

@@ -13,11 +13,11 @@ namespace reshard::kernels {
 
 namespace {
 
-const ConvertKernels &kernels(Level level) {
+const ConvertKernels &kernels(CpuLevel level) {
 #if defined(__x86_64__)
-  if (level >= Level::Avx512)
+  if (level >= CpuLevel::Avx512)
     return kConvertAvx512;
-  if (level >= Level::Avx2)
+  if (level >= CpuLevel::Avx2)
     return kConvertAvx2;
 #endif
   (void)level;
@@ -31,7 +31,7 @@ size_t wideIndex(NumberFormat wide) {
 
 /// Streaming needs a target that is aligned to whole lines; other targets are written with usual stores.
 bool streams(const ConvertOptions &how, const std::byte *target) {
-  return how.stream && how.level != Level::Portable && reinterpret_cast<uintptr_t>(target) % kLine == 0;
+  return how.stream && how.level != CpuLevel::Portable && reinterpret_cast<uintptr_t>(target) % kLine == 0;
 }
 
 /// Ends a conversion, so that another thread may read the target.

@@ -14,7 +14,7 @@ namespace reshard::kernels {
 /// Options of a conversion. `level` must not be above cpuLevel(); all levels give the same bytes.
 struct ConvertOptions {
   bool stream = false;
-  Level level = cpuLevel();
+  CpuLevel level = cpuLevel();
   bool finish = true; ///< false: the caller calls finishStreaming() once, after many short conversions, because each
                       ///< call waits for the streamed lines
 };

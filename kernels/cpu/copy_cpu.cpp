@@ -157,7 +157,7 @@ void streamRange(StreamLines stream, const CopiedRows &rows) {
 
 } // namespace
 
-void copyRowsAt(Level level, const StridedRows &all, bool stream) {
+void copyRowsAt(CpuLevel level, const StridedRows &all, bool stream) {
   const StreamLines streamLines = stream ? lineStreamer(level) : nullptr;
   const Strided &shape = all.shape;
   const Loop outer = innerLoop(shape, 1), inner = innerLoop(shape, 0);

@@ -8,6 +8,6 @@
 namespace reshard::kernels {
 
 /// As copyRows, with the instructions of `level`, which must not be above cpuLevel().
-void copyRowsAt(Level level, const StridedRows &rows, bool stream);
+void copyRowsAt(CpuLevel level, const StridedRows &rows, bool stream);
 
 } // namespace reshard::kernels

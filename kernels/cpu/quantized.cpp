@@ -42,12 +42,12 @@ ScaleMatrix scalesOf(const Quantized &of, uint64_t matrix) {
   return {of.scales + matrix * of.scaleBytes(), of.layout, of.scaleShape()};
 }
 
-enum class Access { read, write };
+enum class ScaleAccess { read, write };
 
 /// Calls visit(first block, count, their scales, contiguous) for parts of blocks [first, first + count), numbered row
 /// by row. A part lies in one matrix and, if blocks have several rows, in one row of blocks. Scales that are not in the
 /// plain layout are copied to a buffer and back: as many whole rows as fit, or parts of longer rows.
-template <Access kAccess, class Visit>
+template <ScaleAccess kAccess, class Visit>
 void forBlocks(const Quantized &of, uint64_t first, uint64_t count, const Visit &visit) {
   const ScaleShape shape = of.scaleShape();
   const uint64_t ofMatrix = shape.rows * shape.columns, end = first + count;
@@ -67,24 +67,24 @@ void forBlocks(const Quantized &of, uint64_t first, uint64_t count, const Visit 
         slice.rows = blocks / shape.columns;
       blocks = slice.rows * slice.columns;
       const auto stride = static_cast<int64_t>(slice.columns);
-      if (kAccess == Access::read)
+      if (kAccess == ScaleAccess::read)
         readScales(scratch, stride, scalesOf(of, matrix), slice);
       visit(first, blocks, scratch);
-      if (kAccess == Access::write)
+      if (kAccess == ScaleAccess::write)
         writeScales(scalesOf(of, matrix), slice, scratch, stride);
     }
     first += blocks;
   }
 }
 
-/// Elements of a part of forBlocks: the number of the first one, and their matrix.
-struct Part {
+/// The elements of a part that forBlocks visits: the number of the first one, and their matrix.
+struct BlockPart {
   uint64_t element;
   BlockMatrix matrix;
 };
-Part partOf(const Quantized &of, uint64_t block, uint64_t blocks, std::byte *scales) {
+BlockPart partOf(const Quantized &of, uint64_t block, uint64_t blocks, std::byte *scales) {
   const BlockShape size = blockShape(of.format);
-  Part part{block * size.columns, {of.format, of.wide, 1, blocks * size.columns, 0, 0, nullptr, scales}};
+  BlockPart part{block * size.columns, {of.format, of.wide, 1, blocks * size.columns, 0, 0, nullptr, scales}};
   if (!blocksInRows(of)) {
     const ScaleShape shape = of.scaleShape();
     const uint64_t blockRow = block / shape.columns, row = blockRow % shape.rows * size.rows,
@@ -125,19 +125,19 @@ template <class Step> void forElements(const Quantized &of, uint64_t first, uint
   if (first == end)
     return;
   if (blocksInRows(of))
-    return forBlocks<Access::read>(of, divide(first, block.columns),
-                                   divideUp(end, block.columns) - divide(first, block.columns),
-                                   [&](uint64_t index, uint64_t blocks, std::byte *scales) {
-                                     const uint64_t from = std::max(first, index * block.columns),
-                                                    to = std::min(end, (index + blocks) * block.columns);
-                                     splitFirstBlock(of, {from, to, scales}, from & (block.columns - 1), step);
-                                   });
+    return forBlocks<ScaleAccess::read>(of, divide(first, block.columns),
+                                        divideUp(end, block.columns) - divide(first, block.columns),
+                                        [&](uint64_t index, uint64_t blocks, std::byte *scales) {
+                                          const uint64_t from = std::max(first, index * block.columns),
+                                                         to = std::min(end, (index + blocks) * block.columns);
+                                          splitFirstBlock(of, {from, to, scales}, from & (block.columns - 1), step);
+                                        });
   const ScaleShape shape = of.scaleShape();
   while (first < end) {
     const uint64_t row = first / of.columns, begin = row * of.columns, next = std::min(end, begin + of.columns);
     const uint64_t blockRow = row / of.rows * shape.rows + divide(row % of.rows, block.rows);
     const uint64_t left = divide(first - begin, block.columns), right = divideUp(next - begin, block.columns);
-    forBlocks<Access::read>(
+    forBlocks<ScaleAccess::read>(
         of, blockRow * shape.columns + left, right - left, [&](uint64_t index, uint64_t blocks, std::byte *scales) {
           const uint64_t column = index % shape.columns * block.columns, from = std::max(first, begin + column),
                          to = std::min(next, begin + column + blocks * block.columns);
@@ -161,29 +161,29 @@ uint64_t Quantized::scaleBytes() const {
 void quantizeRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count,
                   const ConvertOptions &how) {
   const uint64_t columns = target.scaleShape().columns;
-  forBlocks<Access::write>(target, first * columns, count * columns,
-                           [&](uint64_t index, uint64_t blocks, std::byte *scales) {
-                             const Part part = partOf(target, index, blocks, scales);
-                             quantize(part.matrix, wide + part.element * itemBytes(target.wide), how);
-                           });
+  forBlocks<ScaleAccess::write>(target, first * columns, count * columns,
+                                [&](uint64_t index, uint64_t blocks, std::byte *scales) {
+                                  const BlockPart part = partOf(target, index, blocks, scales);
+                                  quantize(part.matrix, wide + part.element * itemBytes(target.wide), how);
+                                });
 }
 
 void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count,
                const ConvertOptions &how) {
   const uint64_t columns = target.scaleShape().columns;
-  forBlocks<Access::write>(target, first * columns, count * columns,
-                           [&](uint64_t index, uint64_t blocks, std::byte *scales) {
-                             const Part part = partOf(target, index, blocks, scales);
-                             computeScales(part.matrix, wide + part.element * itemBytes(target.wide), how);
-                           });
+  forBlocks<ScaleAccess::write>(target, first * columns, count * columns,
+                                [&](uint64_t index, uint64_t blocks, std::byte *scales) {
+                                  const BlockPart part = partOf(target, index, blocks, scales);
+                                  computeScales(part.matrix, wide + part.element * itemBytes(target.wide), how);
+                                });
 }
 
 void quantizeBlocks(const Quantized &target, ElementSpan span, const std::byte *wide, const ConvertOptions &how) {
   const uint64_t block = blockShape(target.format).columns, first = span.first;
   assert(blocksInRows(target) && first % block == 0 && span.count % block == 0);
-  forBlocks<Access::write>(
+  forBlocks<ScaleAccess::write>(
       target, divide(first, block), divide(span.count, block), [&](uint64_t index, uint64_t blocks, std::byte *scales) {
-        Part part = partOf(target, index, blocks, scales);
+        BlockPart part = partOf(target, index, blocks, scales);
         if (wide)
           return quantize(part.matrix, wide + (part.element - first) * itemBytes(target.wide), how);
         // All blocks of zeros are equal, and all bytes of their codes are equal, so one block is quantized and

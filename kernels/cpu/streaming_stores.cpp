@@ -59,25 +59,25 @@ __attribute__((target("avx2"))) void streamAvx2(const LineRows &rows) {
 
 } // namespace
 
-Level cpuLevel() {
-  static const Level level = [] {
+CpuLevel cpuLevel() {
+  static const CpuLevel level = [] {
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c"))
-      return Level::Sse2;
+      return CpuLevel::Sse2;
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return avx512 ? Level::Avx512 : Level::Avx2;
+    return avx512 ? CpuLevel::Avx512 : CpuLevel::Avx2;
   }();
   return level;
 }
 
-StreamLines lineStreamer(Level level) {
+StreamLines lineStreamer(CpuLevel level) {
   switch (level) {
-  case Level::Avx512:
-  case Level::Avx2:
+  case CpuLevel::Avx512:
+  case CpuLevel::Avx2:
     return streamAvx2;
-  case Level::Sse2:
+  case CpuLevel::Sse2:
     return streamSse2;
-  case Level::Portable:
+  case CpuLevel::Portable:
     break;
   }
   return nullptr;
@@ -87,8 +87,8 @@ void finishStreaming() { _mm_sfence(); }
 
 #else
 
-Level cpuLevel() { return Level::Portable; }
-StreamLines lineStreamer(Level) { return nullptr; }
+CpuLevel cpuLevel() { return CpuLevel::Portable; }
+StreamLines lineStreamer(CpuLevel) { return nullptr; }
 void finishStreaming() {}
 
 #endif

@@ -9,10 +9,10 @@ namespace reshard::kernels {
 
 /// Instruction sets of the CPU; each level includes those below it. Portable: any CPU, no non-temporal stores. Avx2
 /// includes F16C; Avx512 is F, BW, DQ and VL.
-enum class Level { Portable, Sse2, Avx2, Avx512 };
+enum class CpuLevel { Portable, Sse2, Avx2, Avx512 };
 
 /// Returns the highest level of this CPU; detected once.
-Level cpuLevel();
+CpuLevel cpuLevel();
 
 /// Bytes of a cache line, and the prefetch distance in bytes.
 constexpr uint64_t kLine = 64, kAhead = 2048;
@@ -37,7 +37,7 @@ struct LineRows {
 using StreamLines = void (*)(const LineRows &rows);
 
 /// Returns the line copier of a level; null for Portable. AVX-512 was measured to be no faster than AVX2.
-StreamLines lineStreamer(Level level);
+StreamLines lineStreamer(CpuLevel level);
 
 /// Store fence: orders streamed stores before later stores, so that another thread may read the target.
 void finishStreaming();

@@ -17,9 +17,9 @@ static_assert(std::endian::native == std::endian::little, "words are little-endi
 
 constexpr uint64_t kWord = sizeof(uint32_t), kBlockBytes = kBlockWords * kWord;
 
-SumWords sumWords(Level level) {
+SumWords sumWords(CpuLevel level) {
 #if defined(__x86_64__)
-  if (level >= Level::Avx2) // AVX-512 is faster in the caches, but not from memory
+  if (level >= CpuLevel::Avx2) // AVX-512 is faster in the caches, but not from memory
     return sumWordsAvx2;
 #endif
   (void)level;
@@ -55,7 +55,7 @@ WordSums sumWordsPortable(const std::byte *data, uint64_t place, uint64_t count)
   return sums;
 }
 
-void TensorDigest::addBytes(const std::byte *data, uint64_t begin, uint64_t bytes, Level level) {
+void TensorDigest::addBytes(const std::byte *data, uint64_t begin, uint64_t bytes, CpuLevel level) {
   const SumWords sumWhole = sumWords(level);
   const bool anyWord = bytes >= kWord; // then parts of words are read as words that lie in the data
   for (const uint64_t end = begin + bytes; begin < end;) {
@@ -90,7 +90,8 @@ void TensorDigest::addBytes(const std::byte *data, uint64_t begin, uint64_t byte
   }
 }
 
-void TensorDigest::add(const std::byte *data, size_t item, int64_t step, uint64_t first, uint64_t count, Level level) {
+void TensorDigest::add(const std::byte *data, size_t item, int64_t step, uint64_t first, uint64_t count,
+                       CpuLevel level) {
   if (step == static_cast<int64_t>(item) || count == 1)
     return addBytes(data, first * item, count * item, level);
   std::byte together[4096];
@@ -103,7 +104,7 @@ void TensorDigest::add(const std::byte *data, size_t item, int64_t step, uint64_
   }
 }
 
-void TensorDigest::add(const std::byte *data, size_t item, const Transposed &matrix, Level level) {
+void TensorDigest::add(const std::byte *data, size_t item, const Transposed &matrix, CpuLevel level) {
   // A tile has a cache line of each column of the matrix, and rows that are long enough for addBytes.
   constexpr uint64_t kTileRow = 1024;
   alignas(kLine) std::byte tile[kLine * kTileRow];

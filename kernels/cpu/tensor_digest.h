@@ -30,7 +30,8 @@ struct TensorDigest {
   /// Adds `count` elements of `item` bytes (1, 2, 4 or 8), whose row-major indices are `first`, `first + 1`, …. In
   /// memory, elements follow each other at `step` bytes; they need no alignment. `level` must not be above cpuLevel();
   /// all levels give the same sums.
-  void add(const std::byte *data, size_t item, int64_t step, uint64_t first, uint64_t count, Level level = cpuLevel());
+  void add(const std::byte *data, size_t item, int64_t step, uint64_t first, uint64_t count,
+           CpuLevel level = cpuLevel());
   /// Elements of a matrix that lies transposed in memory: those of a row are `step` bytes apart, those of a column are
   /// adjacent.
   struct Transposed {
@@ -39,13 +40,13 @@ struct TensorDigest {
     uint64_t first, rowIndices; // row-major index of the first element, and from row to row
   };
   /// Adds the elements of such a matrix.
-  void add(const std::byte *data, size_t item, const Transposed &matrix, Level level = cpuLevel());
+  void add(const std::byte *data, size_t item, const Transposed &matrix, CpuLevel level = cpuLevel());
   /// 32 hexadecimal digits.
   std::string text() const;
   friend bool operator==(const TensorDigest &, const TensorDigest &) = default;
 
 private:
-  void addBytes(const std::byte *data, uint64_t begin, uint64_t bytes, Level level);
+  void addBytes(const std::byte *data, uint64_t begin, uint64_t bytes, CpuLevel level);
 };
 
 } // namespace reshard::kernels

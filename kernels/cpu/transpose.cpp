@@ -80,10 +80,10 @@ void fillTileInRegisters(Tile<Bytes> &tile, const std::byte *source, int64_t str
 
 /// Copies one source line of each of `count` rows into the columns of the tile.
 template <size_t Bytes>
-void fillTile([[maybe_unused]] Level level, Tile<Bytes> &tile, const std::byte *source, int64_t stride,
+void fillTile([[maybe_unused]] CpuLevel level, Tile<Bytes> &tile, const std::byte *source, int64_t stride,
               uint64_t count) {
 #if defined(__x86_64__)
-  if (level > Level::Portable)
+  if (level > CpuLevel::Portable)
     return fillTileInRegisters(tile, source, stride, count);
 #endif
   copyElements<Bytes>(tile.bytes, source, {Tile<Bytes>::kRows, Bytes, kTileRow}, {count, stride, Bytes});
@@ -96,7 +96,7 @@ struct Walk {
   Loop along, across;
 };
 
-template <size_t Bytes> void transposeTiles(Level level, StreamLines stream, const Walk &walk) {
+template <size_t Bytes> void transposeTiles(CpuLevel level, StreamLines stream, const Walk &walk) {
   std::byte *target = walk.target;
   const std::byte *source = walk.source;
   const Loop along = walk.along;
@@ -154,7 +154,7 @@ uint64_t chunkRows(const Strided &shape, uint64_t bytes) {
   return std::max<uint64_t>(1, rows / tiles) * tiles;
 }
 
-void transposeBlock(Level level, StreamLines stream, const TransposedBlock &block) {
+void transposeBlock(CpuLevel level, StreamLines stream, const TransposedBlock &block) {
   const bool sourceOrder = walks(block.elementBytes, block.inner, block.outer);
   const Walk walk = {.target = block.target,
                      .source = block.source,

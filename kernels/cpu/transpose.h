@@ -20,6 +20,6 @@ struct TransposedBlock {
 };
 
 /// Copies a block. With `stream` null, the target is written with usual stores.
-void transposeBlock(Level level, StreamLines stream, const TransposedBlock &block);
+void transposeBlock(CpuLevel level, StreamLines stream, const TransposedBlock &block);
 
 } // namespace reshard::kernels

@@ -64,7 +64,7 @@ struct Case {
 };
 
 /// Runs the conversion and memcpy alternately; one iteration is one of each.
-void paired(benchmark::State &state, const Case &each, Level level) {
+void paired(benchmark::State &state, const Case &each, CpuLevel level) {
   static const Memory memory = {touched(kSource), touched(2 * kSource), touched(kSource / 16)};
   if (itemBytes(each.source) > 1)
     fillWeights(memory.source, each.source);
@@ -148,13 +148,13 @@ const std::vector<Case> &cases() {
 } // namespace
 
 int main(int argc, char **argv) {
-  const std::pair<const char *, Level> levels[] = {
-      {"portable", Level::Portable}, {"avx2", Level::Avx2}, {"avx512", Level::Avx512}};
+  const std::pair<const char *, CpuLevel> levels[] = {
+      {"portable", CpuLevel::Portable}, {"avx2", CpuLevel::Avx2}, {"avx512", CpuLevel::Avx512}};
   for (const Case &each : cases())
     for (const auto &[name, level] : levels)
       if (level <= cpuLevel())
         benchmark::RegisterBenchmark((std::string(each.name) + "/" + name).c_str(), paired, each, level)
-            ->Iterations(level == Level::Portable ? 1 : 11)
+            ->Iterations(level == CpuLevel::Portable ? 1 : 11)
             ->Unit(benchmark::kMillisecond);
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv))

@@ -57,7 +57,7 @@ readAll(const std::byte *memory) {
 struct Case {
   uint64_t item, row;
   int64_t step;
-  Level level;
+  CpuLevel level;
 };
 
 /// Digests and reads alternately; one iteration is one of each.
@@ -98,7 +98,7 @@ void add(const std::string &name, const Case &how) {
 } // namespace
 
 int main(int argc, char **argv) {
-  const std::pair<const char *, Level> levels[] = {{"portable", Level::Portable}, {"avx2", Level::Avx2}};
+  const std::pair<const char *, CpuLevel> levels[] = {{"portable", CpuLevel::Portable}, {"avx2", CpuLevel::Avx2}};
   for (const auto &[name, level] : levels)
     if (level <= cpuLevel())
       for (const uint64_t item : {1, 2, 4})

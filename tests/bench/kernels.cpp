@@ -72,7 +72,7 @@ double median(std::vector<double> values) {
 }
 
 /// Runs the kernel and memcpy alternately; one iteration is one of each.
-void paired(benchmark::State &state, const Strided &shape, Level level, uint64_t shift) {
+void paired(benchmark::State &state, const Strided &shape, CpuLevel level, uint64_t shift) {
   static std::byte *const sourceMemory = touched(1), *const targetMemory = touched(2);
   std::byte *source = sourceMemory + shift, *target = targetMemory + shift;
   Strided simple = shape;
@@ -94,7 +94,7 @@ void paired(benchmark::State &state, const Strided &shape, Level level, uint64_t
   state.counters["ratio"] = median(theirs) / median(ours);
 }
 
-void add(const std::string &name, const Strided &shape, Level level = cpuLevel(), uint64_t shift = 0) {
+void add(const std::string &name, const Strided &shape, CpuLevel level = cpuLevel(), uint64_t shift = 0) {
   benchmark::RegisterBenchmark((name + "/" + std::to_string(shape.rowBytes)).c_str(), paired, shape, level, shift)
       ->Iterations(11)
       ->Unit(benchmark::kMillisecond);
@@ -119,9 +119,9 @@ int main(int argc, char **argv) {
     add("strided-shifted", apart(row, kGap, kGap), cpuLevel(), kShift);
   }
   const char *levels[] = {"portable", "sse2", "avx2"}; // higher levels copy with AVX2
-  for (int level = 0; level <= static_cast<int>(std::min(cpuLevel(), Level::Avx2)); ++level)
+  for (int level = 0; level <= static_cast<int>(std::min(cpuLevel(), CpuLevel::Avx2)); ++level)
     for (const uint64_t row : {64, 256, 4 << 10})
-      add(std::string("pack-") + levels[level], apart(row, kGap, 1), static_cast<Level>(level));
+      add(std::string("pack-") + levels[level], apart(row, kGap, 1), static_cast<CpuLevel>(level));
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv))
     return 1;

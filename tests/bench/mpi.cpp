@@ -49,13 +49,13 @@ int rounds = 11;
 }
 
 /// The transports that run a plan, and reshard's names for them in the report.
-struct Way {
+struct TransportName {
   const char *name, *transport;
 };
-constexpr Way kWays[] = {{"ours", "mpi"}, {"ucx", "ucx"}};
+constexpr TransportName kTransportNames[] = {{"ours", "mpi"}, {"ucx", "ucx"}};
 
-/// The number of ways of this build.
-size_t ways() {
+/// How many of the transports this build has.
+size_t transportCount() {
   const auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
   const bool ucx = std::filesystem::exists(folder / "libreshard_ucx.so") ||
                    std::filesystem::exists(folder.parent_path() / "libreshard_ucx.so");
@@ -66,7 +66,7 @@ size_t ways() {
 struct Case {
   std::unique_ptr<Plan> plan;
   std::unique_ptr<Memory> memory;
-  std::vector<reshard_executor *> executors; // by way
+  std::vector<reshard_executor *> executors; // by transport
   std::shared_ptr<const Segment> segment;
   std::vector<MPI_Datatype> sends, receives; // by peer, for MPI_Alltoallw; includes local copies
   struct One {
@@ -104,14 +104,14 @@ struct Case {
     for (uint32_t e : {0u, 1u})
       if (const Status status = memory->allocate(e, !privateMemory); !status.ok())
         fail(status.message());
-    for (size_t w = 0; w < ways(); ++w)
-      open(path, kWays[w]);
+    for (size_t w = 0; w < transportCount(); ++w)
+      open(path, kTransportNames[w]);
     bytes = plan->manifest().bytes_target();
     describe();
     MPI_Barrier(MPI_COMM_WORLD);
   }
 
-  void open(const std::string &path, const Way &way) {
+  void open(const std::string &path, const TransportName &way) {
     reshard_executor *&executor = executors.emplace_back();
     const std::string folder = path + ".rendezvous";
     const std::string url = "file://" + folder;
@@ -418,9 +418,9 @@ int main(int argc, char **argv) {
                                  [text = yaml](benchmark::State &state) {
                                    const auto job = std::make_unique<Case>(text);
                                    std::vector<Method> methods;
-                                   for (size_t w = 0; w < ways(); ++w)
+                                   for (size_t w = 0; w < transportCount(); ++w)
                                      methods.push_back(
-                                         {kWays[w].name, [&job, w] { job->ours(job->executors[w]); }, true});
+                                         {kTransportNames[w].name, [&job, w] { job->ours(job->executors[w]); }, true});
                                    methods.push_back({"alltoallw", [&] { job->alltoallw(); }});
                                    methods.push_back({"one_by_one", [&] { job->oneByOne(); }});
                                    methods.push_back({"persistent", [&] { job->persistent(); }});

@@ -17,37 +17,37 @@ namespace {
 
 using Elements = std::map<int64_t, std::vector<int64_t>>; // by position in the buffer: the logical positions
 
-void addElements(const FlatShares &shares, size_t d, int64_t at, std::vector<int64_t> &logical, Elements &found) {
-  if (d == shares.size()) {
+void addElements(const FlatOffsets &offsets, size_t d, int64_t at, std::vector<int64_t> &logical, Elements &found) {
+  if (d == offsets.size()) {
     EXPECT_TRUE(found.emplace(at, logical).second) << "position " << at << " twice";
     return;
   }
-  for (const ir::IndexBlock &block : shares[d])
+  for (const ir::IndexBlock &block : offsets[d])
     for (int64_t k = 0; k < block.count; ++k)
       for (int64_t l = 0; l < block.length; ++l) {
         logical[d] = block.from + k * block.fromStep + l;
-        addElements(shares, d + 1, at + block.to + k * block.toStep + l, logical, found);
+        addElements(offsets, d + 1, at + block.to + k * block.toStep + l, logical, found);
       }
 }
 
-Elements elementsOf(const std::vector<FlatShares> &products) {
+Elements elementsOf(const std::vector<FlatOffsets> &products) {
   Elements found;
-  for (const FlatShares &shares : products) {
-    std::vector<int64_t> logical(shares.size());
-    addElements(shares, 0, 0, logical, found);
+  for (const FlatOffsets &offsets : products) {
+    std::vector<int64_t> logical(offsets.size());
+    addElements(offsets, 0, 0, logical, found);
   }
   return found;
 }
 
 /// A tensor in a buffer from `base` on: dimension d has `lengths[d]` positions, `strides[d]` apart.
-FlatShares strided(const std::vector<int64_t> &lengths, const std::vector<int64_t> &strides, int64_t base) {
-  FlatShares shares;
+FlatOffsets strided(const std::vector<int64_t> &lengths, const std::vector<int64_t> &strides, int64_t base) {
+  FlatOffsets offsets;
   for (size_t d = 0; d < lengths.size(); ++d) {
     const int64_t at = d == 0 ? base : 0;
-    shares.push_back(ir::normalize(strides[d] == 1 ? IndexMap{{0, at, lengths[d], 1, 0, 0}}
-                                                   : IndexMap{{0, at, 1, lengths[d], 1, strides[d]}}));
+    offsets.push_back(ir::normalize(strides[d] == 1 ? IndexMap{{0, at, lengths[d], 1, 0, 0}}
+                                                    : IndexMap{{0, at, 1, lengths[d], 1, strides[d]}}));
   }
-  return shares;
+  return offsets;
 }
 
 TEST(FlatPart, CutsGiveEachElementOnce) {
@@ -68,12 +68,12 @@ TEST(FlatPart, CutsGiveEachElementOnce) {
         size += static_cast<int64_t>(random() % 4); // other tensors between rows
     }
     const int64_t base = static_cast<int64_t>(random() % 7), end = base + size + 3;
-    const FlatShares part = strided(lengths, strides, base);
+    const FlatOffsets part = strided(lengths, strides, base);
     const Elements all = elementsOf({part});
     Elements joined;
     for (int64_t at = 0; at < end;) {
       const int64_t next = std::min(end, at + 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(end)));
-      const std::vector<FlatShares> products = FlatPart(part).within({at, next});
+      const std::vector<FlatOffsets> products = FlatPart(part).within({at, next});
       EXPECT_LE(products.size(), 2 * rank - 1);
       for (const auto &[position, logical] : elementsOf(products)) {
         EXPECT_GE(position, 0);

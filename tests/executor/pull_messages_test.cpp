@@ -30,7 +30,7 @@ const std::string kJobs[] = {
 struct Member {
   Member(const Plan &plan, const Fleet &fleet, uint32_t rank) : worldRank(rank), memory(plan, fleet.planRank(rank)) {
     EXPECT_EQ(table.build(plan, fleet, memory.local, rank).message(), "");
-    progress = std::make_unique<Progress>(table.received().size());
+    progress = std::make_unique<PullProgress>(table.received().size());
   }
   bool done() const {
     for (size_t m = 0; m < table.received().size(); ++m)
@@ -41,7 +41,7 @@ struct Member {
   uint32_t worldRank;
   RankMemory memory;
   MessageTable table;
-  std::unique_ptr<Progress> progress;
+  std::unique_ptr<PullProgress> progress;
   size_t copies = 0;
 };
 

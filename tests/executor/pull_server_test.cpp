@@ -76,7 +76,7 @@ protected:
   std::unique_ptr<Plan> plan_;
   std::optional<tests::RankMemory> memory_;
   MessageTable table_;
-  Progress progress_{0};
+  PullProgress progress_{0};
   tests::LocalNetwork network_;
   std::unique_ptr<Server> server_;
   std::unique_ptr<Messenger> client_;

@@ -260,7 +260,7 @@ void fuzz(const Job &job, Input &input) {
   Member &member = *job.members[first & 1];
   const bool stranger = first & 2;
   tests::LocalNetwork network;
-  Progress progress(member.table.received().size());
+  PullProgress progress(member.table.received().size());
   Server server(network.open(), member.table, progress, {job.fleet, rank, kToken, {}});
   const std::string address = server.address();
   server.start();

@@ -9,7 +9,7 @@ using namespace reshard::kernels;
 
 namespace {
 
-ConvertOptions at(int level) { return {.stream = true, .level = static_cast<Level>(level)}; }
+ConvertOptions at(int level) { return {.stream = true, .level = static_cast<CpuLevel>(level)}; }
 
 BlockMatrix matrix(int format, int wide, const int64_t shape[4], std::byte *codes, std::byte *scales,
                    float tensorScale) {

@@ -271,7 +271,7 @@ TEST(Convert, CastsOfShortRowsAtAnyAlignment) {
 }
 
 TEST(Convert, MxScalesAroundPowersOfTwo) {
-  auto scaleOf = [](float value, Level level) {
+  auto scaleOf = [](float value, CpuLevel level) {
     std::byte element, scale;
     quantize({Quantization::mxfp8, NumberFormat::fp32, 1, 1, 0, 0, &element, &scale},
              reinterpret_cast<const std::byte *>(&value), {false, level});

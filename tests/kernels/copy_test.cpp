@@ -101,7 +101,7 @@ void checkCopy(std::mt19937_64 &random, const Strided &shape, uint64_t targetOff
           for (uint64_t first = 0; first < each.rows();) {
             const uint64_t count =
                 cut ? std::min(each.rows() - first, 1 + random() % (1 + random() % (each.rows() + 5))) : each.rows();
-            copyRowsAt(static_cast<Level>(level), {target.first(), source.first(), each, first, count}, stream);
+            copyRowsAt(static_cast<CpuLevel>(level), {target.first(), source.first(), each, first, count}, stream);
             first += count;
           }
           ASSERT_TRUE(target.bytes() == expected)

@@ -33,7 +33,7 @@ template <class Test> void atEveryLevel(Test test) {
   for (int level = 0; level <= static_cast<int>(cpuLevel()); ++level)
     for (const bool stream : {false, true}) {
       SCOPED_TRACE("level " + std::to_string(level) + (stream ? ", streaming" : ""));
-      test(ConvertOptions{stream, static_cast<Level>(level)});
+      test(ConvertOptions{stream, static_cast<CpuLevel>(level)});
     }
 }
 

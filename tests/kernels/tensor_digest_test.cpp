@@ -25,7 +25,7 @@ std::vector<std::byte> randomBytes(size_t bytes) {
 TensorDigest whole(const std::vector<std::byte> &data, size_t item) {
   TensorDigest digest;
   digest.add(data.data(), item, static_cast<int64_t>(item), 0, data.size() / item);
-  for (const Level level : {Level::Portable, Level::Sse2, Level::Avx2, Level::Avx512})
+  for (const CpuLevel level : {CpuLevel::Portable, CpuLevel::Sse2, CpuLevel::Avx2, CpuLevel::Avx512})
     if (level <= cpuLevel()) {
       TensorDigest again;
       again.add(data.data(), item, static_cast<int64_t>(item), 0, data.size() / item, level);
@@ -65,7 +65,7 @@ TEST(TensorDigest, IsThatOfItsDefinition) {
 TEST(TensorDigest, IsTheSumOverAnyPartition) {
   const std::vector<std::byte> data = randomBytes(8 * 2503);
   std::mt19937_64 random(2);
-  for (const Level level : {Level::Portable, Level::Avx2, Level::Avx512})
+  for (const CpuLevel level : {CpuLevel::Portable, CpuLevel::Avx2, CpuLevel::Avx512})
     for (const size_t item : {1, 2, 4, 8}) {
       if (level > cpuLevel())
         continue;
@@ -100,7 +100,7 @@ TEST(TensorDigest, IsTheSumOverAnyPartition) {
 // Tiles at the edges, other memory between the columns, and other elements between the rows.
 TEST(TensorDigest, OfTransposedMatrices) {
   const std::vector<std::byte> data = randomBytes(1 << 20);
-  for (const Level level : {Level::Portable, Level::Sse2, Level::Avx2, Level::Avx512})
+  for (const CpuLevel level : {CpuLevel::Portable, CpuLevel::Sse2, CpuLevel::Avx2, CpuLevel::Avx512})
     for (const uint64_t item : {1, 2, 4, 8})
       for (const uint64_t rows : {1, 63, 64, 65, 200})
         for (const uint64_t columns : {1, 7, 255, 257}) {

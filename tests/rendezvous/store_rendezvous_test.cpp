@@ -470,10 +470,10 @@ TEST_F(StoreRendezvousTest, AStoreThatEndsIsNamed) {
 
 TEST_F(StoreRendezvousTest, StrangersWithoutTheSecretAreMentioned) {
   const Authenticator right = secret("right");
-  TcpPlace place; // not as one expression, of which g++ 12 says that it is uninitialized
-  place.where.host = "127.0.0.1";
-  place.authenticator = right;
-  const auto server = *TcpServer::serve(place, {}, {});
+  TcpStoreConfig config; // not as one expression, of which g++ 12 says that it is uninitialized
+  config.where.host = "127.0.0.1";
+  config.authenticator = right;
+  const auto server = *TcpServer::serve(config, {}, {});
   const std::string url = "tcp://127.0.0.1:" + std::to_string(server->port());
   std::vector<Process> all = processes(2);
   for (Process &each : all) {

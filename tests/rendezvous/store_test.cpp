@@ -453,7 +453,7 @@ TEST(TcpStore, NamesWhatIsWrong) {
             "timed out: cannot connect to the store at " + at +
                 ": Connection refused; rank 0 of the job serves it: if it has ended, its own error is the cause");
   EXPECT_TRUE(nobody.status().timedOut());
-  const TcpPlace unknown{{"no-such-host.invalid", 1234}, {}, false};
+  const TcpStoreConfig unknown{{"no-such-host.invalid", 1234}, {}, false};
   EXPECT_THAT(TcpStore::connect(unknown, nullptr, in(20'000)).status().message(),
               HasSubstr("the host 'no-such-host.invalid'"));
   const std::string reachable = "the store at 192.0.2.1:1234 needs a secret, since other machines can reach 192.0.2.1";
@@ -493,10 +493,10 @@ TEST(TcpStore, RankZeroSaysWhyItServesNoStore) {
       });
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       const auto begin = std::chrono::steady_clock::now();
-      const StoreOptions place{"tcp://127.0.0.1:" + std::to_string(port), true, authenticator, false};
-      const Status status = openStore(place, in(30'000)).status();
+      const StoreOptions config{"tcp://127.0.0.1:" + std::to_string(port), true, authenticator, false};
+      const Status status = openStore(config, in(30'000)).status();
       EXPECT_EQ(status.message(), reason);
-      tellWhyNotServed(place, {"job", "plan", 0, 4, authenticator}, status, in(30'000));
+      tellWhyNotServed(config, {"job", "plan", 0, 4, authenticator}, status, in(30'000));
       for (std::thread &each : others)
         each.join();
       EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(8));
@@ -508,13 +508,13 @@ TEST(TcpStore, RankZeroSaysWhyItServesNoStore) {
 
 TEST(TcpStore, ANetworkThatIsCutIsTriedUntilTheDeadline) {
   const HostPort elsewhere{"192.0.2.1", 1234};
-  const TcpPlace place{elsewhere, secret("s"), false};
+  const TcpStoreConfig config{elsewhere, secret("s"), false};
   Result<std::unique_ptr<Store>> found = failed("not tried");
   bool apart = false;
   std::thread([&] { // a thread of a network without interfaces, as its host is while it is cut off
     apart = unshare(CLONE_NEWNET) == 0;
     if (apart)
-      found = TcpStore::connect(place, nullptr, in(50));
+      found = TcpStore::connect(config, nullptr, in(50));
   })
       .join();
   if (!apart)
@@ -560,11 +560,11 @@ TEST(TcpStore, ACallReachesAServerThatStartsAgain) {
     EXPECT_THAT(error, HasSubstr(why));
     EXPECT_THAT(error, HasSubstr("rank 0 may have ended; cannot connect to the store at 127.0.0.1:"));
   }
-  const TcpPlace place{{"127.0.0.1", port}, secret("wrong"), false};
-  server = *TcpServer::serve(place, {}, {});
+  const TcpStoreConfig config{{"127.0.0.1", port}, secret("wrong"), false};
+  server = *TcpServer::serve(config, {}, {});
   EXPECT_THAT((*client)->find("a", in(10'000)).status().message(), HasSubstr("has another secret"));
   server.reset();
-  server = *TcpServer::serve({place.where, secret("right"), false}, {}, {});
+  server = *TcpServer::serve({config.where, secret("right"), false}, {}, {});
   EXPECT_EQ((*client)->set("a", "1", in(10'000)).message(), "");
   EXPECT_EQ(valueOf(**client, "a"), "1");
 }
@@ -644,9 +644,9 @@ TEST(Url, NamesTheSchemes) {
                                    std::pair("file://folder", "a relative path")})
     EXPECT_EQ(errorOf(openStore({url, false, {}, false}, in(1'000))),
               "rendezvous '" + std::string(url) + "': found " + found + expected);
-  for (const char *place : {"a", "a:", ":1", "a:0", "a:65536", "a:1x", "::1:5", "a:1/b"})
-    EXPECT_THAT(errorOf(openStore({"tcp://" + std::string(place), false, {}, false}, in(1'000))),
-                HasSubstr("found '" + std::string(place) + "', expected host:port"));
+  for (const char *config : {"a", "a:", ":1", "a:0", "a:65536", "a:1x", "::1:5", "a:1/b"})
+    EXPECT_THAT(errorOf(openStore({"tcp://" + std::string(config), false, {}, false}, in(1'000))),
+                HasSubstr("found '" + std::string(config) + "', expected host:port"));
   EXPECT_EQ(hostPort("[::1]:5")->host, "::1");
   EXPECT_EQ(hostPort("[::1]:5")->text(), "[::1]:5");
 }

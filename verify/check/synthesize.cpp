@@ -136,13 +136,13 @@ void SynthesizedValues::cast(const std::byte *sent, std::byte *stored, int64_t c
   // checks.
   kernels::cast(
       {castFormat(storageDtype), stored, castFormat(sentDtype), sent, static_cast<uint64_t>(count), overflowOf(*param)},
-      {.level = kernels::Level::Portable});
+      {.level = kernels::CpuLevel::Portable});
 }
 
 int64_t SynthesizedValues::countBeyond(const std::byte *sent, int64_t count) const {
   const kernels::NumberFormat to = castFormat(storageDtype), from = castFormat(sentDtype);
   const auto any = [&](const std::byte *at, uint64_t elements) {
-    return kernels::anyBeyond(to, from, at, elements, {.level = kernels::Level::Portable});
+    return kernels::anyBeyond(to, from, at, elements, {.level = kernels::CpuLevel::Portable});
   };
   if (param->overflow() != schema::OverflowRule::error || !kernels::mayOverflow(from, to) ||
       !any(sent, static_cast<uint64_t>(count)))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies from files to files are shared out: every byte once, in order, to ranks with about the same bytes.
 
-#include "compiler/schedule/file_shares.h"
+#include "compiler/schedule/divide_files.h"
 
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ void appendBytes(Descriptor d, const Shape &shape, size_t loop, std::vector<Byte
     appendBytes(stepped(d, i, shape.loops[loop], d.shape), shape, loop + 1, bytes);
 }
 
-TEST(FileShares, EveryByteOnceInOrder) {
+TEST(DivideFiles, EveryByteOnceInOrder) {
   std::mt19937_64 random(11);
   const auto below = [&](int64_t limit) { return static_cast<int64_t>(random() % static_cast<uint64_t>(limit)); };
   for (int round = 0; round < 200; ++round) {
@@ -49,7 +49,7 @@ TEST(FileShares, EveryByteOnceInOrder) {
     }
     const int64_t world = 1 + below(6);
     std::vector<LocalDescriptor> local;
-    shareFiles(descriptors, world, shapes, [](const Descriptor &) { return 4096; }, local);
+    divideFiles(descriptors, world, shapes, [](const Descriptor &) { return 4096; }, local);
     std::vector<Byte> found;
     std::vector<int64_t> share(static_cast<size_t>(world));
     int32_t last = 0;
@@ -66,12 +66,12 @@ TEST(FileShares, EveryByteOnceInOrder) {
   }
 }
 
-TEST(FileShares, LongRowsAreCutAtWholeGranules) {
+TEST(DivideFiles, LongRowsAreCutAtWholeGranules) {
   Interner<Shape> shapes;
   Descriptor d;
   d.shape = shapes.intern({10'000'000, {}});
   std::vector<LocalDescriptor> local;
-  shareFiles({d}, 3, shapes, [](const Descriptor &) { return 12'288; }, local);
+  divideFiles({d}, 3, shapes, [](const Descriptor &) { return 12'288; }, local);
   ASSERT_EQ(local.size(), 3u);
   for (size_t rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(local[rank].rank, static_cast<int32_t>(rank));

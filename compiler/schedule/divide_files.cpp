@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "compiler/schedule/file_shares.h"
+#include "compiler/schedule/divide_files.h"
 
 #include <algorithm>
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kLongRow = 1 << 20;
 
-/// The largest place for a cut that is not behind byte `wanted`.
+/// The last byte at or before `wanted` at which a cut may be.
 int64_t cutBefore(int64_t wanted, int64_t rowBytes, int64_t granule) {
   const int64_t row = wanted / rowBytes * rowBytes;
   return rowBytes < kLongRow ? row : row + (wanted - row) / granule * granule;
@@ -19,8 +19,8 @@ int64_t cutBefore(int64_t wanted, int64_t rowBytes, int64_t granule) {
 
 } // namespace
 
-void shareFiles(const std::vector<Descriptor> &descriptors, int64_t world, Interner<Shape> &shapes,
-                llvm::function_ref<int64_t(const Descriptor &)> granule, std::vector<LocalDescriptor> &local) {
+void divideFiles(const std::vector<Descriptor> &descriptors, int64_t world, Interner<Shape> &shapes,
+                 llvm::function_ref<int64_t(const Descriptor &)> granule, std::vector<LocalDescriptor> &local) {
   int64_t total = 0;
   for (const Descriptor &d : descriptors)
     total += bytesOf(shapes[d.shape]);
@@ -36,7 +36,7 @@ void shareFiles(const std::vector<Descriptor> &descriptors, int64_t world, Inter
       while (rank + 1 < world && at + done >= end(rank))
         ++rank;
       const int64_t next = rank + 1 == world ? bytes : std::min(bytes, cutBefore(end(rank) - at, rowBytes, granule(d)));
-      if (next <= done) { // less than a row is left of the rank's share
+      if (next <= done) { // less than a row is left of what the rank copies
         ++rank;
         continue;
       }
