@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// A file is written without a name in the folder of its target, given a temporary name, and renamed. What goes to a
+// device or a FIFO is kept in an unnamed file first, since these cannot seek.
 #include "base/atomic_file.h"
 
 #include "base/system_error.h"

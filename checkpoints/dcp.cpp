@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Reads `.metadata` in two steps: the entries of storage_data, sorted by name and offset, and then the tensors and
+// chunks, each of which finds its entry there. Last it finds the data of all chunks in the files, in order.
 #include "checkpoints/dcp.h"
 
 #include "base/input_file.h"

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Lays out the chunks in files, each as an archive of torch.save of its own, writes all objects to one more file, and
+// builds the pickle of `.metadata` from the places of both.
 #include "checkpoints/dcp_writer.h"
 
 #include "base/atomic_file.h"

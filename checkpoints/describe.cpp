@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Splits the names of tensors at their numbers. Names that differ in numbers only form a pattern; tensors of a pattern
+// with equal shapes and dtypes become one line with index variables, if their numbers form a product of sets.
 #include "checkpoints/describe.h"
 
 #include <algorithm>

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Applies the placements of a DTensorSpec one after the other: each mesh dimension divides the positions that the
+// dimensions before it have left, as torch.chunk does.
 #include "checkpoints/dtensor.h"
 
 #include <algorithm>

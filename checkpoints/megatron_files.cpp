@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Reads the two JSON files, and compares the hash of each file of the folder with that of `integrity.json`.
 #include "checkpoints/megatron_files.h"
 
 #include "base/hash.h"

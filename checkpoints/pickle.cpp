@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// A stack machine whose opcodes build a table of values in place of Python objects. It refuses every opcode and every
+// global that is not in its tables.
 #include "checkpoints/pickle.h"
 
 #include <algorithm>

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Parses headers and indexes item by item (object_reader.h), checks that the data of a file has neither gaps nor
+// overlaps, and compares the index of a folder with its files.
 #include "checkpoints/safetensors.h"
 
 #include "base/atomic_file.h"

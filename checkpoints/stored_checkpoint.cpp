@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Recognizes the format of a folder by its files and calls its reader. Then it checks, for every format, that the
+// chunks of each tensor cover the tensor once.
 #include "checkpoints/stored_checkpoint.h"
 
 #include "base/hash.h"

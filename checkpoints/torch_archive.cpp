@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Computes the position of everything in the zip archive from names and lengths: local headers, padding, data, and the
+// directory at the end. Numbers have 64 bits (zip64) if the archive needs them.
 #include "checkpoints/torch_archive.h"
 
 #include "checkpoints/pickle_text.h"

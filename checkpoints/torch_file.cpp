@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Walks through the values of data.pkl and names each tensor by its path of keys. A value of a class that is not known
+// is an object, unless it holds tensors: then it is an error.
 #include "checkpoints/torch_file.h"
 
 #include "checkpoints/pickle.h"

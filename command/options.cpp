@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Registers the flags of a command with CLI11, and replaces its messages by ours: which option, what was found, the
+// nearest known name.
 #include "command/options.h"
 
 #include "base/atomic_file.h"

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Reads the job, or IR text, runs the passes in the order of passes.def, verifies their results if asked to, and counts
+// what the report states.
 #include "compiler/compile.h"
 
 #include "compiler/frontend/frontend.h"

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Writes mesh ranks as numbers with one digit for each axis. The digits on which no param depends number the copies.
 #include "ir/copies.h"
 
 #include <algorithm>

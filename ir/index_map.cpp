@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Works on periodic blocks as they are: two blocks are composed over one common period, the LCM of their steps, and the
+// result is folded into periodic blocks again.
 #include "ir/index_map.h"
 
 #include "ir/divide.h"

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The names of enumerators, and what follows from a layout alone: shapes, instances and names on a mesh rank.
 #include "ir/ir.h"
 
 #include <algorithm>

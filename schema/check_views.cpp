@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Each kind of view has its base params, and shapes that follow from theirs. Both sides must have the same instances on
+// every mesh rank.
 #include "schema/check_views.h"
 
 #include "schema/flatbuffer_vectors.h"

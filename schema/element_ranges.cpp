@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Makes a grid of each part of an instance, with the positions of one tensor along each dimension, and visits its rows
+// as ranges.
 #include "schema/element_ranges.h"
 
 #include "schema/flatbuffer_vectors.h"

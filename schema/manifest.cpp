@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// The same rules as in the compiler, read from the manifest alone and written again, so that an error of the compiler
+// is found.
 #include "schema/manifest.h"
 
 #include "schema/flatbuffer_vectors.h"

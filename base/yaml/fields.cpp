@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Each reader reports what it found and what it expected, at the position in the YAML text. Fields also reports keys
+// that no reader has asked for.
 #include "base/yaml/fields.h"
 
 #include <algorithm>

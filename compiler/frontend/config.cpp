@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Parses JSON with the SAX interface of nlohmann::json, so that errors have a position in the file, and finds the value
+// that a `$key` names.
 #include "compiler/frontend/config.h"
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Readers that several files of the frontend use: identifiers, dtypes, expressions, ranges, placeholders, globs, and
+// the rules by which a param is stored.
 #include "compiler/frontend/reading.h"
 
 #include <algorithm>

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Gives each shard of a tensor that the source holds a number, so that the amax values are a tensor with a dimension
+// for that number. Shards with the same coordinates on the axes of the matrix have the same number.
 #include "compiler/resolve/amax.h"
 
 #include "compiler/resolve/mesh_ranks.h"

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Derives the parts of codes and of scales from the part of the elements: each sharding of positions becomes one of
+// blocks. A sharding that splits a block is an error.
 #include "compiler/resolve/blocks.h"
 
 #include "ir/divide.h"

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Computes the coordinates of the axes, evaluates the expressions of an endpoint, and interns its shardings.
 #include "compiler/resolve/endpoint_context.h"
 
 #include <algorithm>

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Assigns the rows of the joined array to the entries of a pack, and cuts the sharding of the array at their
+// boundaries.
 #include "compiler/resolve/packs.h"
 
 #include <algorithm>

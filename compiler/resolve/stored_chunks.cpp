@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Groups the instances of a source param by the chunks of their stored tensors, and makes one param for each group: its
+// shardings have a coordinate for each chunk.
 #include "compiler/resolve/stored_chunks.h"
 
 #include "base/nearest.h"

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Chooses the lengths of the chunks of each param, at most `chunk` bytes, gives the endpoint an axis for each dimension
+// that is cut, and cuts the shardings along these axes.
 #include "compiler/resolve/target_chunks.h"
 
 #include "compiler/resolve/cut_sharding.h"

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Makes a tensor pattern of each tensor that exists and is not tied to another, and finds tensors by name or by the end
+// of a name.
 #include "compiler/resolve/tensors.h"
 
 #include <algorithm>

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tries chunk sizes for both link tiers: small chunks waste less of each message's last round, large ones need fewer
+// rounds. The staging limit bounds both.
 #include "compiler/schedule/round_limits.h"
 
 #include "compiler/transfer/message_size.h"

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+// Keeps a matching of senders and receivers for each link tier and changes it from round to round: a port that becomes
+// free takes the free partner with nearly the most chunks left, or an augmenting path exchanges partners to free one. A
+// matched pair sends chunk after chunk of its flows until its turn ends.
 #include "compiler/schedule/rounds.h"
 
 #include "compiler/schedule/dense_pairs.h"

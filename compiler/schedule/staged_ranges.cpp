@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Collects the rows of blocks that a rank must complete before it converts them, assigns them to phases and offsets of
+// the arena, and cuts descriptors at their ends.
 #include "compiler/schedule/staged_ranges.h"
 
 #include "compiler/schedule/descriptor_cutter.h"

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Adds the index maps one by one, in the order of their begins: a cell that a map covers in part is split in two. If no
+// two maps overlap, an index over their blocks finds the cells.
 #include "compiler/transfer/common_refinement.h"
 
 #include <algorithm>

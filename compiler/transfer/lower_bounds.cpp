@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Adds up, over all overlaps, the bytes that must leave one of several ranks or NICs, and the bytes that must arrive at
+// each rank and node. The egress bound is the fractional optimum over these sets.
 #include "compiler/transfer/lower_bounds.h"
 
 #include "compiler/transfer/candidates.h"

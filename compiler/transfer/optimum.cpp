@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// A maximum flow from send classes to groups of equal senders, for a load that begins at a lower bound and grows to the
+// bound of each minimum cut until all bytes are carried.
 #include "compiler/transfer/optimum.h"
 
 #include "ir/divide.h"

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Opens a UCX context and a worker with the options that each version of UCX needs, and registers memory once for each
+// region that transfers use.
 #include "executor/backends/ucx_worker.h"
 
 #include <ucs/config/global_opts.h>

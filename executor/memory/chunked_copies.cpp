@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Cuts the strided ranges of a copy at rows, at blocks of quantized views, and at bytes of one row, and copies each
+// chunk by a kernel or, into a mapped file, by system calls.
 #include "executor/memory/chunked_copies.h"
 
 #include "executor/memory/operands.h"

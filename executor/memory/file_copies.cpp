@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Finds the file and the offset of memory that is mapped. Between two files, whole blocks are shared if the file system
+// can, and the rest goes through a buffer; other memory is written.
 #include "executor/memory/file_copies.h"
 
 #include "base/system_error.h"

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Runs the loops of an operand that change the buffer, and makes one strided range of the loops inside a buffer.
 #include "executor/memory/operands.h"
 
 #include "executor/memory/bindings.h"

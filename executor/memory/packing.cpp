@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Moves a range of a message entry by entry. A range that begins or ends within an element or block that is converted
+// keeps the block in memory of its own until its last byte has arrived.
 #include "executor/memory/packing.h"
 
 #include <algorithm>

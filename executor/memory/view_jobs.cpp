@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Binds each instance of a view to its own memory or to that of its base param, and makes the jobs that convert between
+// them.
 #include "executor/memory/view_jobs.h"
 
 #include "executor/load/check_segment.h"

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Wraps getaddrinfo and the socket calls. Names are resolved on a thread, because getaddrinfo has no deadline.
 #include "executor/rendezvous/address.h"
 
 #include <arpa/inet.h>

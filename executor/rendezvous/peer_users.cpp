@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Asks the kernel's diagnosis of sockets (NETLINK_SOCK_DIAG) for the user of a connection, or reads /proc/self/net/tcp
+// where that is not permitted.
 #include "executor/rendezvous/peer_users.h"
 
 #include "base/hash.h"

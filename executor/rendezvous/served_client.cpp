@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// A state machine: the handshake, the proof of the secret, then requests. It consumes whole messages from the bytes
+// that have arrived.
 #include "executor/rendezvous/served_client.h"
 
 #include "base/random.h"

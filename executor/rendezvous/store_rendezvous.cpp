@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Rank 0 polls the hellos and answers of all other ranks; each other rank polls what rank 0 has set. Either side ends
+// with the roster, a refusal, or its deadline.
 #include "executor/rendezvous/store_rendezvous.h"
 
 #include "base/hash.h"

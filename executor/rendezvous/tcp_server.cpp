@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// One thread polls the listener and all clients. A client is a stranger until its handshake is complete; strangers are
+// few, and the oldest is closed for a new one.
 #include "executor/rendezvous/tcp_server.h"
 
 #include "base/system_error.h"

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Connects and proves the secret, repeats that until rank 0 answers, and sends one request at a time. A request on a
+// lost connection is repeated once on a new one.
 #include "executor/rendezvous/tcp_store.h"
 
 #include "base/random.h"

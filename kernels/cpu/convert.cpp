@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Formats with blocks in one row are converted by the row kernels of the CPU's level (convert_rows.h); blocks of
+// several rows are converted here.
 #include "kernels/cpu/convert.h"
 
 #include "kernels/codes.h"

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Divides a range of elements into parts of whole blocks within one matrix, and treats the blocks that the range splits
+// apart.
 #include "kernels/cpu/quantized.h"
 
 #include "kernels/scales.h"

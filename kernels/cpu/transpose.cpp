@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Reads a tile of source lines into a buffer in target order, by shuffles of registers where the CPU has them, and
+// writes the buffer as whole lines.
 #include "kernels/cpu/transpose.h"
 
 #include <algorithm>

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Divides the conversions of a batch into entries of equal units of work, with the widest memory access that both sides
+// allow.
 #include "kernels/gpu/conversion_table.h"
 
 #include "kernels/gpu/copy_table.h"

@@ -51,6 +51,8 @@ SAME_TYPE = {
 # A name that a class qualifies, as Node::Kind, may be there MAX_NESTED times, but for words that say nothing alone.
 MAX_NESTED = 4
 QUALIFIED = ("Kind", "State", "Loop")
+# A .cpp file of more lines opens with what it does, in one to three sentences.
+MAX_SILENT_LINES = 150
 
 
 def files(endings: tuple[str, ...]) -> list[str]:
@@ -92,7 +94,10 @@ qualified: dict[str, list[str]] = defaultdict(list)
 for name in files(CPP):
     if not name.startswith(PRODUCTION):
         continue
-    for line, content in enumerate((root / name).read_text().splitlines(), 1):
+    lines = (root / name).read_text().splitlines()
+    if name.endswith(".cpp") and len(lines) > MAX_SILENT_LINES and not lines[1].startswith("//"):
+        problems.append(f"{name}:2: say in one to three sentences what these {len(lines)} lines do")
+    for line, content in enumerate(lines, 1):
         if found := definition.match(code(content)):
             (qualified if found[1] else defined)[found[2]].append(f"{name}:{line}")
 for kind, places in sorted(defined.items()):
