@@ -11,7 +11,7 @@ namespace reshard {
 namespace {
 
 constexpr size_t kMaxBytes = 4096;
-constexpr int kMaxNesting = 64; // of parentheses, `not`, `ceil` and unary minus
+constexpr int kMaxNesting = 64; // nested parentheses, `not`, `ceil` and unary minus
 
 bool isDigit(char c) { return c >= '0' && c <= '9'; }
 bool isNameStart(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
@@ -282,7 +282,7 @@ private:
   size_t errorAt_ = 0;
   size_t position_ = 0, begin_ = 0; // end and begin of the current token
   Token token_ = Token::end;
-  std::string_view spelling_; // of the current token
+  std::string_view spelling_; // the text of the current token
   int depth_ = 0;
 };
 
@@ -444,9 +444,9 @@ private:
 
   const ValueOf &valueOf_;
   std::vector<Value> values_;
-  std::vector<bool> decided_; // of each open `and` and `or`: whether the left operand decides
+  std::vector<bool> decided_; // for each open `and` and `or`: whether the left operand decides
   int skipping_ = 0;          // number of open `and` and `or` whose left operand decides
-  std::string error_;         // of the current step
+  std::string error_;         // why the current step fails
 };
 
 // ---------------------------------------------------------------------------------------------------- public functions

@@ -54,7 +54,7 @@ private:
     ceil,
     beginAnd, ///< between the operands of `and`
     beginOr,
-    // Those of conditions:
+    // Only in conditions:
     endAnd,
     endOr,
     invert,

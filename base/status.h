@@ -31,7 +31,7 @@ public:
   }
 
   bool ok() const { return !error_; }
-  /// Of an error.
+  /// The kind of an error; only if !ok().
   ErrorKind kind() const { return error().kind; }
   bool timedOut() const { return error_ && error_->kind == ErrorKind::timedOut; }
   /// Empty on success.

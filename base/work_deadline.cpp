@@ -17,7 +17,7 @@ std::atomic<double> end = kNever;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-std::mutex messageMutex; // of `message`
+std::mutex messageMutex; // protects `message`
 std::string message;
 
 } // namespace

@@ -360,7 +360,7 @@ private:
   TextNumbers names_, files_;
   std::vector<StorageEntry> places_; // by name and offset
   std::vector<Use> uses_;
-  size_t chunks_ = 0; // of all tensors
+  size_t chunks_ = 0; // the chunks of all tensors so far
 };
 
 } // namespace

@@ -111,7 +111,7 @@ void addKeys(const std::string &name, PickleText &pickle) {
   pickle.tuple();
 }
 
-/// `chunks`: of all tensors in order.
+/// `chunks`: the places of the chunks of all tensors, in order.
 std::string metadataOf(const std::vector<ChunkedTensor> &tensors, const std::vector<WrittenPlace> &chunks,
                        const std::vector<WrittenPlace> &objects) {
   PickleText pickle;

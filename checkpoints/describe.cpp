@@ -12,7 +12,7 @@ namespace reshard::analysis {
 
 namespace {
 
-constexpr size_t kMaxVariables = 8; // of a name; further numbers stay as they are
+constexpr size_t kMaxVariables = 8; // the numbers of a name that become variables; further ones stay as they are
 
 /// A tensor name split at its numbers. A number is a component between dots, or the suffix of weightN and biasN.
 struct Name {
@@ -112,7 +112,7 @@ std::string key(const std::string &name) {
     return std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-' || c == '{' || c == '}' ||
            c == '/';
   });
-  const bool text = name != "null" && name != "Null" && name != "NULL"; // which YAML reads as nothing
+  const bool text = name != "null" && name != "Null" && name != "NULL"; // YAML reads these as nothing
   return plain && text && std::isalpha(static_cast<unsigned char>(name[0])) ? name : quoted(name);
 }
 
@@ -121,7 +121,7 @@ using ShapeAndType = std::pair<std::vector<int64_t>, schema::DType>;
 /// Tensors of one pattern, shape and dtype.
 struct TensorGroup {
   std::vector<std::string> names;
-  std::vector<std::vector<int64_t>> values; // of the pattern's variables, by tensor
+  std::vector<std::vector<int64_t>> values; // by tensor: the values of the pattern's variables
 };
 
 /// All tensors whose names differ in numbers only.
@@ -207,7 +207,7 @@ std::string describeModel(const std::map<std::string, StoredTensor> &tensors, co
   std::vector<Line> lines;
   for (const auto &[name, pattern] : patterns)
     addLines(name, pattern, lines);
-  std::map<std::string, int64_t> sizes; // of the index variables
+  std::map<std::string, int64_t> sizes; // by index variable
   for (const Line &line : lines)
     for (size_t v = 0; v < line.variables.size(); ++v)
       sizes[line.variables[v]] = std::max(sizes[line.variables[v]], *line.values[v].rbegin() + 1);

@@ -21,9 +21,9 @@ struct IndexRange {
 
 /// What a rank holds of a tensor: of each dimension, the positions in the order of its local ones.
 struct LocalPart {
-  std::vector<int64_t> shape; // of the whole tensor
+  std::vector<int64_t> shape; // the shape of the whole tensor
   std::vector<std::vector<IndexRange>> positions;
-  /// Of the local tensor.
+  /// The shape of the local tensor.
   std::vector<int64_t> localShape() const;
 };
 

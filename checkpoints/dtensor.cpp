@@ -27,7 +27,7 @@ constexpr std::string_view kDTensorGlobals[] = {
     kShard,   kStridedShard, kReplicate, kOrder,      "torch.distributed.tensor._dtensor_spec TensorMeta",
 };
 
-constexpr int64_t kMaxSplit = 1 << 16; // of a _StridedShard
+constexpr int64_t kMaxSplit = 1 << 16; // the largest split factor of a _StridedShard
 constexpr size_t kMaxIntervals = size_t{1} << 16;
 
 using IndexRanges = std::vector<IndexRange>;
@@ -73,8 +73,8 @@ std::pair<int64_t, int64_t> chunkOf(int64_t length, int64_t chunks, int64_t inde
   return {index * size, std::min(length, (index + 1) * size)};
 }
 
-/// The positions of coordinate `index` of a mesh dimension. `split`: of a _StridedShard, whose pieces are chunked one
-/// by one; 1 for Shard.
+/// The positions of coordinate `index` of a mesh dimension. `split`: the split factor of a _StridedShard, whose pieces
+/// are chunked one by one; 1 for Shard.
 IndexRanges shardOf(const IndexRanges &from, int64_t split, int64_t chunks, int64_t index) {
   const int64_t length = lengthOf(from);
   IndexRanges result;
@@ -192,7 +192,7 @@ private:
   Value spec_;
   LocalPart &part_;
   ReadBudget &budget_;
-  std::vector<int64_t> sizes_;                      // of the mesh
+  std::vector<int64_t> sizes_;                      // the sizes of the mesh's dimensions
   std::optional<std::vector<int64_t>> coordinates_; // none: the rank is not in the mesh
 };
 

@@ -56,19 +56,19 @@ public:
   Value root() const { return root_; }
   Kind kind(Value value) const { return nodes_[value].kind; }
   bool is(Value value, Kind kind) const { return nodes_[value].kind == kind; }
-  /// Of a boolean or an integer; else 0.
+  /// The number of a boolean or an integer; else 0.
   int64_t integer(Value value) const {
     const Node &node = nodes_[value];
     return node.kind == Kind::boolean || node.kind == Kind::integer ? node.integer : 0;
   }
-  /// Of a text, bytes or a global; else empty.
+  /// The characters of a text, bytes or a global; else empty.
   std::string_view text(Value value) const {
     const Node &node = nodes_[value];
     const bool has = node.kind == Kind::text || node.kind == Kind::bytes || node.kind == Kind::global;
     return has ? std::string_view(node.text, node.count) : std::string_view();
   }
-  /// Of a tuple or list: its items. Of a dictionary: key, value, key, value. Of an object: its function or class, and
-  /// its arguments, a tuple; of an instance with a state also the state. Of a persistent: its reference. Else empty.
+  /// A tuple or list has its items; a dictionary has key, value, key, value; an object has its function or class, its
+  /// arguments, a tuple, and an instance with a state also the state; a persistent has its reference. Else empty.
   Items items(Value value) const {
     const Node &node = nodes_[value];
     const bool has = node.kind == Kind::tuple || node.kind == Kind::list || node.kind == Kind::dictionary ||
@@ -98,15 +98,15 @@ private:
   struct Node {
     Kind kind = Kind::none;
     bool grown = false; // its items have room for the next power of two
-    uint32_t count = 0; // of the bytes of its text, or of its items
+    uint32_t count = 0; // how many bytes its text has, or how many items it has
     union {
-      uint64_t first = 0; // of its items, in items_
+      uint64_t first = 0; // its first item in items_
       int64_t integer;
       const char *text;
     };
   };
   std::vector<Node> nodes_;
-  std::vector<Value> items_; // of all nodes
+  std::vector<Value> items_; // the items of all nodes
   Value root_ = 0;
   std::set<std::string, std::less<>> others_; // globals that are not allowed
 };

@@ -33,7 +33,7 @@ public:
     (text_ += name) += '\n';
   }
   void mark() { text_ += '('; }
-  void tuple() { text_ += 't'; } // of the values since mark()
+  void tuple() { text_ += 't'; } // joins the values since mark()
   void emptyTuple() { text_ += ')'; }
   void emptyDictionary() { text_ += '}'; }
   void setItems() { text_ += 'u'; } // the keys and values since mark(), into the dictionary before it

@@ -22,7 +22,7 @@ namespace {
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000; // as in the safetensors package
 constexpr uint64_t kMaxDataBytes = uint64_t{1} << 50;
-constexpr uint64_t kMaxFiles = uint64_t{1} << 20; // of a folder
+constexpr uint64_t kMaxFiles = uint64_t{1} << 20; // the most files of a folder
 constexpr size_t kMaxDimensions = 64;             // as in PyTorch
 
 /// An index: {weight_map: {name: file}}.
@@ -65,7 +65,7 @@ private:
   void onOther() override { valid = valid && !inOffsets(); }
   void onBegin(bool array) override {
     if (depth() == 1 && array && keyAt(1) == "saved_offsets")
-      offsets[keyAt(0)]; // of a scalar: no numbers
+      offsets[keyAt(0)]; // a scalar has no numbers, but an entry
   }
 };
 
@@ -82,7 +82,7 @@ class HeaderReader : public ObjectReader {
 public:
   HeaderReader(const FileData &data, Checkpoint &checkpoint) : data_(data), checkpoint_(checkpoint) {}
 
-  std::vector<std::pair<uint64_t, uint64_t>> ranges; // of the data of all tensors
+  std::vector<std::pair<uint64_t, uint64_t>> ranges; // where the data of each tensor is
 
 private:
   /// An item is empty if it is not an unsigned integer. A few more than a tensor can have are kept.
@@ -163,7 +163,7 @@ private:
 
   const FileData &data_;
   Checkpoint &checkpoint_;
-  std::optional<std::string> dtype_; // of the current tensor
+  std::optional<std::string> dtype_; // the dtype of the current tensor
   Numbers shape_, offsets_;
   Numbers *array_ = nullptr; // receives the items of the current array
 };
@@ -184,8 +184,7 @@ Status readSafetensors(const std::string &path, Checkpoint &checkpoint, bool wri
   const Result<InputFile> read = InputFile::open(path);
   if (!read.ok())
     return read.status();
-  if (Status status = writable ? Status() : checkSame(read->status(), *file);
-      !status.ok()) // of a target others may write
+  if (Status status = writable ? Status() : checkSame(read->status(), *file); !status.ok()) // others may write a target
     return status;
   std::byte *data = file->data();
   const uint64_t bytes = file->bytes();

@@ -15,7 +15,7 @@ constexpr std::string_view kShardedGlobals[] = {
     kShardedTensor,
     kLocalShard,
     kShardMetadata,
-    "__builtin__ getattr", // of the class in the next line
+    "__builtin__ getattr", // makes the class in the next line
     "torch.distributed._shard.sharded_tensor.api ShardedTensor.ProcessGroupState",
     "torch.distributed._shard.sharded_tensor.metadata ShardedTensorMetadata",
     "torch.distributed._shard.sharded_tensor.metadata TensorProperties",

@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr size_t kHeaderAt = 8;               // where the JSON of a safetensors file begins
-constexpr const char *kShardsVersion = "1.0"; // of HuggingFaceStorageWriter's files
+constexpr const char *kShardsVersion = "1.0"; // the version in HuggingFaceStorageWriter's files
 
 bool overlap(const StoredChunk &a, const StoredChunk &b) {
   for (size_t d = 0; d < a.offsets.size(); ++d)
@@ -94,7 +94,7 @@ std::optional<std::pair<const StoredChunk *, const StoredChunk *>> findOverlap(c
     return order.size() > 1 ? std::optional(std::pair(order[0], order[1])) : std::nullopt;
   std::sort(order.begin(), order.end(),
             [&](const StoredChunk *a, const StoredChunk *b) { return a->offsets[d] < b->offsets[d]; });
-  std::vector<const StoredChunk *> open; // those that reach the position of the next one
+  std::vector<const StoredChunk *> open; // the chunks that reach the position of the next one
   size_t left = 1'000'000;
   for (const StoredChunk *chunk : order) {
     if (left < open.size())

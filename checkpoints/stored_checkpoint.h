@@ -21,7 +21,7 @@ namespace reshard::analysis {
 
 /// A box of a tensor, whose elements lie in row-major order in a file.
 struct StoredChunk {
-  std::vector<int64_t> offsets, lengths; // of the box in the tensor, by dimension
+  std::vector<int64_t> offsets, lengths; // the box in the tensor, by dimension
   std::string file;                      // in the checkpoint's folder; empty if the checkpoint is one file
   uint64_t begin = 0, bytes = 0;         // in the file
 };
@@ -43,12 +43,12 @@ struct StoredObject {
 /// A part of a tensor that lies in another file too: a replica of a chunk.
 struct StoredReplica {
   std::string tensor;
-  StoredChunk of, copy; // the chunk of the tensor, and the replica, which is no chunk
+  StoredChunk of, copy; // the chunk that is read, and its duplicate
 };
 
 struct StoredCheckpoint {
   reshard::StorageFormat format = reshard::StorageFormat::safetensors;
-  std::string version; // of the format, if the checkpoint states it
+  std::string version; // the format's version, if the checkpoint states it
   std::map<std::string, StoredTensor> tensors;
   std::map<std::string, StoredObject> objects;
   std::map<std::string, struct stat> files; // by name; as they were when the places of the data were read

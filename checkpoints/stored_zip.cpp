@@ -43,7 +43,7 @@ struct CentralDirectory {
 struct Entry {
   std::string_view name;
   uint64_t header = 0, bytes = 0, stored = 0; // where its local header begins; its length; its length in the archive
-  uint64_t length = 0;                        // of this entry
+  uint64_t length = 0;                        // the bytes of this entry
 };
 
 /// Finds the directory. torch.save writes no comment, so the record at the end has a fixed place.

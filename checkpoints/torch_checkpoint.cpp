@@ -124,10 +124,10 @@ std::optional<std::vector<StoredChunk>> chunksOf(const LocalPart &part, int64_t 
 
 class TorchReader {
 public:
-  /// `folder`: of the files; empty if the checkpoint is one file.
+  /// `folder`: the folder of the files; empty if the checkpoint is one file.
   TorchReader(std::string folder, StoredCheckpoint &checkpoint) : folder_(std::move(folder)), checkpoint_(checkpoint) {}
 
-  /// `name`: of the file in its folder; empty if it is the checkpoint.
+  /// `name`: the file's name in its folder; empty if it is the checkpoint.
   Status add(const std::string &path, const std::string &name) {
     Result<InputFile> file = InputFile::open(path);
     if (!file.ok())
@@ -193,7 +193,7 @@ private:
     if (!chunks)
       return failed(where + "a _StridedShard cuts its elements into pieces that are not contiguous; save it with "
                             "torch.distributed.checkpoint");
-    constexpr uint64_t kChunkBytes = 500, kDimensionBytes = 64; // of memory, also as a replica
+    constexpr uint64_t kChunkBytes = 500, kDimensionBytes = 64; // the memory that one takes, also as a replica
     if (!budget_.take(chunks->size() * (kChunkBytes + 2 * key.size() + kDimensionBytes * tensor.shape.size())))
       return failed(where + ReadBudget::problem());
     for (const StoredChunk &chunk : *chunks) {
@@ -201,7 +201,7 @@ private:
       const auto [box, fresh] = boxes_.insert({{key, {chunk.offsets, chunk.lengths}}, known.size()});
       if (fresh)
         known.push_back(chunk);
-      else // of replicas, the lowest rank's is the chunk
+      else // the replica of the lowest rank is the chunk
         checkpoint_.replicas.push_back({key, known[box->second], chunk});
     }
     return {};
@@ -210,7 +210,7 @@ private:
   /// Whether a file has the bytes of a chunk at `begin`.
   Result<bool> equals(const StoredChunk &chunk, const InputFile &file, uint64_t begin) {
     if (!compared_.insert({chunk.begin, begin, chunk.bytes, chunk.file}).second)
-      return true; // of the same storages
+      return true; // the same storages have been compared
     if (!budget_.take(0, chunk.bytes))
       return failed(ReadBudget::problem());
     if (!other_ || otherName_ != chunk.file) {

@@ -24,7 +24,7 @@ struct TorchTensor {
   schema::DType dtype = schema::DType::u8;
   std::vector<int64_t> shape, strides; // in elements
   uint64_t begin = 0, bytes = 0;
-  std::optional<LocalPart> part; // of a distributed tensor, whose local tensor this is
+  std::optional<LocalPart> part; // set if this is the local tensor of a distributed one
   /// Whether the elements are in row-major order without gaps.
   bool contiguous() const;
 };

@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr size_t kMaxEntries = 10'000; // of a folder that are looked at
+constexpr size_t kMaxEntries = 10'000; // how many entries of a folder are looked at
 constexpr const char *kSavePretrained =
     "load it with transformers' from_pretrained and save it with save_pretrained, which writes safetensors";
 constexpr const char *kGguf =

@@ -52,7 +52,7 @@ void addFlag(CLI::App &app, const Flag &flag) {
                    for (std::string value : values) {
                      if (isSwitch && value != "true") // CLI11's value of `--flag`
                        throw CLI::ValidationError(option + " takes no value");
-                     if (isShort && value.starts_with('=')) // of `-o=FILE`
+                     if (isShort && value.starts_with('=')) // `-o=FILE`
                        value.erase(0, 1);
                      if (const std::string error = flag.set(value); !error.empty())
                        throw CLI::ValidationError(option + ": " + error);

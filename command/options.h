@@ -24,7 +24,7 @@ struct Command {
   const char *about;    // one sentence
   std::vector<Flag> flags;
   size_t arguments;    // number of positional arguments
-  size_t optional = 0; // of further ones
+  size_t optional = 0; // how many more are allowed
 };
 
 /// Every command calls this first. With SIGXFSZ ignored, a file size limit (ulimit -f) makes the write fail instead of

@@ -382,7 +382,7 @@ bool compileJob(const std::string &path, const CompileOptions &options, CompileR
   if (options.afterPass)
     options.afterPass(result.lastGoodPass, result.module);
 
-  std::optional<Statistics> counted; // of the transfer level, if it was freed
+  std::optional<Statistics> counted; // the statistics of the transfer level, if it was freed
   for (const PassInfo *pass : selected) {
     if (text && options.passes.empty() && pass->done(result.module))
       continue;

@@ -106,7 +106,7 @@ std::vector<std::byte> layoutManifest(const ir::Module &module);
 
 struct WrittenPlan {
   std::string digest; // 32 hexadecimal digits
-  int64_t bytes = 0;  // of the file
+  int64_t bytes = 0;  // the length of the file
   StepCounts steps;
 };
 

@@ -147,10 +147,10 @@ struct Param {
   std::vector<Part> parts;
   std::string origin;                // "file:line" of its YAML, for explanations
   std::string refresh;               // the engine's hook after each run; empty: none
-  std::optional<DType> storageDtype; // of a target, if it differs from `dtype`: each element is cast on arrival
-  OverflowRule overflow = OverflowRule::error; // of these casts
+  std::optional<DType> storageDtype; // target only, if it differs from `dtype`: each element is cast on arrival
+  OverflowRule overflow = OverflowRule::error; // what these casts do beyond the range
   std::optional<QuantizedView> view;
-  bool derived = false;  // of a target: has no parts and is written through a quantized view only
+  bool derived = false;  // target only: has no parts and is written through a quantized view only
   std::string transform; // the caller's conversion between its own memory and this param's arena memory; empty: none
   /// Whether elements are converted when they enter or leave its memory.
   bool converts() const { return storageDtype || (view && view->kind <= ViewKind::codes); }
@@ -179,10 +179,10 @@ struct Endpoint {
   std::vector<unsigned>
       placement; // per index variable of the model, the Sharding: value -> position (kModelChunkStride)
   std::vector<Param> params;
-  std::vector<Presence> authority; // of the source: the mesh ranks that may be read; empty: all
-  std::vector<uint32_t> epochs;    // of a target, by mesh rank: the epoch in which it joined (--keep); empty: all 0
+  std::vector<Presence> authority; // source only: the mesh ranks that may be read; empty: all
+  std::vector<uint32_t> epochs;    // target only, by mesh rank: the epoch in which it joined (--keep); empty: all 0
   uint32_t epoch(int64_t meshRank) const { return epochs.empty() ? 0 : epochs[meshRank]; }
-  int64_t replicas = 0;  // of the only target: engine replicas; `ranks` are those of replica 0 (plan.fbs); 0: no pool
+  int64_t replicas = 0;  // a single target only: engine replicas; `ranks` are replica 0's (plan.fbs); 0: no pool
   int64_t relabeled = 0; // bytes that became local because `relabel` chose the order of the ranks
   std::vector<std::string> omitted; // params of the layout that the endpoint lacks: only, ignore, --allow=missing
   int64_t meshRanks() const { return static_cast<int64_t>(ranks.size()); }
@@ -247,7 +247,7 @@ using IndexMapNumbers = llvm::SmallVector<unsigned, 2>; // per dimension: into a
 
 /// One alternative source of an overlap: mesh ranks that hold the same elements at the same local positions.
 struct ReplicaGroup {
-  unsigned param = 0, part = 0; // of endpoint 0
+  unsigned param = 0, part = 0; // numbers in endpoint 0
   MeshRanks meshRanks;          // ascending
   IndexMapNumbers relations;    // per dimension of the target part, into Transfers::relations: local position in
                                 // the source (for padding: in the target) -> local position in the target
@@ -263,7 +263,7 @@ struct Overlap {
   MeshRanks targets; // mesh ranks of the endpoint that need it, at the same local positions, ascending
   std::vector<ReplicaGroup> replicaGroups;
   int64_t tensors = 1; // product of the index dimensions' sizes
-  int64_t bytes = 0;   // of the elements of one tensor
+  int64_t bytes = 0;   // the elements of one tensor
   bool operator==(const Overlap &) const = default;
 };
 
@@ -381,7 +381,7 @@ struct Step {
   int64_t staging = -1;                 // send, recv: offset of the packed bytes in the arena; -1: in place
   llvm::SmallVector<uint32_t, 2> after; // steps of this rank that must be complete first
   int64_t chunk = 0;                    // send, recv: bytes of each chunk but the last; 0: the message has one chunk
-  uint8_t slot = 0;                     // of the first of several chunks; slot s begins at staging + s * chunk
+  uint8_t slot = 0;                     // the slot of the first of several chunks; slot s begins at staging + s * chunk
   uint16_t level = 0;                   // dependency level: the same on both sides of a message (schema/levels.h)
   /// Bytes of the arena that it uses from `staging` on.
   int64_t stagingBytes() const { return chunk > 0 ? 2 * chunk : bytes; }
@@ -395,7 +395,7 @@ struct BufferRange {
   unsigned param = 0;
   uint32_t first = 0; // number of the first buffer
   uint32_t count = 0;
-  int64_t bytes = 0; // of each buffer
+  int64_t bytes = 0; // the length of each buffer
   bool operator==(const BufferRange &) const = default;
 };
 
@@ -424,7 +424,7 @@ struct Module {
   Layout layout;
   Transfers transfers;
   Schedule schedule;
-  std::string fingerprint; // of the input, hexadecimal
+  std::string fingerprint; // identifies the input, hexadecimal
   bool operator==(const Module &) const = default;
 };
 

@@ -217,7 +217,7 @@ private:
     auto fits = [&](const Lengths &wide) { return !format.blocksInRows() || wide.back() % format.blockColumns == 0; };
     switch (view.kind()) {
     case ViewKind::elements: {
-      Lengths rows = local.own, blocks = rows; // of codes, in one of two forms
+      Lengths rows = local.own, blocks = rows; // the shape of the codes, in one of two forms
       rows.back() /= format.codesPerNumber();
       blocks.back() /= format.blockColumns;
       blocks.push_back(format.blockColumns / format.codesPerNumber());

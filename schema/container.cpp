@@ -44,7 +44,7 @@ struct FileHeader {
   Digest manifestDigest;
   Digest indexDigest;
   uint8_t padding[16];
-  Digest digest; // of the bytes before it: because of the two digests above, of the whole plan
+  Digest digest; // covers the bytes before it and, through the two digests above, the whole plan
 };
 static_assert(sizeof(FileHeader) == 128 && offsetof(FileHeader, version) == 8 &&
               offsetof(FileHeader, headerBytes) == 12 && offsetof(FileHeader, features) == 16 &&
@@ -57,8 +57,8 @@ static_assert(sizeof(FileHeader) == 128 && offsetof(FileHeader, version) == 8 &&
 struct IndexEntry {
   uint64_t offset;
   uint32_t bytes;        // in the file
-  uint32_t segmentBytes; // of a compressed segment; else 0
-  Digest digest;         // of the segment
+  uint32_t segmentBytes; // the length without compression; 0: not compressed
+  Digest digest;         // covers the segment without compression
 };
 static_assert(sizeof(IndexEntry) == 32 && offsetof(IndexEntry, bytes) == 8 &&
               offsetof(IndexEntry, segmentBytes) == 12 && offsetof(IndexEntry, digest) == 16);
@@ -247,13 +247,13 @@ struct Container::State {
   std::string path;
   int file = -1;
   struct stat opened{}; // the file then
-  size_t bytes = 0;     // of it
+  size_t bytes = 0;     // the file's length
   FileHeader header{};
   Memory front; // the header, the manifest, the index, and the padding after each
   const IndexEntry *index = nullptr;
   std::string digest;
   uint64_t decompressedBytes = 0;
-  std::mutex mutex;                                       // of `segments`
+  std::mutex mutex;                                       // protects `segments`
   std::vector<std::weak_ptr<const std::byte[]>> segments; // by rank: those that a reader keeps
 
   State() = default;

@@ -42,7 +42,7 @@ constexpr uint64_t kFeatureOverflowRules = 128;
 struct CompressedSegment {
   std::vector<std::byte> bytes;
   uint32_t segmentBytes; // 0: not compressed, since it would grow, or shrink to less than 1 / kMaxCompression
-  Digest digest;         // of the segment
+  Digest digest;         // covers the segment without compression
 };
 /// An error if libzstd cannot be loaded.
 Result<CompressedSegment> compress(Bytes segment);
@@ -94,7 +94,7 @@ public:
   static Status open(const std::string &path, std::unique_ptr<Container> &container);
   Bytes manifest() const;
   uint32_t segments() const;
-  /// Of kind `invalid` if the plan has no such rank.
+  /// Fails, with kind `invalid`, if the plan has no such rank.
   Status segment(uint32_t rank, SegmentBytes &bytes) const;
   /// The digest of one segment (16 bytes), from the index: the segment itself is not read. Compression does not change
   /// it.

@@ -113,7 +113,7 @@ private:
   const Part &part_;
   const Param &param_;
   const TensorPattern *pattern_;                     // null: padding
-  std::vector<int64_t> values_;                      // of the pattern's variables
+  std::vector<int64_t> values_;                      // what the pattern's variables are in this tensor
   std::vector<std::pair<size_t, Dimension>> stacks_; // number of the variable in `values_`, its dimension
   PartGrid grid_;
 };

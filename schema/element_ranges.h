@@ -50,7 +50,7 @@ struct PartGrid {
   const std::string *tensor = nullptr; // as in ElementRange
   int pattern = -1;
   uint32_t part = 0;                            // its number in the param
-  const std::vector<int64_t> *values = nullptr; // of the pattern's index variables; valid during the visit
+  const std::vector<int64_t> *values = nullptr; // what the pattern's index variables are; valid during the visit
   int64_t local = 0;                            // first element of the part, at position 0 of each dimension
   std::vector<Dimension> dimensions;
 

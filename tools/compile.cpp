@@ -43,7 +43,7 @@ struct Options {
   std::string output, emit = "plan", report, describe, keep, from, algorithm = "optimum", foldCopies = "automatic";
   std::vector<std::string> printAfter;
   bool printAll = false, timePasses = false, stats = false, omitJob = false, compress = false, noVerify = false;
-  Renames renames; // of tensors in the source's files
+  Renames renames; // gives tensors in the source's files other names
   uint64_t jobs = 0;
   std::optional<double> verifySeconds;
 };
@@ -438,8 +438,8 @@ private:
   const double begin_ = now();
   std::string job_;
   Options &options_;
-  StorageFormat fromFormat_ = StorageFormat::safetensors; // of the source of --from
-  std::unique_ptr<Plan> old_;                             // of --keep
+  StorageFormat fromFormat_ = StorageFormat::safetensors; // the format of --from's source
+  std::unique_ptr<Plan> old_;                             // the plan of --keep
   CompileResult &result_ = leakedResult();
   Diagnostics diagnostics_;
   WrittenPlan plan_;

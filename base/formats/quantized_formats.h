@@ -52,7 +52,7 @@ struct QuantizedFormat {
   ScaleRule rule;
   ScaleLayout layout;                   // the layout of scales that is allowed besides plain; plain: none
   bool senderQuantizes;                 // the default of `by`
-  const char *codeSuffix, *scaleSuffix; // of the default names of the params of codes and of scales
+  const char *codeSuffix, *scaleSuffix; // end the default names of the params of codes and of scales
 
   constexpr int64_t codesPerByte() const { return code == CodeFormat::fp8_e4m3 ? 1 : 2; }
   /// The codes in a number of codeType().
@@ -125,7 +125,7 @@ constexpr std::optional<Quantization> quantizationNamed(std::string_view name) {
 /// The lengths that a param of scales has in place of the rows and columns of its matrix.
 struct ScaleLengths {
   std::array<int64_t, 2> at;
-  size_t count; // of `at` in use
+  size_t count; // how many entries of `at` are used
 };
 /// `rows` and `columns` are those of the scales.
 constexpr ScaleLengths scaleLengths(ScaleLayout layout, int64_t matrixRows, int64_t rows, int64_t columns) {

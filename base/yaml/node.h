@@ -12,7 +12,7 @@
 
 namespace reshard {
 
-constexpr int64_t kMaxFileBytes = 256 << 20; // of a YAML file, and of a file that it names
+constexpr int64_t kMaxFileBytes = 256 << 20; // the longest YAML file, and the longest file that one names
 
 /// One YAML node with its source location. A scalar keeps its text: the reader of a key decides whether it must be a
 /// number.

@@ -21,7 +21,7 @@ inline size_t utf8Bytes(std::string_view text, size_t at) {
                                                         : 0;
   const unsigned least = first == 0xe0   ? 0xa0
                          : first == 0xf0 ? 0x90
-                                         : 0x80, // of the second byte
+                                         : 0x80, // the least and the greatest second byte
       most = first == 0xed   ? 0x9f
              : first == 0xf4 ? 0x8f
                              : 0xbf;

@@ -64,7 +64,7 @@ private:
   struct Level {
     Json *value;
     std::map<std::string, size_t> keys;
-    Json *next = nullptr; // of an object: the value of the last key
+    Json *next = nullptr; // an object's value of the last key
   };
 
   Location location(size_t offset) const {
@@ -95,7 +95,7 @@ private:
   bool end() { return open_.pop_back(), true; }
 
   bool key(string_t &name) override {
-    size_t begin = at_ - 2; // of the text between the quotes, from its end
+    size_t begin = at_ - 2; // the text between the quotes begins here; found from its end
     auto escaped = [&] { return (begin - text_.find_last_not_of('\\', begin - 1)) % 2 == 0; };
     while (text_[begin] != '"' || escaped())
       --begin;
@@ -215,7 +215,7 @@ std::pair<const Json *, std::string> Config::find(const std::vector<std::string>
   const Json *object = nullptr;
   for (const std::string &key : keys) {
     const Json *value = look(key, last, object), *top = object;
-    if (!value && text) { // of a multimodal model: the numbers of its language model
+    if (!value && text) { // a multimodal model: its language model has the numbers
       value = look(kText + ("." + key), last, object);
       object = top ? top : object;
     }

@@ -106,7 +106,7 @@ std::vector<IntegerRange> readKinds(const Node &node, const std::string &variabl
     if (ok && (kinds->array || is->kind == Node::Kind::sequence))
       wanted.emplace_back(*kind, item->at);
     for (size_t i = 0; ok && !kinds->array && is->kind != Node::Kind::sequence && i < kind->size();
-         ++i) // of text, each character is a kind
+         ++i) // each character of a text is a kind
       wanted.emplace_back(std::string(1, (*kind)[i]), locationIn(*item, i));
   }
   if (!ok)

@@ -82,7 +82,7 @@ struct TensorDeclaration {
   bool buffer = false; // not trained: an optimizer has no state for it
   std::optional<std::pair<std::string, Location>> tied; // name or suffix of the other tensor, as written
   std::map<int64_t, ShardRule> shard;                   // used by endpoints without a layout
-  std::string state; // of an optimizer's state: its name, with which the name of the tensor ends; empty: a weight
+  std::string state; // the name of an optimizer's state, with which the name of the tensor ends; empty: a weight
 };
 
 /// One entry of `optimizer` of the model: a tensor for each tensor of the model.
@@ -143,7 +143,7 @@ struct QuantizeRule {
   Location at;
   std::optional<ir::Quantization> format; // nullopt: not quantized
   std::string codes, scale, tensorScale;  // name patterns; {name} is the name of the param
-  std::string shape;                      // the same, of the shape of the matrix; empty: there is no such param
+  std::string shape;       // name pattern of the param that holds the shape of the matrix; empty: no such param
   bool codeBlocks = false; // each block of codes is a row of its own: [.., columns / 32, bytes of a block]
   ir::ScaleLayout scaleLayout = ir::ScaleLayout::plain;
   enum class By { either, receiver, sender } by = By::either;
@@ -166,7 +166,7 @@ struct StorageRule {
 struct StackRule {
   std::string variable;
   Location at;
-  int64_t dimension = 0; // of the param
+  int64_t dimension = 0; // the dimension of the param
 };
 
 struct ParamDeclaration {
@@ -174,7 +174,7 @@ struct ParamDeclaration {
   std::string prefix; // prefix of the name, from `chunks` of the layout
   Location at;
   Pack pack;
-  std::vector<PieceGroup> pieces; // of Pack::Kind::pieces, whose entries are their tensors
+  std::vector<PieceGroup> pieces; // Pack::Kind::pieces only; the entries of the pack are the tensors of the pieces
   bool joined = false;            // cut: joined
   std::vector<StackRule> stacks;
   std::map<int64_t, Expression> pad; // dimension -> multiple
@@ -218,7 +218,7 @@ struct LayoutDeclaration {
   std::map<std::string, Expression> switches; // default values
   std::vector<ParamDeclaration> params;
   bool same = false;                 // params: same
-  std::vector<NameBeginning> rename; // of a param's name, only the longest `from` that fits applies
+  std::vector<NameBeginning> rename; // only the longest `from` with which a param's name begins applies
   std::optional<OptimizerNames> optimizer;
   std::vector<std::pair<Glob, std::map<int64_t, ShardRule>>>
       shard; // for `params: same`; the first matching glob applies
@@ -227,12 +227,12 @@ struct LayoutDeclaration {
 struct Model {
   std::string name;
   Location at;
-  std::string path; // of the model file; empty if the model is inline
+  std::string path; // the model file; empty if the model is inline
   std::shared_ptr<const Config> config;
   Environment let;
   std::vector<ir::IndexVariable> variables;
   std::map<std::string, Location> variablesAt;
-  std::vector<OptimizerState> states;         // of the optimizer
+  std::vector<OptimizerState> states;         // what the optimizer keeps for each weight
   std::vector<TensorDeclaration> tensors;     // the weights, and after them their states
   std::map<std::string, ShardRule> placement; // index variable -> rule; used by endpoints without a layout
   std::vector<LayoutDeclaration> layouts;
@@ -256,7 +256,7 @@ struct EndpointDeclaration {
   StorageFormat format = StorageFormat::safetensors;
   std::shared_ptr<const StoredFiles> files; // the tensors in the files of a source, if they have been read
   std::string directory;
-  std::optional<int64_t> chunkBytes; // of a target in a format of which reshard writes chunks: the largest one
+  std::optional<int64_t> chunkBytes; // the largest chunk of a target, in a format of which reshard writes chunks
   Location storageAt;
   std::map<std::string, ShardRule> placement; // overrides `place` of the layout
   std::map<std::string, int64_t> switches;    // the layout's defaults with this endpoint's overrides
@@ -284,13 +284,13 @@ struct Job {
 /// loaded.
 constexpr int64_t kMaxBytes = 1LL << 60, kMaxInstances = 1LL << 22;
 constexpr int64_t kMaxIndexValues = 1 << 20, kMaxDimensions = 8;
-constexpr size_t kMaxPieces = 1 << 12;            // of an explicit param
-constexpr int64_t kMaxParamInstances = 1LL << 32; // of all params of a rank together
+constexpr size_t kMaxPieces = 1 << 12;            // in one explicit param
+constexpr int64_t kMaxParamInstances = 1LL << 32; // for all params of a rank together
 constexpr int64_t kMaxReplicas = 1 << 16, kMaxPoolRanks = 1LL << 31;
 constexpr size_t kMaxGlobs = 1024; // in one list
-constexpr size_t kMaxAxes = 1024;  // of a mesh with all its views; also of `axes` of a layout
+constexpr size_t kMaxAxes = 1024;  // for a mesh with all its views; also for `axes` of a layout
 constexpr size_t kMaxVariables = 1024, kMaxLayouts = 1024, kMaxOptimizerStates = 16;
-constexpr size_t kMaxLayoutParams = 1 << 19; // of all layouts together, including inherited ones
+constexpr size_t kMaxLayoutParams = 1 << 19; // for all layouts together, including inherited ones
 
 /// Reads a model from a node (a whole file or an inline map). `folder`: base of a relative `config:` path. nullopt
 /// after an error.

@@ -472,7 +472,7 @@ private:
   const ReadStoredFiles &readStoredFiles_;
   Diagnostics &diagnostics_;
   Job job_;
-  std::vector<const Node *> nodes_;   // of job_.endpoints
+  std::vector<const Node *> nodes_;   // the YAML of job_.endpoints
   bool failed_ = false;               // whether an included file could not be read
   const Node *exchangeAt_ = nullptr;  // options.exchange
   std::vector<const Node *> groupAt_; // the axes of options.group

@@ -36,7 +36,7 @@ struct StoredFiles {
   std::vector<FileTensor> tensors;
 };
 
-/// Which files to read, and why.
+/// Names the files to read, and why they are read.
 struct StoredRequest {
   std::string path;                    // a folder, or a file of torch.save
   bool checkpoint = false;             // false: a safetensors file for each mesh rank

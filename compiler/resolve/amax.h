@@ -33,7 +33,7 @@ struct AmaxTensor {
 
 /// The amax that a target param needs, which add() fills in part by part.
 struct AmaxSlots {
-  ir::Quantization format; // of the param
+  ir::Quantization format; // the param's format
   int leading;             // the dimensions from this one on are matrices
   int64_t count = 0;       // slots along dimension `leading`
   std::vector<ir::Part> parts{};

@@ -18,11 +18,11 @@ namespace reshard {
 struct ResolvedRule {
   std::vector<unsigned> axes;     // into Endpoint::axes, outermost first, without axes of size 1
   int64_t ranks = 1;              // product of their sizes
-  std::vector<std::string> names; // of all axes, as written
+  std::vector<std::string> names; // all axes, as written
   Scheme scheme;
-  Pipeline pipeline; // of an index variable
+  Pipeline pipeline; // only for an index variable
   std::string over;  // the axes as written, for messages: "tp", "[dp, tp]"
-  Location at;       // of the scheme if it is stated, else of the rule
+  Location at;       // the location of the scheme if it is stated, else of the rule
 };
 
 class EndpointContext {
@@ -68,14 +68,14 @@ public:
     ResolvedRule rule;
     DimensionShards shards;
     std::vector<ir::IndexMap> local; // by rank: value -> model chunk * kModelChunkStride + position
-    int64_t modelChunks = 1;         // of each rank
+    int64_t modelChunks = 1;         // for each rank
   };
   const VariablePlacement &placement(unsigned variable) const { return placements_[variable]; }
 
   /// The model chunks of a rank, which the layout's `chunks` turns into separate modules. Nothing if a rank has one.
   struct ModelChunks {
     ModelChunkNames names;
-    std::string axis;             // of the variable's rule
+    std::string axis;             // the axis of the variable's rule
     int64_t ranks = 1, count = 1; // `count`: of model chunks of a rank
   };
   const std::optional<ModelChunks> &modelChunks() const { return modelChunks_; }

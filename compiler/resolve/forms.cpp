@@ -37,7 +37,7 @@ std::optional<Float> floatOf(DType type) {
   }
 }
 
-constexpr int64_t kMaxPairs = 1 << 16; // of position sets that are compared for a pair of params
+constexpr int64_t kMaxPairs = 1 << 16; // how many position sets are compared for a pair of params
 
 using PositionSets = std::vector<const IndexMap *>; // by dimension
 
@@ -102,7 +102,7 @@ bool widens(DType from, DType to) {
 
 void resolveStorageForms(const std::vector<std::vector<Location>> &paramsAt,
                          const std::vector<std::vector<StorageRule>> &forms, Layout &layout, Diagnostics &diagnostics) {
-  std::vector<int> firstParam(layout.tensorPatterns.size(), -1); // of the source, by pattern
+  std::vector<int> firstParam(layout.tensorPatterns.size(), -1); // by pattern: the first source param that has it
   const Endpoint &source = layout.endpoints[0];
   for (size_t p = 0; p < source.params.size(); ++p)
     for (const Part &part : source.params[p].parts) {

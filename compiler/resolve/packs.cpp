@@ -221,7 +221,7 @@ std::vector<IndexMap> joinedIndexMaps(const PackTree &tree, int64_t d) {
   if (tree.kind == Pack::Kind::tensor)
     return {ir::identity(tree.shape[d])};
   std::vector<IndexMap> result;
-  int64_t offset = 0; // of the entry: in the joined array, or in a group
+  int64_t offset = 0; // where the entry begins in the joined array, or in a group
   for (const PackTree &entry : tree.of) {
     // Row i of an interleaved entry with w rows in each group is joined row (i / w) * groupRows + offset + i % w.
     const int64_t rows = entry.shape[d], width = rows / tree.groups;

@@ -443,7 +443,7 @@ bool Params::shardDimension(Building &building, int64_t d) const {
     return shardPlacedStack(building, dimension);
   }
 
-  PackTree slots; // of a stack whose variable is not placed: sharded like any dimension
+  PackTree slots; // a stack whose variable is not placed: sharded like any dimension
   const PackTree &pack = stacked ? slots : building.pack;
   const int64_t inPack = stacked ? 0 : building.inPack(d);
   if (stacked) {

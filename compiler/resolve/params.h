@@ -40,24 +40,24 @@ public:
 private:
   /// One dimension of the param.
   struct Dimension {
-    int64_t rows = 0, padded = 0;        // of the joined array, without and with padding
+    int64_t rows = 0, padded = 0;        // the length of the joined array, without and with padding
     std::vector<ir::IndexMap> indexMaps; // by tensor: its position -> joined position; of a stack: one, value -> slot
     std::vector<unsigned> axes;
     DimensionShards shards; // joined position -> local position
     int64_t unit = 1;       // rows of the joined array that no sharding separates
-    int stack = -1;         // of a stack: its index variable
+    int stack = -1;         // a stack's index variable
   };
   /// A param under construction.
   struct Building {
     const ParamDeclaration &declaration;
-    const AxisRules &inAnyChunk; // of a param in several model chunks: where any of them has it; else empty
+    const AxisRules &inAnyChunk; // a param in several model chunks: where any of them has it; else empty
     ir::Param param;
     StorageRule form; // its own, or the endpoint's
     PackTree pack;
     std::vector<const PackTree *> leaves;
     std::vector<unsigned> stacks;      // index variable of each of the declaration's stacks
     std::vector<ir::IndexMap> exists;  // by index variable of the model, where the tensors have it
-    std::vector<Dimension> dimensions; // of the param, in order
+    std::vector<Dimension> dimensions; // the param's dimensions, in order
     // An explicit param: the pieces of each group, and the group of each mesh rank (-1: it lacks the param).
     std::vector<std::vector<ResolvedPiece>> pieces;
     std::vector<int> groups;
@@ -127,7 +127,7 @@ private:
   const Model &model_;
   const Tensors &tensors_;
   EndpointContext &context_;
-  const StorageRule &form_; // of the endpoint, for params without their own
+  const StorageRule &form_; // the endpoint's rule, for params without their own
   ir::Endpoint &endpoint_;
   Diagnostics &diagnostics_;
   std::vector<Location> locations_;

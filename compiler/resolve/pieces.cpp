@@ -152,7 +152,7 @@ bool Params::readPiece(const Building &building, const PieceGroup &group, const 
   result.step.resize(rank, 1);
   bool ok = true;
   for (size_t d = 0; d < rank; ++d) {
-    int64_t last = 0; // of the positions in the tensor
+    int64_t last = 0; // the last position in the tensor
     const std::string dimension = "dimension " + std::to_string(static_cast<int64_t>(d));
     if (piece.tensor >= 0) {
       const PackTree &leaf = *building.leaves[piece.tensor];

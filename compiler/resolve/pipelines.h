@@ -28,7 +28,7 @@ struct Pipeline {
 struct PipelineShards {
   DimensionShards shards;          // value -> slot on the rank, model chunk after model chunk
   std::vector<ir::IndexMap> local; // by rank: value -> model chunk * kModelChunkStride + ascending position in it
-  int64_t modelChunks = 1;         // of a rank
+  int64_t modelChunks = 1;         // for each rank
 };
 
 /// Applies a scheme and a pipeline to n values over `ranks` ranks.

@@ -33,7 +33,7 @@ public:
         }
     if (!any || !diagnostics_.ok())
       return;
-    std::vector<unsigned> counts; // of declared params, by endpoint
+    std::vector<unsigned> counts; // by endpoint: how many params are declared
     counts.reserve(layout_.endpoints.size());
     for (const Endpoint &endpoint : layout_.endpoints)
       counts.push_back(static_cast<unsigned>(endpoint.params.size()));

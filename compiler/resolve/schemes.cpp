@@ -200,7 +200,7 @@ llvm::Error map(const Problem &p) {
 using SchemeFunction = llvm::Error (*)(const Problem &);
 #define SCHEME(name, ...) schemes::name,
 constexpr SchemeFunction kFunctions[] = {
-// of each row of kSchemes
+// one for each row of kSchemes
 #include "compiler/frontend/schemes.def"
 };
 #undef SCHEME

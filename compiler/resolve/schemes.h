@@ -19,7 +19,7 @@ struct Scheme {
   std::vector<std::vector<int64_t>> lists; // map: rows by rank, in slot order
   int64_t unit = 0;                        // 0: not stated
   bool replicate = false;
-  std::string noun = "row"; // of a position in messages: "row" of a dimension, "value" of an index variable
+  std::string noun = "row"; // names a position in messages: "row" of a dimension, "value" of an index variable
 };
 
 /// n rows sharded over some ranks.

@@ -30,7 +30,7 @@ public:
       sizes_.push_back(positionCount(endpoint_.shardings[sharding].at[0]));
   }
 
-  /// `tensors`: of each instance, the stored tensor. Appends params that together are this one.
+  /// `tensors`: the stored tensor of each instance. Appends params that together are this one.
   void split(const std::vector<const FileTensor *> &tensors, std::vector<ir::Param> &out) {
     std::map<std::vector<FileChunk>, int, Less> numbers;
     for (const FileTensor *tensor : tensors)
@@ -53,7 +53,7 @@ private:
   };
 
   /// Splits the instances with the values `chosen` of the variables before `variable` into product sets with the same
-  /// chunks. `kinds`: of these instances, which do not depend on the chosen values.
+  /// chunks. `kinds`: those of these instances, which do not depend on the chosen values.
   void split(size_t variable, std::vector<std::vector<int64_t>> &chosen, const std::vector<int> &kinds,
              std::vector<ir::Param> &out) {
     if (variable == sizes_.size()) {
@@ -386,7 +386,7 @@ private:
   Diagnostics &diagnostics_;
   std::map<std::string, const FileTensor *> byName_;
   std::vector<std::string> absent_;                     // by param: the first instance that is not stored
-  std::vector<std::pair<size_t, std::string>> missing_; // those that must be stored
+  std::vector<std::pair<size_t, std::string>> missing_; // params that must be stored, and an instance that is not
   bool failed_ = false;
 };
 

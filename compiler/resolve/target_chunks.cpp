@@ -48,7 +48,7 @@ public:
   }
 
 private:
-  /// By dimension, the most pieces of a param. `lengths`: of each param.
+  /// By dimension, the most pieces of a param. `lengths`: the lengths of the pieces of each param.
   std::vector<int64_t> measure(std::vector<Lengths> &lengths) const {
     std::vector<int64_t> most;
     lengths.clear();
@@ -120,7 +120,7 @@ private:
     const bool whole = (quantize && quantize->format) || tensors_.opaque(param) ||
                        std::any_of(param.parts.begin(), param.parts.end(), sumsPositions);
     for (size_t d = 0; d < lengths.size() && bytes > chunkBytes_ && !whole; ++d) {
-      bytes /= lengths[d]; // of one position of this dimension
+      bytes /= lengths[d]; // the bytes at one position of this dimension
       lengths[d] = std::max<int64_t>(1, chunkBytes_ / bytes);
     }
     return lengths;

@@ -51,7 +51,7 @@ int64_t chunks(const Step &step) { return step.chunk > 0 ? (step.bytes + step.ch
 
 /// The two slots between which the chunks of one direction and link tier alternate.
 struct Slots {
-  int64_t bytes = 0;  // of each slot
+  int64_t bytes = 0;  // the length of each slot
   int64_t base = 0;   // offset of the first slot in the arena
   int64_t chunks = 0; // chunks assigned so far
 };

@@ -59,7 +59,7 @@ private:
   std::vector<uint32_t> ports_[2];              // receiving, sending: by that number
   std::vector<uint64_t> idle_[2];               // bits by number: unmatched
   std::vector<std::vector<uint64_t>> partners_; // by port, bits by number of the partner: the pair has bytes left
-  std::vector<uint32_t> numbers_;               // of pairs, by sender and receiver
+  std::vector<uint32_t> numbers_;               // by sender and receiver: the number of the pair
 };
 
 template <class Visit> uint32_t DensePairs::visit(uint32_t port, uint32_t begin, Visit visit) const {

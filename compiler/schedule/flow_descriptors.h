@@ -86,7 +86,7 @@ private:
   const Interner<ir::Shape> &shapes_;
   DescriptorCutter &cutter_;
   std::vector<ir::Descriptor> cut_;
-  std::vector<uint32_t> numbers_;    // of descriptors, list after list
+  std::vector<uint32_t> numbers_;    // the descriptors of list after list
   std::vector<size_t> firsts_ = {0}; // by list: its first in numbers_
   std::vector<uint32_t> listOf_;     // by flow
   std::vector<FlowRange> ranges_;    // list after list

@@ -25,7 +25,7 @@ public:
 
   struct First {
     int32_t rank;
-    int64_t copy; // of the source
+    int64_t copy; // a copy of the source
   };
   /// The rank whose steps a rank repeats, and the copy in which it does.
   First first(int32_t rank) const;

@@ -46,7 +46,7 @@ uint64_t key(int64_t a, int64_t b) { return static_cast<uint64_t>(a) << 32 | sta
 struct QueuedHop {
   uint32_t flow, hop;
   bool forwarded;                                             // other hops follow this one
-  int64_t bytes = 0;                                          // of the flow
+  int64_t bytes = 0;                                          // the length of the flow
   int64_t sent = 0, ready = 0;                                // the first bytes that were sent, and that may be sent
   llvm::SmallVector<std::pair<int64_t, uint32_t>, 1> arrived; // (end of the bytes, first round of their message)
 
@@ -81,10 +81,10 @@ struct Port {
   size_t idle = 0;                   // index in Tier::idle_ while the port is unmatched
   uint64_t search = 0;               // the last search that visited the port
   std::vector<uint32_t> pairs;       // pairs with bytes left, and some without
-  std::vector<uint32_t> partners;    // of each of them, the port on the other side
+  std::vector<uint32_t> partners;    // for each of them, the port on the other side
   size_t next = 0;                   // where a scan begins if there are more than kFullScanPairs pairs: index of the
                                      // pair, or number of the partner in DensePairs
-  int64_t maxChunksLeft = INT64_MAX; // of a partner, in the last full scan of more than kCachedScanPairs pairs
+  int64_t maxChunksLeft = INT64_MAX; // the most that a partner had in the last full scan (kCachedScanPairs)
 };
 
 /// A matched pair.
@@ -104,7 +104,7 @@ struct RelayArrival {
 /// All pairs of one link tier. The functions change the matching from round to round and append messages.
 class Tier {
 public:
-  /// `bytes`: of a chunk, which takes `rounds` rounds. `relays`: whether any flow has more than one hop.
+  /// `bytes`: the length of a chunk, which takes `rounds` rounds. `relays`: whether any flow has more than one hop.
   Tier(int64_t bytes, uint32_t rounds, bool relays, std::vector<Message> &messages, const Cuts &cuts)
       : bytes_(bytes), rounds_(rounds), relays_(relays), messages_(messages), cuts_(cuts) {}
 
@@ -211,8 +211,8 @@ private:
   /// Adds a chunk to the pair's message. Returns false if the message may not send any of the ready bytes.
   bool addChunk(Pair &pair, uint32_t round, std::vector<RelayArrival> &arrivals);
 
-  const int64_t bytes_;   // of a chunk
-  const uint32_t rounds_; // that a chunk takes
+  const int64_t bytes_;   // the length of a chunk
+  const uint32_t rounds_; // how many rounds a chunk takes
   const bool relays_;
   std::vector<Message> &messages_;
   const Cuts &cuts_;
@@ -230,7 +230,7 @@ private:
   std::vector<uint32_t> idle_[2];                   // unmatched ports: receiving, sending
   std::vector<Active> active_;                      // matched pairs, and some that were released
   std::vector<uint32_t> free_;                      // ports that may find a partner
-  std::vector<std::pair<int64_t, uint32_t>> order_; // of fill(): chunks left, negated, and port
+  std::vector<std::pair<int64_t, uint32_t>> order_; // fill() sorts these: chunks left, negated, and port
   uint64_t search_ = 0;                             // the number of searches of augment() so far
   int64_t left_ = 0;                                // bytes left of all pairs
   int64_t most_ = 0; // the most chunks left of any port in the last round that changed the matching
@@ -428,7 +428,7 @@ void Tier::fill() {
 uint32_t Tier::choose(uint32_t port) {
   Port &mine = ports_[port];
   uint32_t best = kNone;
-  std::pair<int64_t, int64_t> most; // of `best`: chunks left of the partner, bytes left of the pair
+  std::pair<int64_t, int64_t> most; // what `best` has: chunks left of the partner, bytes left of the pair
   auto consider = [&](uint32_t candidate, uint32_t partner) {
     if (mates_[partner] != kNone)
       return;

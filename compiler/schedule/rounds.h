@@ -40,8 +40,8 @@ struct Message {
 
 /// The sizes of chunks. The two link tiers, between nodes and inside nodes, share no ports.
 struct RoundLimits {
-  int64_t internodeBytes = 0;   // of a chunk between nodes; a multiple of kStagingAlignment
-  int64_t intranodeBytes = 0;   // of a chunk inside a node, which takes one round; a multiple of kStagingAlignment
+  int64_t internodeBytes = 0;   // a chunk between nodes; a multiple of kStagingAlignment
+  int64_t intranodeBytes = 0;   // a chunk inside a node, which takes one round; a multiple of kStagingAlignment
   uint32_t internodeRounds = 1; // rounds that a chunk between nodes takes
 };
 

@@ -602,7 +602,7 @@ private:
   /// messages, and the copies of a target have equal buffers. The shapes are numbered for each sender, and for each
   /// rank of the first copy of the target. If there were very many, the copies would be few: then it collects nothing.
   void collectRepeated() {
-    constexpr size_t kMaxOperands = 2 << 20; // of 16 bytes
+    constexpr size_t kMaxOperands = 2 << 20; // an operand has 16 bytes
     size_t count = 0;
     for (const Message &message : messages_)
       for (const Grant &grant : message.grants)
@@ -629,7 +629,7 @@ private:
   /// whose memory of operands is reused.
   void repeatedSteps(int32_t rank, std::vector<Step> &used) {
     const std::vector<OperandShape> &shapes = repeatedShapes_[copies_.inFirstTarget(rank)];
-    std::vector<uint32_t> numbers(shapes.size(), UINT32_MAX); // of the same shapes on this rank
+    std::vector<uint32_t> numbers(shapes.size(), UINT32_MAX); // by shape: its number on this rank
     std::vector<Step> &steps = ranks_[rank].steps;
     steps.reserve(steps.size() + sides_[rank].size());
     for (const MessageSide &side : sides_[rank]) {
@@ -774,13 +774,13 @@ private:
   std::vector<uint32_t> readStep_; // by flow: the step that reads it from files
   std::vector<Flow> flows_;
   std::vector<std::vector<std::vector<std::pair<int64_t, uint32_t>>>> arrivals_; // by flow and hop: (end, message)
-  std::vector<Message> messages_;  // of the first period, if there are any
+  std::vector<Message> messages_;  // the messages of the first period, if there are periods
   std::optional<Periods> periods_; // messages are numbered period after period
   uint32_t periodRounds_ = 0;
   std::vector<uint32_t> receiveStep_;           // by message: the number of its receive among the steps of its rank
   std::vector<std::vector<MessageSide>> sides_; // by rank
   std::vector<size_t> firstLocal_;              // by rank: its first in local_
-  std::array<std::mutex, 64> mutexes_;          // of the ranks whose steps make() makes
+  std::array<std::mutex, 64> mutexes_;          // protect the ranks whose steps make() makes
   uint32_t rounds_ = 0;
   std::vector<std::map<std::pair<int64_t, int64_t>, uint32_t>> firstBuffer_; // by rank: (endpoint, mesh rank) -> buffer
   std::vector<Interner<OperandShape>> operandShapes_;

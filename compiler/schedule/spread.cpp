@@ -12,7 +12,7 @@ using namespace ir;
 
 namespace {
 
-constexpr int64_t kMaxRelayBytes = 512 << 20; // that a relay holds if there is no staging limit
+constexpr int64_t kMaxRelayBytes = 512 << 20; // what a relay holds at most if there is no staging limit
 constexpr int64_t kEven = 48; // relays are not used if the busiest NIC is at most 1 / kEven above the level
 constexpr int64_t kLatencies =
     8; // the time gained, and a phase, must be at least so many latencies of a relayed message
@@ -104,7 +104,7 @@ int64_t relayRoom(const Layout &layout, int64_t sent) {
   if (layout.stagingLimit == 0)
     return kMaxRelayBytes;
   const int64_t half = layout.stagingLimit / 2,
-                chunk = half / 8 / kStagingAlignment * kStagingAlignment; // of the other half, which is for slots
+                chunk = half / 8 / kStagingAlignment * kStagingAlignment; // the other half is for slots
   return chunk == 0 || sent / chunk > kMaxRelayChunks || half < kLatencies * perLatency(layout.topology)
              ? 0
              : std::min(kMaxRelayBytes, half / kStagingAlignment * kStagingAlignment);

@@ -67,7 +67,7 @@ private:
     int64_t row = 0;    // bytes of a row of blocks
     int64_t matrix = 0; // bytes of a matrix, whose last row of blocks may have fewer
     bool later = false; // not before phase 1
-    std::string name;   // of the param, for errors
+    std::string name;   // the param's name, for errors
   };
   std::vector<std::vector<Rows>> rows() const;
   void planRank(int32_t rank, std::vector<Rows> &rows, int64_t limit);

@@ -302,7 +302,7 @@ private:
     std::vector<bool> given(all.size());
     for (uint32_t number : given_)
       given[number] = true;
-    size_t left = 0, whole = 0; // transfers that remain, and those of them that are no parts
+    size_t left = 0, whole = 0; // remaining transfers; how many of them are uncut
     for (size_t number = 0; number < all.size(); ++number)
       if (given[number]) {
         all[left++] = all[number];
@@ -340,7 +340,7 @@ private:
   Splitter splitter_;
   std::vector<int64_t> load_;       // bytes to send, by source mesh rank
   std::vector<Transfer> all_;       // the transfers of the module, then parts of them
-  const uint32_t count_;            // of the transfers of the module
+  const uint32_t count_;            // how many transfers the module has
   std::vector<uint32_t> given_;     // numbers of the transfers and parts that have a source, in the order of assignment
   std::vector<size_t> firstTarget_; // by endpoint: the mesh ranks of the endpoints before it
   size_t targets_ = 0;              // mesh ranks of all endpoints

@@ -269,7 +269,7 @@ private:
     int64_t sourceInstance, targetInstance, sourceOffset, targetOffset;
     uint32_t shape;
   };
-  /// Of relative_: [first, end).
+  /// Descriptors [first, end) of relative_.
   struct RelativeRange {
     size_t first = 0, end = 0;
   };

@@ -65,7 +65,7 @@ private:
 
   const Interner<ir::IndexMap> &indexMaps_;
   std::vector<ir::IndexMap> cells_;
-  std::vector<Bounds> limits_;                // of the cells
+  std::vector<Bounds> limits_;                // by cell
   std::vector<std::vector<unsigned>> owners_; // the index maps that contain each cell, while cells are refined
   std::unordered_map<unsigned, llvm::SmallVector<unsigned, 1>> of_, intersecting_;
   std::optional<BlockIndex> index_;

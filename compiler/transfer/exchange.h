@@ -43,7 +43,7 @@ public:
 private:
   const ir::Layout &layout_;
   std::map<std::pair<int32_t, int32_t>, int64_t> pairs_; // bytes by sender and receiver (world ranks)
-  int64_t hops_ = 0;                                     // of the longest route
+  int64_t hops_ = 0;                                     // how many hops the longest route has
 };
 
 } // namespace reshard

@@ -82,7 +82,7 @@ template <class T> void sortUnique(std::vector<T> &list) {
 /// The ranks, nodes and NICs of a job.
 struct Network {
   std::vector<std::vector<int32_t>> nicsOf; // by node: the NICs of all ranks of the world
-  int64_t ranks = 0, nodes = 0, nics = 0;   // those that have source or target ranks
+  int64_t ranks = 0, nodes = 0, nics = 0;   // how many have source or target ranks
 
   explicit Network(const Layout &layout) : nicsOf(layout.topology.node(layout.world - 1) + 1) {
     for (int64_t rank = 0; rank < layout.world; ++rank) {
@@ -203,7 +203,7 @@ private:
   std::vector<int64_t> local_, intoRank_; // by rank
   std::vector<int64_t> intoNode_;
   int64_t betweenNodes_ = 0;
-  std::vector<int32_t> replicaRanks_, replicaNodes_, needing_; // of the present overlap; `needing_`: nodes
+  std::vector<int32_t> replicaRanks_, replicaNodes_, needing_; // the present overlap's; `needing_`: nodes
 };
 
 } // namespace

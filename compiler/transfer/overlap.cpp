@@ -55,7 +55,7 @@ struct PatternSource {
   std::vector<SourceBox> boxes;                // ordered by where they begin along `sweep`; empty: use `dimensions`
   size_t sweep = 0;                            // the dimension along which boxes are ordered
   std::vector<CommonRefinement *> dimensions;  // shared between patterns whose dimensions are cut in the same way
-  Interner<std::vector<unsigned>> products;    // of cells, one for each dimension
+  Interner<std::vector<unsigned>> products;    // cells, one for each dimension
   std::vector<std::vector<unsigned>> replicas; // rank classes, by product
 };
 
@@ -355,7 +355,7 @@ private:
   Module &module_;
   const Layout &layout_;
   const Copies copies_;
-  int64_t replicaGroups_ = 0; // of all overlaps so far
+  int64_t replicaGroups_ = 0; // how many all overlaps so far have
   Interner<IndexMap> indexMaps_, relations_;
   RankClasses sourceClasses_;
   std::vector<PatternSource> tensorPatterns_;

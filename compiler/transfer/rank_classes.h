@@ -36,7 +36,7 @@ private:
 
   const ir::Endpoint &endpoint_;
   Interner<ir::IndexMap> &indexMaps_;
-  ir::MeshRanks meshRanks_;                   // of copy 0, ascending
+  ir::MeshRanks meshRanks_;                   // the mesh ranks of copy 0, ascending
   std::vector<std::vector<int64_t>> numbers_; // by sharding and coordinate; -1: not interned yet
 };
 

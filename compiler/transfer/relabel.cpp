@@ -111,8 +111,8 @@ llvm::Error relabel(Module &module) {
     }
     if (largest == 0)
       continue;
-    // Of several best assignments choose the one that changes the fewest ranks: scale the weights by n + 1 and add one
-    // for each mesh rank that keeps its rank. If that could overflow, use any best assignment.
+    // If several assignments are best, choose the one that changes the fewest ranks: scale the weights by n + 1 and add
+    // one for each mesh rank that keeps its rank. If that could overflow, use any best assignment.
     Weights scaled = weights;
     if (const auto scale = static_cast<int64_t>(n) + 1;
         largest < std::numeric_limits<int64_t>::max() / 4 / scale / scale)

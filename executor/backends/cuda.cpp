@@ -330,7 +330,7 @@ private:
   volatile uint32_t *begun_ = nullptr; // host memory, written by the device: the last operation that has started
   uint32_t *begunOnDevice_ = nullptr;  // its device address
   std::vector<void *> memory_;
-  void *digestMemory_ = nullptr; // of digestBytes_ bytes, kept from one call of digest() to the next
+  void *digestMemory_ = nullptr; // digestBytes_ bytes, kept from one call of digest() to the next
   uint64_t digestBytes_ = 0;
   bool abandoned_ = false;
 };

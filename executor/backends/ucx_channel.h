@@ -56,12 +56,12 @@ enum Id : unsigned {
   kIds,
 };
 
-/// Of each active message.
+/// Begins each active message.
 struct Header {
   uint64_t session = 0;
-  uint64_t number = 0; // of messages from `rank` to the receiver, from 0 on
+  uint64_t number = 0; // counts the messages from `rank` to the receiver, from 0 on
   uint64_t bytes = 0;
-  uint64_t address = 0; // of kReadMe
+  uint64_t address = 0; // for kReadMe
   uint32_t rank = 0, tag = 0;
 };
 
@@ -69,8 +69,8 @@ struct Header {
 struct Arrival {
   Header header;
   Id id = kMessage;
-  size_t place = 0;           // of bytes that have arrived: in the inbox
-  void *descriptor = nullptr; // of UCX's rendezvous
+  size_t place = 0;           // where bytes that have arrived lie in the inbox
+  void *descriptor = nullptr; // set if UCX announces the bytes by a rendezvous
   bool eager() const { return id == kMessage && !descriptor; }
 };
 
@@ -94,14 +94,14 @@ struct Loss {
 
 struct Peer {
   ucp_ep_h connection = nullptr;
-  std::string hello;        // of the connection's process
+  std::string hello;        // what the connection's process has published
   std::optional<Loss> loss; // once it is lost
   PeerMemory memory;
   bool readsOurs = false;  // the peer can read our memory
   bool fresh = false;      // some arrivals are not admitted
   uint64_t sent = 0;       // messages
-  uint64_t eagerSent = 0;  // of these, with data
-  uint64_t eagerTaken = 0; // of these, received by the peer as far as we know
+  uint64_t eagerSent = 0;  // how many of these have data
+  uint64_t eagerTaken = 0; // how many of these the peer has received, as far as we know
   uint64_t admitted = 0;   // messages that have arrived, up to the first gap
   uint64_t taken = 0;      // messages with data that we have received
   uint64_t run = 0;        // the last one that the peer has begun
@@ -128,8 +128,8 @@ struct Request {
   uint32_t peer = 0, tag = 0;
   std::byte *data = nullptr;
   uint64_t bytes = 0;
-  Notice notice; // of a send: the message; of a receive: kRead. Its request also moves the bytes of a message.
-  uint64_t from = 0, read = 0; // of kReads: the sender's address, and bytes that are copied
+  Notice notice;               // a send's message, or a receive's kRead. Its request also moves the bytes of a message.
+  uint64_t from = 0, read = 0; // for kReads: the sender's address, and bytes that are copied
   Status error;                // a message of another size
 };
 
@@ -220,7 +220,7 @@ private:
   Worker worker_;
   std::vector<Peer> peers_;              // by rank
   std::map<std::string, Former> former_; // by hello
-  std::vector<std::vector<Peer>> ended_; // of earlier rendezvous: UCX may still read their headers
+  std::vector<std::vector<Peer>> ended_; // peers of earlier rendezvous: UCX may still read their headers
   std::vector<uint32_t> fresh_;          // ranks of peers with arrivals that are not admitted
   std::vector<Request> requests_;
   std::vector<size_t> reading_;  // requests of state kReads, in the order of their beginning

@@ -101,7 +101,7 @@ Status UcxChannel::receive(size_t request, uint32_t peer, uint32_t tag, std::byt
 
 const Arrival *UcxChannel::arrivalFor(const Request &receive) const {
   const Peer &from = peers_[receive.peer];
-  // Those below `admitted` have no receive yet, and lie in the order of their numbers.
+  // Arrivals below `admitted` have no receive yet, and lie in the order of their numbers.
   const auto arrival = std::find_if(from.arrivals.begin(), from.arrivals.end(), [&](const Arrival &each) {
     return each.header.tag == receive.tag && each.header.number < from.admitted;
   });
@@ -204,7 +204,7 @@ void UcxChannel::admit(uint32_t rank) {
     const auto receive = std::find_if(peer.receives.begin(), peer.receives.end(),
                                       [&](size_t request) { return requests_[request].tag == arrival.header.tag; });
     if (receive == peer.receives.end()) {
-      // Those that are admitted lie in front.
+      // Admitted arrivals lie in front.
       const auto end = std::find_if(peer.arrivals.begin(), at,
                                     [&](const Arrival &each) { return each.header.number > peer.admitted; });
       std::rotate(end, at, at + 1);
@@ -312,7 +312,7 @@ ucs_status_t UcxChannel::onMessage(void *channel, const void *header, size_t hea
     return drop;
   std::memcpy(&own, header, sizeof own);
   if (own.session != self.rendezvous_->session() || own.rank >= self.size())
-    return drop; // of another job
+    return drop; // another job's message
   if (id == kMessage || id == kReadMe)
     return self.arrive({own, id, 0, announced ? data : nullptr}, data, bytes) ? UCS_INPROGRESS : drop;
   if (!announced)

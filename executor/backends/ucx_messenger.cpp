@@ -385,7 +385,7 @@ void UcxMessenger::readPart() {
     return;
   }
   incoming.state = read ? Incoming::kCopied : Incoming::kRequested;
-  incoming.copied = 0; // of the pieces
+  incoming.copied = 0; // counts the pieces from now on
   PostHeader header;
   header.data = data;
   post(*peer, read ? Kind::taken : Kind::request, header);

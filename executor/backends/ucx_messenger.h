@@ -43,14 +43,14 @@ enum class Kind : uint32_t {
 /// The header of each message.
 struct PostHeader {
   uint64_t protocol = 0;
-  uint64_t token = 0;      // of the receiver's address
+  uint64_t token = 0;      // the token in the receiver's address
   uint64_t connection = 0; // the receiver's identity
   Kind kind{};
   uint32_t unused = 0;
-  uint64_t number = 0; // of a frame: counts from 0 on
+  uint64_t number = 0; // counts the frames, from 0 on
   uint64_t data = 0;   // number of the data
   uint64_t bytes = 0;
-  uint64_t address = 0; // of data: the position of the piece
+  uint64_t address = 0; // for data: the position of the piece
   Frame frame;
 };
 
@@ -95,17 +95,17 @@ struct MessengerPeer {
   uint64_t identity = 0; // ours; 0 once the connection has ended. A peer of this host reads it in our memory.
   uint64_t remote = 0;   // the peer's; 0 before it has answered
   uint64_t remoteAt = 0; // its address in the peer's memory
-  uint64_t token = 0;    // of the peer's address
+  uint64_t token = 0;    // the token in the peer's address
   ucp_ep_h connection = nullptr;
   PeerMemory memory;
-  Status failure;     // of the connection, until it is ended
+  Status failure;     // why the connection has failed, until it is ended
   bool ended = false; // only its events are left
   bool known = false; // the caller knows its number
   Clock::time_point lastSeen, pinged;
   uint64_t sent = 0, admitted = 0;           // frames
   uint64_t nextData = 1;                     // number
   std::deque<std::unique_ptr<Post>> waiting; // for the peer's answer
-  std::deque<std::unique_ptr<Post>> posts;   // that UCX sends
+  std::deque<std::unique_ptr<Post>> posts;   // UCX sends these
   std::map<uint64_t, MessengerEvent> early;  // frames that have overtaken others, by number
   std::map<uint64_t, Outgoing> outgoing;     // by number
   std::map<uint64_t, Incoming> incoming;
@@ -113,8 +113,8 @@ struct MessengerPeer {
 
 /// A message that answers one which has arrived.
 struct PendingPost {
-  uint64_t identity; // of the peer
-  Kind kind;         // of the message to be sent
+  uint64_t identity; // the peer's
+  Kind kind;         // the kind of the message to be sent
   uint64_t data;
 };
 
@@ -169,7 +169,7 @@ private:
   // None of these calls a function of UCX.
   static void onFailure(void *messenger, ucp_ep_h connection, ucs_status_t status);
   static void fail(MessengerPeer &peer, ucs_status_t status);
-  /// Of an active message, which no messenger sends.
+  /// Receives active messages, which no messenger sends.
   static ucs_status_t onStranger(void *messenger, const void *, size_t, void *, size_t,
                                  const ucp_am_recv_param_t *param);
   void arrive(const Post &message);
@@ -187,8 +187,8 @@ private:
   std::vector<std::pair<PostHeader, std::string>> hellos_;
   std::deque<std::pair<uint64_t, uint64_t>> reading_; // identity and number of data of state kReads
   std::vector<PendingPost> tasks_;
-  std::vector<std::unique_ptr<Post>> ended_;    // of ended connections
-  std::vector<std::unique_ptr<Post>> arrivals_; // that UCX receives
+  std::vector<std::unique_ptr<Post>> ended_;    // posts of ended connections
+  std::vector<std::unique_ptr<Post>> arrivals_; // UCX receives into these
   Clock::time_point watched_ = Clock::now();
   uint64_t dropped_ = 0;
 };

@@ -32,13 +32,13 @@ struct MessengerEvent {
   };
   Kind kind = kArrived;
   uint32_t peer = 0;
-  Frame frame;            // of kArrived
-  std::string text;       // of kArrived; may be empty
-  uint64_t dataBytes = 0; // of kArrived: data that wait for receive(); 0: none
-  uint64_t data = 0;      // of kArrived: their number, for receive()
-  uint64_t token = 0;     // of kSent and kReceived: the caller's
-  bool ok = true;         // of kSent and kReceived: false if the transfer was ended by a failure or a disconnect
-  Status reason;          // of kLost
+  Frame frame;            // for kArrived
+  std::string text;       // for kArrived; may be empty
+  uint64_t dataBytes = 0; // for kArrived: the length of data that wait for receive(); 0: none
+  uint64_t data = 0;      // for kArrived: the number of the data, for receive()
+  uint64_t token = 0;     // for kSent and kReceived: the caller's
+  bool ok = true;         // for kSent and kReceived: false if the transfer was ended by a failure or a disconnect
+  Status reason;          // for kLost
 };
 
 /// One end of connections to other processes. One thread uses it at a time. It must poll: a peer that cannot read this

@@ -81,7 +81,7 @@ Status checkMessages(const Plan &plan, std::span<const std::shared_ptr<const Seg
       end = {rank, s};
     }
   }
-  constexpr size_t kMessages = 4096; // that a thread compares at a time
+  constexpr size_t kMessages = 4096; // a thread compares so many at a time
   std::vector<Status> found((messages.size() + kMessages - 1) / kMessages);
   parallelFor(found.size(), threads, [&](size_t part) {
     const size_t end = std::min(messages.size(), (part + 1) * kMessages);

@@ -569,18 +569,18 @@ private:
   const uint32_t rank_;
   uint32_t step_ = 0;
   std::vector<Buffers> buffers_;
-  size_t ranges_ = 0;                               // that were checked
+  size_t ranges_ = 0;                               // how many were checked
   uint64_t nextBuffer_ = 1;                         // after these
   uint64_t staged_ = 0;                             // bytes at the arena's end, of views and transforms
   std::vector<Extent> extents_;                     // by shape
-  int64_t operandRanges_ = 0;                       // of all operands
+  int64_t operandRanges_ = 0;                       // how many all operands have
   uint64_t uses_ = 0;                               // operands of the steps so far
   std::vector<std::pair<uint32_t, uint32_t>> sent_; // inputs of sends that have their own: first operand, count
-  int64_t chunks_ = 0;                              // of all messages, counted as for kMaxChunks
+  int64_t chunks_ = 0;                              // the chunks of all messages, counted as for kMaxChunks
   ArenaUse arena_, relayed_;
   bool passive_ = false;         // the target is a pool, and this is not one of its ranks
   bool stages_ = false;          // the rank stages elements in the arena and quantizes whole rows of blocks
-  const Buffers *last_ = &kNone; // of the last operand: consecutive operands often share it
+  const Buffers *last_ = &kNone; // the buffers of the last operand: consecutive operands often share them
   static constexpr Buffers kNone{};
   Status error_;
 };

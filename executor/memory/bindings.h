@@ -29,8 +29,8 @@ Bindable bindableOf(const Plan &plan, uint32_t endpoint, uint32_t meshRank);
 /// ", did you mean 'x'?" if a known name is a few edits away, else "". Compares at most 100,000 names.
 std::string nearest(const std::string &name, const Bindable &bindable);
 
-/// Which instances of a param are not bound, for error texts: ": 2 of 3 are not, the first is 'layers.0.up.weight'".
-/// `memory` has an entry for each instance.
+/// Names the instances of a param that are not bound, for error texts: ": 2 of 3 are not, the first is
+/// 'layers.0.up.weight'". `memory` has an entry for each instance.
 std::string unboundText(const Plan &plan, const schema::BufferRange &range, const std::byte *const *memory);
 
 /// The bound memory of one instance. `name` is for error texts.

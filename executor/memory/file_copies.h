@@ -18,8 +18,8 @@ namespace reshard {
 
 class FileCopies {
 public:
-  /// Of buffers through which bytes are copied: they fit into the second-level cache of common CPUs, and smaller ones
-  /// need more system calls (docs/performance.md).
+  /// The length of the buffers through which bytes are copied: they fit into the second-level cache of common CPUs, and
+  /// smaller ones need more system calls (docs/performance.md).
   static constexpr uint64_t kBufferBytes = 256 << 10;
 
   /// Opens the files again. Those beyond half of the files that this process may have open, and those that have been

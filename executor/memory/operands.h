@@ -26,7 +26,7 @@ struct Expansion {
     const kernels::ViewBase *from, *to; // the bases of quantized views; null if the buffer is none
   };
   kernels::Strided shape;              // rowBytes as sent; strides of each side's memory
-  kernels::StorageForm source, target; // of each side's memory; default if the side has no operand
+  kernels::StorageForm source, target; // how each side's memory differs; default if the side has no operand
   std::vector<Addresses> at;           // by range
 };
 

@@ -51,7 +51,7 @@ private:
   struct Job {
     enum Kind { scales, toPlain, fromPlain, clearPadding, amax, tensorScales } kind;
     kernels::Quantized matrices;
-    std::byte *memory;             // of the view; for `scales` and `amax`, of its base
+    std::byte *memory;             // the view's memory; for `scales` and `amax`, the base's
     uint64_t first = 0, count = 0; // rows of blocks; `amax`: first is an index in localAmax_; `tensorScales`: count is
                                    // the number of amax values of each matrix
     std::byte *number = nullptr;   // `amax`: its result

@@ -33,7 +33,7 @@ private:
   Result<std::optional<uid_t>> search(const Ends &ends);
 
   Socket netlink_;
-  std::array<Socket, 2> tables_; // of IPv4 and IPv6
+  std::array<Socket, 2> tables_; // IPv4 and IPv6
   uint32_t asked_ = 0;
 };
 

@@ -19,7 +19,7 @@ bool StoreContents::reserve(size_t bytes) {
 }
 
 bool StoreContents::set(const std::string &key, std::string_view value) {
-  constexpr size_t kPerKey = 128; // of the map, for an empty value
+  constexpr size_t kPerKey = 128; // what the map needs for an empty value
   const auto at = values_.find(key);
   if (at != values_.end()) {
     release(at->second.size());

@@ -66,7 +66,7 @@ private:
   const Socket listener_, wake_;
   std::optional<PeerUsers> users_; // if only this process's user is served
   StoreContents contents_;
-  std::list<Client> strangers_, members_; // whose handshake is not complete, and is; in the order of their beginning
+  std::list<Client> strangers_, members_; // members have completed the handshake; in order of arrival
   Clock::time_point acceptAgain_{};       // after this process had no free file descriptor
   std::thread thread_;
 };

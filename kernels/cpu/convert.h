@@ -52,11 +52,11 @@ float amax(NumberFormat wide, const std::byte *source, const Matrix &matrix, con
 /// with 0.
 struct BlockMatrix {
   Quantization format;
-  NumberFormat wide; ///< of the elements: fp32, bf16 or fp16
+  NumberFormat wide; ///< the format of the elements: fp32, bf16 or fp16
   uint64_t rows, columns;
   int64_t wideStride, codeStride; ///< bytes from row to row of elements, and of codes; one row does not use them
   std::byte *codes, *scales;
-  float tensorScale = 1; ///< of formats with tensor scales
+  float tensorScale = 1; ///< formats with tensor scales only
 };
 
 /// Quantizes a matrix of elements at `wide`. The scales follow from the amax of their blocks, by the rule of the format

@@ -137,7 +137,7 @@ template <class Lanes> struct Rows {
   template <Quantization Of> struct Traits {
     static constexpr uint64_t kBlock = static_cast<uint64_t>(formatOf(Of).blockColumns), kGroup = kBlock * kLanes;
     static constexpr uint64_t kPerByte = static_cast<uint64_t>(formatOf(Of).codesPerByte()); // codes
-    static constexpr uint64_t kBlockBytes = kBlock / kPerByte;                               // of codes
+    static constexpr uint64_t kBlockBytes = kBlock / kPerByte;                               // bytes of a block's codes
     static constexpr NumberFormat kCode = numberFormat(formatOf(Of).code);
     static constexpr float kDivisor = scaleDivisor(kCode);
     static constexpr bool kPowers = formatOf(Of).rule == ScaleRule::powerOfTwo;

@@ -15,8 +15,8 @@ struct StorageForm {
   Kind kind = Kind::plain;
   NumberFormat sent = NumberFormat::fp32, stored = NumberFormat::fp32;
   uint64_t block = 1;                          ///< bytes, as sent, that must be written together
-  OverflowRule overflow = OverflowRule::error; ///< of a cast
-  uint32_t *overflowed = nullptr; ///< of a cast with rule `error`: becomes 1 if a value is beyond the range
+  OverflowRule overflow = OverflowRule::error; ///< what a cast does beyond the range
+  uint32_t *overflowed = nullptr;              ///< a cast with rule `error` sets it to 1 if a value is beyond the range
 
   explicit operator bool() const { return kind != Kind::plain; }
   bool operator==(const StorageForm &) const = default;

@@ -38,7 +38,7 @@ struct Quantized {
   uint64_t matrices = 1, rows = 0, columns = 0;
   std::byte *codes = nullptr;
   std::byte *scales = nullptr;       ///< in the format's scale format
-  std::byte *tensorScales = nullptr; ///< of formats with tensor scales: fp32, one for each matrix
+  std::byte *tensorScales = nullptr; ///< formats with tensor scales only: fp32, one for each matrix
 
   uint64_t elements() const { return matrices * rows * columns; }
   /// Bytes of all codes, and bytes of the scales of one matrix.

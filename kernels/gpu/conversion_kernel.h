@@ -24,8 +24,8 @@ struct TableMatrices {
   uint64_t begin;                       // address of element 0; address a means element (a - begin) / itemBytes
   uint64_t codes, scales, tensorScales; // addresses; codes 0: compute only scales
   uint64_t rows, columns, matrixElements;
-  uint64_t scaleBytes;         // of one matrix
-  ScaleShape shape;            // of the scales of one matrix
+  uint64_t scaleBytes;         // the scales of one matrix
+  ScaleShape shape;            // the scales of one matrix
   uint8_t rowBits, columnBits; // binary logarithms of the rows and columns of a block
   NumberFormat wide, code;
   ScaleFormat scale;
@@ -65,7 +65,7 @@ struct ConversionEntry {
                            // element 0, even if it is outside the entry
   uint64_t slot;           // its first tile in the table
   uint64_t overflowed;     // address of a number that a value beyond the range of `stores` raises to 1; 0: none
-  uint32_t first, units;   // of the shape, numbered along rows; `blocks`: first row of blocks, number of blocks;
+  uint32_t first, units;   // units of the shape, numbered along rows; `blocks`: first row of blocks, number of blocks;
                            // `tensorScales`: amax values per matrix, number of matrices
   uint32_t shape;
   uint32_t from, to; // indices of matrices
@@ -73,7 +73,7 @@ struct ConversionEntry {
   Reads reads;
   Writes writes;
   NumberFormat loads, stores; // formats of plain memory
-  Overflow overflow;          // of the stored values
+  Overflow overflow;          // what happens to a value beyond the range of `stores`
   uint8_t vector;             // elements of a unit: 8, 4, 2 or 1
   uint8_t sourceVector;       // elements that are read at once: `vector`, or 1 if the source has them in several blocks
   uint8_t sourceWidth, targetWidth; // bytes of one load and of one store; all addresses of units are multiples

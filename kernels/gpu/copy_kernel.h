@@ -110,7 +110,7 @@ RESHARD_HOST_DEVICE inline void moveUnits(const CopyTableView &table, const Copy
                                           uint32_t end, uint32_t step, Sink &sink) {
   const TableShape shape = table.shapes[entry.shape];
   uint32_t within = shape.rowUnits; // the unit within its row; rowUnits: the row's addresses must be computed
-  uint64_t source = 0, target = 0;  // of the row
+  uint64_t source = 0, target = 0;  // the row's addresses
   RESHARD_NO_UNROLL
   for (uint32_t unit = begin; unit < end; unit += kBatch * step) {
     T values[kBatch];

@@ -854,8 +854,8 @@ def _small_files(options: argparse.Namespace, conversion: _Conversion, folder: P
 
 @contextlib.contextmanager
 def _terminating(process: subprocess.Popen) -> Iterator[None]:
-    """While it is entered, SIGTERM and SIGINT end that process, and this one goes on, to copy the report and to remove
-    its temporary folder. A launcher sends SIGTERM to all processes when the first one has failed."""
+    """Inside the block SIGTERM and SIGINT are forwarded to the child; this process continues, to copy the report and to
+    remove its temporary folder. A launcher sends SIGTERM to all processes when the first one has failed."""
     before = {
         number: signal.signal(number, lambda *_, number=number: process.send_signal(number))
         for number in (signal.SIGTERM, signal.SIGINT)

@@ -43,7 +43,7 @@ _SOURCES: tuple[tuple[str, dict[str, int]], ...] = (
 #: States of optimizers: PyTorch's Adam, and the master weights of Megatron-Core.
 _STATES = ("param", "exp_avg", "exp_avg_sq", "step")
 MASTER = "param"  #: the state of master weights
-#: Layouts of frameworks whose optimizers have none, because they update the weights, and what their names for states make of it.
+#: Layouts without master weights, since their optimizers update the weights, and the name that such a state would get.
 NO_MASTER = {"fsdp2-checkpoint": "optimizer.state.*.param"}
 _EMBEDDING = "embedding.word_embeddings.weight"  # Megatron-Core's, which is padded
 _TIED = 8  # names that a source may lack because they are tied; more are not looked at

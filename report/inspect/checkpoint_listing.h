@@ -8,8 +8,8 @@ namespace reshard::analysis {
 
 enum class FileKind { plan, checkpoint, unknown };
 
-/// What a path names, from its first bytes. A file that cannot be opened, or is too short to tell, counts as a plan,
-/// whose reader says what is wrong.
+/// Guesses the kind of a file by its first bytes. A file that cannot be opened, or is too short to tell, counts as a
+/// plan, so that the plan loader reports it.
 FileKind fileKindOf(const std::string &path);
 
 /// Prints the tensors and objects of a checkpoint on stdout, as text or JSON. `glob`: only those whose names match,

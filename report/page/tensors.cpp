@@ -88,7 +88,7 @@ private:
           holder.boxes.keep(std::max<size_t>(1, kAllBoxes / share_ / holders));
   }
 
-  /// Wants the pieces of the first ranks of each group: of as many as a tensor's share of pieces allows.
+  /// Requests pieces for the first ranks of each group, within the limit per tensor.
   void want(size_t t) {
     size_t ranks = 0, left = std::max(kFewestPieces, kAllPieces / share_);
     for (const Holders &side : sides_[t])

@@ -62,7 +62,7 @@ std::vector<Span> spansOf(int32_t rank, std::vector<const Activity *> activities
   }
 }
 
-/// At most kArenaPoints of a history: if it has more, the most bytes in use in each of as many equal intervals.
+/// Downsamples a history to kArenaPoints, keeping each interval's maximum.
 std::vector<ArenaUse> thinned(const std::vector<ArenaUse> &history, double seconds) {
   if (history.size() <= kArenaPoints)
     return history;

@@ -51,6 +51,8 @@ SAME_TYPE = {
 # A name that a class qualifies, as Node::Kind, may be there MAX_NESTED times, but for words that say nothing alone.
 MAX_NESTED = 4
 QUALIFIED = ("Kind", "State", "Loop")
+# A comment has a subject of its own: a reader need not keep the noun of three lines before. These begin without one.
+HEADLESS = ("of", "that", "those", "whose", "which", "who")
 # A .cpp file of more lines opens with what it does, in one to three sentences.
 MAX_SILENT_LINES = 150
 
@@ -97,7 +99,11 @@ for name in files(CPP):
     lines = (root / name).read_text().splitlines()
     if name.endswith(".cpp") and len(lines) > MAX_SILENT_LINES and not lines[1].startswith("//"):
         problems.append(f"{name}:2: say in one to three sentences what these {len(lines)} lines do")
-    for line, content in enumerate(lines, 1):
+    for line, (before, content) in enumerate(zip(["", *lines], lines), 1):
+        comment = re.search(r"(?<![:\w])//[/<]* (\w+)", content)
+        continued = re.match(r"\s*//", before) and re.match(r"\s*//", content)
+        if comment and comment[1].lower() in HEADLESS and not continued:
+            problems.append(f"{name}:{line}: a comment that begins with '{comment[1]}': give it a subject")
         if found := definition.match(code(content)):
             (qualified if found[1] else defined)[found[2]].append(f"{name}:{line}")
 for kind, places in sorted(defined.items()):

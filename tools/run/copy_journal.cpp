@@ -121,7 +121,7 @@ Result<std::unique_ptr<CopyJournal>> CopyJournal::create(const std::string &path
                                                          const JournalRun &run) {
   // It has its name when its first line is complete: a run that is killed before leaves no journal.
   std::unique_ptr<CopyJournal> journal(new CopyJournal(path + ".new", folder));
-  Status status = syncFolder(folder); // before the journal exists: what it stands for is written once
+  Status status = syncFolder(folder); // first: a journal may only claim durable data
   if (status.ok())
     status = journal->openFile(O_CREAT | O_TRUNC);
   if (status.ok())

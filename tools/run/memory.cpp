@@ -77,7 +77,7 @@ public:
         begins.push_back(end);
         if (__builtin_add_overflow(end, length, &end) || schema::orEmpty(extent->axes()).size() > 1)
           return failed("the chunks of param '" + param.name()->str() + "' of " + endpoint.role()->str() +
-                        " are no grid");
+                        " do not form a grid: cut each dimension at one set of offsets");
       }
       grid.shape_.push_back(end);
     }

@@ -115,8 +115,9 @@ private:
   /// the places of the range, during the call; of a quantized view, it is a matrix.
   void forEachValue(const TensorInstance &held, const std::string &name,
                     const std::function<void(const ElementRange &, const std::byte *)> &visit);
-  /// An instance of a param that is no view; what a matrix of a view presents.
+  /// The bytes of an instance of a param that is no view.
   std::shared_ptr<const std::byte> bytes(const MeshRankMemory &rankMemory, const schema::ParamInstance &instance);
+  /// The bytes that a view presents of one of its matrices.
   std::shared_ptr<const Bytes> matrix(const TensorInstance &view, int64_t number);
   std::shared_ptr<const std::vector<Bytes>> quantized(const MeshRankMemory &rankMemory,
                                                       const schema::ParamInstance &elements);
