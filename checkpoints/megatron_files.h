@@ -12,7 +12,7 @@
 
 namespace reshard::analysis {
 
-/// Refuses a `metadata.json` of another format or version than those that are read.
+/// Refuses a `metadata.json` of a format or version that this reader does not know.
 Status checkMegatronFormat(const std::string &folder);
 
 /// Refuses an `integrity.json` of another form, that names a file which is not in the folder, or that lacks a file of

@@ -117,7 +117,7 @@ std::optional<std::vector<int64_t>> Pickle::integers(Value value) const {
 
 /// Reads one pickle. Every opcode makes at most one value, and the memo and the stack grow by at most one entry for
 /// each opcode, so memory is bounded by the length of the pickle. A `.metadata` has millions of values: none has memory
-/// of its own, and those that are often equal and never change are shared.
+/// of its own, and values that are often equal and never change are shared.
 class PickleReader {
 public:
   PickleReader(std::string_view bytes, std::span<const std::string_view> allowed, size_t most, Pickle::Others others)
@@ -253,7 +253,7 @@ private:
     drop(count);
     push(made);
   }
-  /// Adds items to those of a node. The first ones get the room that they need; later there is room for the next power
+  /// Adds items to a node. The first ones get the room that they need; later there is room for the next power
   /// of two.
   void extend(Node &owner, Items items) {
     if (items.size() > kMaxCount - owner.count)
@@ -529,8 +529,8 @@ private:
   std::vector<Value> stack_;
   std::vector<uint32_t> marks_;        // positions of the stack
   std::vector<Value> memo_;            // by number
-  std::map<uint64_t, Value> rareMemo_; // with numbers that do not follow those of memo_
-  /// By a hash of kind and number, the last value of those that are shared. It does not grow, and a value is compared
+  std::map<uint64_t, Value> rareMemo_; // by numbers that do not follow the numbers of memo_
+  /// By a hash of kind and number, the last shared value. It does not grow, and a value is compared
   /// with one other: numbers of equal hashes take no time or memory.
   static constexpr Value kNoValue = ~Value{0};
   std::vector<Value> shared_;

@@ -37,8 +37,9 @@ struct TensorSpec {
 struct Checkpoint {
   TensorViews tensors;
   std::vector<MappedFile> files;
-  std::map<std::string, std::string> metadata; // the texts DCP_… of `__metadata__`; of several files, those of the last
-  std::vector<std::string> notes;              // what of the folder is not read; the user should know
+  std::map<std::string, std::string>
+      metadata;                   // the texts DCP_… of `__metadata__`; the last file's, if there are several
+  std::vector<std::string> notes; // what of the folder is not read; the user should know
 };
 
 /// Adds the tensors of a file. Refuses invalid files: wrong lengths, JSON or dtypes, offsets with gaps or overlaps, a

@@ -244,7 +244,7 @@ Result<bool> hasShards(const std::string &folder) {
   return first.metadata.contains("DCP_SHARDING_INFO");
 }
 
-/// Whether a folder has the files by which a format is recognized. It may have those of several formats. A torch_dist
+/// Whether a folder has the files by which a format is recognized. Several formats may fit. A torch_dist
 /// checkpoint is no `dcp`, because that would lose `common.pt`.
 bool hasFilesOf(const std::string &folder, StorageFormat format) {
   const auto has = [&](const std::string &file) { return hasEntry(folder + "/" + file); };
@@ -294,7 +294,7 @@ Status checkChunks(const std::string &name, const StoredTensor &tensor, const st
                chunk.offsets[d] <= tensor.shape[d] - chunk.lengths[d];
     if (!inside)
       return refuse("a chunk in '" + chunk.file + "' lies outside the tensor");
-    const int64_t chunkElements = *elements(chunk.lengths); // at most those of the tensor
+    const int64_t chunkElements = *elements(chunk.lengths); // no more than the tensor has
     if (chunk.bytes != static_cast<uint64_t>(chunkElements) * static_cast<uint64_t>(schema::itemBytes(tensor.dtype)))
       return refuse("a chunk in '" + chunk.file + "' has " + std::to_string(chunk.bytes) + " bytes for " +
                     std::to_string(chunkElements) + " elements");

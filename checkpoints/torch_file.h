@@ -41,7 +41,7 @@ std::optional<schema::DType> dtypeFromTorch(std::string_view global);
 /// The names in module torch of a dtype and of its typed storage, which is empty if it has none.
 std::pair<std::string_view, std::string_view> torchGlobals(schema::DType dtype);
 
-/// These globals, and those of all dtypes and of their storages: the ones that a pickle may have (Pickle::read).
+/// All globals that a pickle may have (Pickle::read): these, and the globals of all dtypes and of their storages.
 std::vector<std::string_view> withDtypes(std::span<const std::string_view> globals);
 
 /// Reads an archive, to which `budget` belongs. Names are the keys of nested dictionaries and the positions of nested

@@ -71,7 +71,7 @@ private:
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-/// The passes of --passes in their order there, else those of the default order up to `stopAfter`.
+/// The passes of --passes in their order there, else the passes of the default order up to `stopAfter`.
 std::vector<const PassInfo *> select(const CompileOptions &options, Diagnostics &diagnostics) {
   std::vector<const PassInfo *> selected;
   std::vector<std::string> names;
@@ -207,8 +207,8 @@ void discard(Module &module, const PassInfo &failed) {
     module.schedule = {};
 }
 
-/// The patterns of codes, scales and amax, which are no tensors of the model: those of the source's views, and those of
-/// params that the source's views present as elements.
+/// The patterns of codes, scales and amax, which are no tensors of the model: what the source's views have, and params
+/// that the source's views present as elements.
 std::set<int> derivedTensorPatterns(const Layout &layout) {
   std::set<int> result;
   const std::vector<Param> &params = layout.endpoints.front().params;
@@ -244,7 +244,7 @@ void countLayout(const Layout &layout, Statistics &s) {
         s.params += instances(endpoint, param, meshRank);
 }
 
-/// Adds the bytes of transfers to the counts, and those of each rank to their maxima.
+/// Adds the bytes of transfers to the counts, and the bytes of each rank to the maxima.
 class TransferCounts {
 public:
   TransferCounts(const Module &module, Statistics &s)

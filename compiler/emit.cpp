@@ -118,8 +118,8 @@ template <class Is> bool any(const ir::Layout &layout, Is is) {
   });
 }
 
-/// The feature bits of the layouts; SegmentBuilder adds those of the segments. A reader that does not know one of them
-/// must reject the plan.
+/// The feature bits of the layouts; SegmentBuilder adds the bits of the segments. A reader that does not know one of
+/// them must reject the plan.
 uint64_t features(const ir::Layout &layout) {
   return (any(layout, [](const ir::Param &param) { return param.storageDtype.has_value(); }) ? schema::kFeatureCasts
                                                                                              : 0) |
@@ -237,7 +237,7 @@ public:
   }
 
   uint32_t first(size_t step) const { return firsts_[step]; }
-  /// Whether the step has operands of its own, not those of an earlier one.
+  /// Whether the step has operands of its own, not the operands of an earlier step.
   bool owned(size_t step) const { return owned_[step]; }
   uint64_t count() const { return count_; }
   /// The operands of all steps, the shared ones once for each step.

@@ -34,7 +34,7 @@ struct PassInfo {
 /// All passes, in default order.
 const std::vector<PassInfo> &passes();
 
-// The passes change the module; those of ranks also their schedules.
+// The passes change the module; passes of ranks also change their schedules.
 #define PASS(name, level, function, ...) llvm::Error function(ir::Module &module);
 #define RANKS_PASS(name, level, function, ...)                                                                         \
   llvm::Error function(ir::Module &module, std::unique_ptr<RankSchedules> &ranks);

@@ -28,7 +28,7 @@ struct Repetitions {
   int64_t i = 0, j = 0, times = 1, iStride = 0, jStride = 0;
 };
 
-/// Appends the composition of the repetitions of `a` with those of `b`.
+/// Appends the composition of the repetitions of `a` with the repetitions of `b`.
 void emit(const IndexBlock &a, const IndexBlock &b, const Repetitions &each, IndexMap &result) {
   const int64_t aStart = a.to + each.i * a.toStep, bStart = b.from + each.j * b.fromStep;
   const int64_t begin = std::max(aStart, bStart), end = std::min(aStart + a.length, bStart + b.length);

@@ -216,7 +216,7 @@ struct Layout {
   std::vector<TensorPattern> tensorPatterns;
   std::vector<Endpoint> endpoints;
   std::vector<std::string> unused; // name patterns of source tensors that no target uses
-  bool foldsCopies = false;        // the transfers are those of copy 0, which all copies repeat (ir/copies.h)
+  bool foldsCopies = false;        // the transfers are copy 0's, which all copies repeat (ir/copies.h)
   /// Whether the target is a pool: engine replicas pull, and source ranks only send.
   bool pool() const { return endpoints.back().replicas > 0; }
   bool operator==(const Layout &) const = default;
@@ -432,7 +432,7 @@ struct Module {
 /// multiple of 64 bytes.
 int64_t stagedBytes(const Layout &layout, const std::vector<BufferRange> &buffers);
 
-/// The buffers of each world rank, endpoint by endpoint: those of its own mesh rank, or those of all files of a storage
+/// The buffers of each world rank, endpoint by endpoint: its own mesh rank's, or the buffers of all files of a storage
 /// endpoint. Buffer numbers start at 1 (0 is the arena). A param without instances has no range.
 std::vector<std::vector<BufferRange>> buffers(const Layout &layout);
 

@@ -123,7 +123,7 @@ private:
   // ------------------------------------------------------------------------------------------------- possible
   // conflicts
 
-  /// Groups of owners whose names may be equal: those with equal skeletons, or with equal names if none of the group
+  /// Groups of owners whose names may be equal: owners with equal skeletons, or with equal names if none of the group
   /// has a placeholder.
   class Groups {
   public:
@@ -307,7 +307,7 @@ private:
     auto operator<=>(const PositionsOf &) const = default;
   };
 
-  /// Sets `good` to whether positions exist and differ on each mesh rank (if `param` is given: on those that have it).
+  /// Sets `good` to whether positions exist and differ on each mesh rank (if `param` is given: where the rank has it).
   bool distinctPositions(const Endpoint &endpoint, const PositionsOf &of, const Param *param, bool &good) {
     const Sharding &values = *endpoint.shardings()->Get(of.sharding),
                    &placement = *endpoint.shardings()->Get(endpoint.placement()->Get(of.variable));

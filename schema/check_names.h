@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks that the names in a manifest are unique: those of tensors, and those of params on each mesh rank.
+// Checks that the names in a manifest are unique: the names of tensors, and the names of params on each mesh rank.
 #pragma once
 
 #include "base/status.h"

@@ -254,7 +254,7 @@ struct Container::State {
   std::string digest;
   uint64_t decompressedBytes = 0;
   std::mutex mutex;                                       // protects `segments`
-  std::vector<std::weak_ptr<const std::byte[]>> segments; // by rank: those that a reader keeps
+  std::vector<std::weak_ptr<const std::byte[]>> segments; // by rank: the segments that a reader keeps
 
   State() = default;
   State(const State &) = delete;

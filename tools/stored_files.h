@@ -10,7 +10,7 @@
 namespace reshard::tools {
 
 /// What the files of a source contain: for `dtype: stored`, and the chunks of other formats than Hugging Face's.
-/// `format`: that of the source in a plan of the same job; a source that was moved since must not change the job.
+/// `format`: the source's format in a plan of the same job; a source that was moved since must not change the job.
 /// `renames`: other names for the tensors.
 llvm::Expected<StoredFiles> readStoredFiles(StoredRequest request, StorageFormat format = StorageFormat::safetensors,
                                             const Renames &renames = {});

@@ -60,7 +60,7 @@ struct QuantizedFormat {
   constexpr int64_t scaleBytes() const { return scale == ScaleFormat::fp32 ? 4 : scale == ScaleFormat::bf16 ? 2 : 1; }
   /// Whether codes may have a row for each block, as in the published gpt-oss.
   constexpr bool codeBlocks() const { return code == CodeFormat::fp4_e2m1 && scale == ScaleFormat::e8m0; }
-  /// Whether each matrix has an fp32 scale besides those of its blocks. It depends on the whole matrix.
+  /// Whether each matrix has an fp32 scale besides the scales of its blocks. It depends on the whole matrix.
   constexpr bool tensorScale() const { return rule == ScaleRule::tensorQuotient; }
   /// Whether a rank can quantize for others, element by element: with scales of blocks, and a byte for each code.
   constexpr bool sendersCanQuantize() const { return !tensorScale() && codesPerByte() == 1; }
@@ -127,7 +127,7 @@ struct ScaleLengths {
   std::array<int64_t, 2> at;
   size_t count; // how many entries of `at` are used
 };
-/// `rows` and `columns` are those of the scales.
+/// `rows` and `columns` count scales.
 constexpr ScaleLengths scaleLengths(ScaleLayout layout, int64_t matrixRows, int64_t rows, int64_t columns) {
   if (layout == ScaleLayout::plain)
     return {{rows, columns}, 2};

@@ -4,7 +4,7 @@
 
 namespace reshard {
 
-/// Errors that become warnings on request: `--allow=NAME,…`. The names are those of the members.
+/// Errors that become warnings on request: `--allow=NAME,…`. The names are the names of the members.
 struct Allowed {
   bool axis = false;    // an unknown axis: it gets size 1
   bool gap = false;     // elements of a tensor that no source rank holds, if no target needs them

@@ -20,7 +20,7 @@ bool extendsItself(const Node::Entry &layout) {
   return extend && extend->kind == Node::Kind::scalar && extend->text == layout.key.text;
 }
 
-/// Merges the entries of `own` onto those of `base`. An entry with the key of a base entry replaces it in its position;
+/// Merges the entries of `own` into `base`. An entry with the key of a base entry replaces it in its position;
 /// `null` removes it. `keepNull`: `base` belongs to a layout that extends another one, so a `null` without a base entry
 /// is kept, because it may remove an entry of that other layout. One with a base entry replaces it: that other layout
 /// may have the entry too, but need not.

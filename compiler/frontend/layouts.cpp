@@ -194,7 +194,7 @@ private:
       readStack(node.items[i], static_cast<int64_t>(i), param);
   }
 
-  /// Reads an entry of `stack`. `dimension`: that of an entry without `dim`.
+  /// Reads an entry of `stack`. `dimension`: the dimension that it means if it has no `dim`.
   void readStack(const Node &node, int64_t dimension, ParamDeclaration &param) {
     const Node *index = &node;
     if (node.kind == Node::Kind::map) {
@@ -305,7 +305,7 @@ Node withoutNull(Node map) {
   return map;
 }
 
-/// Reads params and merges them onto those that the layout inherited. `params: same` is already expanded.
+/// Reads params and merges them into the params that the layout inherited. `params: same` is already expanded.
 void readParams(const Node &params, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
   ParamReader reader(model, diagnostics);
   std::unordered_map<std::string, size_t> inherited;

@@ -24,7 +24,7 @@ void use(const std::vector<unsigned> &more, std::vector<unsigned> &axes) {
       axes.push_back(axis);
 }
 
-/// The axes of the shards of a part: those of the dimensions `over`.
+/// The axes of the shards of a part: the axes of the dimensions `over`.
 std::vector<unsigned> shardAxes(const Endpoint &source, const Part &part, unsigned over) {
   std::vector<unsigned> axes;
   for (size_t d = 0; d < part.dimensions.size(); ++d)

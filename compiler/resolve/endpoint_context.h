@@ -76,7 +76,7 @@ public:
   struct ModelChunks {
     ModelChunkNames names;
     std::string axis;             // the axis of the variable's rule
-    int64_t ranks = 1, count = 1; // `count`: of model chunks of a rank
+    int64_t ranks = 1, count = 1; // `count`: the model chunks of a rank
   };
   const std::optional<ModelChunks> &modelChunks() const { return modelChunks_; }
 

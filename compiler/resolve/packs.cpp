@@ -150,7 +150,7 @@ void collect(const PackTree &tree, std::vector<const PackTree *> &result) {
     collect(entry, result);
 }
 
-/// Appends the shards of a concat's entry, whose rows begin at `offset` of the joined array, to those of the
+/// Appends the shards of a concat's entry, whose rows begin at `offset` of the joined array, to the shards of the
 /// entries before it.
 void append(DimensionShards &whole, const DimensionShards &entry, int64_t offset) {
   if (whole.at.empty()) {

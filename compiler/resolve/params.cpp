@@ -56,7 +56,7 @@ void Params::add(const TensorDeclaration &declaration) {
   param.pack.at = declaration.at;
   param.pack.tensor = declaration.name;
   param.shard = declaration.shard;
-  if (declaration.tied && param.shard.empty()) // a tied tensor without rules has those of the other
+  if (declaration.tied && param.shard.empty()) // a tied tensor without rules has the rules of the other
     if (const auto number = tensors_.find(declaration.name, declaration.at, diagnostics_))
       param.shard = tensors_.all()[tensors_.all()[*number].canonical].declaration->shard;
   add(param);

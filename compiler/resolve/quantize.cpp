@@ -354,7 +354,7 @@ private:
     return plain;
   }
 
-  /// Adds codes and scales of a part of a source param: those that are stored, or a view that quantizes the elements.
+  /// Adds codes and scales of a part of a source param: the stored ones, or a view that quantizes the elements.
   void sendCodes(const SourcePart &sourcePart, Quantization format) {
     if (!sent_.insert({{sourcePart.param, sourcePart.part}, format}).second)
       return;

@@ -184,7 +184,7 @@ std::vector<ParamDeclaration> declaredParams(const Job &job, const EndpointDecla
     param.shard = declaration.shard;
     if (!declaration.state.empty())
       param.form.dtype.emplace(declaration.dtype, declaration.at);
-    if (declaration.tied && param.shard.empty()) // a tied tensor without rules has those of the other
+    if (declaration.tied && param.shard.empty()) // a tied tensor without rules has the rules of the other
       param.shard = tensors.all()[tensor.canonical].declaration->shard;
   }
   return result;
@@ -304,7 +304,7 @@ bool hasElements(const ir::TensorPattern &pattern) {
          std::none_of(pattern.exists.begin(), pattern.exists.end(), [](const auto &e) { return e.empty(); });
 }
 
-/// Removes params of a target and appends their names to those that it omits. `out`: by param.
+/// Removes params of a target and appends their names to its omitted ones. `out`: by param, whether to remove it.
 void omit(const std::vector<bool> &out, size_t e, ir::Endpoint &target, Declarations &declared) {
   size_t count = 0;
   for (size_t p = 0; p < target.params.size(); ++p) {

@@ -53,7 +53,7 @@ private:
   };
 
   /// Splits the instances with the values `chosen` of the variables before `variable` into product sets with the same
-  /// chunks. `kinds`: those of these instances, which do not depend on the chosen values.
+  /// chunks. `kinds`: the kind of each of these instances, which does not depend on the chosen values.
   void split(size_t variable, std::vector<std::vector<int64_t>> &chosen, const std::vector<int> &kinds,
              std::vector<ir::Param> &out) {
     if (variable == sizes_.size()) {
@@ -260,7 +260,7 @@ private:
     return quantize && quantize->format;
   }
 
-  /// The stored tensors of a param's instances, or those of one of its params of codes and scales. If one is not
+  /// The stored tensors of a param's instances, or of one of its params of codes and scales. If one is not
   /// stored, it is the entry of absent_, and the result is empty; if some are stored and others are not, that is an
   /// error.
   std::vector<const FileTensor *> find(size_t p) {

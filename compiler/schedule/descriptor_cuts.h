@@ -13,7 +13,7 @@ namespace reshard {
 /// Cuts flows between rows if rows are small, else at multiples of the staging alignment, else between elements.
 class DescriptorCuts : public Cuts {
 public:
-  /// `count`: of the descriptors that are added. `listOf`: by flow, the number of its list of descriptors, from
+  /// `count`: how many descriptors will be added. `listOf`: by flow, the number of its list of descriptors, from
   /// `firstList` on; empty: each flow has its own.
   explicit DescriptorCuts(size_t count, llvm::ArrayRef<uint32_t> listOf = {}, uint32_t firstList = 0)
       : listOf_(listOf), firstList_(firstList) {

@@ -21,7 +21,7 @@ struct FlowRange {
   uint32_t descriptor;
 };
 
-/// Descriptors are numbered: those of the module, then those that were cut. Flows to copies of a target share lists.
+/// Descriptors are numbered: the module's, then the cut ones. Flows to copies of a target share lists.
 class FlowDescriptors {
 public:
   /// `whole`: the module's.
@@ -55,8 +55,8 @@ public:
   /// Replaces the flows: flow i has the list of flow lists[i] of those before.
   void repeat(std::vector<uint32_t> lists) { listOf_ = std::move(lists); }
 
-  /// The positions at which flows [first, last), counted from 0, may be cut. `blockBytes`: of a quantization block,
-  /// inside which a descriptor is not cut, or 0.
+  /// The positions at which flows [first, last), counted from 0, may be cut. `blockBytes`: the length of a
+  /// quantization block, inside which a descriptor is not cut, or 0.
   DescriptorCuts cuts(size_t first, size_t last, llvm::function_ref<int64_t(const ir::Descriptor &)> blockBytes) const;
 
   /// Makes the ranges of all flows, cut where messages end. The lists are not needed any more.

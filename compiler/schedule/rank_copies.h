@@ -9,8 +9,8 @@
 
 namespace reshard {
 
-/// "First" ranks are those of the first copy of the source, and of all copies of the target that it serves. The ranks
-/// of another copy of the source, and of the targets that this serves, repeat their steps.
+/// "First" ranks are the ranks of the first copy of the source, and of all copies of the target that it serves. The
+/// ranks of another copy of the source, and of the targets that this serves, repeat their steps.
 class RankCopies {
 public:
   explicit RankCopies(const ir::Layout &layout);

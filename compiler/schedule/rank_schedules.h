@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The schedules of all ranks, one at a time: those of a large job need more memory than the plan. The pass `schedule`
+// The schedules of all ranks, one at a time: all of a large job need more memory than the plan. The pass `schedule`
 // makes them, `assign-staging` completes them, and the printer, the verifier and the emitter read them.
 #pragma once
 
@@ -26,7 +26,7 @@ public:
   virtual llvm::Error assignStaging(const ir::Layout &layout) = 0;
 };
 
-/// Schedules in memory: those of IR text, and of jobs in which the steps of different ranks depend on each other.
+/// Schedules in memory: for IR text, and for jobs in which the steps of different ranks depend on each other.
 class StoredRanks : public RankSchedules {
 public:
   explicit StoredRanks(std::vector<ir::RankSchedule> ranks) : ranks_(std::move(ranks)) {}
@@ -39,7 +39,7 @@ private:
   std::vector<ir::RankSchedule> ranks_;
 };
 
-/// All schedules, for a reader that compares those of different ranks.
+/// All schedules, for a reader that compares different ranks.
 std::vector<ir::RankSchedule> allOf(RankSchedules &ranks);
 
 /// Assigns an offset in the arena to each message of a rank that is staged.

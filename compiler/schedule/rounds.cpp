@@ -50,8 +50,8 @@ struct QueuedHop {
   int64_t sent = 0, ready = 0;                                // the first bytes that were sent, and that may be sent
   llvm::SmallVector<std::pair<int64_t, uint32_t>, 1> arrived; // (end of the bytes, first round of their message)
 
-  /// The end of the bytes that a message that began in `round` may send: those of messages that began earlier. A step
-  /// can then wait for whole steps.
+  /// The end of the bytes that a message that began in `round` may send: what messages that began earlier have brought.
+  /// A step can then wait for whole steps.
   int64_t readyFor(uint32_t round) const {
     if (arrived.empty() || arrived.back().second < round)
       return ready;
@@ -131,7 +131,7 @@ public:
     return port == portOf_.end() ? 0 : chunks_[port->second] * bytes_;
   }
 
-  /// Sends the chunks that begin in a round; appends to `arrivals` those that are forwarded. Most chunks only continue
+  /// Sends the chunks that begin in a round; appends the forwarded ones to `arrivals`. Most chunks only continue
   /// a message. A pair therefore plans how many chunks follow, and until then only the counters of its ports are
   /// updated: with millions of chunks this loop takes most of the compiler's time. sync() updates the rest.
   void begin(uint32_t round, std::vector<RelayArrival> &arrivals);
@@ -143,7 +143,8 @@ private:
   /// Adds a port to the unmatched ones, or removes it.
   void setIdle(uint32_t port, bool idle);
 
-  /// Adds `by` (which can be negative) to the bytes left of a pair, and the change of its chunks to those of its ports.
+  /// Adds `by` (which can be negative) to the bytes left of a pair, and the change of its chunks to the chunks of its
+  /// ports.
   void change(Pair &pair, int64_t by);
   size_t numberOf(const Pair &pair) const { return static_cast<size_t>(&pair - pairs_.data()); }
   int64_t left(const Pair &pair) const { return leftOf_[numberOf(pair)]; }
@@ -180,7 +181,7 @@ private:
   /// unmatched and has more chunks left. Flows then reach all ranks early. Also sets the end of the next turn.
   bool yields(Active &active);
 
-  /// Matches the ports of free_, those with the most chunks left first.
+  /// Matches the ports of free_, beginning with the ports that have the most chunks left.
   void fill();
 
   /// The best pair of a port with an unmatched partner; kNone if there is none.
@@ -699,7 +700,7 @@ public:
   }
 
 private:
-  /// Puts each hop into the queue of its pair, those with the longest remaining route first.
+  /// Puts each hop into the queue of its pair, the hop with the longest remaining route first.
   void enqueue() {
     std::vector<std::pair<uint32_t, uint32_t>> all; // flow, hop
     for (uint32_t s = 0; s < flows_.size(); ++s)

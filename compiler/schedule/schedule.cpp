@@ -100,7 +100,7 @@ public:
     return llvm::Error::success();
   }
 
-  /// After plan(): whether no step of a rank depends on those of other ranks, and no limit of the staging can be
+  /// After plan(): whether no step of a rank depends on steps of other ranks, and no limit of the staging can be
   /// exceeded, so that get() can make each rank on its own. The steps then have dependency level 0.
   bool oneByOne() const {
     return layout_.stagingLimit == 0 &&
@@ -217,7 +217,7 @@ private:
     return bytes;
   }
 
-  /// Separates local descriptors from those of flows. Those from files to files are shared out.
+  /// Separates local descriptors from the descriptors of flows. Copies from files to files are divided among the ranks.
   void separate() {
     const std::vector<Descriptor> &whole = module_.transfers.descriptors;
     std::vector<uint32_t> remote;
@@ -356,7 +356,7 @@ private:
       }
   }
 
-  /// Makes steps of a first rank those of the rank that repeats them in a copy of the source.
+  /// Turns steps of a first rank into steps of the rank that repeats them in a copy of the source.
   void repeat(int64_t copy, std::vector<Step> &steps) const {
     if (copy == 0)
       return;
@@ -551,7 +551,7 @@ private:
   }
 
   /// Makes a send for each message from a rank, and a receive for each message to it. A send of forwarded bytes waits
-  /// for the receives that brought them. The steps of a phase follow those of earlier phases.
+  /// for the receives that brought them. The steps of a phase follow the steps of earlier phases.
   void messageSteps(int32_t rank) {
     const std::vector<MessageSide> &sides = sides_[rank];
     std::vector<Step> &steps = ranks_[rank].steps;

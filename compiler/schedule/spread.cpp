@@ -64,7 +64,7 @@ std::vector<Relayed> spread(const std::vector<InternodeHop> &hops, const Topolog
     const int64_t level = std::max((sum + count - 1) / count, arriving);
     if (most - level <= std::max(level / kEven, kLatencies * latency))
       continue;
-    std::map<int64_t, int64_t> excess; // by NIC: bytes above those that it should send itself
+    std::map<int64_t, int64_t> excess; // by NIC: bytes above what it should send itself
     for (const auto &[nic, ranks] : node.ranks)
       excess[nic] =
           out[nic] - std::max<int64_t>(level, static_cast<int64_t>(static_cast<__int128>(out[nic]) * topology.nicRate /

@@ -308,7 +308,7 @@ private:
     return {first, relative_.size()};
   }
 
-  /// Writes the descriptors of all transfers, those of each source together. Sets firsts_.
+  /// Writes the descriptors of all transfers, source by source. Sets firsts_.
   void put() {
     const std::vector<Transfer> &transfers = module_.transfers.transfers;
     auto slot = [](const Transfer &transfer) { return static_cast<size_t>(transfer.source + 1); }; // padding first

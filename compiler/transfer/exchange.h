@@ -34,7 +34,7 @@ class ExchangeCost {
 public:
   explicit ExchangeCost(const ir::Layout &layout) : layout_(layout) {}
 
-  /// Adds `bytes` bytes that pass every hop of `tree`, whose mesh ranks are those of `endpoint`.
+  /// Adds `bytes` bytes that pass every hop of `tree`, which names mesh ranks of `endpoint`.
   void add(const ir::Endpoint &endpoint, const BroadcastTree &tree, int64_t bytes);
 
   /// The estimate in nanoseconds.

@@ -19,8 +19,8 @@ using namespace ir;
 
 namespace {
 
-/// The fractional optimum of the busiest of `count` senders (mesh ranks, ranks or NICs). `bytes`: by list of
-/// candidates.
+/// The fractional optimum of the busiest of `count` senders (mesh ranks, ranks or NICs). `bytes`: how many each
+/// list of candidates must send.
 int64_t load(const std::map<std::vector<int32_t>, int64_t> &bytes, int64_t count) {
   std::vector<SendClass> classes;
   classes.reserve(bytes.size());

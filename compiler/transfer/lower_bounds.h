@@ -18,7 +18,7 @@ struct LowerBounds {
   int64_t rankLocal = 0; // copied from the rank's own source params
   int64_t rankIngress = 0, rankEgress = 0, rankMean = 0;
   int64_t nicIngress = 0, nicEgress = 0, nicMean = 0;
-  int64_t betweenNodes = 0; // all bytes that must be sent between nodes: those that a node lacks, once for each node
+  int64_t betweenNodes = 0; // all bytes that must be sent between nodes: what a node lacks, once for each node
   /// Bytes of the busiest source mesh rank if no target forwards anything and any replica may send to any rank that
   /// does not hold the elements. (It is no bound for plans with relays.)
   int64_t egressWithoutRelays = 0;

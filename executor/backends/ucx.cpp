@@ -20,7 +20,7 @@ constexpr size_t kPrefix = sizeof kHelloMagic - 1 + sizeof(PeerMemory::Address);
 /// peer answers them when it next uses UCX, which may be never.
 constexpr double kCloseSeconds = 1;
 /// The most seconds that abandon() waits until the peers have received the reason.
-constexpr double kTellSeconds = 0.2;
+constexpr double kReasonSeconds = 0.2;
 /// The most seconds to connect to the peers that are sent the reason.
 constexpr double kConnectSeconds = 1;
 /// The most bytes of the reason that is sent to the peers.
@@ -127,12 +127,12 @@ void UcxChannel::onFailure(void *channel, ucp_ep_h connection, ucs_status_t stat
 
 bool UcxChannel::abandon(const Status &reason) {
   if (worker_)
-    tellPeers(reason);
+    sendReason(reason);
   close(true);
   return true;
 }
 
-void UcxChannel::tellPeers(const Status &reason) {
+void UcxChannel::sendReason(const Status &reason) {
   if (!reported_) // no peer is the cause
     reported_ = {rank(), "rank " + std::to_string(rank()) + " has failed: " + reason.message()};
   const std::string_view text = std::string_view(reported_->reason).substr(0, kMaxReasonBytes);
@@ -148,7 +148,7 @@ void UcxChannel::tellPeers(const Status &reason) {
     void *const request = peer.farewell.request;
     return !request || ucp_request_check_status(request) != UCS_INPROGRESS;
   };
-  const Deadline deadline = deadlineIn(kTellSeconds);
+  const Deadline deadline = deadlineIn(kReasonSeconds);
   Backoff backoff;
   while (!std::all_of(peers_.begin(), peers_.end(), reached) && !passed(deadline)) {
     worker_.progress();

@@ -194,7 +194,7 @@ private:
   /// The error of a lost peer, for the caller.
   Status report(uint32_t rank);
   /// Tells the peers which rank failed first, and why.
-  void tellPeers(const Status &reason);
+  void sendReason(const Status &reason);
   /// Sends a header, with a text if there is one; false if an earlier one of this notice is still being sent.
   bool notify(Notice &notice, Id id, uint32_t rank, uint64_t number, std::string_view text = {});
   /// Sets the memory handle of an operation.

@@ -440,7 +440,7 @@ void UcxMessenger::close(MessengerPeer &peer) {
   peer.posts.clear();
 }
 
-void UcxMessenger::tell(uint32_t number, const Status &reason) {
+void UcxMessenger::reportLoss(uint32_t number, const Status &reason) {
   MessengerPeer &peer = *peers_[number];
   MessengerEvent event;
   event.peer = number;
@@ -467,7 +467,7 @@ void UcxMessenger::tell(uint32_t number, const Status &reason) {
 
 void UcxMessenger::end(uint32_t number, const Status &reason) {
   close(*peers_[number]);
-  tell(number, reason);
+  reportLoss(number, reason);
 }
 
 void UcxMessenger::disconnect(uint32_t number) {

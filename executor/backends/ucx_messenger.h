@@ -164,7 +164,7 @@ private:
   void end(uint32_t number, const Status &reason);
   /// Begins to close a UCX connection.
   void close(MessengerPeer &peer);
-  void tell(uint32_t number, const Status &reason);
+  void reportLoss(uint32_t number, const Status &reason);
 
   // None of these calls a function of UCX.
   static void onFailure(void *messenger, ucp_ep_h connection, ucs_status_t status);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// libreshard_ucx.so: a channel leaves the processes of one rendezvous and joins those of another. Context, worker,
-// registered memory and connections stay. A process has the same hello in both, as long as its worker is open, so the
-// hello identifies the connection to it.
+// libreshard_ucx.so: a channel leaves the processes of one rendezvous and joins the processes of another. Context,
+// worker, registered memory and connections stay. A process has the same hello in both, as long as its worker is open,
+// so the hello identifies the connection to it.
 //
 // Messages between the two rendezvous cannot be confused: the header of each has the session of its rendezvous. A peer
 // that has joined sends at once. So this process progresses its worker before it joins and after it has taken over the

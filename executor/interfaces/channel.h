@@ -35,11 +35,11 @@ public:
   /// A backend may register it with the network once; messages in other memory are allowed and may be slower. It
   /// replaces earlier registrations that overlap it. No message is in flight.
   virtual Status registerMemory(std::byte *, uint64_t) { return {}; }
-  /// Drops all registrations except those of memory inside these ranges. No message is in flight.
+  /// Drops all registrations of memory outside these ranges. No message is in flight.
   virtual void keepMemory(const std::vector<MemoryRange> &) {}
 
-  /// Leaves the processes that the channel has connected, and joins those of another rendezvous, which outlives the
-  /// channel: rank and size are then as there. Registered memory and the connections to processes that are in both
+  /// Leaves the processes that the channel has connected, and joins the processes of another rendezvous, which outlives
+  /// the channel: rank and size are then as there. Registered memory and the connections to processes that are in both
   /// stay. If it fails, the channel is as before. After abandon() it opens the channel anew. No message is in flight.
   virtual Status rejoin(Rendezvous &, const Deadline &) {
     return invalid("this transport cannot join other processes");
@@ -67,7 +67,7 @@ public:
   /// Returns whether the memory of messages is the caller's again: no pending receive writes to it later. MPI cannot
   /// withdraw receives, so it returns false, and the memory may be written until the process ends.
   /// A backend may tell its peers the `reason`, so that their errors name the rank that failed first; before the first
-  /// run also those that it has not connected to, which may wait for this process.
+  /// run also processes that it has not connected to, which may wait for this process.
   virtual bool abandon(const Status &reason) = 0;
 };
 

@@ -297,7 +297,7 @@ private:
     return true;
   }
 
-  /// Whether the inputs of a step are exactly those of an earlier send that has its own.
+  /// Whether the inputs of a step are exactly the inputs of an earlier send that has its own.
   bool sharesInputs(const Step &step) const {
     return step.kind() == StepKind::send && step.input_count() > 0 &&
            std::binary_search(sent_.begin(), sent_.end(), std::pair(step.first_input(), step.input_count()));

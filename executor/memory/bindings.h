@@ -50,7 +50,7 @@ struct BoundPlace {
 /// to `ranges`.
 Bindable keepBound(const Bindable &before, Bindable now, const BoundPlace &place, std::vector<BoundRange> &ranges);
 
-/// The memory of ranges, with those that touch joined.
+/// The memory of ranges; touching ranges are joined.
 std::vector<MemoryRange> joined(const std::vector<BoundRange> &ranges);
 
 /// Checks that no target range shares memory, or a range of a MAP_SHARED file, with another bound range. The error

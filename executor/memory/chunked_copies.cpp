@@ -16,7 +16,7 @@ using namespace schema;
 namespace {
 
 constexpr uint64_t kChunkBytes = 1 << 20;
-/// Converted and gathered bytes are written to files in parts of about this size.
+/// Bytes that are converted, or collected from several ranges, are written to files in parts of about this size.
 constexpr uint64_t kFilePartBytes = FileCopies::kBufferBytes;
 static_assert(kernels::kMaxLoops > kMaxLoops, "a row that is cut into chunks adds a loop to those of the plan");
 
@@ -37,7 +37,7 @@ constexpr uint64_t kFileBytes = 4096;
 constexpr uint64_t kRangeBytes = 64 << 10;
 
 /// The largest n for which rows [i * n, (i + 1) * n) are contiguous on a side, for every i.
-uint64_t runOf(const kernels::Strided &shape, int64_t rowBytes, int64_t kernels::Loop::*stride) {
+uint64_t contiguousRows(const kernels::Strided &shape, int64_t rowBytes, int64_t kernels::Loop::*stride) {
   uint64_t run = 1;
   for (size_t l = shape.loopCount; l-- > 0; run *= shape.loops[l].count)
     if (shape.loops[l].count > 1 && shape.loops[l].*stride != static_cast<int64_t>(run) * rowBytes)
@@ -79,16 +79,16 @@ Status ChunkedCopies::run(size_t chunk, bool stream, const FileCopies &files) co
   const auto stored = [&](uint64_t rows) {
     return static_cast<uint64_t>(shape->conversion.write.scale(static_cast<int64_t>(rows * shape->rows.rowBytes)));
   };
-  if (!shape || !each.source || shape->targetRun == 0 ||
-      stored(std::min(shape->targetRun, each.count)) <
-          (shape->targetRun < shape->rows.rows() ? kRangeBytes : kFileBytes) ||
+  if (!shape || !each.source || shape->targetContiguous == 0 ||
+      stored(std::min(shape->targetContiguous, each.count)) <
+          (shape->targetContiguous < shape->rows.rows() ? kRangeBytes : kFileBytes) ||
       !files.find(each.target + offsetOf(shape->rows, each.first, &kernels::Loop::targetStride), 1)) {
     run(chunk, stream);
     return {};
   }
   Chunk part = each;
   for (const uint64_t end = each.first + each.count; part.first < end; part.first += part.count) {
-    part.count = std::min(end, (part.first / shape->targetRun + 1) * shape->targetRun) - part.first;
+    part.count = std::min(end, (part.first / shape->targetContiguous + 1) * shape->targetContiguous) - part.first;
     if (stored(part.count) < kFileBytes)
       copy(*shape, each.source, each.target, part.first, part.count, stream);
     else if (Status status = copyToFile(*shape, part, files); !status.ok())
@@ -108,7 +108,7 @@ Status ChunkedCopies::copyToFile(const Shape &shape, const Chunk &rows, const Fi
     return {};
   }
   const uint64_t last = rows.first + rows.count - 1;
-  if (!shape.conversion && rows.first / shape.sourceRun == last / shape.sourceRun) {
+  if (!shape.conversion && rows.first / shape.sourceContiguous == last / shape.sourceContiguous) {
     const std::byte *source = rows.source + offsetOf(shape.rows, rows.first, &kernels::Loop::sourceStride);
     if (Status status = files.copy(*place, source, bytes); !status.ok())
       return status;
@@ -197,8 +197,8 @@ uint32_t ChunkedCopies::shapeNumber(const kernels::Strided &shape, const kernels
   if (!shapes_.empty() && same(shapes_.back()))
     return static_cast<uint32_t>(shapes_.size() - 1);
   const auto row = static_cast<int64_t>(shape.rowBytes);
-  const uint64_t source = runOf(shape, row, &kernels::Loop::sourceStride);
-  uint64_t target = runOf(shape, conversion.write.scale(row), &kernels::Loop::targetStride);
+  const uint64_t source = contiguousRows(shape, row, &kernels::Loop::sourceStride);
+  uint64_t target = contiguousRows(shape, conversion.write.scale(row), &kernels::Loop::targetStride);
   // Elements that are transposed are copied in tiles of several target ranges, unless the target is one range.
   if (conversion.write.kind == kernels::StorageForm::Kind::elements ||
       (target < shape.rows() && kernels::transposes(shape)))

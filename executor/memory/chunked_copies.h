@@ -52,12 +52,12 @@ private:
     bool transient;
     uint64_t first, count;
   };
-  /// What a chunk copies. On either side, rows [i * n, (i + 1) * n) follow each other without gaps; `targetRun` is 0 if
-  /// the target is not written in ranges.
+  /// What a chunk copies. On either side, rows [i * n, (i + 1) * n) follow each other without gaps; `targetContiguous`
+  /// is 0 if the target is not written in ranges.
   struct Shape {
     kernels::Strided rows;
     kernels::Conversion conversion;
-    uint64_t sourceRun, targetRun;
+    uint64_t sourceContiguous, targetContiguous;
   };
   static Status copyToFile(const Shape &shape, const Chunk &rows, const FileCopies &files);
   static void copy(const Shape &shape, const std::byte *source, std::byte *target, uint64_t first, uint64_t count,

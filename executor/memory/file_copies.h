@@ -22,8 +22,8 @@ public:
   /// smaller ones need more system calls (docs/performance.md).
   static constexpr uint64_t kBufferBytes = 256 << 10;
 
-  /// Opens the files again. Those beyond half of the files that this process may have open, and those that have been
-  /// replaced, are left to their mappings. The mappings must live as long as this object. `synced`: the files will be
+  /// Opens the files again. Files beyond half of what this process may have open, and files that have been replaced,
+  /// are left to their mappings. The mappings must live as long as this object. `synced`: the files will be
   /// synced, so that the device begins to write them at once.
   explicit FileCopies(const std::vector<const MappedFile *> &files, bool synced = true);
   ~FileCopies();

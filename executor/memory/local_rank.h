@@ -22,7 +22,8 @@ class ViewJobs;
 struct LocalRank {
   uint32_t rank = 0;
   std::shared_ptr<const schema::Segment> segment;
-  /// By BufferRange of the segment: the pointer to the memory of its first instance; those of the others follow it.
+  /// By BufferRange of the segment: the pointer to the memory of its first instance; the pointers of the others follow
+  /// it.
   std::vector<std::byte *const *> memory;
   /// By BufferRange: the storage form of its memory, if it differs from the bytes that are sent. Empty: no buffer's
   /// does.

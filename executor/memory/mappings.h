@@ -31,7 +31,7 @@ public:
   /// be opened. A descriptor that had to be opened is appended to `opened`, and the caller must close it.
   FileLocation find(const std::byte *begin, uint64_t bytes, std::vector<int> &opened);
 
-  /// The file ranges that are mapped shared in [begin, end), without those of devices.
+  /// The file ranges that are mapped shared in [begin, end), without devices.
   std::vector<FileRange> ranges(const std::byte *begin, const std::byte *end) const;
 
 private:

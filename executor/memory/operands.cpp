@@ -61,7 +61,7 @@ private:
     return failed("operand shapes differ: " + describe(0) + ", " + describe(1) + ", expected equal ones");
   }
 
-  /// Sets loops_ and outer_. A side without an operand is packed: its strides are those of contiguous bytes.
+  /// Sets loops_ and outer_. A side without an operand is packed: its bytes are contiguous.
   Status pairLoops() {
     const bool both = shapes_[0] && shapes_[1];
     if (both &&
@@ -85,7 +85,7 @@ private:
     return {};
   }
 
-  /// The loops that change no buffer become those of a strided range. The others are run here, with one range for each
+  /// The loops that change no buffer become loops of a strided range. The others are run here, with one range for each
   /// iteration.
   void setShape(kernels::Strided &shape) {
     shape.rowBytes = known().row_bytes();

@@ -34,7 +34,7 @@ struct LaunchedJob {
 /// host of mpirun (OMPI_MCA_orte_hnp_uri), on which rank 0 must run.
 /// Port: RESHARD_PORT; else MASTER_PORT + 1, since torchrun uses MASTER_PORT; else 20000 to 29999, by the number of the
 /// job: SLURM_JOB_ID and SLURM_STEP_ID, PMIX_NAMESPACE, or OMPI_MCA_ess_base_jobid.
-/// The error of a missing variable lists those that were found, and those that were expected.
+/// The error of a missing variable lists the variables that were found, and the variables that were expected.
 Result<LaunchedJob> findLaunchedJob();
 
 } // namespace reshard

@@ -15,8 +15,7 @@ namespace reshard {
 class TcpStore : public Store {
 public:
   /// Connects to the server, and tries again until the deadline while nobody serves. Fails as soon as rank 0 says that
-  /// it does not. `server`: that of this process, if
-  /// it serves the store; kept until the store is destroyed.
+  /// it does not. `server`: this process's server, if it serves the store; kept until the store is destroyed.
   static Result<std::unique_ptr<Store>> connect(const TcpStoreConfig &config, std::shared_ptr<TcpServer> server,
                                                 const Deadline &deadline);
 

@@ -42,7 +42,7 @@ void finish(const ConvertOptions &how) {
     finishStreaming();
 }
 
-/// Scales of blocks of several rows. The row kernels handle those of other formats.
+/// Scales of blocks of several rows. The row kernels handle the scales of other formats.
 constexpr bool scalesAreSupported() {
   for (const QuantizedFormat &format : kQuantizedFormats)
     if (format.blockRows > 1 && (format.code != CodeFormat::fp8_e4m3 ||

@@ -54,7 +54,7 @@ enum class Task : uint8_t {
   padding,      ///< writes one byte of padding of the matrices' layout
   tensorScales, ///< computes the tensor scale of a matrix from the amax values of its parts
 };
-/// Storage form of the elements that are read, and of those that are written.
+/// Storage form of the elements that are read, and of the elements that are written.
 enum class Reads : uint8_t { plain, elements, codes };
 enum class Writes : uint8_t { plain, quantized, amax };
 
