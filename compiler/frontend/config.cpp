@@ -64,7 +64,7 @@ private:
   struct Level {
     Json *value;
     std::map<std::string, size_t> keys;
-    Json *next = nullptr; // an object's value of the last key
+    Json *next = nullptr; // the value of an object's last key
   };
 
   Location location(size_t offset) const {

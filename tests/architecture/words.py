@@ -15,8 +15,7 @@ CPP = (".h", ".hpp", ".cpp", ".cu")
 TEXT = (*CPP, ".c", ".def", ".fbs", ".py", ".js", ".css", ".html", ".md")
 # Files that other changes rewrite at this time: they follow later.
 LATER = ("verify/", "report/", "executor/digests/", "executor/api/", "executor/transports/", "tools/run/", "docs/")
-LATER += ("python/", "CONTRIBUTING.md", "tests/verify/", "tests/e2e/", "tests/frameworks/", "tests/package/")
-LATER += ("tests/engines/",)
+LATER += ("python/", "tests/verify/", "tests/e2e/", "tests/frameworks/", "tests/package/", "tests/engines/")
 # Texts that are not ours.
 FOREIGN = ("LICENSE", "NOTICE", "THIRD_PARTY_NOTICES.md", "tests/fuzz/corpus/", "tests/architecture/words.py")
 
@@ -29,7 +28,8 @@ WORDS = {
     r"(cancell|signall|labell|modell|travell)(ed|ing)": "one l, as in canceled",
     r"analys(e|ed|ing)": "analyze",
     r"(centre|catalogue|licence|defence|grey|artefact|judgement|whilst|amongst)s?": "the American spelling",
-    r"(though (it|they) be|nobody is there|in vain|is unlike|thereof|wherein|lest)": "plain words",
+    r"(though (it|they) be|nobody is there|in vain|is unlike|of whom|comes? to its deadline|thereof|wherein"
+    r"|lest)": "plain words",
 }
 # Names of the C++ code, as a whole: a pattern, and what to write instead.
 NAMES = {
@@ -40,14 +40,12 @@ NAMES = {
     r"births?(_|[A-Z]\w*)?": "incarnation",
     r"judge[sd]?(_|[A-Z]\w*)?": "check",
     r"\w*Shares?|shares?_": "part, offset, partial digest: what it is",
-    r"TcpPlace|Place|Way|Stretch|Crew|Face|Wire": "a term of docs/glossary.md",
+    r"TcpPlace|Place|Way|Stretch|Holders?|HolderRank|Face|Wire": "a term of docs/glossary.md",
     r"look(For|At|After|Around)\w*": "lookup, find, read",
 }
 # Types of one name at the level of a namespace, with the reason. Such a name is there once: a reader who searches it
 # finds its definition.
-SAME_TYPE = {
-    "Loop": "around rows, in the IR and in the kernels; the IR's also steps from buffer to buffer",
-}
+SAME_TYPE = {"Loop": "around rows, in the IR and in the kernels; the IR's also steps from buffer to buffer"}
 # A name that a class qualifies, as Node::Kind, may be there MAX_NESTED times, but for words that say nothing alone.
 MAX_NESTED = 4
 QUALIFIED = ("Kind", "State", "Loop")
@@ -60,7 +58,8 @@ MAX_SILENT_LINES = 150
 def files(endings: tuple[str, ...]) -> list[str]:
     git = ["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z", "-c", "-o", "--exclude-standard"]
     listed = subprocess.run(git, capture_output=True, text=True, check=True).stdout.split("\0")
-    return sorted(f for f in listed if f.endswith(endings) and not f.startswith(LATER + FOREIGN) and (root / f).exists())
+    kept = (f for f in listed if f.endswith(endings) and not f.startswith(LATER + FOREIGN))
+    return sorted(f for f in kept if (root / f).exists())
 
 
 def apart(text: str) -> str:
@@ -89,7 +88,8 @@ for name in files(TEXT):
             problems.append(f"{name}:{line}: '{found[0]}': write {instead}")
 
 definition = re.compile(
-    r"(\s*)(?:template <[^>]+> )?(?:struct|class|enum class|enum|union) (?:alignas\([^)]*\) )?(\w+)(?: final)?\s*(?::[^:][^;(){}]*)?(?:{|$)"
+    r"(\s*)(?:template <[^>]+> )?(?:struct|class|enum class|enum|union) (?:alignas\([^)]*\) )?"
+    r"(\w+)(?: final)?\s*(?::[^:][^;(){}]*)?(?:{|$)"
 )
 defined: dict[str, list[str]] = defaultdict(list)
 qualified: dict[str, list[str]] = defaultdict(list)
