@@ -248,29 +248,6 @@ private:
     return result;
   }
 
-  /// Makes the allocator keep memory that a pass frees for the next pass: returning it to the system costs many page
-  /// faults with large plans.
-  static void keepFreedMemory() {
-    mallopt(M_MMAP_THRESHOLD, 1 << 30);
-    mallopt(M_TRIM_THRESHOLD, 1 << 30);
-    mallopt(M_MXFAST, 0); // fast bins are consolidated, block by block, by each large free
-  }
-
-  /// Grows the heap, and asks the system for large pages for what it grew by. Faults of pages of 4 KiB would be an
-  /// eighth of the time of a job of thousands of ranks. Pages that are not touched use no memory, but count against
-  /// limits of addresses.
-  static void useLargePages() {
-    constexpr size_t kHeapBytes = 128 << 20, kLargePage = 2 << 20;
-    const auto endOfHeap = [] { return reinterpret_cast<uintptr_t>(sbrk(0)); };
-    const uintptr_t begin = (endOfHeap() + kLargePage - 1) / kLargePage * kLargePage;
-    mallopt(M_TOP_PAD, kHeapBytes);
-    void *volatile block = std::malloc(kLargePage); // volatile, because the compiler would remove it
-    std::free(block);
-    mallopt(M_TOP_PAD, 1 << 20);
-    if (const uintptr_t end = endOfHeap() / kLargePage * kLargePage; end > begin) // else it did not grow
-      madvise(reinterpret_cast<void *>(begin), end - begin, MADV_HUGEPAGE);       // only a request
-  }
-
   /// --from: the plan holds the job, its files and its options; options of this command line are added.
   void readFrom() {
     std::unique_ptr<Plan> plan;

@@ -27,7 +27,7 @@ namespace {
 constexpr const char *kName = "reshard-inspect";
 
 /// The command line.
-struct Options {
+struct CommandLine {
   InspectionOptions report;
   std::string topology, job; // files
 };
@@ -75,7 +75,7 @@ template <class Number> auto setUnsigned(Number &number, uint64_t least, uint64_
   };
 }
 
-Command commandOf(Options &options) {
+Command commandOf(CommandLine &options) {
   return {
       kName,
       "PLAN|CHECKPOINT",
@@ -115,7 +115,7 @@ Command commandOf(Options &options) {
 }
 
 /// Throws Failure if options contradict each other or the kind of the file.
-void refuseContradictions(const Options &options, FileKind kind) {
+void refuseContradictions(const CommandLine &options, FileKind kind) {
   const InspectionOptions &report = options.report;
   const auto refuse = [](const std::string &message) { throw Failure{kUsage, message}; };
   const bool simulate = !options.topology.empty(), checkpoint = kind == FileKind::checkpoint;
@@ -147,7 +147,7 @@ void refuseContradictions(const Options &options, FileKind kind) {
     refuse("--job needs --verify");
 }
 
-int run(Options &options) {
+int run(CommandLine &options) {
   InspectionOptions &report = options.report;
   const FileKind kind = fileKindOf(report.plan);
   refuseContradictions(options, kind);
@@ -172,7 +172,7 @@ int run(Options &options) {
 
 int main(int argc, char **argv) {
   ignoreFileSizeSignal();
-  Options options;
+  CommandLine options;
   std::vector<std::string> arguments;
   if (const int code = parseFlags(commandOf(options), argc, argv, arguments); code >= 0)
     return code;
