@@ -2,6 +2,7 @@
 """Checks which room may include which, the libraries that the executor may link, the length of files, types of one
 name, and the license line of source files. The rules are data. Run as a test: includes.py BUILD"""
 
+import ast
 import re
 import subprocess
 import sys
@@ -130,7 +131,8 @@ def may_include(allowed: str, path: str) -> bool:
 
 
 problems: list[str] = []
-#: By namespace and name: the header that defines the type. Two types of one name in one program would be one to the linker.
+#: By namespace and name: the header that defines the type. Two types of one name in one program would
+#: be one to the linker.
 types: dict[tuple[str, str], str] = {}
 looked = 0
 git = ["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -168,15 +170,18 @@ for name in MORE.keys() | LESS.keys():
 WITH_TORCH = ("python/reshard/recording/provenance.py",)
 for path in sorted((root / "python").rglob("*.py")):
     looked += 1
-    for line, content in enumerate(path.read_text().splitlines(), 1):
-        module = re.match(r"(?:from|import)\s+([\w.]+)", content)
-        package = module[1].split(".")[0] if module else ""
-        # vLLM imports integrations/vllm_*.py, and uses torch.
-        framework = path.parent.name == "integrations" and package in ("torch", path.stem, path.stem.partition("_")[0])
-        framework = framework or path.stem == package == "torch"  # reshard.torch
-        framework = framework or (package == "torch" and str(path.relative_to(root)) in WITH_TORCH)
-        if package and package not in sys.stdlib_module_names and not framework:
-            problems.append(f"{path.relative_to(root)}:{line}: may not import {module[1]} at its top")
+    for statement in ast.parse(path.read_text()).body:
+        names = [each.name for each in statement.names] if isinstance(statement, ast.Import) else []
+        if isinstance(statement, ast.ImportFrom) and not statement.level:
+            names = [statement.module]
+        for name in names:
+            package = name.split(".")[0]
+            # vLLM imports integrations/vllm_*.py, and uses torch.
+            framework = path.parent.name == "integrations" and package in ("torch", path.stem, path.stem.split("_")[0])
+            framework = framework or path.stem == package == "torch"  # reshard.torch
+            framework = framework or (package == "torch" and str(path.relative_to(root)) in WITH_TORCH)
+            if package not in sys.stdlib_module_names and not framework:
+                problems.append(f"{path.relative_to(root)}:{statement.lineno}: may not import {name} at its top")
 
 for command, libraries in {"exec": ("llvm::", "YAML::"), "diff": ("llvm::", "YAML::")}.items():
     binary = build / f"reshard-{command}"
