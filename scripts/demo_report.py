@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the demo's report: bytes moved, lower bounds, speed, and whether all bytes are right. demo_report.py FOLDER: the
-folder with compile.json, exec.json and files.json."""
+"""Prints the demo's report: bytes moved, lower bounds, speed, and whether all bytes are right. demo_report.py FOLDER:
+the folder with compile.json, exec.json and files.json."""
 
 import json
 import sys

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stubs of the NVIDIA libraries that a PyTorch is linked against, except libcudart: nvidia_stubs.py TORCH FOLDER. TORCH is the
-folder of the package torch.
+"""Stubs of the NVIDIA libraries that a PyTorch is linked against, except libcudart: nvidia_stubs.py TORCH FOLDER. TORCH
+is the folder of the package torch.
 
-The libraries have 2.7 GB, and a CPU needs only libcudart. The functions of a stub return 1, an error. libcuda has no stub,
-because programs detect a driver by it."""
+The libraries have 2.7 GB, and a CPU needs only libcudart. The functions of a stub return 1, an error. libcuda has no
+stub, because programs detect a driver by it."""
 
 import re
 import subprocess

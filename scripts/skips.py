@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the test cases that the last ctest run of a build tree skipped, with their reasons: skips.py BUILD. The last line is their number.
+"""Prints the test cases that the last ctest run of a build tree skipped, with their reasons: skips.py BUILD. The
+last line is their number.
 
-ctest counts suites; a suite passes when its cases pass or are skipped. The cases are found in the output of GoogleTest (file:line: Skipped,
-then the reason) and of unittest -v (name ... skipped 'reason')."""
+ctest counts suites; a suite passes when its cases pass or are skipped. The cases are found in the output of GoogleTest
+(file:line: Skipped, then the reason) and of unittest -v (name ... skipped 'reason')."""
 
 import ast
 import re

@@ -72,8 +72,10 @@ class Agreement:
         try:
             answer = self._ask({"failure": f"{type(failure).__name__}: {failure}"} if failure else mine, merge, timeout)
         except Exception as raised:
-            if failure or isinstance(raised, Error):
-                raise failure or raised
+            if failure:
+                raise failure from raised
+            if isinstance(raised, Error):
+                raise
             raise Error(f"rank {self.rank}: the store of torch.distributed failed: {raised}") from raised
         if failure:
             raise failure
@@ -91,7 +93,8 @@ class Agreement:
         self.store.set(self._key(self._round, self.rank), _pack(statement))
         if not self._wait(self._key(self._round, "answer"), ends):
             raise TimeoutError(
-                f"rank {self.rank}: rank 0 did not answer in {timeout:g} s; all ranks must call with the same modules in the same order"
+                f"rank {self.rank}: rank 0 did not answer in "
+                f"{timeout:g} s; all ranks must call with the same modules in the same order"
             )
         answer = _unpack(self.store.get(self._key(self._round, "answer")))
         if answer.get("late"):  # this statement may be later than rank 0's deletion of all

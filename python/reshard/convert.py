@@ -54,7 +54,8 @@ _FORMATS = {
     "torch_dist": "megatron",
     "torch-save": "torch-save",
 }
-#: What a framework reads: the format of its checkpoints and their layouts, of which the first that the model has is taken.
+#: What a framework reads: the format of its checkpoints and their layouts, of which the first that
+#: the model has is taken.
 _FRAMEWORKS = {
     "hf": ("safetensors", ("hf",)),
     "fsdp2": ("dcp", ("fsdp2-checkpoint",)),
@@ -88,20 +89,23 @@ _FLOATS = {
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="reshard-convert",
-        description="Converts a checkpoint: recognizes it, compiles a job for it, runs the job, and compares every byte that was written.",
+        description="Converts a checkpoint: recognizes it, compiles a job for it, runs the job, and compares every "
+        "byte that was written.",
         epilog="exit codes: 0 success; 1 a check failed; 2 wrong usage or input; 3 a failure at run time",
     )
     add = parser.add_argument
     add(
         "source",
         metavar="SOURCE",
-        help="a folder of safetensors (Hugging Face), of torch.distributed.checkpoint or Megatron-Core, or a file of torch.save",
+        help="a folder of safetensors (Hugging Face), of torch.distributed.checkpoint or Megatron-Core, "
+        "or a file of torch.save",
     )
     add("target", metavar="TARGET", help="the folder to create; it appears only when it is complete")
     add(
         "--to",
         choices=(*_FRAMEWORKS, "vllm", "sglang", *_FORMATS),
-        help="hf, fsdp2, megatron: what this framework reads, its format and its names; vllm, sglang: with --mesh; the others: this format, with the names of SOURCE "
+        help="hf, fsdp2, megatron: what this framework reads, its format and its names; vllm, sglang: with --mesh; "
+        "the others: this format, with the names of SOURCE "
         "(default: hf if a model is known, else with --rename safetensors)",
     )
     add("--model", metavar="NAME", help="a model of the library, or a model file (default: that of the config)")
@@ -137,7 +141,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--dtype",
         metavar="DTYPE",
-        help="the dtype of floats in TARGET, not of the optimizer's state; values are rounded to the nearest (default: that of SOURCE)",
+        help="the dtype of floats in TARGET, not of the optimizer's state; values are rounded to the nearest "
+        "(default: that of SOURCE)",
     )
     add(
         "--convert",
@@ -180,12 +185,14 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--resume",
         action="store_true",
-        help="keep an unfinished TARGET if the conversion is killed or fails, and continue one that is there, of a run with the same options",
+        help="keep an unfinished TARGET if the conversion is killed or fails, and continue one that is there, "
+        "of a run with the same options",
     )
     add(
         "--no-sync",
         action="store_true",
-        help="do not wait until the files of TARGET are on their device: a loss of power may damage a finished TARGET, and "
+        help="do not wait until the files of TARGET are on "
+        "their device: a loss of power may damage a finished TARGET, and "
         "later errors of the device are not reported",
     )
     add(
@@ -203,7 +210,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--rendezvous",
         metavar="URL",
-        help="how the processes of ucx find each other: env:// (the variables of torchrun, srun or mpirun), tcp://HOST:PORT, file:///FOLDER; "
+        help="how the processes of ucx find each other: env:// (the variables of torchrun, srun "
+        "or mpirun), tcp://HOST:PORT, file:///FOLDER; "
         "a secret in RESHARD_SECRET is needed between machines",
     )
     add("--rank", type=int, metavar="R", help="the number of this process (default: that of the launcher)")
@@ -216,7 +224,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--timeout",
         metavar="S",
-        help="the deadline in seconds for each of these: joining the other processes, the copies, the comparison (default: none)",
+        help="the deadline in seconds for each of these: joining the other processes, the copies, the comparison "
+        "(default: none)",
     )
     add("--report", metavar="FILE", help="write a JSON report")
     add("--plan", action="store_true", help="print the job, also if it has errors, and do nothing")
@@ -318,8 +327,8 @@ def _check_convert(options: argparse.Namespace, target: dict[str, Any]) -> None:
 
 
 def _staging(options: argparse.Namespace) -> int:
-    """The staging limit for --memory: a quarter of it, since the pages of mapped files are released at half. 0: none is needed, because elements that
-    wait to be quantized take at most 256 MiB without one."""
+    """The staging limit for --memory: a quarter of it, since the pages of mapped files are released at half. 0: none is
+    needed, because elements that wait to be quantized take at most 256 MiB without one."""
     size = re.fullmatch(r"(\d+) *([KMG]i?B)?", options.memory or "")
     if not size:
         return 0
@@ -385,14 +394,16 @@ def _renames(options: argparse.Namespace) -> list[str]:
 
 
 def _shards(tensors: dict[str, dict]) -> str:
-    """What is said about the files of DCP safetensors. A rank without data has none, so that a gap in their numbers may be right."""
+    """What is said about the files of DCP safetensors. A rank without data has none, so that a gap in their
+    numbers may be right."""
     files = {chunk["file"] for tensor in tensors.values() for chunk in tensor["chunks"]}
     numbers = {int(found[1]) for file in files if (found := re.match(r"shard-(\d{5})-", file))}
     gaps = sorted(set(range(1, max(numbers, default=0))) - numbers)
     return (
         f"shards: {len(files)} files"
         + (f", none with the number {shown(map(str, gaps))}" if gaps else "")
-        + "; the format does not state how many there were: --model or --config would show by the shapes that one is lost"
+        + "; the format does not state how many there were: --model or --config would show by the shapes that one is "
+        "lost"
     )
 
 
@@ -457,7 +468,8 @@ def _states(
     named = {state for state, names in state_names(source.model, layout, switches).items() if names}
     if not named & found.keys():
         raise Error(
-            f"--optimizer: layout {layout} has no names for the optimizer's state; the layouts of --to=fsdp2 and --to=megatron have, without --mesh"
+            f"--optimizer: layout {layout} has no names for the optimizer's state; "
+            "the layouts of --to=fsdp2 and --to=megatron have, without --mesh"
         )
     unnamed = sorted(found.keys() - named - {MASTER})
     if unnamed and not options.allow:
@@ -480,10 +492,11 @@ def _extra(
     extra = sorted(shapes.keys() - converted - replaced)
     if replaced and not options.allow:
         raise Error(
-            f"--optimizer: the optimizer of TARGET has no master weights, so that those of '{options.source}' become its weights; "
-            f"--allow=extra leaves out the weights {patterns(replaced)}"
+            f"--optimizer: the optimizer of TARGET has no master weights, so that those of '{options.source}' become "
+            f"its weights; --allow=extra leaves out the weights {patterns(replaced)}"
         )
-    where = f"that layout {source.layout} of model {source.model.name}{f' with the numbers of {source.model.config}' if source.model.config else ''} does not have"
+    numbers = f" with the numbers of {source.model.config}" if source.model.config else ""
+    where = f"that layout {source.layout} of model {source.model.name}{numbers} does not have"
     if further := repeats(extra, source.held):
         raise Error(
             f"'{options.source}' has {len(further)} tensors {where}, but it has others of the same kind: "
@@ -555,8 +568,10 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
         if "'layer' over pp" not in str(error):
             raise
         raise Error(
-            f"{error}\nnote: --mesh divides the layers evenly over pp; without pp, --plan prints the job: add pp to the mesh of its target, and "
-            "'place: {layer: {axis: pp, first: N}}' beside it for N layers in the first stage, and compile it with reshard-compile"
+            f"{error}\nnote: --mesh divides the layers evenly over pp; without pp, --plan "
+            "prints the job: add pp to the mesh of its target, and "
+            "'place: {layer: {axis: pp, first: N}}' beside it for N layers in "
+            "the first stage, and compile it with reshard-compile"
         ) from None
     layout, names = _target_layout(options, source.model, switches)
     states = _states(options, source, shapes, layout, switches) if options.optimizer else _States()
@@ -608,7 +623,8 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
         ]
     if source.layout != layout and all(name.startswith("megatron-checkpoint") for name in (source.layout, layout)):
         said.append(
-            "common.pt: names the layout of SOURCE, and a trainer may read TARGET by it; --leave=common.pt leaves it out"
+            "common.pt: names the layout of SOURCE, and a trainer may read TARGET by it; "
+            "--leave=common.pt leaves it out"
         )
     if states.tied and layout in NO_MASTER:
         wanted["ignore"] = [*wanted.get("ignore", []), NO_MASTER[layout]]
@@ -620,7 +636,10 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
     )
     floats = sorted({tensors[name]["dtype"] for name in weights & tensors.keys()} & _FLOATS.keys())
     if len(floats) > 1 and not options.dtype:
-        result.hint = f"\nnote: the floats of '{options.source}' are {' and '.join(floats)}: --dtype=DTYPE rounds them to one dtype"
+        result.hint = (
+            f"\nnote: the floats of '{options.source}' are {' and '.join(floats)}: --dtype=DTYPE rounds them to one "
+            "dtype"
+        )
     if options.to == "hf" and model.config:
         result.config = _config_of_target(options, model, dtype, names, said)
     return result
@@ -662,7 +681,7 @@ def _needs_model(options: argparse.Namespace) -> bool:
 def _without_model(options: argparse.Namespace, contents: dict) -> str:
     """What an error says about the way without a model, with the options for the names of SOURCE."""
     names = [*contents["tensors"], *contents["objects"]]
-    begins = lambda *beginnings: [name for name in contents["tensors"] if name.startswith(beginnings)]  # noqa: E731
+    begins = lambda *beginnings: [name for name in contents["tensors"] if name.startswith(beginnings)]
     # by dcp.save({"model": ...})
     saved = begins("optimizer.", "model.model.", "model.lm_head.") and begins("model.", "optimizer.") == list(
         contents["tensors"]
@@ -779,7 +798,8 @@ def _check(options: argparse.Namespace) -> dict:
 
 
 def _print(*lines: str, file: TextIO | None = None) -> None:
-    """Prints lines at once. If nobody reads them any more, as in `reshard-convert … | head -1`, the conversion goes on."""
+    """Prints lines at once. If nobody reads them any more, as in `reshard-convert … | head -1`,
+    the conversion goes on."""
     try:
         print(*lines, sep="\n", file=file, flush=True)
     except BrokenPipeError:
@@ -790,7 +810,8 @@ def _print(*lines: str, file: TextIO | None = None) -> None:
 
 
 def _say(options: argparse.Namespace, conversion: _Conversion, lines: Sequence[str]) -> None:
-    """Prints lines about the conversion. Of several processes one prints all lines at the end (_execute), since until then it is not known which one."""
+    """Prints lines about the conversion. Of several processes one prints all lines at the end (_execute), since until
+    then it is not known which one."""
     if options.processes == 1 or options.plan:
         _print(*lines, file=sys.stderr if options.plan else sys.stdout)  # before what the executor prints
     else:
@@ -798,8 +819,8 @@ def _say(options: argparse.Namespace, conversion: _Conversion, lines: Sequence[s
 
 
 def _compile(options: argparse.Namespace, conversion: _Conversion, folder: Path) -> tuple[Path, int, bool]:
-    """Compiles the job. Returns the plan, its bytes of padding, and whether tensors of the model are left out. A tensor of the source that no param of the
-    target holds is an error, unless the options leave it out."""
+    """Compiles the job. Returns the plan, its bytes of padding, and whether tensors of the model are left out. A tensor
+    of the source that no param of the target holds is an error, unless the options leave it out."""
     plan, report = folder / "convert.rplan", folder / "compiled.json"
     try:
         conversion.job.compile(
@@ -909,9 +930,11 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
     )
     _print(
         *conversion.said,
-        f"source: {len(conversion.converted)} tensors, {elements(tensors[name]['shape'] for name in conversion.converted)} elements"
+        f"source: {len(conversion.converted)} tensors, "
+        f"{elements(tensors[name]['shape'] for name in conversion.converted)} elements"
         + (", with those that are left out" if partial else ""),
-        f"target: {held}, {elements(param.shape for param in params)} elements; {json.loads(report.read_text())['checked_bytes']} bytes, "
+        f"target: {held}, {elements(param.shape for param in params)} elements; "
+        f"{json.loads(report.read_text())['checked_bytes']} bytes, "
         f"of which {padding} are padding, were compared with the source and are right",
     )
     return 0

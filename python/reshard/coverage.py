@@ -42,7 +42,8 @@ def check_coverage(
     where: str,
     tied: Mapping[str, str] | None = None,
 ) -> None:
-    """Checks that the plan and ``left`` cover each tensor of a module once, and that the module has each param of the plan.
+    """Checks that the plan and ``left`` cover each tensor of a module once, and that the module
+    has each param of the plan.
 
     names: of the module's tensors, tied names included.
     planned: the params that the plan has for this rank and that the module must have.
@@ -67,5 +68,6 @@ def check_coverage(
                 raise BindError(f"{where} param {name!r}: found in left and in the plan, expected one of them")
             if name not in kept and not moved:
                 raise BindError(
-                    f"{where} param {name!r}: the module has it, but not the plan; expected it in the plan or in left=[…]"
+                    f"{where} param {name!r}: the module has it, but not the plan; expected it in the plan or in "
+                    "left=[…]"
                 )

@@ -59,7 +59,8 @@ def _by_placements(name: str, tensor: Any) -> dict[int, Rule]:
             continue
         if kind not in ("Shard", "_StridedShard"):
             raise Error(
-                f"param {name!r}: placement {placement} on mesh axis {axes[i]!r} is not supported, expected Shard or Replicate"
+                f"param {name!r}: placement {placement} on "
+                f"mesh axis {axes[i]!r} is not supported, expected Shard or Replicate"
             )
         (strided if kind == "_StridedShard" else order).setdefault(placement.dim % len(tensor.shape), []).append(i)
     rules = {}
@@ -94,7 +95,8 @@ def _mesh(named: Mapping[str, Any]) -> dict[str, int]:
         if not all(axis in rest for axis in mesh):  # not a subsequence of the whole mesh
             texts = [str(dict(each)) for each in (mesh, whole)]
             raise Error(
-                f"params {name!r} and {meshes[whole]!r} are on different meshes, {texts[0]} and {texts[1]}: expected one mesh with the axes of all params"
+                f"params {name!r} and {meshes[whole]!r} are on different meshes, {texts[0]} and {texts[1]}: "
+                "expected one mesh with the axes of all params"
             )
     return dict(reversed(whole))  # DTensor's last axis varies fastest; in reshard the first one does
 
@@ -110,7 +112,8 @@ def _describe(name: str, tensor: Any, axes: Mapping[str, int]) -> _Described:
         axis = "tp" if getattr(tensor, "allreduce", True) else "etp"
         if axis not in axes:
             raise Error(
-                f"param {name!r} is tensor parallel, but the size of axis {axis!r} is unknown: pass it in axes={{{axis!r}: SIZE}} (--axis={axis}=SIZE)"
+                f"param {name!r} is tensor parallel, but the size of axis {axis!r} is unknown: pass it in "
+                f"axes={{{axis!r}: SIZE}} (--axis={axis}=SIZE)"
             )
         stride = getattr(tensor, "partition_stride", 1)
         shape[tensor.partition_dim] *= axes[axis]
@@ -168,12 +171,14 @@ def _layout(model: str, tensors: Mapping[str, _Described]) -> list[str]:
         different = {json.dumps(tensor.rules): each for each, tensor in fit.items()}
         if len(different) > 1:
             raise Error(
-                f"tensors {' and '.join(map(repr, different.values()))} have one tensor pattern ({declared!r}) but different shardings: one layout cannot express this"
+                f"tensors {' and '.join(map(repr, different.values()))} have one tensor pattern "
+                f"({declared!r}) but different shardings: one layout cannot express this"
             )
         rules = next(iter(fit.values())).rules if fit else {}
         if rules:
             lines.append(
-                f"      {json.dumps(name)}: {{{', '.join(f'{dimension}: {rule}' for dimension, rule in sorted(rules.items()))}}}"
+                f"      {json.dumps(name)}: "
+                f"{{{', '.join(f'{dimension}: {rule}' for dimension, rule in sorted(rules.items()))}}}"
             )
     return lines
 
@@ -200,8 +205,10 @@ def describe(module: Any, *, layout: str = "live", axes: Mapping[str, int] | Non
     mesh = dict(axes or {}) | _mesh(named)
     shard = _layout(model, tensors)
     lines = [
-        f"# Generated from the {len(tensors)} params of a live module, as a starting point. Name repeated numbers with `let`.",
-        f"# The endpoint of a job is {{layout: {layout}, mesh: {{{', '.join(f'{name}: {size}' for name, size in mesh.items())}}}}}",
+        f"# Generated from the {len(tensors)} params of a live module, as a starting point. Name repeated numbers "
+        "with `let`.",
+        f"# The endpoint of a job is {{layout: {layout}, mesh: "
+        f"{{{', '.join(f'{name}: {size}' for name, size in mesh.items())}}}}}",
         model + "layouts:",
         f"  {layout}:",
         "    params: same",

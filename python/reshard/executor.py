@@ -290,7 +290,8 @@ class Executor:
             own = self.ranks
             if len(own) != 1:
                 raise BindError(
-                    f"this process has {len(own)} ranks: pass rank=… to select one of {', '.join(map(str, own[:8]))}{' …' if len(own) > 8 else ''}"
+                    f"this process has {len(own)} ranks: pass rank=… to select one of "
+                    f"{', '.join(map(str, own[:8]))}{' …' if len(own) > 8 else ''}"
                 )
             rank = own[0]
         at = self.plan.endpoint(endpoint, rank)
@@ -337,7 +338,8 @@ class Executor:
                 else "no such param"
             )
             raise BindError(
-                f"{at.role} rank {rank} param {name!r}: found {found}, expected a param in host memory without a transform"
+                f"{at.role} rank {rank} param {name!r}: found {found}, expected a param in "
+                "host memory without a transform"
             )
         owner = (ctypes.c_ubyte * (param.nbytes + 63))()
         address = (ctypes.addressof(owner) + 63) // 64 * 64
@@ -400,7 +402,8 @@ class Executor:
             raise BindError(f"found shape {list(memory.shape)}, expected {list(param.shape)}")
         if not memory.contiguous:
             raise BindError(
-                f"found strides {list(memory.strides or ())} for shape {list(memory.shape)}, expected row-major without gaps: pass a contiguous tensor"
+                f"found strides {list(memory.strides or ())} for shape {list(memory.shape)}, expected row-major "
+                "without gaps: pass a contiguous tensor"
             )
         if memory.device.partition(":")[0] != self.device:
             raise BindError(f"found device {memory.device}, expected {self.device}")
@@ -496,7 +499,8 @@ class Executor:
         """
         if check < 0 or (stream is not None and check) or (not check and (first_index or changed or allow_undigested)):
             raise Error(
-                f"run: found check={check}, expected True or a number of runs for options of a check, and no check of a run on a stream"
+                f"run: found check={check}, expected True or a number of runs for options of a check, and no check of "
+                "a run on a stream"
             )
         flags = {"first_index": first_index, "changed": changed, "allow_undigested": allow_undigested}
         checks = {name: flag_for(value, name) for name, value in flags.items()}
@@ -555,7 +559,8 @@ class Executor:
 
     @property
     def undigested(self) -> tuple[str, ...]:
-        """The params without a digest in the last ``digest``, checked ``run`` or checked ``pull``: "target param 'x'"."""
+        """The params without a digest in the last ``digest``, checked ``run`` or checked
+        ``pull``: "target param 'x'"."""
         count = ctypes.c_size_t()
         names = library.reshard_undigested(self._open(), ctypes.byref(count))
         return tuple(name.decode() for name in names[: count.value])

@@ -91,7 +91,8 @@ class _Endpoint:
             for alias, name in side.aliases.items():
                 if self.aliases.setdefault(alias, name) != name:
                     raise Error(
-                        f"{role} param {alias!r}: tied to {name!r} on rank {rank}, and to {self.aliases[alias]!r} on a lower rank"
+                        f"{role} param {alias!r}: tied to {name!r} on rank {rank}, and to {self.aliases[alias]!r} on "
+                        "a lower rank"
                     )
         self._axes: dict[Any, Axis | None] = {}
         self._present: dict[frozenset[int], tuple[Axis, list[int]]] = {}
@@ -105,7 +106,8 @@ class _Endpoint:
             for what in ("shape", "dtype", "padded"):
                 if getattr(other, what) != getattr(part, what):
                     raise Error(
-                        f"{self.role} param {name!r}: found {what} {getattr(other, what)} on rank {rank}, expected {getattr(part, what)} as on rank {first}"
+                        f"{self.role} param {name!r}: found {what} {getattr(other, what)} on "
+                        f"rank {rank}, expected {getattr(part, what)} as on rank {first}"
                     )
             if [(cut.dimension, len(cut.ranks), cut.stride) for cut in other.cuts] != [
                 (cut.dimension, len(cut.ranks), cut.stride) for cut in part.cuts
@@ -156,7 +158,8 @@ class _Endpoint:
             axis = self._axis({self._number[rank]: part.cuts[j].ranks.index(rank) for rank, part in held.items()}, size)
             if axis is None:
                 raise Error(
-                    f"{self.role} param {name!r}: group {list(cut.ranks)} cuts dimension {cut.dimension}, but the groups of all ranks are no axis "
+                    f"{self.role} param {name!r}: group {list(cut.ranks)} cuts dimension "
+                    f"{cut.dimension}, but the groups of all ranks are no axis "
                     f"of a mesh of ranks {self.ranks}; expected ranks at a constant distance, as in init_device_mesh"
                 )
             yield cut, axis
@@ -208,7 +211,8 @@ class _Endpoint:
             )
         if strides != {0}:
             raise Error(
-                f"{self.role} param {name!r}: {len(cuts)} groups cut one dimension in strides {sorted(strides)}, expected at most one group with a stride"
+                f"{self.role} param {name!r}: {len(cuts)} groups cut one dimension in "
+                f"strides {sorted(strides)}, expected at most one group with a stride"
             )
         sizes = [rows]
         for cut, _ in cuts:
@@ -247,7 +251,8 @@ def _pairs(source: _Endpoint, target: _Endpoint, left: Sequence[str]) -> dict[st
     for name, origins in names.items():
         if len(origins) > 1:
             raise Error(
-                f"target param {name!r} is tied to other names, but the source has different tensors for them: {_listed(origins)}"
+                f"target param {name!r} is tied to other names, but the source has different tensors for them: "
+                f"{_listed(origins)}"
             )
     used = {origin for origins in names.values() for origin in origins}
     unused = [name for name in source.parts if name not in kept and name not in used]
@@ -280,7 +285,8 @@ def job_of(
             shape[0] = min(there.shape[0], here.shape[0])
         if shape[padded:] != list(here.shape)[padded:]:
             raise Error(
-                f"param {name!r}: found shape {list(here.shape)} in the target, expected {list(there.shape)} as in the source"
+                f"param {name!r}: found shape {list(here.shape)} in the target, expected {list(there.shape)} as in "
+                "the source"
             )
         tensors[origin] = {"shape": shape, "dtype": there.dtype}
         for endpoint, own, part in ((source, origin, there), (target, name, here)):

@@ -123,5 +123,6 @@ def memory_of(tensor: object) -> Memory:
         return _by_buffer(tensor)
     except TypeError:
         raise BindError(
-            f"found {type(tensor).__name__}, expected a tensor: an object with DLPack support, a NumPy array, or a buffer"
+            f"found {type(tensor).__name__}, expected a tensor: an "
+            "object with DLPack support, a NumPy array, or a buffer"
         ) from None

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the model and the layout of a checkpoint: the model by a config.json, the layout by names and shapes of tensors."""
+"""Finds the model and the layout of a checkpoint: the model by a config.json, the layout by names
+and shapes of tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from .names import Renames, common_beginning, patterns, printable, rules_for, sh
 from .plan import Plan
 
 MODELS = LIBRARY / "models"
-#: Layouts of published quantized checkpoints: the format, and the layout with the same names of what is not quantized. They are sources only.
+#: Layouts of published quantized checkpoints: the format, and the layout with the same names of what is not quantized.
+#: They are sources only.
 _QUANTIZED = {"hf-mxfp4": ("mxfp4", "hf"), "hf-int4": ("int4", "hf"), "hf-int4-multimodal": ("int4", "hf-multimodal")}
 _NUMBERS = re.compile(r"\d+")
 _SCALE = "_scale_inv"  # ends the name of the scales of a matrix of block FP8
@@ -102,7 +104,8 @@ class Model:
         return found
 
     def holds(self, layout: str, switches: Mapping[str, int], **endpoint: Any) -> dict[str, tuple[int, ...]]:
-        """The names and shapes of a checkpoint in a layout. endpoint: further keys of the source. Raises CompileError."""
+        """The names and shapes of a checkpoint in a layout. endpoint: further keys of the
+        source. Raises CompileError."""
         side = {"layout": "side", "mesh": {}} | ({"switches": dict(switches)} if switches else {})
         target = side | {"layout": "plain", "convert": "rne"}
         model = self.yaml(side=layout, plain=_QUANTIZED.get(layout, ("", layout))[1])
@@ -215,7 +218,8 @@ def models_of(config: Path) -> list[Model]:
     alike = [each for each in found if each[2] == tied] or [each for each in found if tied]
     if not alike:
         raise Error(
-            f"'{config}': 'tie_word_embeddings' is false or missing, but the library's models for {kinds[0]!r} are tied: {', '.join(name for name, *_ in found)}"
+            f"'{config}': 'tie_word_embeddings' is false or missing, but the library's models for {kinds[0]!r} are "
+            f"tied: {', '.join(name for name, *_ in found)}"
         )
     # Files that differ in the release alone are one model.
     different = {
@@ -226,13 +230,15 @@ def models_of(config: Path) -> list[Model]:
 
 
 def model_named(name: str, config: Path | None) -> Model:
-    """The model of the library with this name, or of this file. config: its numbers; None: those that the file names."""
+    """The model of the library with this name, or of this file. config: its numbers; None:
+    those that the file names."""
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         path = MODELS / f"{name}.yaml"
         if not path.exists() or "/" in name:
             raise Error(
-                f"--model={name}: expected the path of a YAML file, or one of {', '.join(each for each, *_ in _library())}"
+                f"--model={name}: expected the path of a YAML file, "
+                f"or one of {', '.join(each for each, *_ in _library())}"
             )
     elif not path.exists():
         raise Error(f"--model={name}: no such file")
@@ -350,7 +356,8 @@ def _fit(model: Model, layout: str, switches: Mapping[str, int], tensors: Shapes
 
 
 def _block_fp8(expected: Shapes, tensors: Shapes) -> dict[str, Any]:
-    """The rule that matrices with scales are quantized in block FP8, as DeepSeek-V3 is. Raises CompileError if only some layers have scales."""
+    """The rule that matrices with scales are quantized in block FP8, as DeepSeek-V3 is. Raises CompileError if only
+    some layers have scales."""
     globs: dict[
         str, str
     ] = {}  # of matrices without scales: a name of each; params of all layers and experts match one glob
@@ -364,8 +371,8 @@ def _block_fp8(expected: Shapes, tensors: Shapes) -> dict[str, Any]:
 
 
 def meaning(text: str) -> frozenset[str]:
-    """What the compiler's text of layouts (--emit=layout) says about params that hold elements, without numbers of declarations and places in files.
-    Layouts of equal meaning are converted in the same way."""
+    """What the compiler's text of layouts (--emit=layout) says about params that hold elements, without numbers of
+    declarations and places in files. Layouts of equal meaning are converted in the same way."""
     found, role, shardings = set(), "", {}
     for part in re.split(r"^(?=endpoint |  param )", text, flags=re.MULTILINE)[1:]:
         if part.startswith("endpoint "):
@@ -374,14 +381,15 @@ def meaning(text: str) -> frozenset[str]:
             continue
         param = re.sub(r' from "[^"]*"$| \$\d+|%\d+', "", part, flags=re.MULTILINE)
         shape = re.search(r'" \w+ \[([\d, ]*)\]', param)
-        param = re.sub(r"#\d+", lambda number: shardings.get(number[0], number[0]), param)
+        param = re.sub(r"#\d+", lambda number, known=shardings: known.get(number[0], number[0]), param)
         if "| none" not in param and not (shape and "0" in shape[1].split(", ")):
             found.add(f"{role} {param.strip()}")
     return frozenset(found)
 
 
 def recognize(models: Sequence[Model], layout: str | None, tensors: Shapes, convert: Callable[[Source], str]) -> Source:
-    """The model and the layout of a checkpoint: those that hold most of its tensors. Raises Error if none fits, or several that are converted differently.
+    """The model and the layout of a checkpoint: those that hold most of its tensors. Raises Error if none fits, or
+    several that are converted differently.
 
     layout: the only one to look for, or None. tensors: the names and shapes of the checkpoint.
     convert: returns the compiler's text of the layouts of a conversion. Raises CompileError if there is none.
@@ -410,7 +418,8 @@ def recognize(models: Sequence[Model], layout: str | None, tensors: Shapes, conv
                 except CompileError as error:
                     refused.setdefault(
                         brief(error),
-                        f"the tensors are those of model {source.model.name} in layout {source.layout}, but the job is not valid: {brief(error)}",
+                        f"the tensors are those of model {source.model.name} in "
+                        f"layout {source.layout}, but the job is not valid: {brief(error)}",
                     )
         if len(different) > 1:
             raise Error(
@@ -481,7 +490,8 @@ def states_of(source: Source, tensors: Shapes) -> dict[str, set[str]]:
             continue
         if missing:
             raise Error(
-                f"the optimizer's state {state!r} is not complete, {len(missing)} of {len(names)} tensors are missing: {shown(missing)}"
+                f"the optimizer's state {state!r} is not complete, {len(missing)} of {len(names)} tensors are "
+                f"missing: {shown(missing)}"
             )
         found[state] = names
     return found

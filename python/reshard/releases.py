@@ -34,5 +34,6 @@ def check_release(packages: tuple[str, ...], tested: tuple[str, ...]) -> None:
     found = installed(*packages)
     if found not in tested and not os.environ.get(ANY_VERSION):
         raise Error(
-            f"{packages[0]}: found release {found}, expected {' or '.join(tested)}, with which reshard is tested; {ANY_VERSION}=1 permits others"
+            f"{packages[0]}: found release {found}, expected {' or '.join(tested)}, with which reshard is tested; "
+            f"{ANY_VERSION}=1 permits others"
         )

@@ -59,7 +59,8 @@ def store_of(
     for name in ("set", "get"):
         if not callable(getattr(store, name, None)):
             raise Error(
-                f"rendezvous: found {type(store).__name__} without {name}(), expected a URL, or a store with set(key, value) and get(key)"
+                f"rendezvous: found {type(store).__name__} without {name}(), expected a URL, or a store with set(key, "
+                "value) and get(key)"
             )
 
     def set_(_user: int, key: bytes, value: int, size: int) -> int:

@@ -100,7 +100,8 @@ def bind_module(
     for name in tensors:
         if name in params and tied.get(name) in params:
             raise BindError(
-                f"{where} param {name!r}: found tied to {tied[name]!r}, which the plan has too; expected one of them in the plan"
+                f"{where} param {name!r}: found tied to {tied[name]!r}, which the plan "
+                "has too; expected one of them in the plan"
             )
     planned = [name for name, param in params.items() if name in tensors or not param.transform]
     check_coverage(tensors, planned, left, where, tied)
@@ -143,7 +144,8 @@ def _part(name: str, tensor: torch.Tensor) -> Part:
             expected = torch.Size(later).numel()
             if placement.split_factor != expected:
                 raise Error(
-                    f"param {name!r}: found split factor {placement.split_factor}, expected {expected}, the ranks of later mesh axes on dimension {dimension}"
+                    f"param {name!r}: found split factor {placement.split_factor}, expected {expected}, "
+                    f"the ranks of later mesh axes on dimension {dimension}"
                 )
             strided.append(Cut(dimension, tuple(ranks)))
         else:
@@ -264,7 +266,8 @@ class Session:
         devices = {tensor.device.type for each in tensors for tensor in each.values()} or {"cpu"}
         if devices != {"cpu"}:
             raise Error(
-                f"found tensors on devices {sorted(devices)}, expected all on cpu; for GPUs open an Executor with transport nccl and call bind_module"
+                f"found tensors on devices {sorted(devices)}, expected all on cpu; for GPUs open an "
+                "Executor with transport nccl and call bind_module"
             )
         if agreement.world == 1:
             self.executor = Executor(plan, 0, join_timeout=timeout)
@@ -387,7 +390,7 @@ def refit(
         reaches the others within twice this time.
 
     Raises Error (CompileError, BindError, RunError, TimeoutError) on all ranks if it fails on one. After a failure in
-    the run, the target's values are undefined until a later call completes. The next call begins anew. A rank that calls
-    only after the others have given up raises their error, and then takes part in the next call.
+    the run, the target's values are undefined until a later call completes. The next call begins anew. A rank that
+    calls only after the others have given up raises their error, and then takes part in the next call.
     """
     refit_described(session_of(source, target), (source, target), side_of, left, convert, timeout)

@@ -144,8 +144,8 @@ def minus_one(tensors: Mapping[str, Any]) -> dict[str, Callable[[Transformed], N
     """Returns the hooks of ``transform: minus_one``: v is sent, the caller's tensor is v - 1. Megatron-Core stores the
     weights of norms so with ``layernorm_zero_centered_gamma``.
 
-    tensors: as for ``neg_exp``, in bf16, fp16 or fp32. v is rounded to their dtype, then 1 is subtracted. A source sends the tensor's values plus 1. With device "cuda", a source must provide its
-        own ``prepare_send``.
+    tensors: as for ``neg_exp``, in bf16, fp16 or fp32. v is rounded to their dtype, then 1 is subtracted. A source
+        sends the tensor's values plus 1. With device "cuda", a source must provide its own ``prepare_send``.
     """
     numpy_pair: _Pair = (lambda values: values - 1, lambda values: values + 1)
     return _hooks(
@@ -174,7 +174,8 @@ def _hooks(
             )
         if tuple(tensor.shape) != param.shape or dtype_by_name(tensor.dtype) not in dtypes.split():
             raise Error(
-                f"param {param.name!r}: found {dtype_by_name(tensor.dtype)} {list(tensor.shape)}, expected {' or '.join(dtypes.split())} {list(param.shape)}"
+                f"param {param.name!r}: found {dtype_by_name(tensor.dtype)} {list(tensor.shape)}, "
+                f"expected {' or '.join(dtypes.split())} {list(param.shape)}"
             )
         return tensor.detach() if hasattr(tensor, "detach") else tensor
 
@@ -190,7 +191,8 @@ def _hooks(
         tensor = live(param)
         if param.device != "cpu":
             raise Error(
-                f"param {param.name!r}: {name} cannot send from device {param.device}, expected cpu; pass your own prepare_send to set_transform"
+                f"param {param.name!r}: {name} cannot send from device {param.device}, expected cpu; pass your own "
+                "prepare_send to set_transform"
             )
         if hasattr(tensor, "copy_"):
             param.torch().copy_(of_torch[1](tensor.float().clone()))

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints converted by reshard beside cp, on the same files: each format, saved by four ranks, to safetensors,
-safetensors to each format, and some without safetensors; between DCP and safetensors also beside PyTorch. Prints a table: seconds, peak resident memory, and
-medians of ratios over the rounds. checkpoints.py [GB] [ROUNDS]; needs six times GB of disk.
+safetensors to each format, and some without safetensors; between DCP and safetensors also beside PyTorch. Prints
+a table: seconds, peak resident memory, and medians of ratios over the rounds. checkpoints.py [GB] [ROUNDS];
+needs six times GB of disk.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/bench/checkpoints.py
 
-PyTorch's way is dcp.load into empty tensors and safetensors' save_file, and load_file and dcp.save. Each way is a process
-of its own; its time is that of the conversion without imports. reshard's is that of reshard-compile and reshard-exec, from
-start to end. The source is in the page cache, except in the rows "cold", for which its pages are dropped before each run of
-reshard and of cp. The other sources are not, because together they can be larger than memory. reshard and `cp and sync` wait
-until their files are on the device; `reshard --no-sync`, PyTorch and cp do not. Rounds alternate the order; each run begins
-after a sync."""
+PyTorch's way is dcp.load into empty tensors and safetensors' save_file, and load_file and dcp.save. Each way is a
+process of its own; its time is that of the conversion without imports. reshard's is that of reshard-compile and
+reshard-exec, from start to end. The source is in the page cache, except in the rows "cold", for which its pages are
+dropped before each run of reshard and of cp. The other sources are not, because together they can be larger than
+memory. reshard and `cp and sync` wait until their files are on the device; `reshard --no-sync`, PyTorch and cp do not.
+Rounds alternate the order; each run begins after a sync."""
 
 import json
 import os
@@ -27,7 +28,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "lib")]
 
-from commands import BIN, run  # noqa: E402
+from commands import BIN, run
 
 OURS = {"reshard": (), "reshard --no-sync": ("--no-sync",)}
 #: Each with what of OURS it is compared.

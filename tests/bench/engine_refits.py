@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A refit of a vLLM engine through the plug-in beside vLLM's own ways, from one trainer process to two spawned workers of a
-dense model of 0.33 GB. Prints the table of docs/performance.md. engine_refits.py [ROUNDS]
+"""A refit of a vLLM engine through the plug-in beside vLLM's own ways, from one trainer process to two spawned workers
+of a dense model of 0.33 GB. Prints the table of docs/performance.md. engine_refits.py [ROUNDS]
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/bench/engine_refits.py
 
 vLLM's own ways are `reload_weights` from a checkpoint in memory (/dev/shm), and a broadcast of whole tensors whose
-receivers load them by the same `reload_weights`: what vLLM's backend `nccl` does, with gloo in place of NCCL, which needs a
-GPU. Each round changes the weights, and runs all ways in another order."""
+receivers load them by the same `reload_weights`: what vLLM's backend `nccl` does, with gloo in place of NCCL, which
+needs a GPU. Each round changes the weights, and runs all ways in another order."""
 
 import os
 import socket
@@ -22,9 +22,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / folder) for folder in ("frameworks", "lib", "engines")]
 
-import support  # noqa: E402
-import torch  # noqa: E402
-from vllm_engines import OPTIONS, WorkerExtension, generated, weights  # noqa: E402
+import support
+import torch
+from vllm_engines import OPTIONS, WorkerExtension, generated, weights
 
 TP, STEP = 2, 0.01
 CONFIG = support.CONFIGS["qwen3-8b"] | {
@@ -163,7 +163,8 @@ def main():
     torch.set_num_threads(1)
     at = support.model(FOLDER, "qwen3-8b", {"qwen3-8b": ("qwen3-8b", CONFIG)})
     (at / "refit.yaml").write_text(
-        f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\ntarget: {{layout: vllm, mesh: {{tp: {TP}}}, ranks: 1..{TP}}}\n"
+        f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\n"
+        f"target: {{layout: vllm, mesh: {{tp: {TP}}}, ranks: 1..{TP}}}\n"
     )
     plan = reshard.compile(at / "refit.yaml", output=at / "refit.rplan")
     support.checkpoint(at / "A", plan.params(0, "source"), 0)

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes of docs/checkpoints.md beside the usual way, on the same files. Prints a table: seconds, peak resident memory, and medians of ratios
-over the rounds. recipes.py [GB] [ROUNDS]
+"""The recipes of docs/checkpoints.md beside the usual way, on the same files. Prints a table: seconds, peak resident
+memory, and medians of ratios over the rounds. recipes.py [GB] [ROUNDS]
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/bench/recipes.py 4 3
 
-The usual way: torch.distributed.checkpoint's load into transformers' model and save_pretrained; Megatron-Core's load_plain_tensors, the matrices split
-with PyTorch and save_file; from_pretrained, joined with PyTorch and dist_checkpointing.save; dcp.load and dcp.save of weights and moments; from_pretrained,
-blocks of 128 x 128 quantized with PyTorch and save_file. Its time is given without imports, and that of the whole process with them. reshard's is that of the
-whole command, in which every byte is compared, with --memory=1GiB. dcp.save and Megatron-Core wait until the data is on the device, and so does reshard there;
-save_pretrained and save_file do not, and neither does reshard there (--no-sync). Each way is a process of its own. The files are in the page cache. Each run begins
-after a sync; rounds alternate the order."""
+The usual way: torch.distributed.checkpoint's load into transformers' model and save_pretrained; Megatron-Core's
+load_plain_tensors, the matrices split with PyTorch and save_file; from_pretrained, joined with PyTorch and
+dist_checkpointing.save; dcp.load and dcp.save of weights and moments; from_pretrained, blocks of 128 x 128 quantized
+with PyTorch and save_file. Its time is given without imports, and that of the whole process with them. reshard's is
+that of the whole command, in which every byte is compared, with --memory=1GiB. dcp.save and Megatron-Core wait until
+the data is on the device, and so does reshard there; save_pretrained and save_file do not, and neither does reshard
+there (--no-sync). Each way is a process of its own. The files are in the page cache. Each run begins after a sync;
+rounds alternate the order."""
 
 import json
 import os
@@ -26,8 +28,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "lib")]
 
-from commands import BIN  # noqa: E402
-from module import install  # noqa: E402
+from commands import BIN
+from module import install
 
 #: A dense model without its layers: 0.13 GB in bf16. Each layer has 0.12 GB.
 CONFIG = {
@@ -78,8 +80,8 @@ def layers(gigabytes):
 
 
 def create(folder, gigabytes):
-    """The sources: random weights of transformers' model as safetensors and, by reshard, in the other formats. `training` has a fifth of the layers, and two
-    moments in fp32 for each weight in bf16."""
+    """The sources: random weights of transformers' model as safetensors and, by reshard, in the other formats.
+    `training` has a fifth of the layers, and two moments in fp32 for each weight in bf16."""
     import torch
     import torch.distributed.checkpoint as dcp
     import transformers
@@ -90,7 +92,7 @@ def create(folder, gigabytes):
         with torch.device("meta"):
             found = transformers.LlamaForCausalLM(config).state_dict()
         block = torch.randn(1 << 20).to(torch.bfloat16)
-        whole = lambda size: block.repeat(-(-size // len(block)))[:size]  # noqa: E731
+        whole = lambda size: block.repeat(-(-size // len(block)))[:size]
         return config, {name: whole(tensor.numel()).reshape(tensor.shape) for name, tensor in found.items()}
 
     config, weights = state(layers(gigabytes))
@@ -210,7 +212,8 @@ def main():
                     print(f"{recipe}, {way}: {result[0]:.2f} s, {result[1]:.2f} GiB", file=sys.stderr, flush=True)
                     shutil.rmtree(out)
         print(
-            f"| {gigabytes:g} GB, {BIN.name} | reshard | usual | usual, with imports | usual ÷ reshard | with imports ÷ reshard | memory: reshard | usual |\n|---|{'---:|' * 7}"
+            f"| {gigabytes:g} GB, {BIN.name} | reshard | usual | usual, with imports | usual ÷ reshard | with imports "
+            f"÷ reshard | memory: reshard | usual |\n|---|{'---:|' * 7}"
         )
         for recipe in RECIPES:
             own, other = results[recipe, "reshard"], results[recipe, "usual"]
@@ -218,9 +221,9 @@ def main():
             seconds = [median(run[0] for run in own), median(run[0] for run in other), median(run[2] for run in other)]
             ratios = [median(b[i] / a[0] for a, b in zip(own, other)) for i in (0, 2)]
             memory = [median(run[1] for run in runs) for runs in (own, other)]
-            print(
-                f"| {recipe} | {' | '.join([*(f'{each:.1f} s' for each in seconds), *(f'{each:.1f}' for each in ratios), *(f'{each:.2f} GiB' for each in memory)])} |"
-            )
+            cells = [f"{each:.1f} s" for each in seconds] + [f"{each:.1f}" for each in ratios]
+            cells += [f"{each:.2f} GiB" for each in memory]
+            print(f"| {recipe} | {' | '.join(cells)} |")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One suite for every transport and device: all rows of the semantics table and random jobs of 2 to 8 ranks, many plans in a launch,
-with every target byte checked with two seeds; then many runs, which must neither allocate nor grow. RESHARD_BIN: the folder of the commands.
+"""One suite for every transport and device: all rows of the semantics table and random jobs of 2 to 8 ranks, many plans
+in a launch, with every target byte checked with two seeds; then many runs, which must neither allocate nor grow.
+RESHARD_BIN: the folder of the commands.
 
 A new transport or device needs one more line in TARGETS."""
 
@@ -21,13 +22,13 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "semantics", "quantize", "mpi", "lib")]
 
-import generate  # noqa: E402
-import harness  # noqa: E402
-import hosts  # noqa: E402
-import mpi_test  # noqa: E402
-import rows_test  # noqa: E402
-import fake_backend  # noqa: E402
-from commands import BIN, run, shared_folder  # noqa: E402
+import generate
+import harness
+import hosts
+import mpi_test
+import rows_test
+import fake_backend
+from commands import BIN, run, shared_folder
 
 SMALL = "RESHARD_SMALL" in os.environ
 UCX = (BIN / "libreshard_ucx.so").exists()
@@ -53,8 +54,9 @@ class Target(NamedTuple):
 
 
 PRIVATE = ("--private-memory",)
-# Slots are above the channel, so both transports use the same code: the quick mode runs all plans through them with ucx only, and
-# mpi_test runs every kind of schedule with mpi. Plans on two hosts send messages too, so the quick mode needs no --no-local-shortcut.
+# Slots are above the channel, so both transports use the same code: the quick mode runs all plans through them with ucx
+# only, and mpi_test runs every kind of schedule with mpi. Plans on two hosts send messages too, so the quick mode needs
+# no --no-local-shortcut.
 TARGETS = [
     Target("threads", "cpu"),
     *(
@@ -81,8 +83,9 @@ OFTEN_WEIGHTS = {
         "norm": {"shape": [777], "dtype": "fp32"},
     },
 }
-# The program checks for leaks itself, before MPI_Finalize. The leak checker of GCC 12 misreads thread-local storage that begins
-# 16 bytes after a page boundary, and crashes. With redzones of 256 bytes, the 36 bytes of libucs never begin there.
+# The program checks for leaks itself, before MPI_Finalize. The leak checker of GCC 12 misreads thread-local
+# storage that begins 16 bytes after a page boundary, and crashes. With redzones of 256 bytes, the 36 bytes of
+# libucs never begin there.
 ENVIRONMENT = mpi_test.ENVIRONMENT | {
     "LSAN_OPTIONS": f"suppressions={ROOT}/tests/conformance/lsan.supp:print_suppressions=0",
     "ASAN_OPTIONS": f"{os.environ.get('ASAN_OPTIONS', '')}:redzone=256",

@@ -20,13 +20,13 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "kernels", "lib")]
 
-import formats_reference  # noqa: E402
-import launch  # noqa: E402
-import launchers  # noqa: E402
-import tutorial  # noqa: E402
-from commands import BIN, ROOT, FolderTest, run  # noqa: E402
-from oracle import Job  # noqa: E402
-import safetensors_io  # noqa: E402
+import formats_reference
+import launch
+import launchers
+import tutorial
+from commands import BIN, ROOT, FolderTest, run
+from oracle import Job
+import safetensors_io
 
 BLOCK = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
 FILE = re.compile(r"# FILE (\S+)\n")
@@ -97,8 +97,8 @@ class Documents(unittest.TestCase):
                     (Path(folder) / name).write_text(content)
                 path = Path(folder) / "job.yaml"
                 path.write_text(text)
-                done = run("reshard-compile", path, "-o", Path(folder) / "plan")
-                checked = run("reshard-exec", Path(folder) / "plan", "--synthesize", "--check")
+                run("reshard-compile", path, "-o", Path(folder) / "plan")
+                run("reshard-exec", Path(folder) / "plan", "--synthesize", "--check")
             everything = text + "".join(files.values())
             used |= set(re.findall(r"(\w+)\"?:", everything)) | set(re.findall(r"scheme: (\w+)", everything))
             count += 1
@@ -245,7 +245,7 @@ class Statements(FolderTest):
             data += tensor.tobytes()
         text = json.dumps(header).encode()
         (self.folder / "hf" / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
-        done = run(
+        run(
             "reshard-exec",
             self.folder / "plan",
             f"--source={self.folder / 'hf'}",
@@ -265,13 +265,15 @@ class Statements(FolderTest):
         }
 
     def test_order_of_chunks(self):
-        """Sections 5 and 6: chunk after chunk, each ascending or as in the map; names count inside a chunk, ascending."""
+        """Sections 5 and 6: chunk after chunk, each ascending or as in the map; names count
+        inside a chunk, ascending."""
         for rule, slots, chunks in (
             ("scheme: round_robin", [0, 4, 2, 6], [[0, 4], [2, 6]]),
             ("map: [[4, 0], [1, 5], [7, 2], [3, 6]]", [4, 0, 7, 2], [[0, 4], [2, 7]]),
         ):
             model = (
-                '{dtype: u8, index: {x: 8}, tensors: {"w.{x}": [1]}, layouts: {hf: {params: same}, l: {place: {x: {axis: pp, %s, interleave: 2}}, '
+                '{dtype: u8, index: {x: 8}, tensors: {"w.{x}": [1]}, layouts: {hf: {params: same}, l: {place: {x: '
+                "{axis: pp, %s, interleave: 2}}, "
                 'params: {s: {stack: x, holds: "w.{x}"}, "c{x.chunk}.{x.local}": {holds: "w.{x}"}}}}}' % rule
             )
             found = self.moved(
@@ -287,7 +289,8 @@ class Statements(FolderTest):
         """Section 10: a tensor without elements needs no param that holds it; a tensor whose elements no rank has is
         not held."""
         model = (
-            '{dtype: bf16, index: {none: 0}, tensors: {a: [4], e: [0, 4], "v.{none}": [2]}, layouts: {s: {params: {%s}}, '
+            '{dtype: bf16, index: {none: 0}, tensors: {a: [4], e: [0, 4], "v.{none}": [2]}, layouts: {s: {params: '
+            "{%s}}, "
             't: {params: {e: {holds: e}, "v.{none}": {holds: "v.{none}"}}}, a: {params: {a: {holds: a}}}}}'
         )
         unplaced, first = "a: {holds: a, shard: {0: {axis: tp, map: [[], []]}}}", "a: {holds: a, at: {tp: 0}}"
@@ -477,7 +480,7 @@ class Statements(FolderTest):
     def test_tensor_scales_of_explicit_params(self):
         """Section 12: of whole matrices, over all ranks, also of elements in no piece; of each matrix alone."""
         w = np.repeat([1, 8, 16, 64], 32).astype(np.float32)
-        scale = lambda *largest: (np.float32(largest) / np.float32(2688)).tobytes()  # noqa: E731
+        scale = lambda *largest: (np.float32(largest) / np.float32(2688)).tobytes()
         part = (
             "{ranks: 0, shape: [2, 32], of: [{of: w, size: [2, 32]}]}, {ranks: 1, shape: [1, 32], of: [{of: w, "
             "from: [2, 0], size: [1, 32]}]}"
@@ -521,7 +524,10 @@ class Statements(FolderTest):
 
     def test_convert_of_an_endpoint(self):
         """Section 10: `convert` of an endpoint also applies to params with their own dtype."""
-        model = "{dtype: fp32, tensors: {a: [4], b: [4]}, layouts: {s: {params: same}, t: {params: {a: {holds: a, dtype: bf16}, b: {holds: b}}}}}"
+        model = (
+            "{dtype: fp32, tensors: {a: [4], b: [4]}, layouts: {s: {params: same}, t: {params: {a: {holds: a, dtype: "
+            "bf16}, b: {holds: b}}}}}"
+        )
         source = "{layout: s, mesh: {}}"
         self.assertIn(
             "which needs rounding: expected 'convert: rne'", self.compile(model, source, "{layout: t, mesh: {}}")
@@ -715,7 +721,8 @@ class Tutorial(unittest.TestCase):
                 shown = outcome.shown.text if outcome.shown else ""
                 self.assertTrue(
                     outcome.matches,
-                    f"docs/tutorial.md shows\n{shown}\nand the commands print\n{outcome.printed}\nTo rewrite it: docs_test.py --update",
+                    f"docs/tutorial.md shows\n{shown}\nand the commands print\n{outcome.printed}\n"
+                    "To rewrite it: docs_test.py --update",
                 )
 
     def test_differences_are_found(self):

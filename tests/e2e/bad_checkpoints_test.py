@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged checkpoints as the source of a run, of reshard-inspect, reshard-compile, reshard-exec and reshard-convert: each
-has exit code 2 and one error, and nothing is written."""
+"""Damaged checkpoints as the source of a run, of reshard-inspect, reshard-compile, reshard-exec and reshard-convert:
+each has exit code 2 and one error, and nothing is written."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import run  # noqa: E402
-from conversions import ConvertTest  # noqa: E402
-from torch_formats import Dcp, archive, safetensors, size, tensor  # noqa: E402
+from commands import run
+from conversions import ConvertTest
+from torch_formats import Dcp, archive, safetensors, size, tensor
 
 A = np.arange(35, dtype=np.float32).reshape(7, 5)
 B = np.arange(12, dtype=np.int64).reshape(3, 4)
@@ -96,12 +96,14 @@ class BadCheckpoints(ConvertTest):
     def refused(
         self, make: Callable[[], object], damage: Callable[[], object], error: str, blind: tuple[str, ...] = ()
     ) -> None:
-        """A plan is compiled for a checkpoint, which is then damaged. `blind`: commands that do not read what is damaged."""
+        """A plan is compiled for a checkpoint, which is then damaged. `blind`: commands that do not
+        read what is damaged."""
         shutil.rmtree(self.folder)
         self.folder.mkdir()
         make()
         (self.folder / "job.yaml").write_text(
-            f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\ntarget: {{layout: same, storage: out}}\n"
+            f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\n"
+            f"target: {{layout: same, storage: out}}\n"
         )
         run("reshard-compile", "job.yaml", "-o", "p.rplan", cwd=self.folder)
         damage()
@@ -131,7 +133,8 @@ class BadCheckpoints(ConvertTest):
 
         for error, change in (
             (
-                "'source/.metadata': tensor 'a': the chunks [0..3, 0..4] in '__0_0.distcp' and [3..5, 0..4] in '__1_0.distcp' overlap",
+                "'source/.metadata': tensor 'a': the chunks [0..3, 0..4] in '__0_0.distcp' and [3..5, 0..4] in "
+                "'__1_0.distcp' overlap",
                 overlapping,
             ),
             (
@@ -238,7 +241,8 @@ class BadCheckpoints(ConvertTest):
     def test_hashes_that_match(self):
         self.megatron()
         (self.folder / "job.yaml").write_text(
-            f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\ntarget: {{layout: same, storage: out}}\n"
+            f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\n"
+            f"target: {{layout: same, storage: out}}\n"
         )
         run("reshard-compile", "job.yaml", "-o", "p.rplan", cwd=self.folder)
         text = run("reshard-exec", "p.rplan", "--allow=extra", "--check", cwd=self.folder).stdout
@@ -371,7 +375,8 @@ class BadCheckpoints(ConvertTest):
             "dtype: fp32\ntensors: {a: [7, 5], b: {shape: [3, 4], dtype: i64}}\nlayouts: {all: {params: same}}\n"
         )
         (self.folder / "job.yaml").write_text(
-            "version: 1\nmodel: model.yaml\nsource: {layout: all, storage: source}\ntarget: {layout: all, storage: out}\n"
+            "version: 1\nmodel: model.yaml\nsource: {layout: all, storage: source}\n"
+            "target: {layout: all, storage: out}\n"
         )
         run("reshard-compile", "job.yaml", "-o", "p.rplan", cwd=self.folder)
         known = ("--model=model.yaml", "--source-layout=all", "--target-layout=all", "--to=safetensors")
@@ -405,7 +410,8 @@ class BadCheckpoints(ConvertTest):
     def test_a_target_that_exists(self):
         self.megatron()
         (self.folder / "job.yaml").write_text(
-            f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\ntarget: {{layout: same, storage: out}}\n"
+            f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\n"
+            f"target: {{layout: same, storage: out}}\n"
         )
         run("reshard-compile", "job.yaml", "-o", "p.rplan", cwd=self.folder)
         self.flip("__1_0.distcp")

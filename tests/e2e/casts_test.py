@@ -21,10 +21,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "quantize", "lib", "mpi")]
-import commands  # noqa: E402
-import generate  # noqa: E402
-import mpi_test  # noqa: E402
-import fake_backend  # noqa: E402
+import commands
+import generate
+import mpi_test
+import fake_backend
 
 BIN = commands.BIN
 run = partial(commands.run, code=None)  # callers check the exit code

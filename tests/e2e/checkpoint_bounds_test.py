@@ -7,14 +7,14 @@ import os
 import struct
 import sys
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import BIN, FolderTest, run  # noqa: E402
-from torch_formats import METADATA, archive, dtensor, pickled, placement, safetensors, tensor  # noqa: E402
+from commands import BIN, FolderTest, run
+from torch_formats import METADATA, archive, dtensor, pickled, placement, safetensors, tensor
 
 SMALL = "RESHARD_SMALL" in os.environ
 MIB = 1 << 20
@@ -109,7 +109,7 @@ class Dcp:
 
 
 def hostile_metadata(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
-    small = lambda: Dcp(folder)  # noqa: E731
+    small = lambda: Dcp(folder)
     name, place, size, item = (again(i) for i in range(4))
     yield (
         "an offset of many numbers for each entry",
@@ -260,7 +260,7 @@ def hostile_pickles(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
 def hostile_torch_files(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
     one, pieces = np.zeros(64, np.uint8), np.zeros(32768, np.uint8)
 
-    def file(value: object, arrays: list[np.ndarray] = [one]) -> Path:
+    def file(value: object, arrays: Sequence[np.ndarray] = (one,)) -> Path:
         (folder / "x.pt").write_bytes(archive(value, arrays))
         return folder / "x.pt"
 
@@ -332,11 +332,7 @@ def hostile_torch_files(folder: Path) -> Iterator[tuple[str, Callable[[], Path]]
         length, offset = pickled(len(storage))[2:-1], b"K\0"
         assert unit.count(length) == 2 and unit.count(offset) == 1
         shifted = lambda i: (
-            text(f"{i:05}")
-            + unit.replace(
-                b"QK\0" + length,  # noqa: E731
-                b"Q" + number(i) + number(len(storage) - i),
-            )
+            text(f"{i:05}") + unit.replace(b"QK\0" + length, b"Q" + number(i) + number(len(storage) - i))
         )
         pickle = b"\x80\x02}(" + repeated(shifted) + b"u."
         for rank in range(2):

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import FolderTest, run  # noqa: E402
+from commands import FolderTest, run
 
 # Elements of 1 to 8 bytes, with an odd number of small ones: in this order, the large elements would be unaligned.
 MODEL = """
@@ -292,7 +292,8 @@ class Checkpoints(FolderTest):
         contradictory dtypes are refused."""
         job = (
             "version: 1\nmodel:\n  dtype: fp16\n  index: {layer: 2}\n"
-            "  tensors: {'l.{layer}.w': [4, 2], 'l.{layer}.b': {shape: [4], dtype: fp32}, l.9.b: {shape: [4], dtype: fp32}, n: [3]}\n"
+            "  tensors: {'l.{layer}.w': [4, 2], 'l.{layer}.b': {shape: [4], dtype: fp32}, l.9.b: {shape: [4], dtype: "
+            "fp32}, n: [3]}\n"
             "  layouts:\n    hf: {params: same}\n    wide: {params: same, shard: {'*.w': {0: tp}}}\n"
         )
         source = {f"l.{layer}.w": np.arange(8, dtype=np.float32).reshape(4, 2) for layer in range(2)}
@@ -365,7 +366,8 @@ class Checkpoints(FolderTest):
         for name in ("printed", "written"):
             job = elsewhere / f"{name}-job.yaml"
             job.write_text(
-                f"version: 1\nmodel: {{extend: {name}.yaml, let: {{rows: $rows}}, tensors: {{table: {{shape: [rows], dtype: i64}}}}}}\n"
+                f"version: 1\nmodel: {{extend: {name}.yaml, let: {{rows: $rows}}, tensors: {{table: {{shape: [rows], "
+                f"dtype: i64}}}}}}\n"
                 "source: {storage: files}\ntarget: {mesh: {}}\n"
             )
             run("reshard-compile", job, "-o", self.folder / "plan", cwd="/")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reshard-convert without YAML, from the command line: models of the library that are found by a config.json, layouts that are recognized by the
-names of tensors, the optimizer's state, files of ranks, quantized exports; what does not fit is refused. With RESHARD_FULL=1 further architectures, and
-every model of the library in every layout of checkpoints."""
+"""reshard-convert without YAML, from the command line: models of the library that are found by a config.json, layouts
+that are recognized by the names of tensors, the optimizer's state, files of ranks, quantized exports; what does not fit
+is refused. With RESHARD_FULL=1 further architectures, and every model of the library in every layout of checkpoints."""
 
 import argparse
 import json
@@ -19,9 +19,9 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import ROOT, run  # noqa: E402
-from conversions import ConvertTest  # noqa: E402
-from torch_formats import Dcp  # noqa: E402
+from commands import ROOT, run
+from conversions import ConvertTest
+from torch_formats import Dcp
 
 FULL = bool(os.environ.get("RESHARD_FULL"))
 #: Small models of architectures that the library has.
@@ -68,7 +68,8 @@ DEEPSEEK = LLAMA | {
     "v_head_dim": 8,
     "num_nextn_predict_layers": 1,
 }
-#: Published quantized checkpoints, scaled down: the model, its config, and the source of a job as docs/library.md states it.
+#: Published quantized checkpoints, scaled down: the model, its config, and the source of a job as
+#: docs/library.md states it.
 GPT_OSS = {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
@@ -131,7 +132,8 @@ def rounded(array: np.ndarray) -> np.ndarray:
 
 class Models(ConvertTest):
     def save(self, folder: str, config: dict, model: str, layout: str = "hf", **more: object) -> dict[str, np.ndarray]:
-        """A checkpoint of random values in a layout, with its config.json, as safetensors. more: further keys of the model."""
+        """A checkpoint of random values in a layout, with its config.json, as safetensors. more:
+        further keys of the model."""
         path = self.folder / folder
         path.mkdir()
         (path / "config.json").write_text(json.dumps(config))
@@ -158,7 +160,8 @@ class Models(ConvertTest):
         return load_file(path / "model.safetensors")
 
     def test_there_and_back(self):
-        """From one framework to the next, each recognized by its names, with the numbers of the config, and back: all tensors are the same."""
+        """From one framework to the next, each recognized by its names, with the numbers of the config, and back: all
+        tensors are the same."""
         for name, config, model in (
             ("experts", EXPERTS, "qwen3-30b-a3b"),
             *([("llama", LLAMA, "llama3-8b")] if FULL else []),
@@ -173,7 +176,8 @@ class Models(ConvertTest):
             size = sum(array.size for array in wanted.values())
             self.assertTrue(
                 text.endswith(
-                    f"target: {len(wanted)} tensors, {size} elements; {4 * size} bytes, of which 0 are padding, were compared with the source and are right\n"
+                    f"target: {len(wanted)} tensors, {size} elements; {4 * size} bytes, of which 0 are padding, "
+                    "were compared with the source and are right\n"
                 ),
                 text,
             )
@@ -193,8 +197,8 @@ class Models(ConvertTest):
 
     @unittest.skipUnless(FULL, "RESHARD_FULL=1")
     def test_layers_that_are_not_alike(self):
-        """DeepSeek-V3: Megatron-Core's checkpoint has tensors for each layer, or for each expert too. A checkpoint of transformers has no multi-token
-        prediction."""
+        """DeepSeek-V3: Megatron-Core's checkpoint has tensors for each layer, or for each expert too. A checkpoint of
+        transformers has no multi-token prediction."""
         wanted = self.save("hf-model", DEEPSEEK, "deepseek-v3")
         text = self.convert("hf-model", "megatron", "--to=megatron").stdout
         self.assertIn("layouts: hf to megatron-checkpoint-layers\n", text)
@@ -214,7 +218,8 @@ class Models(ConvertTest):
         self.check("again", wanted)
 
     def test_tied(self):
-        """The library's Llama is not tied; the config says that this one is. A DCP checkpoint has both names, Hugging Face's one."""
+        """The library's Llama is not tied; the config says that this one is. A DCP checkpoint has both
+        names, Hugging Face's one."""
         wanted = self.save(
             "hf-model",
             LLAMA | {"tie_word_embeddings": True},
@@ -229,7 +234,8 @@ class Models(ConvertTest):
             "compared, all equal", self.convert("dcp", "out", "--config=hf-model/config.json").stdout
         )  # the two names
         self.check("out", wanted)
-        # Both names with other values: the target has those of one, and the command says that the source contradicts itself.
+        # Both names with other values: the target has those of one, and the command says that the
+        # source contradicts itself.
         (self.folder / "two").mkdir()
         (self.folder / "two/config.json").write_text((self.folder / "hf-model/config.json").read_text())
         save_file(
@@ -306,7 +312,8 @@ class Models(ConvertTest):
             self.convert("step-10", "out", numbers, code=2).stderr,
         )
         self.assertIn(
-            "layout megatron has no names for the optimizer's state; the layouts of --to=fsdp2 and --to=megatron have, without --mesh",
+            "layout megatron has no names for the optimizer's state; the layouts of --to=fsdp2 and --to=megatron "
+            "have, without --mesh",
             self.convert("step-10", "out", numbers, "--to=megatron", "--mesh=tp=2", "--optimizer", code=2).stderr,
         )
         error = self.convert(
@@ -335,7 +342,8 @@ class Models(ConvertTest):
             "megatron", "back", numbers, "--to=fsdp2", "--optimizer", "--leave=common.pt", code=2
         ).stderr
         self.assertIn(
-            "the optimizer of TARGET has no master weights, so that those of 'megatron' become its weights; --allow=extra leaves out the weights decoder.",
+            "the optimizer of TARGET has no master weights, so that those of 'megatron' become its weights; "
+            "--allow=extra leaves out the weights decoder.",
             error,
         )
         text = self.convert(
@@ -509,7 +517,8 @@ class Models(ConvertTest):
         )
 
     def test_an_optimizer_of_less_precision(self):
-        """Moments keep their dtypes, as Megatron-Core's --exp-avg-dtype and PyTorch's optimizers of bf16 weights have them."""
+        """Moments keep their dtypes, as Megatron-Core's --exp-avg-dtype and PyTorch's optimizers of
+        bf16 weights have them."""
         self.save("saved", LLAMA, "llama3-8b", "fsdp2-checkpoint", optimizer={"exp_avg": "bf16", "exp_avg_sq": "fp16"})
         self.convert("saved", "megatron", "--to=megatron", "--optimizer")
         text = run("reshard-inspect", self.folder / "megatron").stdout
@@ -534,10 +543,10 @@ class Models(ConvertTest):
     def test_files_of_ranks(self):
         """One file for each rank of an engine or a trainer, with the shards of the library's layouts."""
         wanted = self.save("hf-model", EXPERTS, "qwen3-30b-a3b")
-        expert = lambda layer, number, what: wanted[f"model.layers.{layer}.mlp.experts.{number}.{what}_proj.weight"]  # noqa: E731
+        expert = lambda layer, number, what: wanted[f"model.layers.{layer}.mlp.experts.{number}.{what}_proj.weight"]
         both = lambda numbers, rows: np.stack(
             [np.concatenate([expert(0, e, "gate")[rows], expert(0, e, "up")[rows]]) for e in numbers]
-        )  # noqa: E731
+        )
         last = "model.layers.1.mlp.experts.3.down_proj.weight"
         experts = "model.layers.0.mlp.experts.routed_experts.w13_weight"
         # Of the last rank: what it holds under a name.
@@ -660,7 +669,8 @@ class Models(ConvertTest):
                     options.append("--allow=extra")
                 text = self.convert(path / "published", path / "found", *options).stdout
                 self.assertIn(
-                    f"layouts: {source['layout']} to hf\nquantized: in {name.split()[0]}, except for {prefix}lm_head.weight, {prefix}model.embed_tokens.weight, "
+                    f"layouts: {source['layout']} to hf\nquantized: in "
+                    f"{name.split()[0]}, except for {prefix}lm_head.weight, {prefix}model.embed_tokens.weight, "
                     f"{prefix}model.layers.",
                     text,
                 )
@@ -689,7 +699,8 @@ class Models(ConvertTest):
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
 
     def refuse_scales(self, folder: Path) -> None:
-        """Scales that are missing, of other blocks or under other names: changes of the file's header that keep its length."""
+        """Scales that are missing, of other blocks or under other names: changes of the file's header
+        that keep its length."""
         path, name = folder / "published/model.safetensors", "model.layers.0.self_attn.o_proj.weight"
         contents = path.read_bytes()
         begin = contents.index(f'"{name}_scale_inv"'.encode())
@@ -853,7 +864,8 @@ layouts:
         save_file({"w": array}, self.folder / "hf/model.safetensors")
         error = self.convert("hf", "out", "--model=model.yaml", "--target-layout=out", code=2).stderr
         self.assertIn(
-            "the tensors fit several models or layouts, which differ: model in layout hf, model in layout fsdp2; --model=NAME or --source-layout=NAME chooses one",
+            "the tensors fit several models or layouts, which differ: model in layout hf, model in "
+            "layout fsdp2; --model=NAME or --source-layout=NAME chooses one",
             error,
         )
         self.convert("hf", "out", "--model=model.yaml", "--target-layout=out", "--source-layout=fsdp2")

@@ -21,10 +21,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi")]
-from commands import BIN, run  # noqa: E402
-from conversions import ConvertTest  # noqa: E402
-from mpi_test import MPIRUN  # noqa: E402
-from torch_formats import Dcp, safetensors  # noqa: E402
+from commands import BIN, run
+from conversions import ConvertTest
+from mpi_test import MPIRUN
+from torch_formats import Dcp, safetensors
 
 KILLS = 20 if os.environ.get("RESHARD_FULL") == "1" else 3
 FORMATS = ("safetensors", "dcp", "dcp-safetensors", "torch-save")
@@ -70,7 +70,8 @@ class Convert(ConvertTest):
         )
         self.assertTrue(
             text.endswith(
-                "source: 5 tensors, 110 elements\ntarget: 5 tensors, 110 elements; 256 bytes, of which 0 are padding, were compared with the source and are right\n"
+                "source: 5 tensors, 110 elements\ntarget: 5 tensors, 110 elements; 256 bytes, of which 0 are padding, "
+                "were compared with the source and are right\n"
             ),
             text,
         )
@@ -122,7 +123,11 @@ tensors:
   lm_head.weight: {shape: [3, 2], dtype: i64}
 layouts:
   hf: {params: same}
-  stacked: {params: {ups: {holds: "model.layers.{layer}.up.weight", stack: layer}, embed: {holds: model.embed.weight}, head: {holds: lm_head.weight}}}
+  stacked:
+    params:
+      ups: {holds: "model.layers.{layer}.up.weight", stack: layer}
+      embed: {holds: model.embed.weight}
+      head: {holds: lm_head.weight}
 """)
         self.convert(
             "hf", "out", "--model=model.yaml", "--source-layout=hf", "--target-layout=stacked", "--memory=256MiB"
@@ -145,7 +150,8 @@ layouts:
         checkpoint.write()
         error = self.convert("dcp", "out", "--to=safetensors", code=2).stderr
         self.assertIn(
-            "has objects that the target cannot hold: 'step' (format 'safetensors' holds tensors only); --allow=extra leaves them out",
+            "has objects that the target cannot hold: 'step' (format 'safetensors' holds tensors only); "
+            "--allow=extra leaves them out",
             error,
         )
         self.assertFalse((self.folder / "out").exists())
@@ -348,7 +354,8 @@ layouts:
         self.assertIn("there was no unfinished target", text)
 
     def killed(self, *arguments: str) -> int:
-        """Kills a conversion to `out` and its executor as soon as the journal has another record. Returns the number of records, 0 if it has ended before."""
+        """Kills a conversion to `out` and its executor as soon as the journal has another record. Returns the number of
+        records, 0 if it has ended before."""
 
         def records() -> int:
             with contextlib.suppress(FileNotFoundError):  # the folder has just got another name

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reshard-digest: equal digests of one checkpoint in every format, of both sides of a plan through their layouts, and of
-the same elements in Python; the tensor that differs is named."""
+"""reshard-digest: equal digests of one checkpoint in every format, of both sides of a plan through their layouts, and
+of the same elements in Python; the tensor that differs is named."""
 
 import json
 import shutil
@@ -10,14 +10,20 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-import numpy as np  # noqa: E402
-from commands import FolderTest, run  # noqa: E402
-from safetensors.numpy import load_file, save_file  # noqa: E402
-from torch_formats import Dcp  # noqa: E402
+import numpy as np
+from commands import FolderTest, run
+from safetensors.numpy import load_file, save_file
+from torch_formats import Dcp
 
 MODEL = """dtype: fp32
 index: {layer: 2, expert: 4}
-tensors: {"l.{layer}.q": [8, 6], "l.{layer}.k": [4, 6], "l.{layer}.e.{expert}.up": [6, 5], norm: {shape: [7], dtype: bf16}, scale: [], mask: {shape: [3, 3], dtype: u8}}
+tensors:
+  "l.{layer}.q": [8, 6]
+  "l.{layer}.k": [4, 6]
+  "l.{layer}.e.{expert}.up": [6, 5]
+  norm: {shape: [7], dtype: bf16}
+  scale: []
+  mask: {shape: [3, 3], dtype: u8}
 layouts:
   hf: {params: same}
   train:
@@ -129,7 +135,9 @@ model:
   dtype: fp32
   tensors: {head: [4, 2], a: [4, 6], b: [3]}
   layouts:
-    train: {axes: [tp, pp], params: {head: {holds: head, shard: {0: tp}, at: {pp: last}}, a: {holds: a, at: {pp: first}}, b: {holds: b}}}
+    train:
+      axes: [tp, pp]
+      params: {head: {holds: head, shard: {0: tp}, at: {pp: last}}, a: {holds: a, at: {pp: first}}, b: {holds: b}}
     serve: {params: {head: {holds: head}, a: {pieces: [{shape: [2, 6], of: [{of: a, size: [2, 6]}]}]}}}
 source: {layout: train, mesh: {tp: 2, pp: 2}, storage: staged}
 target: {layout: serve, mesh: {tp: 1}, storage: moved}

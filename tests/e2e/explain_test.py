@@ -7,14 +7,16 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-from commands import ROOT, FolderTest, run  # noqa: E402
+from commands import ROOT, FolderTest, run
 
 JOB = """version: 1
 model:
   dtype: fp32
   tensors: {"w": [8, 4], one: [4], own: [4]}
   layouts:
-    train: {axes: [tp, dp, pp], params: {w: {holds: w, shard: {0: tp}}, one: {holds: one, at: {dp: 1, tp: 0}}, own: {holds: own}}}
+    train:
+      axes: [tp, dp, pp]
+      params: {w: {holds: w, shard: {0: tp}}, one: {holds: one, at: {dp: 1, tp: 0}}, own: {holds: own}}
     serve: {axes: [x], params: {all: {concat: [w], pad: {0: 9}}, one: {holds: one}, own: {holds: own}}}
 source: {layout: train, mesh: {tp: 2, dp: 2}}
 target: {layout: serve, mesh: {x: 2}, ranks: [3, 4]}

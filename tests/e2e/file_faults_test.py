@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A conversion in which one call of a file operation fails, for every call (tests/e2e/faults/file_faults.c): an
-interrupted call and a short read or write change nothing; a full or broken device is an error that names the file; a run
-that is killed at a call is continued by the next one. The source stays as it was, and the target is whole or absent.
-RESHARD_BIN: the folder of the commands."""
+interrupted call and a short read or write change nothing; a full or broken device is an error that names the file; a
+run that is killed at a call is continued by the next one. The source stays as it was, and the target is whole or
+absent. RESHARD_BIN: the folder of the commands."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import BIN, FolderTest, run  # noqa: E402
+from commands import BIN, FolderTest, run
 
 FULL = os.environ.get("RESHARD_FULL") == "1"
 CALLS = None if FULL else 9  # of each kind and conversion; None: all
@@ -40,10 +40,14 @@ class FileFaults(FolderTest):
             json.dumps({"weight_map": {name: f"model-{i // 2}.safetensors" for i, name in enumerate(names)}})
         )
         (source / "config.json").write_text("{}")
-        model = "model: {dtype: fp32, index: {layer: 4}, tensors: {'layers.{layer}.w': [20, 30], codes: {shape: [600, 1024], dtype: u8}, wide: [300, 1024]}}"
+        model = (
+            "model: {dtype: fp32, index: {layer: 4}, tensors: {'layers.{layer}.w': [20, 30], codes: {shape: [600, "
+            "1024], dtype: u8}, wide: [300, 1024]}}"
+        )
         for name in ("safetensors", "dcp"):
             (self.folder / "job.yaml").write_text(
-                f"version: 1\n{model}\nsource: {{storage: source}}\ntarget: {{storage: {{folder: out, format: {name}}}, dtype: bf16, convert: rne}}\n"
+                f"version: 1\n{model}\nsource: {{storage: source}}\n"
+                f"target: {{storage: {{folder: out, format: {name}}}, dtype: bf16, convert: rne}}\n"
             )
             run("reshard-compile", "job.yaml", "-o", name, cwd=self.folder)
 

@@ -15,8 +15,8 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import BIN, FolderTest, run  # noqa: E402
-from launch import Launch  # noqa: E402
+from commands import BIN, FolderTest, run
+from launch import Launch
 
 JOB = """version: 1
 model: {dtype: bf16, tensors: {a: {shape: [1024, 512], shard: {0: tp}}}}
@@ -193,7 +193,8 @@ class Inside(Folders):
                 error = self.command("exec", "plan", f"--source={source}", f"--target={target}", code=2)
                 self.assertEqual(
                     error,
-                    f"reshard-exec: error: '{target}' is inside the source '{source}', expected a new folder outside it\n",
+                    f"reshard-exec: error: '{target}' is inside the source '{source}', expected a new folder outside "
+                    "it\n",
                 )
                 self.assertEqual((self.left(), sorted((self.folder / "source").rglob("*"))), before)
         for target in "source", "link":

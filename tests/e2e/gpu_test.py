@@ -13,8 +13,8 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import BIN, ROOT, FolderTest, run  # noqa: E402
-from fake_backend import copy_with_backends  # noqa: E402
+from commands import BIN, ROOT, FolderTest, run
+from fake_backend import copy_with_backends
 
 GPU = Path("/dev/nvidiactl").exists()
 NVCC = shutil.which("nvcc")
@@ -30,7 +30,8 @@ class Gpu(FolderTest):
     def compile(self, source, target):
         (self.folder / "job.yaml").write_text(
             'version: 1\nmodel: {dtype: bf16, index: {l: 3}, tensors: {"up.{l}": {shape: [96, 64], shard: {0: tp}}, '
-            f'"down.{{l}}": {{shape: [64, 96], shard: {{1: tp}}}}, norm: [77]}}}}\nsource: {{mesh: {source}}}\ntarget: {{mesh: {target}}}\n'
+            f'"down.{{l}}": {{shape: [64, 96], shard: {{1: tp}}}}, norm: [77]}}}}\nsource: {{mesh: {source}}}\n'
+            f"target: {{mesh: {target}}}\n"
         )
         run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan")
 
@@ -91,11 +92,13 @@ class Gpu(FolderTest):
             ("", f"no GPU: '{backend}' is not a backend of reshard: the function reshard_open_device is missing"),
             (
                 "void reshard_open_device(void) {}",
-                f"no GPU: '{backend}': found version none of reshard_open_device, expected 6; install backends and library of the same release",
+                f"no GPU: '{backend}': found version none of reshard_open_device, expected 6; "
+                "install backends and library of the same release",
             ),
             (
                 "void reshard_open_device(void) {} unsigned reshard_open_device_version = 99;",
-                f"no GPU: '{backend}': found version 99 of reshard_open_device, expected 6; install backends and library of the same release",
+                f"no GPU: '{backend}': found version 99 of reshard_open_device, expected 6; "
+                "install backends and library of the same release",
             ),
         ):
             subprocess.run(
@@ -131,7 +134,8 @@ class Gpu(FolderTest):
         for environment, text, code in (
             (
                 {},
-                "the rank of this process is unknown: pass one rank to open, or start it with a launcher that sets RANK (torchrun, mpirun, srun)",
+                "the rank of this process is unknown: pass one rank to open, or start it with a launcher that sets "
+                "RANK (torchrun, mpirun, srun)",
                 2,
             ),
             (

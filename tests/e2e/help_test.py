@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-from commands import FolderTest, run  # noqa: E402
+from commands import FolderTest, run
 
 COMMANDS = ("reshard-compile", "reshard-exec", "reshard-inspect", "reshard-diff", "reshard-digest")
 
@@ -53,10 +53,13 @@ class Help(FolderTest):
         script = self.folder / "c.bash"
         script.write_text(run("reshard-inspect", "--completion=bash").stdout)
         (self.folder / "a.rplan").touch()
-        call = f'cd {self.folder}; compopt() {{ :; }}; . {script}; _reshard_inspect reshard-inspect %s reshard-inspect; echo "${{COMPREPLY[@]}}"'
+        call = (
+            f"cd {self.folder}; compopt() {{ :; }}; . {script}; _reshard_inspect reshard-inspect %s reshard-inspect; "
+            f'echo "${{COMPREPLY[@]}}"'
+        )
         complete = lambda word: subprocess.run(
             ["bash", "-c", call % word], capture_output=True, text=True, check=True
-        ).stdout.strip()  # noqa: E731
+        ).stdout.strip()
         self.assertEqual(complete("--for"), "--format=")
         self.assertEqual(complete("a.r"), "a.rplan")
         (self.folder / "with space").touch()

@@ -9,7 +9,7 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import BIN, FolderTest, run  # noqa: E402
+from commands import BIN, FolderTest, run
 
 JOB = """
 version: 1

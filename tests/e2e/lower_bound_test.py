@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares plans on the shipped topologies with their lower bounds, which lower_bounds.py computes from the layouts
-alone: the simulated time is within 1.10 × the bound (for some jobs within less: LIMITS), arenas are within their limits,
-and relays save time. RESHARD_BIN: the folder of the commands."""
+alone: the simulated time is within 1.10 × the bound (for some jobs within less: LIMITS), arenas are within their
+limits, and relays save time. RESHARD_BIN: the folder of the commands."""
 
 import hashlib
 import json
@@ -12,9 +12,9 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "lib")]
-from commands import ROOT, FolderTest, run  # noqa: E402
-import generate  # noqa: E402
-import lower_bounds  # noqa: E402
+from commands import ROOT, FolderTest, run
+import generate
+import lower_bounds
 
 TOPOLOGIES = ROOT / "examples" / "topologies"
 # A changed topology changes every figure. Then measure docs/performance.md again and update the hashes.
@@ -167,7 +167,8 @@ class LowerBounds(FolderTest):
         """Moves column shards over relays, in one phase and in several, by threads."""
         job = self.folder / "job.yaml"
         job.write_text(
-            "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [4096, 8192], shard: {1: tp}}, v: {shape: [8192, 999], shard: {0: tp}}}}\n"
+            "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [4096, 8192], shard: {1: tp}}, v: {shape: [8192, "
+            "999], shard: {0: tp}}}}\n"
             "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 8}, ranks: 8..15}\noptions: {topology: {ranks_per_node: 8}}\n"
         )
         for staging in ([], ["--set=options.staging=24MiB"]):
@@ -192,7 +193,8 @@ class LowerBounds(FolderTest):
             with self.subTest(staging):
                 job = self.folder / "job.yaml"
                 job.write_text(
-                    "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [4096, 2048], shard: {1: tp}}, v: [2048, 2048]}}\n"
+                    "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [4096, 2048], shard: {1: tp}}, v: [2048, "
+                    "2048]}}\n"
                     "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1, dp: 8}, ranks: 2..9}\n"
                     f"options: {{{staging}topology: {{ranks_per_node: 2}}}}\n"
                 )

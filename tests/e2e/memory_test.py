@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--memory: the peak of a conversion and its check stays below the limit for every pair of formats, in whole rows, transposed, cast and
-quantized, for files of ranks, and of each of several processes. RESHARD_BIN: the folder of the commands."""
+"""--memory: the peak of a conversion and its check stays below the limit for every pair of formats, in whole
+rows, transposed, cast and quantized, for files of ranks, and of each of several processes. RESHARD_BIN: the
+folder of the commands."""
 
 import itertools
 import json
@@ -11,8 +12,8 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi")]
-from commands import BIN, FolderTest, run  # noqa: E402
-from mpi_test import MPIRUN  # noqa: E402
+from commands import BIN, FolderTest, run
+from mpi_test import MPIRUN
 
 FORMATS = ("safetensors", "dcp-safetensors", "dcp", "megatron", "torch-save")
 LIMIT = 64 << 20
@@ -45,7 +46,8 @@ MODEL = {
 
 class Limit(FolderTest):
     def compile(self, source, target, layout="same", job=None, **more):
-        """A job from a folder to another one; a folder's name is that of its format, and a suffix. job: further keys of it. more: of the target."""
+        """A job from a folder to another one; a folder's name is that of its format, and a suffix. job: further keys of
+        it. more: of the target."""
         more = {"layout": layout, "storage": {"folder": target, "format": target.split(".")[0]}} | more
         path, plan = self.folder / "job.yaml", self.folder / "p.rplan"
         path.write_text(
@@ -112,7 +114,8 @@ class Limit(FolderTest):
         plan = self.compile("safetensors", "safetensors.fp8", quantize="block_fp8")
         error = run("reshard-exec", plan, f"--memory={LIMIT}", code=2).stderr
         self.assertIn(
-            f"--memory: the arenas of this process need {BYTES} bytes, expected at most half of the limit of {LIMIT} bytes; compile the job with a smaller options.staging",
+            f"--memory: the arenas of this process need {BYTES} bytes, expected at most half of the limit of {LIMIT} "
+            "bytes; compile the job with a smaller options.staging",
             error,
         )
         self.assertFalse((self.folder / "safetensors.fp8").exists())
@@ -158,7 +161,8 @@ class Limit(FolderTest):
         """Of each process. Its peak is that of the child of a small Python process."""
         plan = self.compile("safetensors", "dcp", job={"world": 2})
         program = (
-            "import os, resource, subprocess, sys; code = subprocess.call(sys.argv[2:]); peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss; "
+            "import os, resource, subprocess, sys; code = subprocess.call(sys.argv[2:]); "
+            "peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss; "
             "open(sys.argv[1] + str(peak) + '-' + str(os.getpid()), 'w').close(); sys.exit(code)"
         )
         run(

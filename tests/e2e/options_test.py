@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the commands: --relabel-target, --compress, --keep, --allow, --check-replicas; only, ignore, refresh and transform in
-reports. RESHARD_BIN: the folder of the commands."""
+"""Options of the commands: --relabel-target, --compress, --keep, --allow, --check-replicas; only, ignore, refresh and
+transform in reports. RESHARD_BIN: the folder of the commands."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import BIN, ROOT, FolderTest, run  # noqa: E402
+from commands import BIN, ROOT, FolderTest, run
 
 
 class Options(FolderTest):
@@ -271,7 +271,10 @@ class From(Options):
 class Compress(Options):
     """Compressed segments are those of the plan without compression."""
 
-    JOB = "{version: 1, model: {dtype: bf16, tensors: {a: {shape: [4032, 64], shard: {0: tp}}}}, source: {mesh: {tp: 64}}, target: {mesh: {tp: 3}}}"
+    JOB = (
+        "{version: 1, model: {dtype: bf16, tensors: {a: {shape: [4032, 64], shard: {0: tp}}}}, source: {mesh: {tp: "
+        "64}}, target: {mesh: {tp: 3}}}"
+    )
 
     def test_all_commands_read_it(self):
         self.compile(self.JOB)
@@ -305,7 +308,8 @@ class Compress(Options):
             env=os.environ | {"LD_LIBRARY_PATH": str(self.folder / "lib")},
         )
         self.assertIn(
-            "the compressed segment of rank 0: found no libzstd.so.1; install the package libzstd1 (Debian, Ubuntu) or libzstd",
+            "the compressed segment of rank 0: found no libzstd.so.1; install the package libzstd1 (Debian, "
+            "Ubuntu) or libzstd",
             done.stderr,
         )
 
@@ -359,7 +363,11 @@ model:
   dtype: bf16
   tensors: {a: [64, 8], b: [30], c: [48, 8]}
   layouts:
-    fsdp: {params: {a: {holds: a, shard: {0: {axis: fsdp, scheme: chunk}}}, b: {holds: b, shard: {0: {axis: fsdp, scheme: chunk}}}, c: {holds: c, shard: {0: {axis: fsdp, scheme: chunk}}}}}
+    fsdp:
+      params:
+        a: {holds: a, shard: {0: {axis: fsdp, scheme: chunk}}}
+        b: {holds: b, shard: {0: {axis: fsdp, scheme: chunk}}}
+        c: {holds: c, shard: {0: {axis: fsdp, scheme: chunk}}}
     tp: {params: {a: {holds: a, shard: {0: tp}}, b: {holds: b}, c: {holds: c, shard: {1: tp}}}}
 source: %s
 target: {layout: tp, mesh: {tp: 2, dp: %d}, ranks: %d..%d}
@@ -463,7 +471,10 @@ target: {layout: serve, mesh: {tp: 1}}
         self.assertIn("needs 2 elements", self.stderr)
 
     def test_unknown_axes_have_size_1(self):
-        job = "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [8], shard: {0: tq}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {}}\n"
+        job = (
+            "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [8], shard: {0: tq}}}}\nsource: {mesh: {tp: 2}}\n"
+            "target: {mesh: {}}\n"
+        )
         self.compile(job, code=2)
         self.compile(job, "--allow=axis")
         self.assertIn("warning: unknown axis 'tq'", self.stderr)
@@ -555,7 +566,8 @@ source: {layout: mixed, mesh: {dp: 2}%s}
 target: {layout: plain, mesh: {dp: 2}}
 """
     WARNING = (
-        "%s: warning: source param 'y.{layer}' holds tensor 'a.{layer}' %s, and 'x.{layer}' holds it %s: their values differ in general, and "
+        "%s: warning: source param 'y.{layer}' holds tensor 'a.{layer}' %s, and 'x.{layer}' holds it %s: "
+        "their values differ in general, and "
         "a target rank may read either; 'ignore' of the source omits one of them\n"
     )
 
@@ -595,7 +607,10 @@ target: {layout: plain, mesh: {dp: 2}}
 
 class Difference(Options):
     def test_ranks_are_counted_in_the_larger_world(self):
-        job = "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64], shard: {0: tp}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: %d}}\n"
+        job = (
+            "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64], shard: {0: tp}}}}\nsource: {mesh: {tp: 2}}\n"
+            "target: {mesh: {tp: %d}}\n"
+        )
         self.compile(job % 8, plan="wide")
         self.compile(job % 4, plan="narrow")
         for plans in (("wide", "narrow"), ("narrow", "wide")):
@@ -607,7 +622,8 @@ class Patterns(Options):
     def test_a_kind_missing_in_the_config_is_a_warning(self):
         (self.folder / "config.json").write_text('{"kinds": "MM*", "list": ["full", "full", "full"]}')
         job = (
-            "version: 1\nmodel: {config: config.json, dtype: bf16, index: {layer: 3}, tensors: {b: [8], 'a.{layer}': {shape: [8], where: {layer: {pattern: %s, is: %s}}}}}\n"
+            "version: 1\nmodel: {config: config.json, dtype: bf16, index: {layer: 3}, tensors: {b: [8], 'a.{layer}': "
+            "{shape: [8], where: {layer: {pattern: %s, is: %s}}}}}\n"
             "source: {mesh: {}}\ntarget: {mesh: {}}\n"
         )
         for pattern, kind in (("$kinds", "X"), ("$list", "ful")):
@@ -620,7 +636,8 @@ class Patterns(Options):
 class ScaleNames(Options):
     def test_every_name_in_braces_is_the_param_name(self):
         self.compile(
-            "version: 1\nmodel: {dtype: bf16, tensors: {a: [64, 64]}}\nsource: {mesh: {}}\ntarget: {mesh: {}, quantize: {format: mxfp8, scale: '{name}/{name}_sf'}}\n"
+            "version: 1\nmodel: {dtype: bf16, tensors: {a: [64, 64]}}\nsource: {mesh: {}}\n"
+            "target: {mesh: {}, quantize: {format: mxfp8, scale: '{name}/{name}_sf'}}\n"
         )
         done = run("reshard-inspect", self.folder / "plan", "--param=*")
         self.assertIn("a/a_sf", done.stdout)
@@ -628,7 +645,8 @@ class ScaleNames(Options):
 
 class Inspection(Options):
     NVFP4 = (
-        "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 96], shard: {0: tp}}, 'b[0]': {shape: [8]}, b0: {shape: [8]}}}\nsource: {mesh: {tp: 2}}\n"
+        "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 96], shard: {0: tp}}, 'b[0]': {shape: [8]}, b0: "
+        "{shape: [8]}}}\nsource: {mesh: {tp: 2}}\n"
         "target: {mesh: {tp: 1}, ranks: 2..2, quantize: nvfp4}\n"
     )
 
@@ -650,7 +668,8 @@ class Inspection(Options):
                 (done.stdout, done.stderr),
                 (
                     "",
-                    "reshard-inspect: error: found 2 of --rank, --param, --explain, --simulate and --verify, expected at most one\n",
+                    "reshard-inspect: error: found 2 of --rank, --param, --explain, --simulate and --verify, "
+                    "expected at most one\n",
                 ),
             )
 
@@ -683,7 +702,10 @@ class Inspection(Options):
                 self.assertEqual(set(param["from"].values()), {param["bytes"] // 2}, param)
 
     def test_globs_are_those_of_yaml(self):
-        job = "version: 1\nmodel: {dtype: bf16, tensors: {a.up: [8], 'b[0]': [8], b0: [8], 'c\\d': [8]}}\nsource: {mesh: {}}\ntarget: {mesh: {}%s}\n"
+        job = (
+            "version: 1\nmodel: {dtype: bf16, tensors: {a.up: [8], 'b[0]': [8], b0: [8], 'c\\d': [8]}}\n"
+            "source: {mesh: {}}\ntarget: {mesh: {}%s}\n"
+        )
         every = ["a.up", "b0", "b[0]", "c\\d"]
         for glob, expected in (
             ("*", every),
@@ -713,7 +735,8 @@ class Refresh(Options):
     def test_hooks_are_reported(self):
         self.compile(
             "version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}, layouts: {t: {params: same}, "
-            "s: {params: {a: {holds: a, refresh: absorb}}}}}\nsource: {layout: t, mesh: {}}\ntarget: {layout: s, mesh: {}}\n"
+            "s: {params: {a: {holds: a, refresh: absorb}}}}}\nsource: {layout: t, mesh: {}}\n"
+            "target: {layout: s, mesh: {}}\n"
         )
         self.execute("--synthesize", "--check", f"--report={self.folder / 'run.json'}")
         self.assertEqual(json.loads((self.folder / "run.json").read_text())["refresh"], ["absorb"])
@@ -721,7 +744,8 @@ class Refresh(Options):
     def test_transforms_need_a_caller(self):
         self.compile(
             "version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}, layouts: {t: {params: same}, "
-            "s: {params: {a: {holds: a, transform: pack}}}}}\nsource: {layout: t, mesh: {}}\ntarget: {layout: s, mesh: {}}\n"
+            "s: {params: {a: {holds: a, transform: pack}}}}}\nsource: {layout: t, mesh: {}}\n"
+            "target: {layout: s, mesh: {}}\n"
         )
         self.execute("--synthesize", "--check", f"--report={self.folder / 'run.json'}")
         self.assertEqual(json.loads((self.folder / "run.json").read_text())["transform"], ["pack"])
@@ -733,7 +757,8 @@ class Refresh(Options):
             self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertEqual(
                 done.stderr,
-                "reshard-exec: error: the plan uses the transform 'pack', a function of the caller: expected --synthesize without --source, and --device=cpu\n",
+                "reshard-exec: error: the plan uses the transform 'pack', a function "
+                "of the caller: expected --synthesize without --source, and --device=cpu\n",
             )
         self.assertFalse((self.folder / "new").exists())
 

@@ -12,7 +12,7 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import BIN, FolderTest, run  # noqa: E402
+from commands import BIN, FolderTest, run
 
 JOB = """
 version: 1
@@ -87,7 +87,7 @@ class Outputs(FolderTest):
             )
             self.assertEqual(os.fstat(redirected.fileno()).st_ino, (self.folder / "redirected").stat().st_ino)
         self.assertEqual((self.folder / "redirected").read_bytes(), plan)
-        self.assertEqual(self.names(), sorted(before + ["redirected"]))
+        self.assertEqual(self.names(), sorted([*before, "redirected"]))
 
     def test_a_link_is_kept_and_its_target_is_replaced(self):
         (self.folder / "there").mkdir()
@@ -121,7 +121,8 @@ class Outputs(FolderTest):
                 done = self.command(name, *arguments, option, output, code=2)
                 self.assertEqual(
                     done.stderr.decode(),
-                    f"reshard-{name}: error: option '{option}': '{output}' would overwrite the input '{arguments[0]}', expected another file\n",
+                    f"reshard-{name}: error: option "
+                    f"'{option}': '{output}' would overwrite the input '{arguments[0]}', expected another file\n",
                 )
         for option in (["-o", "model.yaml"], ["-o", "new", "--report=model.yaml"]):
             self.assertIn(
@@ -137,7 +138,8 @@ class Outputs(FolderTest):
                 done = self.command(name, *arguments, other, "both", option, second, code=2)
                 self.assertEqual(
                     done.stderr.decode(),
-                    f"reshard-{name}: error: options '{other}' and '{option}' both write '{second}', expected two files\n",
+                    f"reshard-{name}: error: options '{other}' and '{option}' both write '{second}', "
+                    "expected two files\n",
                 )
         (self.folder / "dangling").unlink()
         self.assertEqual(self.names(), before)

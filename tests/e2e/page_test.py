@@ -3,6 +3,7 @@
 recomputations from the steps and the trace, and, where Chromium is installed, the page itself: no console error, and a
 click on each kind of thing, or a key, shows what it promises."""
 
+import itertools
 import json
 import os
 import re
@@ -14,8 +15,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-import numpy as np  # noqa: E402
-from commands import ROOT, FolderTest, run  # noqa: E402
+import numpy as np
+from commands import ROOT, FolderTest, run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 JOB = """version: 1
@@ -43,15 +44,26 @@ model:
 source: {layout: train, mesh: {tp: 2, ep: 2}}
 target: {layout: serve, mesh: {tp: 2}, ranks: 4..5}
 """
-#: The elements of `staged` are collected in the arena, since its shards end within blocks; those of `norm` are forwarded.
+#: The elements of `staged` are collected in the arena, since its shards end within blocks; those of
+#: `norm` are forwarded.
 STAGED = """version: 1
 model:
   dtype: bf16
   index: {layer: 2}
   tensors: {"l.{layer}.staged": [96, 96], w: [512, 64], norm: [64]}
   layouts:
-    train: {axes: [tp], params: {"m.{layer}": {holds: staged, shard: {1: {axis: tp, cyclic: 8}}}, w: {holds: w, shard: {0: tp}}, norm: {holds: norm, shard: {0: tp}}}}
-    serve: {axes: [tp], params: {"m.{layer}": {holds: staged, quantize: {format: FORMAT, by: receiver}}, w: {holds: w, shard: {1: {axis: tp, cyclic: 8}}}, norm: {holds: norm}}}
+    train:
+      axes: [tp]
+      params:
+        "m.{layer}": {holds: staged, shard: {1: {axis: tp, cyclic: 8}}}
+        w: {holds: w, shard: {0: tp}}
+        norm: {holds: norm, shard: {0: tp}}
+    serve:
+      axes: [tp]
+      params:
+        "m.{layer}": {holds: staged, quantize: {format: FORMAT, by: receiver}}
+        w: {holds: w, shard: {1: {axis: tp, cyclic: 8}}}
+        norm: {holds: norm}
 source: {layout: train, mesh: {tp: 4}}
 target: {layout: serve, mesh: {tp: 2}, ranks: 4..5}
 options: {topology: {ranks_per_node: 2}, staging: LIMIT}
@@ -71,11 +83,14 @@ copy: {rate: 200GB/s}
 #: Does what a reader does and writes what the page shows then into an attribute of the document.
 CLICKS = """<script>
 {
-const shown = { errors: [], cells: document.querySelectorAll("rect.cell").length, tensors: document.querySelectorAll("#list button").length };
+const shown = { errors: [] };
+shown.cells = document.querySelectorAll("rect.cell").length;
+shown.tensors = document.querySelectorAll("#list button").length;
 window.addEventListener("error", event => shown.errors.push(event.message));
 const text = id => document.getElementById(id).textContent;
 const click = element => element.dispatchEvent(new MouseEvent("click", { bubbles: true }));
-const press = key => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+const press = key =>
+  document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
 const marks = id => document.querySelectorAll("#" + id + " .mark");
 click(marks("matrix")[0]);
 shown.click = text("cell");
@@ -101,7 +116,9 @@ shown.tensor = text("tensor");
 shown.boxes = [...document.querySelectorAll("#tensor svg")].map(svg => svg.querySelectorAll(".mark").length);
 shown.paths = [...document.querySelectorAll("#tensor svg")].map(svg => {
   click(svg.querySelector(".mark"));
-  return { lines: [...document.querySelectorAll("#paths tr.path")].map(row => row.textContent), pieces: [...document.querySelectorAll("#tensor svg")].map(each => each.querySelectorAll(".piece").length) };
+  const lines = [...document.querySelectorAll("#paths tr.path")].map(row => row.textContent);
+  const pieces = [...document.querySelectorAll("#tensor svg")].map(each => each.querySelectorAll(".piece").length);
+  return { lines, pieces };
 });
 document.querySelector("#tensor svg .mark").focus();
 press("ArrowDown");
@@ -188,7 +205,7 @@ class Page(FolderTest):
             }
             for rank, own in steps.items()
         }
-        for a, b, n, messages, patterns, parts in data["cells"]:
+        for _, b, n, messages, patterns, parts in data["cells"]:
             self.assertEqual(sum(of for _, of in patterns), n)
             self.assertEqual(len(parts), messages)
             for part in parts:
@@ -199,7 +216,7 @@ class Page(FolderTest):
     def test_holders(self):
         """The boxes of each rank are the elements that it has of the tensor."""
         data = data_of(self.page(JOB))
-        rows = lambda a, b, n: [r for r in range(n) if a <= r < b]  # noqa: E731
+        rows = lambda a, b, n: [r for r in range(n) if a <= r < b]
         wanted = {  # tensor -> source rank -> rows; all columns
             "l.{layer}.q": {0: rows(0, 4, 8), 1: rows(4, 8, 8), 2: rows(0, 4, 8), 3: rows(4, 8, 8)},
             "l.{layer}.k": {0: [0, 1], 1: [2, 3], 2: [0, 1], 3: [2, 3]},
@@ -291,7 +308,12 @@ class Page(FolderTest):
 
     def test_pieces_of_files(self):
         job = """version: 1
-model: {dtype: fp32, tensors: {a: [8, 4], b: [6]}, layouts: {files: {params: {a: {holds: a}, b: {holds: b}}}, live: {axes: [tp], params: {a: {holds: a, shard: {0: tp}}, b: {holds: b}}}}}
+model:
+  dtype: fp32
+  tensors: {a: [8, 4], b: [6]}
+  layouts:
+    files: {params: {a: {holds: a}, b: {holds: b}}}
+    live: {axes: [tp], params: {a: {holds: a, shard: {0: tp}}, b: {holds: b}}}
 source: SOURCE
 target: TARGET
 """
@@ -333,8 +355,22 @@ model:
   dtype: bf16
   tensors: {"<!--<script>": [4, 4], inner: [4, 8, 6], none: [4, 0], none2: [0, 4], matrix: [64, 64]}
   layouts:
-    train: {axes: [tp, pp], params: {head: {holds: "<!--<script>", shard: {0: tp}, at: {pp: last}}, e: {holds: inner, shard: {2: tp}}, n: {holds: none}, n2: {holds: none2}, m: {holds: matrix}}}
-    serve: {axes: [x], params: {head: {holds: "<!--<script>"}, e: {holds: inner}, n: {holds: none}, n2: {holds: none2}, m: {holds: matrix, quantize: {format: mxfp8, by: receiver}}}}
+    train:
+      axes: [tp, pp]
+      params:
+        head: {holds: "<!--<script>", shard: {0: tp}, at: {pp: last}}
+        e: {holds: inner, shard: {2: tp}}
+        n: {holds: none}
+        n2: {holds: none2}
+        m: {holds: matrix}
+    serve:
+      axes: [x]
+      params:
+        head: {holds: "<!--<script>"}
+        e: {holds: inner}
+        n: {holds: none}
+        n2: {holds: none2}
+        m: {holds: matrix, quantize: {format: mxfp8, by: receiver}}
 source: {layout: train, mesh: {tp: 2, pp: 2}}
 target: {layout: serve, mesh: {x: 1}, ranks: [4]}
 """)
@@ -348,7 +384,8 @@ target: {layout: serve, mesh: {x: 1}, ranks: [4]}
         self.assertEqual(sorted(self.painted(tensors["matrix"], 1)), [4])
         data = data_of(
             self.page(
-                "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [512], shard: {0: {axis: x, cyclic: 1}}}}}\nsource: {mesh: {x: 100}}\ntarget: {mesh: {x: 1}}\n"
+                "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [512], shard: {0: {axis: x, cyclic: 1}}}}}\n"
+                "source: {mesh: {x: 100}}\ntarget: {mesh: {x: 1}}\n"
             )
         )
         self.assertEqual(data["tensors"][0]["sides"][0]["left"], 36)
@@ -376,7 +413,7 @@ target: {layout: one, mesh: {}}
         spans = [span for lane in data["time"]["lanes"] for span in lane["spans"]]
         self.assertTrue(
             all(
-                0 <= begin and 0 <= length and begin + length <= report["seconds"] * 1e9 + 2
+                begin >= 0 and length >= 0 and begin + length <= report["seconds"] * 1e9 + 2
                 for _, begin, length, *_ in spans
             )
         )
@@ -384,7 +421,8 @@ target: {layout: one, mesh: {}}
             self.assertEqual(sum(n for each, *_, n in spans if each == kind), self.report()["bytes"]["remote"])
 
     def history(self, rank, trace):
-        """A rank's arena: its size, and [begin, end, bytes] of everything in it, in ns, from the steps and the trace."""
+        """A rank's arena: its size, and [begin, end, bytes] of everything in it, in ns, from
+        the steps and the trace."""
         times = {}
         for event in trace:
             kind, message = event["name"].split()[:2]
@@ -439,7 +477,7 @@ target: {layout: one, mesh: {}}
                 self.assertLessEqual(lane["most"], limit)
                 self.assertEqual(lane["most"], max(n for _, n in lane["arena"]))
                 edges = sorted({t for begin, end, _ in intervals for t in (begin, end)})
-                for a, b in zip(edges, edges[1:]):
+                for a, b in itertools.pairwise(edges):
                     if b - a > 4:  # the trace rounds to nanoseconds
                         middle = (a + b) // 2
                         wanted = sum(n for begin, end, n in intervals if begin <= middle < end) + views
@@ -471,7 +509,7 @@ target: {layout: one, mesh: {}}
         self.assertEqual(
             sum(n for a, b, n, *_ in data["cells"]), self.report()["bytes"]["remote"] + self.report()["bytes"]["local"]
         )
-        for a, b, n, messages, patterns, parts in data["cells"]:
+        for a, b, n, _, _, parts in data["cells"]:
             self.assertTrue(
                 all(48 * a <= part[0] < 48 * (a + 1) and 48 * b <= part[1] < 48 * (b + 1) for part in parts)
             )
@@ -480,7 +518,11 @@ target: {layout: one, mesh: {}}
 
     def test_nodes(self):
         """Above 64 ranks a row is a node, or several, also of the lanes of the time line."""
-        job = "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [960, 64], shard: {0: x}}}}\nsource: {mesh: {x: 96}}\ntarget: {mesh: {x: 40}, ranks: 96..135}\noptions: {topology: {ranks_per_node: 8}}\n"
+        job = (
+            "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [960, 64], shard: {0: x}}}}\n"
+            "source: {mesh: {x: 96}}\ntarget: {mesh: {x: 40}, ranks: 96..135}\n"
+            "options: {topology: {ranks_per_node: 8}}\n"
+        )
         data = data_of(self.page(job))
         self.assertEqual((data["world"], data["node"], data["group"], len(data["ranks"])), (136, 8, 8, 17))
         data = data_of(self.page(job, f"--simulate={ROOT / 'examples/topologies/h100x8.yaml'}"))
@@ -495,7 +537,8 @@ target: {layout: one, mesh: {}}
             for i in range(24 if "RESHARD_FULL" not in os.environ else 120)
         )
         page = self.page(
-            f"version: 1\nmodel: {{dtype: bf16, tensors: {{{tensors}}}}}\nsource: {{mesh: {{x: 60}}}}\ntarget: {{mesh: {{x: 64}}}}\n"
+            f"version: 1\nmodel: {{dtype: bf16, tensors: {{{tensors}}}}}\nsource: {{mesh: {{x: 60}}}}\n"
+            f"target: {{mesh: {{x: 64}}}}\n"
         )
         self.assertLess(len(page.encode()), 5 << 20)
         data = data_of(page)

@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import FolderTest, run  # noqa: E402
+from commands import FolderTest, run
 
 # One source rank whose NIC is the bottleneck, beside an idle rank that would be a relay.
 JOB = """

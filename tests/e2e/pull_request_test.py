@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workflow of docs/ci.md that compares the plans of a pull request with those of its base: its script runs in a local
-repository."""
+"""The workflow of docs/ci.md that compares the plans of a pull request with those of its base: its script runs
+in a local repository."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-import yaml  # noqa: E402
-from commands import BIN, ROOT, FolderTest  # noqa: E402
+import yaml
+from commands import BIN, ROOT, FolderTest
 
 JOB = """version: 1
 model: {dtype: bf16, tensors: {a: {shape: [64, 8], shard: {0: tp}}}}

@@ -27,7 +27,10 @@ target: {mesh: {tp: 8}}
 """
 # Files on both sides: the tensors are written whole, and the two processes share out the copies.
 FILES = """version: 1
-model: {dtype: bf16, index: {layer: 3}, tensors: {"layers.{layer}.w": [480, 1024], "layers.{layer}.norm": [1024], head: [1024, 1120]}}
+model:
+  dtype: bf16
+  index: {layer: 3}
+  tensors: {"layers.{layer}.w": [480, 1024], "layers.{layer}.norm": [1024], head: [1024, 1120]}
 source: {storage: %s}
 target: {storage: {folder: out, format: %s}}
 world: %d
@@ -252,8 +255,8 @@ class RendezvousTest(unittest.TestCase):
                 self.assert_exact(self.start_all(url, environment=launcher))
 
     def test_files(self):
-        """From safetensors to a DCP checkpoint and from that to safetensors: the processes read and check each byte once,
-        and write the files of a single process."""
+        """From safetensors to a DCP checkpoint and from that to safetensors: the processes read and check each byte
+        once, and write the files of a single process."""
         at, url = self.new_folder(), f"file://{self.new_folder()}"
         all = 2 * (3 * (480 * 1024 + 1024) + 1024 * 1120)
         torchrun = {
@@ -580,8 +583,8 @@ class RendezvousTest(unittest.TestCase):
         self.assert_exact(self.start_all(f"file://{at}"))  # the files of the failed job do no harm
 
     def test_a_killed_rank_without_a_deadline(self):
-        """The rank is stopped first, so that it is killed while others wait for it: those that copy out of its memory or
-        its slots, those whose slots it has not read, and with messages alone those that receive from it."""
+        """The rank is stopped first, so that it is killed while others wait for it: those that copy out of its memory
+        or its slots, those whose slots it has not read, and with messages alone those that receive from it."""
         for options in ((), ("--private-memory",), ("--no-local-shortcut",)):
             for victim in range(WORLD) if FULL else (2,):
                 with self.subTest(options=options, victim=victim):

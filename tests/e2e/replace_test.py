@@ -13,8 +13,8 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import BIN, run, shared_folder  # noqa: E402
-from launchers import environment  # noqa: E402
+from commands import BIN, run, shared_folder
+from launchers import environment
 
 JOB = """version: 1
 model: {dtype: fp32, tensors: {a: {shape: [1024, 64], shard: {0: tp}}, b: [64]}}
@@ -30,7 +30,8 @@ import os, sys
 import numpy, reshard
 
 def descriptors():
-    return {os.readlink(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{each}") or os.path.islink(f"/proc/self/fd/{each}")}
+    paths = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
+    return {os.readlink(path) for path in paths if os.path.exists(path) or os.path.islink(path)}
 
 rank, path, url = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 executor = reshard.Executor(path, rank, transport="ucx", rendezvous=url, join_timeout=%d)
@@ -67,8 +68,8 @@ for line in sys.stdin:
             role, place = bind()
             print("replaced", *executor.ranks, flush=True)
         elif word == "descriptors":
-            found = descriptors()
-            print(len(os.listdir("/proc/self/fd")), *sorted(each for each in found if each.startswith("socket:")), flush=True)
+            sockets = sorted(each for each in descriptors() if each.startswith("socket:"))
+            print(len(os.listdir("/proc/self/fd")), *sockets, flush=True)
     except reshard.Error as error:
         print("error", str(error).replace(chr(10), " "), flush=True)
 executor.close()

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pull mode. A source of 4 ranks publishes versions; up to 8 replicas of 2 ranks pull them, join, leave, are killed at a random
-moment or at a random system call, are stopped and continued, and lose their network. Each process of a replica compares
-its weights with the version that it has pulled, byte by byte (replicas_process.py). One replica is on a host of its own,
-where hosts can be simulated. The processes meet in a folder ("file"), or at a store that rank 0 of the source serves ("tcp"),
-which no fault concerns.
+"""Pull mode. A source of 4 ranks publishes versions; up to 8 replicas of 2 ranks pull them, join, leave, are killed at
+a random moment or at a random system call, are stopped and continued, and lose their network. Each process of a replica
+compares its weights with the version that it has pulled, byte by byte (replicas_process.py). One replica is on a host
+of its own, where hosts can be simulated. The processes meet in a folder ("file"), or at a store that rank 0 of the
+source serves ("tcp"), which no fault concerns.
 
 RESHARD_FULL: 500 rounds; else 40. RESHARD_SMALL: 20."""
 
+import contextlib
 import heapq
 import itertools
 import json
@@ -64,10 +65,8 @@ class Process:
         assert not self.asked, f"asked {words} before the answer to {self.asked}"
         self.asked, self.since = list(map(str, words)), time.monotonic()
         self.until = self.since + seconds + GRACE
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which wait() will read
             self.popen.stdin.write(f"{' '.join(self.asked)}\n".encode())
-        except BrokenPipeError:  # it has ended, which wait() will read
-            pass
 
     def idle(self):
         return not (self.asked or self.stopped)
@@ -322,7 +321,8 @@ class Fleet:
                 process.popen.stdin.close()
 
     def faults(self, version):
-        """Faults that happen soon. If the first two versions had no fault of a kind, a later one has, so that few rounds have all kinds."""
+        """Faults that happen soon. If the first two versions had no fault of a kind, a later one has, so that few
+        rounds have all kinds."""
         chance = self.random.random
         ranks = self.ranks()
         for what, fault in (("kills", self.kill), ("stops", self.freeze)):
@@ -455,11 +455,13 @@ class ReplicasTest(unittest.TestCase):
     def release_during(self, fleet, version, fault, heal):
         """Faults at random moments of pulls of versions after a given one, until a release waits for a lease. Returns
         the last version, and the errors of release."""
-        for version in range(version + 1, version + 41):
+        for _ in range(40):
+            version += 1
             fleet.ask_sources("publish", version, seconds=START)
             for process in fleet.ranks():
                 fleet.pull(process, version)
-            # A pull takes milliseconds in one host, and a second if TCP waits for packets that the last attempt has lost.
+            # A pull takes milliseconds in one host, and a second if TCP waits for packets that the
+            # last attempt has lost.
             fleet.pause(10 ** fleet.random.uniform(-3, 0))
             fault()
             late = fleet.release()
@@ -504,12 +506,14 @@ class ReplicasTest(unittest.TestCase):
                 self.assert_pulls_again(fleet, version)
 
     def test_a_source_that_writes_during_a_lease_is_noticed(self):
-        """The control of all other tests: the bytes of another version, in one row, are found, by the test and by a checked pull."""
+        """The control of all other tests: the bytes of another version, in one row, are found, by the test
+        and by a checked pull."""
         for check, found in (
             ("", r"torn: .*layers.0.up\[47, 0\]: found \d+, expected \d+ of version 2"),
             (
                 "check",
-                r"RunError: the memory of replica 0 rank \d \(world rank \d\) differs from version 2 of the source: wrong are the tensors '",
+                r"RunError: the memory of replica 0 rank \d \(world rank \d\) differs from version "
+                r"2 of the source: wrong are the tensors '",
             ),
         ):
             with self.subTest(check):

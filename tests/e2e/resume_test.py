@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """reshard-exec --resume: a run that is killed at any moment leaves no target, and the next run continues where its
-journal ends, with the bytes of an uninterrupted run. Journals that do not fit are refused. RESHARD_BIN: the folder of the
-commands."""
+journal ends, with the bytes of an uninterrupted run. Journals that do not fit are refused. RESHARD_BIN: the
+folder of the commands."""
 
 import fcntl
 import json
@@ -23,14 +23,17 @@ from pathlib import Path
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi")]
-from commands import BIN, FolderTest, run  # noqa: E402
-from mpi_test import MPIRUN  # noqa: E402
-from torch_formats import Dcp  # noqa: E402
+from commands import BIN, FolderTest, run
+from mpi_test import MPIRUN
+from torch_formats import Dcp
 
 FULL = os.environ.get("RESHARD_FULL") == "1"
 KILLS = 200 if FULL else 5
 JOB = """version: 1
-model: {dtype: bf16, index: {layer: 4}, tensors: {"layers.{layer}.w": {shape: [2048, 1024], shard: {0: tp}}, "layers.{layer}.v": [1024, 1024]}}
+model:
+  dtype: bf16
+  index: {layer: 4}
+  tensors: {"layers.{layer}.w": {shape: [2048, 1024], shard: {0: tp}}, "layers.{layer}.v": [1024, 1024]}
 source: {storage: source}
 target: {storage: target, mesh: {tp: 2}%s}
 world: %d
@@ -76,7 +79,8 @@ class Resume(FolderTest):
         return folder / f".reshard-journal-{rank}"
 
     def records(self):
-        """The chunks that the journal of an unfinished folder has; none without a folder, or before the journal is made."""
+        """The chunks that the journal of an unfinished folder has; none without a folder, or
+        before the journal is made."""
         if not self.partial() or not self.journal().exists():
             return []
         return [json.loads(line[17:])[0] for line in self.journal().read_text().splitlines()[1:]]
@@ -125,9 +129,9 @@ class Resume(FolderTest):
 
 class Killed(Resume):
     def test_at_random_moments(self):
-        """Two conversions, to files of ranks and to a DCP checkpoint, are killed in turns until they end: at a random moment
-        between start and end, and as soon as the journal has another record, so that some kills are inside the copying
-        however fast the machine is."""
+        """Two conversions, to files of ranks and to a DCP checkpoint, are killed in turns until they end: at a random
+        moment between start and end, and as soon as the journal has another record, so that some kills are inside the
+        copying however fast the machine is."""
         (self.folder / "job.yaml").write_text(DCP)
         run("reshard-compile", "job.yaml", "-o", "dcp", cwd=self.folder)
         jobs = [("plan", "target"), ("dcp", "checkpoint")]
@@ -196,8 +200,8 @@ class Killed(Resume):
                 self.assertEqual(self.contents(), wanted)
 
     def killed_together(self, program):
-        """Starts two processes and kills the first rank, whereupon mpirun ends the other, when both journals have a record. Returns the bytes of the last
-        records; None if the run has ended before."""
+        """Starts two processes and kills the first rank, whereupon mpirun ends the other, when both journals have a
+        record. Returns the bytes of the last records; None if the run has ended before."""
         process = subprocess.Popen(
             program,
             cwd=self.folder,
@@ -365,12 +369,14 @@ target: {layout: same, storage: {folder: target, format: dcp}}
         other = self.folder / "target.partial-1-00000000"
         shutil.copytree(folder, other)
         self.refused(
-            f"'{other.name}' was begun on another host, where its process may still run; expected the same host for --resume. "
+            f"'{other.name}' was begun on another host, where its process may still run; "
+            "expected the same host for --resume. "
             f"If it does not run, rename the folder so that its name ends in '{folder.name[-9:]}'"
         )
         second = other.rename(self.folder / f"target.partial-1{folder.name[-9:]}")
         self.refused(
-            f"'{second.name}' and '{folder.name}' could both be resumed, expected one unfinished folder; remove the other"
+            f"'{second.name}' and '{folder.name}' could both be resumed, expected one unfinished folder; "
+            "remove the other"
         )
         shutil.rmtree(second)
         process = subprocess.Popen(self.command("--check"), cwd=self.folder, stdout=subprocess.DEVNULL)

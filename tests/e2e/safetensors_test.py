@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import ROOT, run  # noqa: E402
+from commands import ROOT, run
 
 
 def load(path: Path) -> dict[str, np.ndarray]:

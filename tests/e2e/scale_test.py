@@ -9,7 +9,7 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import BIN, ROOT, FolderTest, limited, run  # noqa: E402
+from commands import BIN, ROOT, FolderTest, limited, run
 
 FULL = "RESHARD_FULL" in os.environ
 SMALL = "RESHARD_SMALL" in os.environ  # sanitizers use more memory
@@ -52,9 +52,9 @@ class Scale(FolderTest):
                         self.assertIn("right: all", proof.stdout, proof.stderr)
 
     def test_every_rank_sends_to_every_other(self):
-        """The memory of many small messages, and their plan. The limits are a fifth and a tenth above the need: copies of
-        the descriptors of flows, or transfers that are kept after they are descriptors, would exceed the first, and a
-        list of operands for each send the second."""
+        """The memory of many small messages, and their plan. The limits are a fifth and a tenth above the need: copies
+        of the descriptors of flows, or transfers that are kept after they are descriptors, would exceed the first, and
+        a list of operands for each send the second."""
         job = self.folder / "job.yaml"
         job.write_text(
             json.dumps(
@@ -75,8 +75,8 @@ class Scale(FolderTest):
             self.assertLessEqual(report["peak_rss_bytes"], 112 << 20)
 
     def test_copies_cost_no_memory(self):
-        """A million messages: the plan has a quarter of a gigabyte, and the compiler never holds it whole. The limit is a
-        fifth above the need."""
+        """A million messages: the plan has a quarter of a gigabyte, and the compiler never holds it whole. The limit is
+        a fifth above the need."""
         fsdp, dp = (256, 64) if SMALL else (1024, 256)
         job = self.folder / "job.yaml"
         job.write_text(
@@ -314,7 +314,8 @@ class Scale(FolderTest):
         )
         self.assertRegex(
             done.stderr,
-            r"^reshard-compile: error: out of memory in '[a-z-]+': an allocation failed at a peak of [0-9.]+ MiB resident memory\n$",
+            r"^reshard-compile: error: out of memory in '[a-z-]+': an allocation "
+            r"failed at a peak of [0-9.]+ MiB resident memory\n$",
         )
         self.assertFalse((self.folder / "plan").exists())
 
@@ -344,7 +345,8 @@ class Scale(FolderTest):
             with self.subTest(error):
                 job = self.folder / "job.yaml"
                 job.write_text(
-                    f"{{version: 1, model: {{dtype: bf16, {model}}}, source: {{mesh: {source}}}, target: {{mesh: {{}}}}}}\n"
+                    f"{{version: 1, model: {{dtype: bf16, {model}}}, source: {{mesh: {source}}}, target: {{mesh: "
+                    f"{{}}}}}}\n"
                 )
                 done = run("reshard-compile", job, "-o", self.folder / "plan", code=2, timeout=10)
                 self.assertIn(error, done.stderr)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions on file systems that share blocks between files: XFS and Btrfs in images, mounted by loop devices. Unchanged bytes that have
-the same offset in a block in both files take no further blocks, and all bytes are right. Needs root."""
+"""Conversions on file systems that share blocks between files: XFS and Btrfs in images, mounted by loop
+devices. Unchanged bytes that have the same offset in a block in both files take no further blocks, and all
+bytes are right. Needs root."""
 
 import fcntl
 import os
@@ -16,7 +17,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from conversions import ConvertTest  # noqa: E402
+from conversions import ConvertTest
 
 IMAGE_BYTES = 320 << 20  # XFS needs 300 MiB; most of the image is a hole
 SIZES = (8 << 20, (4 << 20) + 1234, 6 << 20)

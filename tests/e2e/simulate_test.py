@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulator compared with closed formulas: one pair, packing, incast, ring, all-to-all, a chain, a shared NIC; engine
-replicas that pull, also on the shipped topologies, against their lower bound. RESHARD_BIN: the folder of the commands."""
+"""The simulator compared with closed formulas: one pair, packing, incast, ring, all-to-all, a chain, a shared
+NIC; engine replicas that pull, also on the shipped topologies, against their lower bound. RESHARD_BIN: the
+folder of the commands."""
 
 import json
 import os
@@ -9,7 +10,7 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import ROOT, FolderTest, run  # noqa: E402
+from commands import ROOT, FolderTest, run
 
 LINK, NIC, COPY = 100e9, 10e9, 200e9
 LINK_LATENCY, NIC_LATENCY = 5e-6, 50e-6
@@ -135,7 +136,8 @@ class Simulate(SimulationTest):
         found = self.simulate(
             f"{{layout: rows, mesh: {{tp: {k}}}}}",
             f"{{layout: columns, mesh: {{tp: {k}}}}}",
-            tensors=f"w: [{k * 64}, {k * 512}]}}, layouts: {{rows: {{params: same, shard: {{w: {{0: tp}}}}}}, columns: {{params: same, shard: {{w: {{1: tp}}}}}}",
+            tensors=f"w: [{k * 64}, {k * 512}]}}, layouts: {{rows: {{params: same, shard: {{w: {{0: tp}}}}}}, "
+            f"columns: {{params: same, shard: {{w: {{1: tp}}}}}}",
         )
         each = 2 * 64 * 512
         transmit = (k - 1) * each / LINK
@@ -150,7 +152,7 @@ class Simulate(SimulationTest):
         n = 5  # one source, n nodes of one rank: the source's NIC is the bottleneck, so the targets relay
         found = self.simulate("{mesh: {tp: 1}}", f"{{mesh: {{dp: {n}}}, ranks: 1..{n}}}", per_node=1)
         self.assertIn("route 0 0 -> ", self.ir)
-        first = [bytes for bytes in self.chunks()][0]
+        first = next(iter(self.chunks()))
         hops = max(line.count("->") for line in self.ir.splitlines() if line.startswith("route"))
         self.assertEqual(hops, n - 1)
         # S/b + (depth - 1) * c/b, and a latency a hop.

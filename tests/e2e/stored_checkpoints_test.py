@@ -14,17 +14,16 @@ from pathlib import Path
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import FolderTest, limited, run  # noqa: E402
+from commands import FolderTest, limited, run
 from torch_formats import (
     HOOKS,
-    METADATA,
     Call,
     Dcp,
     Global,
     Member,
     Storage,
     UntypedStorage,
-    archive,  # noqa: E402
+    archive,
     dtensor,
     pickled,
     placement,
@@ -61,7 +60,8 @@ def assembled(path: Path, found: dict) -> dict[str, np.ndarray]:
 
 class StoredCheckpoints(FolderTest):
     def dcp(self, **info: object) -> Dcp:
-        """`model.a` in uneven chunks of three files, `model.b` cut along dimension 1, a scalar, an empty tensor and an object."""
+        """`model.a` in uneven chunks of three files, `model.b` cut along dimension 1, a scalar, an empty
+        tensor and an object."""
         checkpoint = Dcp(self.folder / "dcp")
         for rank, rows in enumerate((slice(0, 3), slice(3, 6), slice(6, 7))):
             checkpoint.chunk("model.a", (7, 5), (rows.start, 0), A[rows], f"__{rank}_0.distcp", **info)
@@ -187,7 +187,8 @@ target: {{layout: same, storage: out}}
             (
                 other,
                 1,
-                f"ranks': tensor 'a': its part [4..6, 0..4] in 'model_world_size_4_rank_3.pt' differs from that in 'model_world_size_4_rank_1.pt', "
+                "ranks': tensor 'a': its part [4..6, 0..4] in 'model_world_size_4_rank_3.pt' differs from that in "
+                "'model_world_size_4_rank_1.pt', "
                 "first in byte ",
             ),
         ):
@@ -301,7 +302,8 @@ target: {{layout: same, storage: out}}
         self.assertIn("has several sets of files 'model…_rank_R.pt', expected one", self.refusal(folder))
         folder = self.ranks({"b": tensor(B, "0")}, {"b": tensor(B + 1, "0")}, arrays=[[B], [B + 1]])
         self.assertIn(
-            "tensor 'b': it is not a distributed tensor and differs from that of a lower rank: how it is sharded is not stated",
+            "tensor 'b': it is not a distributed tensor and differs from that of a lower rank: how it is sharded is "
+            "not stated",
             self.refusal(folder),
         )
         folder = self.ranks({"b": tensor(B, "0")}, {"b": tensor(B[:2], "0")}, arrays=[[B], [B[:2]]])
@@ -326,6 +328,7 @@ target: {{layout: same, storage: out}}
         self.compare(folder, listing(folder), {"a": A, "short": B[:1]})
         self.assertIn("its chunks have 30 of 35 elements", self.refusal(saved(slice(0, 4), slice(4, 6))))
         self.assertIn("overlap", self.refusal(saved(slice(0, 4), slice(3, 7))))
+        api = "torch.distributed._shard.sharded_tensor.api"
         cases = {
             "its rank has 2 shards of it, expected one": sharded_tensor(
                 [(A[:4], "0", (0, 0)), (A[4:], "0", (4, 0))], A.shape
@@ -335,12 +338,9 @@ target: {{layout: same, storage: out}}
             ),
             "its shard has another form than that of PyTorch 2.13": sharded_tensor([(A[:4], "0", (0,))], A.shape),
             "the dtype 'torch Size' is not supported": sharded_tensor([], A.shape, "Size"),
-            "the global 'torch.distributed._shard.sharded_tensor.api.ShardedTensor.gather' is not one": Member(
-                Global("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"), "gather"
-            ),
-            "the global 'torch.distributed._shard.sharded_tensor.api.ShardedTensor.ProcessGroupState.os' is not one": Member(
-                Member(Global("torch.distributed._shard.sharded_tensor.api", "ShardedTensor"), "ProcessGroupState"),
-                "os",
+            f"the global '{api}.ShardedTensor.gather' is not one": Member(Global(api, "ShardedTensor"), "gather"),
+            f"the global '{api}.ShardedTensor.ProcessGroupState.os' is not one": Member(
+                Member(Global(api, "ShardedTensor"), "ProcessGroupState"), "os"
             ),
             "expected a global and a name as the arguments of getattr": Member({}, "keys"),
         }
@@ -451,7 +451,8 @@ target: {{layout: same, storage: out}}
                 with_arguments(plain, 6, {"neg": True}),
             ),
             (
-                f"argument 7 {v2} (metadata) sets 'conj': its elements are not stored themselves, but their conjugates; "
+                f"argument 7 {v2} (metadata) sets 'conj': its elements are not stored themselves, "
+                "but their conjugates; "
                 "save tensor.resolve_conj()",
                 with_arguments(plain, 6, {"conj": True}),
             ),

@@ -15,9 +15,9 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi")]
-from commands import BIN, FolderTest, run  # noqa: E402
-from mpi_test import MPIRUN  # noqa: E402
-from torch_formats import Dcp, archive, safetensors, tensor  # noqa: E402
+from commands import BIN, FolderTest, run
+from mpi_test import MPIRUN
+from torch_formats import Dcp, archive, safetensors, tensor
 
 LAYERS = 4
 MODEL = """
@@ -216,7 +216,8 @@ class StoredSources(FolderTest):
                     self.check(load_file(f"{out}-hf/model.safetensors"), expected())
 
     def test_a_target_in_chunks(self):
-        """`chunk` limits the chunks of a tensor: its first dimension is cut, and the next one if one position of it is larger."""
+        """`chunk` limits the chunks of a tensor: its first dimension is cut, and the next one if one
+        position of it is larger."""
         self.dcp()
         self.compile("{layout: saved, storage: dcp}", "{layout: tp, storage: ranks, mesh: {tp: 2}}")
         self.execute()
@@ -295,7 +296,8 @@ layouts:
 
     def test_reports_of_a_target_in_chunks(self):
         (self.folder / "model.yaml").write_text(
-            "dtype: u8\ntensors: {a: [8, 4], b: [3]}\nlayouts: {hf: {params: same}, tp: {params: same, shard: {a: {1: tp}}}}\n"
+            "dtype: u8\ntensors: {a: [8, 4], b: [3]}\nlayouts: {hf: {params: same}, tp: {params: same, shard: {a: {1: "
+            "tp}}}}\n"
         )
         self.compile("{layout: tp, mesh: {tp: 2}}", "{layout: hf, storage: {folder: out, format: dcp, chunk: 4}}")
         plan = self.folder / "p.rplan"
@@ -394,7 +396,7 @@ layouts:
         checkpoint = Dcp(self.folder / "dcp")
         for name, array in load_file(self.folder / "codes/model.safetensors").items():
             ends = [0, 2, 3, 6] if name == "b" else [0, 32, 64] if name == cut else [0, len(array)]
-            for i, (begin, end) in enumerate(zip(ends, ends[1:])):
+            for i, (begin, end) in enumerate(itertools.pairwise(ends)):
                 if name != leave_out:
                     checkpoint.chunk(name, array.shape, (begin, 0), array[begin:end], f"__{i}_0.distcp")
         checkpoint.write()
@@ -427,7 +429,8 @@ layouts:
         source, hf = "{layout: hf, storage: dcp, quantize: {format: mxfp4, only: w.*}}", "{layout: hf, storage: hf}"
         self.quantized(cut="w.1_scale")
         self.assertIn(
-            "dcp': tensor 'w.1_scale' is stored in 2 chunks, but param 'w.{layer}' is quantized as mxfp4: the chunks of its codes and scales may cut a "
+            "dcp': tensor 'w.1_scale' is stored in 2 chunks, but param 'w.{layer}' is quantized as mxfp4: "
+            "the chunks of its codes and scales may cut a "
             "block, expected one chunk of each; 'reshard-convert SOURCE NEW --to=safetensors' joins them",
             self.compile(source, hf, code=2),
         )
@@ -441,7 +444,8 @@ layouts:
 
     def test_opaque_tensors_are_not_cut(self):
         (self.folder / "model.yaml").write_text(
-            "dtype: u8\ntensors:\n  state: {opaque: 6}\nlayouts:\n  saved: {params: {state: {holds: state}}}\n  hf: {params: same}\n"
+            "dtype: u8\ntensors:\n  state: {opaque: 6}\nlayouts:\n  saved: {params: {state: {holds: state}}}\n "
+            " hf: {params: same}\n"
         )
         checkpoint = Dcp(self.folder / "dcp")
         for i in (0, 3):
@@ -453,7 +457,8 @@ layouts:
         )
 
     def test_flat_buffers_in_several_chunks(self):
-        """Chunks cut tensors of a bucket anywhere, also padding, a transposed tensor and packs; those of two buckets differ."""
+        """Chunks cut tensors of a bucket anywhere, also padding, a transposed tensor and packs; those
+        of two buckets differ."""
         (self.folder / "model.yaml").write_text("""
 dtype: fp32
 index: {layer: 2}
@@ -466,7 +471,17 @@ tensors:
   "e.{layer}": [6, 3]
   "f.{layer}": [2, 3]
 layouts:
-  saved: {params: {"bucket.{layer}": {flat: {of: ["b.{layer}", {of: "t.{layer}", permute: [1, 0]}, "w.{layer}", {concat: {of: ["c.{layer}", "d.{layer}"], dim: 1}}, {interleave: {of: ["e.{layer}", "f.{layer}"], groups: 2}}], align: 16}}}}
+  saved:
+    params:
+      "bucket.{layer}":
+        flat:
+          of:
+            - "b.{layer}"
+            - {of: "t.{layer}", permute: [1, 0]}
+            - "w.{layer}"
+            - {concat: {of: ["c.{layer}", "d.{layer}"], dim: 1}}
+            - {interleave: {of: ["e.{layer}", "f.{layer}"], groups: 2}}
+          align: 16
   hf: {params: same}
 """)
         tensors = {
@@ -495,7 +510,7 @@ layouts:
             checkpoint = Dcp(self.folder / f"dcp-{chunks}")
             for name, values in buckets.items():
                 cuts = [0, *sorted(random.choice(np.arange(1, size), chunks - 1, replace=False).tolist()), size]
-                for i, (begin, end) in enumerate(zip(cuts, cuts[1:])):
+                for i, (begin, end) in enumerate(itertools.pairwise(cuts)):
                     checkpoint.chunk(name, (size,), (begin,), values[begin:end], f"__{i}_0.distcp")
             checkpoint.write()
             for layout, wanted in (("hf", tensors), ("saved", buckets)):
@@ -521,7 +536,8 @@ layouts:
         checkpoint.write()
         error = self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}", code=2)
         self.assertIn(
-            "has tensors in up to 3000 chunks, and param 'state' is a flat buffer of 700 parts: expected flat buffers in several chunks with parts times "
+            "has tensors in up to 3000 chunks, and param 'state' is a flat buffer of 700 parts: expected flat buffers "
+            "in several chunks with parts times "
             "chunks of at most 2097152 together; 'reshard-convert SOURCE NEW --to=safetensors' joins chunks",
             error,
         )
@@ -646,7 +662,8 @@ layouts:
         checkpoint.write()
         self.compile("{layout: saved, storage: dcp}", "{layout: hf, storage: hf}")
         self.assertIn(
-            "checkpoint 'dcp' has objects that the target cannot hold: 'step' (format 'safetensors' holds tensors only); "
+            "checkpoint 'dcp' has objects that the target cannot hold: 'step' (format 'safetensors' holds tensors "
+            "only); "
             "--allow=extra leaves them out, --leave=GLOB those with such names",
             self.execute(code=2).replace(f"{self.folder}/", ""),
         )

@@ -12,7 +12,7 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import BIN, DEADLINE, ROOT, FolderTest, run  # noqa: E402
+from commands import BIN, DEADLINE, ROOT, FolderTest, run
 
 FULL = "RESHARD_FULL" in os.environ
 FAST = {"LD_PRELOAD": str(BIN / "tests/fast_clock.so")}
@@ -89,7 +89,8 @@ class Terminal(FolderTest):
     @unittest.skipUnless(FULL, "RESHARD_FULL is not set: takes a minute")
     def test_exec(self):
         (self.folder / "job.yaml").write_text(
-            "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [32768, 16384], shard: {0: x}}}}\nsource: {mesh: {x: 2}}\ntarget: {mesh: {copy: 12}, ranks: 2..13, quantize: nvfp4}\n"
+            "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [32768, 16384], shard: {0: x}}}}\n"
+            "source: {mesh: {x: 2}}\ntarget: {mesh: {copy: 12}, ranks: 2..13, quantize: nvfp4}\n"
         )
         run("reshard-compile", "job.yaml", "-o", "p", cwd=self.folder)
         text = self.shown("reshard-exec", "p", "--synthesize", "--check", "--threads=1")

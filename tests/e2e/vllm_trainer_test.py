@@ -19,8 +19,8 @@ import unittest.mock
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-from commands import BIN, run, shared_folder  # noqa: E402
-from launchers import environment  # noqa: E402
+from commands import BIN, run, shared_folder
+from launchers import environment
 
 JOB = """version: 1
 model: {dtype: fp32, tensors: {a: [64, 8], b: [8]}}
@@ -36,15 +36,18 @@ for line in sys.stdin:
     call, info = json.loads(line)
     try:
         if call == "init_weight_transfer_engine":
-            executor = reshard.Executor(info["plan"], 1, transport=info["transport"], rendezvous=info["rendezvous"], join_timeout=info["timeout"], pull=info["pull"])
+            options = {name: info[name] for name in ("transport", "rendezvous", "pull")}
+            executor = reshard.Executor(info["plan"], 1, join_timeout=info["timeout"], **options)
             held = {name: numpy.zeros(param.shape, numpy.float32) for name, param in executor.plan.params(1).items()}
             executor.bind(held)
             executor.prepare()
         elif call == "update_weights" and "min_version" in info:
-            executor.pull(info["min_version"], info["timeout"], check=info["check"], allow_undigested=info["allow_undigested"])
+            check = {name: info[name] for name in ("check", "allow_undigested")}
+            executor.pull(info["min_version"], info["timeout"], **check)
         elif call == "update_weights":
             executor.run(timeout=info["timeout"], check=info["check"], allow_undigested=info["allow_undigested"])
-        print(json.dumps({"values": {name: sorted({*array.ravel().tolist()}) for name, array in held.items()}}), flush=True)
+        values = {name: sorted({*array.ravel().tolist()}) for name, array in held.items()}
+        print(json.dumps({"values": values}), flush=True)
     except reshard.Error as error:
         print(json.dumps({"error": str(error)}), flush=True)
 """
@@ -147,7 +150,8 @@ class TrainerTest(unittest.TestCase):
             self.assertTrue(engine.finished)
 
     def test_checked_refits(self):
-        """With transport `ucx`, and in pull mode, where the engine reads weights that differ from those that were published."""
+        """With transport `ucx`, and in pull mode, where the engine reads weights that differ from
+        those that were published."""
         for mode in ("run", "pull"):
             with self.subTest(mode):
                 engine = Engine(self)
@@ -306,7 +310,7 @@ class TrainerTest(unittest.TestCase):
             "MASTER_PORT": "1",
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
-        inherited = lambda: {name for name in variables if name in os.environ}  # noqa: E731
+        inherited = lambda: {name for name in variables if name in os.environ}
         for backend, executor, kept in (
             ("reshard", "mp", set()),
             ("reshard", "external_launcher", {*variables}),

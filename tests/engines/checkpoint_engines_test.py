@@ -12,17 +12,17 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
-from documents import example, trainers  # noqa: E402
-from support import module  # noqa: E402
+from documents import example, trainers
+from support import module
 
 FOLDER = tempfile.TemporaryDirectory()
 module(FOLDER.name)
 trainers()
 
-import ray  # noqa: E402
-import reshard  # noqa: E402
-import torch  # noqa: E402
-import yaml  # noqa: E402
+import ray
+import reshard
+import torch
+import yaml
 
 ray.util.get_node_ip_address = lambda: "127.0.0.1"  # no cluster of Ray runs
 JOB = """version: 1

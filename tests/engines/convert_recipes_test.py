@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes of docs/checkpoints.md with the real frameworks, scaled down: reshard-convert, given config.json and no YAML. FSDP2 on four ranks to
-transformers, to two ranks, and to Megatron-Core's names and back; live Megatron-Core models to transformers and from it; block FP8 for transformers.
+"""The recipes of docs/checkpoints.md with the real frameworks, scaled down: reshard-convert, given config.json and no
+YAML. FSDP2 on four ranks to transformers, to two ranks, and to Megatron-Core's names and back; live Megatron-Core
+models to transformers and from it; block FP8 for transformers.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/convert_recipes_test.py"""
@@ -13,14 +14,14 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "lib")]
-import ranks  # noqa: E402
+import ranks
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # tests/frameworks has a megatron_test too
-import torch  # noqa: E402
-from commands import run  # noqa: E402
-from megatron_checkpoint_test import load, state  # noqa: E402
-from megatron_test import LENGTH, MISSING, VOCABULARY, Model  # noqa: E402
-from optimizer_test import CONFIG, Training, folder  # noqa: E402
+import torch
+from commands import run
+from megatron_checkpoint_test import load, state
+from megatron_test import LENGTH, MISSING, VOCABULARY, Model
+from optimizer_test import CONFIG, Training, folder
 
 #: The models of megatron_test.Model, as transformers states them.
 QWEN = {
@@ -165,8 +166,8 @@ class RecipesTest(Conversions):
         self.assertEqual(self.digests("qwen"), self.digests("qwen-again"))
 
     def test_fp8(self):
-        """The names are those of transformers' FP8 models, and the values those that their codes and scales stand for. transformers itself reads such
-        a model with the package accelerate only."""
+        """The names are those of transformers' FP8 models, and the values those that their codes and scales stand for.
+        transformers itself reads such a model with the package accelerate only."""
         import transformers
         from safetensors.torch import load_file
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of live Megatron-Core models (torch_dist): what `dist_checkpointing.save` writes, converted to Hugging Face,
-gives transformers' model the logits of the Megatron model; what reshard writes, `dist_checkpointing.load` reads into a
-model of another parallelism, with the same bits that it reads from its own checkpoint.
+"""Checkpoints of live Megatron-Core models (torch_dist): what `dist_checkpointing.save` writes, converted to Hugging
+Face, gives transformers' model the logits of the Megatron model; what reshard writes, `dist_checkpointing.load` reads
+into a model of another parallelism, with the same bits that it reads from its own checkpoint.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_checkpoint_test.py"""
@@ -19,13 +19,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "lib")]
-import ranks  # noqa: E402
+import ranks
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # tests/frameworks has a megatron_test too
-import torch  # noqa: E402
-from commands import run  # noqa: E402
-from megatron_test import MISSING, VOCABULARY, Model  # noqa: E402
-from support import MODELS  # noqa: E402
+import torch
+from commands import run
+from megatron_test import MISSING, VOCABULARY, Model
+from support import MODELS
 
 NUMBERS = "layers: 4, hidden: 32, heads: 4, kv_heads: 2, head_dim: 8, ffn: 48, vocab: 128"
 QWEN2 = json.dumps(
@@ -54,9 +54,12 @@ EXPERTS = (
     # The name that the local layer spec, without Transformer Engine, gives this norm in the checkpoint.
     "layouts:\n"
     "  local:\n    extend: megatron-checkpoint\n    params:\n      decoder.layers.pre_mlp_layernorm.weight: null\n"
-    "      decoder.layers.mlp.linear_fc1.layer_norm_weight: {stack: layer, holds: '{layer}.post_attention_layernorm.weight'}\n"
-    "  local-layers:\n    extend: megatron-checkpoint-layers\n    params:\n      decoder.layers.{layer}.pre_mlp_layernorm.weight: null\n"
-    "      decoder.layers.{layer}.mlp.linear_fc1.layer_norm_weight: {holds: '{layer}.post_attention_layernorm.weight'}\n"
+    "      decoder.layers.mlp.linear_fc1.layer_norm_weight: {stack: layer, holds: "
+    "'{layer}.post_attention_layernorm.weight'}\n"
+    "  local-layers:\n    extend: megatron-checkpoint-layers\n    params:\n "
+    "     decoder.layers.{layer}.pre_mlp_layernorm.weight: null\n"
+    "      decoder.layers.{layer}.mlp.linear_fc1.layer_norm_weight: {holds: "
+    "'{layer}.post_attention_layernorm.weight'}\n"
 )
 #: What the metadata says of a checkpoint that is not homogeneous, by the end of its layout's name.
 FLAGS = {"layers": "non_homogeneous_layers", "singleton": "singleton_local_shards"}
@@ -68,7 +71,7 @@ def on_rank_0(rank, work):
     if rank == 0:
         try:
             found[0] = work()
-        except Exception as error:  # noqa: BLE001  the other ranks wait
+        except Exception as error:  # the other ranks wait
             found[0] = error
     torch.distributed.broadcast_object_list(found)
     if isinstance(found[0], BaseException):
@@ -110,8 +113,8 @@ def state(model, flag=""):
 
 
 def load(model, folder, flag=""):
-    """What Megatron-Core reads into a model from a checkpoint. reshard writes no objects (`_extra_state`), so their absence
-    is no error, as with --dist-ckpt-strictness=log_all; params are zero if they are absent."""
+    """What Megatron-Core reads into a model from a checkpoint. reshard writes no objects (`_extra_state`), so their
+    absence is no error, as with --dist-ckpt-strictness=log_all; params are zero if they are absent."""
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.validation import StrictHandling
 
@@ -127,9 +130,10 @@ def load(model, folder, flag=""):
 
 
 def through(rank, yaml, layout, source, others, config="{}", left=(), recognized=False):
-    """Saves a model, converts the checkpoint to Hugging Face and back, and reads the result into other models. `config`:
-    config.json, empty if the model states all numbers. `left`: globs of the names that conversions leave out, in Megatron-Core and in
-    Hugging Face. `recognized`: by reshard-convert, which finds model and layout, in place of jobs with this YAML."""
+    """Saves a model, converts the checkpoint to Hugging Face and back, and reads the result into other models.
+    `config`: config.json, empty if the model states all numbers. `left`: globs of the names that conversions leave
+    out, in Megatron-Core and in Hugging Face. `recognized`: by reshard-convert, which finds model and layout, in place
+    of jobs with this YAML."""
     from megatron.core import dist_checkpointing
 
     folder, flag = folder_of(rank), FLAGS.get(layout.rpartition("-")[2], "")

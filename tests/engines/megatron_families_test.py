@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints (torch_dist) of small Megatron-Core models of each family of the library, with the specs of Transformer
-Engine, whose modules megatron_modules.py has for the CPU. A model of two tensor parallel ranks and two stages, whose experts
-are on two ranks of each stage, is saved; the checkpoint is converted to Hugging Face, where transformers' model has the
-logits of the Megatron model; it is converted back, and `dist_checkpointing.load` reads it into models of other parallelism
-with the bits of its own checkpoint. With `singleton_local_shards` the files of Hugging Face have the same values.
+Engine, whose modules megatron_modules.py has for the CPU. A model of two tensor parallel ranks and two stages,
+whose experts are on two ranks of each stage, is saved; the checkpoint is converted to Hugging Face, where
+transformers' model has the logits of the Megatron model; it is converted back, and `dist_checkpointing.load` reads
+it into models of other parallelism with the bits of its own checkpoint. With `singleton_local_shards` the files of
+Hugging Face have the same values.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_families_test.py"""
@@ -14,16 +15,16 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "lib")]
-import ranks  # noqa: E402
+import ranks
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # tests/frameworks has a megatron_test too
-import torch  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
-from megatron_test import MISSING, VOCABULARY, Model  # noqa: E402
-from support import MODELS  # noqa: E402
+import torch
+from safetensors.torch import load_file, save_file
+from megatron_test import MISSING, VOCABULARY, Model
+from support import MODELS
 
 if not MISSING:
-    import megatron_modules  # noqa: F401
+    import megatron_modules
     from megatron.core import parallel_state
     from megatron.core.activations import squared_relu
     from megatron.core.fusions.fused_bias_geglu import quick_gelu
@@ -109,7 +110,8 @@ ROUTED = {
 
 
 class Family(Model):
-    """A model of a family: its settings in Megatron-Core beside the common ones, and its config.json for transformers."""
+    """A model of a family: its settings in Megatron-Core beside the common ones, and its
+    config.json for transformers."""
 
     model = model_type = ""
     megatron, config, more = {}, {}, {}  # more: further arguments of GPTModel
@@ -148,8 +150,8 @@ class Family(Model):
         )
 
     def forward(self, labels=None):
-        """The logits of this rank, or None before the last stage. Megatron-Core computes those of multi-token prediction,
-        `ahead`, only with the loss."""
+        """The logits of this rank, or None before the last stage. Megatron-Core computes those of multi-token
+        prediction, `ahead`, only with the loss."""
         self.use()
         self.ahead = None
         if not self.megatron.get("mtp_num_layers") or not parallel_state.is_pipeline_last_stage():
@@ -337,8 +339,8 @@ class NemotronH(Family):
 
 
 class Gemma3(Family):
-    """Megatron-Bridge's own provider of the model: it sets the layer spec, the embedding and the two rotary embeddings. Its
-    window_size in 0.3.1 does not count a query's own key, as transformers' sliding_window does."""
+    """Megatron-Bridge's own provider of the model: it sets the layer spec, the embedding and the two rotary embeddings.
+    Its window_size in 0.3.1 does not count a query's own key, as transformers' sliding_window does."""
 
     model, model_type = "gemma-3-27b", "gemma3_text"
     megatron = {
@@ -462,7 +464,8 @@ def check(rank, family, layout, **more):
 
 
 def check_singleton(rank, family, recognized=True):
-    """Not homogeneous, and with singleton_local_shards: the values of Hugging Face are the same, those of multi-token prediction too."""
+    """Not homogeneous, and with singleton_local_shards: the values of Hugging Face are the same, those of
+    multi-token prediction too."""
     source, folder = check(rank, family, "megatron-checkpoint-layers")
     _, apart = check(rank, family, "megatron-checkpoint-singleton", recognized=recognized)
     left = (

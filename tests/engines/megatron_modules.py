@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules of Transformer Engine that Megatron-Core's layer specs name, and the kernels of Mamba and of the gated delta
-net, in plain PyTorch on the CPU. The params and the keys of a checkpoint have the names of the real modules, so a model of
-Megatron-Core's own specs computes logits without a GPU and saves the checkpoint that it saves on one. Experts are
-SequentialMLP, whose keys are those of TEGroupedMLP.
+"""The modules of Transformer Engine that Megatron-Core's layer specs name, and the kernels of Mamba and of the gated
+delta net, in plain PyTorch on the CPU. The params and the keys of a checkpoint have the names of the real modules, so a
+model of Megatron-Core's own specs computes logits without a GPU and saves the checkpoint that it saves on one. Experts
+are SequentialMLP, whose keys are those of TEGroupedMLP.
 
 Importing this replaces the names in Megatron-Core's modules. Import it before a module that builds specs when it is
 imported (megatron.core.models.mamba.mamba_layer_specs)."""
@@ -148,8 +148,8 @@ class RMSNormGated(torch.nn.Module):
 
 
 def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, dt_softplus=False, **_):
-    """The recurrence of Mamba-2, one position after the other. x: [batch, positions, heads, dim]; dt: [batch, positions,
-    heads]; B, C: [batch, positions, groups, state]."""
+    """The recurrence of Mamba-2, one position after the other. x: [batch, positions, heads, dim]; dt: [batch,
+    positions, heads]; B, C: [batch, positions, groups, state]."""
     assert z is None and dt_softplus
     dt = torch.nn.functional.softplus(dt + dt_bias)
     heads = x.shape[2] // B.shape[2]
@@ -176,8 +176,8 @@ def window(rows, columns, size):
 
 
 def mamba_mixer():
-    """Imports Megatron-Core's Mamba layer with the functions above in place of mamba_ssm's, and with names of Triton, which
-    has no wheel for CPUs; no kernel of it is called."""
+    """Imports Megatron-Core's Mamba layer with the functions above in place of mamba_ssm's, and with names of Triton,
+    which has no wheel for CPUs; no kernel of it is called."""
     language = types.SimpleNamespace(constexpr=None)
     missing = {
         "triton": types.SimpleNamespace(jit=lambda function: function, language=language),
@@ -197,8 +197,9 @@ def mamba_mixer():
 
 
 def bridge(name):
-    """A module of Megatron-Bridge. The packages around it are empty here: their __init__.py import Transformer Engine. So is the class
-    that downloads a model and distributes it: it needs packages that scripts/frameworks.sh does not install."""
+    """A module of Megatron-Bridge. The packages around it are empty here: their __init__.py import Transformer
+    Engine. So is the class that downloads a model and distributes it: it needs packages that
+    scripts/frameworks.sh does not install."""
     root = Path(sys.modules["megatron.core"].__file__).parents[1] / "bridge"
     for package in ("", ".models", ".utils", "." + name.rpartition(".")[0]):
         module = types.ModuleType("megatron.bridge" + package)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a live distributed optimizer of Megatron-Core (four ranks, gloo, CPU) after three steps of Adam, saved as
-`dp_reshardable`: `buckets_model` records its buckets, and two jobs give them the names of `fully_reshardable`. Every element
-of every state is the one that the optimizer holds, and that of the checkpoint that it saves as `fully_reshardable` itself, if
-there is one bucket. The other way, Megatron-Core loads buckets that reshard wrote.
+"""The state of a live distributed optimizer of Megatron-Core (four ranks, gloo, CPU) after three steps of Adam, saved
+as `dp_reshardable`: `buckets_model` records its buckets, and two jobs give them the names of `fully_reshardable`. Every
+element of every state is the one that the optimizer holds, and that of the checkpoint that it saves as
+`fully_reshardable` itself, if there is one bucket. The other way, Megatron-Core loads buckets that reshard wrote.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_optimizer_test.py"""
@@ -14,14 +14,14 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "lib")]
-import ranks  # noqa: E402
+import ranks
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # tests/frameworks has a megatron_test too
-import torch  # noqa: E402
-from commands import run  # noqa: E402
-from documents import examples  # noqa: E402
-from megatron_test import MISSING, Model  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+import torch
+from commands import run
+from documents import examples
+from megatron_test import MISSING, Model
+from safetensors.torch import load_file
 
 if not MISSING:
     from megatron_checkpoint_test import DENSE, EXPERTS, folder_of, on_rank_0
@@ -49,7 +49,8 @@ ONLY = "only: [" + ", ".join(f"'*.{state}'" for state in STATES) + "]"
 
 
 class Case:
-    """A model with its optimizer in one parallelism, and its endpoints of jobs. Their mesh is the smallest one with these model parallel ranks."""
+    """A model with its optimizer in one parallelism, and its endpoints of jobs. Their mesh is the smallest one with
+    these model parallel ranks."""
 
     def __init__(self, mesh, bucket_size=None, experts=0):
         self.mesh, self.experts = mesh, experts
@@ -66,7 +67,10 @@ class Case:
         (folder / "model.yaml").write_text((EXPERTS if self.experts else DENSE + "layouts:\n") + RANKS)
 
     def checkpoint(self, storage):
-        return f"{{layout: {'local' if self.experts else 'megatron-checkpoint'}, storage: {storage}, only: 'optimizer.state.*'}}"
+        return (
+            f"{{layout: {'local' if self.experts else 'megatron-checkpoint'}, storage: {storage}, only: "
+            f"'optimizer.state.*'}}"
+        )
 
     def params(self, storage):
         """Rank files, with Megatron-Core's params of the model."""
@@ -75,7 +79,10 @@ class Case:
             | {"dp": self.size // (self.mesh.get("tp", 1) * self.mesh.get("pp", 1))}
             | ({"etp": 1} if self.experts else {})
         )
-        return f"{{layout: ranks, mesh: {{megatron: {json.dumps(sizes)}}}, switches: {{divisible: {128 // self.mesh.get('tp', 1)}}}, storage: {storage}, {ONLY}}}"
+        return (
+            f"{{layout: ranks, mesh: {{megatron: {json.dumps(sizes)}}}, switches: {{divisible: "
+            f"{128 // self.mesh.get('tp', 1)}}}, storage: {storage}, {ONLY}}}"
+        )
 
     def ranks(self, storage):
         """Rank files, with the params that buckets_model describes."""
@@ -173,8 +180,8 @@ def experts(rank):
 
 
 def to_buckets(rank, source, target):
-    """The state of another parallelism becomes buckets, which Megatron-Core's own load reads: every element is the one that it loads from the file of the other
-    parallelism, and so is every one after three more steps."""
+    """The state of another parallelism becomes buckets, which Megatron-Core's own load reads: every element is the one
+    that it loads from the file of the other parallelism, and so is every one after three more steps."""
     from reshard.integrations.megatron_buckets import buckets_model
 
     folder = folder_of(rank)

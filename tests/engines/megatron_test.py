@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reshard.integrations.megatron against live models of Megatron-Core on gloo ranks: swap() and ReshardCopyService, between
-tensor, pipeline and expert parallelism. Elements are compared with Megatron-Core's own swap_model_weights, experts with
-those of the other model, and logits with the source's after each of five optimizer steps.
+"""reshard.integrations.megatron against live models of Megatron-Core on gloo ranks: swap() and ReshardCopyService,
+between tensor, pipeline and expert parallelism. Elements are compared with Megatron-Core's own swap_model_weights,
+experts with those of the other model, and logits with the source's after each of five optimizer steps.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_test.py"""
@@ -14,9 +14,9 @@ import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import ranks  # noqa: E402
-from documents import examples  # noqa: E402
-from ranks import refused, same  # noqa: E402
+import ranks
+from documents import examples
+from ranks import refused, same
 
 try:
     warnings.filterwarnings("ignore")
@@ -55,7 +55,7 @@ class Model:
         self.tp, self.pp, self.ep = tp, pp, ep
         key = (tp, pp, ep, bool(experts))
         if key not in Model.made:
-            clear = {name: None for name in self.globals()}
+            clear = dict.fromkeys(self.globals())
             vars(parallel_state).update(Model.initial or clear)
             Model.initial = Model.initial or self.globals()
             parallel_state.initialize_model_parallel(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training with Megatron-Core's distributed optimizer on the CPU, and its checkpoints.
 
-Importing this gives the optimizer a stand-in of Transformer Engine's FusedAdam: without Transformer Engine or Apex, Megatron-Core 0.16.1 takes PyTorch's Adam, with
-which it does not load its own checkpoints (KeyError: 'step')."""
+Importing this gives the optimizer a stand-in of Transformer Engine's FusedAdam: without Transformer Engine or Apex,
+Megatron-Core 0.16.1 takes PyTorch's Adam, with which it does not load its own checkpoints (KeyError: 'step')."""
 
 import sys
 from pathlib import Path
@@ -109,7 +109,9 @@ class Training:
             if self.model.pp == 1 and (self.model.tp == 1 or len(self.optimizer.chained_optimizers) == 1):
                 self.model.forward(labels).mean().backward()
                 self.module.finish_grad_sync()
-            else:  # forward() has no backward pass through stages, and experts train with tensor parallelism only if the sequence is parallel
+            else:
+                # forward() has no backward pass through stages, and experts train with tensor parallelism only if the
+                # sequence is parallel.
                 for param in self.module.parameters():
                     param.main_grad.copy_(torch.randn(param.shape))
             self.optimizer.step()
@@ -141,7 +143,8 @@ class Training:
 
 
 def held(training):
-    """[(number of the optimizer, model parallel rank, param, state, first element, values)] of all ranks: what the live optimizers hold."""
+    """[(number of the optimizer, model parallel rank, param, state, first element, values)] of all ranks: what the
+    live optimizers hold."""
     names = {param: name.removeprefix("module.") for name, param in training.module.named_parameters()}
     mine = []
     for number, each in enumerate(training.optimizer.chained_optimizers):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multimodal releases: the library's layouts against vLLM's, SGLang's and transformers' own classes, recorded without memory, and
-against the bytes that vLLM's loader puts into real tensors.
+"""Multimodal releases: the library's layouts against vLLM's, SGLang's and transformers' own classes, recorded without
+memory, and against the bytes that vLLM's loader puts into real tensors.
 
     scripts/trainers_env.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/multimodal_test.py"""
@@ -15,10 +15,10 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("frameworks",)]
 
-import support  # noqa: E402
-import torch  # noqa: E402
-from documents import trainers  # noqa: E402
-from vllm_loaders_test import moved  # noqa: E402
+import support
+import torch
+from documents import trainers
+from vllm_loaders_test import moved
 
 trainers()
 TEXT = {
@@ -175,7 +175,8 @@ class Multimodal(unittest.TestCase):
         return "-multimodal" if name in LANGUAGE else ""
 
     def model(self, name):
-        """(folder with config.json, the library's model of it, {name: (dtype, shape)} of the checkpoint as far as the library describes it)."""
+        """(folder with config.json, the library's model of it, {name: (dtype, shape)} of the checkpoint as far as the
+        library describes it)."""
         from reshard.recording.compiled import compile_layout
 
         at = self.folder / name

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training goes on after a conversion of weights and Adam's state: three steps of FSDP2 on two ranks, saved with
-torch.distributed.checkpoint; reshard converts the checkpoint to safetensors and to Megatron-Core's names and back; three
-more steps on four and on three ranks. Every weight and moment has the bits of the uninterrupted run, or, on three ranks,
-where PyTorch sums gradients in another order, those after PyTorch's own load of its own checkpoint.
+torch.distributed.checkpoint; reshard converts the checkpoint to safetensors and to Megatron-Core's names and back;
+three more steps on four and on three ranks. Every weight and moment has the bits of the uninterrupted run, or, on three
+ranks, where PyTorch sums gradients in another order, those after PyTorch's own load of its own checkpoint.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/optimizer_test.py"""
@@ -14,10 +14,10 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "lib")]
-import ranks  # noqa: E402
-import torch  # noqa: E402
-from commands import run  # noqa: E402
-from support import MODELS  # noqa: E402
+import ranks
+import torch
+from commands import run
+from support import MODELS
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

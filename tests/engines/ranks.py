@@ -14,7 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
-from support import BIN, module, module_folder  # noqa: E402
+from commands import BIN
+from support import module, module_folder
 
 #: Why the tests cannot run, or "".
 MISSING = "" if (BIN / "libreshard_ucx.so").exists() else "transport ucx was not built"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core's own `sharded_state_dict()` of live models, recorded on every rank: the library's layouts `megatron-local`
-put the same elements there, and so do the layouts that are inferred without the library. One process acts as each rank
-in turn, over PyTorch's fake process group. Part of `make test-engines`."""
+"""Megatron-Core's own `sharded_state_dict()` of live models, recorded on every rank: the library's layouts
+`megatron-local` put the same elements there, and so do the layouts that are inferred without the library. One process
+acts as each rank in turn, over PyTorch's fake process group. Part of `make test-engines`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("record", "lib")]
 
-from support import recording  # noqa: E402
-from commands import ROOT  # noqa: E402
+from support import recording
+from commands import ROOT
 
-from reshard import Error  # noqa: E402
-from reshard.recording.compiled import compare, compile_layout  # noqa: E402
-from reshard.recording.infer import mesh_text  # noqa: E402
-from reshard.recording.megatron import record_state, tensors_of_state  # noqa: E402
+from reshard import Error
+from reshard.recording.compiled import compare, compile_layout
+from reshard.recording.infer import mesh_text
+from reshard.recording.megatron import record_state, tensors_of_state
 
 try:
     warnings.filterwarnings("ignore")
@@ -129,8 +129,8 @@ def renamed(found, experts):
 @unittest.skipIf(MISSING, MISSING)
 class RecordMegatron(unittest.TestCase):
     def test_library(self):
-        """The checkpoint has the elements of the library's layout `megatron` on one rank: the keys are those of Transformer
-        Engine's modules."""
+        """The checkpoint has the elements of the library's layout `megatron` on one rank: the keys are those of
+        Transformer Engine's modules."""
         count = 0
         for case in CASES:
             with self.subTest(case=case[:5]):

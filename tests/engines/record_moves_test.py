@@ -10,9 +10,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "record"))
 
-from support import documented, elements, recording, temporary_folder  # noqa: E402
+from support import documented, elements, recording, temporary_folder
 
-from reshard import Error  # noqa: E402
+from reshard import Error
 
 try:
     import torch
@@ -160,7 +160,8 @@ class Provenance(unittest.TestCase):
 
     def test_casts(self):
         bf16, fp16, fp32, fp8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
-        cases = [  # (dtype of the tensor, conversions, dtype of the param, casts of the recorded origin or None if computed)
+        # (dtype of the tensor, conversions, dtype of the param, casts of the recorded origin or None if computed)
+        cases = [
             ("fp32", [], bf16, ("bf16",)),
             ("bf16", [], fp32, ("fp32",)),
             ("bf16", [fp32], bf16, ()),

@@ -8,7 +8,6 @@ give every element of the recordings, and plans with them move the bytes that SG
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import tempfile
 import unittest
@@ -16,20 +15,20 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("record", "lib", "frameworks")]
 
-from documents import trainers  # noqa: E402
+from documents import trainers
 
 trainers()
-import record_test  # noqa: E402
-from support import recording  # noqa: E402
+import record_test
+from support import recording
 
-import torch  # noqa: E402
+import torch
 
-import reshard  # noqa: E402
-from reshard.recording import sglang  # noqa: E402
-from reshard.recording.command import run  # noqa: E402
-from reshard.recording.compiled import compare, compile_layout  # noqa: E402
-from reshard.recording.engine import Engine  # noqa: E402
-from reshard.recording.infer import mesh_text  # noqa: E402
+import reshard
+from reshard.recording import sglang
+from reshard.recording.command import run
+from reshard.recording.compiled import compare, compile_layout
+from reshard.recording.engine import Engine
+from reshard.recording.infer import mesh_text
 
 #: Meshes of each model: (tp, pp, expert parallel).
 MESHES = {

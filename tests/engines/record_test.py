@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's own model classes and loaders, recorded without memory on every rank of several meshes: the library's layouts
-`vllm` give the same elements, and so do the layouts that are inferred without the library. Part of `make test-engines`."""
+`vllm` give the same elements, and so do the layouts that are inferred without the library. Part
+of `make test-engines`."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("record", "lib")]
 
-from support import recording  # noqa: E402
-from commands import ROOT  # noqa: E402
+from support import recording
+from commands import ROOT
 
-import reshard  # noqa: E402
-from reshard.recording.command import run  # noqa: E402
-from reshard.recording.compiled import as_recordings, compare, compile_layout  # noqa: E402
-from reshard.recording.infer import mesh_text  # noqa: E402
+import reshard
+from reshard.recording.command import run
+from reshard.recording.compiled import as_recordings, compare, compile_layout
+from reshard.recording.infer import mesh_text
 
 try:
     import torch
@@ -35,7 +36,7 @@ try:
 
     releases.installed(*PACKAGES)
     MISSING = ""
-except Exception as error:  # noqa: BLE001
+except Exception as error:
     MISSING = f"{error}: run scripts/frameworks.sh and build/frameworks/env.sh"
 
 BASE = {
@@ -203,8 +204,8 @@ class Record(unittest.TestCase):
         cls.seen = {}
 
     def model(self, name, size=None):
-        """(folder with config.json, library's model of it, {name: (dtype, shape)} of its checkpoint). size: further keys of
-        config.json."""
+        """(folder with config.json, library's model of it, {name: (dtype, shape)} of its checkpoint). size:
+        further keys of config.json."""
         at = self.folder / (name if size is None else f"{name}-{len(list(self.folder.iterdir()))}")
         at.mkdir(exist_ok=True)
         config = BASE | CONFIGS[name] | (size or {})

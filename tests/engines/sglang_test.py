@@ -21,8 +21,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
-from documents import example, trainers  # noqa: E402
-from support import module, module_folder  # noqa: E402
+from documents import example, trainers
+from support import module, module_folder
 
 trainers()
 REAL = (
@@ -88,9 +88,16 @@ def updater(model, rank):
     configure(runtime_context)
     weight_updater.get_model = lambda: types.SimpleNamespace(weight_cache_mode="off")
     return weight_updater.WeightUpdater(
-        tp_rank=rank, device="cpu", gpu_id=0, model_config=None, custom_weight_loaders=["reshard.integrations.sglang.load"],
-        get_model=lambda: model, update_model_fields=None, recapture_cuda_graph=None, get_model_runner=None,
-    )  # fmt: skip
+        tp_rank=rank,
+        device="cpu",
+        gpu_id=0,
+        model_config=None,
+        custom_weight_loaders=["reshard.integrations.sglang.load"],
+        get_model=lambda: model,
+        update_model_fields=None,
+        recapture_cuda_graph=None,
+        get_model_runner=None,
+    )
 
 
 def configure(runtime_context, **changed):
@@ -246,7 +253,8 @@ class Loader(unittest.TestCase):
         self.assertIsNotNone(error)
         for rank, (text, _) in enumerate(answers):
             self.assertIn(
-                f"rank {rank + 1}: the framework has replaced 1 bound params, such as 'norm'; expected the addresses of the first refit",
+                f"rank {rank + 1}: the framework has replaced 1 bound params, such as 'norm'; "
+                "expected the addresses of the first refit",
                 text,
             )
         answers, error = self.update(2, trainer(2))  # a new job

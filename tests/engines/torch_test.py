@@ -15,9 +15,9 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import ranks  # noqa: E402
-from documents import example  # noqa: E402
-from ranks import refused, same  # noqa: E402
+import ranks
+from documents import example
+from ranks import refused, same
 
 try:
     import torch
@@ -99,8 +99,8 @@ def train(model, optimizer, batch):
 
 
 def loop(batch, source, target):
-    """Five steps of the optimizer on a batch, a refit after each. Values and logits equal those of a plain model with the source's
-    values; a model with q and k exchanged differs."""
+    """Five steps of the optimizer on a batch, a refit after each. Values and logits equal those of a plain model with
+    the source's values; a model with q and k exchanged differs."""
     import reshard.torch
 
     optimizer = torch.optim.AdamW(source.parameters(), lr=1e-2)
@@ -334,7 +334,8 @@ class TorchTest(ranks.RanksTest):
         self.assertTrue(torch.equal(logits(target), expected))
 
     def test_trainer_of_vllm(self):
-        """Its tensors are params and persistent buffers, such as the router's bias of DeepSeek-V3; tied names are sent once."""
+        """Its tensors are params and persistent buffers, such as the router's bias of DeepSeek-V3;
+        tied names are sent once."""
         from reshard.integrations.vllm_trainer import shards_of
 
         module = torch.nn.Linear(4, 6)
@@ -361,7 +362,8 @@ class TorchTest(ranks.RanksTest):
 
         job = self.folder / "job.yaml"
         job.write_text(
-            "version: 1\nmodel: {dtype: fp32, tensors: {weight: {shape: [6, 4], shard: {0: tp}}, bias: [6]}}\nsource: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}, ranks: 1..1}\n"
+            "version: 1\nmodel: {dtype: fp32, tensors: {weight: {shape: [6, 4], shard: {0: tp}}, bias: [6]}}\n"
+            "source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}, ranks: 1..1}\n"
         )
         plan = reshard.compile(job)
 

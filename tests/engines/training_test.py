@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training run moves from FSDP2 to Megatron-Core's distributed optimizer and back. Three steps of FSDP2 on two ranks; reshard-convert; Megatron-Core loads weights,
-master weights and moments into a live optimizer on four ranks, tensor parallel and in stages, and trains on; reshard-convert; FSDP2 trains on, on two and on three
-ranks. What Megatron-Core loaded has the bits of the FSDP2 run, converted by hand (tests/lib/llama_names.py); its further steps are those after its own load of its
-own checkpoint; the last steps of FSDP2 are those of a run that is given Megatron-Core's state by hand.
+"""A training run moves from FSDP2 to Megatron-Core's distributed optimizer and back. Three steps of FSDP2 on two
+ranks; reshard-convert; Megatron-Core loads weights, master weights and moments into a live optimizer on four ranks,
+tensor parallel and in stages, and trains on; reshard-convert; FSDP2 trains on, on two and on three ranks. What
+Megatron-Core loaded has the bits of the FSDP2 run, converted by hand (tests/lib/llama_names.py); its further steps are
+those after its own load of its own checkpoint; the last steps of FSDP2 are those of a run that is given
+Megatron-Core's state by hand.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/training_test.py"""
@@ -13,15 +15,15 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "lib")]
-import ranks  # noqa: E402
+import ranks
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # tests/frameworks has a megatron_test too
-import torch  # noqa: E402
-from convert_recipes_test import Conversions  # noqa: E402
-from documents import examples  # noqa: E402
-from llama_names import joined, split  # noqa: E402
-from megatron_test import MISSING, Model  # noqa: E402
-from optimizer_test import CONFIG, STEPS, Training, folder  # noqa: E402
+import torch
+from convert_recipes_test import Conversions
+from documents import examples
+from llama_names import joined, split
+from megatron_test import MISSING, Model
+from optimizer_test import CONFIG, STEPS, Training, folder
 
 if not MISSING:
     import megatron_training

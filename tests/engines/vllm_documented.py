@@ -10,9 +10,9 @@ from pathlib import Path
 FOLDER = Path(sys.argv[1])
 sys.path.insert(0, str(FOLDER / "module"))
 
-import torch  # noqa: E402
-from documents import examples  # noqa: E402
-from vllm_engines import engine, generated, shut_down, weights  # noqa: E402
+import torch
+from documents import examples
+from vllm_engines import engine, generated, shut_down, weights
 
 
 def main():

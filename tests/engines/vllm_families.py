@@ -16,12 +16,12 @@ from pathlib import Path
 FOLDER = Path(sys.argv[1])
 sys.path.insert(0, str(FOLDER / "module"))
 
-import reshard  # noqa: E402
-import torch  # noqa: E402
-from reshard.coverage import persistent_buffers  # noqa: E402
-from reshard.integrations.vllm import OWN_BUFFERS  # noqa: E402
-from reshard.recording.engine import params_of  # noqa: E402
-from vllm_engines import engine, generated, shut_down  # noqa: E402
+import reshard
+import torch
+from reshard.coverage import persistent_buffers
+from reshard.integrations.vllm import OWN_BUFFERS
+from reshard.recording.engine import params_of
+from vllm_engines import engine, generated, shut_down
 
 
 def plan_of(at, name="family", left=""):
@@ -30,7 +30,8 @@ def plan_of(at, name="family", left=""):
     job = at / f"{name}.yaml"
     more = f', ignore: ["{left}"]' if left else ""
     job.write_text(
-        f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\ntarget: {{layout: vllm, mesh: {{}}, ranks: [1]{more}}}\n"
+        f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\n"
+        f"target: {{layout: vllm, mesh: {{}}, ranks: [1]{more}}}\n"
     )
     return reshard.compile(job, output=at / f"{name}.rplan").path
 
@@ -167,7 +168,7 @@ def refitted(at):
     result |= {"after": generated(llm), "beside": sorted(landing.beside), "in place": len(landing.in_place)}
     found = live_params(llm)
     shut_down(llm)
-    del llm, client, landing
+    llm = client = landing = None
     fresh = engine(at / "B")
     result["fresh"], wanted = generated(fresh), live_params(fresh)
     shut_down(fresh)

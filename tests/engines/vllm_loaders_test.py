@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("frameworks",)]
 
-import support  # noqa: E402
-import torch  # noqa: E402
+import support
+import torch
 
 #: Meshes: tensor parallel ranks, pipeline stages, expert parallel.
 MESHES = {
@@ -126,7 +126,7 @@ class Loaders(unittest.TestCase):
             {name: (tensor.dtype, tensor.shape) for name, tensor in found.items()},
             {name: (wanted[name].dtype, wanted[name].shape) for name in found},
         )
-        bytes_of = lambda tensor: tensor.contiguous().view(torch.uint8)  # noqa: E731
+        bytes_of = lambda tensor: tensor.contiguous().view(torch.uint8)
         self.assertEqual(
             [name for name in found if not torch.equal(bytes_of(found[name]), bytes_of(wanted[name]))][:4],
             [],
@@ -135,8 +135,8 @@ class Loaders(unittest.TestCase):
         return len(found)
 
     def check(self, case, folder, changed=()):
-        """Compares all ranks of all meshes of a case; returns the number of params. changed: tensors that the plan moves
-        with other values."""
+        """Compares all ranks of all meshes of a case; returns the number of params. changed: tensors that the plan
+        moves with other values."""
         import reshard
 
         at = support.model(folder, case, support.CASES)

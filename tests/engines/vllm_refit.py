@@ -3,11 +3,10 @@
 TRAINERS ranks. Rank 0 also has a vLLM engine of TP workers, which vLLM spawns. Rank 0 writes the tokens and
 log-probabilities of each engine as JSON.
 
-Case `steps`: after each of five optimizer steps a checked refit through the plug-in of the engine. Then a refit that the
-trainer does not take part in, one with q and k swapped (qwen3-8b), one that only some of the workers receive, and a
-fresh engine that loads the trained checkpoint.
-Case `killed`, in pull mode: a worker is stopped in an update, and killed; the trainer continues, and a new engine, which
-loads the first checkpoint, pulls the newest weights."""
+Case `steps`: after each of five optimizer steps a checked refit through the plug-in of the engine. Then a refit that
+the trainer does not take part in, one with q and k swapped (qwen3-8b), one that only some of the workers receive, and a
+fresh engine that loads the trained checkpoint. Case `killed`, in pull mode: a worker is stopped in an update, and
+killed; the trainer continues, and a new engine, which loads the first checkpoint, pulls the newest weights."""
 
 import json
 import os
@@ -21,12 +20,12 @@ from pathlib import Path
 FOLDER, MODEL, KIND, TRAINERS, TP, RANK = Path(sys.argv[1]), *sys.argv[2:4], *map(int, sys.argv[4:7])
 sys.path.insert(0, str(FOLDER / "module"))
 
-import reshard  # noqa: E402
-import torch  # noqa: E402
-from reshard.integrations.vllm_trainer import LLMClient, Trainer  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
-from vllm_engines import engine, generated, shut_down, weights  # noqa: E402
-from vllm_trainers import KINDS  # noqa: E402
+import reshard
+import torch
+from reshard.integrations.vllm_trainer import LLMClient, Trainer
+from safetensors.torch import save_file
+from vllm_engines import engine, generated, shut_down, weights
+from vllm_trainers import KINDS
 
 STEPS = 5
 AT = FOLDER / MODEL

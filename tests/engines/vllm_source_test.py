@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs from vLLM's own description of a trainer and an engine: live modules of transformers, sharded by FSDP2 and HSDP
-over 2, 3 and 4 ranks, in vLLM's DTensorModuleSource, to engines of several sizes by vLLM's ParallelConfig. Every byte that
-such a job moves to a worker is compared with a plan from whole tensors.
+over 2, 3 and 4 ranks, in vLLM's DTensorModuleSource, to engines of several sizes by vLLM's ParallelConfig. Every byte
+that such a job moves to a worker is compared with a plan from whole tensors.
 
     make test-engines
 
-One process acts as each trainer rank in turn, over PyTorch's fake process group: FSDP2 shards params without messages."""
+One process acts as each trainer rank in turn, over PyTorch's fake process group: FSDP2 shards
+params without messages."""
 
 import json
 import sys
@@ -15,13 +16,13 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("frameworks",)]
 
-import support  # noqa: E402
-import torch  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
-from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
-from vllm.config import ParallelConfig  # noqa: E402
-from vllm.distributed.weight_transfer.m2n_common import REPLICATE, M2NMesh, M2NParamMeta  # noqa: E402
-from vllm.distributed.weight_transfer.m2n_source import DTensorModuleSource  # noqa: E402
+import support
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from vllm.config import ParallelConfig
+from vllm.distributed.weight_transfer.m2n_common import REPLICATE, M2NMesh, M2NParamMeta
+from vllm.distributed.weight_transfer.m2n_source import DTensorModuleSource
 
 
 def sharded(at, name, shape, rank):

@@ -16,17 +16,17 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("frameworks", "lib")]
 
-import support  # noqa: E402
-import torch  # noqa: E402
-import transformers  # noqa: E402
-from commands import run  # noqa: E402
-from documents import example, examples  # noqa: E402
-from vllm_engines import OPTIONS  # noqa: E402
+import support
+import torch
+import transformers
+from commands import run
+from documents import example, examples
+from vllm_engines import OPTIONS
 
 HERE = Path(__file__).resolve().parent
 EXPERTS = {"w13_weight", "w2_weight"}
-#: Models, with the params that vLLM repacks on every CPU and that therefore arrive in landing memory. With AVX-512 there
-#: are more.
+#: Models, with the params that vLLM repacks on every CPU and that therefore arrive in landing memory. With
+#: AVX-512 there are more.
 FAMILIES = {
     "qwen3-8b": set(),
     "qwen3-tied": set(),
@@ -56,7 +56,10 @@ SWAPPED = """layouts:
     extend: vllm
     params:
       model.layers.{layer}.self_attn.qkv_proj.weight:
-        concat: ["{layer}.self_attn.k_proj.weight", "{layer}.self_attn.q_proj.weight", "{layer}.self_attn.v_proj.weight"]
+        concat:
+          - "{layer}.self_attn.k_proj.weight"
+          - "{layer}.self_attn.q_proj.weight"
+          - "{layer}.self_attn.v_proj.weight"
         shard: {0: {axis: tp, unit: head_dim, replicate: true}}
 """
 
@@ -315,7 +318,8 @@ class Refit(EngineTest):
         self.check("qwen3-8b", trainers=2, tp=2)
 
     def test_qwen3_megatron_to_tp2(self):
-        """A live GPTModel, tensor parallel over two ranks. The checkpoint that the fresh engine loads computes the same."""
+        """A live GPTModel, tensor parallel over two ranks. The checkpoint that the fresh engine
+        loads computes the same."""
         result = self.check("qwen3-8b", trainers=2, tp=2, kind="megatron")
         self.assertLess(result["distance"], 1e-4, "the saved checkpoint is not the trainer's model")
 

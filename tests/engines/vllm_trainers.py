@@ -153,8 +153,8 @@ class Megatron:
         return found
 
     def distance(self, checkpoint):
-        """The greatest difference between the module's logits and those of transformers with this checkpoint, relative to
-        the greatest logit. Both compute in fp32; the module has other params afterwards."""
+        """The greatest difference between the module's logits and those of transformers with this checkpoint, relative
+        to the greatest logit. Both compute in fp32; the module has other params afterwards."""
         from transformers import AutoModelForCausalLM
 
         tokens = torch.randint(0, self.numbers["vocab_size"], (2, 16))

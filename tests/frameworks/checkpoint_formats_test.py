@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of the real packages, and the packages on checkpoints that reshard wrote: torch.distributed.checkpoint and HuggingFaceStorageWriter, saved
-by 1, 2 and 4 gloo ranks from DTensors with even and uneven shards, torch.save, and Megatron-Core's torch_dist.
-The bytes at the places that the listing names are those of the tensors; a job reads them as its source; a job's target
-in each format is loaded by PyTorch, whole and by 2 and 3 ranks with shards of their own.
+"""Checkpoints of the real packages, and the packages on checkpoints that reshard wrote: torch.distributed.checkpoint
+and HuggingFaceStorageWriter, saved by 1, 2 and 4 gloo ranks from DTensors with even and uneven shards, torch.save, and
+Megatron-Core's torch_dist. The bytes at the places that the listing names are those of the tensors; a job reads them as
+its source; a job's target in each format is loaded by PyTorch, whole and by 2 and 3 ranks with shards of their own.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/checkpoint_formats_test.py
@@ -11,14 +11,13 @@ in each format is loaded by PyTorch, whole and by 2 and 3 ranks with shards of t
 import importlib.util
 import json
 import multiprocessing
-import os
 import sys
 import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-from commands import FolderTest, run  # noqa: E402
+from commands import FolderTest, run
 
 MISSING = [name for name in ("torch", "megatron.core") if importlib.util.find_spec(name.split(".")[0]) is None]
 DEADLINE = 300  # seconds for the ranks of a case
@@ -84,7 +83,8 @@ def saves(rank, world, folder, kind):
 
 
 def sets():
-    """Shapes for every pair of test_pairs: lengths that the ranks divide, that they do not, fewer rows than ranks, many dtypes."""
+    """Shapes for every pair of test_pairs: lengths that the ranks divide, that they do not, fewer rows
+    than ranks, many dtypes."""
     import torch
 
     torch.manual_seed(1)
@@ -105,7 +105,8 @@ SHARDINGS = {1: ("plain", "rows"), 2: ("rows", "columns", "replicate"), 4: ("row
 #: FSDP2 of a linear layer, by number of ranks, and its widths.
 MODULES = {2: ("fsdp2",), 4: ("hsdp", "tp")}
 WIDTHS = ((4, 8), (5, 7), (3, 2))
-#: What each loads of ours. PyTorch does not distribute a full state dict over the strided shards of FSDP2 over tensor parallelism.
+#: What each loads of ours. PyTorch does not distribute a full state dict over the strided shards of FSDP2
+#: over tensor parallelism.
 LOADED = {"fsdp2": ("dcp", "torch-save"), "hsdp": ("dcp", "torch-save"), "tp": ("dcp",)}
 
 
@@ -195,7 +196,7 @@ def saves_pairs(rank, world, folder):
     start(rank, world, folder)
 
     def save(state, sharding, name, formats):
-        path = lambda format: Path(folder) / format / str(world) / sharding / name  # noqa: E731
+        path = lambda format: Path(folder) / format / str(world) / sharding / name
         path("torch").mkdir(parents=True, exist_ok=True)
         torch.save(state, path("torch") / f"model_world_size_{world}_rank_{rank}.pt")
         for format in formats:
@@ -222,7 +223,8 @@ def saves_pairs(rank, world, folder):
 
 
 def saves_fsdp1(rank, world, folder):
-    """One rank of FSDP1 saves its part, and rank 0 the whole state. The second layer has fewer rows than there are ranks."""
+    """One rank of FSDP1 saves its part, and rank 0 the whole state. The second layer has fewer rows
+    than there are ranks."""
     import torch
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
     from torch.distributed.fsdp import StateDictType
@@ -252,7 +254,7 @@ def loads_pairs(rank, world, folder):
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     start(rank, world, folder)
-    local = lambda tensor: getattr(tensor, "to_local", lambda: tensor)().contiguous().reshape(-1).view(torch.uint8)  # noqa: E731
+    local = lambda tensor: getattr(tensor, "to_local", lambda: tensor)().contiguous().reshape(-1).view(torch.uint8)
     for name, tensors in sets().items():
         zeros = {each: torch.zeros_like(tensor) for each, tensor in tensors.items()}
         for sharding in SHARDINGS[world]:
@@ -275,7 +277,8 @@ def loads_pairs(rank, world, folder):
 
 
 def loads_modules(rank, world, folder):
-    """Modules of FSDP2, HSDP and FSDP2 over tensor parallelism load what reshard wrote (folders FORMAT/SET): shards of DCP, and a full state dict."""
+    """Modules of FSDP2, HSDP and FSDP2 over tensor parallelism load what reshard wrote (folders FORMAT/SET): shards of
+    DCP, and a full state dict."""
     import torch
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -351,20 +354,17 @@ def loads(rank, world, folder, kind):
     mesh = init_device_mesh("cpu", (world,))
     axes = {"layers.0.weight": Shard(1), "table": Shard(0), "half": Shard(0)}
     wanted = {name: tensor for name, tensor in values().items() if kind == "dcp" or tensor.numel()}
-    place = {
-        name: lambda tensor, axis=axes.get(name): distribute_tensor(tensor, mesh, [axis]) if axis else tensor.clone()
-        for name in wanted
-    }
-    state = {name: place[name](torch.zeros_like(tensor)) for name, tensor in wanted.items()}
+    place = lambda name, tensor: distribute_tensor(tensor, mesh, [axes[name]]) if name in axes else tensor.clone()
+    state = {name: place(name, torch.zeros_like(tensor)) for name, tensor in wanted.items()}
     reader = (
         {"storage_reader": HuggingFaceStorageReader(f"{folder}/{kind}")}
         if kind == "dcp-safetensors"
         else {"checkpoint_id": f"{folder}/{kind}"}
     )
     dcp.load(state, **reader)
-    bits = lambda tensor: getattr(tensor, "to_local", lambda: tensor)().contiguous().reshape(-1).view(torch.uint8)  # noqa: E731
+    bits = lambda tensor: getattr(tensor, "to_local", lambda: tensor)().contiguous().reshape(-1).view(torch.uint8)
     for name, tensor in wanted.items():
-        assert torch.equal(bits(state[name]), bits(place[name](tensor))), name
+        assert torch.equal(bits(state[name]), bits(place(name, tensor))), name
     dist.barrier()
     dist.destroy_process_group()
 
@@ -508,8 +508,8 @@ class CheckpointFormats(FolderTest):
             )
 
     def test_pairs(self):
-        """At least 200 pairs of a format and a sharding, with several sets of shapes: what the packages wrote, jobs read; what
-        jobs wrote, the packages load."""
+        """At least 200 pairs of a format and a sharding, with several sets of shapes: what the packages wrote, jobs
+        read; what jobs wrote, the packages load."""
         from safetensors.torch import load_file
 
         import torch
@@ -570,7 +570,8 @@ class CheckpointFormats(FolderTest):
         self.assertGreaterEqual(read + loaded, 200)
 
     def test_megatron_objects(self):
-        """Conversions keep what Megatron-Core stores beside tensors: its own load misses nothing. DCP's load reads it too."""
+        """Conversions keep what Megatron-Core stores beside tensors: its own load misses nothing.
+        DCP's load reads it too."""
         import torch
 
         (self.folder / "saved").mkdir()
@@ -604,7 +605,7 @@ class CheckpointFormats(FolderTest):
         for name, tensor in wanted.items():
             entry = found["tensors"][prefix + name]
             self.assertEqual(entry["shape"], list(tensor.shape), name)
-            bits = torch.zeros(tensor.shape + (tensor.element_size(),), dtype=torch.uint8)
+            bits = torch.zeros((*tensor.shape, tensor.element_size()), dtype=torch.uint8)
             for chunk in entry["chunks"]:
                 file = Path(path) / chunk["file"] if chunk["file"] else Path(path)
                 data = bytearray(file.read_bytes()[chunk["begin"] : chunk["begin"] + chunk["bytes"]])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checkpoint engines of verl and NeMo-RL have in common, with PyTorch's tensors, over transport ucx: a cancelled
-refit closes its executor. The two ranks are threads of this process.
+"""What the checkpoint engines of verl and NeMo-RL have in common, with PyTorch's tensors, over transport ucx: a
+cancelled refit closes its executor. The two ranks are threads of this process.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/checkpoint_side_test.py"""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """transformers loads checkpoints that reshard-exec writes: of one file, of several, and of more than 5 GB
-(RESHARD_FULL=1; 16 GB of disk, 12 GB of memory), with the config, generation config and tokenizer added by --copy. It loads
-those of reshard-convert for a model whose embeddings are tied. transformers 5, and transformers 4 in another process.
+(RESHARD_FULL=1; 16 GB of disk, 12 GB of memory), with the config, generation config and tokenizer added by
+--copy. It loads those of reshard-convert for a model whose embeddings are tied. transformers 5, and
+transformers 4 in another process.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/from_pretrained_test.py
@@ -16,13 +17,13 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-from commands import ROOT, run  # noqa: E402
-from conversions import ConvertTest  # noqa: E402
+from commands import ROOT, run
+from conversions import ConvertTest
 
 MISSING = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
 
-#: Loads a folder, compares it with the weights of another folder, and with the logits beside that if they are there, and prints the version. Tensors that
-#: are tied share memory, and only one of them is in the files.
+#: Loads a folder, compares it with the weights of another folder, and with the logits beside that if they are there,
+#: and prints the version. Tensors that are tied share memory, and only one of them is in the files.
 LOADS = """
 import sys
 from pathlib import Path
@@ -35,7 +36,8 @@ assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "misma
 own, seen = model.state_dict(), 0
 for file in sorted(Path(original).glob("*.safetensors")):
     for name, tensor in load_file(file).items():
-        assert own[name].dtype == tensor.dtype and torch.equal(own[name].view(torch.int16), tensor.view(torch.int16)), name  # NaNs too
+        assert own[name].dtype == tensor.dtype, name
+        assert torch.equal(own[name].view(torch.int16), tensor.view(torch.int16)), name  # NaNs too
         seen += 1
 assert seen == len({tensor.data_ptr() for tensor in own.values()}), (seen, len(own))
 shared = model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
@@ -64,8 +66,8 @@ SMALL = {
 @unittest.skipIf(MISSING, f"NOT TESTED: {', '.join(MISSING)} missing; see tests/frameworks")
 class FromPretrained(ConvertTest):
     def original(self, save, **config):
-        """A folder saved by transformers, with weights if `save`, else only the config. With weights also the logits, in logits.pt beside it, and the model,
-        as FSDP2 trainers save it, in dcp."""
+        """A folder saved by transformers, with weights if `save`, else only the config. With weights also the logits,
+        in logits.pt beside it, and the model, as FSDP2 trainers save it, in dcp."""
         import tokenizers
         import torch
         import torch.distributed.checkpoint as dcp
@@ -127,8 +129,8 @@ class FromPretrained(ConvertTest):
                 self.loads(self.folder / name, original)
 
     def test_tied_embeddings(self):
-        """The source has the tied tensor under both names, as a DCP checkpoint of the model's state and as safetensors; the target has the files that
-        transformers itself saves."""
+        """The source has the tied tensor under both names, as a DCP checkpoint of the model's state and as safetensors;
+        the target has the files that transformers itself saves."""
         from safetensors.torch import load_file, save_file
 
         original = self.original(True, **SMALL, tie_word_embeddings=True)
@@ -178,7 +180,8 @@ class FromPretrained(ConvertTest):
         job = self.folder / "job.yaml"
         models = ROOT / "examples" / "models"
         job.write_text(
-            f"version: 1\nmodel: {models / 'qwen3-8b.yaml'}\nsource: {{layout: hf, storage: weights}}\ntarget: {{layout: hf, storage: written}}\n"
+            f"version: 1\nmodel: {models / 'qwen3-8b.yaml'}\nsource: {{layout: hf, storage: weights}}\n"
+            f"target: {{layout: hf, storage: written}}\n"
         )
         run(
             "reshard-compile",

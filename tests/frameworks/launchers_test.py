@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of docs/api.md under the real torchrun, and as actors of the real Ray; reshard-convert under torchrun, as in docs/checkpoints.md.
+"""The programs of docs/api.md under the real torchrun, and as actors of the real Ray; reshard-convert under torchrun,
+as in docs/checkpoints.md.
 
 scripts/frameworks.sh && . build/frameworks/env.sh
 RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/launchers_test.py"""
@@ -10,8 +11,8 @@ import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "lib")]
-import launchers  # noqa: E402
-from commands import BIN, FolderTest, run  # noqa: E402
+import launchers
+from commands import BIN, FolderTest, run
 
 
 def lacks(package):
@@ -72,7 +73,8 @@ class Launchers(FolderTest):
             cwd=self.folder,
         )
         self.assertIn(
-            "target: 9 tensors, 2700000 elements; 10800000 bytes, of which 0 are padding, were compared with the source and are right",
+            "target: 9 tensors, 2700000 elements; 10800000 bytes, of which 0 are padding, were compared with the "
+            "source and are right",
             done.stdout,
         )
         found = load_file(self.folder / "out/model.safetensors")

@@ -8,7 +8,6 @@ it by hand, once for each release:
 
 import re
 import sys
-from pathlib import Path
 
 import support
 import torch
@@ -63,7 +62,8 @@ def main():
             pattern = tensor.replace(layer[0], f".{layer[1]}.*.") if layer else tensor
             found.setdefault((pattern, tuple(value.shape), value.dtype), []).append(int(layer[2]) if layer else None)
         lines = [
-            f"# origin: transformers {transformers.__version__}, {type(module).__name__} on the meta device in bf16, config {name}.config.json:",
+            f"# origin: transformers {transformers.__version__}, {type(module).__name__} on the meta device in "
+            f"bf16, config {name}.config.json:",
             "# named_parameters() and, of named_buffers(), the router's",
         ]
         for (pattern, shape, dtype), layers in found.items():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Importing this lets Megatron-Core's models run on a CPU: some modules request a GPU even if they are configured to
-initialize on the CPU. Checkpoints are saved by the process itself: Megatron-Core's queue for the results of its writers is
-one of another process, which would import the frameworks again."""
+initialize on the CPU. Checkpoints are saved by the process itself: Megatron-Core's queue for the results of its writers
+is one of another process, which would import the frameworks again."""
 
 import contextlib
 import queue

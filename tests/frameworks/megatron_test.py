@@ -19,9 +19,9 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("library", "lib")]
 
-import library  # noqa: E402
-import support  # noqa: E402
-from commands import BIN, ROOT  # noqa: E402
+import library
+import support
+from commands import BIN, ROOT
 
 try:
     warnings.filterwarnings("ignore")
@@ -298,10 +298,12 @@ def write(folder):
     folder.mkdir(exist_ok=True)
     for case, (model, numbers, more, placement) in CASES.items():
         lines = [
-            f"# origin: megatron-core {megatron.core.__version__}, GPTModel in two virtual stages on each of two ranks, local specs"
+            f"# origin: megatron-core {megatron.core.__version__}, GPTModel in two virtual stages on "
+            "each of two ranks, local specs"
             + ("" if model in LOCAL else "; names as Transformer Engine's modules have them")
             + ",",
-            f"# made by tests/frameworks/megatron_test.py --write{''.join(f', {name} {value}' for name, value in more.items())}",
+            "# made by tests/frameworks/megatron_test.py "
+            f"--write{''.join(f', {name} {value}' for name, value in more.items())}",
             f"# model: {model} {layout(model)}",
             f"# set: {' '.join(f'{name}={value}' for name, value in numbers.items())}",
             f"# place: {placement}",

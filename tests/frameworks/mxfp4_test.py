@@ -12,7 +12,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-from commands import FolderTest, run  # noqa: E402
+from commands import FolderTest, run
 
 EXPERTS, ROWS, COLUMNS = 3, 40, 96
 JOB = """
@@ -23,7 +23,9 @@ model:
   tensors: {{"w.{{expert}}": [{rows}, {columns}]}}
   layouts:
     plain: {{params: {{w: {{stack: expert, holds: "w.{{expert}}"}}}}}}
-    quantized: {{params: {{w_blocks: {{stack: expert, holds: "w.{{expert}}", quantize: {{format: mxfp4, scale: w_scales}}}}}}}}
+    quantized:
+      params:
+        w_blocks: {{stack: expert, holds: "w.{{expert}}", quantize: {{format: mxfp4, scale: w_scales}}}}
 source: {{storage: in, layout: {source}}}
 target: {{layout: {target}, mesh: {{}}}}
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published quantized checkpoints against the code of their own releases (see support.py to run this): what transformers
-loads from a gpt-oss checkpoint of MXFP4 blocks, dequantized, and what compressed-tensors makes of its packed INT4 weights
-are the bits that a job writes."""
+"""Published quantized checkpoints against the code of their own releases (see support.py to run this): what
+transformers loads from a gpt-oss checkpoint of MXFP4 blocks, dequantized, and what compressed-tensors makes of its
+packed INT4 weights are the bits that a job writes."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-from commands import FolderTest, run  # noqa: E402
+from commands import FolderTest, run
 
 KIMI = {
     "layers": 3,
@@ -34,7 +34,8 @@ KIMI = {
 
 
 def blocks_of(weight):
-    """Codes [experts, rows, columns / 32, 16] and scales of a bf16 tensor [experts, rows, columns]: the nearest values."""
+    """Codes [experts, rows, columns / 32, 16] and scales of a bf16 tensor [experts, rows,
+    columns]: the nearest values."""
     from transformers.integrations.mxfp4 import FP4_VALUES
 
     groups = weight.float().unflatten(-1, (-1, 32))

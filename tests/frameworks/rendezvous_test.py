@@ -19,7 +19,8 @@ from datetime import timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from support import BIN, module, module_folder  # noqa: E402
+from commands import BIN
+from support import module, module_folder
 
 try:
     import torch
@@ -152,7 +153,7 @@ class RendezvousTest(unittest.TestCase):
             with self.subTest(kind=kind), tempfile.TemporaryDirectory() as folder:
                 self.assertEqual(
                     self.results(kind, str(port) if kind == "tcp" else folder, **options),
-                    {rank: "" for rank in range(WORLD)},
+                    dict.fromkeys(range(WORLD), ""),
                 )
 
     def test_threads_over_a_hash_store(self):
@@ -162,7 +163,7 @@ class RendezvousTest(unittest.TestCase):
         threads = [threading.Thread(target=refit, args=each, daemon=True) for each in arguments]
         for thread in threads:
             thread.start()
-        self.assertEqual(self.collect(results, done), {rank: "" for rank in range(WORLD)})
+        self.assertEqual(self.collect(results, done), dict.fromkeys(range(WORLD), ""))
         self.assertGreater(store.num_keys(), WORLD)  # a hello of each rank, and the roster
         for thread in threads:
             thread.join(60)
@@ -172,7 +173,8 @@ class RendezvousTest(unittest.TestCase):
             for text in self.results("broken", folder).values():
                 self.assertRegex(
                     text,
-                    r"(?s)ConnectionError: the store has ended.*direct cause.*RunError: .*the caller's store could not set 'reshard/-/",
+                    r"(?s)ConnectionError: the store has ended.*direct cause.*RunError: .*the caller's store could "
+                    r"not set 'reshard/-/",
                 )
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("library", "lib")]
 
-import library  # noqa: E402
-from commands import BIN  # noqa: E402
-from layout_text import endpoints  # noqa: E402
+import library
+from commands import BIN
+from layout_text import endpoints
 
 try:
     import torch

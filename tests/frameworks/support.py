@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-from commands import BIN, ROOT, shared_folder  # noqa: E402, F401
-from module import install  # noqa: E402
+from commands import ROOT, shared_folder
+from module import install
 
 MODELS = ROOT / "examples" / "models"
 
@@ -386,8 +386,8 @@ def module(folder):
 
 @functools.cache
 def _own_module():
-    """Makes the reshard module importable in this process, until its end: what a process has imported serves all its test
-    classes. Returns the temporary folder, which is deleted with this function's result, and the path in it."""
+    """Makes the reshard module importable in this process, until its end: what a process has imported serves all its
+    test classes. Returns the temporary folder, which is deleted with this function's result, and the path in it."""
     folder = tempfile.TemporaryDirectory()
     return folder, module(folder.name)
 
@@ -400,8 +400,8 @@ def module_folder(case):
 
 
 def model(folder, name, cases=None):
-    """A folder with the config.json of a cut-down model and the library's model of it, model.yaml. cases: CASES, if `name`
-    is one of them; None: `name` is one of CONFIGS."""
+    """A folder with the config.json of a cut-down model and the library's model of it, model.yaml. cases: CASES, if
+    `name` is one of them; None: `name` is one of CONFIGS."""
     library, config = cases[name] if cases else (name, CONFIGS[name])
     at = Path(folder) / name
     at.mkdir(parents=True)
@@ -436,9 +436,9 @@ def live(config, device="meta"):
 
 
 def checkpoint(at, params, seed, copies=False):
-    """Writes a checkpoint to `at` with random weights, large enough that each one affects generation. Returns the tensors.
-    params: those of the layout `hf`. copies: of a tied model, whether the file has lm_head.weight, as some tools write it;
-    save_pretrained does not."""
+    """Writes a checkpoint to `at` with random weights, large enough that each one affects generation. Returns the
+    tensors. params: those of the layout `hf`. copies: of a tied model, whether the file has lm_head.weight, as some
+    tools write it; save_pretrained does not."""
     import torch
     from safetensors.torch import save_file
 

@@ -13,11 +13,10 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from support import BIN, ROOT, shared_folder  # noqa: E402
 
-import hosts  # noqa: E402
-import launchers  # noqa: E402
-from commands import run  # noqa: E402
+import hosts
+import launchers
+from commands import BIN, ROOT, run, shared_folder
 
 UCX = Path(os.environ.get("RESHARD_UCX_WHEEL", "missing"))
 VERSION = re.search(r"libucx-cu12==([\d.]+)", (ROOT / "scripts" / "frameworks.sh").read_text())[1]

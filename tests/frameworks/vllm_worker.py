@@ -13,14 +13,14 @@ from support import module
 FOLDER = Path(sys.argv[1])
 module(FOLDER)
 
-import reshard  # noqa: E402
-import torch  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
-from vllm import LLM, SamplingParams  # noqa: E402
-from vllm import _custom_ops  # noqa: E402
-from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed  # noqa: E402
-from vllm.model_executor.model_loader import register_model_loader  # noqa: E402
-from vllm.model_executor.model_loader.default_loader import DefaultModelLoader  # noqa: E402
+import reshard
+import torch
+from safetensors.torch import load_file
+from vllm import LLM, SamplingParams
+from vllm import _custom_ops
+from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 PROMPTS = [[5, 17, 400, 23, 999], [1, 2, 3], [777, 42, 8, 8, 8, 300], [640, 11, 90, 512]]

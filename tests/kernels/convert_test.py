@@ -4,6 +4,7 @@
 Usage: convert_test.py; RESHARD_BIN is the build folder."""
 
 import ctypes
+import itertools
 import sys
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import ml_dtypes
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("kernels", "lib")]
-from commands import BIN  # noqa: E402
-from formats_reference import (  # noqa: E402
+from commands import BIN
+from formats_reference import (
     BF16,
     DTYPES,
     E2M1_VALUES,
@@ -22,7 +23,6 @@ from formats_reference import (  # noqa: E402
     INFINITY,
     INT4_VALUES,
     SATURATE,
-    amax,
     bits,
     canonical,
     cast,
@@ -79,7 +79,8 @@ def equal(what, ours, expected):
     if len(wrong):
         first = wrong[0]
         sys.exit(
-            f"{what}: {len(wrong)} of {len(ours)} differ, the first at index {first}: found {int(ours[first]):#x}, expected {int(expected[first]):#x}"
+            f"{what}: {len(wrong)} of {len(ours)} differ, the first at index {first}: found {int(ours[first]):#x}, "
+            f"expected {int(expected[first]):#x}"
         )
 
 
@@ -127,7 +128,7 @@ def test_casts():
 def weights(shape, format):
     """Returns rows of very different magnitudes, with zeros, values at the formats' limits, subnormal values, and some
     that are not finite."""
-    values = random.normal(0, 1, shape) * np.exp2(random.integers(-12, 12, shape[:-1] + (1,)))
+    values = random.normal(0, 1, shape) * np.exp2(random.integers(-12, 12, (*shape[:-1], 1)))
     values[random.random(shape) < 0.05] = 0
     values[random.random(shape[:-1]) < 0.1] *= 2.0**-120
     values[random.random(shape[:-1]) < 0.1] *= 2.0**110
@@ -340,8 +341,8 @@ def test_scale_layouts():
         call("clear_padding", layout, shape, ours)
         row_cuts = np.unique(np.concatenate([[0, rows], random.integers(0, rows + 1, 3)]))
         column_cuts = np.unique(np.concatenate([[0, columns], random.integers(0, columns + 1, 3)]))
-        for r, next_r in zip(row_cuts, row_cuts[1:]):
-            for c, next_c in zip(column_cuts, column_cuts[1:]):
+        for r, next_r in itertools.pairwise(row_cuts):
+            for c, next_c in itertools.pairwise(column_cuts):
                 part = np.array([r, c, next_r - r, next_c - c], np.uint64)
                 call("write_scales", layout, shape, ours, part, plain[r:, c:], plain.strides[0])
                 call("read_scales", layout, shape, expected, part, back[r:, c:], back.strides[0])

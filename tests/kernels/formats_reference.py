@@ -194,10 +194,9 @@ def unswizzle(swizzled, rows, columns):
 
 
 def pack_scales(scales, block_rows, matrix_rows):
-    """Packs the scales of one matrix, [rows of blocks, columns] bytes, as DeepGEMM's reference does: repeats each row of
-    blocks for its rows of elements, up to a multiple of four rows (zeros for rows that are in no block), pads columns to
-    a multiple of four, views four
-    columns as an int32, and transposes. Returns bytes."""
+    """Packs the scales of one matrix, [rows of blocks, columns] bytes, as DeepGEMM's reference does: repeats each row
+    of blocks for its rows of elements, up to a multiple of four rows (zeros for rows that are in no block), pads
+    columns to a multiple of four, views four columns as an int32, and transposes. Returns bytes."""
     block = np.arange(-(-matrix_rows // 4) * 4) // block_rows
     repeated = np.where((block < len(scales))[:, None], scales[np.minimum(block, len(scales) - 1)], np.uint8(0))
     padded = np.zeros((len(repeated), -(-scales.shape[1] // 4) * 4), np.uint8)

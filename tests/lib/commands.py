@@ -36,8 +36,8 @@ def run(
 
 
 def limited(seconds: int, *command: object, **options: object) -> subprocess.CompletedProcess:
-    """run() within so many seconds of CPU time, and 30 times as many under the sanitizers (RESHARD_SMALL). For what a quadratic algorithm
-    does in minutes and a right one in a fraction of a second."""
+    """run() within so many seconds of CPU time, and 30 times as many under the sanitizers (RESHARD_SMALL). For what a
+    quadratic algorithm does in minutes and a right one in a fraction of a second."""
     words = [BIN / str(command[0]), *command[1:]] if str(command[0]).startswith("reshard-") else command
     return run(
         "bash",

@@ -78,7 +78,7 @@ class Hosts:
             *(("master", "bridge") if passes else ("nomaster",)),
         )
 
-    def __enter__(self) -> "Hosts":
+    def __enter__(self) -> Hosts:
         try:
             switch = f"{self.prefix}-s"
             for name in (switch, *map(self.namespace, range(self.count))):
@@ -110,7 +110,8 @@ class Hosts:
             # Replaces ssh: mpirun uses it to start its daemon on an address.
             cases = "\n".join(f"{self.address(host)}) name={self.namespace(host)} ;;" for host in range(self.count))
             self.agent.write_text(
-                f'#!/bin/sh\ncase $1 in\n{cases}\nesac\nshift\nexec ip netns exec $name unshare --uts sh -c \'hostname "$0"; exec sh -c "$1"\' $name "$*"\n'
+                f"#!/bin/sh\ncase $1 in\n{cases}\nesac\nshift\n"
+                'exec ip netns exec $name unshare --uts sh -c \'hostname "$0"; exec sh -c "$1"\' $name "$*"\n'
             )
             self.agent.chmod(0o755)
         except BaseException:
@@ -127,11 +128,13 @@ class Hosts:
         self.agent.unlink(missing_ok=True)
 
     def mpirun(self, ranks: int) -> list[str]:
-        """The mpirun command for `ranks` ranks in equal blocks on the hosts; the caller appends `-n` and the program."""
+        """The mpirun command for `ranks` ranks in equal blocks on the hosts; the caller appends
+        `-n` and the program."""
         each = -(-ranks // self.count)
         hosts = ",".join(f"{self.address(host)}:{each}" for host in range(self.count))
         subnet = f"{self.network}.0/24"
-        # All hosts share this machine's cores. Open MPI takes them for the cores of each host, and its waits would not yield.
+        # All hosts share this machine's cores. Open MPI takes them for the cores of each host, and its
+        # waits would not yield.
         return [
             *self.inside(0),
             "mpirun",

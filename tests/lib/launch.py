@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program under mpirun with separate output and exit status of each process."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -65,12 +66,9 @@ class Launch:
 
     def end(self):
         for rank in self.ranks:
-            if text := self.read(f"pid.{rank}"):
-                if not self.read(f"exit.{rank}"):
-                    try:
-                        os.kill(int(text), signal.SIGKILL)
-                    except ProcessLookupError:
-                        pass
+            if (text := self.read(f"pid.{rank}")) and not self.read(f"exit.{rank}"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(text), signal.SIGKILL)
         try:
             self.mpirun.wait(10)
         except subprocess.TimeoutExpired:

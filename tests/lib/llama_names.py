@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dense model without biases in the names of Hugging Face and of Megatron-Core's checkpoints, with PyTorch instead of reshard. `heads`, `groups`: how many heads
-the queries and the keys have; `head`: their length."""
+"""A dense model without biases in the names of Hugging Face and of Megatron-Core's checkpoints, with PyTorch instead of
+reshard. `heads`, `groups`: how many heads the queries and the keys have; `head`: their length."""
 
 import torch
 
@@ -39,7 +39,7 @@ def split(weights, heads, groups, head):
 def joined(weights, heads, groups, head):
     """The names and tensors of Megatron-Core, of Hugging Face's."""
     count = sum(name.endswith("input_layernorm.weight") for name in weights)
-    at = lambda name: [weights[f"model.layers.{layer}.{name}.weight"] for layer in range(count)]  # noqa: E731
+    at = lambda name: [weights[f"model.layers.{layer}.{name}.weight"] for layer in range(count)]
     qkv = [
         torch.cat(
             [q.view(groups, heads // groups, head, -1), k.view(groups, 1, head, -1), v.view(groups, 1, head, -1)], dim=1

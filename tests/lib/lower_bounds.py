@@ -116,7 +116,7 @@ def rank_classes(endpoint, pattern):
 def refine(sets):
     """The number of positions in each combination of the sets: {bit mask of the sets that contain them: count}."""
     events = Counter()
-    for number, ranges in enumerate(sets):
+    for ranges in sets:
         for begin, end in ranges:
             events.setdefault(begin, 0)
             events.setdefault(end, 0)
@@ -144,7 +144,7 @@ def cells(patterns, source, targets):
     """Yields (bytes, bit mask of the source ranks that hold them, target ranks that need them) for each target and each
     set of elements that the same ranks hold. A rank that needs the elements at two positions (tied params, index maps
     that repeat) is listed twice: they are sent twice."""
-    for pattern, (name, item, variables, shape) in enumerate(patterns):
+    for pattern, (_, item, variables, shape) in enumerate(patterns):
         held = rank_classes(source, pattern)
         for target in targets:
             wanted = rank_classes(target, pattern)

@@ -9,7 +9,8 @@ from commands import BIN, ROOT
 
 
 def install(folder: Path) -> Path:
-    """Installs the reshard module in folder/module, unless it is there. Returns that path, for sys.path or PYTHONPATH."""
+    """Installs the reshard module in folder/module, unless it is there. Returns that path, for
+    sys.path or PYTHONPATH."""
     prefix = Path(folder) / "module"
     if prefix.exists():
         return prefix

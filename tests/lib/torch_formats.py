@@ -173,7 +173,8 @@ SHARDED = "torch.distributed._shard"
 def sharded_tensor(
     shards: list[tuple[np.ndarray, str, tuple[int, ...]]], shape: tuple[int, ...], dtype: str = "float32"
 ) -> Call:
-    """What a rank of FSDP1 saves of a ShardedTensor. `shards`: the arrays of this rank, the keys of their storages, their offsets."""
+    """What a rank of FSDP1 saves of a ShardedTensor. `shards`: the arrays of this rank, the keys of their
+    storages, their offsets."""
 
     def shard(array: np.ndarray, key: str, offsets: tuple[int, ...]) -> Call:
         metadata = Call(
@@ -191,11 +192,13 @@ def sharded_tensor(
     return wrapper(kind, dtype, shape, ([shard(*each) for each in shards], None, group, None, False))
 
 
-def with_attributes(
-    plain: Call, kind: Global = Global("torch", "Tensor"), state: object = {"_has_been_cloned": True}
-) -> Call:
+def with_attributes(plain: Call, kind: Global | None = None, state: object = None) -> Call:
     """A tensor with an attribute, as FSDP1's full state dicts have."""
-    return Call("torch._tensor", "_rebuild_from_type_v2", (plain.target, kind, plain.arguments, state))
+    return Call(
+        "torch._tensor",
+        "_rebuild_from_type_v2",
+        (plain.target, kind or Global("torch", "Tensor"), plain.arguments, state or {"_has_been_cloned": True}),
+    )
 
 
 class Dcp:

@@ -13,7 +13,8 @@ TRANSFORM_DTYPES = {"neg_exp": "fp32", "minus_one": "bf16"}
 
 @lru_cache
 def index_map(text):
-    """{from: to} of an index map of the IR: `[0:2 step 4 x 2 -> 0 step 2] [9:10 -> 4]`. The caller must not change it."""
+    """{from: to} of an index map of the IR: `[0:2 step 4 x 2 -> 0 step 2] [9:10 -> 4]`. The
+    caller must not change it."""
     values = {}
     for begin, end, step, count, to, to_step in re.findall(
         r"\[(\d+):(\d+)(?: step (\d+) x (\d+))? -> (\d+)(?: step (\d+))?\]", text

@@ -13,10 +13,10 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-import library  # noqa: E402
-import stages  # noqa: E402
-from commands import BIN, FolderTest, run  # noqa: E402
-from layout_text import endpoints  # noqa: E402
+import library
+import stages
+from commands import BIN, FolderTest, run
+from layout_text import endpoints
 
 
 # The name of the tied embedding on the last pipeline stage, if that is not also the first. In vLLM, lm_head is an
@@ -196,8 +196,8 @@ class Library(FolderTest):
         return done.returncode, done.stderr
 
     def test_further_layouts_compile(self):
-        """The further layouts that a model declares, on one rank: none names a tensor that the model lacks. A model with a
-        layout of Megatron-Core has one of its checkpoint, which holds every tensor of the model."""
+        """The further layouts that a model declares, on one rank: none names a tensor that the model lacks. A model
+        with a layout of Megatron-Core has one of its checkpoint, which holds every tensor of the model."""
         count = 0
         for path in sorted(library.MODELS.glob("*.yaml")):
             model, known = path.stem, set()

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """File round trips: a Hugging Face checkpoint -> Megatron rank folder (vLLM's, if the model has no Megatron layout) ->
-FSDP2 rank folder -> Hugging Face checkpoint, bit for bit, for a reduced model of every family; and a run in a quarter of
-the model's size of memory.
-RESHARD_BIN: the folder of the commands; needs safetensors."""
+FSDP2 rank folder -> Hugging Face checkpoint, bit for bit, for a reduced model of every family; and a run in a quarter
+of the model's size of memory. RESHARD_BIN: the folder of the commands; needs safetensors."""
 
 import json
 import os
@@ -14,8 +13,8 @@ from safetensors import safe_open
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-import library  # noqa: E402
-from commands import BIN, FolderTest, run  # noqa: E402
+import library
+from commands import BIN, FolderTest, run
 
 
 # Small numbers that do not divide evenly wherever the layouts allow that: a vocabulary of 199, 5 FSDP ranks.
@@ -218,8 +217,10 @@ class RoundTrip(FolderTest):
             # The kernel limits anonymous memory (RLIMIT_DATA); the resident bytes of files are measured.
             script = (
                 "import resource, subprocess, sys\nlimit = int(sys.argv[1])\n"
-                "done = subprocess.run(sys.argv[2:], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)))\n"
-                "print('peak', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)\nsys.exit(done.returncode)"
+                "done = subprocess.run(sys.argv[2:], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, "
+                "(limit, limit)))\n"
+                "print('peak', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)\n"
+                "sys.exit(done.returncode)"
             )
             done = run(sys.executable, "-c", script, quarter, *command)
             peak = int(done.stdout.split("peak")[-1])

@@ -9,7 +9,6 @@ import ast
 import json
 import sys
 import types
-import typing
 import zipfile
 from pathlib import Path
 
@@ -32,7 +31,7 @@ def rule(engine, source):
         "envs": types.SimpleNamespace(VLLM_PP_LAYER_PARTITION=None),
         "logger": types.SimpleNamespace(info=lambda *_: None),
         "os": types.SimpleNamespace(getenv=lambda name, default: variables.get(name, default)),
-        "Tuple": typing.Tuple,
+        "Tuple": tuple,
     }
     exec(compile(ast.Module([function], []), FILES[engine], "exec"), names)
 
@@ -64,7 +63,8 @@ def text(engine, wheel):
     with zipfile.ZipFile(wheel) as archive:
         sizes = rule(engine, archive.read(FILES[engine]).decode())
     lines = [
-        f"# origin: {'-'.join(wheel.name.split('-')[:2])}, {FILES[engine]} get_pp_indices, run by tests/library/stages.py",
+        f"# origin: {'-'.join(wheel.name.split('-')[:2])}, {FILES[engine]} get_pp_indices, run "
+        "by tests/library/stages.py",
         f"# Stages, layers mod stages: how many more than layers div stages each stage holds. Found for {LAYERS[0]} to "
         f"{LAYERS[-1]} layers over {STAGES[0]} to {STAGES[-1]} stages.",
         *table(sizes),

@@ -10,11 +10,11 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-import numpy as np  # noqa: E402
-from commands import BIN, FolderTest, run  # noqa: E402
-from launch import ENVIRONMENT  # noqa: E402
-from launchers import environment  # noqa: E402
-from safetensors.numpy import save_file  # noqa: E402
+import numpy as np
+from commands import BIN, FolderTest, run
+from launch import ENVIRONMENT
+from launchers import environment
+from safetensors.numpy import save_file
 
 JOB = """version: 1
 model: {dtype: fp32, tensors: {w: {shape: [12, 5], shard: {0: tp}}, bias: [7]}}
@@ -50,7 +50,10 @@ with reshard.Executor(plan, transport=transport, join_timeout=120, **options) as
 
     fill(0)
     run(check=True)
-    digests = [{name: [each.dtype, each.shape, each.digest] for name, each in executor.digest(side, timeout=120).items()} for side in ("source", "target")]
+    digests = [
+        {name: [each.dtype, each.shape, each.digest] for name, each in executor.digest(side, timeout=120).items()}
+        for side in ("source", "target")
+    ]
     if rank == 5:
         held["source"]["w"][rows - 1, 2] = -1  # this rank's replica, from which it copies
     run(check=True, first_index=True)
@@ -111,7 +114,8 @@ class Digests(FolderTest):
                     2,
                     "complete",
                     "Error",
-                    "the source has not changed since the last run that was checked: the digests of all its tensors are the same",
+                    "the source has not changed since the last run "
+                    "that was checked: the digests of all its tensors are the same",
                 ],
                 [3, "complete"],
                 [3, "torn", "RunError", wrong.format("bias")],

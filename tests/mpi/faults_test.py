@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of an MPI run is killed, stopped or delayed: the others must end in time, name the rank that they waited for, and not report success; the next
-launch must work. The signal is raised at a call of MPI by the process itself (trap/trap.c, preloaded), or sent at any time. RESHARD_BIN: the folder
-of the commands. faults_test.py [--trials N] [--seed S]"""
+"""One rank of an MPI run is killed, stopped or delayed: the others must end in time, name the rank that they
+waited for, and not report success; the next launch must work. The signal is raised at a call of MPI by the process
+itself (trap/trap.c, preloaded), or sent at any time. RESHARD_BIN: the folder of the commands. faults_test.py
+[--trials N] [--seed S]"""
 
 import argparse
+import contextlib
 import os
 import random
 import re
@@ -23,7 +25,12 @@ TRIALS = 200 if "RESHARD_FULL" in os.environ else 12
 DEADLINE = 3.0
 RANKS = 4
 JOB = """version: 1
-model: {dtype: bf16, index: {layer: 8}, tensors: {"l.{layer}.rows": {shape: [512, 512], shard: {0: tp}}, "l.{layer}.columns": {shape: [512, 512], shard: {1: tp}}}}
+model:
+  dtype: bf16
+  index: {layer: 8}
+  tensors:
+    "l.{layer}.rows": {shape: [512, 512], shard: {0: tp}}
+    "l.{layer}.columns": {shape: [512, 512], shard: {1: tp}}
 source: {mesh: {tp: 2}}
 target: {mesh: {tp: 1, dp: 3}, ranks: 1..3}
 options: {staging: 64KiB, topology: {ranks_per_node: 1}}
@@ -100,17 +107,13 @@ def trial(seed, work, plan, again=2):
                 return where, "the run does not end"
         else:
             time.sleep(pause)
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(process, number)
-            except ProcessLookupError:
-                pass
             hit = time.monotonic()
         if action == "delay":
             time.sleep(rng.uniform(0.05, 0.5))
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGCONT)
-            except ProcessLookupError:
-                pass
         # 4 s more than the deadline, since the machine may be busy.
         ended = (
             launch.wait(60) if action == "delay" else launch.wait(DEADLINE + 4 - (time.monotonic() - hit), survivors)
@@ -163,7 +166,8 @@ class Faults(FolderTest):
         self.assertEqual(set(launch.wait(60).values()), {0})
 
     def test_exit_inside_mpi(self):
-        """Open MPI calls _exit if a peer is lost in MPI_Init: with a deadline the process lives until then, to print its error; without one it ends at once."""
+        """Open MPI calls _exit if a peer is lost in MPI_Init: with a deadline the process lives until then, to print
+        its error; without one it ends at once."""
         for deadline, ranks in ((DEADLINE, range(RANKS)), (None, [1])):
             with self.subTest(deadline=deadline):
                 launch = start(

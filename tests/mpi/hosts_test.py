@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans on several simulated hosts: messages between them, shared memory inside them. All kinds of schedules must be exact; a host whose link is down must be
-noticed in time. RESHARD_BIN: the folder of the commands."""
+"""Plans on several simulated hosts: messages between them, shared memory inside them. All kinds of schedules must be
+exact; a host whose link is down must be noticed in time. RESHARD_BIN: the folder of the commands."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from commands import BIN, FolderTest, run
 from launch import Launch
 
 MISSING = hosts.Hosts.missing()
-MODEL = """{dtype: bf16, index: {layer: 3}, tensors: {embed: [3000, 64], "l.{layer}.rows": {shape: [512, 256], shard: {0: tp}},
-  "l.{layer}.columns": {shape: [512, 256], shard: {1: tp}}, norm: {shape: [777], dtype: fp32}}}"""
+MODEL = """{dtype: bf16, index: {layer: 3}, tensors: {embed: [3000, 64], norm: {shape: [777], dtype: fp32},
+  "l.{layer}.rows": {shape: [512, 256], shard: {0: tp}}, "l.{layer}.columns": {shape: [512, 256], shard: {1: tp}}}}"""
 
 
 @unittest.skipIf("RESHARD_SMALL" in os.environ, "MPI is not built for sanitizers")

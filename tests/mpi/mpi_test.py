@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans over MPI, one process for each rank: all kinds of schedules are exact; processes that do not fit the plan are an error, and so is a missing backend.
-RESHARD_BIN: the folder of the commands."""
+"""Plans over MPI, one process for each rank: all kinds of schedules are exact; processes that do not fit the plan are
+an error, and so is a missing backend. RESHARD_BIN: the folder of the commands."""
 
 import json
 import os
@@ -85,8 +85,8 @@ class Mpi(FolderTest):
         )
 
     def exact(self, report):
-        """Runs the plan with shared memory, with private memory, of which only what the executor allocates for transforms is
-        shared, and with messages only. Checks every byte and the bytes by method."""
+        """Runs the plan with shared memory, with private memory, of which only what the executor allocates for
+        transforms is shared, and with messages only. Checks every byte and the bytes by method."""
         for options in (), ("--private-memory",), ("--no-local-shortcut",):
             done = self.run_plan(
                 report["world"], "--check", "--repeat=2", "--timeout=60", f"--report={self.folder / 'run'}", *options
@@ -115,7 +115,8 @@ class Mpi(FolderTest):
                 self.exact(report)
 
     def test_transforms(self):
-        """Memory of transforms, which the executor allocates, can be mapped by local peers, and shares the arena with staging. The plans are compressed."""
+        """Memory of transforms, which the executor allocates, can be mapped by local peers, and shares the arena with
+        staging. The plans are compressed."""
         model = {
             "dtype": "bf16",
             "index": {"layer": 3},
@@ -152,9 +153,11 @@ class Mpi(FolderTest):
 
     @unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "needs root, to drop privileges, and setpriv")
     def test_memory_that_cannot_be_mapped_is_reported(self):
-        """Ranks 2 and 3 have fewer privileges than 0 and 1, so they cannot map the memory of these and receive messages instead."""
+        """Ranks 2 and 3 have fewer privileges than 0 and 1, so they cannot map the memory of these and
+        receive messages instead."""
         self.compile(
-            "{version: 1, model: {dtype: bf16, tensors: {a: {shape: [512, 256], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {tp: 4}}}"
+            "{version: 1, model: {dtype: bf16, tensors: {a: {shape: [512, 256], shard: {0: tp}}}}, source: {mesh: "
+            "{tp: 2}}, target: {mesh: {tp: 4}}}"
         )
         command = [
             BIN / "reshard-exec",
@@ -190,7 +193,10 @@ class Mpi(FolderTest):
             {"local": quarter, "shared_memory": quarter, "messages": 2 * quarter, "messages_inside_host": 2 * quarter},
         )
         for rank in range(4):
-            printed = f"  rank {rank}: 64.0 KiB from ranks on this host arrived as messages, because their memory cannot be mapped\n"
+            printed = (
+                f"  rank {rank}: 64.0 KiB from ranks on this host arrived as messages, because their memory cannot be "
+                "mapped\n"
+            )
             self.assertEqual(printed in done.stdout, rank > 1, done.stdout)
 
     def test_processes_and_plans_that_do_not_fit(self):
@@ -279,15 +285,18 @@ class Mpi(FolderTest):
                 )
 
     def test_an_error_of_one_process_is_the_exit_code_of_all(self):
-        job = "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [%d, 8], shard: {0: tp}}}}\nsource: {mesh: {tp: 4}}\ntarget: {mesh: {tp: %d}}\n"
+        job = (
+            "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [%d, 8], shard: {0: tp}}}}\n"
+            "source: {mesh: {tp: 4}}\ntarget: {mesh: {tp: %d}}\n"
+        )
         for name, rows, tp in ("other", 64, 2), ("wide", 64, 8), ("large", 128, 4), ("plan", 64, 4):
             self.compile(job % (rows, tp), plan=name)
         for name, plan in ("source", "plan"), ("large_source", "large"):
             run("reshard-exec", self.folder / plan, "--synthesize", f"--source={self.folder / name}")
         shutil.copytree(self.folder / "source", self.folder / "wrong")
         shutil.copy(self.folder / "large_source/rank-00003.safetensors", self.folder / "wrong")
-        # The index of the argument that differs (plan, source, target, other options), its value, whether all ranks get it or rank 2 only, the exit code, the
-        # error.
+        # The index of the argument that differs (plan, source, target, other options), its value, whether all ranks get
+        # it or rank 2 only, the exit code, the error.
         given = ["plan", "source", "target", "--seed=1"]
         for number, (index, value, everyone, code, error) in enumerate(
             (
@@ -303,7 +312,10 @@ class Mpi(FolderTest):
                 (3, f"--report={self.folder}/absent/report", True, 3, "rank 0: .*cannot create"),
             )
         ):
-            text = 'case $OMPI_COMM_WORLD_RANK in %s) set -- %s;; *) set -- %s;; esac; exec "$0" %s/$1 --transport=mpi --timeout=60 --source=%s/$2 --target=%s/$3 $4'
+            text = (
+                'case $OMPI_COMM_WORLD_RANK in %s) set -- %s;; *) set -- %s;; esac; exec "$0" %s/$1 --transport=mpi '
+                "--timeout=60 --source=%s/$2 --target=%s/$3 $4"
+            )
             other = [value if each == index else name for each, name in enumerate(given)]
             program = [
                 "sh",
@@ -333,7 +345,8 @@ class Mpi(FolderTest):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{storage: files}}\n")
         done = run("reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize", code=2)
         self.assertIn(
-            "the files of target belong to no single process, expected --source=DIR and --target=DIR instead of --synthesize",
+            "the files of target belong to no single process, expected --source=DIR and --target=DIR instead of "
+            "--synthesize",
             done.stderr,
         )
 

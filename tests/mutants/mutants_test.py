@@ -17,9 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "quantize", "lib", "conformance", "semantics")]
 
-import generate  # noqa: E402
-import quantize_jobs  # noqa: E402
-from commands import BIN, run  # noqa: E402
+import generate
+import quantize_jobs
+from commands import BIN, run
 
 FULL, SMALL = "RESHARD_FULL" in os.environ, "RESHARD_SMALL" in os.environ
 JOBS = 240 if FULL else 20 if SMALL else 40  # a random job may be invalid, and then has no plan
@@ -98,7 +98,7 @@ def jobs():
     for seed in range(JOBS):
         yield f"{seed:03}", (property_job, quantized_job, matrix_job, relayed_job)[seed % 4](seed)
     if FULL:
-        import conformance_test  # noqa: PLC0415
+        import conformance_test
 
         for name, job in conformance_test.rows():
             yield f"row-{name}", job
@@ -112,7 +112,7 @@ def compile_job(folder, name, job):
 
 
 def main():
-    count, seed = (sys.argv[1:] + [str(MUTANTS), "1"])[:2] if len(sys.argv) == 3 else (str(MUTANTS), "1")
+    count, seed = sys.argv[1:] if len(sys.argv) == 3 else (str(MUTANTS), "1")
     folder = Path(tempfile.mkdtemp(prefix="reshard-mutants-"))  # kept after an error
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for done in [pool.submit(compile_job, folder, name, job) for name, job in jobs()]:

@@ -183,7 +183,8 @@ layouts:
         self.assertEqual(shapes, {name: parameter.shape for name, parameter in parameters.items()})
         with self.assertRaisesRegex(
             reshard.Error,
-            r"'layers.0.fc1.weight' is tensor parallel, but the size of axis 'tp' is unknown: pass it in axes=\{'tp': SIZE\} \(--axis=tp=SIZE\)",
+            r"'layers.0.fc1.weight' is tensor parallel, but the size of axis 'tp' is unknown: pass it in "
+            r"axes=\{'tp': SIZE\} \(--axis=tp=SIZE\)",
         ):
             reshard.describe(parameters)
 
@@ -207,7 +208,8 @@ layouts:
                         (8,), (Shard(0),), device_mesh=type("Other", (), {"mesh_dim_names": ("ep",), "shape": (2,)})
                     ),
                 },
-                "params 'b' and 'a' are on different meshes, {'ep': 2} and {'fsdp': 2, 'tp': 4}: expected one mesh with the axes of all params",
+                "params 'b' and 'a' are on different meshes, {'ep': 2} and {'fsdp': 2, 'tp': 4}: "
+                "expected one mesh with the axes of all params",
             ),
         ):
             with self.subTest(message), self.assertRaisesRegex(reshard.Error, message):

@@ -43,12 +43,11 @@ def piece(values, part, rank):
 
 
 def groups(mesh, ranks):
-    """The groups of each axis of a mesh, by rank: {rank: [group of axis 0, group of axis 1, …]}; the last varies fastest."""
+    """The groups of each axis of a mesh, by rank: {rank: [group of axis 0, group of axis 1, …]};
+    the last varies fastest."""
     at = dict(zip(itertools.product(*map(range, mesh)), ranks))
     return {
-        rank: [
-            tuple(at[where[:axis] + (i,) + where[axis + 1 :]] for i in range(size)) for axis, size in enumerate(mesh)
-        ]
+        rank: [tuple(at[(*where[:axis], i, *where[axis + 1 :])] for i in range(size)) for axis, size in enumerate(mesh)]
         for where, rank in at.items()
     }
 

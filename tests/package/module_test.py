@@ -45,12 +45,15 @@ class Releases(unittest.TestCase):
     def test_only_tested_releases_are_permitted(self):
         packages = ("no-such-package", "numpy")
         releases.check_release(packages, ("0.1", np.__version__))
-        with mock.patch.dict(os.environ, {releases.ANY_VERSION: ""}):
-            with self.assertRaisesRegex(
+        with (
+            mock.patch.dict(os.environ, {releases.ANY_VERSION: ""}),
+            self.assertRaisesRegex(
                 reshard.Error,
-                f"no-such-package: found release {np.__version__}, expected 0.1 or 0.2, .*; RESHARD_ANY_VERSION=1 permits others",
-            ):
-                releases.check_release(packages, ("0.1", "0.2"))
+                f"no-such-package: found release {np.__version__}, expected 0.1 or 0.2, .*; "
+                "RESHARD_ANY_VERSION=1 permits others",
+            ),
+        ):
+            releases.check_release(packages, ("0.1", "0.2"))
         with mock.patch.dict(os.environ, {releases.ANY_VERSION: "1"}):
             releases.check_release(packages, ("0.1",))
         with self.assertRaisesRegex(reshard.Error, "found no installed package no-such-package, expected one"):
@@ -489,7 +492,9 @@ target: {layout: serve, mesh: {tp: 2}}
 model:
   dtype: {dtype}
   tensors: {{norm: [4]}}
-  layouts: {{plain: {{params: {{norm: {{holds: norm}}}}}}, centered: {{params: {{out_norm: {{holds: norm, transform: minus_one}}}}}}}}
+  layouts:
+    plain: {{params: {{norm: {{holds: norm}}}}}}
+    centered: {{params: {{out_norm: {{holds: norm, transform: minus_one}}}}}}
 source: {{layout: plain, mesh: {{}}}}
 target: {{layout: centered, mesh: {{}}, ranks: [1]}}
 """)
@@ -919,7 +924,8 @@ class Structs(unittest.TestCase):
         _library.library.reshard_close(executor)
         self.assertRegex(
             str(error),
-            "reshard_options.size: found 0, expected 88 or more; initialize the struct with RESHARD_OPTIONS_INITIALIZER",
+            "reshard_options.size: found 0, expected 88 or more; "
+            "initialize the struct with RESHARD_OPTIONS_INITIALIZER",
         )
 
 

@@ -9,7 +9,8 @@ from device_tensor import DeviceTensor
 
 with open("job.yaml", "w") as file:
     file.write(
-        "{version: 1, model: {dtype: fp32, tensors: {w: {shape: [4, 6], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {}, ranks: [2]}}"
+        "{version: 1, model: {dtype: fp32, tensors: {w: {shape: [4, 6], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, "
+        "target: {mesh: {}, ranks: [2]}}"
     )
 plan = reshard.compile("job.yaml")
 executor = reshard.Executor(plan, device="cuda")
@@ -39,7 +40,8 @@ assert executor.version == 1  # runs on a stream are not counted
 # Hooks of a transform enqueue on a stream. With the fake backend, their memory is ordinary host memory.
 with open("transform.yaml", "w") as file:
     file.write(
-        "{version: 1, model: {dtype: fp32, tensors: {w: {shape: [2, 2]}}, layouts: {t: {params: same}, s: {params: {w: {holds: w, transform: pack}}}},"
+        "{version: 1, model: {dtype: fp32, tensors: {w: {shape: [2, 2]}}, layouts: {t: {params: same}, s: {params: "
+        "{w: {holds: w, transform: pack}}}},"
         " }, source: {layout: t, mesh: {}}, target: {layout: s, mesh: {}, ranks: [1]}}"
     )
 executor, seen, source = (

@@ -17,8 +17,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / folder) for folder in ("lib",)]
 
-from commands import BIN as BUILD  # noqa: E402
-from commands import ROOT, run, shared_folder  # noqa: E402
+from commands import BIN as BUILD
+from commands import ROOT, run, shared_folder
 
 FULL = "RESHARD_FULL" in os.environ
 VERSION = re.search(r"^project\(reshard VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)[1]
@@ -31,7 +31,10 @@ ENVIRONMENT = os.environ | {
     "OMPI_MCA_btl": "self,vader",
 }
 SMALL = ("--set", "model.let.hidden=64", "--set", "model.let.ffn=128")
-HALVES = "{version: 1, model: {dtype: bf16, tensors: {w: {shape: [6], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {}}}\n"
+HALVES = (
+    "{version: 1, model: {dtype: bf16, tensors: {w: {shape: [6], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, target: "
+    "{mesh: {}}}\n"
+)
 # bf16: up and down of 8 layers, sharded over 8 ranks, and norm, replicated on them.
 TARGET_BYTES = 2 * 8 * 2 * 64 * 128 + 8 * 8 * 2 * 64
 
@@ -333,7 +336,8 @@ class Wheel(unittest.TestCase):
 import numpy, reshard
 with reshard.Executor(reshard.compile(reshard.LIBRARY / "refit.yaml"), transport="mpi") as executor:
     rank = executor.ranks[0]
-    executor.bind({name: numpy.zeros(param.shape, param.numpy_dtype) for name, param in executor.plan.params(rank).items()})
+    params = executor.plan.params(rank)
+    executor.bind({name: numpy.zeros(param.shape, param.numpy_dtype) for name, param in params.items()})
     executor.prepare()
     executor.run()
     if rank == 2:
@@ -352,7 +356,8 @@ import numpy, reshard
 plan = reshard.compile(reshard.LIBRARY / "refit.yaml")
 def ready():
     executor = reshard.Executor(plan, transport="mpi")
-    executor.bind({name: numpy.zeros(param.shape, param.numpy_dtype) for name, param in plan.params(executor.ranks[0]).items()})
+    params = plan.params(executor.ranks[0])
+    executor.bind({name: numpy.zeros(param.shape, param.numpy_dtype) for name, param in params.items()})
     executor.prepare()
     return executor
 first, second = ready(), ready()
@@ -417,7 +422,8 @@ class PortableWheel(Wheel):
         output(bin / "reshard-describe", "--help", **bare)
 
     def test_libraries(self):
-        """Binaries need libgcc_s and the libraries of glibc only; the backends also need the libraries that they are named after."""
+        """Binaries need libgcc_s and the libraries of glibc only; the backends also need the libraries that
+        they are named after."""
         libraries = r"(libc|libm|libgcc_s|ld-linux[-\w]*)\.so\.\d+"
         backends = {
             "libreshard_ucx.so": r"libuc[ps]\.so\.0",

@@ -256,7 +256,7 @@ class Hooks(unittest.TestCase):
                 errors.append(str(raised.exception))
 
         for hook in "fold", "pack":
-            executor, bound = self.executor(**{hook: calls})
+            executor, _ = self.executor(**{hook: calls})
             errors.clear()
             executor.run()
             self.assertEqual(

@@ -51,7 +51,7 @@ DTYPES = [
 def partition(rng: random.Random, total: int, parts: int, multiple: int = 1) -> list[int]:
     """`parts` numbers ≥ 0 with the given sum, each a multiple of `multiple`."""
     cuts = sorted(rng.randint(0, total // multiple) for _ in range(parts - 1))
-    return [(b - a) * multiple for a, b in zip([0] + cuts, cuts + [total // multiple])]
+    return [(b - a) * multiple for a, b in itertools.pairwise([0, *cuts, total // multiple])]
 
 
 def as_list(value: object) -> list:
@@ -108,7 +108,7 @@ class Side:
             self.node["mesh"] = mesh
         self.group = rng.choice(self.groups)
         placement = {}
-        free = [axis for axis in self.group]
+        free = list(self.group)
         for variable, size in variables.items():
             if free and rng.random() < 0.55:
                 axis = free.pop(rng.randrange(len(free)))
@@ -299,7 +299,7 @@ class Unit:
         return sum(s[d] for s in shapes) if d == self.dim else shapes[0][d]
 
 
-def flat_of(rng: random.Random, unit: "Unit", names: list[str], entries: list) -> dict:
+def flat_of(rng: random.Random, unit: Unit, names: list[str], entries: list) -> dict:
     """A flat buffer of all tensors of a unit. The caller removes `length`, which is not a YAML key."""
     align = rng.choice([1, 1, 2, 3, 4, 8])
     of, lengths = list(entries), [math.prod(unit.tensors[name]["shape"]) for name in names]
@@ -326,7 +326,7 @@ def flat_of(rng: random.Random, unit: "Unit", names: list[str], entries: list) -
 
 
 def pieces_of(
-    rng: random.Random, unit: "Unit", names: list[str], stacks: list[tuple[int, int]], ranks: list[int], target: bool
+    rng: random.Random, unit: Unit, names: list[str], stacks: list[tuple[int, int]], ranks: list[int], target: bool
 ) -> dict:
     """An explicit param of some tensors of a unit: runs of rows of dimension `dim`, some of them cut along another
     dimension, in any order on any mesh rank of `ranks`. stacks: (dimension, number of values) of each stacked variable,
@@ -398,7 +398,7 @@ def pack_of(rng: random.Random, unit: Unit, pack: str) -> tuple[list[dict], list
     entries: list[object] = [suffix[name] for name in names]
     if pack == "flat":
         return [flat_of(rng, unit, names, entries)], ["flat"]
-    body = lambda kind, of: {kind: of if unit.dim == 0 and kind == "concat" else {"dim": unit.dim, "of": of}}  # noqa: E731
+    body = lambda kind, of: {kind: of if unit.dim == 0 and kind == "concat" else {"dim": unit.dim, "of": of}}
     if pack == "stack":
         pack = rng.choice(["holds", "concat", "joined", "interleave"])
     if pack == "holds" or len(names) == 1:
@@ -414,16 +414,9 @@ def pack_of(rng: random.Random, unit: Unit, pack: str) -> tuple[list[dict], list
     if pack == "nested" and len(names) >= 3:
         inner = {"interleave": {"groups": unit.groups, "dim": unit.dim, "of": entries[:2]}}
         if rng.random() < 0.4:
-            return [
-                {
-                    "interleave": {
-                        "groups": unit.groups,
-                        "dim": unit.dim,
-                        "of": [body("concat", entries[:2])] + entries[2:],
-                    }
-                }
-            ], ["nested"]
-        return [body("concat", [inner] + entries[2:])], ["nested"]
+            outer = [body("concat", entries[:2]), *entries[2:]]
+            return [{"interleave": {"groups": unit.groups, "dim": unit.dim, "of": outer}}], ["nested"]
+        return [body("concat", [inner, *entries[2:]])], ["nested"]
     param = body("concat", entries)
     if pack == "joined":
         param["cut"] = "joined"
@@ -729,7 +722,7 @@ def finish_layout(rng: random.Random, side: Side, s: int, model: dict, features:
         free = [axis for axis in side.group if axis not in side.placed.values()]
         globs: dict = {}
         if free:
-            rule = lambda: {"axis": rng.choice(free), "scheme": rng.choice(["chunk", "balanced", "round_robin"])}  # noqa: E731
+            rule = lambda: {"axis": rng.choice(free), "scheme": rng.choice(["chunk", "balanced", "round_robin"])}
             if any(name.endswith(".q") for name in model["tensors"]) and rng.random() < 0.5:
                 globs["*.q"] = rng.choice([{}, {"0": rule()}])
             globs["*u?.*" if rng.random() < 0.5 and "*.q" not in globs else "*"] = {"0": rule()}

@@ -19,8 +19,8 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from inherit import extended, fits, renamed  # noqa: E402
-from schemes import Refused, chunks_of, evaluate, need, read_rule, Rule, rows_of  # noqa: E402, F401
+from inherit import extended, fits, renamed
+from schemes import chunks_of, evaluate, need, read_rule, Rule, rows_of
 
 ITEM = {
     "bf16": 2,
@@ -147,7 +147,7 @@ class Held:
 
 
 class Endpoint:
-    def __init__(self, job: "Job", node: dict, role: str) -> None:
+    def __init__(self, job: Job, node: dict, role: str) -> None:
         self.job, self.role, self.model = job, role, job.model
         self.storage = "storage" in node
         self.directory = node.get("storage")
@@ -175,7 +175,7 @@ class Endpoint:
         self.node = node
 
     def views(self, mesh: dict) -> list[list[tuple[str, int]]]:
-        number = lambda text: evaluate(text, self.model.let)  # noqa: E731
+        number = lambda text: evaluate(text, self.model.let)
         if "megatron" in mesh:
             shape = {name: number(text) for name, text in mesh["megatron"].items() if name != "order"}
             size = {name: shape.get(name, 1) for name in ("tp", "cp", "ep", "dp", "pp", "etp")}
@@ -220,7 +220,7 @@ class Endpoint:
         }
         kept = lambda rule: (
             not isinstance(rule, dict) or "when" not in rule or evaluate(rule["when"], self.names()) != 0
-        )  # noqa: E731
+        )
         return {variable: rule for variable, rule in rules.items() if kept(rule)}
 
     def chunks(self, variable: str, mesh_rank: int) -> list[list[int]]:
@@ -443,7 +443,7 @@ class Param:
         if leaf:
             shape = self.model.find(leaf[0]).shape
             return [shape[d] for d in leaf[1]] if leaf[1] is not None else list(shape)
-        kind, d, entries = self.entries(pack)
+        _, d, entries = self.entries(pack)
         shapes = [self.shape(entry) for entry in entries]
         return [sum(s[i] for s in shapes) if i == d else shapes[0][i] for i in range(len(shapes[0]))]
 
@@ -481,8 +481,7 @@ class Param:
             return {}
         need(not any(tensor.absent for tensor in tensors), "some tensors are absent, some are not")
         narrowed = lambda tensor: {
-            v: [x for x in tensor.exists[v] if x in self.model.existing(self.node, v)]  # noqa: E731
-            for v in tensor.variables
+            v: [x for x in tensor.exists[v] if x in self.model.existing(self.node, v)] for v in tensor.variables
         }
         exists = narrowed(tensors[0])
         for tensor in tensors:
@@ -553,7 +552,8 @@ class Param:
         exists: dict[str, list[int]],
         done: int = 0,
     ) -> np.ndarray:
-        """The array of a pack with its stacked dimensions: one slot for each of `values`. Slots of values that do not exist have no labels."""
+        """The array of a pack with its stacked dimensions: one slot for each of `values`. Slots of values that do not
+        exist have no labels."""
         if done == len(self.stacks):
             return (
                 self.build(leaf, fixed)
@@ -578,10 +578,10 @@ class Param:
 
     def explicit(self, mesh_rank: int, fixed: dict[str, int], exists: dict[str, list[int]]) -> np.ndarray:
         """The labels of an explicit param: each piece is copied into a box of elements that no other piece has."""
-        ranks = lambda group: self.model.ranges(group["ranks"]) if "ranks" in group else range(self.endpoint.mesh_ranks)  # noqa: E731
+        ranks = lambda group: self.model.ranges(group["ranks"]) if "ranks" in group else range(self.endpoint.mesh_ranks)
         groups = [group for group in self.pack["pieces"] if mesh_rank in ranks(group)]
         need(len(groups) == 1, "pieces of a mesh rank")
-        numbers = lambda node: [evaluate(x, self.model.let) for x in node]  # noqa: E731
+        numbers = lambda node: [evaluate(x, self.model.let) for x in node]
         shape = numbers(groups[0]["shape"])
         result = np.full(shape, -1, dtype=np.int64)
         for piece in groups[0]["of"]:

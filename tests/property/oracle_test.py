@@ -10,7 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from oracle import Job, Refused, Rule, chunks_of, rows_of  # noqa: E402
+from oracle import Job
+from schemes import Refused, Rule, chunks_of, rows_of
 
 
 def params_by_mesh_rank(job: dict, endpoint: int = 1) -> list[dict]:
@@ -277,7 +278,8 @@ class MoreDrawings(unittest.TestCase):
             params_by_mesh_rank(job)
 
     def test_the_source_holds_each_tensor_of_a_target(self) -> None:
-        """Also if no mesh rank of the target has elements of it. A param needs a piece of a tensor, also if `only` leaves it out."""
+        """Also if no mesh rank of the target has elements of it. A param needs a piece of a tensor, also if
+        `only` leaves it out."""
         pieces = {"pieces": [{"shape": ["1"], "of": [{"zeros": True, "size": ["1"]}]}]}
         layouts = {
             "a": {"params": {"x": {"holds": "x"}}},

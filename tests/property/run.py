@@ -25,11 +25,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import numpy as np  # noqa: E402
+import numpy as np
 
-import generate  # noqa: E402
-import safetensors_io  # noqa: E402
-from oracle import ITEM, Endpoint, Held, Job, Refused  # noqa: E402
+import generate
+import safetensors_io
+from oracle import ITEM, Endpoint, Held, Job
+from schemes import Refused
 
 
 def elements(held: Held, values: np.ndarray, padding: int) -> bytes:
@@ -111,7 +112,10 @@ def run_job(
     ):
         result = subprocess.run([str(part) for part in command], capture_output=True, text=True)
         if result.returncode != 0:
-            return f"{Path(command[0]).name} exit {result.returncode}: {result.stderr.strip()} {result.stdout.strip()[-300:]}"
+            return (
+                f"{Path(command[0]).name} exit {result.returncode}: {result.stderr.strip()} "
+                f"{result.stdout.strip()[-300:]}"
+            )
     for number, endpoint in enumerate(job.endpoints[1:], 1):
         folder = target / endpoint.role if len(job.endpoints) > 2 else target
         expected = folder_of(endpoint, held[number], values, 0)
@@ -134,7 +138,8 @@ def run_job(
 def run_in_chunks(
     job: Job, held: list, work: Path, binaries: Path, seed: int, compiler: Path, algorithm: Sequence[str] = ()
 ) -> str:
-    """The same job with checkpoints of torch.distributed.checkpoint as targets, in small chunks. Returns an error text, empty on success."""
+    """The same job with checkpoints of torch.distributed.checkpoint as targets, in small chunks. Returns an error
+    text, empty on success."""
     node = json.loads((work / "job.yaml").read_text())
     for target in node["target"] if isinstance(node["target"], list) else [node["target"]]:
         if "storage" in target and not target.get("mesh"):
@@ -148,7 +153,10 @@ def run_in_chunks(
     ):
         result = subprocess.run([str(part) for part in command], capture_output=True, text=True)
         if result.returncode != 0:
-            return f"in chunks: {Path(command[0]).name} exit {result.returncode}: {result.stderr.strip()} {result.stdout.strip()[-300:]}"
+            return (
+                f"in chunks: {Path(command[0]).name} exit {result.returncode}: {result.stderr.strip()} "
+                f"{result.stdout.strip()[-300:]}"
+            )
     values = np.random.default_rng(seed).integers(0, 256, (job.model.labels, 8), dtype=np.uint8)
     for number, endpoint in enumerate(job.endpoints[1:], 1):
         for tensors in folder_of(endpoint, held[number], values, 0).values() if endpoint.checkpoint else ():
@@ -200,7 +208,7 @@ class Counts:
         self.path = Path(options.state) if options.state else None
         self.first = self.seed = options.seed * 1_000_000
         self.done = self.mismatches = self.remote = self.nested = 0
-        self.filled: Counter = Counter({cell: 0 for cell in generate.CELLS})
+        self.filled: Counter = Counter(dict.fromkeys(generate.CELLS, 0))
         self.features: Counter = Counter()
         if self.path and self.path.exists():
             kept = json.loads(self.path.read_text())
@@ -292,7 +300,8 @@ def main() -> int:
     print("features: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.features.items())))
     poorest = min(filled[cell] for cell in generate.CELLS)
     print(
-        f"least covered cell: {poorest} jobs; jobs with remote bytes: {100 * counts.remote // max(1, done)} %; with two features nested: {100 * counts.nested // max(1, done)} %"
+        f"least covered cell: {poorest} jobs; jobs with remote bytes: {100 * counts.remote // max(1, done)} %; "
+        f"with two features nested: {100 * counts.nested // max(1, done)} %"
     )
     print(f"{done} jobs, {mismatches} mismatches")
     missing = []

@@ -40,9 +40,9 @@ def evaluate(text: str, names: dict[str, int]) -> int:
             case ast.UnaryOp(op=ast.Not(), operand=x):
                 return int(not value(x))
             case ast.BoolOp(op=ast.And(), values=xs):
-                return int(all([value(x) != 0 for x in xs]))
+                return int(all(value(x) != 0 for x in xs))
             case ast.BoolOp(op=ast.Or(), values=xs):
-                return int(any([value(x) != 0 for x in xs]))
+                return int(any(value(x) != 0 for x in xs))
             case ast.Compare(left=a, ops=[op], comparators=[b]):
                 x, y = value(a), value(b)
                 return int(
@@ -164,7 +164,7 @@ def expand(stages: str) -> str:
 def stage_sizes(node: dict, n: int, k: int, v: int, names: dict[str, int]) -> list[int] | None:
     """The number of values of each of the k·v virtual ranks, for rules with `embedding`, `loss`, `first` or `last`;
     else None."""
-    number = lambda key: evaluate(node[key], names) if key in node else 0  # noqa: E731
+    number = lambda key: evaluate(node[key], names) if key in node else 0
     if "embedding" in node or "loss" in node:
         total = n + number("embedding") + number("loss")
         need(total % (k * v) == 0, "embedding and loss")

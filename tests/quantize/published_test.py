@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "property", "kernels")]
-import formats_reference as formats  # noqa: E402
-import safetensors_io  # noqa: E402
-from commands import ROOT, FolderTest, run  # noqa: E402
+import formats_reference as formats
+import safetensors_io
+from commands import ROOT, FolderTest, run
 
 GPT_OSS = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 8, "experts": 3, "ffn": 96, "vocab": 40}
 KIMI = {
@@ -34,7 +34,10 @@ KIMI = {
 }
 DEEPSEEK = KIMI | {"hidden": 160, "moe_ffn": 130, "ffn": 270, "q_lora": 129, "kv_lora": 130}
 #: The key of docs/library.md.
-FP8 = ', quantize: {format: block_fp8, ignore: ["*embed_tokens.weight", "*.mlp.gate.weight", "*eh_proj.weight", "*head.weight"]}'
+FP8 = (
+    ', quantize: {format: block_fp8, ignore: ["*embed_tokens.weight", "*.mlp.gate.weight", "*eh_proj.weight", '
+    '"*head.weight"]}'
+)
 TYPES = {
     "bf16": ml_dtypes.bfloat16,
     "fp32": np.float32,
@@ -81,7 +84,8 @@ class Published(FolderTest):
     def compiled(self, model, numbers, source, target, code=0):
         job = self.folder / "job.yaml"
         job.write_text(
-            f"version: 1\nmodel: {ROOT / 'examples' / 'models' / model}.yaml\nsource: {{{source}}}\ntarget: {{{target}, convert: rne}}\n"
+            f"version: 1\nmodel: {ROOT / 'examples' / 'models' / model}.yaml\nsource: {{{source}}}\n"
+            f"target: {{{target}, convert: rne}}\n"
         )
         return run(
             "reshard-compile",

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property",)]
-import generate  # noqa: E402
+import generate
 
 FLOATS = ["fp32", "bf16", "fp16"]
 LAYOUTS = {
@@ -167,7 +167,7 @@ class Weights:
 
     def layout(self, rng: random.Random, tp: int, local: bool, aligned: bool) -> dict:
         """A layout that is sharded over `k` ranks; local: names have local layer numbers."""
-        cut = lambda *lengths: rule(rng, list(lengths), tp, aligned)  # noqa: E731
+        cut = lambda *lengths: rule(rng, list(lengths), tp, aligned)
         layer = "h.{layer.local}." if local else "h.{layer}."
         params: dict = {}
         packed = rng.random()

@@ -18,9 +18,9 @@ import ml_dtypes
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "kernels")]
-import formats_reference as formats  # noqa: E402
-from inherit import fits  # noqa: E402
-from oracle import Endpoint, Held, Param, Tensor  # noqa: E402
+import formats_reference as formats
+from inherit import fits
+from oracle import Endpoint, Held, Param, Tensor
 
 BLOCK = {
     "mxfp8": (1, 32),
@@ -48,7 +48,7 @@ class Quantize:
     tensor_scale: str
 
     @staticmethod
-    def read(node: object) -> "Quantize | None":
+    def read(node: object) -> Quantize | None:
         node = node if isinstance(node, dict) else {"format": node}
         if node["format"] == "none":
             return None
@@ -150,7 +150,7 @@ def quantized(placed: LocalParam, values: np.ndarray, tensor_scales: np.ndarray)
             one = getattr(formats, "numpy_" + placed.quantize.format)(matrix)
         codes.append(one[0])
         scales.append(one[1])
-    stack = lambda arrays, shape: np.stack(arrays) if arrays else np.zeros((0, *shape))  # noqa: E731
+    stack = lambda arrays, shape: np.stack(arrays) if arrays else np.zeros((0, *shape))
     return entries(placed, stack(codes, values.shape[1:]), stack(scales, scale_shape), tensor_scales)
 
 
@@ -352,7 +352,8 @@ class Passed:
             self.tensor_scale[at] = codes.tensor_scales[np.nonzero(there)[0]]
 
     def same_blocks(self, placed: LocalParam) -> np.ndarray:
-        """For each block of a target, in the order of its scales: whether it is a block of the source or only padding."""
+        """For each block of a target, in the order of its scales: whether it is a block of the
+        source or only padding."""
         number, position = self.grid(placed)
         labels = placed.held.labels.reshape(number.shape)
         blocks = prod(placed.held.labels.shape[:-2]) * prod(scales_of(placed))

@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("quantize", "e2e", "mpi", "lib")]
-import mpi_test  # noqa: E402
-import quantize_jobs as jobs  # noqa: E402
-import quantize_reference as reference  # noqa: E402
-import safetensors_io  # noqa: E402
-from oracle import ITEM  # noqa: E402
-from quantize_work import BIN, Refused, Values, Work, Wrong, least, run  # noqa: E402
-from fake_backend import PROGRAM  # noqa: E402
+import mpi_test
+import quantize_jobs as jobs
+import quantize_reference as reference
+import safetensors_io
+from oracle import ITEM
+from quantize_work import BIN, Refused, Values, Work, Wrong, least, run
+from fake_backend import PROGRAM
 
 FULL = "RESHARD_FULL" in os.environ
 JOBS = 504 if FULL else 84  # at most; the quick mode stops when each kind was compared
@@ -39,7 +39,8 @@ SEEDS = (
 )
 SHARED = "/dev/shm" if os.path.isdir("/dev/shm") else None
 VARIANTS = {str(reference.Quantize.read(jobs.quantize_dict(variant))) for variant in jobs.VARIANTS}
-# The quick mode has each format on both sides: random jobs need long until they have each variant and each pair of formats.
+# The quick mode has each format on both sides: random jobs need long until they have each variant
+# and each pair of formats.
 KINDS = {text for one in jobs.FORMATS for text in (f"from {one}", f"{one} copied")}
 if FULL:
     KINDS |= VARIANTS | {f"{one} to {other}" for one in jobs.FORMATS for other in jobs.FORMATS if one != other}
@@ -91,7 +92,7 @@ def try_job(seed):
 def by_hand(random, dtype, what, shape):
     """A matrix whose rows have edge cases: zeros, extreme values, ties, and values that are not finite."""
     limits = reference.formats.DTYPES[reference.WIDE[dtype]]
-    code = lambda bits: np.array([bits], f"u{limits.itemsize}").view(limits)[0]  # noqa: E731
+    code = lambda bits: np.array([bits], f"u{limits.itemsize}").view(limits)[0]
     tiny, huge = code(1), code({"fp32": 0x7F7FFFFF, "bf16": 0x7F7F, "fp16": 0x7BFF}[dtype])
     matrix = (random.normal(0, 1, shape) * np.exp2(random.integers(-9, 9, (shape[0], 1)))).astype(limits)
     if what == "zero":
@@ -139,7 +140,7 @@ class Quantize(unittest.TestCase):
                 total += counts
                 left[reason] += bool(reason)
                 problems += [problem] * bool(problem)
-                if done == JOBS or len(problems) == 5 or (QUICK and KINDS <= total.keys() and left[REFUSED] > 0):
+                if done == JOBS or len(problems) == 5 or (QUICK and total.keys() >= KINDS and left[REFUSED] > 0):
                     pool.shutdown(cancel_futures=True)
                     break
         print(f"{done} jobs; skipped: {dict(+left)}")
@@ -465,7 +466,7 @@ class Quantize(unittest.TestCase):
         """Experts stacked along any dimension of a param, on either side: the matrices of a target are its last two
         dimensions."""
         for source, target in itertools.product((None, 0, 1, 2), (0, 1, 2)):
-            shard = lambda stack: {"0" if stack != 0 else "1": "tp"}  # noqa: E731
+            shard = lambda stack: {"0" if stack != 0 else "1": "tp"}
             held = (
                 {"w": {"holds": "w.{e}", "stack": {"index": "e", "dim": source}, "shard": shard(source)}}
                 if source is not None
@@ -578,15 +579,13 @@ class Quantize(unittest.TestCase):
             "model": model(
                 w=[64, 64], n=[64], i={"shape": [64, 64], "dtype": "i32"}, d={"shape": [64, 64], "dtype": "fp64"}
             )
-            | {  # noqa: E731
-                "layouts": {"a": {"params": "same"}, "b": {"params": param}}
-            },
+            | {"layouts": {"a": {"params": "same"}, "b": {"params": param}}},
             "source": {"layout": "a", "mesh": {}},
             "target": {"layout": "b", "mesh": {}},
         }
         plain = lambda columns, quantize, **target: {
             "model": model(w={"shape": [64, columns], "shard": {"1": "tp"}}),
-            "source": {"mesh": {}},  # noqa: E731
+            "source": {"mesh": {}},
             "target": {"mesh": {"tp": 2}, "quantize": quantize} | target,
         }
         cases = [

@@ -21,15 +21,15 @@ sys.path[:0] = [
     str(Path(__file__).resolve().parents[1] / folder)
     for folder in ("property", "kernels", "quantize", "e2e", "mpi", "lib")
 ]
-import casts_test  # noqa: E402
-import commands  # noqa: E402
-import quantize_jobs as jobs  # noqa: E402
-import quantize_reference as reference  # noqa: E402
-import run as property_run  # noqa: E402
-import safetensors_io  # noqa: E402
-import fake_backend  # noqa: E402
-from formats_reference import DTYPES  # noqa: E402
-from oracle import ITEM, Endpoint, Job  # noqa: E402
+import casts_test
+import commands
+import quantize_jobs as jobs
+import quantize_reference as reference
+import run as property_run
+import safetensors_io
+import fake_backend
+from formats_reference import DTYPES
+from oracle import ITEM, Endpoint, Job
 
 BIN = commands.BIN
 run = partial(commands.run, code=None)  # callers check the exit code
@@ -163,7 +163,8 @@ class Work:
         done = run(BIN / "reshard-exec", self.path(f"{name}.rplan"), *options)
         if done.returncode != 0:
             raise Wrong(
-                f"{name}: reshard-exec {' '.join(map(str, options))}: exit {done.returncode}: {done.stdout}{done.stderr}"
+                f"{name}: reshard-exec {' '.join(map(str, options))}: exit {done.returncode}: "
+                f"{done.stdout}{done.stderr}"
             )
 
     def move(self, name: str, source: str, target: str) -> None:
@@ -227,7 +228,7 @@ class Work:
             names = list(endpoint.declared())
             quantize = target["quantize"] if isinstance(target["quantize"], dict) else {"format": target["quantize"]}
             if choose and rng.random() < 0.15 and len(names) > 1:
-                quantize["only"] = rng.sample(names, rng.randint(1, len(names) - 1)) + [rng.choice(names)[:-1] + "*"]
+                quantize["only"] = [*rng.sample(names, rng.randint(1, len(names) - 1)), rng.choice(names)[:-1] + "*"]
             if choose and rng.random() < 0.15 and names:
                 quantize["ignore"] = rng.choice(names)[:-1] + "?"
             target["quantize"] = quantize if len(quantize) > 1 else target["quantize"]
@@ -246,7 +247,8 @@ class Work:
                     re.search(rf"\b{placed.held.labels.shape[-1]}\b", done.stderr) for placed in named
                 ):
                     raise Wrong(
-                        f"expected a refusal of {sorted({(p.declared, p.held.labels.shape) for p in wrong})}, exit {done.returncode}: {done.stderr}"
+                        f"expected a refusal of {sorted({(p.declared, p.held.labels.shape) for p in wrong})}, "
+                        f"exit {done.returncode}: {done.stderr}"
                     )
                 raise Refused("columns that do not match the format are refused")
             for declared in sorted({placed.declared for placed in unfit}):
@@ -350,7 +352,8 @@ class Work:
                     name: entry[:2] for name, entry in found.items()
                 }:
                     raise Wrong(
-                        f"{where}: { ({name: entry[:2] for name, entry in found.items()}) }, expected { ({n: (d, a.shape) for n, (d, a) in expected.items()}) }"
+                        f"{where}: { ({name: entry[:2] for name, entry in found.items()}) }, "
+                        f"expected { ({n: (d, a.shape) for n, (d, a) in expected.items()}) }"
                     )
 
     @staticmethod
@@ -394,8 +397,10 @@ class Work:
                 at = np.nonzero(have != want)[0]
                 first = tuple(map(int, np.unravel_index(at[0], array.shape)))
                 raise Wrong(
-                    f"{where}: '{entry}' of '{placed.name}' {list(placed.held.labels.shape)} from {placed.held.dtype}, {placed.quantize}: "
-                    f"{len(at)} of {array.size} {dtype} are wrong, the first at {first} of {list(array.shape)}: {have[at[0]]}, expected {want[at[0]]}"
+                    f"{where}: '{entry}' of '{placed.name}' {list(placed.held.labels.shape)} from "
+                    f"{placed.held.dtype}, {placed.quantize}: "
+                    f"{len(at)} of {array.size} {dtype} are wrong, the first at {first} of {list(array.shape)}: "
+                    f"{have[at[0]]}, expected {want[at[0]]}"
                 )
 
     def passed(
@@ -430,13 +435,12 @@ class Work:
         mixed = source.take(placed, new, keep)
         return reference.entries(placed, mixed.codes, mixed.scales, tensor)
 
-    # ------------------------------------------------------------------------------------------------- quantized
-    # sources
+    # ---------------------------------------------------------------------------------------------- quantized sources
 
     def chain(self, node: dict, quantized: Job, weights: jobs.Weights) -> None:
         """Uses the first target of a quantized job (its YAML, and the oracle's) as the source of others: to plain
         params, to the same format, and to another format."""
-        rng, first = self.rng, (node["target"] if isinstance(node["target"], list) else [node["target"]])[0]
+        first = (node["target"] if isinstance(node["target"], list) else [node["target"]])[0]
         endpoint = quantized.endpoints[1]
         mesh_ranks = reference.params_of(endpoint)
         forms = {
@@ -478,8 +482,8 @@ class Work:
         for mesh_rank in alike:
             for placed in mesh_rank.values():
                 # Codes are copied if they form whole blocks of one tensor; for nvfp4, if the whole matrix does; for
-                # blocks of several rows, if they are on the tensor's grid; not from files with scales that are not plain,
-                # and not with a row for each block.
+                # blocks of several rows, if they are on the tensor's grid; not from files with scales that are not
+                # plain, and not with a row for each block.
                 other = (
                     placed.quantize
                     and placed.quantize.format == "nvfp4"

@@ -82,7 +82,7 @@ class Elements(unittest.TestCase):
             shape = tuple(source.choice([1, 2, 3, 4, 6, 8, 12]) for _ in range(source.randrange(1, 4)))
             size = int(numpy.prod(shape))
             wanted, found = numpy.full(shape, -1), ElementMap(shape)
-            for step in range(source.randrange(1, 4)):
+            for _ in range(source.randrange(1, 4)):
                 target = random_view(wanted, source)
                 begin = size * source.randrange(3)
                 steps = [source.choice([1, 5, 7, 40]) for _ in target.shape]  # any affine map

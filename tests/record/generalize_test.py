@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One model of several recorded sizes: a loader in NumPy of a decoder with experts, recorded at two sizes; the model that
-is made of them is that of the loader at a third size too."""
+"""One model of several recorded sizes: a loader in NumPy of a decoder with experts, recorded at two sizes; the model
+that is made of them is that of the loader at a third size too."""
 
 from __future__ import annotations
 
@@ -184,7 +184,8 @@ class Generalize(unittest.TestCase):
         self.assertIn("4", found.ambiguous["head_dim"])  # a unit that one size alone has
 
     def test_numbers_without_an_expression_stay(self):
-        """One dimension that follows no key: the first size's number, which the comparison with the second size shows."""
+        """One dimension that follows no key: the first size's number, which the comparison with
+        the second size shows."""
         layouts = [recording.merge(one(n)) for n in (7, 13)]
         found = recording.generalize([(layout, {"hidden_size": 4 + i}) for i, layout in enumerate(layouts)])
         self.assertEqual(found.kept, {"tensor w, shape, 0": "no expression of the configs has the values 7, 13"})
@@ -222,7 +223,7 @@ class Generalize(unittest.TestCase):
         def layout(n):
             load = lambda weights: {
                 "p": numpy.concatenate([dict(weights)["w"], numpy.zeros((-n % 64, 3), numpy.float32)])
-            }  # noqa: E731
+            }
             return recording.merge([record_values(load=load, checkpoint={"w": ("fp32", (n, 3))}, mesh={})])
 
         for sizes in ((50, 128), (128, 50)):
@@ -232,18 +233,18 @@ class Generalize(unittest.TestCase):
             self.assertTrue(found.exact)
 
     def test_params_stated_in_ways_that_exclude_each_other(self):
-        """Even at one size, ceil at another: the compiler shows that the second way is right for both. Rows in turn at one
-        size and in a block at the other are no one layout."""
-        cut = lambda n, rank: slice(-(-n // 2) * rank, -(-n // 2) * (rank + 1))  # noqa: E731
+        """Even at one size, ceil at another: the compiler shows that the second way is right for both. Rows in turn at
+        one size and in a block at the other are no one layout."""
+        cut = lambda n, rank: slice(-(-n // 2) * rank, -(-n // 2) * (rank + 1))
         found = recording.generalize([(recording.merge(one(n, cut)), {"rows": n}) for n in (6, 7)])
         self.assertIn("scheme: ", found.yaml)
         self.assertTrue(found.exact)
-        cut = lambda n, rank: slice(-(-n // 4) * rank, -(-n // 4) * (rank + 1))  # noqa: E731
+        cut = lambda n, rank: slice(-(-n // 4) * rank, -(-n // 4) * (rank + 1))
         for sizes in ((7, 5), (5, 7)):  # balanced is tried first and is right for 7 rows alone
             found = recording.generalize([(recording.merge(one(n, cut, ranks=4)), {"rows": n}) for n in sizes])
             self.assertIn("scheme: chunk", found.yaml)
             self.assertTrue(found.exact)
-        cut = lambda n, rank: slice(3 * rank, 3 * rank + 3) if n == 6 else slice(rank, None, 2)  # noqa: E731
+        cut = lambda n, rank: slice(3 * rank, 3 * rank + 3) if n == 6 else slice(rank, None, 2)
         found = recording.generalize([(recording.merge(one(n, cut)), {"rows": n}) for n in (6, 8)])
         self.assertFalse(found.exact)
         self.assertTrue(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts that are inferred from recordings, without PyTorch: the recordings are those of compiled layouts, of which the
-values that a plan moves are checked once."""
+"""Layouts that are inferred from recordings, without PyTorch: the recordings are those of compiled layouts, of which
+the values that a plan moves are checked once."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ CASES = {
         {"tp": 2},
         "",
         {
-            "{layer}.x": '{concat: {dim: 1, of: ["{layer}.gate", {permute: [1, 0], of: "{layer}.down"}]}, shard: {0: tp}}'
+            "{layer}.x": '{concat: {dim: 1, of: ["{layer}.gate", {permute: [1, 0], of: "{layer}.down"}]}, shard: {0: '
+            "tp}}"
         },
     ),
     "transposed": ({"tp": 2}, "", {"{layer}.t": '{holds: "{layer}.gate", permute: [1, 0], shard: {1: tp}}'}),
@@ -208,7 +209,8 @@ class Infer(unittest.TestCase):
         with temporary_folder() as folder:
             (folder / "model.yaml").write_text(model)
             (folder / "job.yaml").write_text(
-                f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\ntarget: {{layout: wanted, mesh: {mesh_text(mesh)}, ranks: 1..4}}\n"
+                f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\n"
+                f"target: {{layout: wanted, mesh: {mesh_text(mesh)}, ranks: 1..4}}\n"
             )
             plan = reshard.compile(folder / "job.yaml")
             source, first, begin = {}, {}, 0
@@ -361,7 +363,8 @@ class Infer(unittest.TestCase):
         self.assertEqual(len(lines), 1)
         self.assertRegex(
             lines[0],
-            r"rank 2: qkv\.3: elements \[4:6, 0:6\]: the loader puts m\.layers\.3\.k from element 13 by steps \[6, 1\], the layout m\.layers\.3\.k from element 12",
+            r"rank 2: qkv\.3: elements \[4:6, 0:6\]: the loader puts m\.layers\.3\.k from element 13 by steps \[6, "
+            r"1\], the layout m\.layers\.3\.k from element 12",
         )
         del found[0].params["qkv.0"]
         found[1].params["more"] = found[1].params["qkv.0"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Params whose positions no scheme states: loaders with irregular positions are recorded, the layout states their pieces,
-and a plan moves to each rank the bytes that the loader puts there."""
+"""Params whose positions no scheme states: loaders with irregular positions are recorded, the layout states their
+pieces, and a plan moves to each rank the bytes that the loader puts there."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ def moved(model, layout, mesh, tensors):
     with temporary_folder() as folder:
         (folder / "model.yaml").write_text(model)
         (folder / "job.yaml").write_text(
-            f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\ntarget: {{layout: {layout}, mesh: {mesh_text(mesh)}, ranks: 1..{ranks}}}\n"
+            f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\n"
+            f"target: {{layout: {layout}, mesh: {mesh_text(mesh)}, ranks: 1..{ranks}}}\n"
         )
         plan = reshard.compile(folder / "job.yaml")
         held = {name: tensors[name] for name in plan.params(0, "source")}
@@ -185,7 +186,8 @@ class Pieces(unittest.TestCase):
             self.assertTrue(lines)
             self.assertRegex(
                 lines[0],
-                r"rank \d: p: elements \[.*\]: the loader puts [wxt] from element \d+ by steps .*, the layout [wxt] from element \d+",
+                r"rank \d: p: elements \[.*\]: the loader puts [wxt] from element \d+ by steps .*, the layout [wxt] "
+                r"from element \d+",
             )
             self.assertTrue(self.same(other, load, mesh))
 
@@ -196,7 +198,8 @@ class Pieces(unittest.TestCase):
         self.assertIn('{of: "t", permute: [1, 0], from: [4, 0], size: [2, 3], to: [4, 0]}', text)
         text = recording.merge(recordings(experts, {"ep": 2})).yaml
         self.assertIn(
-            '"h.{layer}.w13": {stack: expert, pieces: [{ranks: 0, shape: [3, 4, 3], of: [{of: "layers.{layer}.experts.{expert}.gate", from: [3, 0, 0]}, ',
+            '"h.{layer}.w13": {stack: expert, pieces: [{ranks: 0, shape: [3, 4, 3], of: [{of: '
+            '"layers.{layer}.experts.{expert}.gate", from: [3, 0, 0]}, ',
             text,
         )
         self.assertIn(

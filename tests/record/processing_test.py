@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine does to its params after loading: left, permuted, computed, emptied, removed and new params, by name."""
+"""What an engine does to its params after loading: left, permuted, computed, emptied, removed
+and new params, by name."""
 
 from __future__ import annotations
 

@@ -15,15 +15,17 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
-from commands import ROOT  # noqa: E402
-from module import install  # noqa: E402
+from commands import ROOT
+from module import install
 
 _prefix = Path(tempfile.mkdtemp(prefix="reshard-record-"))
 atexit.register(shutil.rmtree, _prefix)
 sys.path.insert(0, str(install(_prefix)))
 
-from reshard.recording import elements  # noqa: E402, F401
-from reshard import recording  # noqa: E402, F401
+from reshard import recording
+from reshard.recording import elements
+
+__all__ = ["ROOT", "documented", "elements", "recording", "temporary_folder"]
 
 
 @contextlib.contextmanager

@@ -25,7 +25,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTS = ("compiler", "execution")
-SUITE_SECONDS = 200  # a bug may hang a suite, which then has failed; a suite that takes half of that without a bug has twice its own time
+# A bug may hang a suite, which then has failed. A suite that takes half of that without a bug has twice its own time.
+SUITE_SECONDS = 200
 
 
 def old_pattern(bug: dict[str, str]) -> re.Pattern[str]:
@@ -40,7 +41,8 @@ def sh(*command: object, env: dict[str, str] | None = None) -> subprocess.Comple
 class CompilerBugs:
     """Random jobs, compiled by the copy and run by the commands of the build tree, against the oracle."""
 
-    # Without optimization, because the jobs are small. NDEBUG as in a release: a test must find the bugs, not an assertion.
+    # Without optimization, because the jobs are small. NDEBUG as in a release: a test must find the
+    # bugs, not an assertion.
     configure = ("-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O0 -DNDEBUG")
     build = ("--target", "reshard-compile")
 

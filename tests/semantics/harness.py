@@ -11,9 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "lib")]
 
-import run as property_run  # noqa: E402
-from commands import BIN, FolderTest, run  # noqa: E402
-from oracle import Job  # noqa: E402
+import run as property_run
+from commands import BIN, FolderTest, run
+from oracle import Job
 
 
 class Case(FolderTest):

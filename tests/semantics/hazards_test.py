@@ -78,7 +78,7 @@ class Hazards(Case):
             )
 
     def test_06_vocabulary_padded_to_different_sizes(self):
-        pad = lambda m: {**rows("tp"), "pad": {"0": f"{m} * tp"}}  # noqa: E731
+        pad = lambda m: {**rows("tp"), "pad": {"0": f"{m} * tp"}}
         self.moved(
             plain({"vocab": ([119, 4], pad(8), pad(8)), "other": ([119, 4], pad(3), pad(16))}, mesh(tp=2), mesh(tp=4))
         )

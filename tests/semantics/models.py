@@ -7,7 +7,7 @@ MEGATRON_AXES = ["tp", "pp", "etp", "ep"]
 def plain(tensors, source, target, dtype="bf16", **more):
     """A job of tensors with a param of the same name on each side: {name: (shape, source param, target param)}."""
     layouts = {"src": {"params": {}}, "dst": {"params": {}}}
-    for name, (shape, first, second) in tensors.items():
+    for name, (_, first, second) in tensors.items():
         for layout, param in (("src", first), ("dst", second)):
             if param is not None:
                 layouts[layout]["params"][name] = {"holds": name, **param}

@@ -152,7 +152,7 @@ class EndToEndRefit(Case):
                 self.moved(refit(gpt(experts=4, latent=16, shared=32), source, target))
 
     def test_latent_with_mtp_1(self):
-        for source, target in [((1, 1, 1), (1, 1, 2))] + LATENT[1:]:
+        for source, target in [((1, 1, 1), (1, 1, 2)), *LATENT[1:]]:
             with self.subTest(row=f"latent + MTP {source} -> {target}"):
                 self.moved(refit(gpt(experts=4, latent=16, shared=32, mtp=1), source, target))
 

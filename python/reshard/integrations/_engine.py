@@ -165,7 +165,8 @@ class Member:
             moved = sorted(name for name, address in self._addresses.items() if now.get(name) != address)
             if moved:
                 raise RunError(
-                    f"rank {self.rank}: the framework has replaced {len(moved)} bound params, such as {moved[0]!r}; expected the addresses of the first refit"
+                    f"rank {self.rank}: the framework has replaced {len(moved)} bound params, such as {moved[0]!r}; "
+                    "expected the addresses of the first refit"
                 )
             self.executor.run(timeout=self.timeout)
         except Error as error:
@@ -275,7 +276,8 @@ async def _fill(member: Member, weights: Any) -> None:
             raise Error(f"rank {member.rank}: the trainer sends {name!r}, which the plan does not have on this rank")
         if to.shape != tensor.shape:
             raise Error(
-                f"rank {member.rank} param {name!r}: found shape {tuple(tensor.shape)}, expected {tuple(to.shape)} as in the plan"
+                f"rank {member.rank} param {name!r}: found shape {tuple(tensor.shape)}, expected {tuple(to.shape)} as "
+                "in the plan"
             )
         to.copy_(tensor.detach())
         missing.discard(name)

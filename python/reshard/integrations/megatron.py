@@ -158,7 +158,8 @@ class ReshardCopyService(CopyService):
         number = f"task{task}" if task is not None else str(sum(name.startswith(prefix) for name in into))
         if prefix + number in into:
             raise Error(
-                f"rank {torch.distributed.get_rank()}: task {task} from rank {ends[0]} to rank {ends[1]} is submitted twice"
+                f"rank {torch.distributed.get_rank()}: task {task} from rank {ends[0]} to rank {ends[1]} is submitted "
+                "twice"
             )
         if tensor.numel():
             into[prefix + number] = tensor
@@ -205,7 +206,8 @@ class ReshardCopyService(CopyService):
                 source, target, number = name.split(".")
                 found = [f"{side.get(name)} bytes" if name in side else "none" for side in (sends, receives)]
                 raise Error(
-                    f"message {number} from rank {source} to rank {target}: found {found[0]} submitted to send and {found[1]} to receive, expected the same"
+                    f"message {number} from rank {source} to rank {target}: found {found[0]} submitted to send and "
+                    f"{found[1]} to receive, expected the same"
                 )
         layouts: dict[str, Any] = {}
         for number, role in enumerate(("source", "target")):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The buckets of Megatron-Core's distributed optimizer, as a model file.
 
-In a checkpoint of `distrib_optim_sharding_type: dp_reshardable` the optimizer's state lies in flat buckets, those of each model
-parallel rank (tensor parallel rank, pipeline stage). The order of the params in them is that of the live buffers. Experts have
-an optimizer of their own, whose model parallel ranks are those of expert parallelism."""
+In a checkpoint of `distrib_optim_sharding_type: dp_reshardable` the optimizer's state lies in flat buckets, those of
+each model parallel rank (tensor parallel rank, pipeline stage). The order of the params in them is that of the live
+buffers. Experts have an optimizer of their own, whose model parallel ranks are those of expert parallelism."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def _bucket(buffer: Any, index: int, names: dict[torch.nn.Parameter, str]) -> di
         start, end, _ = buffer.param_index_map[param]
         if start - begin != _aligned(position):
             raise Error(
-                f"buckets: '{names[param]}' begins at element {start - begin} of its bucket, expected {_aligned(position)}"
+                f"buckets: '{names[param]}' begins at element {start - begin} of its bucket, "
+                f"expected {_aligned(position)}"
             )
         position = end - begin
         params.append([names[param], list(param.shape)])
@@ -53,12 +54,13 @@ def _bucket(buffer: Any, index: int, names: dict[torch.nn.Parameter, str]) -> di
 
 
 def _recorded(optimizer: Any, model: Any) -> dict[str, tuple[int, dict[str, Any]]]:
-    """Returns what this process has of each distributed optimizer, by the beginning of its keys in the checkpoint: the model
-    parallel rank, and the buckets by the end of their key."""
+    """Returns what this process has of each distributed optimizer, by the beginning of its keys in the checkpoint: the
+    model parallel rank, and the buckets by the end of their key."""
     found = getattr(optimizer, "chained_optimizers", [optimizer])
     if not found or not all(isinstance(each, DistributedOptimizer) for each in found):
         raise Error(
-            f"buckets: expected instances of DistributedOptimizer, found {', '.join(type(each).__name__ for each in found) or 'none'}"
+            "buckets: expected instances of DistributedOptimizer, "
+            f"found {', '.join(type(each).__name__ for each in found) or 'none'}"
         )
     names, recorded = _names(model), {}
     for position, each in enumerate(found):
@@ -72,14 +74,16 @@ def _recorded(optimizer: Any, model: Any) -> dict[str, tuple[int, dict[str, Any]
 
 
 def _alike(every: list[dict[str, tuple[int, dict[str, Any]]]]) -> list[tuple[str, list[int], dict[str, Any]]]:
-    """Returns the buckets of all processes: the beginning of their keys, and the model parallel ranks that have them. Ranks of
-    a tensor parallel group have the same buckets, and so do data parallel ranks, which have one model parallel rank."""
+    """Returns the buckets of all processes: the beginning of their keys, and the model parallel ranks that
+    have them. Ranks of a tensor parallel group have the same buckets, and so do data parallel ranks, which
+    have one model parallel rank."""
     groups: dict[tuple[str, int], dict[str, Any]] = {}
     for rank, recorded in enumerate(every):
         for prefix, (group, buckets) in recorded.items():
             if groups.setdefault((prefix, group), buckets) != buckets:
                 raise Error(
-                    f"buckets: those of rank {rank} differ from those of another rank in model parallel rank {group}, expected the same"
+                    f"buckets: those of rank {rank} differ from those of another rank in "
+                    f"model parallel rank {group}, expected the same"
                 )
     alike: dict[tuple[str, str], list[int]] = {}
     for (prefix, group), buckets in sorted(groups.items()):
@@ -88,13 +92,14 @@ def _alike(every: list[dict[str, tuple[int, dict[str, Any]]]]) -> list[tuple[str
 
 
 def buckets_model(optimizer: Any, model: Any) -> str:
-    """Returns the text of a model file for the optimizer's state in a checkpoint of `dp_reshardable`. Every rank calls it and
-    gets the same text.
+    """Returns the text of a model file for the optimizer's state in a checkpoint of `dp_reshardable`. Every rank calls
+    it and gets the same text.
 
-    Its tensors are the params of each model parallel rank as that rank holds them, `RANK.NAME`, with the states `param`,
-    `exp_avg` and `exp_avg_sq`. Layout `buckets` has the names of the checkpoint; layout `ranks` has, on each mesh rank of axis
-    `rank`, `0.NAME.STATE`: a folder of rank files that a layout `megatron` of the library reads. The mesh ranks are the ranks of
-    the smallest data parallel size, in their order: the model parallel ranks, or, with experts, those that have other experts too.
+    Its tensors are the params of each model parallel rank as that rank holds them, `RANK.NAME`, with the states
+    `param`, `exp_avg` and `exp_avg_sq`. Layout `buckets` has the names of the checkpoint; layout `ranks` has, on each
+    mesh rank of axis `rank`, `0.NAME.STATE`: a folder of rank files that a layout `megatron` of the library reads. The
+    mesh ranks are the ranks of the smallest data parallel size, in their order: the model parallel ranks, or, with
+    experts, those that have other experts too.
 
     optimizer: of `get_megatron_optimizer`. model: the module or the list of its chunks.
     Raises Error if the buckets are not as Megatron-Core 0.16.1 makes them."""

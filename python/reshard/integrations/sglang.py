@@ -81,7 +81,8 @@ def load(model: torch.nn.Module, named_tensors: list[tuple[str, torch.Tensor]]) 
     names = [name for name, _ in named_tensors]
     if names != [_NAME]:
         raise Error(
-            f"SGLang: found tensors {names[:3]} in the request, expected those of reshard.integrations.sglang.message(…)"
+            f"SGLang: found tensors {names[:3]} in "
+            "the request, expected those of reshard.integrations.sglang.message(…)"
         )
     try:
         _check_engine()

@@ -74,7 +74,8 @@ def _read_until(mark: str, queue: Any, worker: int, ends: float) -> None:
             _, response = queue.dequeue(timeout=max(0.0, ends - time.monotonic()))
         except builtins.TimeoutError as error:
             raise TimeoutError(
-                f"vLLM worker {worker} has not answered since a call failed; expected an answer by the deadline. Restart the engine"
+                f"vLLM worker {worker} has not answered since a call failed; expected an "
+                "answer by the deadline. Restart the engine"
             ) from error
 
 

@@ -33,8 +33,8 @@ class InitInfo(WeightTransferInitInfo):
 
     plan: the path of the plan, which each worker can read.
     rendezvous: the URL at which the processes find each other.
-    rank_offset: the world rank of worker 0; None: the first rank of the plan's target. Worker i has ``rank_offset + i``:
-        tensor parallel ranks first, then pipeline stages, then data parallel ranks.
+    rank_offset: the world rank of worker 0; None: the first rank of the plan's target. Worker i has
+        ``rank_offset + i``: tensor parallel ranks first, then pipeline stages, then data parallel ranks.
     left: globs of live params that the plan does not cover and that keep their values.
     transport: "ucx", or another transport of ``Executor`` that connects processes.
     timeout: seconds to join, and for each update that states none.
@@ -181,8 +181,8 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Does nothing. An error is raised by ``receive_weights``, since vLLM ends an update if that fails."""
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Receives one update. Raises reshard.Error by the deadline, on all workers if it fails on one; a worker that does
-        not answer delays the error by ``timeout`` at most."""
+        """Receives one update. Raises reshard.Error by the deadline, on all workers if it fails on one; a worker that
+        does not answer delays the error by ``timeout`` at most."""
         timeout = update_info.timeout or self._timeout
         where = f"vLLM worker {self.parallel_config.rank}"
         failure: Exception | None = None
@@ -209,7 +209,8 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         moved = list(landing.moved())
         if moved:
             raise RunError(
-                f"vLLM has moved {len(moved)} bound params, such as {moved[0]!r}; expected the addresses at init_weight_transfer_engine"
+                f"vLLM has moved {len(moved)} bound params, such as {moved[0]!r}; "
+                "expected the addresses at init_weight_transfer_engine"
             )
         if self._pull:
             executor.pull(info.min_version, timeout, check=info.check, allow_undigested=info.allow_undigested)

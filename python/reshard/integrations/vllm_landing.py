@@ -126,9 +126,8 @@ class Load:
             if param.buffer:
                 if _state(now) != param.state:
                     self.replaced.add(name)
-            elif id(param.layer) not in self.repacked:
-                if _state(now) != states.get(id(now), param.state):  # vLLM may have tied it to another param
-                    self.repacked[id(param.layer)] = param.layer
+            elif id(param.layer) not in self.repacked and _state(now) != states.get(id(now), param.state):
+                self.repacked[id(param.layer)] = param.layer  # unless vLLM has only tied it to another param
         for name, views in self.views.items():
             now = self.params[name].live
             self.views[name] = [view for view in views if now is None or not _same_memory(view, now)]
@@ -155,7 +154,8 @@ def load_of(model: torch.nn.Module) -> Load:
     load = getattr(model, _LOAD, None)
     if load is None:
         raise Error(
-            "vLLM loaded this model without BaseModelLoader.load_model, so reshard does not know which weights were repacked; "
+            "vLLM loaded this model without BaseModelLoader.load_model, so reshard does not know which weights were "
+            "repacked; "
             "expected load_format auto, safetensors or dummy"
         )
     return load  # type: ignore[no-any-return]
@@ -168,11 +168,11 @@ class Landing:
     dtype: that of the model's config.
     left: globs of live params that the plan does not cover and that keep their values. Each must match a param.
 
-    A live param that the plan has on other workers only, and that vLLM's loader has left as zeros on this one, keeps its
-    zeros: of a bias that is added after a sum over the workers, only the first has the values.
+    A live param that the plan has on other workers only, and that vLLM's loader has left as zeros on this one, keeps
+    its zeros: of a bias that is added after a sum over the workers, only the first has the values.
 
-    Raises BindError, which names the rank and the param: for another live param that neither the plan nor ``left`` covers,
-    for one that both cover, and for a param of the plan that the model lacks.
+    Raises BindError, which names the rank and the param: for another live param that neither the plan nor ``left``
+    covers, for one that both cover, and for a param of the plan that the model lacks.
     """
 
     def __init__(self, plan: Plan, rank: int, model: torch.nn.Module, dtype: torch.dtype, left: Sequence[str] = ()):
@@ -229,16 +229,19 @@ class Landing:
             planned = [name for name in tied if name in self._params]
             if len({live[name].key for name in planned}) > 1:
                 raise BindError(
-                    f"{self._where} param {planned[1]!r}: vLLM has tied it to {planned[0]!r}, since the loaded values were equal; expected a checkpoint in which they differ"
+                    f"{self._where} param {planned[1]!r}: vLLM has tied it to {planned[0]!r}, since the loaded values "
+                    "were equal; expected a checkpoint in which they differ"
                 )
             for name in kept.intersection(tied):
                 if planned:
                     raise BindError(
-                        f"{self._where} param {name!r}: found in left, but it is tied to {planned[0]!r}, which is in the plan; expected one of them"
+                        f"{self._where} param {name!r}: found in left, but it is tied to {planned[0]!r}, which is in "
+                        "the plan; expected one of them"
                     )
                 if self._load.lands(live[name]):
                     raise BindError(
-                        f"{self._where} param {name!r}: found in left, but vLLM repacks its layer as a whole; expected it in the plan"
+                        f"{self._where} param {name!r}: found in left, but vLLM repacks its layer as a whole; "
+                        "expected it in the plan"
                     )
 
     @functools.cached_property
@@ -247,8 +250,8 @@ class Landing:
         return {name for rank in self._plan.endpoints[1].ranks for name in self._plan.params(rank)}
 
     def _names(self) -> list[list[str]]:
-        """Returns the names of each tensor of the model: several if vLLM has built it tied, or has tied it after loading
-        because the values were equal."""
+        """Returns the names of each tensor of the model: several if vLLM has built it tied, or has tied it after
+        loading because the values were equal."""
         names: dict[int, list[str]] = {}
         at: dict[int, list[str]] = {}
         for name, param in self._load.params.items():
@@ -264,7 +267,8 @@ class Landing:
         info = layerwise.get_layerwise_info(param.layer)
         if not hasattr(getattr(param.layer, "quant_method", None), "process_weights_after_loading"):
             raise BindError(
-                f"{self._where}: {type(param.layer).__name__}.{param.leaf} was replaced after loading, but its layer has no quant_method to repack it"
+                f"{self._where}: {type(param.layer).__name__}.{param.leaf} was replaced after loading, "
+                "but its layer has no quant_method to repack it"
             )
         with info.restore_device:
             return materialize_meta_tensor(info.restore_metadata[0][param.leaf]).detach()
@@ -286,8 +290,8 @@ class Landing:
 
     @torch.no_grad()
     def process(self) -> None:
-        """Repacks the layers with landing memory, one after the other, then what vLLM derives from weights. Addresses of
-        live tensors stay."""
+        """Repacks the layers with landing memory, one after the other, then what vLLM derives from weights. Addresses
+        of live tensors stay."""
         layers: dict[int, tuple[torch.nn.Module, dict[str, torch.Tensor]]] = {}
         for name, tensor in (self.beside | self._zeros).items():
             param = self._load.params[name]

@@ -51,7 +51,8 @@ def _rule(param: Param, axes: Sequence[str]) -> _Rule:
             continue
         if dimension in rule:
             raise Error(
-                f"source param {param.name!r}: found dimension {dimension} sharded by two mesh axes, expected at most one"
+                f"source param {param.name!r}: found dimension "
+                f"{dimension} sharded by two mesh axes, expected at most one"
             )
         rule[dimension] = axis
     return rule

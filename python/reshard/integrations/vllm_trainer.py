@@ -91,8 +91,8 @@ def shards_of(module: Any, params: Mapping[str, Any], left: Sequence[str] = ()) 
     params: those of the plan for this rank.
     left: globs of names of the module that are not sent. Each must match one.
 
-    Raises BindError for a tensor that neither the plan nor ``left`` covers, for one that both cover, and for a param of the
-    plan that the module lacks. Of tied names, those of the plan are sent.
+    Raises BindError for a tensor that neither the plan nor ``left`` covers, for one that both cover, and for a param of
+    the plan that the module lacks. Of tied names, those of the plan are sent.
     """
     tied: Mapping[str, str] = {}
     if isinstance(module, Mapping):
@@ -120,8 +120,8 @@ class Trainer:
     transport, device: as of ``Executor``.
     timeout: seconds that joining and each refit wait for other processes.
     pull: pull mode, for a plan whose target has ``replicas``: a lost engine ends no job, and ``attach`` adds another.
-    synchronize: in pull mode with several trainer ranks: waits for all of them, such as torch.distributed.barrier. No rank
-        may release its weights before the engine has them.
+    synchronize: in pull mode with several trainer ranks: waits for all of them, such as
+        torch.distributed.barrier. No rank may release its weights before the engine has them.
     """
 
     def __init__(
@@ -203,8 +203,8 @@ class Trainer:
             call.wait(timeout)
 
     def attach(self, client: Client | None) -> None:
-        """In pull mode: takes another engine in place of the one before, for example after its restart. Raises its error.
-        With None, refits update no engine until the next call."""
+        """In pull mode: takes another engine in place of the one before, for example after its restart. Raises its
+        error. With None, refits update no engine until the next call."""
         self._client = client
         if client:
             _Call(lambda: client.init_weight_transfer_engine(self._info)).wait(self._timeout)
@@ -213,8 +213,8 @@ class Trainer:
         """Sends the present weights; returns the number of refits. Every trainer rank calls it.
 
         timeout: seconds; None: that of the constructor.
-        check: compare what arrives in the memory of the engine's workers with the trainer's weights, by digests. If they
-            differ, the error names the tensors.
+        check: compare what arrives in the memory of the engine's workers with the trainer's weights,
+            by digests. If they differ, the error names the tensors.
         allow_undigested: with ``check``, permit params that cannot be compared, since they are quantized.
 
         Raises reshard.Error within twice the timeout: the deadline of the refit, then that of the engine's answer. The

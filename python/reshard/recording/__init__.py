@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records a layout from a framework's own loader.
 
-recording = reshard.record(load=model.load_weights, params=dict(model.named_parameters()), checkpoint=FOLDER, mesh={"tp": 4}, rank=r)
+params = dict(model.named_parameters())
+recording = reshard.record(load=model.load_weights, params=params, checkpoint=FOLDER, mesh={"tp": 4}, rank=r)
 recording.save(f"rank-{r}.json")                             # on every rank
 layout = reshard.recording.merge(["rank-0.json", …])         # once
 """

@@ -32,26 +32,31 @@ _SHOWN = 20  # differences that are printed
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="reshard-record",
-        description="Writes a model YAML whose layout puts every element where the loader of an engine puts it, or checks one.",
-        epilog="exit codes: 0 success; 1 the layout differs from the loader, or cannot state some params; 2 wrong usage or input",
+        description="Writes a model YAML whose layout puts every element where the loader of an "
+        "engine puts it, or checks one.",
+        epilog="exit codes: 0 success; 1 the layout differs from the loader, or cannot state some params; "
+        "2 wrong usage or input",
     )
     parser.add_argument(
         "source",
         nargs="?",
         choices=[*_RECORDED, "merge", "generalize"],
-        help="vllm, sglang, transformers: record the installed release; merge: join recordings that each rank saved; generalize: make one model of recorded layouts of several sizes",
+        help="vllm, sglang, transformers: record the installed release; merge: join recordings that each rank saved; "
+        "generalize: make one model of recorded layouts of several sizes",
     )
     parser.add_argument(
         "files",
         nargs="*",
         metavar="FILE",
-        help="with merge: the recordings of all mesh ranks; with generalize: the layouts of all sizes, as reshard-record writes them",
+        help="with merge: the recordings of all mesh ranks; with generalize: the layouts of all sizes, "
+        "as reshard-record writes them",
     )
     parser.add_argument(
         "--config",
         nargs="+",
         metavar="JSON",
-        help="with generalize: the config.json of each layout, in the same order (default: that of the folder --model with which it was recorded)",
+        help="with generalize: the config.json of each layout, in "
+        "the same order (default: that of the folder --model with which it was recorded)",
     )
     parser.add_argument(
         "--model",
@@ -66,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--processed",
         action="store_true",
-        help="with vllm: print which params process_weights_after_loading permutes, computes, empties or removes. They are in memory: use a config with few layers",
+        help="with vllm: print which params process_weights_after_loading permutes, computes, empties or removes. "
+        "They are in memory: use a config with few layers",
     )
     parser.add_argument("--dtype", default="bfloat16", help="of the params (default: bfloat16)")
     parser.add_argument("-o", dest="output", metavar="FILE", help="the YAML file to write (default: standard output)")
@@ -76,12 +82,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--mesh",
         metavar="YAML",
-        help="with --check: the mesh of the layout, if its axes are others than tp, pp, ep: '{tp: 4, views: [{etp: 4}]}'",
+        help="with --check: the mesh of the layout, if its axes are others than "
+        "tp, pp, ep: '{tp: 4, views: [{etp: 4}]}'",
     )
     parser.add_argument(
         "--check",
         metavar="FILE",
-        help="record again and compare with the layout of this model file. Its first line, if reshard-record wrote it, has the options",
+        help="record again and compare with the layout of this model file. Its first line, if reshard-record wrote "
+        "it, has the options",
     )
     return parser
 
@@ -101,7 +109,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
             options.model = model or str(path.parent / options.model)
     if options.check and options.source == "generalize":
         raise Error(
-            "unexpected --check: the model of several sizes has no one config to check it with; check a model that extends it"
+            "unexpected --check: the model of several sizes has no one config to check it with; "
+            "check a model that extends it"
         )
     if options.source is None:
         raise Error(
@@ -186,7 +195,8 @@ def _generalize(options: argparse.Namespace) -> int:
     configs = options.config or [model for _, model in layouts]
     if len(configs) != len(layouts) or None in configs:
         raise Error(
-            f"found {len(configs) - configs.count(None)} configs for {len(layouts)} layouts, expected one --config for each"
+            f"found {len(configs) - configs.count(None)} configs for {len(layouts)} layouts, expected one --config "
+            "for each"
         )
     general = generalize([(layout, config) for (layout, _), config in zip(layouts, configs)])
     lines = [
@@ -261,7 +271,8 @@ def _check(options: argparse.Namespace) -> int:
     _report(differences, "differences between the loader and the layout")
     if not differences:
         print(
-            f"{options.check}: layout {options.layout} is that of the loader: {sum(len(one.params) for one in found)} params on {len(found)} ranks"
+            f"{options.check}: layout {options.layout} is that of the loader: {sum(len(one.params) for one in found)} "
+            f"params on {len(found)} ranks"
         )
     return 1 if differences else 0
 

@@ -25,7 +25,8 @@ _PARAM = re.compile(r'  param \$\d+ "(.*?)" (\w+)(?: storage (\w+))?(.*?) \[((?:
 
 
 def _blocks(text: str) -> list[tuple[int, int, int]]:
-    """(first logical position, number, first local position) of an index map: `[0:2 step 4 x 2 -> 0 step 2] [9:10 -> 4]`."""
+    """(first logical position, number, first local position) of an index map: `[0:2 step 4 x 2 -> 0
+    step 2] [9:10 -> 4]`."""
     found = []
     for begin, end, step, count, to, to_step in _BLOCK.findall(text):
         for i in range(int(count or 1)):
@@ -152,8 +153,8 @@ class CompiledEndpoint:
 def _tensor_boxes(
     pattern: _Pattern, choices: Sequence[Sequence[tuple[int, int, int]]], into: Sequence[int], dtype: str, count: int
 ) -> Iterator[Box]:
-    """The boxes of a tensor pattern in a param of `count` dimensions. into: the param's dimension of each dimension of the
-    pattern, -1 for a variable of the name."""
+    """The boxes of a tensor pattern in a param of `count` dimensions. into: the param's dimension of each dimension of
+    the pattern, -1 for a variable of the name."""
     steps, variables = row_steps(pattern.shape), pattern.variables
     casts = () if dtype == pattern.dtype else (dtype,)
     for chosen in combinations(*choices):
@@ -178,15 +179,16 @@ class Compiled:
 
 
 def compile_layout(model: str, layout: str, mesh: str, more: str = "", source: str = "hf") -> Compiled:
-    """Compiles a layout of a model. model: the path of a model file, or YAML of several lines; mesh: YAML in flow style;
-    more: further keys of the endpoint; source: the layout of the checkpoint."""
+    """Compiles a layout of a model. model: the path of a model file, or YAML of several lines; mesh: YAML in flow
+    style; more: further keys of the endpoint; source: the layout of the checkpoint."""
     with TemporaryDirectory(prefix="reshard-") as folder:
         path = Path(folder) / "model.yaml" if "\n" in model else Path(model).resolve()
         if "\n" in model:
             path.write_text(model)
         job = Path(folder) / "job.yaml"
         job.write_text(
-            f"version: 1\nmodel: {json.dumps(str(path))}\nsource: {{layout: {source}, storage: checkpoint}}\ntarget: {{layout: {layout}, mesh: {mesh}{more}}}\n"
+            f"version: 1\nmodel: {json.dumps(str(path))}\nsource: {{layout: {source}, storage: checkpoint}}\n"
+            f"target: {{layout: {layout}, mesh: {mesh}{more}}}\n"
         )
         lines = run_compiler([job, "--emit=layout"]).splitlines()
     patterns: list[_Pattern] = []

@@ -5,6 +5,7 @@ holds."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import struct
@@ -81,7 +82,8 @@ def _values(array: Any) -> tuple[str, Any]:
 
 
 def _runs(numbers: Any, tensors: Any) -> Iterator[tuple[int, int, int]]:
-    """(first position, number of positions, step) of the runs of a row: consecutive elements of one tensor at one step."""
+    """(first position, number of positions, step) of the runs of a row: consecutive elements of
+    one tensor at one step."""
     import numpy
 
     steps = numpy.diff(numbers)
@@ -92,7 +94,7 @@ def _runs(numbers: Any, tensors: Any) -> Iterator[tuple[int, int, int]]:
         usual = int(found[counts.argmax()])
     breaks = numpy.flatnonzero((steps != usual) | (numpy.diff(tensors) != 0)) + 1
     begins = [0, *breaks.tolist(), len(numbers)]
-    for begin, end in zip(begins, begins[1:]):
+    for begin, end in itertools.pairwise(begins):
         if end > begin:
             yield begin, end - begin, usual
 
@@ -130,15 +132,16 @@ def record_values(
     mesh: Mapping[str, Any],
     rank: int = 0,
 ) -> Recording:
-    """Records a loader by the values of its params, which need memory. The loader runs once for each digit of the number
-    of elements (5 times for 10^12 elements of bf16) and then, to recognize computed values, twice (bf16) or more.
+    """Records a loader by the values of its params, which need memory. The loader runs once for each
+    digit of the number of elements (5 times for 10^12 elements of bf16) and then, to recognize computed
+    values, twice (bf16) or more.
 
-    load: a function of an iterable of (name, NumPy array) that returns {name: array} of its params, of NumPy or PyTorch.
-        A loader of files calls `write_checkpoint`.
+    load: a function of an iterable of (name, NumPy array) that returns {name: array} of its params, of NumPy or
+        PyTorch. A loader of files calls `write_checkpoint`.
     checkpoint, mesh, rank: as for `reshard.record`.
 
-    Values that are no elements of the checkpoint are in `recording.params[name].computed`. Elements that the loader does
-    not write cannot be recognized: it must fill them with zeros, which are padding.
+    Values that are no elements of the checkpoint are in `recording.params[name].computed`. Elements that the loader
+    does not write cannot be recognized: it must fill them with zeros, which are padding.
     """
     import numpy
 
@@ -153,7 +156,8 @@ def record_values(
         params = load(numbers.checkpoint(which))
         if which and params.keys() != decoded.keys():
             raise Error(
-                f"pass {which} of the loader returned other params than pass 0: {', '.join(sorted(params.keys() ^ decoded.keys())[:4])}"
+                f"pass {which} of the loader returned other params than "
+                f"pass 0: {', '.join(sorted(params.keys() ^ decoded.keys())[:4])}"
             )
         for name, array in params.items():
             dtypes[name], values = _values(array)
@@ -161,7 +165,8 @@ def record_values(
                 decoded[name], bad[name] = numpy.zeros(values.shape, numpy.int64), numpy.zeros(values.shape, bool)
             if values.shape != decoded[name].shape:
                 raise Error(
-                    f"param {name} has shape {list(values.shape)} in pass {which}, {list(decoded[name].shape)} in pass 0"
+                    f"param {name} has shape {list(values.shape)} in pass {which}, {list(decoded[name].shape)} in "
+                    "pass 0"
                 )
             digits = numpy.nan_to_num(values, nan=-1.0, posinf=-1.0, neginf=-1.0).clip(-1, numbers.base)
             bad[name] |= (digits != digits.round()) | (digits < 0) | (digits >= numbers.base)

@@ -59,9 +59,9 @@ class Loop:
 
 @dataclass(frozen=True)
 class Box:
-    """Positions start[d] … start[d]+size[d]-1 of each frame dimension d. The element at start is element `offset` of the
-    origin; one position further along d is `steps[d]` elements further. A step is 0 where it has no meaning: along a
-    dimension of one position, and for origins other than tensors."""
+    """Positions start[d] … start[d]+size[d]-1 of each frame dimension d. The element at start is element `offset` of
+    the origin; one position further along d is `steps[d]` elements further. A step is 0 where it has no meaning: along
+    a dimension of one position, and for origins other than tensors."""
 
     start: tuple[int, ...]
     size: tuple[int, ...]
@@ -211,7 +211,8 @@ class ElementMap:
             rest = [each for each in loops if each is not loop]
             if loop.count > UNROLL:
                 raise Error(
-                    f"a view with {loop.count} positions at step {loop.step} does not fit an array of shape {list(self.shape)}"
+                    f"a view with {loop.count} positions at step {loop.step} does not fit an "
+                    f"array of shape {list(self.shape)}"
                 )
             for i in range(loop.count):
                 yield from list(self._align(offset + i * loop.step, other + i * loop.other, rest))

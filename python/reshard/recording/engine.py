@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replacements for the processes of an engine that is recorded: its sizes, process groups that state rank and size and send
-nothing, and params without memory."""
+"""Replacements for the processes of an engine that is recorded: its sizes, process groups that state rank and size and
+send nothing, and params without memory."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def group(rank: int, size: int) -> types.SimpleNamespace:
 
 
 def meta_values() -> Any:
-    """A context in which new tensors of floating-point dtypes are on the meta device. Tables of integers, as that of the
-    local experts, keep their values, which constructors and loaders read."""
+    """A context in which new tensors of floating-point dtypes are on the meta device. Tables of integers, as that of
+    the local experts, keep their values, which constructors and loaders read."""
     import torch
     from torch.overrides import TorchFunctionMode
     from torch.utils._device import _device_constructors
@@ -96,8 +96,8 @@ def recordings_of(
     checkpoint: Any,
     own: Collection[str] = (),
 ) -> Iterator[Recording]:
-    """Yields the recording of each module of an engine's ranks. load: loads weights into a module; checkpoint: None stands for
-    `model`; own: as of `params_of`."""
+    """Yields the recording of each module of an engine's ranks. load: loads weights into a module; checkpoint: None
+    stands for `model`; own: as of `params_of`."""
     tensors = tensors_of(model if checkpoint is None else checkpoint)
     for rank, module in modules:
         yield record(

@@ -45,7 +45,8 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _expressions(keys: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[int, str, tuple[int, ...]]]:
-    """(level, expression, values) of all expressions: the higher the level, the less simple; in a level the likelier first."""
+    """(level, expression, values) of all expressions: the higher the level, the less simple; in a
+    level the likelier first."""
 
     def exact(numerator: Sequence[int], divisor: Sequence[int]) -> tuple[int, ...] | None:
         fits = all(b and a % b == 0 for a, b in zip(numerator, divisor))
@@ -117,8 +118,8 @@ class Keys:
         return name
 
     def fits(self, values: Values) -> list[str]:
-        """The expressions with these values, the simplest first: those of the lowest level that has some and, beside single
-        keys, those of the next one. Where a value is not known: single keys alone."""
+        """The expressions with these values, the simplest first: those of the lowest level that has some and, beside
+        single keys, those of the next one. Where a value is not known: single keys alone."""
         if None in values:
             return [key for key, each in self.integers.items() if all(b in (None, a) for a, b in zip(each, values))]
         found = sorted(

@@ -125,9 +125,9 @@ class _Join:
         )
 
     def number(self, values: Values, place: str, like: str = "") -> Any:
-        """A number that is the same at all sizes, or an expression. Where not all sizes have it, a key is preferred, except
-        for padding, whose multiples are an engine's own numbers.
-        like: a word of the key that is preferred to other keys with these values."""
+        """A number that is the same at all sizes, or an expression. Where not all sizes have it, a key is preferred,
+        except for padding, whose multiples are an engine's own numbers. like: a word of the key that is preferred to
+        other keys with these values."""
         known = sorted({each for each in values if each is not None})
         found = self.keys.fits(values)
         if len(known) == 1 and (None not in values or "pad" in place.split(", ")):
@@ -165,7 +165,8 @@ class _Join:
         return Name("".join(result))
 
     def paired(self, maps: Sequence[Mapping[Name, Any]], place: str) -> Iterator[tuple[Name, list[Any]]]:
-        """(name, values) of the entries of all sizes. Names that differ in numbers alone are one, if no other is like them."""
+        """(name, values) of the entries of all sizes. Names that differ in numbers alone are one, if
+        no other is like them."""
         by_kind: list[dict[Any, list[Name]]] = [defaultdict(list) for _ in maps]
         everywhere = set.intersection(*(set(each) for each in maps))
         for kinds, each in zip(by_kind, maps):
@@ -267,7 +268,8 @@ class _Join:
                 )
                 if when is None:
                     self.kept[place] = (
-                        f"it exists at sizes {', '.join(str(i) for i, each in enumerate(exists) if each)} alone, and no boolean of the configs says so"
+                        f"it exists at sizes {', '.join(str(i) for i, each in enumerate(exists) if each)} alone, "
+                        "and no boolean of the configs says so"
                     )
                 else:
                     keys["when"] = Word(self.keys.use(when))
@@ -350,7 +352,10 @@ class _Check:
             for name in sorted({*tensors, *wanted[0].tensors}):
                 one, other = wanted[0].tensors.get(name), tensors.get(name)
                 if one != other:
-                    yield f"size {index}: tensor {name}: the checkpoint has {one or 'no such tensor'}, the model {other or 'no such tensor'}"
+                    yield (
+                        f"size {index}: tensor {name}: the checkpoint has {one or 'no such tensor'}, "
+                        f"the model {other or 'no such tensor'}"
+                    )
             yield from (f"size {index}: {line}" for line in compare(compiled, wanted))
 
 
@@ -362,13 +367,13 @@ def _with_params(model: Mapping[str, Any], name: str, params: Mapping[Name, Any]
 def generalize(sizes: Sequence[tuple[Layout, Config]]) -> General:
     """Returns one model for the layouts of several sizes of an architecture.
 
-    sizes: for each size its layout, as `merge` returns it, and its config.json: a map, a file, or its folder. The layouts
-        have the same name, axes and index variables. Their meshes may have different sizes.
+    sizes: for each size its layout, as `merge` returns it, and its config.json: a map, a file, or its folder. The
+        layouts have the same name, axes and index variables. Their meshes may have different sizes.
 
     Numbers that differ between the sizes become the simplest expressions of the configs' keys that have their values.
-    Where some sizes state a param in another way (a padded dimension of which the padding is empty at one size), the way
-    that the compiler confirms for all is taken. Numbers that are the same everywhere stay numbers. Numbers for which no
-    expression fits stay those of the first size, and are in `kept`.
+    Where some sizes state a param in another way (a padded dimension of which the padding is empty at one size), the
+    way that the compiler confirms for all is taken. Numbers that are the same everywhere stay numbers. Numbers for
+    which no expression fits stay those of the first size, and are in `kept`.
 
     Raises Error for fewer than two sizes, for layouts of different names or axes, and for layouts that differ from
     their recordings.

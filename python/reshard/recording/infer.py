@@ -28,7 +28,8 @@ _NEG_EXP = "aten.neg of aten.exp"
 
 @dataclass
 class Layout:
-    """A layout that was inferred from recordings. Of the recorded params, those in `left` and `refused` are not in it."""
+    """A layout that was inferred from recordings. Of the recorded params, those in `left` and
+    `refused` are not in it."""
 
     yaml: str  #: a model file: tensors, index variables, and the layouts `hf` and `name`
     name: str

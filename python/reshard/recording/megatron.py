@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records a live Megatron-Core model from its own `sharded_state_dict()`, which states for each param of a rank the part
-of which tensor of the distributed checkpoint it is. Nothing is loaded or sent."""
+"""Records a live Megatron-Core model from its own `sharded_state_dict()`, which states for each param of a rank the
+part of which tensor of the distributed checkpoint it is. Nothing is loaded or sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def _entries(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, list[Any]]]:
         for each in pieces:
             if each.flattened_range is not None:
                 raise Error(
-                    f"{name}: found a flattened range of {each.key}, which has no position in the tensor; expected the state of a model, not of an optimizer"
+                    f"{name}: found a flattened range of {each.key}, which has no position in "
+                    "the tensor; expected the state of a model, not of an optimizer"
                 )
         if pieces and value.data is not None:
             yield name, value.data, pieces
@@ -54,8 +55,8 @@ def _tensor(name: str, key: str, numbers: tuple[int, ...]) -> str:
 
 
 def tensors_of_state(state: Mapping[str, Any]) -> Tensors:
-    """The tensors of the distributed checkpoint that the state of one rank names: {name: (dtype, shape)}. Axes that stack
-    layers and experts become numbers in the names. A checkpoint has those of all ranks."""
+    """The tensors of the distributed checkpoint that the state of one rank names: {name: (dtype, shape)}. Axes that
+    stack layers and experts become numbers in the names. A checkpoint has those of all ranks."""
     result: Tensors = {}
     for name, _, pieces in _entries(state):
         for piece in pieces:

@@ -101,7 +101,8 @@ class Patterns:
     def _add(
         self, pattern: str, variables: tuple[str, ...], found: Mapping[str, tuple[int, ...]], tensors: Tensors
     ) -> None:
-        """One pattern; tensors that one declaration cannot state (other shapes, missing combinations) keep their names."""
+        """One pattern; tensors that one declaration cannot state (other shapes, missing
+        combinations) keep their names."""
         kinds = {tensors[name] for name in found}
         combinations = product([len({number[i] for number in found.values()}) for i in range(len(variables))])
         for name, number in found.items():

@@ -160,7 +160,8 @@ def pieces(
     params: Mapping[int, RecordedParam], members: Mapping[str, Member], sizes: Mapping[str, int], stacked: str | None
 ) -> dict[str, str]:
     """The keys of a param, in flow style. params: of one instance on each mesh rank that has it; members: {tensor name:
-    member}; sizes: of the index variables; stacked: the variable of its tensors that is not in its name. Raises Refused."""
+    member}; sizes: of the index variables; stacked: the variable of its tensors that is not in its
+    name. Raises Refused."""
     for rank, param in params.items():
         if param.unwritten:
             raise Refused(f"rank {rank}: the loader does not write {param.unwritten} elements")

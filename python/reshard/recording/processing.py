@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records what an engine does to its params after its loader has filled them: which are left as they are, which hold the
-same elements in another order, and which hold values that were computed."""
+"""Records what an engine does to its params after its loader has filled them: which are left as they are, which hold
+the same elements in another order, and which hold values that were computed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _AS_FP32 = ("bf16", "fp16")
 class Change:
     """What became of a param."""
 
-    kind: str  #: UNCHANGED; PERMUTED: its elements, casts of them and zeros as padding; COMPUTED: other values; EMPTIED: no elements are left; REMOVED
+    #: UNCHANGED; PERMUTED: its elements, casts of them and zeros as padding; COMPUTED: other values;
+    #: EMPTIED: no elements are left; REMOVED
+    kind: str
     of: tuple[str, ...] = ()  #: the loaded params whose elements it has
     param: RecordedParam | None = None  #: the origins of its elements, in the loaded params
 
@@ -44,8 +46,8 @@ def _change(name: str, param: RecordedParam, loaded: Mapping[str, tuple[str, Any
 def changes(
     loaded: Mapping[str, tuple[str, Any]], process: Callable[[Iterable[tuple[str, Any]]], Mapping[str, Any]]
 ) -> dict[str, Change]:
-    """Returns what became of each param, by name; of params that exist only before or after, too. Engines repack in C++,
-    so that they are recorded by values, in memory.
+    """Returns what became of each param, by name; of params that exist only before or after, too. Engines repack in
+    C++, so that they are recorded by values, in memory.
 
     loaded: {name: (dtype, shape)} of the params as the loader fills them.
     process: a function of an iterable of (name, NumPy array). It fills the params of a new module with these values,

@@ -54,7 +54,8 @@ def _outside(tensor: torch.Tensor) -> torch.Tensor:
 
 class Recorder(TorchDispatchMode):
     """Records the element map of every storage that checkpoint tensors or params use. Operations that write to them are
-    not executed, so that the params' own values, if they have memory, stay. Works in the thread that entered it only."""
+    not executed, so that the params' own values, if they have memory, stay. Works in the thread
+    that entered it only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,8 +91,8 @@ class Recorder(TorchDispatchMode):
         )
 
     def _map(self, tensor: torch.Tensor) -> ElementMap | None:
-        """The map of a tracked tensor's storage; None if the tensor has another dtype of other size than its storage was
-        filled with, so that its elements are not those of the map."""
+        """The map of a tracked tensor's storage; None if the tensor has another dtype of other size than its storage
+        was filled with, so that its elements are not those of the map."""
         if not self._tracked(tensor):  # its values are not from the checkpoint
             self._track(tensor)
             self._maps[_key(tensor)] = ElementMap.filled(self._maps[_key(tensor)].shape, Computed(_UNKNOWN))
@@ -253,7 +254,8 @@ class Recorder(TorchDispatchMode):
         name = str(func.overloadpacket)
         if not func._schema.returns or any("Tensor" not in str(each.type) for each in func._schema.returns):
             raise Error(
-                f"the loader reads values of {', '.join(sources) or 'a param'} ({name}), expected that it only moves them: record it by values (reshard.recording.digits)"
+                f"the loader reads values of {', '.join(sources) or 'a param'} ({name}), expected that it only moves "
+                "them: record it by values (reshard.recording.digits)"
             )
         outside = tree_map_only(torch.Tensor, _outside, (args, dict(kwargs)))
         try:
@@ -296,7 +298,8 @@ def record(
     for name, param in named().items():
         if hasattr(param, "to_local"):
             raise Error(
-                f"param {name} is a DTensor, which the recorder cannot follow: pass its to_local(), or describe its placements with reshard.describe"
+                f"param {name} is a DTensor, which the recorder cannot follow: pass its to_local(), or describe its "
+                "placements with reshard.describe"
             )
         recorder.param(param)
     checkpoint = [(name, recorder.checkpoint_tensor(name, dtype, shape)) for name, (dtype, shape) in tensors.items()]
@@ -304,8 +307,9 @@ def record(
 
     def given() -> Iterator[tuple[str, torch.Tensor]]:
         nonlocal last
-        for last, tensor in checkpoint:
-            yield last, tensor
+        for name, tensor in checkpoint:
+            last = name
+            yield name, tensor
 
     try:
         with torch.no_grad(), recorder:

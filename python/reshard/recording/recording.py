@@ -153,12 +153,14 @@ def in_order(recordings: Iterable[Recording | str | os.PathLike[str]]) -> list[R
     size = mesh_size(found[0].mesh)
     if [each.rank for each in found] != list(range(size)):
         raise Error(
-            f"recordings of ranks {[each.rank for each in found]}, expected those of ranks 0 to {size - 1} of mesh {found[0].mesh}"
+            f"recordings of ranks {[each.rank for each in found]}, expected those of ranks 0 to {size - 1} of mesh "
+            f"{found[0].mesh}"
         )
     for each in found:
         if each.mesh != found[0].mesh or each.tensors != found[0].tensors:
             raise Error(
-                f"the recordings of ranks 0 and {each.rank} have different {'meshes' if each.mesh != found[0].mesh else 'checkpoints'}"
+                f"the recordings of ranks 0 and {each.rank} have different "
+                f"{'meshes' if each.mesh != found[0].mesh else 'checkpoints'}"
             )
     return found
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the sharding rule of the YAML (docs/yaml.md, section 5) that gives each rank the positions that were recorded."""
+"""Finds the sharding rule of the YAML (docs/yaml.md, section 5) that gives each rank the
+positions that were recorded."""
 
 from __future__ import annotations
 
@@ -162,7 +163,7 @@ def _candidates(axes: tuple[str, ...], k: int, parts: Sequence[tuple[int, Sequen
         if all(n % (k * count) == 0 for n, _ in parts):
             yield Rule(axes, "stride", count)
     if len(parts) == 1:
-        n, runs = parts[0]
+        ((_, runs),) = parts
         yield Rule(axes, "sizes", [sum(count for _, count in each) for each in runs])
         if len(counts) == 1:
             yield Rule(axes, "blocks", [k * count for _, count in runs[0]])

@@ -45,7 +45,8 @@ def _refuse_while_loading(name: str) -> None:
 
 
 class _EmptyType(type):
-    """A class that has any attribute, is subscripted and joined as types are, and returns a function that it decorates."""
+    """A class that has any attribute, is subscripted and joined as types are, and returns a
+    function that it decorates."""
 
     def __getattr__(cls, name: str) -> Any:
         return _empty(name)

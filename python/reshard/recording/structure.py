@@ -24,7 +24,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """A box of one tensor pattern in a param: the interval of each param dimension, and the tensor's positions there."""
+    """A box of one tensor pattern in a param: the interval of each param dimension, and the
+    tensor's positions there."""
 
     pattern: Pattern
     start: tuple[int, ...]
@@ -56,7 +57,7 @@ class Structure:
 
 def _sliced(param: RecordedParam, dimension: int, position: int) -> list[Box]:
     """The boxes at one position of a dimension, without that dimension."""
-    drop = lambda values: (*values[:dimension], *values[dimension + 1 :])  # noqa: E731
+    drop = lambda values: (*values[:dimension], *values[dimension + 1 :])
     found = []
     for box in param.boxes:
         if box.start[dimension] <= position < box.start[dimension] + box.size[dimension]:
@@ -262,12 +263,14 @@ class _Inference:
         lengths = {pattern.shape[permutation[dimension]] for pattern, permutation in self.permutations.items()}
         if len(lengths) > 1:
             raise Refused(
-                f"tensors of {' and '.join(map(str, sorted(lengths)))} positions along dimension {dimension} are joined along another one"
+                f"tensors of {' and '.join(map(str, sorted(lengths)))} positions along dimension "
+                f"{dimension} are joined along another one"
             )
         return lengths.pop()
 
     def _same(self, dimension: int) -> dict[int, Runs]:
-        """The positions of each rank along a dimension that all its parts share. A rank that has only padding has none."""
+        """The positions of each rank along a dimension that all its parts share. A rank that has
+        only padding has none."""
         found = {rank: {part.runs[dimension] for part in each.parts} for rank, each in self.held.items() if each.parts}
         if any(len(each) > 1 for each in found.values()):
             raise Refused(f"joined tensors have different positions along dimension {dimension}")
@@ -410,7 +413,8 @@ def structure(
     of = next(iter(params.values()))
     if any(len(pattern.shape) != len(of.shape) - (dimension is not None) for pattern in permutations):
         raise Refused(
-            f"a param of {len(of.shape)} dimensions holds tensors of {', '.join(sorted({str(len(pattern.shape)) for pattern in permutations}))} dimensions: they were reshaped"
+            f"a param of {len(of.shape)} dimensions holds tensors of "
+            f"{', '.join(sorted({str(len(pattern.shape)) for pattern in permutations}))} dimensions: they were reshaped"
         )
     inference = _Inference(axes, held, permutations, lambda d: d + (dimension is not None and d >= dimension))
     inference.run()

@@ -39,7 +39,8 @@ def recording(model: str | os.PathLike[str], dtype: str = "bfloat16", checkpoint
     kind = next(filter(None, kinds), None)
     if kind is None:
         raise Error(
-            f"{Path(model) / 'config.json'}: transformers {transformers.__version__} has no language model of type {config.model_type}"
+            f"{Path(model) / 'config.json'}: transformers {transformers.__version__} has no language model of type "
+            f"{config.model_type}"
         )
     loaded: list[Any] = []
 

@@ -39,8 +39,8 @@ def modules(
     context: Callable[[], Any] = meta_values,
     ranks: Iterable[int] | None = None,
 ) -> Iterator[tuple[int, Any]]:
-    """Yields (mesh rank, module) of ranks of an engine. The module is to be used before the next one is built; until then,
-    vLLM's current config is that of the engine.
+    """Yields (mesh rank, module) of ranks of an engine. The module is to be used before the next one is built; until
+    then, vLLM's current config is that of the engine.
 
     model: a folder with a config.json.
     context: makes the context in which params are created. Default: without memory.
@@ -65,7 +65,8 @@ def modules(
             if engine.expert_parallel:
                 state._EP = group(rank % engine.tp, engine.tp)
             config.compilation_config.static_forward_context.clear()
-            models._model_to_pp_missing_layer_names.clear()  # its keys are addresses, which a module of an earlier stage may have had
+            # Its keys are addresses, which a module of an earlier stage may have had.
+            models._model_to_pp_missing_layer_names.clear()
             with set_current_vllm_config(config), set_default_torch_dtype(config.model_config.dtype):
                 with context():
                     module = initialize_model(config)
@@ -83,14 +84,15 @@ def recordings(model: str | os.PathLike[str], engine: Engine, checkpoint: Any = 
 
     Raises Error as `modules` and `reshard.record` do.
     """
-    load = lambda module, weights: module.load_weights(weights)  # noqa: E731
+    load = lambda module, weights: module.load_weights(weights)
     yield from recordings_of(modules(model, engine), load, model, engine, checkpoint, OWN_BUFFERS)
 
 
 def processed(model: str | os.PathLike[str], engine: Engine, rank: int = 0) -> dict[str, Change]:
     """Returns what `process_weights_after_loading` of the installed vLLM makes of each param of a mesh rank, by name.
 
-    model: a folder with a config.json. The params of the rank are in memory several times: use a config with few layers.
+    model: a folder with a config.json. The params of the rank are in memory several times: use
+    a config with few layers.
 
     Raises Error as `modules` does.
     """
