@@ -82,7 +82,7 @@ bench: test-build
 CASES :=
 bench-ucx: test-build
 	cmake --build $(BUILD) -j $(JOBS) --target bench-mpi
-	python3 tests/bench/ucx.py $(BUILD)/bench-mpi '$(CASES)'
+	. $(BUILD)/tests/env.sh && python3 tests/bench/ucx.py $(BUILD)/bench-mpi '$(CASES)'
 
 # clang-format over the C, C++ and CUDA files that git has.
 format:

@@ -15,7 +15,8 @@ for test in "$@"; do
 done
 scripts/frameworks.sh
 . build/frameworks/env.sh
-export RESHARD_BIN=${RESHARD_BIN:-build/release} OMP_NUM_THREADS=1
+. "${RESHARD_BIN:-build/release}/tests/env.sh"
+export OMP_NUM_THREADS=1
 folder=$PWD/build/newer/$package
 if [ ! -f "$folder/READY" ]; then
   rm -rf "$folder"

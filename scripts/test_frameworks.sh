@@ -6,7 +6,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -ge 2 ] || { sed -n '5s/^# *//p' "$0" >&2; exit 2; }
-export RESHARD_BIN=$1 RESHARD_FULL=1 OMP_NUM_THREADS=1
+. "$1/tests/env.sh"
+export RESHARD_FULL=1 OMP_NUM_THREADS=1
 shift
 scripts/frameworks.sh
 if [[ " $* " == *engines* ]]; then

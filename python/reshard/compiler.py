@@ -19,7 +19,6 @@ from ._waiting import Helper
 from .errors import CompileError, Error
 from .plan import Plan
 
-
 _WARNING = "reshard-compile: warning: "
 
 

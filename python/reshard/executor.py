@@ -27,7 +27,6 @@ from .plan import Endpoint, Param, Plan
 from .rendezvous import store_of
 from .transforms import Allocated, Transformed, transformed
 
-
 #: The greatest number of 64 bits.
 _MOST = 2**64 - 1
 

@@ -6,7 +6,7 @@ a table: seconds, peak resident memory, and medians of ratios over the rounds. c
 needs six times GB of disk.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/bench/checkpoints.py
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/bench/checkpoints.py
 
 PyTorch's way is dcp.load into empty tensors and safetensors' save_file, and load_file and dcp.save. Each way is a
 process of its own; its time is that of the conversion without imports. reshard's is that of reshard-compile and
@@ -25,8 +25,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "lib")]
 
 from commands import BIN, run
 

@@ -4,7 +4,7 @@
 of a dense model of 0.33 GB. Prints the table of docs/performance.md. engine_refits.py [ROUNDS]
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/bench/engine_refits.py
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/bench/engine_refits.py
 
 vLLM's own ways are `reload_weights` from a checkpoint in memory (/dev/shm), and a broadcast of whole tensors whose
 receivers load them by the same `reload_weights`: what vLLM's backend `nccl` does, with gloo in place of NCCL, which
@@ -19,12 +19,13 @@ import threading
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / folder) for folder in ("frameworks", "lib", "engines")]
+import torch
 
 import support
-import torch
+from module import importable, python_path
 from vllm_engines import OPTIONS, WorkerExtension, generated, weights
+
+HERE = Path(__file__).resolve().parent
 
 TP, STEP = 2, 0.01
 CONFIG = support.CONFIGS["qwen3-8b"] | {
@@ -154,9 +155,10 @@ def measured(ways, module, llm, rounds):
 
 
 def main():
-    import reshard
     from transformers import AutoModelForCausalLM
     from vllm import LLM
+
+    import reshard
 
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
     torch.manual_seed(0)
@@ -190,5 +192,5 @@ if __name__ == "__main__":
     os.environ.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # vLLM's default: the engine and its workers are spawned
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         FOLDER = Path(name)
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(support.module(FOLDER)), str(HERE)])
+        os.environ["PYTHONPATH"] = python_path(importable(FOLDER), HERE)
         main()

@@ -4,7 +4,7 @@
 memory, and medians of ratios over the rounds. recipes.py [GB] [ROUNDS]
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/bench/recipes.py 4 3
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/bench/recipes.py 4 3
 
 The usual way: torch.distributed.checkpoint's load into transformers' model and save_pretrained; Megatron-Core's
 load_plain_tensors, the matrices split with PyTorch and save_file; from_pretrained, joined with PyTorch and
@@ -25,8 +25,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "lib")]
 
 from commands import BIN
 from module import install
@@ -131,13 +129,14 @@ def usual(recipe, folder, target):
     import torch
     import torch.distributed.checkpoint as dcp
     import transformers
-    from llama_names import joined, split
     from safetensors.torch import save_file
+
+    from llama_names import joined, split
 
     megatron = "Megatron" in recipe
     if megatron:
-        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
         import megatron_cpu  # noqa: F401
+
         from megatron.core import dist_checkpointing
 
         torch.cuda.synchronize = lambda *_: None

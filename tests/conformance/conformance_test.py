@@ -10,7 +10,6 @@ import json
 import os
 import random
 import re
-import sys
 import tempfile
 import unittest
 from collections import Counter, defaultdict
@@ -19,16 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "semantics", "quantize", "mpi", "lib")]
-
+import fake_backend
 import generate
 import harness
 import hosts
 import mpi_test
 import rows_test
-import fake_backend
-from commands import BIN, run, shared_folder
+from commands import BIN, ROOT, run, shared_folder
 
 SMALL = "RESHARD_SMALL" in os.environ
 UCX = (BIN / "libreshard_ucx.so").exists()

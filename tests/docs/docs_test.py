@@ -18,15 +18,13 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "kernels", "lib")]
-
 import formats_reference
 import launch
 import launchers
+import safetensors_io
 import tutorial
 from commands import BIN, ROOT, FolderTest, run
 from oracle import Job
-import safetensors_io
 
 BLOCK = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
 FILE = re.compile(r"# FILE (\S+)\n")

@@ -6,16 +6,13 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import threading
 import unittest
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import run
 from conversions import ConvertTest
 from torch_formats import Dcp, archive, safetensors, size, tensor

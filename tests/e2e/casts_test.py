@@ -8,7 +8,6 @@ import json
 import os
 import random
 import shutil
-import sys
 import tempfile
 import unittest
 from collections import Counter
@@ -20,11 +19,10 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "quantize", "lib", "mpi")]
 import commands
+import fake_backend
 import generate
 import mpi_test
-import fake_backend
 
 BIN = commands.BIN
 run = partial(commands.run, code=None)  # callers check the exit code

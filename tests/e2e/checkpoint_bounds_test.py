@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import BIN, FolderTest, run
 from torch_formats import METADATA, archive, dtensor, pickled, placement, safetensors, tensor
 

@@ -8,14 +8,12 @@ import json
 import os
 import shutil
 import struct
-import sys
 import unittest
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import FolderTest, run
 
 # Elements of 1 to 8 bytes, with an odd number of small ones: in this order, the large elements would be unaligned.

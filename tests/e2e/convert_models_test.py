@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import sys
 import unittest
 from pathlib import Path
 from random import Random
@@ -18,9 +17,9 @@ import numpy as np
 import yaml
 from safetensors.numpy import load_file, save_file
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import ROOT, run
 from conversions import ConvertTest
+from module import importable
 from torch_formats import Dcp
 
 FULL = bool(os.environ.get("RESHARD_FULL"))
@@ -874,7 +873,7 @@ layouts:
     @unittest.skipUnless(FULL, "RESHARD_FULL=1")
     def test_the_library(self):
         """Every model in every layout of checkpoints is recognized by the names, the shapes and its config."""
-        sys.path.insert(0, self.environment["PYTHONPATH"])
+        importable(self.module)
         from reshard import convert, recognition
 
         recognized = 0

@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi")]
 from commands import BIN, run
 from conversions import ConvertTest
 from mpi_test import MPIRUN
@@ -427,7 +426,7 @@ layouts:
         size = sum(array.nbytes for array in values().values())
         command = [sys.executable, "-c", "from reshard.commands import convert; convert()", "hf"]
         options = ["--to=dcp", "--processes=2", "--timeout=60"]
-        environment = self.environment | MPIRUN
+        environment = MPIRUN | self.environment
         mpi = subprocess.run(
             [
                 "timeout",

@@ -4,15 +4,12 @@ of the same elements in Python; the tensor that differs is named."""
 
 import json
 import shutil
-import sys
 import unittest
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
 import numpy as np
-from commands import FolderTest, run
 from safetensors.numpy import load_file, save_file
+
+from commands import FolderTest, run
 from torch_formats import Dcp
 
 MODEL = """dtype: fp32

@@ -6,12 +6,10 @@ smaller models, for builds with sanitizers."""
 
 import json
 import os
-import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import ROOT, FolderTest, run
 
 SMALL = "RESHARD_SMALL" in os.environ

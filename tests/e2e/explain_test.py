@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """reshard-inspect --explain: the sources of a param, and the reason for each."""
 
-import sys
 import unittest
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
 from commands import ROOT, FolderTest, run
 

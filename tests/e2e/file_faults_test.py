@@ -7,14 +7,12 @@ absent. RESHARD_BIN: the folder of the commands."""
 import json
 import os
 import signal
-import sys
 import unittest
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import BIN, FolderTest, run
 
 FULL = os.environ.get("RESHARD_FULL") == "1"

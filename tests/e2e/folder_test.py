@@ -9,12 +9,9 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import BIN, FolderTest, run
 from launch import Launch
 

@@ -12,7 +12,6 @@ import sys
 import unittest
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import BIN, ROOT, FolderTest, run
 from fake_backend import copy_with_backends
 

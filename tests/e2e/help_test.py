@@ -4,11 +4,7 @@
 import re
 import shutil
 import subprocess
-import sys
 import unittest
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
 from commands import FolderTest, run
 

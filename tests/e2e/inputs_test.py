@@ -4,11 +4,8 @@ RESHARD_BIN: the folder of the commands."""
 
 import os
 import resource
-import sys
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import BIN, FolderTest, run
 
 JOB = """

@@ -7,14 +7,11 @@ import hashlib
 import json
 import os
 import random
-import sys
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "lib")]
-from commands import ROOT, FolderTest, run
 import generate
 import lower_bounds
+from commands import ROOT, FolderTest, run
 
 TOPOLOGIES = ROOT / "examples" / "topologies"
 # A changed topology changes every figure. Then measure docs/performance.md again and update the hashes.

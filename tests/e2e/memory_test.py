@@ -9,9 +9,7 @@ import os
 import shutil
 import sys
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi")]
 from commands import BIN, FolderTest, run
 from mpi_test import MPIRUN
 

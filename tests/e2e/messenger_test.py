@@ -3,12 +3,9 @@
 
 import os
 import subprocess
-import sys
 import time
 import unittest
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 import hosts
 from commands import BIN, FolderTest
 

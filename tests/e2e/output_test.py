@@ -6,12 +6,9 @@ import json
 import os
 import stat
 import subprocess
-import sys
 import threading
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import BIN, FolderTest, run
 
 JOB = """

@@ -9,13 +9,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import unittest
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
 import numpy as np
+
 from commands import ROOT, FolderTest, run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

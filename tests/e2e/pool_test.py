@@ -5,11 +5,8 @@ only send, options that are refused. RESHARD_BIN: the folder of the commands."""
 import json
 import re
 import struct
-import sys
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import FolderTest, run
 
 # One source rank whose NIC is the bottleneck, beside an idle rank that would be a relay.

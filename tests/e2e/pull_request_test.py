@@ -4,13 +4,10 @@ in a local repository."""
 
 import os
 import subprocess
-import sys
 import unittest
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
 import yaml
+
 from commands import BIN, ROOT, FolderTest
 
 JOB = """version: 1

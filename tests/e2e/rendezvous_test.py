@@ -10,15 +10,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 import unittest
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lib.commands import BIN, run, shared_folder
+from commands import BIN, run, shared_folder
 
 JOB = """version: 1
 model: {dtype: bf16, tensors: {w: {shape: [4096, 64], shard: {0: tp}}}}

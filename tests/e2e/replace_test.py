@@ -10,9 +10,7 @@ import sys
 import tempfile
 import threading
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import BIN, run, shared_folder
 from launchers import environment
 

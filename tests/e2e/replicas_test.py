@@ -24,7 +24,6 @@ import unittest
 from collections import Counter
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "lib"), str(Path(__file__).resolve().parent)]
 import hosts
 import launchers
 import replicas_process as content

@@ -14,7 +14,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
 import unittest
@@ -22,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi")]
 from commands import BIN, FolderTest, run
 from mpi_test import MPIRUN
 from torch_formats import Dcp

@@ -4,7 +4,6 @@ files, assembled with NumPy as the quickstart's YAML says. RESHARD_BIN: the fold
 safetensors."""
 
 import json
-import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -13,7 +12,6 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import ROOT, run
 
 

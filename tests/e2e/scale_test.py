@@ -4,11 +4,8 @@ long models are read. tests/bench/scale.cpp measures times. RESHARD_BIN: the fol
 
 import json
 import os
-import sys
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import BIN, ROOT, FolderTest, limited, run
 
 FULL = "RESHARD_FULL" in os.environ

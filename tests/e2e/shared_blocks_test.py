@@ -8,7 +8,6 @@ import os
 import shutil
 import struct
 import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -16,7 +15,6 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from conversions import ConvertTest
 
 IMAGE_BYTES = 320 << 20  # XFS needs 300 MiB; most of the image is a hole

@@ -5,11 +5,8 @@ folder of the commands."""
 
 import json
 import os
-import sys
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import ROOT, FolderTest, run
 
 LINK, NIC, COPY = 100e9, 10e9, 200e9

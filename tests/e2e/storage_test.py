@@ -6,14 +6,11 @@ import itertools
 import json
 import re
 import shutil
-import sys
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi", "property")]
+import safetensors_io
 from commands import BIN, FolderTest, run
 from mpi_test import MPIRUN
-import safetensors_io
 
 MODEL = """
 version: 1

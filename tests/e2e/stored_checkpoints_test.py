@@ -6,14 +6,12 @@ import json
 import os
 import pickle
 import shutil
-import sys
 import unittest
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import FolderTest, limited, run
 from torch_formats import (
     HOOKS,

@@ -7,14 +7,12 @@ import itertools
 import json
 import pickle
 import shutil
-import sys
 import unittest
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "mpi")]
 from commands import BIN, FolderTest, run
 from mpi_test import MPIRUN
 from torch_formats import Dcp, archive, safetensors, tensor

@@ -7,11 +7,8 @@ import json
 import os
 import pty
 import subprocess
-import sys
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import BIN, DEADLINE, ROOT, FolderTest, run
 
 FULL = "RESHARD_FULL" in os.environ

@@ -16,11 +16,10 @@ import time
 import types
 import unittest
 import unittest.mock
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import BIN, run, shared_folder
 from launchers import environment
+from module import importable
 
 JOB = """version: 1
 model: {dtype: fp32, tensors: {a: [64, 8], b: [8]}}
@@ -107,7 +106,7 @@ class TrainerTest(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = shared_folder(cls)
         cls.environment = environment(cls.folder)
-        sys.path.insert(0, str(cls.folder / "module"))
+        importable(cls.folder)
         (cls.folder / "engine.py").write_text(ENGINE)
         for name, replicas in (("run", ""), ("pull", ", replicas: 1")):
             (cls.folder / f"{name}.yaml").write_text(JOB % replicas)

@@ -3,7 +3,7 @@
 two engine ranks over transport ucx, and every value is compared. The ranks are threads of this process.
 
     scripts/trainers_env.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/checkpoint_engines_test.py"""
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/engines/checkpoint_engines_test.py"""
 
 import asyncio
 import sys
@@ -11,18 +11,18 @@ import tempfile
 import unittest
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
 from documents import example, trainers
-from support import module
+from module import importable
 
 FOLDER = tempfile.TemporaryDirectory()
-module(FOLDER.name)
+importable(FOLDER.name)
 trainers()
 
 import ray
-import reshard
 import torch
 import yaml
+
+import reshard
 
 ray.util.get_node_ip_address = lambda: "127.0.0.1"  # no cluster of Ray runs
 JOB = """version: 1

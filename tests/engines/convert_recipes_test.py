@@ -4,20 +4,17 @@ YAML. FSDP2 on four ranks to transformers, to two ranks, and to Megatron-Core's 
 models to transformers and from it; block FP8 for transformers.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/convert_recipes_test.py"""
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/engines/convert_recipes_test.py"""
 
 import json
 import os
 import subprocess
 import sys
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "lib")]
-import ranks
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # tests/frameworks has a megatron_test too
 import torch
+
+import ranks
 from commands import run
 from megatron_checkpoint_test import load, state
 from megatron_test import LENGTH, MISSING, VOCABULARY, Model

@@ -4,7 +4,7 @@ Face, gives transformers' model the logits of the Megatron model; what reshard w
 into a model of another parallelism, with the same bits that it reads from its own checkpoint.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_checkpoint_test.py"""
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_checkpoint_test.py"""
 
 import inspect
 import json
@@ -18,11 +18,9 @@ import unittest
 from fnmatch import fnmatch
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "lib")]
-import ranks
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # tests/frameworks has a megatron_test too
 import torch
+
+import ranks
 from commands import run
 from megatron_test import MISSING, VOCABULARY, Model
 from support import MODELS

@@ -7,24 +7,21 @@ it into models of other parallelism with the bits of its own checkpoint. With `s
 Hugging Face have the same values.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_families_test.py"""
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_families_test.py"""
 
 import json
-import sys
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "lib")]
-import ranks
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # tests/frameworks has a megatron_test too
 import torch
 from safetensors.torch import load_file, save_file
+
+import ranks
 from megatron_test import MISSING, VOCABULARY, Model
 from support import MODELS
 
 if not MISSING:
     import megatron_modules
+
     from megatron.core import parallel_state
     from megatron.core.activations import squared_relu
     from megatron.core.fusions.fused_bias_geglu import quick_gelu
@@ -36,6 +33,7 @@ if not MISSING:
     from megatron.core.transformer.enums import AttnBackend
     from megatron.core.transformer.module import MegatronModule
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
     from megatron_checkpoint_test import on_rank_0, through, transformers_logits
 
 EXPERTS = {

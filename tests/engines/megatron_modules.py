@@ -15,6 +15,7 @@ import types
 from pathlib import Path
 
 import megatron_cpu  # noqa: F401
+
 import torch
 import torch._dynamo
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear

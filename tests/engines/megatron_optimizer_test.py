@@ -5,27 +5,24 @@ element of every state is the one that the optimizer holds, and that of the chec
 `fully_reshardable` itself, if there is one bucket. The other way, Megatron-Core loads buckets that reshard wrote.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_optimizer_test.py"""
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_optimizer_test.py"""
 
 import json
 import re
-import sys
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "lib")]
-import ranks
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # tests/frameworks has a megatron_test too
 import torch
+from safetensors.torch import load_file
+
+import ranks
 from commands import run
 from documents import examples
 from megatron_test import MISSING, Model
-from safetensors.torch import load_file
 
 if not MISSING:
-    from megatron_checkpoint_test import DENSE, EXPERTS, folder_of, on_rank_0
     from megatron_training import STATES, STEPS, OnCpu, Training, held
+
+    from megatron_checkpoint_test import DENSE, EXPERTS, folder_of, on_rank_0
 
 #: Of the optimizer's params: the names in the rank files that layout `ranks` describes.
 RANKS = """  ranks: {extend: megatron-local, rename: {"": "0."}, optimizer: "{param}.{state}"}

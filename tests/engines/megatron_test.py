@@ -4,16 +4,13 @@ between tensor, pipeline and expert parallelism. Elements are compared with Mega
 experts with those of the other model, and logits with the source's after each of five optimizer steps.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_test.py"""
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/engines/megatron_test.py"""
 
 import contextlib
 import logging
-import sys
 import unittest
 import warnings
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import ranks
 from documents import examples
 from ranks import refused, same
@@ -21,6 +18,7 @@ from ranks import refused, same
 try:
     warnings.filterwarnings("ignore")
     import megatron_cpu  # noqa: F401
+
     import torch
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec

@@ -4,18 +4,15 @@
 Importing this gives the optimizer a stand-in of Transformer Engine's FusedAdam: without Transformer Engine or Apex,
 Megatron-Core 0.16.1 takes PyTorch's Adam, with which it does not load its own checkpoints (KeyError: 'step')."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
 from megatron.core import dist_checkpointing, optimizer
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
 from megatron.core.transformer.moe import moe_utils
+from torch.overrides import TorchFunctionMode
+
 from megatron_checkpoint_test import on_rank_0
 from megatron_test import LENGTH
-from torch.overrides import TorchFunctionMode
 
 STEPS = 3
 STATES = ["param", "exp_avg", "exp_avg_sq"]

@@ -3,20 +3,17 @@
 memory, and against the bytes that vLLM's loader puts into real tensors.
 
     scripts/trainers_env.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/multimodal_test.py"""
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/engines/multimodal_test.py"""
 
 import contextlib
 import dataclasses
 import json
 import re
-import sys
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("frameworks",)]
+import torch
 
 import support
-import torch
 from documents import trainers
 from vllm_loaders_test import moved
 
@@ -278,8 +275,9 @@ class Multimodal(unittest.TestCase):
     def test_saved(self):
         """What transformers saves has the names and shapes of the layout hf; with experts, those of the live module."""
         import transformers
-        from reshard.recording.compiled import compile_layout
         from safetensors import safe_open
+
+        from reshard.recording.compiled import compile_layout
 
         for name in sorted(set(CONFIGS) - {"kimi-k2.5"}):  # transformers 5.19 saves its layers as `blocks`
             with self.subTest(model=name):

@@ -5,17 +5,16 @@ three more steps on four and on three ranks. Every weight and moment has the bit
 ranks, where PyTorch sums gradients in another order, those after PyTorch's own load of its own checkpoint.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/optimizer_test.py"""
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/engines/optimizer_test.py"""
 
 import json
-import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "lib")]
-import ranks
 import torch
+
+import ranks
 from commands import run
 from support import MODELS
 

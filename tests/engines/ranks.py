@@ -11,11 +11,10 @@ import time
 import traceback
 import unittest
 from datetime import timedelta
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
 from commands import BIN
-from support import module, module_folder
+from module import importable
+from support import module_folder
 
 #: Why the tests cannot run, or "".
 MISSING = "" if (BIN / "libreshard_ucx.so").exists() else "transport ucx was not built"
@@ -33,7 +32,7 @@ def _rank(function, folder, rank, world, port, results, arguments):
 
     torch.set_num_threads(1)
     tempfile.tempdir = folder  # os._exit below deletes no temporary files
-    module(folder)
+    importable(folder)
     try:
         store = torch.distributed.TCPStore(
             "127.0.0.1", port, world, rank == 0, timeout=timedelta(seconds=120), wait_for_workers=False
@@ -56,7 +55,7 @@ def _rank(function, folder, rank, world, port, results, arguments):
 def run(function, folder, world, *arguments, timeout=300):
     """Calls function(rank, *arguments) on each rank. Returns {rank: its traceback, or "" after success}. The functions
     are those of a module that can be imported."""
-    module(folder)
+    importable(folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

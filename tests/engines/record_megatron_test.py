@@ -12,11 +12,9 @@ import unittest
 import warnings
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("record", "lib")]
+from record_support import recording
 
-from support import recording
 from commands import ROOT
-
 from reshard import Error
 from reshard.recording.compiled import compare, compile_layout
 from reshard.recording.infer import mesh_text

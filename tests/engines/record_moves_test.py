@@ -4,13 +4,9 @@ element numbers. Needs PyTorch; part of `make test-engines`."""
 
 from __future__ import annotations
 
-import sys
 import unittest
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "record"))
-
-from support import documented, elements, recording, temporary_folder
+from record_support import documented, elements, recording, temporary_folder
 
 from reshard import Error
 

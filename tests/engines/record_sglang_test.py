@@ -3,26 +3,23 @@
 give every element of the recordings, and plans with them move the bytes that SGLang's loader puts into real tensors.
 
     scripts/trainers_env.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/record_sglang_test.py"""
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/engines/record_sglang_test.py"""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("record", "lib", "frameworks")]
-
 from documents import trainers
 
 trainers()
-import record_test
-from support import recording
+from record_support import recording
 
 import torch
 
+import record_test
 import reshard
 from reshard.recording import sglang
 from reshard.recording.command import run

@@ -12,12 +12,10 @@ import tempfile
 import unittest
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("record", "lib")]
-
-from support import recording
-from commands import ROOT
+from record_support import recording
 
 import reshard
+from commands import ROOT
 from reshard.recording.command import run
 from reshard.recording.compiled import as_recordings, compare, compile_layout
 from reshard.recording.infer import mesh_text

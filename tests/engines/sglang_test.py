@@ -4,7 +4,7 @@ trainer, every value is compared. SGLang cannot be imported without its GPU kern
 are in the release, and the others are empty stand-ins.
 
     scripts/trainers_env.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/sglang_test.py"""
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/engines/sglang_test.py"""
 
 import ast
 import importlib.abc
@@ -20,9 +20,9 @@ import unittest
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
 from documents import example, trainers
-from support import module, module_folder
+from module import importable
+from support import module_folder
 
 trainers()
 REAL = (
@@ -126,7 +126,7 @@ def runtime_context():
 
 def engine(folder, rank, pipe):
     """A process of the engine: answers each request with its weights or with the error."""
-    module(folder)
+    importable(folder)
     import torch
 
     torch.set_num_threads(1)
@@ -216,6 +216,7 @@ class Loader(unittest.TestCase):
 
     def test_refits(self):
         import torch
+
         from reshard.integrations._engine import Member
 
         weights = {name: torch.zeros(shape).bfloat16() for name, shape in SHAPES.items()}
@@ -270,6 +271,7 @@ class Loader(unittest.TestCase):
     def test_engines_that_a_plan_cannot_state(self):
         """They are refused at the first refit and at a later one."""
         import torch
+
         from reshard.integrations._engine import Member
 
         slots = "a plan does not know which expert is in which slot"

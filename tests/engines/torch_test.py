@@ -3,18 +3,15 @@
 transformers' models. Every element and the logits are compared after each of five optimizer steps.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/torch_test.py"""
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/engines/torch_test.py"""
 
 import contextlib
 import io
 import logging
 import os
-import sys
 import time
 import unittest
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import ranks
 from documents import example
 from ranks import refused, same

@@ -7,18 +7,14 @@ those after its own load of its own checkpoint; the last steps of FSDP2 are thos
 Megatron-Core's state by hand.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/engines/training_test.py"""
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/engines/training_test.py"""
 
 import json
-import sys
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "lib")]
-import ranks
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # tests/frameworks has a megatron_test too
 import torch
+
+import ranks
 from convert_recipes_test import Conversions
 from documents import examples
 from llama_names import joined, split
@@ -27,6 +23,7 @@ from optimizer_test import CONFIG, STEPS, Training, folder
 
 if not MISSING:
     import megatron_training
+
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel

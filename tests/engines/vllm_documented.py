@@ -7,12 +7,12 @@ import json
 import sys
 from pathlib import Path
 
-FOLDER = Path(sys.argv[1])
-sys.path.insert(0, str(FOLDER / "module"))
-
 import torch
+
 from documents import examples
 from vllm_engines import engine, generated, shut_down, weights
+
+FOLDER = Path(sys.argv[1])
 
 
 def main():

@@ -21,6 +21,7 @@ class WorkerExtension:
         """A digest of each param and persistent buffer of this worker, by name. Those that vLLM has packed elsewhere
         are empty."""
         import torch
+
         from reshard.integrations.vllm import OWN_BUFFERS
         from reshard.recording.engine import params_of
 

@@ -13,15 +13,15 @@ import types
 import unittest.mock
 from pathlib import Path
 
-FOLDER = Path(sys.argv[1])
-sys.path.insert(0, str(FOLDER / "module"))
+import torch
 
 import reshard
-import torch
 from reshard.coverage import persistent_buffers
 from reshard.integrations.vllm import OWN_BUFFERS
 from reshard.recording.engine import params_of
 from vllm_engines import engine, generated, shut_down
+
+FOLDER = Path(sys.argv[1])
 
 
 def plan_of(at, name="family", left=""):
@@ -37,8 +37,9 @@ def plan_of(at, name="family", left=""):
 
 
 def train(at, store="store"):
-    from reshard.integrations.vllm_trainer import Trainer
     from safetensors.torch import load_file
+
+    from reshard.integrations.vllm_trainer import Trainer
 
     tensors = load_file(at / "B" / "model.safetensors")
     if "lm_head.weight" not in tensors:

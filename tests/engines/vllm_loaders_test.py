@@ -8,14 +8,11 @@ the library; tensor parallel, expert parallel, pipeline stages.
 
 import contextlib
 import os
-import sys
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("frameworks",)]
+import torch
 
 import support
-import torch
 
 #: Meshes: tensor parallel ranks, pipeline stages, expert parallel.
 MESHES = {

@@ -17,15 +17,15 @@ import threading
 import time
 from pathlib import Path
 
-FOLDER, MODEL, KIND, TRAINERS, TP, RANK = Path(sys.argv[1]), *sys.argv[2:4], *map(int, sys.argv[4:7])
-sys.path.insert(0, str(FOLDER / "module"))
+import torch
+from safetensors.torch import save_file
 
 import reshard
-import torch
 from reshard.integrations.vllm_trainer import LLMClient, Trainer
-from safetensors.torch import save_file
 from vllm_engines import engine, generated, shut_down, weights
 from vllm_trainers import KINDS
+
+FOLDER, MODEL, KIND, TRAINERS, TP, RANK = Path(sys.argv[1]), *sys.argv[2:4], *map(int, sys.argv[4:7])
 
 STEPS = 5
 AT = FOLDER / MODEL

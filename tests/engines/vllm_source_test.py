@@ -9,20 +9,17 @@ One process acts as each trainer rank in turn, over PyTorch's fake process group
 params without messages."""
 
 import json
-import sys
 import types
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("frameworks",)]
-
-import support
 import torch
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from vllm.config import ParallelConfig
 from vllm.distributed.weight_transfer.m2n_common import REPLICATE, M2NMesh, M2NParamMeta
 from vllm.distributed.weight_transfer.m2n_source import DTensorModuleSource
+
+import support
 
 
 def sharded(at, name, shape, rank):

@@ -14,13 +14,13 @@ import time
 import unittest
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("frameworks", "lib")]
-
-import support
 import torch
 import transformers
+
+import support
 from commands import run
 from documents import example, examples
+from module import python_path
 from vllm_engines import OPTIONS
 
 HERE = Path(__file__).resolve().parent
@@ -69,7 +69,7 @@ class EngineTest(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = support.module_folder(cls)
         cls.environment = os.environ | {
-            "PYTHONPATH": str(cls.folder / "module"),
+            "PYTHONPATH": python_path(cls.folder / "module"),
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
         }

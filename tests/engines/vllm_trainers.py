@@ -4,13 +4,9 @@ ranks) and Megatron-Core (tensor parallel). All ranks call each method."""
 
 import json
 import re
-import sys
-from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "frameworks"))
 
 
 class FSDP2:
@@ -48,6 +44,7 @@ class Megatron:
 
     def __init__(self, at, rank, ranks):
         import megatron_cpu  # noqa: F401
+
         from megatron.core import parallel_state
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
         from megatron.core.models.gpt.gpt_model import GPTModel

@@ -5,7 +5,7 @@ Megatron-Core's torch_dist. The bytes at the places that the listing names are t
 its source; a job's target in each format is loaded by PyTorch, whole and by 2 and 3 ranks with shards of their own.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/checkpoint_formats_test.py
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/checkpoint_formats_test.py
 """
 
 import importlib.util
@@ -14,8 +14,6 @@ import multiprocessing
 import sys
 import unittest
 from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
 from commands import FolderTest, run
 
@@ -411,9 +409,8 @@ class CheckpointFormats(FolderTest):
         run("reshard-exec", self.folder / "p.rplan", "--check", *options)
 
     def test_jobs(self):
-        from safetensors.torch import load_file
-
         import torch
+        from safetensors.torch import load_file
 
         for kind, worlds, prefix, names in (
             ("dcp", (1, 2, 4), "model.", list(values())),
@@ -510,9 +507,8 @@ class CheckpointFormats(FolderTest):
     def test_pairs(self):
         """At least 200 pairs of a format and a sharding, with several sets of shapes: what the packages wrote, jobs
         read; what jobs wrote, the packages load."""
-        from safetensors.torch import load_file
-
         import torch
+        from safetensors.torch import load_file
 
         read = loaded = 0
         wanted = sets()

@@ -3,7 +3,7 @@
 cancelled refit closes its executor. The two ranks are threads of this process.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/checkpoint_side_test.py"""
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/checkpoint_side_test.py"""
 
 import asyncio
 import tempfile

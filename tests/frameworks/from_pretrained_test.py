@@ -5,7 +5,7 @@
 transformers 4 in another process.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/from_pretrained_test.py
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/from_pretrained_test.py
 """
 
 import importlib.util
@@ -13,12 +13,10 @@ import json
 import os
 import sys
 import unittest
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
 from commands import ROOT, run
 from conversions import ConvertTest
+from module import python_path
 
 MISSING = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
 
@@ -101,9 +99,15 @@ class FromPretrained(ConvertTest):
     def loads(self, written, original):
         self.assertTrue(run(sys.executable, "-W", "ignore", "-c", LOADS, written, original).stdout.startswith("5."))
         if four := os.environ.get("RESHARD_TRANSFORMERS4"):
-            path = os.pathsep.join([four, *filter(None, [os.environ.get("PYTHONPATH")])])
             version = run(
-                sys.executable, "-W", "ignore", "-c", LOADS, written, original, env=os.environ | {"PYTHONPATH": path}
+                sys.executable,
+                "-W",
+                "ignore",
+                "-c",
+                LOADS,
+                written,
+                original,
+                env=os.environ | {"PYTHONPATH": python_path(four)},
             ).stdout
             self.assertTrue(version.startswith("4."), version)
 

@@ -3,14 +3,12 @@
 as in docs/checkpoints.md.
 
 scripts/frameworks.sh && . build/frameworks/env.sh
-RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/launchers_test.py"""
+. build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/launchers_test.py"""
 
 import importlib.util
 import sys
 import unittest
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "lib")]
 import launchers
 from commands import BIN, FolderTest, run
 

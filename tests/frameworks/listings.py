@@ -3,15 +3,16 @@
 version of transformers: the params and buffers of a live module (on the meta device) and its saved config.json. Run
 it by hand, once for each release:
 
-    . build/frameworks/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/listings.py
+    . build/frameworks/env.sh && . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/listings.py
 """
 
 import re
 import sys
 
-import support
 import torch
 import transformers
+
+import support
 
 FOLDER = support.ROOT / "tests" / "library" / "listings" / "transformers5"
 MODELS = [

@@ -4,7 +4,7 @@ of the library's layouts with `switches: {vpp: 2}`. Each rank's model is a list 
 torch.nn.ModuleList(chunks).
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/megatron_test.py
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/megatron_test.py
 
 One process acts as each rank in turn, over PyTorch's fake process group. With --write it rewrites the listings of
 tests/library/chunks, which the ordinary suite compares with the layouts."""
@@ -17,16 +17,15 @@ import unittest
 import warnings
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("library", "lib")]
-
 import library
-import support
 from commands import BIN, ROOT
+from module import importable
 
 try:
     warnings.filterwarnings("ignore")
-    import megatron.core
     import megatron_cpu  # noqa: F401
+
+    import megatron.core
     import torch
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
@@ -335,7 +334,7 @@ class VirtualStages(unittest.TestCase):
     def test_chunks_are_bound_and_moved(self):
         """The list of chunks is bound directly, and each layer's weights are read from the chunk that has the layer."""
         with tempfile.TemporaryDirectory() as folder:
-            support.module(folder)
+            importable(folder)
             import reshard
 
             for case in LOCAL:

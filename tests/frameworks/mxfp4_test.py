@@ -2,15 +2,11 @@
 """MXFP4 against transformers' dequantization of gpt-oss (see support.py to run this): codes and scales of random bytes
 give the same bf16 values, and the codes that a run writes give the values that reshard-exec reads from them."""
 
-import sys
 import unittest
-from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
 from commands import FolderTest, run
 

@@ -4,16 +4,12 @@ transformers loads from a gpt-oss checkpoint of MXFP4 blocks, dequantized, and w
 packed INT4 weights are the bits that a job writes."""
 
 import json
-import sys
 import unittest
-from pathlib import Path
 
-import support
 import torch
 from safetensors.torch import load_file, save_file
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-
+import support
 from commands import FolderTest, run
 
 KIMI = {

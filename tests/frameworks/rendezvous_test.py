@@ -3,14 +3,13 @@
 torch.distributed, as they are, and over stores of the caller, and run a plan over transport ucx.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/rendezvous_test.py"""
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/rendezvous_test.py"""
 
 import contextlib
 import multiprocessing
 import os
 import queue
 import socket
-import sys
 import tempfile
 import threading
 import traceback
@@ -18,9 +17,9 @@ import unittest
 from datetime import timedelta
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 from commands import BIN
-from support import module, module_folder
+from module import importable
+from support import module_folder
 
 try:
     import torch
@@ -83,7 +82,7 @@ def store_of(kind, place, rank):
 
 def refit(folder, plan, kind, place, rank, options, results, done):
     """One rank: refits twice, and reports what is wrong. `place`: where the store is; of kind "hash", the store."""
-    module(folder)
+    importable(folder)
     import reshard
 
     try:

@@ -3,7 +3,7 @@
 shapes. The classes are built on PyTorch's meta device, one stage after the other, with fake process groups.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/stages_test.py"""
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/stages_test.py"""
 
 import json
 import sys
@@ -11,8 +11,6 @@ import tempfile
 import types
 import unittest
 from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("library", "lib")]
 
 import library
 from commands import BIN

@@ -3,20 +3,17 @@
 checkpoints.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/NAME_test.py
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/NAME_test.py
 """
 
 import functools
 import json
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-
 from commands import ROOT, shared_folder
-from module import install
+from module import importable
 
 MODELS = ROOT / "examples" / "models"
 
@@ -376,20 +373,12 @@ CASES = {name: (name, config) for name, config in CONFIGS.items() if name not in
 }
 
 
-def module(folder):
-    """Makes the reshard module of this tree importable, here and in child processes, with the commands and libraries of
-    the build tree."""
-    prefix = install(folder)
-    sys.path.insert(0, str(prefix))
-    return prefix
-
-
 @functools.cache
 def _own_module():
     """Makes the reshard module importable in this process, until its end: what a process has imported serves all its
     test classes. Returns the temporary folder, which is deleted with this function's result, and the path in it."""
     folder = tempfile.TemporaryDirectory()
-    return folder, module(folder.name)
+    return folder, importable(folder.name)
 
 
 def module_folder(case):

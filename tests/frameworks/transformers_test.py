@@ -11,6 +11,7 @@ import unittest
 from pathlib import Path
 
 import support
+from module import importable, python_path
 
 #: Models that a release has no class for.
 LACKS = {
@@ -32,9 +33,10 @@ LACKS = {
 def check(name, generation, at):
     """Saves a model, reads its config.json, moves the checkpoint to the live layout and compares it with the live
     module."""
-    import reshard
     import torch
     from safetensors.torch import load_file
+
+    import reshard
 
     torch.manual_seed(7)
     module = support.live(support.config(name, at / "config.json"), "cpu")
@@ -82,12 +84,12 @@ class Transformers(unittest.TestCase):
         self.generation(5, {})
 
     def test_4(self):
-        self.generation(4, {"PYTHONPATH": os.environ["RESHARD_TRANSFORMERS4"]})
+        self.generation(4, {"PYTHONPATH": python_path(os.environ["RESHARD_TRANSFORMERS4"])})
 
 
 def main():
     generation, folder = int(sys.argv[2]), Path(sys.argv[3])
-    support.module(folder)
+    importable(folder)
     import transformers
 
     assert transformers.__version__.startswith(f"{generation}."), transformers.__version__

@@ -2,7 +2,7 @@
 """Transport ucx with another UCX than the system's: that of the wheel libucx-cu12, which RESHARD_UCX_ROOT names.
 
 scripts/frameworks.sh && . build/frameworks/env.sh
-RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/ucx_test.py"""
+. build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/ucx_test.py"""
 
 import os
 import re
@@ -11,8 +11,6 @@ import subprocess
 import sys
 import unittest
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import hosts
 import launchers

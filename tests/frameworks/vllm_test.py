@@ -15,6 +15,7 @@ from pathlib import Path
 
 import support
 from commands import shared_folder
+from module import importable, python_path
 
 HERE = Path(__file__).resolve().parent
 NAMES = ["gpt-oss-120b", "glm-4.5", "nemotron-h-8b"]
@@ -36,7 +37,7 @@ class Refit(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = shared_folder(cls)
-        support.module(cls.folder)
+        importable(cls.folder)
         import reshard
 
         for name in NAMES:
@@ -54,6 +55,7 @@ class Refit(unittest.TestCase):
         ranks = []
         for rank in range(world):
             environment = os.environ | {
+                "PYTHONPATH": python_path(self.folder / "module"),
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(world),

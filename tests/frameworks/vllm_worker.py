@@ -8,19 +8,16 @@ import os
 import sys
 from pathlib import Path
 
-from support import module
-
-FOLDER = Path(sys.argv[1])
-module(FOLDER)
-
-import reshard
 import torch
 from safetensors.torch import load_file
-from vllm import LLM, SamplingParams
-from vllm import _custom_ops
+from vllm import LLM, SamplingParams, _custom_ops
 from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+import reshard
+
+FOLDER = Path(sys.argv[1])
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 PROMPTS = [[5, 17, 400, 23, 999], [1, 2, 3], [777, 42, 8, 8, 8, 300], [640, 11, 90, 512]]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Fills build/gpu with the headers and plans that tests/gpu/run.sh needs, so that it can run on a machine with only
 # CUDA, NCCL and g++.
-# Usage: pack.sh [BUILD]. BUILD (default: build/release) contains the compiler and the generated header;
+# Usage: pack.sh [BUILD]. BUILD (default: build/release) is a build tree with tests;
 # PYTHON (default: build/venv/bin/python) has the packages of the tests.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -37,14 +37,14 @@ compile self/qwen3-0.6b tests/gpu/jobs/self.yaml
 compile llama3-8b-8-to-4 tests/gpu/jobs/llama3-8b-8-to-4.yaml
 # The plans of the conformance suite: the rows of the semantics table, and random jobs of every world size.
 python=${PYTHON:-build/venv/bin/python}
-RESHARD_BIN=$build "$python" - "$out/plans/check" <<'PYTHON'
+. "$build/tests/env.sh"
+"$python" - "$out/plans/check" <<'PYTHON'
 import shutil
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.append("tests/conformance")
 import conformance_test
 
 with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:

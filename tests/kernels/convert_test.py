@@ -6,12 +6,10 @@ Usage: convert_test.py; RESHARD_BIN is the build folder."""
 import ctypes
 import itertools
 import sys
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("kernels", "lib")]
 from commands import BIN
 from formats_reference import (
     BF16,

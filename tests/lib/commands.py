@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs commands in tests, with a deadline and an expected exit code, in a temporary folder. RESHARD_BIN: the folder of
-the built commands.
-
-A test finds this module with
-    sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-and lists there the other folders of tests/ that it imports from."""
+the built commands."""
 
 from __future__ import annotations
 

@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 import numpy as np
+from safetensors.numpy import load_file
+
 from commands import FolderTest, shared_folder
 from module import install
-from safetensors.numpy import load_file
 
 
 class ConvertTest(FolderTest):
@@ -16,7 +17,8 @@ class ConvertTest(FolderTest):
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.environment = os.environ | {"PYTHONPATH": str(install(shared_folder(cls)))}
+        cls.module = shared_folder(cls)
+        cls.environment = os.environ | {"PYTHONPATH": str(install(cls.module))}
 
     def convert(
         self, *arguments: object, code: int | None = 0, stdout: int = subprocess.PIPE

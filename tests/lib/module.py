@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reshard module of this tree, with the commands and libraries of the build tree and the models of examples/."""
 
+import os
 import shutil
-import tomllib
+import sys
 from pathlib import Path
+
+import tomllib
 
 from commands import BIN, ROOT
 
 
 def install(folder: Path) -> Path:
-    """Installs the reshard module in folder/module, unless it is there. Returns that path, for
-    sys.path or PYTHONPATH."""
+    """Installs the reshard module in folder/module, unless it is there. Returns that path."""
     prefix = Path(folder) / "module"
     if prefix.exists():
         return prefix
@@ -31,3 +33,15 @@ def install(folder: Path) -> Path:
     ]
     (installed / "entry_points.txt").write_text("\n".join(lines) + "\n")
     return prefix
+
+
+def importable(folder: Path) -> Path:
+    """Installs the reshard module, and makes it importable in this process and in those of multiprocessing."""
+    prefix = install(folder)
+    sys.path.insert(0, str(prefix))
+    return prefix
+
+
+def python_path(*folders: Path) -> str:
+    """PYTHONPATH of another process: these folders, then the folders of the tests."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -7,17 +7,12 @@ import math
 import os
 import re
 import subprocess
-import sys
 import unittest
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
 import library
 import stages
 from commands import BIN, FolderTest, run
 from layout_text import endpoints
-
 
 # The name of the tied embedding on the last pipeline stage, if that is not also the first. In vLLM, lm_head is an
 # alias (tie_weights, qwen3.py); in SGLang, it is a separate module (Qwen3ForCausalLM).

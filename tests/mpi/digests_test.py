@@ -6,15 +6,13 @@ import json
 import subprocess
 import sys
 import unittest
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 
 import numpy as np
+from safetensors.numpy import save_file
+
 from commands import BIN, FolderTest, run
 from launch import ENVIRONMENT
 from launchers import environment
-from safetensors.numpy import save_file
 
 JOB = """version: 1
 model: {dtype: fp32, tensors: {w: {shape: [12, 5], shard: {0: tp}}, bias: [7]}}

@@ -16,7 +16,6 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from commands import BIN, FolderTest, run
 from launch import Launch
 

@@ -4,12 +4,9 @@ exact; a host whose link is down must be noticed in time. RESHARD_BIN: the folde
 
 import json
 import os
-import sys
 import time
 import unittest
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 import hosts
 from commands import BIN, FolderTest, run
 from launch import Launch

@@ -6,11 +6,9 @@ import json
 import os
 import re
 import shutil
-import sys
 import unittest
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from commands import BIN, FolderTest, run
 from launch import Launch
 

@@ -14,9 +14,6 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "quantize", "lib", "conformance", "semantics")]
-
 import generate
 import quantize_jobs
 from commands import BIN, run

@@ -15,6 +15,7 @@ from unittest import mock
 
 import ml_dtypes
 import numpy as np
+
 import reshard
 from device_tensor import DeviceTensor
 from reshard import _library, releases

@@ -4,6 +4,7 @@
 import ctypes
 
 import numpy as np
+
 import reshard
 from device_tensor import DeviceTensor
 

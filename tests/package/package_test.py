@@ -14,11 +14,10 @@ import tempfile
 import unittest
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / folder) for folder in ("lib",)]
-
 from commands import BIN as BUILD
 from commands import ROOT, run, shared_folder
+
+HERE = Path(__file__).resolve().parent
 
 FULL = "RESHARD_FULL" in os.environ
 VERSION = re.search(r"^project\(reshard VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)[1]

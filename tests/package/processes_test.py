@@ -18,6 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+
 import reshard
 from reshard import compiler
 from reshard.agreement import Agreement

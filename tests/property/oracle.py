@@ -10,17 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from inherit import extended, fits, renamed
-from schemes import chunks_of, evaluate, need, read_rule, Rule, rows_of
+from schemes import Rule, chunks_of, evaluate, need, read_rule, rows_of
 
 ITEM = {
     "bf16": 2,

@@ -3,12 +3,8 @@
 
 import json
 import math
-import sys
 import tempfile
 import unittest
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from oracle import Job
 from schemes import Refused, Rule, chunks_of, rows_of

@@ -3,15 +3,12 @@
 DeepSeek-V3 (FP8), in small. Random codes and scales move to checkpoints in bf16 and to shards of vLLM; every element is
 compared with NumPy. RESHARD_BIN: the folder of the commands."""
 
-import sys
 import unittest
 from math import prod
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib", "property", "kernels")]
 import formats_reference as formats
 import safetensors_io
 from commands import ROOT, FolderTest, run

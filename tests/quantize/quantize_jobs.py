@@ -7,10 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import sys
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property",)]
 import generate
 
 FLOATS = ["fp32", "bf16", "fp16"]

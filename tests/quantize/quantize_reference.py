@@ -5,19 +5,16 @@ is padding, which is 0."""
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "kernels")]
 import formats_reference as formats
 from inherit import fits
 from oracle import Endpoint, Held, Param, Tensor

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import tempfile
 import traceback
 import unittest
@@ -20,14 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("quantize", "e2e", "mpi", "lib")]
 import mpi_test
 import quantize_jobs as jobs
 import quantize_reference as reference
 import safetensors_io
+from fake_backend import PROGRAM
 from oracle import ITEM
 from quantize_work import BIN, Refused, Values, Work, Wrong, least, run
-from fake_backend import PROGRAM
 
 FULL = "RESHARD_FULL" in os.environ
 JOBS = 504 if FULL else 84  # at most; the quick mode stops when each kind was compared

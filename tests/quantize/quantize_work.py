@@ -9,7 +9,6 @@ import json
 import random
 import re
 import subprocess
-import sys
 from collections import Counter
 from functools import partial
 from math import prod
@@ -17,17 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [
-    str(Path(__file__).resolve().parents[1] / folder)
-    for folder in ("property", "kernels", "quantize", "e2e", "mpi", "lib")
-]
 import casts_test
 import commands
+import fake_backend
 import quantize_jobs as jobs
 import quantize_reference as reference
 import run as property_run
 import safetensors_io
-import fake_backend
 from formats_reference import DTYPES
 from oracle import ITEM, Endpoint, Job
 

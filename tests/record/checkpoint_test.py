@@ -7,8 +7,9 @@ import json
 import struct
 import unittest
 
+from record_support import temporary_folder
+
 import numpy
-from support import temporary_folder
 
 import reshard
 from reshard.dtypes import numpy_dtype

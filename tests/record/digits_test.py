@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import unittest
 
+from record_support import documented, elements, recording, temporary_folder
+
 import numpy
 from safetensors import safe_open
-from support import documented, elements, recording, temporary_folder
 
 from reshard.dtypes import numpy_dtype
 from reshard.recording.digits import record_values, write_checkpoint

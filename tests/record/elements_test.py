@@ -7,8 +7,9 @@ import os
 import random
 import unittest
 
+from record_support import elements
+
 import numpy
-from support import elements
 
 Box, Constant, ElementMap, Loop, Tensor = (
     elements.Box,

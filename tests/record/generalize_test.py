@@ -10,8 +10,9 @@ import json
 import types
 import unittest
 
+from record_support import ROOT, documented, recording, temporary_folder
+
 import numpy
-from support import ROOT, documented, recording, temporary_folder
 
 import reshard
 from reshard.recording import flow

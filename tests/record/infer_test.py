@@ -10,8 +10,9 @@ import json
 import re
 import unittest
 
+from record_support import ROOT, elements, recording, temporary_folder
+
 import numpy
-from support import ROOT, elements, recording, temporary_folder
 
 import reshard
 from reshard.recording.command import run

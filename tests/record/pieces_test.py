@@ -9,8 +9,9 @@ import io
 import re
 import unittest
 
+from record_support import elements, recording, temporary_folder
+
 import numpy
-from support import elements, recording, temporary_folder
 
 import reshard
 from reshard.recording.command import run

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import unittest
 
+from record_support import recording  # noqa: F401
+
 import numpy
-from support import recording  # noqa: F401
 
 from reshard.recording.processing import COMPUTED, EMPTIED, PERMUTED, REMOVED, UNCHANGED, changes
 

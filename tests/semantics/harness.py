@@ -4,12 +4,8 @@ the oracle."""
 
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "lib")]
 
 import run as property_run
 from commands import BIN, FolderTest, run

@@ -19,7 +19,6 @@ from ..executor import Executor, check_rendezvous, fail_open
 from ..plan import Plan
 from ._engine import reported
 
-
 #: Seconds in which the engine's error, if it is the cause why this process has not joined, is there too.
 _CAUSE_SECONDS = 10.0
 

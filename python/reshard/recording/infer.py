@@ -21,7 +21,6 @@ from .recording import RecordedParam, Recording, in_order
 from .schemes import Axes, Runs, find_rule, joined
 from .structure import Refused, Structure, structure
 
-
 #: The operations of transform neg_exp (docs/yaml.md).
 _NEG_EXP = "aten.neg of aten.exp"
 

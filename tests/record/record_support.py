@@ -9,18 +9,15 @@ import contextlib
 import io
 import re
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
-
 from commands import ROOT
-from module import install
+from module import importable
 
 _prefix = Path(tempfile.mkdtemp(prefix="reshard-record-"))
 atexit.register(shutil.rmtree, _prefix)
-sys.path.insert(0, str(install(_prefix)))
+importable(_prefix)
 
 from reshard import recording
 from reshard.recording import elements
