@@ -232,7 +232,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _contents(source: str) -> dict:
+#: The tensors that reshard-inspect lists, by name: dtype, shape and chunks.
+_Tensors = dict[str, dict[str, Any]]
+#: What it lists: format, tensors and objects.
+_Contents = dict[str, Any]
+
+
+def _contents(source: str) -> _Contents:
     """What the files of a checkpoint contain."""
     done = subprocess.run(
         [PREFIX / "bin" / "reshard-inspect", source, "--format=json"],
@@ -245,7 +251,7 @@ def _contents(source: str) -> dict:
             done.stderr.strip().removeprefix("reshard-inspect: error: ")
             or f"'{source}': reshard-inspect ended with code {done.returncode} and printed no error"
         )
-    found = json.loads(done.stdout)
+    found: _Contents = json.loads(done.stdout)
     for name in (*found["tensors"], *found["objects"]):
         if "\ufffd" in name:  # in place of bytes that are no UTF-8
             raise Error(f"'{source}': the name {name!r} is not UTF-8")
@@ -360,7 +366,7 @@ def _config(options: argparse.Namespace) -> Path | None:
     return found and _absolute(found)
 
 
-def _same_names(options: argparse.Namespace, source: str, contents: dict) -> _Conversion:
+def _same_names(options: argparse.Namespace, source: str, contents: _Contents) -> _Conversion:
     """A conversion without a model: the tensors are those of the source."""
     try:
         described = run_compiler([f"--describe={source}", *_renames(options)]).removesuffix("\n").split("\n")
@@ -393,7 +399,7 @@ def _renames(options: argparse.Namespace) -> list[str]:
     return [f"--rename={rule}" for rule in options.rename]
 
 
-def _shards(tensors: dict[str, dict]) -> str:
+def _shards(tensors: _Tensors) -> str:
     """What is said about the files of DCP safetensors. A rank without data has none, so that a gap in their
     numbers may be right."""
     files = {chunk["file"] for tensor in tensors.values() for chunk in tensor["chunks"]}
@@ -530,7 +536,7 @@ def _extra(
     return [f"left out: {len(names)} tensors {what}: {patterns(names)}" for names, what in left if names]
 
 
-def _dtype_of(tensors: dict[str, dict], names: Iterable[str]) -> str | None:
+def _dtype_of(tensors: _Tensors, names: Iterable[str]) -> str | None:
     """The dtype of most elements of those tensors that are floats."""
     sizes: dict[str, int] = {}
     for tensor in (tensors[name] for name in sorted(names)):  # if two have equally many, each process takes the same
@@ -539,12 +545,14 @@ def _dtype_of(tensors: dict[str, dict], names: Iterable[str]) -> str | None:
     return max(sizes, key=lambda name: sizes[name], default=None)
 
 
-def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict], models: list[Model]) -> _Conversion:
+def _of_models(options: argparse.Namespace, folder: str, tensors: _Tensors, models: list[Model]) -> _Conversion:
     """A conversion from one layout of a model to another."""
     switches = _numbers(options.switch, "--switch")
     wanted: dict[str, Any] = (
         {"layout": "target"} | ({"switches": switches} if switches else {}) | _storage(options) | _changes(options)
     )
+
+    tried: list[JobText] = []
 
     def resolved(source: Source) -> str:
         """The compiler's text of both layouts."""
@@ -559,7 +567,6 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
             return tried[-1].compile(Path(scratch), "--emit=layout")
 
     shapes = {name: tensor["shape"] for name, tensor in tensors.items()}
-    tried: list[JobText] = []
     try:
         source = recognize(models, options.source_layout, shapes, resolved)
     except Error as error:
@@ -612,7 +619,7 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: dict[str, dict
         wanted.setdefault("convert", options.convert or "rne")
         said.append(
             f"quantized: in {source.format}, except for "
-            f"{patterns(name for name, shape in source.plain.items() if len(shape) > 1) or 'nothing'}"
+            f"{patterns(name for name, shape in (source.plain or {}).items() if len(shape) > 1) or 'nothing'}"
         )
     said += left
     endpoint = source.endpoint() | {"storage": folder}
@@ -654,7 +661,7 @@ def _config_of_target(
     config = read_config(model.config)
     if model.text and options.target_layout in (None, "hf"):  # the names of the language model alone
         outer = {name: config[name] for name in ("dtype", "torch_dtype") if name in config}
-        config = {"architectures": [model.text]} | outer | text_of(config)
+        config = {"architectures": [model.text]} | outer | dict(text_of(config))
         said.append("config.json: the 'text_config' of SOURCE's")
     config.pop("quantization_config", None)
     if written := _FLOATS.get(options.dtype or dtype or ""):
@@ -678,10 +685,13 @@ def _needs_model(options: argparse.Namespace) -> bool:
     return not options.to or options.to in _FRAMEWORKS or bool(options.mesh or options.target_layout)
 
 
-def _without_model(options: argparse.Namespace, contents: dict) -> str:
+def _without_model(options: argparse.Namespace, contents: _Contents) -> str:
     """What an error says about the way without a model, with the options for the names of SOURCE."""
     names = [*contents["tensors"], *contents["objects"]]
-    begins = lambda *beginnings: [name for name in contents["tensors"] if name.startswith(beginnings)]
+
+    def begins(*beginnings: str) -> list[str]:
+        return [name for name in contents["tensors"] if name.startswith(beginnings)]
+
     # by dcp.save({"model": ...})
     saved = begins("optimizer.", "model.model.", "model.lm_head.") and begins("model.", "optimizer.") == list(
         contents["tensors"]
@@ -697,7 +707,7 @@ def _without_model(options: argparse.Namespace, contents: dict) -> str:
     )
 
 
-def _leaves(options: argparse.Namespace, contents: dict, converted: set[str]) -> None:
+def _leaves(options: argparse.Namespace, contents: _Contents, converted: set[str]) -> None:
     """Refuses --leave for names of tensors, which stay."""
     for glob in options.leave:
         tensors = matching([glob], contents["tensors"])
@@ -714,7 +724,7 @@ def _leaves(options: argparse.Namespace, contents: dict, converted: set[str]) ->
             )
 
 
-def _conversion(options: argparse.Namespace, contents: dict) -> _Conversion:
+def _conversion(options: argparse.Namespace, contents: _Contents) -> _Conversion:
     """Decides what is converted, by the options and the files."""
     folder = str(_absolute(options.source))
     given = bool(options.to)
@@ -783,7 +793,7 @@ def _check_options(options: argparse.Namespace) -> None:
         raise Error(f"unexpected --max-shard-size: {'each rank has' if options.mesh else 'torch-save writes'} one file")
 
 
-def _check(options: argparse.Namespace) -> dict:
+def _check(options: argparse.Namespace) -> _Contents:
     """Checks the options and the files. Returns the contents of the source."""
     _check_options(options)
     if os.path.lexists(options.target):
@@ -874,9 +884,9 @@ def _small_files(options: argparse.Namespace, conversion: _Conversion, folder: P
 
 
 @contextlib.contextmanager
-def _terminating(process: subprocess.Popen) -> Iterator[None]:
-    """Inside the block SIGTERM and SIGINT are forwarded to the child; this process continues, to copy the report and to
-    remove its temporary folder. A launcher sends SIGTERM to all processes when the first one has failed."""
+def _terminating(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """While it is entered, SIGTERM and SIGINT end that process, and this one goes on, to copy the report and to remove
+    its temporary folder. A launcher sends SIGTERM to all processes when the first one has failed."""
     before = {
         number: signal.signal(number, lambda *_, number=number: process.send_signal(number))
         for number in (signal.SIGTERM, signal.SIGINT)
@@ -888,7 +898,7 @@ def _terminating(process: subprocess.Popen) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path, tensors: dict[str, dict]) -> int:
+def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path, tensors: _Tensors) -> int:
     """Compiles, runs and says what was compared."""
     plan, padding, partial = _compile(options, conversion, folder)
     report = folder / "ran.json"
@@ -897,7 +907,7 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
     passed += [f"--leave={glob}" for glob in options.leave] + _renames(options)
     passed += [f"--rename-objects={rule}" for rule in options.rename]
     passed += [f"--{name.replace('_', '-')}" for name in ("resume", "no_sync", "insecure") if getattr(options, name)]
-    command = [
+    command: list[str | Path] = [
         PREFIX / "bin" / "reshard-exec",
         plan,
         "--check",

@@ -844,7 +844,7 @@ def _close_all() -> None:
     for executor in list(_executors.values()):
         if executor._process != os.getpid():
             continue  # a forked process leaves those of the other to it
-        if not hasattr(sys, "last_value"):
+        if (raised := getattr(sys, "last_value", None)) is None:
             executor.close()
         else:
-            executor._give_up(sys.last_value)
+            executor._give_up(raised)

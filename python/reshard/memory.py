@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .dtypes import dtype_by_dlpack, dtype_by_format, dtype_by_name
 from .errors import BindError
@@ -57,9 +58,9 @@ _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.p
 _DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
 
 
-def _by_dlpack(tensor: object) -> Memory:
+def _by_dlpack(tensor: Any) -> Memory:
     # Not consumed: the capsule releases the tensor when it is deleted.
-    capsule = tensor.__dlpack__()  # type: ignore[attr-defined]
+    capsule = tensor.__dlpack__()
     found = _Tensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     device = _DEVICES.get(found.device_type, f"DLPack device type {found.device_type}")
     return Memory(
@@ -79,18 +80,18 @@ def _strides(of_bytes: Sequence[int] | None, itemsize: int) -> tuple[int, ...] |
     )
 
 
-def _by_array_interface(array: object) -> Memory:
-    interface = array.__array_interface__  # type: ignore[attr-defined]
+def _by_array_interface(array: Any) -> Memory:
+    interface = array.__array_interface__
     address, readonly = interface["data"]
-    dtype = array.dtype  # type: ignore[attr-defined]
+    dtype = array.dtype
     name = dtype_by_name(dtype) if dtype.isnative else f"{dtype} of foreign byte order"
     return Memory(
         address, tuple(interface["shape"]), _strides(interface["strides"], dtype.itemsize), name, "cpu", readonly, array
     )
 
 
-def _by_buffer(buffer: object) -> Memory:
-    view = memoryview(buffer)  # type: ignore[arg-type]
+def _by_buffer(buffer: Any) -> Memory:
+    view = memoryview(buffer)
     # ctypes.from_buffer gives the address, but only of a writable buffer.
     if view.readonly:
         raise BindError("found a read-only buffer, expected a writable one, or a NumPy array of it (numpy.frombuffer)")
@@ -106,11 +107,11 @@ def _by_buffer(buffer: object) -> Memory:
     )
 
 
-def memory_of(tensor: object) -> Memory:
+def memory_of(tensor: Any) -> Memory:
     """Returns the memory of a tensor. Raises BindError if the object is not a tensor."""
     if getattr(tensor, "requires_grad", False):
         # The same memory; DLPack does not export tensors that require gradients.
-        tensor = tensor.detach()  # type: ignore[attr-defined]
+        tensor = tensor.detach()
     if hasattr(tensor, "__dlpack__"):
         try:
             return _by_dlpack(tensor)

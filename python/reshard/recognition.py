@@ -373,15 +373,17 @@ def _block_fp8(expected: Shapes, tensors: Shapes) -> dict[str, Any]:
 def meaning(text: str) -> frozenset[str]:
     """What the compiler's text of layouts (--emit=layout) says about params that hold elements, without numbers of
     declarations and places in files. Layouts of equal meaning are converted in the same way."""
-    found, role, shardings = set(), "", {}
+    found, role = set(), ""
+    shardings: dict[str, str] = {}
     for part in re.split(r"^(?=endpoint |  param )", text, flags=re.MULTILINE)[1:]:
         if part.startswith("endpoint "):
             role = part.split()[1]
-            shardings = dict(re.findall(r"^  sharding (#\d+) (.*)$", part, re.MULTILINE))
+            shardings.clear()
+            shardings.update(re.findall(r"^  sharding (#\d+) (.*)$", part, re.MULTILINE))
             continue
         param = re.sub(r' from "[^"]*"$| \$\d+|%\d+', "", part, flags=re.MULTILINE)
         shape = re.search(r'" \w+ \[([\d, ]*)\]', param)
-        param = re.sub(r"#\d+", lambda number, known=shardings: known.get(number[0], number[0]), param)
+        param = re.sub(r"#\d+", lambda number: shardings.get(number[0], number[0]), param)
         if "| none" not in param and not (shape and "0" in shape[1].split(", ")):
             found.add(f"{role} {param.strip()}")
     return frozenset(found)
@@ -397,14 +399,12 @@ def recognize(models: Sequence[Model], layout: str | None, tensors: Shapes, conv
     tried = [each for each in _SOURCES if layout in (None, each[0])] or [(str(layout), {})]
     reasons: dict[str, Misfit] = {}
     refused: dict[str, str] = {}  # of what is recognized, by reason
-    for let in (
-        {},
-        {"mtp": 0},
-    ):  # what transformers and Megatron-Core save may have no multi-token prediction, whatever the config says
+    # What transformers and Megatron-Core save may have no multi-token prediction, whatever the config says.
+    for let in ({}, {"mtp": 0}):
         found: list[Source] = []
         candidates = [(replace(model, let=let), name, switches) for model in models for name, switches in tried]
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # each is a process of the compiler
-            results = list(pool.map(lambda each: _fit(*each, tensors), candidates))
+            results = list(pool.map(lambda each: _fit(each[0], each[1], each[2], tensors), candidates))
         for (_, name, _), result in zip(candidates, results):
             if isinstance(result, Source):
                 found.append(result)

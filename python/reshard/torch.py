@@ -46,7 +46,7 @@ def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the memory of a tensor on this rank: of a DTensor, its local shard."""
     with torch.no_grad():
-        return tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()  # type: ignore[no-any-return]
+        return tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
 
 
 def _place(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -126,7 +126,7 @@ def _part(name: str, tensor: torch.Tensor) -> Part:
         return Part(tuple(tensor.shape), dtype)
     cuts: list[Cut] = []
     strided: list[Cut] = []
-    mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()  # type: ignore[attr-defined]
+    mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     for i, placement in enumerate(tensor.placements):
         kind = type(placement).__name__
         if kind == "Replicate":

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..dtypes import torch_dtype
 from ..errors import Error, RunError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     #: Live tensors by name, or the module that has them.
-    Live = torch.nn.Module | Mapping[str, torch.Tensor]
+    Live: TypeAlias = torch.nn.Module | Mapping[str, torch.Tensor]
 
 
 def imported(path: str) -> Any:

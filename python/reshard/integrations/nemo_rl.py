@@ -19,7 +19,7 @@ from ..errors import Error
 from ._engine import CheckpointSide, check_given, free_address
 
 
-class Engine(CheckpointEngine):  # type: ignore[misc]
+class Engine(CheckpointEngine):
     """Refits by a plan.
 
     bucket_size: stated by NeMo-RL, not used: landing memory has the size of the rank's params.

@@ -26,7 +26,7 @@ check_release(("verl",), ("0.9.1",))
 
 
 @CheckpointEngineRegistry.register("reshard")
-class Engine(CheckpointEngine):  # type: ignore[misc]
+class Engine(CheckpointEngine):
     """Refits by a plan whose world ranks are those of the actor, then those of the rollout.
 
     bucket_size: stated by verl, not used: landing memory has the size of the rank's params.
@@ -59,7 +59,7 @@ class Engine(CheckpointEngine):  # type: ignore[misc]
 
         return group(range(actors)), group(range(actors, actors + rollouts))
 
-    def init_process_group(self, rank: int, rendezvous: str) -> None:  # type: ignore[override]
+    def init_process_group(self, rank: int, rendezvous: str) -> None:
         self._side.join(rank, rendezvous)
 
     def finalize(self) -> None:

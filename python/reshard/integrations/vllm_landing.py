@@ -151,14 +151,14 @@ class Load:
 
 def load_of(model: torch.nn.Module) -> Load:
     """Returns the Load of a model. Raises Error if the model was loaded without this plug-in."""
-    load = getattr(model, _LOAD, None)
+    load: Load | None = getattr(model, _LOAD, None)
     if load is None:
         raise Error(
             "vLLM loaded this model without BaseModelLoader.load_model, so reshard does not know which weights were "
             "repacked; "
             "expected load_format auto, safetensors or dummy"
         )
-    return load  # type: ignore[no-any-return]
+    return load
 
 
 class Landing:

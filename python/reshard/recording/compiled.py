@@ -237,10 +237,10 @@ def _through(param: RecordedParam, source: Mapping[str, RecordedParam | str]) ->
     for box in param.boxes:
         if not isinstance(box.origin, Tensor) or box.origin.name not in other:
             continue
-        held = ElementMap(other[box.origin.name].shape)
-        held.boxes = other[box.origin.name].boxes
+        whole = ElementMap(other[box.origin.name].shape)
+        whole.boxes = other[box.origin.name].boxes
         begin = sum(map(mul, box.start, row_steps(result.frame)))
-        for origin, offset, start, loops in held.read(
+        for origin, offset, start, loops in whole.read(
             box.offset, [Loop(*each) for each in zip(box.size, box.steps, row_steps(param.shape))], begin
         ):
             if origin is not None:

@@ -8,6 +8,7 @@ import os
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..coverage import persistent_buffers
@@ -44,7 +45,7 @@ def meta_values() -> Any:
     from torch.utils._device import _device_constructors
 
     class MetaValues(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
             kwargs = dict(kwargs or {})
             if (
                 func in _device_constructors()
@@ -101,8 +102,8 @@ def recordings_of(
     tensors = tensors_of(model if checkpoint is None else checkpoint)
     for rank, module in modules:
         yield record(
-            load=lambda weights, module=module: load(module, weights),
-            params=lambda module=module: params_of(module, own),
+            load=partial(load, module),
+            params=partial(params_of, module, own),
             checkpoint=tensors,
             mesh=engine.mesh,
             rank=rank,

@@ -93,7 +93,7 @@ class Keys:
         self.patterns: dict[str, list[Sequence[str]]] = {}  #: {key: a kind for each value, of each config}
         self._used: set[str] = set()
         for key in flat[0]:
-            values = [each.get(key) for each in flat]
+            values: list[Any] = [each.get(key) for each in flat]
             if all(isinstance(each, bool) for each in values):
                 self.conditions[self._name(key, taken)] = tuple(bool(each) for each in values)
             elif all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in values):

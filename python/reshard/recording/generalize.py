@@ -341,7 +341,7 @@ class _Check:
     def differences(self, model: Mapping[str, Any], params: Sequence[Iterable[Name]] | None = None) -> Iterator[str]:
         """Between the model and the layouts. params: those to compare, of each size."""
         for index, layout in enumerate(self.layouts):
-            wanted = self._wanted(index, params and params[index])
+            wanted = self._wanted(index, params[index] if params else None)
             text = write({"config": Name(self.paths[index])} | dict(model))
             try:
                 compiled = compile_layout(text, layout.name, flow(layout.mesh))
@@ -413,8 +413,8 @@ def generalize(sizes: Sequence[tuple[Layout, Config]]) -> General:
         check = _Check(layouts, models, configs, Path(folder))
         best: tuple[list[str], dict[str, Any]] | None = None
         for base, placed in combinations(_variants(model), _variants(place)):
-            layout = {"axes": each[0]["axes"]} | ({"place": placed} if placed else {}) | {"params": {}}
-            whole = {**base, "layouts": {"hf": {"params": Word("same")}, name: layout}}
+            own = {"axes": each[0]["axes"]} | ({"place": placed} if placed else {}) | {"params": {}}
+            whole = {**base, "layouts": {"hf": {"params": Word("same")}, name: own}}
             whole = _with_params(
                 whole,
                 name,

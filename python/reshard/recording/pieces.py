@@ -12,7 +12,7 @@ from .elements import Box, Constant, Tensor, row_steps
 from .flow import Name, Word, flow
 from .patterns import Member, Pattern, ranges
 from .recording import RecordedParam
-from .structure import Refused, _dtype, _permutation
+from .structure import Refused, _dtype, _permutation, _without
 
 #: Pieces of a param, at most (kMaxPieces in compiler/frontend/frontend.h).
 MOST = 4096
@@ -45,10 +45,6 @@ class _Piece:
         if any(self.to):
             keys["to"] = list(self.to)
         return keys
-
-
-def _without(values: Sequence[int], dimension: int | None) -> tuple[int, ...]:
-    return tuple(value for d, value in enumerate(values) if d != dimension)
 
 
 def _piece(box: Box, members: Mapping[str, Member], stacked: str | None, dimension: int | None) -> _Piece:
@@ -122,7 +118,7 @@ def _merged(pieces: Sequence[_Piece], dimension: int) -> list[_Piece]:
                 to=_without(piece.to, dimension),
             )
         ].append(piece)
-    result = []
+    result: list[_Piece] = []
     for row in rows.values():
         last: _Piece | None = None
         for piece in sorted(row, key=lambda each: each.to[dimension]):

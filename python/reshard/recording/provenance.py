@@ -40,7 +40,8 @@ _UNKNOWN = "a value that is not from the checkpoint"
 
 
 def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 def _loops(tensor: torch.Tensor, other: Sequence[int]) -> list[Loop]:
@@ -133,7 +134,7 @@ class Recorder(TorchDispatchMode):
 
     # --- operations
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         packet = func.overloadpacket
         tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor)]
@@ -159,7 +160,7 @@ class Recorder(TorchDispatchMode):
             return self._moved(func, args, kwargs)
         return self._computed(func, args, kwargs, tensors)
 
-    def _created(self, packet: Any, args: tuple, kwargs: Mapping[str, Any], result: torch.Tensor) -> None:
+    def _created(self, packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: torch.Tensor) -> None:
         """A new tensor that a loader may fill or read: one value, or unwritten."""
         if packet in _EMPTY:
             self._track(result)
@@ -174,7 +175,7 @@ class Recorder(TorchDispatchMode):
         whole = self._track(result)
         self._maps[_key(result)] = ElementMap.filled(whole.shape, Constant(float(value)))
 
-    def _write(self, func: Any, args: tuple, kwargs: Mapping[str, Any], writes: Sequence[Any]) -> Any:
+    def _write(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], writes: Sequence[Any]) -> Any:
         """Records an operation in place."""
         packet, target = func.overloadpacket, args[0] if args else None
         if packet is aten.copy_:
@@ -225,7 +226,7 @@ class Recorder(TorchDispatchMode):
             return origin
         return Tensor(origin.name, (*origin.casts, dtype_by_name(target)))
 
-    def _moved(self, func: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.Tensor:
+    def _moved(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
         """An operation whose result consists of elements of its arguments: a copy, or several joined."""
         packet = func.overloadpacket
         outside = tree_map_only(torch.Tensor, _outside, args)
@@ -247,7 +248,9 @@ class Recorder(TorchDispatchMode):
                 begin += each.shape[dimension]
         return result
 
-    def _computed(self, func: Any, args: tuple, kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
+    def _computed(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]
+    ) -> Any:
         """Any other operation: its results are computed."""
         sources = self._tensors(*tensors)
         before = {box.origin for each in tensors if self._tracked(each) for box in self._maps[_key(each)].boxes}

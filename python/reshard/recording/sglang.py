@@ -84,8 +84,7 @@ class _EmptyPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         module = types.ModuleType(spec.name)
-        module.__version__ = "99.0.0"
-        module.__getattr__ = _empty
+        vars(module).update(__version__="99.0.0", __getattr__=_empty)
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:

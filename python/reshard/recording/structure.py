@@ -55,14 +55,18 @@ class Structure:
     held: dict[int, Held]  #: by mesh rank
 
 
+def _without(values: Sequence[int], dimension: int | None) -> tuple[int, ...]:
+    return tuple(value for d, value in enumerate(values) if d != dimension)
+
+
 def _sliced(param: RecordedParam, dimension: int, position: int) -> list[Box]:
     """The boxes at one position of a dimension, without that dimension."""
-    drop = lambda values: (*values[:dimension], *values[dimension + 1 :])
     found = []
     for box in param.boxes:
         if box.start[dimension] <= position < box.start[dimension] + box.size[dimension]:
             one = box.part(dimension, position, 1)
-            found.append(Box(drop(one.start), drop(one.size), one.origin, one.offset, drop(one.steps)))
+            start, size, steps = (_without(values, dimension) for values in (one.start, one.size, one.steps))
+            found.append(Box(start, size, one.origin, one.offset, steps))
     return found
 
 
@@ -206,7 +210,7 @@ def _sequence(held: Held, dimension: int) -> list[tuple[Pattern, Runs]]:
 
 def _order(sequences: Sequence[Sequence[Pattern]]) -> list[Pattern]:
     """The order of the entries of a concat of which each rank has some."""
-    order = list(max(sequences, key=len))
+    order: list[Pattern] = [*max(sequences, key=len)]
     for each in sequences:
         order += [pattern for pattern in each if pattern not in order]
     for each in sequences:
