@@ -84,16 +84,19 @@ bench-ucx: test-build
 	cmake --build $(BUILD) -j $(JOBS) --target bench-mpi
 	. $(BUILD)/tests/env.sh && python3 tests/bench/ucx.py $(BUILD)/bench-mpi '$(CASES)'
 
-# clang-format over the C, C++ and CUDA files that git has.
+# ruff over Python, clang-format over the C, C++ and CUDA files that git has.
 format:
 	@scripts/bootstrap.sh --format
+	build/tools/bin/ruff format -q
 	git ls-files -z -- '*.c' '*.cpp' '*.cu' '*.h' '*.hpp' | xargs -0 clang-format-19 -i --style=file --fallback-style=none
 
-# clang-tidy over all C++ files except tests: about 10 minutes. FILES=compiler/schedule/rounds.cpp selects files: a regular
+# ruff and mypy over Python, clang-tidy over all C++ files except tests: about 10 minutes. FILES=compiler/schedule/rounds.cpp selects files: a regular
 # expression of their paths.
 FILES := (?!tests/|build/).*\.cpp
 tidy:
 	@scripts/bootstrap.sh --tidy
+	build/tools/bin/ruff check -q
+	build/tools/bin/mypy
 	@cmake --preset clang >build/configure.log || { cat build/configure.log; exit 1; }
 	cmake --build build/clang --target reshard_generated
 	run-clang-tidy-19 -p build/clang -quiet -j $(JOBS) '^$(CURDIR)/$(FILES)$$'

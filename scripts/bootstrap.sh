@@ -5,8 +5,8 @@
 #   bootstrap.sh --full     also MPI and UCX, for transports `mpi` and `ucx`, and venv, for the Python module: `make setup`
 #   bootstrap.sh --tests    also those, packages of `make test`, and the Python environment of the tests in build/venv
 #   bootstrap.sh --all      also packages of `make test-all`
-#   bootstrap.sh --format   only packages of `make format`
-#   bootstrap.sh --tidy     packages of `make tidy`
+#   bootstrap.sh --format   only packages of `make format`, and ruff and mypy in build/tools
+#   bootstrap.sh --tidy     packages of `make tidy`, and the same
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,8 +16,9 @@ build="g++ cmake ninja-build llvm-19-dev zlib1g-dev libzstd-dev libflatbuffers-d
 full="openmpi-bin libopenmpi-dev libucx-dev python3-venv ca-certificates"
 tests="ccache llvm-19-tools libgtest-dev libgmock-dev libbenchmark-dev binutils pkg-config dpkg-dev iproute2 file"
 all="clang-19 libclang-rt-19-dev libfuzzer-19-dev btrfs-progs xfsprogs"
-format="clang-format-19"
+format="clang-format-19 python3-venv ca-certificates"
 tidy="clang-19 clang-tidy-19 libgtest-dev libgmock-dev libbenchmark-dev"
+python_tools="ruff==0.17.6 mypy==2.4.1"
 case "${1:-}" in
 "") packages="$build" ;;
 --full) packages="$build $full" ;;
@@ -64,6 +65,16 @@ case "${1:-}" in
     /usr/bin/python3 -m venv build/venv
     build/venv/bin/python -m pip install -q --disable-pip-version-check -r tests/requirements.txt
     cp tests/requirements.txt build/venv/requirements.txt
+  fi
+  ;;
+--format | --tidy)
+  if [ "$(cat build/tools/versions 2>/dev/null)" != "$python_tools" ]; then
+    echo "reshard: $python_tools in build/tools"
+    rm -rf build/tools
+    /usr/bin/python3 -m venv build/tools
+    # shellcheck disable=SC2086
+    build/tools/bin/python -m pip install -q --disable-pip-version-check $python_tools
+    echo "$python_tools" >build/tools/versions
   fi
   ;;
 esac
