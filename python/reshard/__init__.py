@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .errors import BindError, CompileError, Error, PlanError, RunError, TimeoutError
     from .executor import Executor, Replica, TensorDigest, check_rendezvous
     from .plan import Endpoint, Param, Plan, Summary
-    from .recording import record
     from .transforms import Allocated, Transformed, minus_one, neg_exp
 
     #: The folder of the models and topologies that are installed with reshard, for ``model:`` and ``extend:`` of a job.
@@ -48,14 +47,12 @@ __all__ = [
     "describe",
     "minus_one",
     "neg_exp",
-    "record",
 ]
 
 #: The module of each name above.
 _MODULES = {
     "compile": "compiler",
     "describe": "description",
-    "record": "recording",
     **dict.fromkeys(("BindError", "CompileError", "Error", "PlanError", "RunError", "TimeoutError"), "errors"),
     **dict.fromkeys(("Executor", "Replica", "TensorDigest", "check_rendezvous"), "executor"),
     **dict.fromkeys(("Endpoint", "Param", "Plan", "Summary"), "plan"),

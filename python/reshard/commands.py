@@ -82,13 +82,6 @@ def describe() -> None:
         sys.stdout.write(text)
 
 
-def record() -> None:
-    """reshard-record: writes the layout of an engine's own loader, or checks one."""
-    from .recording.command import run
-
-    sys.exit(run(sys.argv[1:]))
-
-
 def convert() -> None:
     """reshard-convert: converts a checkpoint into another format."""
     from .convert import run

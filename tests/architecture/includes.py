@@ -165,17 +165,23 @@ for name in MORE.keys() | LESS.keys():
     if not (root / name).exists():
         problems.append(f"{name}: has a rule but does not exist")
 
-# The package needs nothing but Python: numpy and torch are imported where the caller has them, within functions, or in
-# modules that only functions import.
-WITH_TORCH = ("python/reshard/recording/provenance.py",)
+# The packages need nothing but Python, and reshard_record needs reshard, which does not know it: numpy and torch are
+# imported where the caller has them, within functions, or in modules that only functions import.
+WITH_TORCH = ("python/reshard_record/provenance.py",)
 for path in sorted((root / "python").rglob("*.py")):
     looked += 1
-    for statement in ast.parse(path.read_text()).body:
+    tree = ast.parse(path.read_text())
+    for statement in ast.walk(tree):
         names = [each.name for each in statement.names] if isinstance(statement, ast.Import) else []
         if isinstance(statement, ast.ImportFrom) and not statement.level:
             names = [statement.module]
         for name in names:
             package = name.split(".")[0]
+            own = path.relative_to(root / "python").parts[0]
+            if (own, package) == ("reshard", "reshard_record"):
+                problems.append(f"{path.relative_to(root)}:{statement.lineno}: may not import {name}, which uses it")
+            if statement not in tree.body or (own, package) == ("reshard_record", "reshard"):
+                continue
             # vLLM imports integrations/vllm_*.py, and uses torch.
             framework = path.parent.name == "integrations" and package in ("torch", path.stem, path.stem.split("_")[0])
             framework = framework or path.stem == package == "torch"  # reshard.torch

@@ -174,7 +174,7 @@ class Multimodal(unittest.TestCase):
     def model(self, name):
         """(folder with config.json, the library's model of it, {name: (dtype, shape)} of the checkpoint as far as the
         library describes it)."""
-        from reshard.recording.compiled import compile_layout
+        from reshard_record.compiled import compile_layout
 
         at = self.folder / name
         at.mkdir(exist_ok=True)
@@ -200,11 +200,10 @@ class Multimodal(unittest.TestCase):
 
     def engine(self, name, meshes):
         """Compares the library's layouts with an engine's loader."""
-        import reshard
         from reshard.integrations.vllm import OWN_BUFFERS
-        from reshard.recording import sglang, vllm
-        from reshard.recording.compiled import compare, compile_layout
-        from reshard.recording.engine import Engine, params_of
+        from reshard_record import record, sglang, vllm
+        from reshard_record.compiled import compare, compile_layout
+        from reshard_record.engine import Engine, params_of
 
         count, recordings = 0, {"vllm": vllm, "sglang": sglang}[name].recordings
         for model in sorted(set(CONFIGS) - (WITHOUT_SGLANG if name == "sglang" else set())):
@@ -218,7 +217,7 @@ class Multimodal(unittest.TestCase):
                         model == "llama4-scout"
                     ):  # its vision tower computes values in its constructor, which needs memory
                         found = [
-                            reshard.record(
+                            record(
                                 load=module.load_weights,
                                 params=params_of(module, OWN_BUFFERS),
                                 checkpoint=checkpoint,
@@ -263,8 +262,8 @@ class Multimodal(unittest.TestCase):
 
     def test_transformers(self):
         """The layout fsdp2 on one rank is the module that from_pretrained makes of the checkpoint."""
-        from reshard.recording import transformers as live
-        from reshard.recording.compiled import compare, compile_layout
+        from reshard_record import transformers as live
+        from reshard_record.compiled import compare, compile_layout
 
         for name in sorted(set(CONFIGS) - LANGUAGE):
             with self.subTest(model=name):
@@ -277,7 +276,7 @@ class Multimodal(unittest.TestCase):
         import transformers
         from safetensors import safe_open
 
-        from reshard.recording.compiled import compile_layout
+        from reshard_record.compiled import compile_layout
 
         for name in sorted(set(CONFIGS) - {"kimi-k2.5"}):  # transformers 5.19 saves its layers as `blocks`
             with self.subTest(model=name):
@@ -309,8 +308,8 @@ class Multimodal(unittest.TestCase):
     def test_bytes(self):
         """vLLM's loader puts these bytes into real tensors."""
         import reshard
-        from reshard.recording import vllm
-        from reshard.recording.engine import Engine
+        from reshard_record import vllm
+        from reshard_record.engine import Engine
 
         for name in sorted(set(CONFIGS) - LANGUAGE):
             with self.subTest(model=name):

@@ -16,9 +16,9 @@ from record_support import recording
 
 from commands import ROOT
 from reshard import Error
-from reshard.recording.compiled import compare, compile_layout
-from reshard.recording.infer import mesh_text
-from reshard.recording.megatron import record_state, tensors_of_state
+from reshard_record.compiled import compare, compile_layout
+from reshard_record.infer import mesh_text
+from reshard_record.megatron import record_state, tensors_of_state
 
 try:
     warnings.filterwarnings("ignore")

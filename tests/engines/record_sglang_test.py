@@ -21,11 +21,11 @@ import torch
 
 import record_test
 import reshard
-from reshard.recording import sglang
-from reshard.recording.command import run
-from reshard.recording.compiled import compare, compile_layout
-from reshard.recording.engine import Engine
-from reshard.recording.infer import mesh_text
+from reshard_record import sglang
+from reshard_record.command import run
+from reshard_record.compiled import compare, compile_layout
+from reshard_record.engine import Engine
+from reshard_record.infer import mesh_text
 
 #: Meshes of each model: (tp, pp, expert parallel).
 MESHES = {

@@ -16,9 +16,9 @@ from record_support import recording
 
 import reshard
 from commands import ROOT
-from reshard.recording.command import run
-from reshard.recording.compiled import as_recordings, compare, compile_layout
-from reshard.recording.infer import mesh_text
+from reshard_record.command import run
+from reshard_record.compiled import as_recordings, compare, compile_layout
+from reshard_record.infer import mesh_text
 
 try:
     import torch
@@ -28,9 +28,9 @@ try:
 
     from reshard import releases
     from reshard.integrations.vllm import PACKAGES
-    from reshard.recording import transformers as live
-    from reshard.recording import vllm
-    from reshard.recording.engine import Engine
+    from reshard_record import transformers as live
+    from reshard_record import vllm
+    from reshard_record.engine import Engine
 
     releases.installed(*PACKAGES)
     MISSING = ""

@@ -23,7 +23,7 @@ class WorkerExtension:
         import torch
 
         from reshard.integrations.vllm import OWN_BUFFERS
-        from reshard.recording.engine import params_of
+        from reshard_record.engine import params_of
 
         live = params_of(self.model_runner.get_model(), OWN_BUFFERS)
         return {

@@ -18,7 +18,7 @@ import torch
 import reshard
 from reshard.coverage import persistent_buffers
 from reshard.integrations.vllm import OWN_BUFFERS
-from reshard.recording.engine import params_of
+from reshard_record.engine import params_of
 from vllm_engines import engine, generated, shut_down
 
 FOLDER = Path(sys.argv[1])

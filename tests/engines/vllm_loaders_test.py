@@ -67,8 +67,8 @@ def meshes(case):
 def loaded(at, mesh, tensors):
     """Yields the params and persistent buffers of one rank after the other as vLLM's loader fills them."""
     from reshard.integrations.vllm import OWN_BUFFERS
-    from reshard.recording import vllm
-    from reshard.recording.engine import Engine, params_of
+    from reshard_record import vllm
+    from reshard_record.engine import Engine, params_of
 
     tp, pp, experts = mesh
     for _, module in vllm.modules(at, Engine(tp, pp, experts), contextlib.nullcontext):

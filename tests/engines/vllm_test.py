@@ -217,7 +217,7 @@ class Documented(EngineTest):
             "-W",
             "ignore",
             "-c",
-            "import sys; from reshard.recording.command import run; sys.exit(run(sys.argv[1:]))",
+            "import sys; from reshard_record.command import run; sys.exit(run(sys.argv[1:]))",
         ]
         done = run(*words, "vllm", "--model", at, "--tp", "2", "-o", at / "recorded.yaml", env=self.environment)
         self.assertEqual(done.stderr.splitlines()[-1:], ["reshard-record: 27 params, exact"], done.stderr)

@@ -16,7 +16,7 @@ def install(folder: Path) -> Path:
     prefix = Path(folder) / "module"
     if prefix.exists():
         return prefix
-    shutil.copytree(ROOT / "python" / "reshard", prefix / "reshard", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "python", prefix, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("bin", "lib"):
         (prefix / "reshard" / name).symlink_to(BIN)
     (prefix / "reshard" / "share").mkdir()

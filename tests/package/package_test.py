@@ -380,6 +380,7 @@ except reshard.Error as error:
         self.assertIn("world", output(bin / "reshard-inspect", "plan.rplan", "--format=json", cwd=self.empty))
         output(bin / "reshard-diff", "plan.rplan", "plan.rplan", cwd=self.empty)
         self.assertIn("FILES", output(bin / "reshard-digest", "--help", cwd=self.empty))
+        self.assertIn("generalize", output(bin / "reshard-record", "--help", cwd=self.empty))
         run(bin / "reshard-compile", "absent.yaml", "-o", "x", code=2, cwd=self.empty)
 
 

@@ -13,8 +13,8 @@ import numpy
 
 import reshard
 from reshard.dtypes import numpy_dtype
-from reshard.recording.checkpoint import tensors_of
-from reshard.recording.digits import write_checkpoint
+from reshard_record.checkpoint import tensors_of
+from reshard_record.digits import write_checkpoint
 
 
 class Checkpoint(unittest.TestCase):

@@ -12,7 +12,7 @@ import numpy
 from safetensors import safe_open
 
 from reshard.dtypes import numpy_dtype
-from reshard.recording.digits import record_values, write_checkpoint
+from reshard_record.digits import record_values, write_checkpoint
 
 SHAPES = {"q": (16, 6), "k": (4, 6), "v": (4, 6), "down": (6, 40), "bias": (300,), "empty": (0, 3), "scalar": ()}
 BF16 = numpy_dtype("bf16")

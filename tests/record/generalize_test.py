@@ -15,12 +15,12 @@ from record_support import ROOT, documented, recording, temporary_folder
 import numpy
 
 import reshard
-from reshard.recording import flow
-from reshard.recording.command import run
-from reshard.recording.compiled import as_recordings, compare, compile_layout
-from reshard.recording.digits import record_values
-from reshard.recording.expressions import Keys
-from reshard.recording.infer import mesh_text
+from reshard import flow
+from reshard_record.command import run
+from reshard_record.compiled import as_recordings, compare, compile_layout
+from reshard_record.digits import record_values
+from reshard_record.expressions import Keys
+from reshard_record.infer import mesh_text
 
 SIZES = {
     "small": {

@@ -15,11 +15,11 @@ from record_support import ROOT, elements, recording, temporary_folder
 import numpy
 
 import reshard
-from reshard.recording.command import run
-from reshard.recording.compiled import compare, compile_layout
-from reshard.recording.infer import mesh_text
-from reshard.recording.recording import mesh_size
-from reshard.recording.schemes import Axes, Rule, find_rule
+from reshard_record.command import run
+from reshard_record.compiled import compare, compile_layout
+from reshard_record.infer import mesh_text
+from reshard_record.recording import mesh_size
+from reshard_record.schemes import Axes, Rule, find_rule
 
 MODEL = """\
 dtype: fp32

@@ -10,7 +10,7 @@ from record_support import recording  # noqa: F401
 
 import numpy
 
-from reshard.recording.processing import COMPUTED, EMPTIED, PERMUTED, REMOVED, UNCHANGED, changes
+from reshard_record.processing import COMPUTED, EMPTIED, PERMUTED, REMOVED, UNCHANGED, changes
 
 LOADED = {
     name: ("fp32", shape)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python module of this tree, with the commands and libraries of the build tree, for the tests of
-reshard.recording."""
+reshard_record."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _prefix = Path(tempfile.mkdtemp(prefix="reshard-record-"))
 atexit.register(shutil.rmtree, _prefix)
 importable(_prefix)
 
-from reshard import recording
-from reshard.recording import elements
+import reshard_record as recording
+from reshard_record import elements
 
 __all__ = ["ROOT", "documented", "elements", "recording", "temporary_folder"]
 

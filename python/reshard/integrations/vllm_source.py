@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import Error
-from ..recording.flow import endpoint_of
+from ..flow import endpoint_of
 
 #: vLLM's placement code of a mesh axis that replicates; other codes are the dimension that the axis shards.
 _REPLICATE = -1

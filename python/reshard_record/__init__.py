@@ -2,9 +2,9 @@
 """Records a layout from a framework's own loader.
 
 params = dict(model.named_parameters())
-recording = reshard.record(load=model.load_weights, params=params, checkpoint=FOLDER, mesh={"tp": 4}, rank=r)
+recording = reshard_record.record(load=model.load_weights, params=params, checkpoint=FOLDER, mesh={"tp": 4}, rank=r)
 recording.save(f"rank-{r}.json")                             # on every rank
-layout = reshard.recording.merge(["rank-0.json", …])         # once
+layout = reshard_record.merge(["rank-0.json", …])         # once
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..errors import Error
+from reshard.errors import Error
+
 from .checkpoint import tensors_of
 from .generalize import General, generalize
 from .infer import Layout, merge

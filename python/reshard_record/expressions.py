@@ -11,7 +11,7 @@ from itertools import combinations, combinations_with_replacement, permutations
 from pathlib import Path
 from typing import Any
 
-from ..errors import Error
+from reshard.errors import Error
 
 #: Factors and divisors that an expression may have.
 _FACTORS = (2, 3, 4, 6, 8)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
-from ..errors import Error
+from reshard.errors import Error
+
 from .elements import product
 
 Run = tuple[int, int]  # first position, number of positions

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..dtypes import DTYPES, safetensors_name
-from ..errors import Error
+from reshard.dtypes import DTYPES, safetensors_name
+from reshard.errors import Error
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 _BY_NAME = {safetensors_name(name)[0]: name for name in DTYPES}

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..dtypes import dtype_by_name, numpy_dtype, safetensors_name
-from ..errors import Error
+from reshard.dtypes import dtype_by_name, numpy_dtype, safetensors_name
+from reshard.errors import Error
+
 from .checkpoint import tensors_of
 from .elements import Box, Computed, Constant, ElementMap, Tensor, make_box, product
 from .recording import RecordedParam, Recording, mesh_size
@@ -138,7 +139,7 @@ def record_values(
 
     load: a function of an iterable of (name, NumPy array) that returns {name: array} of its params, of NumPy or
         PyTorch. A loader of files calls `write_checkpoint`.
-    checkpoint, mesh, rank: as for `reshard.record`.
+    checkpoint, mesh, rank: as for `reshard_record.record`.
 
     Values that are no elements of the checkpoint are in `recording.params[name].computed`. Elements that the loader
     does not write cannot be recognized: it must fill them with zeros, which are padding.

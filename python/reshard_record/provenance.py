@@ -16,8 +16,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from ..dtypes import dtype_by_name, torch_dtype
-from ..errors import Error
+from reshard.dtypes import dtype_by_name, torch_dtype
+from reshard.errors import Error
+
 from .elements import Computed, Constant, ElementMap, Loop, Origin, Tensor
 
 aten = torch.ops.aten
@@ -258,7 +259,7 @@ class Recorder(TorchDispatchMode):
         if not func._schema.returns or any("Tensor" not in str(each.type) for each in func._schema.returns):
             raise Error(
                 f"the loader reads values of {', '.join(sources) or 'a param'} ({name}), expected that it only moves "
-                "them: record it by values (reshard.recording.digits)"
+                "them: record it by values (reshard_record.digits)"
             )
         outside = tree_map_only(torch.Tensor, _outside, (args, dict(kwargs)))
         try:

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from itertools import product as combinations
 from typing import Any
 
-from ..dtypes import dtype_by_name
-from ..errors import Error
+from reshard.dtypes import dtype_by_name
+from reshard.errors import Error
+
 from . import record
 from .checkpoint import Tensors
 from .recording import Recording
@@ -76,7 +77,7 @@ def record_state(
 
     state: of `model.sharded_state_dict()`.
     checkpoint: the tensors of all ranks: the results of `tensors_of_state`, joined.
-    mesh, rank: as for `reshard.record`.
+    mesh, rank: as for `reshard_record.record`.
     """
     entries = list(_entries(state))
 

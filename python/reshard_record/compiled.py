@@ -13,8 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..compiler import run_compiler
-from ..errors import Error
+from reshard.compiler import run_compiler
+from reshard.errors import Error
+
 from .elements import Box, Constant, ElementMap, Loop, Tensor, differences, make_box, row_steps
 from .patterns import Pattern as _Pattern
 from .recording import RecordedParam, Recording, mesh_size

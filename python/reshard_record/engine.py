@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..coverage import persistent_buffers
+from reshard.coverage import persistent_buffers
+
 from . import record
 from .checkpoint import tensors_of
 from .recording import Recording

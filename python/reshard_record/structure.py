@@ -8,7 +8,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..dtypes import DTYPES
+from reshard.dtypes import DTYPES
+
 from .elements import Box, Constant, Tensor, product, row_steps
 from .patterns import Member, Pattern
 from .recording import _WIDER, RecordedParam

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from reshard.flow import Name, Word, flow
+
 from .elements import Box, Constant, Tensor, row_steps
-from .flow import Name, Word, flow
 from .patterns import Member, Pattern, ranges
 from .recording import RecordedParam
 from .structure import Refused, _dtype, _permutation, _without

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import Error
+from reshard.errors import Error
+
 from .checkpoint import Tensors
 from .elements import Box, Computed, Constant, Tensor, product
 

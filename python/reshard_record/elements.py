@@ -14,7 +14,7 @@ from itertools import accumulate
 from operator import mul
 from typing import Any
 
-from ..errors import Error
+from reshard.errors import Error
 
 #: A loop of a view whose step fits no dimension is divided into single positions, at most this many.
 UNROLL = 65536

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from ..errors import Error
-from ..integrations.sglang import PACKAGES, TESTED
-from ..releases import check_release
+from reshard.errors import Error
+from reshard.integrations.sglang import PACKAGES, TESTED
+from reshard.releases import check_release
+
 from .engine import Engine, group, meta_values, recordings_of
 from .recording import Recording, mesh_size
 
@@ -170,8 +171,8 @@ def recordings(model: str | os.PathLike[str], engine: Engine, checkpoint: Any = 
     """Yields the recording of each rank of an SGLang engine.
 
     model: a folder with a config.json and, if `checkpoint` is None, with the checkpoint.
-    checkpoint: as for `reshard.record`. Default: `model`.
+    checkpoint: as for `reshard_record.record`. Default: `model`.
 
-    Raises Error as `modules` and `reshard.record` do.
+    Raises Error as `modules` and `reshard_record.record` do.
     """
     yield from recordings_of(modules(model, engine), _load, model, engine, checkpoint)

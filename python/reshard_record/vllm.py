@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..dtypes import dtype_by_name
-from ..integrations.vllm import OWN_BUFFERS, PACKAGES, TESTED
-from ..releases import check_release
+from reshard.dtypes import dtype_by_name
+from reshard.integrations.vllm import OWN_BUFFERS, PACKAGES, TESTED
+from reshard.releases import check_release
+
 from .engine import Engine, group, meta_values, params_of, recordings_of
 from .processing import Change, changes
 from .recording import Recording, mesh_size
@@ -80,9 +81,9 @@ def recordings(model: str | os.PathLike[str], engine: Engine, checkpoint: Any = 
     """Yields the recording of each rank of a vLLM engine.
 
     model: a folder with a config.json and, if `checkpoint` is None, with the checkpoint.
-    checkpoint: as for `reshard.record`. Default: `model`.
+    checkpoint: as for `reshard_record.record`. Default: `model`.
 
-    Raises Error as `modules` and `reshard.record` do.
+    Raises Error as `modules` and `reshard_record.record` do.
     """
     load = lambda module, weights: module.load_weights(weights)
     yield from recordings_of(modules(model, engine), load, model, engine, checkpoint, OWN_BUFFERS)

@@ -15,10 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..errors import CompileError, Error
+from reshard.errors import CompileError, Error
+from reshard.flow import Name, Word, flow, read, write
+
 from .compiled import as_recordings, compare, compile_layout
 from .expressions import Config, Keys, Values, config_of
-from .flow import Name, Word, flow, read, write
 from .infer import Layout
 from .patterns import ranges
 from .recording import Recording

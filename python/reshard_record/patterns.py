@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from ..errors import Error
+from reshard.errors import Error
+
 from .checkpoint import Tensors
 from .elements import product
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import Error
+from .errors import Error
 
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[][{},:]|[^][{},:"]+)')
 _INTEGER = re.compile(r"-?\d+")

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import Error
+from reshard.errors import Error
+from reshard.flow import ENDPOINT, endpoint_of
+
 from . import sglang, transformers, vllm
 from .checkpoint import Tensors
 from .compiled import Compiled, compare, compile_layout
 from .engine import Engine
-from .flow import ENDPOINT, endpoint_of
 from .generalize import generalize
 from .infer import Layout, merge, mesh_text
 from .processing import UNCHANGED
@@ -304,3 +305,8 @@ def run(arguments: Sequence[str]) -> int:
     except (Error, OSError) as error:
         print(f"reshard-record: error: {error}", file=sys.stderr)
         return 2
+
+
+def main() -> None:
+    """The entry point of reshard-record."""
+    sys.exit(run(sys.argv[1:]))

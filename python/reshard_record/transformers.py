@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..errors import Error
+from reshard.errors import Error
+
 from . import record
 from .checkpoint import tensors_of
 from .recording import Recording
@@ -22,14 +23,14 @@ def recording(model: str | os.PathLike[str], dtype: str = "bfloat16", checkpoint
 
     model: a folder with a config.json and, if `checkpoint` is None, with the checkpoint.
     dtype: of the module, as PyTorch names it.
-    checkpoint: as for `reshard.record`. Default: `model`.
+    checkpoint: as for `reshard_record.record`. Default: `model`.
 
-    Raises Error as `reshard.record` does.
+    Raises Error as `reshard_record.record` does.
     """
     import torch
     import transformers
 
-    from ..torch import tensors_of as tensors_of_module
+    from reshard.torch import tensors_of as tensors_of_module
 
     config = transformers.AutoConfig.from_pretrained(Path(model))
     kinds = [

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import Error
+from reshard.errors import Error
+from reshard.flow import Name, Word, flow, write
+
 from .compiled import compare, compile_layout
 from .elements import Constant, Tensor
-from .flow import Name, Word, flow, write
 from .patterns import Member, Patterns, ranges
 from .pieces import pieces
 from .recording import RecordedParam, Recording, in_order
