@@ -25,7 +25,9 @@ ROOMS = {
     "compiler/frontend": "compiler/pass.h base base/yaml base/formats ir llvm/",
     "compiler/resolve": "compiler/pass.h compiler/frontend base base/yaml base/formats ir llvm/",
     "compiler/transfer": "compiler/pass.h compiler/frontend compiler/resolve base base/yaml base/formats ir llvm/",
-    "compiler/schedule": "compiler/pass.h compiler/frontend compiler/resolve compiler/transfer base base/yaml base/formats ir llvm/",
+    "compiler/schedule": (
+        "compiler/pass.h compiler/frontend compiler/resolve compiler/transfer base base/yaml base/formats ir llvm/"
+    ),
     "compiler": "compiler/* base base/yaml base/formats ir llvm/",
     "kernels": "base/formats",
     "kernels/cpu": "kernels base/formats",
@@ -35,15 +37,22 @@ ROOMS = {
     "executor/load": "base base/formats schema flatbuffers/",
     "executor/interfaces": "executor/rendezvous base kernels/*",
     "executor/memory": "executor/interfaces executor/load base base/formats schema kernels/* flatbuffers/",
-    "executor/transports": "executor/memory executor/interfaces executor/load executor/rendezvous base schema kernels/*",
+    "executor/transports": (
+        "executor/memory executor/interfaces executor/load executor/rendezvous base schema kernels/*"
+    ),
     "executor/digests": "executor/transports executor/memory executor/interfaces base schema kernels/*",
-    "executor/pull": "executor/digests executor/transports executor/memory executor/interfaces executor/load executor/rendezvous base schema",
+    "executor/pull": (
+        "executor/digests executor/transports executor/memory executor/interfaces executor/load "
+        "executor/rendezvous base schema"
+    ),
     "executor/api": "executor/* reshard base schema kernels/*",
     "executor/backends": "executor/interfaces executor/rendezvous/rendezvous.h base mpi.h",
     "checkpoints": "base base/formats schema nlohmann/",
     "verify/layout": "base base/formats schema executor/memory/view_jobs.h kernels/cpu/quantized.h",
     "verify/proof": "verify/layout base schema executor/load",
-    "verify/check": "verify/layout base base/formats schema executor/load executor/memory/view_jobs.h kernels/cpu/convert.h",
+    "verify/check": (
+        "verify/layout base base/formats schema executor/load executor/memory/view_jobs.h kernels/cpu/convert.h"
+    ),
     "command": "base",
     "report/simulate": "command verify/proof base schema executor/load executor/memory/chunks.h nlohmann/",
     "report/explain": "command report/inspect verify/* base schema",
@@ -62,15 +71,23 @@ ROOMS = {
     "tests/schema": "tests/lib schema compiler/* ir executor/load/load.h flatbuffers/ llvm/ xxhash.h",
     "tests/kernels": "kernels/* cuda",
     "tests/rendezvous": "tests/lib executor/rendezvous base",
-    "tests/executor": "tests/lib tests/verify/support.h reshard base schema compiler/* kernels/* executor/* verify/* tools/run flatbuffers/",
+    "tests/executor": (
+        "tests/lib tests/verify/support.h reshard base schema compiler/* kernels/* executor/* verify/* "
+        "tools/run flatbuffers/"
+    ),
     "tests/checkpoints": "tests/lib base checkpoints nlohmann/",
-    "tests/verify": "tests/lib tests/executor tests/schema reshard base schema compiler/* executor/* verify/* report/* tools/run flatbuffers/",
+    "tests/verify": (
+        "tests/lib tests/executor tests/schema reshard base schema compiler/* executor/* verify/* report/* "
+        "tools/run flatbuffers/"
+    ),
     "tests/report": "tests/lib tests/verify/support.h base schema executor/load report/* flatbuffers/ nlohmann/",
     "tests/tools": "tests/lib tests/executor tests/verify/support.h base schema executor/* command verify/* tools/run",
     "tests/conformance": "reshard command executor/* verify/check tools/run mpi.h",
     "tests/mutants": "tests/schema base schema executor/* command verify/* report/* tools/run flatbuffers/",
     "tests/fuzz": "tests/lib tests/executor tests/schema ir base/yaml compiler/* executor/* checkpoints verify/*",
-    "tests/bench": "tests/lib reshard base schema compiler/* kernels/* executor/* command verify/* report/* tools/run mpi.h",
+    "tests/bench": (
+        "tests/lib reshard base schema compiler/* kernels/* executor/* command verify/* report/* tools/run mpi.h"
+    ),
     "tests/gpu": "tests/lib tests/kernels reshard base schema kernels/* executor/* verify/* nccl.h cuda",
     "tests/mpi": "mpi.h",
 }
@@ -92,7 +109,10 @@ MORE = {
     "kernels/gpu/convert_cuda.h": "cuda",
     "kernels/gpu/digest_cuda.h": "cuda",
     "executor/backends/current_device.h": "cuda",
-    "executor/backends/cuda.cpp": "executor/interfaces/device.h executor/interfaces/communicator.h kernels/gpu/convert_cuda.h kernels/gpu/copy_cuda.h kernels/gpu/digest_cuda.h",
+    "executor/backends/cuda.cpp": (
+        "executor/interfaces/device.h executor/interfaces/communicator.h kernels/gpu/convert_cuda.h "
+        "kernels/gpu/copy_cuda.h kernels/gpu/digest_cuda.h"
+    ),
     "executor/backends/ucx_worker.h": "ucp/",
     "tests/executor/liveness_lock_test.cpp": "executor/backends/liveness_lock.h",
     "executor/backends/nccl.cpp": "executor/interfaces/communicator.h nccl.h",
@@ -106,7 +126,9 @@ MORE = {
 LESS = {
     "verify/proof/regular_sets.cpp": "verify/proof/regular_sets.h",
     "verify/proof/contents.cpp": "verify/proof verify/layout schema base/work_deadline.h",
-    "verify/proof/plan_verifier.cpp": "verify/proof verify/layout schema executor/load/load.h base/parallel.h base/work_deadline.h",
+    "verify/proof/plan_verifier.cpp": (
+        "verify/proof verify/layout schema executor/load/load.h base/parallel.h base/work_deadline.h"
+    ),
 }
 # Folders without a rule: their programs are built outside this tree, with the installed headers.
 OUTSIDE = ("tests/package/consumer/", "examples/cpp/")

@@ -17,7 +17,8 @@ from fake_backend import copy_with_backends
 
 GPU = Path("/dev/nvidiactl").exists()
 NVCC = shutil.which("nvcc")
-# Registers per thread that let three blocks of 256 threads reside on a multiprocessor, two of digests (kernels/gpu/*_cuda.*).
+# Registers per thread that let three blocks of 256 threads reside on a multiprocessor, two of
+# digests (kernels/gpu/*_cuda.*).
 REGISTERS = {"copy": 80, "convert": 80, "digest": 128}
 
 
@@ -267,7 +268,10 @@ class Gpu(FolderTest):
         of = {
             name: [path for path in objects if path.name in names]
             for name, names in (
-                ("libreshard_cuda.so", ("executor_backends_cuda.cpp.o", "copy_cuda.o", "convert_cuda.o", "digest_cuda.o")),
+                (
+                    "libreshard_cuda.so",
+                    ("executor_backends_cuda.cpp.o", "copy_cuda.o", "convert_cuda.o", "digest_cuda.o"),
+                ),
                 ("libreshard_nccl.so", ("executor_backends_nccl.cpp.o",)),
             )
         }
