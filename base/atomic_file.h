@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Output files: regular files are replaced as a whole, devices and FIFOs are written to.
+// Output files: regular files are replaced as a whole, devices and FIFOs are written to. syncFolder() waits for the
+// device.
 #pragma once
 
 #include "base/status.h"
@@ -64,5 +65,12 @@ private:
 
 /// Writes a whole file with AtomicFile.
 Status writeFile(const std::string &path, std::string_view text);
+
+/// Waits until everything in a folder is on its device: all files, also what was written to mappings of them, and all
+/// folders. An error of the device or of a full file system that occurs only now is returned; it names the file. A file
+/// that another process renames or removes meanwhile is left out.
+Status syncFolder(const std::string &folder);
+/// The same for one file, or for the names in one folder.
+Status syncFile(const std::string &path);
 
 } // namespace reshard

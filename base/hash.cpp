@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/hash.h"
 
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <unistd.h>
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
-
-#include <algorithm>
 
 namespace reshard {
 
@@ -50,6 +53,18 @@ std::string hexadecimal(uint64_t number, size_t digits) {
     text += kDigits[number & 15];
   std::reverse(text.begin(), text.end());
   return text;
+}
+
+uint64_t hostId() {
+  // The host name, since containers and tests share a kernel; the boot id; the pid namespace.
+  std::string text(256, '\0');
+  gethostname(text.data(), text.size() - 1);
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  char space[64] = "";
+  [[maybe_unused]] const auto length = readlink("/proc/self/ns/pid", space, sizeof space - 1);
+  text += boot + space;
+  return hashOf(text);
 }
 
 } // namespace reshard

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hashes with the same value in every build, unlike std::hash: for values that files hold or processes compare.
+// Hashes with the same value in every build, unlike std::hash: for values that files hold or processes compare. Also
+// the number of this host.
 #pragma once
 
 #include <array>
@@ -36,5 +37,8 @@ private:
 std::string hexadecimal(std::span<const uint8_t> bytes);
 /// The lower-case digits of a number, with leading zeros up to `digits` digits.
 std::string hexadecimal(uint64_t number, size_t digits);
+
+/// Equal for processes that share memory and process ids (same host, boot and pid namespace).
+uint64_t hostId();
 
 } // namespace reshard

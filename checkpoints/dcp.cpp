@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads `.metadata` in two steps: the entries of storage_data, sorted by name and offset, and then the tensors and
 // chunks, each of which finds its entry there. Last it finds the data of all chunks in the files, in order.
-#include "checkpoints/dcp.h"
+#include "checkpoints/readers.h"
 
 #include "base/input_file.h"
 #include "checkpoints/pickle.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoints/distributed_tensor.h"
 
-#include "checkpoints/dtensor.h"
-#include "checkpoints/sharded_tensor.h"
-
 #include <algorithm>
 
 namespace reshard::analysis {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -50,5 +51,19 @@ bool isDistributed(const Pickle &pickle, Pickle::Value value);
 /// Reads a DTensor or a ShardedTensor. Returns an error text, empty on success: another class, placements that are
 /// neither Shard nor Replicate nor _StridedShard, several shards of a rank, or values of another form.
 std::string readDistributed(const Pickle &pickle, Pickle::Value value, DistributedTensor &found, ReadBudget &budget);
+
+constexpr std::string_view kDTensor = "torch.distributed.tensor DTensor";
+
+std::span<const std::string_view> dtensorGlobals();
+
+/// Reads the state of a DTensor, whose shape `found.part` has. Returns an error text, empty on success.
+std::string readDTensor(const Pickle &pickle, Pickle::Value state, DistributedTensor &found, ReadBudget &budget);
+
+constexpr std::string_view kShardedTensor = "torch.distributed._shard.sharded_tensor.api ShardedTensor";
+
+std::span<const std::string_view> shardedTensorGlobals();
+
+/// Reads the state of a ShardedTensor, whose shape `found.part` has. Returns an error text, empty on success.
+std::string readShardedTensor(const Pickle &pickle, Pickle::Value state, DistributedTensor &found);
 
 } // namespace reshard::analysis

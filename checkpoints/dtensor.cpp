@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Applies the placements of a DTensorSpec one after the other: each mesh dimension divides the positions that the
 // dimensions before it have left, as torch.chunk does.
-#include "checkpoints/dtensor.h"
+#include "checkpoints/distributed_tensor.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads the two JSON files, and compares the hash of each file of the folder with that of `integrity.json`.
-#include "checkpoints/megatron_files.h"
+#include "checkpoints/readers.h"
 
 #include "base/hash.h"
 #include "base/input_file.h"
-#include "base/libcrypto.h"
+#include "base/libraries.h"
 #include "base/parallel.h"
 #include "base/system_error.h"
 #include "base/work_deadline.h"

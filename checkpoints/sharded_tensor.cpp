@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "checkpoints/sharded_tensor.h"
+#include "checkpoints/distributed_tensor.h"
 
 namespace reshard::analysis {
 

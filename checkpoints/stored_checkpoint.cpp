@@ -6,13 +6,10 @@
 #include "base/hash.h"
 #include "base/input_file.h"
 #include "base/random.h"
-#include "checkpoints/dcp.h"
 #include "checkpoints/dcp_writer.h"
-#include "checkpoints/megatron_files.h"
+#include "checkpoints/readers.h"
 #include "checkpoints/safetensors.h"
 #include "checkpoints/torch_archive.h"
-#include "checkpoints/torch_checkpoint.h"
-#include "checkpoints/unread_weights.h"
 
 #include <algorithm>
 #include <filesystem>

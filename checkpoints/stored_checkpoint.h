@@ -10,6 +10,7 @@
 #include "schema/manifest.h"
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -75,5 +76,21 @@ Status renameTensors(StoredCheckpoint &checkpoint, const Renames &renames, const
 
 /// Refuses a tensor whose chunks lie outside it, overlap, or leave out an element.
 Status checkChunks(const std::string &name, const StoredTensor &tensor, const std::string &where);
+
+/// A text that begins with "found", about a folder that is no checkpoint; empty if nothing in it is known.
+std::string unreadWeights(const std::string &folder);
+
+/// The same about a file, from its name and its first bytes: what it is, without "found".
+std::string unreadFile(const std::string &path);
+
+struct StoredReplicaResult {
+  uint64_t comparedBytes = 0;
+  std::vector<std::string> differences; // in the order of the replicas
+};
+
+/// Reads the replicas of a checkpoint and what they replicate, on `threads` threads, in pieces of 256 KiB. `progress`
+/// is called on this thread, with the fraction that is done. An error: a file that cannot be read.
+Result<StoredReplicaResult> compareStoredReplicas(const std::string &path, const std::vector<StoredReplica> &replicas,
+                                                  unsigned threads, const std::function<void(double)> &progress);
 
 } // namespace reshard::analysis

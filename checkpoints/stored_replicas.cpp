@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "checkpoints/stored_replicas.h"
+#include "checkpoints/stored_checkpoint.h"
 
 #include "base/parallel.h"
 #include "base/system_error.h"

@@ -2,7 +2,7 @@
 // The format: PKWARE's APPNOTE.TXT 6.3.10. The directory at the end lists the members; each member has a header of its
 // own before its data. Fields that do not fit in 32 bits are in a zip64 record.
 
-#include "checkpoints/stored_zip.h"
+#include "checkpoints/torch_file.h"
 
 #include <algorithm>
 #include <cstdint>

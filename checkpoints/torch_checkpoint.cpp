@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finds the files of all ranks by their names, reads the archive of each, and joins the boxes of distributed tensors. A
 // box that several ranks have saved must have the same bytes in all their files.
-#include "checkpoints/torch_checkpoint.h"
+#include "checkpoints/readers.h"
 
 #include "base/input_file.h"
 #include "checkpoints/torch_archive.h"

@@ -4,7 +4,6 @@
 #include "checkpoints/torch_file.h"
 
 #include "checkpoints/pickle.h"
-#include "checkpoints/stored_zip.h"
 
 #include <algorithm>
 #include <optional>

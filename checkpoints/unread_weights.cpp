@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "checkpoints/unread_weights.h"
+#include "checkpoints/stored_checkpoint.h"
 
 #include <algorithm>
 #include <filesystem>

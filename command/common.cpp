@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command/common.h"
 
-#include "base/byte_size.h"
+#include "base/text.h"
 #include "command/terminal.h"
 
 #include <algorithm>

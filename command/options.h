@@ -52,4 +52,16 @@ bool refuseOutput(const char *command, const char *option, const std::string &ou
 bool refuseSameOutput(const char *command, const char *option, const std::string &output, const char *other,
                       const std::string &otherOutput);
 
+/// What --help prints.
+std::string helpOf(const Command &command);
+
+/// A manual page for man: `reshard-exec --manual >reshard-exec.1`.
+std::string manualOf(const Command &command);
+
+/// The shells whose completions --completion prints.
+constexpr const char *kShells[] = {"bash", "zsh", "fish"};
+
+/// The completion script of a shell: names of flags, and files for their values and for arguments.
+std::string completionOf(const Command &command, const std::string &shell);
+
 } // namespace reshard::tools

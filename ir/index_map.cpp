@@ -3,8 +3,6 @@
 // result is folded into periodic blocks again.
 #include "ir/index_map.h"
 
-#include "ir/divide.h"
-
 #include "llvm/ADT/STLExtras.h"
 
 #include <algorithm>

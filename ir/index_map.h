@@ -70,3 +70,10 @@ IndexMap difference(const IndexMap &a, const IndexMap &b);
 std::vector<std::pair<int64_t, int64_t>> expand(const IndexMap &relation);
 
 } // namespace reshard::ir
+
+namespace reshard {
+
+constexpr int64_t floorDivide(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+constexpr int64_t ceilDivide(int64_t a, int64_t b) { return -floorDivide(-a, b); }
+
+} // namespace reshard

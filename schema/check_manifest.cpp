@@ -4,8 +4,7 @@
 // manifest, overflow, or loop without end.
 
 #include "base/formats/storage_formats.h"
-#include "schema/check_names.h"
-#include "schema/check_views.h"
+#include "schema/checks.h"
 #include "schema/flatbuffer_vectors.h"
 #include "schema/limits.h"
 #include "schema/manifest.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups the names of params by their skeletons, the names without numbers: only names with equal skeletons can be
 // equal. These are compared on each mesh rank whose placements differ.
-#include "schema/check_names.h"
+#include "schema/checks.h"
 
 #include "schema/flatbuffer_vectors.h"
 #include "schema/manifest.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Each kind of view has its base params, and shapes that follow from theirs. Both sides must have the same instances on
 // every mesh rank.
-#include "schema/check_views.h"
+#include "schema/checks.h"
 
 #include "schema/flatbuffer_vectors.h"
 #include "schema/manifest.h"

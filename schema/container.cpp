@@ -4,7 +4,7 @@
 
 #include "base/atomic_file.h"
 #include "base/hash.h"
-#include "base/libzstd.h"
+#include "base/libraries.h"
 #include "base/system_error.h"
 #include "schema/limits.h"
 

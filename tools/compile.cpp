@@ -3,7 +3,7 @@
 
 #include "compiler/compile.h"
 #include "base/atomic_file.h"
-#include "base/byte_size.h"
+#include "base/text.h"
 #include "base/work_deadline.h"
 #include "checkpoints/describe.h"
 #include "checkpoints/stored_checkpoint.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // reshard-digest: digests of the tensors in files, which are the same in every format and layout; compares two of them.
 
-#include "checkpoints/megatron_files.h"
+#include "checkpoints/readers.h"
 #include "command/options.h"
 #include "command/terminal.h"
 #include "executor/load/load.h"

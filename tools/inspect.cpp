@@ -2,10 +2,10 @@
 // reshard-inspect: shows what a plan contains, what one rank does and where a param comes from; verifies and simulates
 // plans. Also lists the tensors of a checkpoint.
 
-#include "base/glob.h"
+#include "base/text.h"
 #include "base/work_deadline.h"
 #include "base/yaml/topology.h"
-#include "checkpoints/unread_weights.h"
+#include "checkpoints/stored_checkpoint.h"
 #include "command/common.h"
 #include "command/options.h"
 #include "command/terminal.h"

@@ -4,8 +4,6 @@
 
 #include "base/yaml/diagnostics.h"
 
-#include "base/yaml/utf8.h"
-
 #include <algorithm>
 #include <tuple>
 

@@ -3,8 +3,8 @@
 // duplicate keys, several documents, anchors, unterminated quotes, invalid UTF-8 and unlimited nesting; this file
 // reports them as errors.
 
+#include "base/yaml/diagnostics.h"
 #include "base/yaml/node.h"
-#include "base/yaml/utf8.h"
 
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/exceptions.h>

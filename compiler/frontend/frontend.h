@@ -54,7 +54,7 @@ struct ShardRule {
   std::optional<Expression> unit;
   bool replicate = false;
   std::optional<Expression> when; // the rule is ignored if this is 0
-  // Pipelines, allowed only in `place` (shard_rule.cpp, compiler/resolve/pipelines.cpp):
+  // Pipelines, allowed only in `place` (shard_rule.cpp, compiler/resolve/endpoint_context.cpp):
   std::optional<Expression> interleave;       // number of chunks per rank
   std::optional<Expression> first, last;      // number of values on the first and the last rank
   std::optional<Expression> embedding, loss;  // 1: the embedding (loss) counts as one value; 0: it does not

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads the job: the file, included files, --set, endpoints and options.
 
-#include "base/byte_size.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "base/yaml/topology.h"
 #include "compiler/frontend/reading.h"
 

@@ -3,7 +3,7 @@
 // blocks. A sharding that splits a block is an error.
 #include "compiler/resolve/blocks.h"
 
-#include "ir/divide.h"
+#include "ir/index_map.h"
 
 #include <algorithm>
 

@@ -6,9 +6,9 @@
 // a gap. The result is exact, and its cost depends neither on the number of rows nor, for independent axes, on that of
 // ranks.
 
-#include "compiler/resolve/coverage.h"
 #include "compiler/resolve/mesh_ranks.h"
 #include "compiler/resolve/product_sets.h"
+#include "compiler/resolve/steps.h"
 
 #include <algorithm>
 #include <map>

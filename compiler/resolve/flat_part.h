@@ -11,6 +11,16 @@
 
 namespace reshard {
 
+/// Positions [begin, end) of a dimension.
+struct Interval {
+  int64_t begin = 0, end = 0;
+};
+
+/// The number of the sharding of a dimension, restricted to an interval at each coordinate of an axis. An empty
+/// interval has no positions. `sharding`: has one coordinate. `padding`: only local positions have a meaning.
+unsigned cutSharding(EndpointContext &context, unsigned sharding, const std::vector<Interval> &intervals, unsigned axis,
+                     bool padding);
+
 /// Positions [begin, end) of a flat buffer.
 struct FlatInterval {
   int64_t begin = 0, end = 0;

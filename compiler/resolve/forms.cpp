@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Determines the dtype in which each tensor is sent, which is the source's, and checks that each target may cast it to
 // what it stores. Warns if the source holds a tensor in two forms.
-#include "compiler/resolve/forms.h"
 #include "compiler/resolve/mesh_ranks.h"
+#include "compiler/resolve/steps.h"
 
 #include <algorithm>
 #include <map>

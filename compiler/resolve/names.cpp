@@ -5,9 +5,9 @@
 // common number there. Few patterns have the same texts. The exception is `{x.chunk}` beside `{x.local}`, one variable
 // in two groups: for such patterns all names are listed.
 
-#include "compiler/resolve/names.h"
 #include "compiler/frontend/reading.h"
 #include "compiler/resolve/mesh_ranks.h"
+#include "compiler/resolve/steps.h"
 
 #include <algorithm>
 #include <optional>

@@ -4,9 +4,9 @@
 
 #include "compiler/resolve/params.h"
 
-#include "base/glob.h"
+#include "base/text.h"
 #include "compiler/frontend/reading.h"
-#include "compiler/resolve/forms.h"
+#include "compiler/resolve/steps.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Replaces each quantized param by params of codes and scales. If the source has a tensor in the target's format, its
 // codes and scales are sent as they are; otherwise a view presents elements on the side that converts.
-#include "compiler/resolve/quantize.h"
+#include "compiler/resolve/steps.h"
 
 #include "compiler/resolve/amax.h"
 #include "compiler/resolve/blocks.h"

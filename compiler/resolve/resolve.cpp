@@ -3,16 +3,11 @@
 // are in tensors.cpp, axes and index variables in endpoint_context.cpp, params in params.cpp, checks in names.cpp and
 // coverage.cpp, quantization in quantize.cpp.
 
-#include "base/glob.h"
+#include "base/text.h"
 #include "compiler/frontend/reading.h"
-#include "compiler/resolve/coverage.h"
 #include "compiler/resolve/endpoint_context.h"
-#include "compiler/resolve/forms.h"
-#include "compiler/resolve/names.h"
 #include "compiler/resolve/params.h"
-#include "compiler/resolve/quantize.h"
-#include "compiler/resolve/stored_chunks.h"
-#include "compiler/resolve/target_chunks.h"
+#include "compiler/resolve/steps.h"
 #include "compiler/resolve/tensors.h"
 
 #include <algorithm>

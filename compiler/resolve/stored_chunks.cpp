@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups the instances of a source param by the chunks of their stored tensors, and makes one param for each group: its
 // shardings have a coordinate for each chunk.
-#include "compiler/resolve/stored_chunks.h"
+#include "compiler/resolve/steps.h"
 
-#include "base/nearest.h"
-#include "compiler/resolve/cut_sharding.h"
+#include "base/text.h"
 #include "compiler/resolve/flat_part.h"
-#include "compiler/resolve/quantize.h"
 
 #include <algorithm>
 #include <map>

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chooses the lengths of the chunks of each param, at most `chunk` bytes, gives the endpoint an axis for each dimension
 // that is cut, and cuts the shardings along these axes.
-#include "compiler/resolve/target_chunks.h"
+#include "compiler/resolve/steps.h"
 
-#include "compiler/resolve/cut_sharding.h"
 #include "compiler/resolve/flat_part.h"
-#include "ir/divide.h"
+#include "ir/index_map.h"
 
 #include <algorithm>
 #include <numeric>

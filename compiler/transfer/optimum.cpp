@@ -3,7 +3,7 @@
 // bound of each minimum cut until all bytes are carried.
 #include "compiler/transfer/optimum.h"
 
-#include "ir/divide.h"
+#include "ir/index_map.h"
 
 #include <algorithm>
 #include <map>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/backends/peer_memory.h"
 
-#include "base/host_id.h"
+#include "base/hash.h"
 #include "base/random.h"
 
 #include <cerrno>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/memory/bindings.h"
 
-#include "base/nearest.h"
+#include "base/text.h"
 #include "executor/memory/mappings.h"
 #include "schema/manifest.h"
 

@@ -2,6 +2,9 @@
 // Numbers and texts of messages as bytes: little-endian, a text with its length before it.
 #pragma once
 
+#include "base/hash.h"
+
+#include <cctype>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -55,5 +58,17 @@ private:
   std::string_view rest_;
   bool ok_ = true;
 };
+
+/// Percent-encoding (RFC 3986) of names as parts of keys and as names of files. Letters, digits, '-', '_' and '.' stay;
+/// each other byte becomes '%' and two hexadecimal digits.
+inline std::string percentEncoded(std::string_view text) {
+  std::string encoded;
+  for (const char each : text)
+    if (std::isalnum(static_cast<unsigned char>(each)) || each == '-' || each == '_' || each == '.')
+      encoded += each;
+    else
+      encoded += "%" + hexadecimal(static_cast<unsigned char>(each), 2);
+  return encoded;
+}
 
 } // namespace reshard

@@ -4,7 +4,7 @@
 #include "base/atomic_file.h"
 #include "base/hash.h"
 #include "base/system_error.h"
-#include "executor/rendezvous/percent.h"
+#include "executor/rendezvous/bytes.h"
 
 #include <cerrno>
 #include <cstring>

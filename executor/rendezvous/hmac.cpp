@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/rendezvous/hmac.h"
 
-#include "base/libcrypto.h"
+#include "base/libraries.h"
 
 namespace reshard {
 

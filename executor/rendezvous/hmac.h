@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Message authentication codes with the secret of a job: HMAC-SHA256 (base/libcrypto.h).
+// Message authentication codes with the secret of a job: HMAC-SHA256 (base/libraries.h).
 #pragma once
 
-#include "base/libcrypto.h"
+#include "base/libraries.h"
 #include "base/status.h"
 
 #include <cstddef>

@@ -5,7 +5,7 @@
 
 #include "base/hash.h"
 #include "base/random.h"
-#include "executor/rendezvous/percent.h"
+#include "executor/rendezvous/bytes.h"
 #include "executor/rendezvous/polling.h"
 #include "executor/rendezvous/served_client.h"
 

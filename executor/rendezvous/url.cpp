@@ -5,6 +5,8 @@
 #include "executor/rendezvous/tcp_store.h"
 
 #include <optional>
+#include <string>
+#include <string_view>
 
 namespace reshard {
 

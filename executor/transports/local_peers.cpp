@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/transports/local_peers.h"
 
-#include "base/host_id.h"
+#include "base/hash.h"
 #include "base/random.h"
 #include "executor/load/check_segment.h"
 #include "executor/memory/mappings.h"

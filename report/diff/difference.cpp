@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report/diff/difference.h"
 
-#include "base/byte_size.h"
 #include "base/expression.h"
-#include "base/nearest.h"
+#include "base/text.h"
 #include "executor/load/load.h"
 #include "report/inspect/quantized_forms.h"
 #include "schema/flatbuffer_vectors.h"

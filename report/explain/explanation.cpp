@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report/explain/explanation.h"
 
-#include "base/byte_size.h"
+#include "base/text.h"
 #include "base/work_deadline.h"
 #include "command/common.h"
 #include "report/inspect/quantized_forms.h"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report/inspect/checkpoint_listing.h"
 
-#include "base/byte_size.h"
-#include "base/glob.h"
+#include "base/text.h"
 #include "checkpoints/stored_checkpoint.h"
 #include "command/common.h"
 #include "command/terminal.h"

@@ -2,8 +2,7 @@
 #include "report/inspect/inspection.h"
 
 #include "base/atomic_file.h"
-#include "base/byte_size.h"
-#include "base/glob.h"
+#include "base/text.h"
 #include "base/work_deadline.h"
 #include "report/explain/explanation.h"
 #include "report/inspect/quantized_forms.h"

@@ -98,7 +98,7 @@ MORE = {
     "compiler/frontend/config.cpp": "nlohmann/",
     "compiler/frontend/config.h": "nlohmann/json_fwd.hpp",
     "compiler/emit.cpp": "schema flatbuffers/",
-    "compiler/inputs.cpp": "schema",
+    "compiler/compile.cpp": "schema",
     "compiler/schedule/assign_staging.cpp": "schema/arena.h",
     "compiler/schedule/dependency_levels.cpp": "schema/levels.h",
     "compiler/schedule/schedule.cpp": "schema/arena.h schema/levels.h",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sizes in bytes: printed and parsed.
 
-#include "base/byte_size.h"
+#include "base/text.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,6 @@
 #include "base/atomic_file.h"
 #include "base/input_file.h"
 #include "base/mapped_file.h"
-#include "base/sync_folder.h"
 #include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>

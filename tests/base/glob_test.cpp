@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Globs.
 
-#include "base/glob.h"
+#include "base/text.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hints for misspelled names.
 
-#include "base/nearest.h"
+#include "base/text.h"
 
 #include <gtest/gtest.h>
 

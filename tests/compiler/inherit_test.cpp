@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `extend: FILE` of models: overriding, removal, base folders of paths, and cyclic chains.
 
-#include "base/glob.h"
+#include "base/text.h"
 #include "compiler/frontend/reading.h"
 #include "tests/lib/folder.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions of manifest.h on manifests small enough to check by hand, and the manifests that checkManifest refuses.
 
-#include "schema/check_names.h"
+#include "schema/checks.h"
 #include "tests/schema/support.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Characters of UTF-8: the limits of each length, and what is not a character.
 
-#include "base/yaml/utf8.h"
+#include "base/yaml/diagnostics.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/run/carried_objects.h"
 
-#include "base/glob.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "tools/run/memory.h"
 
 #include <algorithm>

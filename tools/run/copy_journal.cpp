@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/run/copy_journal.h"
 
+#include "base/atomic_file.h"
 #include "base/hash.h"
 #include "base/input_file.h"
-#include "base/sync_folder.h"
 #include "base/system_error.h"
 #include "tools/run/new_folder.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/run/device_memory.h"
 
-#include "base/byte_size.h"
+#include "base/text.h"
 
 #include <algorithm>
 

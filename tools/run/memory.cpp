@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/run/memory.h"
 
-#include "base/byte_size.h"
 #include "base/input_file.h"
-#include "base/nearest.h"
+#include "base/text.h"
 #include "checkpoints/torch_archive.h"
 #include "schema/flatbuffer_vectors.h"
 #include "verify/layout/element_ranges.h"

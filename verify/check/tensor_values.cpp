@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "verify/check/tensor_values.h"
 
-#include "base/byte_size.h"
+#include "base/text.h"
 
 #include <algorithm>
 #include <cerrno>

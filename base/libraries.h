@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 of OpenSSL's libcrypto, which is loaded when it is first needed.
+// Libraries that are loaded when they are first needed: SHA-256 and HMAC-SHA256 of OpenSSL's libcrypto, and libzstd.
 #pragma once
 
 #include "base/status.h"
@@ -7,8 +7,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace reshard {
 
@@ -35,5 +37,15 @@ private:
   void *context_ = nullptr;
   bool good_ = false;
 };
+
+/// An error if libzstd cannot be loaded.
+Status needLibzstd();
+
+/// One frame of zstd. An error if libzstd cannot be loaded or fails.
+Result<std::vector<std::byte>> compressed(std::span<const std::byte> bytes);
+
+/// Fills `to` with the bytes of a frame. An error if the frame is damaged or has another number of bytes, or if libzstd
+/// cannot be loaded.
+Status decompress(std::span<const std::byte> frame, std::span<std::byte> to);
 
 } // namespace reshard

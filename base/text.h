@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hints for misspelled names.
+// Text that people write and read: globs (docs/yaml.md, section 1), hints for misspelled names, sizes in bytes.
 #pragma once
 
+#include "base/status.h"
+
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace reshard {
+
+/// Whether a glob matches a whole name: `*` matches any number of bytes, `?` one byte. Time is at most proportional to
+/// the product of their lengths.
+bool matchesGlob(std::string_view glob, std::string_view name);
 
 /// Finds the offered name with the least edit distance (insertions, deletions and replacements; case is ignored), if
 /// that is at most a third of the name's length, rounded up. A name of one or two characters has no near names but
@@ -29,5 +36,12 @@ private:
 /// A hint to append to an error about an unknown name: ", did you mean 'x'?" with the nearest known name; if none is
 /// near, "; known here: a, b, c" for a short list, else "".
 std::string suggestion(std::string_view name, const std::vector<std::string> &known);
+
+/// "1.1 GiB", "512 B".
+std::string humanBytes(double bytes);
+
+/// Parses an integer, optionally with the unit KiB, MiB, GiB, KB, MB or GB: "512MiB", "64 KiB". The message of an error
+/// is the text that was expected.
+Result<int64_t> parseBytes(std::string_view text);
 
 } // namespace reshard

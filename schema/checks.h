@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks that the names in a manifest are unique: the names of tensors, and the names of params on each mesh rank.
+// The parts of the check of a manifest that have a file of their own: names, and quantized views.
 #pragma once
 
 #include "base/status.h"
 #include "schema/plan_generated.h"
 
 #include <cstdint>
+#include <string>
 
 namespace reshard::schema {
 
@@ -15,5 +16,8 @@ Status checkNames(const Manifest &manifest, int64_t &work, int64_t most);
 
 inline constexpr const char *kTooMuch = "checking it would take too long: it has too many mesh ranks, params or index "
                                         "values";
+
+/// All other checks of the endpoint's params come first. Adds the effort to `work`.
+Status checkViews(const Endpoint &endpoint, bool target, const std::string &role, int64_t &work);
 
 } // namespace reshard::schema
