@@ -7,12 +7,33 @@
 
 #include <cstdio>
 
+using namespace reshard;
 using namespace reshard::analysis;
 using namespace reshard::tools;
 
 namespace {
 
+/// The help of --transport: "threads (default: …), or one process for each rank: mpi under mpirun, …".
+std::string transportHelp() {
+  const TransportTraits &standard = transports().front();
+  std::string help = std::string(standard.name) + " (default: " + standard.about + "), or one process for each rank: ";
+  const std::vector<std::string> others = transportNames(&TransportTraits::processes);
+  for (const std::string &name : others)
+    help += (name == others.front() ? "" : ", ") + name + " " + findTransport(name)->about;
+  return help;
+}
+
+/// The help of --rendezvous.
+std::string rendezvousHelp() {
+  const auto optional = [](const TransportTraits &each) { return each.rendezvous && !each.needsRendezvous; };
+  return "how the processes of " + oneOf(transportNames(&TransportTraits::rendezvous), "") +
+         " find each other: tcp://HOST:PORT (rank 0 serves it), file:///FOLDER, or env:// (the variables of torchrun, "
+         "srun or mpirun; the default of " +
+         oneOf(transportNames(optional), "") + "); a secret in RESHARD_SECRET is needed between machines";
+}
+
 Command commandOf(ExecutionOptions &options) {
+  static const std::string kTransport = transportHelp(), kRendezvous = rendezvousHelp();
   auto threads = [&options](const std::string &value) {
     uint64_t number = 0;
     std::string error = setNumber(number, 1, 4096)(value);
@@ -86,16 +107,9 @@ Command commandOf(ExecutionOptions &options) {
         "keep the resident memory of this process, with its mapped files, below SIZE (bytes, or KiB, MiB, GiB)",
         setBytes(options.memory)},
        {"--seed", "N", "the first seed (default: 0)", setNumber(options.seed, 0, UINT64_MAX - 1)},
-       {"--transport", "NAME",
-        "threads (default: all ranks in this process), or one process for each rank: mpi under mpirun, ucx with "
-        "--rendezvous, nccl on GPUs",
-        setChoice(options.transport, {"threads", "mpi", "ucx", "nccl"})},
+       {"--transport", "NAME", kTransport.c_str(), setChoice(options.transport, transportNames())},
        {"--rank", "R", "the rank of this process (default: that of the launcher)", rank},
-       {"--rendezvous", "URL",
-        "how the processes of ucx or nccl find each other: tcp://HOST:PORT (rank 0 serves it), file:///FOLDER, or "
-        "env:// (the variables of torchrun, srun or mpirun; the default of nccl); a secret in RESHARD_SECRET is needed "
-        "between machines",
-        setText(options.rendezvous)},
+       {"--rendezvous", "URL", kRendezvous.c_str(), setText(options.rendezvous)},
        {"--job", "NAME", "a name that the processes have in common, for several jobs at one rendezvous",
         setText(options.job)},
        {"--insecure", "", "without a secret, accept processes of other machines and users",
@@ -106,7 +120,7 @@ Command commandOf(ExecutionOptions &options) {
        {"--private-memory", "",
         "synthesize in memory that other processes cannot map, as a program's own memory usually is",
         setSwitch(options.privateMemory)},
-       {"--device", "NAME", "cpu (default), or cuda", setChoice(options.device, {"cpu", "cuda"})},
+       {"--device", "NAME", "cpu (default), or cuda", setChoice(options.device, transportDevices())},
        {"--threads", "N", "number of worker threads (default: all cores)", threads},
        {"--repeat", "N", "number of runs (default: 1)", setNumber(options.repeat, 1, 1'000'000)},
        {"--timeout", "S",
@@ -136,7 +150,7 @@ int main(int argc, char **argv) {
       refuseSameOutput(command.name, "--trace", options.trace, "--report", options.report))
     return kUsage;
   const int code = execute(options);
-  if (options.transport == "threads")
+  if (!options.traits().processes)
     return code;
   // A backend whose peers are gone may have left a thread that waits for them, so skip normal termination.
   std::fflush(nullptr);

@@ -6,34 +6,48 @@
 #include "executor/rendezvous/launch.h"
 #include "executor/rendezvous/url.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 namespace reshard {
 
-Status checkOptions(const reshard_options &options) {
-  const std::string transport = options.transport ? options.transport : "threads";
-  const std::string device = options.device ? options.device : "cpu";
-  if (transport != "threads" && transport != "mpi" && transport != "ucx" && transport != "nccl")
-    return invalid("unknown transport '" + transport + "', expected 'threads', 'mpi', 'ucx' or 'nccl'");
-  if (device != "cpu" && device != "cuda")
-    return invalid("unknown device '" + device + "', expected 'cpu' or 'cuda'");
-  if (transport != "threads" && (transport == "nccl") != (device == "cuda"))
-    return invalid("transport '" + transport + "' does not run on device '" + device + "', expected '" +
-                   (device == "cpu" ? "cuda" : "cpu") + "'");
+namespace {
+
+/// The name of the transport that the options name.
+std::string transportOf(const reshard_options &options) {
+  return options.transport ? options.transport : transports().front().name;
+}
+
+} // namespace
+
+Result<const TransportTraits *> checkOptions(const reshard_options &options) {
+  const std::string name = transportOf(options);
+  const std::string device = options.device ? options.device : transports().front().device;
+  if (!findTransport(name))
+    return invalid("unknown transport '" + name + "', expected " + oneOf(transportNames()));
+  if (const std::vector<std::string> known = transportDevices();
+      std::find(known.begin(), known.end(), device) == known.end())
+    return invalid("unknown device '" + device + "', expected " + oneOf(known));
+  const TransportTraits *const transport = findTransport(name, device);
+  if (!transport)
+    return invalid("transport '" + name + "' does not run on device '" + device + "', expected " +
+                   oneOf(transportDevices([&](const TransportTraits &each) { return each.name == name; })));
   const bool given = options.rendezvous || options.store;
   if (options.rendezvous && options.store)
     return invalid("found a rendezvous '" + std::string(options.rendezvous) + "' and a store, expected one of them");
-  if (given && (transport == "threads" || transport == "mpi"))
-    return invalid("transport '" + transport + "' has no rendezvous, expected transport 'ucx' or 'nccl' with it");
+  if (given && !transport->rendezvous)
+    return invalid("transport '" + name + "' has no rendezvous, expected transport " +
+                   oneOf(transportNames(&TransportTraits::rendezvous)) + " with it");
   if (given && options.communicator)
     return invalid("found a communicator and a rendezvous, expected one of them");
-  if (options.pull && transport != "ucx")
-    return invalid("pull mode needs transport 'ucx', found '" + transport + "'");
+  if (options.pull && !transport->pull)
+    return invalid("pull mode needs transport " + oneOf(transportNames(&TransportTraits::pull)) + ", found '" + name +
+                   "'");
   if (options.reserved != 0)
     return invalid("reshard_options.reserved: found " + std::to_string(options.reserved) + ", expected 0");
-  if (!given && transport == "ucx")
-    return invalid("transport 'ucx' needs a rendezvous: tcp://host:port, file:///folder, env://, or a store");
-  return {};
+  if (!given && transport->needsRendezvous)
+    return invalid("transport '" + name + "' needs a rendezvous: tcp://host:port, file:///folder, env://, or a store");
+  return transport;
 }
 
 namespace {
@@ -129,12 +143,13 @@ Result<JobConnection> connectJob(const reshard_options &options, const std::stri
 
 Status reportFailureToJob(const reshard_options &options, std::optional<uint32_t> rank, const Status &reason,
                           const Deadline &deadline) {
-  const std::string transport = options.transport ? options.transport : "threads";
-  if ((!options.rendezvous && !options.store) || (transport != "ucx" && transport != "nccl"))
-    return invalid("found no rendezvous, or a transport without one, expected transport 'ucx' or 'nccl' with it");
+  const TransportTraits *const transport = findTransport(transportOf(options));
+  if ((!options.rendezvous && !options.store) || !transport || !transport->rendezvous)
+    return invalid("found no rendezvous, or a transport without one, expected transport " +
+                   oneOf(transportNames(&TransportTraits::rendezvous)) + " with it");
   if (options.pull)
     return {}; // no process waits for another
-  if (Status status = checkOptions(options); !status.ok())
+  if (Status status = checkOptions(options).status(); !status.ok())
     return status;
   const Deadline until = launchDeadline(deadline);
   const Result<JobConnection> job =

@@ -2,6 +2,7 @@
 // Opens the rendezvous that the caller's options name.
 #pragma once
 
+#include "executor/interfaces/transport_traits.h"
 #include "executor/rendezvous/store_rendezvous.h"
 #include "reshard/reshard.h"
 
@@ -25,8 +26,8 @@ struct JobProcess {
 };
 
 /// Checks that transport and device are known and fit, and that the options give one rendezvous at most, and only for a
-/// transport that has one.
-Status checkOptions(const reshard_options &options);
+/// transport that has one. Returns the row of the transport.
+Result<const TransportTraits *> checkOptions(const reshard_options &options);
 
 /// Checks what connectJob needs, without waiting for another process.
 Status checkRendezvous(const reshard_options &options, const Deadline &deadline);

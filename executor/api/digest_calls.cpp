@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <thread>
 
 using namespace reshard;
@@ -25,9 +26,10 @@ Status checkTogether(const reshard_executor &e, const char *function) {
 /// Files belong to no process.
 Status checkStorage(const reshard_executor &e, uint32_t endpoint) {
   const schema::Endpoint &at = *e.plan->manifest().endpoints()->Get(endpoint);
-  return at.storage() && e.options.transport() != "threads"
-             ? invalid("found files as " + at.role()->str() + ", of which digests need transport 'threads'; " +
-                       "reshard-digest computes those of files")
+  return at.storage() && e.traits->processes
+             ? invalid("found files as " + at.role()->str() + ", of which digests need transport " +
+                       oneOf(transportNames(std::not_fn(&TransportTraits::processes))) +
+                       "; reshard-digest computes those of files")
              : Status();
 }
 
@@ -35,13 +37,12 @@ Status checkStorage(const reshard_executor &e, uint32_t endpoint) {
 
 RunDigests &reshard::digestsOf(reshard_executor &e) {
   if (!e.digests) {
-    const bool threads = e.options.transport() == "threads";
-    // Other transports have a process for each rank.
+    const bool all = !e.traits->processes; // ranks; else each process has one
     const unsigned own = e.options.get().threads ? e.options.get().threads : std::thread::hardware_concurrency();
     e.digests = std::make_unique<RunDigests>(DigestMemory{
         .plan = *e.plan,
         .transport = *e.transport,
-        .threads = threads && !e.recorded ? std::max(1u, own) : 1,
+        .threads = all && !e.traits->recorded() ? std::max(1u, own) : 1,
         .local =
             [&e](uint32_t endpoint, uint32_t meshRank) {
               const schema::Endpoint &at = *e.plan->manifest().endpoints()->Get(endpoint);

@@ -49,12 +49,11 @@ struct OpenRequest {
   const uint32_t *ranks; // null: all of the plan, or the process's own
   size_t rankCount;
   reshard_options options = RESHARD_OPTIONS_INITIALIZER;
-  std::string transport, device;
 };
 
 /// The connection of this process to the others.
 struct Connection {
-  std::unique_ptr<Channel> channel;    // transport mpi
+  std::unique_ptr<Channel> channel;    // of a transport with messages on the CPU
   std::unique_ptr<Transport> recorded; // of a GPU
   std::optional<uint32_t> rank;        // of this process, if ranks are processes
   std::optional<pull::Fleet> fleet;    // in pull mode
@@ -66,15 +65,14 @@ struct Connection {
   }
 };
 
-/// Checks all fields of a request.
-Status checkRequest(OpenRequest &request) {
+/// Checks all fields of a request. Returns the row of its transport.
+Result<const TransportTraits *> checkRequest(const OpenRequest &request) {
   if (!request.path)
     return invalid("the plan path is NULL");
   if (request.ranks && request.rankCount == 0)
     return invalid("found an empty list of ranks, expected 1 or more; pass NULL for all ranks of the plan (or this "
-                   "process's own with transport 'mpi', 'ucx' or 'nccl')");
-  request.transport = request.options.transport ? request.options.transport : "threads";
-  request.device = request.options.device ? request.options.device : "cpu";
+                   "process's own with transport " +
+                   oneOf(transportNames(&TransportTraits::processes)) + ")");
   return checkOptions(request.options);
 }
 
@@ -95,7 +93,7 @@ Status openJob(reshard_executor &e, const OpenRequest &request, const char *url,
   return {};
 }
 
-/// How the ranks of transport nccl without the caller's communicator find rank 0: by a rendezvous, or by NCCL's own.
+/// How ranks with a GPU each and without the caller's communicator find rank 0: by a rendezvous, or by NCCL's own.
 Status findRankZero(reshard_executor &e, const OpenRequest &request, const Launch &launch,
                     CommunicatorOptions &options) {
   const bool given = request.options.rendezvous || request.options.store;
@@ -116,14 +114,13 @@ Status findRankZero(reshard_executor &e, const OpenRequest &request, const Launc
 
 /// Opens the transport of a GPU.
 Status connectDevices(reshard_executor &e, const OpenRequest &request, Connection &connection) {
-  const bool nccl = request.transport == "nccl";
-  const Launch launch = nccl && !request.options.communicator ? findLaunch() : Launch();
+  const Launch launch = e.traits->processes && !request.options.communicator ? findLaunch() : Launch();
   Result<std::unique_ptr<Device>> device =
-      openDevice("cuda", launch.localRank ? static_cast<int>(*launch.localRank) : -1);
+      openDevice(e.traits->device, launch.localRank ? static_cast<int>(*launch.localRank) : -1);
   if (!device.ok())
     return device.status();
   std::unique_ptr<Communicator> communicator;
-  if (nccl) {
+  if (e.traits->processes) {
     CommunicatorOptions options{.rank = rankOf(request).value_or(launch.rank.value_or(0)),
                                 .size = e.plan->world(),
                                 .device = (*device)->number(),
@@ -133,13 +130,12 @@ Status connectDevices(reshard_executor &e, const OpenRequest &request, Connectio
     if (!options.communicator && options.size > 1)
       if (Status status = findRankZero(e, request, launch, options); !status.ok())
         return status;
-    Result<std::unique_ptr<Communicator>> opened = openCommunicator("nccl", options);
+    Result<std::unique_ptr<Communicator>> opened = openCommunicator(e.traits->name, options);
     if (!opened.ok())
       return opened.status();
     communicator = std::move(*opened);
     connection.rank = communicator->rank();
   }
-  e.recorded = true;
   RecordedOptions options{request.options.no_local_shortcut != 0, [&e] { return e.transforms.prepare(); },
                           [&e] { return e.refresh(); }};
   connection.recorded = makeRecordedTransport(std::move(*device), std::move(communicator), std::move(options));
@@ -160,18 +156,18 @@ Status joinFleet(reshard_executor &e, Connection &connection) {
 
 /// Connects this process to the others, if the transport has several.
 Status connect(reshard_executor &e, const OpenRequest &request, Connection &connection) {
-  if (request.device == "cuda")
+  if (e.traits->recorded())
     return connectDevices(e, request, connection);
-  if (request.transport == "threads")
+  if (!e.traits->processes)
     return {};
   const Deadline deadline = e.deadlineIn(e.joinSeconds);
-  if (request.transport == "ucx")
+  if (request.options.rendezvous || request.options.store)
     if (Status status = openJob(e, request, "", deadline); !status.ok())
       return status;
   if (request.options.pull)
     return joinFleet(e, connection);
   Result<std::unique_ptr<Channel>> channel = openChannel(
-      request.transport, {.seconds = e.joinSeconds, .deadline = deadline, .rendezvous = e.job.rendezvous.get()});
+      e.traits->name, {.seconds = e.joinSeconds, .deadline = deadline, .rendezvous = e.job.rendezvous.get()});
   if (!channel.ok())
     return channel.status();
   connection.channel = std::move(*channel);
@@ -246,8 +242,8 @@ Status openTogether(reshard_executor &e, Channel &channel, const Status &mine) {
 std::unique_ptr<Transport> openPull(reshard_executor &e, const pull::Fleet &fleet) {
   e.fleet = fleet;
   pull::PullOptions options{
-      .fleet = fleet, .worldRank = e.job.job.rank, .store = e.job.store.get(), .job = e.job.job, .open = [] {
-        return openMessenger("ucx");
+      .fleet = fleet, .worldRank = e.job.job.rank, .store = e.job.store.get(), .job = e.job.job, .open = [&e] {
+        return openMessenger(e.traits->name);
       }};
   auto transport = std::make_unique<pull::PullTransport>(std::move(options));
   e.pull = transport.get();
@@ -401,7 +397,7 @@ void keepBindings(const reshard_executor &e, Replacement &next) {
 
 /// The ranks of this process in the new plan: those given; else all, or the present one if ranks are processes.
 Status replaceRanks(const reshard_executor &e, const uint32_t *ranks, size_t count, Replacement &next) {
-  const bool processes = e.options.transport() != "threads";
+  const bool processes = e.traits->processes;
   if (ranks && (count == 0 || (processes && count != 1)))
     return invalid("found " + std::to_string(count) + " ranks, expected " +
                    (processes ? "the rank of this process" : "1 or more; pass NULL for all ranks of the plan"));
@@ -469,7 +465,7 @@ Status reshard::copyThroughFiles(reshard_executor &executor, const std::vector<c
 
 Status reshard::runOnce(reshard_executor &e, const Deadline &deadline, const std::function<Status()> &check) {
   e.state = RESHARD_TORN; // until the run is complete
-  if (!e.recorded)
+  if (!e.traits->recorded())
     if (Status status = e.transforms.prepare(); !status.ok())
       return status;
   if (Status status = clearOverflows(e.locals, *e.transport); !status.ok())
@@ -482,7 +478,7 @@ Status reshard::runOnce(reshard_executor &e, const Deadline &deadline, const std
       return status;
   if (!inRange.ok())
     return inRange;
-  if (!e.recorded)
+  if (!e.traits->recorded())
     if (Status status = e.refresh(); !status.ok())
       return status;
   e.state = RESHARD_COMPLETE;
@@ -498,18 +494,19 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
   if (!*executor)
     return RESHARD_FAILED;
   return guarded(*executor, [&](reshard_executor &e) -> Status {
-    OpenRequest request{
-        .path = path, .ranks = ranks, .rankCount = ranks ? rank_count : 0, .transport = {}, .device = {}};
+    OpenRequest request{.path = path, .ranks = ranks, .rankCount = ranks ? rank_count : 0};
     if (options)
       if (Status status = readStruct(options, request.options); !status.ok())
         return status;
     e.joinSeconds = request.options.join_seconds;
     e.interrupt.set(request.options.interrupted, request.options.interrupt_user);
     e.options.keep(request.options);
-    if (Status status = checkRequest(request); !status.ok())
-      return failBeforeJoin(e, request, std::move(status));
+    const Result<const TransportTraits *> traits = checkRequest(request);
+    if (!traits.ok())
+      return failBeforeJoin(e, request, traits.status());
+    e.traits = *traits;
     Status mine = Plan::open(path, e.plan);
-    if (!mine.ok() && request.transport != "mpi")
+    if (!mine.ok() && !e.traits->launched())
       return failBeforeJoin(e, request, std::move(mine));
     Connection connection;
     if (Status status = connect(e, request, connection); !status.ok())
@@ -537,21 +534,25 @@ reshard_status reshard_replace(reshard_executor *executor, const char *path, con
   return guarded(executor, [&](reshard_executor &e) -> Status {
     if (!e.transport || !path)
       return invalid(path ? "the plan is not open" : "the plan path is NULL");
-    const std::string transport = e.options.transport();
-    if ((transport != "threads" && transport != "ucx") || e.options.device() != "cpu")
-      return invalid("replace is not possible with transport '" + transport + "' on device '" + e.options.device() +
-                     "', expected 'threads' or 'ucx' on 'cpu'; close the executor and open the new plan");
+    const TransportTraits &transport = *e.traits;
+    if (!transport.replace)
+      return invalid("replace is not possible with transport '" + std::string(transport.name) + "' on device '" +
+                     transport.device + "', expected " + oneOf(transportNames(&TransportTraits::replace)) + " on " +
+                     oneOf(transportDevices(&TransportTraits::replace)) + "; close the executor and open the new plan");
     if (e.options.get().pull)
       return invalid("replace is not possible in pull mode; close the executor and open the new plan");
-    if (rendezvous && transport != "ucx")
-      return invalid("transport '" + transport + "' has no rendezvous, expected transport 'ucx' with it");
+    if (rendezvous && !transport.rendezvous)
+      return invalid(
+          "transport '" + std::string(transport.name) + "' has no rendezvous, expected transport " +
+          oneOf(transportNames([](const TransportTraits &each) { return each.replace && each.rendezvous; })) +
+          " with it");
     Replacement next;
     if (Status status = Plan::open(path, next.plan); !status.ok())
       return status;
     if (Status status = replaceRanks(e, ranks, rank_count, next); !status.ok())
       return status;
     keepBindings(e, next);
-    if (transport == "threads")
+    if (!transport.processes)
       next.transport = makeThreadsTransport(e.options.get().threads);
     else if (Status status = rejoin(e, rendezvous, next); !status.ok())
       return status;
@@ -705,7 +706,7 @@ reshard_status reshard_check_options(const reshard_options *options, char *error
     reshard_options own = RESHARD_OPTIONS_INITIALIZER;
     Status status = options ? readStruct(options, own) : Status();
     if (status.ok())
-      status = checkOptions(own);
+      status = checkOptions(own).status();
     if (status.ok())
       status = checkRendezvous(own, deadlineIn(own.join_seconds));
     if (error && capacity > 0)
@@ -714,6 +715,14 @@ reshard_status reshard_check_options(const reshard_options *options, char *error
   } catch (const std::exception &) {
     return RESHARD_FAILED; // out of memory
   }
+}
+
+const char *reshard_transport(const char *device, size_t index) {
+  for (const TransportTraits &each : transports())
+    if (each.processes && each.device == std::string_view(device ? device : transports().front().device) &&
+        index-- == 0)
+      return each.name;
+  return nullptr;
 }
 
 reshard_status reshard_fail_open(const uint32_t *rank, const reshard_options *options, const char *reason) {

@@ -55,6 +55,7 @@ struct reshard_executor {
   bool closedInside = false;        // a hook of that call has called reshard_close
   reshard::Interrupt interrupt;     // outlives the transport
   reshard::KeptOptions options;
+  const reshard::TransportTraits *traits = nullptr; // of `transport`; null: the options are not right
   std::unique_ptr<reshard::Plan> plan;
   std::vector<uint32_t> ranks;
   reshard::Bindables bindables;
@@ -69,7 +70,6 @@ struct reshard_executor {
   std::optional<reshard::pull::Fleet> fleet;    // in pull mode
   reshard::pull::PullTransport *pull = nullptr; // `transport` in pull mode
   double joinSeconds = 0;
-  bool recorded = false; // the transport records the hooks in prepare and replays them
   bool prepared = false;
   bool broken = false;     // Transport::prepare failed part way
   reshard::Status unready; // the last error of bind or prepare before the processes prepare together

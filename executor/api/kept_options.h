@@ -27,8 +27,6 @@ public:
     options_.communicator = nullptr;
   }
   const reshard_options &get() const { return options_; }
-  std::string transport() const { return options_.transport ? options_.transport : "threads"; }
-  std::string device() const { return options_.device ? options_.device : "cpu"; }
 
 private:
   reshard_options options_ = RESHARD_OPTIONS_INITIALIZER;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/interfaces/module.h"
 
+#include "executor/interfaces/transport_traits.h"
+
 #include <cstdlib>
 #include <dlfcn.h>
 #include <filesystem>
@@ -25,9 +27,34 @@ std::string loadedFile(const char *library) {
   return file;
 }
 
-/// Loads the UCX of RESHARD_UCX_ROOT. The module needs libucp.so.0, and the loader uses the one that is loaded
-/// already. So if that is of another UCX, the variable would have no effect, or the two would be mixed.
-Status loadUcx() {
+/// Fails if this process was forked from one that has used the backend: MPI, UCX and CUDA have threads and connections
+/// that a forked process does not have.
+Status checkForked(const std::string &name) {
+  static std::mutex mutex;
+  static std::map<std::string, pid_t> users; // the process that has loaded a backend first
+  const std::lock_guard lock(mutex);
+  const pid_t user = users.try_emplace(name, ::getpid()).first->second;
+  if (user == ::getpid())
+    return {};
+  return failed("backend '" + name + "' was loaded by process " + std::to_string(user) + ", from which this process " +
+                std::to_string(::getpid()) +
+                " was forked: it cannot be used after that; start this process in another way (multiprocessing: "
+                "'spawn'), or fork it before the first executor is opened");
+}
+
+/// The fix for an error of the loader that names a library outside reshard; empty for other errors.
+std::string fixFor(const std::string &error) {
+  for (const TransportTraits &each : transports())
+    if (each.library && error.starts_with(each.library))
+      return std::string("; ") + each.fix;
+  return "";
+}
+
+} // namespace
+
+// The module needs libucp.so.0, and the loader uses the one that is loaded already. So if that is of another UCX, the
+// variable would have no effect, or the two would be mixed.
+Status loadOtherUcx() {
   const char *root = std::getenv("RESHARD_UCX_ROOT");
   if (!root || !*root)
     return {};
@@ -47,42 +74,12 @@ Status loadUcx() {
   return failed(error + ": " + dlerror() + "; expected a folder with lib/libucp.so.0 of UCX 1.13 or a later 1.x");
 }
 
-/// Fails if this process was forked from one that has used the backend: MPI, UCX and CUDA have threads and connections
-/// that a forked process does not have.
-Status checkForked(const std::string &name) {
-  static std::mutex mutex;
-  static std::map<std::string, pid_t> users; // the process that has loaded a backend first
-  const std::lock_guard lock(mutex);
-  const pid_t user = users.try_emplace(name, ::getpid()).first->second;
-  if (user == ::getpid())
-    return {};
-  return failed("backend '" + name + "' was loaded by process " + std::to_string(user) + ", from which this process " +
-                std::to_string(::getpid()) +
-                " was forked: it cannot be used after that; start this process in another way (multiprocessing: "
-                "'spawn'), or fork it before the first executor is opened");
-}
-
-/// The fix for an error of the loader that names a library outside reshard; empty for other errors.
-std::string fixFor(const std::string &error) {
-  const std::pair<const char *, const char *> fixes[] = {
-      {"libuc", "install UCX 1.13 or a later 1.x, or set RESHARD_UCX_ROOT to a folder with its lib/libucp.so.0"},
-      {"libmpi.so", "install the MPI that reshard was built with: Open MPI 4 for the wheel"},
-      {"libnccl.so.2", "install NCCL 2, or load it before, as `import torch` does"},
-  };
-  for (const auto &[library, fix] : fixes) {
-    if (error.rfind(library, 0) == 0)
-      return std::string("; ") + fix;
-  }
-  return "";
-}
-
-} // namespace
-
 Result<void *> loadModule(const std::string &name, const std::string &entry, uint32_t version, Symbols symbols) {
   if (Status status = checkForked(name); !status.ok())
     return status;
-  if (Status status = name == "ucx" ? loadUcx() : Status(); !status.ok())
-    return status;
+  if (const TransportTraits *transport = findTransport(name); transport && transport->beforeLoading)
+    if (Status status = transport->beforeLoading(); !status.ok())
+      return status;
   const std::string file = "libreshard_" + name + ".so";
   std::error_code ignored;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);

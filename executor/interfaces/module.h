@@ -17,4 +17,7 @@ enum class Symbols { local, global };
 /// symbols.
 Result<void *> loadModule(const std::string &name, const std::string &entry, uint32_t version, Symbols symbols);
 
+/// Loads the UCX of the variable RESHARD_UCX_ROOT, if it is set, for backend `ucx`.
+Status loadOtherUcx();
+
 } // namespace reshard

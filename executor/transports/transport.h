@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface of transports, which move the bytes of a process's ranks from source to target memory. One
-// implementation per file; executor.cpp chooses one by name.
+// implementation per file; executor.cpp chooses one by the row of executor/interfaces/transport_traits.h.
 #pragma once
 
 #include "base/deadline.h"

@@ -26,10 +26,10 @@ extern "C" {
    several threads may use several executors concurrently. A hook must not call its executor: functions with a status
    return RESHARD_INVALID, and after reshard_close in a hook the call in progress returns RESHARD_FAILED, and the
    executor stays open. In a process that was forked from the one that opened it, functions with a status return
-   RESHARD_INVALID, the others 0, RESHARD_EMPTY or NULL, and reshard_close has no effect; "mpi", "ucx", "nccl" and
-   "cuda" cannot be opened there if the other process has used them. Returned pointers belong to the executor and are
-   valid until close; the text of reshard_error is valid until the next call. Arguments are read only during the call,
-   except bound memory and hooks with their `user`, which are used until close. */
+   RESHARD_INVALID, the others 0, RESHARD_EMPTY or NULL, and reshard_close has no effect; a transport between
+   processes or device "cuda" cannot be opened there if the other process has used it. Returned pointers belong to the
+   executor and are valid until close; the text of reshard_error is valid until the next call. Arguments are read only
+   during the call, except bound memory and hooks with their `user`, which are used until close. */
 typedef struct reshard_executor reshard_executor;
 
 typedef enum {
@@ -77,14 +77,14 @@ typedef struct {
 
 typedef struct {
   size_t size; /* set by RESHARD_OPTIONS_INITIALIZER */
-  /* "threads" (default, also NULL): all ranks of the plan in this process. "mpi", "ucx", and "nccl" with device "cuda":
-     one rank in each process.
+  /* "threads" (default, also NULL): all ranks of the plan in this process. Others, which reshard_transport lists and
+     docs/api.md ("Transports") compares, such as "mpi": one rank in each process.
      With "mpi", only one thread of a process may call executors at a time, unless the program has called
      MPI_Init_thread with MPI_THREAD_MULTIPLE. If the program has not called MPI_Init, the first open calls it, and the
      last close calls MPI_Finalize; after that no open succeeds. After RESHARD_FAILED or RESHARD_TIMEOUT of a run, MPI
      may write to bound memory until the process ends: do not use that memory for anything else. */
   const char *transport;
-  /* "cpu" (default, also NULL); "cuda", with transport "threads" or "nccl": all bound memory is a GPU's. */
+  /* "cpu" (default, also NULL); "cuda", with transports that run there: all bound memory is a GPU's. */
   const char *device;
   uint32_t threads; /* worker threads of transport "threads"; 0: one for each core */
   /* Deadline of open, prepare and reshard_all_reduce_min, which wait for the other processes, and of close; 0: none. */
@@ -97,8 +97,8 @@ typedef struct {
   /* For "nccl": the caller's ncclComm_t, with as many ranks as the plan, or NULL. It stays the caller's, but a failed
      run aborts it. */
   void *communicator;
-  /* The rendezvous of "ucx", and of "nccl" without a communicator: how processes that no common launcher started find
-     each other.
+  /* The rendezvous of a transport that has one (of "nccl" without a communicator): how processes that no common
+     launcher started find each other.
      "tcp://host:port": rank 0 serves a store there, as long as its executor is open. Without a secret the host must be
      this machine ("127.0.0.1", "localhost"), and only processes of rank 0's user are accepted.
      "file:///folder": a folder that all processes share.
@@ -113,8 +113,9 @@ typedef struct {
   /* A secret that the processes of one job have in common, 1 to 4096 bytes; all messages of the rendezvous prove it. It
      needs libcrypto (OpenSSL 3 or 1.1). NULL: the environment variable RESHARD_SECRET; if it is not set, no secret. */
   const char *secret;
-  /* Not 0: pull mode, with "ucx" and a plan whose target has `replicas`. Processes join and leave at any time: open and
-     prepare wait for no other process, and reshard_publish, reshard_release and reshard_pull replace reshard_run. */
+  /* Not 0: pull mode, with a transport that has it and a plan whose target has `replicas`. Processes join and leave at
+     any time: open and prepare wait for no other process, and reshard_publish, reshard_release and reshard_pull replace
+     reshard_run. */
   int pull;
   int reserved; /* 0 */
   /* NULL, or a function that calls of the executor ask while they wait, on their own thread and about 20 times a
@@ -131,10 +132,10 @@ typedef struct {
    struct. For bindings in other languages, which check their own declarations with it. */
 size_t reshard_struct_size(const char *name);
 
-/* Opens the plan file for world ranks `ranks`, which this process runs. NULL: every rank of the plan, or with transport
-   "mpi", "ucx" or "nccl" this process's own rank, which "nccl" takes from the communicator or the launcher's
-   environment, and "ucx" from env://; with another rendezvous "ucx" needs one rank here. `options` NULL: the defaults.
-   With "mpi" and "ucx" all processes open or none: if one fails, all return its status, also if its plan cannot be
+/* Opens the plan file for world ranks `ranks`, which this process runs. NULL: every rank of the plan, or with a
+   transport between processes this process's own rank: that of the launcher, of the communicator or of env://; with
+   another rendezvous "ucx" needs one rank here. `options` NULL: the defaults.
+   With processes on device "cpu" all open or none: if one fails, all return its status, also if its plan cannot be
    opened. A process that fails before it joins waits for the others to tell them so, 5 seconds at most. On failure
    *executor is set unless memory is exhausted, so that reshard_error returns the cause; close it. */
 reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank_count, const reshard_options *options,
@@ -143,10 +144,11 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
 /* Between runs, replaces the plan by that of another file, for example because the trainer has lost a node and has
    another mesh now. All processes of the new plan call it, each with the rank that it has there; a process that is not
    in the new plan closes its executor or has ended. Afterwards the caller binds the missing params, and calls prepare
-   and run as after open. Only for "threads" and "ucx" on device "cpu".
-   ranks: the ranks of this process in the new plan. NULL: all ranks of the plan, or with "ucx" its present rank.
-   rendezvous: with "ucx", a URL as in reshard_options. NULL: the store that is open now, which must still be served: a
-   store of tcp:// ends with the process that was rank 0 of the plan that was opened with it.
+   and run as after open. Only for transports that can replace a plan (docs/api.md, "Transports").
+   ranks: the ranks of this process in the new plan. NULL: all ranks of the plan, or the present rank of a process that
+   has one.
+   rendezvous: a URL as in reshard_options, if the transport has one. NULL: the store that is open now, which must still
+   be served: a store of tcp:// ends with the process that was rank 0 of the plan that was opened with it.
    Kept are hooks, transforms, options, state and version, and the bound memory of params whose endpoint, name and bytes
    are in both plans: the i-th of `ranks` keeps the memory of the i-th present rank, a file that of the same file. Other
    memory is the caller's again. With "ucx" also kept are UCX's context, the registrations of that memory, and the
@@ -381,9 +383,12 @@ reshard_status reshard_fail(reshard_executor *executor, const char *reason);
    the folder if its parent exists. Writes the error, or "", to `error`, at most `capacity` bytes with its end; NULL, 0:
    nowhere. */
 reshard_status reshard_check_options(const reshard_options *options, char *error, size_t capacity);
+/* The name of transport number `index`, from 0 on, of those that connect processes on a device (NULL: "cpu"). NULL:
+   there are no more. */
+const char *reshard_transport(const char *device, size_t index);
 /* Instead of reshard_open, with its options and rank (NULL: that of env://): this process cannot call it, for a reason
-   that is not an error of the library. With "ucx" or "nccl" and a rendezvous, the processes that wait for it there fail
-   with the reason at once. Returns when they know, but after 5 seconds or at the deadline at the latest. */
+   that is not an error of the library. With a rendezvous, the processes that wait for it there fail with the reason at
+   once. Returns when they know, but after 5 seconds or at the deadline at the latest. */
 reshard_status reshard_fail_open(const uint32_t *rank, const reshard_options *options, const char *reason);
 /* Frees the executor; NULL is allowed. If bind or prepare has failed, it gives that as reason to reshard_fail first. */
 void reshard_close(reshard_executor *executor);

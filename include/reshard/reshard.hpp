@@ -82,8 +82,8 @@ struct Transform {
 /// An executor of the ranks of this process. Not thread-safe.
 class Executor {
 public:
-  /// `ranks`: world ranks; empty: every rank of the plan, or with transport "mpi", "nccl", or "ucx" with
-  /// env:// this process's own.
+  /// `ranks`: world ranks; empty: every rank of the plan, or with a transport between
+  /// processes this process's own, if the launcher or env:// states it.
   explicit Executor(const std::string &path, const reshard_options &options = RESHARD_OPTIONS_INITIALIZER,
                     const std::vector<uint32_t> &ranks = {}) {
     reshard_executor *executor = nullptr;
@@ -93,8 +93,8 @@ public:
     check(status);
   }
 
-  /// Replaces the plan between runs (reshard_replace). `ranks` empty: every rank of the plan, or with transport "ucx"
-  /// the present one. `rendezvous` empty: the store that is open.
+  /// Replaces the plan between runs (reshard_replace). `ranks` empty: every rank of the plan, or the present
+  /// one of a process that has one. `rendezvous` empty: the store that is open.
   void replace(const std::string &path, const std::vector<uint32_t> &ranks = {}, const std::string &rendezvous = {}) {
     check(reshard_replace(executor_.get(), path.c_str(), ranks.empty() ? nullptr : ranks.data(), ranks.size(),
                           rendezvous.empty() ? nullptr : rendezvous.c_str()));

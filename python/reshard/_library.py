@@ -259,6 +259,7 @@ _FUNCTIONS = {
     "reshard_bytes_by": (c_uint64, c_void_p, c_int),
     "reshard_fail": (c_int, c_void_p, c_char_p),
     "reshard_check_options": (c_int, POINTER(Options), c_char_p, c_size_t),
+    "reshard_transport": (c_char_p, c_char_p, c_size_t),
     "reshard_fail_open": (c_int, POINTER(c_uint32), POINTER(Options), c_char_p),
     "reshard_close": (None, c_void_p),
     "reshard_plan_open": (c_int, c_char_p, POINTER(c_void_p)),

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from ._library import PREFIX
 from .compiler import run_compiler
 from .errors import CompileError, Error
-from .executor import check_rendezvous
+from .executor import check_rendezvous, transports
 from .job_text import JobText
 from .names import Renames, matching, patterns, printable, shown
 from .plan import Plan
@@ -202,16 +202,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="this command is started N times, by a launcher or with --rank: the processes share out the work",
     )
-    add(
-        "--transport",
-        choices=("mpi", "ucx"),
-        help="how the processes communicate: mpi under mpirun, or ucx with --rendezvous",
-    )
+    add("--transport", choices=transports(), help="how the processes communicate, as for reshard-exec")
     add(
         "--rendezvous",
         metavar="URL",
-        help="how the processes of ucx find each other: env:// (the variables of torchrun, srun "
-        "or mpirun), tcp://HOST:PORT, file:///FOLDER; "
+        help="how the processes find each other, for a transport that has a rendezvous: env:// (the variables "
+        "of torchrun, srun or mpirun), tcp://HOST:PORT, file:///FOLDER; "
         "a secret in RESHARD_SECRET is needed between machines",
     )
     add("--rank", type=int, metavar="R", help="the number of this process (default: that of the launcher)")
@@ -780,7 +776,9 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.processes < 1:
         raise Error(f"invalid --processes={options.processes}: expected 1 or more")
     if options.processes > 1 and not options.transport and not options.plan:
-        raise Error(f"--processes={options.processes} needs --transport=mpi or --transport=ucx")
+        raise Error(
+            f"--processes={options.processes} needs {' or '.join(f'--transport={name}' for name in transports())}"
+        )
     for option in ("transport", "rendezvous", "rank", "job", "insecure"):
         given = getattr(options, option)
         if given is not None and given is not False and options.processes == 1:

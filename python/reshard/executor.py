@@ -111,22 +111,22 @@ class Executor:
     plan: a Plan, or the path of a plan file.
     rank: one world rank or several; None: every rank of the plan, or the rank of this process if the transport connects
         processes.
-    transport: "threads" (all ranks in this process), "mpi" or "ucx" (one rank per process), "nccl" (one rank per
-        process, with device "cuda").
+    transport: "threads" (all ranks in this process), or one that connects processes (one rank per process), as
+        ``reshard-exec --help`` lists them.
     device: the device of the tensors, "cpu" or "cuda".
     threads: worker threads of this process; 0: one per core.
     join_timeout: seconds that opening, ``prepare`` and ``close`` wait for other processes; None: no limit.
     no_local_shortcut: send messages even if a peer's memory could be accessed directly.
     communicator: for "nccl", the address of an ncclComm_t, which the caller still owns.
-    rendezvous: for "ucx", and for "nccl" without a communicator, how the processes find each other: a URL
+    rendezvous: for transports that have one, how the processes find each other without a common launcher: a URL
         ("tcp://host:port", which rank 0 serves; "file:///folder"; "env://", the variables of torchrun, srun or mpirun),
         or an object with ``set(key, value)`` and ``get(key)``, such as a store of torch.distributed.
     job: a name that the processes have in common, if several jobs use one rendezvous.
     secret: a secret that the processes have in common, 1 to 4096 bytes; None: the environment variable RESHARD_SECRET.
     insecure: without a secret, accept processes of other machines and users.
-    pull: pull mode, for "ucx" and a plan whose target has ``replicas``: a process of the source calls ``publish`` and
-        ``release``, one of an engine replica calls ``pull``, in place of ``run``. Processes join and leave at any time;
-        opening and ``prepare`` wait for no other process.
+    pull: pull mode, for a transport that has it and a plan whose target has ``replicas``: a process of the source calls
+        ``publish`` and ``release``, one of an engine replica calls ``pull``, in place of ``run``. Processes join and
+        leave at any time; opening and ``prepare`` wait for no other process.
     """
 
     def __init__(
@@ -780,6 +780,13 @@ def reason_of(raised: BaseException) -> bytes:
     """Returns an exception as a reason for the library."""
     text = str(raised) if isinstance(raised, Error) else f"{type(raised).__name__}: {raised}"
     return text.encode(errors="replace").replace(b"\0", b"?")
+
+
+def transports(device: str = "cpu") -> list[str]:
+    """The names of the transports that connect processes, on a device."""
+    place = text_for(device, "device")
+    names = (library.reshard_transport(place, index) for index in itertools.count())
+    return [name.decode() for name in itertools.takewhile(bool, names)]
 
 
 def _job_options(

@@ -118,6 +118,7 @@ MORE = {
     "executor/backends/nccl.cpp": "executor/interfaces/communicator.h nccl.h",
     "command/options.cpp": "CLI/",
     "tools/compile.cpp": "compiler/* ir",
+    "tools/exec.cpp": "executor/interfaces/transport_traits.h",
     "tools/stored_files.h": "compiler/frontend llvm/",
     "tools/stored_files.cpp": "ir",
     "tools/run/execution.cpp": "executor/rendezvous/launch.h",

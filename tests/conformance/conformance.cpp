@@ -4,6 +4,7 @@
 
 #include "command/common.h"
 #include "command/options.h"
+#include "executor/interfaces/transport_traits.h"
 #include "reshard/reshard.h"
 #include "tests/conformance/allocations.h"
 #include "tests/conformance/processes.h"
@@ -27,7 +28,7 @@ using namespace reshard::conformance;
 namespace {
 
 struct Options {
-  std::string folder, transport = "threads", device = "cpu", rendezvous;
+  std::string folder, transport = transports().front().name, device = transports().front().device, rendezvous;
   bool countAllocations = false, noLocalShortcut = false, privateMemory = false;
   uint64_t repeat = 0;
   double timeout = 60;
@@ -60,7 +61,8 @@ struct Usage {
 
 class Conformance {
 public:
-  explicit Conformance(const Options &options) : options_(options), processes_(options.transport != "threads") {}
+  explicit Conformance(const Options &options)
+      : options_(options), processes_(findTransport(options.transport)->processes) {}
 
   int run() {
     std::vector<std::string> paths;
@@ -126,7 +128,7 @@ private:
     size_t count = 0;
     const uint32_t *ranks = reshard_ranks(subject.executor.get(), &count);
     subject.memory = std::make_unique<Memory>(*subject.plan, std::vector<uint32_t>(ranks, ranks + count));
-    const bool shared = options_.transport != "threads" && !options_.privateMemory;
+    const bool shared = findTransport(options_.transport)->processes && !options_.privateMemory;
     for (uint32_t e = 0; e < subject.plan->manifest().endpoints()->size(); ++e)
       if (Status status = subject.memory->allocate(e, shared); !status.ok())
         return status.message();
@@ -168,7 +170,7 @@ private:
   /// A run that must pass the executor's own check, too.
   std::string checked(const Subject &subject) const {
     for (const schema::Endpoint *endpoint : *subject.plan->manifest().endpoints())
-      if (endpoint->storage() && options_.transport != "threads")
+      if (endpoint->storage() && findTransport(options_.transport)->processes)
         return once(subject); // files have no digests there
     reshard_check check = RESHARD_CHECK_INITIALIZER;
     check.first_index = check.allow_undigested = 1;
@@ -306,10 +308,10 @@ int main(int argc, char **argv) {
       "conformance",
       "FOLDER",
       "Runs every plan of a folder and checks every target byte.",
-      {{"--transport", "NAME", "threads (default), or under mpirun mpi, ucx, nccl",
-        setChoice(options.transport, {"threads", "mpi", "ucx", "nccl"})},
+      {{"--transport", "NAME", "threads (default), or another one, under mpirun",
+        setChoice(options.transport, transportNames())},
        {"--rendezvous", "URL", "where the processes of transport ucx find each other", setText(options.rendezvous)},
-       {"--device", "NAME", "cpu (default), cuda", setChoice(options.device, {"cpu", "cuda"})},
+       {"--device", "NAME", "cpu (default), cuda", setChoice(options.device, transportDevices())},
        {"--count-allocations", "", "one more run, which must not allocate", setSwitch(options.countAllocations)},
        {"--repeat", "N", "N more runs, in which memory, descriptors and time must not grow",
         setNumber(options.repeat, 200, 1'000'000)},

@@ -89,7 +89,7 @@ public:
       : options_(options),
         threads_(options.threads ? options.threads : std::max(1u, std::thread::hardware_concurrency())) {}
   ~Execution() {
-    if (options_.transport != "threads")
+    if (options_.traits().processes)
       guardExits(whileJoining()); // until the process ends: a thread may still wait in MPI for peers
   }
 
@@ -125,7 +125,7 @@ private:
 
   /// Reports a failure of this process to the others. Returns the code with which all processes exit.
   int reportFailure(int code, const std::string &reason) {
-    if (!executor_ && options_.transport == "ucx") { // the other processes wait in their open
+    if (!executor_ && options_.traits().needsRendezvous) { // the other processes wait in their open
       const reshard_options options = openOptions(options_, threads_);
       if (!plan_ || !options_.rank || *options_.rank < plan_->world()) [[maybe_unused]]
         const reshard_status told =
@@ -133,7 +133,7 @@ private:
       return code;
     }
     try {
-      if (!executor_ && options_.transport == "mpi")
+      if (!executor_ && options_.traits().launched())
         open(); // the other processes join or have joined
       allReduceMin(kFailed + (static_cast<int64_t>(code) << 32 | (ranks_.empty() ? 0 : ranks_[0])));
       return code;
@@ -149,7 +149,7 @@ private:
     checkOptions(options_, *plan_);
     source_ = sourceFolder(options_, *plan_);
     target_ = targetFolder(options_, *plan_);
-    if (options_.transport == "threads") { // this process has all ranks, thus both sides of each message
+    if (!options_.traits().processes) { // this process has all ranks, thus both sides of each message
       const Status status = checkMessages(*plan_);
       throwOnError(status, !status.ok() && status.kind() == ErrorKind::failed ? kFailure : kUsage);
     }
@@ -240,7 +240,7 @@ private:
     Result<std::vector<std::string>> entries = entriesOf(folder.temporary());
     throwOnError(entries.status(), kFailure);
     const JournalRun run{.plan = plan_->digest(),
-                         .transport = options_.transport == "threads" ? "threads" : "processes",
+                         .transport = options_.traits().processes ? "processes" : "threads",
                          .rank = ranks_.empty() ? 0 : ranks_[0],
                          .options = {{"max-shard-size", std::to_string(options_.shardBytes)},
                                      {"copied files", digestOf(modelFiles_)},
@@ -385,7 +385,7 @@ private:
   /// All-reduce min over all processes. Each value must be greater than kFailed + 2^34. Throws PeerFailure if a process
   /// has failed.
   int64_t allReduceMin(int64_t mine) {
-    if (options_.transport == "threads" || !reachable_)
+    if (!options_.traits().processes || !reachable_)
       return mine;
     int64_t least = 0;
     if (reshard_all_reduce_min(executor_.get(), mine, &least) != RESHARD_OK) {
@@ -463,8 +463,9 @@ private:
 
   /// --synthesize --source=DIR: writes the files that a run without --synthesize reads.
   void writeSource() {
-    if (options_.transport != "threads")
-      throw Failure{kUsage, "--synthesize --source=DIR writes files from one process, expected --transport=threads"};
+    if (options_.traits().processes)
+      throw Failure{kUsage, "--synthesize --source=DIR writes files from one process, expected --transport=" +
+                                std::string(transports().front().name)};
     NewFolder folder(options_.source, NewFolder::ownNumber(), true);
     Memory memory(*plan_);
     throwOnError(memory.createFiles(0, folder.temporary(), options_.shardBytes), kFailure);
@@ -518,7 +519,7 @@ private:
   void open() {
     const reshard_options options = openOptions(options_, threads_);
     reshard_executor *executor = nullptr;
-    if (options_.transport != "threads")
+    if (options_.traits().processes)
       guardExits(whileJoining());
     const reshard_status status = reshard_open(options_.plan.c_str(), options_.rank ? &*options_.rank : nullptr,
                                                options_.rank ? 1 : 0, &options, &executor);
@@ -526,7 +527,7 @@ private:
     if (status != RESHARD_OK)
       throw Failure{status == RESHARD_FAILED || status == RESHARD_TIMEOUT ? kFailure : kUsage, reshard_error(executor)};
     guardExits(ExitPolicy::pass);
-    if (options_.transport != "threads") {
+    if (options_.traits().processes) {
       size_t count = 0;
       const uint32_t *ranks = reshard_ranks(executor, &count);
       ranks_.assign(ranks, ranks + count);
@@ -571,7 +572,7 @@ private:
   /// Opens the device of this process's rank, chosen as reshard_open does.
   void openDevice() {
     Launch launch;
-    if (options_.transport == "nccl")
+    if (options_.traits().processes)
       launch = findLaunch();
     Result<std::unique_ptr<Device>> device =
         reshard::openDevice(options_.device, launch.localRank ? static_cast<int>(*launch.localRank) : -1);

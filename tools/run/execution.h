@@ -4,6 +4,7 @@
 
 #include "base/renames.h"
 #include "command/common.h"
+#include "executor/interfaces/transport_traits.h"
 #include "tools/run/carried_objects.h"
 
 #include <cstdint>
@@ -13,7 +14,8 @@
 namespace reshard::tools {
 
 struct ExecutionOptions {
-  std::string plan, source, target, transport = "threads", device = "cpu", report, trace;
+  std::string plan, source, target, report, trace;
+  std::string transport = transports().front().name, device = transports().front().device; // both known
   bool synthesize = false, check = false, checkReplicas = false;
   std::string allow; // "extra": tensors in the source's files that the plan does not use are ignored, and objects that
                      // the target cannot hold
@@ -31,6 +33,9 @@ struct ExecutionOptions {
   bool noSync = false;     // do not wait until written files are on their device
   bool resume = false;     // continue the run that left an unfinished target
   uint64_t shardBytes = 0; // largest file of a written checkpoint, in bytes; 0: 5 GB, as Hugging Face
+
+  /// What holds for the transport on each of its devices.
+  const TransportTraits &traits() const { return *findTransport(transport); }
 };
 
 /// Prints errors on stderr and the result on stdout; writes the report and the trace. Returns the exit code.

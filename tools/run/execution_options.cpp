@@ -39,9 +39,9 @@ namespace {
 /// Checks that the options tell this process which rank it is, unless the launcher does.
 void checkRank(const ExecutionOptions &options, const Plan &plan) {
   const bool launched = options.rendezvous.empty() || options.rendezvous.starts_with("env://");
-  if (options.transport == "ucx" && options.rendezvous.empty())
-    throw Failure{kUsage, "--rendezvous is missing, expected --rendezvous=URL with --transport=ucx: tcp://HOST:PORT, "
-                          "file:///FOLDER or env://"};
+  if (options.traits().needsRendezvous && options.rendezvous.empty())
+    throw Failure{kUsage, "--rendezvous is missing, expected --rendezvous=URL with --transport=" + options.transport +
+                              ": tcp://HOST:PORT, file:///FOLDER or env://"};
   if (!options.rank && !launched)
     throw Failure{kUsage, "--rank is missing, expected --rank=R with R from 0 to " + std::to_string(plan.world() - 1) +
                               ", another one in each process; --rendezvous=env:// reads the launcher's"};
@@ -58,7 +58,7 @@ void checkResume(const ExecutionOptions &options, const Plan &plan) {
   if (options.repeat != 1 || options.device != "cpu")
     throw Failure{kUsage, "--resume continues one run on the CPU, expected no --repeat and no --device"};
   for (const schema::Endpoint *endpoint : *plan.manifest().endpoints())
-    if (options.transport != "threads" && !endpoint->storage())
+    if (options.traits().processes && !endpoint->storage())
       throw Failure{kUsage, "--resume with --transport=" + options.transport +
                                 " needs files that all processes share, but " + endpoint->role()->str() +
                                 " has no 'storage'"};
@@ -113,7 +113,7 @@ void checkOptions(const ExecutionOptions &options, const Plan &plan) {
                               "', a function of the caller: expected --synthesize without --source, and --device=cpu"};
   for (const schema::Endpoint *endpoint : *plan.manifest().endpoints()) {
     const bool shared =
-        options.transport != "threads" && endpoint->storage() && endpoint != plan.manifest().endpoints()->Get(0);
+        options.traits().processes && endpoint->storage() && endpoint != plan.manifest().endpoints()->Get(0);
     if (shared && options.synthesize)
       throw Failure{kUsage,
                     "the files of " + endpoint->role()->str() +
