@@ -3,6 +3,7 @@
 // as ranges.
 #include "schema/element_ranges.h"
 
+#include "base/work_deadline.h"
 #include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
@@ -104,6 +105,7 @@ private:
   }
 
   void visitTensor(const GridVisitor &visit) {
+    WorkDeadline::spend(8);
     const std::string name = pattern_ ? tensorName(layout_.manifest, *pattern_, values_) : std::string();
     grid_.tensor = pattern_ ? &name : nullptr;
     visit(grid_);
@@ -213,6 +215,23 @@ void forEachGrid(const InstanceLayout &layout, const GridVisitor &visit) {
   const uint32_t parts = orEmpty(layout.endpoint.params()->Get(layout.instance.param)->parts()).size();
   for (uint32_t part = 0; part < parts; ++part)
     PartGrids(layout, part).forEach(visit);
+}
+
+void forEachCollapsedGrid(const InstanceLayout &layout, const GridVisitor &visit) {
+  forEachGrid(layout, [&](const PartGrid &grid) {
+    PartGrid collapsed = grid;
+    collapsed.collapse();
+    visit(collapsed);
+  });
+}
+
+void forEachRange(const InstanceLayout &layout, const RangeVisitor &visit) {
+  forEachCollapsedGrid(layout, [&](const PartGrid &grid) {
+    forEachRangeOf(grid, [&](const ElementRange &range) {
+      WorkDeadline::spend(range.count);
+      visit(range);
+    });
+  });
 }
 
 void forEachRangeOf(const PartGrid &grid, const RangeVisitor &visit) { RangeWalk(grid, visit).visit(0, 0, grid.local); }

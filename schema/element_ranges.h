@@ -62,8 +62,12 @@ struct PartGrid {
 };
 
 /// Calls visit(grid) for every part of an instance, and for every tensor of a part that stacks several of them. Grids
-/// of tensors have the dimensions of the tensor.
+/// of tensors have the dimensions of the tensor. Counts as work of a command (base/work_deadline.h), as the two below.
 void forEachGrid(const InstanceLayout &layout, const std::function<void(const PartGrid &)> &visit);
+/// The same, with collapsed grids.
+void forEachCollapsedGrid(const InstanceLayout &layout, const std::function<void(const PartGrid &)> &visit);
+/// Calls visit(range) for all elements of an instance that a part covers, part by part.
+void forEachRange(const InstanceLayout &layout, const std::function<void(const ElementRange &)> &visit);
 
 /// Calls visit(range) for all elements of a grid, along its last dimension: in a tensor they follow each other.
 void forEachRangeOf(const PartGrid &grid, const std::function<void(const ElementRange &)> &visit);

@@ -72,6 +72,9 @@ inline std::string meshRankText(const Endpoint &endpoint, uint32_t number) {
                                                           : "rank ") +
          std::to_string(number);
 }
+inline std::string meshRankName(const Endpoint &endpoint, uint32_t meshRank) {
+  return meshRankText(endpoint, endpoint.ranks()->Get(meshRank));
+}
 
 /// Whether each instance of the param has its own memory in the arena.
 inline bool inArena(const Param &param) {

@@ -5,8 +5,8 @@
 #include "base/work_deadline.h"
 #include "command/common.h"
 #include "report/inspect/quantized_forms.h"
+#include "schema/element_ranges.h"
 #include "schema/flatbuffer_vectors.h"
-#include "verify/layout/element_ranges.h"
 #include "verify/proof/staged.h"
 
 #include <algorithm>

@@ -9,7 +9,6 @@
 #include "report/inspect/simulation_report.h"
 #include "report/page/page.h"
 #include "schema/flatbuffer_vectors.h"
-#include "verify/layout/element_ranges.h"
 #include "verify/proof/staged.h"
 
 #include <nlohmann/json.hpp>

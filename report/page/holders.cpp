@@ -2,8 +2,8 @@
 #include "report/page/holders.h"
 
 #include "base/work_deadline.h"
+#include "schema/element_ranges.h"
 #include "schema/flatbuffer_vectors.h"
-#include "verify/layout/element_ranges.h"
 
 #include <algorithm>
 #include <map>
@@ -78,7 +78,7 @@ Boxes DrawnTensor::boxesOf(const Endpoint &endpoint, uint32_t param, uint32_t me
   if (!found || matrix_.rows == 0 || matrix_.columns == 0)
     return boxes;
   std::vector<Stride> strides;
-  forEachPartGrid({manifest_, endpoint, meshRank, *found}, [&](const PartGrid &grid) {
+  forEachCollapsedGrid({manifest_, endpoint, meshRank, *found}, [&](const PartGrid &grid) {
     if (grid.tensor && *grid.tensor == name_)
       addPart(grid, matrix_, 0, 0, strides, boxes);
   });

@@ -126,7 +126,7 @@ MORE = {
 }
 LESS = {
     "verify/proof/regular_sets.cpp": "verify/proof/regular_sets.h",
-    "verify/proof/contents.cpp": "verify/proof verify/layout schema base/work_deadline.h",
+    "verify/proof/contents.cpp": "verify/proof schema base/work_deadline.h",
     "verify/proof/plan_verifier.cpp": (
         "verify/proof verify/layout schema executor/load/load.h base/parallel.h base/work_deadline.h"
     ),

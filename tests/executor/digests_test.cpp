@@ -9,7 +9,6 @@
 #include "tests/verify/support.h"
 #include "tools/run/memory.h"
 #include "verify/check/synthesize.h"
-#include "verify/layout/element_ranges.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,8 +21,6 @@ namespace reshard {
 
 namespace {
 
-using analysis::ElementRange;
-using analysis::InstanceLayout;
 using analysis::MeshRankMemory;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -229,17 +226,18 @@ TEST_F(DigestsTest, OneWrongElementOfOneRankIsFound) {
       std::string tensor;
       int64_t index = 0, width = 1;
       size_t dimensions = 0;
-      analysis::forEachRange({plan_->manifest(), endpoint(1), meshRank, instance}, [&](const ElementRange &range) {
-        for (int64_t k = 0; range.tensor && k < range.count; ++k)
-          if (range.local + k * range.localStep == place) {
-            tensor = *range.tensor;
-            index = range.logical + k;
-            const auto &shape =
-                *plan_->manifest().tensor_patterns()->Get(static_cast<uint32_t>(range.pattern))->shape();
-            dimensions = shape.size();
-            width = dimensions == 2 ? static_cast<int64_t>(shape.Get(1)) : 1;
-          }
-      });
+      schema::forEachRange(
+          {plan_->manifest(), endpoint(1), meshRank, instance}, [&](const schema::ElementRange &range) {
+            for (int64_t k = 0; range.tensor && k < range.count; ++k)
+              if (range.local + k * range.localStep == place) {
+                tensor = *range.tensor;
+                index = range.logical + k;
+                const auto &shape =
+                    *plan_->manifest().tensor_patterns()->Get(static_cast<uint32_t>(range.pattern))->shape();
+                dimensions = shape.size();
+                width = dimensions == 2 ? static_cast<int64_t>(shape.Get(1)) : 1;
+              }
+          });
       std::byte &wrong = memory.params[param][instance.instance]
                                       [place * item + static_cast<int64_t>(random() % static_cast<uint64_t>(item))];
       const auto bit = static_cast<std::byte>(1u << random() % 8);

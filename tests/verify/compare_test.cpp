@@ -116,7 +116,7 @@ std::map<int64_t, std::pair<std::string, int64_t>> elementsOf(const fbs::Instanc
   if (places)
     PartsByPlace(layout).forEachRange(*places, add);
   else
-    forEachRange(layout, add);
+    fbs::forEachRange(layout, add);
   return elements;
 }
 

@@ -309,26 +309,27 @@ TEST_F(QuantizedPlan, SynthesizedBlocksAreNearTheirElements) {
           for (const uint32_t base : baseParams(*view))
             memory.push_back(rankMemory.params[base][instance.instance]);
           const Bytes wide = readMatrix(source, p, rankMemory.meshRank, memory, 0);
-          forEachRange({plan_->manifest(), source, rankMemory.meshRank, instance}, [&](const ElementRange &run) {
-            for (int64_t k = 0; k < run.count; ++k, ++elements) {
-              auto value = [](uint16_t code) {
-                const uint32_t bits = uint32_t{code} << 16;
-                float result;
-                std::memcpy(&result, &bits, sizeof result);
-                return result;
-              };
-              uint16_t found = 0;
-              std::memcpy(&found, wide.data() + 2 * (run.local + k * run.localStep), 2);
-              // By definition (synthesize.h), exponents are 112 to 127.
-              const uint64_t hash =
-                  elementHash(tensorKey(*run.tensor, 5), static_cast<uint64_t>(run.logical + k * run.logicalStep));
-              const auto code = static_cast<uint16_t>((hash & 0xBFFF) | 0x3800);
-              zeros += value(found) == 0;
-              EXPECT_LE(std::abs(value(found) - value(code)),
-                        near * std::abs(value(code)) + std::ldexp(1.0, format == std::string("nvfp4") ? -2 : -17))
-                  << format;
-            }
-          });
+          fbs::forEachRange(
+              {plan_->manifest(), source, rankMemory.meshRank, instance}, [&](const fbs::ElementRange &run) {
+                for (int64_t k = 0; k < run.count; ++k, ++elements) {
+                  auto value = [](uint16_t code) {
+                    const uint32_t bits = uint32_t{code} << 16;
+                    float result;
+                    std::memcpy(&result, &bits, sizeof result);
+                    return result;
+                  };
+                  uint16_t found = 0;
+                  std::memcpy(&found, wide.data() + 2 * (run.local + k * run.localStep), 2);
+                  // By definition (synthesize.h), exponents are 112 to 127.
+                  const uint64_t hash =
+                      elementHash(tensorKey(*run.tensor, 5), static_cast<uint64_t>(run.logical + k * run.logicalStep));
+                  const auto code = static_cast<uint16_t>((hash & 0xBFFF) | 0x3800);
+                  zeros += value(found) == 0;
+                  EXPECT_LE(std::abs(value(found) - value(code)),
+                            near * std::abs(value(code)) + std::ldexp(1.0, format == std::string("nvfp4") ? -2 : -17))
+                      << format;
+                }
+              });
         }
       }
     }

@@ -48,13 +48,14 @@ protected:
       forEachInstance(rankMemory, [&](const fbs::ParamInstance &instance, std::byte *memory) {
         const fbs::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(1);
         const int64_t item = fbs::itemBytes(endpoint.params()->Get(instance.param)->dtype());
-        forEachRange({plan_->manifest(), endpoint, rankMemory.meshRank, instance}, [&](const ElementRange &run) {
-          for (int64_t k = 0; !run.tensor && k < run.count; ++k) {
-            std::byte *at = memory + (run.local + k * run.localStep) * item;
-            EXPECT_EQ(*at, std::byte{0xAB}); // the value of source padding, which must not reach a target
-            std::memset(at, 0, static_cast<size_t>(item));
-          }
-        });
+        fbs::forEachRange(
+            {plan_->manifest(), endpoint, rankMemory.meshRank, instance}, [&](const fbs::ElementRange &run) {
+              for (int64_t k = 0; !run.tensor && k < run.count; ++k) {
+                std::byte *at = memory + (run.local + k * run.localStep) * item;
+                EXPECT_EQ(*at, std::byte{0xAB}); // the value of source padding, which must not reach a target
+                std::memset(at, 0, static_cast<size_t>(item));
+              }
+            });
       });
     }
   }

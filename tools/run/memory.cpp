@@ -5,7 +5,6 @@
 #include "base/text.h"
 #include "checkpoints/torch_archive.h"
 #include "schema/flatbuffer_vectors.h"
-#include "verify/layout/element_ranges.h"
 #include "verify/layout/quantized_views.h"
 
 #include <algorithm>
@@ -45,7 +44,7 @@ bool heldElsewhere(const schema::Endpoint &endpoint, uint32_t number) {
 }
 
 std::string locationOf(const schema::Endpoint &endpoint, uint32_t meshRank) {
-  return endpoint.checkpoint() ? "the checkpoint" : meshRankName(endpoint, meshRank);
+  return endpoint.checkpoint() ? "the checkpoint" : schema::meshRankName(endpoint, meshRank);
 }
 
 /// Creates a checkpoint of a format whose tensors each have one chunk.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "verify/check/copy_room.h"
+#include "verify/check/coverage.h"
 #include "verify/check/reference.h"
 
 #include <cstdint>

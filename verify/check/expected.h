@@ -22,7 +22,7 @@ public:
   ExpectedTensor(std::string name, std::shared_ptr<const TensorValues> values);
 
   /// Selects the tensor of a range; padding selects none.
-  void select(const ElementRange &range);
+  void select(const schema::ElementRange &range);
   bool fromSource() const { return sourceValues_ != nullptr; }
   uint64_t key() const { return key_; }
   /// Why the values of a tensor that was selected are unknown; empty if they are known.
@@ -46,11 +46,11 @@ private:
 };
 
 /// The number of elements of a range that differ from the expected ones. `values`: of the param.
-int64_t countWrong(const std::byte *memory, const ElementRange &range, const ExpectedTensor &tensor,
+int64_t countWrong(const std::byte *memory, const schema::ElementRange &range, const ExpectedTensor &tensor,
                    const SynthesizedValues &values);
 
 /// The first of them; empty if there is none.
-std::optional<ElementRange> firstWrong(const std::byte *memory, const ElementRange &range, const ExpectedTensor &tensor,
-                                       const SynthesizedValues &values);
+std::optional<schema::ElementRange> firstWrong(const std::byte *memory, const schema::ElementRange &range,
+                                               const ExpectedTensor &tensor, const SynthesizedValues &values);
 
 } // namespace reshard::analysis

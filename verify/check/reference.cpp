@@ -208,7 +208,7 @@ Reference::Copies Reference::copiesOf(const TensorInstance &held) {
   if (!added)
     return copies;
   const int64_t item = itemBytes(endpoint_.params()->Get(held.instance.param)->dtype());
-  forEachPartGrid(analysis::layoutOf(plan_, held), [&](const PartGrid &grid) {
+  forEachCollapsedGrid(analysis::layoutOf(plan_, held), [&](const PartGrid &grid) {
     if (!grid.tensor || grid.elements() == 0)
       return;
     const PartGrid::Dimension *last = grid.dimensions.empty() ? nullptr : &grid.dimensions.back();

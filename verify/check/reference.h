@@ -90,7 +90,7 @@ public:
 
   /// The amax of a whole matrix. `range` begins at an element of an `amax` view, which has the amax of one part of the
   /// matrix; `values` are those of a param that receives the matrix.
-  std::optional<float> amax(const ElementRange &range, const SynthesizedValues &values);
+  std::optional<float> amax(const schema::ElementRange &range, const SynthesizedValues &values);
 
 private:
   using Key = std::array<uint64_t, 4>; // mesh rank, param, instance, matrix
@@ -109,12 +109,12 @@ private:
     uint64_t tensorBytes = 0; // of the largest part
   };
   Copies copiesOf(const TensorInstance &held);
-  InstanceLayout layoutOf(const MeshRankMemory &rankMemory, const schema::ParamInstance &instance) const;
+  schema::InstanceLayout layoutOf(const MeshRankMemory &rankMemory, const schema::ParamInstance &instance) const;
   bool has(const MeshRankMemory &rankMemory, uint32_t param, uint32_t instance) const;
   /// Calls visit(range, memory) for the elements of a tensor in an instance, in any order. `memory` has the values at
   /// the places of the range, during the call; of a quantized view, it is a matrix.
   void forEachValue(const TensorInstance &held, const std::string &name,
-                    const std::function<void(const ElementRange &, const std::byte *)> &visit);
+                    const std::function<void(const schema::ElementRange &, const std::byte *)> &visit);
   /// The bytes of an instance of a param that is no view.
   std::shared_ptr<const std::byte> bytes(const MeshRankMemory &rankMemory, const schema::ParamInstance &instance);
   /// The bytes that a view presents of one of its matrices.

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "executor/load/load.h"
-#include "verify/layout/element_ranges.h"
+#include "schema/element_ranges.h"
 #include "verify/layout/mesh_rank_memory.h"
 #include "verify/layout/quantized_views.h"
 
@@ -49,14 +49,15 @@ struct SynthesizedValues {
 };
 
 /// Writes the synthesized values of elements of the tensor with this key.
-void fill(std::byte *memory, const ElementRange &range, uint64_t key, const SynthesizedValues &values);
+void fill(std::byte *memory, const schema::ElementRange &range, uint64_t key, const SynthesizedValues &values);
 
 /// Fills an instance of a param or of a quantized view through its parts; padding gets 0xAB.
-void synthesizeInstance(const PlanConversions &conversions, const InstanceLayout &layout, uint64_t seed,
+void synthesizeInstance(const PlanConversions &conversions, const schema::InstanceLayout &layout, uint64_t seed,
                         std::byte *memory);
 
 /// The contents of the base params of a view of kind `elements`, for synthesized elements in an instance of the view.
-std::vector<Bytes> synthesizeBases(const PlanConversions &conversions, const InstanceLayout &elements, uint64_t seed);
+std::vector<Bytes> synthesizeBases(const PlanConversions &conversions, const schema::InstanceLayout &elements,
+                                   uint64_t seed);
 
 /// Fills the memory of a mesh rank with synthesized values, and padding with 0xAB, which must not reach a target.
 /// Quantized params get the quantized form of synthesized elements.

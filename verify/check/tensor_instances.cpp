@@ -47,7 +47,7 @@ InstanceLayout layoutOf(const Plan &plan, const TensorInstance &tensorInstance) 
 
 void forEachGridIn(const Plan &plan, const TensorInstance &tensorInstance, const std::string &name,
                    const std::function<void(PartGrid &)> &visit) {
-  forEachPartGrid(layoutOf(plan, tensorInstance), [&](const PartGrid &grid) {
+  forEachCollapsedGrid(layoutOf(plan, tensorInstance), [&](const PartGrid &grid) {
     if (grid.tensor ? *grid.tensor != name : !name.empty())
       return;
     PartGrid kept = grid;

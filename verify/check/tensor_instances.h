@@ -4,7 +4,7 @@
 
 #include "base/parallel.h"
 #include "executor/load/load.h"
-#include "verify/layout/element_ranges.h"
+#include "schema/element_ranges.h"
 #include "verify/layout/mesh_rank_memory.h"
 #include "verify/layout/quantized_views.h"
 
@@ -30,7 +30,7 @@ InstancesByTensor instancesByTensor(const Plan &plan, const RankMemories &rankMe
 InstancesByTensor instancesByTensor(const Plan &plan, const RankMemories &rankMemories,
                                     const std::function<bool(const MeshRankMemory &, uint32_t, uint32_t)> &accept);
 
-InstanceLayout layoutOf(const Plan &plan, const TensorInstance &tensorInstance);
+schema::InstanceLayout layoutOf(const Plan &plan, const TensorInstance &tensorInstance);
 inline std::byte *memoryOf(const TensorInstance &tensorInstance) {
   return tensorInstance.rankMemory->params[tensorInstance.instance.param][tensorInstance.instance.instance];
 }
@@ -41,10 +41,10 @@ std::string nameOf(const Plan &plan, const TensorInstance &tensorInstance);
 /// Calls visit(grid) for the parts of an instance that hold elements of a tensor, or padding if `name` is empty. The
 /// grids refer to `name` and are collapsed.
 void forEachGridIn(const Plan &plan, const TensorInstance &tensorInstance, const std::string &name,
-                   const std::function<void(PartGrid &)> &visit);
+                   const std::function<void(schema::PartGrid &)> &visit);
 /// The same for their elements, in the order of the tensor.
 void forEachRangeIn(const Plan &plan, const TensorInstance &tensorInstance, const std::string &name,
-                    const std::function<void(const ElementRange &)> &visit);
+                    const std::function<void(const schema::ElementRange &)> &visit);
 
 /// Calls work(layout) on several threads for every instance of a param with memory, and of a quantized view whose base
 /// params have memory.
@@ -61,7 +61,7 @@ void forEachInstance(const Plan &plan, const MeshRankMemory &memory, unsigned th
         items.push_back(std::move(instance));
   }
   parallelFor(items.size(), threads,
-              [&](size_t i) { work(InstanceLayout{plan.manifest(), endpoint, memory.meshRank, items[i]}); });
+              [&](size_t i) { work(schema::InstanceLayout{plan.manifest(), endpoint, memory.meshRank, items[i]}); });
 }
 
 } // namespace reshard::analysis

@@ -3,7 +3,6 @@
 
 #include "base/work_deadline.h"
 #include "schema/flatbuffer_vectors.h"
-#include "verify/layout/element_ranges.h"
 
 #include <algorithm>
 #include <set>
@@ -240,7 +239,7 @@ void Contents::forEachTagged(const BufferRange &run, const BufferContents &of, C
   instance.values = values_;
   instance.shape = localShape(endpoint, *endpoint.params()->Get(run.param()), run.mesh_rank());
   form.tags.assign(1, {});
-  forEachPartGrid({manifest_, endpoint, run.mesh_rank(), instance}, [&](const PartGrid &grid) {
+  forEachCollapsedGrid({manifest_, endpoint, run.mesh_rank(), instance}, [&](const PartGrid &grid) {
     if (grid.pattern < 0)
       return visit(0, grid);
     uint64_t values = 0;

@@ -4,7 +4,6 @@
 #include "base/parallel.h"
 #include "base/work_deadline.h"
 #include "schema/flatbuffer_vectors.h"
-#include "verify/layout/element_ranges.h"
 #include "verify/layout/quantized_views.h"
 #include "verify/proof/contents.h"
 #include "verify/proof/known_proofs.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "verify/layout/element_ranges.h"
+#include "verify/check/coverage.h"
 
 #include "base/work_deadline.h"
 
@@ -10,26 +10,8 @@ namespace reshard::analysis {
 
 using namespace schema;
 
-void forEachPartGrid(const InstanceLayout &layout, const std::function<void(const PartGrid &)> &visit) {
-  forEachGrid(layout, [&](const PartGrid &grid) {
-    WorkDeadline::spend(8);
-    PartGrid collapsed = grid;
-    collapsed.collapse();
-    visit(collapsed);
-  });
-}
-
-void forEachRange(const InstanceLayout &layout, const std::function<void(const ElementRange &)> &visit) {
-  forEachPartGrid(layout, [&](const PartGrid &grid) {
-    forEachRangeOf(grid, [&](const ElementRange &range) {
-      WorkDeadline::spend(range.count);
-      visit(range);
-    });
-  });
-}
-
 PartsByPlace::PartsByPlace(const InstanceLayout &layout) {
-  forEachPartGrid(layout, [&](const PartGrid &grid) {
+  forEachCollapsedGrid(layout, [&](const PartGrid &grid) {
     if (grid.elements() == 0)
       return;
     const auto [first, end] = grid.places();
@@ -95,12 +77,8 @@ int64_t Coverage::missing() const {
 Coverage coverageOf(const InstanceLayout &layout) {
   const Param &param = *layout.endpoint.params()->Get(layout.instance.param);
   Coverage coverage(layout.instance.bytes / itemBytes(storageDtypeOf(param)));
-  forEachRange(layout, [&](const ElementRange &range) { coverage.add(range); });
+  schema::forEachRange(layout, [&](const ElementRange &range) { coverage.add(range); });
   return coverage;
-}
-
-std::string meshRankName(const Endpoint &endpoint, uint32_t meshRank) {
-  return schema::meshRankText(endpoint, endpoint.ranks()->Get(meshRank));
 }
 
 } // namespace reshard::analysis
