@@ -39,23 +39,35 @@ std::string positionOf(int64_t index, const std::vector<int64_t> &shape) {
 } // namespace
 
 const Holdings &RunDigests::holdings(uint32_t endpoint) {
-  const auto at = holdings_.find(endpoint);
-  return at != holdings_.end()
-             ? at->second
-             : holdings_.emplace(endpoint, holdingsOf(memory_.plan.manifest(), endpoint)).first->second;
+  if (const auto at = holdings_.find(endpoint); at != holdings_.end())
+    return at->second;
+  const auto covers = [&](uint32_t param, uint32_t) {
+    return holdsElements(*this->endpoint(endpoint).params()->Get(param));
+  };
+  return holdings_.emplace(endpoint, holdingsOf(memory_.plan.manifest(), endpoint, covers, false)).first->second;
 }
 
 const Param &RunDigests::paramOf(uint32_t number, const Holding &holding) {
-  return *endpoint(number).params()->Get(holdings(number).classes[holding.rankClass].param);
+  return *endpoint(number).params()->Get(holdings(number).classOf(holding).param);
 }
 
 std::string RunDigests::paramName(uint32_t number, uint32_t param) const {
   return endpoint(number).role()->str() + " param '" + endpoint(number).params()->Get(param)->name()->str() + "'";
 }
 
+std::vector<std::string> RunDigests::withoutElements(uint32_t number) const {
+  std::vector<std::string> names;
+  const auto &params = orEmpty(endpoint(number).params());
+  for (uint32_t param = 0; param < params.size(); ++param)
+    if (!params.Get(param)->view() &&
+        !holdsElements(*params.Get(param))) // a view's base params are params of their own
+      names.push_back(paramName(number, param));
+  return names;
+}
+
 std::string RunDigests::paramName(const Bucket &bucket) const {
   const Holdings &held = holdings_.at(bucket.endpoint);
-  return paramName(bucket.endpoint, held.classes[held.items[bucket.holding].rankClass].param);
+  return paramName(bucket.endpoint, held.classOf(held.items[bucket.holding]).param);
 }
 
 Status RunDigests::reportUndigested(std::vector<std::string> names, bool allowed) {
@@ -67,12 +79,11 @@ Status RunDigests::reportUndigested(std::vector<std::string> names, bool allowed
 }
 
 Status RunDigests::load(uint32_t number, uint32_t meshRank, const Holding &holding, Loaded &loaded) {
-  const uint32_t param = holdings(number).classes[holding.rankClass].param;
+  const uint32_t param = holdings(number).classOf(holding).param;
   const int64_t item = itemBytes(storageDtypeOf(*endpoint(number).params()->Get(param)));
   const std::byte *bound = memory_.bound(number, meshRank, param, holding.instance);
   if (!bound)
-    return badBinding(endpoint(number).role()->str() + " " +
-                      meshRankText(endpoint(number), endpoint(number).ranks()->Get(meshRank)) + " param '" +
+    return badBinding(endpoint(number).role()->str() + " " + meshRankName(endpoint(number), meshRank) + " param '" +
                       instances(memory_.plan.manifest(), endpoint(number), param, meshRank)[holding.instance].name +
                       "' is not bound: a digest needs all params");
   const auto [first, end] = holding.grid.places();
@@ -102,13 +113,13 @@ Status RunDigests::forEachCounted(uint32_t number, const std::string *tensor, co
   const Holdings &held = holdings(number);
   std::vector<const Holding *> mine;
   for (const Holding &holding : held.items)
-    if ((!tensor || held.tensors[holding.tensor].name == *tensor) &&
-        memory_.local(number, held.classes[holding.rankClass].meshRanks[0]))
+    if ((!tensor || *held.tensors[holding.tensor].name == *tensor) &&
+        memory_.local(number, held.classOf(holding).meshRanks[0]))
       mine.push_back(&holding);
   Status first;
   std::mutex mutex;
   parallelFor(mine.size(), memory_.threads, [&](size_t i) {
-    const uint32_t meshRank = held.classes[mine[i]->rankClass].meshRanks[0];
+    const uint32_t meshRank = held.classOf(*mine[i]).meshRanks[0];
     Loaded loaded;
     Status status = passed(deadline) ? timedOut("timed out: not all digests were computed")
                                      : load(number, meshRank, *mine[i], loaded);
@@ -135,17 +146,14 @@ Status RunDigests::forEachCounted(uint32_t number, const std::string *tensor, co
 
 Result<std::vector<SideDigest>> RunDigests::side(uint32_t number, bool allowUndigested, const Deadline &deadline) {
   const Holdings &held = holdings(number);
-  std::vector<std::string> names;
-  for (const uint32_t param : held.undigested)
-    names.push_back(paramName(number, param));
-  Status status = reportUndigested(std::move(names), allowUndigested);
+  Status status = reportUndigested(withoutElements(number), allowUndigested);
   std::vector<SideDigest> found;
   for (const HeldTensor &tensor : held.tensors) {
     const DType dtype = storageDtypeOf(paramOf(number, held.items[tensor.holdings[0]]));
-    found.push_back({tensor.name, dtype, tensor.shape, tensor.elements, {}});
+    found.push_back({*tensor.name, dtype, tensor.shape, tensor.elements, {}});
     for (const uint32_t holding : tensor.holdings)
       if (const DType other = storageDtypeOf(paramOf(number, held.items[holding])); other != dtype && status.ok())
-        status = invalid("tensor '" + tensor.name + "' is " + dtypeName(dtype) + " in one param and " +
+        status = invalid("tensor '" + *tensor.name + "' is " + dtypeName(dtype) + " in one param and " +
                          dtypeName(other) + " in another, expected one dtype");
   }
   std::vector<CountedDigest> sums(held.tensors.size());
@@ -175,13 +183,13 @@ Status RunDigests::addSource(const Bucket *only, const Pieces &pieces, std::vect
   const std::string *name = nullptr;
   if (only) {
     const Holdings &target = holdings_.at(only->endpoint);
-    name = &target.tensors[target.items[only->holding].tensor].name;
+    name = target.tensors[target.items[only->holding].tensor].name;
   }
   return forEachCounted(0, name, deadline, [&](const Holding &holding, Loaded &loaded, const PlaceSet *except) {
     const HeldTensor &tensor = source.tensors[holding.tensor];
     for (const auto &[number, first] : firstBucket_) {
       const Holdings &target = holdings_.at(number);
-      const auto at = target.byName.find(tensor.name);
+      const auto at = target.byName.find(*tensor.name);
       if (at == target.byName.end() || (only && only->endpoint != number))
         continue;
       for (const uint32_t item : target.tensors[at->second].holdings) {
@@ -190,8 +198,7 @@ Status RunDigests::addSource(const Bucket *only, const Pieces &pieces, std::vect
         const std::optional<PartGrid> both = overlap(holding.grid, target.items[item].grid);
         if (!both)
           continue;
-        loaded.memory.cast =
-            castOf(*endpoint(number).params()->Get(target.classes[target.items[item].rankClass].param));
+        loaded.memory.cast = castOf(*endpoint(number).params()->Get(target.classOf(target.items[item]).param));
         std::vector<CountedDigest> some(only ? sums.size() : 1);
         if (Status added = add(*both, loaded, except, only ? pieces : whole(tensor.elements), some); !added.ok())
           return added;
@@ -230,8 +237,8 @@ Status RunDigests::expect(const CheckOptions &options, const Deadline &deadline)
     return status;
   std::set<std::string> names;
   for (const auto &[number, first] : firstBucket_) {
-    for (const uint32_t param : holdings(number).undigested)
-      names.insert(paramName(number, param));
+    for (std::string &name : withoutElements(number))
+      names.insert(std::move(name));
     for (uint32_t item = 0; item < holdings(number).items.size(); ++item)
       if (!isDigested(buckets_[first + item], expected_[first + item]))
         names.insert(paramName(buckets_[first + item]));
@@ -261,7 +268,7 @@ Status RunDigests::findWrong(std::vector<Wrong> &wrong, const Deadline &deadline
     const Holdings &held = holdings_.at(buckets_[b].endpoint);
     const Holding &holding = held.items[buckets_[b].holding];
     if (isDigested(buckets_[b], expected_[b]))
-      for (const uint32_t meshRank : held.classes[holding.rankClass].meshRanks)
+      for (const uint32_t meshRank : held.classOf(holding).meshRanks)
         if (memory_.local(buckets_[b].endpoint, meshRank))
           all.push_back({b, meshRank});
   }
@@ -339,10 +346,10 @@ Result<std::string> RunDigests::describe(const std::vector<Wrong> &mine, const s
     std::vector<std::string> names;
     for (uint32_t m = 0; m < at.ranks()->size(); ++m)
       if ((*all)[t * ranks + m] > 0)
-        names.push_back(meshRankText(at, at.ranks()->Get(m)));
+        names.push_back(meshRankName(at, m));
     text += (t > 0 ? "; " : "") + std::string("tensor '") +
-            holdings_.at(tensors[t].first).tensors[tensors[t].second].name + "' is wrong on " + at.role()->str() + " " +
-            joined(names, "ranks");
+            *holdings_.at(tensors[t].first).tensors[tensors[t].second].name + "' is wrong on " + at.role()->str() +
+            " " + joined(names, "ranks");
     if (t == 0 && options_.firstIndex) {
       const Result<std::string> index = firstIndex(mine, first, deadline);
       if (!index.ok())
@@ -387,7 +394,7 @@ Result<std::string> RunDigests::firstIndex(const std::vector<Wrong> &mine, uint3
     pieces.end = std::min(pieces.end, pieces.begin + pieces.length);
   }
   return "first at index " + positionOf(pieces.begin, tensor.shape) + " on " +
-         meshRankText(endpoint(bucket.endpoint), endpoint(bucket.endpoint).ranks()->Get(at));
+         meshRankName(endpoint(bucket.endpoint), at);
 }
 
 Result<std::vector<CountedDigest>> RunDigests::shares() {
@@ -405,20 +412,20 @@ Result<RunDigests::RankBuckets> RunDigests::bucketsOf(uint32_t meshRank, bool al
   for (uint32_t b = 0; b < buckets_.size(); ++b) {
     const Holdings &target = holdings_.at(buckets_[b].endpoint);
     const Holding &holding = target.items[buckets_[b].holding];
-    const std::vector<uint32_t> &holders = target.classes[holding.rankClass].meshRanks;
+    const std::vector<uint32_t> &holders = target.classOf(holding).meshRanks;
     if (!std::binary_search(holders.begin(), holders.end(), meshRank))
       continue;
     found.numbers.push_back(b);
-    if (const auto at = source.byName.find(target.tensors[holding.tensor].name); at != source.byName.end())
+    if (const auto at = source.byName.find(*target.tensors[holding.tensor].name); at != source.byName.end())
       for (const uint32_t item : source.tensors[at->second].holdings)
         if (overlap(source.items[item].grid, holding.grid))
-          sources.insert(source.classes[source.items[item].rankClass].meshRanks[0]);
+          sources.insert(source.classOf(source.items[item]).meshRanks[0]);
   }
   found.sources.assign(sources.begin(), sources.end());
   std::vector<std::string> names;
   for (const auto &[number, first] : firstBucket_)
-    for (const uint32_t param : holdings(number).undigested)
-      names.push_back(paramName(number, param));
+    for (std::string &name : withoutElements(number))
+      names.push_back(std::move(name));
   if (Status status = reportUndigested(std::move(names), allowUndigested); !status.ok())
     return status;
   if (Status status = checkMoves(); !status.ok())
@@ -457,7 +464,7 @@ Result<std::string> RunDigests::compareRank(uint32_t meshRank, const RankBuckets
     if (Status status = addTarget(bucket, meshRank, whole(tensor.elements), found); !status.ok())
       return status;
     if (found[0] != expected[i])
-      wrong.insert("'" + tensor.name + "'");
+      wrong.insert("'" + *tensor.name + "'");
   }
   return joined({wrong.begin(), wrong.end()}, "tensors");
 }

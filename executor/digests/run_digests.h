@@ -5,8 +5,8 @@
 #pragma once
 
 #include "executor/digests/element_sums.h"
-#include "executor/digests/holdings.h"
 #include "executor/transports/transport.h"
+#include "schema/holdings.h"
 
 #include <functional>
 #include <map>
@@ -99,21 +99,23 @@ private:
   };
 
   const schema::Endpoint &endpoint(uint32_t number) const { return *memory_.plan.manifest().endpoints()->Get(number); }
-  const Holdings &holdings(uint32_t endpoint);
+  const schema::Holdings &holdings(uint32_t endpoint);
   void makeBuckets();
   /// Whether the source gives the digest of all elements of a bucket.
   bool isDigested(const Bucket &bucket, const CountedDigest &expected) const;
   /// Fails if the plan moves no bytes.
   Status checkMoves() const;
-  const schema::Param &paramOf(uint32_t endpoint, const Holding &holding);
+  const schema::Param &paramOf(uint32_t endpoint, const schema::Holding &holding);
   std::string paramName(uint32_t endpoint, uint32_t param) const;
+  /// The names of the params of an endpoint whose memory does not hold elements of tensors.
+  std::vector<std::string> withoutElements(uint32_t endpoint) const;
   std::string paramName(const Bucket &bucket) const;
   Status reportUndigested(std::vector<std::string> names, bool allowed);
 
-  Status load(uint32_t endpoint, uint32_t meshRank, const Holding &holding, Loaded &loaded);
+  Status load(uint32_t endpoint, uint32_t meshRank, const schema::Holding &holding, Loaded &loaded);
   /// Calls work(holding) in parallel for the holdings of an endpoint, or of one tensor of it, that this process counts.
   Status forEachCounted(uint32_t endpoint, const std::string *tensor, const Deadline &deadline,
-                        const std::function<Status(const Holding &, Loaded &, const PlaceSet *)> &work);
+                        const std::function<Status(const schema::Holding &, Loaded &, const PlaceSet *)> &work);
   /// As addElements(), of memory of the host or of a device.
   Status add(const schema::PartGrid &grid, Loaded &loaded, const PlaceSet *except, const Pieces &pieces,
              std::vector<CountedDigest> &sums);
@@ -131,10 +133,10 @@ private:
   Status reduce(std::vector<CountedDigest> &sums, const Deadline &deadline);
 
   DigestMemory memory_;
-  std::map<uint32_t, Holdings> holdings_;      // by endpoint
-  std::vector<Bucket> buckets_;                // of all targets
-  std::map<uint32_t, uint32_t> firstBucket_;   // by endpoint
-  std::vector<CountedDigest> expected_, last_; // by bucket; `last_` of the last check that passed
+  std::map<uint32_t, schema::Holdings> holdings_; // by endpoint
+  std::vector<Bucket> buckets_;                   // of all targets
+  std::map<uint32_t, uint32_t> firstBucket_;      // by endpoint
+  std::vector<CountedDigest> expected_, last_;    // by bucket; `last_` of the last check that passed
   CheckOptions options_;
   std::vector<std::string> undigested_;
 };

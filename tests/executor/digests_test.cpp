@@ -15,7 +15,9 @@
 
 #include <barrier>
 #include <random>
+#include <set>
 #include <thread>
+#include <tuple>
 
 namespace reshard {
 
@@ -185,6 +187,58 @@ std::string jobOf(const std::string &source, const std::string &target) {
 }
 
 } // namespace
+
+TEST_F(DigestsTest, TheIndexOfHoldingsHasTheElementsOfEveryMeshRank) {
+  using Elements = std::set<std::tuple<uint32_t, int64_t, std::string, int64_t>>; // instance, place, tensor, index
+  const auto add = [](Elements &to, uint32_t instance, const schema::ElementRange &range) {
+    for (int64_t k = 0; k < range.count; ++k)
+      to.emplace(instance, range.at(k).local, range.tensor ? *range.tensor : "",
+                 range.tensor ? range.at(k).logical : 0);
+  };
+  for (const std::string &source : {kTrain, kServe}) {
+    ASSERT_NO_FATAL_FAILURE(open(jobOf(source, kWhole)));
+    const schema::Manifest &manifest = plan_->manifest();
+    const schema::Holdings held = holdingsOf(manifest, 0, [](uint32_t, uint32_t) { return true; }, true);
+    std::vector<Elements> ofClass(held.classes.size());
+    for (const schema::Holding &holding : held.items)
+      forEachRangeOf(holding.grid, [&](const schema::ElementRange &range) {
+        EXPECT_EQ(range.tensor ? *range.tensor : "", *held.tensors[holding.tensor].name);
+        add(ofClass[holding.rankClass], holding.instance, range);
+      });
+    for (uint32_t param = 0; param < endpoint(0).params()->size(); ++param) {
+      std::map<uint32_t, size_t> classOf; // by mesh rank
+      for (size_t c = 0; c < held.classes.size(); ++c)
+        for (const uint32_t meshRank : held.classes[c].meshRanks)
+          if (held.classes[c].param == param) {
+            EXPECT_TRUE(classOf.emplace(meshRank, c).second);
+          }
+      for (uint32_t meshRank = 0; meshRank < endpoint(0).ranks()->size(); ++meshRank) {
+        Elements wanted;
+        for (const schema::ParamInstance &instance : schema::instances(manifest, endpoint(0), param, meshRank))
+          schema::forEachRange({manifest, endpoint(0), meshRank, instance},
+                               [&](const schema::ElementRange &range) { add(wanted, instance.instance, range); });
+        EXPECT_TRUE(ofClass[classOf.at(meshRank)] == wanted) << param << " " << meshRank;
+      }
+    }
+    // Without those that an earlier holding has, each element is held once.
+    std::map<std::string, int64_t> elements;
+    for (const schema::Holding &holding : held.items) {
+      std::set<int64_t> earlier;
+      for (const schema::PartGrid &grid : held.heldEarlier(holding))
+        forEachRangeOf(grid, [&](const schema::ElementRange &range) {
+          for (int64_t k = 0; k < range.count; ++k)
+            earlier.insert(range.at(k).local);
+        });
+      elements[*held.tensors[holding.tensor].name] += holding.grid.elements() - static_cast<int64_t>(earlier.size());
+    }
+    for (const schema::HeldTensor &tensor : held.tensors)
+      if (!tensor.name->empty()) {
+        EXPECT_EQ(elements.at(*tensor.name), tensor.elements) << *tensor.name;
+      }
+    EXPECT_EQ(held.tensors.size(), source == kTrain ? 17u : 16u); // norm is padded
+    EXPECT_EQ(held.classes.size(), source == kTrain ? 12u : 19u); // of 6 and 7 params on 8 mesh ranks
+  }
+}
 
 TEST_F(DigestsTest, AreEqualInEveryLayoutAndOnEveryNumberOfProcesses) {
   ASSERT_NO_FATAL_FAILURE(open(jobOf(kTrain, kWhole)));

@@ -8,11 +8,11 @@
 #include "checkpoints/readers.h"
 #include "checkpoints/stored_checkpoint.h"
 #include "command/terminal.h"
-#include "executor/digests/holdings.h"
 #include "executor/load/check_segment.h"
 #include "executor/memory/file_copies.h"
 #include "executor/rendezvous/launch.h"
 #include "reshard/reshard.h"
+#include "schema/holdings.h"
 #include "tools/run/copy_journal.h"
 #include "tools/run/device_memory.h"
 #include "tools/run/execution_options.h"
@@ -78,9 +78,13 @@ std::vector<std::string> objectNames(const std::vector<ObjectSpec> &objects) {
 
 /// Whether several mesh ranks of the source hold the same elements.
 bool heldTwice(const schema::Manifest &manifest) {
-  const Holdings held = holdingsOf(manifest, 0);
-  return std::any_of(held.classes.begin(), held.classes.end(),
-                     [](const HoldingClass &each) { return each.meshRanks.size() > 1; });
+  const schema::Endpoint &source = *manifest.endpoints()->Get(0);
+  for (uint32_t param = 0; source.params() && param < source.params()->size(); ++param)
+    if (schema::holdsElements(*source.params()->Get(param)))
+      for (const std::vector<uint32_t> &meshRanks : schema::RankClasses(source, param).meshRanks())
+        if (meshRanks.size() > 1)
+          return true;
+  return false;
 }
 
 class Execution {
