@@ -5,8 +5,8 @@
 #include "base/work_deadline.h"
 #include "command/common.h"
 #include "report/inspect/quantized_forms.h"
-#include "schema/element_ranges.h"
 #include "schema/flatbuffer_vectors.h"
+#include "schema/holdings.h"
 #include "verify/proof/staged.h"
 
 #include <algorithm>
@@ -158,17 +158,17 @@ private:
                 source.storage() ? "files, read by rank " : "rank ", origin.rank, printable(name).c_str());
     if (!range || source.storage())
       return;
-    std::printf("    %s\n", reason(origin, holders(source, *range)).c_str());
+    std::printf("    %s\n", reason(origin, sameElements(source, *range)).c_str());
   }
 
   /// The ranks whose param holds the same elements, and the source rank among them.
-  std::vector<uint32_t> holders(const Endpoint &source, const BufferRange &range) const {
-    const std::vector<int64_t> wanted = rankClassKey(source, range.param(), range.mesh_rank());
+  std::vector<uint32_t> sameElements(const Endpoint &source, const BufferRange &range) const {
+    const RankClasses classes(source, range.param());
     std::vector<uint32_t> ranks;
-    for (uint32_t meshRank = 0; meshRank < source.ranks()->size(); ++meshRank)
-      if (instanceCount(source, *source.params()->Get(range.param()), meshRank) > 0 &&
-          rankClassKey(source, range.param(), meshRank) == wanted)
-        ranks.push_back(source.ranks()->Get(meshRank));
+    for (const std::vector<uint32_t> &meshRanks : classes.meshRanks())
+      if (classes.of(meshRanks[0]) == classes.of(range.mesh_rank()))
+        for (const uint32_t meshRank : meshRanks)
+          ranks.push_back(source.ranks()->Get(meshRank));
     return ranks;
   }
 

@@ -23,7 +23,7 @@ Pieces::Pieces(const Plan &plan, const std::vector<DrawnTensor> &tensors)
   throwOnError(paired_.load(), kUsage);
 }
 
-void Pieces::want(size_t tensor, HolderRank to) {
+void Pieces::want(size_t tensor, SideRank to) {
   if (to.endpoint > 0 && known_.emplace(tensor, to).second)
     next_.emplace(tensor, to);
 }
@@ -51,10 +51,10 @@ std::map<uint32_t, std::vector<size_t>> Pieces::buffersOf(uint32_t rank) const {
   std::map<uint32_t, std::vector<size_t>> buffers;
   for (const BufferRange *range : orEmpty(paired_.segment(rank).buffers())) {
     const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(range->endpoint());
-    const HolderRank holder{range->endpoint(), endpoint.ranks()->Get(range->mesh_rank())};
+    const SideRank receiver{range->endpoint(), endpoint.ranks()->Get(range->mesh_rank())};
     for (size_t t = 0; t < tensors_.size() && range->endpoint() > 0; ++t) {
       WorkDeadline::spend(8);
-      if (!wanted_.contains({t, holder}))
+      if (!wanted_.contains({t, receiver}))
         continue;
       if (const auto instance = tensors_[t].instance(endpoint, range->param(), range->mesh_rank()))
         buffers[range->first() + instance->instance].push_back(t);
@@ -76,7 +76,7 @@ void Pieces::read(uint32_t rank) {
                kUsage);
 }
 
-HolderRank Pieces::holderOf(uint32_t rank, uint32_t buffer) const {
+SideRank Pieces::sideRankOf(uint32_t rank, uint32_t buffer) const {
   const BufferRange *range = bufferRangeOf(paired_.segment(rank), buffer);
   if (!range)
     throw Failure{kUsage, "rank " + std::to_string(rank) + " sends bytes of its arena that no message brought there"};
@@ -89,8 +89,8 @@ void Pieces::add(uint32_t rank, const Move &move, const std::vector<size_t> &ten
   const BufferRange &range = *bufferRangeOf(segment, move.targetBuffer);
   const int64_t item =
       itemBytes(plan_.manifest().endpoints()->Get(range.endpoint())->params()->Get(range.param())->dtype());
-  const Way way{holderOf(move.sourceRank, move.sourceBuffer),
-                holderOf(rank, move.targetBuffer),
+  const Way way{sideRankOf(move.sourceRank, move.sourceBuffer),
+                sideRankOf(rank, move.targetBuffer),
                 move.sourceRank,
                 rank,
                 move.message,

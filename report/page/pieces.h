@@ -2,7 +2,7 @@
 // The pieces of the drawn tensors: which elements go from where to where, by which message, through which rank.
 #pragma once
 
-#include "report/page/holders.h"
+#include "report/page/drawn_tensor.h"
 #include "verify/proof/contents.h"
 #include "verify/proof/staged.h"
 
@@ -13,14 +13,14 @@
 namespace reshard::analysis {
 
 /// A rank of an endpoint, or a file of one.
-struct HolderRank {
+struct SideRank {
   uint32_t endpoint = 0, number = 0;
-  auto operator<=>(const HolderRank &) const = default;
+  auto operator<=>(const SideRank &) const = default;
 };
 
 /// How elements reach a target rank. Elements with the same way are one piece.
 struct Way {
-  HolderRank from, to;
+  SideRank from, to;
   uint32_t sender = 0, receiver = 0; // ranks; of files: those that read and write them
   uint32_t message = Move::kNone, relay = Move::kNone, relayMessage = Move::kNone; // as in Move
   auto operator<=>(const Way &) const = default;
@@ -37,7 +37,7 @@ public:
   Pieces(const Plan &plan, const std::vector<DrawnTensor> &tensors);
 
   /// Wants the pieces of a tensor that a target rank receives, and those of the ranks that forward them to it.
-  void want(size_t tensor, HolderRank to);
+  void want(size_t tensor, SideRank to);
   /// Finds all pieces that are wanted. Throws Failure.
   void find();
   /// The pieces of a tensor.
@@ -46,12 +46,12 @@ public:
   uint32_t round(uint32_t message) const { return paired_.send(message).round(); }
 
 private:
-  using Wanted = std::set<std::pair<size_t, HolderRank>>;
+  using Wanted = std::set<std::pair<size_t, SideRank>>;
 
   std::map<uint32_t, std::vector<size_t>> buffersOf(uint32_t rank) const;
   void read(uint32_t rank);
   void add(uint32_t rank, const Move &move, const std::vector<size_t> &tensors);
-  HolderRank holderOf(uint32_t rank, uint32_t buffer) const;
+  SideRank sideRankOf(uint32_t rank, uint32_t buffer) const;
 
   const Plan &plan_;
   const std::vector<DrawnTensor> &tensors_;

@@ -17,7 +17,7 @@ namespace {
 using namespace schema;
 
 // The page of any plan has at most 5 MiB, so all tensors share these numbers equally.
-constexpr size_t kAllBoxes = 48'000;  // of holders: about 20 bytes each
+constexpr size_t kAllBoxes = 48'000;  // of holdings: about 20 bytes each
 constexpr size_t kAllPieces = 16'000; // about 100 bytes each
 constexpr size_t kFewestPieces = 4;   // of each, for one tensor
 
@@ -48,7 +48,7 @@ public:
     for (const DrawnTensor &tensor : tensors_) {
       sides_.emplace_back();
       for (const Endpoint *endpoint : *manifest_.endpoints())
-        sides_.back().push_back(tensor.holders(*endpoint));
+        sides_.back().push_back(tensor.holdings(*endpoint));
       trim(sides_.back());
     }
     for (size_t t = 0; t < tensors_.size(); ++t)
@@ -75,47 +75,47 @@ public:
 
 private:
   /// Leaves out boxes, so that a tensor has its share of them at most.
-  void trim(std::vector<Holders> &sides) const {
-    size_t boxes = 0, holders = 0;
-    for (const Holders &side : sides)
-      for (const Holder &holder : side.list) {
-        boxes += holder.boxes.size();
-        ++holders;
+  void trim(std::vector<DrawnHoldings> &sides) const {
+    size_t boxes = 0, holdings = 0;
+    for (const DrawnHoldings &side : sides)
+      for (const DrawnHolding &holding : side.list) {
+        boxes += holding.boxes.size();
+        ++holdings;
       }
-    for (Holders &side : sides)
-      for (Holder &holder : side.list)
+    for (DrawnHoldings &side : sides)
+      for (DrawnHolding &holding : side.list)
         if (boxes > kAllBoxes / share_)
-          holder.boxes.keep(std::max<size_t>(1, kAllBoxes / share_ / holders));
+          holding.boxes.keep(std::max<size_t>(1, kAllBoxes / share_ / holdings));
   }
 
   /// Requests pieces for the first ranks of each group, within the limit per tensor.
   void want(size_t t) {
     size_t ranks = 0, left = std::max(kFewestPieces, kAllPieces / share_);
-    for (const Holders &side : sides_[t])
-      for (const Holder &holder : side.list)
-        ranks = std::max(ranks, holder.ranks.size());
+    for (const DrawnHoldings &side : sides_[t])
+      for (const DrawnHolding &holding : side.list)
+        ranks = std::max(ranks, holding.ranks.size());
     left_.push_back(false);
     for (size_t k = 0; k < ranks; ++k)
       for (uint32_t e = 1; e < sides_[t].size(); ++e)
-        for (const Holder &holder : sides_[t][e].list)
-          if (k < holder.ranks.size()) {
+        for (const DrawnHolding &holding : sides_[t][e].list)
+          if (k < holding.ranks.size()) {
             left_[t] = left_[t] || left == 0;
             if (left > 0) {
-              pieces_.want(t, {e, holder.ranks[k]});
+              pieces_.want(t, {e, holding.ranks[k]});
               --left;
             }
           }
   }
 
-  static Json sideOf(const Endpoint &endpoint, const Holders &side) {
-    Json holders = Json::array();
-    for (const Holder &holder : side.list)
-      holders.push_back({{"param", endpoint.params()->Get(holder.param)->name()->str()},
-                         {"ranks", holder.ranks},
-                         {"more", holder.more},
-                         {"boxes", holder.boxes.json()},
-                         {"cut", holder.boxes.cut()}});
-    return {{"holders", std::move(holders)}, {"left", side.left}};
+  static Json sideOf(const Endpoint &endpoint, const DrawnHoldings &side) {
+    Json holdings = Json::array();
+    for (const DrawnHolding &holding : side.list)
+      holdings.push_back({{"param", endpoint.params()->Get(holding.param)->name()->str()},
+                          {"ranks", holding.ranks},
+                          {"more", holding.more},
+                          {"boxes", holding.boxes.json()},
+                          {"cut", holding.boxes.cut()}});
+    return {{"holders", std::move(holdings)}, {"left", side.left}};
   }
 
   /// The pieces of a tensor, and whether some are left out.
@@ -145,9 +145,9 @@ private:
   const Manifest &manifest_;
   const std::vector<DrawnTensor> tensors_;
   Pieces pieces_;
-  const size_t share_;                      // the number of tensors
-  std::vector<std::vector<Holders>> sides_; // by tensor and endpoint
-  std::vector<bool> left_;                  // by tensor: ranks whose pieces are not wanted
+  const size_t share_;                            // the number of tensors
+  std::vector<std::vector<DrawnHoldings>> sides_; // by tensor and endpoint
+  std::vector<bool> left_;                        // by tensor: ranks whose pieces are not wanted
 };
 
 } // namespace

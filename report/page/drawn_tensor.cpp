@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "report/page/holders.h"
+#include "report/page/drawn_tensor.h"
 
-#include "base/work_deadline.h"
-#include "schema/element_ranges.h"
 #include "schema/flatbuffer_vectors.h"
+#include "schema/holdings.h"
 
 #include <algorithm>
-#include <map>
 
 namespace reshard::analysis {
 
@@ -14,9 +12,9 @@ using namespace schema;
 
 namespace {
 
-constexpr size_t kDrawnHolders = 64; // of an endpoint that are drawn
-constexpr size_t kHolderBoxes = 256; // of a rank class
-constexpr size_t kNamedRanks = 16;   // of a rank class that are named
+constexpr size_t kDrawnHoldings = 64; // of an endpoint that are drawn
+constexpr size_t kHoldingBoxes = 256; // of a rank class
+constexpr size_t kNamedRanks = 16;    // of a rank class that are named
 
 /// Adds the boxes of a part: one set of strides for each combination of index blocks, one of each dimension.
 void addPart(const PartGrid &grid, const Matrix &matrix, size_t d, int64_t first, std::vector<Stride> &strides,
@@ -73,7 +71,7 @@ std::optional<ParamInstance> DrawnTensor::instance(const Endpoint &endpoint, uin
 }
 
 Boxes DrawnTensor::boxesOf(const Endpoint &endpoint, uint32_t param, uint32_t meshRank) const {
-  Boxes boxes(kHolderBoxes);
+  Boxes boxes(kHoldingBoxes);
   const std::optional<ParamInstance> found = instance(endpoint, param, meshRank);
   if (!found || matrix_.rows == 0 || matrix_.columns == 0)
     return boxes;
@@ -85,36 +83,30 @@ Boxes DrawnTensor::boxesOf(const Endpoint &endpoint, uint32_t param, uint32_t me
   return boxes;
 }
 
-Holders DrawnTensor::holders(const Endpoint &endpoint) const {
-  Holders holders;
+DrawnHoldings DrawnTensor::holdings(const Endpoint &endpoint) const {
+  DrawnHoldings drawn;
   for (uint32_t p = 0; p < orEmpty(endpoint.params()).size(); ++p) {
     const Param &param = *endpoint.params()->Get(p);
     if (!holds(param))
       continue;
-    const QuantizedView *view = param.view();
-    std::map<std::vector<int64_t>, size_t> classes; // rank class -> entry of the list, or none
-    for (uint32_t meshRank = 0; meshRank < endpoint.ranks()->size(); ++meshRank) {
-      WorkDeadline::spend(64);
-      const uint32_t rank = endpoint.ranks()->Get(meshRank);
-      const auto [at, added] = classes.try_emplace(rankClassKey(endpoint, p, meshRank), SIZE_MAX);
-      if (!added && at->second != SIZE_MAX) {
-        Holder &holder = holders.list[at->second];
-        holder.ranks.size() < kNamedRanks ? holder.ranks.push_back(rank) : void(++holder.more);
-      }
-      if (!added)
-        continue;
-      Boxes boxes = boxesOf(endpoint, p, meshRank);
+    for (const std::vector<uint32_t> &meshRanks : RankClasses(endpoint, p).meshRanks()) {
+      Boxes boxes = boxesOf(endpoint, p, meshRanks[0]);
       if (boxes.empty())
         continue;
-      if (holders.list.size() == kDrawnHolders) {
-        ++holders.left;
+      if (drawn.list.size() == kDrawnHoldings) {
+        ++drawn.left;
         continue;
       }
-      at->second = holders.list.size();
-      holders.list.push_back({view ? view->codes() : p, {rank}, 0, std::move(boxes)});
+      DrawnHolding &holding =
+          drawn.list.emplace_back(DrawnHolding{param.view() ? param.view()->codes() : p, {}, 0, std::move(boxes)});
+      for (const uint32_t meshRank : meshRanks)
+        if (holding.ranks.size() < kNamedRanks)
+          holding.ranks.push_back(endpoint.ranks()->Get(meshRank));
+        else
+          ++holding.more;
     }
   }
-  return holders;
+  return drawn;
 }
 
 } // namespace reshard::analysis

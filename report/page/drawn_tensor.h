@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows and columns of one tensor each rank class of an endpoint holds.
+// A tensor that the page draws: which of its rows and columns each rank class of an endpoint holds.
 #pragma once
 
 #include "report/page/boxes.h"
@@ -11,17 +11,17 @@
 
 namespace reshard::analysis {
 
-/// The ranks of one rank class, and what they hold of the tensor.
-struct Holder {
+/// What the ranks of one rank class hold of the tensor.
+struct DrawnHolding {
   uint32_t param = 0;          // of the endpoint, that the ranks bind
   std::vector<uint32_t> ranks; // the first ones, or files
   uint32_t more = 0;           // the number of others
   Boxes boxes;
 };
 
-/// The rank classes of an endpoint that hold elements of the tensor.
-struct Holders {
-  std::vector<Holder> list;
+/// What an endpoint holds of the tensor.
+struct DrawnHoldings {
+  std::vector<DrawnHolding> list;
   size_t left = 0; // how many others there are
 };
 
@@ -34,7 +34,7 @@ public:
   const schema::TensorPattern &pattern() const { return *manifest_.tensor_patterns()->Get(pattern_); }
   const std::string &name() const { return name_; }
   const Matrix &matrix() const { return matrix_; }
-  Holders holders(const schema::Endpoint &endpoint) const;
+  DrawnHoldings holdings(const schema::Endpoint &endpoint) const;
   /// The instance of a param on a mesh rank that holds elements of the tensor, with its number and values; none if the
   /// param does not hold the tensor there, or presents it in another form than elements.
   std::optional<schema::ParamInstance> instance(const schema::Endpoint &endpoint, uint32_t param,
