@@ -5,7 +5,6 @@
 #include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>
-#include <set>
 
 namespace reshard::analysis {
 
@@ -70,37 +69,16 @@ Contents::Contents(const Manifest &manifest) : manifest_(manifest) {
     strides_.push_back(stridesOf(manifest, *pattern));
   for (const Endpoint *endpoint : *manifest.endpoints()) {
     firstParams_.push_back(layouts_.size());
-    for (const Param *param : orEmpty(endpoint->params()))
-      layouts_.push_back(layoutOf(*endpoint, *param));
+    for (uint32_t param = 0; param < orEmpty(endpoint->params()).size(); ++param)
+      layouts_.push_back(layoutOf(*endpoint, param));
   }
 }
 
-Contents::Layout Contents::layoutOf(const Endpoint &endpoint, const Param &param) const {
-  Layout layout;
-  std::set<uint32_t> axes; // as in rankClassKey
-  const auto add = [&](const flatbuffers::Vector<uint32_t> *more) {
-    axes.insert(orEmpty(more).begin(), orEmpty(more).end());
-  };
-  for (const Presence *rule : orEmpty(param.presence()))
-    axes.insert(rule->axis());
-  for (const uint32_t sharding : orEmpty(param.instances()))
-    add(endpoint.shardings()->Get(sharding)->axes());
-  for (const Extent *extent : orEmpty(param.shape()))
-    add(extent->axes());
-  for (const Part *part : orEmpty(param.parts())) {
-    for (const PartDimension *dimension : orEmpty(part->dimensions()))
-      add(endpoint.shardings()->Get(dimension->sharding())->axes());
+Contents::Layout Contents::layoutOf(const Endpoint &endpoint, uint32_t number) const {
+  const Param &param = *endpoint.params()->Get(number);
+  Layout layout{RankClasses(endpoint, number), {}, {}, true};
+  for (const Part *part : orEmpty(param.parts()))
     addTensors(param, *part, layout);
-  }
-  uint64_t classes = 1;
-  for (const uint32_t axis : axes) {
-    layout.axes.push_back({endpoint.axes()->Get(axis)->stride(), endpoint.axes()->Get(axis)->size()});
-    if (__builtin_mul_overflow(classes, layout.axes.back().size,
-                               &classes)) { // then each mesh rank is a class of its own
-      layout.axes = {{1, endpoint.ranks()->size()}};
-      break;
-    }
-  }
   return layout;
 }
 
@@ -176,10 +154,7 @@ std::shared_ptr<const ContentForm> Contents::formOf(const BufferRange &run, cons
 }
 
 ContentNumber Contents::number(const BufferRange &run) const {
-  uint64_t rankClass = 0;
-  for (const Axis &axis : layoutOf(run).axes)
-    rankClass = rankClass * axis.size + run.mesh_rank() / axis.stride % axis.size;
-  return {firstParams_[run.endpoint()] + run.param() + 1, rankClass};
+  return {firstParams_[run.endpoint()] + run.param() + 1, layoutOf(run).classes.of(run.mesh_rank())};
 }
 size_t WordsHash::operator()(const Words &words) const {
   uint64_t hash = words.size();

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which tensor elements each buffer of a plan holds, according to the manifest's layouts. The plan verifier compares
-// the moves with this.
+// the moves with this. It is no index by tensor (schema/holdings.h), which would list every element of the model before
+// the first step is read: a proof goes from buffers to elements, makes what it meets, and makes it once for all layers
+// and rank classes of one form.
 #pragma once
 
-#include "schema/element_ranges.h"
+#include "schema/holdings.h"
 #include "schema/manifest.h"
 #include "verify/proof/regular_sets.h"
 
@@ -90,24 +92,20 @@ public:
   const schema::ParamInstance &instance(const schema::BufferRange &run, uint32_t number);
 
 private:
-  /// An axis on which the elements of a param depend. A mesh rank's coordinate is rank / stride % size.
-  struct Axis {
-    uint64_t stride, size;
-  };
   /// An index variable of a part that is in the param's name, so that each instance has one value of it.
   struct Named {
     uint32_t part, sharding, variable; // variable: of the param
     uint64_t stride;                   // of the value in TensorNumber::values
   };
   struct Layout {
-    std::vector<Axis> axes;
+    schema::RankClasses classes;
     std::vector<TensorNumber> first; // by part, for an instance whose values are all 0
     std::vector<Named> named;
-    bool numbered = true; // all tensors have a number
+    bool numbered; // all tensors have a number
   };
   static constexpr size_t kMaxCached = 1'000'000; // sets: about 200 MB
 
-  Layout layoutOf(const schema::Endpoint &endpoint, const schema::Param &param) const;
+  Layout layoutOf(const schema::Endpoint &endpoint, uint32_t param) const;
   void addTensors(const schema::Param &param, const schema::Part &part, Layout &layout) const;
   const Layout &layoutOf(const schema::BufferRange &run) const {
     return layouts_[firstParams_[run.endpoint()] + run.param()];
