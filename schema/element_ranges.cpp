@@ -255,20 +255,4 @@ std::optional<PartGrid> overlap(const PartGrid &a, const PartGrid &b) {
   return both;
 }
 
-std::vector<int64_t> rankClassKey(const Endpoint &endpoint, uint32_t number, int64_t meshRank) {
-  const Param &param = *endpoint.params()->Get(number);
-  std::vector<int64_t> coordinates = {number, present(endpoint, param, meshRank)};
-  auto depend = [&](const flatbuffers::Vector<uint32_t> *axes) {
-    coordinates.push_back(coordinate(endpoint, axes, meshRank));
-  };
-  for (const uint32_t sharding : orEmpty(param.instances()))
-    depend(endpoint.shardings()->Get(sharding)->axes());
-  for (const Extent *extent : orEmpty(param.shape()))
-    depend(extent->axes());
-  for (const Part *part : orEmpty(param.parts()))
-    for (const PartDimension *dimension : orEmpty(part->dimensions()))
-      depend(endpoint.shardings()->Get(dimension->sharding())->axes());
-  return coordinates;
-}
-
 } // namespace reshard::schema

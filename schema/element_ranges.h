@@ -76,8 +76,4 @@ void forEachRangeOf(const PartGrid &grid, const std::function<void(const Element
 /// value if there are none.
 std::optional<PartGrid> overlap(const PartGrid &a, const PartGrid &b);
 
-/// Identifies the rank class of a param on a mesh rank: the coordinates on which the param's layout depends. Mesh ranks
-/// with equal keys hold the same elements.
-std::vector<int64_t> rankClassKey(const Endpoint &endpoint, uint32_t param, int64_t meshRank);
-
 } // namespace reshard::schema

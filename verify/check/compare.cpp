@@ -17,18 +17,17 @@ namespace {
 using namespace schema;
 
 /// The first replica that holds an element.
-const TensorInstance &firstReplica(const Plan &plan, const std::vector<std::shared_ptr<const TensorInstance>> &replicas,
-                                   const std::string &name, int64_t wanted) {
-  for (const auto &replica : replicas) {
+const TensorInstance &firstReplica(const std::vector<TensorInstance> &replicas, int64_t wanted) {
+  for (const TensorInstance &replica : replicas) {
     bool has = false;
-    forEachRangeIn(plan, *replica, name, [&](const ElementRange &range) {
+    forEachRangeIn(replica, [&](const ElementRange &range) {
       for (int64_t k = 0; k < range.count; ++k)
         has = has || range.logical + k * range.logicalStep == wanted;
     });
     if (has)
-      return *replica;
+      return replica;
   }
-  return *replicas[0];
+  return replicas[0];
 }
 
 /// Counts accesses of one thread and calls a function after about kBytes.
@@ -97,21 +96,19 @@ const Param &paramOf(const Plan &plan, const TensorInstance &tensorInstance) {
 }
 
 /// Whether two of the instances, or one instance twice, hold the same element of a tensor.
-bool heldTwice(const Plan &plan, const std::vector<std::shared_ptr<const TensorInstance>> &replicas,
-               const std::string &name) {
+bool heldTwice(const Plan &plan, const std::vector<TensorInstance> &replicas) {
   TensorValues values;
-  for (const auto &replica : replicas) {
-    const int64_t item = itemBytes(storageDtypeOf(paramOf(plan, *replica)));
-    forEachRangeIn(plan, *replica, name,
-                   [&](const ElementRange &range) { values.refer(range, memoryOf(*replica), item); });
+  for (const TensorInstance &replica : replicas) {
+    const int64_t item = itemBytes(storageDtypeOf(paramOf(plan, replica)));
+    forEachRangeIn(replica, [&](const ElementRange &range) { values.refer(range, memoryOf(replica), item); });
   }
   return values.finish();
 }
 
 /// Compares the elements of a replica with those of the replicas before, and adds those that are new. Returns the first
 /// that differs, or -1.
-int64_t compareReplica(const Plan &plan, const TensorInstance &replica, const std::string &name, TensorValues &before,
-                       Accesses &accesses, uint64_t &comparedBytes) {
+int64_t compareReplica(const Plan &plan, const TensorInstance &replica, TensorValues &before, Accesses &accesses,
+                       uint64_t &comparedBytes) {
   const int64_t item = itemBytes(storageDtypeOf(paramOf(plan, replica)));
   const std::byte *memory = memoryOf(replica);
   int64_t differs = -1;
@@ -135,7 +132,7 @@ int64_t compareReplica(const Plan &plan, const TensorInstance &replica, const st
         differs = element;
     }
   });
-  forEachRangeIn(plan, replica, name, [&](const ElementRange &range) { parts.add(range); });
+  forEachRangeIn(replica, [&](const ElementRange &range) { parts.add(range); });
   parts.flush();
   return differs;
 }
@@ -158,12 +155,12 @@ std::string blocksOf(const Plan &plan, const TensorInstance &elements, const std
   const QuantizedView &view = *paramOf(plan, elements).view();
   std::string text = std::to_string(static_cast<int>(view.format())) + "," +
                      std::to_string(static_cast<int>(view.scale_layout())) + " [";
-  for (const int64_t length : elements.instance.shape)
+  for (const int64_t length : elements.instance->shape)
     text += std::to_string(length) + " ";
   text += "]";
   for (const TensorInstance &base : bases)
     text +=
-        " " + std::string(dtypeName(storageDtypeOf(paramOf(plan, base)))) + ":" + std::to_string(base.instance.bytes);
+        " " + std::string(dtypeName(storageDtypeOf(paramOf(plan, base)))) + ":" + std::to_string(base.instance->bytes);
   forEachRange(layoutOf(plan, elements), [&](const ElementRange &range) {
     text += range.tensor ? " '" + *range.tensor + "'" : " padding";
     for (const int64_t number : {range.logical, range.logicalStep, range.local, range.localStep, range.count})
@@ -197,8 +194,9 @@ void compareQuantized(const Plan &plan, const RankMemories &source, ReplicaResul
       for (const ParamInstance &elements : instances(plan.manifest(), endpoint, p, rankMemory.meshRank)) {
         std::vector<TensorInstance> held;
         for (const std::vector<ParamInstance> &base : bases)
-          held.push_back({&rankMemory, base[elements.instance]});
-        const auto [at, added] = first.try_emplace(blocksOf(plan, {&rankMemory, elements}, held), held);
+          held.push_back({&rankMemory, std::make_shared<const ParamInstance>(base[elements.instance])});
+        const TensorInstance view{&rankMemory, std::make_shared<const ParamInstance>(elements)};
+        const auto [at, added] = first.try_emplace(blocksOf(plan, view, held), held);
         blocksByParam[p].insert(&*at);
         for (size_t s = 0; s < held.size() && !added; ++s) {
           const TensorInstance &mine = held[s];
@@ -208,9 +206,9 @@ void compareQuantized(const Plan &plan, const RankMemories &source, ReplicaResul
             other = mine;
           if (!here || !there || (sentAs(plan, mine) >= 0 && sentAs(plan, mine) == sentAs(plan, other)))
             continue;
-          result.comparedBytes += static_cast<uint64_t>(mine.instance.bytes);
-          if (const auto same = std::mismatch(here, here + mine.instance.bytes, there).first - here;
-              same < mine.instance.bytes)
+          result.comparedBytes += static_cast<uint64_t>(mine.instance->bytes);
+          if (const auto same = std::mismatch(here, here + mine.instance->bytes, there).first - here;
+              same < mine.instance->bytes)
             result.differences.push_back(nameOf(plan, mine) + " differs from " + nameOf(plan, other) +
                                          ": the first different byte is " + std::to_string(same));
         }
@@ -248,7 +246,7 @@ void compareInstance(const Plan &plan, const PlanConversions &conversions, const
                                          " differs from the source");
     result.mismatches += static_cast<uint64_t>(wrong);
   });
-  forEachRangeIn(plan, target, name, [&](const ElementRange &range) { parts.add(range); });
+  forEachRangeIn(target, [&](const ElementRange &range) { parts.add(range); });
   parts.flush();
 }
 
@@ -259,13 +257,12 @@ CheckResult compare(const Plan &plan, const RankMemories &source, const RankMemo
   const auto isStorage = [&](const MeshRankMemory &rankMemory) {
     return plan.manifest().endpoints()->Get(rankMemory.endpoint)->storage();
   };
-  const InstancesByTensor wanted = instancesByTensor(plan, target);
-  const std::vector<InstancesByTensor::value_type> work(wanted.begin(), wanted.end());
+  const TensorInstances wanted(plan, target);
   std::vector<bool> mine; // of each tensor, whether this process compares its instances in storage
   size_t stored = 0;      // such tensors, which are the same in all processes: other targets may differ
-  for (const auto &[name, targets] : work) {
+  for (const auto &[name, targets] : wanted.all()) {
     const bool any =
-        std::any_of(targets.begin(), targets.end(), [&](const auto &each) { return isStorage(*each->rankMemory); });
+        std::any_of(targets.begin(), targets.end(), [&](const auto &each) { return isStorage(*each.rankMemory); });
     mine.push_back(any && stored % share.processes == share.process);
     stored += any;
   }
@@ -274,10 +271,10 @@ CheckResult compare(const Plan &plan, const RankMemories &source, const RankMemo
   CheckResult result;
   std::mutex mutex;
   parallelFor(
-      work.size(), threads,
+      wanted.all().size(), threads,
       [&](size_t i) {
-        const auto &[name, targets] = work[i];
-        const auto compared = [&](const auto &instance) { return mine[i] || !isStorage(*instance->rankMemory); };
+        const auto &[name, targets] = wanted.all()[i];
+        const auto compared = [&](const auto &instance) { return mine[i] || !isStorage(*instance.rankMemory); };
         if (std::none_of(targets.begin(), targets.end(), compared))
           return;
         CheckResult one;
@@ -287,7 +284,7 @@ CheckResult compare(const Plan &plan, const RankMemories &source, const RankMemo
           Accesses accesses(watch.accessed);
           for (const auto &tensorInstance : targets)
             if (compared(tensorInstance))
-              compareInstance(plan, reference.conversions(), *tensorInstance, name, expected, accesses, one);
+              compareInstance(plan, reference.conversions(), tensorInstance, name, expected, accesses, one);
         });
         const std::lock_guard lock(mutex);
         result.add(std::move(one));
@@ -303,27 +300,26 @@ CheckResult compare(const Plan &plan, const RankMemories &source, const RankMemo
 
 ReplicaResult compareReplicas(const Plan &plan, const RankMemories &source, unsigned threads,
                               const CompareWatch &watch) {
-  const InstancesByTensor held = instancesByTensor(plan, source);
-  const std::vector<InstancesByTensor::value_type> work(held.begin(), held.end());
+  const TensorInstances held(plan, source);
   ReplicaResult result;
-  std::vector<std::vector<std::string>> found(work.size());
+  std::vector<std::vector<std::string>> found(held.all().size());
   std::mutex mutex;
   parallelFor(
-      work.size(), threads,
+      held.all().size(), threads,
       [&](size_t i) {
-        const auto &[name, replicas] = work[i];
+        const auto &[name, replicas] = held.all()[i];
         if (name.empty() || replicas.size() < 2) // padding is never read
           return;
-        if (!heldTwice(plan, replicas, name))
+        if (!heldTwice(plan, replicas))
           return;
         TensorValues tensor;
         Accesses accesses(watch.accessed);
         uint64_t compared = 0;
         for (size_t h = 0; h < replicas.size(); ++h) {
-          const int64_t differs = compareReplica(plan, *replicas[h], name, tensor, accesses, compared);
+          const int64_t differs = compareReplica(plan, replicas[h], tensor, accesses, compared);
           if (differs >= 0)
-            found[i].push_back(nameOf(plan, *replicas[h]) + " differs from " +
-                               nameOf(plan, firstReplica(plan, replicas, name, differs)) + ": tensor '" + name +
+            found[i].push_back(nameOf(plan, replicas[h]) + " differs from " +
+                               nameOf(plan, firstReplica(replicas, differs)) + ": tensor '" + name +
                                "', the first different element is " + std::to_string(differs));
         }
         std::lock_guard lock(mutex);

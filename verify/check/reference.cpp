@@ -43,22 +43,18 @@ void Reference::find(const RankMemories &rankMemories) {
                                                     view->amax_dimensions() == 0 ? 3 : view->amax_dimensions()};
       amaxViews_[view->codes()].push_back(param);
     }
+  std::vector<bool> anyViewed; // by param
+  for (const Param *param : orEmpty(endpoint_.params()))
+    anyViewed.push_back(std::any_of(orEmpty(param->parts()).begin(), orEmpty(param->parts()).end(),
+                                    [&](const Part *part) { return viewed(part->pattern()); }));
+  const auto accept = [&](const MeshRankMemory &rankMemory, uint32_t p, uint32_t instance) {
+    if (const QuantizedView *view = endpoint_.params()->Get(p)->view(); view && view->kind() == ViewKind::amax)
+      return false;
+    return (source_ || anyViewed[p] || sendsAmax(rankMemory, p)) && has(rankMemory, p, instance);
+  };
   // One mesh rank of each rank class is enough to dequantize; without quantized views every instance in memory is read,
   // so that all replicas are covered.
-  std::set<std::vector<int64_t>> seen;
-  instancesByTensor_ =
-      instancesByTensor(plan_, rankMemories, [&](const MeshRankMemory &rankMemory, uint32_t p, uint32_t instance) {
-        if (const QuantizedView *view = endpoint_.params()->Get(p)->view(); view && view->kind() == ViewKind::amax)
-          return false;
-        bool anyViewed = false;
-        for (const Part *part : orEmpty(endpoint_.params()->Get(p)->parts()))
-          anyViewed = anyViewed || viewed(part->pattern());
-        if (!anyViewed && !source_ && !sendsAmax(rankMemory, p))
-          return false;
-        std::vector<int64_t> key = rankClassKey(endpoint_, p, rankMemory.meshRank);
-        key.push_back(instance);
-        return has(rankMemory, p, instance) && (source_ && !anyViewed ? true : seen.insert(std::move(key)).second);
-      });
+  held_ = TensorInstances(plan_, rankMemories, accept, [&](uint32_t p) { return !source_ || anyViewed[p]; });
 }
 
 bool Reference::has(const MeshRankMemory &rankMemory, uint32_t p, uint32_t instance) const {
@@ -71,18 +67,18 @@ bool Reference::has(const MeshRankMemory &rankMemory, uint32_t p, uint32_t insta
   return std::all_of(bases.begin(), bases.end(), [&](uint32_t each) { return has(rankMemory, each, instance); });
 }
 
-void Reference::forEachValue(const TensorInstance &held, const std::string &name,
+void Reference::forEachValue(const TensorInstance &held,
                              const std::function<void(const ElementRange &, const std::byte *)> &visit) {
-  const Param &param = *endpoint_.params()->Get(held.instance.param);
+  const Param &param = *endpoint_.params()->Get(held.instance->param);
   if (!param.view()) {
-    const std::shared_ptr<const std::byte> memory = bytes(*held.rankMemory, held.instance);
-    return forEachRangeIn(plan_, held, name, [&](const ElementRange &range) { visit(range, memory.get()); });
+    const std::shared_ptr<const std::byte> memory = bytes(*held.rankMemory, *held.instance);
+    return forEachRangeIn(held, [&](const ElementRange &range) { visit(range, memory.get()); });
   }
   // A param may stack many matrices, each of another tensor: those that this tensor meets are enough.
   int64_t elements = 1; // of a matrix
-  for (const int64_t length : held.instance.shape)
+  for (const int64_t length : held.instance->shape)
     elements *= length;
-  elements /= std::max<int64_t>(matrixCount(endpoint_, held.instance.param, held.rankMemory->meshRank), 1);
+  elements /= std::max<int64_t>(matrixCount(endpoint_, held.instance->param, held.rankMemory->meshRank), 1);
   std::shared_ptr<const Bytes> values;
   int64_t number = -1;
   const auto visitIn = [&](const ElementRange &range) {
@@ -102,7 +98,7 @@ void Reference::forEachValue(const TensorInstance &held, const std::string &name
     }
   };
   // In the order of memory, so that each matrix is dequantized once: the tensor's dimensions may have another order.
-  forEachGridIn(plan_, held, name, [&](PartGrid &grid) {
+  forEachGridIn(held, [&](PartGrid &grid) {
     const auto stride = [](const PartGrid::Dimension &dimension) {
       return dimension.positions() > 1 ? dimension.localStride : std::numeric_limits<int64_t>::max();
     };
@@ -131,16 +127,16 @@ std::shared_ptr<const std::byte> Reference::bytes(const MeshRankMemory &rankMemo
 }
 
 std::shared_ptr<const Bytes> Reference::matrix(const TensorInstance &view, int64_t number) {
-  const auto &[rankMemory, instance] = view;
-  const uint32_t meshRank = rankMemory->meshRank;
+  const ParamInstance &instance = *view.instance;
+  const uint32_t meshRank = view.rankMemory->meshRank;
   return matrices_.get(
       {meshRank, instance.param, instance.instance, static_cast<uint64_t>(number)},
-      [&, &rankMemory = *rankMemory, &instance = instance] {
+      [&] {
         WorkDeadline::spend(instance.bytes / std::max<int64_t>(matrixCount(endpoint_, instance.param, meshRank), 1));
         std::vector<std::shared_ptr<const std::byte>> bases;
         std::vector<const std::byte *> memory;
         for (const uint32_t each : baseParams(*endpoint_.params()->Get(instance.param)->view())) {
-          bases.push_back(bytes(rankMemory, sibling(endpoint_, instance, each, meshRank)));
+          bases.push_back(bytes(*view.rankMemory, sibling(endpoint_, instance, each, meshRank)));
           memory.push_back(bases.back().get());
         }
         return std::make_shared<Bytes>(readMatrix(endpoint_, instance.param, meshRank, memory, number));
@@ -171,10 +167,10 @@ InstanceLayout Reference::layoutOf(const MeshRankMemory &rankMemory, const Param
 
 TensorValues Reference::assemble(const std::string &name) {
   TensorValues tensor;
-  if (const auto found = instancesByTensor_.find(name); !name.empty() && found != instancesByTensor_.end())
-    for (const auto &held : found->second) {
-      const int64_t item = itemBytes(endpoint_.params()->Get(held->instance.param)->dtype());
-      forEachValue(*held, name, [&](const ElementRange &range, const std::byte *memory) {
+  if (!name.empty())
+    for (const TensorInstance &held : held_.of(name)) {
+      const int64_t item = itemBytes(endpoint_.params()->Get(held.instance->param)->dtype());
+      forEachValue(held, [&](const ElementRange &range, const std::byte *memory) {
         if (source_ && !viewed(range.pattern))
           tensor.refer(range, memory, item);
         else
@@ -187,27 +183,26 @@ TensorValues Reference::assemble(const std::string &name) {
 
 uint64_t Reference::copiedBytes(const std::string &name) {
   uint64_t bytes = 0;
-  const auto found = instancesByTensor_.find(name);
-  if (name.empty() || found == instancesByTensor_.end())
+  if (name.empty())
     return bytes;
-  for (const auto &held : found->second) {
-    const Copies copies = copiesOf(*held);
-    if (const uint32_t param = held->instance.param; endpoint_.params()->Get(param)->view())
-      bytes += static_cast<uint64_t>(held->instance.bytes /
-                                     std::max<int64_t>(matrixCount(endpoint_, param, held->rankMemory->meshRank), 1));
+  for (const TensorInstance &held : held_.of(name)) {
+    const Copies copies = copiesOf(held);
+    if (const uint32_t param = held.instance->param; endpoint_.params()->Get(param)->view())
+      bytes += static_cast<uint64_t>(held.instance->bytes /
+                                     std::max<int64_t>(matrixCount(endpoint_, param, held.rankMemory->meshRank), 1));
     if (copies.elements)
-      bytes += std::min(copies.tensorBytes, static_cast<uint64_t>(held->instance.bytes));
+      bytes += std::min(copies.tensorBytes, static_cast<uint64_t>(held.instance->bytes));
   }
   return bytes;
 }
 
 Reference::Copies Reference::copiesOf(const TensorInstance &held) {
   const std::lock_guard lock(copiesMutex_);
-  const auto [at, added] = copies_.try_emplace(held.instance.param);
+  const auto [at, added] = copies_.try_emplace(held.instance->param);
   Copies &copies = at->second;
   if (!added)
     return copies;
-  const int64_t item = itemBytes(endpoint_.params()->Get(held.instance.param)->dtype());
+  const int64_t item = itemBytes(endpoint_.params()->Get(held.instance->param)->dtype());
   forEachCollapsedGrid(analysis::layoutOf(plan_, held), [&](const PartGrid &grid) {
     if (!grid.tensor || grid.elements() == 0)
       return;
@@ -271,10 +266,8 @@ std::vector<float> Reference::amax(const std::string &name, const AmaxMatrices &
   const bool generated = synthesized() && !viewed(of.pattern);
   Bytes some(static_cast<size_t>(kAtOnce * item));
   std::vector<float> list(static_cast<size_t>(count));
-  const auto found = instancesByTensor_.find(name);
-  for (const auto &held :
-       found == instancesByTensor_.end() ? std::vector<std::shared_ptr<const TensorInstance>>() : found->second) {
-    if (!sendsAmax(*held->rankMemory, held->instance.param))
+  for (const TensorInstance &held : held_.of(name)) {
+    if (!sendsAmax(*held.rankMemory, held.instance->param))
       continue;
     const auto add = [&](const ElementRange &range, const std::byte *memory) {
       for (int64_t k = 0, taken = 0; k < range.count; k += taken) {
@@ -296,9 +289,9 @@ std::vector<float> Reference::amax(const std::string &name, const AmaxMatrices &
       }
     };
     if (generated)
-      forEachRangeIn(plan_, *held, name, [&](const ElementRange &range) { add(range, nullptr); });
+      forEachRangeIn(held, [&](const ElementRange &range) { add(range, nullptr); });
     else
-      forEachValue(*held, name, add);
+      forEachValue(held, add);
   }
   return list;
 }

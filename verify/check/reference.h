@@ -111,9 +111,9 @@ private:
   Copies copiesOf(const TensorInstance &held);
   schema::InstanceLayout layoutOf(const MeshRankMemory &rankMemory, const schema::ParamInstance &instance) const;
   bool has(const MeshRankMemory &rankMemory, uint32_t param, uint32_t instance) const;
-  /// Calls visit(range, memory) for the elements of a tensor in an instance, in any order. `memory` has the values at
+  /// Calls visit(range, memory) for the elements of an instance's tensor, in any order. `memory` has the values at
   /// the places of the range, during the call; of a quantized view, it is a matrix.
-  void forEachValue(const TensorInstance &held, const std::string &name,
+  void forEachValue(const TensorInstance &held,
                     const std::function<void(const schema::ElementRange &, const std::byte *)> &visit);
   /// The bytes of an instance of a param that is no view.
   std::shared_ptr<const std::byte> bytes(const MeshRankMemory &rankMemory, const schema::ParamInstance &instance);
@@ -130,7 +130,7 @@ private:
   std::set<int> tensorPatterns_;
   std::vector<std::optional<BaseOf>> baseOf_;
   std::vector<MeshRankMemory> rankMemories_; // without memory if values are synthesized
-  InstancesByTensor instancesByTensor_;
+  TensorInstances held_;
   std::mutex copiesMutex_;
   std::map<uint32_t, Copies> copies_; // by param
   Cache<std::string, TensorValues> tensors_;

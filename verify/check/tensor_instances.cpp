@@ -3,62 +3,92 @@
 
 #include "base/work_deadline.h"
 
+#include <map>
+#include <tuple>
+
 namespace reshard::analysis {
 
 using namespace schema;
 
-InstancesByTensor instancesByTensor(const Plan &plan, const RankMemories &rankMemories) {
-  return instancesByTensor(plan, rankMemories, [](const MeshRankMemory &rankMemory, uint32_t param, uint32_t instance) {
-    return rankMemory.params[param][instance] != nullptr;
-  });
-}
+TensorInstances::TensorInstances(const Plan &plan, const RankMemories &rankMemories)
+    : TensorInstances(
+          plan, rankMemories,
+          [](const MeshRankMemory &memory, uint32_t param, uint32_t instance) {
+            return memory.params[param][instance] != nullptr;
+          },
+          [](uint32_t) { return false; }) {}
 
-InstancesByTensor instancesByTensor(const Plan &plan, const RankMemories &rankMemories,
-                                    const std::function<bool(const MeshRankMemory &, uint32_t, uint32_t)> &accept) {
-  InstancesByTensor result;
-  for (const MeshRankMemory &rankMemory : rankMemories) {
-    const Endpoint &endpoint = *plan.manifest().endpoints()->Get(rankMemory.endpoint);
-    for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
-      for (ParamInstance &instance : instances(plan.manifest(), endpoint, p, rankMemory.meshRank)) {
-        if (!accept(rankMemory, p, instance.instance))
-          continue;
-        const auto tensorInstance =
-            std::make_shared<const TensorInstance>(TensorInstance{&rankMemory, std::move(instance)});
-        std::string last;
-        forEachRange(layoutOf(plan, *tensorInstance), [&](const ElementRange &range) {
-          const std::string name = range.tensor ? *range.tensor : "";
-          if (name == last && !name.empty())
-            return;
-          last = name;
-          auto &list = result[name];
-          if (list.empty() || list.back() != tensorInstance)
-            list.push_back(tensorInstance);
-        });
+TensorInstances::TensorInstances(const Plan &plan, const RankMemories &rankMemories, const Accept &accept,
+                                 const std::function<bool(uint32_t param)> &once) {
+  std::map<uint32_t, std::map<uint32_t, const MeshRankMemory *>> memories; // by endpoint and mesh rank
+  for (const MeshRankMemory &each : rankMemories)
+    memories[each.endpoint][each.meshRank] = &each;
+  std::map<std::string, std::vector<TensorInstance>> byName;
+  for (const auto &[number, byMeshRank] : memories) {
+    const Endpoint &endpoint = *plan.manifest().endpoints()->Get(number);
+    const auto covers = [&, &byMeshRank = byMeshRank](uint32_t param, uint32_t meshRank) {
+      const auto at = byMeshRank.find(meshRank);
+      int64_t left = at == byMeshRank.end() ? 0 : instanceCount(endpoint, *endpoint.params()->Get(param), meshRank);
+      while (left > 0 && !accept(*at->second, param, static_cast<uint32_t>(left - 1)))
+        --left;
+      return left > 0;
+    };
+    const Holdings &held = holdings_.emplace_back(holdingsOf(plan.manifest(), number, covers, true));
+    std::vector<std::shared_ptr<const std::vector<ParamInstance>>> ofClass;
+    for (const RankClass &each : held.classes)
+      ofClass.push_back(std::make_shared<const std::vector<ParamInstance>>(
+          instances(plan.manifest(), endpoint, each.param, each.meshRanks[0])));
+    for (const HeldTensor &tensor : held.tensors)
+      for (auto at = tensor.holdings.begin(), end = at; at != tensor.holdings.end(); at = end) {
+        const auto &[rankClass, instance, number, grid] = held.items[*at];
+        while (end != tensor.holdings.end() && held.items[*end].rankClass == rankClass &&
+               held.items[*end].instance == instance)
+          ++end;
+        const uint32_t param = held.classes[rankClass].param;
+        for (const uint32_t meshRank : held.classes[rankClass].meshRanks) {
+          WorkDeadline::spend(1);
+          const MeshRankMemory *memory = byMeshRank.at(meshRank);
+          if (!accept(*memory, param, instance))
+            continue;
+          const std::shared_ptr<const ParamInstance> one(ofClass[rankClass], &(*ofClass[rankClass])[instance]);
+          byName[*tensor.name].push_back({memory, one, &held, {at, end}});
+          if (once(param))
+            break;
+        }
       }
   }
-  return result;
+  const auto order = [](const TensorInstance &each) {
+    return std::tuple(each.rankMemory, each.instance->param, each.instance->instance);
+  };
+  for (auto &[name, list] : byName) {
+    std::sort(list.begin(), list.end(),
+              [&](const TensorInstance &a, const TensorInstance &b) { return order(a) < order(b); });
+    all_.emplace_back(name, std::move(list));
+  }
 }
 
-InstanceLayout layoutOf(const Plan &plan, const TensorInstance &tensorInstance) {
-  const MeshRankMemory &memory = *tensorInstance.rankMemory;
-  return {plan.manifest(), *plan.manifest().endpoints()->Get(memory.endpoint), memory.meshRank,
-          tensorInstance.instance};
+std::span<const TensorInstance> TensorInstances::of(const std::string &name) const {
+  const auto at = std::lower_bound(all_.begin(), all_.end(), name,
+                                   [](const auto &entry, const std::string &wanted) { return entry.first < wanted; });
+  return at == all_.end() || at->first != name ? std::span<const TensorInstance>() : at->second;
 }
 
-void forEachGridIn(const Plan &plan, const TensorInstance &tensorInstance, const std::string &name,
-                   const std::function<void(PartGrid &)> &visit) {
-  forEachCollapsedGrid(layoutOf(plan, tensorInstance), [&](const PartGrid &grid) {
-    if (grid.tensor ? *grid.tensor != name : !name.empty())
-      return;
-    PartGrid kept = grid;
-    kept.tensor = grid.tensor ? &name : nullptr; // the name of `grid` lives during this call only
-    visit(kept);
-  });
+InstanceLayout layoutOf(const Plan &plan, const TensorInstance &held) {
+  const MeshRankMemory &memory = *held.rankMemory;
+  return {plan.manifest(), *plan.manifest().endpoints()->Get(memory.endpoint), memory.meshRank, *held.instance};
 }
 
-void forEachRangeIn(const Plan &plan, const TensorInstance &tensorInstance, const std::string &name,
-                    const std::function<void(const ElementRange &)> &visit) {
-  forEachGridIn(plan, tensorInstance, name, [&](const PartGrid &grid) {
+void forEachGridIn(const TensorInstance &held, const std::function<void(PartGrid &)> &visit) {
+  for (const uint32_t part : held.parts) {
+    WorkDeadline::spend(8);
+    PartGrid grid = held.holdings->items[part].grid;
+    grid.collapse();
+    visit(grid);
+  }
+}
+
+void forEachRangeIn(const TensorInstance &held, const std::function<void(const ElementRange &)> &visit) {
+  forEachGridIn(held, [&](const PartGrid &grid) {
     forEachRangeOf(grid, [&](const ElementRange &range) {
       WorkDeadline::spend(range.count);
       visit(range);
@@ -66,9 +96,12 @@ void forEachRangeIn(const Plan &plan, const TensorInstance &tensorInstance, cons
   });
 }
 
-std::string nameOf(const Plan &plan, const TensorInstance &tensorInstance) {
-  const Endpoint &endpoint = *plan.manifest().endpoints()->Get(tensorInstance.rankMemory->endpoint);
-  return meshRankName(endpoint, tensorInstance.rankMemory->meshRank) + " param '" + tensorInstance.instance.name + "'";
+std::string nameOf(const Plan &plan, const TensorInstance &held) {
+  const InstanceLayout layout = layoutOf(plan, held);
+  return meshRankName(layout.endpoint, layout.meshRank) + " param '" +
+         instances(layout.manifest, layout.endpoint, held.instance->param, layout.meshRank)[held.instance->instance]
+             .name +
+         "'";
 }
 
 } // namespace reshard::analysis

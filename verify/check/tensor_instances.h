@@ -1,50 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the elements of each tensor in the memory of an endpoint, through the layouts of the manifest.
+// The memory that holds the elements of each tensor: the index of holdings (schema/holdings.h), for the mesh ranks that
+// a check reads.
 #pragma once
 
 #include "base/parallel.h"
 #include "executor/load/load.h"
-#include "schema/element_ranges.h"
+#include "schema/holdings.h"
 #include "verify/layout/mesh_rank_memory.h"
 #include "verify/layout/quantized_views.h"
 
 #include <algorithm>
 #include <functional>
-#include <map>
+#include <list>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace reshard::analysis {
 
-/// One instance of a param that holds elements of a tensor.
+/// One instance of a param on a mesh rank, and its parts that hold elements of one tensor, or padding.
 struct TensorInstance {
   const MeshRankMemory *rankMemory;
-  schema::ParamInstance instance;
+  std::shared_ptr<const schema::ParamInstance> instance; // of its rank class: the name is nameOf()
+  const schema::Holdings *holdings = nullptr;
+  std::span<const uint32_t> parts = {}; // in `holdings`
 };
 
-/// The instances with memory that hold elements of each tensor, by its full name; "": padding.
-using InstancesByTensor = std::map<std::string, std::vector<std::shared_ptr<const TensorInstance>>>;
-InstancesByTensor instancesByTensor(const Plan &plan, const RankMemories &rankMemories);
-/// Only instances for which accept(mesh rank memory, param, instance) is true.
-InstancesByTensor instancesByTensor(const Plan &plan, const RankMemories &rankMemories,
-                                    const std::function<bool(const MeshRankMemory &, uint32_t, uint32_t)> &accept);
+/// The instances that hold elements of each tensor, in the order of rankMemories, params and instances.
+class TensorInstances {
+public:
+  using Accept = std::function<bool(const MeshRankMemory &, uint32_t param, uint32_t instance)>;
 
-schema::InstanceLayout layoutOf(const Plan &plan, const TensorInstance &tensorInstance);
-inline std::byte *memoryOf(const TensorInstance &tensorInstance) {
-  return tensorInstance.rankMemory->params[tensorInstance.instance.param][tensorInstance.instance.instance];
+  TensorInstances() = default;
+  /// All instances with memory.
+  TensorInstances(const Plan &plan, const RankMemories &rankMemories);
+  /// The instances for which accept() is true; of those params for which once(param) is true, on one mesh rank of each
+  /// rank class.
+  TensorInstances(const Plan &plan, const RankMemories &rankMemories, const Accept &accept,
+                  const std::function<bool(uint32_t param)> &once);
+
+  /// By the tensor's full name, ascending; "": padding.
+  const std::vector<std::pair<std::string, std::vector<TensorInstance>>> &all() const { return all_; }
+  std::span<const TensorInstance> of(const std::string &name) const;
+
+private:
+  std::list<schema::Holdings> holdings_; // of each endpoint with memory
+  std::vector<std::pair<std::string, std::vector<TensorInstance>>> all_;
+};
+
+schema::InstanceLayout layoutOf(const Plan &plan, const TensorInstance &held);
+inline std::byte *memoryOf(const TensorInstance &held) {
+  return held.rankMemory->params[held.instance->param][held.instance->instance];
 }
 
 /// "rank 3 param 'x'".
-std::string nameOf(const Plan &plan, const TensorInstance &tensorInstance);
+std::string nameOf(const Plan &plan, const TensorInstance &held);
 
-/// Calls visit(grid) for the parts of an instance that hold elements of a tensor, or padding if `name` is empty. The
-/// grids refer to `name` and are collapsed.
-void forEachGridIn(const Plan &plan, const TensorInstance &tensorInstance, const std::string &name,
-                   const std::function<void(schema::PartGrid &)> &visit);
+/// Calls visit(grid) for the parts of an instance that hold elements of its tensor. The grids are collapsed.
+void forEachGridIn(const TensorInstance &held, const std::function<void(schema::PartGrid &)> &visit);
 /// The same for their elements, in the order of the tensor.
-void forEachRangeIn(const Plan &plan, const TensorInstance &tensorInstance, const std::string &name,
-                    const std::function<void(const schema::ElementRange &)> &visit);
+void forEachRangeIn(const TensorInstance &held, const std::function<void(const schema::ElementRange &)> &visit);
 
 /// Calls work(layout) on several threads for every instance of a param with memory, and of a quantized view whose base
 /// params have memory.
