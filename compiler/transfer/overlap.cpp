@@ -51,7 +51,7 @@ struct SourceBox {
 
 /// The elements of one tensor pattern that the source holds: rank classes by products of cells, or as disjoint boxes.
 struct PatternSource {
-  std::vector<RankClass> rankClasses;
+  std::vector<PositionClass> rankClasses;
   std::vector<SourceBox> boxes;                // ordered by where they begin along `sweep`; empty: use `dimensions`
   size_t sweep = 0;                            // the dimension along which boxes are ordered
   std::vector<CommonRefinement *> dimensions;  // shared between patterns whose dimensions are cut in the same way
@@ -70,11 +70,11 @@ public:
     if (llvm::Error error = readSource())
       return error;
     for (unsigned e = 1; e < layout_.endpoints.size(); ++e) {
-      RankClasses rankClasses(layout_.endpoints[e], copies_.of(e), indexMaps_);
+      PositionClasses rankClasses(layout_.endpoints[e], copies_.of(e), indexMaps_);
       for (unsigned p = 0; p < layout_.endpoints[e].params.size(); ++p) {
         const Param &param = layout_.endpoints[e].params[p];
         for (unsigned q = 0; q < param.parts.size(); ++q)
-          for (const RankClass &rankClass : rankClasses.of(p, q))
+          for (const PositionClass &rankClass : rankClasses.of(p, q))
             if (llvm::Error error = overlap(e, rankClass, param.parts[q].pattern))
               return error;
       }
@@ -90,7 +90,7 @@ private:
     for (unsigned p = 0; p < source.params.size(); ++p)
       for (unsigned q = 0; q < source.params[p].parts.size(); ++q)
         if (const int pattern = source.params[p].parts[q].pattern; pattern >= 0)
-          for (RankClass &rankClass : sourceClasses_.of(p, q)) {
+          for (PositionClass &rankClass : sourceClasses_.of(p, q)) {
             llvm::erase_if(rankClass.meshRanks, [&](int32_t meshRank) { return !mayRead(source, meshRank); });
             if (!rankClass.meshRanks.empty())
               tensorPatterns_[pattern].rankClasses.push_back(std::move(rankClass));
@@ -102,7 +102,7 @@ private:
       for (size_t d = 0; d < layout_.tensorPatterns[f].rank(); ++d) {
         std::vector<unsigned> shardings;
         shardings.reserve(pattern.rankClasses.size());
-        for (const RankClass &rankClass : pattern.rankClasses)
+        for (const PositionClass &rankClass : pattern.rankClasses)
           shardings.push_back(rankClass.indexMaps[d]);
         std::sort(shardings.begin(), shardings.end());
         shardings.erase(std::unique(shardings.begin(), shardings.end()), shardings.end());
@@ -153,10 +153,10 @@ private:
   }
 
   /// Whether at most one dimension is sharded. Then the rank classes are a product of cuts.
-  static bool cutsAtMostOneDimension(const std::vector<RankClass> &rankClasses) {
+  static bool cutsAtMostOneDimension(const std::vector<PositionClass> &rankClasses) {
     size_t cut = 0;
     for (size_t d = 0; !rankClasses.empty() && d < rankClasses[0].indexMaps.size(); ++d)
-      cut += std::any_of(rankClasses.begin(), rankClasses.end(), [&](const RankClass &rankClass) {
+      cut += std::any_of(rankClasses.begin(), rankClasses.end(), [&](const PositionClass &rankClass) {
         return rankClass.indexMaps[d] != rankClasses[0].indexMaps[d];
       });
     return cut <= 1;
@@ -224,7 +224,7 @@ private:
   }
 
   /// Adds the overlaps of a part of the target on the mesh ranks of a class.
-  llvm::Error overlap(unsigned endpoint, const RankClass &rankClass, int patternNumber) {
+  llvm::Error overlap(unsigned endpoint, const PositionClass &rankClass, int patternNumber) {
     Overlap like;
     like.pattern = patternNumber;
     like.endpoint = endpoint;
@@ -259,7 +259,7 @@ private:
 
   /// Adds an overlap for each box of the source that the target part intersects. `like`: an overlap without replica
   /// groups. Returns the number of elements.
-  int64_t overlapBoxes(const RankClass &rankClass, const Overlap &like) {
+  int64_t overlapBoxes(const PositionClass &rankClass, const Overlap &like) {
     const PatternSource &source = tensorPatterns_[like.pattern];
     const size_t rank = layout_.tensorPatterns[like.pattern].rank();
     int64_t found = 0;
@@ -287,7 +287,7 @@ private:
   }
 
   /// The same for each combination of the source's cells that the target part intersects.
-  llvm::Expected<int64_t> overlapCells(const RankClass &rankClass, const Overlap &like) {
+  llvm::Expected<int64_t> overlapCells(const PositionClass &rankClass, const Overlap &like) {
     PatternSource &source = tensorPatterns_[like.pattern];
     const size_t rank = layout_.tensorPatterns[like.pattern].rank();
     std::vector<llvm::ArrayRef<unsigned>> lists;
@@ -303,7 +303,7 @@ private:
         return;
       Overlap overlap = like;
       for (unsigned v : source.replicas[*product]) {
-        const RankClass &from = source.rankClasses[v];
+        const PositionClass &from = source.rankClasses[v];
         ReplicaGroup replicaGroup{from.param, from.part, from.meshRanks, {}};
         for (size_t d = 0; d < rank; ++d)
           replicaGroup.relations.push_back(
@@ -326,7 +326,7 @@ private:
   }
 
   /// Padding needs no source: its overlap has the mesh rank -1 as its only replica.
-  void pad(Overlap overlap, const RankClass &rankClass) {
+  void pad(Overlap overlap, const PositionClass &rankClass) {
     ReplicaGroup replicaGroup{0, 0, {-1}, {}};
     for (unsigned sharding : rankClass.indexMaps) {
       IndexMap local = inverse(indexMaps_[sharding]);
@@ -357,7 +357,7 @@ private:
   const Copies copies_;
   int64_t replicaGroups_ = 0; // how many all overlaps so far have
   Interner<IndexMap> indexMaps_, relations_;
-  RankClasses sourceClasses_;
+  PositionClasses sourceClasses_;
   std::vector<PatternSource> tensorPatterns_;
   std::map<std::vector<unsigned>, CommonRefinement> refinements_;
   Interner<std::array<int64_t, 4>> solved_; // source, target, refinement, cell

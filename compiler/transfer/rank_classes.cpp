@@ -7,14 +7,14 @@ namespace reshard {
 
 using namespace ir;
 
-RankClasses::RankClasses(const Endpoint &endpoint, const EndpointCopies &copies, Interner<IndexMap> &indexMaps)
+PositionClasses::PositionClasses(const Endpoint &endpoint, const EndpointCopies &copies, Interner<IndexMap> &indexMaps)
     : endpoint_(endpoint), indexMaps_(indexMaps) {
   for (int32_t meshRank = 0; meshRank < endpoint.meshRanks(); ++meshRank)
     if (copies.first(meshRank) == meshRank)
       meshRanks_.push_back(meshRank);
 }
 
-unsigned RankClasses::number(unsigned sharding, int64_t coordinate) {
+unsigned PositionClasses::number(unsigned sharding, int64_t coordinate) {
   if (numbers_.empty())
     numbers_.resize(endpoint_.shardings.size());
   std::vector<int64_t> &known = numbers_[sharding];
@@ -25,7 +25,7 @@ unsigned RankClasses::number(unsigned sharding, int64_t coordinate) {
   return static_cast<unsigned>(known[coordinate]);
 }
 
-std::vector<unsigned> RankClasses::axesOf(const Param &param, const Part &part) const {
+std::vector<unsigned> PositionClasses::axesOf(const Param &param, const Part &part) const {
   std::vector<unsigned> axes;
   auto use = [&](unsigned axis) {
     if (endpoint_.axes[axis].size > 1 && std::find(axes.begin(), axes.end(), axis) == axes.end())
@@ -45,13 +45,13 @@ std::vector<unsigned> RankClasses::axesOf(const Param &param, const Part &part) 
   return axes;
 }
 
-std::vector<RankClass> RankClasses::of(unsigned paramNumber, unsigned partNumber) {
+std::vector<PositionClass> PositionClasses::of(unsigned paramNumber, unsigned partNumber) {
   const Param &param = endpoint_.params[paramNumber];
   const Part &part = param.parts[partNumber];
 
   constexpr int kUnknown = -1, kNothing = -2;
   Interner<std::vector<int64_t>> contents; // by rank class
-  std::vector<RankClass> rankClasses;
+  std::vector<PositionClass> rankClasses;
   auto classOf = [&](int64_t meshRank) {
     if (instances(endpoint_, param, meshRank) == 0)
       return kNothing;

@@ -13,21 +13,21 @@ namespace reshard {
 
 /// Mesh ranks of one endpoint that hold the same elements of a part at the same local positions of params of equal
 /// local shape.
-struct RankClass {
+struct PositionClass {
   unsigned param = 0, part = 0;
   ir::IndexMapNumbers indexMaps; // per dimension of the part: interned logical -> local
   ir::MeshRanks meshRanks;       // ascending
 };
 
 /// Groups the mesh ranks of copy 0 of one endpoint by the elements that they hold.
-class RankClasses {
+class PositionClasses {
 public:
   /// `indexMaps` must outlive this object. Several endpoints may share it.
-  RankClasses(const ir::Endpoint &endpoint, const ir::EndpointCopies &copies, Interner<ir::IndexMap> &indexMaps);
+  PositionClasses(const ir::Endpoint &endpoint, const ir::EndpointCopies &copies, Interner<ir::IndexMap> &indexMaps);
 
   /// The rank classes of one part, in the order of their lowest mesh ranks. Mesh ranks that hold no element of the part
   /// are in no class.
-  std::vector<RankClass> of(unsigned param, unsigned part);
+  std::vector<PositionClass> of(unsigned param, unsigned part);
 
 private:
   /// The axes of size > 1 on which the contents of a mesh rank depend.

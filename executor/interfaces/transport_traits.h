@@ -16,7 +16,7 @@ namespace reshard {
 /// A transport on a device.
 struct TransportTraits {
   const char *name;
-  const char *device; // that has the bound memory
+  const char *device; // the device that has the bound memory
   const char *about;  // for help texts, after the name
   /// Each process has one rank, and a backend connects them: libreshard_NAME.so (executor/interfaces/module.h). Else
   /// one process has all ranks of the plan.
@@ -48,7 +48,7 @@ std::span<const TransportTraits> transports();
 /// The row of a transport on a device; an empty device: its first row. Null: there is none.
 const TransportTraits *findTransport(std::string_view name, std::string_view device = {});
 
-/// Which rows of the table: a member such as &TransportTraits::pull, or a function.
+/// Selects rows of the table: a member such as &TransportTraits::pull, or a function.
 using WhichTransports = std::function<bool(const TransportTraits &)>;
 
 /// The names, or the devices, of the rows for which `which` holds, in the order of the table, each once.
