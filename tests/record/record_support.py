@@ -33,8 +33,10 @@ def temporary_folder():
 
 
 def documented(index):
-    """(printed, shown) of program number `index` of docs/record.md, run in a temporary folder."""
-    blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", (ROOT / "docs" / "record.md").read_text(), re.DOTALL)
+    """(printed, shown) of program number `index` of those of docs/record.md that are shown with what they print, run in
+    a temporary folder."""
+    text = (ROOT / "docs" / "record.md").read_text()
+    blocks = re.findall(r"```python\n((?:(?!```).)*)```\n\n```\n(.*?)```", text, re.DOTALL)
     program, shown = blocks[index]
     with temporary_folder() as folder, contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile(program, "docs/record.md", "exec"), {"__name__": "__main__"})
