@@ -7,8 +7,8 @@
 
 namespace reshard {
 
-/// Holds a file lock in Open MPI's session folder for as long as this process lives, however long those live that it has
-/// forked. Does nothing if the environment does not name that folder.
+/// Holds a file lock in Open MPI's session folder for as long as this process lives, however long those live that it
+/// has forked. Does nothing if the environment does not name that folder.
 class LivenessLock {
 public:
   LivenessLock();

@@ -40,8 +40,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static const std::string good = goodPlan(false), compressed = goodPlan(true);
   if (size == 0)
     return 0;
-  std::string file =
-      data[0] & 1 ? std::string(data + 1, data + size) : edited(data[0] >> 2 == 1 ? compressed : good, data + 1, size - 1);
+  std::string file = data[0] & 1 ? std::string(data + 1, data + size)
+                                 : edited(data[0] >> 2 == 1 ? compressed : good, data + 1, size - 1);
   if (data[0] & 2 && file.size() >= 128)
     test::updateDigests(file);
   const int memory = ::memfd_create("plan", 0);

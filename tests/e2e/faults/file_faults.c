@@ -48,7 +48,10 @@ __attribute__((constructor)) static void begin(void) {
   const struct {
     const char *name;
     int kind, number;
-  } kinds[] = {{"EINTR", kInterrupted, EINTR}, {"ENOSPC", kFull, ENOSPC}, {"EIO", kBroken, EIO}, {"short", kShort, 0},
+  } kinds[] = {{"EINTR", kInterrupted, EINTR},
+               {"ENOSPC", kFull, ENOSPC},
+               {"EIO", kBroken, EIO},
+               {"short", kShort, 0},
                {"KILL", kKilled, 0}};
   for (int i = 0; i < 5; ++i)
     if (strcmp(name, kinds[i].name) == 0) {
@@ -106,7 +109,7 @@ static int open_kinds(int flags) {
 
 static int mode_of(int flags, va_list list) { return flags & (O_CREAT | __O_TMPFILE) ? va_arg(list, int) : 0; }
 
-#define OPEN(name)                                                                                                      \
+#define OPEN(name)                                                                                                     \
   int name(const char *path, int flags, ...) {                                                                         \
     va_list list;                                                                                                      \
     va_start(list, flags);                                                                                             \
@@ -117,7 +120,7 @@ static int mode_of(int flags, va_list list) { return flags & (O_CREAT | __O_TMPF
 OPEN(open)
 OPEN(open64)
 
-#define OPENAT(name)                                                                                                    \
+#define OPENAT(name)                                                                                                   \
   int name(int folder, const char *path, int flags, ...) {                                                             \
     va_list list;                                                                                                      \
     va_start(list, flags);                                                                                             \
@@ -128,10 +131,8 @@ OPEN(open64)
 OPENAT(openat)
 OPENAT(openat64)
 
-#define FOPEN(name)                                                                                                     \
-  FILE *name(const char *path, const char *mode) {                                                                     \
-    return fails(#name, kBroken, path) ? NULL : NEXT(name)(path, mode);                                                \
-  }
+#define FOPEN(name)                                                                                                    \
+  FILE *name(const char *path, const char *mode) { return fails(#name, kBroken, path) ? NULL : NEXT(name)(path, mode); }
 FOPEN(fopen)
 FOPEN(fopen64)
 
@@ -151,7 +152,7 @@ ssize_t write(int fd, const void *data, size_t bytes) {
   return NEXT(write)(fd, data, shortened("write", fd, bytes));
 }
 
-#define PREAD(name, type)                                                                                               \
+#define PREAD(name, type)                                                                                              \
   ssize_t name(int fd, void *data, size_t bytes, type at) {                                                            \
     if (fails_at(#name, kInterrupted | kBroken, fd))                                                                   \
       return -1;                                                                                                       \
@@ -160,7 +161,7 @@ ssize_t write(int fd, const void *data, size_t bytes) {
 PREAD(pread, off_t)
 PREAD(pread64, off64_t)
 
-#define PWRITE(name, type)                                                                                              \
+#define PWRITE(name, type)                                                                                             \
   ssize_t name(int fd, const void *data, size_t bytes, type at) {                                                      \
     if (fails_at(#name, kInterrupted | kFull | kBroken, fd))                                                           \
       return -1;                                                                                                       \
@@ -175,28 +176,28 @@ ssize_t copy_file_range(int from, off64_t *read, int to, off64_t *written, size_
   return NEXT(copy_file_range)(from, read, to, written, shortened("copy_file_range", to, bytes), flags);
 }
 
-#define ALLOCATE(name, type)                                                                                            \
+#define ALLOCATE(name, type)                                                                                           \
   int name(int fd, type at, type bytes) {                                                                              \
     return fails_at(#name, kInterrupted | kFull | kBroken, fd) ? errno : NEXT(name)(fd, at, bytes);                    \
   }
 ALLOCATE(posix_fallocate, off_t)
 ALLOCATE(posix_fallocate64, off64_t)
 
-#define TRUNCATE(name, type)                                                                                            \
+#define TRUNCATE(name, type)                                                                                           \
   int name(int fd, type bytes) {                                                                                       \
     return fails_at(#name, kInterrupted | kFull | kBroken, fd) ? -1 : NEXT(name)(fd, bytes);                           \
   }
 TRUNCATE(ftruncate, off_t)
 TRUNCATE(ftruncate64, off64_t)
 
-#define MAP(name, type)                                                                                                 \
+#define MAP(name, type)                                                                                                \
   void *name(void *at, size_t bytes, int protection, int flags, int fd, type offset) {                                 \
     return fails_at(#name, kBroken, fd) ? MAP_FAILED : NEXT(name)(at, bytes, protection, flags, fd, offset);           \
   }
 MAP(mmap, off_t)
 MAP(mmap64, off64_t)
 
-#define SYNC(name)                                                                                                      \
+#define SYNC(name)                                                                                                     \
   int name(int fd) { return fails_at(#name, kInterrupted | kFull | kBroken, fd) ? -1 : NEXT(name)(fd); }
 SYNC(fsync)
 SYNC(fdatasync)
@@ -210,9 +211,7 @@ int close(int fd) {
 }
 
 int fstat(int fd, struct stat *status) { return fails_at("fstat", kBroken, fd) ? -1 : NEXT(fstat)(fd, status); }
-int stat(const char *path, struct stat *status) {
-  return fails("stat", kBroken, path) ? -1 : NEXT(stat)(path, status);
-}
+int stat(const char *path, struct stat *status) { return fails("stat", kBroken, path) ? -1 : NEXT(stat)(path, status); }
 int lstat(const char *path, struct stat *status) {
   return fails("lstat", kBroken, path) ? -1 : NEXT(lstat)(path, status);
 }
