@@ -96,8 +96,8 @@ class CheckpointSideTest(unittest.IsolatedAsyncioTestCase):
             setattr(module["experts"], name, value)
             sides = self.sides()
             sides[1]._live = lambda: module
-            with self.assertRaisesRegex(Error, text):
-                sides[1].join(1, "file:///none")
+            with tempfile.TemporaryDirectory() as store, self.assertRaisesRegex(Error, text):
+                sides[1].join(1, f"file://{store}")
             delattr(module["experts"], name)
 
     async def test_cancelled_twice(self):
