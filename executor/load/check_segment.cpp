@@ -4,6 +4,7 @@
 #include "executor/load/check_segment.h"
 
 #include "schema/arena.h"
+#include "schema/flatbuffer_vectors.h"
 #include "schema/levels.h"
 #include "schema/limits.h"
 
@@ -17,8 +18,6 @@ using namespace schema;
 
 constexpr uint32_t kNoPeer = UINT32_MAX;
 constexpr uint64_t kInPlace = UINT64_MAX;
-
-template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return vector ? vector->size() : 0; }
 
 std::string text(uint64_t number) { return std::to_string(number); }
 std::string range(int64_t begin, int64_t end) { return "[" + std::to_string(begin) + ", " + std::to_string(end) + ")"; }
