@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules of --rename. python/reshard/names.py has the same ones: tests/e2e/convert_test.py.
+// The rules of --rename. python/reshard/names.py has the same ones: tests/e2e/checkpoints/convert_test.py.
 
 #include "base/renames.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The values of pickles: collections that grow in turns, memo numbers in any order, values of another kind.
-// tests/e2e/stored_checkpoints_test.py has pickles of Python, hostile ones too.
+// tests/e2e/checkpoints/stored_checkpoints_test.py has pickles of Python, hostile ones too.
 
 #include "checkpoints/pickle.h"
 #include "tests/lib/folder.h"

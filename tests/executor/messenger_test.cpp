@@ -515,7 +515,7 @@ TEST_P(Processes, AStoppedProcessHoldsNobodyUp) {
   EXPECT_LT(disconnectSeconds(), 1.0);
 }
 
-// The next two are run by tests/e2e/messenger_test.py, which starts the peer on another host. RESHARD_TEST_FOLDER:
+// The next two are run by tests/e2e/run/messenger_test.py, which starts the peer on another host. RESHARD_TEST_FOLDER:
 // where they meet.
 class Hosts : public Processes {
 protected:
@@ -538,7 +538,7 @@ INSTANTIATE_TEST_SUITE_P(Of, Hosts, testing::Values("ucx"), [](const auto &each)
 TEST_P(Hosts, APeerThatEndsOrIsCutOffIsLost) {
   const char *const folder = std::getenv("RESHARD_TEST_FOLDER");
   if (!folder)
-    GTEST_SKIP() << "run by tests/e2e/messenger_test.py";
+    GTEST_SKIP() << "run by tests/e2e/run/messenger_test.py";
   const std::filesystem::path at(folder);
   connectIn(at);
   const std::vector<std::byte> data = bytesOf(1, 1 << 20);
@@ -552,7 +552,7 @@ TEST_P(Hosts, APeerThatEndsOrIsCutOffIsLost) {
 TEST_P(Hosts, TheFarewellArrivesAfterACut) {
   const char *const folder = std::getenv("RESHARD_TEST_FOLDER");
   if (!folder)
-    GTEST_SKIP() << "run by tests/e2e/messenger_test.py";
+    GTEST_SKIP() << "run by tests/e2e/run/messenger_test.py";
   const std::filesystem::path at(folder);
   connectIn(at);
   const auto exists = [&](const char *name) { return [=] { return std::filesystem::exists(at / name); }; };

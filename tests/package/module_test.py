@@ -804,7 +804,7 @@ target: {mesh: {tp: 2}, replicas: 3}
 
 
 class Pull(unittest.TestCase):
-    """Pull mode, as far as one process can show it; tests/e2e/replicas_test.py has the rest."""
+    """Pull mode, as far as one process can show it; tests/e2e/pull/replicas_test.py has the rest."""
 
     def setUp(self):
         Path("pool.yaml").write_text(POOL)
