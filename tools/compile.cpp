@@ -242,12 +242,6 @@ public:
   }
 
 private:
-  /// The module is never freed.
-  static CompileResult &leakedResult() {
-    static CompileResult &result = *new CompileResult; // reachable, so that it counts as no leak
-    return result;
-  }
-
   /// --from: the plan holds the job, its files and its options; options of this command line are added.
   void readFrom() {
     std::unique_ptr<Plan> plan;
@@ -440,7 +434,7 @@ private:
   Options &options_;
   StorageFormat fromFormat_ = StorageFormat::safetensors; // the format of --from's source
   std::unique_ptr<Plan> old_;                             // the plan of --keep
-  CompileResult &result_ = leakedResult();
+  CompileResult result_;
   Diagnostics diagnostics_;
   WrittenPlan plan_;
   bool proven_ = false;
