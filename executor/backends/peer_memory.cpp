@@ -4,6 +4,7 @@
 #include "base/hash.h"
 #include "base/random.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -45,6 +46,13 @@ bool PeerMemory::read(std::byte *to, uint64_t from, uint64_t bytes) const {
     bytes -= static_cast<uint64_t>(copied);
   }
   return true;
+}
+
+bool PeerMemory::readPart(std::byte *to, uint64_t from, uint64_t bytes, uint64_t &copied) const {
+  constexpr uint64_t kPartBytes = 1 << 20;
+  const uint64_t begin = copied, part = std::min(kPartBytes, bytes - begin);
+  copied += part;
+  return read(to + begin, from + begin, part);
 }
 
 } // namespace reshard

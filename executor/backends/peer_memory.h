@@ -26,6 +26,8 @@ public:
   bool isAlive() const;
   /// Copies bytes from an address of the other process; false if it has ended or does not have that memory.
   bool read(std::byte *to, uint64_t from, uint64_t bytes) const;
+  /// Copies the next part of `bytes`, so that the caller can do other work between parts. `copied`: so far.
+  bool readPart(std::byte *to, uint64_t from, uint64_t bytes, uint64_t &copied) const;
 
 private:
   int32_t process_ = 0;

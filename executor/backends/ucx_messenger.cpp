@@ -1,73 +1,200 @@
 // SPDX-License-Identifier: Apache-2.0
-// libreshard_ucx.so: the messenger.
+// The messenger of libreshard_ucx.so. Each message is one of UCX with a tag: a header, and a text or a piece of data.
+// Data are announced by a frame, and nothing else happens until the receiver asks for them. Inside a host the receiver
+// then copies them out of the sender's memory (peer_memory.h), and the sender confirms that it has not ended the
+// transfer meanwhile. Else the sender copies them into messages, piece by piece. So UCX never accesses the memory of a
+// transfer, which is the caller's as soon as a connection is closed. Data are in the memory of the host.
+//
+// A connection has an identity at each end: a number that the end draws and that the other one writes into each header.
+// A message without the identity of a connection that exists is dropped. The first message, a hello, has the identity
+// and the address of its sender. The tag of each message is the token of the receiver's address.
 
-#include "executor/backends/ucx_messenger.h"
+#include "executor/interfaces/messenger.h"
 
-#include "base/hash.h"
 #include "base/random.h"
+#include "executor/backends/ucx_connection.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <deque>
+#include <list>
+#include <map>
 #include <utility>
+#include <vector>
 
 namespace reshard::ucx {
 namespace {
 
-constexpr uint64_t kProtocol = 0x3147534d48535201; // differs in each version of the messages
-constexpr char kMagic[16] = "reshard-frame-1";
+constexpr uint64_t kMaxPeers = 1 << 20;
+constexpr char kProtocol[] = "reshard-frame-1";
 constexpr size_t kMaxAddress = 4096;
 /// Data are sent in pieces, of which so many are in flight. UCX receives a piece as a whole or not at all.
 constexpr uint64_t kPieceBytes = 48 << 10;
 constexpr size_t kPieces = 32;
-constexpr uint64_t kMaxPostBytes = sizeof(PostHeader) + std::max<uint64_t>(kPieceBytes, kMaxAddress);
 /// The most frames that overtake others, and announced data, of one peer; a peer that exceeds one breaks the protocol.
-/// kMaxHellos: peers that have not sent a frame yet; further hellos are dropped.
+/// kMaxHellos: the most peers that have said hello and sent no frame yet; further hellos are dropped.
 constexpr size_t kMaxEarly = size_t{1} << 14, kMaxIncoming = 2 * kMaxFrames, kMaxHellos = 256;
-/// Bytes that are copied out of a sender's memory before UCX makes progress again.
-constexpr uint64_t kReadBytes = 1 << 20;
 /// Seconds that the destructor waits until the peers have received the last messages.
 constexpr double kCloseSeconds = 0.1;
 constexpr auto kWatch = std::chrono::milliseconds(100);
 constexpr auto kPing = std::chrono::seconds(1);
-constexpr std::chrono::duration<double> kUnresponsive(kUnresponsiveSeconds);
+constexpr std::chrono::duration<double> kSilent(kUnresponsiveSeconds);
 
-/// Begins an address; that of the worker follows.
-struct AddressPrefix {
-  char magic[sizeof kMagic];
-  uint64_t token;
-  uint64_t check; // a hash of all, with 0 here
-  PeerMemory::Address memory;
+enum class Kind : uint32_t {
+  hello,     // `data`: the sender's identity, `address`: where its memory has it; the text: its address
+  welcome,   // `data` and `address` as of a hello
+  frame,     // with `bytes` of data if that is not 0, at `address` of the sender's memory
+  want,      // send data
+  data,      // they follow
+  taken,     // data were copied out of the sender's memory
+  confirmed, // they had not changed
+  bye,
+  ping,
+  pong,
 };
 
-uint64_t checkOf(AddressPrefix prefix, std::string_view rest) {
-  prefix.check = 0;
-  std::string all(reinterpret_cast<const char *>(&prefix), sizeof prefix);
-  return hashOf(all.append(rest));
-}
+/// The header of each message.
+struct PostHeader {
+  uint64_t connection = 0; // the receiver's identity
+  Kind kind{};
+  uint32_t unused = 0;
+  uint64_t number = 0; // counts frames from 0 on
+  uint64_t data = 0;   // number of the data
+  uint64_t bytes = 0;
+  uint64_t address = 0; // for data: the position of the piece
+  Frame frame;
+};
 
-bool inProgress(void *request) { return request && ucp_request_check_status(request) == UCS_INPROGRESS; }
+/// Data that this process has announced.
+struct Outgoing {
+  const std::byte *memory = nullptr;
+  uint64_t bytes = 0;
+  uint64_t token = 0;
+  bool wanted = false; // the receiver has asked for messages with the data
+  uint64_t sent = 0;
+};
 
-} // namespace
+/// Data that a peer has announced.
+struct Incoming {
+  enum State {
+    kAnnounced,
+    kReads,  // this process copies them
+    kCopied, // until they are confirmed
+    kWanted, // until the peer has sent them
+  };
+  State state = kAnnounced;
+  std::byte *to = nullptr;
+  uint64_t bytes = 0;
+  uint64_t token = 0;
+  uint64_t from = 0, copied = 0;
+};
+
+struct MessengerPeer {
+  uint64_t identity = 0; // ours; 0 once the connection has ended. A peer of this host reads it in our memory.
+  uint64_t remote = 0;   // the peer's; 0 before it has answered
+  uint64_t remoteAt = 0; // its address in the peer's memory
+  Connection *connection = nullptr; // null: it has ended, and only events are left
+  Status failure;                   // the connection's failure, until it is ended
+  bool known = false;               // the caller knows its number
+  Clock::time_point lastSeen = Clock::now();
+  uint64_t sent = 0, admitted = 0;          // frames
+  uint64_t nextData = 1;                    // number
+  std::deque<std::string> waiting;          // messages, for the peer's answer
+  std::map<uint64_t, MessengerEvent> early; // frames that have overtaken others, by number
+  std::map<uint64_t, Outgoing> outgoing;    // by number
+  std::map<uint64_t, Incoming> incoming;
+
+  void fail(const Status &reason) {
+    if (failure.ok())
+      failure = reason;
+  }
+  /// Whether the connection is as it was made; if not, `failure` says why.
+  bool isWhole() {
+    if (connection->failure != UCS_OK)
+      fail(failed(std::string("the connection is lost: ") + ucs_status_string(connection->failure) +
+                  " (UCX); see whether the peer has ended"));
+    return failure.ok();
+  }
+};
+
+class UcxMessenger : public Messenger {
+public:
+  UcxMessenger() = default;
+  UcxMessenger(const UcxMessenger &) = delete;
+  UcxMessenger &operator=(const UcxMessenger &) = delete;
+  ~UcxMessenger() override;
+  Status open();
+
+  const std::string &address() const override { return worker_.address(); }
+  Result<uint32_t> connect(std::string_view address) override;
+  void disconnect(uint32_t peer) override;
+  Status send(uint32_t peer, const Frame &frame, std::string_view text) override;
+  Status sendData(uint32_t peer, const Frame &frame, const std::byte *data, uint64_t bytes, uint64_t token) override;
+  Status receive(uint32_t peer, uint64_t data, std::byte *to, uint64_t token) override;
+  std::optional<MessengerEvent> poll() override;
+  bool readsMemory(uint32_t peer) const override;
+  bool readMemory(uint32_t peer, std::byte *to, uint64_t from, uint64_t bytes) override;
+  uint64_t dropped() const override { return dropped_; }
+
+private:
+  /// Makes a peer from its address, with an identity and a UCX connection.
+  Result<uint32_t> addPeer(std::string_view address);
+  /// A hello has arrived.
+  void accept(const PostHeader &header, std::string_view address);
+  /// Sends this end's identity.
+  void introduce(MessengerPeer &peer, Kind kind, std::string_view text = {});
+  /// A peer whose connection has not ended; null if there is none.
+  MessengerPeer *find(uint32_t peer) const;
+  MessengerPeer *findIdentity(uint64_t identity) const { return find(numberOf(identity)); }
+  static uint32_t numberOf(uint64_t identity) { return identity & (kMaxPeers - 1); }
+  Status sendFrame(uint32_t peer, PostHeader header, std::string_view text);
+
+  /// Sends a message once the peer has answered.
+  void post(MessengerPeer &peer, Kind kind, PostHeader header = {}, std::string_view text = {});
+  /// The same, about the data of a number.
+  void postData(MessengerPeer &peer, Kind kind, uint64_t data);
+  /// Copies wanted data into messages, of which a few are in flight.
+  void sendPieces(uint32_t number);
+
+  void progress();
+  void progress(uint32_t number);
+  void receiveMessages();
+  void readPart();
+  /// Detects peers that have ended.
+  void watch();
+  Status watch(MessengerPeer &peer, Clock::time_point now);
+  /// Begins to close a connection.
+  void close(MessengerPeer &peer);
+  /// Tells the caller that a closed connection and its transfers have ended.
+  void tell(uint32_t number, const Status &reason);
+
+  /// Called for an active message, which no messenger sends.
+  static ucs_status_t onStranger(void *messenger, const void *, size_t, void *, size_t,
+                                 const ucp_am_recv_param_t *param);
+  void arrive(std::string_view message);
+  void arriveData(uint32_t number, const PostHeader &header, std::string_view piece);
+  void arriveFrame(uint32_t number, const PostHeader &header, std::string_view text);
+  /// Reports that the data of a number are sent or received. `transfers`: the peer's `outgoing` or `incoming`.
+  template <class Transfers>
+  void complete(MessengerEvent::Kind kind, uint32_t number, Transfers &transfers, uint64_t data);
+
+  Worker worker_;
+  std::vector<std::unique_ptr<MessengerPeer>> peers_; // by number; null: free
+  std::deque<MessengerEvent> events_;
+  std::deque<std::pair<uint64_t, uint64_t>> reading_; // identity and number of data of state kReads
+  std::list<Post> arrivals_;                          // posts that UCX receives
+  Clock::time_point watched_ = Clock::now();
+  uint64_t dropped_ = 0;
+};
+
+constexpr uint64_t kMaxMessage = sizeof(PostHeader) + std::max<uint64_t>(kPieceBytes, kMaxAddress);
 
 Status UcxMessenger::open() {
-  if (Status status = worker_.open(64, UCP_FEATURE_TAG | UCP_FEATURE_AM); !status.ok())
+  if (Status status = worker_.open(kProtocol, 64, UCP_FEATURE_TAG | UCP_FEATURE_AM, &onStranger, this); !status.ok())
     return status;
-  // UCX ends a process that receives active messages and has no function for them.
-  if (Status status = worker_.handle(0, &onStranger, this); !status.ok())
-    return status;
-  std::string address;
-  if (Status status = worker_.appendAddress(address); !status.ok())
-    return status;
-  token_ = randomNumber();
-  AddressPrefix prefix{};
-  std::memcpy(prefix.magic, kMagic, sizeof kMagic);
-  prefix.token = token_;
-  prefix.memory = PeerMemory::own();
-  prefix.check = checkOf(prefix, address);
-  address_.assign(reinterpret_cast<const char *>(&prefix), sizeof prefix);
-  address_ += address;
-  if (address_.size() > kMaxAddress)
-    return failed("an address of " + std::to_string(address_.size()) + " bytes, expected at most " +
+  if (address().size() > kMaxAddress)
+    return failed("an address of " + std::to_string(address().size()) + " bytes, expected at most " +
                   std::to_string(kMaxAddress) + ": choose fewer network devices by UCX_NET_DEVICES");
   return {};
 }
@@ -79,67 +206,56 @@ UcxMessenger::~UcxMessenger() {
         post(*peer, Kind::bye);
       close(*peer);
     }
-  const auto deadline = Clock::now() + std::chrono::duration<double>(kCloseSeconds);
-  const auto busy = [](const std::unique_ptr<Post> &post) { return inProgress(post->request); };
-  while ((std::any_of(ended_.begin(), ended_.end(), busy) || worker_.disconnects()) && Clock::now() < deadline)
-    worker_.progress();
-  for (const auto *posts : {&ended_, &arrivals_})
-    for (const std::unique_ptr<Post> &post : *posts)
-      if (post->request)
-        ucp_request_free(post->request);
+  worker_.finish(deadlineIn(kCloseSeconds));
+  for (const Post &post : arrivals_)
+    ucp_request_free(post.request);
   worker_.close(); // before what it may still access is freed
 }
 
 Result<uint32_t> UcxMessenger::addPeer(std::string_view address) {
-  AddressPrefix prefix;
-  if (address.size() <= sizeof prefix || address.size() > kMaxAddress)
+  if (address.size() <= kGreetingBytes || address.size() > kMaxAddress)
     return invalid("the address of a messenger has " + std::to_string(address.size()) + " bytes, expected " +
-                   std::to_string(sizeof prefix + 1) + " to " + std::to_string(kMaxAddress));
-  std::memcpy(&prefix, address.data(), sizeof prefix);
-  const std::string worker(address.substr(sizeof prefix));
-  if (std::memcmp(prefix.magic, kMagic, sizeof kMagic) != 0 || prefix.check != checkOf(prefix, worker))
-    return invalid("the address of a messenger is damaged, or of another version of reshard: expected that it begins "
-                   "with '" +
-                   std::string(kMagic) + "'");
+                   std::to_string(kGreetingBytes + 1) + " to " + std::to_string(kMaxAddress));
   const auto free = std::find(peers_.begin(), peers_.end(), nullptr);
   const auto number = static_cast<uint32_t>(free - peers_.begin());
   if (number == kMaxPeers)
     return failed("the messenger has " + std::to_string(kMaxPeers) + " connections, which is the most");
+  Connection *const connection = worker_.connect(address);
+  if (!connection)
+    return invalid("the address of a messenger is damaged, or of another version of reshard: expected that it begins "
+                   "with '" +
+                   std::string(kProtocol) + "'");
   if (free == peers_.end())
     peers_.emplace_back();
   auto peer = std::make_unique<MessengerPeer>();
   peer->identity = (randomNumber() | uint64_t{1} << 63) / kMaxPeers * kMaxPeers + number;
-  peer->token = prefix.token;
-  peer->lastSeen = peer->pinged = Clock::now();
-  peer->memory.open(prefix.memory);
-  if (const ucs_status_t status = worker_.connect(worker.data(), {&onFailure, this}, &peer->connection);
-      status != UCS_OK)
-    fail(*peer, status);
+  peer->connection = connection;
   peers_[number] = std::move(peer);
   return number;
 }
 
 Result<uint32_t> UcxMessenger::connect(std::string_view address) {
   const Result<uint32_t> number = addPeer(address);
-  if (!number.ok())
-    return number;
-  MessengerPeer &peer = *peers_[*number];
-  peer.known = true;
-  if (peer.failure.ok()) {
-    PostHeader header;
-    header.data = peer.identity;
-    header.address = reinterpret_cast<uint64_t>(&peer.identity);
-    post(peer, Kind::hello, header, address_);
+  if (number.ok()) {
+    peers_[*number]->known = true;
+    introduce(*peers_[*number], Kind::hello, this->address());
   }
   return number;
 }
 
-void UcxMessenger::accept(const PostHeader &header, const std::string &address) {
+void UcxMessenger::introduce(MessengerPeer &peer, Kind kind, std::string_view text) {
+  PostHeader header;
+  header.data = peer.identity;
+  header.address = reinterpret_cast<uint64_t>(&peer.identity);
+  post(peer, kind, header, text);
+}
+
+void UcxMessenger::accept(const PostHeader &header, std::string_view address) {
   const bool repeated =
       std::any_of(peers_.begin(), peers_.end(), [&](const auto &each) { return each && each->remote == header.data; });
   const auto strangers =
       std::count_if(peers_.begin(), peers_.end(), [](const auto &each) { return each && !each->known; });
-  const bool refused = repeated || static_cast<size_t>(strangers) >= kMaxHellos;
+  const bool refused = header.data == 0 || repeated || static_cast<size_t>(strangers) >= kMaxHellos;
   const Result<uint32_t> number = refused ? invalid("a hello is repeated, or one of too many") : addPeer(address);
   if (!number.ok()) {
     ++dropped_;
@@ -148,67 +264,54 @@ void UcxMessenger::accept(const PostHeader &header, const std::string &address) 
   MessengerPeer &peer = *peers_[*number];
   peer.remote = header.data;
   peer.remoteAt = header.address;
-  if (!peer.failure.ok())
-    return;
-  PostHeader welcome;
-  welcome.data = peer.identity;
-  welcome.address = reinterpret_cast<uint64_t>(&peer.identity);
-  post(peer, Kind::welcome, welcome);
+  introduce(peer, Kind::welcome);
 }
 
 MessengerPeer *UcxMessenger::find(uint32_t peer) const {
-  return peer < peers_.size() && peers_[peer] && !peers_[peer]->ended ? peers_[peer].get() : nullptr;
+  return peer < peers_.size() && peers_[peer] && peers_[peer]->connection ? peers_[peer].get() : nullptr;
 }
 
 bool UcxMessenger::readsMemory(uint32_t peer) const {
   const MessengerPeer *const from = find(peer);
-  return from && from->memory.isOpen();
+  return from && from->connection->memory.isOpen();
 }
 
 bool UcxMessenger::readMemory(uint32_t peer, std::byte *to, uint64_t from, uint64_t bytes) {
   // The process may have ended, and another one may have its number.
-  return readsMemory(peer) && peers_[peer]->memory.isAlive() && peers_[peer]->memory.read(to, from, bytes);
+  return readsMemory(peer) && peers_[peer]->connection->memory.isAlive() &&
+         peers_[peer]->connection->memory.read(to, from, bytes);
 }
 
 void UcxMessenger::post(MessengerPeer &peer, Kind kind, PostHeader header, std::string_view text) {
-  auto post = std::make_unique<Post>();
-  header.protocol = kProtocol;
-  header.token = peer.token;
+  if (!peer.isWhole())
+    return;
+  header.connection = peer.remote;
   header.kind = kind;
-  post->bytes.reserve(sizeof header + text.size());
-  post->bytes.append(reinterpret_cast<const char *>(&header), sizeof header).append(text);
+  const std::string_view head(reinterpret_cast<const char *>(&header), sizeof header);
   if (peer.remote == 0 && kind != Kind::hello)
-    peer.waiting.push_back(std::move(post));
+    peer.waiting.emplace_back(head).append(text);
   else
-    start(peer, std::move(post));
+    worker_.post(*peer.connection, head, text);
 }
 
-void UcxMessenger::start(MessengerPeer &peer, std::unique_ptr<Post> post) {
-  if (!peer.failure.ok())
-    return;
-  PostHeader header = post->header();
-  header.connection = peer.remote;
-  std::memcpy(post->bytes.data(), &header, sizeof header);
-  const ucp_request_param_t param{};
-  post->request = ucp_tag_send_nbx(peer.connection, post->bytes.data(), post->bytes.size(), kProtocol, &param);
-  if (UCS_PTR_IS_ERR(post->request))
-    fail(peer, UCS_PTR_STATUS(std::exchange(post->request, nullptr)));
-  else if (post->request)
-    peer.posts.push_back(std::move(post));
+void UcxMessenger::postData(MessengerPeer &peer, Kind kind, uint64_t data) {
+  PostHeader header;
+  header.data = data;
+  post(peer, kind, header);
 }
 
 Status UcxMessenger::sendFrame(uint32_t number, PostHeader header, std::string_view text) {
   MessengerPeer *const peer = find(number);
-  if (!peer || !peer->failure.ok())
+  if (!peer || !peer->isWhole())
     return peer ? peer->failure : failed("the connection is lost");
   if (text.size() > kMaxFrameText)
     return invalid("the text of a frame has " + std::to_string(text.size()) + " bytes, expected at most " +
                    std::to_string(kMaxFrameText));
-  if (peer->posts.size() + peer->waiting.size() >= kMaxFrames || peer->outgoing.size() >= kMaxFrames)
+  if (peer->connection->posts.size() + peer->waiting.size() >= kMaxFrames || peer->outgoing.size() >= kMaxFrames)
     return failed("the peer has not received " + std::to_string(kMaxFrames) + " frames");
   header.number = peer->sent++;
   post(*peer, Kind::frame, header, text);
-  return peer->failure;
+  return peer->isWhole() ? Status() : peer->failure;
 }
 
 Status UcxMessenger::send(uint32_t peer, const Frame &frame, std::string_view text) {
@@ -238,7 +341,7 @@ Status UcxMessenger::sendData(uint32_t number, const Frame &frame, const std::by
 
 Status UcxMessenger::receive(uint32_t number, uint64_t data, std::byte *to, uint64_t token) {
   MessengerPeer *const peer = find(number);
-  if (!peer || !peer->failure.ok())
+  if (!peer || !peer->isWhole())
     return peer ? peer->failure : failed("the connection is lost");
   const auto found = peer->incoming.find(data);
   if (found == peer->incoming.end() || found->second.state != Incoming::kAnnounced)
@@ -246,26 +349,25 @@ Status UcxMessenger::receive(uint32_t number, uint64_t data, std::byte *to, uint
   Incoming &incoming = found->second;
   incoming.to = to;
   incoming.token = token;
-  if (peer->memory.isOpen()) {
+  if (peer->connection->memory.isOpen()) {
     incoming.state = Incoming::kReads;
     reading_.emplace_back(peer->identity, data);
     return {};
   }
-  incoming.state = Incoming::kRequested;
-  PostHeader header;
-  header.data = data;
-  post(*peer, Kind::request, header);
-  return peer->failure;
+  incoming.state = Incoming::kWanted;
+  postData(*peer, Kind::want, data);
+  return peer->isWhole() ? Status() : peer->failure;
 }
 
 void UcxMessenger::sendPieces(uint32_t number) {
   MessengerPeer &peer = *peers_[number];
-  for (auto each = peer.outgoing.begin(); each != peer.outgoing.end() && peer.posts.size() < kPieces;) {
+  const std::list<Post> &posts = peer.connection->posts;
+  for (auto each = peer.outgoing.begin(); each != peer.outgoing.end() && posts.size() < kPieces;) {
     const uint64_t data = each->first;
     Outgoing &outgoing = (each++)->second;
-    if (!outgoing.requested)
+    if (!outgoing.wanted)
       continue;
-    while (outgoing.sent < outgoing.bytes && peer.posts.size() < kPieces && peer.failure.ok()) {
+    while (outgoing.sent < outgoing.bytes && posts.size() < kPieces && peer.isWhole()) {
       PostHeader header;
       header.data = data;
       header.address = outgoing.sent;
@@ -293,29 +395,12 @@ std::optional<MessengerEvent> UcxMessenger::poll() {
 void UcxMessenger::progress() {
   worker_.progress();
   receiveMessages();
-  for (const auto &[header, address] : std::exchange(hellos_, {}))
-    accept(header, address);
-  for (const PendingPost &task : std::exchange(tasks_, {})) {
-    MessengerPeer *const peer = findIdentity(task.identity);
-    if (!peer || peer->identity != task.identity)
-      continue;
-    PostHeader header;
-    header.data = task.data;
-    if (task.kind != Kind::pong || peer->posts.size() < kMaxFrames)
-      post(*peer, task.kind, header);
-  }
   if (!reading_.empty())
     readPart();
   watch();
   for (uint32_t number = 0; number < peers_.size(); ++number)
     if (find(number))
       progress(number);
-  std::erase_if(ended_, [](const std::unique_ptr<Post> &post) {
-    if (inProgress(post->request))
-      return false;
-    ucp_request_free(post->request);
-    return true;
-  });
 }
 
 void UcxMessenger::receiveMessages() {
@@ -324,50 +409,42 @@ void UcxMessenger::receiveMessages() {
     const ucp_tag_message_h message = ucp_tag_probe_nb(worker_, 0, 0, 1, &info);
     if (!message)
       break;
-    const bool fits = info.sender_tag == kProtocol && info.length >= sizeof(PostHeader) && info.length <= kMaxPostBytes;
-    auto post = std::make_unique<Post>();
-    post->bytes.resize(fits ? info.length : 0); // else UCX drops the message
+    const bool fits =
+        info.sender_tag == worker_.token() && info.length >= sizeof(PostHeader) && info.length <= kMaxMessage;
+    Post &post = arrivals_.emplace_back();
+    post.bytes.resize(fits ? info.length : 0); // else UCX drops the message
     const ucp_request_param_t param{};
-    post->request = ucp_tag_msg_recv_nbx(worker_, post->bytes.data(), post->bytes.size(), message, &param);
-    if (UCS_PTR_IS_ERR(post->request) || !fits)
+    post.request = ucp_tag_msg_recv_nbx(worker_, post.bytes.data(), post.bytes.size(), message, &param);
+    if (UCS_PTR_IS_ERR(post.request) || !fits)
       ++dropped_;
-    else if (!post->request)
-      arrive(*post);
-    if (UCS_PTR_IS_PTR(post->request))
-      arrivals_.push_back(std::move(post));
+    else if (!post.request)
+      arrive(post.bytes);
+    if (!UCS_PTR_IS_PTR(post.request))
+      arrivals_.pop_back();
   }
-  std::erase_if(arrivals_, [this](const std::unique_ptr<Post> &post) {
-    if (inProgress(post->request))
+  std::erase_if(arrivals_, [this](const Post &post) {
+    const ucs_status_t status = ucp_request_check_status(post.request);
+    if (status == UCS_INPROGRESS)
       return false;
-    const ucs_status_t status = ucp_request_check_status(post->request);
-    ucp_request_free(std::exchange(post->request, nullptr));
-    if (status == UCS_OK && !post->bytes.empty())
-      arrive(*post);
+    ucp_request_free(post.request);
+    if (status == UCS_OK && !post.bytes.empty())
+      arrive(post.bytes);
     return true;
   });
 }
 
 void UcxMessenger::progress(uint32_t number) {
   MessengerPeer &peer = *peers_[number];
-  while (!peer.waiting.empty() && peer.remote != 0) {
-    std::unique_ptr<Post> post = std::move(peer.waiting.front());
-    peer.waiting.pop_front();
-    start(peer, std::move(post));
+  for (; !peer.waiting.empty() && peer.remote != 0 && peer.isWhole(); peer.waiting.pop_front()) {
+    std::string bytes = std::move(peer.waiting.front());
+    std::memcpy(bytes.data() + offsetof(PostHeader, connection), &peer.remote, sizeof peer.remote);
+    worker_.post(*peer.connection, bytes);
   }
-  const auto ended = [&](void *&request) {
-    if (!request || inProgress(request))
-      return false;
-    const ucs_status_t status = ucp_request_check_status(request);
-    ucp_request_free(std::exchange(request, nullptr));
-    if (status != UCS_OK)
-      fail(peer, status);
-    return true;
-  };
-  while (!peer.posts.empty() && ended(peer.posts.front()->request))
-    peer.posts.pop_front();
   sendPieces(number);
-  if (!peer.failure.ok())
-    end(number, Status(peer.failure));
+  if (!peer.isWhole()) {
+    close(peer);
+    tell(number, Status(peer.failure));
+  }
 }
 
 void UcxMessenger::readPart() {
@@ -377,18 +454,14 @@ void UcxMessenger::readPart() {
   if (!peer || peer->identity != identity)
     return;
   Incoming &incoming = peer->incoming.at(data);
-  const uint64_t bytes = std::min(kReadBytes, incoming.bytes - incoming.copied);
-  const bool read = peer->memory.read(incoming.to + incoming.copied, incoming.from + incoming.copied, bytes);
-  incoming.copied += bytes;
+  const bool read = peer->connection->memory.readPart(incoming.to, incoming.from, incoming.bytes, incoming.copied);
   if (read && incoming.copied < incoming.bytes) {
     reading_.emplace_front(identity, data);
     return;
   }
-  incoming.state = read ? Incoming::kCopied : Incoming::kRequested;
-  incoming.copied = 0; // counts the pieces from now on
-  PostHeader header;
-  header.data = data;
-  post(*peer, read ? Kind::taken : Kind::request, header);
+  incoming.state = read ? Incoming::kCopied : Incoming::kWanted;
+  incoming.copied = 0; // counts the pieces
+  postData(*peer, read ? Kind::taken : Kind::want, data);
 }
 
 void UcxMessenger::watch() {
@@ -401,46 +474,40 @@ void UcxMessenger::watch() {
     MessengerPeer *const peer = find(number);
     if (peer && paused)
       peer->lastSeen = now;
-    if (peer && peer->failure.ok())
+    if (peer && peer->isWhole())
       peer->failure = watch(*peer, now);
   }
 }
 
 Status UcxMessenger::watch(MessengerPeer &peer, Clock::time_point now) {
-  const bool unresponsive = now - peer.lastSeen > kUnresponsive;
+  const bool silent = now - peer.lastSeen > kSilent;
   const std::string text = " for " + std::to_string(static_cast<int>(kUnresponsiveSeconds)) + " s";
-  if (!peer.known && unresponsive)
+  if (!peer.known && silent)
     return failed("the peer has sent no frame" + text);
-  if (peer.memory.isOpen()) {
-    if (!peer.memory.isAlive())
+  const PeerMemory &memory = peer.connection->memory;
+  if (memory.isOpen()) {
+    if (!memory.isAlive())
       return failed("the process of the peer has ended");
     uint64_t found = 0;
     if (peer.remote == 0)
-      return unresponsive ? failed("the peer has not answered" + text) : Status();
-    if (!peer.memory.read(reinterpret_cast<std::byte *>(&found), peer.remoteAt, sizeof found) || found != peer.remote)
+      return silent ? failed("the peer has not answered" + text) : Status();
+    if (!memory.read(reinterpret_cast<std::byte *>(&found), peer.remoteAt, sizeof found) || found != peer.remote)
       return failed("the peer has disconnected");
     return {};
   }
-  if (unresponsive)
+  if (silent)
     return failed("the peer has been silent" + text + ": it is stopped, or the network is cut");
-  if (peer.remote != 0 && now - peer.pinged > kPing && peer.posts.size() < kMaxFrames) {
-    peer.pinged = now;
+  if (peer.remote != 0 && peer.connection->pingIsDue(kPing))
     post(peer, Kind::ping);
-  }
   return {};
 }
 
 void UcxMessenger::close(MessengerPeer &peer) {
-  peer.ended = true;
   peer.identity = 0;
-  if (peer.connection)
-    worker_.disconnect(std::exchange(peer.connection, nullptr), peer.remote == 0); // then only a hello was sent
-  for (std::unique_ptr<Post> &post : peer.posts)
-    ended_.push_back(std::move(post));
-  peer.posts.clear();
+  worker_.disconnect(*std::exchange(peer.connection, nullptr), peer.remote == 0); // then only a hello was sent
 }
 
-void UcxMessenger::reportLoss(uint32_t number, const Status &reason) {
+void UcxMessenger::tell(uint32_t number, const Status &reason) {
   MessengerPeer &peer = *peers_[number];
   MessengerEvent event;
   event.peer = number;
@@ -465,11 +532,6 @@ void UcxMessenger::reportLoss(uint32_t number, const Status &reason) {
     peers_[number].reset();
 }
 
-void UcxMessenger::end(uint32_t number, const Status &reason) {
-  close(*peers_[number]);
-  reportLoss(number, reason);
-}
-
 void UcxMessenger::disconnect(uint32_t number) {
   if (MessengerPeer *const peer = find(number)) {
     if (peer->remote != 0)
@@ -481,37 +543,18 @@ void UcxMessenger::disconnect(uint32_t number) {
   std::erase_if(events_, [&](const MessengerEvent &event) { return event.peer == number; });
 }
 
-void UcxMessenger::onFailure(void *messenger, ucp_ep_h connection, ucs_status_t status) {
-  for (const auto &peer : static_cast<UcxMessenger *>(messenger)->peers_)
-    if (peer && peer->connection == connection)
-      fail(*peer, status);
-}
-
-/// UCX has reported an error of a connection.
-void UcxMessenger::fail(MessengerPeer &peer, ucs_status_t status) {
-  if (peer.failure.ok())
-    peer.failure = failed(std::string("the connection is lost: ") + ucs_status_string(status) +
-                          " (UCX); see whether the peer has ended");
-}
-
 ucs_status_t UcxMessenger::onStranger(void *messenger, const void *, size_t, void *, size_t,
                                       const ucp_am_recv_param_t *param) {
   ++static_cast<UcxMessenger *>(messenger)->dropped_;
   return param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV ? UCS_ERR_REJECTED : UCS_OK;
 }
 
-void UcxMessenger::arrive(const Post &message) {
-  const PostHeader header = message.header();
-  const std::string_view text = message.text();
-  if (header.protocol != kProtocol || header.token != token_) {
-    ++dropped_;
-    return;
-  }
+void UcxMessenger::arrive(std::string_view message) {
+  PostHeader header;
+  std::memcpy(&header, message.data(), sizeof header);
+  const std::string_view text = message.substr(sizeof header);
   if (header.kind == Kind::hello) {
-    if (hellos_.size() < kMaxHellos && text.size() <= kMaxAddress && header.data != 0)
-      hellos_.emplace_back(header, text);
-    else
-      ++dropped_;
+    accept(header, text);
     return;
   }
   const uint32_t number = numberOf(header.connection);
@@ -528,25 +571,25 @@ void UcxMessenger::arrive(const Post &message) {
   } else if (header.kind == Kind::welcome && peer->remote == 0) {
     peer->remote = header.data;
     peer->remoteAt = header.address;
-  } else if (header.kind == Kind::request && peer->outgoing.count(header.data) > 0) {
-    peer->outgoing[header.data].requested = true;
+  } else if (header.kind == Kind::want && peer->outgoing.count(header.data) > 0) {
+    peer->outgoing[header.data].wanted = true;
   } else if (header.kind == Kind::taken && peer->outgoing.count(header.data) > 0) {
     complete(MessengerEvent::kSent, number, peer->outgoing, header.data);
-    tasks_.push_back({peer->identity, Kind::confirmed, header.data});
+    postData(*peer, Kind::confirmed, header.data);
   } else if (header.kind == Kind::confirmed) {
     const auto found = peer->incoming.find(header.data);
     if (found != peer->incoming.end() && found->second.state == Incoming::kCopied)
       complete(MessengerEvent::kReceived, number, peer->incoming, header.data);
-  } else if (header.kind == Kind::bye && peer->failure.ok()) {
-    peer->failure = failed("the peer has disconnected");
-  } else if (header.kind == Kind::ping) {
-    tasks_.push_back({peer->identity, Kind::pong, 0});
+  } else if (header.kind == Kind::bye) {
+    peer->fail(failed("the peer has disconnected"));
+  } else if (header.kind == Kind::ping && !peer->connection->isFull()) {
+    post(*peer, Kind::pong);
   }
 }
 
 void UcxMessenger::arriveData(uint32_t number, const PostHeader &header, std::string_view piece) {
   const auto found = peers_[number]->incoming.find(header.data);
-  if (found == peers_[number]->incoming.end() || found->second.state != Incoming::kRequested ||
+  if (found == peers_[number]->incoming.end() || found->second.state != Incoming::kWanted ||
       header.address > found->second.bytes || piece.size() > found->second.bytes - header.address) {
     ++dropped_;
     return;
@@ -566,8 +609,7 @@ void UcxMessenger::arriveFrame(uint32_t number, const PostHeader &header, std::s
     return;
   }
   if (peer.early.size() >= kMaxEarly || peer.incoming.size() >= kMaxIncoming) {
-    if (peer.failure.ok())
-      peer.failure = failed("the peer breaks the protocol: it sends too much at once");
+    peer.fail(failed("the peer breaks the protocol: it sends too much at once"));
     return;
   }
   if (header.bytes > 0) {
@@ -602,6 +644,7 @@ void UcxMessenger::complete(MessengerEvent::Kind kind, uint32_t number, Transfer
   transfers.erase(transfer);
 }
 
+} // namespace
 } // namespace reshard::ucx
 
 extern "C" {

@@ -113,7 +113,7 @@ MORE = {
         "executor/interfaces/device.h executor/interfaces/communicator.h kernels/gpu/convert_cuda.h "
         "kernels/gpu/copy_cuda.h kernels/gpu/digest_cuda.h"
     ),
-    "executor/backends/ucx_worker.h": "ucp/",
+    "executor/backends/ucx_connection.h": "ucp/",
     "tests/executor/liveness_lock_test.cpp": "executor/backends/liveness_lock.h",
     "executor/backends/nccl.cpp": "executor/interfaces/communicator.h nccl.h",
     "command/options.cpp": "CLI/",

@@ -388,24 +388,28 @@ TEST_P(Ucx, AMessageOfAnotherSizeIsAnError) {
 
 // A process with another transport, or of another version, may join the same rendezvous.
 TEST_P(Ucx, APeerWithAnotherTransportIsAnError) {
-  Meeting meeting(2);
-  std::promise<void> notified;
-  asRanks(2, [&](uint32_t rank) {
-    const Rank mine(meeting, rank);
-    if (rank == 1) {
-      notified.get_future().wait();
-      return;
-    }
-    {
-      const std::lock_guard lock(meeting.mutex);
-      meeting.hellos.at(1).replace(0, 7, "another");
-    }
-    std::byte data[8]{};
-    EXPECT_EQ(mine->send(0, 1, 1, data, sizeof data).message(),
-              "rank 1 has another transport or version of reshard: expected that its hello begins with "
-              "'reshard-ucx-1:'");
-    notified.set_value();
-  });
+  const auto another = [](std::string hello) { return tests::sealed(hello.replace(0, 7, "another")); };
+  const auto damaged = [](std::string hello) { return hello.replace(hello.size() - 1, 1, 1, hello.back() ^ 1); };
+  for (const auto &change : std::vector<std::function<std::string(std::string)>>{another, damaged}) {
+    Meeting meeting(2);
+    std::promise<void> notified;
+    asRanks(2, [&](uint32_t rank) {
+      const Rank mine(meeting, rank);
+      if (rank == 1) {
+        notified.get_future().wait();
+        return;
+      }
+      {
+        const std::lock_guard lock(meeting.mutex);
+        meeting.hellos.at(1) = change(meeting.hellos.at(1));
+      }
+      std::byte data[8]{};
+      EXPECT_EQ(mine->send(0, 1, 1, data, sizeof data).message(),
+                "rank 1 has another transport or version of reshard: expected that its hello begins with "
+                "'reshard-ucx-1:'");
+      notified.set_value();
+    });
+  }
 }
 
 TEST_P(Ucx, APeerThatHasGoneIsNamed) {
