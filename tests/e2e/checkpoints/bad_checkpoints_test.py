@@ -337,7 +337,10 @@ class BadCheckpoints(ConvertTest):
                 for _ in range(40):
                     for command in ("reshard-inspect", "reshard-digest"):
                         found = run(command, "source", cwd=self.folder, code=None)
-                        self.assertIn(found.returncode, (0, 1, 2), f"{name}: {found.stderr}")
+                        if found.returncode == 3:  # while the data were read, not the header
+                            self.assertIn("the file was truncated during the run", found.stderr)
+                        else:
+                            self.assertIn(found.returncode, (0, 1, 2), f"{name}: {found.stderr}")
                         self.assertEqual(found.stderr.count("\n"), int(found.returncode != 0), found.stderr)
             finally:
                 done.set()
