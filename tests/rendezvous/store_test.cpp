@@ -484,8 +484,9 @@ TEST(TcpStore, RankZeroSaysWhyItServesNoStore) {
                                  ": another process uses the port; choose another port, or end that process";
       std::vector<std::thread> others;
       for (int rank = 1; rank < 4; ++rank)
-        others.emplace_back(
-            [&] { EXPECT_EQ(errorOf(connect(port, authenticator, rank == 1 ? Deadline() : in(30'000))), reason); });
+        others.emplace_back([&, deadline = rank == 1 ? Deadline() : in(30'000)] {
+          EXPECT_EQ(errorOf(connect(port, authenticator, deadline)), reason);
+        });
       std::thread stranger([&] { // without the secret, or with one of its own, it learns nothing that it believes
         if (authenticator.hasSecret()) {
           EXPECT_THAT(errorOf(connect(port, secret("wrong"), in(700))), StartsWith("timed out"));
