@@ -63,6 +63,7 @@ class Launchers(FolderTest):
             command,
             "dcp",
             "out",
+            "--to=safetensors",
             "--processes=4",
             "--transport=ucx",
             "--rendezvous=env://",
