@@ -75,18 +75,20 @@ class EngineTest(unittest.TestCase):
         }
 
     def model(self, name, checkpoints="A"):
-        """Makes a small model and its checkpoints."""
+        """Makes a small model and its checkpoints, as far as another test has not made them."""
         import reshard
 
-        if (self.folder / name).exists():
-            return
-        at = support.model(self.folder, name, support.CASES)
-        if name == "qwen3-8b":
-            (at / "model.yaml").write_text((at / "model.yaml").read_text() + SWAPPED)
-        (at / "hf.yaml").write_text(
-            "version: 1\nmodel: model.yaml\nsource: {layout: hf, mesh: {}}\ntarget: {layout: hf, mesh: {}}\n"
-        )
+        at = self.folder / name
+        if not at.exists():
+            support.model(self.folder, name, support.CASES)
+            if name == "qwen3-8b":
+                (at / "model.yaml").write_text((at / "model.yaml").read_text() + SWAPPED)
+            (at / "hf.yaml").write_text(
+                "version: 1\nmodel: model.yaml\nsource: {layout: hf, mesh: {}}\ntarget: {layout: hf, mesh: {}}\n"
+            )
         for seed, checkpoint in enumerate(checkpoints):
+            if (at / checkpoint).exists():
+                continue
             support.checkpoint(
                 at / checkpoint, reshard.compile(at / "hf.yaml").params(0, "source"), seed, copies=checkpoint == "A"
             )
