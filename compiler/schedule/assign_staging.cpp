@@ -5,6 +5,7 @@
 // next is sent or received. A step that uses bytes of the arena waits for the steps that used them before.
 
 #include "compiler/pass.h"
+#include "compiler/schedule/flows.h"
 #include "compiler/schedule/rank_schedules.h"
 #include "compiler/transfer/staging.h"
 #include "schema/arena.h"
@@ -41,10 +42,8 @@ bool inPlace(const Layout &layout, const RankSchedule &rank, const Step &step) {
     return false;
   if (operands[0].buffer == 0) // staged elements or relayed bytes
     return true;
-  const auto range =
-      std::prev(std::upper_bound(rank.buffers.begin(), rank.buffers.end(), operands[0].buffer,
-                                 [](uint32_t buffer, const BufferRange &r) { return buffer < r.first; }));
-  return !layout.endpoints[range->endpoint].params[range->param].converts();
+  const BufferRange &range = bufferRange(rank.buffers, operands[0].buffer);
+  return !layout.endpoints[range.endpoint].params[range.param].converts();
 }
 
 int64_t chunks(const Step &step) { return step.chunk > 0 ? (step.bytes + step.chunk - 1) / step.chunk : 1; }

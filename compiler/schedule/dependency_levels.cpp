@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "compiler/schedule/dependency_levels.h"
+// Numbers steps in the order of their dependences.
+#include "compiler/schedule/rank_steps.h"
 
 #include "schema/levels.h"
 

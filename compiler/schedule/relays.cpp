@@ -3,7 +3,7 @@
 // and where the bytes lie in the arenas of the relays.
 #include "compiler/schedule/relays.h"
 
-#include "compiler/schedule/descriptor_cuts.h"
+#include "compiler/schedule/flow_descriptors.h"
 #include "compiler/transfer/staging.h"
 
 #include <algorithm>

@@ -50,7 +50,7 @@ constexpr int64_t kMaxRelayPhases = 64;
 struct FlowKey {
   EpochPhase when;
   int32_t source = 0, target = 0; // world ranks
-  int32_t route = -1;             // the number of its world ranks (route_numbers.h); -1: none
+  int32_t route = -1;             // the number of its world ranks (RouteNumbers); -1: none
   int32_t relay = -1;             // the rank of the source's node that forwards the flow to the target; -1: none
   bool operator==(const FlowKey &) const = default;
   auto fields() const { return std::tie(when, source, target, route, relay); }

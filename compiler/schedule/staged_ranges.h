@@ -84,46 +84,4 @@ private:
 void cutAtStagedRanges(const ir::Descriptor &descriptor, const StagedRanges &stagedRanges, Interner<ir::Shape> &shapes,
                        std::vector<ir::Descriptor> &parts);
 
-/// Appends steps to the schedule of each rank with the dependences between phases, and the steps that convert the
-/// elements that a phase staged.
-class PhaseSteps {
-public:
-  /// `ranks`: the schedules, whose buffers must be set. `shapes`: by rank, interns the shapes of operands.
-  PhaseSteps(const ir::Layout &layout, std::vector<ir::RankSchedule> &ranks, const StagedRanges &stagedRanges,
-             std::vector<Interner<ir::OperandShape>> &shapes)
-      : layout_(layout), ranks_(ranks), stagedRanges_(stagedRanges), shapes_(shapes), state_(layout.world) {}
-
-  /// States that a rank has quantized views of a target.
-  void watch(int32_t rank) { state_[rank].hasViews = true; }
-  /// Appends a step of a phase. It waits for the steps of earlier phases that it depends on.
-  void append(int32_t rank, ir::Step step, const EpochPhase &when);
-  /// Appends the steps that follow all others of a phase: a reduce, which computes tensor scales from amax, and a copy,
-  /// which quantizes the staged elements.
-  void finish(int32_t rank, const EpochPhase &when, uint32_t round);
-
-private:
-  /// The memory that a step writes, and the values that it needs.
-  struct Needs {
-    bool writesStaged = false; // writes staged elements or relayed bytes (buffer 0)
-    bool writesAmax = false;
-    bool tensorScales = false; // quantizes with tensor scales
-  };
-  /// The steps of a rank that later steps wait for, by their numbers.
-  struct State {
-    bool hasViews = false;
-    std::map<EpochPhase, std::vector<uint32_t>> writers; // write staged elements of a phase
-    std::map<uint32_t, std::vector<uint32_t>> amax;      // write amax of an epoch
-    int64_t converted = -1, reduced = -1;                // the last that converted and that reduced; -1: none
-  };
-  Needs needs(int32_t rank, const ir::Step &step);
-  /// Appends a step that has inputs, and sets `number` to its number; ignores a step that has none.
-  void appendIfAny(int32_t rank, ir::Step step, uint32_t round, const std::vector<uint32_t> &after, int64_t &number);
-
-  const ir::Layout &layout_;
-  std::vector<ir::RankSchedule> &ranks_;
-  const StagedRanges &stagedRanges_;
-  std::vector<Interner<ir::OperandShape>> &shapes_;
-  std::vector<State> state_; // by rank
-};
-
 } // namespace reshard

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dependency levels: least numbers that grow along `after`, with equal numbers on both sides of a message.
 
-#include "compiler/schedule/dependency_levels.h"
+#include "compiler/schedule/rank_steps.h"
 
 #include "compiler/pass.h"
 #include "schema/levels.h"

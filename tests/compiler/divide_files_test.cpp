@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies from files to files are shared out: every byte once, in order, to ranks with about the same bytes.
 
-#include "compiler/schedule/divide_files.h"
+#include "compiler/schedule/flows.h"
 
 #include <gtest/gtest.h>
 

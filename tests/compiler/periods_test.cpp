@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rounds that repeat for each copy of the target.
 
-#include "compiler/schedule/periods.h"
+#include "compiler/schedule/message_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -56,7 +56,8 @@ struct PeriodicJob {
 
 /// The messages of all periods; none if the periods would take too long.
 std::vector<Message> messagesOf(const PeriodicJob &job, const std::vector<Flow> &flows) {
-  Periods periods(flows, job.copies, [&](int32_t rank, uint32_t copy) { return job.inCopy(rank, copy); });
+  const auto inCopy = [&](int32_t rank, uint32_t copy) { return job.inCopy(rank, copy); };
+  Periods periods(flows, job.copies, inCopy);
   RoundLimits limits;
   limits.internodeBytes = limits.intranodeBytes = kChunk;
   const auto first = periods.first({}, limits, AnywhereCuts());

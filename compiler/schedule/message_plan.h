@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds of a job whose target has copies that receive the same bytes from the same sources (ir/copies.h).
+// The second phase of the pass schedule: flows become messages in rounds.
 #pragma once
 
+#include "compiler/schedule/flows.h"
 #include "compiler/schedule/rounds.h"
 
-#include <functional>
+#include "llvm/ADT/STLFunctionalExtras.h"
+
+#include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace reshard {
 
+/// Rounds of a job whose target has copies that receive the same bytes from the same sources (ir/copies.h).
+///
 /// Assigns the flows to the first of `copies` copies of the target to rounds of one period, and repeats the period for
 /// each copy. In the period, each flow arrives in one of the copies; in the next period in the copy after that, and so
 /// on. So every copy has received every flow once after as many periods as there are copies, and the time of the
@@ -17,11 +23,13 @@ namespace reshard {
 ///
 /// The flows of each target are distributed over the copies so that each has about as many chunks in a period.
 ///
-/// A flow has one hop. `inCopy`: the rank of a copy that has the part of the target of a rank of the first copy.
+/// A flow has one hop. `inCopy`: the rank of a copy that has the part of the target of a rank of the first copy; it
+/// must outlive this object.
 class Periods {
 public:
-  Periods(llvm::ArrayRef<Flow> flows, uint32_t copies, std::function<int32_t(int32_t rank, uint32_t copy)> inCopy)
-      : flows_(flows), copies_(copies), inCopy_(std::move(inCopy)), copyOf_(flows.size()) {}
+  using InCopy = llvm::function_ref<int32_t(int32_t rank, uint32_t copy)>;
+  Periods(llvm::ArrayRef<Flow> flows, uint32_t copies, InCopy inCopy)
+      : flows_(flows), copies_(copies), inCopy_(inCopy), copyOf_(flows.size()) {}
 
   /// The messages of the first period, in rounds of assignRounds(). nullopt if all periods would take 1 / 64 more
   /// rounds than the busiest port needs: a target with few flows of different sizes cannot be divided evenly.
@@ -39,7 +47,7 @@ private:
 
   llvm::ArrayRef<Flow> flows_;
   uint32_t copies_;
-  std::function<int32_t(int32_t rank, uint32_t copy)> inCopy_;
+  InCopy inCopy_;
   std::vector<uint32_t> copyOf_; // by flow: where it arrives in the first period
 };
 
@@ -60,5 +68,27 @@ struct MessageSide {
 /// rounds, and number them period after period; null: nothing repeats them.
 std::vector<std::vector<MessageSide>> messageSides(llvm::ArrayRef<Message> messages, const Periods *periods,
                                                    uint32_t periodRounds, int64_t world);
+
+/// The result of the second phase.
+struct MessagePlan {
+  std::vector<Message> messages; // the messages of the first period
+  uint32_t periods = 1;          // messages are numbered period after period
+  uint32_t rounds = 0;           // the rounds of all periods
+  std::map<EpochPhase, uint32_t> lastRound;
+  std::vector<std::vector<MessageSide>> sides;                                  // by rank
+  std::vector<std::vector<std::vector<std::pair<int64_t, uint32_t>>>> arrivals; // by flow and hop: (end, message);
+                                                                                // empty: no flow is forwarded
+
+  /// The number of messages of all periods.
+  size_t count() const { return messages.size() * periods; }
+  /// The message of the first period that a message repeats.
+  const Message &of(uint32_t number) const { return messages[number % messages.size()]; }
+};
+
+/// Assigns rounds and messages, for each epoch and phase after the one before it, so that the rounds of earlier epochs
+/// (--keep) do not change; then cuts the descriptors of `flows` where messages end. If rounds cannot repeat for the
+/// copies of a target, adds the flows to these to `flows`. Returns an error if there are too many messages or chunks, a
+/// StagingLimitError if a higher limit avoids that.
+llvm::Expected<MessagePlan> planMessages(Flows &flows);
 
 } // namespace reshard
