@@ -5,6 +5,7 @@
 #include "compiler/frontend/frontend.h"
 #include "compiler/frontend/reading.h"
 #include "compiler/pass.h"
+#include "compiler/resolve/steps.h"
 #include "compiler/transfer/free_memory.h"
 #include "compiler/transfer/staging.h"
 #include "ir/copies.h"

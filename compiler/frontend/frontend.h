@@ -292,17 +292,9 @@ constexpr size_t kMaxAxes = 1024;  // for a mesh with all its views; also for `a
 constexpr size_t kMaxVariables = 1024, kMaxLayouts = 1024, kMaxOptimizerStates = 16;
 constexpr size_t kMaxLayoutParams = 1 << 19; // for all layouts together, including inherited ones
 
-/// Reads a model from a node (a whole file or an inline map). `folder`: base of a relative `config:` path. nullopt
-/// after an error.
-std::optional<Model> readModel(const Node &node, const std::string &folder, Diagnostics &diagnostics);
-
 /// Reads a job: the file, the files it includes (paths are relative to the including file), and overrides `a.b=c`.
 /// nullopt after an error.
 std::optional<Job> readJob(const std::string &path, const std::vector<std::string> &overrides, Diagnostics &diagnostics,
                            const Allowed &allowed = {}, const ReadStoredFiles &readStoredFiles = {});
-
-/// Computes the layout IR of a job: tensor patterns, shardings, params, mesh ranks. An error about two sides that
-/// disagree names both. nullopt after an error.
-std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, const Allowed &allowed = {});
 
 } // namespace reshard

@@ -6,6 +6,8 @@
 #include "base/yaml/topology.h"
 #include "compiler/frontend/reading.h"
 
+#include "llvm/ADT/STLFunctionalExtras.h"
+
 #include <algorithm>
 #include <unordered_set>
 
@@ -37,6 +39,60 @@ std::optional<int64_t> readBytes(const Node &node, const std::string &what, Diag
   return std::nullopt;
 }
 
+/// The first key of a path: the longest key of the map that is a prefix of the path, because keys such as tensor names
+/// may contain dots; if there is none, the text before the first dot.
+std::string firstKey(const Node &map, const std::string &path) {
+  std::string best;
+  for (const auto &[key, value] : map.entries)
+    if (key.text.size() > best.size() && path.starts_with(key.text) &&
+        (path.size() == key.text.size() || path[key.text.size()] == '.'))
+      best = key.text;
+  return best.empty() ? path.substr(0, path.find('.')) : best;
+}
+
+/// Applies `--set a.b=c` to the tree of a job. `include` replaces the path of an included file by the map in that file;
+/// it returns false after an error.
+void setOverride(Node &job, const std::string &assignment,
+                 llvm::function_ref<bool(Node &node, std::string_view path)> include, Diagnostics &diagnostics) {
+  const uint32_t file = diagnostics.addFile("--set", assignment);
+  const size_t equals = assignment.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    diagnostics.error({file, 1, 1}, "expected KEY=VALUE, found '" + assignment + "'");
+    return;
+  }
+  const auto value = parseYaml(file, diagnostics, equals + 1);
+  if (!value)
+    return;
+  const std::string path = assignment.substr(0, equals);
+  Node *node = &job;
+  for (size_t begin = 0; begin <= path.size();) {
+    const Location at{file, 1, static_cast<uint32_t>(begin + 1)};
+    const std::string before = path.substr(0, begin == 0 ? 0 : begin - 1);
+    if (node->kind == Node::Kind::scalar && !include(*node, before))
+      return;
+    if (node->kind == Node::Kind::null && begin > 0)
+      node->kind = Node::Kind::map;
+    if (node->kind != Node::Kind::map) {
+      diagnostics.error(at, "expected a map at " + (before.empty() ? "the top of the job" : "'" + before + "'") +
+                                ", found " + describe(*node));
+      return;
+    }
+    const std::string key = firstKey(*node, path.substr(begin));
+    if (key.empty()) {
+      diagnostics.error(at, "expected a key, found '" + path.substr(begin) + "'");
+      return;
+    }
+    Node *next = node->find(key);
+    if (!next) {
+      Node name{Node::Kind::scalar, at, false, key, {}, {}};
+      next = &node->entries.emplace_back(Node::Entry{std::move(name), {Node::Kind::null, at, false, {}, {}, {}}}).value;
+    }
+    node = next;
+    begin += key.size() + 1;
+  }
+  *node = std::move(*value);
+}
+
 class JobReader {
 public:
   JobReader(const std::string &path, const Allowed &allowed, const ReadStoredFiles &readStoredFiles,
@@ -53,9 +109,9 @@ public:
     if (!root)
       return std::nullopt;
     job_.at = root->at;
-    const Include include = [this](Node &node, std::string_view at) { return this->include(node, at); };
     for (const std::string &assignment : overrides)
-      setOverride(*root, assignment, include, diagnostics_);
+      setOverride(
+          *root, assignment, [this](Node &node, std::string_view at) { return this->include(node, at); }, diagnostics_);
     readTop(*root);
     if (diagnostics_.errors() > errorsBefore)
       return std::nullopt;
@@ -126,7 +182,7 @@ private:
         !extendModel(model, diagnostics_))
       return false;
     const std::string path = job_.model.path;
-    job_.model = readPartialModel(model, folderOf(path.empty() ? job_.path : path), diagnostics_);
+    job_.model = readModel(model, folderOf(path.empty() ? job_.path : path), diagnostics_);
     job_.model.path = path;
     return true;
   }

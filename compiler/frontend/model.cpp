@@ -14,12 +14,11 @@ public:
   ModelReader(const Node &node, const std::string &folder, Diagnostics &diagnostics)
       : node_(node), folder_(folder), diagnostics_(diagnostics) {}
 
-  std::optional<Model> read() {
-    const size_t errorsBefore = diagnostics_.errors();
+  Model read() {
     model_.at = node_.at;
     Fields fields(node_, "the model", diagnostics_);
     if (!fields.isMap())
-      return std::nullopt;
+      return std::move(model_);
     if (const Node *name = fields.find("name"))
       model_.name = readText(*name, "'name'", diagnostics_).value_or("");
     const Node *config = fields.find("config");
@@ -40,11 +39,8 @@ public:
     if (const Node *layouts = fields.find("layouts"); layouts && checkMap(*layouts, "'layouts'", diagnostics_))
       readLayouts(*layouts);
     fields.finish();
-    return diagnostics_.errors() == errorsBefore ? std::optional(std::move(model_)) : std::nullopt;
+    return std::move(model_);
   }
-
-  /// After errors in read(): the parts of the model that could be read.
-  Model &partial() { return model_; }
 
 private:
   /// The base of the config's path: the folder of the file that names it, or for --set the current folder.
@@ -273,14 +269,8 @@ private:
 
 } // namespace
 
-std::optional<Model> readModel(const Node &node, const std::string &folder, Diagnostics &diagnostics) {
+Model readModel(const Node &node, const std::string &folder, Diagnostics &diagnostics) {
   return ModelReader(node, folder, diagnostics).read();
-}
-
-Model readPartialModel(const Node &node, const std::string &folder, Diagnostics &diagnostics) {
-  ModelReader reader(node, folder, diagnostics);
-  auto model = reader.read();
-  return model ? std::move(*model) : std::move(reader.partial());
 }
 
 } // namespace reshard

@@ -7,7 +7,6 @@
 #include "base/yaml/fields.h"
 #include "compiler/frontend/frontend.h"
 
-#include <functional>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -87,9 +86,9 @@ Environment readLet(const Node *let, const Config &config, Diagnostics &diagnost
 /// Replaces `extend: FILE` of a model by the content of that file, with the model's own entries merged onto it
 /// (extend.cpp). False after errors that leave no model.
 bool extendModel(Node &model, Diagnostics &diagnostics);
-/// Reads as much of a model as possible, despite errors, so that errors in the rest of the job are found too
-/// (model.cpp).
-Model readPartialModel(const Node &node, const std::string &folder, Diagnostics &diagnostics);
+/// Reads a model from a node, a whole file or an inline map: as much as possible despite errors, so that errors in the
+/// rest of the job are found too (model.cpp). `folder`: base of a relative `config:` path.
+Model readModel(const Node &node, const std::string &folder, Diagnostics &diagnostics);
 /// The param that holds one tensor under the tensor's own name (layouts.cpp).
 ParamDeclaration paramOf(const TensorDeclaration &tensor);
 /// Reads a layout (layouts.cpp). `let`, `index` and the previous layouts of `model` must already be read.
@@ -98,10 +97,5 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
 bool readMesh(const Node &node, const Environment &let, EndpointDeclaration &endpoint, Diagnostics &diagnostics);
 /// Checks that all axes and all names in expressions exist, in layouts, endpoints and tensors (check_names.cpp).
 void checkReferences(const Job &job, const Allowed &allowed, Diagnostics &diagnostics);
-
-/// Applies `--set a.b=c` to the tree of a job (overrides.cpp). `include` replaces the path of an included file by the
-/// map in that file; it returns false after an error.
-using Include = std::function<bool(Node &node, std::string_view path)>;
-void setOverride(Node &job, const std::string &assignment, const Include &include, Diagnostics &diagnostics);
 
 } // namespace reshard

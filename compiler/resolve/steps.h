@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps of resolve() that have a file of their own, in their order: names, storage forms, quantized params, stored
-// chunks of a source, chunks of a target, and the check that the source holds every element.
+// resolve(), and its steps that have a file of their own, in their order: names, storage forms, quantized params,
+// stored chunks of a source, chunks of a target, and the check that the source holds every element.
 #pragma once
 
 #include "base/yaml/diagnostics.h"
@@ -13,6 +13,10 @@
 #include <vector>
 
 namespace reshard {
+
+/// Computes the layout IR of a job: tensor patterns, shardings, params, mesh ranks. An error about two sides that
+/// disagree names both. nullopt after an error.
+std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, const Allowed &allowed = {});
 
 /// For each tensor pattern, whether any mesh rank of the source holds an element of it. If some of its elements are on
 /// no mesh rank, reports an error at the param that holds the others, or with `gaps` a warning.

@@ -3,6 +3,7 @@
 // line, and may begin with `# set: a.b=c` lines. RESHARD_UPDATE=1 rewrites the expectations.
 
 #include "compiler/frontend/frontend.h"
+#include "compiler/resolve/steps.h"
 #include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>

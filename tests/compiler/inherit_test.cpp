@@ -3,6 +3,7 @@
 
 #include "base/text.h"
 #include "compiler/frontend/reading.h"
+#include "compiler/resolve/steps.h"
 #include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>

@@ -13,7 +13,8 @@ namespace {
 
 std::optional<Model> read(const std::string &text, Diagnostics &diagnostics, const std::string &folder = "") {
   const auto node = parseYaml(diagnostics.addFile("model.yaml", text), diagnostics);
-  return node ? readModel(*node, folder, diagnostics) : std::nullopt;
+  Model model = node ? readModel(*node, folder, diagnostics) : Model();
+  return diagnostics.ok() ? std::optional(std::move(model)) : std::nullopt;
 }
 
 Model read(const std::string &text, const std::string &folder = "") {

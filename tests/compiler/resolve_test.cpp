@@ -3,6 +3,7 @@
 // section 6), and the errors of comparing both sides. A param is printed element by element: `q:3` is row 3 of tensor
 // q, `z` is padding.
 #include "compiler/frontend/frontend.h"
+#include "compiler/resolve/steps.h"
 #include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "compiler/frontend/frontend.h"
+#include "compiler/resolve/steps.h"
 
 #include <cstdlib>
 #include <string>
