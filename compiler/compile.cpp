@@ -6,7 +6,7 @@
 #include "compiler/frontend/reading.h"
 #include "compiler/pass.h"
 #include "compiler/resolve/steps.h"
-#include "compiler/transfer/free_memory.h"
+#include "compiler/transfer/lists.h"
 #include "compiler/transfer/staging.h"
 #include "ir/copies.h"
 #include "ir/text.h"

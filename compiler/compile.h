@@ -5,7 +5,6 @@
 #include "base/yaml/diagnostics.h"
 #include "compiler/frontend/allowed.h"
 #include "compiler/frontend/stored_tensors.h"
-#include "compiler/inputs.h"
 #include "compiler/pass.h"
 #include "compiler/transfer/lower_bounds.h"
 #include "ir/ir.h"
@@ -17,9 +16,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace reshard {
+
+namespace schema {
+struct JobInput;
+}
 
 /// Every manifest names the compiler that made it. The version is that of project() in CMakeLists.txt.
 constexpr const char *kCompilerVersion = "reshard " RESHARD_VERSION;
@@ -83,6 +87,23 @@ struct Statistics {
   int64_t storageMax = 0, storageBound = 0, storageMegatron = 0;
   LowerBounds lowerBounds;
 };
+
+/// The job from which a plan was compiled. The plan holds it, so that it can be compiled again with changes.
+struct JobInputs {
+  /// Path and text: the job, then the files that it names. A path is the one by which the compiler looks for the file
+  /// if the job is in the current folder.
+  std::vector<std::pair<std::string, std::string>> files;
+  std::vector<std::string> overrides; // --set
+  Allowed allowed;
+  bool relabel = false, megatron = false;
+};
+
+/// The inputs of a job that was read; `job` is its file in `diagnostics`. nullopt if a plan cannot hold them: they are
+/// larger than schema/limits.h allows, two files have one path, or the plan also depends on --keep or --passes.
+std::optional<JobInputs> inputsOf(const Diagnostics &diagnostics, uint32_t job, const CompileOptions &options);
+
+/// The inputs that a plan holds; nullopt if it holds none.
+std::optional<JobInputs> inputsOf(const schema::JobInput *stored);
 
 struct CompileResult : Lowering {
   Statistics statistics;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "compiler/inputs.h"
+#include "compiler/compile.h"
 
 #include "base/yaml/fields.h"
-#include "compiler/compile.h"
 #include "schema/limits.h"
 #include "schema/plan_generated.h"
 

@@ -3,7 +3,7 @@
 // files among the ranks, and sends part of the flows over relays.
 #include "compiler/schedule/flows.h"
 
-#include "compiler/transfer/sorting.h"
+#include "compiler/transfer/lists.h"
 
 #include <algorithm>
 #include <numeric>

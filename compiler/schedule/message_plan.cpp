@@ -2,8 +2,6 @@
 // Chooses the sizes of chunks, assigns flows to rounds, and lists the ends of messages by rank.
 #include "compiler/schedule/message_plan.h"
 
-#include "compiler/schedule/round_limits.h"
-
 #include <algorithm>
 #include <iterator>
 #include <map>

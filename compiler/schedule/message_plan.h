@@ -14,6 +14,18 @@
 
 namespace reshard {
 
+/// The largest number of chunks of a plan. A small staging limit makes many.
+constexpr int64_t kMaxPlanChunks = 1 << 24;
+
+/// The chunk sizes of each link tier: the best size (bestChunkBytes), or a smaller one that fills the last round of
+/// more pairs or that the staging limit requires; and the rounds of a chunk between nodes. The arena holds two chunks
+/// in each direction: one is packed while the other is sent, or unpacked while the other is received. `staged`: the
+/// largest number of bytes that a rank's arena holds besides messages. `copies`: the number of ranks to which the
+/// sender of a flow sends it; `flows` has one of them. Returns an error if the plan would have too many chunks, a
+/// StagingLimitError if a higher limit avoids that.
+llvm::Expected<RoundLimits> roundLimits(const std::vector<Flow> &flows, const ir::Layout &layout, int64_t staged,
+                                        int64_t copies = 1);
+
 /// Rounds of a job whose target has copies that receive the same bytes from the same sources (ir/copies.h).
 ///
 /// Assigns the flows to the first of `copies` copies of the target to rounds of one period, and repeats the period for

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sends bytes through other ranks of a node where the own NIC is overloaded: which flows are cut, between which relays,
 // and where the bytes lie in the arenas of the relays.
-#include "compiler/schedule/relays.h"
+#include "compiler/schedule/flows.h"
 
 #include "compiler/schedule/flow_descriptors.h"
 #include "compiler/transfer/staging.h"
@@ -15,6 +15,8 @@ using namespace ir;
 
 namespace {
 
+/// With more phases the cost of additional messages exceeds the gain of relays.
+constexpr int64_t kMaxRelayPhases = 64;
 constexpr int64_t kMaxRelayBytes = 512 << 20; // what a relay holds at most if there is no staging limit
 constexpr int64_t kEven = 48; // relays are not used if the busiest NIC is at most 1 / kEven above the level
 constexpr int64_t kLatencies =
@@ -34,8 +36,23 @@ struct Nics {
   std::vector<size_t> hops;                      // hops that may be relayed
 };
 
-} // namespace
+/// Bytes that a rank sends to a rank of another node. Bytes that it only forwards cannot be relayed.
+struct InternodeHop {
+  int32_t from = 0, to = 0; // world ranks
+  int64_t bytes = 0;
+  bool first = true; // this is the first hop of the flow: its bytes may be relayed
+};
 
+/// Bytes of a hop that a relay, another rank of the sender's node, sends instead of the sender.
+struct Relayed {
+  size_t hop = 0;    // index into the list of hops
+  int32_t relay = 0; // world rank
+  int64_t bytes = 0;
+};
+
+/// The bytes to relay so that the NICs of each node are evenly loaded. It relays no more than is useful: NICs need not
+/// be faster than the busiest receiving NIC, and links inside the node must bring the bytes in time. No rank relays
+/// more than `room` bytes. `world`: the number of world ranks. Ordered by hop.
 std::vector<Relayed> spread(const std::vector<InternodeHop> &hops, const Topology &topology, int64_t world,
                             int64_t room) {
   if (topology.linkRate <= topology.nicRate || room <= 0)
@@ -96,6 +113,7 @@ std::vector<Relayed> spread(const std::vector<InternodeHop> &hops, const Topolog
   return result;
 }
 
+/// The number of phases into which relayed bytes are divided so that a relay holds about `room` bytes at a time.
 int64_t relayPhases(const std::vector<Relayed> &relayed, int64_t world, int64_t room) {
   std::vector<int64_t> held(world);
   for (const Relayed &each : relayed)
@@ -103,6 +121,8 @@ int64_t relayPhases(const std::vector<Relayed> &relayed, int64_t world, int64_t 
   return std::max<int64_t>(1, (*std::max_element(held.begin(), held.end()) + room - 1) / std::max<int64_t>(1, room));
 }
 
+/// The bytes that a relay may hold at a time; its arena also needs slots for `sent` bytes of messages of the whole
+/// plan. 0: the staging limit is too small for relays.
 int64_t relayRoom(const Layout &layout, int64_t sent) {
   if (layout.stagingLimit == 0)
     return kMaxRelayBytes;
@@ -112,6 +132,8 @@ int64_t relayRoom(const Layout &layout, int64_t sent) {
              ? 0
              : std::min(kMaxRelayBytes, half / kStagingAlignment * kStagingAlignment);
 }
+
+} // namespace
 
 std::vector<std::pair<FlowKey, Descriptor>> Relays::cut(const std::vector<FlowKey> &keys,
                                                         const std::vector<Flow> &flows,

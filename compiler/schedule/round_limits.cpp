@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tries chunk sizes for both link tiers: small chunks waste less of each message's last round, large ones need fewer
 // rounds. The staging limit bounds both.
-#include "compiler/schedule/round_limits.h"
+#include "compiler/schedule/message_plan.h"
 
-#include "compiler/transfer/message_size.h"
 #include "compiler/transfer/staging.h"
 
 #include "llvm/ADT/DenseMap.h"

@@ -5,7 +5,7 @@
 #include "compiler/schedule/rounds.h"
 
 #include "compiler/schedule/dense_pairs.h"
-#include "compiler/transfer/sorting.h"
+#include "compiler/transfer/lists.h"
 #include "compiler/transfer/staging.h"
 
 #include "llvm/ADT/DenseMap.h"

@@ -8,7 +8,7 @@
 #include "compiler/schedule/message_plan.h"
 #include "compiler/schedule/rank_schedules.h"
 #include "compiler/schedule/rank_steps.h"
-#include "compiler/transfer/free_memory.h"
+#include "compiler/transfer/lists.h"
 #include "schema/levels.h"
 
 #include <algorithm>

@@ -3,8 +3,8 @@
 // the arena, and cuts descriptors at their ends.
 #include "compiler/schedule/staged_ranges.h"
 
-#include "compiler/schedule/descriptor_cutter.h"
-#include "compiler/schedule/round_limits.h"
+#include "compiler/schedule/flow_descriptors.h"
+#include "compiler/schedule/message_plan.h"
 #include "compiler/transfer/staging.h"
 
 #include <algorithm>

@@ -8,8 +8,8 @@
 
 #include "compiler/pass.h"
 #include "compiler/transfer/candidates.h"
+#include "compiler/transfer/lists.h"
 #include "compiler/transfer/optimum.h"
-#include "compiler/transfer/sorting.h"
 #include "compiler/transfer/split.h"
 
 #include <algorithm>

@@ -5,9 +5,8 @@
 
 #include "compiler/pass.h"
 #include "compiler/resolve/interner.h"
-#include "compiler/transfer/free_memory.h"
+#include "compiler/transfer/lists.h"
 #include "compiler/transfer/rank_classes.h"
-#include "compiler/transfer/sorting.h"
 
 #include <algorithm>
 #include <memory>

@@ -2,8 +2,8 @@
 // Tests of roundLimits without a staging limit: sizes of chunks that suit the bytes of the pairs, and the rounds of a
 // chunk between nodes.
 
-#include "compiler/schedule/round_limits.h"
-#include "compiler/transfer/message_size.h"
+#include "compiler/schedule/message_plan.h"
+#include "compiler/transfer/staging.h"
 
 #include <gtest/gtest.h>
 

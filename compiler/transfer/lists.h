@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sorting of the long lists of the passes, which are often in order already, or have small keys.
+// The long lists of the passes: sorting, where they are often in order already or have small keys, and freeing them
+// before their owner ends.
 #pragma once
 
 #include <algorithm>
@@ -34,5 +35,8 @@ template <class Key> std::vector<uint32_t> orderBy(size_t count, size_t keys, Ke
     order[next[key(number)]++] = number;
   return order;
 }
+
+/// Empties a container and frees its memory, which assigning {} to a vector keeps.
+template <class Container> void freeMemory(Container &container) { Container().swap(container); }
 
 } // namespace reshard
