@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of a fleet in pull mode. The plan has the ranks of the source and of replica 0; rank i of replica k has
-// world rank base + k * (ranks of a replica) + i.
+// The ranks of a fleet in pull mode, and its processes in the job's store.
 #pragma once
 
 #include "executor/load/load.h"
 #include "executor/pull/coordinator.h"
+#include "executor/rendezvous/store_rendezvous.h"
 #include "schema/limits.h"
 
 #include <string>
@@ -14,6 +14,8 @@ namespace reshard::pull {
 
 using schema::kMaxReplicas;
 
+/// The plan has the ranks of the source and of replica 0; rank i of replica k has world rank base + k * (ranks of a
+/// replica) + i.
 class Fleet {
 public:
   /// Fails, with kind `invalid`, if the plan's target has no engine replicas.
@@ -39,6 +41,36 @@ public:
 private:
   std::vector<uint32_t> sources_;
   uint32_t base_ = 0, replicaRanks_ = 1;
+};
+
+/// How to connect to a process: the token that it expects, and the address of its server.
+struct ServerAddress {
+  uint64_t token = 0;
+  std::string address;
+};
+
+/// Each process sets `pool/WORLD RANK` under the prefix of the job and its plan; a process that starts again replaces
+/// it. No process waits for another. One thread uses it.
+class Directory {
+public:
+  /// `job.rank` is the world rank of this process. The store must outlive it.
+  Directory(Store &store, JobOptions job);
+
+  /// The token of this process; not 0.
+  uint64_t token() const { return own_.token; }
+  Status enter(const std::string &address, const Deadline &deadline);
+  /// No value: the process has not entered, or what it has set was not made by this job.
+  Result<std::optional<ServerAddress>> find(uint32_t worldRank, const Deadline &deadline);
+  /// Why a process cannot be found, for error texts: " (rank 3 has opened plan X, …)"; empty if nothing is known.
+  std::string note(uint32_t worldRank);
+
+private:
+  std::string key(uint32_t worldRank) const;
+
+  Store &store_;
+  const JobOptions job_;
+  Hello own_;
+  std::string problem_; // why the last record was refused
 };
 
 } // namespace reshard::pull

@@ -1,28 +1,93 @@
 // SPDX-License-Identifier: Apache-2.0
 // Serves the memory of a rank to other processes, on a thread of its own. On the source's mesh rank 0 it is also the
 // coordinator. The thread waits for no peer.
-//
-// A version is served as long as nothing changes the memory. A client whose lease is valid when it asks for a
-// confirmation has read bytes of that version only. So before the memory changes, all leases end.
 #pragma once
 
 #include "executor/digests/element_sums.h"
-#include "executor/pull/directory.h"
-#include "executor/pull/frames.h"
-#include "executor/pull/message_table.h"
+#include "executor/pull/range_server.h"
 
 #include <condition_variable>
-#include <functional>
 #include <mutex>
 #include <thread>
 
 namespace reshard::pull {
 
-struct ServerOptions {
-  Fleet fleet;
-  uint32_t worldRank = 0;
-  uint64_t token = 0;
-  std::function<void()> idle; // called by the thread about every 100 ms
+using Clock = std::chrono::steady_clock;
+
+/// A thread that works under a lock, piece by piece, and yields the lock to other threads between two pieces.
+class ServiceThread {
+public:
+  /// `work` returns whether there was any; `idle`, which may be empty, is called without the lock about every 100 ms.
+  void start(std::function<bool()> work, std::function<void()> idle);
+  void stop();
+  std::unique_lock<std::mutex> locked();
+  /// Waits until something is done after a piece of work. Returns whether it is, when the time is over.
+  template <class Done> bool wait(std::unique_lock<std::mutex> &lock, std::chrono::milliseconds longest, Done done) {
+    return worked_.wait_for(lock, longest, done);
+  }
+
+private:
+  void loop(const std::function<bool()> &work, const std::function<void()> &idle);
+
+  std::mutex mutex_;
+  std::condition_variable worked_;
+  std::atomic<bool> contended_{false}; // another thread waits for mutex_
+  std::thread thread_;
+  bool stop_ = false;
+};
+
+/// The connections that a source rank has opened to the coordinator, or the coordinator to source ranks that do not
+/// know it yet.
+class SourceLinks {
+public:
+  SourceLinks(Messenger &messenger, Clients &clients, const ServerOptions &options)
+      : messenger_(messenger), clients_(clients), options_(options) {}
+  void add(const ServerAddress &process);
+  /// The source rank with this token has connected to the coordinator.
+  void remove(uint64_t token);
+  bool has(uint32_t peer) const;
+  void ended(uint32_t peer);
+  /// Connects what is not connected. A source rank tells the coordinator its version (0: none), if it has changed.
+  void maintain(uint64_t version);
+
+private:
+  struct Link {
+    ServerAddress to;
+    std::optional<uint32_t> peer;
+    Clock::time_point retryAt{};
+    std::chrono::milliseconds pause{};
+    std::optional<uint64_t> lastSent; // the version that the coordinator knows
+  };
+  void connect(Link &link);
+
+  Messenger &messenger_;
+  Clients &clients_;
+  const ServerOptions &options_;
+  std::vector<Link> links_;
+};
+
+/// Hands the frames of other ranks to the coordinator, and sends its answers.
+class CoordinatorServer {
+public:
+  CoordinatorServer(Clients &clients, SourceLinks &links, const ServerOptions &options);
+
+  void seen(const Client &client) { coordinator_.seen(client.number, Clock::now()); }
+  void lost(const Client &client);
+  void expire(Clock::time_point now) { coordinator_.expire(now); }
+  /// The version of this rank; 0: none.
+  void publish(uint64_t version);
+  void handle(uint32_t peer, const Client &client, const Frame &frame);
+  void sendAnswers();
+
+private:
+  void sendList(uint32_t peer);
+
+  Clients &clients_;
+  SourceLinks &links_;
+  const ServerOptions &options_;
+  Coordinator coordinator_;
+  uint64_t published_ = 0;                     // the version of this rank that coordinator_ knows
+  std::map<uint32_t, uint64_t> sourceClients_; // by mesh rank of the source
 };
 
 class Server {
@@ -33,10 +98,10 @@ public:
   ~Server() { stop(); }
   void start();
   /// Ends the thread.
-  void stop();
+  void stop() { thread_.stop(); }
 
   /// The address by which other processes connect.
-  const std::string &address() const { return address_; }
+  const std::string &address() const { return messenger_->address(); }
 
   // One other thread may call these.
   /// On a source rank: connects to the coordinator. On the coordinator: connects to a source rank and sends it the
@@ -56,100 +121,24 @@ public:
   void setPulling(bool pulling);
 
 private:
-  using Clock = std::chrono::steady_clock;
-  struct Fetch {
-    Version version;
-    uint64_t message = 0, begin = 0, end = 0;
-    uint32_t slot = 0;
-    bool readable = false; // the client reads this process's memory
-  };
-  struct Unmap {
-    void operator()(std::byte *memory) const;
-  };
-  /// A place for a range that a client fetches. Its memory, of kRangeBytes, is mapped: freed memory of the heap would
-  /// stay with the process.
-  struct Slot {
-    std::unique_ptr<std::byte[], Unmap> memory;
-    bool sending = false, inPlace = false;
-    std::optional<Fetch> parked;
-  };
-  struct Client {
-    uint64_t number = 0; // unlike the number of its connection, never used again
-    uint32_t worldRank = 0;
-    uint64_t lease = 0;      // 0: none; else leases_
-    Clock::time_point since; // when the lease began
-    std::array<Slot, kWindow> slots;
-  };
-  /// A connection that this process has opened: from a source rank to the coordinator, or from the coordinator to a
-  /// source rank that does not know it yet.
-  struct Link {
-    ServerAddress to;
-    std::optional<uint32_t> peer;
-    Clock::time_point retryAt{};
-    std::chrono::milliseconds pause{};
-    std::optional<uint64_t> lastSent; // the version that the coordinator knows
-  };
-
-  std::unique_lock<std::mutex> locked();
-  void loop();
   bool progressOnce();
   void handleOrDrop(const MessengerEvent &event);
   void handle(const MessengerEvent &event);
   void handleFrame(uint32_t peer, const MessengerEvent &event);
   void handshake(uint32_t peer, const Frame &frame);
-  bool handleReader(uint32_t peer, Client &client, const Frame &frame);
-  bool handleMember(uint32_t peer, Client &client, const Frame &frame);
   void sendDigests(uint32_t peer, const MessengerEvent &event);
-  void forget(uint32_t peer);
-
-  void fetch(uint32_t peer, Client &client, const Fetch &fetch);
-  enum class Readiness { ready, later, never };
-  Readiness readiness(const Client &client, const Fetch &fetch, const ServedMessage &served) const;
-  static bool allocate(Slot &slot);
-  void answer(uint32_t peer, Client &client, const Fetch &fetch, const ServedMessage &served);
-  void reply(uint32_t peer, FrameKind kind, const Fetch &fetch);
-  bool send(uint32_t peer, const Frame &frame, std::string_view text = {});
-  void serveParked();
   Status change(std::unique_lock<std::mutex> &lock, const Version &version);
-  void endLeases();
 
-  bool isSource() const { return !options_.fleet.isTarget(options_.worldRank); }
-  bool coordinates() const { return options_.worldRank == options_.fleet.sources()[0]; }
-  uint64_t available() const { return withdrawing_ ? 0 : version_.number; }
-  void linkTo(const ServerAddress &process);
-  void maintainLinks();
-  void connect(Link &link);
-  void sendAnswers();
-  void sendList(uint32_t peer);
-  std::string leaseHolders() const;
-
-  std::unique_ptr<Messenger> messenger_;
-  const MessageTable &table_;
-  PullProgress &progress_;
+  const std::unique_ptr<Messenger> messenger_;
   const ServerOptions options_;
-  const std::string address_;
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::atomic<bool> contended_{false}; // another thread waits for mutex_
-  std::thread thread_;
-  bool stop_ = false;
-  const uint64_t incarnation_;         // the time at which this process began to serve
-  Version version_;                    // the version that is served; a source rank leaves its incarnation 0
+  ServiceThread thread_;
   uint64_t last_ = 0;                  // on a source: the last version that was published
   std::vector<CountedDigest> digests_; // the partial digests of the version `last_`
-  bool withdrawing_ = false;           // release() waits: no new leases
   std::optional<Version> change_;      // the thread shall end all leases and serve this version
-  uint64_t leases_ = 1;                // another one after each change
-  bool pulling_ = false;
-
-  std::map<uint32_t, Client> clients_; // by connection
-  std::map<uint64_t, uint32_t> byNumber_;
-  uint64_t numbers_ = 0;
-  std::vector<Link> links_;
-  std::optional<Coordinator> coordinator_;
-  uint64_t lastSent_ = 0;                      // the version of this rank that coordinator_ knows
-  std::map<uint32_t, uint64_t> sourceClients_; // by mesh rank of the source
+  Clients clients_;
+  RangeServer ranges_;
+  SourceLinks links_;
+  std::optional<CoordinatorServer> coordinator_;
   Clock::time_point maintained_{};
 };
 
