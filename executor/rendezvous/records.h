@@ -3,9 +3,10 @@
 // been checked: every decoder accepts any bytes and fails on what it does not understand.
 #pragma once
 
+#include "base/libraries.h"
 #include "base/status.h"
-#include "executor/rendezvous/hmac.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -13,6 +14,27 @@
 #include <vector>
 
 namespace reshard {
+
+constexpr size_t kMacBytes = kSha256Bytes;
+
+/// Message authentication codes with the secret of a job: HMAC-SHA256.
+class Authenticator {
+public:
+  /// Without a secret.
+  Authenticator() = default;
+  /// An empty text: without a secret. Fails if libcrypto cannot be loaded.
+  static Result<Authenticator> create(const std::string &secret);
+
+  bool hasSecret() const { return !secret_.empty(); }
+  bool sameSecret(const Authenticator &other) const { return secret_ == other.secret_; }
+  /// The code of a message, kMacBytes long; empty without a secret.
+  std::string mac(std::string_view message) const;
+  /// Whether `mac` is the code of `message`. Takes the same time wherever they differ. False without a secret.
+  bool verify(std::string_view message, std::string_view mac) const;
+
+private:
+  std::string secret_;
+};
 
 /// A record with the code of its key and itself. Without a secret the code is empty.
 std::string seal(const Authenticator &authenticator, const std::string &key, const std::string &record);

@@ -3,7 +3,7 @@
 // nothing until the client has proven its secret, and never more than the limits allow.
 #pragma once
 
-#include "executor/rendezvous/hmac.h"
+#include "executor/rendezvous/records.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -6,8 +6,8 @@
 #include "base/hash.h"
 #include "base/random.h"
 #include "executor/rendezvous/bytes.h"
-#include "executor/rendezvous/polling.h"
 #include "executor/rendezvous/served_client.h"
+#include "executor/rendezvous/store.h"
 
 #include <algorithm>
 #include <map>

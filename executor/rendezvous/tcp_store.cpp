@@ -5,7 +5,7 @@
 
 #include "base/random.h"
 #include "executor/rendezvous/bytes.h"
-#include "executor/rendezvous/polling.h"
+#include "executor/rendezvous/store.h"
 
 #include <algorithm>
 #include <cerrno>

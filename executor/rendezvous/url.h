@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores by URL.
+// Stores by URL, and the store in a folder.
 #pragma once
 
-#include "executor/rendezvous/hmac.h"
+#include "executor/rendezvous/records.h"
+#include "executor/rendezvous/store.h"
 #include "executor/rendezvous/store_rendezvous.h"
 
 #include <memory>
@@ -26,5 +27,23 @@ Status checkStore(const StoreOptions &options, const Deadline &deadline);
 /// As rank 0, which could not serve its store: tells the other processes of the job why, for some seconds at most.
 void tellWhyNotServed(const StoreOptions &options, const JobOptions &job, const Status &reason,
                       const Deadline &deadline);
+
+/// A store in a folder that all processes share: each key is a file.
+class FileStore : public Store {
+public:
+  /// `anyUser`: values that another user wrote are accepted.
+  FileStore(std::string folder, bool anyUser) : folder_(std::move(folder)), anyUser_(anyUser) {}
+  /// Checks the folder. Makes it if its parent exists: a parent that is missing on one host is not the shared one.
+  Status open() const;
+
+  Status set(const std::string &key, std::string_view value, const Deadline &deadline) override;
+  Result<std::optional<std::string>> find(const std::string &key, const Deadline &deadline) override;
+
+private:
+  std::string path(const std::string &key) const;
+
+  const std::string folder_;
+  const bool anyUser_;
+};
 
 } // namespace reshard

@@ -2,7 +2,6 @@
 // Stores over TCP and in folders, and strangers that connect to a server.
 
 #include "executor/rendezvous/bytes.h"
-#include "executor/rendezvous/file_store.h"
 #include "executor/rendezvous/peer_users.h"
 #include "executor/rendezvous/tcp_store.h"
 #include "executor/rendezvous/url.h"

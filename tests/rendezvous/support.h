@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/status.h"
-#include "executor/rendezvous/hmac.h"
+#include "executor/rendezvous/records.h"
 #include "executor/rendezvous/store.h"
 #include "tests/lib/folder.h"
 
