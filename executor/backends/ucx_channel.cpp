@@ -6,7 +6,7 @@
 // A message of at most kEagerBytes carries its data. A longer one is sent by UCX's rendezvous: the sender announces its
 // memory, and when the receive is posted, UCX moves the bytes from memory to memory, without a copy by either process
 // where the network can (over TCP, UCX 1.13 must copy: ucx_connection.cpp).
-// Inside a host the receiver instead reads a longer one out of the sender's registered memory (peer_memory.h), since
+// Inside a host the receiver instead reads a longer one out of the sender's registered memory (PeerMemory), since
 // UCX 1.13 would use TCP: its shared memory does not detect that a peer has ended. The sender announces its address,
 // and the receiver answers when it has read.
 //
@@ -97,11 +97,115 @@ struct Arrival {
   bool eager() const { return header.id == kMessage && !descriptor; }
 };
 
-/// The bytes of the arrivals of one peer.
-struct Inbox {
-  std::byte memory[kWindow][kEagerBytes];
-  bool used[kWindow] = {};
+/// The messages of one peer that have arrived, and the receives that wait for one. A receive gets the first message of
+/// its tag, in the order in which the peer has sent them.
+class ArrivalQueue {
+public:
+  struct Match {
+    size_t request;
+    Arrival arrival;
+  };
+  /// Allocates what this many requests need.
+  void reserve(size_t requests);
+  /// The number of messages that have arrived, up to the first gap.
+  uint64_t admitted() const { return admitted_; }
+  /// Stores a message for match(). False if it breaks the protocol: `bytes` at `data` have come with it.
+  bool add(Arrival arrival, const void *data, size_t bytes);
+  /// The next message for which a receive waits.
+  std::optional<Match> match();
+  /// The message that a new receive gets; null if it has not arrived.
+  const Arrival *find(uint32_t tag) const;
+  void remove(const Arrival *found) { arrivals_.erase(arrivals_.begin() + (found - arrivals_.data())); }
+  void wait(size_t request, uint32_t tag) { receives_.push_back({request, tag}); }
+  const std::byte *bytesOf(const Arrival &arrival) const { return inbox_->memory[arrival.place]; }
+  /// The bytes of a message are copied.
+  void free(const Arrival &arrival) { inbox_->used[arrival.place] = false; }
+  /// Forgets all messages.
+  void drop(ucp_worker_h worker);
+
+private:
+  struct Receive {
+    size_t request;
+    uint32_t tag;
+  };
+  struct Inbox {
+    std::byte memory[kWindow][kEagerBytes];
+    bool used[kWindow] = {};
+  };
+  std::vector<Arrival> arrivals_; // messages below admitted_ are in front, in the order of their numbers
+  std::vector<Receive> receives_; // without a message, in the order of the calls
+  std::unique_ptr<Inbox> inbox_;  // bytes of arrivals; made for the first one
+  uint64_t admitted_ = 0;
 };
+
+void ArrivalQueue::reserve(size_t requests) {
+  arrivals_.reserve(kWindow + requests);
+  receives_.reserve(requests);
+}
+
+bool ArrivalQueue::add(Arrival arrival, const void *data, size_t bytes) {
+  const Header &header = arrival.header;
+  const bool known = std::any_of(arrivals_.begin(), arrivals_.end(),
+                                 [&](const Arrival &each) { return each.header.number == header.number; });
+  if (known || header.number < admitted_ || header.bytes > kMaxChannelBytes || arrivals_.size() >= kMaxArrivals)
+    return false;
+  if (arrival.descriptor) {
+    if (header.id == kReadMe || bytes != std::max<uint64_t>(header.bytes, 1))
+      return false;
+  } else if (header.id == kReadMe) {
+    if (bytes != 0)
+      return false;
+  } else {
+    if (!inbox_)
+      inbox_ = std::make_unique<Inbox>();
+    bool(&used)[kWindow] = inbox_->used;
+    arrival.place = static_cast<size_t>(std::find(std::begin(used), std::end(used), false) - std::begin(used));
+    if (arrival.place == kWindow || bytes != header.bytes || bytes > kEagerBytes)
+      return false;
+    used[arrival.place] = true;
+    if (bytes > 0)
+      std::memcpy(inbox_->memory[arrival.place], data, bytes);
+  }
+  arrivals_.push_back(arrival);
+  return true;
+}
+
+std::optional<ArrivalQueue::Match> ArrivalQueue::match() {
+  // UCX may pass on messages of different lengths in another order than they were sent.
+  while (true) {
+    const auto next = std::find_if(arrivals_.begin(), arrivals_.end(),
+                                   [&](const Arrival &each) { return each.header.number == admitted_; });
+    if (next == arrivals_.end())
+      return {};
+    const auto receive = std::find_if(receives_.begin(), receives_.end(),
+                                      [&](const Receive &each) { return each.tag == next->header.tag; });
+    if (receive != receives_.end()) {
+      const Match match{receive->request, *next};
+      arrivals_.erase(next);
+      receives_.erase(receive);
+      ++admitted_;
+      return match;
+    }
+    const auto later =
+        std::find_if(arrivals_.begin(), next, [&](const Arrival &each) { return each.header.number > admitted_; });
+    std::rotate(later, next, next + 1);
+    ++admitted_;
+  }
+}
+
+const Arrival *ArrivalQueue::find(uint32_t tag) const {
+  const auto arrival = std::find_if(arrivals_.begin(), arrivals_.end(), [&](const Arrival &each) {
+    return each.header.tag == tag && each.header.number < admitted_;
+  });
+  return arrival == arrivals_.end() ? nullptr : &*arrival;
+}
+
+void ArrivalQueue::drop(ucp_worker_h worker) {
+  for (const Arrival &arrival : arrivals_)
+    if (arrival.descriptor)
+      ucp_am_data_release(worker, arrival.descriptor);
+  arrivals_.clear();
+}
 
 /// Why a peer is lost.
 struct Loss {
@@ -113,17 +217,14 @@ struct Peer {
   Connection *connection = nullptr;
   std::optional<Loss> loss; // once it is lost
   bool readsOurs = false;   // the peer can read our memory
-  bool fresh = false;       // some arrivals are not admitted
+  bool fresh = false;       // some arrivals are not matched
   uint64_t sent = 0;        // messages
   uint64_t eagerSent = 0;   // the messages among these with data
   uint64_t eagerTaken = 0;  // the messages that the peer has received, as far as we know
-  uint64_t admitted = 0;    // messages that have arrived, up to the first gap
   uint64_t taken = 0;       // messages with data that we have received
   uint64_t credited = 0;    // the messages that the peer knows to be received
   uint64_t run = 0;         // the last one that the peer has begun
-  std::vector<Arrival> arrivals;
-  std::unique_ptr<Inbox> inbox; // made for its first message
-  std::vector<size_t> receives; // requests without a message, in the order of the calls
+  ArrivalQueue arrivals;
 };
 
 struct Request {
@@ -146,67 +247,105 @@ struct Request {
   Status error;                // a message of another size
 };
 
-class UcxChannel : public Channel {
+/// The processes of a rendezvous, with a connection to each.
+class ChannelPeers {
 public:
-  explicit UcxChannel(const ChannelOptions &options);
-  UcxChannel(const UcxChannel &) = delete;
-  UcxChannel &operator=(const UcxChannel &) = delete;
-  ~UcxChannel() override;
+  /// `received` is called with `argument` for each message of a peer.
+  ChannelPeers(const ChannelOptions &options, ucp_am_recv_callback_t received, void *argument)
+      : rendezvous_(options.rendezvous), seconds_(options.seconds), interrupt_(options.deadline.interrupt),
+        received_(received), argument_(argument), peers_(rendezvous_->size()) {}
 
+  uint32_t rank() const { return rendezvous_->rank(); }
+  uint32_t size() const { return static_cast<uint32_t>(peers_.size()); }
+  uint64_t session() const { return rendezvous_->session(); }
+  Peer &operator[](uint32_t rank) { return peers_[rank]; }
+  const Peer &operator[](uint32_t rank) const { return peers_[rank]; }
+  Worker &worker() { return worker_; }
+
+  /// Allocates what this many requests need of each peer.
+  void reserve(size_t requests);
   /// Publishes the worker's address and waits until all processes have joined.
   Status join(const Deadline &deadline);
+  /// Leaves these processes for those of another rendezvous.
+  Status rejoin(Rendezvous &rendezvous, const Deadline &deadline);
+  Status connect(uint32_t rank) { return connectBy(rank, deadlineIn(seconds_, interrupt_)); }
+  /// Sends a header, with a text if there is one; nothing if the peer is lost, or not connected.
+  void post(uint32_t rank, Id id, uint64_t number, std::string_view text = {});
+  void tellRun(uint32_t rank, uint64_t run);
 
-  uint32_t rank() const override { return rendezvous_->rank(); }
-  uint32_t size() const override { return static_cast<uint32_t>(peers_.size()); }
-  uint32_t maxTag() const override { return INT32_MAX; }
-  void reserve(size_t requests) override;
-  Status registerMemory(std::byte *data, uint64_t bytes) override;
-  void keepMemory(const std::vector<MemoryRange> &ranges) override;
-  Status rejoin(Rendezvous &rendezvous, const Deadline &deadline) override;
-  Status connect(uint32_t peer) override;
-  Status send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override;
-  Status receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override;
-  Result<bool> test(size_t request) override;
-  Status check(uint32_t peer) override;
-  void tellRun(uint32_t peer, uint64_t run) override;
-  std::optional<uint64_t> lastRunOf(uint32_t peer) const override { return peers_[peer].run; }
-  bool abandon(const Status &reason) override;
-
-private:
-  Status connectBy(uint32_t peer, const Deadline &deadline);
-  /// Closes the connections of `former_` that remain.
-  void closeFormer();
-  /// Makes progress as long as work is ready.
-  void progressMore();
-  /// Checks the arguments of a message, connects to its peer and sets the request.
-  Status begin(size_t request, const Request &message);
-  void progress();
-  /// Gives the messages of a peer, in the order of their numbers, to the receives that wait for them.
-  void admit(uint32_t rank);
-  /// The message that a new receive gets; null if it has not arrived.
-  const Arrival *arrivalFor(const Request &receive) const;
-  /// Starts to move the bytes of an arrival to a receive.
-  void take(size_t request, const Arrival &arrival);
-  /// Reads the next part of a message out of the sender's memory.
-  void readPart(size_t request);
   /// Fails if a peer for which this process waits is lost. Otherwise sends it a probe, if the last one is old. A peer
   /// that is stopped is not lost: its kernel accepts probes.
-  Status pollPeer(uint32_t rank);
+  Status poll(uint32_t rank);
   /// Sets why a peer is lost, unless that is known.
   void lose(uint32_t rank, const std::string &reason);
+  void lose(uint32_t rank, ucs_status_t status);
   /// Whether a peer is lost, or its connection.
   bool isLost(uint32_t rank);
   /// The error of a lost peer, for the caller.
   Status report(uint32_t rank);
   /// Tells the peers which rank failed first, and why.
-  void tellPeers(const Status &reason);
-  /// Sends a header, with a text if there is one; nothing if the peer is lost, or not connected.
-  void post(uint32_t rank, Id id, uint64_t number, std::string_view text = {});
+  void tell(const Status &reason);
+  /// Ends the connections. `force`: without waiting for peers.
+  void disconnect(bool force);
+
+private:
+  Status connectBy(uint32_t rank, const Deadline &deadline);
+  /// Closes the connections of `former_` that remain.
+  void closeFormer();
+  /// Makes progress as long as work is ready.
+  void progressMore();
+
+  Rendezvous *rendezvous_;
+  const double seconds_;
+  Interrupt *const interrupt_;
+  const ucp_am_recv_callback_t received_;
+  void *const argument_;
+  Worker worker_;
+  std::vector<Peer> peers_; // by rank
+  std::map<std::string, Connection *>
+      former_; // connections of an earlier rendezvous, by hello; a peer may be in this one, too
+  size_t requests_ = 0;
+  std::optional<Loss> reported_; // the first one
+  bool ran_ = false;             // a run has begun
+};
+
+class UcxChannel : public Channel {
+public:
+  explicit UcxChannel(const ChannelOptions &options) : peers_(options, &onMessage, this) { fresh_.reserve(size()); }
+  UcxChannel(const UcxChannel &) = delete;
+  UcxChannel &operator=(const UcxChannel &) = delete;
+  ~UcxChannel() override;
+
+  Status join(const Deadline &deadline) { return peers_.join(deadline); }
+
+  uint32_t rank() const override { return peers_.rank(); }
+  uint32_t size() const override { return peers_.size(); }
+  uint32_t maxTag() const override { return INT32_MAX; }
+  void reserve(size_t requests) override;
+  Status registerMemory(std::byte *data, uint64_t bytes) override;
+  void keepMemory(const std::vector<MemoryRange> &ranges) override;
+  Status rejoin(Rendezvous &rendezvous, const Deadline &deadline) override;
+  Status connect(uint32_t peer) override { return peers_.connect(peer); }
+  Status send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override;
+  Status receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override;
+  Result<bool> test(size_t request) override;
+  Status check(uint32_t peer) override;
+  void tellRun(uint32_t peer, uint64_t run) override { peers_.tellRun(peer, run); }
+  std::optional<uint64_t> lastRunOf(uint32_t peer) const override { return peers_[peer].run; }
+  bool abandon(const Status &reason) override;
+
+private:
+  /// Checks the arguments of a message, connects to its peer and sets the request.
+  Status begin(size_t request, const Request &message);
+  void progress();
+  /// Starts to move the bytes of an arrival to a receive.
+  void take(size_t request, const Arrival &arrival);
+  /// Reads the next part of a message out of the sender's memory.
+  void readPart(size_t request);
   /// Sends the header of a request, with data if there are any. `flag`: UCP_AM_SEND_FLAG_…
   void start(Request &request, Id id, unsigned flag, const std::byte *data = nullptr, uint64_t bytes = 0);
   /// Sets the memory handle of an operation.
-  void describe(ucp_request_param_t &param, const std::byte *data, uint64_t bytes) const;
-  void dropArrivals(Peer &peer);
+  void describe(ucp_request_param_t &param, const std::byte *data, uint64_t bytes);
   /// Frees all that the channel has of UCX: nothing writes to the memory of messages later. `force`: without waiting
   /// for peers.
   void close(bool force);
@@ -214,24 +353,17 @@ private:
   /// UCX has received an active message; `channel` is a UcxChannel.
   static ucs_status_t onMessage(void *channel, const void *header, size_t headerBytes, void *data, size_t bytes,
                                 const ucp_am_recv_param_t *param);
-  /// Stores a message for admit(). Returns whether UCX must keep `data`, the descriptor of a rendezvous.
-  bool arrive(Arrival arrival, const void *data, size_t bytes);
+  /// Stores a message until progress(). Returns whether UCX must keep `data`, the descriptor of a rendezvous.
+  bool arrive(const Arrival &arrival, const void *data, size_t bytes);
   /// Handles a header alone.
   void notified(const Header &header, std::string_view text);
 
-  Rendezvous *rendezvous_;
-  const double seconds_;
-  Interrupt *const interrupt_;
-  Worker worker_;
-  std::vector<Peer> peers_; // by rank
-  std::map<std::string, Connection *>
-      former_;                  // connections of an earlier rendezvous, by hello; a peer may be in this one, too
-  std::vector<uint32_t> fresh_; // ranks of peers with arrivals that are not admitted
+  ChannelPeers peers_;
+  Worker &worker_ = peers_.worker();
+  std::vector<uint32_t> fresh_; // ranks of peers with arrivals that are not matched
   std::vector<Request> requests_;
-  std::vector<size_t> reading_;  // requests of state kReads, in the order of their beginning
-  std::optional<Loss> reported_; // the first one
-  bool ran_ = false;             // a run has begun
-  std::byte nothing_{};          // sent in place of no bytes, which UCX does not send by rendezvous
+  std::vector<size_t> reading_; // requests of state kReads, in the order of their beginning
+  std::byte nothing_{};         // sent in place of no bytes, which UCX does not send by rendezvous
 };
 
 std::string lostConnection(uint32_t rank, ucs_status_t status) {
@@ -239,37 +371,20 @@ std::string lostConnection(uint32_t rank, ucs_status_t status) {
          " (UCX); see whether that process has ended";
 }
 
-UcxChannel::UcxChannel(const ChannelOptions &options)
-    : rendezvous_(options.rendezvous), seconds_(options.seconds), interrupt_(options.deadline.interrupt),
-      peers_(rendezvous_->size()) {
-  fresh_.reserve(peers_.size());
-}
-
-UcxChannel::~UcxChannel() {
-  const bool idle = std::all_of(requests_.begin(), requests_.end(),
-                                [](const Request &request) { return request.state == Request::kDone; });
-  close(!idle);
-}
-
-void UcxChannel::reserve(size_t requests) {
-  requests_ = std::vector<Request>(requests);
-  reading_.reserve(requests);
+void ChannelPeers::reserve(size_t requests) {
+  requests_ = requests;
   for (Peer &peer : peers_)
-    if (peer.connection) {
-      peer.arrivals.reserve(kWindow + requests);
-      peer.receives.reserve(requests);
-    }
+    if (peer.connection)
+      peer.arrivals.reserve(requests);
 }
 
-Status UcxChannel::join(const Deadline &deadline) {
+Status ChannelPeers::join(const Deadline &deadline) {
   Status status =
-      worker_.isOpen() ? Status() : worker_.open(kProtocol, peers_.size(), UCP_FEATURE_AM, &onMessage, this);
+      worker_.isOpen() ? Status() : worker_.open(kProtocol, peers_.size(), UCP_FEATURE_AM, received_, argument_);
   return status.ok() ? rendezvous_->join(worker_.address(), deadline) : status;
 }
 
-Status UcxChannel::connect(uint32_t rank) { return connectBy(rank, deadlineIn(seconds_, interrupt_)); }
-
-Status UcxChannel::connectBy(uint32_t rank, const Deadline &deadline) {
+Status ChannelPeers::connectBy(uint32_t rank, const Deadline &deadline) {
   Peer &peer = peers_[rank];
   if (isLost(rank))
     return report(rank);
@@ -291,32 +406,25 @@ Status UcxChannel::connectBy(uint32_t rank, const Deadline &deadline) {
     return failed("cannot connect to rank " + std::to_string(rank) + ": " + ucs_status_string(status) + " (UCX)");
   }
   peer.connection = connection;
-  peer.arrivals.reserve(kWindow + requests_.size());
-  peer.receives.reserve(requests_.size());
+  peer.arrivals.reserve(requests_);
   if (connection->memory.isOpen())
     post(rank, kReader, 0);
   return {};
 }
 
-Status UcxChannel::rejoin(Rendezvous &rendezvous, const Deadline &deadline) {
-  const bool anew = !worker_.isOpen();
+Status ChannelPeers::rejoin(Rendezvous &rendezvous, const Deadline &deadline) {
   progressMore(); // UCX reports lost connections
   closeFormer();
   Rendezvous *const before = std::exchange(rendezvous_, &rendezvous);
   if (Status status = join(deadline); !status.ok()) {
     rendezvous_ = before;
-    if (anew)
-      close(true);
     return status;
   }
   std::vector<Peer> old = std::exchange(peers_, std::vector<Peer>(rendezvous.size()));
-  fresh_.clear();
-  fresh_.reserve(peers_.size());
-  reading_.clear();
   reported_.reset();
   ran_ = false;
   for (Peer &peer : old) {
-    dropArrivals(peer);
+    peer.arrivals.drop(worker_);
     if (peer.connection && !peer.loss && peer.connection->failure == UCS_OK)
       former_[peer.connection->address] = peer.connection;
     else if (peer.connection)
@@ -325,9 +433,118 @@ Status UcxChannel::rejoin(Rendezvous &rendezvous, const Deadline &deadline) {
   return {};
 }
 
-void UcxChannel::closeFormer() {
+void ChannelPeers::closeFormer() {
   for (const auto &[hello, connection] : std::exchange(former_, {}))
     worker_.disconnect(*connection);
+}
+
+void ChannelPeers::progressMore() {
+  for (int more = 0; worker_.isOpen() && more < kMoreProgress; ++more)
+    worker_.progress();
+}
+
+void ChannelPeers::disconnect(bool force) {
+  if (!force && worker_.isOpen()) {
+    closeFormer();
+    for (Peer &peer : peers_)
+      if (peer.connection)
+        worker_.disconnect(*std::exchange(peer.connection, nullptr));
+    worker_.finish(deadlineIn(kCloseSeconds, interrupt_));
+  }
+  // TCP resets a connection that is closed with unread data, and the peer may lose what it has not received.
+  progressMore();
+  former_.clear();
+  for (Peer &peer : peers_) {
+    peer.connection = nullptr;
+    peer.arrivals.drop(worker_);
+  }
+}
+
+void ChannelPeers::tell(const Status &reason) {
+  if (!reported_) // no peer is the cause
+    reported_ = {rank(), "rank " + std::to_string(rank()) + " has failed: " + reason.message()};
+  const std::string_view text = std::string_view(reported_->reason).substr(0, kMaxReason);
+  // In prepare all others wait for rank 0, and rank 0 for each of them, whether this process has connected or not.
+  const Deadline connected = deadlineIn(kConnectSeconds);
+  for (uint32_t peer = 0; !ran_ && peer < (rank() == 0 ? size() : 1) && !passed(connected); ++peer)
+    if (peer != rank() && !isLost(peer) && !connectBy(peer, connected).ok())
+      break;
+  for (uint32_t peer = 0; peer < size(); ++peer)
+    post(peer, kLoss, reported_->rank, text);
+  worker_.finish(deadlineIn(kTellSeconds));
+}
+
+void ChannelPeers::post(uint32_t rank, Id id, uint64_t number, std::string_view text) {
+  Connection *const connection = peers_[rank].connection;
+  if (!connection || isLost(rank))
+    return;
+  Header header;
+  header.session = rendezvous_->session();
+  header.number = number;
+  header.rank = this->rank();
+  header.id = id;
+  worker_.post(*connection, {reinterpret_cast<const char *>(&header), sizeof header}, text, sizeof header);
+}
+
+void ChannelPeers::tellRun(uint32_t rank, uint64_t run) {
+  ran_ = true;
+  if (worker_.isOpen())
+    post(rank, kRun, run);
+}
+
+Status ChannelPeers::poll(uint32_t rank) {
+  Connection *const connection = peers_[rank].connection;
+  if (connection && !isLost(rank) && connection->pingIsDue(kProbeInterval))
+    post(rank, kProbe, 0);
+  return isLost(rank) ? report(rank) : Status();
+}
+
+void ChannelPeers::lose(uint32_t rank, const std::string &reason) {
+  if (!isLost(rank))
+    peers_[rank].loss = {rank, reason};
+}
+
+void ChannelPeers::lose(uint32_t rank, ucs_status_t status) { lose(rank, lostConnection(rank, status)); }
+
+bool ChannelPeers::isLost(uint32_t rank) {
+  Peer &peer = peers_[rank];
+  if (!peer.loss && peer.connection && peer.connection->failure != UCS_OK)
+    peer.loss = {rank, lostConnection(rank, peer.connection->failure)};
+  return peer.loss.has_value();
+}
+
+Status ChannelPeers::report(uint32_t rank) {
+  const Loss &loss = *peers_[rank].loss;
+  if (!reported_)
+    reported_ = loss;
+  return failed(loss.reason + (loss.rank == rank ? ""
+                                                 : "; rank " + std::to_string(rank) +
+                                                       ", for which this rank waits, failed because of it"));
+}
+
+UcxChannel::~UcxChannel() {
+  const bool idle = std::all_of(requests_.begin(), requests_.end(),
+                                [](const Request &request) { return request.state == Request::kDone; });
+  close(!idle);
+}
+
+void UcxChannel::reserve(size_t requests) {
+  requests_ = std::vector<Request>(requests);
+  reading_.reserve(requests);
+  peers_.reserve(requests);
+}
+
+Status UcxChannel::rejoin(Rendezvous &rendezvous, const Deadline &deadline) {
+  const bool anew = !worker_.isOpen();
+  if (Status status = peers_.rejoin(rendezvous, deadline); !status.ok()) {
+    if (anew)
+      close(true);
+    return status;
+  }
+  fresh_.clear();
+  fresh_.reserve(size());
+  reading_.clear();
+  return {};
 }
 
 Status UcxChannel::registerMemory(std::byte *data, uint64_t bytes) {
@@ -347,60 +564,21 @@ void UcxChannel::keepMemory(const std::vector<MemoryRange> &ranges) {
 }
 
 bool UcxChannel::abandon(const Status &reason) {
-  if (worker_)
-    tellPeers(reason);
+  if (worker_.isOpen())
+    peers_.tell(reason);
   close(true);
   return true;
 }
 
-void UcxChannel::tellPeers(const Status &reason) {
-  if (!reported_) // no peer is the cause
-    reported_ = {rank(), "rank " + std::to_string(rank()) + " has failed: " + reason.message()};
-  const std::string_view text = std::string_view(reported_->reason).substr(0, kMaxReason);
-  // In prepare all others wait for rank 0, and rank 0 for each of them, whether this process has connected or not.
-  const Deadline connected = deadlineIn(kConnectSeconds);
-  for (uint32_t peer = 0; !ran_ && peer < (rank() == 0 ? size() : 1) && !passed(connected); ++peer)
-    if (peer != rank() && !isLost(peer) && !connectBy(peer, connected).ok())
-      break;
-  for (uint32_t peer = 0; peer < size(); ++peer)
-    post(peer, kLoss, reported_->rank, text);
-  worker_.finish(deadlineIn(kTellSeconds));
-}
-
-void UcxChannel::dropArrivals(Peer &peer) {
-  for (const Arrival &arrival : peer.arrivals)
-    if (arrival.descriptor)
-      ucp_am_data_release(worker_, arrival.descriptor);
-  peer.arrivals.clear();
-}
-
-void UcxChannel::progressMore() {
-  for (int more = 0; worker_.isOpen() && more < kMoreProgress; ++more)
-    worker_.progress();
-}
-
 void UcxChannel::close(bool force) {
-  if (!force && worker_.isOpen()) {
-    closeFormer();
-    for (Peer &peer : peers_)
-      if (peer.connection)
-        worker_.disconnect(*std::exchange(peer.connection, nullptr));
-    worker_.finish(deadlineIn(kCloseSeconds, interrupt_));
-  }
-  // TCP resets a connection that is closed with unread data, and the peer may lose what it has not received.
-  progressMore();
-  former_.clear();
-  for (Peer &peer : peers_) {
-    peer.connection = nullptr;
-    dropArrivals(peer);
-  }
+  peers_.disconnect(force);
   for (Request &request : requests_)
     if (request.handle)
       ucp_request_free(std::exchange(request.handle, nullptr));
   worker_.close();
 }
 
-void UcxChannel::describe(ucp_request_param_t &param, const std::byte *data, uint64_t bytes) const {
+void UcxChannel::describe(ucp_request_param_t &param, const std::byte *data, uint64_t bytes) {
   if (const Region *region = bytes > kEagerBytes ? worker_.regionOf(data, bytes) : nullptr) {
     param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
     param.memh = region->handle;
@@ -416,7 +594,8 @@ Status UcxChannel::begin(size_t request, const Request &message) {
                    std::to_string(kMaxChannelBytes) + " bytes, a tag of at most " + std::to_string(maxTag()) +
                    " and a rank below " + std::to_string(size()));
   // A message that has arrived is received, even if its sender has ended since.
-  if (Status status = connect(message.peer); !status.ok() && (message.sends || !arrivalFor(message)))
+  if (Status status = connect(message.peer);
+      !status.ok() && (message.sends || !peers_[message.peer].arrivals.find(message.tag)))
     return status;
   requests_[request] = message;
   return {};
@@ -447,7 +626,7 @@ Status UcxChannel::send(size_t request, uint32_t peer, uint32_t tag, const std::
           nothing ? 1 : bytes);
     mine.state = mine.handle ? Request::kMoves : Request::kDone;
   }
-  return isLost(peer) ? report(peer) : Status();
+  return peers_.isLost(peer) ? peers_.report(peer) : Status();
 }
 
 Status UcxChannel::receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) {
@@ -459,25 +638,16 @@ Status UcxChannel::receive(size_t request, uint32_t peer, uint32_t tag, std::byt
   message.bytes = bytes;
   if (Status status = begin(request, message); !status.ok())
     return status;
-  Peer &from = peers_[peer];
-  const Arrival *arrival = arrivalFor(message);
+  ArrivalQueue &arrivals = peers_[peer].arrivals;
+  const Arrival *const arrival = arrivals.find(tag);
   if (!arrival) {
-    from.receives.push_back(request);
+    arrivals.wait(request, tag);
     return {};
   }
   const Arrival found = *arrival;
-  from.arrivals.erase(from.arrivals.begin() + (arrival - from.arrivals.data()));
+  arrivals.remove(arrival);
   take(request, found);
   return {};
-}
-
-const Arrival *UcxChannel::arrivalFor(const Request &receive) const {
-  const Peer &from = peers_[receive.peer];
-  // Messages below `admitted` have no receive yet, and lie in the order of their numbers.
-  const auto arrival = std::find_if(from.arrivals.begin(), from.arrivals.end(), [&](const Arrival &each) {
-    return each.header.tag == receive.tag && each.header.number < from.admitted;
-  });
-  return arrival == from.arrivals.end() ? nullptr : &*arrival;
 }
 
 void UcxChannel::take(size_t number, const Arrival &arrival) {
@@ -501,7 +671,7 @@ void UcxChannel::take(size_t number, const Arrival &arrival) {
     void *const handle = ucp_am_recv_data_nbx(worker_, arrival.descriptor, nothing ? &nothing_ : request.data,
                                               nothing ? 1 : request.bytes, &param);
     if (UCS_PTR_IS_ERR(handle)) {
-      lose(request.peer, lostConnection(request.peer, UCS_PTR_STATUS(handle)));
+      peers_.lose(request.peer, UCS_PTR_STATUS(handle));
       request.state = Request::kFails;
     } else {
       request.handle = handle;
@@ -510,15 +680,15 @@ void UcxChannel::take(size_t number, const Arrival &arrival) {
     }
   } else {
     if (request.bytes > 0)
-      std::memcpy(request.data, peer.inbox->memory[arrival.place], request.bytes);
+      std::memcpy(request.data, peer.arrivals.bytesOf(arrival), request.bytes);
     request.state = Request::kDone;
   }
   if (!arrival.eager())
     return;
-  peer.inbox->used[arrival.place] = false;
+  peer.arrivals.free(arrival);
   if (++peer.taken - peer.credited >= kWindow / 2 && peer.connection && !peer.connection->isFull()) {
     peer.credited = peer.taken; // else a later one includes this
-    post(request.peer, kCredit, peer.taken);
+    peers_.post(request.peer, kCredit, peer.taken);
   }
 }
 
@@ -535,26 +705,14 @@ void UcxChannel::readPart(size_t number) {
     return;
   }
   // Before it ended, the peer may have sent which rank failed first.
-  for (int more = 0; more < kMoreProgress && !isLost(request.peer); ++more)
+  for (int more = 0; more < kMoreProgress && !peers_.isLost(request.peer); ++more)
     worker_.progress();
-  lose(request.peer,
-       "the memory of rank " + std::to_string(request.peer) + " cannot be read; see whether that process has ended");
-}
-
-void UcxChannel::post(uint32_t rank, Id id, uint64_t number, std::string_view text) {
-  Connection *const connection = peers_[rank].connection;
-  if (!connection || isLost(rank))
-    return;
-  Header header;
-  header.session = rendezvous_->session();
-  header.number = number;
-  header.rank = this->rank();
-  header.id = id;
-  worker_.post(*connection, {reinterpret_cast<const char *>(&header), sizeof header}, text, sizeof header);
+  peers_.lose(request.peer, "the memory of rank " + std::to_string(request.peer) +
+                                " cannot be read; see whether that process has ended");
 }
 
 void UcxChannel::start(Request &request, Id id, unsigned flag, const std::byte *data, uint64_t bytes) {
-  request.header.session = rendezvous_->session();
+  request.header.session = peers_.session();
   request.header.rank = rank();
   request.header.id = id;
   ucp_request_param_t param{};
@@ -564,46 +722,19 @@ void UcxChannel::start(Request &request, Id id, unsigned flag, const std::byte *
   void *const handle = ucp_am_send_nbx(peers_[request.peer].connection->endpoint, 0, &request.header, sizeof(Header),
                                        data, bytes, &param);
   if (UCS_PTR_IS_ERR(handle))
-    lose(request.peer, lostConnection(request.peer, UCS_PTR_STATUS(handle)));
+    peers_.lose(request.peer, UCS_PTR_STATUS(handle));
   else
     request.handle = handle;
-}
-
-void UcxChannel::admit(uint32_t rank) {
-  Peer &peer = peers_[rank];
-  peer.fresh = false;
-  // UCX may pass on messages of different lengths in another order than they were sent.
-  for (size_t a = 0; a < peer.arrivals.size();) {
-    if (peer.arrivals[a].header.number != peer.admitted) {
-      ++a;
-      continue;
-    }
-    const Arrival arrival = peer.arrivals[a];
-    const auto at = peer.arrivals.begin() + static_cast<ptrdiff_t>(a);
-    const auto receive = std::find_if(peer.receives.begin(), peer.receives.end(),
-                                      [&](size_t request) { return requests_[request].tag == arrival.header.tag; });
-    if (receive == peer.receives.end()) {
-      // Admitted messages lie in front.
-      const auto end = std::find_if(peer.arrivals.begin(), at,
-                                    [&](const Arrival &each) { return each.header.number > peer.admitted; });
-      std::rotate(end, at, at + 1);
-    } else {
-      const size_t request = *receive;
-      peer.arrivals.erase(at);
-      peer.receives.erase(receive);
-      take(request, arrival);
-    }
-    ++peer.admitted;
-    a = 0;
-  }
 }
 
 void UcxChannel::progress() {
   worker_.progress();
   while (!fresh_.empty()) {
-    const uint32_t rank = fresh_.back();
+    Peer &peer = peers_[fresh_.back()];
     fresh_.pop_back();
-    admit(rank);
+    peer.fresh = false;
+    while (const std::optional<ArrivalQueue::Match> match = peer.arrivals.match())
+      take(match->request, match->arrival);
   }
   if (!reading_.empty())
     readPart(reading_.front());
@@ -621,7 +752,7 @@ Result<bool> UcxChannel::test(size_t number) {
     if (status != UCS_INPROGRESS)
       ucp_request_free(std::exchange(request.handle, nullptr));
     if (status != UCS_INPROGRESS && status != UCS_OK) {
-      lose(request.peer, lostConnection(request.peer, status));
+      peers_.lose(request.peer, status);
       request.state = Request::kFails;
     }
   }
@@ -631,52 +762,18 @@ Result<bool> UcxChannel::test(size_t number) {
     request.state = Request::kDone;
   if (request.state == Request::kDone)
     return true;
-  if (Status status = pollPeer(request.peer); !status.ok())
+  if (Status status = peers_.poll(request.peer); !status.ok())
     return status;
   return false;
 }
 
 Status UcxChannel::check(uint32_t peer) {
-  if (!worker_)
+  if (!worker_.isOpen())
     return invalid("the channel is closed: a run has failed");
   if (Status status = connect(peer); !status.ok())
     return status;
   progress();
-  return pollPeer(peer);
-}
-
-void UcxChannel::tellRun(uint32_t rank, uint64_t run) {
-  ran_ = true;
-  if (worker_.isOpen())
-    post(rank, kRun, run);
-}
-
-Status UcxChannel::pollPeer(uint32_t rank) {
-  Connection *const connection = peers_[rank].connection;
-  if (connection && !isLost(rank) && connection->pingIsDue(kProbeInterval))
-    post(rank, kProbe, 0);
-  return isLost(rank) ? report(rank) : Status();
-}
-
-void UcxChannel::lose(uint32_t rank, const std::string &reason) {
-  if (!isLost(rank))
-    peers_[rank].loss = {rank, reason};
-}
-
-bool UcxChannel::isLost(uint32_t rank) {
-  Peer &peer = peers_[rank];
-  if (!peer.loss && peer.connection && peer.connection->failure != UCS_OK)
-    peer.loss = {rank, lostConnection(rank, peer.connection->failure)};
-  return peer.loss.has_value();
-}
-
-Status UcxChannel::report(uint32_t rank) {
-  const Loss &loss = *peers_[rank].loss;
-  if (!reported_)
-    reported_ = loss;
-  return failed(loss.reason + (loss.rank == rank ? ""
-                                                 : "; rank " + std::to_string(rank) +
-                                                       ", for which this rank waits, failed because of it"));
+  return peers_.poll(peer);
 }
 
 ucs_status_t UcxChannel::onMessage(void *channel, const void *header, size_t headerBytes, void *data, size_t bytes,
@@ -688,7 +785,7 @@ ucs_status_t UcxChannel::onMessage(void *channel, const void *header, size_t hea
   if (headerBytes != sizeof own)
     return drop;
   std::memcpy(&own, header, sizeof own);
-  if (own.session != self.rendezvous_->session() || own.rank >= self.size())
+  if (own.session != self.peers_.session() || own.rank >= self.size())
     return drop; // it is a message of another job
   if (own.id == kMessage || own.id == kReadMe)
     return self.arrive({own, 0, announced ? data : nullptr}, data, bytes) ? UCS_INPROGRESS : drop;
@@ -697,36 +794,17 @@ ucs_status_t UcxChannel::onMessage(void *channel, const void *header, size_t hea
   return drop;
 }
 
-bool UcxChannel::arrive(Arrival arrival, const void *data, size_t bytes) {
+bool UcxChannel::arrive(const Arrival &arrival, const void *data, size_t bytes) {
   const Header &header = arrival.header;
   Peer &peer = peers_[header.rank];
-  bool valid = header.number >= peer.admitted && header.bytes <= kMaxChannelBytes &&
-               peer.arrivals.size() < kMaxArrivals &&
-               std::none_of(
-                   peer.arrivals.begin(), peer.arrivals.end(),
-                   [&](const Arrival &each) { return each.header.number == header.number; });
-  if (header.id == kReadMe) {
-    valid = valid && peer.connection && peer.connection->memory.isOpen() && bytes == 0 && !arrival.descriptor;
-  } else if (arrival.descriptor) {
-    valid = valid && bytes == std::max<uint64_t>(header.bytes, 1);
-  } else {
-    if (!peer.inbox)
-      peer.inbox = std::make_unique<Inbox>();
-    bool(&used)[kWindow] = peer.inbox->used;
-    arrival.place = static_cast<size_t>(std::find(std::begin(used), std::end(used), false) - std::begin(used));
-    valid = valid && arrival.place < kWindow && bytes == header.bytes && bytes <= kEagerBytes;
-    if (valid)
-      used[arrival.place] = true;
-    if (valid && bytes > 0)
-      std::memcpy(peer.inbox->memory[arrival.place], data, bytes);
-  }
-  if (!valid) {
-    lose(header.rank, "rank " + std::to_string(header.rank) + " sent a message that breaks the protocol: number " +
-                          std::to_string(header.number) + " after " + std::to_string(peer.admitted) + ", " +
-                          std::to_string(header.bytes) + " bytes, found " + std::to_string(bytes));
+  const bool allowed = header.id != kReadMe || (peer.connection && peer.connection->memory.isOpen());
+  if (!allowed || !peer.arrivals.add(arrival, data, bytes)) {
+    peers_.lose(header.rank, "rank " + std::to_string(header.rank) +
+                                 " sent a message that breaks the protocol: number " + std::to_string(header.number) +
+                                 " after " + std::to_string(peer.arrivals.admitted()) + ", " +
+                                 std::to_string(header.bytes) + " bytes, found " + std::to_string(bytes));
     return false;
   }
-  peer.arrivals.push_back(arrival);
   if (!std::exchange(peer.fresh, true))
     fresh_.push_back(header.rank);
   return arrival.descriptor != nullptr;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The messenger of libreshard_ucx.so. Each message is one of UCX with a tag: a header, and a text or a piece of data.
 // Data are announced by a frame, and nothing else happens until the receiver asks for them. Inside a host the receiver
-// then copies them out of the sender's memory (peer_memory.h), and the sender confirms that it has not ended the
+// then copies them out of the sender's memory (PeerMemory), and the sender confirms that it has not ended the
 // transfer meanwhile. Else the sender copies them into messages, piece by piece. So UCX never accesses the memory of a
 // transfer, which is the caller's as soon as a connection is closed. Data are in the memory of the host.
 //
