@@ -382,7 +382,7 @@ struct Step {
   llvm::SmallVector<uint32_t, 2> after; // steps of this rank that must be complete first
   int64_t chunk = 0;                    // send, recv: bytes of each chunk but the last; 0: the message has one chunk
   uint8_t slot = 0;                     // the slot of the first of several chunks; slot s begins at staging + s * chunk
-  uint16_t level = 0;                   // dependency level: the same on both sides of a message (schema/levels.h)
+  uint16_t level = 0;                   // dependency level: the same on both sides of a message (schema/step_rules.h)
   /// Bytes of the arena that it uses from `staging` on.
   int64_t stagingBytes() const { return chunk > 0 ? 2 * chunk : bytes; }
   bool operator==(const Step &) const = default;

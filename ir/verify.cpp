@@ -5,8 +5,7 @@
 
 #include "ir/copies.h"
 #include "ir/text.h"
-#include "schema/arena.h"
-#include "schema/levels.h"
+#include "schema/step_rules.h"
 
 #include "llvm/ADT/STLFunctionalExtras.h"
 #include "llvm/Support/raw_ostream.h"

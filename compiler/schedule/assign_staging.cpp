@@ -8,7 +8,7 @@
 #include "compiler/schedule/flows.h"
 #include "compiler/schedule/rank_schedules.h"
 #include "compiler/transfer/staging.h"
-#include "schema/arena.h"
+#include "schema/step_rules.h"
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 // Numbers steps in the order of their dependences.
 #include "compiler/schedule/rank_steps.h"
 
-#include "schema/levels.h"
+#include "schema/step_rules.h"
 
 #include <algorithm>
 #include <cassert>

@@ -6,7 +6,7 @@
 #include "compiler/schedule/flows.h"
 #include "compiler/schedule/message_plan.h"
 #include "ir/ir.h"
-#include "schema/arena.h"
+#include "schema/step_rules.h"
 
 #include "llvm/ADT/ArrayRef.h"
 #include "llvm/ADT/DenseMap.h"
@@ -131,8 +131,8 @@ private:
 };
 
 /// Sets the dependency level of each step: 0 if it waits for nothing, else one more than the greatest level of the
-/// steps in its `after` that raise it (schema/levels.h). A send and its receive have one level. Returns the number of
-/// levels; the levels are valid only if these are at most schema::kMaxLevels. Time: linear in steps and `after`.
+/// steps in its `after` that raise it (schema/step_rules.h). A send and its receive have one level. Returns the number
+/// of levels; the levels are valid only if these are at most schema::kMaxLevels. Time: linear in steps and `after`.
 uint64_t assignDependencyLevels(ir::Schedule &schedule);
 
 } // namespace reshard

@@ -9,7 +9,7 @@
 #include "compiler/schedule/rank_schedules.h"
 #include "compiler/schedule/rank_steps.h"
 #include "compiler/transfer/lists.h"
-#include "schema/levels.h"
+#include "schema/step_rules.h"
 
 #include <algorithm>
 #include <array>

@@ -3,10 +3,9 @@
 // before it. Error texts are built only after a check has failed.
 #include "executor/load/check_segment.h"
 
-#include "schema/arena.h"
 #include "schema/flatbuffer_vectors.h"
-#include "schema/levels.h"
 #include "schema/limits.h"
+#include "schema/step_rules.h"
 
 #include <algorithm>
 #include <numeric>

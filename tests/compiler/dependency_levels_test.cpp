@@ -4,7 +4,7 @@
 #include "compiler/schedule/rank_steps.h"
 
 #include "compiler/pass.h"
-#include "schema/levels.h"
+#include "schema/step_rules.h"
 #include "tests/compiler/random_module.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ using namespace reshard::ir;
 namespace {
 
 /// The least levels, found by raising levels until nothing changes. Steps that wait only for a slot of the arena are
-/// listed here, independently of schema/levels.h.
+/// listed here, independently of schema/step_rules.h.
 std::vector<std::vector<uint32_t>> leastLevels(const Schedule &schedule) {
   std::vector<std::vector<uint32_t>> levels;
   for (const RankSchedule &rank : schedule.ranks)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "schema/arena.h"
+#include "schema/step_rules.h"
 
 #include <gtest/gtest.h>
 
