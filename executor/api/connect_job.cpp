@@ -144,7 +144,11 @@ Result<JobConnection> connectJob(const reshard_options &options, const std::stri
 Status reportFailureToJob(const reshard_options &options, std::optional<uint32_t> rank, const Status &reason,
                           const Deadline &deadline) {
   const TransportTraits *const transport = findTransport(transportOf(options));
-  if ((!options.rendezvous && !options.store) || !transport || !transport->rendezvous)
+  const bool given = options.rendezvous || options.store;
+  // Without a rendezvous of the caller, NCCL's ranks meet at env://, except where NCCL itself finds rank 0.
+  const bool byDefault =
+      transport && !transport->needsRendezvous && !options.communicator && !std::getenv("NCCL_COMM_ID");
+  if (!transport || !transport->rendezvous || (!given && !byDefault))
     return invalid("found no rendezvous, or a transport without one, expected transport " +
                    oneOf(transportNames(&TransportTraits::rendezvous)) + " with it");
   if (options.pull)
@@ -152,8 +156,8 @@ Status reportFailureToJob(const reshard_options &options, std::optional<uint32_t
   if (Status status = checkOptions(options).status(); !status.ok())
     return status;
   const Deadline until = launchDeadline(deadline);
-  const Result<JobConnection> job =
-      connectJob(options, options.rendezvous ? options.rendezvous : "", {.plan = {}, .rank = rank, .size = 0}, until);
+  const std::string url = options.rendezvous ? options.rendezvous : given ? "" : "env://";
+  const Result<JobConnection> job = connectJob(options, url, {.plan = {}, .rank = rank, .size = 0}, until);
   if (job.ok())
     reportFailure(*job->store, job->job, reason, until);
   return job.status();

@@ -387,8 +387,8 @@ reshard_status reshard_check_options(const reshard_options *options, char *error
    there are no more. */
 const char *reshard_transport(const char *device, size_t index);
 /* Instead of reshard_open, with its options and rank (NULL: that of env://): this process cannot call it, for a reason
-   that is not an error of the library. With a rendezvous, the processes that wait for it there fail with the reason at
-   once. Returns when they know, but after 5 seconds or at the deadline at the latest. */
+   that is not an error of the library. With a rendezvous, also the default one of "nccl", the processes that wait for
+   it there fail with the reason at once. Returns when they know, after 5 seconds or at the deadline at the latest. */
 reshard_status reshard_fail_open(const uint32_t *rank, const reshard_options *options, const char *reason);
 /* Frees the executor; NULL is allowed. If bind or prepare has failed, it gives that as reason to reshard_fail first. */
 void reshard_close(reshard_executor *executor);

@@ -3,6 +3,7 @@
 
 #include "executor/api/connect_job.h"
 
+#include "executor/rendezvous/address.h"
 #include "tests/lib/folder.h"
 #include "tests/verify/support.h"
 
@@ -60,7 +61,7 @@ class ConnectJobTest : public testing::Test {
 public:
   void SetUp() override {
     for (const char *name : {"RESHARD_SECRET", "RANK", "WORLD_SIZE", "MASTER_ADDR", "OMPI_COMM_WORLD_RANK", "PMI_RANK",
-                             "SLURM_PROCID", "TORCHELASTIC_RUN_ID"})
+                             "SLURM_PROCID", "TORCHELASTIC_RUN_ID", "RESHARD_PORT", "NCCL_COMM_ID"})
       unsetenv(name);
     ASSERT_NO_FATAL_FAILURE(tests::compile("version: 1\n"
                                            "model: {dtype: bf16, tensors: {w: {shape: [6], shard: {0: tp}}}}\n"
@@ -143,6 +144,30 @@ TEST_F(ConnectJobTest, SecretsComeFromTheEnvironmentUnlessGiven) {
   const Result<JobConnection> none = connectJob(options, "", {"plan", 0, 1}, soon());
   ASSERT_TRUE(none.ok() && none->rendezvous->join("", soon()).ok());
   EXPECT_EQ(callers_.values["reshard/-/plan/hello/0"].size() + kMacBytes, sealed.size());
+}
+
+/// Ranks with a GPU each meet at env:// unless the caller names a rendezvous.
+TEST_F(ConnectJobTest, ARankOfNcclThatCannotOpenTellsTheOthers) {
+  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+  options.transport = "nccl";
+  options.device = "cuda";
+  const uint32_t rank = 1;
+  setenv("NCCL_COMM_ID", "127.0.0.1:1", 1); // NCCL itself finds rank 0, and there is no store
+  EXPECT_EQ(reshard_fail_open(&rank, &options, "no checkpoint"), RESHARD_INVALID);
+  unsetenv("NCCL_COMM_ID");
+  EXPECT_EQ(reshard_fail_open(&rank, &options, "no checkpoint"), RESHARD_INVALID); // no launcher
+  setenv("RANK", "0", 1);
+  setenv("WORLD_SIZE", "2", 1);
+  setenv("MASTER_ADDR", "127.0.0.1", 1);
+  const uint16_t port = nameOf(listenAt({"127.0.0.1", 0}, false, soon())->number()).port(); // no socket has it now
+  setenv("RESHARD_PORT", std::to_string(port).c_str(), 1);
+  std::thread fails([&] { EXPECT_EQ(reshard_fail_open(&rank, &options, "no checkpoint"), RESHARD_OK); });
+  const Result<JobConnection> zero = connectJob(options, "env://", {"plan", 0, 2}, soon());
+  EXPECT_EQ(zero.status().message(), "");
+  if (zero.ok()) {
+    EXPECT_THAT(zero->rendezvous->join("", soon()).message(), HasSubstr("rank 1: no checkpoint"));
+  }
+  fails.join();
 }
 
 /// An interrupt ends a wait without a deadline, and is asked on the thread of the call.

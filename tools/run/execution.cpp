@@ -129,7 +129,7 @@ private:
 
   /// Reports a failure of this process to the others. Returns the code with which all processes exit.
   int reportFailure(int code, const std::string &reason) {
-    if (!executor_ && options_.traits().needsRendezvous) { // the other processes wait in their open
+    if (!executor_ && options_.traits().rendezvous) { // the other processes wait in their open
       const reshard_options options = openOptions(options_, threads_);
       if (!plan_ || !options_.rank || *options_.rank < plan_->world()) [[maybe_unused]]
         const reshard_status told =
