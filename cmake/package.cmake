@@ -16,12 +16,6 @@ target_link_options(reshard PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/e
 target_link_libraries(reshard PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
 target_include_directories(reshard INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 
-set(BACKENDS)
-foreach(backend mpi ucx cuda nccl)
-  if(TARGET reshard_${backend})
-    list(APPEND BACKENDS reshard_${backend})
-  endif()
-endforeach()
 # Backends may link libraries outside the loader's search path, such as an NCCL in the folder of a CUDA toolkit.
 if(BACKENDS)
   if(NOT RESHARD_PORTABLE) # those folders exist on this machine only
