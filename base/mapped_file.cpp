@@ -94,8 +94,6 @@ Result<MappedFile> MappedFile::create(const std::string &path, uint64_t bytes, c
   return result;
 }
 
-void MappedFile::readOnDemand() const { ::madvise(data_, bytes_, MADV_RANDOM); }
-
 void MappedFile::release() const { ::madvise(data_, bytes_, MADV_DONTNEED); }
 
 Status MappedFile::unchanged() const {

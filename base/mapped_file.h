@@ -50,8 +50,6 @@ public:
   const std::string &path() const { return path_; }
   const struct stat &status() const { return status_; }
 
-  /// Stops read-ahead: pages are read when they are used.
-  void readOnDemand() const;
   /// Releases the file's pages from memory. Written data stays in the file; the next access reads it again. Any thread
   /// may call this at any time.
   void release() const;

@@ -92,7 +92,6 @@ TEST_F(Files, AreMapped) {
   ASSERT_TRUE(file.ok());
   ASSERT_EQ(file->bytes(), 7u);
   EXPECT_EQ(std::memcmp(file->data(), "content", 7), 0);
-  file->readOnDemand();
   const MappedFile moved = std::move(*file);
   EXPECT_EQ(std::memcmp(moved.data(), "content", 7), 0);
 }
