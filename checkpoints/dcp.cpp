@@ -13,7 +13,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 namespace {
 
@@ -367,4 +367,4 @@ private:
 
 Status readDcp(const std::string &folder, StoredCheckpoint &checkpoint) { return DcpReader(folder, checkpoint).read(); }
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <cctype>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 namespace {
 
@@ -270,4 +270,4 @@ Status createMegatron(const std::string &folder, const std::vector<ChunkedTensor
                                               R"("common_backend": "torch", "common_backend_version": 1})");
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

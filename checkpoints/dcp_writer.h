@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 /// A tensor to be written in chunks: boxes, each row-major, that together are the tensor.
 struct ChunkedTensor {
@@ -45,4 +45,4 @@ constexpr const char *kMegatronCommon = "common.pt";
 Status createMegatron(const std::string &folder, const std::vector<ChunkedTensor> &tensors,
                       const std::vector<ObjectSpec> &objects, int64_t fileBytes);
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

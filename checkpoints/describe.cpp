@@ -8,7 +8,7 @@
 #include <map>
 #include <set>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 namespace {
 
@@ -231,4 +231,4 @@ std::string describeModel(const std::map<std::string, StoredTensor> &tensors, co
   return text;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

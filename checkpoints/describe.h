@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 /// The YAML text of a checkpoint's model. Numbers in names become index variables (`layers.7` -> `layers.{layer}`,
 /// `weight3` -> `weight{weight}`). Tensors of equal name, shape and dtype become one tensor pattern, with `where` for
@@ -16,4 +16,4 @@ namespace reshard::analysis {
 std::string describeModel(const std::map<std::string, StoredTensor> &tensors, const std::string &origin,
                           const std::string &config);
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

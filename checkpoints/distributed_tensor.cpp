@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 namespace {
 
@@ -96,4 +96,4 @@ std::string readDistributed(const Pickle &pickle, Value value, DistributedTensor
                                     : readShardedTensor(pickle, arguments[3], found);
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 /// Consecutive positions of a dimension.
 struct IndexRange {
@@ -66,4 +66,4 @@ std::span<const std::string_view> shardedTensorGlobals();
 /// Reads the state of a ShardedTensor, whose shape `found.part` has. Returns an error text, empty on success.
 std::string readShardedTensor(const Pickle &pickle, Pickle::Value state, DistributedTensor &found);
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <optional>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 namespace {
 
@@ -214,4 +214,4 @@ std::string readDTensor(const Pickle &pickle, Value state, DistributedTensor &fo
   return SpecReader(pickle, *spec, found.part, budget).read();
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

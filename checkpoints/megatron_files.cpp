@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 namespace fs = std::filesystem;
 
@@ -209,4 +209,4 @@ Result<size_t> verifyIntegrity(const std::string &folder, unsigned threads,
   return files.size();
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 /// Reads a JSON object in one pass, which is several times faster than building a tree. Also finds errors that a tree
 /// hides: repeated keys and unbounded nesting. Keeps 16 bytes for each key.
@@ -126,4 +126,4 @@ private:
   std::optional<Digest> repeats_; // a key that an object has twice
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

@@ -10,7 +10,7 @@
 #include <limits>
 #include <map>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 namespace {
 
@@ -545,4 +545,4 @@ Result<Pickle> Pickle::read(std::string_view bytes, std::span<const std::string_
   return reader.result();
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

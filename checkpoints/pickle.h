@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 /// The values of a pickle. They refer to each other by number, and may do so in cycles: a walk over them needs a bound.
 class Pickle {
@@ -111,4 +111,4 @@ private:
   std::set<std::string, std::less<>> others_; // globals that are not allowed
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

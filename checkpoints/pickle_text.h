@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 /// A pickle under construction. Each call appends opcodes; a value is complete before the next one begins.
 class PickleText {
@@ -63,4 +63,4 @@ private:
   std::string text_;
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

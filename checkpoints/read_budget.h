@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 /// Memory and steps that are left, by the bytes of the files that were read. What valid checkpoints need is less than
 /// half of it.
@@ -38,4 +38,4 @@ private:
   int64_t memory_ = kMemory, steps_ = kSteps;
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

@@ -14,7 +14,7 @@
 #include <string>
 #include <string_view>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 /// Reads a folder with `.metadata` into `checkpoint`: version, tensors and objects.
 Status readDcp(const std::string &folder, StoredCheckpoint &checkpoint);
@@ -43,4 +43,4 @@ Status checkIntegrity(const std::string &folder, const StoredCheckpoint &checkpo
 Result<size_t> verifyIntegrity(const std::string &folder, unsigned threads,
                                const std::function<void(double)> &progress);
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

@@ -16,7 +16,7 @@
 #include <optional>
 #include <set>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 namespace {
 
@@ -515,4 +515,4 @@ std::vector<std::vector<TensorSpec>> splitIntoFiles(const std::vector<TensorSpec
   return files;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 /// A tensor in a mapped file. `data` is read-only if the file was opened for reading.
 struct TensorView {
@@ -83,4 +83,4 @@ std::vector<std::vector<TensorSpec>> splitIntoFiles(const std::vector<TensorSpec
 /// "rank-00007.safetensors"
 std::string rankFile(uint32_t rank);
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoints/distributed_tensor.h"
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 namespace {
 
@@ -72,4 +72,4 @@ std::string readShardedTensor(const Pickle &pickle, Value state, DistributedTens
   return {};
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

@@ -15,7 +15,7 @@
 #include <filesystem>
 #include <set>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 namespace fs = std::filesystem;
 
@@ -390,4 +390,4 @@ Status renameTensors(StoredCheckpoint &checkpoint, const Renames &renames, const
   return renames.apply(checkpoint.tensors, "tensors of '" + path + "'");
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

@@ -18,7 +18,7 @@
 #include <sys/stat.h>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 /// A box of a tensor, whose elements lie in row-major order in a file.
 struct StoredChunk {
@@ -93,4 +93,4 @@ struct StoredReplicaResult {
 Result<StoredReplicaResult> compareStoredReplicas(const std::string &path, const std::vector<StoredReplica> &replicas,
                                                   unsigned threads, const std::function<void(double)> &progress);
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <unistd.h>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 namespace {
 
@@ -99,4 +99,4 @@ Result<StoredReplicaResult> compareStoredReplicas(const std::string &path, const
   return result;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <optional>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 namespace {
 
@@ -170,4 +170,4 @@ Result<uint64_t> StoredZip::dataAt(FilePart &archive, const Member &member, cons
   return failed(where + ": damaged zip archive: '" + std::string(member.name) + "' lies outside the archive");
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

@@ -6,7 +6,7 @@
 #include "checkpoints/pickle_text.h"
 #include "checkpoints/torch_file.h"
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 namespace {
 
@@ -215,4 +215,4 @@ Status createTorchFile(const std::string &path, const std::vector<TensorSpec> &t
   return {};
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

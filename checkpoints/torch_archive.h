@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 /// A zip archive as torch.save writes it, of one tensor or of a dictionary of tensors. The checksums of the tensors'
 /// data are 0, as torch.serialization.set_crc32_options(False) has them: torch.load does not compare them.
@@ -40,4 +40,4 @@ constexpr const char *kTorchFile = "model.pt";
 /// Creates a file of torch.save with a dictionary of tensors and maps it for writing; the data is zero.
 Status createTorchFile(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint);
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

@@ -16,7 +16,7 @@
 #include <tuple>
 #include <utility>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 namespace fs = std::filesystem;
 
@@ -272,4 +272,4 @@ Status readTorchCheckpoint(const std::string &path, StoredCheckpoint &checkpoint
   return reader.finish(path);
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <optional>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 namespace {
 
@@ -445,4 +445,4 @@ Result<TorchFile> readTorchFile(FilePart &archive, const std::string &where, Rea
   return std::move(finder.found);
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

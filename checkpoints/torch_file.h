@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 class StoredZip {
 public:
@@ -72,4 +72,4 @@ std::vector<std::string_view> withDtypes(std::span<const std::string_view> globa
 /// lists, joined by dots; a file of one tensor has the empty name. `where` begins the errors.
 Result<TorchFile> readTorchFile(FilePart &archive, const std::string &where, ReadBudget &budget);
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

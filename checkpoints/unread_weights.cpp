@@ -7,7 +7,7 @@
 #include <iterator>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::checkpoints {
 
 namespace fs = std::filesystem;
 
@@ -126,4 +126,4 @@ std::string unreadFile(const std::string &path) {
   return {};
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::checkpoints

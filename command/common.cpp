@@ -18,7 +18,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-namespace reshard::analysis {
+namespace reshard::command {
 
 std::string printable(std::string_view text) {
   std::string result;
@@ -141,4 +141,4 @@ void ProgressLine::at(double fraction, const std::string &detail) {
   std::fprintf(stderr, "\r%s\033[K", text.substr(0, width).c_str()); // a longer line would wrap and stay
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::command

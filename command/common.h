@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::command {
 
 constexpr int kDone = 0;     // done
 constexpr int kNegative = 1; // plans differ, or a check failed
@@ -76,4 +76,4 @@ private:
   bool terminal_, shown_ = false;
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::command

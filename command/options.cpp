@@ -15,9 +15,7 @@
 #include <filesystem>
 #include <string_view>
 
-namespace reshard::tools {
-
-using namespace analysis;
+namespace reshard::command {
 
 namespace {
 
@@ -332,4 +330,4 @@ std::string completionOf(const Command &command, const std::string &shell) {
   return shell == "bash" ? bash(command) : shell == "zsh" ? zsh(command) : fish(command);
 }
 
-} // namespace reshard::tools
+} // namespace reshard::command

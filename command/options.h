@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace reshard::tools {
+namespace reshard::command {
 
 /// One flag of a command. `value` names its value in the help; empty for a switch.
 struct Flag {
@@ -64,4 +64,4 @@ constexpr const char *kShells[] = {"bash", "zsh", "fish"};
 /// The completion script of a shell: names of flags, and files for their values and for arguments.
 std::string completionOf(const Command &command, const std::string &shell);
 
-} // namespace reshard::tools
+} // namespace reshard::command

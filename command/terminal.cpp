@@ -10,7 +10,7 @@
 #include <unistd.h>
 #include <utility>
 
-namespace reshard::analysis {
+namespace reshard::command {
 
 namespace {
 
@@ -86,4 +86,4 @@ void ElapsedLine::show(const std::string &what) {
     std::fprintf(stderr, "\r\033[K");
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::command

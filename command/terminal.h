@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::command {
 
 /// A word that begins a message, "error:", "warning:" or "note:". It has a color if stderr is a terminal, unless
 /// NO_COLOR is set and not empty, or TERM is "dumb".
@@ -38,4 +38,4 @@ private:
   std::thread thread_; // none if stderr is no terminal
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::command

@@ -29,8 +29,10 @@
 #include <sstream>
 
 using namespace reshard;
-using namespace reshard::analysis;
+using namespace reshard::checkpoints;
+using namespace reshard::command;
 using namespace reshard::tools;
+using namespace reshard::verify;
 using Json = nlohmann::ordered_json;
 
 namespace {

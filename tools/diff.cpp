@@ -5,8 +5,8 @@
 #include "command/options.h"
 #include "report/diff/difference.h"
 
-using namespace reshard::analysis;
-using namespace reshard::tools;
+using namespace reshard::command;
+using namespace reshard::report;
 
 int main(int argc, char **argv) {
   ignoreFileSizeSignal();

@@ -18,7 +18,8 @@
 #include <thread>
 
 using namespace reshard;
-using namespace reshard::analysis;
+using namespace reshard::checkpoints;
+using namespace reshard::command;
 using namespace reshard::tools;
 
 namespace {

@@ -8,7 +8,7 @@
 #include <cstdio>
 
 using namespace reshard;
-using namespace reshard::analysis;
+using namespace reshard::command;
 using namespace reshard::tools;
 
 namespace {

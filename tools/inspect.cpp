@@ -19,7 +19,9 @@
 
 #include <cstdio>
 
-using namespace reshard::analysis;
+using namespace reshard::checkpoints;
+using namespace reshard::command;
+using namespace reshard::report;
 using namespace reshard::tools;
 
 namespace {

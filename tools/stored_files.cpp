@@ -8,7 +8,7 @@
 
 namespace reshard::tools {
 
-using namespace analysis;
+using namespace checkpoints;
 
 namespace {
 

@@ -16,7 +16,9 @@
 #include <set>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::report {
+
+using namespace command;
 
 using Json = nlohmann::ordered_json;
 
@@ -386,4 +388,4 @@ int difference(const DifferenceOptions &options) {
   return failed ? kNegative : kDone;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

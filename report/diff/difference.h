@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 struct DifferenceOptions {
   std::string before, after, format = "text", failOn;
@@ -30,4 +30,4 @@ struct HeldCondition {
 /// Why a valid expression holds: the operands of its outermost `or` that do, or the whole. Empty if it does not hold.
 std::vector<HeldCondition> heldConditions(const std::string &expression, const std::map<std::string, double> &names);
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 using namespace schema;
 
@@ -63,4 +63,4 @@ std::string layoutDifference(const Manifest &plan, const Manifest &job) {
   return "";
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

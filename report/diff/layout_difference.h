@@ -6,11 +6,11 @@
 
 #include <string>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 /// The first difference between the layouts of two manifests: world, index variables, tensors, and the endpoints with
 /// their ranks and params; "" if there is none. Names of layouts, lines where params are declared, epochs, and
 /// engine replicas to report on may differ.
 std::string layoutDifference(const schema::Manifest &plan, const schema::Manifest &job);
 
-} // namespace reshard::analysis
+} // namespace reshard::report

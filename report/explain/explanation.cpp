@@ -15,7 +15,10 @@
 #include <optional>
 #include <set>
 
-namespace reshard::analysis {
+namespace reshard::report {
+
+using namespace command;
+using namespace verify;
 
 namespace {
 
@@ -235,4 +238,4 @@ int explain(const Plan &plan, const std::string &wanted) {
   return kDone;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -14,7 +14,10 @@
 #include <set>
 #include <utility>
 
-namespace reshard::analysis {
+namespace reshard::report {
+
+using namespace checkpoints;
+using namespace command;
 
 using Json = nlohmann::ordered_json;
 
@@ -151,4 +154,4 @@ int inspectCheckpoint(const std::string &path, const std::string &glob, bool jso
   return kDone;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

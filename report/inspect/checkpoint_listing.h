@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 enum class FileKind { plan, checkpoint, unknown };
 
@@ -16,4 +16,4 @@ FileKind fileKindOf(const std::string &path);
 /// with all their chunks; empty: all. Returns the exit code, or throws Failure.
 int inspectCheckpoint(const std::string &path, const std::string &glob, bool json);
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -18,7 +18,10 @@
 #include <cstdio>
 #include <map>
 
-namespace reshard::analysis {
+namespace reshard::report {
+
+using namespace command;
+using namespace verify;
 
 using Json = nlohmann::ordered_json;
 
@@ -464,4 +467,4 @@ int inspect(const InspectionOptions &options) {
   return kDone;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

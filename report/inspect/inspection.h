@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 struct InspectionOptions {
   std::string plan, param, explain, format = "text";
@@ -24,4 +24,4 @@ struct InspectionOptions {
 /// Prints the report on stdout. Returns the exit code, or throws Failure.
 int inspect(const InspectionOptions &options);
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -8,7 +8,9 @@
 
 #include <algorithm>
 
-namespace reshard::analysis {
+namespace reshard::report {
+
+using namespace verify;
 
 using namespace schema;
 
@@ -168,4 +170,4 @@ Result<uint64_t> peakStagedBytes(const Plan &plan) {
   return peak;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 /// Where a param is quantized: held: already in the source; arrival: by the receiver, as bytes arrive; staged: by the
 /// receiver, when all bytes have arrived; sender: by the sender; passthrough: codes and scales are sent unchanged.
@@ -55,4 +55,4 @@ QuantizedCounts countQuantized(const schema::Manifest &manifest, uint32_t endpoi
 /// segments if elements are staged.
 Result<uint64_t> peakStagedBytes(const Plan &plan);
 
-} // namespace reshard::analysis
+} // namespace reshard::report

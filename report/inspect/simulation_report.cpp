@@ -10,7 +10,9 @@
 #include <cmath>
 #include <cstdio>
 
-namespace reshard::analysis {
+namespace reshard::report {
+
+using namespace command;
 
 using Json = nlohmann::ordered_json;
 
@@ -143,4 +145,4 @@ int inspectSimulation(const Plan &plan, const InspectionOptions &options) {
   return kDone;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

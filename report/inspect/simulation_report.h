@@ -8,10 +8,10 @@ namespace reshard {
 class Plan;
 }
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 /// Simulates the plan on options.topology, prints the estimate and the lower bound, and writes options.trace. Returns
 /// the exit code, or throws Failure.
 int inspectSimulation(const Plan &plan, const InspectionOptions &options);
 
-} // namespace reshard::analysis
+} // namespace reshard::report

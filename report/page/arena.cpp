@@ -9,7 +9,7 @@
 #include <map>
 #include <optional>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 using namespace schema;
 
@@ -146,4 +146,4 @@ std::vector<ArenaUse> arenaOverTime(const Manifest &manifest, const Segment &seg
   return Arena(manifest, segment, times, end).history();
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 /// The activities of one message, by chunk.
 struct MessageTimes {
@@ -35,4 +35,4 @@ struct ArenaUse {
 std::vector<ArenaUse> arenaOverTime(const schema::Manifest &manifest, const schema::Segment &segment,
                                     const RankTimes &times, double end);
 
-} // namespace reshard::analysis
+} // namespace reshard::report

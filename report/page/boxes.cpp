@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 namespace {
 
@@ -99,4 +99,4 @@ void Boxes::keep(size_t limit) {
 
 nlohmann::ordered_json Boxes::json() const { return list_; }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 /// A tensor that is drawn as a matrix.
 struct Matrix {
@@ -49,4 +49,4 @@ private:
   bool cut_ = false;
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 using namespace schema;
 
@@ -109,4 +109,4 @@ DrawnHoldings DrawnTensor::holdings(const Endpoint &endpoint) const {
   return drawn;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 /// What the ranks of one rank class hold of the tensor.
 struct DrawnHolding {
@@ -51,4 +51,4 @@ private:
   Matrix matrix_;
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -12,7 +12,7 @@
 
 #include <algorithm>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 using Json = nlohmann::ordered_json;
 
@@ -83,4 +83,4 @@ std::string pageOf(const Plan &plan, const std::optional<Topology> &topology) {
   return page;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

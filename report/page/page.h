@@ -11,7 +11,7 @@ namespace reshard {
 class Plan;
 }
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 /// The most ranks that have a row and a column of their own in the page. Of more, neighbours share one.
 constexpr uint32_t kPageRanks = 64;
@@ -19,4 +19,4 @@ constexpr uint32_t kPageRanks = 64;
 /// The text of the page. topology: to simulate on; without it the page has no time line. Throws Failure.
 std::string pageOf(const Plan &plan, const std::optional<Topology> &topology);
 
-} // namespace reshard::analysis
+} // namespace reshard::report

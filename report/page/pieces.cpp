@@ -7,7 +7,10 @@
 
 #include <algorithm>
 
-namespace reshard::analysis {
+namespace reshard::report {
+
+using namespace command;
+using namespace verify;
 
 using namespace schema;
 
@@ -127,4 +130,4 @@ void Pieces::add(uint32_t rank, const Move &move, const std::vector<size_t> &ten
                               "--verify names the first wrong byte"};
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

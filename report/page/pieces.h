@@ -10,7 +10,7 @@
 #include <set>
 #include <tuple>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 /// A rank of an endpoint, or a file of one.
 struct SideRank {
@@ -22,7 +22,7 @@ struct SideRank {
 struct Way {
   SideRank from, to;
   uint32_t sender = 0, receiver = 0; // ranks; of files: those that read and write them
-  uint32_t message = Move::kNone, relay = Move::kNone, relayMessage = Move::kNone; // as in Move
+  uint32_t message = verify::Move::kNone, relay = verify::Move::kNone, relayMessage = verify::Move::kNone; // as in Move
   auto operator<=>(const Way &) const = default;
 };
 
@@ -50,19 +50,19 @@ private:
 
   std::map<uint32_t, std::vector<size_t>> buffersOf(uint32_t rank) const;
   void read(uint32_t rank);
-  void add(uint32_t rank, const Move &move, const std::vector<size_t> &tensors);
+  void add(uint32_t rank, const verify::Move &move, const std::vector<size_t> &tensors);
   SideRank sideRankOf(uint32_t rank, uint32_t buffer) const;
 
   const Plan &plan_;
   const std::vector<DrawnTensor> &tensors_;
-  PairedPlan paired_;
-  StagedMoves staged_;
-  Contents contents_;
-  BufferContents held_;
-  Wanted wanted_, next_, known_;             // of this pass over the ranks, of the next, of all so far
-  std::vector<std::map<Way, Piece>> pieces_; // by tensor
-  std::map<TensorNumber, size_t> byNumber_;  // tensors by their number in contents_
-  uint64_t work_ = 0;                        // of NestSplitters
+  verify::PairedPlan paired_;
+  verify::StagedMoves staged_;
+  verify::Contents contents_;
+  verify::BufferContents held_;
+  Wanted wanted_, next_, known_;                    // of this pass over the ranks, of the next, of all so far
+  std::vector<std::map<Way, Piece>> pieces_;        // by tensor
+  std::map<verify::TensorNumber, size_t> byNumber_; // tensors by their number in contents_
+  uint64_t work_ = 0;                               // of NestSplitters
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -8,7 +8,9 @@
 
 #include <algorithm>
 
-namespace reshard::analysis {
+namespace reshard::report {
+
+using namespace verify;
 
 using Json = nlohmann::ordered_json;
 
@@ -154,4 +156,4 @@ private:
 
 nlohmann::ordered_json tensorsOf(const Plan &plan) { return Pictures(plan).json(); }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

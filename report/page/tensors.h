@@ -8,7 +8,7 @@ namespace reshard {
 class Plan;
 }
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 /// [{name, example, dtype, rows, columns, sides, pieces, left}] of each tensor pattern. `example`: its tensor with the
 /// first index values, which is drawn. sides: by endpoint, {holders: [{param, ranks, more, boxes, cut}], left}:
@@ -21,4 +21,4 @@ namespace reshard::analysis {
 /// there. left: whether pieces of ranks in `sides` are left out. Throws Failure.
 nlohmann::ordered_json tensorsOf(const Plan &plan);
 
-} // namespace reshard::analysis
+} // namespace reshard::report

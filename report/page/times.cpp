@@ -12,7 +12,9 @@
 #include <deque>
 #include <map>
 
-namespace reshard::analysis {
+namespace reshard::report {
+
+using namespace command;
 
 using Json = nlohmann::ordered_json;
 
@@ -165,4 +167,4 @@ nlohmann::ordered_json timesOf(const Plan &plan, const Topology &topology, uint3
           {"lanes", lanes}};
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -12,7 +12,7 @@ namespace reshard {
 class Plan;
 }
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 /// {seconds, bound, terms, lanes} of a simulation on a topology. `bound`: null if it is unknown; `group`: neighbouring
 /// ranks of which one is drawn, that which is busy longest.
@@ -24,4 +24,4 @@ namespace reshard::analysis {
 /// Throws Failure.
 nlohmann::ordered_json timesOf(const Plan &plan, const Topology &topology, uint32_t group);
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -13,7 +13,10 @@
 #include <array>
 #include <map>
 
-namespace reshard::analysis {
+namespace reshard::report {
+
+using namespace command;
+using namespace verify;
 
 using Json = nlohmann::ordered_json;
 
@@ -164,4 +167,4 @@ nlohmann::ordered_json trafficOf(const Plan &plan, uint32_t group) {
   return moves.json();
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

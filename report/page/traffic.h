@@ -10,7 +10,7 @@ namespace reshard {
 class Plan;
 }
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 /// {cells, ranks, patterns} of the steps of all ranks. `group`: neighbouring ranks that share a row and a column.
 ///   cells     [from, to, bytes, messages, [[pattern, bytes]], parts] of each cell that moves something. Its patterns
@@ -22,4 +22,4 @@ namespace reshard::analysis {
 /// Throws Failure.
 nlohmann::ordered_json trafficOf(const Plan &plan, uint32_t group);
 
-} // namespace reshard::analysis
+} // namespace reshard::report

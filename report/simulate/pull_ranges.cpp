@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 namespace {
 
@@ -193,4 +193,4 @@ Result<PullRanges> PullRanges::of(const Plan &plan) {
   return result;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 /// The two sequences in which a rank reads: messages of the source, and messages that ranks of its replica forward.
 enum Lane : uint8_t { kParent, kOwn };
@@ -59,4 +59,4 @@ private:
   std::vector<RankRanges> ranks_;
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::report

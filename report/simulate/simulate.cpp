@@ -16,7 +16,7 @@
 
 #include <sys/mman.h>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 namespace {
 
@@ -540,4 +540,4 @@ Result<Simulation> simulate(const Plan &plan, const Topology &topology, const st
   return Simulator(plan, topology, progress).run();
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 /// One activity of the simulation, for a trace.
 struct Activity {
@@ -50,4 +50,4 @@ struct Simulation {
 /// part, 0 to 1.
 Result<Simulation> simulate(const Plan &plan, const Topology &topology, const std::function<void(double)> &progress);
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -9,7 +9,7 @@
 #include <string>
 #include <tuple>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 namespace {
 
@@ -299,4 +299,4 @@ Result<PoolSimulation> simulatePool(const Plan &plan, const Topology &topology, 
   return result;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::report {
 
 struct PoolSimulation {
   uint32_t replicas = 0;
@@ -33,4 +33,4 @@ struct PoolSimulation {
 /// nodes, the rest of the last node is idle. Without nodes in the topology, all ranks are on one node.
 Result<PoolSimulation> simulatePool(const Plan &plan, const Topology &topology, uint32_t replicas);
 
-} // namespace reshard::analysis
+} // namespace reshard::report

@@ -33,7 +33,8 @@
 #include <string_view>
 
 using namespace reshard;
-using namespace reshard::analysis;
+using namespace reshard::tools;
+using namespace reshard::verify;
 using namespace reshard::schema;
 
 namespace {

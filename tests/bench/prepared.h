@@ -51,13 +51,13 @@ public:
         errorToBool(writePlan(result.module, *result.ranks, result.statistics, path).takeError()) ||
         !Plan::open(path, plan_).ok())
       fail(diagnostics.text());
-    memory_ = std::make_unique<analysis::Memory>(*plan_);
+    memory_ = std::make_unique<tools::Memory>(*plan_);
     for (uint32_t e : {0u, 1u})
       if (const Status status = memory_->allocate(e); !status.ok())
         fail(status.message());
     if (reshard_open(path.c_str(), nullptr, 0, nullptr, &executor_) != RESHARD_OK)
       fail(reshard_error(executor_));
-    for (const analysis::MeshRankMemory &rankMemory : memory_->rankMemories()) {
+    for (const verify::MeshRankMemory &rankMemory : memory_->rankMemories()) {
       const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(rankMemory.endpoint);
       const uint32_t rank = endpoint.ranks()->Get(rankMemory.meshRank);
       for (uint32_t p = 0; p < rankMemory.params.size(); ++p) {
@@ -82,18 +82,18 @@ public:
 
   /// Runs the plan; returns the seconds.
   double refit() {
-    const double begin = analysis::now();
+    const double begin = command::now();
     if (reshard_run(executor_, 0) != RESHARD_OK)
       fail(reshard_error(executor_));
-    return analysis::now() - begin;
+    return command::now() - begin;
   }
   /// Bytes that a run moves.
   uint64_t bytes() const { return reshard_bytes(executor_); }
 
   const Plan &plan() const { return *plan_; }
   /// Returns the plan's messages, with sends and receives paired.
-  analysis::PairedPlan paired() const {
-    analysis::PairedPlan paired(*plan_);
+  verify::PairedPlan paired() const {
+    verify::PairedPlan paired(*plan_);
     if (const Status status = paired.load(); !status.ok())
       fail(status.message());
     return paired;
@@ -104,7 +104,7 @@ public:
     if (const Status status = plan_->segment(rank, segment); !status.ok())
       fail(status.message());
     const schema::BufferRange &run = *segment->buffers()->Get(static_cast<uint32_t>(bufferRangeOf(*segment, buffer)));
-    for (const analysis::MeshRankMemory &rankMemory : memory_->rankMemories())
+    for (const verify::MeshRankMemory &rankMemory : memory_->rankMemories())
       if (rankMemory.endpoint == run.endpoint() && rankMemory.meshRank == run.mesh_rank())
         return rankMemory.params[run.param()][buffer - run.first()];
     fail("buffer " + std::to_string(buffer) + " of rank " + std::to_string(rank) + " has no memory");
@@ -114,7 +114,7 @@ public:
 
 private:
   std::unique_ptr<Plan> plan_;
-  std::unique_ptr<analysis::Memory> memory_;
+  std::unique_ptr<tools::Memory> memory_;
   reshard_executor *executor_ = nullptr;
 };
 
@@ -142,10 +142,10 @@ public:
   }
   /// Runs the copies; returns the seconds.
   double run() const {
-    const double begin = analysis::now();
+    const double begin = command::now();
     parallelFor(ranges_.size(), threads(),
                 [&](size_t i) { std::memcpy(ranges_[i].to, ranges_[i].from, ranges_[i].bytes); });
-    return analysis::now() - begin;
+    return command::now() - begin;
   }
 
 private:

@@ -176,13 +176,13 @@ void paired(benchmark::State &state, const Case &each) {
   if (each.target)
     behind.emplace(*each.target, plain->targets, ours.targets);
   auto naive = [&] {
-    const double begin = analysis::now();
+    const double begin = command::now();
     if (before)
       before->dequantize();
     plain->refit();
     if (behind)
       behind->quantize();
-    return analysis::now() - begin;
+    return command::now() - begin;
   };
   const Copy copy(ours.sources, plain->targets, bytesOf(ours.sources));
   naive();

@@ -18,13 +18,13 @@ namespace {
 class Rows {
 public:
   explicit Rows(const Prepared &prepared) {
-    const analysis::PairedPlan paired = prepared.paired();
+    const verify::PairedPlan paired = prepared.paired();
     for (uint32_t rank = 0; rank < prepared.plan().world(); ++rank)
       for (uint32_t step = 0; step < paired.segment(rank).steps()->size(); ++step)
         if (const Status status =
                 paired.forEachMove(rank, step,
-                                   [&](const analysis::Move &move) {
-                                     forEachRow(move, [&](const analysis::Move &row) { add(prepared, rank, row); });
+                                   [&](const verify::Move &move) {
+                                     forEachRow(move, [&](const verify::Move &row) { add(prepared, rank, row); });
                                    });
             !status.ok())
           fail(status.message());
@@ -37,12 +37,12 @@ public:
   }
   /// Runs the copies; returns the seconds.
   double run() const {
-    const double begin = analysis::now();
+    const double begin = command::now();
     parallelFor(ends_.size(), threads(), [&](size_t i) {
       for (size_t r = i == 0 ? 0 : ends_[i - 1]; r < ends_[i]; ++r)
         std::memcpy(rows_[r].to, rows_[r].from, rows_[r].bytes);
     });
-    return analysis::now() - begin;
+    return command::now() - begin;
   }
 
 private:
@@ -51,7 +51,7 @@ private:
     const std::byte *from;
     size_t bytes;
   };
-  void add(const Prepared &prepared, uint32_t rank, const analysis::Move &row) {
+  void add(const Prepared &prepared, uint32_t rank, const verify::Move &row) {
     constexpr uint64_t kMaxBytes = 1 << 20; // longer rows are split between threads
     std::byte *to = prepared.memory(rank, row.targetBuffer) + row.targetOffset;
     const std::byte *from = prepared.memory(row.sourceRank, row.sourceBuffer) + row.sourceOffset;

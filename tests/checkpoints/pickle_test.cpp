@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 using namespace reshard;
-using namespace reshard::analysis;
+using namespace reshard::checkpoints;
 
 namespace {
 

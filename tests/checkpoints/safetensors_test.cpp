@@ -15,7 +15,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-using namespace reshard::analysis;
+using namespace reshard::checkpoints;
 using reshard::Status;
 using reshard::schema::DType;
 namespace fs = std::filesystem;

@@ -21,8 +21,9 @@
 #include <vector>
 
 using namespace reshard;
-using namespace reshard::analysis;
+using namespace reshard::command;
 using namespace reshard::tools;
+using namespace reshard::verify;
 using namespace reshard::conformance;
 
 namespace {

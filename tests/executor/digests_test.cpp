@@ -23,9 +23,9 @@ namespace reshard {
 
 namespace {
 
-using analysis::MeshRankMemory;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using verify::MeshRankMemory;
 
 /// The collectives of processes that are threads. Digests need no more of a transport.
 class Processes {
@@ -79,14 +79,14 @@ public:
   void open(const std::string &yaml, uint64_t seed = 1) {
     ASSERT_NO_FATAL_FAILURE(tests::compile(yaml, folder_ / "plan"));
     ASSERT_EQ(Plan::open(folder_ / "plan", plan_).message(), "");
-    memory_ = std::make_unique<analysis::Memory>(*plan_);
+    memory_ = std::make_unique<tools::Memory>(*plan_);
     for (uint32_t endpoint = 0; endpoint < plan_->manifest().endpoints()->size(); ++endpoint)
       ASSERT_EQ(memory_->allocate(endpoint).message(), "");
     fill(seed);
   }
   void fill(uint64_t seed) {
     for (const MeshRankMemory &each : memory_->rankMemories())
-      analysis::synthesize(*plan_, each, seed, 1);
+      verify::synthesize(*plan_, each, seed, 1);
   }
   const schema::Endpoint &endpoint(uint32_t number) const { return *plan_->manifest().endpoints()->Get(number); }
   const MeshRankMemory &memoryOf(uint32_t endpoint, uint32_t meshRank) const {
@@ -147,7 +147,7 @@ public:
 
   const tests::TemporaryFolder folder_;
   std::unique_ptr<Plan> plan_;
-  std::unique_ptr<analysis::Memory> memory_;
+  std::unique_ptr<tools::Memory> memory_;
 };
 
 /// Packs, stacks, permutations, uneven and cyclic shards, padding, replicas of parts, tensors in two params.

@@ -23,7 +23,8 @@
 #include <unistd.h>
 
 using namespace reshard;
-using namespace reshard::analysis;
+using namespace reshard::tools;
+using namespace reshard::verify;
 
 #ifdef COUNT_ALLOCATIONS
 std::atomic<long> reshard::tests::allocations{0};

@@ -48,9 +48,9 @@ Status statusOf(std::string_view archive) {
   if (!file.ok())
     std::abort();
   FilePart part(*file, 0, file->bytes());
-  analysis::ReadBudget budget;
+  checkpoints::ReadBudget budget;
   budget.add(file->bytes());
-  return analysis::readTorchFile(part, "input", budget).status();
+  return checkpoints::readTorchFile(part, "input", budget).status();
 }
 
 } // namespace
@@ -77,19 +77,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   case 2:
     tests::put(folder("dcp") + "/__0_0.distcp", torchFileOf(second));
     tests::put(folder("dcp") + "/.metadata", text);
-    (void)analysis::readStoredCheckpoint(folder("dcp")).ok();
+    (void)checkpoints::readStoredCheckpoint(folder("dcp")).ok();
     break;
   case 3:
     tests::put(folder("ranks") + "/rank_0.pt", torchFileOf(first));
     tests::put(folder("ranks") + "/rank_1.pt", torchFileOf(second));
-    (void)analysis::readStoredCheckpoint(folder("ranks")).ok();
+    (void)checkpoints::readStoredCheckpoint(folder("ranks")).ok();
     break;
   default:
     tests::put(folder("megatron") + "/metadata.json", text);
     tests::put(folder("megatron") + "/integrity.json", text);
-    (void)analysis::checkMegatronFormat(folder("megatron")).ok();
-    (void)analysis::checkIntegrity(folder("megatron"), {}).ok();
-    (void)analysis::verifyIntegrity(folder("megatron"), 1, {}).ok();
+    (void)checkpoints::checkMegatronFormat(folder("megatron")).ok();
+    (void)checkpoints::checkIntegrity(folder("megatron"), {}).ok();
+    (void)checkpoints::verifyIntegrity(folder("megatron"), 1, {}).ok();
   }
   return 0;
 }

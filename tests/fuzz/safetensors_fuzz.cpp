@@ -17,8 +17,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     file.insert(0, reinterpret_cast<const char *>(&bytes), sizeof bytes);
   }
   tests::put(path, file);
-  analysis::Checkpoint checkpoint;
-  if (!analysis::readSafetensors(path, checkpoint).ok())
+  checkpoints::Checkpoint checkpoint;
+  if (!checkpoints::readSafetensors(path, checkpoint).ok())
     return 0;
   unsigned sum = 0;
   for (const auto &[name, tensor] : checkpoint.tensors)

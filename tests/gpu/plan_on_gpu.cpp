@@ -34,7 +34,7 @@ PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint3
     for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
       if (rank && endpoint.ranks()->Get(p) != *rank)
         continue;
-      analysis::MeshRankMemory &rankMemory = rankMemories_.emplace_back();
+      verify::MeshRankMemory &rankMemory = rankMemories_.emplace_back();
       rankMemory.endpoint = e;
       rankMemory.meshRank = p;
       for (uint32_t number = 0; number < (endpoint.params() ? endpoint.params()->size() : 0); ++number) {
@@ -72,9 +72,9 @@ void PlanOnGpu::prepare() {
 }
 
 void PlanOnGpu::fill(uint64_t seed) {
-  for (const analysis::MeshRankMemory &rankMemory : rankMemories_)
+  for (const verify::MeshRankMemory &rankMemory : rankMemories_)
     if (rankMemory.endpoint == 0)
-      analysis::synthesize(*plan_, rankMemory, seed, std::thread::hardware_concurrency());
+      verify::synthesize(*plan_, rankMemory, seed, std::thread::hardware_concurrency());
   for (const Binding &binding : bindings_) {
     if (binding.endpoint > 0)
       std::memset(binding.host, 0xE7, binding.bytes);
@@ -97,10 +97,9 @@ uint64_t PlanOnGpu::mismatches(uint64_t seed, uint64_t &checked) {
 
 uint64_t PlanOnGpu::mismatchesOnHost(uint64_t seed, uint64_t &checked) const {
   uint64_t wrong = 0;
-  for (const analysis::MeshRankMemory &rankMemory : rankMemories_)
+  for (const verify::MeshRankMemory &rankMemory : rankMemories_)
     if (rankMemory.endpoint > 0) {
-      const analysis::CheckResult result =
-          analysis::check(*plan_, rankMemory, seed, std::thread::hardware_concurrency());
+      const verify::CheckResult result = verify::check(*plan_, rankMemory, seed, std::thread::hardware_concurrency());
       wrong += result.mismatches;
       checked += result.checkedBytes;
     }

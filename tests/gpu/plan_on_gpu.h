@@ -57,7 +57,7 @@ private:
   std::unique_ptr<Plan> plan_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<reshard_executor, Close> executor_;
-  std::vector<analysis::MeshRankMemory> rankMemories_; // host memory
+  std::vector<verify::MeshRankMemory> rankMemories_; // host memory
   std::vector<std::unique_ptr<std::byte[]>> memory_;
   std::vector<Binding> bindings_;
 };

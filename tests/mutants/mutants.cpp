@@ -37,8 +37,10 @@
 
 using namespace reshard;
 using namespace reshard::tests;
-using namespace reshard::analysis;
+using namespace reshard::command;
+using namespace reshard::report;
 using namespace reshard::tools;
+using namespace reshard::verify;
 namespace fs = std::filesystem;
 
 namespace {

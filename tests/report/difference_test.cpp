@@ -5,7 +5,8 @@
 
 #include <gtest/gtest.h>
 
-using namespace reshard::analysis;
+using namespace reshard::command;
+using namespace reshard::report;
 
 namespace {
 

@@ -9,7 +9,7 @@
 
 using namespace reshard;
 using namespace reshard::tests;
-using namespace reshard::analysis;
+using namespace reshard::report;
 namespace fbs = reshard::schema;
 
 namespace {

@@ -9,7 +9,8 @@
 #include <gtest/gtest.h>
 
 using namespace reshard;
-using namespace reshard::analysis;
+using namespace reshard::tools;
+using namespace reshard::verify;
 
 TEST(DeviceMemory, RoundTrip) {
   const tests::TemporaryFolder folder;

@@ -14,7 +14,7 @@
 
 using namespace reshard;
 using namespace reshard::tests;
-using namespace reshard::analysis;
+using namespace reshard::command;
 using namespace reshard::tools;
 namespace fbs = reshard::schema;
 using testing::HasSubstr;

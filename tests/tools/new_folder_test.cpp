@@ -12,7 +12,8 @@
 #include <thread>
 
 using namespace reshard;
-using namespace reshard::analysis;
+using namespace reshard::command;
+using namespace reshard::tools;
 
 TEST(NewFolder, NeverReplacesAFolderCreatedMeanwhile) {
   tests::TemporaryFolder folder;

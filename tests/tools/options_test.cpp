@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-using namespace reshard::analysis;
+using namespace reshard::command;
 using namespace reshard::tools;
 
 namespace {

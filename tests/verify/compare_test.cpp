@@ -19,7 +19,8 @@
 
 using namespace reshard;
 using namespace reshard::tests;
-using namespace reshard::analysis;
+using namespace reshard::tools;
+using namespace reshard::verify;
 namespace fbs = reshard::schema;
 
 namespace {

@@ -15,7 +15,8 @@
 #include <unistd.h>
 
 using namespace reshard;
-using namespace reshard::analysis;
+using namespace reshard::tools;
+using namespace reshard::verify;
 namespace fbs = reshard::schema;
 
 namespace {

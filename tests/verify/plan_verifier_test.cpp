@@ -11,7 +11,7 @@
 
 using namespace reshard;
 using namespace reshard::tests;
-using namespace reshard::analysis;
+using namespace reshard::verify;
 namespace fbs = reshard::schema;
 
 namespace {

@@ -20,7 +20,11 @@
 
 using namespace reshard;
 using namespace reshard::tests;
-using namespace reshard::analysis;
+using namespace reshard::checkpoints;
+using namespace reshard::command;
+using namespace reshard::report;
+using namespace reshard::tools;
+using namespace reshard::verify;
 namespace fbs = reshard::schema;
 
 namespace {
@@ -452,7 +456,7 @@ TEST_F(QuantizedPlan, ReportsNameTheQuantizingSide) {
   difference.format = "text";
   difference.failOn = "quantized_by_sender > 0 and quantized_on_arrival == 0";
   testing::internal::CaptureStdout();
-  EXPECT_EQ(analysis::difference(difference), 1);
+  EXPECT_EQ(report::difference(difference), 1);
   const std::string text = testing::internal::GetCapturedStdout();
   EXPECT_THAT(text, testing::ContainsRegex("quantized_on_arrival +8 +0"));
   EXPECT_THAT(text, testing::ContainsRegex("quantized_by_sender +0 +8"));

@@ -10,7 +10,7 @@
 #include <random>
 #include <set>
 
-using namespace reshard::analysis;
+using namespace reshard::verify;
 
 namespace {
 

@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <utility>
 
-namespace reshard::analysis {
+namespace reshard::tools {
+
+using namespace checkpoints;
 
 namespace {
 
@@ -122,4 +124,4 @@ std::string CarriedObjects::digest() const {
   return hexadecimal(digester.digest());
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::tools {
 
 /// How the names of objects are chosen and changed.
 struct ObjectRules {
@@ -29,18 +29,20 @@ public:
   /// Chooses among the objects of the source at `path`. Each that is left out is added to `left`. An error names the
   /// objects that a target cannot hold, unless rules.allowExtra, a glob that matches none, a name that two get, and
   /// one that a tensor of a target has.
-  Status choose(const Plan &plan, const std::string &path, const std::map<std::string, StoredObject> &objects,
-                const ObjectRules &rules, std::set<std::string> &left);
+  Status choose(const Plan &plan, const std::string &path,
+                const std::map<std::string, checkpoints::StoredObject> &objects, const ObjectRules &rules,
+                std::set<std::string> &left);
 
-  const std::vector<ObjectSpec> &objects() const { return objects_; }
+  const std::vector<checkpoints::ObjectSpec> &objects() const { return objects_; }
   /// A digest of the names and bytes of the objects, hexadecimal.
   std::string digest() const;
 
 private:
-  Status map(const std::string &path, const std::string &name, const StoredObject &object, std::string renamed);
+  Status map(const std::string &path, const std::string &name, const checkpoints::StoredObject &object,
+             std::string renamed);
 
   std::map<std::string, MappedFile> files_;
-  std::vector<ObjectSpec> objects_; // by name; their data is in files_
+  std::vector<checkpoints::ObjectSpec> objects_; // by name; their data is in files_
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

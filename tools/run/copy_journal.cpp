@@ -16,7 +16,9 @@
 #include <unistd.h>
 #include <utility>
 
-namespace reshard::analysis {
+namespace reshard::tools {
+
+using namespace command;
 
 using Json = nlohmann::ordered_json;
 
@@ -229,4 +231,4 @@ void CopyJournal::work() {
   }
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::tools {
 
 /// A file that a run reads, as it was then.
 struct JournalFile {
@@ -88,4 +88,4 @@ private:
   std::thread thread_;
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

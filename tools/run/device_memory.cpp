@@ -5,7 +5,9 @@
 
 #include <algorithm>
 
-namespace reshard::analysis {
+namespace reshard::tools {
+
+using namespace verify;
 
 Status DeviceMemory::mirror(const Plan &plan, const Memory &host, Device &device) {
   constexpr uint64_t kAlignment = 256;
@@ -50,4 +52,4 @@ Status DeviceMemory::copy(bool toDevice) const {
   return {};
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

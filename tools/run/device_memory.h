@@ -5,14 +5,14 @@
 #include "executor/interfaces/device.h"
 #include "tools/run/memory.h"
 
-namespace reshard::analysis {
+namespace reshard::tools {
 
 class DeviceMemory {
 public:
   /// Allocates device memory for each buffer of `host`. Both arguments must outlive this.
   Status mirror(const Plan &plan, const Memory &host, Device &device);
   /// The mesh ranks of `host`, with device pointers.
-  const std::vector<MeshRankMemory> &rankMemories() const { return rankMemories_; }
+  const std::vector<verify::MeshRankMemory> &rankMemories() const { return rankMemories_; }
 
   /// Copies all buffers.
   Status toDevice() const { return copy(true); }
@@ -26,8 +26,8 @@ private:
   Status copy(bool toDevice) const;
 
   Device *device_ = nullptr;
-  std::vector<MeshRankMemory> rankMemories_;
+  std::vector<verify::MeshRankMemory> rankMemories_;
   std::vector<BufferPair> pairs_; // by instance
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

@@ -39,7 +39,9 @@
 
 namespace reshard::tools {
 
-using namespace analysis;
+using namespace checkpoints;
+using namespace command;
+using namespace verify;
 
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;

@@ -20,7 +20,7 @@ struct ExecutionOptions {
   std::string allow; // "extra": tensors in the source's files that the plan does not use are ignored, and objects that
                      // the target cannot hold
   Renames renames;   // of tensors in the source's files
-  analysis::ObjectRules objects; // without allowExtra, which `allow` states
+  ObjectRules objects; // without allowExtra, which `allow` states
   uint64_t seed = 0, repeat = 1;
   unsigned threads = 0;         // 0: all cores
   double timeout = 0;           // 0: none

@@ -10,7 +10,7 @@
 
 namespace reshard::tools {
 
-using namespace analysis;
+using namespace command;
 
 namespace fs = std::filesystem;
 

@@ -7,7 +7,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-namespace reshard::analysis {
+namespace reshard::tools {
+
+using namespace command;
 
 namespace {
 std::atomic<ExitPolicy> others = ExitPolicy::pass;
@@ -28,4 +30,4 @@ void exitByPolicy(int code) {
   endProcess(others == ExitPolicy::fail ? kFailure : code);
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

@@ -4,7 +4,7 @@
 // deadline.
 #pragma once
 
-namespace reshard::analysis {
+namespace reshard::tools {
 
 /// What a call of _exit by a thread other than the main thread does: it ends the process with its code (pass) or with
 /// kFailure (fail), or it blocks until the main thread ends the process (wait).
@@ -19,4 +19,4 @@ void guardExits(ExitPolicy how);
 /// What the policy says of a call of _exit. reshard-exec replaces libc's _exit by it.
 [[noreturn]] void exitByPolicy(int code);
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

@@ -16,7 +16,10 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
-namespace reshard::analysis {
+namespace reshard::tools {
+
+using namespace checkpoints;
+using namespace verify;
 
 namespace {
 
@@ -480,4 +483,4 @@ Status Memory::createFiles(uint32_t endpointNumber, const std::string &folder, u
   return {};
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::tools {
 
 /// The memory of a plan's endpoints, by mesh rank.
 class Memory {
@@ -40,7 +40,7 @@ public:
   /// Creates files of their final size in an empty folder. A file of a checkpoint has at most `shardBytes` (0: 5 GB, as
   /// Hugging Face) or one tensor. `objects`: also written; the endpoint's format must hold them (holdsObject).
   Status createFiles(uint32_t endpoint, const std::string &folder, uint64_t shardBytes,
-                     const std::vector<ObjectSpec> &objects = {});
+                     const std::vector<checkpoints::ObjectSpec> &objects = {});
 
   /// Releases the pages of all files (MappedFile::release).
   void release() const;
@@ -49,17 +49,17 @@ public:
   /// What of the folders of checkpoints is not read; the user should know.
   std::vector<std::string> notes() const;
 
-  const std::vector<MeshRankMemory> &rankMemories() const { return rankMemories_; }
+  const std::vector<verify::MeshRankMemory> &rankMemories() const { return rankMemories_; }
   /// All mapped files.
   std::vector<const MappedFile *> files() const;
   /// The objects of the source's checkpoint, by name, after openFiles().
-  const std::map<std::string, StoredObject> &objects() const { return objects_; }
+  const std::map<std::string, checkpoints::StoredObject> &objects() const { return objects_; }
   /// The replicas in the files of the source, after openFiles().
-  const std::vector<StoredReplica> &storedReplicas() const { return storedReplicas_; }
+  const std::vector<checkpoints::StoredReplica> &storedReplicas() const { return storedReplicas_; }
 
 private:
-  MeshRankMemory &addRank(uint32_t endpoint, uint32_t meshRank);
-  Status bindFile(uint32_t endpoint, uint32_t meshRank, const std::string &what, Checkpoint &checkpoint,
+  verify::MeshRankMemory &addRank(uint32_t endpoint, uint32_t meshRank);
+  Status bindFile(uint32_t endpoint, uint32_t meshRank, const std::string &what, checkpoints::Checkpoint &checkpoint,
                   std::set<std::string> *unknown = nullptr);
 
   Status openChunks(uint32_t endpoint, const std::string &path, bool writable, std::set<std::string> *unknown);
@@ -68,16 +68,16 @@ private:
   const Plan &plan_;
   std::vector<uint32_t> ranks_; // empty: all
   Renames renames_;             // of the source's tensors
-  std::vector<MeshRankMemory> rankMemories_;
-  std::vector<std::unique_ptr<Checkpoint>> checkpoints_;
-  std::map<std::string, StoredObject> objects_;
-  std::vector<StoredReplica> storedReplicas_;
+  std::vector<verify::MeshRankMemory> rankMemories_;
+  std::vector<std::unique_ptr<checkpoints::Checkpoint>> checkpoints_;
+  std::map<std::string, checkpoints::StoredObject> objects_;
+  std::vector<checkpoints::StoredReplica> storedReplicas_;
   std::vector<std::pair<void *, size_t>> mappings_;
   uint64_t allocated_ = 0;
   std::vector<int> shared_; // file descriptors of shared mappings
 };
 
 /// The tensors in the file of a mesh rank.
-std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpoint, uint32_t meshRank);
+std::vector<checkpoints::TensorSpec> specs(const Plan &plan, uint32_t endpoint, uint32_t meshRank);
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

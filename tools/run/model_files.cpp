@@ -9,7 +9,9 @@
 #include <cerrno>
 #include <filesystem>
 
-namespace reshard::analysis {
+namespace reshard::tools {
+
+using namespace command;
 
 namespace fs = std::filesystem;
 
@@ -99,4 +101,4 @@ void copyModelFiles(const ModelFiles &files, const std::string &folder) {
   }
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::tools {
 
 struct ModelFiles {
   std::string folder;
@@ -21,4 +21,4 @@ std::string digestOf(const ModelFiles &files);
 /// Copies the files into a folder. Throws Failure if a file of the same name exists there.
 void copyModelFiles(const ModelFiles &files, const std::string &folder);
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

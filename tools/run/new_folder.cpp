@@ -18,7 +18,9 @@
 #include <unistd.h>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::tools {
+
+using namespace command;
 
 namespace fs = std::filesystem;
 
@@ -314,4 +316,4 @@ Status checkNotStored(const char *option, const std::string &output, const std::
                 "'s storage '" + storage + "', expected another file");
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

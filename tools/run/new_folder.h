@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <string>
 
-namespace reshard::analysis {
+namespace reshard::tools {
 
 /// Installs signal handlers for the process, once. SIGINT and SIGTERM remove the unfinished folder and then end the
 /// process. SIGBUS, which an unreadable page of a mapped file raises (of a truncated file, for example), does the same,
@@ -65,4 +65,4 @@ private:
   int lock_ = -1; // the locked descriptor of the folder
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

@@ -6,7 +6,9 @@
 #include <malloc.h>
 #include <unistd.h>
 
-namespace reshard::analysis {
+namespace reshard::tools {
+
+using namespace verify;
 
 uint64_t rssBytes() {
   unsigned long long total = 0, resident = 0;
@@ -46,4 +48,4 @@ void ResidentMemoryLimit::watch() const {
   }
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

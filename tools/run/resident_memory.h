@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::tools {
 
 /// The resident memory of this process now, in bytes.
 uint64_t rssBytes();
@@ -37,4 +37,4 @@ private:
   std::thread thread_;
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

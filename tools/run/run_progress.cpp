@@ -7,7 +7,8 @@
 
 namespace reshard::tools {
 
-using namespace analysis;
+using namespace command;
+using namespace verify;
 
 std::string progressText(uint64_t done, uint64_t all, uint64_t moved, double seconds) {
   std::string text = humanBytes(static_cast<double>(done)) + " of " + humanBytes(static_cast<double>(all));

@@ -14,12 +14,12 @@ namespace reshard::tools {
 class RunProgress {
 public:
   /// `target`: the memory that the run writes.
-  RunProgress(const Plan &plan, const analysis::Memory &target);
+  RunProgress(const Plan &plan, const Memory &target);
   void at(const CopyProgress &progress);
 
 private:
   std::map<const std::byte *, std::string> tensors_; // by the begin of their memory
-  analysis::ProgressLine line_{"copy"};
+  command::ProgressLine line_{"copy"};
   bool begun_ = false;
   double begin_ = 0;              // time of the first call in a run
   uint64_t first_ = 0, last_ = 0; // bytes at the first and the last call in a run

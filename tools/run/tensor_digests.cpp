@@ -20,7 +20,11 @@
 #include <string_view>
 #include <thread>
 
-namespace reshard::analysis {
+namespace reshard::tools {
+
+using namespace checkpoints;
+using namespace command;
+using namespace verify;
 
 namespace {
 
@@ -240,4 +244,4 @@ std::vector<std::string> differences(const TensorDigests &a, const std::string &
   return lines;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

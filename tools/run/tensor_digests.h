@@ -16,7 +16,7 @@ namespace reshard {
 class Plan;
 }
 
-namespace reshard::analysis {
+namespace reshard::tools {
 
 using kernels::TensorDigest;
 
@@ -49,4 +49,4 @@ TensorDigests digestsOfSide(const Plan &plan, uint32_t endpoint, const std::stri
 std::vector<std::string> differences(const TensorDigests &a, const std::string &one, const TensorDigests &b,
                                      const std::string &other);
 
-} // namespace reshard::analysis
+} // namespace reshard::tools

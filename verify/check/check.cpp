@@ -10,7 +10,7 @@
 #include <cstring>
 #include <mutex>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 using namespace schema;
 
@@ -249,4 +249,4 @@ CheckResult checkViews(const Plan &plan, const MeshRankMemory &memory, Reference
   return checkMeshRank(plan, memory, reference, threads, true, room, accessed);
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -10,7 +10,7 @@
 #include <functional>
 #include <string>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 struct CheckResult {
   uint64_t checkedBytes = 0, mismatches = 0; // checkedBytes in bytes, mismatches in elements
@@ -35,4 +35,4 @@ CheckResult check(const Plan &plan, const MeshRankMemory &memory, Reference &ref
 CheckResult checkViews(const Plan &plan, const MeshRankMemory &memory, Reference &reference, unsigned threads,
                        CopyRoom &room, const std::function<void()> &accessed);
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <mutex>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 namespace {
 
@@ -332,4 +332,4 @@ ReplicaResult compareReplicas(const Plan &plan, const RankMemories &source, unsi
   return result;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

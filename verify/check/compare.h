@@ -6,7 +6,7 @@
 
 #include <functional>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 /// What a comparison calls (each may be empty), and the memory that it may use.
 struct CompareWatch {
@@ -39,4 +39,4 @@ struct ReplicaResult {
 ReplicaResult compareReplicas(const Plan &plan, const RankMemories &source, unsigned threads,
                               const CompareWatch &watch = {});
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <mutex>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 constexpr uint64_t kMostCopies = uint64_t{1} << 30; // bytes, where nobody states a bound
 
@@ -45,4 +45,4 @@ private:
   std::condition_variable released_;
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <bit>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 using namespace schema;
 
@@ -81,4 +81,4 @@ Coverage coverageOf(const InstanceLayout &layout) {
   return coverage;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

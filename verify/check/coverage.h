@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 /// Places [first, first + count) of an instance.
 struct Places {
@@ -49,4 +49,4 @@ private:
 
 Coverage coverageOf(const schema::InstanceLayout &layout);
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

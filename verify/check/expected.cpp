@@ -5,7 +5,7 @@
 #include <array>
 #include <cstring>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 using namespace schema;
 
@@ -138,4 +138,4 @@ std::optional<ElementRange> firstWrong(const std::byte *memory, const ElementRan
   return std::nullopt;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 /// The expected values of one tensor: computed from its key if they are synthesized, else read from the source.
 class ExpectedTensor {
@@ -53,4 +53,4 @@ int64_t countWrong(const std::byte *memory, const schema::ElementRange &range, c
 std::optional<schema::ElementRange> firstWrong(const std::byte *memory, const schema::ElementRange &range,
                                                const ExpectedTensor &tensor, const SynthesizedValues &values);
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 using namespace schema;
 
@@ -203,7 +203,7 @@ Reference::Copies Reference::copiesOf(const TensorInstance &held) {
   if (!added)
     return copies;
   const int64_t item = itemBytes(endpoint_.params()->Get(held.instance->param)->dtype());
-  forEachCollapsedGrid(analysis::layoutOf(plan_, held), [&](const PartGrid &grid) {
+  forEachCollapsedGrid(verify::layoutOf(plan_, held), [&](const PartGrid &grid) {
     if (!grid.tensor || grid.elements() == 0)
       return;
     const PartGrid::Dimension *last = grid.dimensions.empty() ? nullptr : &grid.dimensions.back();
@@ -311,4 +311,4 @@ bool Reference::sendsAmax(const MeshRankMemory &rankMemory, uint32_t number) con
   return false;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

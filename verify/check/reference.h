@@ -18,7 +18,7 @@
 #include <string>
 #include <utility>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 constexpr size_t kMostCached = size_t{1} << 28; // bytes, where nobody states a bound
 
@@ -142,4 +142,4 @@ private:
   Cache<std::string, std::vector<float>> amax_{kMostCached};
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

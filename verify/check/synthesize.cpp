@@ -11,7 +11,7 @@
 #include <map>
 #include <optional>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 using namespace schema;
 
@@ -230,4 +230,4 @@ void synthesize(const Plan &plan, const MeshRankMemory &memory, uint64_t seed, u
   });
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

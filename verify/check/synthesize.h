@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 /// Element i (row-major in the whole logical tensor) of the tensor named t: the low bytes of
 ///   mix(seed, t, i) = finish(finish(fnv1a64(t) + 0x9e3779b97f4a7c15 * (seed + 1)) + 0xd1b54a32d192ed03 * i)
@@ -63,4 +63,4 @@ std::vector<Bytes> synthesizeBases(const PlanConversions &conversions, const sch
 /// Quantized params get the quantized form of synthesized elements.
 void synthesize(const Plan &plan, const MeshRankMemory &memory, uint64_t seed, unsigned threads);
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -6,7 +6,7 @@
 #include <map>
 #include <tuple>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 using namespace schema;
 
@@ -104,4 +104,4 @@ std::string nameOf(const Plan &plan, const TensorInstance &held) {
          "'";
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

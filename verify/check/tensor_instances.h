@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 /// One instance of a param on a mesh rank, and its parts that hold elements of one tensor, or padding.
 struct TensorInstance {
@@ -81,4 +81,4 @@ void forEachInstance(const Plan &plan, const MeshRankMemory &memory, unsigned th
               [&](size_t i) { work(schema::InstanceLayout{plan.manifest(), endpoint, memory.meshRank, items[i]}); });
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

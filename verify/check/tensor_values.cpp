@@ -10,7 +10,7 @@
 #include <new>
 #include <sys/mman.h>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 using namespace schema;
 
@@ -188,4 +188,4 @@ Stretch TensorValues::stretch(int64_t element, int64_t most, int64_t item) const
   return copiedStretch(element, most, item);
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 /// Zero-initialized bytes whose pages take memory only when written: a plan may declare a tensor that is much larger
 /// than all shards of it.
@@ -83,4 +83,4 @@ private:
   bool twice_ = false;
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

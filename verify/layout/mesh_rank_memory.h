@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 /// The memory of all instances of one mesh rank of one endpoint, by param and instance. Quantized views have none.
 /// Params with a transform have memory only where the tools replace the caller.
@@ -16,4 +16,4 @@ struct MeshRankMemory {
 };
 using RankMemories = std::vector<MeshRankMemory>;
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -11,7 +11,7 @@
 #include <limits>
 #include <utility>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 using namespace schema;
 
@@ -230,4 +230,4 @@ float largerAmax(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 
 float tensorScaleOf(float amax) { return kernels::nvfp4TensorScale(amax); }
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 using Bytes = std::vector<std::byte>;
 
@@ -87,4 +87,4 @@ float amaxOf(schema::DType type, const std::byte *elements, int64_t count);
 float largerAmax(float a, float b);
 float tensorScaleOf(float amax);
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

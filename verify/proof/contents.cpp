@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 using namespace schema;
 
@@ -297,4 +297,4 @@ bool Contents::disjoint(const BufferRange &run, const BufferContents &of, Conten
   return true;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -17,7 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 /// The range of buffers that contains a buffer; null for the arena.
 const schema::BufferRange *bufferRangeOf(const schema::Segment &segment, uint32_t buffer);
@@ -129,4 +129,4 @@ private:
   std::vector<int64_t> values_; // of readValues()
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 class KnownProofs {
 public:
@@ -62,4 +62,4 @@ private:
   std::unordered_map<Words, std::vector<Tags>, WordsHash> contents_;
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -21,7 +21,7 @@
 #include <thread>
 #include <tuple>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 namespace {
 
@@ -771,4 +771,4 @@ VerifyResult verifyPlan(const Plan &plan, const std::function<void(double)> &pro
   return Verifier(plan, jobs ? jobs : std::max(1u, std::thread::hardware_concurrency()), progress).run();
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 /// Bytes that an operand moves from one buffer of one rank to one buffer of one rank: rows in nested loops, outermost
 /// first. `zero`: there is no source, zeros are written.
@@ -94,4 +94,4 @@ struct VerifyResult {
 /// number for each buffer range and shape of the plan; each of the threads (`jobs`; 0: all cores) has its own.
 VerifyResult verifyPlan(const Plan &plan, const std::function<void(double)> &progress, unsigned jobs = 1);
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 namespace {
 
@@ -253,4 +253,4 @@ SplitStatus NestSplitter::split(const LoopNest::Loop &first, std::span<const Loo
   return SplitStatus::done;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

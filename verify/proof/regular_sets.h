@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 /// The positions begin + Σ d_i * step_i for 0 <= d_i < count_i; the value of each is value + Σ d_i *
 /// dimensions[i].value.
@@ -112,4 +112,4 @@ private:
   int64_t position_ = 0, origin_ = 0;
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 using namespace schema;
 
@@ -94,4 +94,4 @@ Status RelayedMoves::resolve(const Move &move, const Step &send, const std::func
                                                : ", which has too many fragments to check"));
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -5,7 +5,7 @@
 
 #include "verify/proof/plan_verifier.h"
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 class RelayedMoves {
 public:
@@ -26,4 +26,4 @@ private:
   uint64_t work_ = 0;                  // of NestSplitters
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 using namespace schema;
 
@@ -146,4 +146,4 @@ uint32_t ReplicaProofs::shapeOf(uint32_t rank, uint32_t number) {
              shapes_.try_emplace(std::move(words), static_cast<uint32_t>(shapes_.size() + 1)).first->second;
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

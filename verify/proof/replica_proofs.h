@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 class ReplicaProofs {
 public:
@@ -79,4 +79,4 @@ private:
   bool described_ = false;          // whether it has a description
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

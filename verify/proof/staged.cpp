@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 using namespace schema;
 
@@ -217,4 +217,4 @@ Status StagedMoves::scale(uint32_t step, uint32_t buffer) {
   return fail(step, " quantizes with a tensor scale that no step computes");
 }
 
-} // namespace reshard::analysis
+} // namespace reshard::verify

@@ -8,7 +8,7 @@
 
 #include <map>
 
-namespace reshard::analysis {
+namespace reshard::verify {
 
 class StagedMoves {
 public:
@@ -57,4 +57,4 @@ private:
   std::map<uint32_t, uint32_t> reduced_; // by the same buffer: the step that computes tensor scales from it
 };
 
-} // namespace reshard::analysis
+} // namespace reshard::verify
