@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Compares the numbers, params, formats and segments of two plans, prints what differs as a table or JSON, and
+// evaluates the condition of --fail-on.
 #include "report/diff/difference.h"
 
 #include "base/expression.h"
@@ -51,7 +53,7 @@ Result<std::map<std::string, double>> numbers(const Plan &plan) {
       {"remote_bytes", static_cast<double>(m.bytes_remote())},
       {"storage_bytes", static_cast<double>(m.bytes_storage())},
       {"staging_limit", static_cast<double>(m.staging_limit())},
-      {"arena_bytes", static_cast<double>(m.arena_bytes())}, // of the rank with the largest arena
+      {"arena_bytes", static_cast<double>(m.arena_bytes())}, // the largest of a rank
       {"quantized_on_arrival", quantized[QuantizedBy::arrival]},
       {"quantized_staged", quantized[QuantizedBy::staged]},
       {"quantized_by_sender", quantized[QuantizedBy::sender]},
@@ -225,8 +227,8 @@ struct PlanDifference {
   const Plan &before, &after;
   std::map<std::string, double> numbersBefore, numbersAfter;          // by name
   std::vector<std::string> added, removed, changed;                   // params
-  std::map<std::string, std::pair<std::string, std::string>> formats; // of storage that differ, by role
-  std::vector<uint32_t> ranks;                                        // whose segments differ
+  std::map<std::string, std::pair<std::string, std::string>> formats; // differing formats of storage, by role
+  std::vector<uint32_t> ranks;                                        // with differing segments
   bool equal = false;
   uint32_t world() const { return std::max(before.world(), after.world()); }
 };
@@ -369,7 +371,7 @@ int difference(const DifferenceOptions &options) {
   throwOnError(Plan::open(options.after, after), kUsage);
   const PlanDifference difference = compare(*before, *after);
   bool failed = !difference.equal;
-  std::vector<HeldCondition> held; // of --fail-on
+  std::vector<HeldCondition> held; // the conditions of --fail-on that hold
   if (!options.failOn.empty()) {
     std::string error;
     failed = holds(options.failOn, namesOf(difference), error);

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Follows the moves into one target param back to the source buffers, and names for each origin the reason why the plan
+// reads it from there.
 #include "report/explain/explanation.h"
 
 #include "base/text.h"
@@ -38,11 +40,11 @@ std::string listed(const std::vector<uint32_t> &ranks) {
 }
 
 /// A target param on a mesh rank.
-struct Place {
+struct TargetInstance {
   std::vector<std::pair<uint32_t, uint32_t>>
       buffers; // rank and buffer; of a file, of each rank that writes a part of it
   const Endpoint *endpoint = nullptr;
-  const BufferRange *range = nullptr; // of the first rank
+  const BufferRange *range = nullptr; // the first rank's
   ParamInstance instance;
 };
 
@@ -57,8 +59,8 @@ public:
   Explanation(const Plan &plan, const PairedPlan &paired) : plan_(plan), paired_(paired), manifest_(plan.manifest()) {}
 
   /// The first target param of that name; with `number`, that of this rank or file.
-  std::optional<Place> find(const std::string &name, std::optional<uint32_t> number = std::nullopt) const {
-    std::optional<Place> place;
+  std::optional<TargetInstance> find(const std::string &name, std::optional<uint32_t> number = std::nullopt) const {
+    std::optional<TargetInstance> place;
     for (uint32_t rank = 0; rank < plan_.world(); ++rank)
       for (const BufferRange *range : orEmpty(paired_.segment(rank).buffers())) {
         const Endpoint &endpoint = *manifest_.endpoints()->Get(range->endpoint());
@@ -74,17 +76,17 @@ public:
         WorkDeadline::spend(range->count());
         for (ParamInstance &instance : instances(manifest_, endpoint, range->param(), range->mesh_rank()))
           if (!place && instance.name == name)
-            place = Place{{{rank, writtenRange(rank, *range).first() + instance.instance}},
-                          &endpoint,
-                          range,
-                          std::move(instance)};
+            place = TargetInstance{{{rank, writtenRange(rank, *range).first() + instance.instance}},
+                                   &endpoint,
+                                   range,
+                                   std::move(instance)};
         if (place && !endpoint.storage())
           return place;
       }
     return place;
   }
 
-  void print(const Place &place) {
+  void print(const TargetInstance &place) {
     readLoads();
     uint64_t zeros = 0;
     std::vector<Origin> origins;
@@ -217,7 +219,7 @@ int explain(const Plan &plan, const std::string &wanted) {
   PairedPlan paired(plan);
   throwOnError(paired.load(), kUsage);
   Explanation explanation(plan, paired);
-  std::optional<Place> place = explanation.find(wanted);
+  std::optional<TargetInstance> place = explanation.find(wanted);
   const size_t at = wanted.rfind('@');
   if (!place && at != std::string::npos) {
     const std::string number = wanted.substr(at + 1), name = wanted.substr(0, at);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Lists the tensors and objects of a checkpoint as text or JSON, and tells a plan from a checkpoint.
 #include "report/inspect/checkpoint_listing.h"
 
 #include "base/text.h"

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Prints a plan: its totals, its endpoints, one param or one rank, as text or JSON. Other reports are chosen here.
 #include "report/inspect/inspection.h"
 
 #include "base/atomic_file.h"

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Finds from the manifest how each param of codes or scales is quantized, and counts them.
 #include "report/inspect/quantized_forms.h"
 
 #include "executor/load/check_segment.h"

@@ -24,7 +24,7 @@ public:
         hold(0, end, range->count() * stagedBytes(*range));
   }
 
-  std::vector<ArenaUse> history() {
+  std::vector<ArenaPoint> history() {
     auto copy = times_.copies.begin();
     for (const Step *step : orEmpty(segment_.steps()))
       if (step->kind() == StepKind::send)
@@ -40,7 +40,7 @@ public:
       }
     for (const auto &[begin, held] : held_)
       hold(held.from, held.until.value_or(end_), held.bytes);
-    std::vector<ArenaUse> history{{0, 0}};
+    std::vector<ArenaPoint> history{{0, 0}};
     int64_t bytes = 0;
     for (const auto &[seconds, change] : changes_) {
       bytes += change;
@@ -136,13 +136,13 @@ private:
   const double end_;
   std::multimap<uint64_t, Held> held_; // by the begin of its range
   uint64_t longest_ = 0;               // range in held_
-  std::map<double, int64_t> changes_;  // of the bytes in use, by time
+  std::map<double, int64_t> changes_;  // by how much the bytes in use change, by time
 };
 
 } // namespace
 
-std::vector<ArenaUse> arenaOverTime(const Manifest &manifest, const Segment &segment, const RankTimes &times,
-                                    double end) {
+std::vector<ArenaPoint> arenaOverTime(const Manifest &manifest, const Segment &segment, const RankTimes &times,
+                                      double end) {
   return Arena(manifest, segment, times, end).history();
 }
 

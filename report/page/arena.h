@@ -16,12 +16,12 @@ struct MessageTimes {
 
 /// The activities of one rank.
 struct RankTimes {
-  std::unordered_map<uint32_t, MessageTimes> messages; // that it sends or receives
-  std::vector<const Activity *> copies;                // of its other steps, in their order
+  std::unordered_map<uint32_t, MessageTimes> messages; // sent or received ones
+  std::vector<const Activity *> copies;                // its other steps, in their order
 };
 
 /// Bytes in use from a time on.
-struct ArenaUse {
+struct ArenaPoint {
   double seconds;
   uint64_t bytes;
 };
@@ -32,7 +32,7 @@ struct ArenaUse {
 /// - relayed bytes and elements that are staged for quantization: from the begin of the message or copy that brings
 ///   them until the last step that reads them has done so;
 /// - the memory of quantized views and of transformed params: always.
-std::vector<ArenaUse> arenaOverTime(const schema::Manifest &manifest, const schema::Segment &segment,
-                                    const RankTimes &times, double end);
+std::vector<ArenaPoint> arenaOverTime(const schema::Manifest &manifest, const schema::Segment &segment,
+                                      const RankTimes &times, double end);
 
 } // namespace reshard::report

@@ -33,7 +33,7 @@ int64_t normalize(int64_t first, std::vector<Stride> &strides) {
 
 } // namespace
 
-void Boxes::add(const Matrix &matrix, int64_t first, std::vector<Stride> strides) {
+void Boxes::add(const DrawnMatrix &matrix, int64_t first, std::vector<Stride> strides) {
   for (const Stride &each : strides)
     if (each.count == 0)
       return;
@@ -65,7 +65,7 @@ void Boxes::add(const Matrix &matrix, int64_t first, std::vector<Stride> strides
 }
 
 /// Adds elements that follow each other, and repeat in `rows` rows.
-void Boxes::addRun(const Matrix &matrix, int64_t begin, int64_t length, int64_t rows) {
+void Boxes::addRun(const DrawnMatrix &matrix, int64_t begin, int64_t length, int64_t rows) {
   const int64_t column = begin % matrix.columns;
   if (column + length <= matrix.columns)
     return addBox({begin / matrix.columns, begin / matrix.columns + rows, column, column + length});

@@ -13,7 +13,7 @@
 namespace reshard::report {
 
 /// A tensor that is drawn as a matrix.
-struct Matrix {
+struct DrawnMatrix {
   int64_t rows = 1, columns = 1;
 };
 
@@ -30,7 +30,7 @@ public:
 
   explicit Boxes(size_t limit) : limit_(limit) {}
   /// Adds the elements first + Σ d_i * stride_i for 0 <= d_i < count_i. The matrix must not be empty.
-  void add(const Matrix &matrix, int64_t first, std::vector<Stride> strides);
+  void add(const DrawnMatrix &matrix, int64_t first, std::vector<Stride> strides);
   bool empty() const { return list_.empty(); }
   size_t size() const { return list_.size(); }
   /// Whether boxes were left out.
@@ -41,7 +41,7 @@ public:
   nlohmann::ordered_json json() const;
 
 private:
-  void addRun(const Matrix &matrix, int64_t begin, int64_t length, int64_t rows);
+  void addRun(const DrawnMatrix &matrix, int64_t begin, int64_t length, int64_t rows);
   void addBox(const Box &box);
 
   size_t limit_;

@@ -12,12 +12,12 @@ using namespace schema;
 
 namespace {
 
-constexpr size_t kDrawnHoldings = 64; // of an endpoint that are drawn
-constexpr size_t kHoldingBoxes = 256; // of a rank class
-constexpr size_t kNamedRanks = 16;    // of a rank class that are named
+constexpr size_t kDrawnHoldings = 64; // drawn for an endpoint
+constexpr size_t kHoldingBoxes = 256; // for a rank class
+constexpr size_t kNamedRanks = 16;    // named for a rank class
 
 /// Adds the boxes of a part: one set of strides for each combination of index blocks, one of each dimension.
-void addPart(const PartGrid &grid, const Matrix &matrix, size_t d, int64_t first, std::vector<Stride> &strides,
+void addPart(const PartGrid &grid, const DrawnMatrix &matrix, size_t d, int64_t first, std::vector<Stride> &strides,
              Boxes &boxes) {
   if (d == grid.dimensions.size())
     return boxes.add(matrix, first, strides);

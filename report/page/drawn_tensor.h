@@ -13,7 +13,7 @@ namespace reshard::report {
 
 /// What the ranks of one rank class hold of the tensor.
 struct DrawnHolding {
-  uint32_t param = 0;          // of the endpoint, that the ranks bind
+  uint32_t param = 0;          // its number at the endpoint; the ranks bind it
   std::vector<uint32_t> ranks; // the first ones, or files
   uint32_t more = 0;           // the number of others
   Boxes boxes;
@@ -33,7 +33,7 @@ public:
 
   const schema::TensorPattern &pattern() const { return *manifest_.tensor_patterns()->Get(pattern_); }
   const std::string &name() const { return name_; }
-  const Matrix &matrix() const { return matrix_; }
+  const DrawnMatrix &matrix() const { return matrix_; }
   DrawnHoldings holdings(const schema::Endpoint &endpoint) const;
   /// The instance of a param on a mesh rank that holds elements of the tensor, with its number and values; none if the
   /// param does not hold the tensor there, or presents it in another form than elements.
@@ -48,7 +48,7 @@ private:
   const uint32_t pattern_;
   const std::vector<int64_t> values_;
   const std::string name_;
-  Matrix matrix_;
+  DrawnMatrix matrix_;
 };
 
 } // namespace reshard::report

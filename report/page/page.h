@@ -13,7 +13,7 @@ class Plan;
 
 namespace reshard::report {
 
-/// The most ranks that have a row and a column of their own in the page. Of more, neighbours share one.
+/// The most ranks that have a row and a column of their own in the page. Of more, neighbors share one.
 constexpr uint32_t kPageRanks = 64;
 
 /// The text of the page. topology: to simulate on; without it the page has no time line. Throws Failure.

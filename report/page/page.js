@@ -42,7 +42,7 @@ const side = Math.ceil(data.world / data.group);
 /** The ranks of row or column i of the matrix. */
 const ranksOf = i => data.group === 1 ? "rank " + i : "ranks " + i * data.group + "–" + (Math.min(data.world, (i + 1) * data.group) - 1);
 const nodes = Math.round(data.group / data.node);
-const groupText = data.group === 1 ? "" : data.node > 1 ? "Each row is " + counted(nodes, "node") + " of " + data.node + " ranks. " : "Each row is " + data.group + " neighbouring ranks. ";
+const groupText = data.group === 1 ? "" : data.node > 1 ? "Each row is " + counted(nodes, "node") + " of " + data.node + " ranks. " : "Each row is " + data.group + " neighboring ranks. ";
 
 /**
  * Makes marks of a picture usable by pointer and keyboard. marks: [{element, x, y, show}]; show() explains the mark and
@@ -98,8 +98,8 @@ function pickLine(picture, marks, id) {
   pick(picture, marks.map(mark => ({ ...mark, show: () => { line(mark.text()); return mark.text(); } })), () => line(hint));
   line(hint);
 }
-const key = (id, ...items) => $(id).replaceChildren(...items.map(([colour, text, dashed]) =>
-  make("span", {}, make("i", dashed ? { class: "dashed", style: "color: var(--" + colour + ")" } : { style: "background: var(--" + colour + ")" }), text)));
+const key = (id, ...items) => $(id).replaceChildren(...items.map(([color, text, dashed]) =>
+  make("span", {}, make("i", dashed ? { class: "dashed", style: "color: var(--" + color + ")" } : { style: "background: var(--" + color + ")" }), text)));
 
 // The frame of charts with a row for each rank: names of rows at the left, an axis below.
 const LEFT = widthOf("rank " + (data.world - 1)) + 12, RIGHT = widthOf("1023.9 MiB") + 8;
@@ -294,7 +294,7 @@ function slotsOf(holders) {
   });
   return result;
 }
-/** The outline of a box at {x, y, width, height}: whole, or of several slots the stripes of one, so that colours of boxes that meet do not mix. */
+/** The outline of a box at {x, y, width, height}: whole, or of several slots the stripes of one, so that colors of boxes that meet do not mix. */
 function outline({ x, y, width, height }, [slot, slots]) {
   const STRIPE = 5, bar = (from, to) => "M" + from.toFixed(2) + " " + y.toFixed(2) + "H" + to.toFixed(2) + "V" + (y + height).toFixed(2) + "H" + from.toFixed(2) + "Z";
   const bars = [];

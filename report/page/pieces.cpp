@@ -16,7 +16,7 @@ using namespace schema;
 
 namespace {
 
-constexpr size_t kPieceBoxes = 16; // of a piece
+constexpr size_t kPieceBoxes = 16; // drawn for a piece
 
 } // namespace
 
@@ -92,13 +92,13 @@ void Pieces::add(uint32_t rank, const Move &move, const std::vector<size_t> &ten
   const BufferRange &range = *bufferRangeOf(segment, move.targetBuffer);
   const int64_t item =
       itemBytes(plan_.manifest().endpoints()->Get(range.endpoint())->params()->Get(range.param())->dtype());
-  const Way way{sideRankOf(move.sourceRank, move.sourceBuffer),
-                sideRankOf(rank, move.targetBuffer),
-                move.sourceRank,
-                rank,
-                move.message,
-                move.relay,
-                move.relayMessage};
+  const PieceRoute route{sideRankOf(move.sourceRank, move.sourceBuffer),
+                         sideRankOf(rank, move.targetBuffer),
+                         move.sourceRank,
+                         rank,
+                         move.message,
+                         move.relay,
+                         move.relayMessage};
   if (!contents_.of(segment, move.targetBuffer, held_))
     throw Failure{kUsage, "the layout of rank " + std::to_string(rank) + " has too many fragments to draw"};
   NestSplitter splitter(held_.sets(), work_);
@@ -118,10 +118,10 @@ void Pieces::add(uint32_t rank, const Move &move, const std::vector<size_t> &ten
       strides.push_back({loop.count, loop.value});
       bytes *= static_cast<uint64_t>(loop.count);
     }
-    Piece &piece = pieces_[at->second].try_emplace(way, Piece{0, Boxes(kPieceBoxes)}).first->second;
+    DrawnPiece &piece = pieces_[at->second].try_emplace(route, DrawnPiece{0, Boxes(kPieceBoxes)}).first->second;
     piece.bytes += bytes;
     piece.boxes.add(tensors_[at->second].matrix(), fragment.value, std::move(strides));
-    want(at->second, way.from); // a target rank that forwards them
+    want(at->second, route.from); // a target rank that forwards them
     return true;
   });
   if (status != SplitStatus::done)

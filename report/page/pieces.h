@@ -18,15 +18,15 @@ struct SideRank {
   auto operator<=>(const SideRank &) const = default;
 };
 
-/// How elements reach a target rank. Elements with the same way are one piece.
-struct Way {
+/// How elements reach a target rank. Elements by the same route are one piece.
+struct PieceRoute {
   SideRank from, to;
   uint32_t sender = 0, receiver = 0; // ranks; of files: those that read and write them
   uint32_t message = verify::Move::kNone, relay = verify::Move::kNone, relayMessage = verify::Move::kNone; // as in Move
-  auto operator<=>(const Way &) const = default;
+  auto operator<=>(const PieceRoute &) const = default;
 };
 
-struct Piece {
+struct DrawnPiece {
   uint64_t bytes = 0;
   Boxes boxes;
 };
@@ -41,7 +41,7 @@ public:
   /// Finds all pieces that are wanted. Throws Failure.
   void find();
   /// The pieces of a tensor.
-  const std::map<Way, Piece> &of(size_t tensor) const { return pieces_[tensor]; }
+  const std::map<PieceRoute, DrawnPiece> &of(size_t tensor) const { return pieces_[tensor]; }
   /// The round of a message.
   uint32_t round(uint32_t message) const { return paired_.send(message).round(); }
 
@@ -59,10 +59,10 @@ private:
   verify::StagedMoves staged_;
   verify::Contents contents_;
   verify::BufferContents held_;
-  Wanted wanted_, next_, known_;                    // of this pass over the ranks, of the next, of all so far
-  std::vector<std::map<Way, Piece>> pieces_;        // by tensor
-  std::map<verify::TensorNumber, size_t> byNumber_; // tensors by their number in contents_
-  uint64_t work_ = 0;                               // of NestSplitters
+  Wanted wanted_, next_, known_;                         // in this pass over the ranks, in the next, in all so far
+  std::vector<std::map<PieceRoute, DrawnPiece>> pieces_; // by tensor
+  std::map<verify::TensorNumber, size_t> byNumber_;      // tensors by their number in contents_
+  uint64_t work_ = 0;                                    // spent by NestSplitters
 };
 
 } // namespace reshard::report

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Draws one tensor of each pattern: what each rank class holds, and the pieces that move. The boxes of all tensors
+// share one limit, so that the page stays small.
 #include "report/page/tensors.h"
 
 #include "report/page/pieces.h"
@@ -19,9 +21,9 @@ namespace {
 using namespace schema;
 
 // The page of any plan has at most 5 MiB, so all tensors share these numbers equally.
-constexpr size_t kAllBoxes = 48'000;  // of holdings: about 20 bytes each
+constexpr size_t kAllBoxes = 48'000;  // for holdings: about 20 bytes each
 constexpr size_t kAllPieces = 16'000; // about 100 bytes each
-constexpr size_t kFewestPieces = 4;   // of each, for one tensor
+constexpr size_t kFewestPieces = 4;   // at least, for one tensor
 
 /// The tensors that are drawn: of each pattern the one with the first values.
 std::vector<DrawnTensor> drawn(const Manifest &manifest) {
@@ -44,7 +46,7 @@ class Pictures {
 public:
   explicit Pictures(const Plan &plan)
       : manifest_(plan.manifest()), tensors_(drawn(manifest_)), pieces_(plan, tensors_),
-        share_(std::max<size_t>(tensors_.size(), 1)) {}
+        tensorCount_(std::max<size_t>(tensors_.size(), 1)) {}
 
   Json json() {
     for (const DrawnTensor &tensor : tensors_) {
@@ -86,13 +88,13 @@ private:
       }
     for (DrawnHoldings &side : sides)
       for (DrawnHolding &holding : side.list)
-        if (boxes > kAllBoxes / share_)
-          holding.boxes.keep(std::max<size_t>(1, kAllBoxes / share_ / holdings));
+        if (boxes > kAllBoxes / tensorCount_)
+          holding.boxes.keep(std::max<size_t>(1, kAllBoxes / tensorCount_ / holdings));
   }
 
   /// Requests pieces for the first ranks of each group, within the limit per tensor.
   void want(size_t t) {
-    size_t ranks = 0, left = std::max(kFewestPieces, kAllPieces / share_);
+    size_t ranks = 0, left = std::max(kFewestPieces, kAllPieces / tensorCount_);
     for (const DrawnHoldings &side : sides_[t])
       for (const DrawnHolding &holding : side.list)
         ranks = std::max(ranks, holding.ranks.size());
@@ -123,20 +125,20 @@ private:
   /// The pieces of a tensor, and whether some are left out.
   std::pair<Json, bool> piecesOf(size_t t) const {
     Json result = Json::array();
-    size_t left = std::max(kFewestPieces, kAllPieces / share_); // a piece counts as its boxes
+    size_t left = std::max(kFewestPieces, kAllPieces / tensorCount_); // a piece counts as its boxes
     const auto number = [](uint32_t each) { return each == Move::kNone ? int64_t{-1} : int64_t{each}; };
-    for (const auto &[way, piece] : pieces_.of(t)) {
+    for (const auto &[route, piece] : pieces_.of(t)) {
       if (left < piece.boxes.size())
         return {std::move(result), true};
       left -= piece.boxes.size();
-      const bool message = way.message != Move::kNone, relayed = way.relay != Move::kNone;
-      result.push_back({{way.from.endpoint, way.from.number},
-                        {way.to.endpoint, way.to.number},
-                        way.sender,
-                        way.receiver,
-                        number(way.message),
-                        message ? int64_t{pieces_.round(way.message)} : -1,
-                        relayed ? Json{way.relay, way.relayMessage, pieces_.round(way.relayMessage)} : Json(),
+      const bool message = route.message != Move::kNone, relayed = route.relay != Move::kNone;
+      result.push_back({{route.from.endpoint, route.from.number},
+                        {route.to.endpoint, route.to.number},
+                        route.sender,
+                        route.receiver,
+                        number(route.message),
+                        message ? int64_t{pieces_.round(route.message)} : -1,
+                        relayed ? Json{route.relay, route.relayMessage, pieces_.round(route.relayMessage)} : Json(),
                         piece.bytes,
                         piece.boxes.json(),
                         piece.boxes.cut()});
@@ -147,7 +149,7 @@ private:
   const Manifest &manifest_;
   const std::vector<DrawnTensor> tensors_;
   Pieces pieces_;
-  const size_t share_;                            // the number of tensors
+  const size_t tensorCount_;
   std::vector<std::vector<DrawnHoldings>> sides_; // by tensor and endpoint
   std::vector<bool> left_;                        // by tensor: ranks whose pieces are not wanted
 };

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Makes the time line of the page from a simulation: one rank of each group, with few spans and few points of its
+// arena.
 #include "report/page/times.h"
 
 #include "command/common.h"
@@ -20,8 +22,8 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-constexpr size_t kSpans = 240;       // of a rank
-constexpr size_t kArenaPoints = 240; // of a rank
+constexpr size_t kSpans = 240;       // for a rank
+constexpr size_t kArenaPoints = 240; // for a rank
 
 int64_t nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
 
@@ -65,10 +67,10 @@ std::vector<Span> spansOf(int32_t rank, std::vector<const Activity *> activities
 }
 
 /// Downsamples a history to kArenaPoints, keeping each interval's maximum.
-std::vector<ArenaUse> thinned(const std::vector<ArenaUse> &history, double seconds) {
+std::vector<ArenaPoint> thinned(const std::vector<ArenaPoint> &history, double seconds) {
   if (history.size() <= kArenaPoints)
     return history;
-  std::vector<ArenaUse> result;
+  std::vector<ArenaPoint> result;
   size_t at = 0;
   for (size_t i = 0; i < kArenaPoints; ++i) {
     const double begin = seconds * static_cast<double>(i) / kArenaPoints,
@@ -83,7 +85,7 @@ std::vector<ArenaUse> thinned(const std::vector<ArenaUse> &history, double secon
   return result;
 }
 
-/// Of each group of ranks the one whose last activity ends last.
+/// The rank of each group whose last activity ends last.
 std::vector<int32_t> drawnRanks(const Simulation &simulation, uint32_t world, uint32_t group) {
   std::vector<double> busy(world);
   simulation.forEachActivity([&](const Activity &activity) {
@@ -127,10 +129,10 @@ Json laneOf(const Plan &plan, int32_t rank, const RankLane &lane, double seconds
   for (const Span &span : spansOf(rank, lane.activities, seconds))
     spans.push_back({span.kind, nanoseconds(span.begin), nanoseconds(span.end - span.begin), span.peer, span.bytes});
   uint64_t most = 0;
-  const std::vector<ArenaUse> history = arenaOverTime(plan.manifest(), *segment, lane.times, seconds);
-  for (const ArenaUse &use : history)
+  const std::vector<ArenaPoint> history = arenaOverTime(plan.manifest(), *segment, lane.times, seconds);
+  for (const ArenaPoint &use : history)
     most = std::max(most, use.bytes);
-  for (const ArenaUse &use : thinned(history, seconds))
+  for (const ArenaPoint &use : thinned(history, seconds))
     arena.push_back({nanoseconds(use.seconds), use.bytes});
   return {{"rank", rank},
           {"spans", std::move(spans)},
@@ -153,7 +155,7 @@ nlohmann::ordered_json timesOf(const Plan &plan, const Topology &topology, uint3
     if (const auto at = byRank.find(activity.rank); at != byRank.end())
       at->second.add(activity);
     if (const auto at = byRank.find(activity.peer);
-        at != byRank.end() && activity.kind == Activity::Kind::transmit) // of the receiver
+        at != byRank.end() && activity.kind == Activity::Kind::transmit) // the receiver has it too
       at->second.add(activity);
   });
   Json lanes = Json::array(), terms = Json::object();

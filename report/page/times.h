@@ -14,7 +14,7 @@ class Plan;
 
 namespace reshard::report {
 
-/// {seconds, bound, terms, lanes} of a simulation on a topology. `bound`: null if it is unknown; `group`: neighbouring
+/// {seconds, bound, terms, lanes} of a simulation on a topology. `bound`: null if it is unknown; `group`: neighboring
 /// ranks of which one is drawn, that which is busy longest.
 /// lanes: [{rank, spans, limit, most, arena}]: times are in nanoseconds, sizes in bytes
 ///   spans  [kind, begin, length, peer, bytes]; kind as Activity::Kind, or 4 of a transmission to the rank; peer -1:

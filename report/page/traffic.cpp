@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Sums the bytes between groups of ranks, and lists for each cell the patterns and messages with most bytes.
 #include "report/page/traffic.h"
 
 #include "base/work_deadline.h"
@@ -24,7 +25,7 @@ namespace {
 
 using namespace schema;
 
-constexpr size_t kListed = 8; // of a cell: the patterns, and the messages or pairs, with most bytes
+constexpr size_t kListed = 8; // for a cell: the patterns, and the messages or pairs, with most bytes
 
 /// The params of a layout, by number.
 class PatternNames {

@@ -12,7 +12,7 @@ class Plan;
 
 namespace reshard::report {
 
-/// {cells, ranks, patterns} of the steps of all ranks. `group`: neighbouring ranks that share a row and a column.
+/// {cells, ranks, patterns} of the steps of all ranks. `group`: neighboring ranks that share a row and a column.
 ///   cells     [from, to, bytes, messages, [[pattern, bytes]], parts] of each cell that moves something. Its patterns
 ///             and parts are those with most bytes. A part is a message [message, round, bytes]; if ranks share a
 ///             cell, it is a pair of ranks [from, to, bytes, messages].

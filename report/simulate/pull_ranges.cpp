@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Reads the segments of a plan into the ranges that a reader reads from each sender.
 #include "report/simulate/pull_ranges.h"
 
 #include "base/work_deadline.h"
@@ -41,7 +42,7 @@ public:
   Status read() {
     if (Status status = checkMessages(plan_); !status.ok())
       return status;
-    for (uint32_t rank = 0; rank < plan_.world(); ++rank) { // which sends pack
+    for (uint32_t rank = 0; rank < plan_.world(); ++rank) { // finds which sends pack
       std::shared_ptr<const Segment> segment;
       if (Status status = plan_.segment(rank, segment); !status.ok())
         return status;

@@ -29,8 +29,8 @@ struct PullRange {
   uint64_t unpacked = 0; // bytes that the reader unpacks, or copies, when the range has arrived
   bool packed = false;   // the server packs the range
   bool bySource = false; // engine replicas do not serve it: their memory has it in another form
-  Progress served;       // of the sender, before it can serve the range; lane kOwn only
-  Progress wanted;       // of the reader, before it reads the range
+  Progress served;       // by the sender, before it can serve the range; lane kOwn only
+  Progress wanted;       // by the reader, before it reads the range
 };
 
 /// The ranges of one rank of the target.
@@ -50,7 +50,7 @@ public:
   /// The plan's target must be a pool.
   static Result<PullRanges> of(const Plan &plan);
 
-  uint32_t firstRank() const { return first_; } // of replica 0
+  uint32_t firstRank() const { return first_; } // in replica 0
   uint32_t meshRanks() const { return static_cast<uint32_t>(ranks_.size()); }
   const RankRanges &of(uint64_t meshRank) const { return ranks_[meshRank]; }
 

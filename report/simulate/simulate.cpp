@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Simulates the steps of a plan as tasks, and their messages as flows that divide the bandwidth of links. Also the
+// lower bound of the time.
 #include "report/simulate/simulate.h"
 
 #include "base/work_deadline.h"
@@ -178,7 +180,7 @@ private:
 
   std::vector<Resource> resources_;
   std::vector<Flow> flows_;
-  std::vector<uint32_t> free_; // of flows_
+  std::vector<uint32_t> free_; // unused entries of flows_
   std::priority_queue<Event> events_;
   double now_ = 0;
   uint64_t update_ = 0;                         // the number of updates
@@ -239,7 +241,7 @@ private:
   /// sent (released); the bytes arrive one latency later (arrived). There are millions of tasks, and most are
   /// not in a memory cache when they are needed: so a task is small, and all of it is in one place.
   struct Group {
-    Activity activity;                         // of all chunks together
+    Activity activity;                         // all chunks together
     uint32_t first = 0, second = 0;            // resources
     double delay = 0;                          // seconds from released to arrived
     uint32_t task = 0, stride = 1, chunks = 1; // chunk c is task `task` + c * stride
@@ -253,7 +255,7 @@ private:
   struct Task {
     uint32_t group = 0;
     uint32_t waits = 0;  // for how many events of other tasks
-    uint32_t lists[2]{}; // of the tasks that wait for its events: where they begin in waiting_
+    uint32_t lists[2]{}; // where the tasks that wait for its events begin in waiting_
     double begin = 0, end = 0;
   };
   /// The tasks of a message.
@@ -527,7 +529,7 @@ private:
   std::vector<Group> groups_;
   std::vector<Task> tasks_;       // and one more
   std::vector<uint32_t> waiting_; // tasks
-  uint64_t count_ = 0;            // of tasks
+  uint64_t count_ = 0;            // the number of tasks
   uint64_t dependencies_ = 0;
   bool counting_ = true;                                        // the first pass of after()
   std::map<std::pair<uint32_t, const Step *>, uint32_t> local_; // copies and fills

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Simulates the reads of all engine replicas of a pool, from the trainer and from each other.
 #include "report/simulate/simulate_pool.h"
 
 #include "base/work_deadline.h"

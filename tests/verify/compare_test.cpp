@@ -54,7 +54,7 @@ TEST(TensorValues, EqualAMapOfTheElements) {
     EXPECT_EQ(values.finish(),
               std::any_of(times.begin(), times.end(), [](const auto &each) { return each.second > 1; }));
     for (int64_t element = 0; element < kElements + 100;) {
-      const Stretch found = values.stretch(element, 1 + below(kElements), item);
+      const ValueSpan found = values.span(element, 1 + below(kElements), item);
       ASSERT_GT(found.count, 0);
       for (int64_t k = 0; k < found.count; ++k, ++element) {
         ASSERT_EQ(found.data != nullptr, times.count(element) > 0) << element;
@@ -77,7 +77,7 @@ TEST(TensorValues, LongRangesAreNotCopied) {
   values.refer(row, memory.data() - 512, 2); // short, and not contiguous with the rows before
   values.finish();
   EXPECT_EQ(values.copiedBytes(), 8u);
-  const Stretch all = values.stretch(0, 4000, 2);
+  const ValueSpan all = values.span(0, 4000, 2);
   EXPECT_EQ(all.count, 2048);
   EXPECT_EQ(all.data, memory.data());
 }
@@ -93,8 +93,8 @@ TEST(TensorValues, CopiesThatMustAgree) {
   row.logical = row.local = 3;
   values.put(row, memory.data(), 2, true); // elements 3 to 18, of which 16 to 18 are new
   EXPECT_EQ(values.conflict(), 5);
-  EXPECT_EQ(values.stretch(0, 100, 2).count, 19);
-  EXPECT_EQ(values.stretch(5, 1, 2).data[1], std::byte{1}) << "the last value remains";
+  EXPECT_EQ(values.span(0, 100, 2).count, 19);
+  EXPECT_EQ(values.span(5, 1, 2).data[1], std::byte{1}) << "the last value remains";
   row = {nullptr, -1, 9, -1, 9, -1, 5};
   memory[18] = std::byte{1};
   TensorValues backwards;

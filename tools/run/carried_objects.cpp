@@ -35,7 +35,7 @@ std::string refusalOf(const Plan &plan, const std::string &name, const StoredObj
 std::set<std::string> tensorNames(const Plan &plan) {
   std::set<std::string> names;
   for (uint32_t e = 1; e < plan.manifest().endpoints()->size(); ++e)
-    for (TensorSpec &tensor : specs(plan, e, 0)) // which has all tensors of a checkpoint, or a chunk of each
+    for (TensorSpec &tensor : specs(plan, e, 0)) // rank 0 has all tensors of a checkpoint, or a chunk of each
       names.insert(std::move(tensor.name));
   return names;
 }

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Writes and reads the journal: a line with the run, then a line each time when more copies are on the device. A thread
+// writes the files of the folder to the device before such a line.
 #include "tools/run/copy_journal.h"
 
 #include "base/atomic_file.h"
@@ -95,7 +97,7 @@ std::vector<JournalFile> journalFiles(const Memory &memory) {
 
 Result<std::vector<std::string>> entriesOf(const std::string &folder) {
   namespace fs = std::filesystem;
-  constexpr size_t kMost = size_t{1} << 20;
+  constexpr size_t kMaxFiles = size_t{1} << 20;
   std::vector<std::string> found;
   std::error_code error;
   for (fs::recursive_directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
@@ -105,8 +107,8 @@ Result<std::vector<std::string>> entriesOf(const std::string &folder) {
     std::error_code lost;
     const fs::file_status status = at->symlink_status(lost);
     found.push_back(name + (fs::is_regular_file(status) || fs::is_directory(status) ? "" : " (no file of its own)"));
-    if (found.size() > kMost)
-      return failed("'" + folder + "' has more than " + std::to_string(kMost) + " files");
+    if (found.size() > kMaxFiles)
+      return failed("'" + folder + "' has more than " + std::to_string(kMaxFiles) + " files");
   }
   if (error)
     return failed("cannot list '" + folder + "': " + error.message());
@@ -159,8 +161,8 @@ CopyJournal::~CopyJournal() {
 
 /// Reads all lines. What follows them is removed by the next append().
 Status CopyJournal::read(const JournalRun &run) {
-  constexpr uint64_t kMost = uint64_t{1} << 30;
-  const Result<std::string> text = readWhole(path_, kMost);
+  constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
+  const Result<std::string> text = readWhole(path_, kMaxBytes);
   if (!text.ok())
     return text.status();
   for (size_t line = 1, next = 0; (next = text->find('\n', end_)) != std::string_view::npos; ++line) {

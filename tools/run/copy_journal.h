@@ -26,8 +26,8 @@ struct JournalFile {
 /// The run that a journal belongs to. Only an equal run continues it.
 struct JournalRun {
   std::string plan, transport;                // the plan's digest
-  uint32_t rank = 0;                          // of the process
-  std::map<std::string, std::string> options; // those that determine the written files, by name
+  uint32_t rank = 0;                          // this process's
+  std::map<std::string, std::string> options; // by name; only those that determine the written files
   std::vector<JournalFile> files;
   std::vector<std::string> written; // the files and folders in the unfinished folder
 };
@@ -79,9 +79,9 @@ private:
   std::string path_;
   const std::string folder_;
   int file_ = -1;
-  uint64_t end_ = 0; // of the valid lines
+  uint64_t end_ = 0; // after the valid lines
   JournalRecord found_, written_, next_;
-  Status status_; // of the thread
+  Status status_; // the thread's first error
   bool stop_ = false;
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Runs a plan as reshard-exec does: opens the memory and the transport, runs, checks the result, and reports failures
+// to the other processes.
 #include "tools/run/execution.h"
 
 #include "base/atomic_file.h"
@@ -134,7 +136,7 @@ private:
     if (!executor_ && options_.traits().rendezvous) { // the other processes wait in their open
       const reshard_options options = openOptions(options_, threads_);
       if (!plan_ || !options_.rank || *options_.rank < plan_->world()) [[maybe_unused]]
-        const reshard_status told =
+        const reshard_status sent =
             reshard_fail_open(options_.rank ? &*options_.rank : nullptr, &options, reason.c_str());
       return code;
     }
@@ -371,17 +373,17 @@ private:
     throwOnError(copyThroughFiles(*executor_, files, !options_.noSync), kUsage);
   }
 
-  /// Compares the written files with the source's. Each process checks its own targets, and its share of the files that
+  /// Compares the written files with the source's. Each process checks its own targets, and its part of the files that
   /// all processes write.
   void checkFiles(const Memory &source, const Memory &target, const ResidentMemoryLimit &limit) {
     const double begin = now();
     const WorkDeadline deadline("the check", options_.timeout);
     ProgressLine progress("check");
-    const CompareShare share = ranks_.empty() ? CompareShare() : CompareShare{ranks_[0], plan_->world()};
+    const CompareProcess among = ranks_.empty() ? CompareProcess() : CompareProcess{ranks_[0], plan_->world()};
     CompareWatch watch{[&](double fraction) { progress.at(fraction); }, [&] { limit.check(); }};
     if (options_.memory > 0)
       watch.copies = std::min(watch.copies, options_.memory / 4);
-    result_ = compare(*plan_, source.rankMemories(), target.rankMemories(), threads_, watch, share);
+    result_ = compare(*plan_, source.rankMemories(), target.rankMemories(), threads_, watch, among);
     trace_.add("check", begin);
   }
 
@@ -770,10 +772,10 @@ private:
   bool reachable_ = false; // the other processes will call allReduceMin() next
   std::unique_ptr<Plan> plan_;
   std::string source_, target_; // folders
-  std::vector<uint32_t> ranks_; // of this process; empty: all
+  std::vector<uint32_t> ranks_; // this process's; empty: all
   std::map<std::tuple<uint32_t, uint32_t, std::string>, std::byte *>
       storages_;                   // memory of params with a transform, by endpoint, rank and name
-  std::unique_ptr<Device> device_; // that holds the params
+  std::unique_ptr<Device> device_; // holds the params
   std::optional<DeviceMemory> sourceOnDevice_, targetOnDevice_;
   std::unique_ptr<reshard_executor, Close> executor_;
   std::vector<RunTime> runs_;

@@ -19,12 +19,12 @@ struct ExecutionOptions {
   bool synthesize = false, check = false, checkReplicas = false;
   std::string allow; // "extra": tensors in the source's files that the plan does not use are ignored, and objects that
                      // the target cannot hold
-  Renames renames;   // of tensors in the source's files
+  Renames renames;   // for tensors in the source's files
   ObjectRules objects; // without allowExtra, which `allow` states
   uint64_t seed = 0, repeat = 1;
   unsigned threads = 0;         // 0: all cores
   double timeout = 0;           // 0: none
-  std::optional<uint32_t> rank; // of this process; no value: the transport finds it
+  std::optional<uint32_t> rank; // this process's; no value: the transport finds it
   std::string rendezvous, job;  // empty: none
   bool insecure = false;
   bool noLocalShortcut = false, privateMemory = false;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Allocates the memory of params, and maps or creates the files of storage endpoints.
 #include "tools/run/memory.h"
 
 #include "base/input_file.h"
@@ -74,7 +75,7 @@ public:
     for (const schema::Extent *extent : orEmpty(param.shape())) {
       std::vector<int64_t> &begins = grid.begins_.emplace_back();
       int64_t end = 0;
-      for (const int64_t length : *extent->at()) { // of coordinates without a piece: 0
+      for (const int64_t length : *extent->at()) { // 0 at coordinates without a piece
         begins.push_back(end);
         if (__builtin_add_overflow(end, length, &end) || schema::orEmpty(extent->axes()).size() > 1)
           return failed("the chunks of param '" + param.name()->str() + "' of " + endpoint.role()->str() +

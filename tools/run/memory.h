@@ -67,7 +67,7 @@ private:
 
   const Plan &plan_;
   std::vector<uint32_t> ranks_; // empty: all
-  Renames renames_;             // of the source's tensors
+  Renames renames_;             // for the source's tensors
   std::vector<verify::MeshRankMemory> rankMemories_;
   std::vector<std::unique_ptr<checkpoints::Checkpoint>> checkpoints_;
   std::map<std::string, checkpoints::StoredObject> objects_;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Fills a folder under a temporary name, removes or takes over those of ended processes, and handles signals.
 #include "tools/run/new_folder.h"
 
 #include "base/hash.h"

@@ -31,7 +31,7 @@ RunProgress::RunProgress(const Plan &plan, const Memory &target) {
 }
 
 void RunProgress::at(const CopyProgress &progress) {
-  if (!begun_ || progress.bytesDone < last_) { // of a run; what an earlier process has done is skipped at once
+  if (!begun_ || progress.bytesDone < last_) { // a run begins; what an earlier process has done is skipped at once
     begun_ = true;
     first_ = progress.bytesDone;
     begin_ = now();

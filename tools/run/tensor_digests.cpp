@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Digests the tensors of a checkpoint, or of one side of a plan, and compares two such sets by name.
 #include "tools/run/tensor_digests.h"
 
 #include "base/input_file.h"

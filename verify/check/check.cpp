@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Compares target memory with the values that the source sends, by the layouts of the manifest: transfers are not read.
 #include "verify/check/check.h"
 
 #include "base/hash.h"
@@ -67,7 +68,7 @@ public:
       compare(instance, params[0], 0, expected[0], result);
     } else {
       QuantizedBands bands(endpoint_, instance.param, memory_.meshRank, tensorScales(instance));
-      while (bands.next(std::max(kAtOnce, elements / kMostBands))) {
+      while (bands.next(std::max(kAtOnce, elements / kMaxBands))) {
         room_.with(static_cast<uint64_t>(bands.count() * (item + 2)), [&] { // values, codes, and bits of the coverage
           const Bytes values = written(instance, parts, {bands.first(), bands.count()}, tensor, result);
           compare(instance, params[0], bands.codesAt(), bands.codes(values.data()), result);
@@ -108,7 +109,7 @@ private:
 
   /// A band has so many elements of a view, or more if there would be too many bands: each band visits the ranges of
   /// the parts that it meets.
-  static constexpr int64_t kAtOnce = 1 << 18, kMostBands = 1 << 10;
+  static constexpr int64_t kAtOnce = 1 << 18, kMaxBands = 1 << 10;
 
   /// Compares a part of a base param of a view, from byte `at` on.
   void compare(const ParamInstance &instance, uint32_t param, int64_t at, const Bytes &expected,
@@ -147,7 +148,7 @@ private:
       const bool contiguous = range.logicalStep == 1 && range.localStep == 1;
       for (int64_t k = 0; range.tensor && k < range.count;) {
         const ElementRange at = range.at(k);
-        const Stretch sent = tensor.sent(at.logical, contiguous ? range.count - k : 1, item);
+        const ValueSpan sent = tensor.sent(at.logical, contiguous ? range.count - k : 1, item);
         if (sent.data)
           std::memcpy(bytes.data() + at.local * item, sent.data, static_cast<size_t>(sent.count * item));
         else if (result.mismatches += static_cast<uint64_t>(sent.count); result.first.empty())
@@ -240,7 +241,7 @@ CheckResult check(const Plan &plan, const MeshRankMemory &memory, uint64_t seed,
 }
 
 CheckResult check(const Plan &plan, const MeshRankMemory &memory, Reference &reference, unsigned threads) {
-  CopyRoom room(kMostCopies);
+  CopyRoom room(kMaxCopies);
   return checkMeshRank(plan, memory, reference, threads, false, room, {});
 }
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Compares memory with memory through the layouts of the manifest, tensor by tensor: targets with sources, and replicas
+// with each other.
 #include "verify/check/compare.h"
 
 #include "base/parallel.h"
@@ -116,7 +118,7 @@ int64_t compareReplica(const Plan &plan, const TensorInstance &replica, TensorVa
     const bool contiguous = range.logicalStep == 1 && range.localStep == 1;
     for (int64_t k = 0; k < range.count;) {
       ElementRange rest = range.at(k);
-      const Stretch known = before.stretch(rest.logical, contiguous ? range.count - k : 1, item);
+      const ValueSpan known = before.span(rest.logical, contiguous ? range.count - k : 1, item);
       const std::byte *here = memory + rest.local * item;
       k += known.count;
       if (!known.data) {
@@ -253,17 +255,17 @@ void compareInstance(const Plan &plan, const PlanConversions &conversions, const
 } // namespace
 
 CheckResult compare(const Plan &plan, const RankMemories &source, const RankMemories &target, unsigned threads,
-                    const CompareWatch &watch, const CompareShare &share) {
+                    const CompareWatch &watch, const CompareProcess &among) {
   const auto isStorage = [&](const MeshRankMemory &rankMemory) {
     return plan.manifest().endpoints()->Get(rankMemory.endpoint)->storage();
   };
   const TensorInstances wanted(plan, target);
-  std::vector<bool> mine; // of each tensor, whether this process compares its instances in storage
+  std::vector<bool> mine; // by tensor: whether this process compares its instances in storage
   size_t stored = 0;      // such tensors, which are the same in all processes: other targets may differ
   for (const auto &[name, targets] : wanted.all()) {
     const bool any =
         std::any_of(targets.begin(), targets.end(), [&](const auto &each) { return isStorage(*each.rankMemory); });
-    mine.push_back(any && stored % share.processes == share.process);
+    mine.push_back(any && stored % among.processes == among.process);
     stored += any;
   }
   Reference reference(plan, source, static_cast<size_t>(watch.copies / 4));
@@ -291,7 +293,7 @@ CheckResult compare(const Plan &plan, const RankMemories &source, const RankMemo
       },
       watch.progress);
   for (const MeshRankMemory &rankMemory : target)
-    if (share.process == 0 || !isStorage(rankMemory)) {
+    if (among.process == 0 || !isStorage(rankMemory)) {
       result.add(checkViews(plan, rankMemory, reference, threads, copies, watch.accessed));
       checkCoverage(plan, rankMemory, result);
     }

@@ -14,19 +14,19 @@ struct CompareWatch {
   std::function<void()> accessed;       // on any thread, after accesses to about 1 MiB of memory
   /// Bytes of tensors that it copies at a time; a larger tensor is copied alone. Besides, it keeps tensors and
   /// dequantized matrices for further use, at most a quarter as many bytes of each.
-  uint64_t copies = kMostCopies;
+  uint64_t copies = kMaxCopies;
 };
 
 /// One of several processes that compare the same files: each takes some of the tensors, the first one also quantized
 /// params.
-struct CompareShare {
+struct CompareProcess {
   size_t process = 0, processes = 1;
 };
 
 /// Compares target memory with source memory, and padding with zeros. An element that no part covers counts as a
-/// mismatch. `share`: of the endpoints that are storage.
+/// mismatch. `among`: which process this is, for endpoints that are storage.
 CheckResult compare(const Plan &plan, const RankMemories &source, const RankMemories &target, unsigned threads,
-                    const CompareWatch &watch = {}, const CompareShare &share = {});
+                    const CompareWatch &watch = {}, const CompareProcess &among = {});
 
 /// The differences between source replicas, each with the instance it was compared with. For quantized params, also
 /// tied ones, codes and scales are compared if the blocks are the same.

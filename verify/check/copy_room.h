@@ -9,7 +9,7 @@
 
 namespace reshard::verify {
 
-constexpr uint64_t kMostCopies = uint64_t{1} << 30; // bytes, where nobody states a bound
+constexpr uint64_t kMaxCopies = uint64_t{1} << 30; // bytes, where nobody states a bound
 
 /// Bounds the bytes of copies that are in memory at a time. A copy that is larger than the bound is made alone.
 class CopyRoom {

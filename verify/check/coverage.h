@@ -34,7 +34,7 @@ private:
   std::vector<Entry> entries_; // by `first`
 };
 
-/// Which elements of an instance its parts have covered.
+/// The elements of an instance that its parts have covered.
 class Coverage {
 public:
   explicit Coverage(int64_t elements) : elements_(elements), words_(static_cast<size_t>((elements + 63) / 64)) {}

@@ -31,7 +31,7 @@ int64_t countDifferent(const std::byte *found, int64_t step, const std::byte *ex
 }
 
 /// Counts the elements [from, from + sent.count) of a range that differ from those that the source sends.
-int64_t countWrong(const std::byte *memory, const ElementRange &range, int64_t from, const Stretch &sent,
+int64_t countWrong(const std::byte *memory, const ElementRange &range, int64_t from, const ValueSpan &sent,
                    const SynthesizedValues &values) {
   const int64_t item = itemBytes(values.storageDtype), sentItem = itemBytes(values.sentDtype), step = range.localStep;
   const std::byte *found = memory + (range.local + from * step) * item;
@@ -54,8 +54,8 @@ int64_t countUnlikeSource(const std::byte *memory, const ElementRange &range, co
                           const SynthesizedValues &values) {
   int64_t wrong = 0;
   for (int64_t k = 0; k < range.count;) {
-    const Stretch sent = tensor.sent(range.logical + k * range.logicalStep,
-                                     range.logicalStep == 1 ? range.count - k : 1, itemBytes(values.sentDtype));
+    const ValueSpan sent = tensor.sent(range.logical + k * range.logicalStep,
+                                       range.logicalStep == 1 ? range.count - k : 1, itemBytes(values.sentDtype));
     wrong += sent.data ? countWrong(memory, range, k, sent, values) : sent.count;
     k += sent.count;
   }
@@ -95,7 +95,7 @@ std::optional<uint64_t> ExpectedTensor::code(const SynthesizedValues &values, in
     return values(key_, static_cast<uint64_t>(element));
   uint64_t code = 0;
   const int64_t item = itemBytes(values.sentDtype);
-  const Stretch found = sent(element, 1, item);
+  const ValueSpan found = sent(element, 1, item);
   if (!found.data)
     return std::nullopt;
   std::memcpy(&code, found.data, static_cast<size_t>(item));

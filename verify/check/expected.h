@@ -30,9 +30,7 @@ public:
 
   /// Elements as they are sent, of a tensor that is read from the source. As TensorValues::stretch; `item`: bytes of an
   /// element.
-  Stretch sent(int64_t element, int64_t most, int64_t item) const {
-    return sourceValues_->stretch(element, most, item);
-  }
+  ValueSpan sent(int64_t element, int64_t most, int64_t item) const { return sourceValues_->span(element, most, item); }
   /// An element as the target param stores it; empty if the source does not hold it.
   std::optional<uint64_t> code(const SynthesizedValues &values, int64_t element) const;
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Makes the values of each tensor that the source sends, and keeps those that are needed again.
 #include "verify/check/reference.h"
 
 #include "base/work_deadline.h"
@@ -13,7 +14,7 @@ using namespace schema;
 
 Reference::Reference(const Plan &plan, uint64_t seed)
     : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), conversions_(plan.manifest()), seed_(seed),
-      tensors_(kMostCached), matrices_(kMostCached) {
+      tensors_(kMaxCached), matrices_(kMaxCached) {
   for (uint32_t meshRank = 0; meshRank < endpoint_.ranks()->size(); ++meshRank) {
     rankMemories_.push_back({0, meshRank, {}});
     for (const Param *param : orEmpty(endpoint_.params()))
@@ -75,7 +76,7 @@ void Reference::forEachValue(const TensorInstance &held,
     return forEachRangeIn(held, [&](const ElementRange &range) { visit(range, memory.get()); });
   }
   // A param may stack many matrices, each of another tensor: those that this tensor meets are enough.
-  int64_t elements = 1; // of a matrix
+  int64_t elements = 1; // in a matrix
   for (const int64_t length : held.instance->shape)
     elements *= length;
   elements /= std::max<int64_t>(matrixCount(endpoint_, held.instance->param, held.rankMemory->meshRank), 1);
@@ -208,7 +209,7 @@ Reference::Copies Reference::copiesOf(const TensorInstance &held) {
       return;
     const PartGrid::Dimension *last = grid.dimensions.empty() ? nullptr : &grid.dimensions.back();
     copies.elements = copies.elements || viewed(grid.pattern) || !last || last->localStride != 1 ||
-                      last->logicalStride != 1 || last->blocks.front().length() * item < TensorValues::kLeastReferred;
+                      last->logicalStride != 1 || last->blocks.front().length() * item < TensorValues::kMinReferred;
     copies.tensorBytes = std::max(copies.tensorBytes, static_cast<uint64_t>(grid.elements() * item));
   });
   return copies;

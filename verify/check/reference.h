@@ -20,7 +20,7 @@
 
 namespace reshard::verify {
 
-constexpr size_t kMostCached = size_t{1} << 28; // bytes, where nobody states a bound
+constexpr size_t kMaxCached = size_t{1} << 28; // bytes, where nobody states a bound
 
 /// A thread-safe cache of computed values, of at most so many bytes and one value more. A request for a value that
 /// another thread is computing waits for it.
@@ -71,7 +71,7 @@ public:
   Reference(const Plan &plan, uint64_t seed);
   /// For a source in memory, which must outlive this. `cached`: the most bytes of tensors and of dequantized matrices
   /// that are kept for further use, each.
-  Reference(const Plan &plan, const RankMemories &source, size_t cached = kMostCached);
+  Reference(const Plan &plan, const RankMemories &source, size_t cached = kMaxCached);
 
   /// Whether values of a tensor pattern depend on quantization, so that its synthesized values alone do not determine
   /// them: a source param that holds it is quantized or is a quantized view.
@@ -106,7 +106,7 @@ private:
   /// What assemble() copies of a tensor in a param.
   struct Copies {
     bool elements = false;
-    uint64_t tensorBytes = 0; // of the largest part
+    uint64_t tensorBytes = 0; // the largest part's
   };
   Copies copiesOf(const TensorInstance &held);
   schema::InstanceLayout layoutOf(const MeshRankMemory &rankMemory, const schema::ParamInstance &instance) const;
@@ -135,11 +135,11 @@ private:
   std::map<uint32_t, Copies> copies_; // by param
   Cache<std::string, TensorValues> tensors_;
   Cache<Key, Bytes> matrices_;
-  Cache<Key, Bytes> instances_{kMostCached}; // of synthesized values, as quantized_
-  Cache<Key, std::vector<Bytes>> quantized_{kMostCached};
+  Cache<Key, Bytes> instances_{kMaxCached}; // synthesized values, as quantized_
+  Cache<Key, std::vector<Bytes>> quantized_{kMaxCached};
   std::map<int, AmaxMatrices> amaxOf_;                               // by the tensor pattern of an `amax` view
   std::map<uint32_t, std::vector<const schema::Param *>> amaxViews_; // by the param of the codes
-  Cache<std::string, std::vector<float>> amax_{kMostCached};
+  Cache<std::string, std::vector<float>> amax_{kMaxCached};
 };
 
 } // namespace reshard::verify

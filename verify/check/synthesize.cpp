@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Synthesizes values from a seed, a tensor and an index, as elements or as codes and scales.
 #include "verify/check/synthesize.h"
 
 #include "executor/memory/view_jobs.h"
@@ -69,8 +70,8 @@ uint64_t matrixKey(const InstanceLayout &elements, const std::vector<int64_t> &a
   return keys.empty() ? 0 : keys.begin()->second;
 }
 
-/// Of the matrices that an instance of elements holds: they have an amax of 2 to 4, which is greater than all
-/// synthesized values; the same for all parts of a matrix. Empty if the format has no tensor scales.
+/// The tensor scales of the matrices that an instance of elements holds: they have an amax of 2 to 4, which is greater
+/// than all synthesized values; the same for all parts of a matrix. Empty if the format has no tensor scales.
 std::vector<float> tensorScales(const InstanceLayout &elements) {
   const kernels::Quantized matrices =
       ViewJobs::matricesOf(elements.endpoint, elements.instance.param, elements.meshRank);

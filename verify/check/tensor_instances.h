@@ -23,7 +23,7 @@ namespace reshard::verify {
 /// One instance of a param on a mesh rank, and its parts that hold elements of one tensor, or padding.
 struct TensorInstance {
   const MeshRankMemory *rankMemory;
-  std::shared_ptr<const schema::ParamInstance> instance; // of its rank class: the name is nameOf()
+  std::shared_ptr<const schema::ParamInstance> instance; // its rank class's: the name is nameOf()
   const schema::Holdings *holdings = nullptr;
   std::span<const uint32_t> parts = {}; // in `holdings`
 };
@@ -46,7 +46,7 @@ public:
   std::span<const TensorInstance> of(const std::string &name) const;
 
 private:
-  std::list<schema::Holdings> holdings_; // of each endpoint with memory
+  std::list<schema::Holdings> holdings_; // for each endpoint with memory
   std::vector<std::pair<std::string, std::vector<TensorInstance>>> all_;
 };
 

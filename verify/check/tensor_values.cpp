@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Keeps the values of one tensor that several instances hold: long ranges where they are, others as copies.
 #include "verify/check/tensor_values.h"
 
 #include "base/text.h"
@@ -92,7 +93,7 @@ void TensorValues::refer(const ElementRange &range, const std::byte *memory, int
 }
 
 void TensorValues::addLast() {
-  if (last_.count * last_.item >= kLeastReferred)
+  if (last_.count * last_.item >= kMinReferred)
     runs_.push_back(last_);
   else if (last_.count > 0)
     copy(last_.first, last_.count, last_.data, last_.item);
@@ -103,7 +104,7 @@ bool TensorValues::finish() {
   addLast();
   std::stable_sort(runs_.begin(), runs_.end(), [](const Run &a, const Run &b) { return a.first < b.first; });
   size_t kept = 0;
-  int64_t end = 0; // of the runs that are kept
+  int64_t end = 0; // after the runs that are kept
   for (Run run : runs_) {
     if (const int64_t known = std::min(end - run.first, run.count); known > 0) {
       twice_ = true;
@@ -112,7 +113,7 @@ bool TensorValues::finish() {
       run.data += known * run.item;
     }
     for (int64_t at = run.first; at < run.end() && !twice_ && room_ > 0;) {
-      const Stretch copies = copiedStretch(at, run.end() - at, run.item);
+      const ValueSpan copies = copiedSpan(at, run.end() - at, run.item);
       twice_ = copies.data != nullptr;
       at += copies.count;
     }
@@ -136,7 +137,7 @@ void TensorValues::put(const ElementRange &range, const std::byte *memory, int64
 
 void TensorValues::putRun(int64_t first, int64_t count, const std::byte *from, int64_t item, bool agree) {
   for (int64_t k = 0; agree && conflict_ < 0 && k < count;) {
-    const Stretch known = copiedStretch(first + k, count - k, item);
+    const ValueSpan known = copiedSpan(first + k, count - k, item);
     const std::byte *here = from + k * item, *end = here + known.count * item;
     if (known.data && std::memcmp(here, known.data, static_cast<size_t>(known.count * item)) != 0)
       conflict_ = first + k + (std::mismatch(here, end, known.data).first - here) / item;
@@ -159,7 +160,7 @@ void TensorValues::copy(int64_t first, int64_t count, const std::byte *from, int
   }
 }
 
-Stretch TensorValues::copiedStretch(int64_t element, int64_t most, int64_t item) const {
+ValueSpan TensorValues::copiedSpan(int64_t element, int64_t most, int64_t item) const {
   const bool known = copied(element);
   int64_t count = 1;
   while (count < most) {
@@ -177,7 +178,7 @@ Stretch TensorValues::copiedStretch(int64_t element, int64_t most, int64_t item)
   return {count, known ? &bytes_[element * item] : nullptr};
 }
 
-Stretch TensorValues::stretch(int64_t element, int64_t most, int64_t item) const {
+ValueSpan TensorValues::span(int64_t element, int64_t most, int64_t item) const {
   const auto after = std::upper_bound(runs_.begin(), runs_.end(), element,
                                       [](int64_t wanted, const Run &run) { return wanted < run.first; });
   if (after != runs_.begin())
@@ -185,7 +186,7 @@ Stretch TensorValues::stretch(int64_t element, int64_t most, int64_t item) const
       return {std::min(most, run.end() - element), run.data + (element - run.first) * item};
   if (after != runs_.end())
     most = std::min(most, after->first - element);
-  return copiedStretch(element, most, item);
+  return copiedSpan(element, most, item);
 }
 
 } // namespace reshard::verify

@@ -32,17 +32,16 @@ private:
 };
 
 /// Elements of a tensor that follow each other: all known and contiguous in memory, or all unknown.
-struct Stretch {
+struct ValueSpan {
   int64_t count;
-  const std::byte *data; // of the first one; null: unknown
+  const std::byte *data; // the first one's; null: unknown
 };
 
 /// The values of a tensor: long contiguous ranges stay where they are, others are copied. All elements have the same
 /// size, `item` bytes.
 class TensorValues {
 public:
-  static constexpr int64_t kLeastReferred =
-      512; // bytes of a range that stays where it is, many times those of its entry
+  static constexpr int64_t kMinReferred = 512; // bytes of a range that stays where it is, many times those of its entry
 
   /// Adds elements whose memory outlives this object. finish() must follow the last call.
   void refer(const schema::ElementRange &range, const std::byte *memory, int64_t item);
@@ -52,8 +51,8 @@ public:
   /// Adds copies of elements. `agree`: those that were copied already must be equal (see conflict()).
   void put(const schema::ElementRange &range, const std::byte *memory, int64_t item, bool agree);
 
-  /// The longest stretch that begins at an element, of at most `most` elements, at least one. After finish().
-  Stretch stretch(int64_t element, int64_t most, int64_t item) const;
+  /// The longest span that begins at an element, of at most `most` elements, at least one. After finish().
+  ValueSpan span(int64_t element, int64_t most, int64_t item) const;
 
   /// An element for which two instances have different values; -1: none.
   int64_t conflict() const { return conflict_; }
@@ -73,9 +72,9 @@ private:
   void putRun(int64_t first, int64_t count, const std::byte *from, int64_t item, bool agree);
   void copy(int64_t first, int64_t count, const std::byte *from, int64_t item);
   void grow(int64_t end, int64_t item);
-  Stretch copiedStretch(int64_t element, int64_t most, int64_t item) const;
+  ValueSpan copiedSpan(int64_t element, int64_t most, int64_t item) const;
 
-  Run last_{0, 0, 0, nullptr}; // which later ranges may continue
+  Run last_{0, 0, 0, nullptr}; // later ranges may continue it
   std::vector<Run> runs_;      // after finish(): by element, without overlaps
   LazyBuffer bytes_, copied_;  // the copies, and a bit for each element
   int64_t room_ = 0, conflict_ = -1;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Reads and writes quantized views, instance by instance.
 #include "verify/layout/quantized_views.h"
 
 #include "executor/memory/view_jobs.h"
@@ -106,7 +107,7 @@ Bytes readMatrix(const Endpoint &endpoint, uint32_t number, uint32_t meshRank,
   const QuantizedView &view = *endpoint.params()->Get(number)->view();
   kernels::Quantized one = ViewJobs::matricesOf(endpoint, number, meshRank);
   one.matrices = 1;
-  const auto at = [&](size_t i, uint64_t bytes) { // of a base param that has so many bytes for each matrix; only read
+  const auto at = [&](size_t i, uint64_t bytes) { // a base param has so many bytes for each matrix; only read
     return const_cast<std::byte *>(memory[i]) + static_cast<uint64_t>(matrix) * bytes;
   };
   switch (view.kind()) {

@@ -70,7 +70,7 @@ private:
   const uint32_t view_, meshRank_;
   const QuantizedFormat &format_;
   const std::vector<float> tensorScales_;
-  Bytes plainScales_;                           // of all rows of blocks
+  Bytes plainScales_;                           // for all rows of blocks
   uint64_t matrix_ = 0, row_ = 0, nextRow_ = 0; // the band begins at this row of blocks of this matrix
   int64_t first_ = 0, count_ = 0;
 };

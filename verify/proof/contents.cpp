@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Finds by the layouts which tensor elements a buffer holds, as regular sets that buffers of one form have in common.
 #include "verify/proof/contents.h"
 
 #include "base/work_deadline.h"

@@ -24,7 +24,7 @@ const schema::BufferRange *bufferRangeOf(const schema::Segment &segment, uint32_
 
 /// The elements that a range of buffers holds: equal numbers mean equal elements.
 struct ContentNumber {
-  uint64_t param; // of all endpoints, from 1
+  uint64_t param; // from 1, over all endpoints
   uint64_t rankClass;
   auto operator<=>(const ContentNumber &) const = default;
 };
@@ -49,7 +49,7 @@ struct ContentForm {
     uint32_t part;
     uint64_t values;
   };
-  uint32_t number;       // of no other form, from 1
+  uint32_t number;       // from 1; no other form has it
   bool ownForm = false;  // parts overlap, so each instance has a form of its own. This one has nothing else
   RegularSets sets;      // disjoint; their values are row-major positions in the tensors
   std::vector<Tag> tags; // by tag of the sets. Tag 0 is padding
@@ -95,7 +95,7 @@ private:
   /// An index variable of a part that is in the param's name, so that each instance has one value of it.
   struct Named {
     uint32_t part, sharding, variable; // variable: of the param
-    uint64_t stride;                   // of the value in TensorNumber::values
+    uint64_t stride;                   // the variable's, in TensorNumber::values
   };
   struct Layout {
     schema::RankClasses classes;
@@ -125,8 +125,8 @@ private:
   std::unordered_map<uint64_t, std::vector<schema::ParamInstance>> instances_;
   size_t cached_ = 0;
   uint32_t made_ = 0;           // forms
-  Words key_;                   // of the form that is looked for
-  std::vector<int64_t> values_; // of readValues()
+  Words key_;                   // for the form that is looked up
+  std::vector<int64_t> values_; // what readValues() reads
 };
 
 } // namespace reshard::verify

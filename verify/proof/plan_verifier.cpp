@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Follows the moves of each rank, compares each byte with the layouts, and divides the ranks among threads.
 #include "verify/proof/plan_verifier.h"
 
 #include "base/parallel.h"
@@ -74,7 +75,7 @@ public:
     return result_.error.empty();
   }
 
-  /// Of everything that it proved; after an error nothing more is to be proven.
+  /// The result of everything that it proved; after an error nothing more is to be proven.
   const VerifyResult &result() const { return result_; }
   std::vector<RankMove> &fileMoves() { return storage_; }
   const ReplicaProofs &replicas() const { return replicas_; }
@@ -493,13 +494,13 @@ private:
   KnownProofs known_;
   VerifyResult result_;
   std::vector<RankMove> moves_, storage_;
-  uint64_t work_ = 0; // of all NestSplitters
+  uint64_t work_ = 0; // spent by all NestSplitters
 };
 
 /// Distributes the proof among threads.
-class Verifier {
+class PlanVerifier {
 public:
-  Verifier(const Plan &plan, unsigned threads, const std::function<void(double)> &progress)
+  PlanVerifier(const Plan &plan, unsigned threads, const std::function<void(double)> &progress)
       : plan_(plan), paired_(plan), threads_(threads), progress_(progress) {}
 
   VerifyResult run() {
@@ -552,8 +553,8 @@ private:
     std::map<Digest, std::vector<uint32_t>> byTargets;
     for (uint32_t rank = 0; rank < plan_.world(); ++rank)
       byTargets[any.replicas().digestOf(rank)].push_back(rank);
-    constexpr size_t kLeast = 8;                                                  // of a divided group
-    const size_t most = std::max(kLeast, plan_.world() / (4 * size_t{threads_})); // of ranks
+    constexpr size_t kMinGroup = 8;                                                  // ranks of a divided group
+    const size_t most = std::max(kMinGroup, plan_.world() / (4 * size_t{threads_})); // ranks of a group
     std::vector<std::vector<uint32_t>> groups;
     for (const auto &[digest, ranks] : byTargets) {
       const size_t parts = threads_ == 1 ? 1 : (ranks.size() + most - 1) / most;
@@ -620,7 +621,7 @@ private:
   const unsigned threads_;
   const std::function<void(double)> &progress_;
   std::mutex mutex_;
-  std::vector<Thread> idle_;                 // of those without an error
+  std::vector<Thread> idle_;                 // threads without an error
   std::atomic<uint32_t> first_ = UINT32_MAX; // the first item (a rank, then a param of files) with an error
   VerifyResult result_;                      // its error
 };
@@ -768,7 +769,7 @@ Status PairedPlan::forEachMove(uint32_t rank, uint32_t number, uint32_t output,
 }
 
 VerifyResult verifyPlan(const Plan &plan, const std::function<void(double)> &progress, unsigned jobs) {
-  return Verifier(plan, jobs ? jobs : std::max(1u, std::thread::hardware_concurrency()), progress).run();
+  return PlanVerifier(plan, jobs ? jobs : std::max(1u, std::thread::hardware_concurrency()), progress).run();
 }
 
 } // namespace reshard::verify

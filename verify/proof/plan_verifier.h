@@ -27,7 +27,7 @@ struct Move {
   uint32_t sourceRank = 0, sourceBuffer = 0;
   uint64_t sourceOffset = 0;
   std::vector<Loop> loops;
-  uint32_t message = kNone;                     // that brings the bytes; kNone: the rank copies or fills them itself
+  uint32_t message = kNone;                     // brings the bytes; kNone: the rank copies or fills them itself
   uint32_t relay = kNone, relayMessage = kNone; // the rank that forwards them through its arena to this rank, by
                                                 // `message`, and the message that brings them there; kNone: no rank
   uint64_t bytes() const;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Searches regular sets, and splits loop nests at their borders, with repeated fragments as one.
 #include "verify/proof/regular_sets.h"
 
 #include <algorithm>

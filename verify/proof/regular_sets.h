@@ -71,9 +71,9 @@ struct Fragment {
     int64_t count, counterpart, origin, value; // count > 1
   };
   const RegularSet *set = nullptr;
-  int64_t position = 0, counterpart = 0, origin = 0, value = 0; // of the first element
+  int64_t position = 0, counterpart = 0, origin = 0, value = 0; // at the first element
   std::vector<Loop> loops;
-  Digits low{}, high{}; // of all elements
+  Digits low{}, high{}; // over all elements
 };
 
 enum class SplitStatus { done, missing, stopped, fragmented };
@@ -94,7 +94,7 @@ public:
 
 private:
   static constexpr size_t kMaxFragments = size_t{1} << 18; // in memory at a time
-  struct Start {                                           // of a nest
+  struct Start {                                           // where a nest begins
     int64_t position, counterpart, origin;
   };
   SplitStatus split(std::span<const LoopNest::Loop> loops, const Start &start);

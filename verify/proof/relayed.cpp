@@ -16,8 +16,8 @@ Status RelayedMoves::read(uint32_t rank, const Step &send) {
   sets_ = {};
   const std::string where = "rank " + std::to_string(rank) + ": relayed bytes for rank " + std::to_string(send.peer()) +
                             " in round " + std::to_string(send.round());
-  // Of the arena, by output: the loader has checked that relayed messages are contiguous there. One move of an output
-  // need not be, if the output is read from several buffers.
+  // The ranges of the arena, by output: the loader has checked that relayed messages are contiguous there. One move of
+  // an output need not be, if the output is read from several buffers.
   std::vector<std::pair<uint64_t, uint64_t>> ranges;
   for (uint32_t i = 0; i < send.after_count(); ++i) {
     const uint32_t number = segment.after()->Get(send.first_after() + i);

@@ -23,7 +23,7 @@ private:
   const schema::Step *send_ = nullptr; // the members below belong to it
   std::vector<Move> arrivals_;         // moves to the arena
   RegularSets sets_;                   // the same as sets: tags are indices in arrivals_, values are source offsets
-  uint64_t work_ = 0;                  // of NestSplitters
+  uint64_t work_ = 0;                  // spent by NestSplitters
 };
 
 } // namespace reshard::verify

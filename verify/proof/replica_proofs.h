@@ -30,7 +30,7 @@ public:
   /// An earlier rank that is proven, and the outputs that only one of both ranks has.
   struct Difference {
     uint32_t other;
-    Proof proof; // of the other rank
+    Proof proof; // the other rank's
     std::vector<Output> outputs, outputsOfOther;
   };
   /// Compares a rank with the last rank of keep() whose target buffers have the same numbers, sizes and elements. No
@@ -73,9 +73,9 @@ private:
   std::map<std::vector<uint64_t>, uint32_t> shapes_;
   std::map<Digest, Known> known_; // by the digest of the target buffers
   Description last_, other_;
-  uint32_t otherRank_ = UINT32_MAX; // whose description `other_` is
-  Digest digest_{};                 // of the target buffers of the rank of the last find()
-  uint32_t rank_ = 0;               // of the last find()
+  uint32_t otherRank_ = UINT32_MAX; // the rank that `other_` describes
+  Digest digest_{};                 // the target buffers' of the rank of the last find()
+  uint32_t rank_ = 0;               // given to the last find()
   bool described_ = false;          // whether it has a description
 };
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Follows staged bytes through a rank's arena: the steps that write, quantize and copy them, in their order.
 #include "verify/proof/staged.h"
 
 #include "schema/flatbuffer_vectors.h"

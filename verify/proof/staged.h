@@ -51,7 +51,7 @@ private:
   std::vector<uint32_t> after_;                           // sorted
   std::multimap<uint64_t, Arrival> arrivals_;             // by begin
   std::map<uint64_t, QuantizedRange> quantizedRanges_;    // by begin, disjoint
-  uint64_t work_ = 0;                                     // of NestSplitters
+  uint64_t work_ = 0;                                     // spent by NestSplitters
   std::vector<uint32_t> copies_;                          // copies from the arena; each waits for the previous one
   std::map<uint32_t, std::vector<uint32_t>> amaxWriters_; // by buffer of an `amax` view: the steps that write it
   std::map<uint32_t, uint32_t> reduced_; // by the same buffer: the step that computes tensor scales from it
