@@ -44,7 +44,7 @@ struct Options {
   CompileOptions compile;
   std::string output, emit = "plan", report, describe, keep, from, algorithm = "optimum", foldCopies = "automatic";
   std::vector<std::string> printAfter;
-  bool printAll = false, timePasses = false, stats = false, omitJob = false, compress = false, noVerify = false;
+  bool printAll = false, omitJob = false, compress = false, noVerify = false;
   Renames renames; // gives tensors in the source's files other names
   uint64_t jobs = 0;
   std::optional<double> verifySeconds;
@@ -232,11 +232,6 @@ public:
       throw Failure{kUsage,
                     "--rename applies to the tensors of a checkpoint, expected a source with 'storage' and no 'mesh'"};
     write();
-    if (options_.timePasses)
-      for (const PassTime &time : result_.times)
-        std::fprintf(stderr, "  %-16s %10.3f ms\n", time.pass.c_str(), time.seconds * 1e3);
-    if (options_.stats)
-      std::fputs((counts(result_.statistics).dump(2) + "\n").c_str(), stderr);
     if (!options_.report.empty())
       throwOnError(writeFile(options_.report, report().dump(2) + "\n"), kFailure);
     printResult();
@@ -506,7 +501,8 @@ Command commandOf(Options &options) {
         setter(allow, options.compile.allowed)},
        {"--emit", "KIND", "what to write: plan (default), ir (fully lowered), or layout (after resolve)",
         setChoice(options.emit, {"plan", "ir", "layout"})},
-       {"--report", "FILE", "write a JSON report", setText(options.report)},
+       {"--report", "FILE", "write a JSON report: counts of transfers, messages and bytes, times of the passes",
+        setText(options.report)},
        {"--keep", "PLAN",
         "extend PLAN, compiled from this job with fewer target ranks: its routes and messages are pinned, and ranks "
         "whose transfers are the same keep their segments byte for byte",
@@ -556,9 +552,7 @@ Command commandOf(Options &options) {
         "one whose proof does not finish is written, with a warning",
         [&options](const std::string &value) { return setSeconds(options.verifySeconds.emplace())(value); }},
        {"--no-verify", "", "write the plan without a proof", setSwitch(options.noVerify)},
-       {"--verify-each", "", "verify the IR after every pass", setSwitch(options.compile.verifyEach)},
-       {"--time-passes", "", "print the time of every pass, on standard error", setSwitch(options.timePasses)},
-       {"--stats", "", "print counts of transfers, messages and bytes, on standard error", setSwitch(options.stats)}},
+       {"--verify-each", "", "verify the IR after every pass", setSwitch(options.compile.verifyEach)}},
       1};
 }
 
