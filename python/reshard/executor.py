@@ -765,11 +765,11 @@ class Executor:
 
     def _check(self, status: int) -> None:
         raised, self._raised = self._raised, None
-        signalled, self._signals.raised = self._signals.raised, None
+        signaled, self._signals.raised = self._signals.raised, None
         error = error_of(status, library.reshard_error(self._handle)) if status else None
-        if signalled:
+        if signaled:
             self._stale, self._signals.lost = self._stale or self._signals.lost, False
-            raise signalled from error
+            raise signaled from error
         if raised and not isinstance(raised, Exception):  # KeyboardInterrupt, SystemExit
             raise raised from error
         if error:

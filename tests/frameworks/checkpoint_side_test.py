@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the checkpoint engines of verl and NeMo-RL have in common, with PyTorch's tensors, over transport ucx: a
-cancelled refit closes its executor. The two ranks are threads of this process.
+canceled refit closes its executor. The two ranks are threads of this process.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/checkpoint_side_test.py"""
@@ -44,7 +44,7 @@ class CheckpointSideTest(unittest.IsolatedAsyncioTestCase):
 
         return [CheckpointSide(self.plan, timeout=SECONDS) for _ in range(2)]
 
-    async def cancelled(self, times):
+    async def canceled(self, times):
         """Joins, and cancels the receiver so many times. Returns its member and the sides."""
         sides = self.sides()
         await self.joined(*sides)
@@ -58,13 +58,13 @@ class CheckpointSideTest(unittest.IsolatedAsyncioTestCase):
         self.assertIsNone(sides[1].member)
         return members, sides
 
-    async def test_cancelled(self):
-        """The executor is closed when the cancelled call returns; the sender fails, and both join again."""
+    async def test_canceled(self):
+        """The executor is closed when the canceled call returns; the sender fails, and both join again."""
         import torch
 
         from reshard import Error
 
-        members, sides = await self.cancelled(1)
+        members, sides = await self.canceled(1)
         self.assertTrue(closed(members[1]))
         begin = time.monotonic()
         with self.assertRaises(Error):
@@ -100,9 +100,9 @@ class CheckpointSideTest(unittest.IsolatedAsyncioTestCase):
                 sides[1].join(1, f"file://{store}")
             delattr(module["experts"], name)
 
-    async def test_cancelled_twice(self):
+    async def test_canceled_twice(self):
         """The second call returns at once; the executor is closed after its run."""
-        members, _ = await self.cancelled(2)
+        members, _ = await self.canceled(2)
         self.assertFalse(closed(members[1]))
         ends = time.monotonic() + 3 * SECONDS
         while not closed(members[1]) and time.monotonic() < ends:

@@ -77,7 +77,7 @@ class Interrupted(Exception):
 
 
 @contextlib.contextmanager
-def signalled(number=signal.SIGINT, after=0.3):
+def signaled(number=signal.SIGINT, after=0.3):
     """Sends this process a signal. Yields a list, to which the time of the signal is appended."""
     sent = []
 
@@ -112,7 +112,7 @@ class Signals(unittest.TestCase):
 
         before = signal.signal(number, handler)
         try:
-            with signalled(number) as sent:
+            with signaled(number) as sent:
                 with self.assertRaises(raised):
                     call()
                     time.sleep(8)
@@ -186,7 +186,7 @@ class Signals(unittest.TestCase):
         seen = []
         before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(time.monotonic()))
         try:
-            with signalled(signal.SIGUSR1), self.assertRaises(reshard.TimeoutError):
+            with signaled(signal.SIGUSR1), self.assertRaises(reshard.TimeoutError):
                 open_first(1.5)
             ended = time.monotonic()
         finally:

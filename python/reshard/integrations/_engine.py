@@ -260,7 +260,7 @@ class CheckpointSide:
 
 
 async def _leave(member: Member, run: asyncio.Task[int], error: BaseException) -> None:
-    """Closes the executor after its run. A cancelled run continues in its thread until its deadline at the latest, and
+    """Closes the executor after its run. A canceled run continues in its thread until its deadline at the latest, and
     only one thread may use an executor."""
     await asyncio.gather(run, return_exceptions=True)
     await asyncio.to_thread(member.fail, error)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands show on a terminal only: progress of long work, and colours, which NO_COLOR turns off. The terminal
+"""What the commands show on a terminal only: progress of long work, and colors, which NO_COLOR turns off. The terminal
 is a pseudo-terminal. Progress is shown after a second, by a clock that runs 50 times as fast: faults/fast_clock.c.
 RESHARD_BIN: the folder of the commands."""
 
@@ -51,7 +51,7 @@ class Terminal(FolderTest):
         last = text.rindex("\r" + what)
         self.assertIn("\r\033[K", text[last:], "the line is removed")
 
-    def test_colours(self):
+    def test_colors(self):
         (self.folder / "job.yaml").write_text(
             "version: 1\nmodel: {dtype: bf16, tensors: {w: [fnn]}}\nsource: {mesh: {}}\ntarget: {mesh: {}}\n"
         )

@@ -129,10 +129,10 @@ document.documentElement.setAttribute("data-shown", JSON.stringify(shown));
 }
 </script>"""
 
-#: Labels that leave their picture or touch another one, and colours of boxes that the legend does not have or that mix.
+#: Labels that leave their picture or touch another one, and colors of boxes that the legend does not have or that mix.
 LOOKS = """<script>
 {
-const shown = { outside: [], touching: [], colours: [], labels: 0, striped: 0 };
+const shown = { outside: [], touching: [], colors: [], labels: 0, striped: 0 };
 for (const svg of document.querySelectorAll("svg")) {
   const labels = [...svg.querySelectorAll("text")].map(each => (
     { text: each.textContent, ...(({ x, y, width, height }) => ({ x, y, width, height }))(each.getBBox()) }));
@@ -147,12 +147,12 @@ for (const svg of document.querySelectorAll("svg")) {
 for (const side of document.querySelectorAll("#tensor .sides > div")) {
   const legend = [...side.querySelectorAll("td")].map(each => each.getAttribute("style"));
   const boxes = [...side.querySelectorAll("svg .mark")];
-  shown.colours.push(...boxes.filter(each => !legend.includes("color:" + each.getAttribute("fill"))
+  shown.colors.push(...boxes.filter(each => !legend.includes("color:" + each.getAttribute("fill"))
     || each.hasAttribute("fill-opacity")).map(each => each.getAttribute("fill")));
   for (const x of [100, 103, 106, 109, 112, 115]) for (const y of [30, 60, 90]) { // one box is painted at each place
     const svg = side.querySelector("svg"), point = svg.createSVGPoint();
     point.x = x + 0.4; point.y = y; // not at the border of stripes
-    if (boxes.filter(each => each.isPointInFill(point)).length > 1) shown.colours.push("two at " + x + ", " + y);
+    if (boxes.filter(each => each.isPointInFill(point)).length > 1) shown.colors.push("two at " + x + ", " + y);
   }
   shown.striped += boxes.filter(each => (each.getAttribute("d").match(/M/g) || []).length > 1).length;
 }
@@ -579,9 +579,9 @@ target: {layout: one, mesh: {}}
         return json.loads(re.search(r'data-shown="(.*?)"', done.stdout)[1].replace("&quot;", '"'))
 
     @unittest.skipUnless(CHROMIUM, "Chromium is not installed")
-    def test_labels_and_colours(self):
+    def test_labels_and_colors(self):
         """No label is cut or touches another one, at 3,072 ranks either. Boxes of the same elements in two params are
-        drawn in stripes, in colours of the legend."""
+        drawn in stripes, in colors of the legend."""
         job = """version: 1
 model:
   dtype: bf16
@@ -605,7 +605,7 @@ options: {topology: {ranks_per_node: 8}}
                     LOOKS,
                 )
                 self.assertGreater(shown.pop("labels"), 20)
-                self.assertEqual(shown, {"outside": [], "touching": [], "colours": [], "striped": 4})
+                self.assertEqual(shown, {"outside": [], "touching": [], "colors": [], "striped": 4})
 
     @unittest.skipUnless(CHROMIUM, "Chromium is not installed")
     def test_in_a_browser(self):
