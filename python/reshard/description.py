@@ -10,71 +10,28 @@ import struct
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from .compiler import run_compiler
-from .dtypes import DTYPES, dtype_by_name, safetensors_name
+from .dtypes import dtype_of, safetensors_name
 from .errors import Error
-
-#: The sharding rule of a dimension, as YAML text: the axes, outermost first, then all options that differ from the
-#: default.
-Rule = str
+from .live import axes_of, cuts_of, rule_of
 
 
 @dataclass(frozen=True)
 class _Described:
     shape: tuple[int, ...]  # of the unsharded tensor
     dtype: str
-    rules: dict[int, Rule]  # by dimension
+    rules: dict[int, dict[str, Any]]  # by dimension, as in a layout
 
 
-def _rule(axes: list[str], **more: object) -> Rule:
-    named = axes[0] if len(axes) == 1 else f"[{', '.join(axes)}]"
-    return (
-        "{" + ", ".join([f"axis: {named}", *(f"{key}: {value}" for key, value in more.items())]) + "}"
-        if more
-        else named
-    )
-
-
-def _chunks(rows: int, parts: int) -> list[int]:
-    """Returns the lengths of torch.chunk's parts, with zeros for the parts that it omits."""
-    longest = -(-rows // parts)
-    return [max(0, min(longest, rows - part * longest)) for part in range(parts)]
-
-
-def _by_placements(name: str, tensor: Any) -> dict[int, Rule]:
-    """Returns the rules of a DTensor, which torch.chunk splits over each mesh dimension in turn.
-
-    Strided placements (FSDP over tensor parallelism) are applied last. If the parts over several axes have different
-    lengths, ``sizes`` lists them."""
-    mesh = tensor.device_mesh
-    axes = list(mesh.mesh_dim_names or (f"axis{i}" for i in range(len(mesh.shape))))
-    order: dict[int, list[int]] = {}
-    strided: dict[int, list[int]] = {}
-    for i, placement in enumerate(tensor.placements):
-        kind = type(placement).__name__
-        if kind == "Replicate":
-            continue
-        if kind not in ("Shard", "_StridedShard"):
-            raise Error(
-                f"param {name!r}: placement {placement} on "
-                f"mesh axis {axes[i]!r} is not supported, expected Shard or Replicate"
-            )
-        (strided if kind == "_StridedShard" else order).setdefault(placement.dim % len(tensor.shape), []).append(i)
-    rules = {}
-    for dimension in sorted({*order, *strided}):
-        over = order.get(dimension, []) + strided.get(dimension, [])
-        if len(over) == 1:
-            rules[dimension] = _rule([axes[over[0]]], scheme="chunk")
-            continue
-        sizes = [tensor.shape[dimension]]
-        for i in over:  # each axis splits the parts of the axes before it
-            sizes = [length for part in sizes for length in _chunks(part, mesh.shape[i])]
-        uneven = {"sizes": sizes} if len(set(sizes)) > 1 else {}
-        rules[dimension] = _rule([axes[i] for i in over], **uneven)
-    return rules
+def _yaml(rule: Mapping[str, Any]) -> str:
+    """Returns a rule as YAML text: its axes, outermost first, then the options that differ from the default."""
+    axis = rule["axis"] if isinstance(rule["axis"], str) else f"[{', '.join(rule['axis'])}]"
+    more = [f"{key}: {value}" for key, value in rule.items() if key != "axis"]
+    return "{" + ", ".join([f"axis: {axis}", *more]) + "}" if more else axis
 
 
 def _mesh(named: Mapping[str, Any]) -> dict[str, int]:
@@ -86,9 +43,7 @@ def _mesh(named: Mapping[str, Any]) -> dict[str, int]:
     for name, tensor in named.items():
         if hasattr(tensor, "placements"):
             found = tensor.device_mesh
-            meshes[tuple(zip(found.mesh_dim_names or (f"axis{i}" for i in range(len(found.shape))), found.shape))] = (
-                name
-            )
+            meshes[tuple(zip(axes_of(found), found.shape))] = name
     whole = max(meshes, key=len, default=())
     for mesh, name in meshes.items():
         rest = iter(whole)
@@ -103,9 +58,13 @@ def _mesh(named: Mapping[str, Any]) -> dict[str, int]:
 
 def _describe(name: str, tensor: Any, axes: Mapping[str, int]) -> _Described:
     shape = list(tensor.shape)
-    rules: dict[int, Rule] = {}
+    rules: dict[int, dict[str, Any]] = {}
     if hasattr(tensor, "placements"):
-        rules = _by_placements(name, tensor)
+        mesh, over = tensor.device_mesh, sorted(cuts_of(name, tensor), key=lambda cut: cut[0])
+        for dimension, cuts in groupby(over, key=lambda cut: cut[0]):
+            axes_there = [axis for _, axis in cuts]
+            names = [axes_of(mesh)[axis] for axis in axes_there]
+            rules[dimension] = rule_of(names, [mesh.shape[axis] for axis in axes_there], shape[dimension])
     elif getattr(tensor, "tensor_model_parallel", False):
         # Megatron: experts are sharded over etp. Their gradients are not reduced over data parallel ranks: allreduce is
         # False.
@@ -117,11 +76,8 @@ def _describe(name: str, tensor: Any, axes: Mapping[str, int]) -> _Described:
             )
         stride = getattr(tensor, "partition_stride", 1)
         shape[tensor.partition_dim] *= axes[axis]
-        rules[tensor.partition_dim] = _rule([axis], stride=stride) if stride > 1 else _rule([axis])
-    dtype = dtype_by_name(tensor.dtype)
-    if dtype not in DTYPES:
-        raise Error(f"param {name!r}: dtype {dtype} is not supported, expected one of {', '.join(DTYPES)}")
-    return _Described(tuple(shape), dtype, rules)
+        rules[tensor.partition_dim] = {"axis": axis} | ({"stride": stride} if stride > 1 else {})
+    return _Described(tuple(shape), dtype_of(name, tensor), rules)
 
 
 def _model(tensors: Mapping[str, _Described]) -> str:
@@ -178,7 +134,7 @@ def _layout(model: str, tensors: Mapping[str, _Described]) -> list[str]:
         if rules:
             lines.append(
                 f"      {json.dumps(name)}: "
-                f"{{{', '.join(f'{dimension}: {rule}' for dimension, rule in sorted(rules.items()))}}}"
+                f"{{{', '.join(f'{dimension}: {_yaml(rule)}' for dimension, rule in sorted(rules.items()))}}}"
             )
     return lines
 

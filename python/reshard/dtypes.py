@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from .errors import Error
 
 if TYPE_CHECKING:
     import numpy
@@ -40,6 +42,14 @@ def dtype_by_name(dtype: object) -> str:
     such dtype."""
     name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
     return _BY_NAME.get(name, name)
+
+
+def dtype_of(name: str, tensor: Any) -> str:
+    """Returns the plan's name of the dtype of a param; raises Error if plans have no such dtype."""
+    dtype = dtype_by_name(tensor.dtype)
+    if dtype not in DTYPES:
+        raise Error(f"param {name!r}: dtype {dtype} is not supported, expected one of {', '.join(DTYPES)}")
+    return dtype
 
 
 def dtype_by_dlpack(code: int, bits: int, lanes: int) -> str:

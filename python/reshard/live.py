@@ -9,12 +9,12 @@ framework.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .coverage import matched
-from .description import _chunks
 from .errors import Error
 
 #: A mesh axis: its stride in mesh ranks, and its size.
@@ -48,6 +48,56 @@ class Side:
     parts: Mapping[str, Part]
     #: Further names of a tensor, each with the name in ``parts``.
     aliases: Mapping[str, str] = field(default_factory=dict)
+
+
+def axes_of(mesh: Any) -> list[str]:
+    """Returns the names of the axes of a DeviceMesh: its own, or axis0, axis1, ..."""
+    return list(mesh.mesh_dim_names or (f"axis{i}" for i in range(len(mesh.shape))))
+
+
+def cuts_of(name: str, tensor: Any) -> list[tuple[int, int]]:
+    """Returns the cuts of a DTensor, in the order in which they apply: (dimension, axis of its mesh).
+
+    Strided placements (FSDP over tensor parallelism) are applied last. Raises Error if a placement cannot be expressed.
+    """
+    shape, placements = tensor.device_mesh.shape, tensor.placements
+    cuts: list[tuple[int, int]] = []
+    strided: list[tuple[int, int]] = []
+    for i, placement in enumerate(placements):
+        kind = type(placement).__name__
+        if kind == "Replicate":
+            continue
+        if kind not in ("Shard", "_StridedShard"):
+            raise Error(
+                f"param {name!r}: placement {placement} on mesh axis {axes_of(tensor.device_mesh)[i]!r} is not "
+                "supported, expected Shard or Replicate"
+            )
+        dimension = placement.dim % len(tensor.shape)
+        (strided if kind == "_StridedShard" else cuts).append((dimension, i))
+        if kind == "_StridedShard":
+            later = [j for j in range(i + 1, len(shape)) if getattr(placements[j], "dim", None) == placement.dim]
+            expected = math.prod(shape[j] for j in later)
+            if placement.split_factor != expected:
+                raise Error(
+                    f"param {name!r}: found split factor {placement.split_factor}, expected {expected}, "
+                    f"the ranks of later mesh axes on dimension {dimension}"
+                )
+    return cuts + strided
+
+
+def rule_of(axes: Sequence[str], sizes: Sequence[int], rows: int) -> dict[str, Any]:
+    """Returns the sharding rule of a dimension of ``rows`` rows, which torch.chunk splits over each axis in turn.
+
+    axes, sizes: the names of the axes and their numbers of ranks. If the parts over several axes have different
+        lengths, ``sizes`` of the rule lists them.
+    """
+    if len(axes) == 1:
+        return {"axis": axes[0], "scheme": "chunk"}
+    lengths = [rows]
+    for size in sizes:  # each axis splits the parts of the axes before it
+        longest = [-(-part // size) for part in lengths]
+        lengths = [max(0, min(c, n - i * c)) for n, c in zip(lengths, longest) for i in range(size)]
+    return {"axis": list(axes)} | ({"sizes": lengths} if len(set(lengths)) > 1 else {})
 
 
 def to_json(side: Side) -> dict[str, Any]:
@@ -200,24 +250,17 @@ class _Endpoint:
             result["at"] = {_name(presence[0]): presence[1]}
         return result
 
-    def _rule(self, name: str, cuts: Sequence[tuple[Cut, Axis]], rows: int) -> Any:
+    def _rule(self, name: str, cuts: Sequence[tuple[Cut, Axis]], rows: int) -> dict[str, Any]:
         axes = [_name(axis) for _, axis in cuts]
         strides = {cut.stride for cut, _ in cuts}
-        if len(cuts) == 1:
-            return (
-                {"axis": axes[0], "stride": cuts[0][0].stride}
-                if cuts[0][0].stride
-                else {"axis": axes[0], "scheme": "chunk"}
-            )
-        if strides != {0}:
+        if strides == {0}:
+            return rule_of(axes, [len(cut.ranks) for cut, _ in cuts], rows)
+        if len(cuts) > 1:
             raise Error(
                 f"{self.role} param {name!r}: {len(cuts)} groups cut one dimension in "
                 f"strides {sorted(strides)}, expected at most one group with a stride"
             )
-        sizes = [rows]
-        for cut, _ in cuts:
-            sizes = [length for part in sizes for length in _chunks(part, len(cut.ranks))]
-        return {"axis": axes, "sizes": sizes} if len(set(sizes)) > 1 else {"axis": axes}
+        return {"axis": axes[0], "stride": cuts[0][0].stride}
 
     def endpoint(self) -> dict[str, Any]:
         """Returns the endpoint of the job."""

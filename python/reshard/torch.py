@@ -25,10 +25,10 @@ import torch
 from .agreement import Agreement, Statement
 from .compiler import compile
 from .coverage import check_coverage, persistent_buffers
-from .dtypes import DTYPES, dtype_by_name
+from .dtypes import dtype_of
 from .errors import BindError, Error
 from .executor import Executor
-from .live import Cut, Part, Side, from_json, job_of, to_json
+from .live import Cut, Part, Side, cuts_of, from_json, job_of, to_json
 from .plan import Plan
 
 
@@ -119,38 +119,13 @@ def bind_module(
 
 def _part(name: str, tensor: torch.Tensor) -> Part:
     """Describes a tensor by its mesh and placements. A plain tensor is whole."""
-    dtype = dtype_by_name(tensor.dtype)
-    if dtype not in DTYPES:
-        raise Error(f"param {name!r}: dtype {dtype} is not supported, expected one of {', '.join(DTYPES)}")
-    if not hasattr(tensor, "placements"):
-        return Part(tuple(tensor.shape), dtype)
-    cuts: list[Cut] = []
-    strided: list[Cut] = []
-    mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
-    for i, placement in enumerate(tensor.placements):
-        kind = type(placement).__name__
-        if kind == "Replicate":
-            continue
-        if kind not in ("Shard", "_StridedShard"):
-            raise Error(f"param {name!r}: placement {placement} is not supported, expected Shard or Replicate")
-        dimension = placement.dim % tensor.ndim
-        ranks = mesh.mesh[tuple(slice(None) if j == i else at for j, at in enumerate(coordinate))].tolist()
-        if kind == "_StridedShard":
-            later = [
-                mesh.shape[j]
-                for j in range(i + 1, len(mesh.shape))
-                if getattr(tensor.placements[j], "dim", None) == placement.dim
-            ]
-            expected = torch.Size(later).numel()
-            if placement.split_factor != expected:
-                raise Error(
-                    f"param {name!r}: found split factor {placement.split_factor}, expected {expected}, "
-                    f"the ranks of later mesh axes on dimension {dimension}"
-                )
-            strided.append(Cut(dimension, tuple(ranks)))
-        else:
+    cuts = []
+    if hasattr(tensor, "placements"):
+        mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+        for dimension, axis in cuts_of(name, tensor):
+            ranks = mesh.mesh[tuple(slice(None) if j == axis else at for j, at in enumerate(coordinate))].tolist()
             cuts.append(Cut(dimension, tuple(ranks)))
-    return Part(tuple(tensor.shape), dtype, tuple(cuts + strided))
+    return Part(tuple(tensor.shape), dtype_of(name, tensor), tuple(cuts))
 
 
 def side_of(module: torch.nn.Module | None) -> tuple[Side, dict[str, torch.Tensor]]:

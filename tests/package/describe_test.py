@@ -31,7 +31,9 @@ class Shard(Placement):
 
 
 class _StridedShard(Placement):
-    pass
+    def __init__(self, dim=None, split_factor=4):  # of the mesh's last axis
+        super().__init__(dim)
+        self.split_factor = split_factor
 
 
 class Replicate(Placement):
@@ -194,6 +196,10 @@ layouts:
             (
                 {"w": Parameter((8, 8), (Partial(), Replicate()))},
                 "placement .* on mesh axis 'fsdp' is not supported, expected Shard or Replicate",
+            ),
+            (
+                {"w": Parameter((8, 8), (_StridedShard(0, 2), Shard(0)))},
+                "param 'w': found split factor 2, expected 4, the ranks of later mesh axes on dimension 0",
             ),
             (
                 {"l.0.w": Parameter((8,), (Shard(0), Replicate())), "l.1.w": Parameter((8,), (Replicate(), Shard(0)))},

@@ -18,7 +18,7 @@ from megatron.core.resharding.copy_services.base import CopyService
 from megatron.core.utils import unwrap_model
 
 from ..agreement import Statement
-from ..dtypes import DTYPES, dtype_by_name
+from ..dtypes import dtype_of
 from ..errors import Error
 from ..live import Cut, Part, Side
 from ..torch import Session, aliases_of, refit_described, session_of, tensors_of
@@ -69,9 +69,7 @@ def _name(name: str, chunk: Any, layers: Mapping[str, str]) -> str:
 
 def _part(name: str, tensor: torch.Tensor, chunk: Any) -> Part:
     """Describes a param by the attributes that Megatron-Core's layers set, and by its process groups."""
-    dtype = dtype_by_name(tensor.dtype)
-    if dtype not in DTYPES:
-        raise Error(f"param {name!r}: dtype {dtype} is not supported, expected one of {', '.join(DTYPES)}")
+    dtype = dtype_of(name, tensor)
     if not getattr(tensor, "tensor_model_parallel", False):
         return Part(tuple(tensor.shape), dtype)
     expert = ".experts." in name
