@@ -37,7 +37,7 @@ template <class T> void resizeInLargePages(std::vector<T> &vector, size_t size) 
 }
 
 /// Flows that share resources by max-min fairness. Time advances from the end of one flow to the next.
-class Flows {
+class FairFlows {
 public:
   uint32_t resource(double rate) {
     resources_.push_back({rate, {}, 0, 0, 0});
@@ -524,7 +524,7 @@ private:
   const Topology &topology_;
   const std::function<void(double)> &progress_;
   Simulation result_;
-  Flows flows_;
+  FairFlows flows_;
   std::vector<uint32_t> copies_, links_[2], nics_[2]; // resources, by rank or NIC; [0] egress, [1] ingress
   std::vector<Group> groups_;
   std::vector<Task> tasks_;       // and one more
