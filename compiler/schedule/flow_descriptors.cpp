@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cuts descriptors at a number of bytes, lists those of each flow before and after flows are cut where messages end, and
-// numbers the routes that they share.
+// Cuts descriptors at a number of bytes, lists those of each flow before and after flows are cut where messages end,
+// and numbers the routes that they share.
 #include "compiler/schedule/flow_descriptors.h"
 
 #include "compiler/resolve/interner.h"
