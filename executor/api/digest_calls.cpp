@@ -66,6 +66,29 @@ void reshard::keepUndigested(reshard_executor &e) {
     e.answer.undigested.push_back(name.c_str());
 }
 
+Result<CheckOptions> reshard::checkOptionsOf(const reshard_check &check) {
+  reshard_check own = RESHARD_CHECK_INITIALIZER;
+  if (Status status = readStruct(&check, own); !status.ok())
+    return status;
+  return CheckOptions{
+      .firstIndex = own.first_index != 0, .changed = own.changed != 0, .allowUndigested = own.allow_undigested != 0};
+}
+
+Status reshard::checkedRun(reshard_executor &e, const reshard_check &check, const Deadline &deadline) {
+  const Result<CheckOptions> options = checkOptionsOf(check);
+  if (!options.ok())
+    return options.status();
+  if (Status status = checkTogether(e, "a checked run"); !status.ok())
+    return status;
+  for (uint32_t endpoint = 0; endpoint < e.plan->manifest().endpoints()->size(); ++endpoint)
+    if (Status status = checkStorage(e, endpoint); !status.ok())
+      return status;
+  RunDigests &digests = digestsOf(e);
+  Status status = digests.expect(*options, deadline);
+  keepUndigested(e);
+  return status.ok() ? runOnce(e, deadline, [&] { return digests.compare(deadline); }) : status;
+}
+
 reshard_status reshard_digest(reshard_executor *executor, uint32_t endpoint, int allow_undigested,
                               double timeout_seconds, size_t element_size, const reshard_tensor_digest **digests,
                               size_t *count) {
@@ -100,28 +123,6 @@ reshard_status reshard_digest(reshard_executor *executor, uint32_t endpoint, int
     *digests = reinterpret_cast<const reshard_tensor_digest *>(answer.elements.data());
     *count = answer.tensors.size();
     return {};
-  });
-}
-
-reshard_status reshard_run_checked(reshard_executor *executor, double timeout_seconds, const reshard_check *check) {
-  return guarded(executor, [&](reshard_executor &e) -> Status {
-    reshard_check given = RESHARD_CHECK_INITIALIZER;
-    if (check)
-      if (Status status = readStruct(check, given); !status.ok())
-        return status;
-    if (Status status = checkTogether(e, "a checked run"); !status.ok())
-      return status;
-    for (uint32_t endpoint = 0; endpoint < e.plan->manifest().endpoints()->size(); ++endpoint)
-      if (Status status = checkStorage(e, endpoint); !status.ok())
-        return status;
-    const Deadline deadline = e.deadlineIn(timeout_seconds);
-    RunDigests &digests = digestsOf(e);
-    Status status = digests.expect({.firstIndex = given.first_index != 0,
-                                    .changed = given.changed != 0,
-                                    .allowUndigested = given.allow_undigested != 0},
-                                   deadline);
-    keepUndigested(e);
-    return status.ok() ? runOnce(e, deadline, [&] { return digests.compare(deadline); }) : status;
   });
 }
 

@@ -614,8 +614,10 @@ reshard_status reshard_prepare(reshard_executor *executor) {
   });
 }
 
-reshard_status reshard_run(reshard_executor *executor, double timeout_seconds) {
+reshard_status reshard_run(reshard_executor *executor, double timeout_seconds, const reshard_check *check) {
   return guarded(executor, [&](reshard_executor &e) -> Status {
+    if (check)
+      return checkedRun(e, *check, e.deadlineIn(timeout_seconds));
     if (!e.prepared)
       return invalid("run before prepare");
     if (e.pull)

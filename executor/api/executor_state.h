@@ -39,7 +39,7 @@ struct Refresh {
 /// By (endpoint, world rank or file number).
 using Bindables = std::map<std::pair<uint32_t, uint32_t>, Bindable>;
 
-/// What reshard_digest and reshard_run_checked have returned, which is valid until the next such call.
+/// What reshard_digest and checked calls have returned, which is valid until the next such call.
 struct DigestAnswer {
   std::vector<SideDigest> tensors;
   std::vector<std::string> texts;       // of their digests
@@ -174,8 +174,13 @@ RunDigests &digestsOf(reshard_executor &e);
 /// Keeps the names that reshard_undigested returns.
 void keepUndigested(reshard_executor &e);
 
+/// The options of a check, of a caller of any version.
+Result<CheckOptions> checkOptionsOf(const reshard_check &check);
+
 /// Moves every byte, and calls the hooks around it. `check`, if given, is called when all bytes have arrived, before
 /// the hooks that follow. Its error, like any other, leaves the targets torn.
 Status runOnce(reshard_executor &e, const Deadline &deadline, const std::function<Status()> &check = {});
+/// runOnce(), with a check by digests.
+Status checkedRun(reshard_executor &e, const reshard_check &check, const Deadline &deadline);
 
 } // namespace reshard

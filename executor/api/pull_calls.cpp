@@ -24,11 +24,11 @@ Status checkPull(const reshard_executor &e, const char *function, bool source) {
   return {};
 }
 
-Status publishVersion(reshard_executor &e, uint64_t version, bool checked) {
+Status publishVersion(reshard_executor &e, uint64_t version, bool digests) {
   if (Status status = checkPull(e, "publish", true); !status.ok())
     return status;
   std::function<Result<std::vector<CountedDigest>>()> digest;
-  if (checked)
+  if (digests)
     digest = [&e] { return digestsOf(e).shares(); };
   Status status = e.pull->publish(version, [&] { return e.transforms.prepare(); }, digest);
   if (status.ok())
@@ -64,8 +64,14 @@ Status pullVersion(reshard_executor &e, uint64_t minVersion, const Deadline &dea
   return {};
 }
 
-Status pullChecked(reshard_executor &e, uint64_t minVersion, const Deadline &deadline, bool allowUndigested,
+Status checkedPull(reshard_executor &e, uint64_t minVersion, const Deadline &deadline, const reshard_check &given,
                    uint64_t *version) {
+  const Result<CheckOptions> options = checkOptionsOf(given);
+  if (!options.ok())
+    return options.status();
+  if (options->firstIndex || options->changed)
+    return invalid("found first_index or changed in the check of a pull, which only a run has");
+  const bool allowUndigested = options->allowUndigested;
   RunDigests &digests = digestsOf(e);
   const uint32_t meshRank = e.fleet->meshRankOf(e.ranks[0]);
   const Result<RunDigests::RankBuckets> buckets = digests.bucketsOf(meshRank, allowUndigested);
@@ -91,12 +97,8 @@ Status pullChecked(reshard_executor &e, uint64_t minVersion, const Deadline &dea
 
 } // namespace
 
-reshard_status reshard_publish(reshard_executor *executor, uint64_t version) {
-  return guarded(executor, [&](reshard_executor &e) { return publishVersion(e, version, false); });
-}
-
-reshard_status reshard_publish_checked(reshard_executor *executor, uint64_t version) {
-  return guarded(executor, [&](reshard_executor &e) { return publishVersion(e, version, true); });
+reshard_status reshard_publish(reshard_executor *executor, uint64_t version, int digests) {
+  return guarded(executor, [&](reshard_executor &e) { return publishVersion(e, version, digests != 0); });
 }
 
 reshard_status reshard_release(reshard_executor *executor, double timeout_seconds) {
@@ -107,19 +109,13 @@ reshard_status reshard_release(reshard_executor *executor, double timeout_second
 }
 
 reshard_status reshard_pull(reshard_executor *executor, uint64_t min_version, double timeout_seconds,
-                            uint64_t *version) {
+                            const reshard_check *check, uint64_t *version) {
   return guarded(executor, [&](reshard_executor &e) -> Status {
-    Status status = checkPull(e, "pull", false);
-    return status.ok() ? pullVersion(e, min_version, e.deadlineIn(timeout_seconds), nullptr, version) : status;
-  });
-}
-
-reshard_status reshard_pull_checked(reshard_executor *executor, uint64_t min_version, double timeout_seconds,
-                                    int allow_undigested, uint64_t *version) {
-  return guarded(executor, [&](reshard_executor &e) -> Status {
-    Status status = checkPull(e, "pull", false);
-    return status.ok() ? pullChecked(e, min_version, e.deadlineIn(timeout_seconds), allow_undigested != 0, version)
-                       : status;
+    if (Status status = checkPull(e, "pull", false); !status.ok())
+      return status;
+    const Deadline deadline = e.deadlineIn(timeout_seconds);
+    return check ? checkedPull(e, min_version, deadline, *check, version)
+                 : pullVersion(e, min_version, deadline, nullptr, version);
   });
 }
 

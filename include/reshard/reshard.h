@@ -226,11 +226,31 @@ reshard_status reshard_set_transform(reshard_executor *executor, const char *nam
    prepared or none: the others wait for a process with a missing binding until their deadline. */
 reshard_status reshard_prepare(reshard_executor *executor);
 
-/* Moves every byte; returns when all have arrived. Allocates nothing. timeout_seconds <= 0: no deadline. With device
-   "cuda", work on other streams that writes the sources or reads the targets must be complete before the call.
-   RESHARD_FAILED if a value is beyond the range of the dtype to which a param of this process is cast, unless the job
-   says what becomes of it (`convert`); the error names the param. Hooks that follow a run are not called then. */
-reshard_status reshard_run(reshard_executor *executor, double timeout_seconds);
+/* A check by digests, of reshard_run or reshard_pull. */
+typedef struct {
+  size_t size; /* set by RESHARD_CHECK_INITIALIZER */
+  /* Of a run, not 0: the error states the first wrong index of the first wrong tensor. */
+  int first_index;
+  int changed; /* of a run, not 0: a source equal to that of the last checked run is an error */
+  /* Not 0: permits target params that cannot be compared, since they or their sources are quantized or transformed
+     (reshard_undigested); otherwise they are an error, RESHARD_INVALID. */
+  int allow_undigested;
+  int reserved; /* 0 */
+} reshard_check;
+#define RESHARD_CHECK_INITIALIZER {sizeof(reshard_check), 0, 0, 0, 0}
+
+/* Moves every byte; returns when all have arrived. timeout_seconds <= 0: no deadline. With device "cuda", work on other
+   streams that writes the sources or reads the targets must be complete before the call. RESHARD_FAILED if a value is
+   beyond the range of the dtype to which a param of this process is cast, unless the job says what becomes of it
+   (`convert`); the error names the param. Hooks that follow a run are not called then.
+   check: NULL: none; the call allocates nothing. Otherwise checks by digests that each target rank, every replica
+   included, holds the source's elements, after a cast those of the cast. Every process of the run must call it with the
+   same fields; the conditions are those of reshard_digest. The source is read once before the run, the targets once
+   after it, before the hooks; it allocates memory. Source replicas must be equal: the first rank that holds an element
+   counts. On a mismatch returns RESHARD_FAILED on all processes; the error names the tensors and the ranks that hold
+   wrong elements, the targets are torn, and the executor can run again. RESHARD_INVALID and RESHARD_BAD_BINDING:
+   nothing was moved. */
+reshard_status reshard_run(reshard_executor *executor, double timeout_seconds, const reshard_check *check);
 
 /* A tensor of an endpoint, as returned by reshard_digest. */
 typedef struct {
@@ -246,7 +266,7 @@ typedef struct {
 
 /* Digests of the tensors that an endpoint holds now: the same in every layout and on every number of ranks. An element
    that several ranks hold counts on the first of them; padding does not count. Every process of the run must call it,
-   after prepare; all params of the endpoint must be bound. Not in pull mode (use reshard_pull_checked), and for a
+   after prepare; all params of the endpoint must be bound. Not in pull mode (use a checked reshard_pull), and for a
    storage endpoint only with transport "threads" (use reshard-digest for files). With device "cuda" memory is copied to
    the host. allow_undigested: not 0: permits params without a digest, which are quantized or transformed
    (reshard_undigested); otherwise they are an error, RESHARD_INVALID. timeout_seconds <= 0: no deadline; with several
@@ -257,28 +277,7 @@ reshard_status reshard_digest(reshard_executor *executor, uint32_t endpoint, int
                               double timeout_seconds, size_t element_size, const reshard_tensor_digest **digests,
                               size_t *count);
 
-/* How reshard_run_checked checks. All processes pass the same. */
-typedef struct {
-  size_t size;     /* set by RESHARD_CHECK_INITIALIZER */
-  int first_index; /* not 0: the error states the first wrong index of the first wrong tensor */
-  int changed;     /* not 0: a source equal to that of the last checked run is an error */
-  /* Not 0: permits target params that cannot be compared, since they or their sources are quantized or transformed;
-     otherwise they are an error. */
-  int allow_undigested;
-  int reserved; /* 0 */
-} reshard_check;
-#define RESHARD_CHECK_INITIALIZER {sizeof(reshard_check), 0, 0, 0, 0}
-
-/* As reshard_run, and checks by digests that each target rank, every replica included, holds the source's elements,
-   after a cast those of the cast. Every process of the run must call it; the conditions are those of reshard_digest.
-   The source is read once before the run, the targets once after it, before the hooks; it allocates memory. Source
-   replicas must be equal: the first rank that holds an element counts.
-   On a mismatch returns RESHARD_FAILED on all processes; the error names the tensors and the ranks that hold wrong
-   elements, the targets are torn, and the executor can run again. RESHARD_INVALID and RESHARD_BAD_BINDING: nothing was
-   moved. `check` NULL: all fields 0. */
-reshard_status reshard_run_checked(reshard_executor *executor, double timeout_seconds, const reshard_check *check);
-
-/* The params that the last reshard_digest, reshard_run_checked or reshard_pull_checked permitted without a digest, as
+/* The params that the last reshard_digest, checked reshard_run or checked reshard_pull permitted without a digest, as
    "target param 'x'". Sets *count to their number. Valid until the next such call, or replace. */
 const char *const *reshard_undigested(const reshard_executor *executor, size_t *count);
 
@@ -303,12 +302,9 @@ reshard_status reshard_all_reduce_min(reshard_executor *executor, int64_t value,
 /* Of a source rank: offers its bound memory as `version`, which must be greater than all versions that it has published
    before. The caller must not change the memory until reshard_release. Calls the hooks prepare_send first, and waits
    for no process: the version can be pulled when all source ranks have published it. RESHARD_INVALID if a version is
-   published already. */
-reshard_status reshard_publish(reshard_executor *executor, uint64_t version);
-
-/* As reshard_publish, and computes the digests that reshard_pull_checked compares: the memory is read once, during the
-   call. All params must be bound. All source ranks call it for a version that is to be checked. */
-reshard_status reshard_publish_checked(reshard_executor *executor, uint64_t version);
+   published already. digests: not 0: computes those that a checked reshard_pull compares. The memory is read once,
+   during the call; all params must be bound. All source ranks pass the same. */
+reshard_status reshard_publish(reshard_executor *executor, uint64_t version, int digests);
 
 /* Of a source rank: ends the publication; whatever it returns, the bound memory is the caller's afterwards. No pull
    begins to read the version during the call. Waits until the pulls that read it are done. At the deadline it revokes
@@ -322,21 +318,16 @@ reshard_status reshard_release(reshard_executor *executor, double timeout_second
    with a later one. After RESHARD_OK the state is RESHARD_COMPLETE, and reshard_version is the version. From the first
    byte that is written until then the state is RESHARD_TORN. RESHARD_TIMEOUT: the error names what the pull waited for;
    the next call continues. timeout_seconds <= 0: no deadline. Other engine replicas may read the version out of this
-   one's memory, so the caller must not change it until its next pull. */
-reshard_status reshard_pull(reshard_executor *executor, uint64_t min_version, double timeout_seconds,
-                            uint64_t *version);
-
-/* As reshard_pull, and checks by digests that this rank then holds the version's elements, after a cast those of the
-   cast, also if it held the version already. It asks the source ranks that hold these elements, before it moves
+   one's memory, so the caller must not change it until its next pull.
+   check: NULL: none. Otherwise checks by digests that this rank then holds the version's elements, after a cast those
+   of the cast, also if it held the version already. It asks the source ranks that hold these elements, before it moves
    anything, and compares when its leases have ended. The ranks of a replica should all check: a rank that forwards
    wrong bytes to another keeps them until its own check finds them. On a mismatch returns RESHARD_FAILED; the error
    names the tensors, the state is RESHARD_TORN, no replica reads from this rank, and the next pull moves all bytes
    again, from the sources; the other ranks of the replica wait for it until their deadline. RESHARD_FAILED, too, if the
-   version was published without digests; nothing was moved. allow_undigested: not 0: permits params that cannot be
-   compared, since they or their sources are quantized or transformed (reshard_undigested); otherwise they are an error,
-   RESHARD_INVALID, and nothing was moved. */
-reshard_status reshard_pull_checked(reshard_executor *executor, uint64_t min_version, double timeout_seconds,
-                                    int allow_undigested, uint64_t *version);
+   version was published without digests. Then, and if the params cannot be compared, nothing was moved. */
+reshard_status reshard_pull(reshard_executor *executor, uint64_t min_version, double timeout_seconds,
+                            const reshard_check *check, uint64_t *version);
 
 typedef enum {
   RESHARD_REPLICA_PULLING = 0,  /* it pulls `version` */

@@ -143,12 +143,10 @@ public:
   /// Before prepare, in place of it: the processes that wait for this one fail with the reason.
   void fail(const std::string &reason) { check(reshard_fail(executor_.get(), reason.c_str())); }
 
-  /// Moves every byte; returns when all have arrived. 0 seconds: no deadline.
-  void run(double timeoutSeconds = 0) { check(reshard_run(executor_.get(), timeoutSeconds)); }
-
-  /// As run(), and checks the targets by digests (reshard_run_checked). A mismatch is an Error with RESHARD_FAILED.
-  void runChecked(double timeoutSeconds = 0, const reshard_check &check = RESHARD_CHECK_INITIALIZER) {
-    this->check(reshard_run_checked(executor_.get(), timeoutSeconds, &check));
+  /// Moves every byte; returns when all have arrived. 0 seconds: no deadline. With `check`, compares the targets with
+  /// the source by digests (reshard_run): a mismatch is an Error with RESHARD_FAILED.
+  void run(double timeoutSeconds = 0, const reshard_check *check = nullptr) {
+    this->check(reshard_run(executor_.get(), timeoutSeconds, check));
   }
   /// The digests of the tensors of an endpoint (reshard_digest), valid until the next call.
   std::span<const reshard_tensor_digest> digest(uint32_t endpoint, bool allowUndigested = false,
@@ -159,7 +157,7 @@ public:
                          &digests, &count));
     return {digests, count};
   }
-  /// The params without a digest in the last of these two, or of pullChecked().
+  /// The params without a digest in the last digest(), checked run() or checked pull().
   std::vector<std::string> undigested() const {
     size_t count = 0;
     const char *const *names = reshard_undigested(executor_.get(), &count);
@@ -176,23 +174,18 @@ public:
     return result;
   }
 
-  /// Pull mode, of a source: offers the bound memory as `version`. It must not change until release().
-  void publish(uint64_t version) { check(reshard_publish(executor_.get(), version)); }
-  /// As publish(), for a version that pullChecked() compares (reshard_publish_checked).
-  void publishChecked(uint64_t version) { check(reshard_publish_checked(executor_.get(), version)); }
+  /// Pull mode, of a source: offers the bound memory as `version`. It must not change until release(). A checked pull
+  /// needs a version with `digests`.
+  void publish(uint64_t version, bool digests = false) { check(reshard_publish(executor_.get(), version, digests)); }
   /// Waits until nothing reads the published version, at most until the deadline. In every case the bound memory is
   /// the caller's afterwards. 0 seconds: no deadline.
   void release(double timeoutSeconds = 0) { check(reshard_release(executor_.get(), timeoutSeconds)); }
-  /// Pull mode, of a target: pulls a version of at least `minVersion` and returns it. 0 seconds: no deadline.
-  uint64_t pull(uint64_t minVersion = 0, double timeoutSeconds = 0) {
+  /// Pull mode, of a target: pulls a version of at least `minVersion` and returns it. 0 seconds: no deadline. With
+  /// `check`, compares the memory with the version by digests (reshard_pull): a mismatch is an Error with
+  /// RESHARD_FAILED.
+  uint64_t pull(uint64_t minVersion = 0, double timeoutSeconds = 0, const reshard_check *check = nullptr) {
     uint64_t version = 0;
-    check(reshard_pull(executor_.get(), minVersion, timeoutSeconds, &version));
-    return version;
-  }
-  /// As pull(), and checks the memory by digests (reshard_pull_checked). A mismatch is an Error with RESHARD_FAILED.
-  uint64_t pullChecked(uint64_t minVersion = 0, double timeoutSeconds = 0, bool allowUndigested = false) {
-    uint64_t version = 0;
-    check(reshard_pull_checked(executor_.get(), minVersion, timeoutSeconds, allowUndigested, &version));
+    this->check(reshard_pull(executor_.get(), minVersion, timeoutSeconds, check, &version));
     return version;
   }
   /// The replicas that have pulled, in ascending order.

@@ -506,16 +506,8 @@ class Executor:
         if stream is None:
             self._free("run")
             self._runs += 1
-            if check and self._runs % check == 0:
-                self._call(
-                    "run",
-                    library.reshard_run_checked,
-                    _seconds(timeout),
-                    ctypes.byref(_library.Check(**checks)),
-                    seconds=timeout,
-                )
-            else:
-                self._call("run", library.reshard_run, _seconds(timeout), seconds=timeout)
+            given = ctypes.byref(_library.Check(**checks)) if check and self._runs % check == 0 else None
+            self._call("run", library.reshard_run, _seconds(timeout), given, seconds=timeout)
             self._land("run")
         elif timeout is None:
             self._call("run", library.reshard_enqueue, _address(stream))
@@ -587,8 +579,7 @@ class Executor:
         Engine replicas can pull the version when all ranks of the source have published it. Raises Error if a version
         is published already.
         """
-        function = library.reshard_publish_checked if check else library.reshard_publish
-        self._call("publish", function, number_for(version, "version", 0, _MOST))
+        self._call("publish", library.reshard_publish, number_for(version, "version", 0, _MOST), bool(check))
 
     def release(self, timeout: float | None = None) -> None:
         """Pull mode, of a rank of the source: ends the publication. The bound tensors may change when it returns, and
@@ -627,19 +618,11 @@ class Executor:
         executor, version = self._open(), ctypes.c_uint64()
         pulls = library.reshard_pulls(executor)
         least = number_for(min_version, "version", 0, _MOST)
-        if check:
-            allowed = flag_for(allow_undigested, "allow_undigested")
-            self._call(
-                "pull",
-                library.reshard_pull_checked,
-                least,
-                _seconds(timeout),
-                allowed,
-                ctypes.byref(version),
-                seconds=timeout,
-            )
-        else:
-            self._call("pull", library.reshard_pull, least, _seconds(timeout), ctypes.byref(version), seconds=timeout)
+        allowed = flag_for(allow_undigested, "allow_undigested")
+        given = ctypes.byref(_library.Check(allow_undigested=allowed)) if check else None
+        self._call(
+            "pull", library.reshard_pull, least, _seconds(timeout), given, ctypes.byref(version), seconds=timeout
+        )
         if library.reshard_pulls(executor) != pulls or self._stale:
             self._land("pull")
         return version.value

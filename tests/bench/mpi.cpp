@@ -226,7 +226,7 @@ struct Case {
   std::vector<MPI_Request> requests;
 
   void ours(reshard_executor *executor) {
-    if (reshard_run(executor, 0) != RESHARD_OK)
+    if (reshard_run(executor, 0, nullptr) != RESHARD_OK)
       fail(reshard_error(executor));
   }
   void alltoallw() {

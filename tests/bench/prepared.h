@@ -83,7 +83,7 @@ public:
   /// Runs the plan; returns the seconds.
   double refit() {
     const double begin = command::now();
-    if (reshard_run(executor_, 0) != RESHARD_OK)
+    if (reshard_run(executor_, 0, nullptr) != RESHARD_OK)
       fail(reshard_error(executor_));
     return command::now() - begin;
   }

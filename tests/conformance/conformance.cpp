@@ -165,7 +165,7 @@ private:
   }
 
   std::string once(const Subject &subject) const {
-    return said(subject, reshard_run(subject.executor.get(), options_.timeout));
+    return said(subject, reshard_run(subject.executor.get(), options_.timeout, nullptr));
   }
 
   /// A run that must pass the executor's own check, too.
@@ -175,7 +175,7 @@ private:
         return once(subject); // files have no digests there
     reshard_check check = RESHARD_CHECK_INITIALIZER;
     check.first_index = check.allow_undigested = 1;
-    return said(subject, reshard_run_checked(subject.executor.get(), options_.timeout, &check));
+    return said(subject, reshard_run(subject.executor.get(), options_.timeout, &check));
   }
 
   /// Runs a prepared plan. Returns whether all checks pass.

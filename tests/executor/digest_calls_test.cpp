@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// reshard_digest and reshard_run_checked through the C++ API: results, states, versions, and the text of every error.
+// reshard_digest and checked runs through the C++ API: results, states, versions, and the text of every error.
 
 #include "reshard/reshard.hpp"
 
@@ -67,11 +67,12 @@ std::pair<int, std::string> error(int status, const std::string &text) { return 
 
 TEST_F(DigestCallsTest, ChecksRunsAndRunsAgainAfterAMismatch) {
   ASSERT_NO_FATAL_FAILURE(open(kJob));
+  reshard_check check = RESHARD_CHECK_INITIALIZER;
   EXPECT_EQ(thrown([&] { executor_->digest(0); }), error(RESHARD_INVALID, "digest before prepare"));
-  EXPECT_EQ(thrown([&] { executor_->runChecked(); }), error(RESHARD_INVALID, "a checked run before prepare"));
+  EXPECT_EQ(thrown([&] { executor_->run(0, &check); }), error(RESHARD_INVALID, "a checked run before prepare"));
   bind();
   executor_->prepare();
-  executor_->runChecked(60);
+  executor_->run(60, &check);
   EXPECT_EQ(executor_->version(), 1u);
   EXPECT_EQ(executor_->state(), RESHARD_COMPLETE);
   EXPECT_EQ(digest(0), digest(1));
@@ -79,9 +80,8 @@ TEST_F(DigestCallsTest, ChecksRunsAndRunsAgainAfterAMismatch) {
 
   std::vector<float> &replica = *places_.at({0, 3, "w"}); // from which rank 3 copies
   replica[11] = -1;
-  reshard_check check = RESHARD_CHECK_INITIALIZER;
   check.first_index = 1;
-  EXPECT_EQ(thrown([&] { executor_->runChecked(0, check); }),
+  EXPECT_EQ(thrown([&] { executor_->run(0, &check); }),
             error(RESHARD_FAILED, "the targets differ from the source after the run: tensor 'w' is wrong on target "
                                   "rank 3, first at index [7, 2] on rank 3"));
   EXPECT_EQ(executor_->state(), RESHARD_TORN);
@@ -89,13 +89,13 @@ TEST_F(DigestCallsTest, ChecksRunsAndRunsAgainAfterAMismatch) {
   EXPECT_NE(digest(0), digest(1)); // of the target's wrong element, and of the source's first replica
   replica[11] = 12;
   check.changed = 1;
-  EXPECT_EQ(thrown([&] { executor_->runChecked(0, check); }),
+  EXPECT_EQ(thrown([&] { executor_->run(0, &check); }),
             error(RESHARD_INVALID, "the source has not changed since the last run that was checked: the digests of all "
                                    "its tensors are the same"));
   EXPECT_EQ(executor_->state(), RESHARD_TORN); // nothing was moved
   for (const uint32_t rank : {0u, 1u, 2u, 3u})
     (*places_.at({0, rank, "b"}))[1] = 7;
-  executor_->runChecked(0, check);
+  executor_->run(0, &check);
   EXPECT_EQ(executor_->state(), RESHARD_COMPLETE);
   EXPECT_EQ(executor_->version(), 2u);
   EXPECT_EQ(digest(0), digest(1));
@@ -132,7 +132,8 @@ TEST_F(DigestCallsTest, ElementsThatAnEndpointLacksLeaveNoDigest) {
                                "source: {mesh: {}}\ntarget: {layout: part, mesh: {}, ranks: 1}\n"));
   bind();
   executor_->prepare();
-  executor_->runChecked();
+  reshard_check check = RESHARD_CHECK_INITIALIZER;
+  executor_->run(0, &check);
   EXPECT_EQ(digest(1), (std::map<std::string, std::string>{{"a", ""}}));
   EXPECT_EQ(executor_->digest(1)[0].elements, 12u);
 }
@@ -148,11 +149,11 @@ TEST_F(DigestCallsTest, TransformedParamsAreUndigested) {
       "expected params that hold elements of tensors on both sides, found quantized or transformed "
       "ones: target param 'b'";
   EXPECT_EQ(thrown([&] { executor_->digest(1); }), error(RESHARD_INVALID, text));
-  EXPECT_EQ(thrown([&] { executor_->runChecked(); }), error(RESHARD_INVALID, text));
-  EXPECT_EQ(executor_->state(), RESHARD_EMPTY);
   reshard_check check = RESHARD_CHECK_INITIALIZER;
+  EXPECT_EQ(thrown([&] { executor_->run(0, &check); }), error(RESHARD_INVALID, text));
+  EXPECT_EQ(executor_->state(), RESHARD_EMPTY);
   check.allow_undigested = 1;
-  executor_->runChecked(0, check);
+  executor_->run(0, &check);
   EXPECT_THAT(executor_->undigested(), ElementsAre("target param 'b'"));
   EXPECT_EQ(executor_->digest(1, true).size(), 1u);
   EXPECT_EQ(digest(0).size(), 2u);
@@ -170,9 +171,10 @@ TEST_F(DigestCallsTest, WrongArguments) {
   EXPECT_THAT(reshard_error(executor_->handle()), HasSubstr("expected an array and a count of reshard_tensor_digest"));
   EXPECT_EQ(reshard_digest(executor_->handle(), 0, 0, 0, sizeof *list, nullptr, &count), RESHARD_INVALID);
   reshard_check check{};
-  EXPECT_EQ(reshard_run_checked(executor_->handle(), 0, &check), RESHARD_INVALID);
+  EXPECT_EQ(reshard_run(executor_->handle(), 0, &check), RESHARD_INVALID);
   EXPECT_THAT(reshard_error(executor_->handle()), HasSubstr("initialize the struct with RESHARD_CHECK_INITIALIZER"));
-  EXPECT_EQ(reshard_run_checked(executor_->handle(), 0, nullptr), RESHARD_OK);
+  check = RESHARD_CHECK_INITIALIZER;
+  EXPECT_EQ(reshard_run(executor_->handle(), 0, &check), RESHARD_OK);
   EXPECT_EQ(reshard_undigested(nullptr, &count), nullptr);
   EXPECT_EQ(count, 0u);
 }
@@ -183,7 +185,8 @@ TEST_F(DigestCallsTest, APlanThatMovesNoBytesFailsACheckedRun) {
   bind();
   executor_->prepare();
   executor_->run();
-  EXPECT_EQ(thrown([&] { executor_->runChecked(); }),
+  reshard_check check = RESHARD_CHECK_INITIALIZER;
+  EXPECT_EQ(thrown([&] { executor_->run(0, &check); }),
             error(RESHARD_INVALID, "the plan moves no bytes: no target has a param with elements"));
 }
 

@@ -126,7 +126,7 @@ TEST_F(ExecutorTest, MovesEveryByteWithAnyNumberOfThreads) {
     for (uint64_t seed : {threads * 2ull, threads * 2ull + 1}) {
       fill(seed);
       EXPECT_GT(mismatches(seed), 0u);
-      ASSERT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+      ASSERT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_OK) << error();
       EXPECT_EQ(mismatches(seed), 0u);
     }
     EXPECT_EQ(reshard_version(executor_), 2u);
@@ -177,12 +177,12 @@ TEST_F(ExecutorTest, CallsHooksOfRefreshedParamsAfterEachRun) {
   for (seen.seed = 1; seen.seed < 3; ++seen.seed) {
     seen.calls.clear();
     fill(seen.seed);
-    ASSERT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+    ASSERT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_OK) << error();
     EXPECT_EQ(seen.calls, (std::vector<std::string>{"absorb 0", "absorb 1", "scale 1"}));
   }
   seen.answer = 1;
   seen.seed = 2;
-  EXPECT_EQ(reshard_run(executor_, 0), RESHARD_FAILED);
+  EXPECT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_FAILED);
   EXPECT_EQ(error(), "the hook 'absorb' failed on rank 0");
   EXPECT_EQ(reshard_target_state(executor_), RESHARD_TORN);
   EXPECT_EQ(reshard_version(executor_), 2u);
@@ -210,7 +210,7 @@ TEST_F(ExecutorTest, HooksMustNotCallTheirExecutor) {
     Seen &all = *static_cast<Seen *>(user);
     reshard_executor *const executor = all.test->executor_;
     for (const reshard_status status :
-         {reshard_run(executor, 0), reshard_replace(executor, all.test->path_.c_str(), nullptr, 0, nullptr)}) {
+         {reshard_run(executor, 0, nullptr), reshard_replace(executor, all.test->path_.c_str(), nullptr, 0, nullptr)}) {
       EXPECT_EQ(status, RESHARD_INVALID);
       all.errors.push_back(reshard_error(executor));
     }
@@ -221,19 +221,19 @@ TEST_F(ExecutorTest, HooksMustNotCallTheirExecutor) {
   ASSERT_EQ(reshard_set_hook(executor_, "absorb", hook, &seen), RESHARD_OK);
   ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
   fill(1);
-  ASSERT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+  ASSERT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_OK) << error();
   ASSERT_EQ(seen.errors.size(), 2u);
   for (const std::string &each : seen.errors)
     EXPECT_EQ(each, "another call of this executor is in progress: a hook must not call its executor, and only one "
                     "thread may at a time");
   EXPECT_EQ(reshard_target_state(executor_), RESHARD_COMPLETE);
   seen.closes = true;
-  EXPECT_EQ(reshard_run(executor_, 0), RESHARD_FAILED);
+  EXPECT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_FAILED);
   EXPECT_EQ(error(), "a hook has called reshard_close during the call; the executor is still open: close it after the "
                      "call");
   EXPECT_EQ(reshard_target_state(executor_), RESHARD_TORN);
   seen.closes = false;
-  EXPECT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+  EXPECT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_OK) << error();
 }
 
 TEST_F(ExecutorTest, AnInterruptEndsARunAsItsDeadlineDoes) {
@@ -254,7 +254,7 @@ TEST_F(ExecutorTest, AnInterruptEndsARunAsItsDeadlineDoes) {
       while (!stop) {
       }
     });
-  for (int attempt = 0; attempt < 1000 && reshard_run(executor_, 0) == RESHARD_OK; ++attempt) {
+  for (int attempt = 0; attempt < 1000 && reshard_run(executor_, 0, nullptr) == RESHARD_OK; ++attempt) {
   }
   stop = true;
   for (std::thread &each : busy)
@@ -262,7 +262,7 @@ TEST_F(ExecutorTest, AnInterruptEndsARunAsItsDeadlineDoes) {
   EXPECT_EQ(error(), "interrupted: timed out: not all copies were done");
   EXPECT_EQ(reshard_target_state(executor_), RESHARD_TORN);
   ends = false;
-  ASSERT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+  ASSERT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_OK) << error();
   EXPECT_EQ(mismatches(1), 0u);
 }
 
@@ -274,12 +274,12 @@ TEST_F(ExecutorTest, APlanFileMayChangeWhileItIsOpen) {
   ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
   ASSERT_EQ(::truncate(path_.c_str(), 0), 0);
   fill(1);
-  ASSERT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+  ASSERT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_OK) << error();
   EXPECT_EQ(mismatches(1), 0u);
   EXPECT_EQ(reshard_opened_digest(executor_), plan_->digest());
   EXPECT_EQ(reshard_replace(executor_, path_.c_str(), nullptr, 0, nullptr), RESHARD_BAD_PLAN);
   EXPECT_EQ(error(), "'" + path_ + "': not a plan: the file is empty");
-  ASSERT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+  ASSERT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_OK) << error();
 }
 
 /// A forked process cannot use the executor of the other, whose threads and connections it does not have.
@@ -288,23 +288,24 @@ TEST_F(ExecutorTest, ForkedProcessesCannotUseIt) {
   bindAll();
   ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
   fill(1);
-  ASSERT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+  ASSERT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_OK) << error();
   const std::string text = "process " + std::to_string(::getpid()) + " opened the executor, and this is process ";
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
     ::alarm(20); // ends a child that hangs
     int code = 0;
-    auto check = [&](int number, bool right) { code = code == 0 && !right ? number : code; };
+    auto expect = [&](int number, bool right) { code = code == 0 && !right ? number : code; };
     int64_t least = 0;
     uint64_t version = 0;
     size_t count = 1;
     const reshard_tensor_digest *digests = nullptr;
     reshard_transform transform = RESHARD_TRANSFORM_INITIALIZER;
+    reshard_check check = RESHARD_CHECK_INITIALIZER;
     reshard_executor *const e = executor_;
     const std::function<reshard_status()> calls[] = {
-        [&] { return reshard_run(e, 1); },
-        [&] { return reshard_run_checked(e, 1, nullptr); },
+        [&] { return reshard_run(e, 1, nullptr); },
+        [&] { return reshard_run(e, 1, &check); },
         [&] { return reshard_replace(e, path_.c_str(), nullptr, 0, nullptr); },
         [&] { return reshard_bind(e, 0, 0, "a", nullptr, 0); },
         [&] { return reshard_set_hook(e, "a", [](void *, const char *, uint32_t) { return 0; }, nullptr); },
@@ -313,28 +314,28 @@ TEST_F(ExecutorTest, ForkedProcessesCannotUseIt) {
         [&] { return reshard_digest(e, 0, 0, 1, sizeof *digests, &digests, &count); },
         [&] { return reshard_enqueue(e, nullptr); },
         [&] { return reshard_all_reduce_min(e, 1, &least); },
-        [&] { return reshard_publish(e, 1); },
-        [&] { return reshard_publish_checked(e, 1); },
+        [&] { return reshard_publish(e, 1, 0); },
+        [&] { return reshard_publish(e, 1, 1); },
         [&] { return reshard_release(e, 1); },
-        [&] { return reshard_pull(e, 1, 1, &version); },
-        [&] { return reshard_pull_checked(e, 1, 1, 0, &version); },
+        [&] { return reshard_pull(e, 1, 1, nullptr, &version); },
+        [&] { return reshard_pull(e, 1, 1, &check, &version); },
         [&] { return reshard_replicas(e, nullptr, sizeof(reshard_replica), 0, &count); }};
     int number = 1;
     for (const auto &call : calls)
-      check(number++, call() == RESHARD_INVALID && error().starts_with(text));
-    check(50, reshard_target_state(e) == RESHARD_EMPTY && reshard_version(e) == 0 && reshard_bytes(e) == 0 &&
-                  reshard_pulls(e) == 0 && !reshard_stream(e) && reshard_bytes_by(e, RESHARD_LOCAL) == 0);
+      expect(number++, call() == RESHARD_INVALID && error().starts_with(text));
+    expect(50, reshard_target_state(e) == RESHARD_EMPTY && reshard_version(e) == 0 && reshard_bytes(e) == 0 &&
+                   reshard_pulls(e) == 0 && !reshard_stream(e) && reshard_bytes_by(e, RESHARD_LOCAL) == 0);
     count = 1;
-    check(51, !reshard_ranks(e, &count) && count == 0);
+    expect(51, !reshard_ranks(e, &count) && count == 0);
     count = 1;
-    check(55, std::string(reshard_opened_digest(e)).empty());
-    check(52, !reshard_undigested(e, &count) && count == 0);
+    expect(55, std::string(reshard_opened_digest(e)).empty());
+    expect(52, !reshard_undigested(e, &count) && count == 0);
     reshard_close(e); // has no effect
-    check(53, reshard_run(e, 1) == RESHARD_INVALID);
+    expect(53, reshard_run(e, 1, nullptr) == RESHARD_INVALID);
     executor_ = nullptr;
     open(2); // an executor of its own
     bindAll();
-    check(54, reshard_prepare(executor_) == RESHARD_OK && reshard_run(executor_, 0) == RESHARD_OK);
+    expect(54, reshard_prepare(executor_) == RESHARD_OK && reshard_run(executor_, 0, nullptr) == RESHARD_OK);
     reshard_close(executor_);
     ::_exit(code);
   }
@@ -343,7 +344,7 @@ TEST_F(ExecutorTest, ForkedProcessesCannotUseIt) {
   EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
   EXPECT_EQ(WEXITSTATUS(status), 0);
   fill(2);
-  ASSERT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+  ASSERT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_OK) << error();
   EXPECT_EQ(mismatches(2), 0u);
 }
 
@@ -355,7 +356,7 @@ TEST_F(ExecutorTest, RunAllocatesNothing) {
   allocations = 0;
   counting = true;
   for (int i = 0; i < 1000; ++i)
-    reshard_run(executor_, 60);
+    reshard_run(executor_, 60, nullptr);
   counting = false;
   EXPECT_EQ(allocations, 0);
   EXPECT_EQ(reshard_version(executor_), 1000u);
@@ -368,11 +369,11 @@ TEST_F(ExecutorTest, ATimeoutLeavesTheTargetsTornUntilALaterRun) {
   ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK);
   EXPECT_EQ(reshard_target_state(executor_), RESHARD_EMPTY);
   fill(1);
-  EXPECT_EQ(reshard_run(executor_, 1e-9), RESHARD_TIMEOUT);
+  EXPECT_EQ(reshard_run(executor_, 1e-9, nullptr), RESHARD_TIMEOUT);
   EXPECT_EQ(error(), "timed out: not all copies were done");
   EXPECT_EQ(reshard_target_state(executor_), RESHARD_TORN);
   EXPECT_EQ(reshard_version(executor_), 0u);
-  EXPECT_EQ(reshard_run(executor_, 60), RESHARD_OK);
+  EXPECT_EQ(reshard_run(executor_, 60, nullptr), RESHARD_OK);
   EXPECT_EQ(reshard_target_state(executor_), RESHARD_COMPLETE);
   EXPECT_EQ(mismatches(1), 0u);
 }
@@ -428,7 +429,7 @@ TEST_F(ExecutorTest, RejectsWrongBindings) {
   EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", memory, 128), "bound");
   EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", memory, 128),
             "source rank 0 param 'layers.0.norm.weight' is already bound");
-  EXPECT_EQ(reshard_run(executor_, 0), RESHARD_INVALID);
+  EXPECT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_INVALID);
   EXPECT_EQ(error(), "run before prepare");
   EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
   EXPECT_EQ(error(),
@@ -448,7 +449,7 @@ TEST_F(ExecutorTest, PreparesAgainAfterAMissingBinding) {
   EXPECT_EQ(reshard_bytes(executor_),
             (8 * 64 + 2 * 64 * 96) * 2u * 2u); // the norm on each of 8 ranks, up and down once
   fill(5);
-  ASSERT_EQ(reshard_run(executor_, 60), RESHARD_OK) << error();
+  ASSERT_EQ(reshard_run(executor_, 60, nullptr), RESHARD_OK) << error();
   EXPECT_EQ(mismatches(5), 0u);
 }
 

@@ -165,7 +165,7 @@ TEST_F(FileCopiesTest, RunsWriteRangesThatAreNotAdjacent) {
     ASSERT_EQ(reshard_prepare(executor), RESHARD_OK) << reshard_error(executor);
     ASSERT_EQ(copyThroughFiles(*executor, {&target, &source}).message(), "");
     ASSERT_EQ(::mprotect(target.data(), kBytes, PROT_READ), 0);
-    ASSERT_EQ(reshard_run(executor, 0), RESHARD_OK) << reshard_error(executor);
+    ASSERT_EQ(reshard_run(executor, 0, nullptr), RESHARD_OK) << reshard_error(executor);
     ASSERT_EQ(::mprotect(target.data(), kBytes, PROT_READ | PROT_WRITE), 0);
     reshard_close(executor);
     for (uint64_t row = 0; row < 320; ++row)

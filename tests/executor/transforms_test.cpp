@@ -136,7 +136,7 @@ TEST_F(TransformsTest, ValuesArriveAndHooksAreCalledInOrder) {
   prepare();
   for (caller_.run = 1; caller_.run < 4; ++caller_.run) {
     caller_.calls.clear();
-    ASSERT_EQ(reshard_run(executor_, 60), RESHARD_OK) << error();
+    ASSERT_EQ(reshard_run(executor_, 60, nullptr), RESHARD_OK) << error();
     EXPECT_THAT(caller_.calls,
                 ElementsAre("send 0 l.0.w", "send 0 l.1.w", "send 1 l.0.w", "send 1 l.1.w", "receive 1 w0",
                             "receive 1 w1", "receive 2 w0", "receive 2 w1", "finalize 1 w0", "finalize 1 w1",
@@ -154,7 +154,7 @@ TEST_F(TransformsTest, ValuesArriveAndHooksAreCalledInOrder) {
 
 TEST_F(TransformsTest, AFailingHookFailsTheRun) {
   prepare();
-  ASSERT_EQ(reshard_run(executor_, 60), RESHARD_OK) << error();
+  ASSERT_EQ(reshard_run(executor_, 60, nullptr), RESHARD_OK) << error();
   const std::pair<const char *, const char *> cases[] = {
       {"send 1 l.0.w", "prepare_send of the transform 'unpack' failed for param 'l.0.w' on rank 1"},
       {"receive 2 w1", "prepare_receive of the transform 'pack' failed for param 'w1' on rank 2"},
@@ -162,14 +162,14 @@ TEST_F(TransformsTest, AFailingHookFailsTheRun) {
   for (const auto &[fails, message] : cases) {
     caller_.fails = fails;
     caller_.calls.clear();
-    EXPECT_EQ(reshard_run(executor_, 60), RESHARD_FAILED);
+    EXPECT_EQ(reshard_run(executor_, 60, nullptr), RESHARD_FAILED);
     EXPECT_EQ(error(), message);
     EXPECT_EQ(caller_.calls.back(), fails); // no hook is called after it
     EXPECT_EQ(reshard_target_state(executor_), RESHARD_TORN);
     EXPECT_EQ(reshard_version(executor_), 1u);
   }
   caller_.fails.clear();
-  EXPECT_EQ(reshard_run(executor_, 60), RESHARD_OK) << error();
+  EXPECT_EQ(reshard_run(executor_, 60, nullptr), RESHARD_OK) << error();
   EXPECT_EQ(reshard_target_state(executor_), RESHARD_COMPLETE);
 }
 
@@ -185,7 +185,7 @@ TEST_F(TransformsTest, PrepareNamesAMissingHook) {
   EXPECT_EQ(missing(), "rank 1 param 'w{layer}' needs the hook 'absorb' after each run, which is not set");
   ASSERT_EQ(reshard_set_hook(executor_, "absorb", Caller::refresh, &caller_), RESHARD_OK);
   ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
-  ASSERT_EQ(reshard_run(executor_, 60), RESHARD_OK) << error();
+  ASSERT_EQ(reshard_run(executor_, 60, nullptr), RESHARD_OK) << error();
   EXPECT_THAT(caller_.calls,
               ElementsAre("send 0 l.0.w", "send 0 l.1.w", "send 1 l.0.w", "send 1 l.1.w", "finalize 1 w0",
                           "finalize 1 w1", "finalize 2 w0", "finalize 2 w1", "absorb 1", "absorb 2"));
@@ -240,7 +240,7 @@ TEST_F(TransformsTest, PreparesAgainAfterAFailureWithQuantizedParams) {
     }
     ASSERT_EQ(reshard_set_hook(executor_, "absorb", Caller::refresh, &caller_), RESHARD_OK);
     ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
-    ASSERT_EQ(reshard_run(executor_, 60), RESHARD_OK) << error();
+    ASSERT_EQ(reshard_run(executor_, 60, nullptr), RESHARD_OK) << error();
   }
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_TRUE(held[i] == held[4 + i]) << i;
@@ -255,7 +255,7 @@ TEST_F(TransformsTest, RunsAllocateNothing) {
   tests::allocations = 0;
   tests::counting = true;
   for (int i = 0; i < 1000; ++i)
-    reshard_run(executor_, 60);
+    reshard_run(executor_, 60, nullptr);
   tests::counting = false;
   EXPECT_EQ(tests::allocations, 0);
   EXPECT_EQ(reshard_version(executor_), 1000u);

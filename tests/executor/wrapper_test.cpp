@@ -266,16 +266,17 @@ TEST_F(WrapperPullTest, AReplicaChecksWhatItPulls) {
   const auto publish = [&](uint64_t version, bool checked) {
     fill(static_cast<float>(version));
     for (reshard::Executor &source : sources)
-      checked ? source.publishChecked(version) : source.publish(version);
+      source.publish(version, checked);
   };
   const auto release = [&] {
     for (reshard::Executor &source : sources)
       source.release(30);
   };
+  reshard_check check = RESHARD_CHECK_INITIALIZER;
   publish(3, true);
-  EXPECT_EQ(target.pullChecked(3, 30), 3u);
+  EXPECT_EQ(target.pull(3, 30, &check), 3u);
   EXPECT_EQ(target.pulls(), 1u);
-  EXPECT_EQ(target.pullChecked(3, 30), 3u); // holds it already
+  EXPECT_EQ(target.pull(3, 30, &check), 3u); // holds it already
   EXPECT_EQ(target.pulls(), 1u);
   EXPECT_EQ(target.state(), RESHARD_COMPLETE);
   release();
@@ -285,33 +286,41 @@ TEST_F(WrapperPullTest, AReplicaChecksWhatItPulls) {
   const std::pair<int, std::string> mismatch = {
       RESHARD_FAILED,
       "the memory of replica 1 rank 0 (world rank 3) differs from version 7 of the source: wrong are the tensors 'w'"};
-  EXPECT_EQ(thrown([&] { target.pullChecked(7, 30); }), mismatch);
+  EXPECT_EQ(thrown([&] { target.pull(7, 30, &check); }), mismatch);
   EXPECT_EQ(target.state(), RESHARD_TORN);
   EXPECT_EQ(target.version(), 3u);
   held[0][2] = 70;
-  EXPECT_EQ(target.pullChecked(7, 30), 7u);
+  EXPECT_EQ(target.pull(7, 30, &check), 7u);
   EXPECT_THAT(served, areOf(7));
   EXPECT_EQ(target.pulls(), 2u);
   EXPECT_EQ(target.state(), RESHARD_COMPLETE);
   served[11] = 0;
-  EXPECT_EQ(thrown([&] { target.pullChecked(7, 30); }), mismatch);
+  EXPECT_EQ(thrown([&] { target.pull(7, 30, &check); }), mismatch);
   EXPECT_EQ(target.state(), RESHARD_TORN);
   EXPECT_EQ(target.pull(7, 30), 7u);
   EXPECT_THAT(served, areOf(7));
   EXPECT_EQ(target.pulls(), 3u);
   release();
 
+  for (int reshard_check::*field : {&reshard_check::first_index, &reshard_check::changed}) {
+    reshard_check runOnly = RESHARD_CHECK_INITIALIZER;
+    runOnly.*field = 1;
+    EXPECT_EQ(thrown([&] { target.pull(7, 30, &runOnly); }),
+              std::pair(int{RESHARD_INVALID},
+                        std::string("found first_index or changed in the check of a pull, which only a run has")));
+  }
+
   publish(8, false);
-  EXPECT_THAT(thrown([&] { target.pullChecked(8, 30); }).second,
+  EXPECT_THAT(thrown([&] { target.pull(8, 30, &check); }).second,
               testing::HasSubstr("version 8 cannot be checked: source rank "));
   EXPECT_EQ(target.pull(8, 30), 8u);
   release();
 
   EXPECT_EQ(thrown([&] { target.digest(1); }).first, RESHARD_INVALID);
-  EXPECT_EQ(thrown([&] { target.publishChecked(9); }),
+  EXPECT_EQ(thrown([&] { target.publish(9, true); }),
             std::pair(int{RESHARD_INVALID},
                       std::string("publish on replica 1 rank 0 (world rank 3), expected a rank of the source")));
-  EXPECT_EQ(thrown([&] { sources[0].pullChecked(); }),
+  EXPECT_EQ(thrown([&] { sources[0].pull(0, 0, &check); }),
             std::pair(int{RESHARD_INVALID},
                       std::string("pull on source rank 0 (world rank 0), expected a rank of a replica")));
 }
@@ -331,12 +340,14 @@ TEST_F(WrapperPullTest, ACheckedPullNamesParamsWithoutADigest) {
     return executor;
   };
   reshard::Executor source = bound(0, 0, 0), target = bound(1, kWorldRank, 2);
-  source.publishChecked(1);
-  const auto refused = thrown([&] { target.pullChecked(1, 30); });
+  source.publish(1, true);
+  reshard_check check = RESHARD_CHECK_INITIALIZER;
+  const auto refused = thrown([&] { target.pull(1, 30, &check); });
   EXPECT_EQ(refused.first, RESHARD_INVALID);
   EXPECT_THAT(refused.second, testing::HasSubstr("found quantized or transformed ones: target param 'w"));
   EXPECT_EQ(target.state(), RESHARD_EMPTY);
-  EXPECT_EQ(target.pullChecked(1, 30, true), 1u);
+  check.allow_undigested = 1;
+  EXPECT_EQ(target.pull(1, 30, &check), 1u);
   EXPECT_THAT(target.undigested(), testing::Contains(testing::HasSubstr("target param 'w")));
   EXPECT_EQ(target.state(), RESHARD_COMPLETE);
 }
@@ -352,10 +363,10 @@ TEST_F(WrapperPullTest, AReplicaPullsInC) {
   }
   fill(5);
   for (int i = 0; i < 2; ++i)
-    EXPECT_EQ(reshard_publish(executors[i], 5), RESHARD_OK) << reshard_error(executors[i]);
-  EXPECT_EQ(reshard_publish(executors[0], 6), RESHARD_INVALID);
+    EXPECT_EQ(reshard_publish(executors[i], 5, 0), RESHARD_OK) << reshard_error(executors[i]);
+  EXPECT_EQ(reshard_publish(executors[0], 6, 0), RESHARD_INVALID);
   uint64_t version = 0;
-  EXPECT_EQ(reshard_pull(executors[2], 0, 30, &version), RESHARD_OK) << reshard_error(executors[2]);
+  EXPECT_EQ(reshard_pull(executors[2], 0, 30, nullptr, &version), RESHARD_OK) << reshard_error(executors[2]);
   EXPECT_EQ(version, 5u);
   EXPECT_EQ(reshard_version(executors[2]), 5u);
   EXPECT_EQ(reshard_target_state(executors[2]), RESHARD_COMPLETE);

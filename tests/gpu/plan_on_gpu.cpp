@@ -84,7 +84,7 @@ void PlanOnGpu::fill(uint64_t seed) {
 }
 
 void PlanOnGpu::run() {
-  if (reshard_run(executor_.get(), 60) != RESHARD_OK)
+  if (reshard_run(executor_.get(), 60, nullptr) != RESHARD_OK)
     throw std::runtime_error(reshard_error(executor_.get()));
 }
 

@@ -66,10 +66,10 @@ void runRank(const std::string &path, uint32_t rank, MissedCall missed, bool lat
       }
       together.arrive_and_wait();
       if (!late) {
-        status =
-            missed == MissedCall::run ? reshard_run(plan->executor(), kRunDeadline) : reshard_prepare(plan->executor());
+        status = missed == MissedCall::run ? reshard_run(plan->executor(), kRunDeadline, nullptr)
+                                           : reshard_prepare(plan->executor());
         result.waiting = reshard_error(plan->executor());
-        if (reshard_run(plan->executor(), kRunDeadline) == RESHARD_OK)
+        if (reshard_run(plan->executor(), kRunDeadline, nullptr) == RESHARD_OK)
           throw std::runtime_error("a run after a failed call succeeded, expected an error");
       }
     }

@@ -135,7 +135,7 @@ std::string play(const std::string &path, uint64_t seed, std::vector<std::vector
       }
     for (const MeshRankMemory &rankMemory : memory.source.rankMemories())
       synthesize(*plan, rankMemory, seed, 1);
-    if (good && reshard_prepare(executor) == RESHARD_OK && reshard_run(executor, 0) == RESHARD_OK) {
+    if (good && reshard_prepare(executor) == RESHARD_OK && reshard_run(executor, 0, nullptr) == RESHARD_OK) {
       uint64_t mismatches = 0;
       for (const MeshRankMemory &rankMemory : memory.target.rankMemories()) {
         mismatches += check(*plan, rankMemory, seed, 1).mismatches;

@@ -117,7 +117,7 @@ protected:
               << reshard_error(executor);
         });
     ASSERT_EQ(reshard_prepare(executor), RESHARD_OK) << reshard_error(executor);
-    ASSERT_EQ(reshard_run(executor, 60), RESHARD_OK) << reshard_error(executor);
+    ASSERT_EQ(reshard_run(executor, 60, nullptr), RESHARD_OK) << reshard_error(executor);
     reshard_close(executor);
   }
 

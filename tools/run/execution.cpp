@@ -623,7 +623,7 @@ private:
       std::optional<ElapsedLine> elapsed;
       if (!watched) // else the progress of the copies is shown
         elapsed.emplace("run");
-      status = reshard_run(executor_.get(), options_.timeout);
+      status = reshard_run(executor_.get(), options_.timeout, nullptr);
     }
     runs_.push_back({now() - begin});
     trace_.add("run " + std::to_string(runs_.size()), begin);

@@ -23,7 +23,7 @@ int main(int argc, char **argv) {
       reshard_bind(executor, 0, 0, "w", source[0], sizeof source[0]) ||
       reshard_bind(executor, 0, 1, "w", source[1], sizeof source[1]) ||
       reshard_bind(executor, 1, 0, "w", target, sizeof target) || reshard_prepare(executor) ||
-      reshard_run(executor, 60))
+      reshard_run(executor, 60, NULL))
     return fprintf(stderr, "consumer: %s\n", reshard_error(executor)), 1;
   printf("%d %d %d %d %d %d\n", target[0], target[1], target[2], target[3], target[4], target[5]);
   reshard_close(executor);
