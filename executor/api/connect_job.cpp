@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Reads and checks the options of a rendezvous, and opens the store that they name.
 #include "executor/api/connect_job.h"
 
 #include "executor/api/callback_store.h"
@@ -86,7 +87,7 @@ Status completeFromLauncher(JobProcess &process, std::string &url) {
   return {};
 }
 
-/// Of the caller's secret, or the one in the environment.
+/// Proves the caller's secret, or the one in the environment.
 Result<Authenticator> authenticatorOf(const reshard_options &options) {
   const char *environment = std::getenv("RESHARD_SECRET");
   const char *const secretText = options.secret ? options.secret : environment;

@@ -52,14 +52,14 @@ struct OpenRequest {
 };
 
 /// The connection of this process to the others.
-struct Connection {
-  std::unique_ptr<Channel> channel;    // of a transport with messages on the CPU
-  std::unique_ptr<Transport> recorded; // of a GPU
-  std::optional<uint32_t> rank;        // of this process, if ranks are processes
+struct OpenConnection {
+  std::unique_ptr<Channel> channel;    // a transport with messages on the CPU has one
+  std::unique_ptr<Transport> recorded; // the transport of a GPU
+  std::optional<uint32_t> rank;        // this process's, if ranks are processes
   std::optional<pull::Fleet> fleet;    // in pull mode
 
   /// If open fails before a transport owns the channel, closing it must not wait for the others.
-  ~Connection() {
+  ~OpenConnection() {
     if (channel)
       channel->abandon(failed("it could not open the plan"));
   }
@@ -113,7 +113,7 @@ Status findRankZero(reshard_executor &e, const OpenRequest &request, const Launc
 }
 
 /// Opens the transport of a GPU.
-Status connectDevices(reshard_executor &e, const OpenRequest &request, Connection &connection) {
+Status connectDevices(reshard_executor &e, const OpenRequest &request, OpenConnection &connection) {
   const Launch launch = e.traits->processes && !request.options.communicator ? findLaunch() : Launch();
   Result<std::unique_ptr<Device>> device =
       openDevice(e.traits->device, launch.localRank ? static_cast<int>(*launch.localRank) : -1);
@@ -143,7 +143,7 @@ Status connectDevices(reshard_executor &e, const OpenRequest &request, Connectio
 }
 
 /// In pull mode: finds this process's rank in the fleet. Connections are made when they are needed.
-Status joinFleet(reshard_executor &e, Connection &connection) {
+Status joinFleet(reshard_executor &e, OpenConnection &connection) {
   Result<pull::Fleet> fleet = pull::Fleet::of(*e.plan);
   if (!fleet.ok())
     return fleet.status();
@@ -155,7 +155,7 @@ Status joinFleet(reshard_executor &e, Connection &connection) {
 }
 
 /// Connects this process to the others, if the transport has several.
-Status connect(reshard_executor &e, const OpenRequest &request, Connection &connection) {
+Status connect(reshard_executor &e, const OpenRequest &request, OpenConnection &connection) {
   if (e.traits->recorded())
     return connectDevices(e, request, connection);
   if (!e.traits->processes)
@@ -182,7 +182,7 @@ Status failBeforeJoin(reshard_executor &e, const OpenRequest &request, Status re
   if (e.job.rendezvous && !e.job.rendezvous->begun())
     reportFailure(*e.job.store, e.job.job, reason, deadline);
   else if (!e.job.rendezvous && !e.plan) [[maybe_unused]]
-    const Status told = reportFailureToJob(request.options, rankOf(request), reason, deadline);
+    const Status informed = reportFailureToJob(request.options, rankOf(request), reason, deadline);
   return reason;
 }
 
@@ -203,7 +203,7 @@ Result<std::vector<LocalRank>> loadRanks(const Plan &plan, std::vector<uint32_t>
 }
 
 /// Loads the segments of the ranks of this process: those of the request; else the connection's; else all.
-Status openRanks(reshard_executor &e, const OpenRequest &request, const Connection &connection) {
+Status openRanks(reshard_executor &e, const OpenRequest &request, const OpenConnection &connection) {
   if (const Channel *channel = connection.channel.get(); channel && channel->size() != e.plan->world())
     return invalid("the channel has " + std::to_string(channel->size()) + " processes, expected " +
                    std::to_string(e.plan->world()) + ", one for each rank of the plan");
@@ -508,7 +508,7 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
     Status mine = Plan::open(path, e.plan);
     if (!mine.ok() && !e.traits->launched())
       return failBeforeJoin(e, request, std::move(mine));
-    Connection connection;
+    OpenConnection connection;
     if (Status status = connect(e, request, connection); !status.ok())
       return mine.ok() ? failBeforeJoin(e, request, std::move(status)) : mine;
     if (mine.ok())

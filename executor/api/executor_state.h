@@ -42,7 +42,7 @@ using Bindables = std::map<std::pair<uint32_t, uint32_t>, Bindable>;
 /// What reshard_digest and checked calls have returned, which is valid until the next such call.
 struct DigestAnswer {
   std::vector<SideDigest> tensors;
-  std::vector<std::string> texts;       // of their digests
+  std::vector<std::string> texts;       // their digests
   std::vector<std::byte> elements;      // reshard_tensor_digest, of the caller's size
   std::vector<const char *> undigested; // texts of `digests`
 };
@@ -50,12 +50,12 @@ struct DigestAnswer {
 } // namespace reshard
 
 struct reshard_executor {
-  const pid_t process = ::getpid(); // that has opened it
+  const pid_t process = ::getpid(); // the one that has opened it
   bool busy = false;                // a call is in progress
   bool closedInside = false;        // a hook of that call has called reshard_close
   reshard::Interrupt interrupt;     // outlives the transport
   reshard::KeptOptions options;
-  const reshard::TransportTraits *traits = nullptr; // of `transport`; null: the options are not right
+  const reshard::TransportTraits *traits = nullptr; // the row of `transport`; null: the options are not right
   std::unique_ptr<reshard::Plan> plan;
   std::vector<uint32_t> ranks;
   reshard::Bindables bindables;
@@ -75,7 +75,7 @@ struct reshard_executor {
   reshard::Status unready; // the last error of bind or prepare before the processes prepare together
   reshard_state state = RESHARD_EMPTY;
   uint64_t version = 0;
-  uint64_t pulls = 0; // that have written the memory
+  uint64_t pulls = 0; // pulls that have written the memory
   std::string error;
   std::unique_ptr<reshard::RunDigests> digests; // from the first digest of this plan on
   reshard::DigestAnswer answer;

@@ -29,7 +29,7 @@ Status publishVersion(reshard_executor &e, uint64_t version, bool digests) {
     return status;
   std::function<Result<std::vector<CountedDigest>>()> digest;
   if (digests)
-    digest = [&e] { return digestsOf(e).shares(); };
+    digest = [&e] { return digestsOf(e).sourceDigests(); };
   Status status = e.pull->publish(version, [&] { return e.transforms.prepare(); }, digest);
   if (status.ok())
     e.version = version;

@@ -22,7 +22,7 @@ namespace fbs = reshard::schema;
 namespace {
 
 /// The params of one mesh rank as given to the caller, and the instances to which they point.
-struct Params {
+struct RankParams {
   std::vector<fbs::ParamInstance> instances;
   std::vector<std::byte> structs; // reshard_param of the caller's size
 };
@@ -30,9 +30,9 @@ struct Params {
 const char *text(const flatbuffers::String *string) { return string ? string->c_str() : ""; }
 
 /// `paramSize`: the size of a reshard_param in the caller's version.
-Params listParams(const fbs::Manifest &manifest, uint32_t number, int64_t meshRank, size_t paramSize) {
+RankParams listParams(const fbs::Manifest &manifest, uint32_t number, int64_t meshRank, size_t paramSize) {
   const fbs::Endpoint &endpoint = *manifest.endpoints()->Get(number);
-  Params result;
+  RankParams result;
   for (uint32_t p = 0; p < (endpoint.params() ? endpoint.params()->size() : 0); ++p)
     if (!endpoint.params()->Get(p)->view())
       for (fbs::ParamInstance &instance : fbs::instances(manifest, endpoint, p, meshRank))
@@ -72,7 +72,7 @@ struct reshard_plan {
   std::unique_ptr<Plan> plan;
   std::string error;
   mutable std::mutex mutex;
-  mutable std::map<std::tuple<uint32_t, uint32_t, size_t>, Params>
+  mutable std::map<std::tuple<uint32_t, uint32_t, size_t>, RankParams>
       params; // by (endpoint, mesh rank, size of a reshard_param); guarded by the mutex
 
   const fbs::Endpoint *endpoint(uint32_t number) const {

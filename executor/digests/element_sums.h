@@ -45,7 +45,7 @@ private:
 /// An instance in memory. A target that stores another format than the one that is sent holds `cast` elements: their
 /// digest, computed from a source, is that of the source's elements after the cast.
 struct InstanceMemory {
-  const std::byte *data; // of the element at place `first`
+  const std::byte *data; // the element at place `first`
   int64_t first, itemBytes;
   kernels::StorageForm cast; // plain: none
 };

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Computes the digest of each part of a tensor that a rank class of a target holds, once from the source's memory and
+// once from each target rank's, and compares them. A mismatch is searched, piece by piece, for its first index.
 #include "executor/digests/run_digests.h"
 
 #include "base/parallel.h"
@@ -330,7 +332,7 @@ Result<std::string> RunDigests::describe(const std::vector<Wrong> &mine, const s
       tensors.push_back(tensor);
   }
   const size_t most = std::min(tensors.size(), kNamed);
-  size_t ranks = 0; // of the target with the most
+  size_t ranks = 0; // the number in the target with the most
   for (const auto &[number, bucket] : firstBucket_)
     ranks = std::max<size_t>(ranks, endpoint(number).ranks()->size());
   std::vector<uint64_t> flags(most * ranks);
@@ -397,7 +399,7 @@ Result<std::string> RunDigests::firstIndex(const std::vector<Wrong> &mine, uint3
          meshRankName(endpoint(bucket.endpoint), at);
 }
 
-Result<std::vector<CountedDigest>> RunDigests::shares() {
+Result<std::vector<CountedDigest>> RunDigests::sourceDigests() {
   makeBuckets();
   std::vector<CountedDigest> sums(buckets_.size());
   Status status = addSource(nullptr, {}, sums, {});

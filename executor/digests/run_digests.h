@@ -62,11 +62,11 @@ public:
   /// mesh ranks of a rank class.
   struct RankBuckets {
     std::vector<uint32_t> numbers;
-    std::vector<uint32_t> sources; // mesh ranks of the source whose shares add up to the digests; ascending
+    std::vector<uint32_t> sources; // mesh ranks of the source whose partial digests add up to the digests; ascending
   };
   /// In pull mode, not collective. What the source's elements that this process counts add to the digest of each
   /// bucket.
-  Result<std::vector<CountedDigest>> shares();
+  Result<std::vector<CountedDigest>> sourceDigests();
   /// The buckets of a mesh rank of the target. Fails, with kind `invalid`, if the target has params without a digest,
   /// unless they are allowed.
   Result<RankBuckets> bucketsOf(uint32_t meshRank, bool allowUndigested);
@@ -134,7 +134,7 @@ private:
 
   DigestMemory memory_;
   std::map<uint32_t, schema::Holdings> holdings_; // by endpoint
-  std::vector<Bucket> buckets_;                   // of all targets
+  std::vector<Bucket> buckets_;                   // the holdings of all targets
   std::map<uint32_t, uint32_t> firstBucket_;      // by endpoint
   std::vector<CountedDigest> expected_, last_;    // by bucket; `last_` of the last check that passed
   CheckOptions options_;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// Collectives in small messages: rank 0 compares the plans and tells each process its local peers; sums and minima pass
+// through trees.
 #include "executor/transports/bootstrap.h"
 
 #include "base/backoff.h"

@@ -58,8 +58,8 @@ private:
   Channel &channel_;
   const size_t request_;
   // Members, since after a failure their messages are still in flight.
-  int64_t out_ = 0, in_ = 0;            // of allReduceMin
-  std::vector<uint64_t> sums_, others_; // of allReduceSum
+  int64_t out_ = 0, in_ = 0;            // the values of allReduceMin
+  std::vector<uint64_t> sums_, others_; // the values of allReduceSum
 };
 
 } // namespace reshard

@@ -11,19 +11,19 @@ using namespace schema;
 namespace {
 
 /// The send and the receive of a message.
-struct Pair {
+struct MessageEnds {
   struct End {
     const LocalRank *rank = nullptr;
     const Step *step = nullptr;
   } send, receive;
 };
 
-Status pairUp(const std::vector<LocalRank> &ranks, std::vector<Pair> &messages) {
+Status pairUp(const std::vector<LocalRank> &ranks, std::vector<MessageEnds> &messages) {
   for (const LocalRank &rank : ranks)
     for (const Step *step : *rank.segment->steps())
       if (step->kind() == StepKind::send || step->kind() == StepKind::recv) {
-        Pair &pair = messages[step->message()];
-        Pair::End &end = step->kind() == StepKind::send ? pair.send : pair.receive;
+        MessageEnds &pair = messages[step->message()];
+        MessageEnds::End &end = step->kind() == StepKind::send ? pair.send : pair.receive;
         if (end.step)
           return failed("message " + std::to_string(step->message()) + " is " +
                         (step->kind() == StepKind::send ? "sent" : "received") + " twice, by rank " +
@@ -35,7 +35,7 @@ Status pairUp(const std::vector<LocalRank> &ranks, std::vector<Pair> &messages) 
     if (!send.step && !receive.step)
       continue;
     if (!send.step || !receive.step) {
-      const Pair::End &one = send.step ? send : receive;
+      const MessageEnds::End &one = send.step ? send : receive;
       return failed("message " + std::to_string(m) + " of rank " + std::to_string(one.rank->rank) + " needs rank " +
                     std::to_string(one.step->peer()) +
                     ", which is not in this process; transport 'threads' needs all ranks of the plan in one process");
@@ -53,7 +53,7 @@ Status pairUp(const std::vector<LocalRank> &ranks, std::vector<Pair> &messages) 
 } // namespace
 
 Status forEachCopy(const Plan &plan, const std::vector<LocalRank> &ranks, const CopyVisitor &visit) {
-  std::vector<Pair> messages(plan.manifest().messages());
+  std::vector<MessageEnds> messages(plan.manifest().messages());
   if (Status status = pairUp(ranks, messages); !status.ok())
     return status;
   struct Item {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Lists the operations of a device: launches by dependency level, or rounds of packing, batches and unpacking.
 #include "executor/transports/device_rounds.h"
 
 #include "executor/memory/chunks.h"
@@ -191,7 +192,7 @@ bool shareArena(const Step &a, const Step &b) {
 /// A send or a receive.
 struct MessageChunks {
   const Step *step;
-  uint32_t number; // of the step
+  uint32_t number; // the step's
   Packing packing;
   /// By chunk: one more than the latest round whose receives it needs; 0: none.
   std::vector<uint64_t> needs;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Makes the block of a process, and maps those of its local peers and the files of their bound memory.
 #include "executor/transports/local_peers.h"
 
 #include "base/hash.h"

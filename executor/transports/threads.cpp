@@ -213,7 +213,7 @@ private:
   std::atomic<size_t> next_{0};
   size_t levelEnd_ = 0;
   std::atomic<bool> expired_{false}, failed_{false};
-  Status failure_; // of a run that failed
+  Status failure_; // the first error of a run
   Deadline deadline_;
 };
 

@@ -50,7 +50,7 @@ public:
   virtual Result<std::vector<uint64_t>> allReduceSum(std::vector<uint64_t> values, Deadline) { return values; }
   /// The device that has the bound memory; null: the host has it.
   virtual Device *device() { return nullptr; }
-  /// Of a transport with one rank in each process: the channel. Null: the transport has none.
+  /// The channel of a transport with one rank in each process. Null: the transport has none.
   virtual Channel *channel() { return nullptr; }
   /// Gives the channel to another transport; this one can only be destroyed then. No run has its messages in flight.
   virtual std::unique_ptr<Channel> takeChannel() { return nullptr; }

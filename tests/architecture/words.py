@@ -13,8 +13,6 @@ PRODUCTION = ("base/", "schema/", "ir/", "compiler/", "kernels/", "executor/", "
 PRODUCTION += ("command/", "report/", "tools/")
 CPP = (".h", ".hpp", ".cpp", ".cu")
 TEXT = (*CPP, ".c", ".def", ".fbs", ".py", ".js", ".css", ".html", ".md")
-# Files that other changes rewrite at this time: they follow later.
-LATER = ("executor/digests/", "executor/api/", "executor/transports/")
 # Texts that are not ours.
 FOREIGN = ("LICENSE", "NOTICE", "THIRD_PARTY_NOTICES.md", "tests/fuzz/corpus/", "tests/architecture/words.py")
 
@@ -57,7 +55,7 @@ MAX_SILENT_LINES = 150
 def files(endings: tuple[str, ...]) -> list[str]:
     git = ["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z", "-c", "-o", "--exclude-standard"]
     listed = subprocess.run(git, capture_output=True, text=True, check=True).stdout.split("\0")
-    kept = (f for f in listed if f.endswith(endings) and not f.startswith(LATER + FOREIGN))
+    kept = (f for f in listed if f.endswith(endings) and not f.startswith(FOREIGN))
     return sorted(f for f in kept if (root / f).exists())
 
 

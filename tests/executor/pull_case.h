@@ -134,7 +134,7 @@ protected:
     Process &process = *processes[rank];
     process.memory.fill(version);
     EXPECT_EQ(process.transport->publish(
-                                   version, [] { return Status(); }, [&] { return process.digests->shares(); })
+                                   version, [] { return Status(); }, [&] { return process.digests->sourceDigests(); })
                   .message(),
               "");
   }

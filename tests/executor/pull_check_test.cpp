@@ -176,7 +176,7 @@ TEST_F(PullCheckTest, ASourceThatStartsAgainGivesTheDigestsOfItsOwnVersion) {
     Process &source = *processes[rank];
     source.memory.fill(99);
     EXPECT_EQ(
-        source.transport->publish(4, [] { return Status(); }, [&] { return source.digests->shares(); }).message(), "");
+        source.transport->publish(4, [] { return Status(); }, [&] { return source.digests->sourceDigests(); }).message(), "");
   }
   EXPECT_EQ(pullReplica(0, 4, 10, true), "4 4");
 }
