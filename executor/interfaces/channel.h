@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface of a backend of the message transport: nonblocking point-to-point sends and receives of bytes between
-// processes. A backend is a module, libreshard_NAME.so (executor/interfaces/module.h).
+// processes. A backend is a module, libreshard_NAME.so (executor/interfaces/module.cpp).
 #pragma once
 
 #include "base/status.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface of a backend of the recorded transport with one rank per process: messages between devices, enqueued in
-// batches. The module of transport `nccl` is libreshard_nccl.so (executor/interfaces/module.h).
+// batches. The module of transport `nccl` is libreshard_nccl.so (executor/interfaces/module.cpp).
 #pragma once
 
 #include "executor/interfaces/device.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface of a backend of the recorded transport: a device that records the operations of a refit once and
-// replays them in each run. The module of device `cuda` is libreshard_cuda.so (executor/interfaces/module.h).
+// replays them in each run. The module of device `cuda` is libreshard_cuda.so (executor/interfaces/module.cpp).
 #pragma once
 
 #include "base/deadline.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface of a backend of pull mode (executor/pull/): frames between processes that join and end at any time.
 // There is no fixed number of peers, and no process waits for a peer to join. A backend is a module, libreshard_NAME.so
-// (executor/interfaces/module.h).
+// (executor/interfaces/module.cpp).
 #pragma once
 
 #include "base/deadline.h"

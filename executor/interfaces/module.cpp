@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "executor/interfaces/module.h"
+// Opens the objects of backends. Backends are modules, libreshard_NAME.so, searched beside this library, beside the
+// program and on the library path. They are loaded on demand, so that one executor runs on machines with and without
+// MPI, CUDA and NCCL.
 
+#include "executor/interfaces/channel.h"
+#include "executor/interfaces/communicator.h"
+#include "executor/interfaces/device.h"
+#include "executor/interfaces/messenger.h"
 #include "executor/interfaces/transport_traits.h"
 
 #include <cstdlib>
@@ -50,30 +56,11 @@ std::string fixFor(const std::string &error) {
   return "";
 }
 
-} // namespace
+enum class Symbols { local, global };
 
-// The module needs libucp.so.0, and the loader uses the one that is loaded already. So if that is of another UCX, the
-// variable would have no effect, or the two would be mixed.
-Status loadOtherUcx() {
-  const char *root = std::getenv("RESHARD_UCX_ROOT");
-  if (!root || !*root)
-    return {};
-  const std::string folder = std::string(root) + "/lib/",
-                    error = "backend 'ucx': RESHARD_UCX_ROOT=" + std::string(root);
-  const char *const libraries[] = {"libucp.so.0", "libucs.so.0"};
-  for (const char *library : libraries) {
-    std::error_code ignored;
-    const std::string wanted = folder + library, file = loadedFile(library);
-    if (!file.empty() && std::filesystem::exists(wanted, ignored) &&
-        !std::filesystem::equivalent(file, wanted, ignored))
-      return failed(error + ": found '" + file + "', which this process has already loaded, expected '" + wanted +
-                    "'; open the executor before other users of UCX, or unset the variable");
-  }
-  if (dlopen((folder + libraries[0]).c_str(), RTLD_NOW | RTLD_GLOBAL))
-    return {};
-  return failed(error + ": " + dlerror() + "; expected a folder with lib/libucp.so.0 of UCX 1.13 or a later 1.x");
-}
-
+/// Loads the module of a backend, which is never unloaded, and finds its function `entry`. `version`: the required
+/// value of the module's uint32_t `<entry>_version`. `symbols`: whether libraries that the module loads can use its
+/// symbols.
 Result<void *> loadModule(const std::string &name, const std::string &entry, uint32_t version, Symbols symbols) {
   if (Status status = checkForked(name); !status.ok())
     return status;
@@ -108,6 +95,68 @@ Result<void *> loadModule(const std::string &name, const std::string &entry, uin
     return function;
   }
   return failed("backend '" + name + "' cannot be loaded: " + why + fixFor(why));
+}
+
+/// Opens an object by the function `opener` of the module of a backend.
+template <class Object, class Open, class... Arguments>
+Result<std::unique_ptr<Object>> openObject(const std::string &name, const Result<void *> &opener,
+                                           const Arguments &...arguments) {
+  if (!opener.ok())
+    return opener.status();
+  Status error;
+  std::unique_ptr<Object> object(reinterpret_cast<Open>(*opener)(arguments..., error));
+  if (!object)
+    return std::move(error).withPrefix("backend '" + name + "': ");
+  return object;
+}
+
+} // namespace
+
+Result<std::unique_ptr<Channel>> openChannel(const std::string &name, const ChannelOptions &options) {
+  // Global symbols: MPI loads plugins of its own that need them.
+  return openObject<Channel, OpenChannel>(
+      name, loadModule(name, "reshard_open_channel", kChannelVersion, Symbols::global), options);
+}
+
+Result<std::unique_ptr<Messenger>> openMessenger(const std::string &name) {
+  return openObject<Messenger, OpenMessenger>(
+      name, loadModule(name, "reshard_open_messenger", kMessengerVersion, Symbols::local));
+}
+
+Result<std::unique_ptr<Communicator>> openCommunicator(const std::string &name, const CommunicatorOptions &options) {
+  return openObject<Communicator, OpenCommunicator>(
+      name, loadModule(name, "reshard_open_communicator", kCommunicatorVersion, Symbols::local), options);
+}
+
+Result<std::unique_ptr<Device>> openDevice(const std::string &name, int number) {
+  const Result<void *> function = loadModule(name, "reshard_open_device", kDeviceVersion, Symbols::local);
+  Status error = function.status();
+  std::unique_ptr<Device> device(function.ok() ? reinterpret_cast<OpenDevice>(*function)(number, error) : nullptr);
+  if (!device)
+    return std::move(error).withPrefix("no GPU: ");
+  return device;
+}
+
+// The module needs libucp.so.0, and the loader uses the one that is loaded already. So if that is of another UCX, the
+// variable would have no effect, or the two would be mixed.
+Status loadOtherUcx() {
+  const char *root = std::getenv("RESHARD_UCX_ROOT");
+  if (!root || !*root)
+    return {};
+  const std::string folder = std::string(root) + "/lib/",
+                    error = "backend 'ucx': RESHARD_UCX_ROOT=" + std::string(root);
+  const char *const libraries[] = {"libucp.so.0", "libucs.so.0"};
+  for (const char *library : libraries) {
+    std::error_code ignored;
+    const std::string wanted = folder + library, file = loadedFile(library);
+    if (!file.empty() && std::filesystem::exists(wanted, ignored) &&
+        !std::filesystem::equivalent(file, wanted, ignored))
+      return failed(error + ": found '" + file + "', which this process has already loaded, expected '" + wanted +
+                    "'; open the executor before other users of UCX, or unset the variable");
+  }
+  if (dlopen((folder + libraries[0]).c_str(), RTLD_NOW | RTLD_GLOBAL))
+    return {};
+  return failed(error + ": " + dlerror() + "; expected a folder with lib/libucp.so.0 of UCX 1.13 or a later 1.x");
 }
 
 } // namespace reshard

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "executor/interfaces/transport_traits.h"
 
-#include "executor/interfaces/module.h"
-
 #include <algorithm>
 
 namespace reshard {

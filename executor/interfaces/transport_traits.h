@@ -18,7 +18,7 @@ struct TransportTraits {
   const char *name;
   const char *device; // the device that has the bound memory
   const char *about;  // for help texts, after the name
-  /// Each process has one rank, and a backend connects them: libreshard_NAME.so (executor/interfaces/module.h). Else
+  /// Each process has one rank, and a backend connects them: libreshard_NAME.so (executor/interfaces/module.cpp). Else
   /// one process has all ranks of the plan.
   bool processes = false;
   /// The processes can find each other through a rendezvous of the caller.
@@ -41,6 +41,9 @@ struct TransportTraits {
   /// caller's graph.
   bool recorded() const { return std::string_view(device) != "cpu"; }
 };
+
+/// Loads the UCX of the variable RESHARD_UCX_ROOT, if it is set.
+Status loadOtherUcx();
 
 /// All rows; those of one name differ in what depends on the device. The first is the default.
 std::span<const TransportTraits> transports();

@@ -12,7 +12,7 @@
 
 namespace reshard {
 
-/// Modules (executor/interfaces/module.h) call it across libraries, so it is an interface.
+/// Modules (executor/interfaces/module.cpp) call it across libraries, so it is an interface.
 class Rendezvous {
 public:
   virtual ~Rendezvous() = default;
