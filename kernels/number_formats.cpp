@@ -76,6 +76,4 @@ uint32_t encode(NumberFormat format, float value, Overflow overflow) {
   return sign | (overflow == Overflow::saturate ? e.maxFinite : e.infinity);
 }
 
-float decodeE8m0(uint8_t code) { return code == 255 ? std::bit_cast<float>(kFloat.nan) : std::ldexp(1.0f, code - 127); }
-
 } // namespace reshard::kernels

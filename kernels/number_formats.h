@@ -126,7 +126,4 @@ float decode(NumberFormat format, uint32_t code);
 /// Returns the code nearest to `value`; ties go to the even code.
 uint32_t encode(NumberFormat format, float value, Overflow overflow);
 
-/// Returns the value of an E8M0 scale: 2^(code - 127), or NaN for code 255.
-float decodeE8m0(uint8_t code);
-
 } // namespace reshard::kernels

@@ -4,9 +4,7 @@
 #include "executor/backends/current_device.h"
 #include "executor/interfaces/communicator.h"
 #include "executor/interfaces/device.h"
-#include "kernels/gpu/convert_cuda.h"
-#include "kernels/gpu/copy_cuda.h"
-#include "kernels/gpu/digest_cuda.h"
+#include "kernels/gpu/launch.h"
 
 #include <chrono>
 #include <functional>

@@ -7,7 +7,6 @@
 #include "base/status.h"
 #include "kernels/gpu/conversion_table.h"
 #include "kernels/gpu/copy_table.h"
-#include "kernels/gpu/digest_table.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/cpu/quantized.h"
-#include "kernels/strided.h"
+#include "kernels/kernels.h"
 
 namespace reshard::kernels {
 

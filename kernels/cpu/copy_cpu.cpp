@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Long rows are streamed past the caches, short rows that are contiguous in the target are collected in a buffer first,
 // and rows of a few bytes are single loads and stores.
-#include "kernels/cpu/copy_cpu.h"
+#include "kernels/cpu/streaming_stores.h"
 
 #include "kernels/cpu/transpose.h"
-#include "kernels/strided.h"
+#include "kernels/kernels.h"
 
 #include <algorithm>
 #include <cstring>

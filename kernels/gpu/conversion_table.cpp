@@ -4,7 +4,7 @@
 #include "kernels/gpu/conversion_table.h"
 
 #include "kernels/gpu/copy_table.h"
-#include "kernels/strided.h"
+#include "kernels/kernels.h"
 
 #include <algorithm>
 #include <bit>

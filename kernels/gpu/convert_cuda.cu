@@ -1,30 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/gpu/convert_cuda.h"
-
-#include <algorithm>
+#include "kernels/gpu/launch.h"
 
 namespace reshard::kernels {
 namespace {
 
-/// Resident blocks per multiprocessor; limited by the registers of a thread.
-constexpr int kBlocksEach = 3;
-
-__global__ void __launch_bounds__(kBlockThreads, kBlocksEach) convertTable(const ConversionTableView view) {
+__global__ void __launch_bounds__(kBlockThreads, kConversionBlocksEach) convertTable(const ConversionTableView view) {
   convertWarp(view, blockIdx.x, gridDim.x, threadIdx.x / kWarpThreads, threadIdx.x % kWarpThreads);
 }
 
 } // namespace
 
 cudaError_t launchConversions(const ConversionTableView &view, cudaStream_t stream) {
-  int device = 0, processors = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess)
-    return error;
-  if (const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  uint32_t blocks = 0;
+  if (const cudaError_t error = launchBlocks(view.tiles * uint64_t{kTileSlots}, kConversionBlocksEach, blocks);
       error != cudaSuccess)
     return error;
-  const uint64_t warps = kBlockThreads / kWarpThreads;
-  const auto blocks = static_cast<uint32_t>(
-      std::min<uint64_t>((view.tiles + warps - 1) / warps, static_cast<uint64_t>(processors) * kBlocksEach));
   convertTable<<<blocks, kBlockThreads, 0, stream>>>(view);
   return cudaGetLastError();
 }

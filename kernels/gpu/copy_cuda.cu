@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/gpu/copy_cuda.h"
+#include "kernels/gpu/launch.h"
 
 #include <algorithm>
 

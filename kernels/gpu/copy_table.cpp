@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/gpu/copy_table.h"
 
-#include "kernels/strided.h"
+#include "kernels/kernels.h"
 
 #include <algorithm>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/gpu/digest_cuda.h"
+#include "kernels/gpu/launch.h"
+
 namespace reshard::kernels {
 namespace {
 

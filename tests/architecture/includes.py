@@ -105,14 +105,11 @@ MORE = {
     "compiler/schedule/schedule.cpp": "schema/step_rules.h",
     "ir/ir.h": "base/topology.h",
     "ir/verify.cpp": "schema/step_rules.h",
-    "kernels/gpu/copy_cuda.h": "cuda",
+    "kernels/gpu/launch.h": "cuda",
     "kernels/gpu/conversion_kernel.h": "cuda",
-    "kernels/gpu/convert_cuda.h": "cuda",
-    "kernels/gpu/digest_cuda.h": "cuda",
     "executor/backends/current_device.h": "cuda",
     "executor/backends/cuda.cpp": (
-        "executor/interfaces/device.h executor/interfaces/communicator.h kernels/gpu/convert_cuda.h "
-        "kernels/gpu/copy_cuda.h kernels/gpu/digest_cuda.h"
+        "executor/interfaces/device.h executor/interfaces/communicator.h kernels/gpu/launch.h"
     ),
     "executor/backends/ucx_connection.h": "ucp/",
     "tests/executor/liveness_lock_test.cpp": "executor/backends/liveness_lock.h",

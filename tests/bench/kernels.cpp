@@ -5,7 +5,8 @@
 // a cache line boundary; `pack-LEVEL` is pack at each level of the CPU.
 //   bench-kernels [--benchmark_filter=…]
 
-#include "kernels/cpu/copy_cpu.h"
+#include "kernels/cpu/streaming_stores.h"
+#include "kernels/kernels.h"
 
 #include <benchmark/benchmark.h>
 

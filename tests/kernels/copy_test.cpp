@@ -2,7 +2,8 @@
 // copyRows at every level of this CPU, and fillRows, compared with a loop over rows: random shapes, every small row
 // size, transposed and reversed loops, every alignment within a cache line, with guard bytes around the memory.
 
-#include "kernels/cpu/copy_cpu.h"
+#include "kernels/cpu/streaming_stores.h"
+#include "kernels/kernels.h"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 // code.
 
 #include "kernels/cpu/tensor_digest.h"
-#include "kernels/gpu/digest_table.h"
+#include "kernels/gpu/copy_table.h"
 #include "tests/kernels/gpu_lanes.h"
 
 #include <gtest/gtest.h>

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -27,6 +28,9 @@ inline uint32_t codeAt(const std::byte *elements, NumberFormat format, uint64_t 
 inline void putCode(std::byte *elements, NumberFormat format, uint64_t i, uint32_t code) {
   std::memcpy(elements + i * itemBytes(format), &code, itemBytes(format));
 }
+
+/// Returns the value of an E8M0 scale: 2^(code - 127), or NaN for code 255.
+inline float decodeE8m0(uint8_t code) { return code == 255 ? std::nanf("") : std::ldexp(1.0f, code - 127); }
 
 /// Calls test(conversion) for each level, with and without streaming.
 template <class Test> void atEveryLevel(Test test) {
