@@ -10,7 +10,7 @@
 #include "executor/rendezvous/launch.h"
 #include "executor/transports/bootstrap.h"
 #include "executor/transports/overflows.h"
-#include "executor/transports/recorded.h"
+#include "executor/transports/transport.h"
 
 #include <algorithm>
 #include <cstdlib>

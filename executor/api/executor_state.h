@@ -3,7 +3,6 @@
 #pragma once
 
 #include "executor/api/connect_job.h"
-#include "executor/api/kept_options.h"
 #include "executor/api/status_of.h"
 #include "executor/api/transforms.h"
 #include "executor/digests/run_digests.h"
@@ -13,6 +12,7 @@
 #include "executor/transports/transport.h"
 #include "reshard/reshard.h"
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -24,6 +24,31 @@
 #include <vector>
 
 namespace reshard {
+
+/// The options of reshard_open, which reshard_replace uses again: with copies of the texts, without the caller's
+/// objects.
+class KeptOptions {
+public:
+  KeptOptions() = default;
+  KeptOptions(const KeptOptions &) = delete;
+  KeptOptions &operator=(const KeptOptions &) = delete;
+
+  /// `options` has the library's size.
+  void keep(const reshard_options &options) {
+    options_ = options;
+    for (const char **text :
+         {&options_.transport, &options_.device, &options_.rendezvous, &options_.job, &options_.secret})
+      if (*text)
+        *text = texts_.emplace_back(*text).c_str();
+    options_.store = nullptr; // valid only during reshard_open
+    options_.communicator = nullptr;
+  }
+  const reshard_options &get() const { return options_; }
+
+private:
+  reshard_options options_ = RESHARD_OPTIONS_INITIALIZER;
+  std::deque<std::string> texts_; // a deque, since the options have pointers to them
+};
 
 struct Hook {
   reshard_hook call = nullptr;

@@ -4,7 +4,6 @@
 #include "executor/digests/run_digests.h"
 
 #include "base/parallel.h"
-#include "executor/digests/device_sums.h"
 #include "schema/flatbuffer_vectors.h"
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares the send and the receive of every message, which no rank can do alone.
 #include "base/parallel.h"
-#include "executor/load/check_segment.h"
 #include "executor/load/load.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks a segment from the front: its buffers against the manifest, shapes, operands, then each step with the steps
 // before it. Error texts are built only after a check has failed.
-#include "executor/load/check_segment.h"
+#include "executor/load/load.h"
 
 #include "schema/flatbuffer_vectors.h"
 #include "schema/limits.h"

@@ -4,15 +4,33 @@
 #pragma once
 
 #include "base/status.h"
-#include "executor/load/mesh_rank_index.h"
 #include "schema/container.h"
 #include "schema/manifest.h"
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace reshard {
+
+/// Maps a world rank to its mesh rank in each endpoint: an index of `Endpoint.ranks` of a manifest that has passed
+/// checkManifest. Time and memory are linear in the manifest (times a logarithm for the sort), a lookup is logarithmic:
+/// without the index, loading all segments of a plan takes time quadratic in its ranks.
+class MeshRankIndex {
+public:
+  explicit MeshRankIndex(const schema::Manifest &manifest);
+
+  /// The mesh rank of a world rank, or for a storage endpoint of a file number; no value if the endpoint does not have
+  /// it.
+  std::optional<uint32_t> find(uint32_t endpoint, uint32_t rank) const;
+
+private:
+  std::vector<std::vector<std::pair<uint32_t, uint32_t>>> meshRanks_; // by endpoint: (rank, mesh rank), sorted
+};
 
 /// An opened plan. Thread-safe once open.
 class Plan {
@@ -43,5 +61,20 @@ Status checkMessages(const Plan &plan);
 /// The same for segments that were read, by rank, on `threads` threads.
 Status checkMessages(const Plan &plan, std::span<const std::shared_ptr<const schema::Segment>> segments,
                      unsigned threads);
+
+/// Checks the segment of `rank`: buffers are those of the manifest, every operand is inside its buffers over all its
+/// loops, inputs are of source, arena or targets, outputs are of targets or arena, both sides of a copy have equal
+/// shapes, rounds ascend. Errors state what was found and expected, and are of kind badPlan. The manifest must have
+/// passed checkManifest. Time is linear in the segment.
+Status checkSegment(const schema::Manifest &manifest, const MeshRankIndex &meshRanks, const schema::Segment &segment,
+                    uint32_t rank);
+
+/// Whether two shapes, of one segment or two, have equal row bytes and equal loop counts, so that one can be copied to
+/// the other.
+bool shapesMatch(const schema::Segment &a, const schema::Shape &x, const schema::Segment &b, const schema::Shape &y);
+
+/// Bytes at the beginning of a rank's arena in which elements are staged until whole rows of blocks can be quantized,
+/// rounded up to kChunkAlignment. The slots of messages follow. The segment's operands must have been checked.
+uint64_t arenaHeadBytes(const schema::Segment &segment);
 
 } // namespace reshard

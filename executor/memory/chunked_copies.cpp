@@ -3,11 +3,13 @@
 // chunk by a kernel or, into a mapped file, by system calls.
 #include "executor/memory/chunked_copies.h"
 
+#include "executor/memory/copy_progress.h"
 #include "executor/memory/operands.h"
 #include "kernels/cpu/transpose.h"
 #include "schema/limits.h"
 
 #include <algorithm>
+#include <chrono>
 
 namespace reshard {
 
@@ -52,6 +54,10 @@ int64_t offsetOf(const kernels::Strided &shape, uint64_t row, int64_t kernels::L
     offset += static_cast<int64_t>(row % shape.loops[l].count) * shape.loops[l].*stride;
   return offset;
 }
+
+constexpr double kSeconds = 0.02; // between two reports
+
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 } // namespace
 
@@ -232,6 +238,34 @@ void ChunkedCopies::cut(kernels::Strided shape, const kernels::Conversion &conve
     shape.rowBytes = kFilePartBytes;
   }
   add(shape, 0);
+}
+
+Result<uint64_t> CopyReports::set(CopyWatch watch) {
+  if (watch.done > copies_.size())
+    return invalid("found " + std::to_string(watch.done) + " copies done, expected at most " +
+                   std::to_string(copies_.size()));
+  watch_ = std::move(watch);
+  return copies_.size();
+}
+
+bool CopyReports::skips(size_t chunk) const { return chunk < watch_.done && !copies_.transient(chunk); }
+
+void CopyReports::beginRun() {
+  counted_ = 0;
+  bytesDone_ = 0;
+  report(std::min<uint64_t>(watch_.done, copies_.size()));
+}
+
+bool CopyReports::due() const { return wanted() && seconds() - last_ >= kSeconds; }
+
+void CopyReports::report(size_t done) {
+  if (!wanted())
+    return;
+  last_ = seconds();
+  for (; counted_ < done; ++counted_)
+    bytesDone_ += copies_.bytes(counted_);
+  watch_.at(
+      {done, copies_.size(), bytesDone_, copies_.bytes(), done < copies_.size() ? copies_.target(done) : nullptr});
 }
 
 } // namespace reshard

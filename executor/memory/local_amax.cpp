@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cuts the part of a matrix that a rank holds into rectangles of memory, and computes the largest absolute value over
 // them.
-#include "executor/memory/local_amax.h"
+#include "executor/memory/view_jobs.h"
 
 #include "schema/manifest.h"
 

@@ -3,7 +3,7 @@
 // them.
 #include "executor/memory/view_jobs.h"
 
-#include "executor/load/check_segment.h"
+#include "executor/load/load.h"
 #include "executor/transports/transport.h"
 #include "schema/manifest.h"
 

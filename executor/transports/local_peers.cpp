@@ -4,7 +4,7 @@
 
 #include "base/hash.h"
 #include "base/random.h"
-#include "executor/load/check_segment.h"
+#include "executor/load/load.h"
 #include "executor/memory/mappings.h"
 
 #include <algorithm>

@@ -12,7 +12,7 @@
 
 #include "base/backoff.h"
 #include "executor/interfaces/channel.h"
-#include "executor/load/check_segment.h"
+#include "executor/load/load.h"
 #include "executor/memory/view_jobs.h"
 #include "executor/transports/bootstrap.h"
 #include "executor/transports/chunk_exchange.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Records the operations of a device's run in prepare and replays them; a deadline that passes names the operation.
-#include "executor/transports/recorded.h"
+#include "executor/transports/transport.h"
 
 #include "base/backoff.h"
 #include "executor/memory/packing.h"

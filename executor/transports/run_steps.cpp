@@ -3,7 +3,7 @@
 // the sender's slots, or over the channel. Links the steps with those for which they wait.
 #include "executor/transports/run_steps.h"
 
-#include "executor/load/check_segment.h"
+#include "executor/load/load.h"
 
 #include <algorithm>
 #include <set>

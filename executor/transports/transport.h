@@ -5,6 +5,7 @@
 
 #include "base/deadline.h"
 #include "executor/interfaces/channel.h"
+#include "executor/interfaces/communicator.h"
 #include "executor/load/load.h"
 #include "executor/memory/copy_progress.h"
 #include "executor/memory/file_copies.h"
@@ -16,8 +17,6 @@
 #include <vector>
 
 namespace reshard {
-
-class Device;
 
 /// Bytes that a run moves into the memory of this process's ranks, by method (reshard_method).
 struct BytesBy {
@@ -75,5 +74,17 @@ std::unique_ptr<Transport> makeThreadsTransport(unsigned threads);
 /// One rank of the plan in each process: the messages of the plan, over a channel. `shortcut`: a receiver that can map
 /// the memory of a sender on its host copies the message out of it instead.
 std::unique_ptr<Transport> makeMessageTransport(std::unique_ptr<Channel> channel, bool shortcut = true);
+
+struct RecordedOptions {
+  /// Local copies of a rank are messages to itself.
+  bool selfMessages = false;
+  /// The caller's hooks: the first and the last operation. Called once, in prepare().
+  Call before, refresh;
+};
+
+/// All bound memory must be the device's. Without a communicator: all ranks of the plan on one device, by direct
+/// copies. With one: the communicator's rank, by the messages of the plan.
+std::unique_ptr<Transport> makeRecordedTransport(std::unique_ptr<Device> device,
+                                                 std::unique_ptr<Communicator> communicator, RecordedOptions options);
 
 } // namespace reshard

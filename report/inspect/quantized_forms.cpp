@@ -2,7 +2,7 @@
 // Finds from the manifest how each param of codes or scales is quantized, and counts them.
 #include "report/inspect/quantized_forms.h"
 
-#include "executor/load/check_segment.h"
+#include "executor/load/load.h"
 #include "schema/flatbuffer_vectors.h"
 #include "schema/limits.h"
 #include "verify/layout/quantized_views.h"

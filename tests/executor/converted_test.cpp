@@ -4,7 +4,7 @@
 
 #include "executor/memory/view_jobs.h"
 #include "executor/transports/device_rounds.h"
-#include "executor/transports/recorded.h"
+#include "executor/transports/transport.h"
 #include "schema/manifest.h"
 #include "tests/executor/cpu_device.h"
 #include "tests/verify/support.h"

@@ -3,7 +3,7 @@
 // element is found, with its tensor, its rank and its index. Calls of the C API, with the text of every error.
 
 #include "executor/digests/run_digests.h"
-#include "executor/transports/recorded.h"
+#include "executor/transports/transport.h"
 #include "tests/executor/cpu_device.h"
 #include "tests/executor/thrown.h"
 #include "tests/verify/support.h"

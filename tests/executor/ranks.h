@@ -2,7 +2,7 @@
 // Ranks of a plan with memory, and jobs whose messages have several chunks and are forwarded.
 #pragma once
 
-#include "executor/load/check_segment.h"
+#include "executor/load/load.h"
 #include "executor/transports/transport.h"
 #include "tests/verify/support.h"
 

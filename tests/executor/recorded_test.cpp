@@ -2,7 +2,7 @@
 // The recorded transport on the CPU device and communicator of cpu_device.h.
 
 #include "executor/transports/device_rounds.h"
-#include "executor/transports/recorded.h"
+#include "executor/transports/transport.h"
 #include "tests/executor/cpu_device.h"
 #include "tests/executor/ranks.h"
 

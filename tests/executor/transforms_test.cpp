@@ -3,7 +3,7 @@
 // param; on a device hooks are called in prepare.
 
 #include "executor/api/transforms.h"
-#include "executor/transports/recorded.h"
+#include "executor/transports/transport.h"
 #include "reshard/reshard.h"
 #include "tests/executor/allocations.h"
 #include "tests/executor/cpu_device.h"

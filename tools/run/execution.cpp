@@ -10,7 +10,7 @@
 #include "checkpoints/readers.h"
 #include "checkpoints/stored_checkpoint.h"
 #include "command/terminal.h"
-#include "executor/load/check_segment.h"
+#include "executor/load/load.h"
 #include "executor/memory/file_copies.h"
 #include "executor/rendezvous/launch.h"
 #include "reshard/reshard.h"
