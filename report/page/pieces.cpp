@@ -20,18 +20,18 @@ constexpr size_t kPieceBoxes = 16; // drawn for a piece
 
 } // namespace
 
-Pieces::Pieces(const Plan &plan, const std::vector<DrawnTensor> &tensors)
+DrawnPieces::DrawnPieces(const Plan &plan, const std::vector<DrawnTensor> &tensors)
     : plan_(plan), tensors_(tensors), paired_(plan), staged_(plan, paired_), contents_(plan.manifest()),
       pieces_(tensors.size()) {
   throwOnError(paired_.load(), kUsage);
 }
 
-void Pieces::want(size_t tensor, SideRank to) {
+void DrawnPieces::want(size_t tensor, SideRank to) {
   if (to.endpoint > 0 && known_.emplace(tensor, to).second)
     next_.emplace(tensor, to);
 }
 
-void Pieces::find() {
+void DrawnPieces::find() {
   while (!next_.empty()) { // each pass wants the ranks that forward to those of the pass before
     wanted_ = std::exchange(next_, {});
     std::set<uint32_t> ranks;
@@ -50,7 +50,7 @@ void Pieces::find() {
 }
 
 /// The buffers of a rank whose pieces are wanted, and their tensors.
-std::map<uint32_t, std::vector<size_t>> Pieces::buffersOf(uint32_t rank) const {
+std::map<uint32_t, std::vector<size_t>> DrawnPieces::buffersOf(uint32_t rank) const {
   std::map<uint32_t, std::vector<size_t>> buffers;
   for (const BufferRange *range : orEmpty(paired_.segment(rank).buffers())) {
     const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(range->endpoint());
@@ -66,7 +66,7 @@ std::map<uint32_t, std::vector<size_t>> Pieces::buffersOf(uint32_t rank) const {
   return buffers;
 }
 
-void Pieces::read(uint32_t rank) {
+void DrawnPieces::read(uint32_t rank) {
   const std::map<uint32_t, std::vector<size_t>> buffers = buffersOf(rank);
   if (buffers.empty())
     return;
@@ -79,7 +79,7 @@ void Pieces::read(uint32_t rank) {
                kUsage);
 }
 
-SideRank Pieces::sideRankOf(uint32_t rank, uint32_t buffer) const {
+SideRank DrawnPieces::sideRankOf(uint32_t rank, uint32_t buffer) const {
   const BufferRange *range = bufferRangeOf(paired_.segment(rank), buffer);
   if (!range)
     throw Failure{kUsage, "rank " + std::to_string(rank) + " sends bytes of its arena that no message brought there"};
@@ -87,7 +87,7 @@ SideRank Pieces::sideRankOf(uint32_t rank, uint32_t buffer) const {
 }
 
 /// Splits a move into elements of the tensors, and adds them to their pieces.
-void Pieces::add(uint32_t rank, const Move &move, const std::vector<size_t> &tensors) {
+void DrawnPieces::add(uint32_t rank, const Move &move, const std::vector<size_t> &tensors) {
   const Segment &segment = paired_.segment(rank);
   const BufferRange &range = *bufferRangeOf(segment, move.targetBuffer);
   const int64_t item =

@@ -31,10 +31,10 @@ struct DrawnPiece {
   Boxes boxes;
 };
 
-class Pieces {
+class DrawnPieces {
 public:
   /// `tensors`: those that are drawn. Throws Failure if the plan's steps are inconsistent.
-  Pieces(const Plan &plan, const std::vector<DrawnTensor> &tensors);
+  DrawnPieces(const Plan &plan, const std::vector<DrawnTensor> &tensors);
 
   /// Wants the pieces of a tensor that a target rank receives, and those of the ranks that forward them to it.
   void want(size_t tensor, SideRank to);

@@ -148,7 +148,7 @@ private:
 
   const Manifest &manifest_;
   const std::vector<DrawnTensor> tensors_;
-  Pieces pieces_;
+  DrawnPieces pieces_;
   const size_t tensorCount_;
   std::vector<std::vector<DrawnHoldings>> sides_; // by tensor and endpoint
   std::vector<bool> left_;                        // by tensor: ranks whose pieces are not wanted

@@ -72,10 +72,10 @@ private:
     if (Status status = plan_.segment(first_ + meshRank, segment); !status.ok())
       return status;
     RankRanges &rank = ranks_[meshRank];
-    std::vector<Progress> done; // by step: what has arrived when it is complete
+    std::vector<RangeProgress> done; // by step: what has arrived when it is complete
     for (const Step *step : orEmpty(segment->steps())) {
       WorkDeadline::spend(8 + step->after_count() + step->output_count());
-      Progress before, copied; // steps in `after`; copies among them
+      RangeProgress before, copied; // steps in `after`; copies among them
       for (uint32_t i = 0; i < step->after_count(); ++i) {
         const uint32_t earlier = segment->after()->Get(step->first_after() + i);
         before.include(done[earlier]);
@@ -96,7 +96,7 @@ private:
   }
 
   /// Adds the ranges of a receive, which reuses memory of the arena after `copied`.
-  void addMessage(const Segment &segment, const Step &step, uint32_t meshRank, const Progress &copied) {
+  void addMessage(const Segment &segment, const Step &step, uint32_t meshRank, const RangeProgress &copied) {
     Message &message = messages_[step.message()];
     message.reader = meshRank;
     message.lane = step.peer() < first_ ? kParent : kOwn;
@@ -115,7 +115,7 @@ private:
   }
 
   /// Adds a copy or fill, which runs when the last range that it waits for arrives.
-  static void copy(RankRanges &rank, const Progress &before, uint64_t bytes) {
+  static void copy(RankRanges &rank, const RangeProgress &before, uint64_t bytes) {
     const Lane lane = before.count[kOwn] > 0 ? kOwn : kParent;
     if (before.count[lane] > 0)
       rank.lanes[lane][before.count[lane] - 1].unpacked += bytes;
@@ -128,9 +128,9 @@ private:
     std::shared_ptr<const Segment> segment;
     if (Status status = plan_.segment(first_ + meshRank, segment); !status.ok())
       return status;
-    std::vector<Progress> done; // as in receives()
+    std::vector<RangeProgress> done; // as in receives()
     for (const Step *step : orEmpty(segment->steps())) {
-      Progress before;
+      RangeProgress before;
       for (uint32_t i = 0; i < step->after_count(); ++i)
         before.include(done[segment->after()->Get(step->first_after() + i)]);
       if (step->kind() == StepKind::recv)
@@ -143,15 +143,15 @@ private:
   }
 
   /// The ranges of a receive's first bytes, and all before them.
-  Progress upTo(const Step &receive, uint64_t bytes) const {
+  RangeProgress upTo(const Step &receive, uint64_t bytes) const {
     const Message &message = messages_[receive.message()];
-    Progress result;
+    RangeProgress result;
     result.count[message.lane] =
         message.first + static_cast<uint32_t>((bytes + PullRanges::kBytes - 1) / PullRanges::kBytes);
     return result;
   }
 
-  void forward(const Segment &segment, const Step &send, const std::vector<Progress> &done) {
+  void forward(const Segment &segment, const Step &send, const std::vector<RangeProgress> &done) {
     const Message &message = messages_[send.message()];
     std::vector<PullRange> &lane = ranks_[message.reader].lanes[message.lane];
     const std::vector<std::vector<uint64_t>> before = chunksBefore(segment, send);
@@ -179,7 +179,7 @@ private:
 
 } // namespace
 
-void Progress::include(const Progress &other) {
+void RangeProgress::include(const RangeProgress &other) {
   for (const Lane lane : {kParent, kOwn})
     count[lane] = std::max(count[lane], other.count[lane]);
 }

@@ -14,12 +14,12 @@ namespace reshard::report {
 enum Lane : uint8_t { kParent, kOwn };
 
 /// How many ranges at the beginning of each lane.
-struct Progress {
+struct RangeProgress {
   std::array<uint32_t, 2> count = {};
-  bool within(const Progress &other) const {
+  bool within(const RangeProgress &other) const {
     return count[kParent] <= other.count[kParent] && count[kOwn] <= other.count[kOwn];
   }
-  void include(const Progress &other);
+  void include(const RangeProgress &other);
 };
 
 /// At most 4 MiB of a message.
@@ -29,15 +29,15 @@ struct PullRange {
   uint64_t unpacked = 0; // bytes that the reader unpacks, or copies, when the range has arrived
   bool packed = false;   // the server packs the range
   bool bySource = false; // engine replicas do not serve it: their memory has it in another form
-  Progress served;       // by the sender, before it can serve the range; lane kOwn only
-  Progress wanted;       // by the reader, before it reads the range
+  RangeProgress served;  // by the sender, before it can serve the range; lane kOwn only
+  RangeProgress wanted;  // by the reader, before it reads the range
 };
 
 /// The ranges of one rank of the target.
 struct RankRanges {
   std::array<std::vector<PullRange>, 2> lanes;
   uint64_t copiedFirst = 0; // bytes that it copies or fills before anything arrives
-  Progress all() const {
+  RangeProgress all() const {
     return {{static_cast<uint32_t>(lanes[kParent].size()), static_cast<uint32_t>(lanes[kOwn].size())}};
   }
 };

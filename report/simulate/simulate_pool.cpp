@@ -93,7 +93,7 @@ public:
 private:
   /// What one rank of a replica has read.
   struct State {
-    Progress next, landed;         // ranges requested; ranges before the first that has not arrived
+    RangeProgress next, landed;    // ranges requested; ranges before the first that has not arrived
     uint32_t arrived[2] = {};      // bit i: range landed + i has arrived
     std::vector<uint32_t> waiting; // reads that wait until ranges arrive here
   };
