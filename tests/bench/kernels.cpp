@@ -5,8 +5,8 @@
 // a cache line boundary; `pack-LEVEL` is pack at each level of the CPU.
 //   bench-kernels [--benchmark_filter=…]
 
-#include "kernels/cpu/streaming_stores.h"
 #include "kernels/kernels.h"
+#include "kernels/cpu/streaming_stores.h"
 
 #include <benchmark/benchmark.h>
 

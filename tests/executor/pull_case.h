@@ -133,10 +133,11 @@ protected:
   void publish(uint32_t rank, uint64_t version) {
     Process &process = *processes[rank];
     process.memory.fill(version);
-    EXPECT_EQ(process.transport->publish(
-                                   version, [] { return Status(); }, [&] { return process.digests->sourceDigests(); })
-                  .message(),
-              "");
+    EXPECT_EQ(
+        process.transport->publish(
+                             version, [] { return Status(); }, [&] { return process.digests->sourceDigests(); })
+            .message(),
+        "");
   }
   void release(double seconds = 10) {
     for (const uint32_t rank : fleet.sources())

@@ -175,8 +175,10 @@ TEST_F(PullCheckTest, ASourceThatStartsAgainGivesTheDigestsOfItsOwnVersion) {
   for (const uint32_t rank : fleet.sources()) {
     Process &source = *processes[rank];
     source.memory.fill(99);
-    EXPECT_EQ(
-        source.transport->publish(4, [] { return Status(); }, [&] { return source.digests->sourceDigests(); }).message(), "");
+    EXPECT_EQ(source.transport->publish(
+                                  4, [] { return Status(); }, [&] { return source.digests->sourceDigests(); })
+                  .message(),
+              "");
   }
   EXPECT_EQ(pullReplica(0, 4, 10, true), "4 4");
 }
