@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace reshard::command {
@@ -29,6 +30,17 @@ struct Failure {
 inline void throwOnError(const Status &status, int code) {
   if (!status.ok())
     throw Failure{code, status.message()};
+}
+
+/// Throws Failure if `status` is an error: with kFailure if it is `failed`, with kUsage otherwise.
+inline void throwOnError(const Status &status) {
+  throwOnError(status, !status.ok() && status.kind() == ErrorKind::failed ? kFailure : kUsage);
+}
+
+/// The value of a result, or as throwOnError().
+template <class T> T valueOf(Result<T> result) {
+  throwOnError(result.status());
+  return std::move(*result);
 }
 
 /// Escapes control characters (for example in names from files) as \n, \r, \t or \xNN, so that the text is safe to

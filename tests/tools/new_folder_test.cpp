@@ -12,29 +12,26 @@
 #include <thread>
 
 using namespace reshard;
-using namespace reshard::command;
 using namespace reshard::tools;
 
 TEST(NewFolder, NeverReplacesAFolderCreatedMeanwhile) {
   tests::TemporaryFolder folder;
   for (int n = 0; n < 2000; ++n) {
     const std::string path = folder / std::to_string(n);
-    NewFolder made(path, NewFolder::ownNumber(), true);
+    const auto made = NewFolder::open(path, NewFolder::ownNumber(), true);
+    ASSERT_TRUE(made.ok()) << made.status().message();
     std::atomic<bool> go = false, there = false;
     std::thread other([&] {
       while (!go) {
       }
       there = mkdir(path.c_str(), 0700) == 0;
     });
-    bool committed = true;
     go = true;
-    try {
-      made.commit();
-    } catch (const Failure &failure) {
-      committed = false;
-      EXPECT_EQ(failure.code, kFailure);
-    }
+    const Status committed = (*made)->commit();
     other.join();
-    ASSERT_NE(committed, there) << n;
+    ASSERT_NE(committed.ok(), there) << n;
+    if (!committed.ok()) {
+      EXPECT_EQ(committed.kind(), ErrorKind::failed);
+    }
   }
 }

@@ -154,12 +154,11 @@ private:
 
   int runSteps() {
     throwOnError(Plan::open(options_.plan, plan_), kUsage);
-    checkOptions(options_, *plan_);
+    throwOnError(checkOptions(options_, *plan_));
     source_ = sourceFolder(options_, *plan_);
     target_ = targetFolder(options_, *plan_);
     if (!options_.traits().processes) { // this process has all ranks, thus both sides of each message
-      const Status status = checkMessages(*plan_);
-      throwOnError(status, !status.ok() && status.kind() == ErrorKind::failed ? kFailure : kUsage);
+      throwOnError(checkMessages(*plan_));
     }
     if (options_.synthesize && !options_.source.empty()) {
       writeSource();
@@ -251,7 +250,7 @@ private:
                          .transport = options_.traits().processes ? "processes" : "threads",
                          .rank = ranks_.empty() ? 0 : ranks_[0],
                          .options = {{"max-shard-size", std::to_string(options_.shardBytes)},
-                                     {"copied files", digestOf(modelFiles_)},
+                                     {"copied files", valueOf(digestOf(modelFiles_))},
                                      {"objects", carried_.digest()},
                                      {"renamed tensors", options_.renames.text()}},
                          .files = journalFiles(source),
@@ -277,7 +276,7 @@ private:
 
   /// Makes the finished folder visible.
   void commit(NewFolder &folder) const {
-    folder.commit();
+    throwOnError(folder.commit());
     if (first() && !options_.noSync)
       throwOnError(syncFile(fs::absolute(folder.path()).parent_path())
                        .withPrefix("'" + folder.path() + "' is complete, but a loss of power may undo its name: "),
@@ -427,19 +426,19 @@ private:
       printNotes(source.notes());
     throwOnError(checkOutside(target_, source_), kUsage);
     if (!options_.copy.empty() && first())
-      modelFiles_ = findModelFiles(options_.copy);
+      modelFiles_ = valueOf(findModelFiles(options_.copy));
     ObjectRules rules = options_.objects;
     rules.allowExtra = !options_.allow.empty();
     storedReplicas_ = !source.storedReplicas().empty();
     throwOnError(carried_.choose(*plan_, source_, source.objects(), rules, left_), kUsage);
     verifySource();
-    folder = std::make_unique<NewFolder>(target_, number, first(), options_.resume);
+    folder = valueOf(NewFolder::open(target_, number, first(), options_.resume));
     for (uint32_t e = 1; e < endpoints.size() && first() && !folder->resumed(); ++e) {
       fs::create_directory(path(e));
       if (endpoints.Get(e)->storage())
         throwOnError(target.createFiles(e, path(e), options_.shardBytes, carried_.objects()), kFailure);
       if (endpoints.Get(e)->checkpoint())
-        copyModelFiles(modelFiles_, path(e));
+        throwOnError(copyModelFiles(modelFiles_, path(e)));
     }
     if (allReduceMin(options_.resume) != -allReduceMin(-int64_t{options_.resume}))
       throw Failure{kUsage, "--resume is given to some processes only, expected all or none"};
@@ -474,9 +473,9 @@ private:
     if (options_.traits().processes)
       throw Failure{kUsage, "--synthesize --source=DIR writes files from one process, expected --transport=" +
                                 std::string(transports().front().name)};
-    NewFolder folder(options_.source, NewFolder::ownNumber(), true);
+    const std::unique_ptr<NewFolder> folder = valueOf(NewFolder::open(options_.source, NewFolder::ownNumber(), true));
     Memory memory(*plan_);
-    throwOnError(memory.createFiles(0, folder.temporary(), options_.shardBytes), kFailure);
+    throwOnError(memory.createFiles(0, folder->temporary(), options_.shardBytes), kFailure);
     const ResidentMemoryLimit limit({&memory}, options_.memory);
     const WorkDeadline deadline("writing the source's files", options_.timeout);
     ProgressLine progress("write");
@@ -484,7 +483,7 @@ private:
       synthesize(*plan_, memory.rankMemories()[i], options_.seed, threads_);
       progress.at(static_cast<double>(i + 1) / static_cast<double>(memory.rankMemories().size()));
     }
-    folder.commit();
+    throwOnError(folder->commit());
     std::printf("  wrote %zu file(s) to %s\n", memory.rankMemories().size(), options_.source.c_str());
   }
 

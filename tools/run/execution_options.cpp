@@ -10,8 +10,6 @@
 
 namespace reshard::tools {
 
-using namespace command;
-
 namespace fs = std::filesystem;
 
 namespace {
@@ -37,91 +35,93 @@ std::string targetFolder(const ExecutionOptions &options, const Plan &plan) {
 namespace {
 
 /// Checks that the options tell this process which rank it is, unless the launcher does.
-void checkRank(const ExecutionOptions &options, const Plan &plan) {
+Status checkRank(const ExecutionOptions &options, const Plan &plan) {
   const bool launched = options.rendezvous.empty() || options.rendezvous.starts_with("env://");
   if (options.traits().needsRendezvous && options.rendezvous.empty())
-    throw Failure{kUsage, "--rendezvous is missing, expected --rendezvous=URL with --transport=" + options.transport +
-                              ": tcp://HOST:PORT, file:///FOLDER or env://"};
+    return invalid("--rendezvous is missing, expected --rendezvous=URL with --transport=" + options.transport +
+                   ": tcp://HOST:PORT, file:///FOLDER or env://");
   if (!options.rank && !launched)
-    throw Failure{kUsage, "--rank is missing, expected --rank=R with R from 0 to " + std::to_string(plan.world() - 1) +
-                              ", another one in each process; --rendezvous=env:// reads the launcher's"};
+    return invalid("--rank is missing, expected --rank=R with R from 0 to " + std::to_string(plan.world() - 1) +
+                   ", another one in each process; --rendezvous=env:// reads the launcher's");
+  return {};
 }
 
 /// Checks --resume, which continues a run whose result is in files only.
-void checkResume(const ExecutionOptions &options, const Plan &plan) {
+Status checkResume(const ExecutionOptions &options, const Plan &plan) {
   if (!options.resume)
-    return;
+    return {};
   if (options.synthesize)
-    throw Failure{kUsage, "--resume continues the writing of files, expected no --synthesize"};
+    return invalid("--resume continues the writing of files, expected no --synthesize");
   if (options.noSync)
-    throw Failure{kUsage, "--resume keeps what is on the device, expected no --no-sync"};
+    return invalid("--resume keeps what is on the device, expected no --no-sync");
   if (options.repeat != 1 || options.device != "cpu")
-    throw Failure{kUsage, "--resume continues one run on the CPU, expected no --repeat and no --device"};
+    return invalid("--resume continues one run on the CPU, expected no --repeat and no --device");
   for (const schema::Endpoint *endpoint : *plan.manifest().endpoints())
     if (options.traits().processes && !endpoint->storage())
-      throw Failure{kUsage, "--resume with --transport=" + options.transport +
-                                " needs files that all processes share, but " + endpoint->role()->str() +
-                                " has no 'storage'"};
+      return invalid("--resume with --transport=" + options.transport + " needs files that all processes share, but " +
+                     endpoint->role()->str() + " has no 'storage'");
+  return {};
 }
 
 } // namespace
 
-void checkOptions(const ExecutionOptions &options, const Plan &plan) {
-  checkRank(options, plan);
-  checkResume(options, plan);
+Status checkOptions(const ExecutionOptions &options, const Plan &plan) {
+  if (Status status = checkRank(options, plan); !status.ok())
+    return status;
+  if (Status status = checkResume(options, plan); !status.ok())
+    return status;
   if (!options.synthesize)
     for (const auto &[option, output] : {std::pair("--report", options.report), std::pair("--trace", options.trace)})
-      throwOnError(checkNotStored(option, output, sourceFolder(options, plan), "source"), kUsage);
+      if (const Status status = checkNotStored(option, output, sourceFolder(options, plan), "source"); !status.ok())
+        return invalid(status.message());
   if (options.synthesize ? !options.target.empty() : sourceFolder(options, plan).empty())
-    throw Failure{kUsage, options.synthesize
-                              ? "--synthesize keeps the target in memory, expected no --target"
-                              : "the job names no folder for its source, expected --source=DIR or --synthesize"};
+    return invalid(options.synthesize
+                       ? "--synthesize keeps the target in memory, expected no --target"
+                       : "the job names no folder for its source, expected --source=DIR or --synthesize");
   std::error_code unknown;
   if (const std::string folder = sourceFolder(options, plan);
       !options.synthesize && options.source.empty() && !fs::exists(folder, unknown))
-    throw Failure{kUsage, "'" + folder +
-                              "' does not exist: 'storage' of the job is relative to the plan's folder; --source=DIR "
-                              "names another folder"};
+    return invalid("'" + folder +
+                   "' does not exist: 'storage' of the job is relative to the plan's folder; --source=DIR "
+                   "names another folder");
   if (options.synthesize && options.noSync)
-    throw Failure{kUsage, "--no-sync applies to written files, expected no --synthesize"};
+    return invalid("--no-sync applies to written files, expected no --synthesize");
   const bool chosen = !options.objects.leave.empty() || !options.objects.renames.empty() || !options.renames.empty();
   if (options.synthesize && (!options.allow.empty() || chosen))
-    throw Failure{kUsage, std::string(!options.allow.empty()           ? "--allow=extra applies"
-                                      : !options.objects.leave.empty() ? "--leave applies"
-                                      : !options.renames.empty()       ? "--rename applies"
-                                                                       : "--rename-objects applies") +
-                              " to files, expected no --synthesize"};
+    return invalid(std::string(!options.allow.empty()           ? "--allow=extra applies"
+                               : !options.objects.leave.empty() ? "--leave applies"
+                               : !options.renames.empty()       ? "--rename applies"
+                                                                : "--rename-objects applies") +
+                   " to files, expected no --synthesize");
   if (!options.synthesize && targetFolder(options, plan).empty())
-    throw Failure{kUsage, plan.manifest().endpoints()->size() > 2
-                              ? "the plan has several targets, expected --target=DIR, one folder for all"
-                              : "the job names no folder for its target, expected --target=DIR or --synthesize"};
+    return invalid(plan.manifest().endpoints()->size() > 2
+                       ? "the plan has several targets, expected --target=DIR, one folder for all"
+                       : "the job names no folder for its target, expected --target=DIR or --synthesize");
   const auto &endpoints = *plan.manifest().endpoints();
   const bool written = !options.synthesize && std::any_of(endpoints.begin() + 1, endpoints.end(),
                                                           [](const schema::Endpoint *e) { return e->checkpoint(); });
   if (!options.copy.empty() && !written)
-    throw Failure{
-        kUsage, std::string("--copy adds files to a written checkpoint, ") +
-                    (options.synthesize ? "expected no --synthesize" : "expected a target with 'storage' and no mesh")};
+    return invalid(std::string("--copy adds files to a written checkpoint, ") +
+                   (options.synthesize ? "expected no --synthesize" : "expected a target with 'storage' and no mesh"));
   const bool made = options.synthesize && !options.source.empty() && endpoints.Get(0)->checkpoint();
   if (options.shardBytes > 0 && !written && !made)
-    throw Failure{
-        kUsage,
-        "--max-shard-size applies to files of a written checkpoint, expected a target with 'storage' and no mesh"};
+    return invalid(
+        "--max-shard-size applies to files of a written checkpoint, expected a target with 'storage' and no mesh");
   const bool replacesCaller = options.synthesize && options.source.empty() && options.device == "cpu";
   if (const auto transforms = namesOf(plan, &schema::Param::transform); !transforms.empty() && !replacesCaller)
-    throw Failure{kUsage, "the plan uses the transform '" + transforms[0] +
-                              "', a function of the caller: expected --synthesize without --source, and --device=cpu"};
+    return invalid("the plan uses the transform '" + transforms[0] +
+                   "', a function of the caller: expected --synthesize without --source, and --device=cpu");
   for (const schema::Endpoint *endpoint : *plan.manifest().endpoints()) {
     const bool shared =
         options.traits().processes && endpoint->storage() && endpoint != plan.manifest().endpoints()->Get(0);
     if (shared && options.synthesize)
-      throw Failure{kUsage,
-                    "the files of " + endpoint->role()->str() +
-                        " belong to no single process, expected --source=DIR and --target=DIR instead of --synthesize"};
+      return invalid("the files of " + endpoint->role()->str() +
+                     " belong to no single process, expected --source=DIR and --target=DIR instead of --synthesize");
     if (shared && options.device != "cpu")
-      throw Failure{kUsage, "the files of " + endpoint->role()->str() +
-                                " are written by several processes, expected --device=cpu"};
+      return invalid("the files of " + endpoint->role()->str() +
+                     " are written by several processes, expected --device=cpu");
   }
+  return {};
 }
 
 reshard_options openOptions(const ExecutionOptions &options, unsigned threads) {

@@ -18,8 +18,8 @@ std::string sourceFolder(const ExecutionOptions &options, const Plan &plan);
 /// which only --target can name. Empty if neither is given.
 std::string targetFolder(const ExecutionOptions &options, const Plan &plan);
 
-/// Throws Failure if the options contradict each other or the plan.
-void checkOptions(const ExecutionOptions &options, const Plan &plan);
+/// An error, which is `invalid`, if the options contradict each other or the plan.
+Status checkOptions(const ExecutionOptions &options, const Plan &plan);
 
 /// The options of reshard_open, with texts of `options`.
 reshard_options openOptions(const ExecutionOptions &options, unsigned threads);

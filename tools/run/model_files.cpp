@@ -3,15 +3,12 @@
 
 #include "base/hash.h"
 #include "base/input_file.h"
-#include "command/common.h"
 
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
 
 namespace reshard::tools {
-
-using namespace command;
 
 namespace fs = std::filesystem;
 
@@ -35,7 +32,7 @@ bool isPlain(const std::string &name) {
 
 } // namespace
 
-ModelFiles findModelFiles(const std::string &folder) {
+Result<ModelFiles> findModelFiles(const std::string &folder) {
   ModelFiles found{folder, {}, 0};
   std::error_code error;
   const bool megatron = fs::exists(folder + "/.metadata", error);
@@ -49,34 +46,33 @@ ModelFiles findModelFiles(const std::string &folder) {
       continue;
     }
     if (!isPlain(name))
-      throw Failure{kUsage,
-                    "'" + at->path().string() +
-                        "' has a name with characters other than printable ASCII, expected files such as config.json"};
+      return invalid("'" + at->path().string() +
+                     "' has a name with characters other than printable ASCII, expected files such as config.json");
     const uint64_t bytes = fs::is_regular_file(status) ? fs::file_size(at->path(), lost) : 0;
     if (lost || !fs::is_regular_file(status))
-      throw Failure{kUsage,
-                    "'" + at->path().string() + "' " +
-                        (status.type() == fs::file_type::not_found ? "is a broken link" : "is not a regular file") +
-                        ", expected files to copy"};
+      return invalid("'" + at->path().string() + "' " +
+                     (status.type() == fs::file_type::not_found ? "is a broken link" : "is not a regular file") +
+                     ", expected files to copy");
     if (bytes > kMaxFileBytes)
-      throw Failure{kUsage, "'" + at->path().string() + "' has " + std::to_string(bytes) +
-                                " bytes, expected small files other than weights, of at most " +
-                                std::to_string(kMaxFileBytes) + " bytes"};
+      return invalid("'" + at->path().string() + "' has " + std::to_string(bytes) +
+                     " bytes, expected small files other than weights, of at most " + std::to_string(kMaxFileBytes) +
+                     " bytes");
     found.names.push_back(name);
   }
   if (error)
-    throw Failure{kUsage, "cannot read '" + folder + "': " + error.message()};
+    return invalid("cannot read '" + folder + "': " + error.message());
   std::sort(found.names.begin(), found.names.end());
   if (!std::binary_search(found.names.begin(), found.names.end(), "config.json"))
-    throw Failure{kUsage, "'" + folder + "' has no 'config.json', expected the folder of a model"};
+    return invalid("'" + folder + "' has no 'config.json', expected the folder of a model");
   return found;
 }
 
-std::string digestOf(const ModelFiles &files) {
+Result<std::string> digestOf(const ModelFiles &files) {
   Digester digester;
   for (const std::string &name : files.names) {
     const Result<std::string> text = readWhole(files.folder + "/" + name, kMaxFileBytes);
-    throwOnError(text.status(), kUsage);
+    if (!text.ok())
+      return invalid(text.status().message());
     const uint64_t bytes = text->size();
     digester.add(name.c_str(), name.size() + 1);
     digester.add(&bytes, sizeof bytes);
@@ -85,7 +81,7 @@ std::string digestOf(const ModelFiles &files) {
   return hexadecimal(digester.digest());
 }
 
-void copyModelFiles(const ModelFiles &files, const std::string &folder) {
+Status copyModelFiles(const ModelFiles &files, const std::string &folder) {
   for (const std::string &name : files.names) {
     const std::string target = folder + "/" + name;
     std::error_code error(EINTR, std::generic_category()), ignored;
@@ -96,9 +92,9 @@ void copyModelFiles(const ModelFiles &files, const std::string &folder) {
         fs::remove(target, ignored);
     }
     if (error)
-      throw Failure{kFailure,
-                    "cannot copy '" + files.folder + "/" + name + "' to '" + folder + "': " + error.message()};
+      return failed("cannot copy '" + files.folder + "/" + name + "' to '" + folder + "': " + error.message());
   }
+  return {};
 }
 
 } // namespace reshard::tools

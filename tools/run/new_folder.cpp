@@ -3,6 +3,7 @@
 #include "tools/run/new_folder.h"
 
 #include "base/hash.h"
+#include "command/common.h"
 #include "tools/run/guarded_exit.h"
 
 #include <algorithm>
@@ -117,20 +118,20 @@ void removeStale(const fs::path &path, const std::string &host) {
 }
 
 /// The unfinished folder of `path` that has a journal; empty if there is none.
-fs::path findResumable(const fs::path &path, const std::string &host) {
+Result<fs::path> findResumable(const fs::path &path, const std::string &host) {
   fs::path found;
   for (const fs::path &each : unfinishedFolders(path)) {
     std::error_code error;
     if (!fs::exists(each / (kJournalPrefix + std::string("0")), error))
       continue;
     if (!each.string().ends_with(host))
-      throw Failure{kUsage, "'" + each.string() +
-                                "' was begun on another host, where its process may still run; expected the same host "
-                                "for --resume. If it does not run, rename the folder so that its name ends in '" +
-                                host + "'"};
+      return invalid("'" + each.string() +
+                     "' was begun on another host, where its process may still run; expected the same host for "
+                     "--resume. If it does not run, rename the folder so that its name ends in '" +
+                     host + "'");
     if (!found.empty())
-      throw Failure{kUsage, "'" + found.string() + "' and '" + each.string() +
-                                "' could both be resumed, expected one unfinished folder; remove the other"};
+      return invalid("'" + found.string() + "' and '" + each.string() +
+                     "' could both be resumed, expected one unfinished folder; remove the other");
     found = each;
   }
   return found;
@@ -203,34 +204,47 @@ int64_t NewFolder::ownNumber() {
   return static_cast<int64_t>(hashOf(host) >> 33 << 32) | getpid();
 }
 
-NewFolder::NewFolder(const std::string &path, int64_t number, bool make, bool resume)
-    : path_(fs::path(path).lexically_normal()), mine_(make) {
-  if (!path_.has_filename())
-    path_ = path_.parent_path();
+Result<std::unique_ptr<NewFolder>> NewFolder::open(const std::string &path, int64_t number, bool make, bool resume) {
+  std::unique_ptr<NewFolder> folder(new NewFolder());
+  folder->path_ = fs::path(path).lexically_normal();
+  if (!folder->path_.has_filename())
+    folder->path_ = folder->path_.parent_path();
   const std::string host = "-" + hexadecimal(static_cast<uint64_t>(number) >> 32, 8);
-  temporary_ = path_;
-  temporary_ += ".partial-" + std::to_string(number & UINT32_MAX) + host;
+  folder->temporary_ = folder->path_;
+  folder->temporary_ += ".partial-" + std::to_string(number & UINT32_MAX) + host;
   if (!make)
-    return;
+    return folder;
   watchSignals();
-  const std::lock_guard lock(mutex);
   std::error_code error;
-  if (fs::exists(fs::symlink_status(path_, error)))
-    throw Failure{kUsage, "'" + path + "' already exists; expected the name of a folder to create"};
-  if (resume && takeOver(host))
-    return;
+  if (fs::exists(fs::symlink_status(folder->path_, error)))
+    return invalid("'" + path + "' already exists; expected the name of a folder to create");
+  if (Status status = folder->make(host, resume); !status.ok())
+    return status;
+  return folder;
+}
+
+Status NewFolder::make(const std::string &host, bool resume) {
+  const std::lock_guard lock(mutex);
+  if (resume) {
+    const Result<bool> taken = takeOver(host);
+    if (!taken.ok() || *taken)
+      return taken.status();
+  }
   removeStale(path_, host);
-  create();
+  if (Status status = create(); !status.ok())
+    return status;
   unfinished = temporary_;
+  mine_ = true;
+  return {};
 }
 
 /// Creates and locks the folder. Until it is locked, another process may remove it as stale: then creates it again.
-void NewFolder::create() {
+Status NewFolder::create() {
   std::error_code error;
   for (int tries = 0; lock_ < 0; ++tries) {
     if (!fs::create_directory(temporary_, error))
-      throw Failure{kUsage, "cannot create '" + temporary_.string() +
-                                "': " + (error ? error : std::make_error_code(std::errc::file_exists)).message()};
+      return invalid("cannot create '" + temporary_.string() +
+                     "': " + (error ? error : std::make_error_code(std::errc::file_exists)).message());
     lock_ = openFolder(temporary_);
     lockFolder(lock_, LOCK_EX); // if the file system has no locks, stale folders are not removed
     if (lock_ >= 0 && !stillNames(lock_, temporary_) && tries < 100) {
@@ -241,28 +255,22 @@ void NewFolder::create() {
       break;
     }
   }
+  return {};
 }
 
 /// Locks the folder that can be resumed, and gives it the name of this process. Returns whether there is one.
-bool NewFolder::takeOver(const std::string &host) {
-  const fs::path found = findResumable(path_, host);
-  if (found.empty())
-    return false;
+Result<bool> NewFolder::takeOver(const std::string &host) {
+  const Result<fs::path> resumable = findResumable(path_, host);
+  if (!resumable.ok() || resumable->empty())
+    return resumable.ok() ? Result<bool>(false) : resumable.status();
+  const fs::path &found = *resumable;
   lock_ = openFolder(found);
-  if (const int code = lockFolder(lock_, LOCK_EX | LOCK_NB); code != 0 || !stillNames(lock_, found)) {
-    if (lock_ >= 0)
-      ::close(lock_);
-    lock_ = -1;
-    throw Failure{kUsage, "cannot resume '" + found.string() + "': " +
-                              (code == 0 || code == EWOULDBLOCK ? "another process fills it" : std::strerror(code))};
-  }
-  if (const std::error_code error = found == temporary_ ? std::error_code() : renameNew(found, temporary_); error) {
-    ::close(lock_);
-    lock_ = -1;
-    throw Failure{kFailure,
-                  "cannot rename '" + found.string() + "' to '" + temporary_.string() + "': " + error.message()};
-  }
-  return kept_ = resumed_ = true;
+  if (const int code = lockFolder(lock_, LOCK_EX | LOCK_NB); code != 0 || !stillNames(lock_, found))
+    return invalid("cannot resume '" + found.string() +
+                   "': " + (code == 0 || code == EWOULDBLOCK ? "another process fills it" : std::strerror(code)));
+  if (const std::error_code error = found == temporary_ ? std::error_code() : renameNew(found, temporary_); error)
+    return failed("cannot rename '" + found.string() + "' to '" + temporary_.string() + "': " + error.message());
+  return mine_ = kept_ = resumed_ = true;
 }
 
 NewFolder::~NewFolder() {
@@ -289,9 +297,9 @@ void NewFolder::discard() {
     unfinished = temporary_;
 }
 
-void NewFolder::commit() {
+Status NewFolder::commit() {
   if (!mine_)
-    return;
+    return {};
   discard();
   const std::lock_guard lock(mutex);
   std::error_code error;
@@ -299,11 +307,12 @@ void NewFolder::commit() {
     if (each->path().filename().string().starts_with(kJournalPrefix) && !fs::remove(each->path(), error))
       break;
   if (error)
-    throw Failure{kFailure, "cannot remove the journal in '" + temporary_.string() + "': " + error.message()};
+    return failed("cannot remove the journal in '" + temporary_.string() + "': " + error.message());
   if (error = renameNew(temporary_, path_); error)
-    throw Failure{kFailure, "cannot rename the finished folder to '" + path_.string() + "': " + error.message()};
+    return failed("cannot rename the finished folder to '" + path_.string() + "': " + error.message());
   unfinished.clear();
   done_ = true;
+  return {};
 }
 
 Status checkNotStored(const char *option, const std::string &output, const std::string &storage,

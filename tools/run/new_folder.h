@@ -3,10 +3,10 @@
 #pragma once
 
 #include "base/status.h"
-#include "command/common.h"
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 
 namespace reshard::tools {
@@ -38,8 +38,10 @@ public:
   static int64_t ownNumber();
   /// `number`: the ownNumber() of the creating process, part of the temporary name. `make`: this process creates the
   /// folder. `resume`: it takes over the temporary folder of a process of this host that has ended, if that has a
-  /// journal. Throws Failure if the process still runs, if there are several such folders, or one of another host.
-  NewFolder(const std::string &path, int64_t number, bool make, bool resume = false);
+  /// journal. An error if the process still runs, if there are several such folders, or one of another host; `failed`
+  /// if that folder cannot be renamed, `invalid` otherwise.
+  static Result<std::unique_ptr<NewFolder>> open(const std::string &path, int64_t number, bool make,
+                                                 bool resume = false);
   ~NewFolder();
   NewFolder(const NewFolder &) = delete;
   NewFolder &operator=(const NewFolder &) = delete;
@@ -53,14 +55,16 @@ public:
   /// Undoes keep().
   void discard();
   /// Removes the journals and renames the folder to its final name. Does nothing in processes that did not create it.
-  void commit();
+  Status commit();
 
 private:
-  void create();
-  bool takeOver(const std::string &host);
+  NewFolder() = default;
+  Status make(const std::string &host, bool resume);
+  Status create();
+  Result<bool> takeOver(const std::string &host);
 
   std::filesystem::path path_, temporary_;
-  const bool mine_;
+  bool mine_ = false; // this process has created it or taken it over
   bool done_ = false, kept_ = false, resumed_ = false;
   int lock_ = -1; // the locked descriptor of the folder
 };

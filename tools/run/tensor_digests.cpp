@@ -70,12 +70,13 @@ std::string shapeOf(const DigestedTensor &tensor) {
 
 } // namespace
 
-TensorDigests digestsOfCheckpoint(const std::string &path, const Renames &renames) {
+Result<TensorDigests> digestsOfCheckpoint(const std::string &path, const Renames &renames) {
   Result<StoredCheckpoint> stored = readStoredCheckpoint(path);
-  if (stored.ok())
-    printNotes(stored->notes);
-  throwOnError(stored.status(), kUsage);
-  throwOnError(renameTensors(*stored, renames, path), kUsage);
+  if (!stored.ok())
+    return invalid(stored.status().message());
+  printNotes(stored->notes);
+  if (const Status status = renameTensors(*stored, renames, path); !status.ok())
+    return invalid(status.message());
   const bool folder = std::filesystem::is_directory(path);
   std::map<std::string, MappedFile> files;
   struct Item {
@@ -94,12 +95,13 @@ TensorDigests digestsOfCheckpoint(const std::string &path, const Renames &rename
       const auto [file, added] = files.try_emplace(chunk.file);
       if (added) {
         Result<MappedFile> mapped = MappedFile::open(folder ? path + "/" + chunk.file : path);
-        throwOnError(mapped.status(), kUsage);
-        throwOnError(checkSame(stored->files.at(chunk.file), *mapped), kUsage);
+        const Status status = mapped.ok() ? checkSame(stored->files.at(chunk.file), *mapped) : mapped.status();
+        if (!status.ok())
+          return invalid(status.message());
         file->second = std::move(*mapped);
       }
       if (chunk.begin > file->second.bytes() || chunk.bytes > file->second.bytes() - chunk.begin)
-        throw Failure{kUsage, "'" + path + "': the file '" + chunk.file + "' became shorter while it was read"};
+        return invalid("'" + path + "': the file '" + chunk.file + "' became shorter while it was read");
       items.push_back({&name, &tensor, &chunk, &file->second});
     }
   }
@@ -115,7 +117,8 @@ TensorDigests digestsOfCheckpoint(const std::string &path, const Renames &rename
       },
       [&](double fraction) { progress.at(fraction); });
   for (const auto &[name, file] : files)
-    throwOnError(file.unchanged(), kFailure);
+    if (const Status status = file.unchanged(); !status.ok())
+      return failed(status.message());
   return found;
 }
 
@@ -185,10 +188,11 @@ std::string renameHint(const TensorDigests &a, const TensorDigests &b) {
   return best != counts.end() && best->second > unchanged ? best->first : "";
 }
 
-TensorDigests digestsOfSide(const Plan &plan, uint32_t endpoint, const std::string &path) {
+Result<TensorDigests> digestsOfSide(const Plan &plan, uint32_t endpoint, const std::string &path) {
   Memory memory(plan);
   std::set<std::string> unknown; // tensors of other models in the same files
-  throwOnError(memory.openFiles(endpoint, path, false, &unknown), kUsage);
+  if (const Status status = memory.openFiles(endpoint, path, false, &unknown); !status.ok())
+    return invalid(status.message());
   if (!unknown.empty())
     std::fprintf(stderr, "%s '%s' has %s that the plan does not use, among them '%s'\n", colored("note:").c_str(),
                  printable(path).c_str(), counted(unknown.size(), "name").c_str(), printable(*unknown.begin()).c_str());
@@ -206,7 +210,8 @@ TensorDigests digestsOfSide(const Plan &plan, uint32_t endpoint, const std::stri
        }});
   const ElapsedLine elapsed("digest");
   const Result<std::vector<SideDigest>> found = digests.side(endpoint, false, {});
-  throwOnError(found.status(), kUsage);
+  if (!found.ok())
+    return invalid(found.status().message());
   TensorDigests result;
   for (const SideDigest &each : *found) {
     if (!each.whole())

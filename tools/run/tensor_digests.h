@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/renames.h"
+#include "base/status.h"
 #include "executor/digests/element_sums.h"
 #include "schema/manifest.h"
 
@@ -27,8 +28,9 @@ struct DigestedTensor {
 };
 using TensorDigests = std::map<std::string, DigestedTensor>; // by name
 
-/// Reads a checkpoint of any format. The names are those in its files, renamed. Throws Failure.
-TensorDigests digestsOfCheckpoint(const std::string &path, const Renames &renames = {});
+/// Reads a checkpoint of any format. The names are those in its files, renamed. An error is
+/// `failed` if a file was changed meanwhile, else `invalid`.
+Result<TensorDigests> digestsOfCheckpoint(const std::string &path, const Renames &renames = {});
 
 /// Leaves the tensors below `model`, as torch.distributed.checkpoint saves {"model": …, "optimizer": …}, and removes
 /// this prefix. Returns the names of the others.
@@ -41,8 +43,9 @@ std::set<std::string> keepModels(TensorDigests &a, TensorDigests &b);
 std::string renameHint(const TensorDigests &a, const TensorDigests &b);
 
 /// Reads the files of an endpoint of a plan. The names are those of the model's tensors: elements are found by the
-/// endpoint's layout, replicas count once, padding does not. Throws Failure, also for quantized params.
-TensorDigests digestsOfSide(const Plan &plan, uint32_t endpoint, const std::string &path);
+/// endpoint's layout, replicas count once, padding does not. An error, also for quantized params, is
+/// `invalid`.
+Result<TensorDigests> digestsOfSide(const Plan &plan, uint32_t endpoint, const std::string &path);
 
 /// One line for each difference: a tensor that one side lacks, another dtype, shape or digest. `one` and `other` name
 /// the sides.
