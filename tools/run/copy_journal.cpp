@@ -20,8 +20,6 @@
 
 namespace reshard::tools {
 
-using namespace command;
-
 using Json = nlohmann::ordered_json;
 
 namespace {
