@@ -112,7 +112,7 @@ MORE = {
         "executor/interfaces/device.h executor/interfaces/communicator.h kernels/gpu/launch.h"
     ),
     "executor/backends/ucx_connection.h": "ucp/",
-    "tests/executor/liveness_lock_test.cpp": "executor/backends/liveness_lock.h",
+    "tests/executor/backends/liveness_lock_test.cpp": "executor/backends/liveness_lock.h",
     "executor/backends/nccl.cpp": "executor/interfaces/communicator.h nccl.h",
     "command/options.cpp": "CLI/",
     "tools/compile.cpp": "compiler/* ir",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Expressions: the grammar, values of integers and fractions, the positions of errors.
-// tests/compiler/expression_test.cpp has those of the YAML.
+// tests/compiler/expression_limits_test.cpp has those of the YAML.
 
 #include "base/expression.h"
 
