@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A C interface to the conversions, for convert_test.py. Element arrays are pointers; formats and levels are numbers.
+// A C interface to the conversions, for ml_dtypes_test.py. Element arrays are pointers; formats and levels are numbers.
 
 #include "kernels/cpu/quantized.h"
 #include "kernels/scales.h"

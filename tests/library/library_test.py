@@ -99,7 +99,7 @@ class Library(FolderTest):
 
     def test_chunks(self):
         """With virtual stages, each chunk of each rank has the params of a live Megatron-Core module
-        (tests/frameworks/megatron_test.py)."""
+        (tests/frameworks/megatron_chunks_test.py)."""
         paths = sorted((library.LISTINGS.parent / "chunks").glob("*.txt"))
         for path in paths:
             head, *ranks = re.split(r"^# rank \d+: ", path.read_text(), flags=re.MULTILINE)

@@ -3,7 +3,7 @@
 torch.distributed, as they are, and over stores of the caller, and run a plan over transport ucx.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/rendezvous_test.py"""
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/torch_stores_test.py"""
 
 import contextlib
 import multiprocessing

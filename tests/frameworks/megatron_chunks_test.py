@@ -4,7 +4,7 @@ of the library's layouts with `switches: {vpp: 2}`. Each rank's model is a list 
 torch.nn.ModuleList(chunks).
 
     scripts/frameworks.sh && . build/frameworks/env.sh
-    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/megatron_test.py
+    . build/release/tests/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/megatron_chunks_test.py
 
 One process acts as each rank in turn, over PyTorch's fake process group. With --write it rewrites the listings of
 tests/library/chunks, which the ordinary suite compares with the layouts."""
@@ -301,7 +301,7 @@ def write(folder):
             "each of two ranks, local specs"
             + ("" if model in LOCAL else "; names as Transformer Engine's modules have them")
             + ",",
-            "# made by tests/frameworks/megatron_test.py "
+            "# made by tests/frameworks/megatron_chunks_test.py "
             f"--write{''.join(f', {name} {value}' for name, value in more.items())}",
             f"# model: {model} {layout(model)}",
             f"# set: {' '.join(f'{name}={value}' for name, value in numbers.items())}",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the conversions of kernels/ at every level of this CPU with ml_dtypes and NumPy, bit for bit: casts of all
 8- and 16-bit codes and of a dense sample of fp32, and quantized blocks with the definitions in formats_reference.py.
-Usage: convert_test.py; RESHARD_BIN is the build folder."""
+Usage: ml_dtypes_test.py; RESHARD_BIN is the build folder."""
 
 import ctypes
 import itertools
