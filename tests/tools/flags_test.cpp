@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 using namespace reshard::command;
-using namespace reshard::tools;
 
 namespace {
 
