@@ -32,83 +32,70 @@ struct Buffers {
   bool amax = false; // a target's quantized view `amax`
 };
 
-/// Functions return false at the first problem. Error texts are built only then, since there may be millions of
-/// operands.
-class SegmentCheck {
-public:
-  SegmentCheck(const Manifest &manifest, const MeshRankIndex &meshRanks, const Segment &segment, uint32_t rank)
-      : manifest_(manifest), meshRanks_(meshRanks), segment_(segment), rank_(rank) {
-    const Endpoint &target = *manifest.endpoints()->Get(manifest.endpoints()->size() - 1);
-    passive_ = target.replicas() > 0 && rank < target.ranks()->Get(0);
-  }
+/// The extent of a shape relative to its operand's offset: rows begin at bytes [low, high] of buffers [lowBuffer,
+/// highBuffer].
+struct ShapeExtent {
+  int64_t bytes, row, low, high, lowBuffer, highBuffer;
+  int64_t unit; // the greatest common divisor of row bytes and strides
+  /// Strided ranges beyond the first to which expand() (operands.h) expands it: one for each iteration of the loops
+  /// down to the innermost that changes the buffer.
+  int64_t ranges;
+};
 
-  Status run() {
-    const bool good = general() && buffers() && shapes() && steps() && arena();
-    return good ? Status() : error_;
+/// A phase of the check. Functions return false at the first problem. Error texts are built only then, since there may
+/// be millions of operands.
+class Phase {
+public:
+  /// The problem, after a function has returned false.
+  const std::string &error() const { return error_; }
+
+protected:
+  bool fail(std::string text) {
+    error_ = std::move(text);
+    return false;
   }
 
 private:
-  /// The extent of a shape relative to its operand's offset: rows begin at bytes [low, high] of buffers [lowBuffer,
-  /// highBuffer].
-  struct Extent {
-    int64_t bytes, row, low, high, lowBuffer, highBuffer;
-    int64_t unit; // the greatest common divisor of row bytes and strides
-    /// Strided ranges beyond the first to which expand() (operands.h) expands it: one for each iteration of the loops
-    /// down to the innermost that changes the buffer.
-    int64_t ranges;
+  std::string error_;
+};
+
+/// Checks that all tables are there, and the numbers of the segment.
+Status checkTables(const Manifest &manifest, const Segment &segment, uint32_t rank) {
+  const std::pair<const char *, bool> tables[] = {{"buffers", segment.buffers()}, {"loops", segment.loops()},
+                                                  {"shapes", segment.shapes()},   {"operands", segment.operands()},
+                                                  {"steps", segment.steps()},     {"after", segment.after()}};
+  for (const auto &[name, found] : tables)
+    if (!found)
+      return badPlan(std::string("table '") + name + "' is missing (an empty table is allowed)");
+  // The verifier does not check the alignment of vectors of structs.
+  auto aligned = [](const auto *vector) {
+    return vector->size() == 0 || reinterpret_cast<uintptr_t>(vector->Data()) % alignof(uint64_t) == 0;
   };
+  if (!aligned(segment.buffers()) || !aligned(segment.loops()) || !aligned(segment.shapes()) ||
+      !aligned(segment.operands()) || !aligned(segment.steps()))
+    return badPlan("a table is not aligned to 8 bytes");
+  if (segment.rank() != rank)
+    return badPlan("found rank " + text(segment.rank()) + ", expected " + text(rank));
+  if (segment.arena_bytes() > static_cast<uint64_t>(kMaxSize))
+    return badPlan("found an arena of " + text(segment.arena_bytes()) + " bytes, expected at most " + text(kMaxSize));
+  if (segment.arena_bytes() > manifest.arena_bytes())
+    return badPlan("found an arena of " + text(segment.arena_bytes()) + " bytes, expected at most the " +
+                   text(manifest.arena_bytes()) + " of the manifest");
+  if (manifest.staging_limit() > 0 && segment.arena_bytes() > manifest.staging_limit())
+    return badPlan("found an arena of " + text(segment.arena_bytes()) +
+                   " bytes, expected at most the staging limit of " + text(manifest.staging_limit()));
+  return {};
+}
 
-  bool fail(std::string text) {
-    error_ = badPlan(std::move(text));
-    return false;
-  }
-  bool failStep(const std::string &text) { return fail("step " + std::to_string(step_) + " " + text); }
-
-  bool general() {
-    const std::pair<const char *, bool> tables[] = {{"buffers", segment_.buffers()}, {"loops", segment_.loops()},
-                                                    {"shapes", segment_.shapes()},   {"operands", segment_.operands()},
-                                                    {"steps", segment_.steps()},     {"after", segment_.after()}};
-    for (const auto &[name, found] : tables)
-      if (!found)
-        return fail(std::string("table '") + name + "' is missing (an empty table is allowed)");
-    // The verifier does not check the alignment of vectors of structs.
-    auto aligned = [](const auto *vector) {
-      return vector->size() == 0 || reinterpret_cast<uintptr_t>(vector->Data()) % alignof(uint64_t) == 0;
-    };
-    if (!aligned(segment_.buffers()) || !aligned(segment_.loops()) || !aligned(segment_.shapes()) ||
-        !aligned(segment_.operands()) || !aligned(segment_.steps()))
-      return fail("a table is not aligned to 8 bytes");
-    if (segment_.rank() != rank_)
-      return fail("found rank " + text(segment_.rank()) + ", expected " + text(rank_));
-    if (segment_.arena_bytes() > static_cast<uint64_t>(kMaxSize))
-      return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected at most " + text(kMaxSize));
-    if (segment_.arena_bytes() > manifest_.arena_bytes())
-      return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected at most the " +
-                  text(manifest_.arena_bytes()) + " of the manifest");
-    if (manifest_.staging_limit() > 0 && segment_.arena_bytes() > manifest_.staging_limit())
-      return fail("found an arena of " + text(segment_.arena_bytes()) +
-                  " bytes, expected at most the staging limit of " + text(manifest_.staging_limit()));
-    return true;
-  }
-
-  /// The head of the arena (elements to quantize) and the slots of messages must not overlap.
-  bool arena() {
-    const uint64_t begin = arenaHeadBytes(segment_);
-    if (begin > segment_.arena_bytes() - staged_)
-      return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected " + text(begin + staged_) +
-                  " or more");
-    for (uint32_t s = 0; s < sizeOf(segment_.steps()); ++s)
-      if (const Step *step = segment_.steps()->Get(s);
-          (step->kind() == StepKind::send || step->kind() == StepKind::recv) && step->staging() != kInPlace &&
-          step->staging() < begin)
-        return fail("found message " + text(step->message()) + " staged at " + text(step->staging()) + ", expected " +
-                    text(begin) + " or more: elements to quantize are staged before");
-    return true;
-  }
+/// The buffers of a rank, which are checked against the manifest.
+class SegmentBuffers : public Phase {
+public:
+  SegmentBuffers(const Manifest &manifest, const MeshRankIndex &meshRanks, const Segment &segment, uint32_t rank)
+      : manifest_(manifest), meshRanks_(meshRanks), segment_(segment), rank_(rank) {}
 
   /// The buffers must be those that the manifest gives this rank: for each endpoint its own mesh rank, or for a storage
   /// endpoint all files; for each of these the params with instances, in the order of the manifest.
-  bool buffers() {
+  bool check() {
     buffers_.push_back({.count = 1, .bytes = static_cast<int64_t>(segment_.arena_bytes())});
     for (uint32_t e = 0; e < manifest_.endpoints()->size(); ++e) {
       const Endpoint &endpoint = *manifest_.endpoints()->Get(e);
@@ -127,6 +114,17 @@ private:
                 " as in the manifest");
   }
 
+  /// The range that has a buffer, which must exist.
+  const Buffers &rangeOf(uint32_t buffer) const {
+    return *std::prev(std::upper_bound(buffers_.begin(), buffers_.end(), int64_t{buffer},
+                                       [](int64_t b, const Buffers &r) { return b < r.first; }));
+  }
+  /// Bytes at the arena's end, of views and transforms.
+  uint64_t staged() const { return staged_; }
+  /// Whether the rank stages elements in the arena and quantizes whole rows of blocks.
+  bool stages() const { return stages_; }
+
+private:
   /// The next BufferRange must be that of the instances of a param on a mesh rank, if there are any.
   bool bufferRange(uint32_t e, uint32_t meshRank, uint32_t p) {
     const Endpoint &endpoint = *manifest_.endpoints()->Get(e);
@@ -188,9 +186,25 @@ private:
     buffers.amax = !source && view && view->kind() == ViewKind::amax;
   }
 
+  const Manifest &manifest_;
+  const MeshRankIndex &meshRanks_;
+  const Segment &segment_;
+  const uint32_t rank_;
+  std::vector<Buffers> buffers_; // ascending by their first buffer; the first is the arena
+  size_t ranges_ = 0;            // how many were checked
+  uint64_t nextBuffer_ = 1;      // after these
+  uint64_t staged_ = 0;
+  bool stages_ = false;
+};
+
+/// The extents of the shapes.
+class ShapeExtents : public Phase {
+public:
+  explicit ShapeExtents(const Segment &segment) : segment_(segment) {}
+
   /// Shapes must use the table of loops in order and without gaps, so that each loop is read once even in a hostile
   /// plan.
-  bool shapes() {
+  bool check() {
     uint64_t next = 0;
     extents_.reserve(sizeOf(segment_.shapes()));
     for (uint32_t s = 0; s < sizeOf(segment_.shapes()); ++s) {
@@ -211,17 +225,21 @@ private:
            fail("found " + text(sizeOf(segment_.loops())) + " loops, expected the " + text(next) + " of the shapes");
   }
 
+  /// By shape.
+  const std::vector<ShapeExtent> &extents() const { return extents_; }
+
+private:
   bool shape(const Shape &shape) {
     if (shape.row_bytes() < 1 || shape.row_bytes() > static_cast<uint64_t>(kMaxSize))
       return false;
-    Extent extent{static_cast<int64_t>(shape.row_bytes()),
-                  static_cast<int64_t>(shape.row_bytes()),
-                  0,
-                  0,
-                  0,
-                  0,
-                  static_cast<int64_t>(shape.row_bytes()),
-                  0};
+    ShapeExtent extent{static_cast<int64_t>(shape.row_bytes()),
+                       static_cast<int64_t>(shape.row_bytes()),
+                       0,
+                       0,
+                       0,
+                       0,
+                       static_cast<int64_t>(shape.row_bytes()),
+                       0};
     auto reach = [](int64_t steps, int64_t step, int64_t &low, int64_t &high) {
       int64_t span = 0;
       int64_t &end = step < 0 ? low : high;
@@ -247,7 +265,86 @@ private:
     return true;
   }
 
-  bool steps() {
+  const Segment &segment_;
+  std::vector<ShapeExtent> extents_;
+};
+
+/// The operands, one by one, against buffers and extents that have been checked.
+class OperandCheck : public Phase {
+public:
+  OperandCheck(const Segment &segment, const SegmentBuffers &buffers, const std::vector<ShapeExtent> &extents)
+      : segment_(segment), buffers_(buffers), extents_(extents) {}
+
+  /// An operand must be inside one range of buffers, and inside the bytes of each buffer, over all loops. Adds its
+  /// bytes to `sum`.
+  bool check(uint32_t number, bool output, int64_t &sum) {
+    const Operand &operand = *segment_.operands()->Get(number);
+    if (operand.shape() >= extents_.size())
+      return fail("operand " + text(number) + ": found shape " + text(operand.shape()) + ", expected one below " +
+                  text(extents_.size()));
+    const ShapeExtent &extent = extents_[operand.shape()];
+    const int64_t buffer = operand.buffer();
+    const Buffers *buffers = last_;
+    if (buffer < buffers->first || buffer >= buffers->first + buffers->count) {
+      buffers = &buffers_.rangeOf(operand.buffer()); // exists: the arena is buffer 0
+      if (buffer >= buffers->first + buffers->count)
+        return fail("operand " + text(number) + ": found buffer " + text(operand.buffer()) + ", expected one below " +
+                    text(buffers->first + buffers->count));
+      last_ = buffers;
+    }
+    if (output && buffers->source)
+      return fail("operand " + text(number) + ": writes to buffer " + text(operand.buffer()) + " of the source");
+    if (buffer + extent.lowBuffer < buffers->first || buffer + extent.highBuffer >= buffers->first + buffers->count)
+      return fail("operand " + text(number) + ": found buffers " +
+                  range(buffer + extent.lowBuffer, buffer + extent.highBuffer + 1) + ", expected them in " +
+                  range(buffers->first, buffers->first + buffers->count));
+    const bool far = operand.offset() > static_cast<uint64_t>(kMaxSize);
+    const int64_t offset = far ? kMaxSize : static_cast<int64_t>(operand.offset());
+    if (far || offset + extent.low < 0 || offset + extent.high + extent.row > buffers->bytes)
+      return fail("operand " + text(number) + ": found bytes " +
+                  range(offset + extent.low, offset + extent.high + extent.row) + ", expected them in " +
+                  range(0, buffers->bytes));
+    if (buffers->block > 0 && (extent.unit % buffers->block != 0 || offset % buffers->block != 0))
+      return fail("operand " + text(number) + ": found an offset, row or stride that is no multiple of the " +
+                  text(buffers->block) + " bytes that are converted at once");
+    if (output && buffers->derived)
+      return fail("operand " + text(number) + ": writes buffer " + text(operand.buffer()) +
+                  ", which is derived from others");
+    // An operand of more bytes than its extent would write some twice, and a hostile loop count might never end.
+    const __int128 capacity =
+        static_cast<__int128>(extent.high - extent.low + extent.row) * (extent.highBuffer - extent.lowBuffer + 1);
+    if (output && extent.bytes > capacity)
+      return fail("operand " + text(number) + ": writes " + text(extent.bytes) + " bytes into an extent of " +
+                  text(static_cast<uint64_t>(capacity)) + " bytes");
+    if (extent.ranges > kMaxOperandRanges - ranges_)
+      return fail("operand " + text(number) + ": the operands expand to more than " + text(kMaxOperandRanges) +
+                  " strided ranges, the limit");
+    ranges_ += extent.ranges;
+    sum += extent.bytes;
+    return sum <= kMaxSize || fail("has operands of more than " + text(kMaxSize) + " bytes");
+  }
+
+  /// The buffers of the last operand.
+  const Buffers &last() const { return *last_; }
+
+private:
+  const Segment &segment_;
+  const SegmentBuffers &buffers_;
+  const std::vector<ShapeExtent> &extents_; // by shape
+  int64_t ranges_ = 0;                      // how many all operands have
+  const Buffers *last_ = &kNone;            // consecutive operands often share them
+  static constexpr Buffers kNone{};
+};
+
+/// The steps, each with the steps before it.
+class StepCheck : public Phase {
+public:
+  StepCheck(const Manifest &manifest, const Segment &segment, uint32_t rank, const SegmentBuffers &buffers,
+            const std::vector<ShapeExtent> &extents)
+      : manifest_(manifest), segment_(segment), rank_(rank), buffers_(buffers), extents_(extents),
+        operand_(segment, buffers, extents) {}
+
+  bool check() {
     uint32_t round = 0;
     uint64_t operands = 0, after = 0;
     for (step_ = 0; step_ < sizeOf(segment_.steps()); ++step_) {
@@ -295,6 +392,9 @@ private:
     return true;
   }
 
+private:
+  bool failStep(const std::string &text) { return fail("step " + std::to_string(step_) + " " + text); }
+
   /// Whether the inputs of a step are exactly the inputs of an earlier send that has its own.
   bool sharesInputs(const Step &step) const {
     return step.kind() == StepKind::send && step.input_count() > 0 &&
@@ -315,7 +415,7 @@ private:
 
   bool step(const Step &step) {
     const bool message = step.kind() == StepKind::send || step.kind() == StepKind::recv;
-    if (step.kind() == StepKind::recv && passive_)
+    if (step.kind() == StepKind::recv && isPassive())
       return failStep("receives message " + text(step.message()) +
                       ", expected none on a rank below those of the engine replicas, which pull");
     switch (step.kind()) {
@@ -350,7 +450,7 @@ private:
         return false;
     for (uint32_t i = 0; i < step.output_count(); ++i)
       if (!operand(step.first_output() + i, true, out) ||
-          (last_->first == 0 && !stages_ && !relay(step, step.first_output() + i)))
+          (operand_.last().first == 0 && !buffers_.stages() && !relay(step, step.first_output() + i)))
         return false;
     const uint64_t found =
         static_cast<uint64_t>(step.kind() == StepKind::send || step.kind() == StepKind::reduce ? in : out);
@@ -392,9 +492,10 @@ private:
     if (step.staging() == kInPlace)
       return true;
     const uint64_t staged = step.chunk() > 0 ? 2 * step.chunk() : step.bytes();
-    if (step.staging() > segment_.arena_bytes() - staged_ || staged > segment_.arena_bytes() - staged_ - step.staging())
+    if (step.staging() > segment_.arena_bytes() - buffers_.staged() ||
+        staged > segment_.arena_bytes() - buffers_.staged() - step.staging())
       return failStep("stages " + text(staged) + " bytes at " + text(step.staging()) +
-                      ", expected them in an arena of " + text(segment_.arena_bytes() - staged_) + " bytes");
+                      ", expected them in an arena of " + text(segment_.arena_bytes() - buffers_.staged()) + " bytes");
     bool right = true;
     arena_.take(static_cast<int64_t>(step.staging()), static_cast<int64_t>(step.staging() + staged), step_,
                 [&](uint32_t before) {
@@ -415,15 +516,16 @@ private:
   /// Inputs are of the source. Exceptions: a copy reads staged elements of the arena; a send forwards bytes of the
   /// arena or of a target, and must wait for a receive or a copy that wrote them.
   bool readable(const Step &step, uint32_t number) {
-    if (last_->block > 0)
+    if (operand_.last().block > 0)
       return failStep("operand " + text(number) +
                       ": reads a buffer that is converted on arrival, expected one that "
                       "is stored as it was sent");
     if (step.kind() == StepKind::reduce)
-      return last_->amax || failStep("operand " + text(number) + ": is reduced, expected a buffer of amax values");
-    if (last_->source)
+      return operand_.last().amax ||
+             failStep("operand " + text(number) + ": is reduced, expected a buffer of amax values");
+    if (operand_.last().source)
       return true;
-    if (step.kind() == StepKind::copy && last_->first == 0) // staged elements
+    if (step.kind() == StepKind::copy && operand_.last().first == 0) // staged elements
       return step.after_count() > 0 ||
              failStep("operand " + text(number) + ": reads the arena, expected the step to wait for its writers");
     bool received = false;
@@ -431,9 +533,10 @@ private:
       if (const StepKind before = segment_.steps()->Get(segment_.after()->Get(step.first_after() + i))->kind();
           before == StepKind::recv || before == StepKind::copy)
         received = true;
-    if (step.kind() == StepKind::send && last_->first == 0)
+    if (step.kind() == StepKind::send && operand_.last().first == 0)
       return relay(step, number);
-    return (step.kind() == StepKind::send && last_->count > 0 && last_->first > 0 && !last_->storage && received) ||
+    return (step.kind() == StepKind::send && operand_.last().count > 0 && operand_.last().first > 0 &&
+            !operand_.last().storage && received) ||
            failStep("operand " + text(number) + ": reads buffer " + text(segment_.operands()->Get(number)->buffer()) +
                     ", expected one of the source, or of a target rank in a send that waits for a receive or a copy");
   }
@@ -447,7 +550,7 @@ private:
     auto fail = [&](const std::string &why) { return failStep("operand " + text(number) + ": " + why); };
     if (step.kind() != StepKind::send && step.kind() != StepKind::recv)
       return fail("writes to the arena, expected only receives to do so on a rank that quantizes nothing in the arena");
-    if (stages_)
+    if (buffers_.stages())
       return fail("sends bytes of the arena, expected none on a rank that quantizes in the arena");
     int64_t stride = extents_[operand.shape()].bytes;
     const auto begin = static_cast<int64_t>(operand.offset()), end = begin + stride;
@@ -475,7 +578,7 @@ private:
   bool stagedRows(const Step &step) {
     for (uint32_t i = 0; i < step.output_count(); ++i) {
       const Operand &output = *segment_.operands()->Get(step.first_output() + i);
-      const Buffers &buffers = bufferRangeOf(output.buffer());
+      const Buffers &buffers = buffers_.rangeOf(output.buffer());
       const bool fromArena =
           step.kind() == StepKind::copy && segment_.operands()->Get(step.first_input() + i)->buffer() == 0;
       if (fromArena != (buffers.rows > 0))
@@ -494,11 +597,6 @@ private:
     return true;
   }
 
-  const Buffers &bufferRangeOf(uint32_t buffer) const {
-    return *std::prev(std::upper_bound(buffers_.begin(), buffers_.end(), int64_t{buffer},
-                                       [](int64_t b, const Buffers &r) { return b < r.first; }));
-  }
-
   bool pairs(const Step &step) {
     for (uint32_t i = 0; i < step.input_count(); ++i) {
       const uint32_t from = segment_.operands()->Get(step.first_input() + i)->shape();
@@ -510,77 +608,28 @@ private:
     return true;
   }
 
-  /// An operand must be inside one range of buffers, and inside the bytes of each buffer, over all loops. Adds its
-  /// bytes to `sum`.
+  /// As OperandCheck::check(), with the step in the error.
   bool operand(uint32_t number, bool output, int64_t &sum) {
-    const Operand &operand = *segment_.operands()->Get(number);
-    if (operand.shape() >= extents_.size())
-      return failStep("operand " + text(number) + ": found shape " + text(operand.shape()) + ", expected one below " +
-                      text(extents_.size()));
-    const Extent &extent = extents_[operand.shape()];
-    const int64_t buffer = operand.buffer();
-    const Buffers *buffers = last_;
-    if (buffer < buffers->first || buffer >= buffers->first + buffers->count) {
-      const auto after = std::upper_bound(buffers_.begin(), buffers_.end(), buffer,
-                                          [](int64_t b, const Buffers &r) { return b < r.first; });
-      buffers = &*std::prev(after); // exists: the arena is buffer 0
-      if (buffer >= buffers->first + buffers->count)
-        return failStep("operand " + text(number) + ": found buffer " + text(operand.buffer()) +
-                        ", expected one below " + text(buffers->first + buffers->count));
-      last_ = buffers;
-    }
-    if (output && buffers->source)
-      return failStep("operand " + text(number) + ": writes to buffer " + text(operand.buffer()) + " of the source");
-    if (buffer + extent.lowBuffer < buffers->first || buffer + extent.highBuffer >= buffers->first + buffers->count)
-      return failStep("operand " + text(number) + ": found buffers " +
-                      range(buffer + extent.lowBuffer, buffer + extent.highBuffer + 1) + ", expected them in " +
-                      range(buffers->first, buffers->first + buffers->count));
-    const bool far = operand.offset() > static_cast<uint64_t>(kMaxSize);
-    const int64_t offset = far ? kMaxSize : static_cast<int64_t>(operand.offset());
-    if (far || offset + extent.low < 0 || offset + extent.high + extent.row > buffers->bytes)
-      return failStep("operand " + text(number) + ": found bytes " +
-                      range(offset + extent.low, offset + extent.high + extent.row) + ", expected them in " +
-                      range(0, buffers->bytes));
-    if (buffers->block > 0 && (extent.unit % buffers->block != 0 || offset % buffers->block != 0))
-      return failStep("operand " + text(number) + ": found an offset, row or stride that is no multiple of the " +
-                      text(buffers->block) + " bytes that are converted at once");
-    if (output && buffers->derived)
-      return failStep("operand " + text(number) + ": writes buffer " + text(operand.buffer()) +
-                      ", which is derived from others");
-    // An operand of more bytes than its extent would write some twice, and a hostile loop count might never end.
-    const __int128 capacity =
-        static_cast<__int128>(extent.high - extent.low + extent.row) * (extent.highBuffer - extent.lowBuffer + 1);
-    if (output && extent.bytes > capacity)
-      return failStep("operand " + text(number) + ": writes " + text(extent.bytes) + " bytes into an extent of " +
-                      text(static_cast<uint64_t>(capacity)) + " bytes");
-    if (extent.ranges > kMaxOperandRanges - operandRanges_)
-      return failStep("operand " + text(number) + ": the operands expand to more than " + text(kMaxOperandRanges) +
-                      " strided ranges, the limit");
-    operandRanges_ += extent.ranges;
-    sum += extent.bytes;
-    return sum <= kMaxSize || failStep("has operands of more than " + text(kMaxSize) + " bytes");
+    return operand_.check(number, output, sum) || failStep(operand_.error());
+  }
+
+  /// Whether the target is a pool, and this is not one of its ranks.
+  bool isPassive() const {
+    const Endpoint &target = *manifest_.endpoints()->Get(manifest_.endpoints()->size() - 1);
+    return target.replicas() > 0 && rank_ < target.ranks()->Get(0);
   }
 
   const Manifest &manifest_;
-  const MeshRankIndex &meshRanks_;
   const Segment &segment_;
   const uint32_t rank_;
+  const SegmentBuffers &buffers_;
+  const std::vector<ShapeExtent> &extents_; // by shape
+  OperandCheck operand_;
   uint32_t step_ = 0;
-  std::vector<Buffers> buffers_;
-  size_t ranges_ = 0;                               // how many were checked
-  uint64_t nextBuffer_ = 1;                         // after these
-  uint64_t staged_ = 0;                             // bytes at the arena's end, of views and transforms
-  std::vector<Extent> extents_;                     // by shape
-  int64_t operandRanges_ = 0;                       // how many all operands have
   uint64_t uses_ = 0;                               // operands of the steps so far
   std::vector<std::pair<uint32_t, uint32_t>> sent_; // inputs of sends that have their own: first operand, count
   int64_t chunks_ = 0;                              // the chunks of all messages, counted as for kMaxChunks
   ArenaUse arena_, relayed_;
-  bool passive_ = false;         // the target is a pool, and this is not one of its ranks
-  bool stages_ = false;          // the rank stages elements in the arena and quantizes whole rows of blocks
-  const Buffers *last_ = &kNone; // the buffers of the last operand: consecutive operands often share them
-  static constexpr Buffers kNone{};
-  Status error_;
 };
 
 } // namespace
@@ -609,8 +658,34 @@ bool shapesMatch(const Segment &a, const Shape &x, const Segment &b, const Shape
   return true;
 }
 
+/// The head of the arena (elements to quantize) and the slots of messages must not overlap.
+static Status checkArena(const Segment &segment, uint64_t staged) {
+  const uint64_t begin = arenaHeadBytes(segment);
+  if (begin > segment.arena_bytes() - staged)
+    return badPlan("found an arena of " + text(segment.arena_bytes()) + " bytes, expected " + text(begin + staged) +
+                   " or more");
+  for (uint32_t s = 0; s < sizeOf(segment.steps()); ++s)
+    if (const Step *step = segment.steps()->Get(s);
+        (step->kind() == StepKind::send || step->kind() == StepKind::recv) && step->staging() != kInPlace &&
+        step->staging() < begin)
+      return badPlan("found message " + text(step->message()) + " staged at " + text(step->staging()) + ", expected " +
+                     text(begin) + " or more: elements to quantize are staged before");
+  return {};
+}
+
 Status checkSegment(const Manifest &manifest, const MeshRankIndex &meshRanks, const Segment &segment, uint32_t rank) {
-  return SegmentCheck(manifest, meshRanks, segment, rank).run();
+  if (Status status = checkTables(manifest, segment, rank); !status.ok())
+    return status;
+  SegmentBuffers buffers(manifest, meshRanks, segment, rank);
+  if (!buffers.check())
+    return badPlan(buffers.error());
+  ShapeExtents shapes(segment);
+  if (!shapes.check())
+    return badPlan(shapes.error());
+  StepCheck steps(manifest, segment, rank, buffers, shapes.extents());
+  if (!steps.check())
+    return badPlan(steps.error());
+  return checkArena(segment, buffers.staged());
 }
 
 } // namespace reshard
