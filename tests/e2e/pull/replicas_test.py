@@ -24,10 +24,9 @@ import unittest
 from collections import Counter
 from pathlib import Path
 
-import replicas_process as content
-
 import hosts
 import launchers
+import replicas_process as content
 from commands import BIN, ROOT, run, shared_folder
 
 FULL = "RESHARD_FULL" in os.environ
