@@ -25,7 +25,7 @@ _BLOCK = re.compile(r"\[(\d+):(\d+)(?: step (\d+) x (\d+))? -> (\d+)(?: step (\d
 _PARAM = re.compile(r'  param \$\d+ "(.*?)" (\w+)(?: storage (\w+))?(.*?) \[((?:[\d, ]|\(.*?\) \[.*?\])*)\](.*)')
 
 
-def _blocks(text: str) -> list[tuple[int, int, int]]:
+def blocks_of(text: str) -> list[tuple[int, int, int]]:
     """(first logical position, number, first local position) of an index map: `[0:2 step 4 x 2 -> 0
     step 2] [9:10 -> 4]`."""
     found = []
@@ -36,7 +36,7 @@ def _blocks(text: str) -> list[tuple[int, int, int]]:
 
 
 def _values(text: str) -> dict[int, int]:
-    return {begin + i: to + i for begin, count, to in _blocks(text) for i in range(count)}
+    return {begin + i: to + i for begin, count, to in blocks_of(text) for i in range(count)}
 
 
 class CompiledEndpoint:
@@ -121,7 +121,9 @@ class CompiledEndpoint:
                     held, self._choices(held, dimensions, values, rank), into, dtype, len(elements.frame)
                 )
             else:
-                where = [_blocks(self._at(sharding, rank)) for sharding, dimension in dimensions if dimension != "name"]
+                where = [
+                    blocks_of(self._at(sharding, rank)) for sharding, dimension in dimensions if dimension != "name"
+                ]
                 for blocks in combinations(*where):
                     elements.boxes.append(
                         make_box(tuple(to for _, _, to in blocks), tuple(n for _, n, _ in blocks), Constant(0.0))
@@ -142,7 +144,7 @@ class CompiledEndpoint:
             if dimension == "name":
                 result.append([(values[pattern.variables[index]], 1, 0)])
                 continue
-            blocks = _blocks(self._at(sharding, rank))
+            blocks = blocks_of(self._at(sharding, rank))
             result.append(
                 [(begin + i, 1, to + i) for begin, n, to in blocks for i in range(n)]
                 if index < len(pattern.variables)

@@ -4,13 +4,18 @@ positions that were recorded."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from reshard.errors import Error
+from reshard.compiler import run_compiler
+from reshard.errors import CompileError, Error
 
+from .compiled import blocks_of
 from .elements import product
 
 Run = tuple[int, int]  # first position, number of positions
@@ -101,48 +106,38 @@ class Rule:
             + "}"
         )
 
-    def runs(self, n: int, ranks: int) -> list[Runs] | None:
-        """The positions of each combined coordinate of `ranks`, for n positions; None if the rule does not apply."""
-        units = -(-n // self.unit)
-        if self.replicate and ranks > units > 0:
-            if ranks % units:
-                return None
-            found: list[Sequence[Run]] | None = [[(r * units // ranks, 1)] for r in range(ranks)]
-        else:
-            found = _units(self.scheme, self.value, units, ranks)
-        if found is None:
-            return None
-        return [
-            joined([(a * self.unit, min((a + c) * self.unit, n) - a * self.unit) for a, c in each]) for each in found
-        ]
+
+def compiled_runs(rules: Sequence[Rule], lengths: Sequence[int], ranks: int) -> Iterator[tuple[Rule, list[list[Runs]]]]:
+    """Each rule that the compiler accepts, with the positions that it gives each combined coordinate of `ranks`, of
+    each of the lengths. Positions are read when they are asked for: one by one, a vocabulary takes long."""
+    head = ["version: 1", "source: {layout: cut, mesh: {r: %d}}" % ranks, "target: {layout: whole, mesh: {r: 1}}"]
+    head += ["model:", "  layouts: {whole: {params: same}, cut: {params: same, shard: {"]
+    kept = {i: replace(rule, axes=("r",)).yaml() for i, rule in enumerate(rules)}
+    while kept:
+        lines = [", ".join(f"t{i}_{j}: {{0: {rule}}}" for j in range(len(lengths))) + "," for i, rule in kept.items()]
+        tensors = [f"    t{i}_{j}: {{shape: [{n}], dtype: bf16}}" for i in kept for j, n in enumerate(lengths)]
+        with TemporaryDirectory(prefix="reshard-") as folder:
+            path = Path(folder) / "job.yaml"
+            path.write_text("\n".join([*head, *lines, "  }}}", "  tensors:", *tensors, ""]))
+            try:
+                text = run_compiler([path, "--emit=layout"]).partition('endpoint "target"')[0]
+            except CompileError as error:
+                places = re.findall(rf"^{re.escape(str(path))}:(\d+):\d+: error", str(error), re.MULTILINE)
+                refused = {list(kept)[int(line) - len(head) - 1] for line in places}
+                if not refused:
+                    raise
+                kept = {i: rule for i, rule in kept.items() if i not in refused}
+                continue
+        maps = dict(re.findall(r"  sharding #(\d+) over .*?\| (.*)", text))
+        numbers = dict(re.findall(r'  param \$\d+ "(t\d+_\d+)".*\n    holds %\d+ #(\d+)', text))
+        for i in kept:
+            found = [[_runs(each) for each in maps[numbers[f"t{i}_{j}"]].split("|")] for j in range(len(lengths))]
+            yield rules[i], [runs if len(runs) == ranks else runs * ranks for runs in found]  # one map: of all ranks
+        return
 
 
-def _units(scheme: str, value: Any, n: int, k: int) -> list[Sequence[Run]] | None:
-    """Section 5: the units of each of k ranks, of n."""
-    q, m = divmod(n, k)
-    if scheme == "even":
-        return [[(r * q, q)] for r in range(k)] if m == 0 else None
-    if scheme == "chunk":
-        c = -(-n // k)
-        return [[(min(r * c, n), min((r + 1) * c, n) - min(r * c, n))] for r in range(k)]
-    if scheme == "balanced":
-        return [[(r * q + min(r, m), q + (r < m))] for r in range(k)]
-    if scheme == "vllm":
-        return [[(r * q + min(max(r - (k - 1 - m), 0), m), q + (k - 1 - m <= r < k - 1))] for r in range(k)]
-    if scheme == "sglang":
-        return [[(r * q + max(r - (k - m), 0), q + (r >= k - m))] for r in range(k)]
-    if scheme == "round_robin":
-        return [[(i, 1) for i in range(r, n, k)] for r in range(k)]
-    if scheme == "sizes":
-        return [[(sum(value[:r]), value[r])] for r in range(k)] if len(value) == k and sum(value) == n else None
-    if scheme == "stride":
-        length, rest = divmod(n, k * value)
-        return [[((i * k + r) * length, length) for i in range(value)] for r in range(k)] if rest == 0 else None
-    if scheme == "blocks":
-        if sum(value) != n or any(length % k for length in value):
-            return None
-        return [[(sum(value[:i]) + r * length // k, length // k) for i, length in enumerate(value)] for r in range(k)]
-    raise ValueError(scheme)
+def _runs(index_map: str) -> Runs:
+    return joined([(first, n) for first, n, _ in sorted(blocks_of(index_map), key=lambda block: block[2])])
 
 
 def _candidates(axes: tuple[str, ...], k: int, parts: Sequence[tuple[int, Sequence[Runs]]]) -> Iterator[Rule]:
@@ -184,7 +179,8 @@ def find_rule(axes: Axes, parts: Sequence[tuple[int, Mapping[int, Runs]]]) -> Ru
                 break
             by_coordinate.append((n, [found[r] for r in range(k)]))
         else:
-            for rule in _candidates(names, k, by_coordinate):
-                if all(rule.runs(n, k) == runs for n, runs in by_coordinate):
+            lengths, recorded = [n for n, _ in by_coordinate], [runs for _, runs in by_coordinate]
+            for rule, given in compiled_runs(list(_candidates(names, k, by_coordinate)), lengths, k):
+                if given == recorded:
                     return rule
     return None

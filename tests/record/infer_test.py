@@ -19,7 +19,7 @@ from reshard_record.command import run
 from reshard_record.compiled import compare, compile_layout
 from reshard_record.infer import mesh_text
 from reshard_record.recording import mesh_size
-from reshard_record.schemes import Axes, Rule, find_rule
+from reshard_record.schemes import Axes, Rule, compiled_runs, find_rule
 
 MODEL = """\
 dtype: fp32
@@ -449,11 +449,23 @@ class Infer(unittest.TestCase):
             Rule(("tp",), unit=12, replicate=True),
         ):
             for n in (24, 26):
-                runs = rule.runs(n, 4)
-                if runs is not None:
+                compiled = list(compiled_runs([rule], [n], 4))
+                self.assertTrue(compiled or n == 26, rule)  # some rules do not apply to 26
+                for _, (runs,) in compiled:
                     found = find_rule(axes, [(n, dict(enumerate(runs)))])
                     self.assertIsNotNone(found, rule)
-                    self.assertEqual(found.runs(n, 4), runs)
+                    self.assertEqual(list(compiled_runs([found], [n], 4)), [(found, [runs])])
+
+    def test_schemes_of_the_compiler(self):
+        """The compiler says which ranks hold nothing, and refuses a rule alone, whatever other rules do."""
+        rules = [Rule(("tp",)), Rule(("tp",), "chunk", unit=3, replicate=True), Rule(("tp",), "balanced")]
+        self.assertEqual(
+            list(compiled_runs(rules, [26], 4)),
+            [
+                (rules[1], [[((0, 9),), ((9, 9),), ((18, 8),), ()]]),
+                (rules[2], [[((0, 7),), ((7, 7),), ((14, 6),), ((20, 6),)]]),
+            ],
+        )
 
 
 if __name__ == "__main__":
